@@ -1,0 +1,40 @@
+# Two commands do everything: `make demo` and `make test`. Both create .venv when it is missing.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# Extra arguments for pytest, for example: make test PYTEST="-k attention"
+PYTEST ?=
+
+.PHONY: demo test test-all check format clean
+
+$(VENV)/demo: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[plot]"
+	touch $@
+
+$(VENV)/dev: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev]"
+	touch $@ $(VENV)/demo
+
+demo: $(VENV)/demo
+	$(BIN)/ostinato demo
+
+check: $(VENV)/dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: check
+	$(BIN)/python -m pytest -n 2 $(PYTEST)
+
+test-all: check
+	$(BIN)/python -m pytest -n 2 -m "slow or not slow" $(PYTEST)
+
+format: $(VENV)/dev
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

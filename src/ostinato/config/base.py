@@ -1,0 +1,42 @@
+"""What every configuration is: frozen, typed data that refuses unknown keys and knows its own impossible combinations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Self
+
+from pydantic import BaseModel, ConfigDict, ValidationInfo, model_validator
+
+from ostinato.errors import ConfigError, Problem
+
+# Passed as pydantic context by the loader, which collects the problems of a whole recipe instead of the first node's.
+DEFER_CHECKS = {"defer_checks": True}
+
+
+class Config(BaseModel):
+    """Base of all configurations.
+
+    A subclass states impossible combinations of its own fields, and of its children's, in `problems`. They are raised
+    together when an object is built, and reported with everything else that is wrong when a file is loaded.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, validate_default=True)
+
+    def problems(self, path: str = "") -> Iterator[Problem]:
+        """Yield what is impossible here; `path` is the dotted path of this node with a trailing dot, or empty."""
+        yield from ()
+
+    @model_validator(mode="after")
+    def _refuse_impossible(self, info: ValidationInfo) -> Self:
+        if not (info.context and info.context.get("defer_checks")) and (found := list(self.problems())):
+            raise ConfigError(found)
+        return self
+
+
+def all_problems(config: Config, path: str = "") -> Iterator[Problem]:
+    """Yield the problems of a configuration and of every configuration inside it."""
+    yield from config.problems(path)
+    for name in type(config).model_fields:
+        child = getattr(config, name)
+        if isinstance(child, Config):
+            yield from all_problems(child, f"{path}{name}.")

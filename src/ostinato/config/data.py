@@ -1,0 +1,59 @@
+"""What a data source is: files, tokenizers, lengths and batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from ostinato.config.base import Config
+from ostinato.errors import Problem
+
+Size = Annotated[int, Field(ge=1)]
+Paths = str | list[str] | None
+
+
+class TokenizerConfig(Config):
+    """How text becomes tokens."""
+
+    kind: Literal["words", "characters", "bpe", "unigram", "file"] = "words"
+    """words: split at white space, lossless for task symbols. bpe, unigram: trained on the training split."""
+    vocab_size: Annotated[int, Field(ge=8)] = 8000
+    """Rows to train for bpe and unigram, special symbols included."""
+    min_count: Size = 1
+    """words, characters: rarer ones become the unknown token."""
+    path: str | None = None
+    """file: an existing tokenizer.json."""
+
+    def problems(self, path: str = "") -> Iterator[Problem]:
+        """A file needs a path, and only a file has one."""
+        if (self.kind == "file") != (self.path is not None):
+            yield Problem(f"{path}path", self.path, f"is needed with {path}kind=file, and only there")
+
+
+class DataConfig(Config):
+    """Files of the user's own, tokenizers, and how examples are batched."""
+
+    train: Paths = None
+    """For task.kind=files: a JSON lines, TSV or text file; a list of two text files is parallel text."""
+    dev: Paths = None
+    test: Paths = None
+    source_field: str = "source"
+    """JSON lines: key of the source; TSV: name or 0-based number of its column."""
+    target_field: str = "target"
+    text_field: str = "text"
+    """Key of the text, for language models."""
+    tokenizer: TokenizerConfig = TokenizerConfig()
+    target_tokenizer: TokenizerConfig | None = None
+    """None: one joint tokenizer for both sides."""
+    tokens_per_batch: Size = 4096
+    """Padded tokens of the longer side in one batch: rows times length."""
+    eval_tokens_per_batch: Size = 8192
+    max_source_length: Size = 1024
+    """In tokens, the end symbol included."""
+    max_target_length: Size = 1024
+    over_length: Literal["error", "drop", "truncate"] = "error"
+    """What happens to a longer example. In evaluation nothing is ever dropped: it is an error or truncated."""
+    unknown: Literal["error", "replace"] = "error"
+    """What happens to a symbol that training never saw: a named error, or the unknown token."""

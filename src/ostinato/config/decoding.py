@@ -1,0 +1,43 @@
+"""How output is searched for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from ostinato.config.base import Config
+from ostinato.errors import Problem
+
+Size = Annotated[int, Field(ge=1)]
+
+
+class LengthPenaltyConfig(Config):
+    """Score of a finished hypothesis of n tokens (the end symbol included) and log-probability s.
+
+    none: s.   gnmt: s / ((5 + n) / 6)^alpha  (Wu et al. 2016, eq. 14).   exponent: s / n^alpha  (fairseq's lenpen).
+    """
+
+    kind: Literal["none", "gnmt", "exponent"] = "gnmt"
+    alpha: Annotated[float, Field(ge=0)] = 0.6
+
+
+class DecodingConfig(Config):
+    """Greedy, sampled or beam search; at most max_length + max_length_ratio * source tokens are generated."""
+
+    strategy: Literal["greedy", "sample", "beam"] = "greedy"
+    beam: Size = 1
+    length_penalty: LengthPenaltyConfig = LengthPenaltyConfig()
+    max_length: Annotated[int, Field(ge=0)] = 256
+    max_length_ratio: Annotated[float, Field(ge=0)] = 0.0
+    temperature: Annotated[float, Field(gt=0)] = 1.0
+    top_k: Size | None = None
+    seed: Annotated[int, Field(ge=0)] = 0
+
+    def problems(self, path: str = "") -> Iterator[Problem]:
+        """A beam is for beam search, and a search must be allowed to write something."""
+        if (self.strategy == "beam") != (self.beam > 1):
+            yield Problem(f"{path}beam", self.beam, f"must be above 1 with {path}strategy=beam, and 1 otherwise")
+        if self.max_length == 0 and self.max_length_ratio == 0.0:
+            yield Problem(f"{path}max_length", 0, f"or {path}max_length_ratio must be above 0")

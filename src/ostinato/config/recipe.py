@@ -1,0 +1,71 @@
+"""A recipe: everything one run needs, from the task to the claim it is compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from ostinato.config.base import Config
+from ostinato.config.data import DataConfig
+from ostinato.config.decoding import DecodingConfig
+from ostinato.config.model import ModelConfig, Seq2SeqConfig
+from ostinato.config.training import TrainingConfig
+from ostinato.errors import Problem
+
+
+class TaskRef(BaseModel):
+    """The task by name; its other keys are checked by the task's own configuration (`ostinato.tasks`)."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    kind: str = "files"
+
+    def settings(self) -> dict[str, Any]:
+        """Return all keys, the kind included."""
+        return self.model_dump()
+
+
+class EvaluationConfig(Config):
+    """What is measured when training ends, and by `ostinato evaluate`."""
+
+    splits: list[str] = ["test"]
+    metrics: list[str] | None = None
+    """None: the task's own."""
+    by: list[str] | None = None
+    """Metadata columns to report every metric by; None: the task's own."""
+    max_examples: Annotated[int, Field(ge=1)] | None = None
+
+
+class ReferenceRow(Config):
+    """A published number this recipe is read beside."""
+
+    source: str
+    split: str
+    metric: str
+    value: float
+    band: tuple[float, float] | None = Field(default=None, strict=False)
+    """Where our own result is expected."""
+
+
+class Recipe(Config):
+    """Task, data, model, training, decoding and evaluation of one run."""
+
+    name: str = "run"
+    description: str = ""
+    """One line for `ostinato recipes`."""
+    task: TaskRef = TaskRef()
+    data: DataConfig = DataConfig()
+    model: ModelConfig = Seq2SeqConfig()
+    training: TrainingConfig = TrainingConfig()
+    decoding: DecodingConfig = DecodingConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    seed: Annotated[int, Field(ge=0)] = 1
+    reference: list[ReferenceRow] = []
+
+    def problems(self, path: str = "") -> Iterator[Problem]:
+        """Embeddings tied over both sides need a joint tokenizer."""
+        if isinstance(self.model, Seq2SeqConfig) and self.model.tie_embeddings == "all" and self.data.target_tokenizer:
+            reason = "needs one joint tokenizer: remove data.target_tokenizer, or use 'output' or 'none'"
+            yield Problem(f"{path}model.tie_embeddings", "all", reason)

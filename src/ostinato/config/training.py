@@ -1,0 +1,84 @@
+"""What a training run is: optimiser, schedule, regularisation, precision, and what is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from ostinato.config.base import Config
+from ostinato.errors import Problem
+
+Size = Annotated[int, Field(ge=1)]
+Positive = Annotated[float, Field(gt=0)]
+
+
+class OptimizerConfig(Config):
+    """Adam (L2 penalty in the gradient) or AdamW (decoupled weight decay; norms, biases and embeddings exempt)."""
+
+    kind: Literal["adamw", "adam"] = "adamw"
+    lr: Positive = 5e-4
+    """Peak learning rate. For the schedule inverse_sqrt_t2t it is the constant c of that formula (T2T: 2.0)."""
+    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.98
+    eps: Positive = 1e-9
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+
+
+class ScheduleConfig(Config):
+    """Learning rate over updates u = 1, 2, ... with W warm-up updates and U updates in all.
+
+    constant:          lr, after a linear warm-up
+    inverse_sqrt:      lr * min(u / W, sqrt(W / u))                                   fairseq
+    inverse_sqrt_t2t:  lr * d_model^-0.5 * min(u / W, 1) * max(u, W)^-0.5             tensor2tensor
+    linear:            warm-up, then a line to final_fraction * lr at u = U
+    cosine:            warm-up, then half a cosine to final_fraction * lr at u = U
+    """
+
+    kind: Literal["constant", "inverse_sqrt", "inverse_sqrt_t2t", "linear", "cosine"] = "inverse_sqrt"
+    warmup: Annotated[int, Field(ge=0)] = 400
+    final_fraction: Annotated[float, Field(ge=0, le=1)] = 0.0
+
+    def problems(self, path: str = "") -> Iterator[Problem]:
+        """The inverse square root starts at the end of its warm-up."""
+        if self.kind.startswith("inverse_sqrt") and self.warmup < 1:
+            yield Problem(f"{path}warmup", self.warmup, f"must be at least 1 with {path}kind={self.kind}")
+
+
+class SelectionConfig(Config):
+    """Which checkpoint is the best one, and when to stop waiting for a better."""
+
+    split: str = "dev"
+    metric: str = "loss"
+    """loss, perplexity, token_accuracy (teacher-forced), or exact_match, bleu, chrf (decoded)."""
+    mode: Literal["min", "max"] = "min"
+    patience: Size | None = None
+    """Evaluations without improvement before the run stops; None: never."""
+    max_examples: Size | None = None
+    """Examples of the split used while training; None: all."""
+
+
+class TrainingConfig(Config):
+    """One training run."""
+
+    n_updates: Size = 2000
+    optimizer: OptimizerConfig = OptimizerConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
+    label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    clip_norm: Positive | None = 1.0
+    """Largest norm of the whole gradient; None: no clipping."""
+    accumulate: Size = 1
+    """Batches per update, weighted by their target tokens: N batches give the gradient of one large batch."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """bfloat16: autocast; weights, norms, softmaxes and losses stay float32."""
+    checkpoint_activations: bool = False
+    """Recompute every step in the backward pass instead of keeping its activations."""
+    evaluate_every: Size = 500
+    save_every: Size = 500
+    log_every: Size = 50
+    keep_last: Size = 1
+    selection: SelectionConfig = SelectionConfig()
+    device: str = "auto"
+    n_threads: Size | None = None
+    """CPU threads; None: torch's choice."""

@@ -1,0 +1,71 @@
+"""What flows from data to models: token ids with their keep masks, labels, and the examples they came from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """Padded token ids.
+
+    Args:
+        ids_BT: int64 ids; padding holds the pad id.
+        keep_BT: True for real tokens.
+        positions_BT: position of every token in its own sentence, from 0; None where all rows are padded on the right
+            only, so that position t is column t.
+    """
+
+    ids_BT: Tensor
+    keep_BT: Tensor
+    positions_BT: Tensor | None = None
+
+    def to(self, device: torch.device | str) -> Tokens:
+        """Return the tokens on another device."""
+        positions = None if self.positions_BT is None else self.positions_BT.to(device)
+        return Tokens(self.ids_BT.to(device), self.keep_BT.to(device), positions)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Examples side by side.
+
+    A seq2seq batch has `source` and a `target` that begins with the begin symbol; a language model's batch has only
+    `target`. `labels_BT` are the ids to predict at every column of the target (the target shifted left, then the end
+    symbol); `loss_BT` is True where a label counts.
+    """
+
+    target: Tokens
+    labels_BT: Tensor
+    loss_BT: Tensor
+    source: Tokens | None = None
+    prefix_lengths_B: Tensor | None = None
+    """Prefix language models: leading target tokens that see each other in both directions."""
+    indices: tuple[int, ...] = ()
+    """Row numbers in the split."""
+    columns: dict[str, list[object]] = field(default_factory=dict)
+    """Metadata columns, carried through to the metrics."""
+
+    @property
+    def n_sentences(self) -> int:
+        """Number of examples."""
+        return self.labels_BT.shape[0]
+
+    @property
+    def n_labels(self) -> int:
+        """Labels that count."""
+        return int(self.loss_BT.sum())
+
+    def to(self, device: torch.device | str) -> Batch:
+        """Return the batch on another device."""
+        return replace(
+            self,
+            target=self.target.to(device),
+            labels_BT=self.labels_BT.to(device),
+            loss_BT=self.loss_BT.to(device),
+            source=None if self.source is None else self.source.to(device),
+            prefix_lengths_B=None if self.prefix_lengths_B is None else self.prefix_lengths_B.to(device),
+        )

@@ -1,0 +1,52 @@
+"""The errors a user can meet: one type per kind, each printed as plain lines by the command line (exit code 2)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+class OstinatoError(Exception):
+    """Base of every error whose message is meant for the user; the command line prints it without a traceback."""
+
+    exit_code = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing wrong with a configuration.
+
+    Args:
+        key: dotted path of the setting, for example ``model.encoder.ffn.d_ff``.
+        value: what was given, as the user would write it.
+        reason: what is valid there, and the likely fix.
+    """
+
+    key: str
+    value: object
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.key} is {self.value!r}: {self.reason}"
+
+
+class ConfigError(OstinatoError):
+    """A configuration that cannot be used; ``problems`` holds every reason, ``str()`` is one line for each."""
+
+    def __init__(self, problems: Iterable[Problem] | str) -> None:
+        self.problems: tuple[Problem, ...] = () if isinstance(problems, str) else tuple(problems)
+        super().__init__(problems if isinstance(problems, str) else "\n".join(map(str, self.problems)))
+
+
+class DataError(OstinatoError):
+    """Data that cannot be read or used: names file, line and reason."""
+
+
+class CheckpointError(OstinatoError):
+    """A run directory or checkpoint that cannot be read, or does not fit the model."""
+
+
+class TrainingError(OstinatoError):
+    """A run that cannot go on, for example after a non-finite loss."""
+
+    exit_code = 1

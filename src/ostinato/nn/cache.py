@@ -1,0 +1,102 @@
+"""What decoding remembers: one object for every sub-layer that looks at other tokens.
+
+Self-attention keeps keys and values per step, in buffers grown by blocks. Cross-attention keeps them per PARAMETER
+SET: one projection serves every step that shares the set, and it is never copied per beam; beams are folded into the
+query positions instead (`n_beams` hypotheses stand side by side for every sentence).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from ostinato.nn.shapes import Bool, Float, Int, Tensor
+
+_BLOCK = 32
+
+
+class KeyValues:
+    """Keys and values of one step, `[B, H, S, K]` each, in a buffer that grows by blocks of positions."""
+
+    def __init__(self) -> None:
+        self._buffer_2BHSK: Tensor | None = None
+        self.length = 0
+
+    def append(self, k_BHTK: Float[Tensor, "B H T K"], v_BHTK: Float[Tensor, "B H T K"]) -> tuple[Tensor, Tensor]:
+        """Add the keys and values of T new positions; return all of them."""
+        B, H, T, K = k_BHTK.shape
+        old, end = self._buffer_2BHSK, self.length + T
+        if old is None or old.shape[3] < end:
+            room = -(-end // _BLOCK) * _BLOCK
+            new = k_BHTK.new_empty(2, B, H, room, K)
+            if old is not None:
+                new[:, :, :, : self.length] = old[:, :, :, : self.length]
+            self._buffer_2BHSK = old = new
+        old[0, :, :, self.length : end] = k_BHTK
+        old[1, :, :, self.length : end] = v_BHTK
+        self.length = end
+        return old[0, :, :, :end], old[1, :, :, :end]
+
+    def select(self, rows_B: Int[Tensor, "B"]) -> None:
+        """Keep these rows, in this order."""
+        if self._buffer_2BHSK is not None:
+            self._buffer_2BHSK = self._buffer_2BHSK.index_select(1, rows_B)
+
+
+@dataclass(slots=True)
+class Cache:
+    """State of a search over B sentences with `n_beams` hypotheses each.
+
+    Args:
+        length: target positions decoded so far (columns, padding included).
+        n_beams: hypotheses per sentence; rows are sentence-major: row = sentence * n_beams + hypothesis.
+        keep_BS: real tokens among the decoded positions; None where all are.
+        next_position_B: position of the next token of every row; None where it is `length` for all.
+        memory_BSD, memory_keep_BS: encoder output and its keep mask (None where all are real), one row a sentence.
+        self_kv: by step index. cross_kv: by name of the parameter set.
+        n_steps: depth asked for at call time; None for the plan's own.
+        device: where the tensors are.
+    """
+
+    length: int = 0
+    n_beams: int = 1
+    keep_BS: Bool[Tensor, "B S"] | None = None
+    next_position_B: Int[Tensor, "B"] | None = None
+    memory_BSD: Float[Tensor, "B S D"] | None = None
+    memory_keep_BS: Bool[Tensor, "B S"] | None = None
+    self_kv: dict[int, KeyValues] = field(default_factory=dict)
+    cross_kv: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    n_steps: int | None = None
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+    def reorder(self, rows_B: Int[Tensor, "B"]) -> None:
+        """Replace hypotheses: new row i continues old row rows_B[i], which must be of the same sentence.
+
+        Works on what differs between hypotheses only; what belongs to the sentence stays where it is.
+        """
+        for kv in self.self_kv.values():
+            kv.select(rows_B)
+        if self.keep_BS is not None:
+            self.keep_BS = self.keep_BS.index_select(0, rows_B)
+        if self.next_position_B is not None:
+            self.next_position_B = self.next_position_B.index_select(0, rows_B)
+
+    def expand(self, n_beams: int, n_sentences: int) -> None:
+        """Turn one hypothesis a sentence into `n_beams` equal ones, side by side."""
+        rows = torch.arange(n_sentences, device=self.device).repeat_interleave(n_beams)
+        self.reorder(rows)
+        self.n_beams = n_beams
+
+    def keep(self, sentences_B: Int[Tensor, "B"]) -> None:
+        """Keep these sentences with all their hypotheses; the others leave the batch."""
+        if self.memory_BSD is not None:
+            self.memory_BSD = self.memory_BSD.index_select(0, sentences_B)
+        if self.memory_keep_BS is not None:
+            self.memory_keep_BS = self.memory_keep_BS.index_select(0, sentences_B)
+        self.cross_kv = {
+            name: (k_BHSK.index_select(0, sentences_B), v_BHSK.index_select(0, sentences_B))
+            for name, (k_BHSK, v_BHSK) in self.cross_kv.items()
+        }
+        offsets = torch.arange(self.n_beams, device=sentences_B.device)
+        self.reorder((sentences_B[:, None] * self.n_beams + offsets).flatten())

@@ -1,0 +1,70 @@
+"""What a stack returns beside its states. Side information is returned, never stored on modules.
+
+Letters of the shape suffixes, here and in every file of `nn`: B sentences, T positions of the queries, S positions of
+the keys, D model width, H heads, K head width, F feed-forward width, N rows (B * T or fewer), E experts, R rounds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ostinato.nn.shapes import Bool, Float, Int, Tensor
+
+CaptureKey = tuple[str, int, str, str]
+"""Stack, 0-based step, kind of sub-layer, and what: "input", "output" (before the residual), "residual" (after it and
+its norm) or "weights" (of attention)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """One routing decision: everything balance losses and analyses are functions of.
+
+    Args:
+        router: name of the router; steps that share it accumulate their losses.
+        stack, step: where it happened.
+        logits_NE: raw scores, before any temperature.
+        probs_NE: full distribution over the experts.
+        experts_NK, gates_NK: chosen experts and their gates.
+        weight_N: 0 for padding and halted rows, else the mass that remains (1 without halting).
+        rows_N: row -> flattened (sentence, position) index, after halted tokens were gathered away.
+    """
+
+    router: str
+    stack: str
+    step: int
+    logits_NE: Float[Tensor, "N E"]
+    probs_NE: Float[Tensor, "N E"]
+    experts_NK: Int[Tensor, "N K"]
+    gates_NK: Float[Tensor, "N K"]
+    weight_N: Float[Tensor, "N"]
+    rows_N: Int[Tensor, "N"]
+
+
+@dataclass(frozen=True, slots=True)
+class HaltingTrace:
+    """What every token did in every round.
+
+    Args:
+        probs_BTR: halting probability. remaining_BTR: mass not halted before the round. executed_BTR: the round ran.
+    """
+
+    probs_BTR: Float[Tensor, "B T R"]
+    remaining_BTR: Float[Tensor, "B T R"]
+    executed_BTR: Bool[Tensor, "B T R"]
+
+
+@dataclass(frozen=True, slots=True)
+class StackOutput:
+    """States after the last step, and side information.
+
+    Args:
+        states_BTD: output states (after the final norm of a pre-norm stack).
+        halting: None where no token can halt.
+        routings: in the order they happened.
+        captures: what `request` named, by (stack, step, kind, what).
+    """
+
+    states_BTD: Float[Tensor, "B T D"]
+    halting: HaltingTrace | None = None
+    routings: tuple[Routing, ...] = ()
+    captures: dict[CaptureKey, Tensor] = field(default_factory=dict)

@@ -1,0 +1,185 @@
+"""Depth as data: which parameter set serves which step.
+
+A stack of depth L is not a list of L layers. It is a `Plan`: for every step the sub-layers that run there, each a
+`Use` naming its weights and its norm in banks owned by the model. Sharing weights over depth, dropping a sub-layer,
+serving two stacks with one set: all of it is which names a plan holds. This module is pure Python.
+
+Schemes (M parameter sets over N steps, i = 0 .. N-1):
+
+    individual   i                                   012345
+    all          0                                   000000
+    sequence     floor(i * M / N)                    001122   (M = 3)   One Wide FFN, appendix A
+    cycle        i mod M                             012012             Takase and Kiyono 2023
+    cycle_rev    i mod M, the last M run backwards   012210             Takase and Kiyono 2023, their code
+    none         absent                              ------             sub-layer, residual and norm are gone
+    a list       as given, null = absent             [0, 1, null, 1]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+from ostinato.errors import ConfigError, Problem
+
+Kind = Literal["self_attention", "cross_attention", "ffn"]
+Scheme = Literal["individual", "all", "sequence", "cycle", "cycle_rev", "none"]
+
+KINDS: tuple[Kind, ...] = get_args(Kind)
+SCHEMES: tuple[Scheme, ...] = get_args(Scheme)
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """One sub-layer at one step.
+
+    Args:
+        kind: the kind of sub-layer, and so the bank its weights are in.
+        weights: name of the parameter set in that bank.
+        norm: name of the parameter set in the bank of norms.
+        position: name of the table in the bank of relative positions; None where the sub-layer uses none.
+        delta: name of a small per-step change to the weights (relaxed sharing); None for none.
+    """
+
+    kind: Kind
+    weights: str
+    norm: str
+    position: str | None = None
+    delta: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One position of depth: the sub-layers that run there in order, and the round they belong to (both 0-based)."""
+
+    index: int
+    round: int
+    uses: tuple[Use, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SubLayerPlan:
+    """How one kind of sub-layer is spread over the steps of a stack.
+
+    Args:
+        kind: the kind of sub-layer.
+        sets: for every step the index of its parameter set, or None where the sub-layer is absent.
+        bank: prefix of the parameter sets' names: the stack's name, or a common one for sets that serve two stacks.
+        share_norm: True: the norm is shared with the weights. False: every step has a norm of its own.
+        position: "stack": one table for the whole stack. "weights": one per parameter set. None: no table.
+    """
+
+    kind: Kind
+    sets: tuple[int | None, ...]
+    bank: str
+    share_norm: bool = True
+    position: Literal["stack", "weights"] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What runs at every step of one stack."""
+
+    stack: str
+    steps: tuple[Step, ...]
+
+    @property
+    def n_rounds(self) -> int:
+        """Ticks of the step signal and of halting."""
+        return self.steps[-1].round + 1 if self.steps else 0
+
+    def rounds(self) -> Iterator[tuple[int, tuple[Step, ...]]]:
+        """Yield every round's 0-based index and its steps."""
+        for index in range(self.n_rounds):
+            yield index, tuple(step for step in self.steps if step.round == index)
+
+    def uses(self) -> Iterator[Use]:
+        """Yield every use of every step, in the order they run."""
+        for step in self.steps:
+            yield from step.uses
+
+    def names(self, kind: Kind) -> tuple[str, ...]:
+        """Return the distinct parameter sets of one kind, in order of first use."""
+        return tuple(dict.fromkeys(use.weights for use in self.uses() if use.kind == kind))
+
+    @property
+    def is_fully_shared(self) -> bool:
+        """True where all rounds run the same parameter sets, so that their number may change at call time."""
+        rounds = [tuple(step.uses for step in steps) for _, steps in self.rounds()]
+        return all(uses == rounds[0] for uses in rounds)
+
+    def with_rounds(self, n_rounds: int) -> Plan:
+        """Return the plan run for `n_rounds` rounds.
+
+        Raises:
+            ConfigError: fewer than one round, or a plan whose rounds differ.
+        """
+        if n_rounds == self.n_rounds:
+            return self
+        if n_rounds < 1:
+            raise ConfigError([Problem("n_steps", n_rounds, "must be at least 1")])
+        if not self.is_fully_shared:
+            reason = (
+                f"the {self.stack} has {self.n_rounds} rounds with different parameter sets; only a stack whose rounds "
+                "all share their weights and norms can run for another number"
+            )
+            raise ConfigError([Problem("n_steps", n_rounds, reason)])
+        _, first = next(self.rounds())
+        steps = [
+            replace(step, index=r * len(first) + i, round=r) for r in range(n_rounds) for i, step in enumerate(first)
+        ]
+        return Plan(self.stack, tuple(steps))
+
+    def row(self, kind: Kind) -> tuple[str | None, ...]:
+        """Return for every step the parameter set of one kind, None where it is absent."""
+        found = ({use.kind: use.weights for use in step.uses} for step in self.steps)
+        return tuple(uses.get(kind) for uses in found)
+
+
+def assign(share: Scheme | Sequence[int | None], n_steps: int, n_unique: int | None = None) -> tuple[int | None, ...]:
+    """Return for every step the 0-based index of its parameter set under a sharing scheme.
+
+    `n_unique` (M) is needed by sequence, cycle and cycle_rev, and must lie in [1, n_steps].
+
+    Raises:
+        ValueError: a list of another length than n_steps, a set that no step uses, or an M out of range.
+    """
+    if not isinstance(share, str):
+        sets = tuple(share)
+        if len(sets) != n_steps:
+            raise ValueError(f"the list has {len(sets)} entries but there are {n_steps} steps")
+        used = {s for s in sets if s is not None}
+        if used != set(range(len(used))):
+            raise ValueError(f"parameter sets must be numbered 0, 1, 2, ... without a gap, got {sorted(used)}")
+        return sets
+    if share == "none":
+        return (None,) * n_steps
+    if share == "individual":
+        return tuple(range(n_steps))
+    if share == "all":
+        return (0,) * n_steps
+    if n_unique is None or not 1 <= n_unique <= n_steps:
+        raise ValueError(f"share '{share}' needs n_unique in [1, {n_steps}], the number of steps")
+    if share == "sequence":
+        return tuple(i * n_unique // n_steps for i in range(n_steps))
+    if share == "cycle":
+        return tuple(i % n_unique for i in range(n_steps))
+    upward = tuple(i % n_unique for i in range(n_steps - n_unique))
+    return upward + tuple(reversed(range(n_unique)))
+
+
+def build_plan(stack: str, sub_layers: Sequence[SubLayerPlan], n_steps: int, steps_per_round: int = 1) -> Plan:
+    """Lay the sub-layers of a stack out over its steps, in the order given within each step."""
+    steps = []
+    for index in range(n_steps):
+        uses = tuple(_use(stack, sub, index) for sub in sub_layers if sub.sets[index] is not None)
+        steps.append(Step(index=index, round=index // steps_per_round, uses=uses))
+    return Plan(stack, tuple(steps))
+
+
+def _use(stack: str, sub: SubLayerPlan, index: int) -> Use:
+    weights = f"{sub.bank}_{sub.sets[index]}"
+    norm = weights if sub.share_norm else f"{stack}_step_{index}"
+    position = {None: None, "stack": stack, "weights": f"{sub.kind}_{weights}"}[sub.position]
+    return Use(sub.kind, weights, norm=f"{sub.kind}_{norm}", position=position)
