@@ -1,4 +1,4 @@
-"""What every configuration is: frozen, typed data that refuses unknown keys and knows its own impossible combinations."""
+"""What every configuration is: frozen, typed data that refuses unknown keys and impossible combinations."""
 
 from __future__ import annotations
 

@@ -131,9 +131,7 @@ class NoHaltingConfig(Config):
 
 
 SignalConfig = Annotated[NoSignalConfig | SinusoidalConfig | CoordinatesConfig, Field(discriminator="kind")]
-RelativeConfig = Annotated[
-    NoRelativeConfig | WindowConfig | BucketsConfig | RotaryConfig, Field(discriminator="kind")
-]
+RelativeConfig = Annotated[NoRelativeConfig | WindowConfig | BucketsConfig | RotaryConfig, Field(discriminator="kind")]
 
 
 class StackConfig(Config):
@@ -248,7 +246,9 @@ class _ModelConfig(Config):
                 where = f"{path}{name}.{kind}"
                 other, first = seen.setdefault((kind, sub.bank or name), (where, shape))
                 for key in sorted(k for k in shape if shape[k] != first.get(k)):
-                    reason = f"{where} and {other} share the bank '{sub.bank}' and must agree on {key} ({first.get(key)!r})"
+                    reason = (
+                        f"{where} and {other} share the bank '{sub.bank}' and must agree on {key} ({first.get(key)!r})"
+                    )
                     yield Problem(f"{where}.{key}", shape[key], reason)
 
 

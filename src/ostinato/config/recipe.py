@@ -30,7 +30,7 @@ class TaskRef(BaseModel):
 class EvaluationConfig(Config):
     """What is measured when training ends, and by `ostinato evaluate`."""
 
-    splits: list[str] = ["test"]
+    splits: list[str] = Field(default_factory=lambda: ["test"])
     metrics: list[str] | None = None
     """None: the task's own."""
     by: list[str] | None = None
@@ -62,7 +62,7 @@ class Recipe(Config):
     decoding: DecodingConfig = DecodingConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     seed: Annotated[int, Field(ge=0)] = 1
-    reference: list[ReferenceRow] = []
+    reference: list[ReferenceRow] = Field(default_factory=list)
 
     def problems(self, path: str = "") -> Iterator[Problem]:
         """Embeddings tied over both sides need a joint tokenizer."""

@@ -51,8 +51,8 @@ class Cache:
     Args:
         length: target positions decoded so far (columns, padding included).
         n_beams: hypotheses per sentence; rows are sentence-major: row = sentence * n_beams + hypothesis.
-        keep_BS: real tokens among the decoded positions; None where all are.
-        next_position_B: position of the next token of every row; None where it is `length` for all.
+        keep_BS: real tokens among the decoded positions; None where all are. Padding may stand on the left: a token's
+            position is the number of real tokens before it.
         memory_BSD, memory_keep_BS: encoder output and its keep mask (None where all are real), one row a sentence.
         self_kv: by step index. cross_kv: by name of the parameter set.
         n_steps: depth asked for at call time; None for the plan's own.
@@ -62,7 +62,6 @@ class Cache:
     length: int = 0
     n_beams: int = 1
     keep_BS: Bool[Tensor, "B S"] | None = None
-    next_position_B: Int[Tensor, "B"] | None = None
     memory_BSD: Float[Tensor, "B S D"] | None = None
     memory_keep_BS: Bool[Tensor, "B S"] | None = None
     self_kv: dict[int, KeyValues] = field(default_factory=dict)
@@ -79,8 +78,6 @@ class Cache:
             kv.select(rows_B)
         if self.keep_BS is not None:
             self.keep_BS = self.keep_BS.index_select(0, rows_B)
-        if self.next_position_B is not None:
-            self.next_position_B = self.next_position_B.index_select(0, rows_B)
 
     def expand(self, n_beams: int, n_sentences: int) -> None:
         """Turn one hypothesis a sentence into `n_beams` equal ones, side by side."""

@@ -1,0 +1,82 @@
+"""Weights on disk: `model.safetensors` and `model.json` (format version, package version, configuration).
+
+A shared parameter set is one tensor with one name, so it is stored once and needs no re-tying. Nothing is pickled.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import TypeAdapter, ValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from ostinato import __version__
+from ostinato.config.model import ModelConfig
+from ostinato.errors import CheckpointError
+from ostinato.models.build import build_model
+from ostinato.models.language_model import LanguageModel
+from ostinato.models.seq2seq import Seq2Seq
+
+FORMAT_VERSION = 1
+_WEIGHTS, _DESCRIPTION = "model.safetensors", "model.json"
+
+
+def save_model(model: Seq2Seq | LanguageModel, directory: Path) -> None:
+    """Write weights and configuration into an existing directory."""
+    weights = {name: tensor.detach().contiguous() for name, tensor in model.state_dict().items()}
+    save_file(weights, directory / _WEIGHTS)
+    description = {
+        "format_version": FORMAT_VERSION,
+        "ostinato": __version__,
+        "config": model.config.model_dump(mode="json"),
+    }
+    (directory / _DESCRIPTION).write_text(json.dumps(description, indent=1) + "\n", encoding="utf-8")
+
+
+def load_model(directory: Path, device: torch.device | str = "cpu") -> Seq2Seq | LanguageModel:
+    """Build the model a directory describes and load its weights, strictly.
+
+    Raises:
+        CheckpointError: a file is missing, damaged, of a newer format, or its weights are not the model's.
+    """
+    description = _read_description(directory / _DESCRIPTION)
+    try:
+        config = TypeAdapter[Any](ModelConfig).validate_python(description["config"])
+    except (ValidationError, KeyError) as error:
+        raise CheckpointError(f"{directory / _DESCRIPTION}: not a model configuration: {error}") from error
+    path = directory / _WEIGHTS
+    try:
+        weights = load_file(path, device=str(device))
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{path}: cannot be read as weights: {error}") from error
+    model = build_model(config).to(device)
+    _check_names(path, weights, model.state_dict())
+    model.load_state_dict(weights)
+    return model.eval()
+
+
+def _read_description(path: Path) -> dict[str, Any]:
+    try:
+        description: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: cannot be read as a model description: {error}") from error
+    version = description.get("format_version")
+    if version != FORMAT_VERSION:
+        raise CheckpointError(f"{path}: format version {version!r}, this ostinato {__version__} reads {FORMAT_VERSION}")
+    return description
+
+
+def _check_names(path: Path, found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> None:
+    problems = [f"missing {name}" for name in wanted if name not in found]
+    problems += [f"unexpected {name}" for name in found if name not in wanted]
+    problems += [
+        f"{name} has shape {tuple(found[name].shape)}, the model's is {tuple(wanted[name].shape)}"
+        for name in wanted
+        if name in found and found[name].shape != wanted[name].shape
+    ]
+    if problems:
+        raise CheckpointError(f"{path}: " + "; ".join(problems))

@@ -1,0 +1,21 @@
+"""What a model returns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ostinato.nn.shapes import Float, Tensor
+from ostinato.nn.types import StackOutput
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOutput:
+    """Logits, and what every stack has to tell.
+
+    Args:
+        logits_BTV: float32, for every column of the target.
+        stacks: by name, in the order they ran.
+    """
+
+    logits_BTV: Float[Tensor, "B T V"]
+    stacks: dict[str, StackOutput] = field(default_factory=dict)

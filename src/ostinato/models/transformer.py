@@ -1,0 +1,193 @@
+"""What every transformer of ours shares: banks filled from a configuration, stacks, embeddings and logits."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ostinato.config.model import (
+    AttentionConfig,
+    BucketsConfig,
+    CoordinatesConfig,
+    DenseFeedForwardConfig,
+    LanguageModelConfig,
+    RotaryConfig,
+    Seq2SeqConfig,
+    SignalConfig,
+    SinusoidalConfig,
+    StackConfig,
+    SubLayerConfig,
+    WindowConfig,
+)
+from ostinato.data.batch import Tokens
+from ostinato.errors import ConfigError, Problem
+from ostinato.nn.attention import Attention
+from ostinato.nn.bank import Banks
+from ostinato.nn.cache import Cache
+from ostinato.nn.feedforward import FeedForward
+from ostinato.nn.init import init_attention, init_embedding, init_feed_forward
+from ostinato.nn.norm import build_norm
+from ostinato.nn.positions import Coordinates, PositionSignal, Sinusoidal
+from ostinato.nn.relative import Buckets, RelativePositions, Rotary, Window
+from ostinato.nn.shapes import Bool, Float, Int, Tensor
+from ostinato.nn.stack import Stack
+from ostinato.plan import Plan, Use
+
+
+class Transformer(nn.Module):
+    """Base of `Seq2Seq` and `LanguageModel`: banks, stacks, embeddings.
+
+    Args:
+        config: the model's configuration, vocabulary sizes set.
+        causal: names of the stacks whose tokens see no later ones.
+    """
+
+    def __init__(self, config: Seq2SeqConfig | LanguageModelConfig, causal: frozenset[str]) -> None:
+        super().__init__()
+        self.config = config
+        self.banks = Banks()
+        self.stacks: dict[str, Stack] = {}
+        for name, stack in config.stacks().items():
+            plan = stack.plan(name)
+            self._fill_banks(plan, stack)
+            self.stacks[name] = self._stack(plan, stack, is_causal=name in causal)
+
+    def set_activation_checkpointing(self, enabled: bool) -> None:
+        """Keep only the states between steps in training, and recompute the rest in the backward pass."""
+        for stack in self.stacks.values():
+            stack.checkpoint_activations = enabled
+
+    @property
+    def device(self) -> torch.device:
+        """Where the parameters are."""
+        return next(self.parameters()).device
+
+    def n_parameters(self) -> int:
+        """Return the number of stored parameters; a shared one counts once."""
+        return sum(p.numel() for p in self.parameters())
+
+    def step(
+        self, ids_BT: Int[Tensor, "B T"], cache: Cache, keep_BT: Bool[Tensor, "B T"] | None = None
+    ) -> Float[Tensor, "B V"]:
+        """Add T target columns to the cache and return the logits after the last one.
+
+        Args:
+            ids_BT: ids, one row a hypothesis. keep_BT: real tokens among them; None where all are.
+        """
+        _extend_keep(cache, ids_BT, keep_BT)
+        output = self.stacks["decoder"].step(self.embed(ids_BT, self.target_embedding), cache)
+        return self.logits(output.states_BTD[:, -1])
+
+    @property
+    def target_embedding(self) -> Tensor:
+        """Embedding matrix of the tokens that are predicted."""
+        raise TypeError(type(self).__name__)
+
+    @property
+    def output_projection(self) -> Tensor:
+        """Matrix that turns states into logits."""
+        raise TypeError(type(self).__name__)
+
+    def embed(self, ids_BT: Int[Tensor, "B T"], weight_VD: Float[Tensor, "V D"]) -> Float[Tensor, "B T D"]:
+        """Return embeddings, scaled by sqrt(d_model) where the configuration says so."""
+        embedded = F.embedding(ids_BT, weight_VD)
+        return embedded * math.sqrt(self.config.d_model) if self.config.embedding_scale else embedded
+
+    def logits(self, states: Float[Tensor, "*B D"]) -> Float[Tensor, "*B V"]:
+        """Return float32 logits."""
+        return F.linear(states, self.output_projection).float()
+
+    def _matrix(self, n_rows: int) -> nn.Parameter:
+        weight_VD = nn.Parameter(torch.empty(n_rows, self.config.d_model))
+        init_embedding(weight_VD, self.config.init)
+        return weight_VD
+
+    def _fill_banks(self, plan: Plan, stack: StackConfig) -> None:
+        """Make every parameter set the plan names that is not there yet (another stack may have made it)."""
+        config, subs = self.config, dict(stack.sub_layers())
+        for use in plan.uses():
+            bank = getattr(self.banks, use.kind)
+            if use.weights not in bank:
+                bank[use.weights] = self._sub_layer(use, subs[use.kind], stack.n_steps)
+            if use.norm not in self.banks.norm:
+                self.banks.norm[use.norm] = build_norm(stack.norm.kind, config.d_model, stack.norm.eps)
+            if use.position is not None and use.position not in self.banks.relative:
+                self.banks.relative[use.position] = _relation(stack, config.d_model)
+        if stack.norm.placement == "pre":
+            name = f"final_{plan.stack}"
+            self.banks.norm[name] = build_norm(stack.norm.kind, config.d_model, stack.norm.eps)
+
+    def _sub_layer(self, use: Use, sub: SubLayerConfig, n_steps: int) -> nn.Module:
+        d, init = self.config.d_model, self.config.init
+        if isinstance(sub, AttentionConfig):
+            attention = Attention(d, sub.n_heads, sub.head_width(d), bias=sub.bias, dropout=sub.dropout)
+            init_attention(attention, init, n_steps)
+            return attention
+        if isinstance(sub, DenseFeedForwardConfig):
+            ffn = FeedForward(d, sub.d_ff, sub.activation, bias=sub.bias, dropout=sub.dropout)
+            init_feed_forward(ffn, init, n_steps)
+            return ffn
+        raise TypeError(f"{use.kind}: {type(sub).__name__}")
+
+    def _stack(self, plan: Plan, stack: StackConfig, *, is_causal: bool) -> Stack:
+        return Stack(
+            plan,
+            self.banks,
+            placement=stack.norm.placement,
+            dropout=self.config.dropout,
+            signal=_signal(stack.positions, self.config.d_model),
+            is_causal=is_causal,
+        )
+
+
+def _signal(config: SignalConfig, d_model: int) -> PositionSignal:
+    if isinstance(config, SinusoidalConfig):
+        return Sinusoidal(d_model, config.random_offset)
+    if isinstance(config, CoordinatesConfig):
+        return Coordinates(d_model, config.random_offset)
+    return PositionSignal(d_model)
+
+
+def _relation(stack: StackConfig, d_model: int) -> RelativePositions:
+    heads, width = stack.self_attention.n_heads, stack.self_attention.head_width(d_model)
+    relative = stack.relative
+    if isinstance(relative, WindowConfig):
+        return Window(heads, width, relative.window)
+    if isinstance(relative, BucketsConfig):
+        return Buckets(heads, relative.n_buckets, relative.max_distance)
+    if isinstance(relative, RotaryConfig):
+        return Rotary(width, relative.base)
+    return RelativePositions()
+
+
+def keep_or_none(tokens: Tokens) -> Tensor | None:
+    """Return the keep mask, or None where nothing is padding: attention is faster without a mask."""
+    return None if bool(tokens.keep_BT.all()) else tokens.keep_BT
+
+
+def vocabulary_size(config: Seq2SeqConfig | LanguageModelConfig, field: str) -> int:
+    """Return a vocabulary size that must be known by now.
+
+    Raises:
+        ConfigError: it is not set.
+    """
+    size: int | None = getattr(config, field)
+    if size is None:
+        raise ConfigError(
+            [Problem(f"model.{field}", None, "must be set to build a model (training takes it from the tokenizer)")]
+        )
+    return size
+
+
+def _extend_keep(cache: Cache, ids_BT: Tensor, keep_BT: Tensor | None) -> None:
+    """Cover the new columns in the cache's keep mask, which only exists where there is padding."""
+    if cache.keep_BS is None and (keep_BT is None or bool(keep_BT.all())):
+        return
+    old = cache.keep_BS
+    if old is None:
+        old = torch.ones(ids_BT.shape[0], cache.length, dtype=torch.bool, device=ids_BT.device)
+    new = torch.ones_like(ids_BT, dtype=torch.bool) if keep_BT is None else keep_BT
+    cache.keep_BS = torch.cat([old, new], dim=1)

@@ -1,0 +1,125 @@
+"""Multi-head attention on `scaled_dot_product_attention`, with packed projections.
+
+attention(q, k, v) = softmax(scale * q k^T + bias + mask) v,   scale = 1 / sqrt(d_head)
+output = concat_h(attention_h) W_O        Vaswani et al. 2017, eq. 1; Universal Transformers, section 2.1
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ostinato.nn.shapes import Bool, Float, Tensor
+
+# Finite, so that a row without any visible key (a padded query) gives numbers and not NaN; beside any real score the
+# softmax of it is exactly zero.
+_HIDDEN = -1e30
+
+
+@dataclass(frozen=True, slots=True)
+class Visibility:
+    """Which keys a query may see.
+
+    Args:
+        is_causal: query t sees keys up to its own column, `offset` + t.
+        keep_BS: True for real keys; None where all are.
+        offset: columns before the first query (cached ones).
+    """
+
+    is_causal: bool = False
+    keep_BS: Bool[Tensor, "B S"] | None = None
+    offset: int = 0
+
+    def allowed(self, n_queries: int, n_keys: int, device: torch.device) -> Tensor | None:
+        """Return True where a key is visible, `[B or 1, 1, T or 1, S]`; None where all are."""
+        seen: Tensor | None = None
+        if self.is_causal and n_queries > 1:
+            columns = torch.arange(n_keys, device=device)
+            seen = (columns <= columns[:n_queries, None] + self.offset)[None, None]
+        if self.keep_BS is not None:
+            keep = self.keep_BS[:, None, None, :]
+            seen = keep if seen is None else seen & keep
+        return seen
+
+
+class Attention(nn.Module):
+    """Projections of one parameter set, for self- or cross-attention.
+
+    Args:
+        d_model: width of the states. n_heads, d_head: heads and their width.
+        bias: biases in the four projections. dropout: of the attention weights, in training.
+    """
+
+    def __init__(self, d_model: int, n_heads: int, d_head: int, *, bias: bool, dropout: float) -> None:
+        super().__init__()
+        self.n_heads, self.d_head, self.dropout = n_heads, d_head, dropout
+        self.inner = n_heads * d_head
+        self.scale = d_head**-0.5
+        # Rows: queries, keys, values. Cross-attention uses the first third on one side, the rest on the other.
+        self.qkv = nn.Linear(d_model, 3 * self.inner, bias=bias)
+        self.out = nn.Linear(self.inner, d_model, bias=bias)
+
+    def project(self, x_BTD: Float[Tensor, "B T D"]) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries, keys and values of the same states, `[B, H, T, K]` each."""
+        q, k, v = self._heads(self.qkv(x_BTD), 3)
+        return q, k, v
+
+    def project_queries(self, x_BTD: Float[Tensor, "B T D"]) -> Float[Tensor, "B H T K"]:
+        """Return queries."""
+        return self._heads(self._rows(x_BTD, 0, 1), 1)[0]
+
+    def project_keys_values(self, x_BSD: Float[Tensor, "B S D"]) -> tuple[Tensor, Tensor]:
+        """Return keys and values, `[B, H, S, K]` each."""
+        k, v = self._heads(self._rows(x_BSD, 1, 3), 2)
+        return k, v
+
+    def attend(
+        self,
+        q_BHTK: Float[Tensor, "B H T K"],
+        k_BHSK: Float[Tensor, "B H S K"],
+        v_BHSK: Float[Tensor, "B H S K"],
+        visibility: Visibility,
+        bias: Tensor | None = None,
+    ) -> Float[Tensor, "B T D"]:
+        """Return the output; `bias` is added to the scaled scores, `[B or 1, H, T, S]`."""
+        T, S = q_BHTK.shape[2], k_BHSK.shape[2]
+        is_plain_causal = visibility.is_causal and visibility.keep_BS is None and bias is None and T == S and T > 1
+        mask = None if is_plain_causal else self._mask(visibility, bias, T, S, q_BHTK)
+        x_BHTK = F.scaled_dot_product_attention(
+            q_BHTK,
+            k_BHSK,
+            v_BHSK,
+            attn_mask=mask,
+            dropout_p=self.dropout if self.training else 0.0,
+            is_causal=is_plain_causal,
+            scale=self.scale,
+        )
+        return self.out(x_BHTK.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+
+    def weights(
+        self, q_BHTK: Tensor, k_BHSK: Tensor, visibility: Visibility, bias: Tensor | None = None
+    ) -> Float[Tensor, "B H T S"]:
+        """Return the attention weights in float32, without dropout; only computed where they are asked for."""
+        scores = self.scale * (q_BHTK.float() @ k_BHSK.float().transpose(-1, -2))
+        mask = self._mask(visibility, bias, q_BHTK.shape[2], k_BHSK.shape[2], scores)
+        return torch.softmax(scores if mask is None else scores + mask, -1)
+
+    def _mask(self, visibility: Visibility, bias: Tensor | None, T: int, S: int, like: Tensor) -> Tensor | None:
+        """Return hidden keys and bias as one additive tensor."""
+        allowed = visibility.allowed(T, S, like.device)
+        if allowed is None:
+            return None if bias is None else bias.to(like.dtype)
+        if bias is not None:
+            return bias.to(like.dtype).masked_fill(~allowed, _HIDDEN)
+        return torch.zeros(allowed.shape, dtype=like.dtype, device=like.device).masked_fill_(~allowed, _HIDDEN)
+
+    def _rows(self, x: Tensor, start: int, end: int) -> Tensor:
+        rows = slice(start * self.inner, end * self.inner)
+        return F.linear(x, self.qkv.weight[rows], None if self.qkv.bias is None else self.qkv.bias[rows])
+
+    def _heads(self, x_BTI: Tensor, n: int) -> tuple[Tensor, ...]:
+        B, T, _ = x_BTI.shape
+        return x_BTI.view(B, T, n, self.n_heads, self.d_head).permute(2, 0, 3, 1, 4).unbind(0)

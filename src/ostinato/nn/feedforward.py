@@ -1,0 +1,44 @@
+"""Position-wise feed-forward maps."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch.nn.functional as F
+from torch import nn
+
+from ostinato.nn.shapes import Float, Tensor
+
+Activation = Literal["relu", "gelu", "geglu"]
+
+
+class FeedForward(nn.Module):
+    """The transition of one step.
+
+        relu, gelu:  dropout(act(x W1 + b1)) W2 + b2                  Vaswani et al. 2017, eq. 2
+        geglu:       dropout(gelu(x Wg + bg) * (x W1 + b1)) W2 + b2   Shazeer 2020 (T5 1.1: no biases)
+
+    Args:
+        d_model, d_ff: widths of states and hidden layer. dropout: of the hidden layer.
+    """
+
+    def __init__(self, d_model: int, d_ff: int, activation: Activation, *, bias: bool, dropout: float) -> None:
+        super().__init__()
+        self.activation = activation
+        self.dropout = dropout
+        self.is_gated = activation == "geglu"
+        # The gate's rows stand before the linear branch's: one matmul for both.
+        self.up = nn.Linear(d_model, 2 * d_ff if self.is_gated else d_ff, bias=bias)
+        self.down = nn.Linear(d_ff, d_model, bias=bias)
+
+    def forward(self, x_BTD: Float[Tensor, "*B D"]) -> Float[Tensor, "*B D"]:
+        """Map every position by itself."""
+        hidden = self.up(x_BTD)
+        if self.is_gated:
+            gate, linear = hidden.chunk(2, dim=-1)
+            hidden = F.gelu(gate) * linear
+        else:
+            hidden = F.relu(hidden) if self.activation == "relu" else F.gelu(hidden)
+        if self.dropout and self.training:
+            hidden = F.dropout(hidden, self.dropout)
+        return self.down(hidden)  # type: ignore[no-any-return]

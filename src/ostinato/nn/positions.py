@@ -1,0 +1,106 @@
+"""Absolute positions: sinusoids added to the states.
+
+For position i and dimension pair j = 0 .. D/2 - 1:
+
+    P[i, 2j] = sin(i / 10000^(2j / D))      P[i, 2j + 1] = cos(i / 10000^(2j / D))
+
+    sinusoidal   P[i], once, positions from 0                        Vaswani et al. 2017, section 3.5
+    coordinates  P[i] + P[t], before every round t, both from 1      Universal Transformers, section 2.1
+
+Left padding: positions are those of the real tokens, so padding before a sentence changes nothing.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+
+from ostinato.nn.shapes import Bool, Float, Int, Tensor
+
+
+def sinusoids(values: Int[Tensor, "*N"], d_model: int) -> Float[Tensor, "*N D"]:
+    """Return P for integer positions, in float32."""
+    highest = 0 if values.numel() == 0 else int(values.max())
+    return _table(_room(highest + 1), d_model, values.device)[values]
+
+
+def positions_from_keep(keep_BT: Bool[Tensor, "B T"]) -> Int[Tensor, "B T"]:
+    """Return for every column the number of real tokens before it (padding on the left counts as position 0)."""
+    return (keep_BT.long().cumsum(-1) - 1).clamp_min(0)
+
+
+def _room(n: int) -> int:
+    """Round up to a power of two, at least 256, so that few tables are ever made."""
+    return max(256, 1 << (n - 1).bit_length())
+
+
+@lru_cache(maxsize=16)
+def _table(n: int, d_model: int, device: torch.device) -> Tensor:
+    # A table first made while evaluating must also serve training: no inference tensor.
+    with torch.inference_mode(False), torch.no_grad():
+        pairs = torch.arange(0, d_model, 2, dtype=torch.float64)
+        angles = torch.arange(n, dtype=torch.float64)[:, None] / 10_000.0 ** (pairs / d_model)
+        return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1).float().to(device)
+
+
+class PositionSignal:
+    """What a stack adds to its states; this base adds nothing.
+
+    Args:
+        random_offset: in training every sentence's positions start at a number drawn from 0 .. random_offset, the
+            same in all rounds of one pass.
+    """
+
+    first_position = 0
+
+    def __init__(self, d_model: int, random_offset: int = 0) -> None:
+        self.d_model = d_model
+        self.random_offset = random_offset
+
+    def prepare(self, positions: Int[Tensor, "B T"], *, n_sentences: int, training: bool) -> Tensor | None:
+        """Return the part that depends on the position only, `[B or 1, T, D]`; computed once for all rounds."""
+        return None
+
+    def at_start(self, prepared: Tensor | None) -> Tensor | None:
+        """Return what is added once, before the first round."""
+        return None
+
+    def at_round(self, prepared: Tensor | None, index: int) -> Tensor | None:
+        """Return what is added before the 0-based round `index`."""
+        return None
+
+    def _position_part(self, positions: Int[Tensor, "B T"], n_sentences: int, training: bool) -> Tensor:
+        positions = positions + self.first_position
+        if training and self.random_offset:
+            draws = torch.randint(self.random_offset + 1, (n_sentences, 1), device=positions.device)
+            positions = positions + draws
+        return sinusoids(positions, self.d_model)
+
+
+class Sinusoidal(PositionSignal):
+    """Sinusoids of the position, once."""
+
+    def prepare(self, positions: Int[Tensor, "B T"], *, n_sentences: int, training: bool) -> Tensor | None:
+        """Return P[i]."""
+        return self._position_part(positions, n_sentences, training)
+
+    def at_start(self, prepared: Tensor | None) -> Tensor | None:
+        """Return P[i]."""
+        return prepared
+
+
+class Coordinates(PositionSignal):
+    """Sinusoids of position and step, before every round."""
+
+    first_position = 1
+
+    def prepare(self, positions: Int[Tensor, "B T"], *, n_sentences: int, training: bool) -> Tensor | None:
+        """Return P[i]."""
+        return self._position_part(positions, n_sentences, training)
+
+    def at_round(self, prepared: Tensor | None, index: int) -> Tensor | None:
+        """Return P[i] + P[t]."""
+        if prepared is None:
+            raise ValueError("coordinates need their position part")
+        return prepared + _table(_room(index + 2), self.d_model, prepared.device)[index + 1]

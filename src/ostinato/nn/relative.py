@@ -1,0 +1,117 @@
+"""Relative positions: what attention knows of the distance between query and key.
+
+Distances are key position minus query position. A table may be shared by the steps of a stack or belong to one
+parameter set of attention; the plan says which.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import nn
+
+from ostinato.nn.shapes import Float, Int, Tensor
+
+
+class RelativePositions(nn.Module):
+    """A relation between positions; this base knows none.
+
+    `needs_bias` says whether `bias` returns something; `depends_on_queries` whether it must be computed anew at every
+    step. `rotate` acts on queries and on new keys before they are cached.
+    """
+
+    needs_bias = False
+    depends_on_queries = False
+
+    def rotate(self, x_BHTK: Float[Tensor, "B H T K"], positions_BT: Int[Tensor, "#B T"]) -> Float[Tensor, "B H T K"]:
+        """Return queries or keys as they enter the product."""
+        return x_BHTK
+
+    def bias(
+        self, q_BHTK: Float[Tensor, "B H T K"], distance_BTS: Int[Tensor, "#B T S"], scale: float, is_causal: bool
+    ) -> Tensor | None:
+        """Return what is added to the scaled scores, `[B or 1, H, T, S]`."""
+        return None
+
+
+class Window(RelativePositions):
+    """Learned key offsets within a window (Shaw et al. 2018, eq. 4; keys only, clamped, zero-initialised as in SUT).
+
+        bias[h, t, s] = scale * q[h, t] . r[h, :, clamp(s - t, -W, W) + W]
+
+    Args:
+        n_heads, d_head: sizes of the attention. window: W.
+    """
+
+    needs_bias = True
+    depends_on_queries = True
+
+    def __init__(self, n_heads: int, d_head: int, window: int) -> None:
+        super().__init__()
+        self.window = window
+        self.table_HKR = nn.Parameter(torch.zeros(n_heads, d_head, 2 * window + 1))
+
+    def bias(
+        self, q_BHTK: Float[Tensor, "B H T K"], distance_BTS: Int[Tensor, "#B T S"], scale: float, is_causal: bool
+    ) -> Tensor | None:
+        """Return q . r, gathered by distance."""
+        scores_BHTR = (q_BHTK * scale) @ self.table_HKR.to(q_BHTK.dtype)
+        B, H = scores_BHTR.shape[:2]
+        index = (distance_BTS.clamp(-self.window, self.window) + self.window)[:, None]
+        return scores_BHTR.gather(-1, index.expand(B, H, -1, -1))
+
+
+class Buckets(RelativePositions):
+    """One learned bias per head and bucket of distance (Raffel et al. 2020, section 2.1).
+
+    With n buckets (half of them for keys to the right in a bidirectional stack), distances up to n/2 have a bucket
+    each; beyond, buckets grow with the logarithm of the distance, and all beyond max_distance share the last one.
+    """
+
+    needs_bias = True
+
+    def __init__(self, n_heads: int, n_buckets: int, max_distance: int) -> None:
+        super().__init__()
+        self.n_buckets = n_buckets
+        self.max_distance = max_distance
+        self.table_RH = nn.Parameter(torch.zeros(n_buckets, n_heads))
+
+    def bucket(self, distance: Int[Tensor, "*N"], is_causal: bool) -> Int[Tensor, "*N"]:
+        """Return the bucket of every distance."""
+        if is_causal:
+            n, base, length = self.n_buckets, torch.zeros_like(distance), (-distance).clamp_min(0)
+        else:
+            n = self.n_buckets // 2
+            base, length = (distance > 0).long() * n, distance.abs()
+        exact = n // 2
+        growth = (length.clamp_min(1).double() / exact).log() / math.log(self.max_distance / exact)
+        far = (exact + (growth * (n - exact)).long()).clamp(max=n - 1)
+        return base + torch.where(length < exact, length, far)
+
+    def bias(
+        self, q_BHTK: Float[Tensor, "B H T K"], distance_BTS: Int[Tensor, "#B T S"], scale: float, is_causal: bool
+    ) -> Tensor | None:
+        """Return the table's entries, gathered by distance."""
+        return self.table_RH[self.bucket(distance_BTS, is_causal)].permute(0, 3, 1, 2)
+
+
+class Rotary(RelativePositions):
+    """Rotations of pairs of dimensions by an angle that grows with the position (Su et al. 2021, eq. 34).
+
+    (x_j, x_{j + K/2}) is turned by i * base^(-2j / K), j = 0 .. K/2 - 1: the scores depend on distances only.
+    """
+
+    def __init__(self, d_head: int, base: float) -> None:
+        super().__init__()
+        self.base = base
+        self.d_head = d_head
+
+    def rotate(self, x_BHTK: Float[Tensor, "B H T K"], positions_BT: Int[Tensor, "#B T"]) -> Float[Tensor, "B H T K"]:
+        """Turn queries or keys."""
+        half = self.d_head // 2
+        pairs = torch.arange(half, device=x_BHTK.device, dtype=torch.float64)
+        angles = positions_BT[:, None, :, None].double() * self.base ** (-2.0 * pairs / self.d_head)
+        cos, sin = angles.cos().to(x_BHTK.dtype), angles.sin().to(x_BHTK.dtype)
+        first, second = x_BHTK[..., :half], x_BHTK[..., half:]
+        return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)

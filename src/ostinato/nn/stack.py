@@ -1,0 +1,260 @@
+"""The depth loop: the one place where steps run.
+
+    for every round:  states += signal(round)
+        for every step of the round, for every use of the step:
+            post-norm:  states = norm(states + dropout(f(states)))        Universal Transformers, section 2.1
+            pre-norm:   states = states + dropout(f(norm(states)))
+        halting rule: who goes on
+    pre-norm: a final norm
+
+What f is, which weights it has, and whether there is one at all, is the plan's to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
+
+from ostinato.nn.attention import Attention, Visibility
+from ostinato.nn.bank import Banks
+from ostinato.nn.cache import Cache, KeyValues
+from ostinato.nn.halting import HaltingRule, HaltingState, NoHalting
+from ostinato.nn.positions import PositionSignal, positions_from_keep
+from ostinato.nn.shapes import Bool, Float, Int, Tensor
+from ostinato.nn.types import CaptureKey, StackOutput
+from ostinato.plan import Plan, Step, Use
+
+
+@dataclass(slots=True)
+class _Pass:
+    """What one run of the loop knows beside the states; made anew for every pass.
+
+    `positions` are those of the queries, `key_positions` those of all visible columns (cached ones first).
+    """
+
+    visibility: Visibility
+    positions: Int[Tensor, "#B T"]
+    key_positions: Int[Tensor, "#B S"]
+    memory_BSD: Tensor | None = None
+    memory_visibility: Visibility = field(default_factory=Visibility)
+    cache: Cache | None = None
+    cross_kv: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    biases: dict[str, Tensor | None] = field(default_factory=dict)
+    request: Collection[str] = ()
+    captures: dict[CaptureKey, Tensor] = field(default_factory=dict)
+
+    @property
+    def n_beams(self) -> int:
+        return 1 if self.cache is None else self.cache.n_beams
+
+
+class Stack:
+    """One stack of a model: its plan, run on the model's banks. It owns no parameters.
+
+    Args:
+        plan: what runs at every step. banks: where the weights are.
+        placement: of the norms. dropout: of embeddings and sub-layer outputs.
+        signal: absolute positions. is_causal: a token sees no later one. halting: who takes part in a round.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        banks: Banks,
+        *,
+        placement: Literal["post", "pre"],
+        dropout: float,
+        signal: PositionSignal,
+        is_causal: bool,
+        halting: HaltingRule | None = None,
+    ) -> None:
+        self.plan = plan
+        self.banks = banks
+        self.is_pre_norm = placement == "pre"
+        self.dropout = dropout
+        self.signal = signal
+        self.is_causal = is_causal
+        self.halting: HaltingRule = halting or NoHalting()
+        self.checkpoint_activations = False
+
+    @property
+    def final_norm(self) -> str | None:
+        """Name of the final norm in the bank of norms; only pre-norm stacks have one."""
+        return f"final_{self.plan.stack}" if self.is_pre_norm else None
+
+    def __call__(
+        self,
+        embedded_BTD: Float[Tensor, "B T D"],
+        *,
+        keep_BT: Bool[Tensor, "B T"] | None = None,
+        positions_BT: Int[Tensor, "B T"] | None = None,
+        memory_BSD: Float[Tensor, "B S D"] | None = None,
+        memory_keep_BS: Bool[Tensor, "B S"] | None = None,
+        n_rounds: int | None = None,
+        request: Collection[str] = (),
+    ) -> StackOutput:
+        """Run all steps over whole sentences.
+
+        Args:
+            embedded_BTD: embeddings. keep_BT: real tokens; None where all are.
+            positions_BT: positions in the sentence; None: the column.
+            memory_BSD, memory_keep_BS: what cross-attention looks at.
+            n_rounds: another number of rounds than the plan's (fully shared plans only).
+            request: captures to return: "input", "output", "residual", "weights".
+        """
+        if positions_BT is None:
+            positions_BT = torch.arange(embedded_BTD.shape[1], device=embedded_BTD.device)[None]
+        run = _Pass(
+            Visibility(self.is_causal, keep_BT),
+            positions_BT,
+            positions_BT,
+            memory_BSD,
+            Visibility(keep_BS=memory_keep_BS),
+            request=request,
+        )
+        return self._loop(embedded_BTD, run, keep_BT, n_rounds)
+
+    def step(self, embedded_BTD: Float[Tensor, "B T D"], cache: Cache) -> StackOutput:
+        """Run all steps over T new columns after the cached ones. `cache.keep_BS` already covers the new columns."""
+        start, end = cache.length, cache.length + embedded_BTD.shape[1]
+        if cache.keep_BS is None:
+            key_positions = torch.arange(end, device=embedded_BTD.device)[None]
+        else:
+            key_positions = positions_from_keep(cache.keep_BS)
+        run = _Pass(
+            Visibility(self.is_causal, cache.keep_BS, offset=start),
+            key_positions[:, start:],
+            key_positions,
+            cache.memory_BSD,
+            Visibility(keep_BS=cache.memory_keep_BS),
+            cache,
+            cache.cross_kv,
+        )
+        keep_BT = None if cache.keep_BS is None else cache.keep_BS[:, start:]
+        output = self._loop(embedded_BTD, run, keep_BT, cache.n_steps)
+        cache.length = end
+        return output
+
+    def _loop(self, states_BTD: Tensor, run: _Pass, keep_BT: Tensor | None, n_rounds: int | None) -> StackOutput:
+        plan = self.plan if n_rounds is None else self.plan.with_rounds(n_rounds)
+        training = self.banks.training
+        signal = self.signal.prepare(run.positions, n_sentences=states_BTD.shape[0], training=training)
+        if (start := self.signal.at_start(signal)) is not None:
+            states_BTD = states_BTD + start
+        states_BTD = self._drop(states_BTD)
+        halting = self.halting.start(states_BTD, keep_BT)
+        for index, steps in plan.rounds():
+            if not halting.before(index, states_BTD):
+                break
+            entered = states_BTD
+            if (tick := self.signal.at_round(signal, index)) is not None:
+                states_BTD = states_BTD + tick
+            for step in steps:
+                states_BTD = self._run_step(states_BTD, step, run, halting)
+            states_BTD = halting.after(index, entered, states_BTD)
+        states_BTD = halting.output(states_BTD)
+        if (name := self.final_norm) is not None:
+            states_BTD = self.banks.norm[name](states_BTD)
+        return StackOutput(states_BTD, halting.trace(), captures=run.captures)
+
+    def _run_step(self, states_BTD: Tensor, step: Step, run: _Pass, halting: HaltingState) -> Tensor:
+        if not (self.checkpoint_activations and self.banks.training and torch.is_grad_enabled()):
+            return self._uses(states_BTD, step, run, halting)
+        # What a pass computes once and keeps for later steps must not be made inside a recomputed region.
+        for use in step.uses:
+            self._prepare(use, run)
+        return checkpoint(self._uses, states_BTD, step, run, halting, use_reentrant=False)  # type: ignore[no-any-return]
+
+    def _uses(self, states_BTD: Tensor, step: Step, run: _Pass, halting: HaltingState) -> Tensor:
+        for use in step.uses:
+            norm = self.banks.norm[use.norm]
+            inner = norm(states_BTD) if self.is_pre_norm else states_BTD
+            if use.kind == "ffn":
+                output = self.banks.feed_forward(use.weights)(inner)
+            elif use.kind == "cross_attention":
+                output = self._cross_attention(inner, use, step, run)
+            else:
+                visible = halting.visible(states_BTD)
+                source = inner if visible is states_BTD else norm(visible) if self.is_pre_norm else visible
+                output = self._self_attention(inner, source, use, step, run)
+            self._capture(run, step, use, "input", inner)
+            self._capture(run, step, use, "output", output)
+            states_BTD = states_BTD + self._drop(output)
+            if not self.is_pre_norm:
+                states_BTD = norm(states_BTD)
+            self._capture(run, step, use, "residual", states_BTD)
+        return states_BTD
+
+    def _self_attention(self, inner_BTD: Tensor, source_BTD: Tensor, use: Use, step: Step, run: _Pass) -> Tensor:
+        attention = self.banks.attention(use.kind, use.weights)
+        if source_BTD is inner_BTD:
+            q, k, v = attention.project(inner_BTD)
+        else:
+            q, (k, v) = attention.project_queries(inner_BTD), attention.project_keys_values(source_BTD)
+        bias = None
+        if (relation := self.banks.relation(use.position)) is not None:
+            q, k = relation.rotate(q, run.positions), relation.rotate(k, run.positions)
+            if relation.depends_on_queries:
+                bias = relation.bias(q, _distance(run), attention.scale, self.is_causal)
+            else:
+                bias = self._static_bias(use, run, q)
+        if run.cache is not None:
+            k, v = run.cache.self_kv.setdefault(step.index, KeyValues()).append(k, v)
+        if "weights" in run.request:
+            self._capture(run, step, use, "weights", attention.weights(q, k, run.visibility, bias))
+        return attention.attend(q, k, v, run.visibility, bias)
+
+    def _cross_attention(self, inner_BTD: Tensor, use: Use, step: Step, run: _Pass) -> Tensor:
+        attention = self.banks.attention(use.kind, use.weights)
+        k, v = self._memory_keys_values(attention, use, run)
+        q = attention.project_queries(inner_BTD)
+        if "weights" in run.request:
+            self._capture(run, step, use, "weights", attention.weights(q, k, run.memory_visibility))
+        if run.n_beams == 1:
+            return attention.attend(q, k, v, run.memory_visibility)
+        # The hypotheses of a sentence stand side by side as query positions, so that its keys are never copied.
+        (BG, H, T, K), G = q.shape, run.n_beams
+        q = q.view(BG // G, G, H, T, K).transpose(1, 2).reshape(BG // G, H, G * T, K)
+        return attention.attend(q, k, v, run.memory_visibility).reshape(BG, T, -1)
+
+    def _memory_keys_values(self, attention: Attention, use: Use, run: _Pass) -> tuple[Tensor, Tensor]:
+        """Project the memory once per parameter set, whatever the number of steps that use it."""
+        if (found := run.cross_kv.get(use.weights)) is None:
+            if run.memory_BSD is None:
+                raise ValueError(f"the {self.plan.stack} has cross-attention but was given nothing to look at")
+            found = run.cross_kv[use.weights] = attention.project_keys_values(run.memory_BSD)
+        return found
+
+    def _static_bias(self, use: Use, run: _Pass, q_BHTK: Tensor | None) -> Tensor | None:
+        """Return a bias that depends on positions only, computed once a pass."""
+        name, relation = use.position, self.banks.relation(use.position)
+        if name is None or relation is None or not relation.needs_bias:
+            return None
+        if name not in run.biases:
+            like = run.positions.new_zeros(1, 1, 1, 1, dtype=torch.float32) if q_BHTK is None else q_BHTK
+            run.biases[name] = relation.bias(like, _distance(run), 1.0, self.is_causal)
+        return run.biases[name]
+
+    def _prepare(self, use: Use, run: _Pass) -> None:
+        if use.kind == "cross_attention":
+            self._memory_keys_values(self.banks.attention(use.kind, use.weights), use, run)
+        relation = self.banks.relation(use.position)
+        if relation is not None and not relation.depends_on_queries:
+            self._static_bias(use, run, None)
+
+    def _drop(self, x: Tensor) -> Tensor:
+        return F.dropout(x, self.dropout) if self.dropout and self.banks.training else x
+
+    def _capture(self, run: _Pass, step: Step, use: Use, what: str, value: Tensor) -> None:
+        if what in run.request:
+            run.captures[self.plan.stack, step.index, use.kind, what] = value
+
+
+def _distance(run: _Pass) -> Int[Tensor, "#B T S"]:
+    """Return key position minus query position."""
+    return run.key_positions[:, None, :] - run.positions[:, :, None]
