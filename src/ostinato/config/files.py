@@ -1,0 +1,190 @@
+"""Recipes on disk: reading YAML, deriving from a `base:`, overriding single settings, writing the result.
+
+Two groups of settings merge key by key. Where `kind` chooses between groups with different keys (positions, the model,
+the task) and the new one names another kind, the group starts afresh: keys of the old kind do not linger.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from pydantic import BaseModel
+
+from ostinato.config.schema import child, is_open, slot_of
+from ostinato.errors import ConfigError, Problem
+
+Settings = dict[str, Any]
+FindBase = Callable[[str], Path]
+"""Turns the name of a recipe into its file; raises ConfigError where there is none."""
+
+_SUFFIXES = (".yaml", ".yml")
+
+
+def read_yaml(path: Path) -> Settings:
+    """Return the settings in a YAML file, `${...}` references not yet resolved.
+
+    Raises:
+        ConfigError: the file cannot be read, is not YAML (naming the line), repeats a key, or is not a mapping.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: is not UTF-8 text ({error.reason} at byte {error.start})") from error
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
+    try:
+        loaded = OmegaConf.create(text)
+    except yaml.MarkedYAMLError as error:
+        where = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise ConfigError(f"{path}{where}: is not valid YAML: {error.problem or error.context}") from error
+    except (yaml.YAMLError, OmegaConfBaseException) as error:
+        raise ConfigError(f"{path}: is not valid YAML: {_one_line(error)}") from error
+    data = OmegaConf.to_container(loaded, resolve=False)
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path}: must hold settings as 'key: value' lines")
+    return cast(Settings, _text_keys(data))
+
+
+def read_recipe(path: Path, find_base: FindBase, root: type[BaseModel], chain: tuple[Path, ...] = ()) -> Settings:
+    """Return the settings of a file merged onto its bases'.
+
+    `base:` is a path to a YAML file, relative to the file that says it, or else the name of a recipe. The name and
+    the description of a recipe are its own: neither is inherited.
+
+    Raises:
+        ConfigError: a file that cannot be read, or bases that form a circle.
+    """
+    here = path.resolve()
+    if here in chain:
+        circle = " -> ".join(p.name for p in (*chain[chain.index(here) :], here))
+        raise ConfigError([Problem("base", str(path), f"a recipe cannot derive from itself ({circle})")])
+    own = read_yaml(path)
+    base = own.pop("base", None)
+    if base is None:
+        return own
+    if not isinstance(base, str):
+        raise ConfigError([Problem("base", base, f"must be the name of a recipe or a path to a YAML file (in {path})")])
+    parent = read_recipe(_base_path(base, path, find_base), find_base, root, (*chain, here))
+    for key in ("name", "description"):
+        parent.pop(key, None)
+    return merge(parent, own, root)
+
+
+def _base_path(base: str, path: Path, find_base: FindBase) -> Path:
+    beside = path.parent / base
+    if base.endswith(_SUFFIXES) or beside.is_file():
+        if not beside.is_file():
+            raise ConfigError([Problem("base", base, f"there is no such file beside {path}")])
+        return beside
+    return find_base(base)
+
+
+def parse_overrides(overrides: Sequence[str]) -> Settings:
+    """Turn `a.b=value` into nested settings; values are YAML (null, numbers, lists).
+
+    Raises:
+        ConfigError: every override that is not of this form.
+    """
+    problems: list[Problem] = []
+    settings: Settings = {}
+    for text in overrides:
+        key, sign, value = text.partition("=")
+        path = key.strip().split(".")
+        if not sign or not all(path):
+            problems.append(Problem("override", text, "must look like key=value, for example model.d_model=256"))
+        elif not value.strip():
+            problems.append(
+                Problem(".".join(path), value, "needs a value (null for none, '' in quotes for empty text)")
+            )
+        else:
+            try:
+                _put(settings, path, parse_value(value))
+            except (yaml.YAMLError, OmegaConfBaseException) as error:
+                problems.append(Problem(".".join(path), value, f"is not a YAML value ({_one_line(error)})"))
+    if problems:
+        raise ConfigError(problems)
+    return settings
+
+
+def parse_value(text: str) -> Any:
+    """Return what YAML text means: `1e-3` a number, `[a, null]` a list, `null` None."""
+    parsed = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]), resolve=False)
+    return _text_keys(cast(Settings, parsed)["value"])
+
+
+def _put(settings: Settings, path: list[str], value: Any) -> None:
+    """Set one nested key; a later override of the same key wins."""
+    *parents, last = path
+    for name in parents:
+        if not isinstance(settings.get(name), dict):
+            settings[name] = {}
+        settings = settings[name]
+    settings[last] = value
+
+
+def merge(base: Settings, new: Settings, node: type[BaseModel] | None) -> Settings:
+    """Return `base` with `new` on top; `node` is the configuration they belong to, where it is known."""
+    merged = dict(base)
+    for key, value in new.items():
+        field = None if node is None else node.model_fields.get(key)
+        slot = None if field is None else slot_of(field)
+        old = merged.get(key)
+        if not (isinstance(old, dict) and isinstance(value, dict)):
+            merged[key] = value
+            continue
+        inner = None if slot is None else child(slot, old)
+        if slot is not None and (slot.is_union or (inner is not None and is_open(inner))):
+            old_kind = old.get("kind", slot.default_kind)
+            if value.get("kind", old_kind) != old_kind:
+                merged[key] = value
+                continue
+        merged[key] = merge(old, value, inner)
+    return merged
+
+
+def resolve_references(settings: Settings) -> Settings:
+    """Replace `${key}` by the value of that key.
+
+    Raises:
+        ConfigError: a reference to nothing, or in a circle.
+    """
+    try:
+        return cast(Settings, OmegaConf.to_container(OmegaConf.create(settings), resolve=True))
+    except OmegaConfBaseException as error:
+        key = getattr(error, "full_key", None) or "recipe"
+        raise ConfigError(f"{key}: cannot be resolved: {_one_line(error)}") from error
+
+
+def write_yaml(settings: Settings, path: Path) -> None:
+    """Write settings so that reading them gives equal ones."""
+    path.write_text(OmegaConf.to_yaml(OmegaConf.create(_escaped(settings))), encoding="utf-8")
+
+
+def _escaped(value: Any) -> Any:
+    """Protect text that looks like a `${...}` reference from being resolved when it is read again."""
+    if isinstance(value, dict):
+        return {key: _escaped(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_escaped(item) for item in value]
+    if isinstance(value, str):
+        return re.sub(r"(\\*)\$\{", lambda m: m[1] * 2 + "\\${", value)
+    return value
+
+
+def _text_keys(value: Any) -> Any:
+    """Return the value with every key as text: YAML reads `1:` and `on:` as other things."""
+    if isinstance(value, dict):
+        return {str(key): _text_keys(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_text_keys(item) for item in value]
+    return value
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())

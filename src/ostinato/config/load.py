@@ -1,0 +1,273 @@
+"""From a recipe file and overrides to a checked `Recipe`, with everything that is wrong reported at once.
+
+A recipe is checked in two passes. The first collects unknown keys, wrong kinds and wrong types. The nodes at fault then
+fall back to their defaults, so that the second pass can look for impossible combinations among what is left; those
+that only arise from such a default are not reported.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from ostinato.config.base import DEFER_CHECKS, all_problems
+from ostinato.config.files import (
+    FindBase,
+    Settings,
+    merge,
+    parse_overrides,
+    read_recipe,
+    resolve_references,
+    write_yaml,
+)
+from ostinato.config.recipe import Recipe
+from ostinato.config.schema import PathTuple, Slot, child, describe, dotted, slot_of, suggestions
+from ostinato.errors import ConfigError, Problem
+
+_UNSET = "???"
+"""What a recipe writes where the user has to give a value."""
+
+ExtraProblems = Callable[[Recipe], Iterable[Problem]]
+"""Checks that need more than configuration knows, such as the task's own settings."""
+
+
+def no_base(name: str) -> Path:
+    """Refuse a `base:` that is a recipe's name, for loading without the library's recipes."""
+    raise ConfigError([Problem("base", name, "must be a path to a YAML file, relative to the recipe")])
+
+
+def load_recipe_config(
+    source: Path | Settings,
+    overrides: Sequence[str] = (),
+    find_base: FindBase = no_base,
+    extra_problems: ExtraProblems | None = None,
+    default_name: str | None = None,
+) -> Recipe:
+    """Read, merge, override and check a recipe.
+
+    Args:
+        source: a YAML file, or settings already read.
+        overrides: `dotted.key=value`, the value in YAML; the last of several for one key wins.
+        find_base: from the name after `base:` to its file.
+        extra_problems: further checks, run on the recipe with faulty settings put back to their defaults.
+        default_name: the recipe's name where it has none of its own.
+
+    Raises:
+        ConfigError: with every problem found.
+    """
+    if isinstance(source, Path):
+        settings = read_recipe(source, find_base, Recipe)
+    else:
+        settings = copy.deepcopy(source)
+    if default_name is not None:
+        settings.setdefault("name", default_name)
+    settings = resolve_references(merge(settings, parse_overrides(overrides), Recipe))
+    return check_recipe(settings, extra_problems)
+
+
+def dump_recipe(recipe: Recipe, path: Path) -> None:
+    """Write a recipe with every default spelled out; loading the file gives an equal recipe."""
+    write_yaml(recipe.model_dump(mode="json"), path)
+
+
+def check_recipe(settings: Settings, extra_problems: ExtraProblems | None = None) -> Recipe:
+    """Turn settings into a recipe.
+
+    Raises:
+        ConfigError: with every problem found.
+    """
+    repair = _Repair(_with_kinds(settings, Recipe))
+    recipe = repair.run()
+    combined = list(all_problems(recipe))
+    if extra_problems is not None:
+        combined += extra_problems(recipe)
+    problems = repair.problems + [problem for problem in combined if not repair.explains(problem)]
+    if problems:
+        raise ConfigError(_without_repeats(problems))
+    return recipe
+
+
+def _without_repeats(problems: Iterable[Problem]) -> Iterator[Problem]:
+    """Yield the problems without repetitions (values may be unhashable, so their text decides)."""
+    seen: set[str] = set()
+    for problem in problems:
+        if str(problem) not in seen:
+            seen.add(str(problem))
+            yield problem
+
+
+def _with_kinds(settings: Settings, node: type[BaseModel]) -> Settings:
+    """Spell out the default kind of every group that names none."""
+    filled = dict(settings)
+    for key, value in settings.items():
+        info = node.model_fields.get(key)
+        if info is None or not isinstance(value, dict):
+            continue
+        slot = slot_of(info)
+        if slot.is_union and slot.default_kind is not None:
+            value = {"kind": slot.default_kind} | value
+        inner = child(slot, value)
+        filled[key] = value if inner is None else _with_kinds(value, inner)
+    return filled
+
+
+@dataclass
+class _Repair:
+    """The first pass: collects problems and takes the faulty settings out until the rest is a recipe.
+
+    Args:
+        settings: what the user gave, kinds filled in.
+        problems: found so far.
+        removed: paths that fell back to a default, and those an unknown key was probably meant for.
+    """
+
+    settings: Settings
+    problems: list[Problem] = field(default_factory=list)
+    removed: list[PathTuple] = field(default_factory=list)
+
+    def run(self) -> Recipe:
+        """Return the recipe that is left."""
+        self.settings = copy.deepcopy(self.settings)
+        for path in list(_unset(self.settings)):
+            self._add(path, _UNSET, f"must be given, for example {dotted(path)}=...")
+            self._remove(path)
+        before: Settings | None = None
+        while self.settings != before:
+            before = copy.deepcopy(self.settings)
+            try:
+                return Recipe.model_validate(self.settings, context=DEFER_CHECKS)
+            except ValidationError as error:
+                found = error.errors(include_url=False)
+            seen: set[PathTuple] = set()
+            for item in found:
+                path, slot, node = _locate(item["loc"], self.settings)
+                if path in seen:
+                    continue
+                seen.add(path)
+                self._report(item["type"], path, slot, node)
+        raise ConfigError(self.problems)
+
+    def _report(self, kind: str, path: PathTuple, slot: Slot | None, node: type[BaseModel]) -> None:
+        """Add one problem and repair it."""
+        value = _get(self.settings, path)
+        if slot is None:
+            meant = suggestions(Recipe, node, path)
+            self.removed += meant
+            self._add(path, value, _unknown(path, meant, node))
+            self._remove(path)
+        elif kind == "missing":
+            self._add(path, None, f"is required: {describe(slot.annotation, slot.metadata)}")
+            self._remove(path[:1])
+        elif slot.is_union and isinstance(value, dict):
+            self._wrong_kind(path, slot, value)
+        else:
+            self._add(path, value, f"must be {_valid(slot)}")
+            self._remove(path)
+
+    def _wrong_kind(self, path: PathTuple, slot: Slot, value: Settings) -> None:
+        """Report a kind that does not exist; go on with the one it resembles, else without the group."""
+        given = str(value.get("kind"))
+        near = get_close_matches(given, slot.nodes, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        self._add((*path, "kind"), value.get("kind"), f"must be one of {', '.join(slot.nodes)}{hint}")
+        self.removed.append(path)
+        if near:
+            value["kind"] = near[0]
+        else:
+            self._remove(path)
+
+    def _add(self, path: PathTuple, value: object, reason: str) -> None:
+        shown = value if len(repr(value)) <= 80 else _short(value)
+        self.problems.append(Problem(dotted(path), shown, reason))
+
+    def _remove(self, path: PathTuple) -> None:
+        """Take a setting out; of a list, all of it."""
+        first_index = next((i for i, key in enumerate(path) if isinstance(key, int)), len(path))
+        *parents, last = path[:first_index]
+        group = _get(self.settings, tuple(parents))
+        if isinstance(group, dict):
+            group.pop(last, None)
+        self.removed.append(tuple(path[:first_index]))
+
+    def explains(self, problem: Problem) -> bool:
+        """Return True where a problem of the second pass involves a setting that fell back to its default."""
+        for path in self.removed:
+            key = dotted(path)
+            mentioned = rf"(?<![\w.]){re.escape(key)}(?![\w])|(?<![\w.]){re.escape(str(path[-1]))}(?![\w.])"
+            if f"{problem.key}.".startswith(f"{key}.") or re.search(mentioned, problem.reason):
+                return True
+        return False
+
+
+def _locate(loc: tuple[int | str, ...], settings: Settings) -> tuple[PathTuple, Slot | None, type[BaseModel]]:
+    """Follow a validation error to the user's key: its path, what may stand there (None: unknown), and its group.
+
+    Pydantic's locations also name the members of unions; those are dropped.
+    """
+    node: type[BaseModel] = Recipe
+    path: PathTuple = ()
+    rest = list(loc)
+    while rest:
+        key = rest.pop(0)
+        path = (*path, key)
+        info = node.model_fields.get(str(key))
+        if info is None:
+            return path, None, node
+        slot = slot_of(info)
+        if slot.is_union and rest and rest[0] in slot.nodes:
+            inner: type[BaseModel] | None = slot.nodes[str(rest.pop(0))]
+        else:
+            inner = slot.nodes.get("")
+        if inner is not None and rest and isinstance(rest[0], int):
+            path = (*path, rest.pop(0))
+        if inner is None or not rest:
+            return path, slot, node
+        node = inner
+    return path, None, node
+
+
+def _unknown(path: PathTuple, meant: list[PathTuple], node: type[BaseModel]) -> str:
+    """Say that a key does not exist, and which does."""
+    if meant:
+        same_group = len(meant) == 1 and meant[0][:-1] == path[:-1]
+        names = " or ".join(str(p[-1]) if same_group else dotted(p) for p in meant)
+        return f"no such setting; did you mean {names}?"
+    return f"no such setting; valid here: {', '.join(node.model_fields)}"
+
+
+def _valid(slot: Slot) -> str:
+    """Say what a slot accepts."""
+    if slot.is_union:
+        return f"a group of settings with kind: {', '.join(slot.nodes)}"
+    return describe(slot.annotation, slot.metadata)
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+def _unset(settings: Settings, path: PathTuple = ()) -> Iterator[PathTuple]:
+    """Yield the paths of settings that still wait for a value."""
+    for key, value in settings.items():
+        if isinstance(value, dict):
+            yield from _unset(value, (*path, key))
+        elif value == _UNSET:
+            yield (*path, key)
+
+
+def _get(settings: Any, path: PathTuple) -> Any:
+    """Return the value under a path, None where there is none."""
+    for key in path:
+        try:
+            settings = settings[key]
+        except (KeyError, IndexError, TypeError):
+            return None
+    return settings

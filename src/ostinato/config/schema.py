@@ -1,0 +1,166 @@
+"""What a configuration's types say, in words a user can act on: its keys, its kinds, and what each key may hold."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+PathTuple = tuple[str | int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """What may stand under one key.
+
+    Args:
+        annotation: its type, without the metadata of an outer `Annotated`.
+        metadata: bounds and patterns of that outer `Annotated`.
+        nodes: the configurations it may hold, by kind; a single one without kinds is under the empty name.
+        is_union: True where `kind` chooses between several configurations.
+        default_kind: the kind of the default value; None where there is none.
+    """
+
+    annotation: Any
+    metadata: tuple[Any, ...]
+    nodes: dict[str, type[BaseModel]]
+    is_union: bool
+    default_kind: str | None
+
+
+def slot_of(field: FieldInfo) -> Slot:
+    """Return what a field may hold."""
+    members = [m for m in map(_element, _members(field.annotation)) if _is_node(m)]
+    is_union = field.discriminator is not None
+    nodes = {kind_of(m) if is_union else "": m for m in members}
+    default = field.get_default(call_default_factory=True, validated_data={})
+    return Slot(field.annotation, tuple(field.metadata), nodes, is_union, getattr(default, "kind", None))
+
+
+def kind_of(node: type[BaseModel]) -> str:
+    """Return the value of `kind` that chooses this configuration."""
+    return str(get_args(node.model_fields["kind"].annotation)[0])
+
+
+def is_open(node: type[BaseModel]) -> bool:
+    """Return True for a configuration whose `kind` chooses further keys that are checked elsewhere (the task)."""
+    return node.model_config.get("extra") == "allow"
+
+
+def dotted(path: PathTuple) -> str:
+    """Return a path as the user writes it."""
+    return ".".join(map(str, path))
+
+
+def child(slot: Slot, value: object) -> type[BaseModel] | None:
+    """Return the configuration that `value` is meant to be, None where no such kind exists."""
+    if not slot.is_union:
+        return slot.nodes.get("")
+    kind = value.get("kind", slot.default_kind) if isinstance(value, dict) else None
+    return slot.nodes.get(str(kind))
+
+
+def fields_below(node: type[BaseModel], path: PathTuple = ()) -> Iterator[PathTuple]:
+    """Yield the path of every setting below a configuration; of several kinds the default's."""
+    for name, field in node.model_fields.items():
+        slot = slot_of(field)
+        yield (*path, name)
+        inner = slot.nodes.get(slot.default_kind or "") if slot.is_union else slot.nodes.get("")
+        if inner is not None and get_origin(slot.annotation) is not list:
+            yield from fields_below(inner, (*path, name))
+
+
+def suggestions(root: type[BaseModel], node: type[BaseModel], path: PathTuple) -> list[PathTuple]:
+    """Return the settings a wrong key most likely meant, best first.
+
+    The same name deeper in the same node comes first (`model.encoder.n_heads` is
+    `model.encoder.self_attention.n_heads`), then a similar name in the node, then the same name anywhere.
+    """
+    key, parent = str(path[-1]), path[:-1]
+    if deeper := [p for p in fields_below(node, parent) if p[-1] == key]:
+        return deeper
+    if close := get_close_matches(key, node.model_fields, n=1):
+        return [(*parent, close[0])]
+    return [p for p in fields_below(root) if p[-1] == key][:3]
+
+
+def describe(annotation: Any, metadata: Sequence[Any] = ()) -> str:
+    """Say what a type accepts, for example "an integer of at least 1, or null"."""
+    if get_origin(annotation) is Annotated:
+        inner, *extra = get_args(annotation)
+        flat = [m for e in extra for m in (e.metadata if isinstance(e, FieldInfo) else [e])]
+        return describe(inner, [*metadata, *flat])
+    members = _members(annotation)
+    if len(members) > 1:
+        return ", or ".join(describe(member, metadata) for member in members)
+    return _describe_one(members[0], metadata)
+
+
+_PLAIN: dict[Any, str] = {
+    bool: "true or false",
+    int: "an integer",
+    float: "a number",
+    str: "text",
+    type(None): "null",
+    Any: "anything",
+}
+
+
+def _describe_one(annotation: Any, metadata: Sequence[Any]) -> str:
+    origin, args = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        return ("one of " if len(args) > 1 else "") + ", ".join(map(str, args))
+    if origin is list:
+        return f"a list ({describe(args[0])} in each place)"
+    if origin is tuple:
+        return f"a list of {len(args)} ({describe(args[0])} in each place)"
+    if _is_node(annotation):
+        return f"a group of settings ({', '.join(annotation.model_fields)})"
+    return _PLAIN.get(annotation, str(annotation)) + _bounds(metadata)
+
+
+def _bounds(metadata: Sequence[Any]) -> str:
+    """Return the limits among the metadata, in words."""
+
+    def limit(name: str) -> Any:
+        return next((value for m in metadata if (value := getattr(m, name, None)) is not None), None)
+
+    words = ""
+    low, above, high, below = limit("ge"), limit("gt"), limit("le"), limit("lt")
+    if (low is not None or above is not None) and (high is not None or below is not None):
+        left = f"[{low}" if low is not None else f"({above}"
+        right = f"{high}]" if high is not None else f"{below})"
+        words = f" in {left}, {right}"
+    elif low is not None:
+        words = f" of at least {low}"
+    elif above is not None:
+        words = f" above {above}"
+    elif high is not None or below is not None:
+        words = f" of at most {high}" if high is not None else f" below {below}"
+    if (multiple := limit("multiple_of")) is not None:
+        words += f", a multiple of {multiple}"
+    if (pattern := limit("pattern")) is not None:
+        words += f" matching {pattern}"
+    return words
+
+
+def _element(annotation: Any) -> Any:
+    """Return what a list holds, any other type as it is."""
+    return get_args(annotation)[0] if get_origin(annotation) is list else annotation
+
+
+def _is_node(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
+
+
+def _members(annotation: Any) -> tuple[Any, ...]:
+    """Return the members of a union with `None` last, or the type alone."""
+    if get_origin(annotation) not in (Union, types.UnionType):
+        return (annotation,)
+    members = get_args(annotation)
+    return (*(m for m in members if m is not type(None)), *(m for m in members if m is type(None)))
