@@ -1,1 +1,8 @@
-"""."""
+"""One cached search loop, and generation of text with it."""
+
+from __future__ import annotations
+
+from ostinato.decoding.hypothesis import Hypothesis, length_penalty
+from ostinato.decoding.search import Decodable, search
+
+__all__ = ["Decodable", "Hypothesis", "length_penalty", "search"]

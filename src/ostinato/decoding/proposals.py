@@ -1,0 +1,124 @@
+"""How the next tokens are proposed: greedy, sampling, beam.
+
+Letters: S sentences in the batch, K hypotheses of each, R = S * K rows (sentence-major), V vocabulary, N proposals of
+each sentence, T tokens a sentence may generate.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from ostinato.config.decoding import DecodingConfig
+from ostinato.data.tokenizer import BOS_ID, PAD_ID
+
+
+@dataclass(frozen=True, slots=True)
+class Proposals:
+    """Continuations of every sentence's hypotheses, best first.
+
+    Args:
+        ids_SN: next token. parents_SN: hypothesis it continues.
+        log_prob_SN: of the whole continuation; -inf where it is impossible.
+    """
+
+    ids_SN: Tensor
+    parents_SN: Tensor
+    log_prob_SN: Tensor
+
+
+@runtime_checkable
+class Proposer(Protocol):
+    """Turns the model's next-token distribution into proposals."""
+
+    def __call__(self, log_p_RV: Tensor, log_prob_SK: Tensor, length: int) -> Proposals:
+        """Propose the token after `length` generated ones, from `log_prob_SK` of the hypotheses so far."""
+
+    def keep(self, sentences_S: Tensor) -> None:
+        """Keep these sentences, in this order."""
+
+
+def next_log_probs(logits_RV: Tensor) -> Tensor:
+    """Return float32 log-probabilities, -inf for padding and the begin symbol, which are never generated.
+
+    The two are removed after normalising, so that what is left are the model's own log-probabilities.
+    """
+    log_p_RV = torch.log_softmax(logits_RV.float(), dim=-1)
+    log_p_RV[:, PAD_ID] = -torch.inf
+    log_p_RV[:, BOS_ID] = -torch.inf
+    return log_p_RV
+
+
+class Greedy:
+    """The most probable token."""
+
+    def __call__(self, log_p_RV: Tensor, log_prob_SK: Tensor, length: int) -> Proposals:
+        """Propose one token a sentence."""
+        best_S1, ids_S1 = log_p_RV.max(dim=1, keepdim=True)
+        return Proposals(ids_S1, torch.zeros_like(ids_S1), log_prob_SK + best_S1)
+
+    def keep(self, sentences_S: Tensor) -> None:
+        """Nothing belongs to a sentence."""
+
+
+class Beam:
+    """The 2K most probable continuations of K hypotheses: at most K of them end, so K are left to go on."""
+
+    def __call__(self, log_p_RV: Tensor, log_prob_SK: Tensor, length: int) -> Proposals:
+        """Propose 2K continuations a sentence, or all there are."""
+        S, K = log_prob_SK.shape
+        V = log_p_RV.shape[1]
+        total = (log_prob_SK[:, :, None] + log_p_RV.view(S, K, V)).view(S, K * V)
+        top = total.topk(min(2 * K, K * V), dim=1)
+        return Proposals(top.indices % V, top.indices // V, top.values)
+
+    def keep(self, sentences_S: Tensor) -> None:
+        """Nothing belongs to a sentence."""
+
+
+class Sampling:
+    """A token drawn from softmax(log p / temperature), among the `top_k` most probable where that is set.
+
+    Every sentence has its own stream of uniform numbers, from its own seed; a number u picks the first token whose
+    cumulated probability exceeds u. So the draw depends on the sentence and its seed, not on its neighbours.
+
+    Args:
+        seeds: one a sentence. limits: tokens each may generate.
+    """
+
+    def __init__(self, config: DecodingConfig, seeds: list[int], limits: list[int], device: torch.device) -> None:
+        self.temperature, self.top_k = config.temperature, config.top_k
+        uniform_ST = torch.zeros(len(seeds), max(limits), dtype=torch.float64)
+        generator = torch.Generator()
+        for row, (seed, limit) in enumerate(zip(seeds, limits, strict=True)):
+            generator.manual_seed(seed)
+            uniform_ST[row, :limit] = torch.rand(limit, dtype=torch.float64, generator=generator)
+        self._uniform_ST = uniform_ST.to(device)
+
+    def __call__(self, log_p_RV: Tensor, log_prob_SK: Tensor, length: int) -> Proposals:
+        """Draw one token a sentence."""
+        if self.top_k is None or self.top_k >= log_p_RV.shape[1]:
+            kept, kept_ids = log_p_RV, None
+        else:
+            kept, kept_ids = log_p_RV.topk(self.top_k, dim=1)
+        cumulated = torch.softmax(kept.double() / self.temperature, dim=1).cumsum(dim=1)
+        u_S1 = self._uniform_ST[:, length, None] * cumulated[:, -1:]
+        drawn_S1 = torch.searchsorted(cumulated, u_S1, right=True).clamp_(max=cumulated.shape[1] - 1)
+        ids_S1 = drawn_S1 if kept_ids is None else kept_ids.gather(1, drawn_S1)
+        return Proposals(ids_S1, torch.zeros_like(ids_S1), log_prob_SK + log_p_RV.gather(1, ids_S1))
+
+    def keep(self, sentences_S: Tensor) -> None:
+        """Keep these sentences' streams."""
+        self._uniform_ST = self._uniform_ST.index_select(0, sentences_S)
+
+
+def sentence_seed(seed: int, index: int) -> int:
+    """Return a seed for one sentence, from the search's seed and the sentence's row number."""
+    # Two rounds of a 64-bit mixer (odd multipliers, xor of the high half): near seeds give unrelated ones.
+    mixed = (seed * 0x9E3779B97F4A7C15 + index + 1) % 2**64
+    for multiplier in (0xD6E8FEB86659FD93, 0xA0761D6478BD642F):
+        mixed = (mixed ^ (mixed >> 32)) * multiplier % 2**64
+    return mixed ^ (mixed >> 32)

@@ -1,0 +1,141 @@
+"""The search loop: one for greedy, sampling and beam search, over any model with `encode` and `step`.
+
+Scores. A hypothesis of n generated tokens (end symbol included) and log-probability s scores s / length_penalty(n);
+see `ostinato.decoding.hypothesis`.
+
+Every step ranks the continuations of a sentence's K hypotheses. Those among the first K that are an end symbol finish
+and are set aside; the best K others live on. (Greedy and sampling: K = 1.) A sentence stops
+
+    - at its length limit, max_length + floor(max_length_ratio * source tokens), the end symbol included;
+    - greedy, sampling: when its only hypothesis ends;
+    - beam search: when K hypotheses have finished and no live one can beat the worst of the K best finished, even if
+      all its further tokens were certain: s / length_penalty(limit) <= worst. Or when nothing lives.
+
+The best finished hypothesis is the result; where none finished, the best live one, marked `finished=False`. The encoder
+runs once, a prompt runs once per sentence, and sentences that stopped leave the batch.
+
+Letters: S sentences still in the batch, K hypotheses of each, N proposals of each, T columns.
+"""
+
+from __future__ import annotations
+
+from math import floor
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from ostinato.config.decoding import DecodingConfig
+from ostinato.data.batch import Batch, Tokens
+from ostinato.data.tokenizer import BOS_ID
+from ostinato.decoding.beams import Beams
+from ostinato.decoding.hypothesis import Hypothesis
+from ostinato.decoding.proposals import Beam, Greedy, Proposer, Sampling, next_log_probs, sentence_seed
+from ostinato.errors import DataError
+from ostinato.nn.cache import Cache
+
+# Stopped sentences leave the batch when they are at least this part of it: leaving copies the cache of those that stay,
+# so that doing it for every single one would cost more than it saves.
+_LEAVE_AT = 1 / 8
+
+
+@runtime_checkable
+class Decodable(Protocol):
+    """What the search asks of a model."""
+
+    def encode(self, batch: Batch, *, n_steps: int | None = None) -> Cache:
+        """Return the cache that decoding starts from, one row a sentence."""
+
+    def step(self, ids_BT: Tensor, cache: Cache, keep_BT: Tensor | None = None) -> Tensor:
+        """Add T target columns to the cache and return the logits after the last one, `[B, V]`."""
+
+
+@torch.inference_mode()
+def search(
+    model: Decodable,
+    batch: Batch,
+    config: DecodingConfig,
+    prefix: Tokens | None = None,
+    n_steps: int | None = None,
+) -> list[Hypothesis]:
+    """Search an output for every sentence of a batch, in the batch's order.
+
+    The model is used as it stands: put it in evaluation mode first.
+
+    Args:
+        batch: the sources; a language model only takes its number of sentences.
+        prefix: target tokens that are given, padded on the left, begin symbol first: a language model's prompt, or a
+            translation's beginning. None: the begin symbol alone. The length limit counts only what is generated.
+        n_steps: depth to run instead of the plans' own (fully shared plans only).
+
+    Sampling draws from one stream a sentence, seeded with `config.seed` and its row number `batch.indices` (its place
+    in the batch where there is none).
+
+    Raises:
+        DataError: a prefix that does not fit the batch or is padded on the right.
+    """
+    n_sentences = batch.n_sentences
+    if n_sentences == 0:
+        return []
+    prompt = _begin(n_sentences, batch.labels_BT.device) if prefix is None else _checked(prefix, n_sentences)
+    limits = _limits(batch, prompt, config)
+    device = prompt.ids_BT.device
+    propose = _proposer(config, batch, limits, device)
+    cache = model.encode(batch, n_steps=n_steps)
+    logits_RV = model.step(prompt.ids_BT, cache, None if prefix is None else prompt.keep_BT)
+    K = config.beam
+    if K > 1:
+        cache.expand(K, n_sentences)
+        logits_RV = logits_RV.repeat_interleave(K, dim=0)
+    beams = Beams(limits, K, config.length_penalty, device)
+    found: list[Hypothesis | None] = [None] * n_sentences
+    while True:
+        rows_R = beams.advance(propose(next_log_probs(logits_RV), beams.log_prob_SK, beams.length))
+        stopped = beams.stopped_S.tolist()
+        n_stopped = sum(stopped)
+        is_over = n_stopped == len(stopped)
+        if not is_over and K > 1:
+            cache.reorder(rows_R)
+        if is_over or (n_stopped and n_stopped >= _LEAVE_AT * len(stopped)):
+            for row, hypothesis in beams.leave([i for i, stop in enumerate(stopped) if stop]):
+                found[row] = hypothesis
+            if is_over:
+                break
+            stay_S = torch.tensor([i for i, stop in enumerate(stopped) if not stop], device=device)
+            beams.keep(stay_S)
+            propose.keep(stay_S)
+            cache.keep(stay_S)
+        logits_RV = model.step(beams.last_ids_R1, cache)
+    return [hypothesis for hypothesis in found if hypothesis is not None]
+
+
+def _begin(n_sentences: int, device: torch.device) -> Tokens:
+    ids_B1 = torch.full((n_sentences, 1), BOS_ID, device=device)
+    return Tokens(ids_B1, torch.ones_like(ids_B1, dtype=torch.bool))
+
+
+def _checked(prefix: Tokens, n_sentences: int) -> Tokens:
+    n_rows, n_columns = prefix.ids_BT.shape
+    if n_rows != n_sentences:
+        raise DataError(f"the prefix has {n_rows} rows, but the batch has {n_sentences} sentences")
+    if n_columns == 0 or not bool(prefix.keep_BT[:, -1].all()):
+        raise DataError("every row of a prefix must end in a real token: pad it on the left, and begin it with <bos>")
+    return prefix
+
+
+def _limits(batch: Batch, prompt: Tokens, config: DecodingConfig) -> list[int]:
+    """Return how many tokens every sentence may generate, at least one; a prompt is a language model's source."""
+    if config.max_length_ratio == 0.0:
+        return [config.max_length] * batch.n_sentences
+    keep_BS = prompt.keep_BT if batch.source is None else batch.source.keep_BT
+    lengths: list[int] = keep_BS.sum(dim=1).tolist()
+    return [max(1, config.max_length + floor(config.max_length_ratio * length)) for length in lengths]
+
+
+def _proposer(config: DecodingConfig, batch: Batch, limits: list[int], device: torch.device) -> Proposer:
+    if config.strategy == "beam":
+        return Beam()
+    if config.strategy == "greedy":
+        return Greedy()
+    indices = batch.indices or range(batch.n_sentences)
+    return Sampling(config, [sentence_seed(config.seed, index) for index in indices], limits, device)
