@@ -42,7 +42,7 @@ def read_yaml(path: Path) -> Settings:
         loaded = OmegaConf.create(text)
     except yaml.MarkedYAMLError as error:
         where = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise ConfigError(f"{path}{where}: is not valid YAML: {error.problem or error.context}") from error
+        raise ConfigError(f"{path}{where}: is not valid YAML: {_yaml_reason(error)}") from error
     except (yaml.YAMLError, OmegaConfBaseException) as error:
         raise ConfigError(f"{path}: is not valid YAML: {_one_line(error)}") from error
     data = OmegaConf.to_container(loaded, resolve=False)
@@ -106,7 +106,7 @@ def parse_overrides(overrides: Sequence[str]) -> Settings:
             try:
                 _put(settings, path, parse_value(value))
             except (yaml.YAMLError, OmegaConfBaseException) as error:
-                problems.append(Problem(".".join(path), value, f"is not a YAML value ({_one_line(error)})"))
+                problems.append(Problem(".".join(path), value, f"is not a YAML value ({_yaml_reason(error)})"))
     if problems:
         raise ConfigError(problems)
     return settings
@@ -184,6 +184,12 @@ def _text_keys(value: Any) -> Any:
     if isinstance(value, list):
         return [_text_keys(item) for item in value]
     return value
+
+
+def _yaml_reason(error: Exception) -> str:
+    """Return what is wrong without the parser's account of where it was."""
+    reason = getattr(error, "problem", None) or getattr(error, "context", None)
+    return str(reason or _one_line(error))
 
 
 def _one_line(error: Exception) -> str:

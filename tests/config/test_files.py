@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ostinato.config.files import read_yaml
+from ostinato.config.load import dump_recipe, load_recipe_config
+from ostinato.config.recipe import Recipe
+from ostinato.errors import ConfigError
+
+
+def write(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def error(path: Path) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_recipe_config(path)
+    return str(caught.value)
+
+
+def test_a_number_in_scientific_notation_is_a_number(tmp_path: Path) -> None:
+    recipe = load_recipe_config(write(tmp_path / "a.yaml", "training: {optimizer: {lr: 1e-3, eps: 1E-9}}"))
+    assert (recipe.training.optimizer.lr, recipe.training.optimizer.eps) == (1e-3, 1e-9)
+
+
+def test_a_syntax_error_names_file_and_line(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.yaml", "seed: 1\nmodel:\n  d_model: [1, 2\ndata: {}\n")
+    assert error(path).startswith(f"{path}, line 4: is not valid YAML: ")
+
+
+def test_a_repeated_key_names_file_and_line(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.yaml", "seed: 1\nname: x\nseed: 2\n")
+    assert error(path) == f"{path}, line 3: is not valid YAML: found duplicate key seed"
+
+
+def test_files_that_are_no_settings_are_refused(tmp_path: Path) -> None:
+    assert error(write(tmp_path / "list.yaml", "- a\n- b\n")).endswith("must hold settings as 'key: value' lines")
+    assert error(tmp_path / "none.yaml").endswith("none.yaml: cannot be read (No such file or directory)")
+    (tmp_path / "latin.yaml").write_bytes(b"name: caf\xe9")
+    assert "is not UTF-8 text" in error(tmp_path / "latin.yaml")
+    assert load_recipe_config(write(tmp_path / "empty.yaml", "# nothing\n")) == Recipe()
+
+
+def test_keys_that_yaml_reads_as_other_things_are_unknown_settings(tmp_path: Path) -> None:
+    assert error(write(tmp_path / "a.yaml", "1: 2\n")).startswith("1 is 2: no such setting")
+
+
+def test_bases_chain_and_each_file_finds_its_own_beside_it(tmp_path: Path) -> None:
+    write(tmp_path / "far" / "root.yaml", "name: root\ndescription: the root\nseed: 3\ntraining: {n_updates: 10}\n")
+    write(tmp_path / "far" / "middle.yaml", "base: root.yaml\ntraining: {accumulate: 2}\n")
+    path = write(tmp_path / "leaf.yaml", "base: far/middle.yaml\ntraining: {n_updates: 20}\n")
+    recipe = load_recipe_config(path, default_name="leaf")
+    assert (recipe.seed, recipe.training.n_updates, recipe.training.accumulate) == (3, 20, 2)
+    assert (recipe.name, recipe.description) == ("leaf", "")
+
+
+def test_a_base_may_be_a_recipe_by_name(tmp_path: Path) -> None:
+    shelf = write(tmp_path / "shelf" / "plain.yaml", "seed: 8\n")
+    path = write(tmp_path / "a.yaml", "base: plain\n")
+    assert load_recipe_config(path, find_base=lambda name: shelf.with_stem(name)).seed == 8
+
+
+def test_bases_in_a_circle_are_refused(tmp_path: Path) -> None:
+    write(tmp_path / "b.yaml", "base: a.yaml\n")
+    message = error(write(tmp_path / "a.yaml", "base: b.yaml\n"))
+    assert message.endswith("a recipe cannot derive from itself (a.yaml -> b.yaml -> a.yaml)")
+
+
+def test_a_base_that_is_absent_or_no_name_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.yaml", "base: gone.yaml\n")
+    assert error(path) == f"base is 'gone.yaml': there is no such file beside {path}"
+    assert error(write(tmp_path / "b.yaml", "base: [x]\n")).startswith("base is ['x']: must be the name of a recipe")
+    assert error(write(tmp_path / "c.yaml", "base: scan\n")).startswith("base is 'scan': must be a path to a YAML file")
+
+
+def test_a_base_and_a_kind_it_does_not_have(tmp_path: Path) -> None:
+    write(tmp_path / "a.yaml", "model: {kind: seq2seq, encoder: {relative: {kind: window, window: 2}}}\n")
+    path = write(tmp_path / "b.yaml", "base: a.yaml\nmodel: {encoder: {relative: {kind: rotary}}}\n")
+    assert load_recipe_config(path).model.stacks()["encoder"].relative.kind == "rotary"
+
+
+_texts = st.text(st.characters(codec="utf-8", exclude_categories=["Cs", "Cc"]), max_size=12).filter(
+    lambda t: t != "???"
+)
+_values = st.one_of(_texts, st.integers(), st.booleans(), st.none(), st.floats(allow_nan=False, allow_infinity=False))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    name=st.one_of(
+        _texts, st.sampled_from(["1e3", "null", "yes", "${seed}", "\\${x}", "a: b", "0x1f", "-", "~", "1_0"])
+    ),
+    lr=st.floats(min_value=1e-12, max_value=1e6, exclude_min=True),
+    share=st.sampled_from(["all", "individual", "cycle", [0, 0, None, 1, None, 1]]),
+    files=st.one_of(st.none(), _texts, st.lists(_texts, max_size=3)),
+    extra=st.dictionaries(
+        st.from_regex(r"[a-z]{1,5}", fullmatch=True).filter(lambda k: k != "kind"), _values, max_size=3
+    ),
+    band=st.one_of(st.none(), st.tuples(st.floats(0, 1), st.floats(0, 1))),
+)
+def test_what_is_written_loads_back_equal(
+    name: str, lr: float, share: object, files: object, extra: dict[str, object], band: object
+) -> None:
+    row = {"source": "a paper", "split": "gen", "metric": "exact_match", "value": 0.3, "band": band}
+    encoder = {"ffn": {"share": share, "n_unique": 3}, "positions": {"kind": "coordinates", "random_offset": 3}}
+    recipe = Recipe.model_validate(
+        {
+            "name": name,
+            "task": {"kind": "x", **extra},
+            "data": {"train": files},
+            "model": {"kind": "seq2seq", "encoder": encoder},
+            "training": {"optimizer": {"lr": lr}, "clip_norm": None},
+            "reference": [row],
+        }
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "recipe.yaml"
+        dump_recipe(recipe, path)
+        again = load_recipe_config(path)
+    assert again == recipe
+    assert again.task.settings() == recipe.task.settings()
+
+
+def test_a_file_is_read_without_its_references_resolved(tmp_path: Path) -> None:
+    assert read_yaml(write(tmp_path / "a.yaml", "name: run-${seed}\n")) == {"name": "run-${seed}"}
