@@ -1,0 +1,261 @@
+"""Text to token ids and back.
+
+Ids 0 to 3 belong to the special symbols and have no text: what a vocabulary holds begins at id 4. A corpus that
+contains the word ``<pad>`` or ``<eos>`` therefore gets an ordinary id for it, and can never end or mask a sentence.
+
+- words: what white space separates; ``decode(encode(x)) == " ".join(x.split())``.
+- characters: every character, spaces included; ``decode(encode(x)) == x``.
+- bpe, unigram: pieces of UTF-8 bytes, so that no text is unknown; ``decode(encode(x)) == x``.
+- file: an existing ``tokenizer.json``, whose own ids are moved up by four; as lossless as that file is.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from ostinato.data import subwords
+from ostinato.errors import CheckpointError, ConfigError, DataError, Problem
+
+if TYPE_CHECKING:
+    from ostinato.config.data import DataConfig, TokenizerConfig
+    from ostinato.data.example import Example
+
+PAD_ID, BOS_ID, EOS_ID, UNK_ID = 0, 1, 2, 3
+N_SPECIAL = 4
+UNKNOWN_TEXT = "\N{DOUBLE QUESTION MARK}"
+"""How an unknown token is shown: a sign that hardly any corpus holds, so that it never passes for a right answer."""
+
+_FORMAT, _VERSION = "ostinato-tokenizer", 1
+Unknown = Literal["error", "replace"]
+
+
+class Tokenizer(ABC):
+    """Text to ids and back; made by `train`, `load`, or one of the subclasses."""
+
+    kind: str
+
+    @staticmethod
+    def train(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
+        """Build the vocabulary of `texts`; the same texts give the same tokenizer on every machine.
+
+        Raises:
+            DataError: there are no texts, or `config.path` is no tokenizer file.
+            ConfigError: `config.vocab_size` has no room for the 256 bytes.
+        """
+        if config.kind == "file":
+            return _read_existing(Path(str(config.path)))
+        if config.kind in ("words", "characters"):
+            return SymbolTokenizer.count(config.kind, texts, config.min_count)
+        return SubwordTokenizer(config.kind, subwords.train(config.kind, texts, config.vocab_size - N_SPECIAL))
+
+    @property
+    @abstractmethod
+    def vocab_size(self) -> int:
+        """Rows of an embedding table, the special symbols included."""
+
+    @abstractmethod
+    def encode(self, text: str, *, unknown: Unknown = "error") -> list[int]:
+        """Return the ids of a text, without begin and end symbols.
+
+        Raises:
+            DataError: a symbol is not in the vocabulary and `unknown` is "error"; the message names it.
+        """
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Return the text of ids; padding, begin and end symbols are left out, unknown tokens are shown as a sign.
+
+        Raises:
+            DataError: an id is outside the vocabulary.
+        """
+        kept = [int(i) for i in ids if i not in (PAD_ID, BOS_ID, EOS_ID)]
+        for i in kept:
+            if not 0 <= i < self.vocab_size:
+                raise DataError(f"token id {i} is outside the vocabulary of {self.vocab_size} ids")
+        return self._text(kept)
+
+    @abstractmethod
+    def _text(self, ids: Sequence[int]) -> str: ...
+
+    @abstractmethod
+    def _content(self) -> dict[str, Any]: ...
+
+    def save(self, path: Path) -> None:
+        """Write the tokenizer as one JSON file."""
+        content = {"format": _FORMAT, "version": _VERSION, "kind": self.kind, **self._content()}
+        Path(path).write_text(json.dumps(content, ensure_ascii=True, indent=1) + "\n", encoding="ascii")
+
+    @staticmethod
+    def load(path: Path) -> Tokenizer:
+        """Read a tokenizer that `save` wrote.
+
+        Raises:
+            CheckpointError: the file is missing, damaged, or of another format or version.
+        """
+        try:
+            content = json.loads(Path(path).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"{path}: cannot read the tokenizer: {error}") from error
+        if not isinstance(content, dict) or content.get("format") != _FORMAT:
+            raise CheckpointError(f"{path}: is not an Ostinato tokenizer (data.tokenizer.kind=file reads other ones)")
+        return _from_content(content, Path(path))
+
+
+class SymbolTokenizer(Tokenizer):
+    """A closed list of words or characters; id 4 is the most frequent one."""
+
+    def __init__(self, kind: Literal["words", "characters"], symbols: Sequence[str]) -> None:
+        self.kind = kind
+        self.symbols = list(symbols)
+        self._ids = {symbol: N_SPECIAL + i for i, symbol in enumerate(self.symbols)}
+        self._split: Callable[[str], Sequence[str]] = str.split if kind == "words" else list
+        self._glue = " " if kind == "words" else ""
+
+    @classmethod
+    def count(cls, kind: Literal["words", "characters"], texts: Iterable[str], min_count: int = 1) -> SymbolTokenizer:
+        """Build the vocabulary of `texts`: most frequent first, then in the order of code points."""
+        counts: Counter[str] = Counter()
+        for text in texts:
+            counts.update(text.split() if kind == "words" else text)
+        kept = sorted((s for s, n in counts.items() if n >= min_count), key=lambda s: (-counts[s], s))
+        if not kept:
+            reason = f"none of the {len(counts)} {kind} occurs {min_count} times" if counts else "there is no text"
+            raise DataError(f"cannot build a tokenizer of {kind}: {reason}")
+        return cls(kind, kept)
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of an embedding table, the special symbols included."""
+        return N_SPECIAL + len(self.symbols)
+
+    def encode(self, text: str, *, unknown: Unknown = "error") -> list[int]:
+        """Return the ids of a text; see `Tokenizer.encode`."""
+        ids = [self._ids.get(symbol, UNK_ID) for symbol in self._split(text)]
+        if unknown == "error" and UNK_ID in ids:
+            symbol = self._split(text)[ids.index(UNK_ID)]
+            raise _unknown_symbol(symbol, f"{len(self.symbols)} {self.kind}")
+        return ids
+
+    def _text(self, ids: Sequence[int]) -> str:
+        return self._glue.join(UNKNOWN_TEXT if i == UNK_ID else self.symbols[i - N_SPECIAL] for i in ids)
+
+    def _content(self) -> dict[str, Any]:
+        return {"symbols": self.symbols}
+
+
+class SubwordTokenizer(Tokenizer):
+    """A model of the `tokenizers` library, its ids moved up by four; see `subwords`."""
+
+    def __init__(self, kind: str, model: subwords.Subwords) -> None:
+        self.kind = kind
+        self._model = model
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of an embedding table, the special symbols included."""
+        return N_SPECIAL + self._model.n_pieces
+
+    def encode(self, text: str, *, unknown: Unknown = "error") -> list[int]:
+        """Return the ids of a text; see `Tokenizer.encode`."""
+        pieces = self._model.encode(text)
+        if unknown == "error" and None in pieces:
+            raise _unknown_symbol(self._model.first_unknown(text), f"{self._model.n_pieces} pieces")
+        return [UNK_ID if piece is None else N_SPECIAL + piece for piece in pieces]
+
+    def _text(self, ids: Sequence[int]) -> str:
+        return self._model.decode([None if i == UNK_ID else i - N_SPECIAL for i in ids], UNKNOWN_TEXT)
+
+    def _content(self) -> dict[str, Any]:
+        return self._model.to_dict()
+
+
+class Tokenizers:
+    """The tokenizers of both sides; one object twice where they share a vocabulary."""
+
+    def __init__(self, source: Tokenizer, target: Tokenizer) -> None:
+        self.source = source
+        self.target = target
+
+    @property
+    def is_joint(self) -> bool:
+        """Whether both sides have one vocabulary."""
+        return self.source is self.target
+
+    @classmethod
+    def train(cls, data: DataConfig, examples: Iterable[Example]) -> Tokenizers:
+        """Build one joint tokenizer, or one for each side where `data.target_tokenizer` is set.
+
+        Raises:
+            ConfigError: a language model's data, which has no source, with a tokenizer for the target alone.
+            DataError: there are no examples.
+        """
+        if data.target_tokenizer is None:
+            joint = Tokenizer.train(data.tokenizer, _all_texts(examples))
+            return cls(joint, joint)
+        rows = list(examples)
+        sources = [example.source for example in rows if example.source is not None]
+        if rows and not sources:
+            reason = "the examples have no source, so there is one side only: remove it and use data.tokenizer"
+            raise ConfigError([Problem("data.target_tokenizer", data.target_tokenizer.kind, reason)])
+        target = Tokenizer.train(data.target_tokenizer, [example.target for example in rows])
+        return cls(Tokenizer.train(data.tokenizer, sources), target)
+
+    def save(self, directory: Path) -> None:
+        """Write ``joint.json``, or ``source.json`` and ``target.json``."""
+        directory = Path(directory)
+        directory.mkdir(parents=True, exist_ok=True)
+        if self.is_joint:
+            self.source.save(directory / "joint.json")
+        else:
+            self.source.save(directory / "source.json")
+            self.target.save(directory / "target.json")
+
+    @classmethod
+    def load(cls, directory: Path) -> Tokenizers:
+        """Read what `save` wrote."""
+        directory = Path(directory)
+        if (directory / "joint.json").exists():
+            joint = Tokenizer.load(directory / "joint.json")
+            return cls(joint, joint)
+        return cls(Tokenizer.load(directory / "source.json"), Tokenizer.load(directory / "target.json"))
+
+
+def _all_texts(examples: Iterable[Example]) -> Iterator[str]:
+    for example in examples:
+        if example.source is not None:
+            yield example.source
+        yield example.target
+
+
+def _unknown_symbol(symbol: str, vocabulary: str) -> DataError:
+    fix = "data.unknown=replace reads such symbols as the unknown token"
+    return DataError(f"{symbol!r} is not among the {vocabulary} of the vocabulary, which is the training data's: {fix}")
+
+
+def _from_content(content: dict[str, Any], path: Path) -> Tokenizer:
+    if content.get("version") != _VERSION:
+        raise CheckpointError(f"{path}: tokenizer format {content.get('version')!r}, but this version reads {_VERSION}")
+    kind = content.get("kind")
+    try:
+        if kind in ("words", "characters"):
+            return SymbolTokenizer(kind, content["symbols"])
+        return SubwordTokenizer(str(kind), subwords.Subwords.from_dict(content))
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{path}: the tokenizer is damaged: {error}") from error
+
+
+def _read_existing(path: Path) -> Tokenizer:
+    try:
+        text = path.read_text(encoding="utf-8")
+        content = json.loads(text)
+        if isinstance(content, dict) and content.get("format") == _FORMAT:
+            return _from_content(content, path)
+        return SubwordTokenizer("file", subwords.Subwords(text, leading_space=False))
+    except OSError as error:
+        raise DataError(f"{path}: cannot read data.tokenizer.path: {error.strerror}") from error
+    except ValueError as error:
+        raise DataError(f"{path}: data.tokenizer.path is no tokenizer.json: {error}") from error
