@@ -54,18 +54,18 @@ class Subwords:
     def first_unknown(self, text: str) -> str:
         """Return the part of `text` that its first unknown piece stands for."""
         encoding = self._run(text)
-        start, end = encoding.offsets[encoding.ids.index(self._unknown)]
+        start, end = next(
+            span for piece, span in zip(encoding.ids, encoding.offsets, strict=True) if piece == self._unknown
+        )
         shift = int(self._leading_space)
         return text[max(start - shift, 0) : end - shift]
 
     def decode(self, pieces: Sequence[int | None], unknown_text: str) -> str:
-        """Return the text of pieces, `unknown_text` for every None."""
+        """Return the text of pieces, `unknown_text` for every run of None."""
         parts = []
         for is_unknown, group in groupby(pieces, key=lambda piece: piece is None):
-            if is_unknown:
-                parts.append(unknown_text * len(list(group)))
-            else:
-                parts.append(self._model.decode(list(group), skip_special_tokens=False))
+            known = [piece for piece in group if piece is not None]
+            parts.append(unknown_text if is_unknown else self._model.decode(known, skip_special_tokens=False))
         text = "".join(parts)
         return text.removeprefix(" ") if self._leading_space else text
 
