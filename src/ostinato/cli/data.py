@@ -1,0 +1,93 @@
+"""`ostinato data`: the tasks, where their data comes from, and what it looks like."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from ostinato.cli.options import JsonOption, MirrorOption
+
+app = typer.Typer(
+    help="List tasks, download their data, look at it.",
+    epilog="Example: ostinato data show scan split=length",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+TaskArgument = Annotated[str, typer.Argument(metavar="TASK", help="A task's name.", show_default=False)]
+SettingsArgument = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="KEY=VALUE", help="The task's settings, for example split=length.", show_default=False),
+]
+
+
+@app.command("list", epilog="Example: ostinato data list")
+def list_tasks(json: JsonOption = False) -> None:
+    """List every task: generated here, downloaded, or from files of your own."""
+    from ostinato.cli.output import print_json, print_table
+    from ostinato.tasks.catalog import list_tasks as tasks
+
+    found = tasks()
+    if json:
+        print_json([entry.as_dict() for entry in found])
+        return
+    rows = [(e.name, e.origin, ", ".join(e.splits), ", ".join(e.metrics), e.licence, e.summary) for e in found]
+    print_table(["task", "data", "splits", "metrics", "licence", "what it is"], rows)
+
+
+@app.command("fetch", epilog="Example: ostinato data fetch cogs --mirror /media/usb/data")
+def fetch(
+    task: TaskArgument, settings: SettingsArgument = None, mirror: MirrorOption = None, json: JsonOption = False
+) -> None:
+    """Download a task's files into the cache, and check them."""
+    from ostinato.cli.output import print_json, say
+    from ostinato.data.registry import DataAccess
+    from ostinato.tasks.catalog import open_task
+
+    access = DataAccess.default(mirror)
+    opened = open_task(task, settings or [], access)
+    paths = {file.path: str(access.fetch(file)) for file in opened.files()}
+    if json:
+        print_json({"task": task, "files": paths})
+        return
+    for name, path in paths.items():
+        say(f"{name} -> {path}")
+    if not paths:
+        say(f"{task} needs no download")
+
+
+@app.command("show", epilog="Example: ostinato data show scan split=length")
+def show(
+    task: TaskArgument, settings: SettingsArgument = None, mirror: MirrorOption = None, json: JsonOption = False
+) -> None:
+    """Print a task's protocol, the sizes of its splits, its metrics, and three examples."""
+    from ostinato.cli.output import print_json
+    from ostinato.data.registry import DataAccess
+    from ostinato.tasks.catalog import describe_task, open_task
+
+    described = describe_task(open_task(task, settings or [], DataAccess.default(mirror)))
+    if json:
+        print_json(described)
+    else:
+        _print_task(described)
+
+
+def _print_task(described: dict[str, Any]) -> None:
+    from ostinato.cli.output import number, print_table, say
+
+    say(f"{described['task']} ({described['origin']})")
+    say()
+    say(described["protocol"])
+    say()
+    print_table(["split", "examples"], list(described["sizes"].items()))
+    say(f"metrics: {', '.join(described['metrics'])}")
+    if described["by"]:
+        say(f"reported by: {', '.join(described['by'])}")
+    for file in described["files"]:
+        where = f"{file['repo']}/{file['path']} at {file['commit'][:10]}"
+        say(f"file: {where}, {number(file['n_bytes'])} bytes, {file['licence']}")
+    for example in described["examples"]:
+        say()
+        for key, value in example.items():
+            say(f"  {key}: {value}")

@@ -1,0 +1,86 @@
+"""`ostinato evaluate`: a finished run on splits of its task."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ostinato.cli.options import (
+    BeamOption,
+    CheckpointOption,
+    DeviceOption,
+    JsonOption,
+    MirrorOption,
+    RunArgument,
+    StepsOption,
+)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("evaluate", epilog="Example: ostinato evaluate runs/x --split gen --by category --beam 4")(evaluate)
+
+
+def evaluate(
+    run: RunArgument,
+    split: Annotated[
+        list[str] | None,
+        typer.Option("--split", help="Split to score, may be repeated; default: the recipe's.", show_default=False),
+    ] = None,
+    checkpoint: CheckpointOption = "best",
+    n_steps: StepsOption = None,
+    by: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--by",
+            metavar="COLUMN",
+            help="Column to break scores down by, may be repeated; default: the task's.",
+            show_default=False,
+        ),
+    ] = None,
+    metric: Annotated[
+        list[str] | None,
+        typer.Option("--metric", help="Metric, may be repeated; default: the task's.", show_default=False),
+    ] = None,
+    beam: BeamOption = None,
+    max_examples: Annotated[int | None, typer.Option(min=1, help="Score the first ones only.")] = None,
+    predictions: Annotated[
+        Path | None,
+        typer.Option(help="Write every output here, as JSON lines (for one split).", show_default=False),
+    ] = None,
+    device: DeviceOption = "auto",
+    mirror: MirrorOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Score a run: loss, perplexity, the task's metrics, and every score by metadata column."""
+    from ostinato.cli.output import print_json
+    from ostinato.cli.results import print_splits
+    from ostinato.data.registry import DataAccess
+    from ostinato.evaluation import PredictionWriter
+    from ostinato.evaluation.loading import load
+
+    loaded = load(run, checkpoint=checkpoint, device=device)
+    splits = split or loaded.recipe.evaluation.splits
+    if predictions is not None and len(splits) > 1:
+        raise typer.BadParameter(f"there are {len(splits)} splits: choose one with --split", param_hint="--predictions")
+    with nullcontext() if predictions is None else PredictionWriter(predictions) as writer:
+        results = {
+            name: loaded.evaluate(
+                name,
+                n_steps=n_steps,
+                metrics=metric or None,
+                by=by or None,
+                max_examples=max_examples,
+                predictions=writer,
+                access=DataAccess.default(mirror),
+                **({} if beam is None else {"beam": beam}),
+            )
+            for name in splits
+        }
+    if json:
+        print_json(results)
+    else:
+        print_splits(results)

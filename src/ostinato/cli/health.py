@@ -1,0 +1,81 @@
+"""What `ostinato doctor` looks at."""
+
+from __future__ import annotations
+
+import platform
+import re
+from importlib.metadata import PackageNotFoundError, requires, version
+from typing import Any
+
+from ostinato import __version__
+
+_PACKAGE = "ostinato"
+_NAME = re.compile(r"[A-Za-z0-9._-]+")
+_EXTRA = re.compile(r"extra\s*==\s*[\"']([^\"']+)[\"']")
+_USE = {
+    "": "everything",
+    "plot": "figures",
+    "dev": "the checks and tests of Ostinato itself",
+}
+
+
+def examine() -> dict[str, Any]:
+    """Return versions, devices, data folders, and a pip line for everything that is missing."""
+    packages = [_package(requirement) for requirement in requires(_PACKAGE) or []]
+    packages = [p for p in packages if p["name"].lower() != _PACKAGE]
+    missing = [p for p in packages if p["version"] is None]
+    ok = not any(p["extra"] == "" for p in missing)
+    return {
+        "ostinato": __version__,
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "packages": [_own(), *packages],
+        "devices": _devices() if ok else {},
+        "data": _data() if ok else {},
+        "advice": [_advice(extra) for extra in sorted({p["extra"] for p in missing})],
+        "ok": ok,
+    }
+
+
+def _own() -> dict[str, Any]:
+    text = f"{__version__} (Python {platform.python_version()})"
+    return {"name": _PACKAGE, "version": text, "extra": "", "needed_for": ""}
+
+
+def _package(requirement: str) -> dict[str, Any]:
+    """Return name, installed version and purpose of one requirement of ours."""
+    name = _NAME.match(requirement)
+    extra = _EXTRA.search(requirement)
+    label = extra.group(1) if extra else ""
+    package = name.group(0) if name else requirement
+    try:
+        installed: str | None = version(package)
+    except PackageNotFoundError:
+        installed = None
+    return {"name": package, "version": installed, "extra": label, "needed_for": _USE.get(label, label)}
+
+
+def _advice(extra: str) -> str:
+    if not extra:
+        return f"needed packages are missing; add them: pip install --upgrade {_PACKAGE}"
+    return f"for {_USE.get(extra, extra)}: pip install '{_PACKAGE}[{extra}]'"
+
+
+def _devices() -> dict[str, str]:
+    """Return every device torch can use, by the name that `training.device` takes."""
+    import torch
+
+    found = {"cpu": f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads"}
+    for index in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(index)
+        found[f"cuda:{index}"] = f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB"
+    if torch.backends.mps.is_available():
+        found["mps"] = "Apple GPU"
+    return found
+
+
+def _data() -> dict[str, str]:
+    from ostinato.data.registry import DataAccess
+
+    access = DataAccess.default()
+    return {"cache": str(access.cache), "mirror": access.mirror or "none (OSTINATO_MIRROR)"}

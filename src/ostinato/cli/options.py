@@ -1,0 +1,37 @@
+"""Arguments and options that several commands take, declared once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+RecipeArgument = Annotated[
+    str,
+    typer.Argument(metavar="RECIPE", help="A recipe's name, a YAML file, or a run directory.", show_default=False),
+]
+OverridesArgument = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="KEY=VALUE", help="Settings to change: dotted.key=value.", show_default=False),
+]
+RunArgument = Annotated[
+    Path, typer.Argument(metavar="RUN", help="A run directory, for example runs/x.", show_default=False)
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Write JSON, for programs.")]
+MirrorOption = Annotated[
+    str | None,
+    typer.Option(
+        "--mirror",
+        metavar="DIR_OR_URL",
+        help="Take downloads from here in place of their own address (also: OSTINATO_MIRROR).",
+        show_default=False,
+    ),
+]
+CheckpointOption = Annotated[str, typer.Option("--checkpoint", help="best, last, or the name of a checkpoint.")]
+StepsOption = Annotated[
+    int | None,
+    typer.Option("--n-steps", min=1, help="Depth to run, for models whose steps share all weights."),
+]
+BeamOption = Annotated[int | None, typer.Option("--beam", min=1, help="Beam width; 1 is greedy.")]
+DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, mps.")]

@@ -1,0 +1,80 @@
+"""Printing shared by the commands: JSON for programs, tables and lines for people."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+WIDTH_WITHOUT_TERMINAL = 120
+
+
+def console() -> Console:
+    """Return a console on standard output; into a file or pipe it writes plain text, `WIDTH_WITHOUT_TERMINAL` wide."""
+    from rich.console import Console
+
+    found = Console(highlight=False)
+    return found if found.is_terminal else Console(highlight=False, width=WIDTH_WITHOUT_TERMINAL)
+
+
+def say(message: str = "") -> None:
+    """Write one line as it is."""
+    typer.echo(message)
+
+
+def complain(message: str) -> None:
+    """Write an error as plain lines: no colours and no wrapping, so that they can be searched for."""
+    typer.echo(message, err=True)
+
+
+def print_json(data: object) -> None:
+    """Write one JSON document."""
+    typer.echo(json.dumps(data, indent=2, ensure_ascii=False, default=str))
+
+
+def json_line(data: object) -> str:
+    """Return one line of JSON."""
+    return json.dumps(data, ensure_ascii=False)
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None) -> None:
+    """Write a table; columns whose cells are all numbers are right-aligned."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+    from rich.text import Text
+
+    cells = [list(row) for row in rows]
+    table = Table(title=title, box=SIMPLE_HEAD, title_justify="left", title_style="bold", pad_edge=False)
+    for i, name in enumerate(columns):
+        is_number = bool(cells) and all(isinstance(row[i], int | float) for row in cells)
+        table.add_column(name, justify="right" if is_number else "left", overflow="fold")
+    for row in cells:
+        table.add_row(*(Text(number(cell)) for cell in row))
+    console().print(table)
+
+
+def number(value: object) -> str:
+    """Return a value as people read it: 1,388,544 and 0.1235."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return "" if value is None else str(value)
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:.4g}" if abs(value) < 1000 else f"{value:,.1f}"
+
+
+def flat(result: dict[str, Any], skip: Sequence[str] = ()) -> list[tuple[str, object]]:
+    """Return the plain entries of a nested result with dotted names, in order."""
+    rows: list[tuple[str, object]] = []
+    for key, value in result.items():
+        if key in skip:
+            continue
+        if isinstance(value, dict):
+            rows += [(f"{key}.{name}", inner) for name, inner in flat(value)]
+        elif not isinstance(value, list):
+            rows.append((key, value))
+    return rows

@@ -1,0 +1,24 @@
+"""`ostinato recipes`: the named recipes."""
+
+from __future__ import annotations
+
+import typer
+
+from ostinato.cli.options import JsonOption
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("recipes", epilog="Example: ostinato recipes")(recipes)
+
+
+def recipes(json: JsonOption = False) -> None:
+    """List the recipes that come with Ostinato, one line each."""
+    from ostinato.cli.output import print_json, print_table
+    from ostinato.tasks.recipes import list_recipes
+
+    found = list_recipes()
+    if json:
+        print_json([{"name": recipe.name, "description": recipe.description} for recipe in found])
+    else:
+        print_table(["recipe", "what it is"], [(recipe.name, recipe.description) for recipe in found])

@@ -1,0 +1,61 @@
+"""`ostinato train`: a recipe becomes a run directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ostinato.cli.options import JsonOption, MirrorOption, OverridesArgument, RecipeArgument
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    example = "Example: ostinato train scan/universal task.split=length training.n_updates=4000 --run-dir runs/mine"
+    app.command("train", epilog=example)(train)
+
+
+def train(
+    recipe: RecipeArgument,
+    overrides: OverridesArgument = None,
+    run_dir: Annotated[
+        Path | None,
+        typer.Option("--run-dir", help="Where to write; default: runs/ and the recipe's name.", show_default=False),
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on where an interrupted run stopped.")] = False,
+    mirror: MirrorOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Train a model, evaluate its best checkpoint and write a run directory."""
+    from ostinato.cli.output import console, print_json, say
+    from ostinato.cli.results import print_results
+    from ostinato.data.registry import DataAccess
+    from ostinato.tasks.recipes import load_recipe
+    from ostinato.training import train as train_recipe
+    from ostinato.training.reporter import make_reporter
+
+    resolved = load_recipe(recipe, overrides or [])
+    directory = run_dir or default_directory(recipe, resolved.name, resume)
+    if not json:
+        say(f"run directory: {directory}")
+    reporter = make_reporter(None if json else console())
+    result = train_recipe(resolved, directory, resume=resume, access=DataAccess.default(mirror), reporter=reporter)
+    if json:
+        print_json(result)
+    else:
+        print_results(result)
+        say(f"results: {directory / 'results.json'}")
+
+
+def default_directory(recipe: str, name: str, resume: bool) -> Path:
+    """Return the directory to write to where the user names none.
+
+    A run that is gone on with is found where it was written; a new one never goes into an old one's directory.
+    """
+    if resume and (Path(recipe) / "recipe.yaml").is_file():
+        return Path(recipe)
+    first = Path("runs") / name.replace("/", "-")
+    if resume or not first.exists():
+        return first
+    return next(path for n in range(2, 100_000) if not (path := first.with_name(f"{first.name}-{n}")).exists())

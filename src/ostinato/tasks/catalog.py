@@ -1,0 +1,128 @@
+"""The tasks as a catalogue: what there is, where its data comes from, and what it looks like."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import islice
+from typing import Any
+
+from ostinato.config.files import parse_overrides
+from ostinato.config.load import check_recipe
+from ostinato.config.recipe import Recipe
+from ostinato.data.registry import DataAccess
+from ostinato.errors import OstinatoError
+from ostinato.tasks.base import Task
+from ostinato.tasks.registry import TASKS, build_task, task_problems
+
+GENERATED, DOWNLOADED, OWN = "generated", "download", "your files"
+_N_SHOWN = 3
+
+
+@dataclass(frozen=True, slots=True)
+class TaskEntry:
+    """One task with its default settings.
+
+    Args:
+        name: its `task.kind`.
+        origin: where the data comes from.
+        splits, metrics: by name; empty for files of the user's own that are not named yet.
+        n_bytes: size of the download.
+        licence: of the downloaded files.
+        summary: first line of its protocol.
+    """
+
+    name: str
+    origin: str
+    splits: tuple[str, ...]
+    metrics: tuple[str, ...]
+    n_bytes: int
+    licence: str
+    summary: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the entry for JSON."""
+        return asdict(self)
+
+
+def list_tasks() -> list[TaskEntry]:
+    """Return every task, in alphabetical order."""
+    return [_entry(name) for name in sorted(TASKS)]
+
+
+def _entry(name: str) -> TaskEntry:
+    summary = protocol(TASKS[name]).splitlines()[0]
+    try:
+        task = open_task(name)
+    except OstinatoError:
+        # Some tasks are nothing without settings: the user's own files.
+        return TaskEntry(name, OWN, (), (), 0, "", summary)
+    files = task.files()
+    licences = dict.fromkeys(file.licence for file in files)
+    return TaskEntry(
+        name=name,
+        origin=origin(task),
+        splits=tuple(task.splits()),
+        metrics=tuple(task.metrics),
+        n_bytes=sum(file.n_bytes for file in files),
+        licence=", ".join(licences),
+        summary=summary,
+    )
+
+
+def open_task(name: str, settings: Sequence[str] = (), access: DataAccess | None = None) -> Task:
+    """Return a task by name.
+
+    Args:
+        settings: its settings as `key=value`; `data.key=value` for those of the data (the user's own files).
+
+    Raises:
+        ConfigError: an unknown task or impossible settings, all of them together.
+    """
+    given = parse_overrides(settings)
+    data = given.pop("data", {})
+    recipe = check_recipe({"task": {"kind": name, **given}, "data": data}, _task_problems)
+    return build_task(recipe.task, recipe.data, access)
+
+
+def _task_problems(recipe: Recipe) -> list[Any]:
+    return list(task_problems(recipe.task.settings()))
+
+
+def origin(task: Task) -> str:
+    """Say where a task's data comes from."""
+    if task.is_generated:
+        return GENERATED
+    return DOWNLOADED if task.files() else OWN
+
+
+def protocol(task: type[Task]) -> str:
+    """Return what a task's documentation says of its protocol."""
+    return inspect.getdoc(task) or task.__name__
+
+
+def describe_task(task: Task) -> dict[str, Any]:
+    """Return protocol, sizes, metrics, files and the first examples of a task; reads (and may download) its data.
+
+    Raises:
+        DataError: the data cannot be had or read.
+    """
+    splits = task.splits()
+    first = islice(task.examples(splits[0]), _N_SHOWN)
+    return {
+        "task": task.name,
+        "origin": origin(task),
+        "protocol": protocol(type(task)),
+        "settings": task.config.model_dump(mode="json"),
+        "sizes": {split: sum(1 for _ in task.examples(split)) for split in splits},
+        "metrics": list(task.metrics),
+        "by": list(task.by),
+        "files": [asdict(file) for file in task.files()],
+        "examples": [_shown(example.source, example.target, example.columns) for example in first],
+    }
+
+
+def _shown(source: str | None, target: str, columns: dict[str, object]) -> dict[str, object]:
+    texts: dict[str, object] = {"text": target} if source is None else {"source": source, "target": target}
+    return texts | columns

@@ -1,0 +1,80 @@
+"""Vocabulary sizes of a recipe before it is trained: what counting parameters needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ostinato.config.data import TokenizerConfig
+from ostinato.config.model import LanguageModelConfig, ModelConfig
+from ostinato.config.recipe import Recipe
+from ostinato.data.registry import DataAccess
+from ostinato.data.tokenizer import Tokenizers
+from ostinato.errors import ConfigError, Problem
+from ostinato.tasks.registry import build_task
+
+
+@dataclass(frozen=True, slots=True)
+class SizedModel:
+    """A model configuration whose vocabulary sizes are set.
+
+    Args:
+        model: the configuration.
+        source, target: rows of the vocabularies; the source's is None for language models.
+        origin: where the sizes come from, in words.
+    """
+
+    model: ModelConfig
+    source: int | None
+    target: int
+    origin: str
+
+
+def size_model(
+    recipe: Recipe, access: DataAccess | None = None, *, source: int | None = None, target: int | None = None
+) -> SizedModel:
+    """Set the vocabulary sizes of a recipe's model.
+
+    They come from the arguments, else from the recipe, else from the tokenizers that the task's training data gives
+    (generated, the user's own, or already in the cache: nothing is downloaded), else, for trained subwords, from the
+    size the recipe asks for.
+
+    Raises:
+        ConfigError: none of them says.
+    """
+    model = recipe.model
+    if isinstance(model, LanguageModelConfig):
+        size = target or source or model.vocab_size
+        origin = "given"
+        if size is None:
+            (_, size), origin = _from_data(recipe, access)
+        return SizedModel(model.model_copy(update={"vocab_size": size}), None, size, origin)
+    source, target = source or model.source_vocab_size, target or model.target_vocab_size
+    origin = "given"
+    if source is None or target is None:
+        (found_source, found_target), origin = _from_data(recipe, access)
+        source, target = source or found_source, target or found_target
+    sizes = {"source_vocab_size": source, "target_vocab_size": target}
+    return SizedModel(model.model_copy(update=sizes), source, target, origin)
+
+
+def _from_data(recipe: Recipe, access: DataAccess | None) -> tuple[tuple[int, int], str]:
+    """Return the sizes of both vocabularies and where they come from."""
+    access = access or DataAccess.default()
+    task = build_task(recipe.task, recipe.data, access)
+    if all(access.is_cached(file) for file in task.files()):
+        tokenizers = Tokenizers.train(recipe.data, task.examples("train"))
+        return (tokenizers.source.vocab_size, tokenizers.target.vocab_size), "from the task's data"
+    left = _asked_for(recipe.data.tokenizer)
+    right = left if recipe.data.target_tokenizer is None else _asked_for(recipe.data.target_tokenizer)
+    if left is not None and right is not None:
+        return (left, right), "as data.tokenizer asks, the data is not here yet"
+    reason = (
+        "is not known before the data is here: `ostinato data fetch "
+        f"{recipe.task.kind}`, or give --source-vocab and --target-vocab"
+    )
+    raise ConfigError([Problem("model.target_vocab_size", None, reason)])
+
+
+def _asked_for(tokenizer: TokenizerConfig) -> int | None:
+    """Return the size a subword tokenizer is trained to; other kinds take what the data has."""
+    return tokenizer.vocab_size if tokenizer.kind in ("bpe", "unigram") else None
