@@ -1,0 +1,25 @@
+"""Running a model without training it, and leaving it as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+
+@contextmanager
+def inference(model: nn.Module) -> Iterator[None]:
+    """Put a model in evaluation mode without gradients; afterwards every module is in the mode it was in.
+
+    Do not yield from inside: gradients would stay off in the code that takes the value.
+    """
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        with torch.inference_mode():
+            yield
+    finally:
+        for module in training:
+            module.training = True

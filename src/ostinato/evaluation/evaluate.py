@@ -1,0 +1,192 @@
+"""Measure a model on a split: teacher-forced numbers and decoded metrics, overall and by category.
+
+Examples stream through: what is held are a window of examples sorted into batches and running totals, whatever the size
+of the split. Numbers do not depend on the batch size beyond float rounding.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+from ostinato.config.data import DataConfig
+from ostinato.config.decoding import DecodingConfig
+from ostinato.data.batch import Batch
+from ostinato.data.batching import encode_examples, evaluation_batches
+from ostinato.data.example import Example
+from ostinato.data.tokenizer import Tokenizers
+from ostinato.decoding import Hypothesis, search
+from ostinato.decoding.inference import inference
+from ostinato.errors import ConfigError, DataError, Problem
+from ostinato.evaluation.predictions import WriteRecord
+from ostinato.evaluation.scores import SentenceScores, Totals, check_metrics, macro_means, score_sentences
+from ostinato.models.language_model import LanguageModel
+from ostinato.models.seq2seq import Seq2Seq
+
+_MOST_VALUES = 1000
+"""A column of more values than this is an identifier, and totals for each of them would hold the whole split."""
+
+
+def evaluate(
+    model: Seq2Seq | LanguageModel,
+    examples: Iterable[Example],
+    tokenizers: Tokenizers,
+    *,
+    data: DataConfig,
+    decoding: DecodingConfig,
+    metrics: Sequence[str],
+    by: Sequence[str] = (),
+    n_steps: int | None = None,
+    max_examples: int | None = None,
+    name: str = "examples",
+    predictions: WriteRecord | None = None,
+) -> dict[str, Any]:
+    """Return the scores of a model on examples.
+
+    The model's mode, its weights and every random state are left as they were.
+
+    Args:
+        metrics: decoded metrics by name (`ostinato.metrics`); empty: nothing is decoded.
+        by: metadata columns; every number is also given for each of their values.
+        n_steps: depth to run instead of the plans' own (fully shared plans only).
+        max_examples: only the first ones.
+        name: of the split, for error messages and the result.
+        predictions: called with a record for every output (index, source, reference, prediction, score, finished,
+            columns), see `PredictionWriter`; decodes even where `metrics` is empty.
+
+    Returns:
+        name, n, n_labels, loss (nats per label), perplexity, token_accuracy, sequence_accuracy_forced (teacher-forced:
+        see `ostinato.evaluation.scores`), the metrics' own numbers and signatures; by: column -> value -> the same
+        numbers; macro: column -> their means over the values, each counting once; n_steps, seconds; and, where
+        something was decoded, n_generated (tokens, end symbols included), n_unfinished (outputs cut at their length
+        limit) and decoding (the settings).
+
+    Raises:
+        ConfigError: an unknown metric, or decoded metrics for a language model.
+        DataError: no examples, an example that cannot be encoded or is too long, or an unknown column.
+    """
+    check_metrics(metrics)
+    started = time.perf_counter()
+    held: dict[int, Example] = {}
+    chosen = _remember(islice(examples, max_examples), held)
+    rows = encode_examples(chosen, tokenizers, data, training=False, name=name)
+    run = _Evaluation(metrics, by, name, tokenizers, predictions)
+    is_decoding = bool(metrics) or predictions is not None
+    with inference(model):
+        for host_batch in evaluation_batches(rows, data.eval_tokens_per_batch):
+            batch = host_batch.to(model.device)
+            output = model(batch, n_steps=n_steps)
+            scores = score_sentences(output.logits_BTV, batch.labels_BT, batch.loss_BT)
+            del output
+            outputs: list[Hypothesis] | list[None] = [None] * batch.n_sentences
+            if is_decoding:
+                _check_source(batch, metrics)
+                outputs = search(model, batch, decoding, n_steps=n_steps)
+            for place, index in enumerate(batch.indices):
+                run.add(index, held.pop(index), scores[place], outputs[place])
+    result = run.result()
+    if is_decoding:
+        result |= {
+            "n_generated": run.n_generated,
+            "n_unfinished": run.n_unfinished,
+            "decoding": decoding.model_dump(mode="json"),
+        }
+    return result | {"n_steps": n_steps, "seconds": time.perf_counter() - started}
+
+
+def _remember(examples: Iterable[Example], held: dict[int, Example]) -> Iterator[Example]:
+    """Pass examples on, and keep each one's texts until its batch has been scored."""
+    for index, example in enumerate(examples):
+        held[index] = example
+        yield example
+
+
+def _check_source(batch: Batch, metrics: Sequence[str]) -> None:
+    if batch.source is None:
+        reason = (
+            "a language model has no source to decode from: it is measured by loss, perplexity and token_accuracy, "
+            "so leave the list empty"
+        )
+        raise ConfigError([Problem("evaluation.metrics", list(metrics), reason)])
+
+
+class _Evaluation:
+    """Totals over all examples and by category."""
+
+    def __init__(
+        self,
+        metrics: Sequence[str],
+        by: Sequence[str],
+        name: str,
+        tokenizers: Tokenizers,
+        predictions: WriteRecord | None,
+    ) -> None:
+        self.metrics, self.name, self.tokenizers, self.predictions = metrics, name, tokenizers, predictions
+        self.total = Totals(metrics)
+        self.groups: dict[str, dict[str, Totals]] = {column: {} for column in by}
+        self.n_generated = self.n_unfinished = 0
+
+    def add(self, index: int, example: Example, scores: SentenceScores, output: Hypothesis | None) -> None:
+        """Count one example."""
+        totals = [self.total, *self._groups_of(index, example.columns)]
+        for total in totals:
+            total.add(scores)
+        if output is None:
+            return
+        self.n_generated += output.n_tokens
+        self.n_unfinished += not output.finished
+        prediction = self.tokenizers.target.decode(output.ids)
+        reference = self._reference(example)
+        for total in totals:
+            total.add_prediction(prediction, reference)
+        if self.predictions is not None:
+            self.predictions(
+                {
+                    "index": index,
+                    "source": example.source,
+                    "reference": reference,
+                    "prediction": prediction,
+                    "score": output.score,
+                    "finished": output.finished,
+                    "columns": example.columns,
+                }
+            )
+
+    def result(self) -> dict[str, Any]:
+        """Return all numbers."""
+        if self.total.n == 0:
+            raise DataError(f"{self.name}: there are no examples to evaluate")
+        by = {
+            column: {value: groups[value].compute() for value in sorted(groups, key=_natural)}
+            for column, groups in self.groups.items()
+        }
+        macro = {column: macro_means(groups) for column, groups in by.items()}
+        return {"name": self.name, **self.total.compute(), "by": by, "macro": macro}
+
+    def _reference(self, example: Example) -> str:
+        """Return the target as a perfect output would be written: a tokenizer of words keeps no runs of white space."""
+        is_words = self.tokenizers.target.kind == "words"
+        return " ".join(example.target.split()) if is_words else example.target
+
+    def _groups_of(self, index: int, columns: dict[str, object]) -> Iterator[Totals]:
+        for column, groups in self.groups.items():
+            if column not in columns:
+                have = ", ".join(columns) or "none"
+                raise DataError(f"{self.name}: example {index + 1} has no column {column!r}; its columns are: {have}")
+            value = str(columns[column])
+            if value not in groups:
+                if len(groups) == _MOST_VALUES:
+                    reason = "report by a column of categories, not of identifiers"
+                    raise DataError(f"{self.name}: column {column!r} has more than {_MOST_VALUES} values: {reason}")
+                groups[value] = Totals(self.metrics)
+            yield groups[value]
+
+
+def _natural(value: str) -> tuple[int, float, str]:
+    """Sort numbers by size, then everything else by text."""
+    try:
+        return (0, float(value), value)
+    except ValueError:
+        return (1, 0.0, value)

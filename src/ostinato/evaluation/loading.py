@@ -1,0 +1,211 @@
+"""Load a finished (or still running) run from its directory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ostinato.config.decoding import DecodingConfig
+from ostinato.config.load import check_recipe
+from ostinato.config.recipe import Recipe
+from ostinato.data.registry import DataAccess
+from ostinato.data.tokenizer import Tokenizers
+from ostinato.decoding.generate import Generation, generate_stream, generate_texts
+from ostinato.errors import CheckpointError, ConfigError, DataError, Problem
+from ostinato.evaluation.evaluate import evaluate
+from ostinato.evaluation.predictions import PredictionWriter, WriteRecord
+from ostinato.models.checkpoint import load_model
+from ostinato.models.language_model import LanguageModel
+from ostinato.models.seq2seq import Seq2Seq
+from ostinato.tasks.recipes import load_recipe
+from ostinato.tasks.registry import build_task
+
+_RECIPE, _TOKENIZERS, _CHECKPOINTS, _MODEL = "recipe.yaml", "tokenizers", "checkpoints", "model.json"
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedRun:
+    """A trained model with all it needs to read and write text.
+
+    Args:
+        directory: of the run. checkpoint: the directory the weights came from.
+    """
+
+    directory: Path
+    checkpoint: Path
+    recipe: Recipe
+    tokenizers: Tokenizers
+    model: Seq2Seq | LanguageModel
+
+    def generate(self, texts: Sequence[str], *, n_steps: int | None = None, **decoding: Any) -> list[str]:
+        """Return the output for every source (a language model: the continuation of every prompt), in order.
+
+        Args:
+            n_steps: depth to run instead of the plans' own (fully shared plans only).
+            decoding: settings to use instead of the recipe's, for example beam=4, max_length=100.
+
+        Raises:
+            ConfigError: an unknown or impossible decoding setting.
+            DataError: a text that is too long or holds an unknown symbol, by its number.
+        """
+        return [generation.text for generation in self.generations(texts, n_steps=n_steps, **decoding)]
+
+    def generations(self, texts: Sequence[str], *, n_steps: int | None = None, **decoding: Any) -> list[Generation]:
+        """Return the outputs with their scores; see `generate`."""
+        if isinstance(texts, str):
+            raise DataError(f"a list of texts is needed, got one text: pass [{texts[:30]!r}]")
+        config = self.decoding(**decoding)
+        return generate_texts(self.model, texts, self.tokenizers, self.recipe.data, config, n_steps=n_steps)
+
+    def stream(
+        self, texts: Iterable[str], *, n_steps: int | None = None, window: int = 4096, **decoding: Any
+    ) -> Iterator[Generation | DataError]:
+        """Yield for every text its output, or the error that kept it from having one; see `generate_stream`."""
+        config = self.decoding(**decoding)
+        return generate_stream(
+            self.model, texts, self.tokenizers, self.recipe.data, config, n_steps=n_steps, window=window
+        )
+
+    def evaluate(
+        self,
+        split: str,
+        *,
+        metrics: Sequence[str] | None = None,
+        by: Sequence[str] | None = None,
+        n_steps: int | None = None,
+        max_examples: int | None = None,
+        predictions: WriteRecord | Path | None = None,
+        access: DataAccess | None = None,
+        **decoding: Any,
+    ) -> dict[str, Any]:
+        """Return the scores on a split of the run's task; see `ostinato.evaluation.evaluate`.
+
+        Args:
+            metrics, by, max_examples: None: what the recipe says, else the task's own (all examples).
+            predictions: a file to write every prediction to (JSON lines), or what takes the records.
+            access: where data files are found. decoding: as in `generate`.
+        """
+        config, wanted = self.decoding(**decoding), self.recipe.evaluation
+        task = build_task(self.recipe.task, self.recipe.data, access)
+        if split not in task.splits():
+            raise ConfigError([Problem("split", split, f"must be one of {', '.join(task.splits())}")])
+        with _writer(predictions) as write:
+            return evaluate(
+                self.model,
+                task.examples(split),
+                self.tokenizers,
+                data=self.recipe.data,
+                decoding=config,
+                metrics=_first(metrics, wanted.metrics, task.metrics),
+                by=_first(by, wanted.by, task.by),
+                n_steps=n_steps,
+                max_examples=wanted.max_examples if max_examples is None else max_examples,
+                name=split,
+                predictions=write,
+            )
+
+    def decoding(self, **overrides: Any) -> DecodingConfig:
+        """Return the recipe's decoding with settings replaced; `beam` alone also chooses the strategy it needs.
+
+        Raises:
+            ConfigError: with every setting that is unknown or impossible.
+        """
+        if not overrides:
+            return self.recipe.decoding
+        chosen = dict(overrides)
+        if "strategy" not in chosen and "beam" in chosen:
+            chosen["strategy"] = "beam" if chosen["beam"] != 1 else "greedy"
+        elif chosen.get("strategy") in ("greedy", "sample"):
+            chosen.setdefault("beam", 1)
+        settings = self.recipe.model_dump(mode="json")
+        return check_recipe(settings | {"decoding": settings["decoding"] | chosen}).decoding
+
+
+def load(
+    path: str | Path, *, checkpoint: str | Path = "best", device: str = "auto", overrides: Sequence[str] = ()
+) -> LoadedRun:
+    """Load a run.
+
+    Args:
+        path: the run's directory.
+        checkpoint: "best", "last", the name of one of the run's checkpoints (update-000500), or its directory.
+        device: "auto" (a GPU if there is one), "cpu", "cuda", ...
+        overrides: `dotted.key=value` changes to the run's recipe, for example "decoding.beam=4".
+
+    Raises:
+        CheckpointError: not a run's directory, a checkpoint that is not there or cannot be read.
+        ConfigError: a recipe or an override that cannot be used, a device that is not there.
+    """
+    directory = Path(path)
+    _check_run(directory)
+    where = find_checkpoint(directory, checkpoint)
+    recipe = load_recipe(directory, overrides)
+    tokenizers = Tokenizers.load(directory / _TOKENIZERS)
+    return LoadedRun(directory, where, recipe, tokenizers, load_model(where, _device(device)))
+
+
+def find_checkpoint(directory: Path, checkpoint: str | Path = "best") -> Path:
+    """Return the directory of a run's checkpoint: by role (best, last), name, or path.
+
+    Raises:
+        CheckpointError: it is not there; the message lists those that are.
+    """
+    root = directory / _CHECKPOINTS
+    if checkpoint in ("best", "last"):
+        note = root / f"{checkpoint}.json"
+        if not note.is_file():
+            raise CheckpointError(f"{directory} has no {checkpoint} checkpoint yet; {_available(root)}")
+        try:
+            found = root / str(json.loads(note.read_text(encoding="utf-8"))["directory"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise CheckpointError(f"{note}: cannot be read: {error!r}") from error
+        if not (found / _MODEL).is_file():
+            raise CheckpointError(f"{note} names {found.name}, which is not there; {_available(root)}")
+        return found
+    for found in (root / checkpoint, Path(checkpoint)):
+        if (found / _MODEL).is_file():
+            return found
+    raise CheckpointError(f"{checkpoint} is no checkpoint of {directory}; {_available(root)}")
+
+
+def _available(root: Path) -> str:
+    names = sorted(path.parent.name for path in root.glob(f"*/{_MODEL}"))
+    return f"its checkpoints are: {', '.join(names)}" if names else "it has no checkpoints"
+
+
+def _check_run(directory: Path) -> None:
+    if not directory.is_dir():
+        raise CheckpointError(f"{directory}: there is no such directory")
+    missing = [name for name in (_RECIPE, _TOKENIZERS, _CHECKPOINTS) if not (directory / name).exists()]
+    if not missing:
+        return
+    lacks = f"it lacks {', '.join(missing)}"
+    if (directory / _MODEL).is_file():
+        lacks += f"; it is a checkpoint: load the run it belongs to, with checkpoint={directory.name!r}"
+    raise CheckpointError(f"{directory} is not the directory of a run: {lacks}")
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = f"cannot be used here ({str(error).splitlines()[0]}); 'auto' and 'cpu' always can"
+        raise ConfigError([Problem("device", name, reason)]) from error
+    return device
+
+
+def _first(*choices: Sequence[str] | None) -> Sequence[str]:
+    return next((choice for choice in choices if choice is not None), ())
+
+
+def _writer(predictions: WriteRecord | Path | None) -> AbstractContextManager[WriteRecord | None]:
+    return PredictionWriter(predictions) if isinstance(predictions, Path) else nullcontext(predictions)

@@ -1,0 +1,108 @@
+"""Running totals of an evaluation: teacher-forced numbers and decoded metrics of one group of examples.
+
+    loss = sum of -log p(label) / number of labels        nats per label, no label smoothing, the end symbol included
+    perplexity = exp(loss)
+    token_accuracy = labels that are the most probable token / labels
+    sequence_accuracy_forced = sentences with every label right / sentences
+
+all teacher-forced: the true labels before a label are given. Sums are kept in float64.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ostinato.errors import ConfigError, Problem
+from ostinato.metrics import METRICS
+
+_ROWS = 2048
+"""Labels scored at a time: a softmax over the vocabulary is never held for a whole batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class SentenceScores:
+    """Teacher-forced numbers of one sentence: summed -log p, labels, and labels predicted right."""
+
+    nll: float
+    n_labels: int
+    n_right: int
+
+
+def score_sentences(logits_BTV: Tensor, labels_BT: Tensor, loss_BT: Tensor) -> list[SentenceScores]:
+    """Score the labels where `loss_BT` is True, one result a sentence."""
+    flat, labels = logits_BTV.flatten(0, 1), labels_BT.flatten()
+    nll_parts, right_parts = [], []
+    for start in range(0, len(labels), _ROWS):
+        part, wanted = flat[start : start + _ROWS].float(), labels[start : start + _ROWS]
+        nll_parts.append(part.logsumexp(dim=1) - part.gather(1, wanted[:, None])[:, 0])
+        right_parts.append(part.argmax(dim=1) == wanted)
+    keep_BT = loss_BT.cpu()
+    nll_BT = torch.cat(nll_parts).view(labels_BT.shape).cpu().double().masked_fill(~keep_BT, 0.0)
+    right_BT = torch.cat(right_parts).view(labels_BT.shape).cpu() & keep_BT
+    sums = zip(nll_BT.sum(1).tolist(), keep_BT.sum(1).tolist(), right_BT.sum(1).tolist(), strict=True)
+    return [SentenceScores(nll, n_labels, n_right) for nll, n_labels, n_right in sums]
+
+
+class Totals:
+    """Totals of one group of examples; memory does not grow with their number.
+
+    Args:
+        metrics: names of decoded metrics, see `ostinato.metrics`.
+    """
+
+    def __init__(self, metrics: Sequence[str]) -> None:
+        self.n = self.n_labels = self._n_right = self._n_sentences_right = 0
+        self._nll = 0.0
+        self._metrics = [METRICS[name]() for name in metrics]
+
+    def add(self, scores: SentenceScores) -> None:
+        """Count one example's teacher-forced numbers."""
+        self.n += 1
+        self.n_labels += scores.n_labels
+        self._nll += scores.nll
+        self._n_right += scores.n_right
+        self._n_sentences_right += scores.n_right == scores.n_labels
+
+    def add_prediction(self, prediction: str, reference: str) -> None:
+        """Count one example's output."""
+        for metric in self._metrics:
+            metric.update(prediction, reference)
+
+    def compute(self) -> dict[str, Any]:
+        """Return all numbers by name."""
+        loss = self._nll / self.n_labels if self.n_labels else math.nan
+        result: dict[str, Any] = {
+            "n": self.n,
+            "n_labels": self.n_labels,
+            "loss": loss,
+            "perplexity": math.exp(loss) if loss < 700 else math.inf,
+            "token_accuracy": self._n_right / self.n_labels if self.n_labels else math.nan,
+            "sequence_accuracy_forced": self._n_sentences_right / self.n if self.n else math.nan,
+        }
+        for metric in self._metrics:
+            result.update(metric.compute())
+        return result
+
+
+def check_metrics(metrics: Sequence[str], path: str = "evaluation.metrics") -> None:
+    """Raise a ConfigError that lists every name that is not a decoded metric."""
+    unknown = [name for name in metrics if name not in METRICS]
+    if unknown:
+        reason = f"is no decoded metric; they are {', '.join(METRICS)} (loss and the like are always given)"
+        raise ConfigError([Problem(path, name, reason) for name in unknown])
+
+
+def macro_means(groups: dict[str, dict[str, Any]]) -> dict[str, float]:
+    """Return the mean of every number over groups, each group counting once whatever its size."""
+    if not groups:
+        return {}
+    results = list(groups.values())
+    counts = {"n", "n_labels"}
+    names = [k for k, v in results[0].items() if k not in counts and isinstance(v, int | float)]
+    return {name: math.fsum(result[name] for result in results) / len(results) for name in names}

@@ -1,0 +1,286 @@
+from __future__ import annotations
+
+import json
+import math
+import sys
+import tracemalloc
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from toy_task import DATA, ConstantModel, letter_examples, letter_tokenizers, tiny_seq2seq, train_briefly
+
+from ostinato.config.decoding import DecodingConfig
+from ostinato.data.batching import collate, encode_examples, evaluation_batches
+from ostinato.data.example import Example
+from ostinato.data.tokenizer import Tokenizers
+from ostinato.errors import ConfigError, DataError
+from ostinato.evaluation import PredictionWriter, evaluate
+from ostinato.models.seq2seq import Seq2Seq
+
+GREEDY = DecodingConfig(max_length=12)
+
+
+@pytest.fixture(scope="module")
+def tokenizers() -> Tokenizers:
+    return letter_tokenizers()
+
+
+@pytest.fixture(scope="module")
+def model(tokenizers: Tokenizers) -> Seq2Seq:
+    model = tiny_seq2seq(tokenizers.target.vocab_size)
+    train_briefly(model, tokenizers, 60)
+    return model
+
+
+def numbers(result: dict[str, Any]) -> dict[str, Any]:
+    """A result without what differs from run to run."""
+    return {key: value for key, value in result.items() if key != "seconds"}
+
+
+def naive(model: Seq2Seq, examples: list[Example], tokenizers: Tokenizers, limit: int) -> list[dict[str, Any]]:
+    """Every example by itself: one full forward pass for the labels, and one per generated token."""
+    found = []
+    model.eval()
+    for row in encode_examples(examples, tokenizers, DATA, training=False, name="naive"):
+        batch = collate([row])
+        log_p_TV = torch.log_softmax(model(batch).logits_BTV[0].double(), 1)
+        labels = batch.labels_BT[0].tolist()
+        ids: list[int] = []
+        while len(ids) < limit and (not ids or ids[-1] != 2):
+            prompt = collate([type(row)(row.source_ids, ids, {}, 0)])
+            logits_V = model(prompt).logits_BTV[0, -1]
+            logits_V[:2] = -torch.inf
+            ids.append(int(logits_V.argmax()))
+        found.append(
+            {
+                "nll": -sum(float(log_p_TV[t, label]) for t, label in enumerate(labels)),
+                "right": [int(log_p_TV[t].argmax()) == label for t, label in enumerate(labels)],
+                "prediction": tokenizers.target.decode([i for i in ids if i != 2]),
+                "n_generated": len(ids),
+            }
+        )
+    return found
+
+
+@torch.no_grad()
+def test_every_number_equals_a_plain_loop_over_single_examples(model: Seq2Seq, tokenizers: Tokenizers) -> None:
+    examples = letter_examples(30)
+    expected = naive(model, examples, tokenizers, 12)
+    result = evaluate(
+        model, examples, tokenizers, data=DATA, decoding=GREEDY, metrics=["exact_match"], by=["length"], name="dev"
+    )
+
+    def check(result: dict[str, Any], wanted: list[int]) -> None:
+        rows = [expected[i] for i in wanted]
+        n_labels = sum(len(row["right"]) for row in rows)
+        loss = math.fsum(row["nll"] for row in rows) / n_labels
+        matches = [expected[i]["prediction"] == examples[i].target for i in wanted]
+        assert (result["n"], result["n_labels"]) == (len(rows), n_labels)
+        assert result["loss"] == pytest.approx(loss, abs=1e-5)
+        assert result["perplexity"] == pytest.approx(math.exp(loss), rel=1e-5)
+        assert result["token_accuracy"] == sum(sum(row["right"]) for row in rows) / n_labels
+        assert result["sequence_accuracy_forced"] == sum(all(row["right"]) for row in rows) / len(rows)
+        assert result["exact_match"] == pytest.approx(sum(matches) / len(rows))
+
+    check(result, list(range(30)))
+    assert 0 < result["exact_match"] < 1
+    assert set(result["by"]["length"]) == {str(len(e.target.split())) for e in examples}
+    for value, group in result["by"]["length"].items():
+        check(group, [i for i, e in enumerate(examples) if str(e.columns["length"]) == value])
+    assert result["n_generated"] == sum(row["n_generated"] for row in expected)
+    assert result["n_unfinished"] == sum(row["n_generated"] == 12 for row in expected)
+    assert (result["name"], result["decoding"]["strategy"]) == ("dev", "greedy")
+    assert result["seconds"] > 0
+
+
+@pytest.mark.parametrize("decoding", [GREEDY, DecodingConfig(strategy="beam", beam=3, max_length=12)])
+def test_results_do_not_depend_on_the_batch_size(
+    model: Seq2Seq, tokenizers: Tokenizers, decoding: DecodingConfig
+) -> None:
+    results = [
+        evaluate(
+            model,
+            letter_examples(40),
+            tokenizers,
+            data=DATA.model_copy(update={"eval_tokens_per_batch": size}),
+            decoding=decoding,
+            metrics=["exact_match", "token_accuracy_free"],
+            by=["even"],
+        )
+        for size in (1, 37, 10_000)
+    ]
+    flat = [
+        {(group, key): value for group, part in [("", r), *r["by"]["even"].items()] for key, value in part.items()}
+        for r in results
+    ]
+    for other in flat[1:]:
+        for key, value in flat[0].items():
+            if isinstance(value, int | float) and key[1] != "seconds":
+                assert other[key] == pytest.approx(value, abs=1e-5), key
+
+
+def test_macro_means_count_every_category_once(model: Seq2Seq, tokenizers: Tokenizers) -> None:
+    result = evaluate(
+        model, letter_examples(30), tokenizers, data=DATA, decoding=GREEDY, metrics=["exact_match"], by=["length"]
+    )
+    groups = list(result["by"]["length"].values())
+    for key in ("loss", "exact_match", "sequence_accuracy_forced"):
+        assert result["macro"]["length"][key] == pytest.approx(sum(g[key] for g in groups) / len(groups))
+    assert "n" not in result["macro"]["length"]
+
+
+def test_evaluating_twice_agrees_and_changes_nothing(model: Seq2Seq, tokenizers: Tokenizers) -> None:
+    model.train()
+    model.banks.eval()  # A mode a user may have chosen for a part.
+    modes = [module.training for module in model.modules()]
+    weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    # Not Python's own generator: the suite's run-time type checks draw from it.
+    states = torch.get_rng_state(), str(np.random.get_state())  # noqa: NPY002
+    sampling = DecodingConfig(strategy="sample", max_length=12)
+    results = [
+        evaluate(model, letter_examples(20), tokenizers, data=DATA, decoding=sampling, metrics=["exact_match"])
+        for _ in range(2)
+    ]
+    assert numbers(results[0]) == numbers(results[1])
+    assert [module.training for module in model.modules()] == modes
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in model.state_dict().items())
+    assert torch.equal(states[0], torch.get_rng_state())
+    assert states[1] == str(np.random.get_state())  # noqa: NPY002
+    assert torch.is_grad_enabled()
+    model.train()
+
+
+def test_training_goes_on_the_same_after_an_evaluation(tokenizers: Tokenizers) -> None:
+    finals = []
+    for is_evaluated in (False, True):
+        model = tiny_seq2seq(tokenizers.target.vocab_size)
+        for _ in range(2):
+            train_briefly(model, tokenizers, 2)
+            if is_evaluated:
+                evaluate(model, letter_examples(5), tokenizers, data=DATA, decoding=GREEDY, metrics=["exact_match"])
+        finals.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+    assert torch.equal(finals[0], finals[1])
+
+
+def test_without_metrics_nothing_is_decoded(tokenizers: Tokenizers) -> None:
+    class Forced(ConstantModel):
+        encode = None  # type: ignore[assignment]
+
+    model = Forced(torch.zeros(tokenizers.target.vocab_size))
+    result = evaluate(model, letter_examples(9), tokenizers, data=DATA, decoding=GREEDY, metrics=[])  # type: ignore[arg-type]
+    assert result["loss"] == pytest.approx(math.log(tokenizers.target.vocab_size))
+    assert result["perplexity"] == pytest.approx(tokenizers.target.vocab_size)
+    assert "decoding" not in result
+    assert "exact_match" not in result
+
+
+def test_max_examples_takes_the_first_ones_and_reads_no_more(model: Seq2Seq, tokenizers: Tokenizers) -> None:
+    def endless() -> Iterator[Example]:
+        while True:
+            yield from letter_examples(7)
+
+    result = evaluate(model, endless(), tokenizers, data=DATA, decoding=GREEDY, metrics=[], max_examples=7)
+    whole = evaluate(model, letter_examples(7), tokenizers, data=DATA, decoding=GREEDY, metrics=[])
+    assert numbers(result) == numbers(whole)
+
+
+def test_n_steps_runs_another_depth(model: Seq2Seq, tokenizers: Tokenizers) -> None:
+    two, same, four = (
+        evaluate(model, letter_examples(7), tokenizers, data=DATA, decoding=GREEDY, metrics=[], n_steps=n)
+        for n in (None, 2, 4)
+    )
+    assert two["loss"] == same["loss"]
+    assert abs(two["loss"] - four["loss"]) > 1e-4
+    assert four["n_steps"] == 4
+
+
+def test_predictions_are_written_with_their_rows(model: Seq2Seq, tokenizers: Tokenizers, tmp_path: Path) -> None:
+    examples, path = letter_examples(25), tmp_path / "out" / "predictions.jsonl"
+    with PredictionWriter(path) as writer:
+        result = evaluate(
+            model,
+            examples,
+            tokenizers,
+            data=DATA,
+            decoding=GREEDY,
+            metrics=["exact_match"],
+            predictions=writer,
+        )
+    records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    assert sorted(record["index"] for record in records) == list(range(25))
+    for record in records:
+        example = examples[record["index"]]
+        assert (record["source"], record["reference"]) == (example.source, example.target)
+        assert record["columns"] == example.columns
+        assert record["score"] < 0
+    right = sum(record["prediction"] == record["reference"] for record in records)
+    assert right / 25 == pytest.approx(result["exact_match"])
+
+
+def test_a_failed_evaluation_leaves_no_predictions(model: Seq2Seq, tokenizers: Tokenizers, tmp_path: Path) -> None:
+    path = tmp_path / "predictions.jsonl"
+    examples = [*letter_examples(3), Example("a z", "z a", {})]
+    with pytest.raises(DataError, match=r"dev: example 4.*'z'"), PredictionWriter(path) as writer:
+        evaluate(model, examples, tokenizers, data=DATA, decoding=GREEDY, metrics=[], name="dev", predictions=writer)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_memory_does_not_grow_with_the_split(tokenizers: Tokenizers, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = sys.modules["ostinato.evaluation.evaluate"]  # By name: the package has a function of the same name.
+    monkeypatch.setattr(module, "evaluation_batches", partial(evaluation_batches, window=100))
+    logits_V = torch.zeros(tokenizers.target.vocab_size)
+    logits_V[2] = 9.0
+    model, data = ConstantModel(logits_V), DATA.model_copy(update={"eval_tokens_per_batch": 4096})
+    some = letter_examples(50)
+
+    def peak(n: int) -> int:
+        stream = (Example(some[i % 50].source, f"{some[i % 50].target}", {"even": i % 2}) for i in range(n))
+        tracemalloc.start()
+        result = evaluate(
+            model, stream, tokenizers, data=data, decoding=GREEDY, metrics=["exact_match", "bleu"], by=["even"]
+        )  # type: ignore[arg-type]
+        assert result["n"] == n
+        _, top = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        return top
+
+    peak(100)
+    assert peak(10_000) < 1.1 * peak(1_000)
+
+
+def test_words_compare_without_runs_of_white_space(tokenizers: Tokenizers) -> None:
+    logits_V = torch.zeros(tokenizers.target.vocab_size)
+    logits_V[2] = 9.0
+    result = evaluate(
+        ConstantModel(logits_V),  # type: ignore[arg-type]
+        [Example("a", "  ")],
+        tokenizers,
+        data=DATA,
+        decoding=GREEDY,
+        metrics=["exact_match"],
+    )
+    assert result["exact_match"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"metrics": ["exact_match", "blue"]}, ConfigError, r"'blue'.*exact_match"),
+        ({"by": ["colour"]}, DataError, r"example \d+ has no column 'colour'; its columns are: length, even"),
+        ({"examples": []}, DataError, "dev: there are no examples"),
+        ({"examples": [Example(None, "a b")], "metrics": ["exact_match"]}, ConfigError, "language model"),
+        ({"examples": [Example("a", "b", {"id": i}) for i in range(1001)], "by": ["id"]}, DataError, "1000 values"),
+    ],
+)
+def test_what_cannot_be_evaluated_is_a_named_error(
+    tokenizers: Tokenizers, changes: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    model = ConstantModel(torch.zeros(tokenizers.target.vocab_size))
+    settings = {"examples": letter_examples(3), "metrics": [], "by": []} | changes
+    with pytest.raises(error, match=message):
+        evaluate(model, tokenizers=tokenizers, data=DATA, decoding=GREEDY, name="dev", **settings)
