@@ -7,12 +7,13 @@ and `aux_loss`. A rule's state lives for one pass and is made by `start`; nothin
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from ostinato.nn.shapes import Bool, Float, Tensor
 from ostinato.nn.types import HaltingTrace
 
 
+@runtime_checkable
 class HaltingState(Protocol):
     """One pass under a halting rule."""
 
@@ -43,6 +44,7 @@ class HaltingState(Protocol):
         ...
 
 
+@runtime_checkable
 class HaltingRule(Protocol):
     """A halting rule of one stack."""
 

@@ -236,7 +236,8 @@ class Stack:
         if name is None or relation is None or not relation.needs_bias:
             return None
         if name not in run.biases:
-            like = run.positions.new_zeros(1, 1, 1, 1, dtype=torch.float32) if q_BHTK is None else q_BHTK
+            # Before there are queries, anything of their shape will do: the bias depends on positions only.
+            like = run.positions[:, None, :, None].float() if q_BHTK is None else q_BHTK
             run.biases[name] = relation.bias(like, _distance(run), 1.0, self.is_causal)
         return run.biases[name]
 

@@ -1,0 +1,174 @@
+"""Multiply-accumulates of one forward pass, counted from the configuration.
+
+With D = d_model, I = n_heads d_head, F = d_ff, S keys, T queries, V vocabulary rows, per use of a sub-layer:
+
+    self-attention projections     4 D I T
+    scores and values              2 I T S       (S = T; causal attention counts as full T^2)
+    window positions               I (2 W + 1) T (scores of the queries with the table; gathering is free)
+    cross-attention, per use       2 D I T for queries and output, 2 I T S for scores and values
+    cross-attention, per set       2 D I S for keys and values: steps that share a set share them
+    feed-forward                   2 D F T, geglu 3 D F T
+    output projection              D V T
+
+Biases, norms, activations, softmax, embeddings and rotations are element-wise and are not counted, as in
+`torch.utils.flop_counter` (which counts 2 FLOPs for a MAC). The counts of Sparse Universal Transformer, Table 1 are
+reproduced at S = T = 10 without scores and values: `MacCount.without_attention`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ostinato.budget.sizes import PlannedUse, hidden_branches, inner_width, planned_uses, vocabulary
+from ostinato.config.model import AttentionConfig, DenseFeedForwardConfig, ModelConfig, Seq2SeqConfig, WindowConfig
+from ostinato.errors import ConfigError, Problem
+
+_PRODUCTS = "scores"
+_WINDOW = "positions"
+
+
+@dataclass(frozen=True, slots=True)
+class MacCount:
+    """What a forward pass over one sentence costs, in multiply-accumulates.
+
+    Args:
+        total: the whole pass.
+        by_part: adding up to `total`: ``<stack>.<kind>.projections``, ``.scores`` (scores and values), ``.positions``
+            (window scores), ``<stack>.ffn``, ``output``. Parts that cost nothing are left out.
+        per_source_token: the encoder and the cross-attention keys and values, divided by the source length; 0 for
+            language models.
+        per_target_token: everything else, divided by the target length.
+        per_generated_token: one token in cached decoding, attending to `context` target tokens, itself included.
+    """
+
+    total: int
+    by_part: dict[str, int]
+    per_source_token: int
+    per_target_token: int
+    per_generated_token: int
+
+    @property
+    def per_token(self) -> int:
+        """One token of a language model; for seq2seq the same as `per_target_token`."""
+        return self.per_target_token
+
+    @property
+    def without_attention(self) -> int:
+        """The pass without attention scores and values and window scores: what does not grow with the length."""
+        return self.total - sum(
+            n for part, n in self.by_part.items() if part.endswith((f".{_PRODUCTS}", f".{_WINDOW}"))
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Cost:
+    """A part's MACs for one token of one side."""
+
+    part: str
+    side: str
+    macs: int
+
+
+def count_macs(
+    config: ModelConfig,
+    source_length: int,
+    target_length: int,
+    *,
+    context: int | None = None,
+    n_steps: int | None = None,
+    vocab_size: int | None = None,
+) -> MacCount:
+    """Return the multiply-accumulates of one forward pass over one sentence.
+
+    Args:
+        config: the model.
+        source_length, target_length: tokens of each side, begin and end symbols included; language models have no
+            source, and ignore its length.
+        context: target tokens a generated token attends to, itself included; default: `target_length`.
+        n_steps: rounds at call time, for stacks whose rounds are all shared.
+        vocab_size: rows of the vocabulary where the configuration leaves it open.
+
+    Raises:
+        ConfigError: a length below 1, a vocabulary size that is neither set nor passed, or `n_steps` for stacks that
+            cannot change it.
+    """
+    context = target_length if context is None else context
+    is_seq2seq = isinstance(config, Seq2SeqConfig)
+    source_length = source_length if is_seq2seq else 0
+    _check_lengths(source_length if is_seq2seq else None, target_length, context)
+    output = _Cost("output", "target", config.d_model * vocabulary(config, "target", vocab_size))
+    costs = [*_costs(config, n_steps, source_length, target_length), output]
+    lengths = {"source": source_length, "target": target_length}
+    by_part: Counter[str] = Counter()
+    for cost in costs:
+        by_part[cost.part] += cost.macs * lengths[cost.side]
+    generated = [*_costs(config, n_steps, source_length, context), output]
+    return MacCount(
+        total=sum(by_part.values()),
+        by_part={part: macs for part, macs in by_part.items() if macs},
+        per_source_token=_of_side(costs, "source"),
+        per_target_token=_of_side(costs, "target"),
+        per_generated_token=_of_side(generated, "target"),
+    )
+
+
+def _of_side(costs: list[_Cost], side: str) -> int:
+    return sum(cost.macs for cost in costs if cost.side == side)
+
+
+def _check_lengths(source_length: int | None, target_length: int, context: int) -> None:
+    """Refuse lengths that no sentence has."""
+    named = {"source_length": source_length, "target_length": target_length, "context": context}
+    found = [
+        Problem(key, n, "a sentence has at least one token") for key, n in named.items() if n is not None and n < 1
+    ]
+    if found:
+        raise ConfigError(found)
+
+
+def _costs(config: ModelConfig, n_steps: int | None, source_length: int, target_length: int) -> Iterator[_Cost]:
+    """Yield what every use costs one token of the side that pays for it."""
+    projected: set[str] = set()
+    for planned in planned_uses(config, n_steps):
+        match planned.sub:
+            case DenseFeedForwardConfig() as ffn:
+                macs = (hidden_branches(ffn) + 1) * config.d_model * ffn.d_ff
+                yield _Cost(f"{planned.stack}.ffn", _side(planned.stack), macs)
+            case AttentionConfig() as attention if planned.use.kind == "self_attention":
+                length = source_length if planned.stack == "encoder" else target_length
+                yield from _self_attention(planned, attention, config.d_model, length)
+            case AttentionConfig() as attention:
+                is_first = planned.use.weights not in projected
+                projected.add(planned.use.weights)
+                yield from _cross_attention(planned.stack, attention, config.d_model, source_length, is_first)
+            case other:
+                raise TypeError(f"no cost is known for {type(other).__name__}")
+
+
+def _side(stack: str) -> str:
+    return "source" if stack == "encoder" else "target"
+
+
+def _self_attention(planned: PlannedUse, attention: AttentionConfig, d_model: int, length: int) -> Iterator[_Cost]:
+    """Yield projections, scores and values, and window scores of one token."""
+    inner = inner_width(attention, d_model)
+    part, side = f"{planned.stack}.self_attention", _side(planned.stack)
+    yield _Cost(f"{part}.projections", side, 4 * d_model * inner)
+    yield _Cost(f"{part}.{_PRODUCTS}", side, 2 * length * inner)
+    relative = planned.stack_config.relative
+    if isinstance(relative, WindowConfig):
+        yield _Cost(f"{part}.{_WINDOW}", side, inner * (2 * relative.window + 1))
+
+
+def _cross_attention(
+    stack: str, attention: AttentionConfig, d_model: int, source_length: int, is_first: bool
+) -> Iterator[_Cost]:
+    """Yield a target token's queries, output and products; at a set's first use also a source token's keys, values."""
+    inner = inner_width(attention, d_model)
+    part = f"{stack}.cross_attention"
+    if is_first:
+        yield _Cost(f"{part}.projections", "source", 2 * d_model * inner)
+    yield _Cost(f"{part}.projections", "target", 2 * d_model * inner)
+    yield _Cost(f"{part}.{_PRODUCTS}", "target", 2 * source_length * inner)

@@ -1,0 +1,117 @@
+"""Sizes of single parameter sets, and the questions every count asks of a configuration.
+
+A set belongs to a bank by its kind and name (`ostinato.plan`). Stacks that name the same bank use the same sets, so a
+set is identified by (kind, name) over all stacks of a model, never by its place in a stack.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ostinato.config.model import (
+    AttentionConfig,
+    BucketsConfig,
+    DenseFeedForwardConfig,
+    LanguageModelConfig,
+    ModelConfig,
+    NormConfig,
+    RelativeConfig,
+    StackConfig,
+    SubLayerConfig,
+    WindowConfig,
+)
+from ostinato.errors import ConfigError, Problem
+from ostinato.plan import Plan, Use
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedUse:
+    """One use of a sub-layer, with the configuration of what it uses."""
+
+    stack: str
+    step: int
+    use: Use
+    sub: SubLayerConfig
+    stack_config: StackConfig
+
+
+def plans(config: ModelConfig, n_steps: int | None) -> dict[str, Plan]:
+    """Return the plan of every stack, run for `n_steps` rounds where that is given.
+
+    Raises:
+        ConfigError: `n_steps` for a stack whose rounds differ.
+    """
+    own = config.plans()
+    return own if n_steps is None else {name: plan.with_rounds(n_steps) for name, plan in own.items()}
+
+
+def planned_uses(config: ModelConfig, n_steps: int | None = None) -> Iterator[PlannedUse]:
+    """Yield every use of every stack in the order they run."""
+    stacks = config.stacks()
+    for name, plan in plans(config, n_steps).items():
+        subs = dict(stacks[name].sub_layers())
+        for step in plan.steps:
+            for use in step.uses:
+                yield PlannedUse(name, step.index, use, subs[use.kind], stacks[name])
+
+
+def set_size(sub: SubLayerConfig, d_model: int) -> int:
+    """Return the parameters of one set of a sub-layer.
+
+    attention:    4 D I (+ 3 I + D biases),     I = n_heads d_head
+    feed-forward: 2 D F (+ F + D biases);       geglu: 3 D F (+ 2 F + D)
+    """
+    match sub:
+        case AttentionConfig():
+            inner = inner_width(sub, d_model)
+            return 4 * d_model * inner + (3 * inner + d_model if sub.bias else 0)
+        case DenseFeedForwardConfig():
+            branches = hidden_branches(sub)
+            biases = branches * sub.d_ff + d_model if sub.bias else 0
+            return (branches + 1) * d_model * sub.d_ff + biases
+    raise TypeError(f"no size is known for {type(sub).__name__}")
+
+
+def inner_width(attention: AttentionConfig, d_model: int) -> int:
+    """Return I = n_heads d_head, the width of queries, keys and values over all heads."""
+    return attention.n_heads * attention.head_width(d_model)
+
+
+def hidden_branches(ffn: DenseFeedForwardConfig) -> int:
+    """Return how many D x F maps lead to the hidden layer: one, or two with a gate."""
+    return 2 if ffn.activation == "geglu" else 1
+
+
+def norm_size(norm: NormConfig, d_model: int) -> int:
+    """Return the parameters of one norm: weight and bias, or the weight only."""
+    return 2 * d_model if norm.kind == "layer" else d_model
+
+
+def table_size(relative: RelativeConfig, attention: AttentionConfig, d_model: int) -> int:
+    """Return the parameters of one table of relative positions.
+
+    window: n_heads d_head (2 W + 1).     buckets: n_buckets n_heads.     none, rotary: 0.
+    """
+    match relative:
+        case WindowConfig(window=window):
+            return inner_width(attention, d_model) * (2 * window + 1)
+        case BucketsConfig(n_buckets=n_buckets):
+            return n_buckets * attention.n_heads
+        case _:
+            return 0
+
+
+def vocabulary(config: ModelConfig, side: str, vocab_size: int | None) -> int:
+    """Return the rows of one side's vocabulary: the configuration's own, or else `vocab_size`.
+
+    Raises:
+        ConfigError: neither is given; the message names the key.
+    """
+    key = "vocab_size" if isinstance(config, LanguageModelConfig) else f"{side}_vocab_size"
+    rows: int | None = getattr(config, key)
+    rows = vocab_size if rows is None else rows
+    if rows is None or rows < 1:
+        reason = "a count needs the rows of the vocabulary: set it, or pass vocab_size (at least 1)"
+        raise ConfigError([Problem(f"model.{key}", rows, reason)])
+    return rows

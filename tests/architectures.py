@@ -1,0 +1,307 @@
+"""One hypothesis strategy over every model the configuration can express, and ragged batches for them.
+
+Everything is tiny: widths under 10, at most four steps. Vocabularies are tiny too; ids 0-3 are the special symbols.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+
+from ostinato.config.model import (
+    AttentionConfig,
+    BucketsConfig,
+    CoordinatesConfig,
+    DecoderConfig,
+    DenseFeedForwardConfig,
+    LanguageModelConfig,
+    NoRelativeConfig,
+    NormConfig,
+    NoSignalConfig,
+    RelativeConfig,
+    RotaryConfig,
+    Seq2SeqConfig,
+    SignalConfig,
+    SinusoidalConfig,
+    StackConfig,
+    WindowConfig,
+)
+from ostinato.data.batch import Batch, Tokens
+from ostinato.models import LanguageModel, Seq2Seq, build_model
+from ostinato.plan import SCHEMES, Kind
+
+PAD, BOS, EOS = 0, 1, 2
+Model = Seq2Seq | LanguageModel
+
+
+def draws(n: int) -> settings:
+    """Return the settings of a property that is checked on `n` draws: the same ones in every run."""
+    slow = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example]
+    return settings(max_examples=n, deadline=None, derandomize=True, database=None, suppress_health_check=slow)
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """One example without padding; the target begins with BOS. Language models have no source."""
+
+    source: list[int] | None
+    target: list[int]
+
+
+# --- architectures ---------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def any_architecture(
+    draw: st.DrawFn, *, kind: str | None = None, fully_shared: bool = False
+) -> Seq2SeqConfig | LanguageModelConfig:
+    """Draw a small model, its vocabulary sizes set and its dropout zero.
+
+    Args:
+        kind: "seq2seq" or "language_model"; None draws one.
+        fully_shared: every round runs the same parameter sets, so that `n_steps` may be given at call time.
+    """
+    kind = kind or draw(st.sampled_from(["seq2seq", "language_model"]))
+    d_model = draw(st.sampled_from([4, 6, 8]))
+    common: dict[str, Any] = {
+        "d_model": d_model,
+        "dropout": 0.0,
+        "init": draw(st.sampled_from(["xavier", "normal", "unit_scaling", "torch"])),
+        "embedding_scale": draw(st.booleans()),
+    }
+    stack = _Stacks(draw, d_model, fully_shared)
+    if kind == "language_model":
+        tie = draw(st.sampled_from(["none", "output"]))
+        rows = draw(st.integers(5, 9))
+        return LanguageModelConfig(vocab_size=rows, tie_embeddings=tie, decoder=stack.draw("decoder"), **common)
+    encoder, decoder = stack.pair()
+    tie = draw(st.sampled_from(["none", "output", "all"]))
+    target = draw(st.integers(5, 9))
+    source = target if tie == "all" else draw(st.integers(5, 9))
+    return Seq2SeqConfig(
+        source_vocab_size=source,
+        target_vocab_size=target,
+        tie_embeddings=tie,
+        encoder=encoder,
+        decoder=decoder,
+        **common,
+    )
+
+
+class _Stacks:
+    """Draws the stacks of one model: the second may use the banks of the first."""
+
+    def __init__(self, draw: st.DrawFn, d_model: int, fully_shared: bool) -> None:
+        self._draw, self._d_model, self._fully_shared = draw, d_model, fully_shared
+
+    def draw(self, name: str, shared: dict[str, Any] | None = None) -> Any:
+        """Draw the stack called `name`; `shared` holds the settings it must take over with another stack's banks."""
+        draw, shared = self._draw, shared or {}
+        n_rounds, steps_per_round = draw(st.integers(1, 3)), draw(st.integers(1, 2))
+        n_steps = n_rounds * steps_per_round
+        relative: RelativeConfig = shared.get("relative") or draw(_relatives())
+        norm: NormConfig = shared.get("norm") or draw(_norms())
+        settings: dict[str, Any] = {
+            "n_steps": n_steps,
+            "steps_per_round": steps_per_round,
+            "norm": norm.model_copy(update={"placement": draw(st.sampled_from(["post", "pre"]))}),
+            "positions": draw(_signals()),
+            "relative": relative,
+            "self_attention": self._sub("self_attention", n_steps, steps_per_round, shared, relative),
+            "ffn": self._sub("ffn", n_steps, steps_per_round, shared, relative),
+        }
+        if name == "decoder_of_pair":
+            cross = self._sub("cross_attention", n_steps, steps_per_round, {}, relative)
+            return DecoderConfig(cross_attention=cross, **settings)
+        return StackConfig(**settings)
+
+    def pair(self) -> tuple[StackConfig, DecoderConfig]:
+        """Draw an encoder and a decoder that may serve themselves from the same banks."""
+        draw = self._draw
+        encoder: StackConfig = self.draw("encoder")
+        shared: dict[str, Any] = {}
+        kinds: list[Kind] = ["self_attention", "ffn"]
+        for kind in kinds:
+            if draw(st.integers(0, 3)) == 0:
+                bank = draw(st.sampled_from(["encoder", "both"]))
+                sub = getattr(encoder, kind).model_copy(update={"bank": bank})
+                encoder = encoder.model_copy(update={kind: sub})
+                shared |= {kind: sub.model_dump(exclude={"share", "n_unique", "share_norm"}), "norm": encoder.norm}
+                if kind == "self_attention" and encoder.relative.kind in ("window", "rotary"):
+                    shared["relative"] = encoder.relative
+        if "self_attention" in shared and encoder.relative.kind != "rotary":
+            # An odd head width does not fit rotary positions, and a window's table belongs to the weights.
+            shared.setdefault("relative", draw(st.sampled_from([NoRelativeConfig(), _BUCKETS])))
+        return encoder, self.draw("decoder_of_pair", shared)
+
+    def _sub(
+        self, kind: Kind, n_steps: int, steps_per_round: int, shared: dict[str, Any], relative: RelativeConfig
+    ) -> AttentionConfig | DenseFeedForwardConfig:
+        draw = self._draw
+        spread = draw(_spreads(n_steps, steps_per_round, self._fully_shared))
+        if kind in shared:
+            own = shared[kind]
+        elif kind == "ffn":
+            own = {
+                "d_ff": draw(st.integers(1, 9)),
+                "activation": draw(st.sampled_from(["relu", "gelu", "geglu"])),
+                "bias": draw(st.booleans()),
+            }
+        else:
+            is_rotary = kind == "self_attention" and relative.kind == "rotary"
+            heads = draw(st.integers(1, 3))
+            widths = [2, 4] if is_rotary else [1, 2, 3, 4]
+            default_fits = self._d_model % heads == 0 and not (is_rotary and self._d_model // heads % 2)
+            d_head = draw(st.sampled_from([None, *widths] if default_fits else widths))
+            own = {"n_heads": heads, "d_head": d_head, "bias": draw(st.booleans())}
+        return (DenseFeedForwardConfig if kind == "ffn" else AttentionConfig)(**spread, **own)  # type: ignore[return-value]
+
+
+_BUCKETS = BucketsConfig(n_buckets=6, max_distance=5)
+
+
+def _signals() -> st.SearchStrategy[SignalConfig]:
+    return st.sampled_from([NoSignalConfig(), SinusoidalConfig(), CoordinatesConfig()])
+
+
+def _norms() -> st.SearchStrategy[NormConfig]:
+    return st.sampled_from([NormConfig(kind=kind, eps=eps) for kind in ("layer", "rms") for eps in (1e-5, 1e-3)])
+
+
+@st.composite
+def _relatives(draw: st.DrawFn) -> RelativeConfig:
+    kind = draw(st.sampled_from(["none", "window", "buckets", "rotary"]))
+    if kind == "window":
+        return WindowConfig(window=draw(st.integers(1, 3)))
+    if kind == "buckets":
+        n_buckets = draw(st.sampled_from([4, 6, 8]))
+        return BucketsConfig(n_buckets=n_buckets, max_distance=draw(st.integers(n_buckets // 2 + 1, 9)))
+    return NoRelativeConfig() if kind == "none" else RotaryConfig(base=draw(st.sampled_from([10.0, 10_000.0])))
+
+
+@st.composite
+def _spreads(draw: st.DrawFn, n_steps: int, steps_per_round: int, fully_shared: bool) -> dict[str, Any]:
+    """Draw how one kind of sub-layer is spread over the steps."""
+    if fully_shared:
+        one_round = [draw(st.sampled_from([0, 0, 0, None])) for _ in range(steps_per_round)]
+        pattern = one_round * (n_steps // steps_per_round)
+        return {"share": draw(st.sampled_from([pattern, "all"])), "share_norm": True}
+    share: Any = draw(st.sampled_from([*SCHEMES, "list", "list with nulls"]))
+    if share.startswith("list"):
+        sets = [draw(st.sampled_from([0, 1, 2])) for _ in range(n_steps)]
+        absent = draw(st.sets(st.integers(0, n_steps - 1), min_size=1)) if share == "list with nulls" else set()
+        share = _without_gaps([None if i in absent else s for i, s in enumerate(sets)])
+    n_unique = draw(st.integers(1, n_steps)) if share in ("sequence", "cycle", "cycle_rev") else None
+    return {"share": share, "n_unique": n_unique, "share_norm": draw(st.booleans())}
+
+
+def _without_gaps(drawn: list[int | None]) -> list[int | None]:
+    """Renumber parameter sets 0, 1, 2, ... in the order of their first use."""
+    numbers: dict[int, int] = {}
+    return [None if s is None else numbers.setdefault(s, len(numbers)) for s in drawn]
+
+
+def traits(config: Seq2SeqConfig | LanguageModelConfig) -> set[str]:
+    """Name what a model is made of, so that a test can see what its draws covered."""
+    found = {f"kind {config.kind}", f"tie {config.tie_embeddings}", f"init {config.init}"}
+    found.add(f"embedding_scale {config.embedding_scale}")
+    for name, stack in config.stacks().items():
+        found |= {f"norm {stack.norm.kind} {stack.norm.placement}", f"positions {stack.positions.kind}"}
+        found |= {f"relative {stack.relative.kind} {name}", f"steps_per_round {stack.steps_per_round}"}
+        for kind, sub in stack.sub_layers():
+            scheme = sub.share if isinstance(sub.share, str) else "list with nulls" if None in sub.share else "list"
+            found |= {f"share {kind} {scheme}", f"share_norm {sub.share_norm}", f"bias {kind} {sub.bias}"}  # type: ignore[attr-defined]
+            if isinstance(sub, DenseFeedForwardConfig):
+                found.add(f"activation {sub.activation}")
+    if isinstance(config, Seq2SeqConfig):
+        plans = config.plans()
+        for kind in ("self_attention", "ffn"):
+            if set(plans["encoder"].names(kind)) & set(plans["decoder"].names(kind)):
+                found.add(f"served from one bank {kind}")
+    return found
+
+
+def all_traits() -> set[str]:
+    """Name every trait that `any_architecture` is to draw."""
+    schemes = [*SCHEMES, "list", "list with nulls"]
+    kinds = ("self_attention", "cross_attention", "ffn")
+    return {
+        *(f"kind {k}" for k in ("seq2seq", "language_model")),
+        *(f"tie {t}" for t in ("none", "output", "all")),
+        *(f"init {i}" for i in ("xavier", "normal", "unit_scaling", "torch")),
+        *(f"embedding_scale {s}" for s in (True, False)),
+        *(f"norm {n} {p}" for n in ("layer", "rms") for p in ("post", "pre")),
+        *(f"positions {p}" for p in ("none", "sinusoidal", "coordinates")),
+        *(f"relative {r} {s}" for r in ("none", "window", "buckets", "rotary") for s in ("encoder", "decoder")),
+        *(f"steps_per_round {n}" for n in (1, 2)),
+        *(f"share {kind} {scheme}" for kind in kinds for scheme in schemes),
+        *(f"share_norm {s}" for s in (True, False)),
+        *(f"bias {kind} {b}" for kind in kinds for b in (True, False)),
+        *(f"activation {a}" for a in ("relu", "gelu", "geglu")),
+        *(f"served from one bank {kind}" for kind in ("self_attention", "ffn")),
+    }
+
+
+# --- models and batches ----------------------------------------------------------------------------------------------
+
+
+def random_model(config: Seq2SeqConfig | LanguageModelConfig, seed: int = 0) -> Model:
+    """Build a float64 model in evaluation mode whose every parameter is random: no zero table, no unit norm."""
+    torch.manual_seed(seed)
+    model = build_model(config).double().eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.normal_(std=0.5)
+            if "norm" in name and name.endswith("weight"):
+                parameter.add_(1.0)
+    return model
+
+
+@st.composite
+def sentences(
+    draw: st.DrawFn, config: Seq2SeqConfig | LanguageModelConfig, max_sentences: int = 3, max_length: int = 6
+) -> list[Sentence]:
+    """Draw one to `max_sentences` sentences of ragged lengths, one token among them."""
+    target_rows = config.vocab_size if isinstance(config, LanguageModelConfig) else config.target_vocab_size
+
+    def ids(rows: int | None, least: int) -> list[int]:
+        assert rows is not None
+        return draw(st.lists(st.integers(EOS, rows - 1), min_size=least, max_size=max_length - 1))
+
+    drawn = []
+    for _ in range(draw(st.integers(1, max_sentences))):
+        source = None if isinstance(config, LanguageModelConfig) else [*ids(config.source_vocab_size, 0), EOS]
+        drawn.append(Sentence(source, [BOS, *ids(target_rows, 0)]))
+    return drawn
+
+
+def right_padded(batch: Sequence[Sentence], extra: int = 0, fill: int = PAD) -> Batch:
+    """Put sentences side by side, padding (with `extra` more columns of it) on the right."""
+    return _side_by_side(batch, lambda ids, width: ids + [None] * (width - len(ids)), extra, fill, with_positions=False)
+
+
+def left_padded(batch: Sequence[Sentence], extra: int = 0, fill: int = PAD) -> Batch:
+    """Put sentences side by side, padding on the left; positions count real tokens."""
+    return _side_by_side(batch, lambda ids, width: [None] * (width - len(ids)) + ids, extra, fill, with_positions=True)
+
+
+Pad = Callable[[list[int | None], int], list[int | None]]
+
+
+def _side_by_side(batch: Sequence[Sentence], pad: Pad, extra: int, fill: int, with_positions: bool) -> Batch:
+    def tokens(rows: list[list[int]]) -> Tokens:
+        width = max(map(len, rows)) + extra
+        padded = [pad(list(row), width) for row in rows]
+        keep = torch.tensor([[i is not None for i in row] for row in padded])
+        ids = torch.tensor([[fill if i is None else i for i in row] for row in padded])
+        return Tokens(ids, keep, (keep.long().cumsum(1) - 1).clamp_min(0) if with_positions else None)
+
+    target = tokens([s.target for s in batch])
+    labels = tokens([[*s.target[1:], EOS] for s in batch]).ids_BT
+    source = None if batch[0].source is None else tokens([s.source or [] for s in batch])
+    return Batch(target=target, labels_BT=labels, loss_BT=target.keep_BT, source=source)

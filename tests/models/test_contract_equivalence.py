@@ -1,0 +1,270 @@
+"""Contract 1: without sharing, experts and halting a model is the plain Transformer; sharing is tied weights.
+
+Every model the configuration can express is compared with its plain per-token twin in logits and all gradients.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from architectures import (
+    BOS,
+    EOS,
+    Model,
+    Sentence,
+    all_traits,
+    any_architecture,
+    draws,
+    left_padded,
+    random_model,
+    right_padded,
+    sentences,
+    traits,
+)
+from contract import assert_all_equal, assert_equal, gradients, real_logits, weights_of
+from ostinato.config.model import (
+    AttentionConfig,
+    CoordinatesConfig,
+    DecoderConfig,
+    DenseFeedForwardConfig,
+    LanguageModelConfig,
+    NormConfig,
+    NoSignalConfig,
+    Seq2SeqConfig,
+    StackConfig,
+)
+from ostinato.models import Seq2Seq, build_model
+from reference.twin import twin
+
+N_DRAWS = 220
+
+
+def test_every_model_equals_its_per_token_twin_in_logits_and_all_gradients() -> None:
+    covered: set[str] = set()
+    n_drawn = 0
+
+    @draws(N_DRAWS)
+    @given(st.data())
+    def check(data: st.DataObject) -> None:
+        nonlocal n_drawn
+        config = data.draw(any_architecture())
+        batch = data.draw(sentences(config))
+        pad = data.draw(st.sampled_from([right_padded, left_padded]))
+        model = random_model(config, seed=data.draw(st.integers(0, 99)))
+        logits = real_logits(model, pad(batch))
+        expected = [twin(model, s.source, s.target) for s in batch]
+        for i, (found, wanted) in enumerate(zip(logits, expected, strict=True)):
+            assert_equal(found, wanted, f"logits of sentence {i}")
+        weights = weights_of(batch, logits[0].shape[1])
+        assert_all_equal(gradients(model, logits, weights), gradients(model, expected, weights))
+        n_drawn += 1
+        covered.update(traits(config))
+
+    check()
+    assert n_drawn >= 200
+    assert all_traits() - covered == set()
+
+
+@draws(25)
+@given(st.data())
+def test_checkpointing_activations_changes_no_gradient(data: st.DataObject) -> None:
+    config = data.draw(any_architecture())
+    batch = data.draw(sentences(config))
+    model = random_model(config).train()
+    found = {}
+    for enabled in (False, True):
+        model.set_activation_checkpointing(enabled)
+        logits = real_logits(model, right_padded(batch))
+        found[enabled] = gradients(model, logits, weights_of(batch, logits[0].shape[1]))
+    assert_all_equal(found[True], found[False])
+
+
+@draws(20)
+@given(st.data())
+def test_depth_at_call_time_is_the_model_of_that_depth(data: st.DataObject) -> None:
+    config = data.draw(any_architecture(fully_shared=True))
+    batch = data.draw(sentences(config))
+    n_rounds = data.draw(st.integers(1, 4))
+    model = random_model(config)
+    expected = [twin(model, s.source, s.target, n_rounds) for s in batch]
+    for found, wanted in zip(real_logits(model, right_padded(batch), n_rounds), expected, strict=True):
+        assert_equal(found, wanted, f"{n_rounds} rounds")
+    deeper = random_model(_with_rounds(config, n_rounds))
+    missing = {n for n, _ in model.named_parameters()} ^ {n for n, _ in deeper.named_parameters()}
+    assert not missing
+    deeper.load_state_dict(model.state_dict())
+    for found, wanted in zip(
+        real_logits(model, right_padded(batch), n_rounds), real_logits(deeper, right_padded(batch)), strict=True
+    ):
+        torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+
+
+def _with_rounds(config: Seq2SeqConfig | LanguageModelConfig, n_rounds: int) -> Seq2SeqConfig | LanguageModelConfig:
+    """Return the same fully shared model with another number of rounds in its configuration."""
+    stacks = {}
+    for name, stack in config.stacks().items():
+        update: dict[str, object] = {"n_steps": n_rounds * stack.steps_per_round}
+        for kind, sub in stack.sub_layers():
+            if isinstance(sub.share, list):
+                share = sub.share[: stack.steps_per_round] * n_rounds
+                update[kind] = sub.model_copy(update={"share": share})
+        stacks[name] = stack.model_copy(update=update)
+    return config.model_copy(update=stacks)
+
+
+# --- the Transformer of torch ----------------------------------------------------------------------------------------
+
+D, H, F, V = 12, 3, 20, 11
+
+
+@pytest.mark.parametrize("placement", ["post", "pre"])
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+def test_without_sharing_a_model_is_the_transformer_of_torch(placement: str, activation: str) -> None:
+    stack = {
+        "n_steps": 3,
+        "self_attention": AttentionConfig(n_heads=H),
+        "ffn": DenseFeedForwardConfig(d_ff=F, activation=activation),  # type: ignore[arg-type]
+        "norm": NormConfig(placement=placement),  # type: ignore[arg-type]
+        "positions": NoSignalConfig(),
+    }
+    model = random_model(
+        Seq2SeqConfig(
+            d_model=D,
+            dropout=0.0,
+            source_vocab_size=V,
+            target_vocab_size=V,
+            encoder=StackConfig(**stack),  # type: ignore[arg-type]
+            decoder=DecoderConfig(cross_attention=AttentionConfig(n_heads=H), **stack),  # type: ignore[arg-type]
+        )
+    )
+    assert isinstance(model, Seq2Seq)
+    batch = right_padded([Sentence([4, 5, 6, 7, EOS], [BOS, 8, 9]), Sentence([4, EOS], [BOS, 5, 6, 7, 10])])
+    assert batch.source is not None
+    reference = _torch_transformer(model, is_pre=placement == "pre", activation=activation)
+    states_BTD = reference(
+        model.embed(batch.source.ids_BT, model.source_embedding),
+        model.embed(batch.target.ids_BT, model.target_embedding),
+        tgt_mask=nn.Transformer.generate_square_subsequent_mask(batch.target.ids_BT.shape[1]).isinf(),
+        src_key_padding_mask=~batch.source.keep_BT,
+        tgt_key_padding_mask=~batch.target.keep_BT,
+        memory_key_padding_mask=~batch.source.keep_BT,
+    )
+    expected = states_BTD @ model.output_projection.T
+    for i, found in enumerate(real_logits(model, batch)):
+        assert_equal(found, expected[i][batch.target.keep_BT[i]], f"logits of sentence {i}")
+
+
+def _torch_transformer(model: Seq2Seq, *, is_pre: bool, activation: str) -> nn.Transformer:
+    """Return torch's Transformer holding a copy of the model's weights, layer by layer."""
+    options = {"dropout": 0.0, "activation": activation, "batch_first": True, "norm_first": is_pre}
+    encoder = nn.TransformerEncoder(
+        nn.TransformerEncoderLayer(D, H, F, **options),  # type: ignore[arg-type]
+        3,
+        norm=nn.LayerNorm(D) if is_pre else None,
+        enable_nested_tensor=False,
+    )
+    decoder = nn.TransformerDecoder(
+        nn.TransformerDecoderLayer(D, H, F, **options),  # type: ignore[arg-type]
+        3,
+        norm=nn.LayerNorm(D) if is_pre else None,
+    )
+    reference = nn.Transformer(D, H, custom_encoder=encoder, custom_decoder=decoder, batch_first=True).double()
+    banks = model.banks
+    for stack, layers in (("encoder", encoder.layers), ("decoder", decoder.layers)):
+        for step, layer in enumerate(layers):
+            name = f"{stack}_{step}"
+            _copy_attention(layer.self_attn, banks.self_attention[name])
+            norms = [f"self_attention_{name}", f"ffn_{name}"]
+            if stack == "decoder":
+                _copy_attention(layer.multihead_attn, banks.cross_attention[name])
+                norms.insert(1, f"cross_attention_{name}")
+            for number, norm in enumerate(norms, start=1):
+                getattr(layer, f"norm{number}").load_state_dict(banks.norm[norm].state_dict())
+            layer.linear1.load_state_dict(banks.ffn[name].up.state_dict())  # type: ignore[union-attr]
+            layer.linear2.load_state_dict(banks.ffn[name].down.state_dict())  # type: ignore[union-attr]
+        if is_pre:
+            final = encoder.norm if stack == "encoder" else decoder.norm
+            assert final is not None
+            final.load_state_dict(banks.norm[f"final_{stack}"].state_dict())
+    return reference.train()  # the fast path of evaluation would hide differences behind another kernel
+
+
+def _copy_attention(torch_attention: nn.Module, ours: nn.Module) -> None:
+    state = ours.state_dict()
+    torch_attention.load_state_dict(
+        {
+            "in_proj_weight": state["qkv.weight"],
+            "in_proj_bias": state["qkv.bias"],
+            "out_proj.weight": state["out.weight"],
+            "out_proj.bias": state["out.bias"],
+        }
+    )
+
+
+# --- sharing is tied weights -----------------------------------------------------------------------------------------
+
+
+def _universal(share: str) -> Model:
+    sub = {"share": share}
+    stack = {
+        "n_steps": 3,
+        "self_attention": AttentionConfig(n_heads=2, **sub),  # type: ignore[arg-type]
+        "ffn": DenseFeedForwardConfig(d_ff=10, **sub),  # type: ignore[arg-type]
+        "positions": CoordinatesConfig(),
+    }
+    config = Seq2SeqConfig(
+        d_model=8,
+        dropout=0.0,
+        source_vocab_size=V,
+        target_vocab_size=V,
+        encoder=StackConfig(**stack),  # type: ignore[arg-type]
+        decoder=DecoderConfig(cross_attention=AttentionConfig(n_heads=2, **sub), **stack),  # type: ignore[arg-type]
+    )
+    return random_model(config)
+
+
+def test_a_universal_transformer_is_a_transformer_with_tied_weights() -> None:
+    universal, individual = _universal("all"), _universal("individual")
+    tied = dict(universal.state_dict())
+    individual.load_state_dict({name: tied[_first_set(name)] for name in individual.state_dict()})
+    batch = [Sentence([4, 5, 6, EOS], [BOS, 8, 9]), Sentence([4, EOS], [BOS, 5, 6, 7, 10])]
+    shared, separate = (real_logits(model, right_padded(batch)) for model in (universal, individual))
+    for found, wanted in zip(shared, separate, strict=True):
+        torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+    weights = weights_of(batch, V)
+    summed: dict[str, Tensor] = {}
+    for name, gradient in gradients(individual, separate, weights).items():
+        first = _first_set(name)
+        summed[first] = summed[first] + gradient if first in summed else gradient
+    assert_all_equal(gradients(universal, shared, weights), {n: summed[n] for n, _ in universal.named_parameters()})
+
+
+def _first_set(name: str) -> str:
+    """Return the name that a parameter of step 0, 1 or 2 has where all steps share one set."""
+    return name.replace("coder_1", "coder_0").replace("coder_2", "coder_0")
+
+
+def test_one_step_is_one_layer_whatever_the_scheme() -> None:
+    batch = right_padded([Sentence(None, [BOS, 4, 5, 6])])
+    logits = []
+    for share in ("individual", "all", "cycle"):
+        unique = {"n_unique": 1} if share == "cycle" else {}
+        sub = {"share": share, **unique}
+        config = LanguageModelConfig(
+            d_model=8,
+            dropout=0.0,
+            vocab_size=V,
+            decoder=StackConfig(
+                n_steps=1,
+                self_attention=AttentionConfig(n_heads=2, **sub),  # type: ignore[arg-type]
+                ffn=DenseFeedForwardConfig(d_ff=10, **sub),  # type: ignore[arg-type]
+            ),
+        )
+        torch.manual_seed(0)
+        logits.append(build_model(config)(batch).logits_BTV)
+    torch.testing.assert_close(logits[1], logits[0], rtol=0, atol=0)
+    torch.testing.assert_close(logits[2], logits[0], rtol=0, atol=0)
