@@ -1,0 +1,63 @@
+"""Lines of text files, plain or gzip, with errors that name the file and the line."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections.abc import Iterator
+from difflib import get_close_matches
+from pathlib import Path
+from typing import BinaryIO
+
+from ostinato.errors import DataError
+
+_BYTE_ORDER_MARK = "\ufeff"
+
+
+def bad_line(path: Path, number: int, reason: str) -> DataError:
+    """Return the error for one line; `number` counts from 1."""
+    return DataError(f"{path}, line {number}: {reason}")
+
+
+def read_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield the number (from 1) and the text of every line of a UTF-8 file, without the line end.
+
+    Only line feeds end a line, with or without a carriage return: characters such as U+2028 belong to the text.
+    A file whose name ends in ``.gz`` is decompressed.
+
+    Raises:
+        DataError: the file is missing, a folder, not readable, not UTF-8, or a damaged or truncated gzip file.
+    """
+    number = 0
+    try:
+        with _open(path) as stream:
+            for raw in stream:
+                number += 1
+                text = raw.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8")
+                yield number, text.removeprefix(_BYTE_ORDER_MARK) if number == 1 else text
+    except UnicodeDecodeError as error:
+        raise bad_line(path, number, f"not UTF-8 at byte {error.start + 1} of the line ({error.reason})") from error
+    except EOFError as error:
+        raise DataError(f"{path}: the gzip file is cut off after line {number}: fetch or compress it again") from error
+    except (gzip.BadGzipFile, zlib.error) as error:
+        raise DataError(f"{path}: not a sound gzip file after line {number}: {error}") from error
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
+
+
+def _open(path: Path) -> BinaryIO:
+    if path.is_dir():
+        raise DataError(f"{path}: is a folder, not a file")
+    if not path.exists():
+        raise DataError(f"{path}: no such file{_nearest(path)}")
+    if path.suffix == ".gz":
+        return gzip.open(path, "rb")  # type: ignore[return-value]  # it reads like one
+    return path.open("rb")
+
+
+def _nearest(path: Path) -> str:
+    if not path.parent.is_dir():
+        return f" (there is no folder {path.parent})"
+    names = sorted(entry.name for entry in path.parent.iterdir())
+    close = get_close_matches(path.name, names, n=1)
+    return f"; the nearest name there is {close[0]}" if close else ""

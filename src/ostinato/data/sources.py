@@ -1,0 +1,196 @@
+"""Examples from files of the user's own.
+
+What a file is follows from its name (``.gz`` at the end is looked through):
+
+- ``.jsonl``, ``.json``, ``.ndjson``: JSON lines. One object per line; the keys named by `DataConfig` hold the texts,
+  all other keys become metadata columns.
+- ``.tsv``: columns separated by tabs, without quotes. With column names the first line is a header; where all columns
+  are given as 0-based numbers there is no header, and the other columns are named by their numbers.
+- a list of two other files: parallel text, a sentence per line; the first file is the source.
+- any other file: plain text for a language model, an example per line. Blank lines there separate, and are no examples.
+
+A list of JSON lines or TSV files, or of plain text for a language model, is read file after file.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
+from itertools import zip_longest
+from pathlib import Path
+from reprlib import repr as shorten
+from typing import TYPE_CHECKING, Literal
+
+from ostinato.data.example import Example
+from ostinato.data.lines import bad_line, read_lines
+from ostinato.errors import DataError
+
+if TYPE_CHECKING:
+    from ostinato.config.data import DataConfig
+
+ModelKind = Literal["seq2seq", "language_model"]
+_JSON_LINES = (".jsonl", ".json", ".ndjson")
+
+
+def read_examples(
+    paths: str | Path | Sequence[str | Path], data: DataConfig, model_kind: ModelKind | str = "seq2seq"
+) -> Iterator[Example]:
+    """Yield the examples of one split, one at a time.
+
+    Args:
+        paths: a file, or a list as described above; usually ``data.train``, ``data.dev`` or ``data.test``.
+        data: names the fields. Its other settings are not used here.
+        model_kind: "seq2seq" reads ``source_field`` and ``target_field``, "language_model" reads ``text_field``.
+
+    Raises:
+        DataError: names the file, the line and the reason; also where there is no example at all.
+    """
+    files = [Path(paths)] if isinstance(paths, str | Path) else [Path(path) for path in paths]
+    fields = _Fields(data, model_kind)
+    n_examples = 0
+    for example in _read(files, fields):
+        n_examples += 1
+        yield example
+    if n_examples == 0:
+        raise DataError(f"{', '.join(map(str, files)) or 'an empty list of files'}: no examples")
+
+
+class _Fields:
+    """Which keys or columns hold the texts, and how an example is made of them."""
+
+    def __init__(self, data: DataConfig, model_kind: str) -> None:
+        self.is_language_model = model_kind == "language_model"
+        if self.is_language_model:
+            self.names, self.settings = [data.text_field], ["data.text_field"]
+        else:
+            self.names = [data.source_field, data.target_field]
+            self.settings = ["data.source_field", "data.target_field"]
+
+    def example(self, texts: Sequence[str], columns: dict[str, object]) -> Example:
+        if self.is_language_model:
+            return Example(None, texts[0], columns)
+        return Example(texts[0], texts[1], columns)
+
+
+def _read(files: Sequence[Path], fields: _Fields) -> Iterator[Example]:
+    kinds = {_kind(path) for path in files}
+    if len(kinds) > 1:
+        raise DataError(f"{', '.join(map(str, files))}: a list of files needs files of one kind, not {sorted(kinds)}")
+    if kinds == {"text"} and not fields.is_language_model:
+        if len(files) != 2:
+            raise DataError(
+                f"{', '.join(map(str, files))}: plain text has no targets: give JSON lines (.jsonl), columns (.tsv), "
+                f"or a list of two text files, sources and targets"
+            )
+        yield from _read_parallel(files[0], files[1])
+        return
+    readers = {"json": _read_json_lines, "tsv": _read_tsv, "text": _read_plain}
+    for path in files:
+        yield from readers[_kind(path)](path, fields)
+
+
+def _kind(path: Path) -> str:
+    suffix = Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
+    return "json" if suffix in _JSON_LINES else "tsv" if suffix == ".tsv" else "text"
+
+
+def _read_json_lines(path: Path, fields: _Fields) -> Iterator[Example]:
+    for number, line in read_lines(path):
+        if not line.strip():
+            raise bad_line(path, number, "the line is empty; every line needs a JSON object")
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise bad_line(path, number, f"not JSON: {error.msg} at character {error.pos + 1}") from error
+        except (RecursionError, ValueError) as error:  # nested too deeply, or a number of thousands of digits
+            raise bad_line(path, number, f"not usable JSON: {error}") from error
+        if not isinstance(record, dict):
+            raise bad_line(path, number, f"a JSON {_json_type(record)}, but every line needs an object {{...}}")
+        texts = []
+        for name, setting in zip(fields.names, fields.settings, strict=True):
+            if name not in record:
+                raise bad_line(path, number, _missing("key", name, setting, list(record)))
+            texts.append(_checked(record[name], repr(name), path, number))
+        columns = {key: value for key, value in record.items() if key not in fields.names}
+        yield fields.example(texts, columns)
+
+
+def _read_tsv(path: Path, fields: _Fields) -> Iterator[Example]:
+    has_header = not all(name.isdecimal() for name in fields.names)
+    header: list[str] | None = None
+    places: list[int] = []
+    for number, line in read_lines(path):
+        cells = line.split("\t")
+        if header is None:
+            header = cells if has_header else [str(i) for i in range(len(cells))]
+            places = [_place(path, header, *pair) for pair in zip(fields.names, fields.settings, strict=True)]
+            if has_header:
+                continue
+        if len(cells) != len(header):
+            origin = "the header" if has_header else "line 1"
+            raise bad_line(path, number, f"{len(cells)} columns, but {origin} has {len(header)}")
+        texts = [_checked(cells[i], f"column {header[i]!r}", path, number) for i in places]
+        columns: dict[str, object] = {header[i]: cell for i, cell in enumerate(cells) if i not in places}
+        yield fields.example(texts, columns)
+
+
+def _place(path: Path, header: list[str], name: str, setting: str) -> int:
+    if name in header:
+        return header.index(name)
+    if name.isdecimal() and int(name) < len(header):
+        return int(name)
+    reason = _missing("column", name, setting, header)
+    raise bad_line(path, 1, f"{reason}; a file without a header needs 0-based column numbers")
+
+
+def _read_parallel(source_path: Path, target_path: Path) -> Iterator[Example]:
+    n_lines = [0, 0]
+    for source, target in zip_longest(read_lines(source_path), read_lines(target_path)):
+        n_lines[0] += source is not None
+        n_lines[1] += target is not None
+        if source is not None and target is not None:
+            texts = [
+                _checked(line, "the line", path, number)
+                for path, (number, line) in ((source_path, source), (target_path, target))
+            ]
+            yield Example(texts[0], texts[1], {})
+    if n_lines[0] != n_lines[1]:
+        short, long = sorted(zip(n_lines, (source_path, target_path), strict=True))
+        raise DataError(
+            f"{short[1]}, line {short[0] + 1}: missing: the file has {short[0]} lines but {long[1]} has {long[0]}, and "
+            f"parallel text needs the same number in both"
+        )
+
+
+def _read_plain(path: Path, fields: _Fields) -> Iterator[Example]:
+    for number, line in read_lines(path):
+        if line.strip():
+            yield fields.example([_checked(line, "the line", path, number)], {})
+
+
+def _checked(value: object, what: str, path: Path, number: int) -> str:
+    """Return a text that can be encoded, or say why it cannot."""
+    if not isinstance(value, str):
+        raise bad_line(path, number, f"{what} is {shorten(value)}, a JSON {_json_type(value)}, but has to be a string")
+    if not value.strip():
+        raise bad_line(path, number, f"{what} is empty")
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError as error:
+        reason = f"{what} holds half of a surrogate pair at character {error.start + 1}, which is no text"
+        raise bad_line(path, number, reason) from error
+    return value
+
+
+def _missing(what: str, name: str, setting: str, present: list[str]) -> str:
+    close = get_close_matches(name, present, n=1)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    return f"no {what} {name!r} ({setting}) among {', '.join(map(repr, present)) or 'none'}{hint}"
+
+
+def _json_type(value: object) -> str:
+    if value is None:
+        return "null"
+    names = {bool: "boolean", int: "number", float: "number", str: "string", list: "array", dict: "object"}
+    return names[type(value)]
