@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+import torch
+from tiny_models import DATA, WORDS, trained_language_model, trained_seq2seq, word_tokenizers
+
+from ostinato.config.decoding import DecodingConfig
+from ostinato.data.tokenizer import Tokenizers
+from ostinato.decoding.generate import Generation, generate_stream, generate_texts
+from ostinato.decoding.inference import inference
+from ostinato.errors import DataError
+from ostinato.models.seq2seq import Seq2Seq
+
+GREEDY = DecodingConfig(max_length=8)
+SAMPLE = DecodingConfig(strategy="sample", max_length=8, seed=3)
+BEAM = DecodingConfig(strategy="beam", beam=3, max_length=8)
+
+
+@pytest.fixture(scope="module")
+def tokenizers() -> Tokenizers:
+    return word_tokenizers()
+
+
+@pytest.fixture(scope="module")
+def model(tokenizers: Tokenizers) -> Seq2Seq:
+    return trained_seq2seq(tokenizers.target.vocab_size)
+
+
+def random_texts(n: int, seed: int = 0) -> list[str]:
+    rng = random.Random(seed)
+    return [" ".join(rng.choices(WORDS.split(), k=rng.randint(0, 8))) for _ in range(n)]
+
+
+@pytest.mark.parametrize("config", [GREEDY, BEAM])
+def test_outputs_come_in_the_order_given_and_equal_those_of_single_texts(
+    model: Seq2Seq, tokenizers: Tokenizers, config: DecodingConfig
+) -> None:
+    texts = random_texts(30)
+    together = generate_texts(model, texts, tokenizers, DATA, config)
+    assert len({g.text for g in together}) > 5
+    for text, generation in zip(texts, together, strict=True):
+        [alone] = generate_texts(model, [text], tokenizers, DATA, config)
+        assert (generation.text, generation.n_tokens) == (alone.text, alone.n_tokens)
+        assert generation.score == pytest.approx(alone.score, rel=1e-5)
+        assert generation.n_tokens == len(generation.text.split()) + generation.finished
+
+
+@pytest.mark.parametrize("config", [GREEDY, SAMPLE])
+def test_the_stream_gives_the_same_whatever_its_window(
+    model: Seq2Seq, tokenizers: Tokenizers, config: DecodingConfig
+) -> None:
+    texts = random_texts(25)
+    whole = [g.text for g in generate_texts(model, texts, tokenizers, DATA, config)]
+    for window in (1, 4, 100):
+        stream = generate_stream(model, iter(texts), tokenizers, DATA, config, window=window)
+        assert [g.text for g in stream if isinstance(g, Generation)] == whole
+
+
+def test_the_stream_reads_no_more_than_its_window(model: Seq2Seq, tokenizers: Tokenizers) -> None:
+    read = []
+
+    def texts() -> Iterator[str]:
+        for text in random_texts(20):
+            read.append(text)
+            yield text
+
+    stream = generate_stream(model, texts(), tokenizers, DATA, GREEDY, window=4)
+    next(stream)
+    assert len(read) == 4
+    assert torch.is_grad_enabled(), "gradients are on again in the code that takes the value"
+
+
+def test_a_text_that_cannot_be_encoded_is_an_error_of_its_own_in_a_stream(
+    model: Seq2Seq, tokenizers: Tokenizers
+) -> None:
+    data = DATA.model_copy(update={"max_source_length": 4})
+    texts = ["do re", "do x", "do re mi fa", "mi", "do re mi"]
+    found = list(generate_stream(model, texts, tokenizers, data, GREEDY))
+    good = generate_texts(model, ["do re", "mi", "do re mi"], tokenizers, data, GREEDY)
+    assert [g.text for g in found if isinstance(g, Generation)] == [g.text for g in good]
+    assert isinstance(found[1], DataError)
+    assert "input line 2: 'x' is not among" in str(found[1])
+    assert "input line 3: 5 tokens, but data.max_source_length is 4" in str(found[2])
+
+
+def test_a_text_that_cannot_be_encoded_stops_a_list_before_anything_runs(
+    model: Seq2Seq, tokenizers: Tokenizers
+) -> None:
+    with pytest.raises(DataError, match="input line 3: 'x'"):
+        generate_texts(model, ["do", "re", "mi x"], tokenizers, DATA, GREEDY)
+
+
+def test_long_and_unknown_texts_are_cut_and_replaced_where_the_data_say_so(
+    model: Seq2Seq, tokenizers: Tokenizers
+) -> None:
+    data = DATA.model_copy(update={"max_source_length": 3, "over_length": "truncate", "unknown": "replace"})
+    cut, short, odd = generate_texts(model, ["do re mi fa", "do re", "do x"], tokenizers, data, GREEDY)
+    assert cut == short
+    assert odd != short
+
+
+def test_a_language_model_continues_prompts_of_any_length(tokenizers: Tokenizers) -> None:
+    model = trained_language_model(tokenizers.target.vocab_size)
+    texts = random_texts(12)
+    together = generate_texts(model, texts, tokenizers, DATA, GREEDY)
+    assert len({g.text for g in together}) > 3
+    for text, generation in zip(texts, together, strict=True):
+        assert generation.text == generate_texts(model, [text], tokenizers, DATA, GREEDY)[0].text
+    with pytest.raises(DataError, match=r"data\.max_target_length is 2"):
+        generate_texts(model, ["do re"], tokenizers, DATA.model_copy(update={"max_target_length": 2}), GREEDY)
+
+
+def test_no_texts_give_no_outputs(model: Seq2Seq, tokenizers: Tokenizers) -> None:
+    assert generate_texts(model, [], tokenizers, DATA, GREEDY) == []
+    assert list(generate_stream(model, [], tokenizers, DATA, GREEDY)) == []
+
+
+def test_inference_restores_the_mode_of_every_module_even_after_an_error(model: Seq2Seq) -> None:
+    model.train()
+    model.banks.eval()
+    modes = [module.training for module in model.modules()]
+
+    def run() -> None:
+        with inference(model):
+            assert not any(module.training for module in model.modules())
+            assert not torch.is_grad_enabled()
+            raise ValueError("stop")
+
+    with pytest.raises(ValueError, match="stop"):
+        run()
+    assert [module.training for module in model.modules()] == modes
+    assert torch.is_grad_enabled()
+    model.eval()

@@ -1,0 +1,134 @@
+"""The search over the transformers themselves, against full forward passes without a cache."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from tiny_models import trained_language_model, trained_seq2seq
+
+from ostinato.config.decoding import DecodingConfig, LengthPenaltyConfig
+from ostinato.data.batch import Tokens
+from ostinato.data.batching import Row, collate
+from ostinato.decoding import length_penalty, search
+from ostinato.models.language_model import LanguageModel
+from ostinato.models.seq2seq import Seq2Seq
+
+BOS, EOS, VOCAB, LIMIT = 1, 2, 10, 9
+PENALTY = LengthPenaltyConfig(kind="exponent", alpha=1.0)
+STRATEGIES = {
+    "greedy": DecodingConfig(max_length=LIMIT),
+    "beam": DecodingConfig(strategy="beam", beam=4, max_length=LIMIT, length_penalty=PENALTY),
+    "short beam": DecodingConfig(strategy="beam", beam=3, max_length=1, max_length_ratio=1.0),
+    "sample": DecodingConfig(strategy="sample", max_length=LIMIT, seed=4),
+}
+
+
+def random_rows(n: int, seed: int = 0) -> list[Row]:
+    rng = random.Random(seed)
+    return [Row([rng.randint(4, VOCAB - 1) for _ in range(rng.randint(1, 8))], [], {}, i) for i in range(n)]
+
+
+def next_log_p(model: Seq2Seq | LanguageModel, source: list[int] | None, prefix: list[int]) -> torch.Tensor:
+    """Log-probabilities after a prefix, from one full forward pass of one sentence."""
+    with torch.inference_mode():
+        logits_V = model(collate([Row(source, prefix)])).logits_BTV[0, -1]
+    return torch.log_softmax(logits_V.double(), 0)
+
+
+def plain_beam(model: Seq2Seq, source: list[int], beam: int) -> tuple[list[int], float]:
+    live: list[tuple[float, list[int]]] = [(0.0, [])]
+    finished: list[tuple[float, list[int]]] = []
+    for length in range(1, LIMIT + 1):
+        candidates = [
+            (log_prob + p, [*ids, token])
+            for log_prob, ids in live
+            for token, p in enumerate(next_log_p(model, source, ids).tolist())
+            if token >= EOS
+        ]
+        candidates.sort(key=lambda c: -c[0])
+        for log_prob, ids in candidates[:beam]:
+            if ids[-1] == EOS:
+                finished.append((log_prob / length_penalty(PENALTY, length), ids[:-1]))
+        live = [c for c in candidates if c[1][-1] != EOS][:beam]
+    if not finished:
+        finished = [(live[0][0] / length_penalty(PENALTY, LIMIT), live[0][1])]
+    score, ids = max(finished, key=lambda f: f[0])
+    return ids, score
+
+
+def test_cached_beam_search_agrees_with_beam_search_by_full_passes() -> None:
+    model, rows = trained_seq2seq(VOCAB), random_rows(8)
+    found = search(model, collate(rows), STRATEGIES["beam"])
+    assert len({tuple(h.ids) for h in found}) > 3
+    for row, h in zip(rows, found, strict=True):
+        assert row.source_ids is not None
+        ids, score = plain_beam(model, row.source_ids, 4)
+        assert h.ids == ids
+        assert h.score == pytest.approx(score, abs=1e-4)
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("seed", range(2))
+def test_a_real_model_writes_the_same_alone_and_in_any_batch(name: str, seed: int) -> None:
+    model, rows, config = trained_seq2seq(VOCAB), random_rows(24, seed), STRATEGIES[name]
+    together = search(model, collate(rows), config)
+    backwards = search(model, collate(rows[::-1]), config)[::-1]
+    alone = [search(model, collate([row]), config)[0] for row in rows]
+    assert len({tuple(h.ids) for h in together}) > 12
+    for a, b, c in zip(together, backwards, alone, strict=True):
+        assert a.ids == b.ids == c.ids
+        assert a.score == pytest.approx(b.score, rel=1e-5)
+        assert a.score == pytest.approx(c.score, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["greedy", "beam"])
+def test_log_probabilities_are_those_of_full_passes_after_a_forced_prefix(name: str) -> None:
+    model, rows = trained_seq2seq(VOCAB), random_rows(6)
+    prefixes = [[], [5], [4, 9, 4], [8, 8], [], [7, 4, 5, 6]]
+    found = search(model, collate(rows), STRATEGIES[name], prefix=left_padded(prefixes))
+    for row, prefix, h in zip(rows, prefixes, found, strict=True):
+        assert h.log_prob == pytest.approx(forced_log_prob(model, row.source_ids, prefix, h.ids, h.finished), abs=1e-4)
+
+
+@pytest.mark.parametrize("name", ["greedy", "beam", "sample"])
+def test_prompts_of_a_language_model_are_continued_as_if_each_were_alone(name: str) -> None:
+    model, prompts = trained_language_model(VOCAB), [[], [5], [4, 9, 4], [8, 8], [7, 4, 5, 6, 9, 9]]
+    config = STRATEGIES[name]
+    rows = [Row(None, prompt, {}, i) for i, prompt in enumerate(prompts)]
+    together = search(model, collate(rows), config, prefix=left_padded(prompts))
+    for row, prompt, h in zip(rows, prompts, together, strict=True):
+        alone = search(model, collate([row]), config, prefix=left_padded([prompt]))[0]
+        assert h.ids == alone.ids
+        assert h.log_prob == pytest.approx(forced_log_prob(model, None, prompt, h.ids, h.finished), abs=1e-4)
+
+
+def test_without_a_prompt_a_language_model_writes_from_the_begin_symbol() -> None:
+    model = trained_language_model(VOCAB)
+    batch = collate([Row(None, [4, 5])])
+    assert search(model, batch, STRATEGIES["greedy"]) == search(
+        model, batch, STRATEGIES["greedy"], prefix=left_padded([[]])
+    )
+
+
+def test_more_steps_of_depth_change_the_output() -> None:
+    model, batch = trained_seq2seq(VOCAB), collate(random_rows(8))
+    two, same, five = (search(model, batch, STRATEGIES["beam"], n_steps=n) for n in (None, 2, 5))
+    assert two == same
+    assert [h.ids for h in two] != [h.ids for h in five]
+
+
+def forced_log_prob(
+    model: Seq2Seq | LanguageModel, source: list[int] | None, prefix: list[int], ids: list[int], finished: bool
+) -> float:
+    total = 0.0
+    for place, token in enumerate([*ids, EOS] if finished else ids):
+        total += float(next_log_p(model, source, [*prefix, *ids[:place]])[token])
+    return total
+
+
+def left_padded(prompts: list[list[int]]) -> Tokens:
+    width = 1 + max(map(len, prompts))
+    ids_BT = torch.tensor([[0] * (width - 1 - len(p)) + [BOS, *p] for p in prompts])
+    return Tokens(ids_BT, ids_BT != 0)

@@ -1,0 +1,85 @@
+"""Small real models, trained just enough that their outputs vary and end."""
+
+from __future__ import annotations
+
+import random
+from functools import cache
+from typing import TypeVar
+
+import torch
+from torch.nn.functional import cross_entropy
+
+from ostinato.config.data import DataConfig, TokenizerConfig
+from ostinato.config.model import (
+    AttentionConfig,
+    DecoderConfig,
+    DenseFeedForwardConfig,
+    LanguageModelConfig,
+    Seq2SeqConfig,
+    StackConfig,
+    WindowConfig,
+)
+from ostinato.data.batching import Row, TrainingBatches
+from ostinato.data.example import Example
+from ostinato.data.tokenizer import Tokenizers
+from ostinato.models.language_model import LanguageModel
+from ostinato.models.seq2seq import Seq2Seq
+
+WORDS = "do re mi fa sol la si ut"
+DATA = DataConfig(tokenizer=TokenizerConfig(kind="words"), eval_tokens_per_batch=40)
+Model = TypeVar("Model", Seq2Seq, LanguageModel)
+_ATTENTION = AttentionConfig(n_heads=2, share="all")
+_FFN = DenseFeedForwardConfig(d_ff=32, share="all")
+
+
+def word_tokenizers() -> Tokenizers:
+    return Tokenizers.train(DATA, [Example(WORDS, WORDS)])
+
+
+@cache
+def trained_seq2seq(vocab_size: int) -> Seq2Seq:
+    """Learns to reverse, a little."""
+    torch.manual_seed(0)
+    config = Seq2SeqConfig(
+        d_model=16,
+        dropout=0.0,
+        source_vocab_size=vocab_size,
+        target_vocab_size=vocab_size,
+        encoder=StackConfig(n_steps=2, self_attention=_ATTENTION, ffn=_FFN),
+        decoder=DecoderConfig(
+            n_steps=2, self_attention=_ATTENTION, cross_attention=_ATTENTION, ffn=_FFN, relative=WindowConfig(window=3)
+        ),
+    )
+    return _trained(Seq2Seq(config), [Row(ids, ids[::-1]) for ids in _sequences(vocab_size)])
+
+
+@cache
+def trained_language_model(vocab_size: int) -> LanguageModel:
+    """Learns sequences of two alternating tokens, a little."""
+    torch.manual_seed(0)
+    config = LanguageModelConfig(
+        d_model=16,
+        dropout=0.0,
+        vocab_size=vocab_size,
+        decoder=StackConfig(n_steps=2, self_attention=_ATTENTION, ffn=_FFN),
+    )
+    rows = [Row(None, (ids[:2] * 4)[: 2 + len(ids)]) for ids in _sequences(vocab_size)]
+    return _trained(LanguageModel(config), rows)
+
+
+def _sequences(vocab_size: int) -> list[list[int]]:
+    rng = random.Random(0)
+    return [[rng.randrange(4, vocab_size) for _ in range(rng.randint(1, 7))] for _ in range(300)]
+
+
+def _trained(model: Model, rows: list[Row]) -> Model:
+    optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
+    batches = TrainingBatches(rows, 200, seed=0)
+    for _ in range(80):
+        batch = next(batches)
+        logits_BTV = model(batch).logits_BTV
+        loss = cross_entropy(logits_BTV[batch.loss_BT], batch.labels_BT[batch.loss_BT])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return model.eval()
