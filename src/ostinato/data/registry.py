@@ -1,0 +1,236 @@
+"""Files that are downloaded: where they are, what they must be, and a cache of those that were checked.
+
+A file has an address that never changes what it means (repository, commit, path) and the SHA-256 of its bytes. Nothing
+enters the cache before its size and hash are right, and nothing leaves it without the hash being looked at again, so
+that a damaged disk or an interrupted download never becomes a result. A socket is opened by `DataAccess.fetch` alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import os
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from glob import escape
+from pathlib import Path
+from typing import BinaryIO
+from urllib.error import HTTPError, URLError
+from urllib.parse import quote
+from urllib.request import Request, urlopen
+
+from ostinato.errors import DataError
+
+_BASE = "https://raw.githubusercontent.com"
+_CHUNK = 1 << 20
+_STALE_AFTER_S = 24 * 3600.0
+_MIRROR_HINT = (
+    "without a network, use --mirror DIR_OR_URL (or OSTINATO_MIRROR): a copy laid out as <owner>/<repo>/<commit>/<path>"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteFile:
+    """One published file.
+
+    Args:
+        repo: owner and name, ``owner/name``.
+        commit: full hash of the commit, so that the address always means the same bytes.
+        path: path inside the repository.
+        sha256: of the bytes, in lower-case hexadecimal.
+        n_bytes: their number.
+        n_rows: examples it holds; None where it holds none, or a task knows better.
+        licence: what the publisher states.
+    """
+
+    repo: str
+    commit: str
+    path: str
+    sha256: str
+    n_bytes: int
+    n_rows: int | None
+    licence: str
+
+    @property
+    def key(self) -> str:
+        """Return the place of the file below a base address, a mirror or a cache: ``owner/name/commit/path``."""
+        return f"{self.repo}/{self.commit}/{self.path}"
+
+    @property
+    def address(self) -> str:
+        """Return where the file is published."""
+        return f"{_BASE}/{quote(self.key)}"
+
+
+class _InterruptedError(Exception):
+    """A transfer that may well succeed the next time."""
+
+
+@dataclass(frozen=True, slots=True)
+class DataAccess:
+    """Gets published files, from the cache where it has them.
+
+    Args:
+        cache: folder of checked files, made when needed; several processes may share it.
+        mirror: folder or http(s) address that stands for the publisher's, laid out alike; None: the publisher.
+        timeout_s: seconds without a byte before a transfer counts as interrupted.
+        n_retries: further attempts after an interrupted transfer.
+        pause_s: seconds before the first of them; it doubles each time.
+    """
+
+    cache: Path
+    mirror: str | None = None
+    timeout_s: float = 30.0
+    n_retries: int = 2
+    pause_s: float = 0.5
+
+    @classmethod
+    def default(cls, mirror: str | None = None) -> DataAccess:
+        """Use OSTINATO_CACHE or the platform's cache folder, and `mirror` or else OSTINATO_MIRROR."""
+        cache = os.environ.get("OSTINATO_CACHE")
+        folder = Path(cache).expanduser() if cache else _platform_cache() / "ostinato"
+        return cls(folder / "data", mirror or os.environ.get("OSTINATO_MIRROR") or None)
+
+    def cached(self, file: RemoteFile) -> Path | None:
+        """Return the path of a file that is in the cache and sound; opens no socket."""
+        path = self.cache / file.key
+        is_sound = path.is_file() and path.stat().st_size == file.n_bytes and sha256_of(path) == file.sha256
+        return path if is_sound else None
+
+    def fetch(self, file: RemoteFile) -> Path:
+        """Return the path of the checked file, after a download where the cache lacks it or holds it damaged.
+
+        Raises:
+            DataError: the file is not there, the transfer was interrupted each time, or the bytes are other ones;
+                names the address, and for other bytes the expected and the received hash.
+        """
+        if (path := self.cached(file)) is not None:
+            return path
+        path = self.cache / file.key
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _remove_stale(path)
+            with _scratch(path) as part:
+                self._transfer(file, part)
+                _check(file, part, self._origin(file))
+                part.replace(path)
+        except OSError as error:
+            reason = error.strerror or error
+            raise DataError(f"{path}: cannot be written ({reason}); OSTINATO_CACHE names another folder") from error
+        return path
+
+    def _origin(self, file: RemoteFile) -> str:
+        if self.mirror is None:
+            return file.address
+        if self.mirror.startswith(("http://", "https://")):
+            return f"{self.mirror.rstrip('/')}/{quote(file.key)}"
+        return str(Path(self.mirror).expanduser() / file.key)
+
+    def _transfer(self, file: RemoteFile, part: Path) -> None:
+        origin = self._origin(file)
+        if not origin.startswith(("http://", "https://")):
+            _copy(Path(origin), part)
+            return
+        for attempt in range(self.n_retries + 1):
+            try:
+                _download(origin, part, self.timeout_s)
+                return
+            except _InterruptedError as error:
+                if attempt == self.n_retries:
+                    tries = f"{attempt + 1} attempts" if attempt else "1 attempt"
+                    raise DataError(f"{origin}: no download after {tries}: {error}; {_MIRROR_HINT}") from error
+                time.sleep(self.pause_s * 2**attempt)
+
+
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a file in hexadecimal, reading it in pieces."""
+    with Path(path).open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _copy(origin: Path, part: Path) -> None:
+    try:
+        shutil.copyfile(origin, part)
+    except OSError as error:
+        raise DataError(f"{origin}: not in the mirror ({error.strerror or error}); {_MIRROR_HINT}") from error
+
+
+def _download(address: str, part: Path, timeout_s: float) -> None:
+    request = Request(address, headers={"User-Agent": "ostinato", "Accept-Encoding": "identity"})
+    try:
+        with urlopen(request, timeout=timeout_s) as response, part.open("wb") as stream:
+            announced = response.headers.get("Content-Length")
+            n_received = _drain(response, stream)
+    except HTTPError as error:
+        with error:
+            if error.code >= 500 or error.code in (408, 429):
+                raise _InterruptedError(f"HTTP status {error.code} ({error.reason})") from error
+            raise DataError(f"{address}: HTTP status {error.code} ({error.reason}); {_MIRROR_HINT}") from error
+    except URLError as error:
+        raise _InterruptedError(str(error.reason)) from error
+    except (ValueError, http.client.InvalidURL) as error:
+        raise DataError(f"{address}: no usable address: {error}; {_MIRROR_HINT}") from error
+    except (http.client.HTTPException, ConnectionError, TimeoutError) as error:  # while the headers were read
+        raise _InterruptedError(str(error) or type(error).__name__) from error
+    if announced is not None and announced.isdecimal() and n_received != int(announced):
+        raise _InterruptedError(f"the connection ended after {n_received} of {announced} bytes")
+
+
+def _drain(response: BinaryIO, stream: BinaryIO) -> int:
+    """Copy the body and return its size; only what the network does wrong becomes an interruption."""
+    n_received = 0
+    while True:
+        try:
+            chunk = response.read(_CHUNK)
+        except http.client.IncompleteRead as error:
+            raise _InterruptedError(f"the connection ended after {n_received + len(error.partial)} bytes") from error
+        except (OSError, http.client.HTTPException) as error:
+            raise _InterruptedError(f"{error or type(error).__name__} after {n_received} bytes") from error
+        if not chunk:
+            return n_received
+        stream.write(chunk)
+        n_received += len(chunk)
+
+
+def _check(file: RemoteFile, part: Path, origin: str) -> None:
+    n_bytes, digest = part.stat().st_size, sha256_of(part)
+    if n_bytes != file.n_bytes or digest != file.sha256:
+        raise DataError(
+            f"{origin}: not the published file {file.path}: expected {file.n_bytes} bytes with SHA-256 {file.sha256}, "
+            f"got {n_bytes} bytes with {digest}; nothing was kept"
+        )
+
+
+@contextmanager
+def _scratch(path: Path) -> Iterator[Path]:
+    """Give a name beside `path` that no other thread or process uses; what is left there is removed."""
+    part = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.part")
+    try:
+        yield part
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _remove_stale(path: Path) -> None:
+    """Remove what a killed process left a day ago; a transfer under way writes to its file all the time."""
+    for part in path.parent.glob(f".{escape(path.name)}.*.part"):
+        try:
+            if time.time() - part.stat().st_mtime > _STALE_AFTER_S:
+                part.unlink()
+        except FileNotFoundError:  # another process was faster
+            continue
+
+
+def _platform_cache() -> Path:
+    """Return the folder in which programs of this platform keep what can be fetched again."""
+    if sys.platform == "win32":
+        local = os.environ.get("LOCALAPPDATA")
+        return Path(local) if local else Path.home() / "AppData" / "Local"
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
