@@ -1,0 +1,114 @@
+"""What a task is: named splits of examples, its own settings, and the protocol they are measured by."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, ClassVar
+
+from ostinato.config.base import Config
+from ostinato.config.data import DataConfig
+from ostinato.data.lines import read_lines
+from ostinato.errors import ConfigError, DataError, Problem
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ostinato.data.example import Example
+    from ostinato.data.registry import DataAccess, RemoteFile
+
+
+class TaskConfig(Config):
+    """Settings of one task; a subclass narrows `kind` to its own name."""
+
+    kind: str
+
+
+class Task(ABC):
+    """Examples of one benchmark under one protocol.
+
+    The class documentation of a subclass is its protocol as `ostinato data show` prints it: splits, tokenisation,
+    metric, selection rule, and where it departs from the papers. Its first line is the summary in lists.
+
+    Args:
+        config: the task's settings.
+        data: files of the user's own; most tasks do not look at it.
+        access: where published files come from; None: the default cache and mirror, opened on first use.
+    """
+
+    config_type: ClassVar[type[TaskConfig]]
+    config: TaskConfig
+    metrics: tuple[str, ...] = ("exact_match", "token_accuracy_free")
+    """Decoded metrics, by their names in `ostinato.metrics`."""
+    by: tuple[str, ...] = ()
+    """Metadata columns that every metric is reported by."""
+
+    def __init__(self, config: TaskConfig, data: DataConfig, access: DataAccess | None = None) -> None:
+        self.config = config
+        self.data = data
+        self._access = access
+
+    @property
+    def name(self) -> str:
+        """The task's kind."""
+        return self.config.kind
+
+    @property
+    def model_kind(self) -> str:
+        """Kind of model the examples are for: "seq2seq" or "language_model"."""
+        return "seq2seq"
+
+    @property
+    def is_generated(self) -> bool:
+        """True where the examples are made by rule and nothing is downloaded."""
+        return not self.files()
+
+    def files(self) -> tuple[RemoteFile, ...]:
+        """Return the published files that the splits are read from; empty for generated tasks."""
+        return ()
+
+    @property
+    def access(self) -> DataAccess:
+        """Where published files come from."""
+        if self._access is None:
+            from ostinato.data.registry import DataAccess
+
+            self._access = DataAccess.default()
+        return self._access
+
+    @abstractmethod
+    def splits(self) -> tuple[str, ...]:
+        """Return the names of the splits, the training split first."""
+
+    def examples(self, split: str) -> Iterator[Example]:
+        """Return the examples of one split, always in the same order.
+
+        Raises:
+            ConfigError: the task has no such split.
+            DataError: a published file cannot be had or is not what it should be.
+        """
+        if split not in self.splits():
+            reason = self.why_missing(split) or f"the task {self.name} has the splits {', '.join(self.splits())}"
+            raise ConfigError([Problem("split", split, reason)])
+        return self._examples(split)
+
+    def why_missing(self, split: str) -> str | None:
+        """Say which setting would give a split that is not there; None where none would."""
+        return None
+
+    @abstractmethod
+    def _examples(self, split: str) -> Iterator[Example]:
+        """Yield the examples of a split that exists."""
+
+    def _published(self, file: RemoteFile) -> Iterator[tuple[Path, int, str]]:
+        """Yield path, number and text of every line of a published file, and check how many there are.
+
+        Raises:
+            DataError: the file cannot be had, or has another number of lines than published.
+        """
+        path = self.access.fetch(file)
+        number = 0
+        for number, line in read_lines(path):
+            yield path, number, line
+        if file.n_rows is not None and number != file.n_rows:
+            raise DataError(f"{path}: {number} lines, but {file.repo}/{file.path} was published with {file.n_rows}")

@@ -1,0 +1,98 @@
+"""Files of the user's own as a task."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from ostinato.config.data import DataConfig
+from ostinato.data.sources import read_examples
+from ostinato.errors import ConfigError, Problem
+from ostinato.tasks.base import Task, TaskConfig
+
+if TYPE_CHECKING:
+    from ostinato.data.example import Example
+    from ostinato.data.registry import DataAccess
+
+_SPLITS = ("train", "dev", "test")
+
+
+class FilesConfig(TaskConfig):
+    """Settings of files of the user's own; the files themselves are named under `data`."""
+
+    kind: Literal["files"] = "files"
+    model_kind: Literal["seq2seq", "language_model"] = "seq2seq"
+    """seq2seq: pairs of source and target. language_model: texts."""
+
+
+class FilesTask(Task):
+    """Your own files: data.train, data.dev and data.test, pairs of texts or, with model_kind=language_model, texts.
+
+    Splits: train, and dev and test where they are given. Nothing is split off, so without data.dev no checkpoint can be
+    selected by held-out loss.
+    Tokens: as data.tokenizer says.
+    Metric: exact match and free-running token accuracy for pairs, nothing decoded for language models (loss, perplexity
+    and token accuracy are always there); evaluation.metrics chooses others, evaluation.by any column of the files.
+    Selection: as training.selection says.
+    """
+
+    config_type = FilesConfig
+    config: FilesConfig
+
+    def __init__(self, config: TaskConfig, data: DataConfig, access: DataAccess | None = None) -> None:
+        super().__init__(config, data, access)
+        check_paths(data)
+        if self.model_kind == "language_model":
+            self.metrics = ()
+
+    @property
+    def model_kind(self) -> str:
+        """As the settings say."""
+        return self.config.model_kind
+
+    @property
+    def is_generated(self) -> bool:
+        """Never: the files are there already."""
+        return False
+
+    def splits(self) -> tuple[str, ...]:
+        """Return train, and dev and test where files are given."""
+        return given_splits(self.data)
+
+    def why_missing(self, split: str) -> str | None:
+        """Name the setting that gives the split its files."""
+        return f"data.{split} names no file" if split in _SPLITS else None
+
+    def _examples(self, split: str) -> Iterator[Example]:
+        yield from read_examples(paths_of(self.data, split), self.data, self.model_kind)
+
+
+def given_splits(data: DataConfig) -> tuple[str, ...]:
+    """Return the splits the user gave files for."""
+    return tuple(split for split in _SPLITS if paths_of(data, split))
+
+
+def paths_of(data: DataConfig, split: str) -> list[str]:
+    """Return the files of a split, none where the user gave none."""
+    paths: str | list[str] | None = getattr(data, split)
+    if paths is None:
+        return []
+    return [paths] if isinstance(paths, str) else list(paths)
+
+
+def check_paths(data: DataConfig) -> None:
+    """Check that the user's files are there.
+
+    Raises:
+        ConfigError: with every one that is missing; also where data.train is not given.
+    """
+    problems = [] if data.train else [Problem("data.train", data.train, "name a file to train on: data.train=my.jsonl")]
+    for split in given_splits(data):
+        problems += [
+            Problem(f"data.{split}", path, f"there is no such file (looked in {Path(path).resolve().parent})")
+            for path in paths_of(data, split)
+            if not Path(path).is_file()
+        ]
+    if problems:
+        raise ConfigError(problems)

@@ -1,0 +1,97 @@
+"""The tasks by name, and the check of their settings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from ostinato.config.base import DEFER_CHECKS
+from ostinato.config.data import DataConfig
+from ostinato.config.recipe import TaskRef
+from ostinato.config.schema import describe
+from ostinato.errors import ConfigError, Problem
+from ostinato.tasks.algorithmic import AlgorithmicTask
+from ostinato.tasks.base import Task, TaskConfig
+from ostinato.tasks.cogs import CogsTask
+from ostinato.tasks.files import FilesTask
+from ostinato.tasks.logical_inference import LogicalInferenceTask
+from ostinato.tasks.scan import ScanTask
+from ostinato.tasks.translation import TranslationTask
+
+if TYPE_CHECKING:
+    from ostinato.data.registry import DataAccess
+
+TASKS: dict[str, type[Task]] = {
+    "algorithmic": AlgorithmicTask,
+    "cogs": CogsTask,
+    "files": FilesTask,
+    "logical_inference": LogicalInferenceTask,
+    "scan": ScanTask,
+    "translation": TranslationTask,
+}
+"""Every task by its `kind`."""
+
+
+def task_problems(settings: dict[str, Any]) -> list[Problem]:
+    """Return everything that is wrong with a task's settings, with keys such as `task.split`.
+
+    Args:
+        settings: the settings as given, `kind` included (default "files", as in a recipe).
+    """
+    return _check(settings)[1]
+
+
+def build_task(ref: TaskRef, data: DataConfig, access: DataAccess | None = None) -> Task:
+    """Return a task; nothing is downloaded or read yet.
+
+    Args:
+        ref: its kind and settings.
+        data: the user's own files, for the tasks that use them.
+        access: where published files come from; None: the default cache and mirror.
+
+    Raises:
+        ConfigError: every problem of the settings, or files of the user's own that are missing.
+    """
+    config, problems = _check(ref.settings())
+    if config is None:
+        raise ConfigError(problems)
+    return TASKS[config.kind](config, data, access)
+
+
+def _check(settings: dict[str, Any]) -> tuple[TaskConfig | None, list[Problem]]:
+    """Return the configuration of the settings, or None and every reason why there is none."""
+    kind = settings.get("kind", "files")
+    if kind not in TASKS:
+        close = get_close_matches(str(kind), TASKS, n=1)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        return None, [Problem("task.kind", kind, f"must be one of {', '.join(TASKS)}{hint}")]
+    node = TASKS[kind].config_type
+    try:
+        config = node.model_validate({**settings, "kind": kind}, context=DEFER_CHECKS)
+    except ValidationError as error:
+        return None, list(_explain(error, node, str(kind)))
+    problems = list(config.problems("task."))
+    return (None, problems) if problems else (config, [])
+
+
+def _explain(error: ValidationError, node: type[TaskConfig], kind: str) -> Iterator[Problem]:
+    """Yield one problem for every setting that pydantic refused."""
+    seen: set[str] = set()
+    for item in error.errors(include_url=False):
+        name = str(item["loc"][0])
+        if name in seen:
+            continue
+        seen.add(name)
+        field = node.model_fields.get(name)
+        if field is not None:
+            given = item["input"]
+            yield Problem(f"task.{name}", given, f"must be {describe(field.annotation, field.metadata)}")
+            continue
+        valid = [key for key in node.model_fields if key != "kind"]
+        close = get_close_matches(name, valid, n=1)
+        hint = f"did you mean task.{close[0]}? " if close else ""
+        keys = f"its settings are {', '.join(valid)}" if valid else "it has no settings"
+        yield Problem(f"task.{name}", item["input"], f"the task {kind} has no such setting; {hint}{keys}")

@@ -1,0 +1,195 @@
+"""SCAN: commands and their action sequences (Lake and Baroni 2018, arXiv 1711.00350), from the grammar.
+
+Grammar of the commands and their meaning [[.]] (their supplement):
+
+    C -> S and S | S after S | S        [[x and y]] = [[x]] [[y]]          [[x after y]] = [[y]] [[x]]
+    S -> V twice | V thrice | V         [[v twice]] = [[v]] [[v]]          [[v thrice]] = [[v]] [[v]] [[v]]
+    V -> U | U d | U opposite d | U around d,    d in {left, right}
+    U -> walk | look | run | jump | turn (turn needs a direction, and adds no action of its own)
+
+    [[u]] = I_U    [[u d]] = I_TURN_d [[u]]    [[u opposite d]] = I_TURN_d I_TURN_d [[u]]
+    [[u around d]] = (I_TURN_d [[u]]) four times
+
+34 phrases V, 102 phrases S and 102 + 2 * 102^2 = 20,910 commands, none of them ambiguous.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from itertools import product
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from ostinato.data.example import Example
+from ostinato.data.lines import bad_line
+from ostinato.data.registry import RemoteFile
+from ostinato.tasks.base import Task, TaskConfig
+
+Row = tuple[str, str]
+"""A command and its actions."""
+
+_PRIMITIVES = ("walk", "look", "run", "jump", "turn")
+_DIRECTIONS = ("left", "right")
+_LONGEST_TRAINED = 22
+"""Actions: no command has 23, the test set of the length split begins at 24."""
+_HELD_OUT = {"addprim_jump": "jump", "addprim_turn_left": "turn left"}
+_BUCKET = 8
+
+_REPO, _COMMIT = "brendenlake/SCAN", "c4b756cbc010d75c912f16c42c8f15dc6b7e6c8f"
+_SIMPLE = {
+    "train": RemoteFile(
+        repo=_REPO,
+        commit=_COMMIT,
+        path="simple_split/tasks_train_simple.txt",
+        sha256="941bb8a088c5f53ceff12fde902dc008933cf0c4203cc672c47b5f79d73262dd",
+        n_bytes=3267938,
+        n_rows=16728,
+        licence="BSD-3-Clause",
+    ),
+    "test": RemoteFile(
+        repo=_REPO,
+        commit=_COMMIT,
+        path="simple_split/tasks_test_simple.txt",
+        sha256="1fe1c8f5a19d0dc40e41bab94278f45f66f3dc415a978bd29855a23440610fc6",
+        n_bytes=812450,
+        n_rows=4182,
+        licence="BSD-3-Clause",
+    ),
+}
+
+
+def _verb_phrases() -> Iterator[tuple[str, list[str]]]:
+    for verb in _PRIMITIVES:
+        action = [] if verb == "turn" else [f"I_{verb.upper()}"]
+        if action:
+            yield verb, action
+        for direction in _DIRECTIONS:
+            turn = [f"I_TURN_{direction.upper()}"]
+            yield f"{verb} {direction}", turn + action
+            yield f"{verb} opposite {direction}", turn * 2 + action
+            yield f"{verb} around {direction}", (turn + action) * 4
+
+
+def all_commands() -> Iterator[Row]:
+    """Yield all 20,910 commands with their actions: the single phrases first, then their pairs, in grammar order."""
+    phrases = [
+        (text + suffix, actions * times)
+        for text, actions in _verb_phrases()
+        for suffix, times in (("", 1), (" twice", 2), (" thrice", 3))
+    ]
+    for text, actions in phrases:
+        yield text, " ".join(actions)
+    for (left, first), (right, second) in product(phrases, repeat=2):
+        yield f"{left} and {right}", " ".join(first + second)
+        yield f"{left} after {right}", " ".join(second + first)
+
+
+def length_split() -> tuple[list[Row], list[Row]]:
+    """Return train (up to 22 actions) and test (24 to 48) of the length split, shorter action sequences first."""
+    rows = sorted(all_commands(), key=lambda row: row[1].count(" "))
+    n_train = sum(row[1].count(" ") < _LONGEST_TRAINED for row in rows)
+    return rows[:n_train], rows[n_train:]
+
+
+def addprim_split(primitive: str) -> tuple[list[Row], list[Row]]:
+    """Return train and test of the split that shows `primitive` in training only alone.
+
+    test: every longer command in which it occurs. train: the others, and the primitive itself repeated until it is one
+    row in ten, at rows 0, 10, 20 and so on.
+    """
+    rows = list(all_commands())
+    alone = next(row for row in rows if row[0] == primitive)
+    test = [row for row in rows if row != alone and f" {primitive} " in f" {row[0]} "]
+    unseen = {alone, *test}
+    train: list[Row] = []
+    for index, row in enumerate(row for row in rows if row not in unseen):
+        if index % 9 == 0:
+            train.append(alone)
+        train.append(row)
+    return train, test
+
+
+class ScanConfig(TaskConfig):
+    """Settings of SCAN."""
+
+    kind: Literal["scan"] = "scan"
+    split: Literal["simple", "length", "addprim_jump", "addprim_turn_left"] = "simple"
+    dev_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.05
+    """Share of the training commands that become `dev`; 0: train whole, no dev."""
+    dev_seed: Annotated[int, Field(ge=0)] = 0
+
+
+class ScanTask(Task):
+    """SCAN: simple commands with their action sequences, four published splits.
+
+    Splits: train, dev, test of the published split named by `split`. simple: 16,728 / 4,182 at random, from the
+    published files, in their order. length: up to 22 actions / 24 to 48 (16,990 / 3,920). addprim_jump and
+    addprim_turn_left: the primitive alone, one training row in ten / all other commands with it (14,670 / 7,706 and
+    21,890 / 1,208). These three are made from the grammar. They hold the same rows as the published files, repetitions
+    included. The order differs: the published rows were shuffled by a random state that was not published; here they
+    are in grammar order (length: by number of actions, as published), and training shuffles them anyway.
+    Tokens: words, separated by single blanks, on both sides; the markers IN: and OUT: are dropped.
+    Metric: exact match of the whole action sequence, free running; by number of actions.
+    Selection: SCAN has no validation set. `dev` is a seeded 5 % of the distinct training commands (`dev_fraction`),
+    taken out of train; so it has training lengths and primitives, and says nothing of the generalisation the test asks
+    for. The primitive that an addprim split repeats always stays in train. dev_fraction=0 trains on the whole published
+    set, without dev: then select on another split or keep the last checkpoint. The papers report the last update of a
+    fixed number.
+    """
+
+    config_type = ScanConfig
+    by = ("actions",)
+    config: ScanConfig
+
+    def files(self) -> tuple[RemoteFile, ...]:
+        """Return the two published files of the simple split, nothing for the others."""
+        return tuple(_SIMPLE.values()) if self.config.split == "simple" else ()
+
+    def splits(self) -> tuple[str, ...]:
+        """Return train, dev (unless dev_fraction is 0) and test."""
+        return ("train", "dev", "test") if self.config.dev_fraction > 0 else ("train", "test")
+
+    def why_missing(self, split: str) -> str | None:
+        """Explain that dev is cut from train."""
+        return "SCAN has no validation set: task.dev_fraction above 0 cuts one from train" if split == "dev" else None
+
+    def _examples(self, split: str) -> Iterator[Example]:
+        if split == "test":
+            chosen: Iterator[Row] = self._rows("test")
+        else:
+            rows = list(self._rows("train"))
+            dev = self._dev_commands(rows)
+            chosen = (row for row in rows if (row[0] in dev) == (split == "dev"))
+        for command, actions in chosen:
+            n_actions = actions.count(" ") + 1
+            low = (n_actions - 1) // _BUCKET * _BUCKET + 1
+            bucket = f"{low:02d}-{low + _BUCKET - 1:02d}"
+            yield Example(command, actions, {"n_actions": n_actions, "actions": bucket})
+
+    def _rows(self, part: Literal["train", "test"]) -> Iterator[Row]:
+        """Yield the published rows of train or test."""
+        split = self.config.split
+        if split == "simple":
+            yield from self._read(_SIMPLE[part])
+            return
+        train, test = length_split() if split == "length" else addprim_split(_HELD_OUT[split])
+        yield from train if part == "train" else test
+
+    def _read(self, file: RemoteFile) -> Iterator[Row]:
+        for path, number, line in self._published(file):
+            command, separator, actions = line.strip().removeprefix("IN: ").partition(" OUT: ")
+            if not separator or not line.startswith("IN: "):
+                raise bad_line(path, number, "expected 'IN: command OUT: actions'")
+            yield command, actions
+
+    def _dev_commands(self, rows: list[Row]) -> set[str]:
+        """Return the training commands of dev: those whose seeded hashes come first, so that no order matters."""
+        commands = {command for command, _ in rows} - {_HELD_OUT.get(self.config.split, "")}
+        n_dev = round(self.config.dev_fraction * len(commands))
+
+        def draw(command: str) -> bytes:
+            return hashlib.sha256(f"{self.config.dev_seed}:{command}".encode()).digest()
+
+        return set(sorted(commands, key=draw)[:n_dev])
