@@ -92,9 +92,9 @@ def _task_problems(recipe: Recipe) -> list[Any]:
 
 def origin(task: Task) -> str:
     """Say where a task's data comes from."""
-    if task.is_generated:
-        return GENERATED
-    return DOWNLOADED if task.files() else OWN
+    if task.files():
+        return DOWNLOADED
+    return GENERATED if task.is_generated else OWN
 
 
 def protocol(task: type[Task]) -> str:

@@ -85,7 +85,7 @@ def load_recipe(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Reci
         ConfigError: with every problem of the recipe and of its task's settings.
     """
     path = find_recipe(name_or_path)
-    return load_recipe_config(path, overrides, find_recipe, _task_problems, default_name=_default_name(path))
+    return load_recipe_config(path, overrides, find_recipe, _problems, default_name=_default_name(path))
 
 
 def _default_name(path: Path) -> str:
@@ -95,8 +95,27 @@ def _default_name(path: Path) -> str:
     return path.resolve().parent.name if path.name == _RUN_RECIPE else path.stem
 
 
-def _task_problems(recipe: Recipe) -> Iterator[Problem]:
-    """Yield what is wrong with the task's settings, and a model of a kind the task cannot use."""
-    from ostinato.tasks.registry import task_problems
+def _problems(recipe: Recipe) -> Iterator[Problem]:
+    """Yield what is wrong between a recipe and its task: settings, kind of model, metrics."""
+    from ostinato.tasks.registry import build_task, task_problems
 
-    yield from task_problems(recipe.task.settings())
+    if recipe.evaluation.metrics:
+        yield from _unknown_metrics(recipe.evaluation.metrics)
+    if found := list(task_problems(recipe.task.settings())):
+        yield from found
+        return
+    try:
+        task = build_task(recipe.task, recipe.data)
+    except ConfigError:
+        # Files of the user's own that are not there: only who reads them needs them.
+        return
+    if task.model_kind != recipe.model.kind:
+        reason = f"the task {task.name} with these settings is for model.kind={task.model_kind}"
+        yield Problem("model.kind", recipe.model.kind, reason)
+
+
+def _unknown_metrics(names: list[str]) -> Iterator[Problem]:
+    from ostinato.metrics import METRICS
+
+    if not set(names) <= set(METRICS):
+        yield Problem("evaluation.metrics", names, f"must be some of {', '.join(METRICS)}")

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ostinato.config.data import TokenizerConfig
 from ostinato.config.model import LanguageModelConfig, ModelConfig
 from ostinato.config.recipe import Recipe
 from ostinato.data.registry import DataAccess
 from ostinato.data.tokenizer import Tokenizers
-from ostinato.errors import ConfigError, Problem
+from ostinato.errors import ConfigError, DataError, Problem
 from ostinato.tasks.registry import build_task
 
 
@@ -59,20 +59,43 @@ def size_model(
 
 def _from_data(recipe: Recipe, access: DataAccess | None) -> tuple[tuple[int, int], str]:
     """Return the sizes of both vocabularies and where they come from."""
-    access = access or DataAccess.default()
-    task = build_task(recipe.task, recipe.data, access)
-    if all(access.is_cached(file) for file in task.files()):
-        tokenizers = Tokenizers.train(recipe.data, task.examples("train"))
+    tokenizers = _train_tokenizers(recipe, access or DataAccess.default())
+    if tokenizers is not None:
         return (tokenizers.source.vocab_size, tokenizers.target.vocab_size), "from the task's data"
     left = _asked_for(recipe.data.tokenizer)
     right = left if recipe.data.target_tokenizer is None else _asked_for(recipe.data.target_tokenizer)
     if left is not None and right is not None:
-        return (left, right), "as data.tokenizer asks, the data is not here yet"
-    reason = (
-        "is not known before the data is here: `ostinato data fetch "
-        f"{recipe.task.kind}`, or give --source-vocab and --target-vocab"
-    )
+        return (left, right), "as data.tokenizer asks; the data is not here yet"
+    fix = "name a file: data.train=..." if _needs_files(recipe) else f"`ostinato data fetch {recipe.task.kind}`"
+    reason = f"is not known before the training data is here; {fix}, or give --source-vocab and --target-vocab"
     raise ConfigError([Problem("model.target_vocab_size", None, reason)])
+
+
+def _train_tokenizers(recipe: Recipe, access: DataAccess) -> Tokenizers | None:
+    """Build the tokenizers that training would build; None where their data is not on this machine."""
+    if _needs_files(recipe):
+        return None
+    is_remote = access.mirror is None or access.mirror.startswith(("http://", "https://"))
+    # The cache as its own mirror: what is not there is missing, and no socket is opened.
+    offline = replace(access, mirror=str(access.cache)) if is_remote else access
+    task = build_task(recipe.task, recipe.data, offline)
+    try:
+        return Tokenizers.train(recipe.data, task.examples("train"))
+    except DataError:
+        if task.files():
+            return None
+        raise
+
+
+def _needs_files(recipe: Recipe) -> bool:
+    """Return True where the task reads files of the user's own and none are named."""
+    if recipe.data.train is not None:
+        return False
+    try:
+        build_task(recipe.task, recipe.data)
+    except ConfigError:
+        return True
+    return False
 
 
 def _asked_for(tokenizer: TokenizerConfig) -> int | None:

@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from ostinato.budget import count_macs, count_parameters
+from ostinato.config.load import dump_recipe
+from ostinato.config.model import LanguageModelConfig, ModelConfig
+from ostinato.errors import ConfigError
+from ostinato.tasks.recipes import find_recipe, list_recipes, load_recipe, recipes_directory
+from ostinato.tasks.registry import task_problems
+
+NAMES = [recipe.name for recipe in list_recipes()]
+COMPARED = [(name, name.replace("universal", "transformer")) for name in NAMES if re.search("(/|-)universal$", name)]
+VOCABULARIES = {"scan": (17, 10), "cogs": (747, 687), "cogs-vf": (747, 662), "logical-inference": (15, 11)}
+
+
+def sized(name: str) -> ModelConfig:
+    """The recipe's model with the vocabulary its task has (subwords: the size asked for)."""
+    recipe = load_recipe(name)
+    source, target = VOCABULARIES.get(name.split("/")[0], (recipe.data.tokenizer.vocab_size,) * 2)
+    if isinstance(recipe.model, LanguageModelConfig):
+        return recipe.model.model_copy(update={"vocab_size": target})
+    return recipe.model.model_copy(update={"source_vocab_size": source, "target_vocab_size": target})
+
+
+def test_the_promised_recipes_are_there() -> None:
+    pairs = ["scan/", "scan/length-", "cogs/", "cogs-vf/", "logical-inference/", "multi30k/", "lm/"]
+    pairs += [f"algorithmic/{operation}-" for operation in ("copy", "reverse", "addition")]
+    promised = {f"{pair}{model}" for pair in pairs for model in ("transformer", "universal")}
+    promised |= {"files/template", "transformer/base", "transformer/big", "universal-transformer/base"}
+    assert promised <= set(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_recipe_loads_counts_itself_and_says_what_it_is(name: str, tmp_path: Path) -> None:
+    recipe = load_recipe(name)
+    assert recipe.name == name
+    assert 20 < len(recipe.description) < 110
+    assert task_problems(recipe.task.settings()) == []
+    for plan in recipe.model.plans().values():
+        assert plan.steps
+        assert all(step.uses for step in plan.steps)
+    model = sized(name)
+    parameters = count_parameters(model)
+    assert sum(parameters.by_part.values()) == parameters.stored > 0
+    assert count_macs(model, 16, 16).total > 0
+    dump_recipe(recipe, tmp_path / "recipe.yaml")
+    assert load_recipe(tmp_path / "recipe.yaml") == recipe
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_recipe_file_begins_with_what_it_is_its_source_and_its_command(name: str) -> None:
+    lines = find_recipe(name).read_text(encoding="utf-8").splitlines()
+    header = "\n".join(lines[: next(i for i, line in enumerate(lines) if not line.startswith("#"))])
+    assert all(f"# {word}:" in header for word in ("What", "Source", "Command"))
+    assert f"ostinato train {name}" in header
+    assert max(map(len, lines)) <= 120
+
+
+@pytest.mark.parametrize(("universal", "transformer"), COMPARED)
+def test_compared_recipes_have_equal_parameters_within_one_percent(universal: str, transformer: str) -> None:
+    ours, theirs = count_parameters(sized(universal)), count_parameters(sized(transformer))
+    assert abs(ours.stored / theirs.stored - 1) < 0.01
+    assert all(plan.is_fully_shared for plan in sized(universal).plans().values())
+    assert not any(plan.is_fully_shared for plan in sized(transformer).plans().values())
+
+
+def test_compared_recipes_differ_in_nothing_but_depth() -> None:
+    for universal, transformer in COMPARED:
+        ours, theirs = load_recipe(universal), load_recipe(transformer)
+        assert (ours.task, ours.data, ours.training, ours.decoding) == (
+            theirs.task,
+            theirs.data,
+            theirs.training,
+            theirs.decoding,
+        )
+
+
+def test_the_published_sizes_are_met() -> None:
+    # Universal Transformer base: 12.6 M encoder block, 16.8 M decoder block, 33.5 M embedding.
+    parts = count_parameters(sized("universal-transformer/base")).by_part
+    encoder = parts["encoder.self_attention"] + parts["encoder.ffn"]
+    decoder = parts["decoder.self_attention"] + parts["decoder.cross_attention"] + parts["decoder.ffn"]
+    assert [round(n / 1e6, 1) for n in (encoder, decoder, parts["embeddings"])] == [12.6, 16.8, 33.6]
+    # Vaswani et al. 2017, table 3 print 65 M and 213 M.
+    assert round(count_parameters(sized("transformer/base")).stored / 1e6) == 63
+    assert round(count_parameters(sized("transformer/big")).stored / 1e6) == 214
+
+
+def test_a_recipe_is_found_by_name_by_file_and_by_run(tmp_path: Path) -> None:
+    assert find_recipe("scan/universal") == recipes_directory() / "scan" / "universal.yaml"
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("base: scan/universal\nseed: 7\n", encoding="utf-8")
+    assert find_recipe(mine) == mine
+    recipe = load_recipe(mine, ["task.split=length"])
+    assert (recipe.name, recipe.seed, recipe.task.settings()["split"]) == ("mine", 7, "length")
+    run = tmp_path / "run-3"
+    run.mkdir()
+    dump_recipe(recipe, run / "recipe.yaml")
+    assert find_recipe(run) == run / "recipe.yaml"
+    assert load_recipe(run) == recipe
+
+
+def test_a_run_without_a_name_is_called_after_its_directory(tmp_path: Path) -> None:
+    run = tmp_path / "night"
+    run.mkdir()
+    (run / "recipe.yaml").write_text("seed: 2\n", encoding="utf-8")
+    assert load_recipe(run).name == "night"
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("scan/univresal", "did you mean scan/universal"),
+        ("lm", "did you mean lm/transformer or lm/universal?"),
+        ("zzz", "no recipe, file or run directory of that name (`ostinato recipes`"),
+        ("gone.yaml", "recipe is 'gone.yaml': there is no such file"),
+    ],
+)
+def test_an_unknown_recipe_names_the_nearest_ones(name: str, expected: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        find_recipe(name)
+    assert expected in str(caught.value)
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"this folder holds no recipe\.yaml, so it is not a run"):
+        find_recipe(tmp_path)
+
+
+def test_problems_of_the_task_stand_beside_the_others() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_recipe("scan/transformer", ["task.split=lenght", "seed=x", "evaluation.metrics=[blue]"])
+    assert sorted(problem.key for problem in caught.value.problems) == ["evaluation.metrics", "seed", "task.split"]
+
+
+def test_a_model_of_a_kind_that_the_task_cannot_use_is_refused() -> None:
+    with pytest.raises(
+        ConfigError, match=r"^model\.kind is 'language_model': the task scan .* is for model\.kind=seq2seq"
+    ):
+        load_recipe("scan/transformer", ["model.kind=language_model", "data.target_tokenizer=null"])
