@@ -128,7 +128,7 @@ class DataAccess:
         if self.mirror is None:
             return file.address
         if self.mirror.startswith(("http://", "https://")):
-            return f"{self.mirror.rstrip('/')}/{quote(file.key)}"
+            return f"{self.mirror.removesuffix('/')}/{quote(file.key)}"
         return str(Path(self.mirror).expanduser() / file.key)
 
     def _transfer(self, file: RemoteFile, part: Path) -> None:

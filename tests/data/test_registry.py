@@ -1,0 +1,287 @@
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from ostinato.data.registry import DataAccess, RemoteFile, sha256_of
+from ostinato.errors import DataError
+
+UPSTREAM = Path(__file__).parents[3] / "shared" / "data" / "upstream"
+BODY = bytes(range(256)) * 800
+FILE = RemoteFile(
+    "someone/some data", "c0ffee", "folder/train.tsv", hashlib.sha256(BODY).hexdigest(), len(BODY), 3, "MIT"
+)
+
+Answer = Callable[[BaseHTTPRequestHandler], None]
+
+
+@pytest.fixture(autouse=True)
+def _no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("no_proxy", "*")
+
+
+@contextmanager
+def serving(*answers: Answer) -> Iterator[tuple[str, list[str]]]:
+    """Serve one answer per request, the last one again and again; yield the address and the paths asked for."""
+    asked: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            answers[min(len(asked), len(answers)) - 1](self)
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=partial(server.serve_forever, poll_interval=0.01))
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}", asked
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def send(body: bytes, *, announced: int | None = None, status: int = 200) -> Answer:
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(status)
+        handler.send_header("Content-Length", str(len(body) if announced is None else announced))
+        handler.end_headers()
+        handler.wfile.write(body)
+
+    return answer
+
+
+def access_to(base: str | None, cache: Path) -> DataAccess:
+    return DataAccess(cache, base, timeout_s=0.3, n_retries=2, pause_s=0.01)
+
+
+def files_below(folder: Path) -> list[str]:
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+
+
+def error_of(access: DataAccess, file: RemoteFile = FILE) -> str:
+    with pytest.raises(DataError) as caught:
+        access.fetch(file)
+    return str(caught.value)
+
+
+def test_a_download_is_cached_under_its_repository_commit_and_path(tmp_path: Path) -> None:
+    with serving(send(BODY)) as (base, asked):
+        path = access_to(base, tmp_path).fetch(FILE)
+    assert path == tmp_path / "someone/some data/c0ffee/folder/train.tsv"
+    assert path.read_bytes() == BODY
+    assert asked == ["/someone/some%20data/c0ffee/folder/train.tsv"]
+    assert files_below(tmp_path) == [FILE.key]
+
+
+def test_the_publisher_s_address_names_repository_commit_and_path() -> None:
+    assert FILE.address == "https://raw.githubusercontent.com/someone/some%20data/c0ffee/folder/train.tsv"
+
+
+def test_a_cached_file_needs_no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(send(BODY)) as (base, asked):
+        access_to(base, tmp_path).fetch(FILE)
+        access_to(base, tmp_path).fetch(FILE)
+        assert len(asked) == 1
+    monkeypatch.setattr(socket, "socket", None)
+    assert access_to(None, tmp_path).fetch(FILE).read_bytes() == BODY
+
+
+def test_a_damaged_cached_file_is_fetched_again(tmp_path: Path) -> None:
+    with serving(send(BODY)) as (base, asked):
+        path = access_to(base, tmp_path).fetch(FILE)
+        path.write_bytes(BODY[:-1] + b"?")
+        assert access_to(base, tmp_path).cached(FILE) is None
+        assert access_to(base, tmp_path).fetch(FILE).read_bytes() == BODY
+        assert len(asked) == 2
+
+
+def test_an_interrupted_download_is_tried_again(tmp_path: Path) -> None:
+    with serving(send(BODY[:1000], announced=len(BODY)), send(BODY)) as (base, asked):
+        assert access_to(base, tmp_path).fetch(FILE).read_bytes() == BODY
+    assert len(asked) == 2
+    assert files_below(tmp_path) == [FILE.key]
+
+
+def test_a_download_that_is_always_cut_off_leaves_nothing(tmp_path: Path) -> None:
+    with serving(send(BODY[:1000], announced=len(BODY))) as (base, asked):
+        message = error_of(access_to(base, tmp_path))
+    assert len(asked) == 3
+    assert f"{base}/someone/some%20data" in message
+    assert f"1000 of {len(BODY)} bytes" in message
+    assert "--mirror" in message
+    assert files_below(tmp_path) == []
+
+
+def test_a_stalled_download_ends_after_the_timeout(tmp_path: Path) -> None:
+    released = threading.Event()
+
+    def stall(handler: BaseHTTPRequestHandler) -> None:
+        send(BODY[:10], announced=len(BODY))(handler)
+        handler.wfile.flush()
+        released.wait(5)
+
+    with serving(stall) as (base, _):
+        begin = time.monotonic()
+        message = error_of(replace(access_to(base, tmp_path), n_retries=0))
+        released.set()
+    assert time.monotonic() - begin < 4
+    assert "timed out" in message
+    assert "1 attempt:" in message
+    assert files_below(tmp_path) == []
+
+
+def test_a_connection_that_closes_before_the_headers_is_an_interruption(tmp_path: Path) -> None:
+    with serving(lambda handler: None, send(BODY)) as (base, asked):
+        assert access_to(base, tmp_path).fetch(FILE).read_bytes() == BODY
+    assert len(asked) == 2
+
+
+def test_a_missing_file_is_an_error_at_once(tmp_path: Path) -> None:
+    with serving(send(b"nothing here", status=404)) as (base, asked):
+        message = error_of(access_to(base, tmp_path))
+    assert len(asked) == 1
+    assert f"{base}/someone/some%20data/c0ffee/folder/train.tsv: HTTP status 404" in message
+    assert "--mirror" in message
+    assert files_below(tmp_path) == []
+
+
+def test_a_server_in_trouble_is_asked_again(tmp_path: Path) -> None:
+    with serving(send(b"", status=503), send(BODY)) as (base, asked):
+        assert access_to(base, tmp_path).fetch(FILE).read_bytes() == BODY
+    assert len(asked) == 2
+
+
+@pytest.mark.parametrize("wrong", [BODY[:-1] + b"?", BODY + b"more", b"<html>log in first</html>"])
+def test_other_bytes_name_the_file_and_both_hashes(tmp_path: Path, wrong: bytes) -> None:
+    with serving(send(wrong)) as (base, asked):
+        message = error_of(access_to(base, tmp_path))
+    assert len(asked) == 1
+    assert "folder/train.tsv" in message
+    assert f"expected {len(BODY)} bytes with SHA-256 {FILE.sha256}" in message
+    assert f"got {len(wrong)} bytes with {hashlib.sha256(wrong).hexdigest()}" in message
+    assert files_below(tmp_path) == []
+
+
+def test_a_refused_connection_names_the_address_and_the_mirror_option(tmp_path: Path) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        base = f"http://127.0.0.1:{unused.getsockname()[1]}"
+    message = error_of(access_to(base, tmp_path))
+    assert message.startswith(base)
+    assert "3 attempts" in message
+    assert "refused" in message
+    assert "--mirror" in message
+
+
+@pytest.mark.parametrize("base", ["http://127.0.0.1:port", "http://a\tb"])
+def test_an_unusable_mirror_address_is_a_named_error(tmp_path: Path, base: str) -> None:
+    message = error_of(replace(access_to(base, tmp_path), n_retries=0))
+    assert message.startswith(base)
+    assert files_below(tmp_path) == []
+
+
+def test_threads_that_fetch_the_same_file_all_get_it_whole(tmp_path: Path) -> None:
+    def slowly(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(200)
+        handler.send_header("Content-Length", str(len(BODY)))
+        handler.end_headers()
+        for start in range(0, len(BODY), 50_000):
+            handler.wfile.write(BODY[start : start + 50_000])
+            time.sleep(0.01)
+
+    got: list[bytes] = []
+    with serving(slowly) as (base, asked):
+        access = access_to(base, tmp_path)
+        threads = [threading.Thread(target=lambda: got.append(access.fetch(FILE).read_bytes())) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert got == [BODY] * 4
+    assert 1 <= len(asked) <= 4
+    assert files_below(tmp_path) == [FILE.key]
+
+
+def test_what_a_killed_process_left_is_removed_after_a_day(tmp_path: Path) -> None:
+    folder = (tmp_path / FILE.key).parent
+    folder.mkdir(parents=True)
+    old, new = folder / ".train.tsv.1-1.part", folder / ".train.tsv.2-2.part"
+    for part in (old, new):
+        part.write_bytes(b"half")
+    os.utime(old, (time.time() - 2 * 24 * 3600,) * 2)
+    with serving(send(BODY)) as (base, _):
+        access_to(base, tmp_path).fetch(FILE)
+    assert not old.exists()
+    assert new.exists()
+
+
+def test_a_folder_can_be_the_mirror(tmp_path: Path) -> None:
+    original = tmp_path / "mirror" / FILE.key
+    original.parent.mkdir(parents=True)
+    original.write_bytes(BODY)
+    path = DataAccess(tmp_path / "cache", str(tmp_path / "mirror")).fetch(FILE)
+    assert path.read_bytes() == BODY
+    original.write_bytes(b"other")
+    other = DataAccess(tmp_path / "cache_2", str(tmp_path / "mirror"))
+    assert f"{original}: not the published file" in error_of(other)
+    assert files_below(tmp_path / "cache_2") == []
+
+
+def test_a_file_that_the_mirror_lacks_is_named(tmp_path: Path) -> None:
+    message = error_of(DataAccess(tmp_path, str(tmp_path / "nowhere")))
+    assert message.startswith(str(tmp_path / "nowhere" / FILE.key))
+    assert "OSTINATO_MIRROR" in message
+
+
+def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    blocked = tmp_path / "cache"
+    blocked.write_text("a file where the folder should be")
+    message = error_of(access_to("http://127.0.0.1:9", blocked))
+    assert str(blocked) in message
+    assert "OSTINATO_CACHE" in message
+
+
+def test_the_environment_names_cache_and_mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OSTINATO_CACHE", str(tmp_path))
+    monkeypatch.setenv("OSTINATO_MIRROR", "/there")
+    assert DataAccess.default() == DataAccess(tmp_path / "data", "/there")
+    assert DataAccess.default("/here").mirror == "/here"
+    monkeypatch.setenv("OSTINATO_MIRROR", "")
+    assert DataAccess.default().mirror is None
+
+
+def test_without_the_environment_the_platform_s_cache_is_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("OSTINATO_CACHE", raising=False)
+    for platform, variable in (("linux", "XDG_CACHE_HOME"), ("win32", "LOCALAPPDATA")):
+        monkeypatch.setattr("sys.platform", platform)
+        monkeypatch.setenv(variable, str(tmp_path / platform))
+        assert DataAccess.default().cache == tmp_path / platform / "ostinato" / "data"
+    monkeypatch.setattr("sys.platform", "darwin")
+    assert DataAccess.default().cache == Path.home() / "Library" / "Caches" / "ostinato" / "data"
+
+
+@pytest.mark.skipif(not UPSTREAM.exists(), reason="the copy of the published files is not here")
+def test_published_files_are_fetched_from_a_mirror_folder(tmp_path: Path) -> None:
+    entries = [e for e in json.loads((UPSTREAM / "MANIFEST.json").read_text()) if e["bytes"] < 40_000][:10]
+    assert len(entries) == 10
+    access = DataAccess(tmp_path, str(UPSTREAM))
+    for entry in entries:
+        file = RemoteFile(entry["repo"], entry["commit"], entry["path"], entry["sha256"], entry["bytes"], None, "")
+        assert sha256_of(access.fetch(file)) == entry["sha256"]
+    assert len(files_below(tmp_path)) == 10
