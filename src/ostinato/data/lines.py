@@ -45,11 +45,16 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
         raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
 
 
-def _open(path: Path) -> BinaryIO:
+def check_is_file(path: Path) -> None:
+    """Raise a DataError for a folder, or for a missing file with the nearest name there is."""
     if path.is_dir():
         raise DataError(f"{path}: is a folder, not a file")
     if not path.exists():
         raise DataError(f"{path}: no such file{_nearest(path)}")
+
+
+def _open(path: Path) -> BinaryIO:
+    check_is_file(path)
     if path.suffix == ".gz":
         return gzip.open(path, "rb")  # type: ignore[return-value]  # it reads like one
     return path.open("rb")

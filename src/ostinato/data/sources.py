@@ -23,7 +23,7 @@ from reprlib import repr as shorten
 from typing import TYPE_CHECKING, Literal
 
 from ostinato.data.example import Example
-from ostinato.data.lines import bad_line, read_lines
+from ostinato.data.lines import bad_line, check_is_file, read_lines
 from ostinato.errors import DataError
 
 if TYPE_CHECKING:
@@ -74,6 +74,8 @@ class _Fields:
 
 
 def _read(files: Sequence[Path], fields: _Fields) -> Iterator[Example]:
+    for path in files:
+        check_is_file(path)
     kinds = {_kind(path) for path in files}
     if len(kinds) > 1:
         raise DataError(f"{', '.join(map(str, files))}: a list of files needs files of one kind, not {sorted(kinds)}")
