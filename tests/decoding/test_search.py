@@ -94,8 +94,22 @@ def plain_beam_search(
     model: TableModel, source: list[int], beam: int, limit: int, penalty: LengthPenaltyConfig
 ) -> tuple[list[int], float, bool]:
     """Beam search over Python lists, every score computed from scratch, run to the limit: no early stop at all."""
-    live: list[tuple[float, list[int]]] = [(0.0, [])]
-    finished: list[tuple[float, list[int]]] = []
+    finished, live = plain_beams(model, source, beam, limit, penalty)
+    if finished:
+        score, ids = max(finished, key=lambda f: f[0])
+        return ids, score, True
+    return live[0][1], live[0][0] / length_penalty(penalty, limit), False
+
+
+Scored = list[tuple[float, list[int]]]
+
+
+def plain_beams(
+    model: TableModel, source: list[int], beam: int, limit: int, penalty: LengthPenaltyConfig
+) -> tuple[Scored, Scored]:
+    """All that finish within `limit` tokens by score, and what lives then by log-probability."""
+    live: Scored = [(0.0, [])]
+    finished: Scored = []
     for length in range(1, limit + 1):
         candidates = [
             (model.log_prob(source, [BOS], [*ids, token]), [*ids, token])
@@ -107,10 +121,7 @@ def plain_beam_search(
             if ids[-1] == EOS:
                 finished.append((log_prob / length_penalty(penalty, length), ids[:-1]))
         live = [c for c in candidates if c[1][-1] != EOS][:beam]
-    if finished:
-        score, ids = max(finished, key=lambda f: f[0])
-        return ids, score, True
-    return live[0][1], live[0][0] / length_penalty(penalty, limit), False
+    return finished, live
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -212,6 +223,29 @@ def test_a_beam_stops_when_no_live_hypothesis_can_win() -> None:
     config = DecodingConfig(strategy="beam", beam=2, max_length=200, length_penalty=NO_PENALTY)
     search(model, sources(random_sources(6)), config)
     assert len(model.n_rows) < 20
+
+
+def test_stopping_by_count_ends_when_as_many_hypotheses_as_the_beam_have_finished() -> None:
+    model, rows = TableModel(9, 5, bias={EOS: 1.0}), random_sources(6)
+    found = {}
+    for stopping in ("count", "bound"):
+        model.n_rows.clear()
+        config = DecodingConfig(strategy="beam", beam=3, max_length=80, length_penalty=PENALTIES[3], stopping=stopping)
+        found[stopping] = [search(model, sources([row]), config)[0] for row in rows], len(model.n_rows)
+    assert found["count"][1] < 0.5 * found["bound"][1]
+    for row, by_count, by_bound in zip(rows, found["count"][0], found["bound"][0], strict=True):
+        assert by_count.finished
+        assert by_count.score <= by_bound.score + 1e-6
+        assert by_count.score == pytest.approx(first_finished(model, row, 3, 80, PENALTIES[3]), abs=1e-5)
+
+
+def first_finished(model: TableModel, source: list[int], beam: int, limit: int, penalty: LengthPenaltyConfig) -> float:
+    """The best score at the first length by which `beam` hypotheses have finished."""
+    for length in range(1, limit + 1):
+        finished, _ = plain_beams(model, source, beam, length, penalty)
+        if len(finished) >= beam:
+            return max(score for score, _ in finished)
+    raise AssertionError("fewer finished than the beam is wide")
 
 
 def test_a_forced_prefix_is_continued_and_not_repeated() -> None:

@@ -29,6 +29,10 @@ class DecodingConfig(Config):
     strategy: Literal["greedy", "sample", "beam"] = "greedy"
     beam: Size = 1
     length_penalty: LengthPenaltyConfig = LengthPenaltyConfig()
+    stopping: Literal["bound", "count"] = "bound"
+    """A beam search of a sentence ends. bound: when no live hypothesis can still beat the worst of the `beam` best
+    finished ones, were all its further tokens certain; with a length penalty this often runs to the length limit.
+    count: as soon as `beam` hypotheses have finished (fairseq's rule; much cheaper)."""
     max_length: Annotated[int, Field(ge=0)] = 256
     max_length_ratio: Annotated[float, Field(ge=0)] = 0.0
     temperature: Annotated[float, Field(gt=0)] = 1.0

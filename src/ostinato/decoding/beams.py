@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from ostinato.config.decoding import LengthPenaltyConfig
+from ostinato.config.decoding import DecodingConfig
 from ostinato.data.tokenizer import EOS_ID
 from ostinato.decoding.hypothesis import Hypothesis, length_penalty
 from ostinato.decoding.proposals import Proposals
@@ -49,22 +49,21 @@ class Beams:
 
     Args:
         limits: most tokens of every sentence, the end symbol included.
-        n_beams: K.
-        penalty: how scores depend on length.
+        config: its beam is K; its length penalty and stopping rule.
 
     Attributes:
         log_prob_SK: of the live hypotheses, best first; -inf where there is none.
         stopped_S: True for sentences whose result stands. They stay in the batch, unchanged, until `keep`.
     """
 
-    def __init__(self, limits: list[int], n_beams: int, penalty: LengthPenaltyConfig, device: torch.device) -> None:
-        S, K = len(limits), n_beams
+    def __init__(self, limits: list[int], config: DecodingConfig, device: torch.device) -> None:
+        S, K = len(limits), config.beam
         self.n_beams, self.length = K, 0
-        self._penalty = penalty
+        self._penalty, self._stopping = config.length_penalty, config.stopping
         self._history = _History()
         self._rows = list(range(S))
         self._limit_S = torch.tensor(limits, device=device)
-        self._last_penalty_S = torch.tensor([length_penalty(penalty, n) for n in limits], device=device)
+        self._last_penalty_S = torch.tensor([length_penalty(self._penalty, n) for n in limits], device=device)
         self.log_prob_SK = torch.full((S, K), -torch.inf, device=device)
         self.log_prob_SK[:, 0] = 0.0
         self.stopped_S = torch.zeros(S, dtype=torch.bool, device=device)
@@ -132,8 +131,11 @@ class Beams:
         if self.n_beams == 1:
             is_decided_S = ends_SN[:, 0]
         else:
-            # Where fewer than K finished the worst is -inf, and only a sentence without live hypotheses stops.
-            is_decided_S = best_live_S / self._last_penalty_S <= self._kept_SK[:, -1]
+            # The worst is -inf where fewer than K finished; the bound is -inf where nothing lives.
+            worst_S, bound_S = self._kept_SK[:, -1], best_live_S / self._last_penalty_S
+            is_decided_S = bound_S <= worst_S
+            if self._stopping == "count":
+                is_decided_S |= worst_S > -torch.inf
         stops_S = (is_decided_S | (self._limit_S <= self.length)) & ~self.stopped_S
         score_S = best_live_S / length_penalty(self._penalty, self.length)
         self._replace(

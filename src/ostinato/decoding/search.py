@@ -9,7 +9,8 @@ and are set aside; the best K others live on. (Greedy and sampling: K = 1.) A se
     - at its length limit, max_length + floor(max_length_ratio * source tokens), the end symbol included;
     - greedy, sampling: when its only hypothesis ends;
     - beam search: when K hypotheses have finished and no live one can beat the worst of the K best finished, even if
-      all its further tokens were certain: s / length_penalty(limit) <= worst. Or when nothing lives.
+      all its further tokens were certain: s / length_penalty(limit) <= worst. Or when nothing lives. With
+      `stopping="count"` already when K hypotheses have finished.
 
 The best finished hypothesis is the result; where none finished, the best live one, marked `finished=False`. The encoder
 runs once, a prompt runs once per sentence, and sentences that stopped leave the batch.
@@ -87,7 +88,7 @@ def search(
     if K > 1:
         cache.expand(K, n_sentences)
         logits_RV = logits_RV.repeat_interleave(K, dim=0)
-    beams = Beams(limits, K, config.length_penalty, device)
+    beams = Beams(limits, config, device)
     found: list[Hypothesis | None] = [None] * n_sentences
     while True:
         rows_R = beams.advance(propose(next_log_probs(logits_RV), beams.log_prob_SK, beams.length))
