@@ -1,0 +1,107 @@
+"""Contract 3: cached decoding equals the full forward pass, for every plan, position kind and padding."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from architectures import BOS, Sentence, any_architecture, draws, left_padded, random_model, right_padded, sentences
+from contract import assert_equal, real_logits
+from ostinato.config.model import LanguageModelConfig
+
+
+def _cuts(data: st.DataObject, width: int) -> list[tuple[int, int]]:
+    """Draw how many columns each call feeds: ones, or several at once."""
+    ends = sorted({*data.draw(st.sets(st.integers(1, width), max_size=width)), width})
+    if data.draw(st.booleans()):
+        ends = list(range(1, width + 1))
+    return list(zip([0, *ends], ends, strict=False))
+
+
+@draws(60)
+@given(st.data())
+def test_decoding_with_a_cache_equals_the_full_forward_pass(data: st.DataObject) -> None:
+    n_rounds = data.draw(st.sampled_from([None, None, 1, 3]))
+    config = data.draw(any_architecture(fully_shared=n_rounds is not None))
+    batch = data.draw(st.sampled_from([right_padded, left_padded]))(data.draw(sentences(config)))
+    says_keep = not bool(batch.target.keep_BT.all()) or data.draw(st.booleans())
+    model = random_model(config)
+    full_BTV = model(batch, n_steps=n_rounds).logits_BTV
+    with torch.no_grad():
+        cache = model.encode(batch, n_steps=n_rounds)
+        for start, end in _cuts(data, full_BTV.shape[1]):
+            keep = batch.target.keep_BT[:, start:end] if says_keep else None
+            logits_BV = model.step(batch.target.ids_BT[:, start:end], cache, keep)
+            real = batch.target.keep_BT[:, end - 1]
+            assert_equal(logits_BV[real], full_BTV[real, end - 1], f"columns {start} to {end}")
+            assert logits_BV.dtype == torch.float32
+
+
+@draws(30)
+@given(st.data())
+def test_hypotheses_that_are_expanded_reordered_and_dropped_stay_themselves(data: st.DataObject) -> None:
+    config = data.draw(any_architecture())
+    batch = data.draw(sentences(config))
+    rows = config.vocab_size if isinstance(config, LanguageModelConfig) else config.target_vocab_size
+    tokens = st.integers(3, (rows or 0) - 1)
+    n_beams = data.draw(st.integers(2, 3))
+    model = random_model(config)
+    start = left_padded(batch)
+    texts = [list(s.target) for s in batch for _ in range(n_beams)]
+    owner = [s for s in range(len(batch)) for _ in range(n_beams)]
+
+    def feed() -> None:
+        new = [data.draw(tokens) for _ in texts]
+        for text, token in zip(texts, new, strict=True):
+            text.append(token)
+        logits_BV = model.step(torch.tensor(new)[:, None], cache)
+        for row, (text, sentence) in enumerate(zip(texts, owner, strict=True)):
+            (wanted,) = real_logits(model, right_padded([Sentence(batch[sentence].source, text)]))
+            assert_equal(logits_BV[row], wanted[-1], f"hypothesis {row}")
+
+    with torch.no_grad():
+        cache = model.encode(start)
+        model.step(start.target.ids_BT, cache, start.target.keep_BT)
+        cache.expand(n_beams, len(batch))
+        feed()
+        parents = [s * n_beams + data.draw(st.integers(0, n_beams - 1)) for s in owner]
+        cache.reorder(torch.tensor(parents))
+        texts[:] = [list(texts[parent]) for parent in parents]
+        feed()
+        kept = sorted(data.draw(st.sets(st.integers(0, len(batch) - 1), min_size=1)))
+        cache.keep(torch.tensor(kept))
+        texts[:] = [text for text, sentence in zip(texts, owner, strict=True) if sentence in kept]
+        owner[:] = [sentence for sentence in owner if sentence in kept]
+        feed()
+
+
+def test_a_cache_grows_past_its_first_block_unchanged() -> None:
+    config = any_window_model()
+    model = random_model(config)
+    ids = torch.randint(2, 9, (2, 70), generator=torch.Generator().manual_seed(0))
+    ids[:, 0] = BOS
+    full_BTV = model(right_padded([Sentence(None, row) for row in ids.tolist()])).logits_BTV
+    with torch.no_grad():
+        cache = model.encode(right_padded([Sentence(None, row) for row in ids.tolist()]))
+        for column in range(ids.shape[1]):
+            logits_BV = model.step(ids[:, column : column + 1], cache)
+            assert_equal(logits_BV, full_BTV[:, column], f"column {column}")
+
+
+def any_window_model() -> LanguageModelConfig:
+    """Return a model whose every position matters: window offsets and coordinates."""
+    return LanguageModelConfig.model_validate(
+        {
+            "d_model": 8,
+            "dropout": 0.0,
+            "vocab_size": 9,
+            "decoder": {
+                "n_steps": 2,
+                "self_attention": {"n_heads": 2, "share": "all"},
+                "ffn": {"d_ff": 8, "share": "all"},
+                "positions": {"kind": "coordinates"},
+                "relative": {"kind": "window", "window": 40},
+            },
+        }
+    )

@@ -1,0 +1,195 @@
+"""Contract 4, 5, 6, 7: nothing but its own real tokens, and for a causal model only earlier ones, changes a result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from architectures import (
+    BOS,
+    EOS,
+    Model,
+    Sentence,
+    any_architecture,
+    draws,
+    left_padded,
+    random_model,
+    right_padded,
+    sentences,
+)
+from contract import assert_all_equal, assert_equal, gradients, real_logits, weights_of
+from ostinato.config.model import AttentionConfig, DenseFeedForwardConfig, LanguageModelConfig, StackConfig
+from ostinato.data.batch import Batch, Tokens
+from ostinato.models import build_model
+
+# --- padding ---------------------------------------------------------------------------------------------------------
+
+
+@draws(40)
+@given(st.data())
+def test_padding_changes_no_logit_and_no_gradient(data: st.DataObject) -> None:
+    config = data.draw(any_architecture())
+    batch = data.draw(sentences(config))
+    extra, fill = data.draw(st.integers(1, 3)), data.draw(st.integers(0, 4))
+    model = random_model(config)
+    plain = real_logits(model, right_padded(batch))
+    weights = weights_of(batch, plain[0].shape[1])
+    expected = gradients(model, plain, weights)
+    right, left = right_padded(batch, extra, fill), left_padded(batch, extra, fill)
+    mixed = replace(left, target=right.target, labels_BT=right.labels_BT, loss_BT=right.loss_BT)
+    for name, padded in {"right": right, "left": left, "source left, target right": mixed}.items():
+        logits = real_logits(model, padded)
+        for found, wanted in zip(logits, plain, strict=True):
+            assert_equal(found, wanted, f"padding on the {name}")
+        assert_all_equal(gradients(model, logits, weights), expected)
+
+
+@draws(10)
+@given(st.data())
+def test_a_row_of_padding_only_harms_nobody(data: st.DataObject) -> None:
+    config = data.draw(any_architecture())
+    batch = data.draw(sentences(config))
+    model = random_model(config)
+    plain = real_logits(model, right_padded(batch))
+    weights = weights_of(batch, plain[0].shape[1])
+    with_empty = _with_an_empty_row(right_padded(batch))
+    logits_BTV = model(with_empty).logits_BTV
+    assert bool(logits_BTV.isfinite().all())
+    logits = [row[keep] for row, keep in zip(logits_BTV, with_empty.target.keep_BT, strict=True)][:-1]
+    for found, wanted in zip(logits, plain, strict=True):
+        assert_equal(found, wanted, "beside an empty row")
+    found = gradients(model, logits, weights)
+    assert all(bool(g.isfinite().all()) for g in found.values())
+    assert_all_equal(found, gradients(model, plain, weights))
+
+
+def _with_an_empty_row(batch: Batch) -> Batch:
+    def add(tokens: Tokens) -> Tokens:
+        ids, keep = tokens.ids_BT, tokens.keep_BT
+        return Tokens(torch.cat([ids, ids[:1] * 0]), torch.cat([keep, keep[:1] & False]))
+
+    source = None if batch.source is None else add(batch.source)
+    labels = torch.cat([batch.labels_BT, batch.labels_BT[:1]])
+    return replace(batch, target=add(batch.target), source=source, labels_BT=labels, loss_BT=add(batch.target).keep_BT)
+
+
+# --- batch composition -----------------------------------------------------------------------------------------------
+
+
+@draws(30)
+@given(st.data())
+def test_a_sentence_gets_the_same_logits_alone_and_in_any_batch(data: st.DataObject) -> None:
+    config = data.draw(any_architecture())
+    batch = data.draw(sentences(config, max_sentences=4))
+    order = data.draw(st.permutations(range(len(batch))))
+    model = random_model(config)
+    together = real_logits(model, right_padded(batch))
+    shuffled = real_logits(model, right_padded([batch[i] for i in order]))
+    for i, sentence in enumerate(batch):
+        (alone,) = real_logits(model, right_padded([sentence]))
+        assert_equal(together[i], alone, "in a batch")
+        assert_equal(shuffled[list(order).index(i)], alone, "in another order")
+
+
+# --- causality -------------------------------------------------------------------------------------------------------
+
+
+@draws(30)
+@given(st.data())
+def test_the_past_never_depends_on_the_future(data: st.DataObject) -> None:
+    config = data.draw(any_architecture())
+    (sentence,) = data.draw(sentences(config, max_sentences=1))
+    rows = config.vocab_size if isinstance(config, LanguageModelConfig) else config.target_vocab_size
+    future = data.draw(st.lists(st.integers(EOS, (rows or 0) - 1), min_size=1, max_size=4))
+    n_past = data.draw(st.integers(1, len(sentence.target)))
+    model = random_model(config)
+    (before,) = real_logits(model, right_padded([sentence]))
+    other = Sentence(sentence.source, sentence.target[:n_past] + future)
+    (after,) = real_logits(model, right_padded([other]))
+    assert_equal(after[:n_past], before[:n_past], f"the first {n_past} logits")
+
+
+# --- no state --------------------------------------------------------------------------------------------------------
+
+
+@draws(20)
+@given(st.data())
+def test_two_evaluations_agree_and_leave_nothing_behind(data: st.DataObject) -> None:
+    config = data.draw(any_architecture())
+    batch = right_padded(data.draw(sentences(config)))
+    model = random_model(config)
+    before = list(_belongings(model))
+    with torch.inference_mode():
+        first, second = model(batch).logits_BTV, model(batch).logits_BTV
+        cache = model.encode(batch)
+        model.step(batch.target.ids_BT, cache, batch.target.keep_BT)
+    assert torch.equal(first, second)
+    assert list(_belongings(model)) == before
+
+
+def _belongings(model: Model) -> Iterator[tuple[str, int]]:
+    """Yield the name and identity of everything that modules and stacks hold."""
+    owners: list[Any] = [*model.modules(), *model.stacks.values()]
+    for number, owner in enumerate(owners):
+        for name, value in vars(owner).items():
+            inner: dict[Any, Any] = value if isinstance(value, dict) else {}
+            yield f"{number}.{name}", id(value)
+            yield from ((f"{number}.{name}.{key}", id(item)) for key, item in inner.items())
+
+
+def _small(d_model: int = 8) -> LanguageModelConfig:
+    stack = StackConfig(
+        n_steps=2,
+        self_attention=AttentionConfig(n_heads=2, dropout=0.2),
+        ffn=DenseFeedForwardConfig(d_ff=12, dropout=0.2),
+    )
+    return LanguageModelConfig(d_model=d_model, dropout=0.2, vocab_size=9, decoder=stack)
+
+
+def _train(between: Callable[[Model], None]) -> dict[str, Tensor]:
+    """Return the weights after two updates with dropout, having called `between` after the first."""
+    torch.manual_seed(3)
+    model = build_model(_small()).train()
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+    batch = right_padded([Sentence(None, [BOS, 4, 5, 6]), Sentence(None, [BOS, 7])])
+    for update in range(2):
+        logits_BTV = model(batch).logits_BTV
+        loss = nn.functional.cross_entropy(logits_BTV[batch.loss_BT], batch.labels_BT[batch.loss_BT])
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        if update == 0:
+            between(model)
+    return {name: p.detach() for name, p in model.named_parameters()}
+
+
+def test_an_evaluation_between_two_updates_changes_nothing() -> None:
+    def evaluate(model: Model) -> None:
+        model.eval()
+        with torch.inference_mode():
+            model(right_padded([Sentence(None, [BOS, 8, 8, 8, 8, 8])]))
+        model.train()
+
+    plain, evaluated = _train(lambda model: None), _train(evaluate)
+    assert all(torch.equal(plain[name], evaluated[name]) for name in plain)
+    assert plain["target_weight"].isfinite().all()
+
+
+@pytest.mark.parametrize("d_model", [34])
+def test_training_works_after_an_evaluation_made_the_position_table(d_model: int) -> None:
+    # No other test has this width, so that the table is first made here, in inference mode.
+    model = build_model(_small(d_model))
+    batch = right_padded([Sentence(None, [BOS, 4, 5])])
+    with torch.inference_mode():
+        expected = model.eval()(batch).logits_BTV
+    logits_BTV = model(batch).logits_BTV
+    logits_BTV.sum().backward()
+    torch.testing.assert_close(logits_BTV, expected)
+    assert all(p.grad is not None for p in model.parameters())

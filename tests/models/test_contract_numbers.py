@@ -1,0 +1,115 @@
+"""Contract 12: parameters counted from a configuration are the built model's; MACs agree with torch's flop counter."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from architectures import BOS, EOS, Model, Sentence, any_architecture, draws, right_padded
+from ostinato.budget import count_macs, count_parameters
+from ostinato.config.model import LanguageModelConfig, Seq2SeqConfig
+from ostinato.models import build_model
+
+
+@draws(60)
+@given(any_architecture())
+def test_parameters_from_the_configuration_are_the_built_models(config: Seq2SeqConfig | LanguageModelConfig) -> None:
+    model = build_model(config)
+    count = count_parameters(config)
+    assert count.stored == sum(p.numel() for p in model.parameters())
+    assert sum(count.by_part.values()) == count.stored
+    kinds = ("self_attention", "cross_attention", "ffn")
+    parts = {kind: sum(n for part, n in count.by_part.items() if part.endswith(f".{kind}")) for kind in kinds}
+    parts |= {"norm": count.by_part.get("norms", 0), "relative": count.by_part.get("positions", 0)}
+    for bank, size in parts.items():
+        assert size == sum(p.numel() for p in getattr(model.banks, bank).parameters()), bank
+
+
+def _batch(source_length: int, target_length: int, is_seq2seq: bool) -> Any:
+    source = [3] * (source_length - 1) + [EOS] if is_seq2seq else None
+    return right_padded([Sentence(source, [BOS] + [3] * (target_length - 1))])
+
+
+def _measured_macs(model: Model, source_length: int, target_length: int) -> float:
+    """Count a forward pass over one sentence with plain attention, the only one the counter sees on a CPU."""
+    batch = _batch(source_length, target_length, isinstance(model.config, Seq2SeqConfig))
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        model(batch)
+    return counter.get_total_flops() / 2
+
+
+@draws(40)
+@given(any_architecture(), st.integers(2, 9), st.integers(2, 9))
+def test_macs_of_every_model_agree_with_the_flop_counter(
+    config: Seq2SeqConfig | LanguageModelConfig, source_length: int, target_length: int
+) -> None:
+    count = count_macs(config, source_length, target_length)
+    assert count.total == pytest.approx(_measured_macs(build_model(config), source_length, target_length), rel=0.01)
+    assert sum(count.by_part.values()) == count.total
+    n_source = source_length if isinstance(config, Seq2SeqConfig) else 0
+    assert count.total == count.per_source_token * n_source + count.per_target_token * target_length
+
+
+STACK: dict[str, Any] = {"n_steps": 3, "self_attention": {"n_heads": 4}, "ffn": {"d_ff": 64}}
+CROSS: dict[str, Any] = {"cross_attention": {"n_heads": 4}}
+SHARED: dict[str, Any] = {
+    "n_steps": 4,
+    "self_attention": {"n_heads": 4, "share": "all"},
+    "ffn": {"d_ff": 64, "share": "all"},
+}
+WIDE: dict[str, Any] = STACK | {"ffn": {"d_ff": 200, "share": "all", "activation": "geglu"}}
+NO_FFN: dict[str, Any] = STACK | CROSS | {"ffn": {"share": "none"}}
+
+SEQ2SEQ = {
+    "transformer": (STACK, STACK | CROSS),
+    "universal": (SHARED, SHARED | {"cross_attention": {"n_heads": 4, "share": "all"}}),
+    "one wide ffn": (WIDE, NO_FFN),
+    "window": (STACK | {"relative": {"kind": "window", "window": 5}}, STACK | CROSS),
+    "buckets and rotary": (STACK | {"relative": {"kind": "buckets"}}, STACK | CROSS | {"relative": {"kind": "rotary"}}),
+}
+
+
+@pytest.mark.parametrize("name", SEQ2SEQ)
+def test_macs_agree_where_attention_is_a_large_part(name: str) -> None:
+    encoder, decoder = SEQ2SEQ[name]
+    config = Seq2SeqConfig.model_validate(
+        {"d_model": 32, "source_vocab_size": 20, "target_vocab_size": 20, "encoder": encoder, "decoder": decoder}
+    )
+    count = count_macs(config, source_length=70, target_length=60)
+    assert count.total - count.without_attention >= count.total / 5
+    assert count.total == pytest.approx(_measured_macs(build_model(config).eval(), 70, 60), rel=0.01)
+
+
+@draws(30)
+@given(any_architecture(), st.integers(2, 9))
+def test_macs_of_a_generated_token_are_those_of_a_cached_step(
+    config: Seq2SeqConfig | LanguageModelConfig, context: int
+) -> None:
+    model = build_model(config).eval()
+    batch = _batch(5, context, isinstance(config, Seq2SeqConfig))
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+        cache = model.encode(batch)
+        model.step(batch.target.ids_BT[:, :-1], cache)
+        with FlopCounterMode(display=False) as counter:
+            model.step(batch.target.ids_BT[:, -1:], cache)
+    count = count_macs(config, 5, 2 * context, context=context)
+    assert count.per_generated_token == pytest.approx(counter.get_total_flops() / 2, rel=0.01)
+
+
+@draws(20)
+@given(any_architecture(fully_shared=True), st.integers(1, 4))
+def test_counts_follow_the_number_of_rounds_at_call_time(
+    config: Seq2SeqConfig | LanguageModelConfig, n_rounds: int
+) -> None:
+    model = build_model(config).eval()
+    batch = _batch(4, 6, isinstance(config, Seq2SeqConfig))
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        model(batch, n_steps=n_rounds)
+    assert count_macs(config, 4, 6, n_steps=n_rounds).total == pytest.approx(counter.get_total_flops() / 2, rel=0.01)
+    assert count_parameters(config, n_steps=n_rounds).stored == count_parameters(config).stored
