@@ -25,15 +25,14 @@ SettingsArgument = Annotated[
 @app.command("list", epilog="Example: ostinato data list")
 def list_tasks(json: JsonOption = False) -> None:
     """List every task: generated here, downloaded, or from files of your own."""
-    from ostinato.cli.output import print_json, print_table
+    from ostinato.cli.output import print_columns, print_json
     from ostinato.tasks.catalog import list_tasks as tasks
 
     found = tasks()
     if json:
         print_json([entry.as_dict() for entry in found])
         return
-    rows = [(e.name, e.origin, ", ".join(e.splits), ", ".join(e.metrics), e.licence, e.summary) for e in found]
-    print_table(["task", "data", "splits", "metrics", "licence", "what it is"], rows)
+    print_columns((entry.name, entry.origin, entry.summary) for entry in found)
 
 
 @app.command("fetch", epilog="Example: ostinato data fetch cogs --mirror /media/usb/data")

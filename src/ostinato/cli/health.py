@@ -12,17 +12,15 @@ from ostinato import __version__
 _PACKAGE = "ostinato"
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
 _EXTRA = re.compile(r"extra\s*==\s*[\"']([^\"']+)[\"']")
-_USE = {
-    "": "everything",
-    "plot": "figures",
-    "dev": "the checks and tests of Ostinato itself",
-}
+_USE = {"": "everything", "plot": "figures"}
+_DEVELOPERS = "dev"
+"""Extra of those who work on Ostinato itself: nothing that a user could miss."""
 
 
 def examine() -> dict[str, Any]:
     """Return versions, devices, data folders, and a pip line for everything that is missing."""
     packages = [_package(requirement) for requirement in requires(_PACKAGE) or []]
-    packages = [p for p in packages if p["name"].lower() != _PACKAGE]
+    packages = [p for p in packages if p["name"].lower() != _PACKAGE and p["extra"] != _DEVELOPERS]
     missing = [p for p in packages if p["version"] is None]
     ok = not any(p["extra"] == "" for p in missing)
     return {

@@ -58,6 +58,14 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title:
     console().print(table)
 
 
+def print_columns(rows: Iterable[Sequence[str]]) -> None:
+    """Write one line a row, cells aligned and never wrapped, so that the lines can be searched and cut."""
+    cells = [list(row) for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    for row in cells:
+        say("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
 def number(value: object) -> str:
     """Return a value as people read it: 1,388,544 and 0.1235."""
     if isinstance(value, bool) or not isinstance(value, int | float):

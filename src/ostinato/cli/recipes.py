@@ -14,11 +14,11 @@ def register(app: typer.Typer) -> None:
 
 def recipes(json: JsonOption = False) -> None:
     """List the recipes that come with Ostinato, one line each."""
-    from ostinato.cli.output import print_json, print_table
+    from ostinato.cli.output import print_columns, print_json
     from ostinato.tasks.recipes import list_recipes
 
     found = list_recipes()
     if json:
         print_json([{"name": recipe.name, "description": recipe.description} for recipe in found])
     else:
-        print_table(["recipe", "what it is"], [(recipe.name, recipe.description) for recipe in found])
+        print_columns((recipe.name, recipe.description) for recipe in found)
