@@ -253,7 +253,7 @@ def test_memory_does_not_grow_with_the_split(tokenizers: Tokenizers, monkeypatch
     assert peak(10_000) < 1.1 * peak(1_000)
 
 
-def test_words_compare_without_runs_of_white_space(tokenizers: Tokenizers) -> None:
+def test_white_space_of_the_reference_does_not_count(tokenizers: Tokenizers) -> None:
     logits_V = torch.zeros(tokenizers.target.vocab_size)
     logits_V[2] = 9.0
     result = evaluate(

@@ -138,15 +138,14 @@ class _Evaluation:
         self.n_generated += output.n_tokens
         self.n_unfinished += not output.finished
         prediction = self.tokenizers.target.decode(output.ids)
-        reference = self._reference(example)
         for total in totals:
-            total.add_prediction(prediction, reference)
+            total.add_prediction(prediction, example.target)
         if self.predictions is not None:
             self.predictions(
                 {
                     "index": index,
                     "source": example.source,
-                    "reference": reference,
+                    "reference": example.target,
                     "prediction": prediction,
                     "score": output.score,
                     "finished": output.finished,
@@ -164,11 +163,6 @@ class _Evaluation:
         }
         macro = {column: macro_means(groups) for column, groups in by.items()}
         return {"name": self.name, **self.total.compute(), "by": by, "macro": macro}
-
-    def _reference(self, example: Example) -> str:
-        """Return the target as a perfect output would be written: a tokenizer of words keeps no runs of white space."""
-        is_words = self.tokenizers.target.kind == "words"
-        return " ".join(example.target.split()) if is_words else example.target
 
     def _groups_of(self, index: int, columns: dict[str, object]) -> Iterator[Totals]:
         for column, groups in self.groups.items():

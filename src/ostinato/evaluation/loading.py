@@ -160,7 +160,8 @@ def find_checkpoint(directory: Path, checkpoint: str | Path = "best") -> Path:
     if checkpoint in ("best", "last"):
         note = root / f"{checkpoint}.json"
         if not note.is_file():
-            raise CheckpointError(f"{directory} has no {checkpoint} checkpoint yet; {_available(root)}")
+            hint = " (checkpoint='last' is the newest)" if (root / "last.json").is_file() else ""
+            raise CheckpointError(f"{directory} has no {checkpoint} checkpoint yet; {_available(root)}{hint}")
         try:
             found = root / str(json.loads(note.read_text(encoding="utf-8"))["directory"])
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -175,7 +176,7 @@ def find_checkpoint(directory: Path, checkpoint: str | Path = "best") -> Path:
 
 
 def _available(root: Path) -> str:
-    names = sorted(path.parent.name for path in root.glob(f"*/{_MODEL}"))
+    names = sorted(path.parent.name for path in root.glob(f"[!.]*/{_MODEL}"))
     return f"its checkpoints are: {', '.join(names)}" if names else "it has no checkpoints"
 
 

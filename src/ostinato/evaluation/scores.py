@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ostinato.errors import ConfigError, Problem
-from ostinato.metrics import METRICS
+from ostinato.metrics import make_metric
 
 _ROWS = 2048
 """Labels scored at a time: a softmax over the vocabulary is never held for a whole batch."""
@@ -59,7 +59,7 @@ class Totals:
     def __init__(self, metrics: Sequence[str]) -> None:
         self.n = self.n_labels = self._n_right = self._n_sentences_right = 0
         self._nll = 0.0
-        self._metrics = [METRICS[name]() for name in metrics]
+        self._metrics = [make_metric(name) for name in metrics]
 
     def add(self, scores: SentenceScores) -> None:
         """Count one example's teacher-forced numbers."""
@@ -90,12 +90,16 @@ class Totals:
         return result
 
 
-def check_metrics(metrics: Sequence[str], path: str = "evaluation.metrics") -> None:
-    """Raise a ConfigError that lists every name that is not a decoded metric."""
-    unknown = [name for name in metrics if name not in METRICS]
-    if unknown:
-        reason = f"is no decoded metric; they are {', '.join(METRICS)} (loss and the like are always given)"
-        raise ConfigError([Problem(path, name, reason) for name in unknown])
+def check_metrics(metrics: Sequence[str]) -> None:
+    """Raise a ConfigError that holds every name that is not a decoded metric."""
+    problems: list[Problem] = []
+    for name in metrics:
+        try:
+            make_metric(name)
+        except ConfigError as error:
+            problems += error.problems
+    if problems:
+        raise ConfigError(problems)
 
 
 def macro_means(groups: dict[str, dict[str, Any]]) -> dict[str, float]:
