@@ -1,0 +1,63 @@
+"""Absolute positions against the formulas of the papers."""
+
+from __future__ import annotations
+
+import torch
+
+from ostinato.nn.positions import Coordinates, Sinusoidal, positions_from_keep, sinusoids
+from reference.equations import coordinate, sinusoid
+
+D = 10
+
+
+def test_sinusoids_are_the_papers_far_beyond_any_table() -> None:
+    values = torch.tensor([0, 1, 255, 256, 5000])
+    expected = torch.stack([sinusoid(int(v), D) for v in values])
+    torch.testing.assert_close(sinusoids(values, D).double(), expected, rtol=0, atol=1e-7)
+
+
+def test_sinusoids_count_from_zero_and_are_added_once() -> None:
+    signal = Sinusoidal(D)
+    prepared = signal.prepare(torch.arange(4)[None], n_sentences=1, training=False)
+    start = signal.at_start(prepared)
+    assert start is not None
+    expected = torch.stack([sinusoid(i, D) for i in range(4)])
+    torch.testing.assert_close(start[0].double(), expected, rtol=0, atol=1e-7)
+    assert signal.at_round(prepared, 0) is None
+
+
+def test_coordinates_count_positions_and_rounds_from_one_and_come_back_every_round() -> None:
+    signal = Coordinates(D)
+    prepared = signal.prepare(torch.arange(4)[None], n_sentences=1, training=False)
+    assert signal.at_start(prepared) is None
+    for index in (0, 1, 300):
+        tick = signal.at_round(prepared, index)
+        assert tick is not None
+        expected = torch.stack([coordinate(i + 1, index + 1, D) for i in range(4)])
+        torch.testing.assert_close(tick[0].double(), expected, rtol=0, atol=3e-7)
+
+
+def test_a_random_offset_moves_whole_sentences_in_training_only() -> None:
+    torch.manual_seed(0)
+    signal = Coordinates(D, random_offset=7)
+    positions = torch.arange(3)[None]
+    still = signal.prepare(positions, n_sentences=40, training=False)
+    moved = signal.prepare(positions, n_sentences=40, training=True)
+    assert still is not None
+    assert moved is not None
+    assert still.shape[0] == 1
+    table = torch.stack([sinusoid(i, D) for i in range(20)])
+    offsets = set()
+    for row in moved.double():
+        (first,) = (table - row[0]).abs().amax(-1).lt(1e-6).nonzero().flatten().tolist()
+        torch.testing.assert_close(row, table[first : first + 3], rtol=0, atol=1e-6)
+        offsets.add(first - 1)
+    assert offsets == set(range(8))
+
+
+def test_positions_count_real_tokens_only() -> None:
+    keep_BT = torch.tensor([[True, True, True], [False, False, True], [False, True, True], [True, True, False]])
+    found = positions_from_keep(keep_BT)
+    for row, keep in zip(found.tolist(), keep_BT.tolist(), strict=True):
+        real = [position for position, is_real in zip(row, keep, strict=True) if is_real]
+        assert real == list(range(len(real)))

@@ -1,0 +1,83 @@
+"""Relative positions against the papers' formulas, one pair of positions at a time."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ostinato.nn.relative import Buckets, Rotary, Window
+from reference.equations import bucket, rotate, window_entry
+
+T, S, H, K = 5, 7, 2, 4
+
+
+def _distances() -> torch.Tensor:
+    return torch.arange(S)[None, None, :] - torch.arange(T)[None, :, None] - 1
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize(("n_buckets", "max_distance"), [(32, 128), (4, 3), (6, 50), (8, 9), (16, 4096), (64, 33)])
+def test_buckets_are_those_of_the_paper_at_every_distance(n_buckets: int, max_distance: int, is_causal: bool) -> None:
+    distances = torch.arange(-2 * max_distance, 2 * max_distance + 1)
+    found = Buckets(1, n_buckets, max_distance).bucket(distances, is_causal).tolist()
+    expected = [bucket(0, int(d), n_buckets, max_distance, is_causal) for d in distances]
+    assert found == expected
+    assert set(found) <= set(range(n_buckets))
+
+
+def test_the_buckets_of_t5_start_and_end_where_its_authors_say() -> None:
+    # 32 buckets, max distance 128: causal distances 0 .. 15 are exact, 128 and beyond share the last one.
+    buckets = Buckets(1, 32, 128)
+    distances = torch.tensor([0, -1, -15, -16, -127, -128, -5000, 1, 90])
+    assert buckets.bucket(distances, True).tolist() == [0, 1, 15, 16, 31, 31, 31, 0, 0]
+    # Bidirectional: 16 for each direction, of which 8 are exact; keys to the right come second.
+    assert buckets.bucket(distances, False).tolist() == [0, 1, 9, 10, 15, 15, 15, 17, 30]
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_a_bias_of_buckets_is_the_tables_entry(is_causal: bool) -> None:
+    torch.manual_seed(0)
+    module = Buckets(H, 6, 5).double()
+    torch.nn.init.normal_(module.table_RH)
+    distances = _distances()
+    bias = module.bias(torch.zeros(1, H, T, K).double(), distances, 1.0, is_causal)
+    assert bias is not None
+    for t in range(T):
+        for s in range(S):
+            row = bucket(0, int(distances[0, t, s]), 6, 5, is_causal)
+            assert torch.equal(bias[0, :, t, s], module.table_RH[row])
+
+
+def test_a_window_bias_is_the_product_of_the_query_with_its_offset() -> None:
+    torch.manual_seed(0)
+    module = Window(H, K, 2).double()
+    torch.nn.init.normal_(module.table_HKR)
+    q_BHTK = torch.randn(3, H, T, K).double()
+    distances = _distances()
+    bias = module.bias(q_BHTK, distances, 0.5, True)
+    assert bias is not None
+    for t in range(T):
+        for s in range(S):
+            entry = window_entry(0, int(distances[0, t, s]), 2)
+            for h in range(H):
+                expected = (0.5 * q_BHTK[:, h, t] * module.table_HKR[h, :, entry]).sum(-1)
+                torch.testing.assert_close(bias[:, h, t, s], expected)
+
+
+def test_rotations_are_the_papers_and_scores_know_distances_only() -> None:
+    torch.manual_seed(0)
+    module = Rotary(K, base=100.0)
+    x_BHTK = torch.randn(1, 1, T, K).double()
+    turned = module.rotate(x_BHTK, torch.arange(T)[None])
+    for t in range(T):
+        torch.testing.assert_close(turned[0, 0, t], rotate(x_BHTK[0, 0, t], t, 100.0))
+    shifted = module.rotate(x_BHTK, torch.arange(T)[None] + 1000)
+    torch.testing.assert_close(turned[0, 0] @ turned[0, 0].T, shifted[0, 0] @ shifted[0, 0].T)
+    torch.testing.assert_close(turned.norm(dim=-1), x_BHTK.norm(dim=-1))
+
+
+def test_rotations_keep_their_precision_far_into_a_text() -> None:
+    x_BHTK = torch.ones(1, 1, 1, K)
+    far = torch.tensor([[1_000_003]])
+    expected = rotate(x_BHTK[0, 0, 0].double(), 1_000_003, 10_000.0)
+    torch.testing.assert_close(Rotary(K, 10_000.0).rotate(x_BHTK, far)[0, 0, 0].double(), expected, rtol=0, atol=1e-6)
