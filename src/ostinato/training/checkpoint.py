@@ -1,0 +1,199 @@
+"""Training states on disk, in our own format: safetensors and JSON, nothing is ever pickled.
+
+    checkpoints/
+      update-000500/   model.safetensors, model.json    the model (`ostinato.models.checkpoint`)
+                       state.safetensors                the optimiser's tensors, torch's random states
+                       state.json                       format version, progress, Python's and numpy's random states
+      last.json        {"directory": "update-000500", "update": 500}    where to go on
+      best.json        the same, for the best one
+
+Order of a save: the folder is written under a temporary name, flushed, renamed; then last.json is replaced, then
+best.json, then old folders are deleted. A crash at any point leaves a last.json that names a whole folder. What a crash
+leaves behind it (half a folder, a whole one that no pointer names yet, a best.json that is one save late) is put right
+by `Checkpoints.recover`.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from ostinato import __version__
+from ostinato.errors import CheckpointError
+from ostinato.models import LanguageModel, Seq2Seq, load_model, save_model
+from ostinato.training.files import new_folder, remove_folder, remove_leftovers, write_json
+from ostinato.training.optim import load_optimizer_tensors, optimizer_tensors
+from ostinato.training.rng import RandomState
+from ostinato.training.state import Progress
+
+FORMAT_VERSION = 1
+_TENSORS, _STATE = "state.safetensors", "state.json"
+_OPTIMIZER, _RANDOM = "optimizer/", "random/"
+
+Model = Seq2Seq | LanguageModel
+
+
+@dataclass(frozen=True, slots=True)
+class SavedState:
+    """A training state read from disk; `optimizer` is by the names of `optimizer_tensors`."""
+
+    model: Model
+    progress: Progress
+    random: RandomState
+    optimizer: dict[str, Tensor]
+
+    def restore_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """Put the optimiser of `model` where it was."""
+        load_optimizer_tensors(self.model, optimizer, self.optimizer)
+
+
+class Checkpoints:
+    """The checkpoints of one run.
+
+    Args:
+        root: the folder that holds them.
+        keep_last: how many of the newest stay; the best one stays too.
+    """
+
+    def __init__(self, root: Path, keep_last: int) -> None:
+        self.root = root
+        self.keep_last = keep_last
+
+    def directory(self, update: int) -> Path:
+        """Return the folder of an update's checkpoint."""
+        return self.root / f"update-{update:06d}"
+
+    def save(self, model: Model, optimizer: torch.optim.Optimizer, progress: Progress) -> Path:
+        """Write a checkpoint of the present update and make it the last one; return its folder."""
+        directory = self.directory(progress.update)
+        with new_folder(directory) as folder:
+            save_model(model, folder)
+            _save_state(folder, model, optimizer, progress)
+        self._point("last", progress.update)
+        if progress.best is not None:
+            self._point("best", progress.best.update)
+        self._prune(progress)
+        return directory
+
+    def save_failed(self, model: Model, update: int, report: dict[str, Any]) -> Path:
+        """Write the model as it was before an update that failed, and a report, to `failed-update-N`."""
+        directory = self.root / f"failed-update-{update}"
+        with new_folder(directory) as folder:
+            save_model(model, folder)
+            write_json(folder / "failed.json", report)
+        return directory
+
+    def last_update(self) -> int | None:
+        """Return the update of the last checkpoint, None where there is none yet."""
+        return self._read_pointer("last")
+
+    def load(self, device: torch.device) -> SavedState:
+        """Read the last checkpoint.
+
+        Raises:
+            CheckpointError: there is none, or it is damaged or of another format version.
+        """
+        update = self.last_update()
+        if update is None:
+            raise CheckpointError(f"{self.root} holds no checkpoint to go on from")
+        directory = self.directory(update)
+        progress, random_json = _read_state(directory / _STATE)
+        tensors = _read_tensors(directory / _TENSORS)
+        torch_states = {k.removeprefix(_RANDOM): v for k, v in tensors.items() if k.startswith(_RANDOM)}
+        random = RandomState(random_json["python"], random_json["numpy"], torch_states)
+        optimizer = {k.removeprefix(_OPTIMIZER): v for k, v in tensors.items() if k.startswith(_OPTIMIZER)}
+        return SavedState(load_model(directory, device), progress, random, optimizer)
+
+    def best_directory(self) -> Path:
+        """Return the folder of the best checkpoint.
+
+        Raises:
+            CheckpointError: there is none.
+        """
+        update = self._read_pointer("best")
+        if update is None:
+            raise CheckpointError(f"{self.root} holds no best checkpoint: nothing has been evaluated yet")
+        return self.directory(update)
+
+    def recover(self) -> None:
+        """Clear away what an interrupted save left behind, so that the last checkpoint is the newest there is."""
+        if not self.root.is_dir():
+            return
+        remove_leftovers(self.root)
+        last = self.last_update()
+        for update in self._updates():
+            if last is None or update > last:
+                remove_folder(self.directory(update))
+        if last is None:
+            (self.root / "best.json").unlink(missing_ok=True)
+            return
+        progress, _ = _read_state(self.directory(last) / _STATE)
+        if progress.best is not None and self._read_pointer("best") != progress.best.update:
+            self._point("best", progress.best.update)
+        self._prune(progress)
+
+    def _prune(self, progress: Progress) -> None:
+        updates = self._updates()
+        kept = {*updates[-self.keep_last :], progress.update}
+        if progress.best is not None:
+            kept.add(progress.best.update)
+        for update in updates:
+            if update not in kept:
+                remove_folder(self.directory(update))
+
+    def _updates(self) -> list[int]:
+        return sorted(int(path.name.removeprefix("update-")) for path in self.root.glob("update-[0-9]*"))
+
+    def _point(self, role: str, update: int) -> None:
+        write_json(self.root / f"{role}.json", {"directory": self.directory(update).name, "update": update})
+
+    def _read_pointer(self, role: str) -> int | None:
+        path = self.root / f"{role}.json"
+        if not path.is_file():
+            return None
+        return int(_read_json(path, "update"))
+
+
+def _save_state(folder: Path, model: Model, optimizer: torch.optim.Optimizer, progress: Progress) -> None:
+    random = RandomState.capture()
+    tensors = {f"{_OPTIMIZER}{name}": value for name, value in optimizer_tensors(model, optimizer).items()}
+    tensors |= {f"{_RANDOM}{name}": value for name, value in random.torch.items()}
+    save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, folder / _TENSORS)
+    content = {
+        "format_version": FORMAT_VERSION,
+        "ostinato": __version__,
+        "progress": progress.to_dict(),
+        "random": {"python": random.python, "numpy": random.numpy},
+    }
+    (folder / _STATE).write_text(json.dumps(content) + "\n", encoding="utf-8")
+
+
+def _read_state(path: Path) -> tuple[Progress, dict[str, Any]]:
+    version = _read_json(path, "format_version")
+    if version != FORMAT_VERSION:
+        raise CheckpointError(f"{path}: format version {version!r}, this ostinato {__version__} reads {FORMAT_VERSION}")
+    try:
+        return Progress.from_dict(_read_json(path, "progress")), dict(_read_json(path, "random"))
+    except (TypeError, KeyError) as error:
+        raise CheckpointError(f"{path}: not a training state: {error!r}") from error
+
+
+def _read_json(path: Path, key: str) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))[key]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{path}: cannot be read: {error!r}") from error
+
+
+def _read_tensors(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{path}: cannot be read: {error}") from error

@@ -1,0 +1,81 @@
+"""Writing to disk so that what is there is always whole.
+
+A file or folder gets its content under another name, is flushed to the disk, and is then renamed, which the file
+system does in one go: a reader, or a run that is resumed after a crash, sees the old state or the new one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+PARTIAL = ".partial-"
+"""Begins the name of whatever is being written or deleted; what is left of it after a crash is worthless."""
+
+
+def sync(path: Path) -> None:
+    """Force a file, or a folder's list of names, to the disk."""
+    if os.name == "nt" and path.is_dir():
+        return  # Windows cannot open folders; its renames are journalled
+    handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write or replace a text file in one go."""
+    partial = path.with_name(f"{PARTIAL}{path.name}")
+    partial.write_text(text, encoding="utf-8")
+    sync(partial)
+    partial.replace(path)
+    sync(path.parent)
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write or replace a JSON file in one go."""
+    write_text(path, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+
+
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """Yield a folder to fill; when the block ends without an error, it becomes `path` in one go.
+
+    A folder that is already at `path` is replaced.
+    """
+    partial = path.with_name(f"{PARTIAL}{path.name}")
+    remove_folder(partial)
+    partial.mkdir(parents=True)
+    yield partial
+    for file in sorted(partial.rglob("*")):
+        sync(file)
+    sync(partial)
+    remove_folder(path)
+    partial.replace(path)
+    sync(path.parent)
+
+
+def remove_folder(path: Path) -> None:
+    """Delete a folder such that it never stands there half-deleted under its own name."""
+    if not path.exists():
+        return
+    if not path.name.startswith(PARTIAL):
+        doomed = path.with_name(f"{PARTIAL}deleting-{path.name}")
+        shutil.rmtree(doomed, ignore_errors=True)
+        path = path.rename(doomed)
+    shutil.rmtree(path)
+
+
+def remove_leftovers(directory: Path) -> None:
+    """Delete what an interrupted write or deletion left in a folder."""
+    for path in directory.glob(f"{PARTIAL}*"):
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()

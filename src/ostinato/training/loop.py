@@ -1,0 +1,135 @@
+"""`train`: a recipe becomes a run directory with a trained and evaluated model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import ostinato
+from ostinato.config.recipe import Recipe
+from ostinato.data.registry import DataAccess
+from ostinato.evaluation import evaluate
+from ostinato.evaluation.loading import resolve_device
+from ostinato.models import load_model
+from ostinato.training.checkpoint import Checkpoints
+from ostinato.training.prepare import Prepared, prepare
+from ostinato.training.records import Records
+from ostinato.training.reporter import Reporter, SilentReporter
+from ostinato.training.rundir import RunDirectory
+from ostinato.training.session import Session
+from ostinato.training.state import Progress
+
+
+def train(
+    recipe: Recipe,
+    directory: Path,
+    *,
+    resume: bool = False,
+    access: DataAccess | None = None,
+    reporter: Reporter | None = None,
+) -> dict[str, Any]:
+    """Train a model, evaluate its best checkpoint on the recipe's splits, and return what results.json holds.
+
+    On a CPU the same recipe gives the same weights and the same metrics.jsonl, byte for byte, whether or not the run
+    was interrupted and resumed. The process's global random generators are seeded.
+
+    Args:
+        directory: of the run, see `ostinato.training.rundir`; it must not hold a run yet.
+        resume: go on with the run in `directory` from its last checkpoint; begin it where there is none; return the
+            results where it has finished.
+        access: where published data comes from; None: the default cache and mirror.
+        reporter: told about every event; None: nobody is.
+
+    Raises:
+        ConfigError: settings that do not fit together, the task or this machine.
+        DataError: data that cannot be had or used.
+        CheckpointError: a directory that holds a run already, or (resume) one of another recipe or other data.
+        TrainingError: a loss or gradient that is not finite.
+    """
+    reporter = reporter or SilentReporter()
+    device = resolve_device(recipe.training.device)
+    with closing(reporter), _threads(recipe.training.n_threads):
+        run = RunDirectory(directory)
+        is_resumed = run.open(resume)
+        prepared = prepare(recipe, run, is_resumed, access)
+        results = run.results() if is_resumed else None
+        if results is None:
+            results = _train(prepared, run, reporter, device)
+        reporter.on_end(results)
+        return results
+
+
+def _train(prepared: Prepared, run: RunDirectory, reporter: Reporter, device: torch.device) -> dict[str, Any]:
+    recipe = prepared.recipe
+    checkpoints = Checkpoints(run.checkpoints, recipe.training.keep_last)
+    session = Session(prepared, checkpoints, Records(run.path), reporter, device)
+    info = {
+        "directory": str(run.path),
+        "device": str(device),
+        "parameters": session.model.n_parameters(),
+        "n_examples": len(prepared.batches.rows),
+        "update": session.progress.update,
+    }
+    reporter.on_start(recipe, info)
+    progress = session.run()
+    splits = _evaluate_best(prepared, checkpoints, device)
+    results = _results(recipe, progress, info) | {"seconds": session.seconds, "splits": splits}
+    run.finish(results)
+    return results
+
+
+def _evaluate_best(prepared: Prepared, checkpoints: Checkpoints, device: torch.device) -> dict[str, Any]:
+    """Return the scores of the best checkpoint on every split of the recipe."""
+    recipe = prepared.recipe
+    model = load_model(checkpoints.best_directory(), device)
+    return {
+        split: evaluate(
+            model,
+            prepared.task.examples(split),
+            prepared.tokenizers,
+            data=recipe.data,
+            decoding=recipe.decoding,
+            metrics=prepared.metrics,
+            by=prepared.by,
+            max_examples=recipe.evaluation.max_examples,
+            name=split,
+        )
+        for split in recipe.evaluation.splits
+    }
+
+
+def _results(recipe: Recipe, progress: Progress, info: dict[str, Any]) -> dict[str, Any]:
+    selection, best = recipe.training.selection, progress.best
+    return {
+        "name": recipe.name,
+        "task": recipe.task.kind,
+        "seed": recipe.seed,
+        "version": ostinato.__version__,
+        "parameters": info["parameters"],
+        "device": info["device"],
+        "n_updates": progress.update,
+        "stopped": progress.stopped,
+        "best_update": best.update if best else None,
+        "selection": {
+            "split": selection.split,
+            "metric": selection.metric,
+            "mode": selection.mode,
+            "value": best.value if best else None,
+        },
+    }
+
+
+@contextmanager
+def _threads(n_threads: int | None) -> Iterator[None]:
+    """Use this many CPU threads inside."""
+    before = torch.get_num_threads()
+    if n_threads is not None:
+        torch.set_num_threads(n_threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,109 @@
+"""Optimisers and learning rates.
+
+Adam adds the weight decay to the gradient (an L2 penalty), AdamW shrinks the weights directly (Loshchilov and Hutter
+2019). In both, norms, biases, embeddings and tables of relative positions are exempt. Parameters shared over depth
+are one tensor and appear once.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ostinato.config.training import OptimizerConfig, ScheduleConfig
+from ostinato.errors import CheckpointError
+from ostinato.models.transformer import Transformer
+
+
+def learning_rate(
+    config: OptimizerConfig, schedule: ScheduleConfig, update: int, n_updates: int, d_model: int
+) -> float:
+    """Return the learning rate of update u = 1, 2, ..., n_updates; the formulas are `ScheduleConfig`'s.
+
+    Without warm-up (W = 0) linear and cosine fall from lr at u = 0. Where W >= n_updates there is only the warm-up.
+    Beyond n_updates they stay at their final value.
+    """
+    u, w = float(update), float(schedule.warmup)
+    warm = min(u / w, 1.0) if w else 1.0
+    match schedule.kind:
+        case "constant":
+            return config.lr * warm
+        case "inverse_sqrt":
+            return config.lr * min(warm, math.sqrt(w / u))
+        case "inverse_sqrt_t2t":
+            return config.lr * warm / math.sqrt(d_model * max(u, w))
+    if u <= w:
+        return config.lr * warm
+    done = min((u - w) / max(n_updates - w, 1.0), 1.0)
+    left = 1.0 - done if schedule.kind == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
+    return config.lr * (schedule.final_fraction + (1.0 - schedule.final_fraction) * left)
+
+
+def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Return the parameters that decay and those that do not; an empty group is left out.
+
+    Exempt are vectors (norms, biases), the embeddings of a `Transformer` (also where they are the output projection)
+    and its tables of relative positions.
+    """
+    exempt = _embeddings(model)
+    decayed: list[Tensor] = []
+    others: list[Tensor] = []
+    for parameter in model.parameters():
+        is_exempt = parameter.ndim < 2 or id(parameter) in exempt
+        (others if is_exempt else decayed).append(parameter)
+    groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
+    return [group for group in groups if group["params"]]
+
+
+def _embeddings(model: nn.Module) -> set[int]:
+    found = {id(p) for module in model.modules() if isinstance(module, nn.Embedding) for p in module.parameters()}
+    if isinstance(model, Transformer):
+        found |= {id(p) for name, p in model.named_parameters() if name in ("source_weight", "target_weight")}
+        found |= {id(p) for p in model.banks.relative.parameters()}
+    return found
+
+
+def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
+    """Return the optimiser; its learning rate is set anew before every update, see `set_learning_rate`.
+
+    The fused implementation does one pass over the weights per update; on a CPU it takes a third of the time of the
+    default one, on hundreds of small parameters a sixth.
+    """
+    kind: type[torch.optim.Adam] = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam}[config.kind]
+    groups = parameter_groups(model, config.weight_decay)
+    can_fuse = all(p.device.type in ("cpu", "cuda") for p in model.parameters())
+    betas = (config.beta1, config.beta2)
+    return kind(groups, lr=config.lr, betas=betas, eps=config.eps, fused=can_fuse)
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, value: float) -> None:
+    """Use this learning rate for all parameters from now on."""
+    for group in optimizer.param_groups:
+        group["lr"] = value
+
+
+def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Return the optimiser's state by `<quantity>/<name of the parameter>`, to be written to a checkpoint."""
+    return {
+        f"{quantity}/{name}": torch.as_tensor(value)
+        for name, parameter in model.named_parameters()
+        for quantity, value in optimizer.state.get(parameter, {}).items()
+    }
+
+
+def load_optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
+    """Put back what `optimizer_tensors` returned.
+
+    Raises:
+        CheckpointError: a parameter the model does not have, or a state of another shape.
+    """
+    parameters = dict(model.named_parameters())
+    for key, tensor in tensors.items():
+        quantity, _, name = key.partition("/")
+        parameter = parameters.get(name)
+        if parameter is None or (tensor.ndim and tensor.shape != parameter.shape):
+            raise CheckpointError(f"the optimiser's state {key!r} fits no parameter of the model")
+        optimizer.state[parameter][quantity] = tensor.to(parameter.device)

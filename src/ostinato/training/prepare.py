@@ -1,0 +1,155 @@
+"""From a recipe to everything a run needs before its first update: data, tokenizers, the resolved recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ostinato.config.model import LanguageModelConfig
+from ostinato.config.recipe import Recipe
+from ostinato.data.batching import TrainingBatches, encode_examples
+from ostinato.data.example import Example
+from ostinato.data.registry import DataAccess
+from ostinato.data.tokenizer import Tokenizers
+from ostinato.errors import ConfigError, Problem
+from ostinato.metrics import METRICS
+from ostinato.tasks.base import Task
+from ostinato.tasks.registry import build_task
+from ostinato.training.files import new_folder
+from ostinato.training.rundir import RunDirectory, describe_data, describe_split
+
+FORCED_METRICS = ("loss", "perplexity", "token_accuracy", "sequence_accuracy_forced")
+_SMALLER_IS_BETTER = ("loss", "perplexity")
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What a run needs before its first update; `recipe` has its vocabulary sizes and absolute paths."""
+
+    recipe: Recipe
+    task: Task
+    tokenizers: Tokenizers
+    batches: TrainingBatches
+
+    @property
+    def metrics(self) -> list[str]:
+        """Decoded metrics of the final evaluation."""
+        chosen = self.recipe.evaluation.metrics
+        return list(self.task.metrics if chosen is None else chosen)
+
+    @property
+    def by(self) -> list[str]:
+        """Columns of the final evaluation."""
+        chosen = self.recipe.evaluation.by
+        return list(self.task.by if chosen is None else chosen)
+
+
+def prepare(recipe: Recipe, run: RunDirectory, is_resumed: bool, access: DataAccess | None) -> Prepared:
+    """Read the data, build or reload the tokenizers, and write what a run directory starts with.
+
+    Every split that the run will need is read once, so that a missing or broken test file is found now and not after
+    hours of training.
+
+    Raises:
+        ConfigError: settings that do not fit the task, all of them. DataError: data that cannot be used.
+        CheckpointError: `is_resumed`, and recipe or data are not the run's.
+    """
+    task = build_task(recipe.task, recipe.data, access)
+    if problems := list(_problems(recipe, task)):
+        raise ConfigError(problems)
+    recipe = _absolute_paths(recipe)
+    train_split = task.splits()[0]
+    if is_resumed:
+        tokenizers = Tokenizers.load(run.tokenizers)
+        recipe = _with_vocabulary(recipe, tokenizers)
+        run.check_same(recipe)
+        examples = list(task.examples(train_split))
+        run.check_data(train_split, str(describe_split(train_split, examples)["sha256"]))
+    else:
+        examples = list(task.examples(train_split))
+        tokenizers = Tokenizers.train(recipe.data, examples)
+        recipe = _with_vocabulary(recipe, tokenizers)
+    rows = encode_examples(examples, tokenizers, recipe.data, training=True, name=train_split)
+    batches = TrainingBatches(rows, recipe.data.tokens_per_batch, recipe.seed)
+    if not is_resumed:
+        _describe(run, recipe, task, tokenizers, examples)
+    return Prepared(recipe, task, tokenizers, batches)
+
+
+def _describe(run: RunDirectory, recipe: Recipe, task: Task, tokenizers: Tokenizers, examples: list[Example]) -> None:
+    """Write the tokenizers and the files that say what the run is."""
+    train_split = task.splits()[0]
+    others = [s for s in (recipe.training.selection.split, *recipe.evaluation.splits) if s != train_split]
+    data = describe_data(task, recipe.data, others)
+    data["splits"] = {train_split: describe_split(train_split, examples), **data["splits"]}
+    with new_folder(run.tokenizers) as folder:
+        tokenizers.save(folder)
+    run.describe(recipe, data)
+
+
+def _problems(recipe: Recipe, task: Task) -> Iterator[Problem]:
+    """Yield the settings that do not fit the task or each other."""
+    if recipe.model.kind != task.model_kind:
+        reason = f"the examples of task.kind={task.name} are for a model of kind {task.model_kind}"
+        yield Problem("model.kind", recipe.model.kind, reason)
+    selection = recipe.training.selection
+    for key, split in [
+        ("training.selection.split", selection.split),
+        *(("evaluation.splits", split) for split in recipe.evaluation.splits),
+    ]:
+        if split not in task.splits():
+            reason = task.why_missing(split) or f"the task {task.name} has the splits {', '.join(task.splits())}"
+            yield Problem(key, split, reason)
+    known = (*FORCED_METRICS, *METRICS)
+    if selection.metric not in known:
+        yield Problem("training.selection.metric", selection.metric, f"must be one of {', '.join(known)}")
+    else:
+        mode = "min" if selection.metric in _SMALLER_IS_BETTER else "max"
+        if selection.mode != mode:
+            reason = (
+                f"must be {mode!r} with training.selection.metric={selection.metric}: it would keep the worst model"
+            )
+            yield Problem("training.selection.mode", selection.mode, reason)
+    for metric in recipe.evaluation.metrics or []:
+        if metric not in METRICS:
+            yield Problem("evaluation.metrics", metric, f"must be among {', '.join(METRICS)}")
+
+
+def _with_vocabulary(recipe: Recipe, tokenizers: Tokenizers) -> Recipe:
+    """Return the recipe with the vocabulary sizes the tokenizers have.
+
+    Raises:
+        ConfigError: the recipe names other sizes.
+    """
+    source, target = tokenizers.source.vocab_size, tokenizers.target.vocab_size
+    if isinstance(recipe.model, LanguageModelConfig):
+        sizes = {"vocab_size": target}
+    else:
+        sizes = {"source_vocab_size": source, "target_vocab_size": target}
+    given = {key: getattr(recipe.model, key) for key in sizes}
+    problems = [
+        Problem(f"model.{key}", given[key], f"the tokenizer has {size} ids; leave it out to take them")
+        for key, size in sizes.items()
+        if given[key] not in (None, size)
+    ]
+    if problems:
+        raise ConfigError(problems)
+    return recipe.model_copy(update={"model": recipe.model.model_copy(update=sizes)})
+
+
+def _absolute_paths(recipe: Recipe) -> Recipe:
+    """Return the recipe with the user's files by absolute paths, so that it works from any directory."""
+    data = recipe.data
+    update: dict[str, object] = {name: _absolute(getattr(data, name)) for name in ("train", "dev", "test")}
+    for name in ("tokenizer", "target_tokenizer"):
+        tokenizer = getattr(data, name)
+        if tokenizer is not None:
+            update[name] = tokenizer.model_copy(update={"path": _absolute(tokenizer.path)})
+    return recipe.model_copy(update={"data": data.model_copy(update=update)})
+
+
+def _absolute(paths: str | list[str] | None) -> str | list[str] | None:
+    if isinstance(paths, list):
+        return [str(Path(path).absolute()) for path in paths]
+    return None if paths is None else str(Path(paths).absolute())

@@ -1,0 +1,205 @@
+"""Who watches a run: the training loop itself prints nothing.
+
+A record is what metrics.jsonl gets (see `ostinato.training.records`), joined with its timing.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ostinato.config.recipe import Recipe
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress, TaskID
+
+_log = logging.getLogger("ostinato.training")
+
+
+class Reporter(Protocol):
+    """Told about every event of a run, in order."""
+
+    def on_start(self, recipe: Recipe, info: dict[str, Any]) -> None:
+        """A run begins or goes on; `info`: directory, device, parameters, n_examples, update (0 for a new one)."""
+
+    def on_update(self, record: dict[str, Any]) -> None:
+        """Every log_every updates: update, loss, nll, lr, grad_norm, n_labels, seconds, labels_per_second."""
+
+    def on_evaluation(self, record: dict[str, Any]) -> None:
+        """An evaluation ended: update, split, its scores, is_best, seconds."""
+
+    def on_save(self, update: int, directory: Path) -> None:
+        """A checkpoint is on disk."""
+
+    def on_end(self, results: dict[str, Any]) -> None:
+        """The run is finished; `results` is what results.json holds."""
+
+    def close(self) -> None:
+        """Always the last call, after an error too."""
+
+
+class SilentReporter:
+    """Says nothing."""
+
+    def on_start(self, recipe: Recipe, info: dict[str, Any]) -> None:
+        """Say nothing."""
+
+    def on_update(self, record: dict[str, Any]) -> None:
+        """Say nothing."""
+
+    def on_evaluation(self, record: dict[str, Any]) -> None:
+        """Say nothing."""
+
+    def on_save(self, update: int, directory: Path) -> None:
+        """Say nothing."""
+
+    def on_end(self, results: dict[str, Any]) -> None:
+        """Say nothing."""
+
+    def close(self) -> None:
+        """Say nothing."""
+
+
+class LinesReporter(SilentReporter):
+    """One plain line per event: for logs, pipes and batch systems.
+
+    Args:
+        logger: where the lines go.
+    """
+
+    def __init__(self, logger: logging.Logger = _log) -> None:
+        self.logger = logger
+        self._pace = _Pace(1, 0)
+
+    def on_start(self, recipe: Recipe, info: dict[str, Any]) -> None:
+        """Say what is trained, on what and where."""
+        self._pace = _Pace(recipe.training.n_updates, info["update"])
+        self.logger.info("%s", start_line(recipe, info))
+
+    def on_update(self, record: dict[str, Any]) -> None:
+        """Say how far it is, the loss and the speed."""
+        left = self._pace.left(record["update"])
+        self.logger.info("%s", f"update {record['update']}/{self._pace.n_updates}  {update_text(record)}  {left} left")
+
+    def on_evaluation(self, record: dict[str, Any]) -> None:
+        """Say the scores."""
+        self.logger.info("%s", evaluation_text(record))
+
+    def on_end(self, results: dict[str, Any]) -> None:
+        """Say how it ended."""
+        self.logger.info("%s", end_line(results))
+
+
+class RichReporter(SilentReporter):
+    """A progress bar on a terminal, with evaluations as lines above it.
+
+    Args:
+        console: where to draw.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self._progress: Progress | None = None
+        self._bar: TaskID | None = None
+
+    def on_start(self, recipe: Recipe, info: dict[str, Any]) -> None:
+        """Draw the bar."""
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self.close()
+        self.console.print(start_line(recipe, info), markup=False, highlight=False)
+        columns = (TextColumn("{task.fields[text]}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        self._progress = Progress(*columns, console=self.console, transient=True, speed_estimate_period=300)
+        n_updates = recipe.training.n_updates
+        self._bar = self._progress.add_task("train", total=n_updates, completed=info["update"], text="")
+        self._progress.start()
+
+    def on_update(self, record: dict[str, Any]) -> None:
+        """Move the bar."""
+        if self._progress is not None and self._bar is not None:
+            self._progress.update(self._bar, completed=record["update"], text=update_text(record))
+
+    def on_evaluation(self, record: dict[str, Any]) -> None:
+        """Write the scores above the bar."""
+        self.console.print(evaluation_text(record), markup=False, highlight=False)
+
+    def on_end(self, results: dict[str, Any]) -> None:
+        """Say how it ended."""
+        self.close()
+        self.console.print(end_line(results), markup=False, highlight=False)
+
+    def close(self) -> None:
+        """Take the bar away."""
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None
+
+
+def make_reporter(console: Console | None) -> Reporter:
+    """Return a progress bar for a terminal, plain lines for another stream, silence without a console."""
+    if console is None:
+        return SilentReporter()
+    if console.is_terminal:
+        return RichReporter(console)
+    return LinesReporter(_console_logger(console))
+
+
+def _console_logger(console: Console) -> logging.Logger:
+    """Return a logger of its own that writes plain lines to a console's stream."""
+    logger = logging.Logger("ostinato.training", logging.INFO)
+    handler = logging.StreamHandler(console.file)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    logger.addHandler(handler)
+    return logger
+
+
+class _Pace:
+    """Guesses the time left from the updates of this session."""
+
+    def __init__(self, n_updates: int, start: int) -> None:
+        self.n_updates = n_updates
+        self._first, self._began = start, time.perf_counter()
+
+    def left(self, update: int) -> str:
+        """Return the time left, for people."""
+        done = max(update - self._first, 1)
+        return duration((time.perf_counter() - self._began) / done * (self.n_updates - update))
+
+
+def duration(seconds: float) -> str:
+    """Return seconds as 1:02:03 or 2:03."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def start_line(recipe: Recipe, info: dict[str, Any]) -> str:
+    """Return what a run is, in one line."""
+    begin = f"resuming at update {info['update']}" if info["update"] else f"{recipe.training.n_updates} updates"
+    parts = f"{info['parameters']:,} parameters, {info['n_examples']:,} examples, {info['device']}"
+    return f"{recipe.name}: {parts}, seed {recipe.seed}, {begin}"
+
+
+def update_text(record: dict[str, Any]) -> str:
+    """Return the numbers of a training record, for people."""
+    speed = f"{record['labels_per_second']:,.0f} tokens/s" if record.get("labels_per_second") else ""
+    return f"loss {record['nll']:.4f}  norm {record['grad_norm']:.2f}  lr {record['lr']:.2e}  {speed}".rstrip()
+
+
+def evaluation_text(record: dict[str, Any]) -> str:
+    """Return the numbers of an evaluation, for people."""
+    numbers = [f"{key} {value:.4f}" for key, value in record["scores"].items() if isinstance(value, float)]
+    mark = "  (best)" if record["is_best"] else ""
+    return f"update {record['update']}  {record['split']}: {'  '.join(numbers)}{mark}"
+
+
+def end_line(results: dict[str, Any]) -> str:
+    """Return how a run ended, in one line."""
+    stopped = f" ({results['stopped']})" if results["stopped"] else ""
+    return (
+        f"{results['n_updates']} updates in {duration(results['seconds'])}{stopped}; "
+        f"best: update {results['best_update']}"
+    )

@@ -1,0 +1,68 @@
+"""The process's random states: taken before an evaluation or a save, put back after it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def seed_everything(seed: int) -> None:
+    """Seed Python's, numpy's and torch's global generators."""
+    random.seed(seed)
+    # numpy's global generator is seeded only for the sake of code of others; ours passes generators around.
+    np.random.seed(seed % 2**32)  # noqa: NPY002
+    torch.manual_seed(seed)
+
+
+@dataclass(frozen=True, slots=True)
+class RandomState:
+    """All global generators at one moment.
+
+    Args:
+        python, numpy: as JSON-able lists. torch: by device: "cpu", "cuda:0", ...
+    """
+
+    python: list[Any]
+    numpy: list[Any]
+    torch: dict[str, Tensor]
+
+    @classmethod
+    def capture(cls) -> Self:
+        """Take the present states."""
+        version, words, gauss = random.getstate()
+        name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)  # noqa: NPY002
+        numpy_state = [name, np.asarray(keys).tolist(), int(position), int(has_gauss), float(cached)]
+        tensors = {"cpu": torch.get_rng_state()}
+        if torch.cuda.is_available():
+            states = torch.cuda.get_rng_state_all()
+            tensors |= {f"cuda:{index}": state for index, state in enumerate(states)}
+        return cls([version, list(words), gauss], numpy_state, tensors)
+
+    def restore(self) -> None:
+        """Put the states back; those of GPUs that are not there are left out."""
+        version, words, gauss = self.python
+        random.setstate((version, tuple(words), gauss))
+        name, keys, position, has_gauss, cached = self.numpy
+        np.random.set_state((name, np.array(keys, dtype=np.uint32), position, has_gauss, cached))  # noqa: NPY002
+        torch.set_rng_state(self.torch["cpu"])
+        n_gpus = torch.cuda.device_count() if len(self.torch) > 1 else 0
+        for index in range(n_gpus):
+            if (state := self.torch.get(f"cuda:{index}")) is not None:
+                torch.cuda.set_rng_state(state, index)
+
+
+@contextmanager
+def preserved_randomness() -> Iterator[None]:
+    """Leave every global generator as it was, whatever runs inside."""
+    state = RandomState.capture()
+    try:
+        yield
+    finally:
+        state.restore()

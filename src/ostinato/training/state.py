@@ -1,0 +1,79 @@
+"""What a run knows beside its weights: where it is, what it has seen, and what it is waiting for."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, Self
+
+from ostinato.config.training import SelectionConfig
+
+
+@dataclass(slots=True)
+class Best:
+    """The best checkpoint so far."""
+
+    update: int
+    value: float
+
+
+@dataclass(slots=True)
+class Window:
+    """Sums since the last record: the smoothed and the plain loss in nats, and the labels they are over."""
+
+    loss: float = 0.0
+    nll: float = 0.0
+    n_labels: int = 0
+
+
+@dataclass(slots=True)
+class Progress:
+    """Everything of a training state that is a number; tensors and random states are kept beside it.
+
+    Args:
+        update: optimiser steps done.
+        batches: place in the data, see `TrainingBatches.state`.
+        best: None before the first evaluation.
+        n_waiting: evaluations since the best one.
+        stopped: why the run ended before its last update; None while it goes on.
+        window: what the next record will be made of.
+        metrics_bytes: length of metrics.jsonl.
+        seconds: time spent so far, over all sessions.
+    """
+
+    update: int = 0
+    batches: dict[str, int] = field(default_factory=dict)
+    best: Best | None = None
+    n_waiting: int = 0
+    stopped: str | None = None
+    window: Window = field(default_factory=Window)
+    metrics_bytes: int = 0
+    seconds: float = 0.0
+
+    def judge(self, value: float, selection: SelectionConfig) -> bool:
+        """Take note of an evaluation of the present update; return True where it is the best so far.
+
+        A value that is not a number is never the best, unless it is the first.
+        """
+        sign = 1.0 if selection.mode == "max" else -1.0
+        is_best = self.best is None or self.best.value != self.best.value or sign * value > sign * self.best.value
+        if is_best:
+            self.best, self.n_waiting = Best(self.update, value), 0
+        else:
+            self.n_waiting += 1
+        if selection.patience is not None and self.n_waiting >= selection.patience:
+            self.stopped = f"no better {selection.metric} in {self.n_waiting} evaluations"
+        return is_best
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON-able content; floats survive the round trip exactly."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, content: dict[str, Any]) -> Self:
+        """Read what `to_dict` returned.
+
+        Raises:
+            TypeError, KeyError: it is something else.
+        """
+        best = content["best"]
+        return cls(**{**content, "best": None if best is None else Best(**best), "window": Window(**content["window"])})
