@@ -15,11 +15,13 @@ import torch
 from toy_task import DATA, ConstantModel, letter_examples, letter_tokenizers, tiny_seq2seq, train_briefly
 
 from ostinato.config.decoding import DecodingConfig
-from ostinato.data.batching import collate, encode_examples, evaluation_batches
+from ostinato.config.model import AttentionConfig, DenseFeedForwardConfig, LanguageModelConfig, StackConfig
+from ostinato.data.batching import Row, collate, encode_examples, evaluation_batches
 from ostinato.data.example import Example
 from ostinato.data.tokenizer import Tokenizers
 from ostinato.errors import ConfigError, DataError
 from ostinato.evaluation import PredictionWriter, evaluate
+from ostinato.models.language_model import LanguageModel
 from ostinato.models.seq2seq import Seq2Seq
 
 GREEDY = DecodingConfig(max_length=12)
@@ -187,6 +189,24 @@ def test_max_examples_takes_the_first_ones_and_reads_no_more(model: Seq2Seq, tok
     result = evaluate(model, endless(), tokenizers, data=DATA, decoding=GREEDY, metrics=[], max_examples=7)
     whole = evaluate(model, letter_examples(7), tokenizers, data=DATA, decoding=GREEDY, metrics=[])
     assert numbers(result) == numbers(whole)
+
+
+@torch.no_grad()
+def test_a_language_model_is_measured_by_its_loss(tokenizers: Tokenizers) -> None:
+    torch.manual_seed(0)
+    stack = StackConfig(n_steps=1, self_attention=AttentionConfig(n_heads=2), ffn=DenseFeedForwardConfig(d_ff=8))
+    model = LanguageModel(LanguageModelConfig(d_model=8, vocab_size=tokenizers.target.vocab_size, decoder=stack))
+    examples = [Example(None, example.target, example.columns) for example in letter_examples(20)]
+    result = evaluate(model, examples, tokenizers, data=DATA, decoding=GREEDY, metrics=[], by=["even"], max_examples=20)
+    model.eval()
+    nll = n_labels = 0.0
+    for example in examples:
+        ids = tokenizers.target.encode(example.target)
+        log_p_TV = torch.log_softmax(model(collate([Row(None, ids)])).logits_BTV[0].double(), 1)
+        nll -= sum(float(log_p_TV[t, token]) for t, token in enumerate([*ids, 2]))
+        n_labels += len(ids) + 1
+    assert result["loss"] == pytest.approx(nll / n_labels, abs=1e-5)
+    assert sum(group["n_labels"] for group in result["by"]["even"].values()) == n_labels
 
 
 def test_n_steps_runs_another_depth(model: Seq2Seq, tokenizers: Tokenizers) -> None:
