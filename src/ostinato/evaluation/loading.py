@@ -147,7 +147,7 @@ def load(
     where = find_checkpoint(directory, checkpoint)
     recipe = load_recipe(directory, overrides)
     tokenizers = Tokenizers.load(directory / _TOKENIZERS)
-    return LoadedRun(directory, where, recipe, tokenizers, load_model(where, _device(device)))
+    return LoadedRun(directory, where, recipe, tokenizers, load_model(where, resolve_device(device)))
 
 
 def find_checkpoint(directory: Path, checkpoint: str | Path = "best") -> Path:
@@ -192,7 +192,12 @@ def _check_run(directory: Path) -> None:
     raise CheckpointError(f"{directory} is not the directory of a run: {lacks}")
 
 
-def _device(name: str) -> torch.device:
+def resolve_device(name: str) -> torch.device:
+    """Return the device of a name; "auto" is a GPU if there is one.
+
+    Raises:
+        ConfigError: it is not there.
+    """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
