@@ -37,6 +37,7 @@ from ostinato.config.model import (
     Seq2SeqConfig,
     StackConfig,
 )
+from ostinato.errors import ConfigError
 from ostinato.models import Seq2Seq, build_model
 from reference.twin import twin
 
@@ -268,3 +269,21 @@ def test_one_step_is_one_layer_whatever_the_scheme() -> None:
         logits.append(build_model(config)(batch).logits_BTV)
     torch.testing.assert_close(logits[1], logits[0], rtol=0, atol=0)
     torch.testing.assert_close(logits[2], logits[0], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("bank", ["both", "encoder"])
+def test_stacks_with_one_bank_of_attention_must_agree_on_its_window(bank: str) -> None:
+    def config(encoder_window: int, decoder_window: int) -> Seq2SeqConfig:
+        attention = {"n_heads": 2, "bank": bank}
+        stack = {"n_steps": 2, "self_attention": attention, "ffn": {"d_ff": 4}}
+        return Seq2SeqConfig.model_validate(
+            {
+                "d_model": 8,
+                "encoder": stack | {"relative": {"kind": "window", "window": encoder_window}},
+                "decoder": stack | {"relative": {"kind": "window", "window": decoder_window}},
+            }
+        )
+
+    assert config(2, 2).decoder.relative == config(2, 2).encoder.relative
+    with pytest.raises(ConfigError, match=rf"decoder\.relative\.window is 3: .*bank '{bank}'.*is 2"):
+        config(2, 3)

@@ -233,6 +233,7 @@ class _ModelConfig(Config):
         for name, stack in self.stacks().items():
             yield from stack.size_problems(f"{path}{name}.", self.d_model)
         yield from self._bank_problems(path)
+        yield from self._window_problems(path)
 
     def _bank_problems(self, path: str) -> Iterator[Problem]:
         """A bank that serves two stacks needs one shape of entry."""
@@ -243,13 +244,24 @@ class _ModelConfig(Config):
                 if sub.share == "none":
                     continue
                 shape = sub.model_dump(exclude=spread) | {"norm": stack.norm.kind, "norm_eps": stack.norm.eps}
-                where = f"{path}{name}.{kind}"
-                other, first = seen.setdefault((kind, sub.bank or name), (where, shape))
+                where, bank = f"{path}{name}.{kind}", sub.bank or name
+                other, first = seen.setdefault((kind, bank), (where, shape))
                 for key in sorted(k for k in shape if shape[k] != first.get(k)):
-                    reason = (
-                        f"{where} and {other} share the bank '{sub.bank}' and must agree on {key} ({first.get(key)!r})"
-                    )
+                    reason = f"{where} and {other} share the bank '{bank}' and must agree on {key} ({first.get(key)!r})"
                     yield Problem(f"{where}.{key}", shape[key], reason)
+
+    def _window_problems(self, path: str) -> Iterator[Problem]:
+        """A window's table belongs to its parameter set of attention, whichever stack uses it."""
+        seen: dict[str, tuple[str, int]] = {}
+        for name, stack in self.stacks().items():
+            bank = stack.self_attention.bank or name
+            if not isinstance(stack.relative, WindowConfig) or stack.self_attention.share == "none":
+                continue
+            key, window = f"{path}{name}.relative.window", stack.relative.window
+            other, first = seen.setdefault(bank, (key, window))
+            if window != first:
+                reason = f"the self-attention bank '{bank}' has one table for both stacks, and {other} is {first}"
+                yield Problem(key, window, reason)
 
 
 class Seq2SeqConfig(_ModelConfig):
