@@ -1,1 +1,37 @@
-"""."""
+"""Scores of decoded output, accumulated example by example: see `ostinato.metrics.base.Metric`."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+
+from ostinato.errors import ConfigError, Problem
+from ostinato.metrics.base import Metric
+from ostinato.metrics.matching import ExactMatch, TokenAccuracyFree
+from ostinato.metrics.translation import Bleu, Chrf
+
+__all__ = ["METRICS", "Bleu", "Chrf", "ExactMatch", "Metric", "TokenAccuracyFree", "make_metric"]
+
+METRICS: dict[str, type[Metric]] = {
+    "exact_match": ExactMatch,
+    "token_accuracy_free": TokenAccuracyFree,
+    "bleu": Bleu,
+    "chrf": Chrf,
+}
+"""Every metric by its name in recipes; its result holds a number of the same name."""
+
+
+def make_metric(name: str, key: str = "evaluation.metrics") -> Metric:
+    """Return a fresh accumulator of one metric.
+
+    Args:
+        name: one of `METRICS`.
+        key: the setting to blame for a wrong name.
+
+    Raises:
+        ConfigError: no metric has this name; lists those that there are.
+    """
+    if name not in METRICS:
+        close = get_close_matches(name, METRICS, n=1)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        raise ConfigError([Problem(key, name, f"must be one of {', '.join(METRICS)}{hint}")])
+    return METRICS[name]()
