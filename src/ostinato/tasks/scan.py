@@ -187,7 +187,7 @@ class ScanTask(Task):
     def _dev_commands(self, rows: list[Row]) -> set[str]:
         """Return the training commands of dev: those whose seeded hashes come first, so that no order matters."""
         commands = {command for command, _ in rows} - {_HELD_OUT.get(self.config.split, "")}
-        n_dev = round(self.config.dev_fraction * len(commands))
+        n_dev = max(1, round(self.config.dev_fraction * len(commands))) if self.config.dev_fraction else 0
 
         def draw(command: str) -> bytes:
             return hashlib.sha256(f"{self.config.dev_seed}:{command}".encode()).digest()
