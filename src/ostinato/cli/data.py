@@ -8,9 +8,11 @@ import typer
 
 from ostinato.cli.options import JsonOption, MirrorOption
 
+EPILOG = "Example: ostinato data show scan split=length"
+
 app = typer.Typer(
     help="List tasks, download their data, look at it.",
-    epilog="Example: ostinato data show scan split=length",
+    epilog=EPILOG,
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -24,7 +26,7 @@ SettingsArgument = Annotated[
 
 @app.command("list", epilog="Example: ostinato data list")
 def list_tasks(json: JsonOption = False) -> None:
-    """List every task: generated here, downloaded, or from files of your own."""
+    """List the tasks and where their data comes from."""
     from ostinato.cli.output import print_columns, print_json
     from ostinato.tasks.catalog import list_tasks as tasks
 
@@ -39,7 +41,7 @@ def list_tasks(json: JsonOption = False) -> None:
 def fetch(
     task: TaskArgument, settings: SettingsArgument = None, mirror: MirrorOption = None, json: JsonOption = False
 ) -> None:
-    """Download a task's files into the cache, and check them."""
+    """Download and check the files of a task."""
     from ostinato.cli.output import print_json, say
     from ostinato.data.registry import DataAccess
     from ostinato.tasks.catalog import open_task
@@ -56,11 +58,11 @@ def fetch(
         say(f"{task} needs no download")
 
 
-@app.command("show", epilog="Example: ostinato data show scan split=length")
+@app.command("show", epilog=EPILOG)
 def show(
     task: TaskArgument, settings: SettingsArgument = None, mirror: MirrorOption = None, json: JsonOption = False
 ) -> None:
-    """Print a task's protocol, the sizes of its splits, its metrics, and three examples."""
+    """Print a task's protocol, sizes and examples."""
     from ostinato.cli.output import print_json
     from ostinato.data.registry import DataAccess
     from ostinato.tasks.catalog import describe_task, open_task

@@ -25,7 +25,10 @@ def demo(
     ),
     json: JsonOption = False,
 ) -> None:
-    """Train a Transformer and a Universal Transformer of equal size, and compare them beyond their training data."""
+    """Compare two models of equal size in a few minutes.
+
+    A Transformer and a Universal Transformer, on data like that of their training and beyond it, three seeds each.
+    """
     from ostinato.cli.output import console, print_json, say
     from ostinato.experiments.demo import run_demo
     from ostinato.training.reporter import make_reporter

@@ -15,7 +15,7 @@ def register(app: typer.Typer) -> None:
 
 
 def doctor(json: JsonOption = False) -> None:
-    """Show versions and devices, what is missing, and the pip line that adds it."""
+    """Show versions, devices, and what is missing."""
     from ostinato.cli.health import examine
     from ostinato.cli.output import print_json, print_table, say
 

@@ -55,7 +55,10 @@ def evaluate(
     mirror: MirrorOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Score a run: loss, perplexity, the task's metrics, and every score by metadata column."""
+    """Score a run on splits of its task.
+
+    Loss, perplexity, token accuracy and the task's metrics, each also by metadata column.
+    """
     from ostinato.cli.output import print_json
     from ostinato.cli.results import print_splits
     from ostinato.data.registry import DataAccess

@@ -37,9 +37,10 @@ def plan(
     mirror: MirrorOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Draw the plan of each stack, and count parameters and multiply-accumulates.
+    """Draw a recipe's depth, and count what it costs.
 
-    Vocabulary sizes come from the options, the recipe, or the task's data where that is generated or already fetched.
+    Parameters and multiply-accumulates, of several recipes side by side. Vocabulary sizes come from the options, the
+    recipe, or the task's data where that is generated or already fetched.
     """
     from ostinato.budget import count_macs, count_parameters
     from ostinato.cli.output import print_json

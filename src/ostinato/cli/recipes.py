@@ -13,7 +13,7 @@ def register(app: typer.Typer) -> None:
 
 
 def recipes(json: JsonOption = False) -> None:
-    """List the recipes that come with Ostinato, one line each."""
+    """List the recipes that come with Ostinato."""
     from ostinato.cli.output import print_columns, print_json
     from ostinato.tasks.recipes import list_recipes
 

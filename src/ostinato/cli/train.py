@@ -27,7 +27,10 @@ def train(
     mirror: MirrorOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Train a model, evaluate its best checkpoint and write a run directory."""
+    """Train a model and write a run directory.
+
+    The best checkpoint is evaluated on the recipe's splits at the end.
+    """
     from ostinato.cli.output import console, print_json, say
     from ostinato.cli.results import print_results
     from ostinato.data.registry import DataAccess

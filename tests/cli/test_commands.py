@@ -1,0 +1,161 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ostinato.cli.train import default_directory
+
+UPSTREAM = Path(__file__).parents[3] / "shared" / "data" / "upstream"
+
+
+def test_recipes_are_listed_one_a_line(run) -> None:
+    lines = run("recipes").out.splitlines()
+    listed = json.loads(run("recipes", "--json").out)
+    assert len(lines) == len(listed) > 20
+    for line, entry in zip(lines, listed, strict=True):
+        assert line.split() == [entry["name"], *entry["description"].split()]
+
+
+def test_a_plan_shows_which_set_serves_which_step(run) -> None:
+    text = run("plan", "scan/length-universal", "model.decoder.ffn.share=[0,null,0]").out
+    rows = [" ".join(line.split()) for line in text.splitlines()]
+    assert "self_attention encoder 0 0 0 with weights" in rows
+    assert "ffn decoder 0 - 0 with weights" in rows
+
+
+def test_plans_are_compared_side_by_side(run) -> None:
+    outcome = run("plan", "scan/length-transformer", "scan/length-universal", "--json")
+    transformer, universal = json.loads(outcome.out)
+    assert transformer["parameters"]["stored"] == 1_392_512
+    assert universal["parameters"]["stored"] == 1_392_016
+    assert universal["macs"]["total"] > 2 * transformer["macs"]["total"]
+    assert universal["vocabulary"] == {"source": 17, "target": 10, "from": "given"}
+    weights = [use["weights"] for step in universal["plans"]["encoder"] for use in step["uses"]]
+    assert set(weights) == {"encoder_0"}
+
+
+def test_a_plan_needs_a_vocabulary_and_says_where_one_comes_from(run) -> None:
+    outcome = run("plan", "cogs/universal")
+    assert outcome.code == 2
+    assert "`ostinato data fetch cogs`, or give --source-vocab and --target-vocab" in outcome.err
+    given = run("plan", "cogs/universal", "--source-vocab", 747, "--target-vocab", 687, "--json")
+    assert json.loads(given.out)[0]["parameters"]["stored"] == 1_572_112
+
+
+def test_a_plan_of_the_users_own_text_counts_the_vocabulary_it_asks_for(run) -> None:
+    (counted,) = json.loads(run("plan", "lm/transformer", "--json").out)
+    assert counted["vocabulary"]["target"] == 8000
+    assert counted["vocabulary"]["source"] is None
+    assert run("plan", "lm/transformer", "data.tokenizer.kind=words").code == 2
+
+
+def test_a_plan_trains_the_tokenizer_of_files_that_are_there(run, tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("a b c\nb c d\n", encoding="utf-8")
+    settings = ["data.tokenizer.kind=words", f"data.train={text}"]
+    assert json.loads(run("plan", "lm/transformer", *settings, "--json").out)[0]["vocabulary"]["target"] == 8
+    text.write_text("", encoding="utf-8")
+    assert "no examples" in run("plan", "lm/transformer", *settings).err
+
+
+def test_tasks_are_listed_with_where_their_data_comes_from(run) -> None:
+    listed = {entry["name"]: entry for entry in json.loads(run("data", "list", "--json").out)}
+    assert listed["algorithmic"]["origin"] == "generated"
+    assert (listed["cogs"]["origin"], listed["cogs"]["licence"]) == ("download", "MIT")
+    assert listed["files"]["origin"] == "your files"
+    lines = run("data", "list").out.splitlines()
+
+
+def test_a_generated_task_is_shown_with_its_protocol_sizes_and_examples(run) -> None:
+    shown = json.loads(run("data", "show", "scan", "split=length", "--json").out)
+    assert shown["origin"] == "generated"
+    assert shown["sizes"]["test"] == 3920
+    assert len(shown["examples"]) == 3
+    assert shown["examples"][0]["target"].startswith("I_")
+    text = run("data", "show", "scan", "split=length").out
+    assert "Selection: SCAN has no validation set." in text
+    assert "reported by: actions" in text
+
+
+def test_files_of_the_users_own_are_shown(run, tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"source": "1 2", "target": "2 1", "kind": "x"}\n', encoding="utf-8")
+    shown = json.loads(run("data", "show", "files", f"data.train={path}", "--json").out)
+    assert shown["sizes"] == {"train": 1}
+    assert shown["examples"] == [{"source": "1 2", "target": "2 1", "kind": "x"}]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["show", "scna"], "task.kind is 'scna': must be one of algorithmic, cogs, files"),
+        (["show", "scan", "split=lenght"], "task.split is 'lenght': must be one of simple, length"),
+        (["show", "files"], "data.train is None: name a file"),
+        (["fetch", "scan", "--mirror", "/gone"], "not in the mirror"),
+    ],
+)
+def test_what_cannot_be_shown_or_fetched_is_one_line(run, arguments: list[str], expected: str) -> None:
+    outcome = run("data", *arguments)
+    assert outcome.code == 2
+    assert expected in outcome.err
+    assert outcome.err.count("\n") == 1
+
+
+def test_a_generated_task_needs_no_download(run) -> None:
+    assert run("data", "fetch", "algorithmic").out == "algorithmic needs no download\n"
+
+
+@pytest.mark.skipif(not UPSTREAM.is_dir(), reason="the published files are not here")
+def test_files_are_fetched_from_a_mirror_and_then_serve_the_plan(run, tmp_path: Path) -> None:
+    fetched = json.loads(run("data", "fetch", "scan", "--mirror", UPSTREAM, "--json").out)
+    assert all(Path(path).is_relative_to(tmp_path / "cache") for path in fetched["files"].values())
+    assert len(fetched["files"]) == 2
+    sizes = ["model.source_vocab_size=null", "model.target_vocab_size=null"]
+    (counted,) = json.loads(run("plan", "scan/universal", *sizes, "--json").out)
+    assert counted["vocabulary"] == {"source": 17, "target": 10, "from": "from the task's data"}
+
+
+def test_doctor_reports_versions_devices_and_folders(run, tmp_path: Path) -> None:
+    found = json.loads(run("doctor", "--json").out)
+    assert found["ok"] is True
+    versions = {package["name"]: package["version"] for package in found["packages"]}
+    assert versions["torch"]
+    assert versions["ostinato"].startswith(found["ostinato"])
+    assert "threads" in found["devices"]["cpu"]
+    assert found["data"]["cache"].startswith(str(tmp_path / "cache"))
+    assert "everything needed is there" in run("doctor").out
+
+
+def test_doctor_names_what_is_missing_and_the_line_that_adds_it(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    from importlib.metadata import PackageNotFoundError
+
+    from ostinato.cli import health
+
+    real = health.version
+
+    def version(name: str) -> str:
+        if name in ("matplotlib", "sacrebleu"):
+            raise PackageNotFoundError(name)
+        return real(name)
+
+    monkeypatch.setattr(health, "version", version)
+    outcome = run("doctor")
+    assert outcome.code == 1
+    assert "for figures: pip install 'ostinato[plot]'" in outcome.out
+    assert "needed packages are missing; add them: pip install --upgrade ostinato" in outcome.out
+
+
+def test_a_new_run_never_goes_into_an_old_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    first = default_directory("scan/universal", "scan/universal", resume=False)
+    assert first == Path("runs/scan-universal")
+    first.mkdir(parents=True)
+    assert default_directory("scan/universal", "scan/universal", resume=False) == Path("runs/scan-universal-2")
+    assert default_directory("scan/universal", "scan/universal", resume=True) == first
+
+
+def test_a_run_is_resumed_where_it_is(tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text("seed: 1\n", encoding="utf-8")
+    assert default_directory(str(tmp_path), "anything", resume=True) == tmp_path

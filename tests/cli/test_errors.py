@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ostinato.cli import main
+from ostinato.errors import ConfigError, TrainingError
+from ostinato.tasks import recipes
+
+
+def test_three_problems_give_three_lines_and_exit_code_two(run, tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(
+        "base: scan/transformer\n"
+        "model: {encoder: {n_stps: 3, self_attention: {n_heads: 7}}}\n"
+        "training: {n_updates: eight}\n",
+        encoding="utf-8",
+    )
+    outcome = run("train", path)
+    assert outcome.code == 2
+    assert sorted(outcome.err.splitlines()) == [
+        "model.encoder.n_stps is 3: no such setting; did you mean n_steps?",
+        "model.encoder.self_attention.n_heads is 7: must divide model.d_model = 128 (nearest: 4), "
+        "or set model.encoder.self_attention.d_head",
+        "training.n_updates is 'eight': must be an integer of at least 1",
+    ]
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("arguments", [["--debug", "plan", "scan/univ"], ["plan", "scan/univ", "--debug"]])
+def test_debug_before_or_after_the_command_shows_the_traceback(arguments: list[str]) -> None:
+    with pytest.raises(ConfigError, match="did you mean scan/universal"):
+        main(arguments)
+
+
+def test_without_debug_there_is_one_line(run) -> None:
+    outcome = run("plan", "scan/univ")
+    assert (outcome.code, outcome.out) == (2, "")
+    assert outcome.err.startswith("recipe is 'scan/univ': no recipe, file or run directory of that name")
+    assert outcome.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("raised", "code", "line"),
+    [
+        (TrainingError("the loss is nan at update 3"), 1, "the loss is nan at update 3\n"),
+        (FileNotFoundError(2, "No such file or directory", "gone.txt"), 1, "gone.txt: No such file or directory\n"),
+        (KeyboardInterrupt(), 130, "interrupted\n"),
+    ],
+)
+def test_every_kind_of_end_has_its_exit_code_and_one_line(
+    run, monkeypatch: pytest.MonkeyPatch, raised: BaseException, code: int, line: str
+) -> None:
+    def fail() -> None:
+        raise raised
+
+    monkeypatch.setattr(recipes, "list_recipes", fail)
+    outcome = run("recipes")
+    assert (outcome.code, outcome.err) == (code, line)
+
+
+def test_wrong_use_of_a_command_exits_with_code_two(run) -> None:
+    assert run("trian").code == 2
+    assert "Missing argument" in run("train").err
+    assert run("recipes", "--jsn").code == 2
+
+
+def test_a_closed_pipe_is_no_traceback() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(
+        [sys.executable, "-m", "ostinato", "recipes"], stdout=writing, stderr=subprocess.PIPE, text=True, timeout=60
+    )
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (1, "")
