@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import groupby
@@ -17,6 +18,7 @@ from typing import Any
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
+from ostinato.data.unigram import train_unigram
 from ostinato.errors import ConfigError, DataError, Problem
 
 N_BYTES = 256
@@ -101,18 +103,20 @@ def train(kind: str, texts: Iterable[str], n_pieces: int) -> Subwords:
     if not texts:
         raise DataError(f"cannot train a {kind} tokenizer: there is no text")
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    settings: dict[str, Any] = {
-        "vocab_size": n_pieces,
-        "initial_alphabet": alphabet,
-        "special_tokens": [],
-        "show_progress": False,
-    }
-    model = tokenizers.Tokenizer(models.BPE() if kind == "bpe" else models.Unigram())
-    model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    split = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    if kind == "unigram":
+        words = Counter(word for text in texts for word, _ in split.pre_tokenize_str(text))
+        model = tokenizers.Tokenizer(models.Unigram(train_unigram(words, alphabet, n_pieces)))
+    else:
+        model = tokenizers.Tokenizer(models.BPE())
+    model.pre_tokenizer = split
     model.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(**settings) if kind == "bpe" else trainers.UnigramTrainer(**settings)
-    with _one_thread():
-        model.train_from_iterator(texts, trainer)
+    if kind == "bpe":
+        trainer = trainers.BpeTrainer(
+            vocab_size=n_pieces, initial_alphabet=alphabet, special_tokens=[], show_progress=False
+        )
+        with _one_thread():
+            model.train_from_iterator(texts, trainer)
     return Subwords(model.to_str(), leading_space=True)
 
 

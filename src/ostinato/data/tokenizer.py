@@ -41,7 +41,7 @@ class Tokenizer(ABC):
 
     @staticmethod
     def train(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
-        """Build the vocabulary of `texts`; the same texts give the same tokenizer on every machine.
+        """Build the vocabulary of `texts`; the same texts give the same tokenizer in every process.
 
         Raises:
             DataError: there are no texts, or `config.path` is no tokenizer file.
@@ -242,7 +242,10 @@ def _from_content(content: dict[str, Any], path: Path) -> Tokenizer:
     kind = content.get("kind")
     try:
         if kind in ("words", "characters"):
-            return SymbolTokenizer(kind, content["symbols"])
+            symbols = content["symbols"]
+            if len(set(symbols)) != len(symbols) or not all(isinstance(symbol, str) for symbol in symbols):
+                raise ValueError("the symbols are not distinct strings")
+            return SymbolTokenizer(kind, symbols)
         return SubwordTokenizer(str(kind), subwords.Subwords.from_dict(content))
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path}: the tokenizer is damaged: {error}") from error

@@ -1,0 +1,257 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import tokenizers as library
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import models, pre_tokenizers, processors
+
+from ostinato.config.data import DataConfig, TokenizerConfig
+from ostinato.data.example import Example
+from ostinato.data.sources import read_examples
+from ostinato.data.tokenizer import BOS_ID, EOS_ID, PAD_ID, UNK_ID, UNKNOWN_TEXT, Tokenizer, Tokenizers
+from ostinato.errors import CheckpointError, ConfigError, DataError
+
+SHARED = Path(__file__).parents[3] / "shared" / "data"
+TEXTS = [
+    "jump around right_1 AND [MAX 2 9 [MIN 4 7 ] 0 ] ] * x _ 1 = y",
+    "a rose ( x _ 2 , Emma ) <pad> <bos> <eos> <unk> </s> [UNK] ## \u2581 Ġ",
+    "Zwei junge weiße Männer sind im Freien in der Nähe vieler Büsche .",
+]
+KINDS = ["words", "characters", "bpe", "unigram"]
+any_text = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
+task_symbols = st.text("abI_[]()*=<>/#&|~^.,'\" 019\u2581Ġ", max_size=40)
+
+
+def tokenizer_of(kind: str, texts: list[str] | None = None, **settings: int) -> Tokenizer:
+    config = TokenizerConfig.model_validate({"kind": kind, "vocab_size": 300, **settings})
+    return Tokenizer.train(config, TEXTS if texts is None else texts)
+
+
+BPE, UNIGRAM = tokenizer_of("bpe"), tokenizer_of("unigram")
+
+
+@given(st.lists(task_symbols | any_text))
+def test_words_come_back_with_single_spaces(texts: list[str]) -> None:
+    tokenizer = tokenizer_of("words", [*texts, "x"])
+    for text in texts:
+        assert tokenizer.decode(tokenizer.encode(text)) == " ".join(text.split())
+        assert len(tokenizer.encode(text)) == len(text.split())
+
+
+@given(st.lists(task_symbols | any_text))
+def test_characters_come_back_with_every_space(texts: list[str]) -> None:
+    tokenizer = tokenizer_of("characters", [*texts, "x"])
+    for text in texts:
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+@given(task_symbols | any_text, st.sampled_from([BPE, UNIGRAM]))
+def test_subwords_give_back_any_text_exactly(text: str, tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode(text)
+    assert tokenizer.decode(ids) == text
+    assert all(4 <= i < tokenizer.vocab_size for i in ids)
+
+
+@given(st.sampled_from([BPE, UNIGRAM]), st.data())
+def test_any_ids_have_a_text(tokenizer: Tokenizer, data: st.DataObject) -> None:
+    ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=20))
+    assert tokenizer.decode(ids).count(UNKNOWN_TEXT) <= ids.count(UNK_ID)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("text", ["<pad>", "<bos>", "<eos>", "<unk>", "</s>", "[UNK]"])
+def test_the_text_of_a_special_symbol_is_ordinary_text(kind: str, text: str) -> None:
+    tokenizer = tokenizer_of(kind, [*TEXTS, *["<pad><bos><eos><unk></s>[UNK] <pad> <eos>"] * 50])
+    ids = tokenizer.encode(text)
+    assert not {PAD_ID, BOS_ID, EOS_ID, UNK_ID} & set(ids)
+    assert tokenizer.decode(ids) == text
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_special_ids_are_left_out_of_the_text_and_unknown_ones_are_shown(kind: str) -> None:
+    tokenizer = tokenizer_of(kind)
+    ids = tokenizer.encode("jump around")
+    assert tokenizer.decode([BOS_ID, *ids, EOS_ID, PAD_ID, PAD_ID]) == "jump around"
+    assert tokenizer.decode([UNK_ID]) == UNKNOWN_TEXT
+    with pytest.raises(DataError, match=f"token id {tokenizer.vocab_size} is outside the vocabulary"):
+        tokenizer.decode([tokenizer.vocab_size])
+    with pytest.raises(DataError, match="token id -1 is outside"):
+        tokenizer.decode([-1])
+
+
+@pytest.mark.parametrize(("kind", "text", "symbol"), [("words", "jump twice AND", "twice"), ("characters", "jQ", "Q")])
+def test_an_unknown_symbol_is_a_named_error_unless_replaced(kind: str, text: str, symbol: str) -> None:
+    tokenizer = tokenizer_of(kind)
+    with pytest.raises(DataError, match=f"^'{symbol}' is not among the .* data.unknown=replace"):
+        tokenizer.encode(text)
+    ids = tokenizer.encode(text, unknown="replace")
+    assert ids.count(UNK_ID) == 1
+    assert tokenizer.decode(ids) == text.replace(symbol, UNKNOWN_TEXT)
+
+
+def test_rare_symbols_become_unknown() -> None:
+    tokenizer = tokenizer_of("words", ["a b a", "b c"], min_count=2)
+    assert tokenizer.vocab_size == 6
+    assert tokenizer.encode("a b c", unknown="replace") == [4, 5, UNK_ID]
+    with pytest.raises(DataError, match="none of the 3 words occurs 9 times"):
+        tokenizer_of("words", ["a b a", "b c"], min_count=9)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_there_must_be_text_to_train_on(kind: str) -> None:
+    with pytest.raises(DataError, match=f"{kind}.*there is no text"):
+        tokenizer_of(kind, [])
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_the_vocabulary_has_the_size_asked_for_and_room_for_all_bytes(kind: str) -> None:
+    assert tokenizer_of(kind, TEXTS * 5, vocab_size=290).vocab_size == 290
+    with pytest.raises(ConfigError, match=r"data\.tokenizer\.vocab_size is 100: .* at least 260"):
+        tokenizer_of(kind, vocab_size=100)
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_frequent_words_become_one_piece(kind: str) -> None:
+    tokenizer = tokenizer_of(kind, ["walk around the house", "the walk around", "around"] * 9, vocab_size=300)
+    assert len(tokenizer.encode("around")) == len(tokenizer.encode("walk")) == 1
+    assert tokenizer.encode("around around") == tokenizer.encode("around") * 2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_training_twice_gives_the_same_file(kind: str, tmp_path: Path) -> None:
+    for name in "ab":
+        tokenizer_of(kind).save(tmp_path / name)
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_saved_tokenizer_loads_unchanged(kind: str, tmp_path: Path) -> None:
+    tokenizer = tokenizer_of(kind)
+    tokenizer.save(tmp_path / "t.json")
+    existing = TokenizerConfig(kind="file", path=str(tmp_path / "t.json"))
+    for again in (Tokenizer.load(tmp_path / "t.json"), Tokenizer.train(existing, [])):
+        assert again.vocab_size == tokenizer.vocab_size
+        assert again.kind == kind
+        for text in TEXTS:
+            assert again.encode(text) == tokenizer.encode(text)
+            assert again.decode(again.encode(text)) == text
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("{", "cannot read the tokenizer"),
+        ("[]", "is not an Ostinato tokenizer"),
+        ('{"format": "ostinato-tokenizer", "version": 9}', "tokenizer format 9"),
+        ('{"format": "ostinato-tokenizer", "version": 1, "kind": "words"}', "damaged"),
+        ('{"format": "ostinato-tokenizer", "version": 1, "kind": "words", "symbols": 5}', "damaged"),
+        ('{"format": "ostinato-tokenizer", "version": 1, "kind": "words", "symbols": ["a", "a"]}', "distinct"),
+        ('{"format": "ostinato-tokenizer", "version": 1, "kind": "bpe", "model": {}}', "damaged"),
+    ],
+)
+def test_a_damaged_tokenizer_file_is_named(content: str, reason: str, tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    path.write_text(content)
+    with pytest.raises(CheckpointError, match=f"{path}: .*{reason}"):
+        Tokenizer.load(path)
+    with pytest.raises(CheckpointError, match="cannot read"):
+        Tokenizer.load(tmp_path / "none.json")
+
+
+def existing_file(path: Path) -> TokenizerConfig:
+    """A file as other software writes it: its own special symbols, template, padding and truncation."""
+    vocabulary = {"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "walk": 3, "twice": 4}
+    model = library.Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    model.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    model.add_special_tokens(["[PAD]", "[UNK]", "[CLS]"])
+    model.post_processor = processors.TemplateProcessing("[CLS] $A", special_tokens=[("[CLS]", 2)])
+    model.enable_padding(length=9)
+    model.enable_truncation(2)
+    model.save(str(path))
+    return TokenizerConfig(kind="file", path=str(path))
+
+
+def test_an_existing_file_keeps_its_pieces_and_adds_nothing(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.train(existing_file(tmp_path / "tokenizer.json"), [])
+    assert tokenizer.vocab_size == 9
+    assert tokenizer.encode("walk twice walk [PAD]") == [7, 8, 7, 4]
+    assert tokenizer.decode([BOS_ID, 7, 8, 4, EOS_ID]) == "walk twice [PAD]"
+    with pytest.raises(DataError, match="'run' is not among the 5 pieces"):
+        tokenizer.encode("walk run twice")
+    assert tokenizer.encode("walk run twice", unknown="replace") == [7, UNK_ID, 8]
+    tokenizer.save(tmp_path / "saved.json")
+    again = Tokenizer.load(tmp_path / "saved.json")
+    assert again.encode("walk run twice", unknown="replace") == [7, UNK_ID, 8]
+
+
+def test_an_unusable_existing_file_is_named(tmp_path: Path) -> None:
+    config = TokenizerConfig(kind="file", path=str(tmp_path / "t.json"))
+    with pytest.raises(DataError, match=r"t\.json: cannot read data\.tokenizer\.path: No such file"):
+        Tokenizer.train(config, [])
+    for content in ("{", "[]", '{"model": {}}'):
+        (tmp_path / "t.json").write_text(content)
+        with pytest.raises(DataError, match=r"t\.json: data\.tokenizer\.path is no tokenizer\.json"):
+            Tokenizer.train(config, [])
+
+
+EXAMPLES = [Example("walk twice", "WALK WALK"), Example("run", "RUN")]
+
+
+def test_a_joint_tokenizer_knows_both_sides(tmp_path: Path) -> None:
+    pair = Tokenizers.train(DataConfig(), iter(EXAMPLES))
+    assert pair.is_joint
+    assert pair.source.vocab_size == 4 + 5
+    pair.save(tmp_path / "tokenizers")
+    again = Tokenizers.load(tmp_path / "tokenizers")
+    assert again.is_joint
+    assert again.target.encode("RUN twice") == pair.source.encode("RUN twice")
+
+
+def test_two_tokenizers_know_one_side_each(tmp_path: Path) -> None:
+    data = DataConfig(target_tokenizer=TokenizerConfig(kind="characters"))
+    pair = Tokenizers.train(data, iter(EXAMPLES))
+    assert not pair.is_joint
+    assert (pair.source.vocab_size, pair.target.vocab_size) == (4 + 3, 4 + 8)
+    pair.save(tmp_path)
+    again = Tokenizers.load(tmp_path)
+    assert not again.is_joint
+    assert again.target.decode(again.target.encode("RUN  K")) == "RUN  K"
+    assert again.source.encode("run") == pair.source.encode("run")
+
+
+def test_a_language_model_has_one_tokenizer() -> None:
+    texts = [Example(None, "a b"), Example(None, "c")]
+    assert Tokenizers.train(DataConfig(), texts).target.vocab_size == 7
+    data = DataConfig(target_tokenizer=TokenizerConfig(kind="characters"))
+    with pytest.raises(ConfigError, match=r"data\.target_tokenizer is 'characters': the examples have no source"):
+        Tokenizers.train(data, texts)
+
+
+def test_training_leaves_the_environment_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    import os
+
+    monkeypatch.delenv("TOKENIZERS_PARALLELISM", raising=False)
+    tokenizer_of("bpe")
+    assert "TOKENIZERS_PARALLELISM" not in os.environ
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "true")
+    tokenizer_of("bpe")
+    assert os.environ["TOKENIZERS_PARALLELISM"] == "true"
+
+
+@pytest.mark.skipif(not SHARED.exists(), reason="the published data are not here")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["cogs/dev", "cogs_vf/dev", "pcfg_set/pcfgset_dev", "geoquery_funql/standard_train"])
+def test_published_task_symbols_come_back(kind: str, name: str) -> None:
+    path = SHARED / f"{name}.jsonl.gz"
+    rows = list(read_examples(str(path), DataConfig()))[:600]
+    pair = Tokenizers.train(
+        DataConfig(tokenizer=TokenizerConfig.model_validate({"kind": kind, "vocab_size": 400})), rows
+    )
+    for row in rows:
+        for text in (row.source, row.target):
+            assert text is not None
+            expected = " ".join(text.split()) if kind == "words" else text
+            assert pair.source.decode(pair.source.encode(text)) == expected
