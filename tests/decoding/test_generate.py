@@ -38,7 +38,7 @@ def random_texts(n: int, seed: int = 0) -> list[str]:
 def test_outputs_come_in_the_order_given_and_equal_those_of_single_texts(
     model: Seq2Seq, tokenizers: Tokenizers, config: DecodingConfig
 ) -> None:
-    texts = random_texts(30)
+    texts = random_texts(16)
     together = generate_texts(model, texts, tokenizers, DATA, config)
     assert len({g.text for g in together}) > 5
     for text, generation in zip(texts, together, strict=True):
@@ -52,7 +52,7 @@ def test_outputs_come_in_the_order_given_and_equal_those_of_single_texts(
 def test_the_stream_gives_the_same_whatever_its_window(
     model: Seq2Seq, tokenizers: Tokenizers, config: DecodingConfig
 ) -> None:
-    texts = random_texts(25)
+    texts = random_texts(12)
     whole = [g.text for g in generate_texts(model, texts, tokenizers, DATA, config)]
     for window in (1, 4, 100):
         stream = generate_stream(model, iter(texts), tokenizers, DATA, config, window=window)

@@ -59,7 +59,7 @@ def plain_beam(model: Seq2Seq, source: list[int], beam: int) -> tuple[list[int],
 
 
 def test_cached_beam_search_agrees_with_beam_search_by_full_passes() -> None:
-    model, rows = trained_seq2seq(VOCAB), random_rows(8)
+    model, rows = trained_seq2seq(VOCAB), random_rows(6)
     found = search(model, collate(rows), STRATEGIES["beam"])
     assert len({tuple(h.ids) for h in found}) > 3
     for row, h in zip(rows, found, strict=True):
