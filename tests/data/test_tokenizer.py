@@ -109,8 +109,9 @@ def test_there_must_be_text_to_train_on(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
 def test_the_vocabulary_has_the_size_asked_for_and_room_for_all_bytes(kind: str) -> None:
     assert tokenizer_of(kind, TEXTS * 5, vocab_size=290).vocab_size == 290
-    with pytest.raises(ConfigError, match=r"data\.tokenizer\.vocab_size is 100: .* at least 260"):
-        tokenizer_of(kind, vocab_size=100)
+    assert tokenizer_of(kind, vocab_size=260).vocab_size == 260
+    with pytest.raises(ConfigError, match=r"vocab_size is 259: .* at least 260"):
+        tokenizer_of(kind, vocab_size=259)
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])

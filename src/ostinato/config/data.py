@@ -12,6 +12,7 @@ from ostinato.errors import Problem
 
 Size = Annotated[int, Field(ge=1)]
 Paths = str | list[str] | None
+_LEAST_BYTE_VOCABULARY = 260
 
 
 class TokenizerConfig(Config):
@@ -27,9 +28,12 @@ class TokenizerConfig(Config):
     """file: an existing tokenizer.json."""
 
     def problems(self, path: str = "") -> Iterator[Problem]:
-        """A file needs a path, and only a file has one."""
+        """A file needs a path, and only a file has one; byte pieces need room for every byte."""
         if (self.kind == "file") != (self.path is not None):
             yield Problem(f"{path}path", self.path, f"is needed with {path}kind=file, and only there")
+        if self.kind in ("bpe", "unigram") and self.vocab_size < _LEAST_BYTE_VOCABULARY:
+            reason = f"{self.kind} keeps all 256 bytes and 4 special symbols: use at least {_LEAST_BYTE_VOCABULARY}"
+            yield Problem(f"{path}vocab_size", self.vocab_size, reason)
 
 
 class DataConfig(Config):

@@ -19,9 +19,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from ostinato.data.unigram import train_unigram
-from ostinato.errors import ConfigError, DataError, Problem
-
-N_BYTES = 256
+from ostinato.errors import DataError
 
 
 class Subwords:
@@ -92,13 +90,11 @@ class Subwords:
 def train(kind: str, texts: Iterable[str], n_pieces: int) -> Subwords:
     """Train `n_pieces` byte pieces at most (fewer where the texts have no more to merge).
 
+    `TokenizerConfig` sees to it that there is room for the 256 bytes.
+
     Raises:
-        ConfigError: no room for the 256 bytes.
         DataError: there is no text.
     """
-    if n_pieces < N_BYTES:
-        reason = f"{kind} keeps all {N_BYTES} bytes and 4 special symbols: use at least {N_BYTES + 4}"
-        raise ConfigError([Problem("data.tokenizer.vocab_size", n_pieces + 4, reason)])
     texts = [" " + text for text in texts if text]
     if not texts:
         raise DataError(f"cannot train a {kind} tokenizer: there is no text")

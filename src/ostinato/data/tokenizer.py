@@ -45,7 +45,6 @@ class Tokenizer(ABC):
 
         Raises:
             DataError: there are no texts, or `config.path` is no tokenizer file.
-            ConfigError: `config.vocab_size` has no room for the 256 bytes.
         """
         if config.kind == "file":
             return _read_existing(Path(str(config.path)))
