@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_runs import tiny_recipe
+
+from ostinato.data.batching import Row, collate
+from ostinato.models import build_model
+from ostinato.training.losses import count_labels, label_smoothed_loss
+
+
+def _by_hand(logits: torch.Tensor, label: int, eps: float) -> tuple[float, float]:
+    """Loss and plain loss of one label, term by term."""
+    total = sum(math.exp(x) for x in logits.tolist())
+    log_probs = [x - math.log(total) for x in logits.tolist()]
+    target = [eps / len(log_probs) + (1 - eps if i == label else 0.0) for i in range(len(log_probs))]
+    return -sum(t * p for t, p in zip(target, log_probs, strict=True)), -log_probs[label]
+
+
+@pytest.mark.parametrize("eps", [0.0, 0.1, 0.7])
+def test_the_loss_is_the_cross_entropy_with_a_target_smoothed_over_the_whole_vocabulary(eps: float) -> None:
+    torch.manual_seed(0)
+    logits, labels = torch.randn(2, 3, 5) * 3, torch.randint(0, 5, (2, 3))
+    counts = torch.tensor([[True, True, False], [True, False, False]])
+    sums = label_smoothed_loss(logits, labels, counts, eps)
+    expected = [_by_hand(logits[b, t], int(labels[b, t]), eps) for b, t in counts.nonzero().tolist()]
+    assert sums.loss.item() == pytest.approx(sum(loss for loss, _ in expected), rel=1e-6)
+    assert sums.nll.item() == pytest.approx(sum(nll for _, nll in expected), rel=1e-6)
+
+
+@pytest.mark.parametrize("eps", [0.0, 0.1])
+def test_labels_that_do_not_count_change_neither_the_loss_nor_the_gradient(eps: float) -> None:
+    torch.manual_seed(0)
+    logits, labels = torch.randn(1, 4, 6), torch.tensor([[1, 2, 0, 0]])
+    counts = torch.tensor([[True, True, False, False]])
+    found = []
+    for replaced in (labels, torch.tensor([[1, 2, 5, 3]])):
+        leaf = logits.clone().requires_grad_()
+        sums = label_smoothed_loss(leaf, replaced, counts, eps)
+        sums.loss.backward()
+        assert leaf.grad is not None
+        found.append((sums.loss.item(), sums.nll.item(), leaf.grad))
+    assert found[0][:2] == found[1][:2]
+    assert torch.equal(found[0][2], found[1][2])
+    assert not found[0][2][:, 2:].any()
+
+
+def test_the_loss_of_bfloat16_logits_is_computed_in_float32() -> None:
+    torch.manual_seed(0)
+    logits, labels = torch.randn(4, 8, 50).bfloat16(), torch.randint(0, 50, (4, 8))
+    counts = torch.ones(4, 8, dtype=torch.bool)
+    sums = label_smoothed_loss(logits, labels, counts, 0.1)
+    exact = label_smoothed_loss(logits.double().float(), labels, counts, 0.1)
+    assert sums.loss.dtype == torch.float32
+    assert sums.loss.item() == exact.loss.item()
+
+
+def test_only_the_smoothed_loss_carries_a_gradient() -> None:
+    logits = torch.zeros(1, 1, 3, requires_grad=True)
+    sums = label_smoothed_loss(logits, torch.tensor([[1]]), torch.tensor([[True]]), 0.1)
+    assert sums.loss.requires_grad
+    assert not sums.nll.requires_grad
+
+
+def test_accumulated_batches_give_the_gradient_of_one_large_batch(tmp_path: Path) -> None:
+    recipe = tiny_recipe(tmp_path)
+    sizes = {"source_vocab_size": 9, "target_vocab_size": 9, "dropout": 0.0}
+    quiet = recipe.model.model_dump() | sizes
+    for stack in ("encoder", "decoder"):
+        quiet[stack]["ffn"]["dropout"] = 0.0
+    torch.manual_seed(0)
+    model = build_model(type(recipe.model).model_validate(quiet)).double()
+    generator = torch.Generator().manual_seed(1)
+    rows = [
+        Row(torch.randint(4, 9, (n,), generator=generator).tolist(), torch.randint(4, 9, (n,), generator=generator).tolist())
+        for n in (1, 2, 2, 9, 4, 5)
+    ]
+    gradients = []
+    for groups in ([rows], [rows[:1], rows[1:4], rows[4:]]):
+        model.zero_grad()
+        batches = [collate(group) for group in groups]
+        n_labels = count_labels(batches)
+        for batch in batches:
+            sums = label_smoothed_loss(model(batch).logits_BTV, batch.labels_BT, batch.loss_BT, 0.1)
+            (sums.loss / n_labels).backward()
+        gradients.append({name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None})
+    assert n_labels == sum(len(row.target_ids) + 1 for row in rows)
+    assert gradients[0].keys() == gradients[1].keys()
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradients[1][name], gradient, rtol=1e-5, atol=1e-7, msg=name)

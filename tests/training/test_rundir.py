@@ -1,0 +1,182 @@
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from tiny_runs import SIZES, tiny_recipe
+
+import ostinato
+from ostinato.config.load import check_recipe
+from ostinato.errors import CheckpointError, ConfigError, DataError
+from ostinato.tasks.recipes import load_recipe
+from ostinato.training.prepare import prepare
+from ostinato.training.records import Records
+from ostinato.training.rundir import RunDirectory, versions
+
+
+def test_a_prepared_run_directory_says_what_the_run_is(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path / "run")
+    assert run.open(resume=False) is False
+    prepared = prepare(tiny_recipe(tmp_path), run, False, None)
+    assert sorted(path.name for path in run.path.iterdir()) == [
+        "data.json",
+        "recipe.yaml",
+        "tokenizers",
+        "versions.json",
+    ]
+    written = load_recipe(run.path)
+    assert written == prepared.recipe
+    size = prepared.tokenizers.target.vocab_size
+    assert (written.model.model_dump()["source_vocab_size"], size) == (size, 4 + len("abcdef"))
+    data = json.loads((run.path / "data.json").read_text())
+    assert {split: entry["n"] for split, entry in data["splits"].items()} == SIZES
+    assert [Path(entry["path"]).name for entry in data["files"]] == ["train.jsonl", "dev.jsonl", "test.jsonl"]
+    assert all(len(entry["sha256"]) == 64 for entry in [*data["files"], *data["splits"].values()])
+    assert run.open(resume=True) is True
+
+
+def test_versions_name_the_package_and_its_libraries() -> None:
+    found = versions()
+    assert found["ostinato"] == ostinato.__version__
+    assert found["torch"].startswith("2.")
+    assert found["numpy"] is not None
+    assert found["platform"]
+
+
+def test_relative_paths_of_data_become_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = tiny_recipe(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    settings = recipe.model_dump(mode="json")
+    settings["data"] |= {split: os.path.basename(settings["data"][split]) for split in ("train", "dev", "test")}  # noqa: PTH119
+    run = RunDirectory(tmp_path / "run")
+    run.open(resume=False)
+    prepared = prepare(check_recipe(settings), run, False, None)
+    assert prepared.recipe.data.train == str(tmp_path / "train.jsonl")
+
+
+def test_an_existing_run_is_not_overwritten(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path / "run")
+    run.open(resume=False)
+    prepare(tiny_recipe(tmp_path), run, False, None)
+    with pytest.raises(CheckpointError, match=r"run already holds a run: go on with --resume"):
+        run.open(resume=False)
+
+
+def test_a_directory_without_a_recipe_is_not_a_run_yet(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path / "run")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / ".partial-recipe.yaml").write_text("half")
+    assert run.open(resume=False) is False
+    assert list(run.path.iterdir()) == []
+
+
+def test_a_file_in_the_place_of_the_directory_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("")
+    with pytest.raises(CheckpointError, match="is a file"):
+        RunDirectory(tmp_path / "run").open(resume=False)
+
+
+def test_resuming_with_another_recipe_names_every_setting_that_differs(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path / "run")
+    run.open(resume=False)
+    prepare(tiny_recipe(tmp_path), run, False, None)
+    other = tiny_recipe(tmp_path, n_updates=13, optimizer={"lr": 0.02, "weight_decay": 0.01})
+    with pytest.raises(CheckpointError) as error:
+        prepare(other, run, True, None)
+    message = str(error.value)
+    assert "training.n_updates: 12 in the run, 13 now" in message
+    assert "training.optimizer.lr: 0.01 in the run, 0.02 now" in message
+    assert len(message.splitlines()) == 3
+
+
+def test_resuming_on_other_threads_or_with_another_description_is_allowed(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path / "run")
+    run.open(resume=False)
+    prepare(tiny_recipe(tmp_path), run, False, None)
+    other = tiny_recipe(tmp_path, n_threads=2).model_copy(update={"description": "words"})
+    assert prepare(other, run, True, None).recipe.training.n_threads == 2
+
+
+def test_resuming_on_changed_data_is_refused(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path / "run")
+    run.open(resume=False)
+    recipe = tiny_recipe(tmp_path)
+    prepare(recipe, run, False, None)
+    path = tmp_path / "train.jsonl"
+    path.write_text("\n".join(path.read_text().splitlines()[:-1]) + "\n")
+    with pytest.raises(CheckpointError, match="examples of 'train' are not those the run was started with"):
+        prepare(recipe, run, True, None)
+
+
+def _refused(tmp_path: Path, **changes: object) -> list[str]:
+    recipe = tiny_recipe(tmp_path)
+    settings = recipe.model_dump(mode="json")
+    for path, value in changes.items():
+        *parents, last = path.split("__")
+        node = settings
+        for key in parents:
+            node = node[key]
+        node[last] = value
+    run = RunDirectory(tmp_path / "run")
+    run.open(resume=False)
+    with pytest.raises(ConfigError) as error:
+        prepare(check_recipe(settings), run, False, None)
+    assert not run.exists
+    return str(error.value).splitlines()
+
+
+def test_settings_that_do_not_fit_the_task_are_reported_together(tmp_path: Path) -> None:
+    lines = _refused(
+        tmp_path,
+        training__selection={"split": "validation", "metric": "exact_mach"},
+        evaluation__splits=["test", "gen"],
+        evaluation__metrics=["blue"],
+        task__model_kind="language_model",
+    )
+    beginnings = [line.split(" is ")[0] for line in lines]
+    assert beginnings == [
+        "model.kind",
+        "training.selection.split",
+        "evaluation.splits",
+        "training.selection.metric",
+        "evaluation.metrics",
+    ]
+    assert "train, dev, test" in lines[1]
+    assert "exact_match" in lines[3]
+
+
+@pytest.mark.parametrize(("metric", "mode", "right"), [("exact_match", "min", "max"), ("loss", "max", "min")])
+def test_a_selection_that_would_keep_the_worst_model_is_refused(
+    tmp_path: Path, metric: str, mode: str, right: str
+) -> None:
+    (line,) = _refused(tmp_path, training__selection={"metric": metric, "mode": mode})
+    assert line.startswith(f"training.selection.mode is {mode!r}: must be {right!r}")
+
+
+def test_a_vocabulary_size_other_than_the_tokenizers_is_refused(tmp_path: Path) -> None:
+    (line,) = _refused(tmp_path, model__target_vocab_size=9)
+    assert line.startswith("model.target_vocab_size is 9: the tokenizer has 10 ids")
+
+
+def test_an_empty_split_is_found_before_training(tmp_path: Path) -> None:
+    recipe = tiny_recipe(tmp_path)
+    (tmp_path / "test.jsonl").write_text("")
+    run = RunDirectory(tmp_path / "run")
+    run.open(resume=False)
+    with pytest.raises(DataError, match="test"):
+        prepare(recipe, run, False, None)
+
+
+def test_records_are_cut_back_to_what_a_checkpoint_knows_of(tmp_path: Path) -> None:
+    records = Records(tmp_path)
+    assert records.n_bytes() == 0
+    records.add({"kind": "training", "update": 1, "loss": float("nan")}, {"seconds": 0.5})
+    known = records.n_bytes()
+    records.add({"kind": "training", "update": 2, "loss": 1.5}, {"seconds": 0.5})
+    records.cut(known)
+    assert records.metrics.read_text() == '{"kind": "training", "update": 1, "loss": null}\n'
+    assert len(records.timings.read_text().splitlines()) == 2
+    with pytest.raises(CheckpointError, match=rf"has {known} bytes, but the last checkpoint was saved at 999"):
+        records.cut(999)

@@ -1,0 +1,220 @@
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from ostinato.config.model import LanguageModelConfig
+from ostinato.config.training import OptimizerConfig, SelectionConfig
+from ostinato.errors import CheckpointError
+from ostinato.models import LanguageModel, build_model
+from ostinato.training import files
+from ostinato.training.checkpoint import Checkpoints
+from ostinato.training.optim import build_optimizer
+from ostinato.training.state import Best, Progress, Window
+
+CPU = torch.device("cpu")
+
+
+class _Run:
+    """A model that is 'trained' by adding noise."""
+
+    def __init__(self, root: Path, keep_last: int = 1) -> None:
+        torch.manual_seed(0)
+        config = {"d_model": 4, "vocab_size": 6, "decoder": {"n_steps": 1, "self_attention": {"n_heads": 1}}}
+        model = build_model(LanguageModelConfig.model_validate(config))
+        assert isinstance(model, LanguageModel)
+        self.model = model
+        self.optimizer = build_optimizer(self.model, OptimizerConfig())
+        self.checkpoints = Checkpoints(root / "checkpoints", keep_last)
+        self.progress = Progress()
+
+    def update(self, update: int, *, best: bool = False) -> None:
+        for p in self.model.parameters():
+            p.grad = torch.randn(p.shape)
+        self.optimizer.step()
+        self.progress.update = update
+        if best or self.progress.best is None:
+            self.progress.best = Best(update, 1.0 / update)
+
+    def save(self, update: int, *, best: bool = False) -> Path:
+        self.update(update, best=best)
+        return self.checkpoints.save(self.model, self.optimizer, self.progress)
+
+    def updates_on_disk(self) -> list[int]:
+        return sorted(int(path.name.split("-")[1]) for path in self.checkpoints.root.glob("update-*"))
+
+
+def _pointer(run: _Run, role: str) -> int:
+    return int(json.loads((run.checkpoints.root / f"{role}.json").read_text())["update"])
+
+
+def test_a_loaded_state_is_what_was_saved(tmp_path: Path) -> None:
+    run = _Run(tmp_path)
+    run.progress.window = Window(0.1 + 0.2, 1 / 3, 7)
+    run.progress.batches = {"epoch": 3, "batch": 5}
+    run.progress.metrics_bytes = 123
+    run.save(10)
+    expected = torch.randn(3), random.random()
+    saved = run.checkpoints.load(CPU)
+    saved.random.restore()
+    assert torch.equal(torch.randn(3), expected[0])
+    assert random.random() == expected[1]
+    assert saved.progress == run.progress
+    for name, tensor in run.model.state_dict().items():
+        assert torch.equal(saved.model.state_dict()[name], tensor), name
+    optimizer = build_optimizer(saved.model, OptimizerConfig())
+    saved.restore_optimizer(optimizer)
+    for left, right in zip(run.model.parameters(), saved.model.parameters(), strict=True):
+        old, new = run.optimizer.state[left], optimizer.state[right]
+        assert old.keys() == new.keys()
+        assert all(torch.equal(old[key], new[key]) for key in old)
+
+
+def test_a_checkpoint_holds_safetensors_and_json_only(tmp_path: Path) -> None:
+    directory = _Run(tmp_path).save(10)
+    names = sorted(path.name for path in directory.iterdir())
+    assert names == ["model.json", "model.safetensors", "state.json", "state.safetensors"]
+    assert all(isinstance(json.loads(path.read_text()), dict) for path in directory.glob("*.json"))
+
+
+@pytest.mark.parametrize("keep_last", [1, 2])
+def test_the_newest_checkpoints_and_the_best_one_are_kept(tmp_path: Path, keep_last: int) -> None:
+    run = _Run(tmp_path, keep_last)
+    for update in (10, 20, 30, 40, 50):
+        run.save(update, best=update == 20)
+    assert run.updates_on_disk() == sorted({20, *(50, 40)[:keep_last]})
+    assert (_pointer(run, "last"), _pointer(run, "best")) == (50, 20)
+    run.save(60, best=True)
+    assert run.updates_on_disk() == sorted((60, 50)[:keep_last])
+    assert run.checkpoints.best_directory() == run.checkpoints.directory(60)
+
+
+class _Crash(BaseException):
+    pass
+
+
+def _operations(monkeypatch: pytest.MonkeyPatch, crash_at: int | None) -> list[str]:
+    """Record every write that reaches the disk; crash just before number `crash_at`."""
+    done: list[str] = []
+
+    def wrap(owner: object, name: str) -> None:
+        original = getattr(owner, name)
+
+        def wrapped(*args: object, **kwargs: object) -> object:
+            if len(done) == crash_at:
+                raise _Crash
+            done.append(f"{name} {args[0]}")
+            return original(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, wrapped)
+
+    wrap(files, "sync")
+    wrap(Path, "replace")
+    wrap(Path, "rename")
+    wrap(files.shutil, "rmtree")
+    return done
+
+
+def _run_with_two_saves(root: Path) -> _Run:
+    run = _Run(root)
+    run.save(10)
+    run.save(20, best=True)
+    return run
+
+
+def _number_of_operations(root: Path) -> int:
+    with pytest.MonkeyPatch.context() as patch:
+        run = _run_with_two_saves(root)
+        done = _operations(patch, None)
+        run.save(30, best=True)
+    return len(done)
+
+
+def test_a_save_interrupted_at_any_write_leaves_a_whole_state_to_go_on_from(tmp_path: Path) -> None:
+    n_operations = _number_of_operations(tmp_path / "count")
+    assert n_operations >= 12
+    seen = set()
+    for crash_at in range(n_operations):
+        root = tmp_path / str(crash_at)
+        run = _run_with_two_saves(root)
+        before = {name: tensor.clone() for name, tensor in run.model.state_dict().items()}
+        with pytest.MonkeyPatch.context() as patch:
+            _operations(patch, crash_at)
+            with pytest.raises(_Crash):
+                run.save(30, best=True)
+        checkpoints = Checkpoints(root / "checkpoints", 1)
+        checkpoints.recover()
+        saved = checkpoints.load(CPU)
+        update = saved.progress.update
+        seen.add(update)
+        expected = before if update == 20 else run.model.state_dict()
+        assert all(torch.equal(saved.model.state_dict()[name], expected[name]) for name in expected)
+        assert saved.progress.best is not None
+        assert saved.progress.best.update == update
+        assert checkpoints.best_directory() == checkpoints.directory(update)
+        assert (checkpoints.best_directory() / "model.safetensors").is_file()
+        left = sorted(path.name for path in checkpoints.root.iterdir())
+        assert left == ["best.json", "last.json", f"update-{update:06d}"], crash_at
+    assert seen == {20, 30}
+
+
+def test_an_interrupted_first_save_leaves_nothing(tmp_path: Path) -> None:
+    run = _Run(tmp_path)
+    with pytest.MonkeyPatch.context() as patch:
+        _operations(patch, 3)
+        with pytest.raises(_Crash):
+            run.save(10)
+    run.checkpoints.recover()
+    assert list(run.checkpoints.root.iterdir()) == []
+    assert run.checkpoints.last_update() is None
+    with pytest.raises(CheckpointError, match="no checkpoint to go on from"):
+        run.checkpoints.load(CPU)
+    with pytest.raises(CheckpointError, match="nothing has been evaluated"):
+        run.checkpoints.best_directory()
+
+
+def test_a_state_of_another_format_version_is_refused_with_both_versions(tmp_path: Path) -> None:
+    run = _Run(tmp_path)
+    path = run.save(10) / "state.json"
+    path.write_text(path.read_text().replace('"format_version": 1', '"format_version": 99'))
+    with pytest.raises(CheckpointError, match=r"state\.json: format version 99, this ostinato \S+ reads 1"):
+        run.checkpoints.load(CPU)
+
+
+@pytest.mark.parametrize("name", ["state.json", "state.safetensors", "model.safetensors", "model.json"])
+def test_a_damaged_file_is_named(tmp_path: Path, name: str) -> None:
+    run = _Run(tmp_path)
+    path = run.save(10) / name
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    with pytest.raises(CheckpointError, match=name):
+        run.checkpoints.load(CPU)
+
+
+def _judged(mode: str, patience: int | None, values: list[float]) -> tuple[list[bool], Progress]:
+    selection = SelectionConfig.model_validate({"mode": mode, "patience": patience})
+    progress, verdicts = Progress(), []
+    for update, value in enumerate(values, start=1):
+        progress.update = update
+        verdicts.append(progress.judge(value, selection))
+    return verdicts, progress
+
+
+def test_the_best_is_the_smallest_or_the_largest_and_ties_keep_the_earlier() -> None:
+    assert _judged("min", None, [3.0, 2.0, 2.0, 4.0, 1.0])[0] == [True, True, False, False, True]
+    assert _judged("max", None, [3.0, 2.0, 3.0, 4.0])[0] == [True, False, False, True]
+    assert _judged("max", None, [3.0, 2.0, 3.0, 4.0])[1].best == Best(4, 4.0)
+
+
+def test_a_value_that_is_no_number_is_never_better_than_one() -> None:
+    assert _judged("min", None, [float("nan"), 5.0, float("nan")])[0] == [True, True, False]
+
+
+def test_patience_counts_evaluations_since_the_best_one() -> None:
+    _, progress = _judged("min", 2, [3.0, 4.0, 2.0, 5.0])
+    assert progress.stopped is None
+    _, progress = _judged("min", 2, [3.0, 4.0, 2.0, 5.0, 6.0])
+    assert progress.stopped == "no better loss in 2 evaluations"

@@ -1,0 +1,84 @@
+"""A task of letters to be written backwards, small enough for a run to take a second."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+from ostinato.config.load import check_recipe
+from ostinato.config.recipe import Recipe
+
+SIZES = {"train": 60, "dev": 10, "test": 10}
+
+
+def write_letters(folder: Path) -> dict[str, str]:
+    """Write the three splits and return their settings."""
+    folder.mkdir(parents=True, exist_ok=True)
+    generator = random.Random(0)
+    paths = {}
+    for split, size in SIZES.items():
+        pairs = []
+        for _ in range(size):
+            letters = [generator.choice("abcdef") for _ in range(generator.randint(1, 6))]
+            pairs.append({"source": " ".join(letters), "target": " ".join(reversed(letters)), "n": len(letters)})
+        # Every letter is in the training split, whatever was drawn.
+        if split == "train":
+            pairs[0] = {"source": "a b c d e f", "target": "f e d c b a", "n": 6}
+        paths[split] = str(folder / f"{split}.jsonl")
+        Path(paths[split]).write_text("".join(json.dumps(pair) + "\n" for pair in pairs), encoding="utf-8")
+    return paths
+
+
+def tiny_recipe(data_folder: Path, *, kind: str = "seq2seq", **training: Any) -> Recipe:
+    """Return a recipe over the letters: one step of depth in each stack, dropout and accumulation on."""
+    stack = {"n_steps": 1, "self_attention": {"n_heads": 2}, "ffn": {"d_ff": 16, "dropout": 0.1}}
+    model: dict[str, Any] = {"kind": kind, "d_model": 8, "dropout": 0.1, "decoder": stack}
+    data: dict[str, Any] = {**write_letters(data_folder), "tokens_per_batch": 48}
+    task = {"kind": "files", "model_kind": kind}
+    if kind == "seq2seq":
+        model["encoder"] = stack
+        model["decoder"] = stack | {"cross_attention": {"n_heads": 2}}
+    else:
+        data["text_field"] = "target"
+    settings = {
+        "n_updates": 12,
+        "accumulate": 2,
+        "log_every": 4,
+        "evaluate_every": 6,
+        "save_every": 3,
+        "label_smoothing": 0.1,
+        "device": "cpu",
+        "n_threads": 1,
+        "optimizer": {"lr": 0.01, "weight_decay": 0.01},
+        "schedule": {"kind": "inverse_sqrt", "warmup": 4},
+    }
+    return check_recipe(
+        {
+            "name": "letters",
+            "task": task,
+            "data": data,
+            "model": model,
+            "training": settings | training,
+            "decoding": {"max_length": 8},
+            "evaluation": {"splits": ["test"], "by": ["n"] if kind == "seq2seq" else []},
+        }
+    )
+
+
+def records(directory: Path, kind: str) -> list[dict[str, Any]]:
+    """Return the records of one kind in a run's metrics.jsonl."""
+    lines = (directory / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return [record for record in map(json.loads, lines) if record["kind"] == kind]
+
+
+def last_checkpoint(directory: Path) -> Path:
+    """Return the folder last.json names."""
+    pointer = json.loads((directory / "checkpoints" / "last.json").read_text(encoding="utf-8"))
+    return directory / "checkpoints" / str(pointer["directory"])
+
+
+def weights(directory: Path) -> bytes:
+    """Return the bytes of the last checkpoint's weights."""
+    return (last_checkpoint(directory) / "model.safetensors").read_bytes()
