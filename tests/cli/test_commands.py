@@ -65,7 +65,7 @@ def test_tasks_are_listed_with_where_their_data_comes_from(run) -> None:
     assert listed["algorithmic"]["origin"] == "generated"
     assert (listed["cogs"]["origin"], listed["cogs"]["licence"]) == ("download", "MIT")
     assert listed["files"]["origin"] == "your files"
-    lines = run("data", "list").out.splitlines()
+    assert [line.split()[0] for line in run("data", "list").out.splitlines()] == sorted(listed)
 
 
 def test_a_generated_task_is_shown_with_its_protocol_sizes_and_examples(run) -> None:

@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
-from ostinato import __version__
 from ostinato.cli import data, demo, doctor, evaluate, generate, plan, recipes, train
 from ostinato.cli.output import complain
 from ostinato.errors import OstinatoError
+from ostinato.version import __version__
 
 INTERRUPTED = 130
 _DEBUG = "--debug"

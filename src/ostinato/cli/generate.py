@@ -35,8 +35,9 @@ def generate(
 ) -> None:
     """Write one output for every line of input.
 
-    A language model writes what follows the line. A line that cannot be read gets an empty output, a message on standard error, and exit code 2 at the end. With
-    --json every output is an object with source, text, score and more, or source and error.
+    A language model writes what follows the line. A line that cannot be read gets an empty output, a message on
+    standard error, and exit code 2 at the end. With --json every output is an object with source, text, score and
+    more, or source and error.
     """
     from ostinato.cli.output import complain, json_line, say
     from ostinato.errors import DataError

@@ -7,7 +7,7 @@ import re
 from importlib.metadata import PackageNotFoundError, requires, version
 from typing import Any
 
-from ostinato import __version__
+from ostinato.version import __version__
 
 _PACKAGE = "ostinato"
 _NAME = re.compile(r"[A-Za-z0-9._-]+")

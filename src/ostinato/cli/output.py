@@ -51,7 +51,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title:
     cells = [list(row) for row in rows]
     table = Table(title=title, box=SIMPLE_HEAD, title_justify="left", title_style="bold", pad_edge=False)
     for i, name in enumerate(columns):
-        is_number = bool(cells) and all(isinstance(row[i], int | float) for row in cells)
+        is_number = bool(cells) and all(isinstance(row[i], int | float | None) for row in cells)
         table.add_column(name, justify="right" if is_number else "left", overflow="fold")
     for row in cells:
         table.add_row(*(Text(number(cell)) for cell in row))

@@ -1,40 +1,41 @@
-"""Printing scores: one row a split, then one table for each column they are broken down by."""
+"""Printing scores: a row a score and a column a split, then a table for each column they are broken down by."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from ostinato.cli.output import flat, print_table, say
 
 _NOT_SCORES = ("by", "macro", "name", "decoding", "n_steps")
+_FORCED = ("loss", "token_accuracy")
+
+Scores = dict[str, Any]
 
 
-def print_splits(results: Mapping[str, dict[str, Any]]) -> None:
-    """Print the results of several splits, by split name."""
-    _score_table("split", results.items())
-    for split, scores in results.items():
-        for column, values in (scores.get("by") or {}).items():
-            rows = dict(values)
-            if macro := (scores.get("macro") or {}).get(column):
-                rows["mean of the above"] = macro
-            _score_table(f"{split} by {column}", rows.items())
+def print_splits(results: Mapping[str, Scores]) -> None:
+    """Print the results of several splits, by split name; texts such as signatures go below the numbers."""
+    from ostinato.metrics import METRICS
 
-
-def print_results(results: dict[str, Any]) -> None:
-    """Print what `train` returns: what is not a split first, then the splits."""
-    for key, value in flat(results, skip=("splits", "recipe")):
-        say(f"{key}: {value}")
-    print_splits(results.get("splits") or {})
-
-
-def _score_table(label: str, rows: Iterable[tuple[str, dict[str, Any]]]) -> None:
-    """Print one row a split or value and one column a score; signatures and other texts go below."""
-    scored = [(name, dict(flat(scores, skip=_NOT_SCORES))) for name, scores in rows]
-    if not scored:
+    if not results:
         return
-    cells = [(key, value) for _, scores in scored for key, value in scores.items()]
-    names = list(dict.fromkeys(key for key, value in cells if not isinstance(value, str)))
-    print_table([label, *names], [[name, *(scores.get(key) for key in names)] for name, scores in scored])
-    for key, value in dict.fromkeys(cell for cell in cells if isinstance(cell[1], str)):
-        say(f"{key}: {value}")
+    scores = {split: dict(flat(result, skip=_NOT_SCORES)) for split, result in results.items()}
+    names = dict.fromkeys(name for found in scores.values() for name in found)
+    texts = [name for name in names if any(isinstance(found.get(name), str) for found in scores.values())]
+    rows = [[name, *(found.get(name) for found in scores.values())] for name in names if name not in texts]
+    print_table(["score", *scores], rows)
+    for line in dict.fromkeys(f"{name}: {found[name]}" for name in texts for found in scores.values() if name in found):
+        say(line)
+    for split, result in results.items():
+        for column, values in (result.get("by") or {}).items():
+            macro = (result.get("macro") or {}).get(column)
+            _print_groups(f"{split} by {column}", values, macro, [*_FORCED, *METRICS])
+
+
+def _print_groups(title: str, values: Mapping[str, Scores], macro: Scores | None, wanted: list[str]) -> None:
+    """Print a row for each value of a column; the rest of its scores are in --json and results.json."""
+    names = ["n", *(name for name in wanted if any(name in scores for scores in values.values()))]
+    rows = [[value, *(scores.get(name) for name in names)] for value, scores in values.items()]
+    if macro and len(rows) > 1:
+        rows.append(["their mean", *(macro.get(name) for name in names)])
+    print_table([title, *names], rows)

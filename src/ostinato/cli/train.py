@@ -32,7 +32,7 @@ def train(
     The best checkpoint is evaluated on the recipe's splits at the end.
     """
     from ostinato.cli.output import console, print_json, say
-    from ostinato.cli.results import print_results
+    from ostinato.cli.results import print_splits
     from ostinato.data.registry import DataAccess
     from ostinato.tasks.recipes import load_recipe
     from ostinato.training import train as train_recipe
@@ -47,7 +47,7 @@ def train(
     if json:
         print_json(result)
     else:
-        print_results(result)
+        print_splits(result["splits"])
         say(f"results: {directory / 'results.json'}")
 
 

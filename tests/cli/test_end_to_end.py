@@ -1,0 +1,172 @@
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from ostinato.cli import main
+
+TINY = """
+task: {kind: algorithmic, operation: reverse, max_length: 5, long_max_length: 8, n_train: 60, n_eval: 8, bucket: 4}
+model:
+  d_model: 8
+  encoder: {n_steps: 2, self_attention: {n_heads: 2, share: all}, ffn: {d_ff: 8, share: all}}
+  decoder:
+    n_steps: 2
+    self_attention: {n_heads: 2, share: all}
+    cross_attention: {n_heads: 2, share: all}
+    ffn: {d_ff: 8, share: all}
+training: {n_updates: 4, evaluate_every: 2, save_every: 2, log_every: 2, schedule: {warmup: 2}, device: cpu}
+decoding: {max_length: 6}
+evaluation: {splits: [test, long]}
+"""
+
+
+def call(*arguments: object) -> int:
+    with pytest.raises(SystemExit) as caught:
+        main([str(argument) for argument in arguments])
+    return int(caught.value.code or 0)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a recipe, tiny.yaml, and a run trained on it, run."""
+    folder = tmp_path_factory.mktemp("end-to-end")
+    (folder / "tiny.yaml").write_text(TINY, encoding="utf-8")
+    assert call("train", folder / "tiny.yaml", "seed=3", "--run-dir", folder / "run") == 0
+    return folder
+
+
+def test_training_leaves_a_run_with_results(run, folder: Path) -> None:
+    results = json.loads((folder / "run" / "results.json").read_text(encoding="utf-8"))
+    assert (results["n_updates"], results["seed"]) == (4, 3)
+    assert set(results["splits"]) == {"test", "long"}
+    assert "seed: 3" in (folder / "run" / "recipe.yaml").read_text(encoding="utf-8")
+
+
+def test_a_run_is_repeated_from_its_own_recipe(run, folder: Path, tmp_path: Path) -> None:
+    outcome = run("train", folder / "run" / "recipe.yaml", "--run-dir", tmp_path / "again", "--json")
+    assert outcome.code == 0
+    first = json.loads((folder / "run" / "results.json").read_text(encoding="utf-8"))
+    again = json.loads(outcome.out)
+    assert again["splits"]["long"]["loss"] == first["splits"]["long"]["loss"]
+    metrics = [(path / "metrics.jsonl").read_bytes() for path in (folder / "run", tmp_path / "again")]
+    assert metrics[0] == metrics[1]
+
+
+def test_a_finished_run_is_not_overwritten_and_resuming_it_gives_its_results(run, folder: Path) -> None:
+    again = ["train", folder / "tiny.yaml", "seed=3", "--run-dir", folder / "run"]
+    outcome = run(*again)
+    assert outcome.code == 2
+    assert "already holds a run" in outcome.err
+    resumed = run(*again, "--resume")
+    assert resumed.code == 0
+    assert "score" in resumed.out
+    assert run("train", folder / "run", "--resume", "--json").code == 0
+    other = run(*again, "--resume", "training.optimizer.lr=0.5")
+    assert other.code == 2
+    assert "training.optimizer.lr" in other.err
+
+
+def test_training_without_a_terminal_writes_plain_lines(run, folder: Path, tmp_path: Path) -> None:
+    outcome = run("train", folder / "tiny.yaml", "training.n_updates=2", "--run-dir", tmp_path / "plain")
+    assert outcome.out.startswith(f"run directory: {tmp_path / 'plain'}\n")
+    assert "update 2/2  loss " in outcome.out
+    assert "\x1b" not in outcome.out
+
+
+def test_evaluation_scores_splits_and_writes_predictions(run, folder: Path, tmp_path: Path) -> None:
+    outcome = run("evaluate", folder / "run", "--split", "long", "--predictions", tmp_path / "p.jsonl", "--json")
+    (scores,) = json.loads(outcome.out).values()
+    results = json.loads((folder / "run" / "results.json").read_text(encoding="utf-8"))
+    assert scores["loss"] == pytest.approx(results["splits"]["long"]["loss"], rel=1e-6)
+    records = [json.loads(line) for line in (tmp_path / "p.jsonl").read_text(encoding="utf-8").splitlines()]
+    right = [record["prediction"] == record["reference"] for record in records]
+    assert len(records) == scores["n"] == 8
+    assert scores["exact_match"] == sum(right) / 8
+    text = run("evaluate", folder / "run").out
+    assert "long by length_bucket" in text
+    assert "token_accuracy_free" in text
+
+
+def test_evaluation_takes_depth_beam_columns_and_metrics(run, folder: Path) -> None:
+    def scores(*options: object) -> dict[str, object]:
+        outcome = run("evaluate", folder / "run", "--split", "test", *options, "--json")
+        assert outcome.code == 0, outcome.err
+        found: dict[str, object] = json.loads(outcome.out)["test"]
+        return found
+
+    plain, deep = scores(), scores("--n-steps", 5)
+    assert (plain["n_steps"], deep["n_steps"]) == (None, 5)
+    assert deep["loss"] != plain["loss"]
+    assert scores("--beam", 2, "--max-examples", 3)["decoding"]["beam"] == 2  # type: ignore[index]
+    chosen = scores("--metric", "exact_match", "--by", "length", "--checkpoint", "last")
+    assert "token_accuracy_free" not in chosen
+    assert set(chosen["by"]) == {"length"}  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--split", "gen"], "split is 'gen': must be one of train, dev, test, long"),
+        (["--checkpoint", "update-9"], "update-9 is no checkpoint of"),
+        (["--metric", "blue"], "must be one of exact_match"),
+        (["--predictions", "p.jsonl"], "there are 2 splits: choose one with --split"),
+        (["--device", "abacus"], "device is 'abacus'"),
+    ],
+)
+def test_what_cannot_be_evaluated_is_said_with_exit_code_two(
+    run, folder: Path, options: list[str], expected: str
+) -> None:
+    outcome = run("evaluate", folder / "run", *options)
+    assert outcome.code == 2
+    assert expected in outcome.err
+
+
+def test_generation_answers_line_by_line(run, folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("1 2 3\n4 5\n"))
+    piped = run("generate", folder / "run", "--beam", 2, "--window", 1)
+    assert piped.code == 0
+    files = [tmp_path / "a.txt", tmp_path / "b.txt"]
+    files[0].write_text("1 2 3\n", encoding="utf-8")
+    files[1].write_text("4 5", encoding="utf-8")
+    from_files = run("generate", folder / "run", *files, "--beam", 2)
+    assert from_files.out.splitlines() == piped.out.splitlines()
+    assert len(piped.out.splitlines()) == 2
+    records = [json.loads(line) for line in run("generate", folder / "run", *files, "--json").out.splitlines()]
+    assert [record["source"] for record in records] == ["1 2 3", "4 5"]
+    assert all(record["score"] < 0 for record in records)
+
+
+def test_a_line_that_cannot_be_read_does_not_stop_the_others(run, folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("1 2\nx 2\n3 4\n", encoding="utf-8")
+    outcome = run("generate", folder / "run", path)
+    assert outcome.code == 2
+    assert outcome.err.startswith("input line 2: 'x' is not among")
+    lines = outcome.out.split("\n")
+    assert (len(lines), lines[1]) == (4, "")
+    records = [json.loads(line) for line in run("generate", folder / "run", path, "--json").out.splitlines()]
+    assert ["error" in record for record in records] == [False, True, False]
+
+
+def test_a_missing_input_file_is_one_line(run, folder: Path) -> None:
+    outcome = run("generate", folder / "run", folder / "gone.txt")
+    assert (outcome.code, outcome.err) == (1, f"{folder / 'gone.txt'}: No such file or directory\n")
+
+
+def test_a_language_model_of_ones_own_text(run, tmp_path: Path) -> None:
+    for name in ("train", "dev"):
+        (tmp_path / f"{name}.txt").write_text("a b c d\nb c d a\nc d a b\n", encoding="utf-8")
+    settings = [f"data.{name}={tmp_path / name}.txt" for name in ("train", "dev")]
+    settings += ["data.tokenizer.kind=words", "model.d_model=8", "model.decoder.ffn.d_ff=8", "training.n_updates=2"]
+    settings += ["model.decoder.n_steps=1", "model.decoder.self_attention.n_heads=2", "training.device=cpu"]
+    outcome = run("train", "lm/transformer", *settings, "--run-dir", tmp_path / "lm", "--json")
+    assert outcome.code == 0, outcome.err
+    assert json.loads(outcome.out)["splits"]["dev"]["perplexity"] > 1
+    (tmp_path / "prompt.txt").write_text("a b\n", encoding="utf-8")
+    generated = run("generate", tmp_path / "lm", tmp_path / "prompt.txt", "--max-length", 3)
+    assert generated.code == 0, generated.err
+    assert len(generated.out.split()) <= 3
