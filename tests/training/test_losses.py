@@ -75,7 +75,10 @@ def test_accumulated_batches_give_the_gradient_of_one_large_batch(tmp_path: Path
     model = build_model(type(recipe.model).model_validate(quiet)).double()
     generator = torch.Generator().manual_seed(1)
     rows = [
-        Row(torch.randint(4, 9, (n,), generator=generator).tolist(), torch.randint(4, 9, (n,), generator=generator).tolist())
+        Row(
+            torch.randint(4, 9, (n,), generator=generator).tolist(),
+            torch.randint(4, 9, (n,), generator=generator).tolist(),
+        )
         for n in (1, 2, 2, 9, 4, 5)
     ]
     gradients = []
