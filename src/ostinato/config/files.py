@@ -158,7 +158,7 @@ def resolve_references(settings: Settings) -> Settings:
         return cast(Settings, OmegaConf.to_container(OmegaConf.create(settings), resolve=True))
     except OmegaConfBaseException as error:
         key = getattr(error, "full_key", None) or "recipe"
-        raise ConfigError(f"{key}: cannot be resolved: {_one_line(error)}") from error
+        raise ConfigError(f"{key}: cannot be resolved: {str(error).splitlines()[0]}") from error
 
 
 def write_yaml(settings: Settings, path: Path) -> None:

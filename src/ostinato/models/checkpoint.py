@@ -14,12 +14,12 @@ from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from ostinato import __version__
 from ostinato.config.model import ModelConfig
 from ostinato.errors import CheckpointError
 from ostinato.models.build import build_model
 from ostinato.models.language_model import LanguageModel
 from ostinato.models.seq2seq import Seq2Seq
+from ostinato.version import __version__
 
 FORMAT_VERSION = 1
 _WEIGHTS, _DESCRIPTION = "model.safetensors", "model.json"
