@@ -28,7 +28,7 @@ TIME_LIMIT = 120.0
 
 
 class _Beat(SilentReporter):
-    """Tells the parent about every update."""
+    """Tells the parent about every record (every second update)."""
 
     def __init__(self, pipe: int) -> None:
         self.pipe = pipe
@@ -38,7 +38,7 @@ class _Beat(SilentReporter):
 
 
 def recipe(folder: Path, n_updates: int) -> Recipe:
-    return tiny_recipe(folder, n_updates=n_updates, log_every=1, save_every=3, evaluate_every=5)
+    return tiny_recipe(folder, n_updates=n_updates, log_every=2, save_every=3, evaluate_every=5)
 
 
 def _hang_inside_save(pipe: int, nth: int) -> None:
@@ -75,8 +75,8 @@ def _session(folder: Path, n_updates: int, name: str, hang_at: int | None) -> tu
         os._exit(code)
 
 
-def _wait_for(pipe: int, n_updates: int | None) -> str:
-    """Read beats until `n_updates` updates or a save that hangs; return why it ended."""
+def _wait_for(pipe: int, n_records: int | None) -> str:
+    """Read beats until `n_records` records or a save that hangs; return why it ended."""
     seen, deadline = 0, time.monotonic() + TIME_LIMIT
     while time.monotonic() < deadline:
         if not select.select([pipe], [], [], 1.0)[0]:
@@ -87,8 +87,8 @@ def _wait_for(pipe: int, n_updates: int | None) -> str:
         if beat == b"S":
             return "saving"
         seen += 1
-        if seen == n_updates:
-            return "updates"
+        if seen == n_records:
+            return "records"
     return "timeout"
 
 
@@ -98,7 +98,9 @@ def main() -> None:
     pid, pipe = _session(folder, n_updates, "undisturbed", None)
     assert _wait_for(pipe, None) == "ended"
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    plan = [generator.randint(1, 2 * SYNCS_PER_SAVE) for _ in range(n_in_save)] + [None] * (n_kills - n_in_save)
+    plan = [SYNCS_PER_SAVE + generator.randint(1, SYNCS_PER_SAVE) for _ in range(n_in_save)] + [None] * (
+        n_kills - n_in_save
+    )
     generator.shuffle(plan)
     kills: list[dict[str, Any]] = []
     for hang_at in [*plan, "finish"]:
@@ -107,13 +109,14 @@ def main() -> None:
         if hang_at == "finish":
             wait = _wait_for(pipe, None)
         else:
-            # A session saves after at most three updates, so these also kill while it saves or evaluates.
-            wait = _wait_for(pipe, None if where else generator.randint(1, 6))
+            # Every session lives through a save, so that the next one has something new to go on from.
+            wait = _wait_for(pipe, None if where else generator.randint(2, 4))
             time.sleep(0 if where else generator.uniform(0, 0.02))
             os.kill(pid, signal.SIGKILL)
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         os.close(pipe)
-        kills.append({"wait": wait, "code": code, "hang_at": where})
+        saved = json.loads((folder / "killed" / "checkpoints" / "last.json").read_text())["update"]
+        kills.append({"wait": wait, "code": code, "saved": saved})
     print(json.dumps(kills))
 
 
