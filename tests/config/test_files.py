@@ -92,7 +92,7 @@ _texts = st.text(st.characters(codec="utf-8", exclude_categories=["Cs", "Cc"]), 
 _values = st.one_of(_texts, st.integers(), st.booleans(), st.none(), st.floats(allow_nan=False, allow_infinity=False))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     name=st.one_of(
         _texts, st.sampled_from(["1e3", "null", "yes", "${seed}", "\\${x}", "a: b", "0x1f", "-", "~", "1_0"])
