@@ -159,3 +159,26 @@ def test_a_new_run_never_goes_into_an_old_directory(tmp_path: Path, monkeypatch:
 def test_a_run_is_resumed_where_it_is(tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_text("seed: 1\n", encoding="utf-8")
     assert default_directory(str(tmp_path), "anything", resume=True) == tmp_path
+
+
+def test_the_demonstration_prints_every_seed_and_the_spread(
+    run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ostinato.experiments import demo
+    from ostinato.experiments.comparison import Row
+
+    rows = [
+        Row("transformer", "demo/transformer", seed, 1000, 2000, (10, 10), {"longer": accuracy}, 3.0)
+        for seed, accuracy in ((1, 0.2), (2, 0.4))
+    ]
+
+    def run_demo(directory: Path, reporter: object) -> list[Row]:
+        (directory / "results.jsonl").write_text("{}\n", encoding="utf-8")
+        return rows
+
+    monkeypatch.setattr(demo, "run_demo", run_demo)
+    text = " ".join(run("demo", "--run-dir", tmp_path).out.split())
+    assert "transformer 1 1,000 2,000 20.0 % 3" in text
+    assert "transformer 30.0 % ± 14.1 %" in text
+    assert text.endswith("results.jsonl")
+    assert [row["seed"] for row in json.loads(run("demo", "--run-dir", tmp_path, "--json").out)] == [1, 2]
