@@ -112,6 +112,7 @@ def _results(recipe: Recipe, progress: Progress, info: dict[str, Any]) -> dict[s
         "parameters": info["parameters"],
         "device": info["device"],
         "n_updates": progress.update,
+        "training_seconds": progress.seconds,
         "stopped": progress.stopped,
         "best_update": best.update if best else None,
         "selection": {

@@ -129,7 +129,7 @@ def _with_vocabulary(recipe: Recipe, tokenizers: Tokenizers) -> Recipe:
         sizes = {"source_vocab_size": source, "target_vocab_size": target}
     given = {key: getattr(recipe.model, key) for key in sizes}
     problems = [
-        Problem(f"model.{key}", given[key], f"the tokenizer has {size} ids; leave it out to take them")
+        Problem(f"model.{key}", given[key], f"the tokenizer has {size} ids; set it to null to take them")
         for key, size in sizes.items()
         if given[key] not in (None, size)
     ]

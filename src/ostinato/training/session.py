@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from contextlib import AbstractContextManager, nullcontext
+from itertools import islice
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from ostinato.data.batch import Batch
+from ostinato.data.example import Example
 from ostinato.errors import TrainingError
 from ostinato.evaluation import evaluate
 from ostinato.models import LanguageModel, Seq2Seq, build_model
@@ -59,7 +61,10 @@ class Session:
         records.cut(self.progress.metrics_bytes)
         self.model.set_activation_checkpointing(self.config.checkpoint_activations)
         self.model.train()
-        self._earlier_seconds, self._began, self._busy = self.progress.seconds, time.perf_counter(), 0.0
+        self._earlier_seconds, self._began = self.progress.seconds, time.perf_counter()
+        # Seconds inside updates, and their labels, since the last record: of this session only, unlike the window.
+        self._busy, self._busy_labels = 0.0, 0
+        self._selection: list[Example] | None = None
 
     def _go_on(self) -> None:
         """Take up the last checkpoint: random states last, because building a model draws numbers."""
@@ -112,6 +117,7 @@ class Session:
         window = self.progress.window
         window.loss, window.nll = window.loss + sum(losses), window.nll + sum(nlls)
         window.n_labels += n_labels
+        self._busy_labels += n_labels
         self.progress.update = update
         return rate, values[0]
 
@@ -152,9 +158,8 @@ class Session:
             "grad_norm": norm,
             "n_labels": window.n_labels,
         }
-        # After a resume the window may hold labels of an earlier session, whose time this one does not know.
-        timing = {"seconds": self._busy, "labels_per_second": window.n_labels / max(self._busy, 1e-9)}
-        self._busy = 0.0
+        timing = {"seconds": self._busy, "labels_per_second": self._busy_labels / max(self._busy, 1e-9)}
+        self._busy, self._busy_labels = 0.0, 0
         self.records.add(record, timing)
         self.reporter.on_update(record | timing)
 
@@ -164,12 +169,11 @@ class Session:
         with preserved_randomness():
             result = evaluate(
                 self.model,
-                self.prepared.task.examples(selection.split),
+                self._selection_examples(),
                 self.prepared.tokenizers,
                 data=recipe.data,
                 decoding=recipe.decoding,
                 metrics=[] if selection.metric in FORCED_METRICS else [selection.metric],
-                max_examples=selection.max_examples,
                 name=selection.split,
             )
         is_best = self.progress.judge(float(result[selection.metric]), selection)
@@ -184,6 +188,13 @@ class Session:
         self.records.add(record, timing)
         self.reporter.on_evaluation(record | timing)
         return is_best
+
+    def _selection_examples(self) -> list[Example]:
+        """Return the examples that choose the best model, held because reading them may cost more than scoring them."""
+        if self._selection is None:
+            selection = self.config.selection
+            self._selection = list(islice(self.prepared.task.examples(selection.split), selection.max_examples))
+        return self._selection
 
     def _save(self) -> None:
         self.progress.batches = self.prepared.batches.state()
