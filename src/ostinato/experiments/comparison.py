@@ -22,10 +22,11 @@ from ostinato.version import __version__
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """One variant of a comparison: a named recipe."""
+    """One variant of a comparison: a recipe, and what is changed in it."""
 
     name: str
     recipe: str
+    overrides: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +89,7 @@ class Comparison:
         Raises:
             ConfigError: the arms' stored parameters differ by more than the tolerance.
         """
-        models = {arm.name: size_model(load_recipe(arm.recipe), access).model for arm in self.arms}
+        models = {arm.name: size_model(load_recipe(arm.recipe, arm.overrides), access).model for arm in self.arms}
         self._check_budgets(models)
         directory.mkdir(parents=True, exist_ok=True)
         rows: list[Row] = []
@@ -122,7 +123,7 @@ class Comparison:
         if done.exists():
             results: dict[str, Any] = json.loads(done.read_text(encoding="utf-8"))
         else:
-            recipe = load_recipe(arm.recipe, [f"seed={seed}"])
+            recipe = load_recipe(arm.recipe, [*arm.overrides, f"seed={seed}"])
             results = train(recipe, run, resume=run.exists(), access=access, reporter=reporter)
         return Row(
             arm=arm.name,
