@@ -52,10 +52,11 @@ def test_hypotheses_that_are_expanded_reordered_and_dropped_stay_themselves(data
     owner = [s for s in range(len(batch)) for _ in range(n_beams)]
 
     def feed() -> None:
-        new = [data.draw(tokens) for _ in texts]
-        for text, token in zip(texts, new, strict=True):
-            text.append(token)
-        logits_BV = model.step(torch.tensor(new)[:, None], cache)
+        n_new = data.draw(st.integers(1, 2))
+        new = [data.draw(st.lists(tokens, min_size=n_new, max_size=n_new)) for _ in texts]
+        for text, some in zip(texts, new, strict=True):
+            text.extend(some)
+        logits_BV = model.step(torch.tensor(new), cache)
         for row, (text, sentence) in enumerate(zip(texts, owner, strict=True)):
             (wanted,) = real_logits(model, right_padded([Sentence(batch[sentence].source, text)]))
             assert_equal(logits_BV[row], wanted[-1], f"hypothesis {row}")
