@@ -66,7 +66,7 @@ def evaluate(
     from ostinato.evaluation.loading import load
 
     loaded = load(run, checkpoint=checkpoint, device=device)
-    splits = split or loaded.recipe.evaluation.splits
+    splits = split or loaded.recipe.evaluation.splits or []
     if predictions is not None and len(splits) > 1:
         raise typer.BadParameter(f"there are {len(splits)} splits: choose one with --split", param_hint="--predictions")
     with nullcontext() if predictions is None else PredictionWriter(predictions) as writer:

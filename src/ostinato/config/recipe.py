@@ -30,7 +30,8 @@ class TaskRef(BaseModel):
 class EvaluationConfig(Config):
     """What is measured when training ends, and by `ostinato evaluate`."""
 
-    splits: list[str] = Field(default_factory=lambda: ["test"])
+    splits: list[str] | None = None
+    """None: test where the task has one, else dev."""
     metrics: list[str] | None = None
     """None: the task's own."""
     by: list[str] | None = None

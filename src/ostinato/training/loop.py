@@ -98,7 +98,7 @@ def _evaluate_best(prepared: Prepared, checkpoints: Checkpoints, device: torch.d
             max_examples=recipe.evaluation.max_examples,
             name=split,
         )
-        for split in recipe.evaluation.splits
+        for split in recipe.evaluation.splits or []
     }
 
 

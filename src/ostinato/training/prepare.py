@@ -56,6 +56,7 @@ def prepare(recipe: Recipe, run: RunDirectory, is_resumed: bool, access: DataAcc
         CheckpointError: `is_resumed`, and recipe or data are not the run's.
     """
     task = build_task(recipe.task, recipe.data, access)
+    recipe = _with_splits(recipe, task)
     if problems := list(_problems(recipe, task)):
         raise ConfigError(problems)
     recipe = _absolute_paths(recipe)
@@ -80,7 +81,7 @@ def prepare(recipe: Recipe, run: RunDirectory, is_resumed: bool, access: DataAcc
 def _describe(run: RunDirectory, recipe: Recipe, task: Task, tokenizers: Tokenizers, examples: list[Example]) -> None:
     """Write the tokenizers and the files that say what the run is."""
     train_split = task.splits()[0]
-    others = [s for s in (recipe.training.selection.split, *recipe.evaluation.splits) if s != train_split]
+    others = [s for s in (recipe.training.selection.split, *(recipe.evaluation.splits or [])) if s != train_split]
     data = describe_data(task, recipe.data, others)
     data["splits"] = {train_split: describe_split(train_split, examples), **data["splits"]}
     with new_folder(run.tokenizers) as folder:
@@ -96,7 +97,7 @@ def _problems(recipe: Recipe, task: Task) -> Iterator[Problem]:
     selection = recipe.training.selection
     for key, split in [
         ("training.selection.split", selection.split),
-        *(("evaluation.splits", split) for split in recipe.evaluation.splits),
+        *(("evaluation.splits", split) for split in recipe.evaluation.splits or []),
     ]:
         if split not in task.splits():
             reason = task.why_missing(split) or f"the task {task.name} has the splits {', '.join(task.splits())}"
@@ -114,6 +115,14 @@ def _problems(recipe: Recipe, task: Task) -> Iterator[Problem]:
     for metric in recipe.evaluation.metrics or []:
         if metric not in METRICS:
             yield Problem("evaluation.metrics", metric, f"must be among {', '.join(METRICS)}")
+
+
+def _with_splits(recipe: Recipe, task: Task) -> Recipe:
+    """Return the recipe with the splits of its final evaluation named."""
+    if recipe.evaluation.splits is not None:
+        return recipe
+    splits = [split for split in ("test", "dev") if split in task.splits()][:1]
+    return recipe.model_copy(update={"evaluation": recipe.evaluation.model_copy(update={"splits": splits})})
 
 
 def _with_vocabulary(recipe: Recipe, tokenizers: Tokenizers) -> Recipe:

@@ -1,0 +1,91 @@
+"""Finished runs as rows of data, and rows as a table."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ostinato.budget import count_macs
+from ostinato.errors import CheckpointError
+from ostinato.tasks.recipes import load_recipe
+
+_LENGTHS = (16, 16)
+_FORCED = ("loss", "token_accuracy")
+
+
+def run_row(run: Path, lengths: tuple[int, int] = _LENGTHS) -> dict[str, Any]:
+    """Return everything a finished run found as one JSON-able row.
+
+    Args:
+        run: the run directory. lengths: source and target tokens of the sentence whose forward pass is counted.
+
+    Returns:
+        The run's results, with `macs`: {source_length, target_length, total}, and `task` with all its settings.
+
+    Raises:
+        CheckpointError: the run is not finished.
+    """
+    path = run / "results.json"
+    if not path.exists():
+        raise CheckpointError(f"{run}: no results.json: the run is not finished (ostinato train ... --resume)")
+    results: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    recipe = load_recipe(str(run / "recipe.yaml"))
+    total = count_macs(recipe.model, *lengths).total
+    macs = {"source_length": lengths[0], "target_length": lengths[1], "total": total}
+    return {**results, "task": recipe.task.settings(), "macs": macs}
+
+
+def write_rows(rows: Iterable[dict[str, Any]], path: Path) -> None:
+    """Write rows as JSON lines."""
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """Read rows from JSON lines."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+
+
+def table(rows: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[object]]]:
+    """Return headings and one line per run and split: sizes, seconds and every score both have.
+
+    Scores in [0, 1] stay fractions; a score a split does not have is None.
+    """
+    scores: list[str] = []
+    for row in rows:
+        for found in row["splits"].values():
+            own = [k for k, v in found.items() if isinstance(v, float) and k not in ("seconds", "perplexity")]
+            scores += [k for k in own if k not in scores and (k in _FORCED or "forced" not in k)]
+    columns = ["run", "seed", "parameters", "M MACs", "seconds", "split", "n", *scores]
+    lines: list[list[object]] = [
+        [
+            row["name"],
+            row["seed"],
+            row["parameters"],
+            round(row["macs"]["total"] / 1e6, 1),
+            round(row["seconds"]),
+            split,
+            found["n"],
+            *(found.get(score) for score in scores),
+        ]
+        for row in rows
+        for split, found in row["splits"].items()
+    ]
+    return columns, lines
+
+
+def markdown(columns: Sequence[str], lines: Iterable[Sequence[object]]) -> str:
+    """Return a table in Markdown, numbers with four digits."""
+    body = [" | ".join(_cell(cell) for cell in line) for line in lines]
+    return (
+        "\n".join(["| " + " | ".join(columns) + " |", "|---" * len(columns) + "|", *(f"| {b} |" for b in body)]) + "\n"
+    )
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
