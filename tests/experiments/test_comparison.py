@@ -74,5 +74,5 @@ def test_the_figure_is_written_as_svg_and_png_and_names_its_arms(tmp_path: Path)
 def test_the_demonstration_compares_arms_that_differ_in_depth_sharing_only() -> None:
     first, second = (load_recipe(arm.recipe) for arm in DEMO.arms)
     assert (first.task, first.training, first.data) == (second.task, second.training, second.data)
-    assert {use for use in second.model.plans()["encoder"].row("ffn")} == {"encoder_0"}
+    assert set(second.model.plans()["encoder"].row("ffn")) == {"encoder_0"}
     assert len(DEMO.seeds) == 3

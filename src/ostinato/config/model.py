@@ -233,35 +233,31 @@ class _ModelConfig(Config):
         for name, stack in self.stacks().items():
             yield from stack.size_problems(f"{path}{name}.", self.d_model)
         yield from self._bank_problems(path)
-        yield from self._window_problems(path)
 
     def _bank_problems(self, path: str) -> Iterator[Problem]:
-        """A bank that serves two stacks needs one shape of entry."""
-        spread = {"share", "n_unique", "share_norm", "bank"}
+        """A parameter set has one shape, one norm and one table, whichever stack uses it."""
         seen: dict[tuple[str, str], tuple[str, dict[str, object]]] = {}
         for name, stack in self.stacks().items():
             for kind, sub in stack.sub_layers():
                 if sub.share == "none":
                     continue
-                shape = sub.model_dump(exclude=spread) | {"norm": stack.norm.kind, "norm_eps": stack.norm.eps}
-                where, bank = f"{path}{name}.{kind}", sub.bank or name
-                other, first = seen.setdefault((kind, bank), (where, shape))
-                for key in sorted(k for k in shape if shape[k] != first.get(k)):
-                    reason = f"{where} and {other} share the bank '{bank}' and must agree on {key} ({first.get(key)!r})"
-                    yield Problem(f"{where}.{key}", shape[key], reason)
+                bank = sub.bank or name
+                mine = _entry(stack, kind, sub)
+                other, first = seen.setdefault((kind, bank), (name, mine))
+                for key in sorted(k for k in mine if k in first and mine[k] != first[k]):
+                    reason = f"the {kind} bank '{bank}' serves both stacks, and {path}{other}.{key} is {first[key]!r}"
+                    yield Problem(f"{path}{name}.{key}", mine[key], reason)
 
-    def _window_problems(self, path: str) -> Iterator[Problem]:
-        """A window's table belongs to its parameter set of attention, whichever stack uses it."""
-        seen: dict[str, tuple[str, int]] = {}
-        for name, stack in self.stacks().items():
-            bank = stack.self_attention.bank or name
-            if not isinstance(stack.relative, WindowConfig) or stack.self_attention.share == "none":
-                continue
-            key, window = f"{path}{name}.relative.window", stack.relative.window
-            other, first = seen.setdefault(bank, (key, window))
-            if window != first:
-                reason = f"the self-attention bank '{bank}' has one table for both stacks, and {other} is {first}"
-                yield Problem(key, window, reason)
+
+def _entry(stack: StackConfig, kind: Kind, sub: SubLayerConfig) -> dict[str, object]:
+    """Return what decides the shape of a parameter set, by dotted path within its stack."""
+    spread = {"share", "n_unique", "share_norm", "bank"}
+    entry = {f"{kind}.{key}": value for key, value in sub.model_dump(exclude=spread).items()}
+    if sub.share_norm:
+        entry |= {"norm.kind": stack.norm.kind, "norm.eps": stack.norm.eps}
+    if kind == "self_attention" and isinstance(stack.relative, WindowConfig):
+        entry["relative.window"] = stack.relative.window
+    return entry
 
 
 class Seq2SeqConfig(_ModelConfig):

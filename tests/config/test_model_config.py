@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import pytest
+
+from ostinato.config.model import (
+    AttentionConfig,
+    BucketsConfig,
+    DecoderConfig,
+    DenseFeedForwardConfig,
+    NormConfig,
+    RotaryConfig,
+    Seq2SeqConfig,
+    StackConfig,
+    WindowConfig,
+)
+from ostinato.errors import ConfigError
+
+FFN = DenseFeedForwardConfig(share="all", bank="both", d_ff=32)
+
+
+def shared(encoder: dict[str, object], decoder: dict[str, object]) -> Seq2SeqConfig:
+    return Seq2SeqConfig(
+        encoder=StackConfig(**({"ffn": FFN} | encoder)),  # type: ignore[arg-type]
+        decoder=DecoderConfig(**({"ffn": FFN} | decoder)),  # type: ignore[arg-type]
+    )
+
+
+def lines(encoder: dict[str, object], decoder: dict[str, object]) -> list[str]:
+    with pytest.raises(ConfigError) as error:
+        shared(encoder, decoder)
+    return str(error.value).splitlines()
+
+
+def test_two_stacks_on_one_bank_must_agree_on_everything_that_shapes_its_entries() -> None:
+    other = DenseFeedForwardConfig(share="all", bank="both", d_ff=48, activation="gelu")
+    assert lines({}, {"ffn": other}) == [
+        "decoder.ffn.activation is 'gelu': the ffn bank 'both' serves both stacks, and "
+        "encoder.ffn.activation is 'relu'",
+        "decoder.ffn.d_ff is 48: the ffn bank 'both' serves both stacks, and encoder.ffn.d_ff is 32",
+    ]
+
+
+def test_norms_must_agree_only_where_they_are_shared_with_the_weights() -> None:
+    (line,) = lines({}, {"norm": NormConfig(kind="rms")})
+    assert line.startswith("decoder.norm.kind is 'rms': the ffn bank 'both' serves both stacks, and encoder.norm.kind")
+    own = DenseFeedForwardConfig(share="all", bank="both", d_ff=32, share_norm=False)
+    config = shared({"ffn": own}, {"ffn": own, "norm": NormConfig(kind="rms")})
+    assert config.plans()["encoder"].names("ffn") == config.plans()["decoder"].names("ffn") == ("both_0",)
+
+
+def test_a_window_belongs_to_its_parameter_set() -> None:
+    attention = AttentionConfig(share="all", bank="both")
+    encoder = {"self_attention": attention, "relative": WindowConfig(window=2)}
+    (line,) = lines(encoder, {"self_attention": attention, "relative": WindowConfig(window=3)})
+    assert line.startswith("decoder.relative.window is 3: the self_attention bank 'both' serves both stacks")
+    shared(encoder, {"self_attention": attention, "relative": RotaryConfig()})
+
+
+def test_every_impossible_size_is_named_with_a_way_out() -> None:
+    with pytest.raises(ConfigError) as error:
+        Seq2SeqConfig(
+            d_model=30,
+            encoder=StackConfig(self_attention=AttentionConfig(n_heads=4)),
+            decoder=DecoderConfig(
+                self_attention=AttentionConfig(n_heads=2),
+                relative=RotaryConfig(),
+                cross_attention=AttentionConfig(n_heads=5),
+            ),
+        )
+    assert str(error.value).splitlines() == [
+        "encoder.self_attention.n_heads is 4: must divide model.d_model = 30 (nearest: 3), or set "
+        "encoder.self_attention.d_head",
+        "decoder.self_attention.d_head is 15: rotary positions need an even head width",
+    ]
+
+
+def test_schemes_and_buckets_that_cannot_be_laid_out_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"ffn.share is 'cycle': share 'cycle' needs n_unique in \[1, 6\]"):
+        StackConfig(ffn=DenseFeedForwardConfig(share="cycle", n_unique=7))
+    with pytest.raises(ConfigError, match="the list has 2 entries but there are 6 steps"):
+        StackConfig(ffn=DenseFeedForwardConfig(share=[0, 1]))
+    with pytest.raises(ConfigError, match=r"steps_per_round is 4: must divide n_steps = 6"):
+        StackConfig(steps_per_round=4)
+    with pytest.raises(ConfigError, match=r"max_distance is 16: must be larger than n_buckets / 2 = 16"):
+        BucketsConfig(max_distance=16)
