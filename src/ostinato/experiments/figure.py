@@ -30,6 +30,7 @@ def draw(rows: Sequence[Row], path: Path, title: str) -> tuple[Path, Path]:
     axes = figure.subplots()
     _bars(axes, rows)
     axes.set_title(title, fontsize=10)
+    figure.legend(loc="outside lower center", fontsize=8, frameon=False)
     written = path.with_suffix(".svg"), path.with_suffix(".png")
     for file in written:
         figure.savefig(file, dpi=150)
@@ -53,5 +54,4 @@ def _bars(axes: Axes, rows: Sequence[Row]) -> None:
     axes.set_xticks(range(len(titles)), titles)
     axes.set_ylim(0, 105)
     axes.set_ylabel("accuracy, %")
-    axes.legend(fontsize=8, loc="upper right")
     axes.spines[["top", "right"]].set_visible(False)
