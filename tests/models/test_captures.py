@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from architectures import any_architecture, random_model, right_padded, sentences
+
+WHAT = ("input", "output", "residual", "weights")
+
+
+@given(any_architecture(), st.data())
+@settings(max_examples=15, deadline=None, derandomize=True)
+def test_what_is_requested_is_returned_for_every_use_and_changes_nothing(config: object, data: st.DataObject) -> None:
+    model = random_model(config).float().eval()  # type: ignore[arg-type]
+    batch = right_padded(data.draw(sentences(config)))  # type: ignore[arg-type]
+    plain, full = model(batch), model(batch, request=WHAT)
+    assert torch.equal(plain.logits_BTV, full.logits_BTV)
+    for name, stack in full.stacks.items():
+        assert plain.stacks[name].captures == {}
+        wanted = {
+            (name, step.index, use.kind, what)
+            for step in model.stacks[name].plan.steps
+            for use in step.uses
+            for what in WHAT
+            if what != "weights" or use.kind != "ffn"
+        }
+        assert set(stack.captures) == wanted
+        for (_, _, _, what), tensor in stack.captures.items():
+            if what == "weights":
+                torch.testing.assert_close(tensor.sum(-1), torch.ones_like(tensor.sum(-1)))
+
+
+@given(any_architecture(), st.data())
+@settings(max_examples=15, deadline=None, derandomize=True)
+def test_without_dropout_the_residual_is_the_running_state_plus_the_output(config: object, data: st.DataObject) -> None:
+    model = random_model(config).float().eval()  # type: ignore[arg-type]
+    batch = right_padded(data.draw(sentences(config)))  # type: ignore[arg-type]
+    for name, stack in model(batch, request=WHAT).stacks.items():
+        pre_norm = model.stacks[name].is_pre_norm
+        for step in model.stacks[name].plan.steps:
+            before: torch.Tensor | None = None
+            for use in step.uses:
+                key = (name, step.index, use.kind)
+                norm = model.banks.norm[use.norm]
+                output, residual = stack.captures[*key, "output"], stack.captures[*key, "residual"]
+                if before is not None:
+                    expected = before + output if pre_norm else norm(before + output)
+                    torch.testing.assert_close(residual, expected)
+                    seen = norm(before) if pre_norm else before
+                    torch.testing.assert_close(stack.captures[*key, "input"], seen)
+                before = residual
+
+
+@pytest.mark.parametrize("kind", ["seq2seq", "language_model"])
+def test_autocast_leaves_logits_in_float32_and_close_to_the_exact_ones(kind: str) -> None:
+    @given(any_architecture(kind=kind), st.data())
+    @settings(max_examples=10, deadline=None, derandomize=True)
+    def check(config: object, data: st.DataObject) -> None:
+        model = random_model(config).float().eval()  # type: ignore[arg-type]
+        batch = right_padded(data.draw(sentences(config)))  # type: ignore[arg-type]
+        exact = model(batch).logits_BTV
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            rough = model(batch).logits_BTV
+        assert rough.dtype == torch.float32
+        scale = exact.abs().max().clamp_min(1.0)
+        assert bool(torch.isfinite(rough).all())
+        assert ((rough - exact).abs().mean() / scale).item() < 0.1
+
+    check()
