@@ -4,7 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
+from tiny_runs import tiny_recipe
 
+from ostinato.config.recipe import Recipe
+from ostinato.errors import ConfigError, DataError, OstinatoError
 from ostinato.tasks.recipes import load_recipe
 from ostinato.training import train
 
@@ -26,3 +29,54 @@ def test_without_named_splits_the_test_set_is_evaluated_and_dev_where_there_is_n
     results = train(load_recipe(str(recipe), files), tmp_path / "run")
     assert list(results["splits"]) == evaluated
     assert load_recipe(str(tmp_path / "run" / "recipe.yaml")).evaluation.splits == evaluated
+
+
+def with_settings(recipe: Recipe, group: str, **settings: object) -> Recipe:
+    return recipe.model_copy(update={group: getattr(recipe, group).model_copy(update=settings)})
+
+
+@pytest.mark.parametrize(
+    ("kind", "group", "settings", "line", "expected"),
+    [
+        ("seq2seq", "evaluation", {"by": ["m"]}, None, "test: example 1 has no column 'm'; its columns are: n"),
+        (
+            "seq2seq",
+            "data",
+            {},
+            '{"source": "a z", "target": "a", "n": 1}',
+            "test: example 2, source: 'z' is not among",
+        ),
+        (
+            "seq2seq",
+            "data",
+            {"max_target_length": 7},
+            '{"source": "a", "target": "a a a a a a a", "n": 1}',
+            "has 8 tokens",
+        ),
+        ("language_model", "evaluation", {"metrics": ["bleu"]}, None, "evaluation.metrics is 'bleu': a language model"),
+    ],
+)
+def test_what_would_end_the_final_evaluation_ends_the_run_before_its_first_update(
+    tmp_path: Path, kind: str, group: str, settings: dict[str, object], line: str | None, expected: str
+) -> None:
+    recipe = with_settings(tiny_recipe(tmp_path, kind=kind), group, **settings)
+    if line is not None:
+        lines = (tmp_path / "test.jsonl").read_text().splitlines()
+        (tmp_path / "test.jsonl").write_text("\n".join([lines[0], line, *lines[2:]]) + "\n")
+    with pytest.raises(OstinatoError, match=expected) as caught:
+        train(recipe, tmp_path / "run")
+    assert isinstance(caught.value, ConfigError | DataError)
+    assert not (tmp_path / "run" / "recipe.yaml").exists()
+
+
+def test_examples_that_are_never_scored_are_not_checked(tmp_path: Path) -> None:
+    recipe = with_settings(tiny_recipe(tmp_path, n_updates=1), "evaluation", max_examples=2)
+    with (tmp_path / "test.jsonl").open("a") as file:
+        file.write('{"source": "z", "target": "z"}\n')
+    assert train(recipe, tmp_path / "run")["splits"]["test"]["n"] == 2
+
+
+def test_a_language_model_is_not_selected_by_what_has_to_be_decoded(tmp_path: Path) -> None:
+    recipe = tiny_recipe(tmp_path, kind="language_model", selection={"metric": "bleu", "mode": "max"})
+    with pytest.raises(ConfigError, match=r"training\.selection\.metric is 'bleu': a language model has no source"):
+        train(recipe, tmp_path / "run")

@@ -7,7 +7,7 @@ of the split. Numbers do not depend on the batch size beyond float rounding.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -96,6 +96,13 @@ def evaluate(
     return result | {"n_steps": n_steps, "seconds": time.perf_counter() - started}
 
 
+def check_columns(columns: Mapping[str, object], by: Sequence[str], where: str) -> None:
+    """Raise a DataError where an example lacks a column that scores are reported by; `where` names the example."""
+    for column in by:
+        if column not in columns:
+            raise DataError(f"{where} has no column {column!r}; its columns are: {', '.join(columns) or 'none'}")
+
+
 def _remember(examples: Iterable[Example], held: dict[int, Example]) -> Iterator[Example]:
     """Pass examples on, and keep each one's texts until its batch has been scored."""
     for index, example in enumerate(examples):
@@ -165,10 +172,8 @@ class _Evaluation:
         return {"name": self.name, **self.total.compute(), "by": by, "macro": macro}
 
     def _groups_of(self, index: int, columns: dict[str, object]) -> Iterator[Totals]:
+        check_columns(columns, list(self.groups), f"{self.name}: example {index + 1}")
         for column, groups in self.groups.items():
-            if column not in columns:
-                have = ", ".join(columns) or "none"
-                raise DataError(f"{self.name}: example {index + 1} has no column {column!r}; its columns are: {have}")
             value = str(columns[column])
             if value not in groups:
                 if len(groups) == _MOST_VALUES:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from ostinato.config.model import LanguageModelConfig
@@ -13,6 +14,7 @@ from ostinato.data.example import Example
 from ostinato.data.registry import DataAccess
 from ostinato.data.tokenizer import Tokenizers
 from ostinato.errors import ConfigError, Problem
+from ostinato.evaluation.evaluate import check_columns
 from ostinato.metrics import METRICS
 from ostinato.tasks.base import Task
 from ostinato.tasks.registry import build_task
@@ -73,9 +75,34 @@ def prepare(recipe: Recipe, run: RunDirectory, is_resumed: bool, access: DataAcc
         recipe = _with_vocabulary(recipe, tokenizers)
     rows = encode_examples(examples, tokenizers, recipe.data, training=True, name=train_split)
     batches = TrainingBatches(rows, recipe.data.tokens_per_batch, recipe.seed)
+    prepared = Prepared(recipe, task, tokenizers, batches)
     if not is_resumed:
+        _check_scored_examples(prepared)
         _describe(run, recipe, task, tokenizers, examples)
-    return Prepared(recipe, task, tokenizers, batches)
+    return prepared
+
+
+def _check_scored_examples(prepared: Prepared) -> None:
+    """Encode every example that will be scored, so that one that cannot be is an error before training.
+
+    Raises:
+        DataError: an unknown symbol, an over-long example, or a missing column to report by.
+    """
+    recipe, task = prepared.recipe, prepared.task
+    selection, final = recipe.training.selection, recipe.evaluation
+    scored = [(selection.split, selection.max_examples, list[str]())]
+    scored += [(split, final.max_examples, prepared.by) for split in final.splits or []]
+    for split, max_examples, by in scored:
+        examples = _with_columns(islice(task.examples(split), max_examples), by, split)
+        for _ in encode_examples(examples, prepared.tokenizers, recipe.data, training=False, name=split):
+            pass
+
+
+def _with_columns(examples: Iterable[Example], by: list[str], name: str) -> Iterator[Example]:
+    """Pass examples on that have all columns."""
+    for number, example in enumerate(examples, start=1):
+        check_columns(example.columns, by, f"{name}: example {number}")
+        yield example
 
 
 def _describe(run: RunDirectory, recipe: Recipe, task: Task, tokenizers: Tokenizers, examples: list[Example]) -> None:
@@ -115,6 +142,19 @@ def _problems(recipe: Recipe, task: Task) -> Iterator[Problem]:
     for metric in recipe.evaluation.metrics or []:
         if metric not in METRICS:
             yield Problem("evaluation.metrics", metric, f"must be among {', '.join(METRICS)}")
+    if recipe.model.kind == "language_model":
+        yield from _decoded_metrics(recipe)
+
+
+def _decoded_metrics(recipe: Recipe) -> Iterator[Problem]:
+    """Yield the metrics that need outputs, which a language model has nothing to decode from."""
+    named = [("evaluation.metrics", metric) for metric in recipe.evaluation.metrics or []]
+    named.append(("training.selection.metric", recipe.training.selection.metric))
+    for key, metric in named:
+        if metric in METRICS:
+            yield Problem(
+                key, metric, f"a language model has no source to decode from: {', '.join(FORCED_METRICS)} only"
+            )
 
 
 def _with_splits(recipe: Recipe, task: Task) -> Recipe:
