@@ -126,7 +126,7 @@ def test_what_cannot_be_evaluated_is_said_with_exit_code_two(
 
 
 def test_generation_answers_line_by_line(run, folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("sys.stdin", io.StringIO("1 2 3\n4 5\n"))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"1 2 3\n4 5\n")))
     piped = run("generate", folder / "run", "--beam", 2, "--window", 1)
     assert piped.code == 0
     files = [tmp_path / "a.txt", tmp_path / "b.txt"]
@@ -154,7 +154,28 @@ def test_a_line_that_cannot_be_read_does_not_stop_the_others(run, folder: Path, 
 
 def test_a_missing_input_file_is_one_line(run, folder: Path) -> None:
     outcome = run("generate", folder / "run", folder / "gone.txt")
-    assert (outcome.code, outcome.err) == (1, f"{folder / 'gone.txt'}: No such file or directory\n")
+    assert (outcome.code, outcome.err) == (2, f"{folder / 'gone.txt'}: no such file\n")
+
+
+def test_input_that_is_not_utf8_is_one_line(run, folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    path = tmp_path / "latin.txt"
+    path.write_bytes(b"1 2\n1 \xff\n")
+    outcome = run("generate", folder / "run", path)
+    assert (outcome.code, outcome.err.count("\n")) == (2, 1)
+    assert outcome.err.startswith(f"{path}, line 2: not UTF-8 at byte 3")
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(path.read_bytes()), encoding="latin-1"))
+    piped = run("generate", folder / "run")
+    assert (piped.code, piped.err) == (2, outcome.err.replace(str(path), "standard input"))
+
+
+def test_a_longest_output_holds_whatever_the_recipe_adds_for_long_sources(run, folder: Path, tmp_path: Path) -> None:
+    ratio = ["decoding.max_length=0", "decoding.max_length_ratio=2.0", "--run-dir", tmp_path / "run"]
+    assert run("train", folder / "tiny.yaml", "training.n_updates=1", *ratio).code == 0
+    (tmp_path / "a.txt").write_text("1 2 3 4 5\n", encoding="utf-8")
+    given = ["generate", tmp_path / "run", tmp_path / "a.txt", "--json"]
+    free, cut = (json.loads(run(*given, *more).out) for more in ([], ["--max-length", 1]))
+    assert free["n_tokens"] > 1
+    assert cut["n_tokens"] == 1
 
 
 def test_a_language_model_of_ones_own_text(run, tmp_path: Path) -> None:

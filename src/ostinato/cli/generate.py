@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from itertools import tee
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -44,8 +44,9 @@ def generate(
     from ostinato.evaluation.loading import load
 
     loaded = load(run, checkpoint=checkpoint, device=device)
-    given = {"beam": beam, "max_length": max_length}
-    settings = {key: value for key, value in given.items() if value is not None}
+    settings: dict[str, Any] = {} if beam is None else {"beam": beam}
+    if max_length is not None:  # The longest output, whatever the recipe adds for long sources.
+        settings |= {"max_length": max_length, "max_length_ratio": 0.0}
     # Somebody typing wants the answer now; a file is faster in long batches.
     window = 1 if not files and sys.stdin.isatty() else window
     sources, texts = tee(_lines(files or []))
@@ -63,9 +64,11 @@ def generate(
 
 def _lines(files: Iterable[Path]) -> Iterator[str]:
     """Yield the lines of the files in turn, or of standard input where there are none."""
+    from ostinato.data.lines import decode_lines, read_lines
+
     paths = list(files)
     if not paths:
-        yield from (line.rstrip("\r\n") for line in sys.stdin)
+        # As bytes, because the text layer follows the locale and ends lines at a lone carriage return.
+        yield from (text for _, text in decode_lines(sys.stdin.buffer, "standard input"))
     for path in paths:
-        with path.open(encoding="utf-8") as stream:
-            yield from (line.rstrip("\r\n") for line in stream)
+        yield from (text for _, text in read_lines(path))

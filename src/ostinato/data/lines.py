@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
 from pathlib import Path
 from typing import BinaryIO
@@ -14,7 +14,7 @@ from ostinato.errors import DataError
 _BYTE_ORDER_MARK = "\ufeff"
 
 
-def bad_line(path: Path, number: int, reason: str) -> DataError:
+def bad_line(path: Path | str, number: int, reason: str) -> DataError:
     """Return the error for one line; `number` counts from 1."""
     return DataError(f"{path}, line {number}: {reason}")
 
@@ -31,18 +31,29 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
     number = 0
     try:
         with _open(path) as stream:
-            for raw in stream:
-                number += 1
-                text = raw.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8")
-                yield number, text.removeprefix(_BYTE_ORDER_MARK) if number == 1 else text
-    except UnicodeDecodeError as error:
-        raise bad_line(path, number, f"not UTF-8 at byte {error.start + 1} of the line ({error.reason})") from error
+            for number, text in decode_lines(stream, path):
+                yield number, text
     except EOFError as error:
         raise DataError(f"{path}: the gzip file is cut off after line {number}: fetch or compress it again") from error
     except (gzip.BadGzipFile, zlib.error) as error:
         raise DataError(f"{path}: not a sound gzip file after line {number}: {error}") from error
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
+
+
+def decode_lines(stream: Iterable[bytes], where: Path | str) -> Iterator[tuple[int, str]]:
+    """Yield number and text of every line of a stream of bytes, as `read_lines` does; `where` names it in errors.
+
+    Raises:
+        DataError: a line is not UTF-8.
+    """
+    for number, raw in enumerate(stream, start=1):
+        try:
+            text = raw.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8")
+        except UnicodeDecodeError as error:
+            reason = f"not UTF-8 at byte {error.start + 1} of the line ({error.reason})"
+            raise bad_line(where, number, reason) from error
+        yield number, text.removeprefix(_BYTE_ORDER_MARK) if number == 1 else text
 
 
 def check_is_file(path: Path) -> None:
