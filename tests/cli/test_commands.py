@@ -36,6 +36,12 @@ def test_plans_are_compared_side_by_side(run) -> None:
     assert set(weights) == {"encoder_0"}
 
 
+def test_a_plan_of_no_recipe_is_wrong_use(run) -> None:
+    outcome = run("plan", "model.d_model=8")
+    assert outcome.code == 2
+    assert "name at least one recipe" in outcome.err
+
+
 def test_a_plan_needs_a_vocabulary_and_says_where_one_comes_from(run) -> None:
     outcome = run("plan", "cogs/universal")
     assert outcome.code == 2
@@ -152,6 +158,8 @@ def test_a_new_run_never_goes_into_an_old_directory(tmp_path: Path, monkeypatch:
     first = default_directory("scan/universal", "scan/universal", resume=False)
     assert first == Path("runs/scan-universal")
     first.mkdir(parents=True)
+    assert default_directory("scan/universal", "scan/universal", resume=False) == first
+    (first / "recipe.yaml").touch()
     assert default_directory("scan/universal", "scan/universal", resume=False) == Path("runs/scan-universal-2")
     assert default_directory("scan/universal", "scan/universal", resume=True) == first
 

@@ -50,6 +50,8 @@ def plan(
 
     overrides = [text for text in recipes if "=" in text]
     names = [text for text in recipes if "=" not in text]
+    if not names:
+        raise typer.BadParameter("name at least one recipe", param_hint="RECIPE")
     access = DataAccess.default(mirror)
     counted: list[tuple[str, SizedModel, ParameterCount, MacCount]] = []
     for name in names:

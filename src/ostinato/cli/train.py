@@ -54,11 +54,16 @@ def train(
 def default_directory(recipe: str, name: str, resume: bool) -> Path:
     """Return the directory to write to where the user names none.
 
-    A run that is gone on with is found where it was written; a new one never goes into an old one's directory.
+    A run that is gone on with is found where it was written; a new one never goes into an old one's directory. An
+    empty one is free: a run whose data could not be read leaves it.
     """
     if resume and (Path(recipe) / "recipe.yaml").is_file():
         return Path(recipe)
     first = Path("runs") / name.replace("/", "-")
-    if resume or not first.exists():
+    if resume or _is_free(first):
         return first
-    return next(path for n in range(2, 100_000) if not (path := first.with_name(f"{first.name}-{n}")).exists())
+    return next(path for n in range(2, 100_000) if _is_free(path := first.with_name(f"{first.name}-{n}")))
+
+
+def _is_free(path: Path) -> bool:
+    return not path.exists() or (path.is_dir() and not any(path.iterdir()))
