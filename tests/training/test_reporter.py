@@ -66,3 +66,12 @@ def test_without_a_console_nothing_is_said(tmp_path: Path, capsys: Any) -> None:
 
 def test_durations_are_written_as_clocks_write_them() -> None:
     assert [duration(s) for s in (0.4, 65, 3600 + 62)] == ["0:00", "1:05", "1:01:02"]
+
+
+def test_a_reader_that_went_away_does_not_stop_the_run_nor_fill_the_screen(tmp_path: Path, capsys: Any) -> None:
+    class _Gone(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError(32, "Broken pipe")
+
+    _tell(make_reporter(Console(file=_Gone(), force_terminal=False)), tmp_path)
+    assert capsys.readouterr() == ("", "")

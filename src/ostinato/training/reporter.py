@@ -6,9 +6,10 @@ A record is what metrics.jsonl gets (see `ostinato.training.records`), joined wi
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from ostinato.config.recipe import Recipe
 
@@ -147,10 +148,19 @@ def make_reporter(console: Console | None) -> Reporter:
     return LinesReporter(_console_logger(console))
 
 
+class _Lines(logging.StreamHandler[IO[str]]):
+    """Lines on a stream; once nobody reads it any more, the run goes on without a word."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Say nothing where the reader has gone."""
+        if not isinstance(sys.exc_info()[1], BrokenPipeError):
+            super().handleError(record)
+
+
 def _console_logger(console: Console) -> logging.Logger:
     """Return a logger of its own that writes plain lines to a console's stream."""
     logger = logging.Logger("ostinato.training", logging.INFO)
-    handler = logging.StreamHandler(console.file)
+    handler = _Lines(console.file)
     handler.setFormatter(logging.Formatter("%(message)s"))
     logger.addHandler(handler)
     return logger
