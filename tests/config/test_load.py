@@ -155,6 +155,12 @@ def test_overrides_are_yaml_values() -> None:
     assert recipe.name == "7"
 
 
+def test_a_column_may_be_named_by_its_plain_number() -> None:
+    recipe = load_recipe_config({"data": {"target_field": 2}}, ["data.source_field=0"])
+    assert (recipe.data.source_field, recipe.data.target_field) == ("0", "2")
+    assert lines({}, "data.source_field=true") == ["data.source_field is True: must be text"]
+
+
 def test_the_last_of_two_overrides_wins_and_their_order_does_not_matter_for_kinds() -> None:
     assert load_recipe_config({}, ["seed=2", "seed=3"]).seed == 3
     for overrides in (

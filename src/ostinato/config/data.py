@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from ostinato.config.base import Config
 from ostinato.errors import Problem
@@ -13,6 +13,14 @@ from ostinato.errors import Problem
 Size = Annotated[int, Field(ge=1)]
 Paths = str | list[str] | None
 _LEAST_BYTE_VOCABULARY = 260
+
+
+def _as_name(value: object) -> object:
+    """Return a column's number as text; YAML reads it as a number."""
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+FieldName = Annotated[str, BeforeValidator(_as_name)]
 
 
 class TokenizerConfig(Config):
@@ -43,10 +51,10 @@ class DataConfig(Config):
     """For task.kind=files: a JSON lines, TSV or text file; a list of two text files is parallel text."""
     dev: Paths = None
     test: Paths = None
-    source_field: str = "source"
+    source_field: FieldName = "source"
     """JSON lines: key of the source; TSV: name or 0-based number of its column."""
-    target_field: str = "target"
-    text_field: str = "text"
+    target_field: FieldName = "target"
+    text_field: FieldName = "text"
     """Key of the text, for language models."""
     tokenizer: TokenizerConfig = TokenizerConfig()
     target_tokenizer: TokenizerConfig | None = None
