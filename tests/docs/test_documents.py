@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import typer
+from documents import DOCUMENTS, README, ROOT, Command, anchors, blocks, commands, links, prose, rows, shell_lines
+
+from ostinato import __version__
+from ostinato.cli.app import app
+from ostinato.config.data import DataConfig
+from ostinato.errors import ConfigError
+from ostinato.plan import SCHEMES, assign
+from ostinato.tasks.catalog import open_task
+from ostinato.tasks.recipes import list_recipes, load_recipe
+from ostinato.tasks.registry import TASKS
+
+PACKAGE = ROOT / "src" / "ostinato"
+TASKS_DOCUMENT, RECIPES_DOCUMENT = ROOT / "docs" / "tasks.md", ROOT / "docs" / "recipes.md"
+COMMANDS = [pytest.param(c, id=f"{path.name}: {c}") for path in DOCUMENTS for c in commands(path)]
+
+
+def parse(arguments: list[str]) -> list[str]:
+    """Parse a command line as the program would, and return the name of the command; an error is raised."""
+    command = typer.main.get_command(app)
+    context = command.make_context("ostinato", list(arguments))
+    names: list[str] = []
+    while hasattr(command, "resolve_command"):
+        name, command, rest = command.resolve_command(context, [*context._protected_args, *context.args])
+        names.append(name)
+        context = command.make_context(name, rest, parent=context)
+    return names
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_of_the_documents_is_one(command: Command) -> None:
+    assert " ".join(parse(command.arguments)) in " ".join(command.arguments)
+
+
+@pytest.mark.parametrize("command", [c for c in COMMANDS if c.values[0].arguments[0] in ("train", "plan", "data")])
+def test_every_recipe_task_and_setting_of_the_documents_exists(command: Command) -> None:
+    words = [word for word in command.arguments if not word.startswith("--")]
+    if words[0] == "data":
+        if words[1] != "list":
+            assert open_task(words[2], [word for word in words[3:] if "=" in word]).name == words[2]
+        return
+    overrides = [word for word in words if "=" in word]
+    named = {recipe.name for recipe in list_recipes()}
+    recipes = [word for word in words[1:] if "=" not in word and word in named]
+    assert recipes or words[1].startswith("runs/")
+    for name in recipes:
+        assert load_recipe(name, overrides).name == name
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_every_link_leads_somewhere(path: Path) -> None:
+    for link in links(path):
+        if link.startswith("https://"):
+            continue
+        target, _, anchor = link.partition("#")
+        file = path.parent / target if target else path
+        assert file.exists(), link
+        assert not anchor or anchor in anchors(file), link
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_every_file_that_is_named_exists(path: Path) -> None:
+    for name in re.findall(r"`((?:tests|docs|src)/[\w./-]+\.\w+)`", prose(path)):
+        assert (ROOT / name).is_file(), name
+
+
+def test_every_target_of_make_exists() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    asked = {line.split()[1] for path in DOCUMENTS for line in shell_lines(path) if line.startswith("make ")}
+    assert asked >= {"demo", "test", "test-all"}
+    assert all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in asked)
+
+
+def test_the_map_of_the_readme_names_every_part_of_the_package() -> None:
+    text = README.read_text(encoding="utf-8")
+    folders = [path for path in PACKAGE.iterdir() if path.is_dir() and any(path.glob("*[a-z].*"))]
+    parts = [path.name for path in [*folders, *PACKAGE.glob("[!_]*.py")]] + ["recipes"]
+    assert [name for name in parts if f"(src/ostinato/{name})" not in text] == []
+
+
+def test_the_readme_promises_only_the_torch_that_is_asked_for() -> None:
+    versions = re.search(r'"torch([^"]+)"', (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert versions
+    promised = re.findall(r"torch(>=[\d.,<>=]+)", README.read_text(encoding="utf-8"))
+    assert promised
+    assert set(promised) == {versions[1]}
+
+
+def test_the_changelog_speaks_of_this_version() -> None:
+    assert f"## [{__version__}]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("kind", TASKS)
+def test_every_task_is_described_with_its_splits_metrics_size_and_licence(kind: str) -> None:
+    text = TASKS_DOCUMENT.read_text(encoding="utf-8")
+    section = text.partition(f"\n## {kind}\n")[2].partition("\n## ")[0]
+    task = TASKS[kind](TASKS[kind].config_type(kind=kind), DataConfig(train=str(README)))
+    assert section
+    assert [name for name in (*task.splits(), *task.metrics, *task.by) if name not in section] == []
+    if files := task.files():
+        (row,) = (row for row in rows(TASKS_DOCUMENT) if row[0] == f"[{kind}](#{kind})")
+        assert f"{sum(file.n_bytes for file in files) / 1e6:.1f} MB" in row[2]
+        assert all(file.licence.partition(" (")[0] in row[3] for file in files)
+
+
+@pytest.mark.parametrize("split", ["length", "addprim_jump", "addprim_turn_left"])
+def test_the_sizes_of_the_generated_scan_splits_are_the_documents(split: str) -> None:
+    task = open_task("scan", [f"split={split}"])
+    (row,) = (row for row in rows(TASKS_DOCUMENT) if row[0] == f"`{split}`")
+    assert row[1:4] == [f"{sum(1 for _ in task.examples(name)):,}" for name in ("train", "dev", "test")]
+
+
+@pytest.mark.parametrize("number", range(len(blocks(RECIPES_DOCUMENT, "yaml"))))
+def test_every_recipe_of_the_documents_loads(number: int, tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(blocks(RECIPES_DOCUMENT, "yaml")[number], encoding="utf-8")
+    given = ["data.train=a.jsonl", "data.dev=b.jsonl"] if "???" in path.read_text(encoding="utf-8") else []
+    assert load_recipe(path, given).name == "mine"
+    if given:
+        with pytest.raises(ConfigError, match=r"data\.train is '\?\?\?'.*\n.*data\.dev is '\?\?\?'"):
+            load_recipe(path)
+
+
+def test_the_table_of_sharing_schemes_is_the_codes() -> None:
+    shown = {row[0]: row[1] for row in rows(RECIPES_DOCUMENT) if row[0].startswith("`") and row[1][:1] in "0-"}
+    for scheme in SCHEMES:
+        m = 3 if scheme in ("sequence", "cycle", "cycle_rev") else None
+        cell = f"`{scheme}`, `n_unique: 3`" if m else f"`{scheme}`"
+        assert shown[cell] == " ".join("-" if i is None else str(i) for i in assign(scheme, 6, m))
+    assert shown["`[0, 0, 1, null, 1, 1]`"] == "0 0 1 - 1 1"
+
+
+def test_the_errors_that_are_shown_are_those_that_come(tmp_path: Path) -> None:
+    (shown,) = blocks(RECIPES_DOCUMENT, "text")
+    path = tmp_path / "mine.yaml"
+    path.write_text(
+        "base: files/template\ndata:\n  train: ???\nmodel: {dropout: lots, encoder: {n_stps: 4}}\n", encoding="utf-8"
+    )
+    with pytest.raises(ConfigError) as caught:
+        load_recipe(path)
+    assert str(caught.value) == shown.strip()
