@@ -125,6 +125,14 @@ def test_what_cannot_be_evaluated_is_said_with_exit_code_two(
     assert expected in outcome.err
 
 
+def test_evaluating_a_run_whose_recipe_names_no_split_asks_for_one(run, folder: Path, tmp_path: Path) -> None:
+    settings = ["evaluation.splits=[]", "training.n_updates=1", "--run-dir", tmp_path / "run"]
+    assert run("train", folder / "tiny.yaml", *settings).code == 0
+    outcome = run("evaluate", tmp_path / "run")
+    assert outcome.code == 2
+    assert "names no split" in outcome.err
+
+
 def test_generation_answers_line_by_line(run, folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"1 2 3\n4 5\n")))
     piped = run("generate", folder / "run", "--beam", 2, "--window", 1)

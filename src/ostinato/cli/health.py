@@ -30,7 +30,7 @@ def examine() -> dict[str, Any]:
         "packages": [_own(), *packages],
         "devices": _devices() if ok else {},
         "data": _data() if ok else {},
-        "advice": [_advice(extra) for extra in sorted({p["extra"] for p in missing})],
+        "advice": [_advice(extra, missing) for extra in sorted({p["extra"] for p in missing})],
         "ok": ok,
     }
 
@@ -50,13 +50,20 @@ def _package(requirement: str) -> dict[str, Any]:
         installed: str | None = version(package)
     except PackageNotFoundError:
         installed = None
-    return {"name": package, "version": installed, "extra": label, "needed_for": _USE.get(label, label)}
+    return {
+        "name": package,
+        "version": installed,
+        "extra": label,
+        "needed_for": _USE.get(label, label),
+        "requirement": requirement.split(";")[0].strip(),
+    }
 
 
-def _advice(extra: str) -> str:
-    if not extra:
-        return f"needed packages are missing; add them: pip install --upgrade {_PACKAGE}"
-    return f"for {_USE.get(extra, extra)}: pip install '{_PACKAGE}[{extra}]'"
+def _advice(extra: str, missing: list[dict[str, Any]]) -> str:
+    """Return the pip line for what one extra lacks, package by package: it is right wherever Ostinato came from."""
+    wanted = " ".join(f"'{p['requirement']}'" for p in missing if p["extra"] == extra)
+    purpose = f"for {_USE.get(extra, extra)}" if extra else "needed packages are missing; add them"
+    return f"{purpose}: pip install {wanted}"
 
 
 def _devices() -> dict[str, str]:

@@ -86,7 +86,7 @@ class CoordinatesConfig(Config):
 
     kind: Literal["coordinates"] = "coordinates"
     random_offset: Annotated[int, Field(ge=0)] = 0
-    """In training every sentence's positions start at a number drawn from 0 .. random_offset (their section 3.3)."""
+    """In training every sentence's positions start at a number drawn from 0 .. random_offset."""
 
 
 class NoRelativeConfig(Config):

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Any
 
 from ostinato.budget import count_macs, count_parameters
 from ostinato.config.model import ModelConfig
@@ -88,6 +87,7 @@ class Comparison:
 
         Raises:
             ConfigError: the arms' stored parameters differ by more than the tolerance.
+            CheckpointError: a run in `directory` is of another recipe or of other data.
         """
         models = {arm.name: size_model(load_recipe(arm.recipe, arm.overrides), access).model for arm in self.arms}
         self._check_budgets(models)
@@ -119,12 +119,9 @@ class Comparison:
         reporter: Reporter | None,
     ) -> Row:
         run = directory / f"{arm.name}-seed-{seed}"
-        done = run / "results.json"
-        if done.exists():
-            results: dict[str, Any] = json.loads(done.read_text(encoding="utf-8"))
-        else:
-            recipe = load_recipe(arm.recipe, [*arm.overrides, f"seed={seed}"])
-            results = train(recipe, run, resume=run.exists(), access=access, reporter=reporter)
+        recipe = load_recipe(arm.recipe, [*arm.overrides, f"seed={seed}"])
+        # A finished run is not trained again, but one of another recipe or of other data is refused.
+        results = train(recipe, run, resume=True, access=access, reporter=reporter)
         return Row(
             arm=arm.name,
             recipe=arm.recipe,

@@ -25,7 +25,7 @@ def draw(rows: Sequence[Row], path: Path, title: str) -> tuple[Path, Path]:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ConfigError("figures need matplotlib: pip install 'ostinato[plot]'") from error
+        raise ConfigError("figures need matplotlib: pip install 'matplotlib>=3.8'") from error
     figure = Figure(figsize=(7.0, 3.6), layout="constrained")
     axes = figure.subplots()
     _bars(axes, rows)
