@@ -7,7 +7,7 @@ import pytest
 from tiny_runs import tiny_recipe
 
 from ostinato.config.recipe import Recipe
-from ostinato.errors import ConfigError, DataError, OstinatoError
+from ostinato.errors import CheckpointError, ConfigError, DataError, OstinatoError
 from ostinato.tasks.recipes import load_recipe
 from ostinato.training import train
 
@@ -80,3 +80,16 @@ def test_a_language_model_is_not_selected_by_what_has_to_be_decoded(tmp_path: Pa
     recipe = tiny_recipe(tmp_path, kind="language_model", selection={"metric": "bleu", "mode": "max"})
     with pytest.raises(ConfigError, match=r"training\.selection\.metric is 'bleu': a language model has no source"):
         train(recipe, tmp_path / "run")
+
+
+@pytest.mark.parametrize("split", ["train", "dev", "test"])
+def test_results_hold_the_datas_hashes_and_a_run_goes_on_with_the_same_data_only(tmp_path: Path, split: str) -> None:
+    recipe = tiny_recipe(tmp_path, n_updates=1)
+    results = train(recipe, tmp_path / "run")
+    described = json.loads((tmp_path / "run" / "data.json").read_text())["splits"]
+    assert results["data_sha256"] == {name: found["sha256"] for name, found in described.items()}
+    assert set(described) == {"train", "dev", "test"}
+    path = tmp_path / f"{split}.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[1:]))
+    with pytest.raises(CheckpointError, match=f"the examples of '{split}' are not those the run was started with"):
+        train(recipe, tmp_path / "run", resume=True)

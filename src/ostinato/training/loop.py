@@ -77,7 +77,8 @@ def _train(prepared: Prepared, run: RunDirectory, reporter: Reporter, device: to
     reporter.on_start(recipe, info)
     progress = session.run()
     splits = _evaluate_best(prepared, checkpoints, device)
-    results = _results(recipe, progress, info) | {"seconds": session.seconds, "splits": splits}
+    data = {"data_sha256": run.data_hashes()}
+    results = _results(recipe, progress, info) | data | {"seconds": session.seconds, "splits": splits}
     run.finish(results)
     return results
 

@@ -69,6 +69,8 @@ def prepare(recipe: Recipe, run: RunDirectory, is_resumed: bool, access: DataAcc
         run.check_same(recipe)
         examples = list(task.examples(train_split))
         run.check_data(train_split, str(describe_split(train_split, examples)["sha256"]))
+        for split in _other_splits(recipe, train_split):
+            run.check_data(split, str(describe_split(split, task.examples(split))["sha256"]))
     else:
         examples = list(task.examples(train_split))
         tokenizers = Tokenizers.train(recipe.data, examples)
@@ -108,12 +110,17 @@ def _with_columns(examples: Iterable[Example], by: list[str], name: str) -> Iter
 def _describe(run: RunDirectory, recipe: Recipe, task: Task, tokenizers: Tokenizers, examples: list[Example]) -> None:
     """Write the tokenizers and the files that say what the run is."""
     train_split = task.splits()[0]
-    others = [s for s in (recipe.training.selection.split, *(recipe.evaluation.splits or [])) if s != train_split]
-    data = describe_data(task, recipe.data, others)
+    data = describe_data(task, recipe.data, _other_splits(recipe, train_split))
     data["splits"] = {train_split: describe_split(train_split, examples), **data["splits"]}
     with new_folder(run.tokenizers) as folder:
         tokenizers.save(folder)
     run.describe(recipe, data)
+
+
+def _other_splits(recipe: Recipe, train_split: str) -> list[str]:
+    """Return the splits a run reads beside the one it is trained on."""
+    named = dict.fromkeys([recipe.training.selection.split, *(recipe.evaluation.splits or [])])
+    return [split for split in named if split != train_split]
 
 
 def _problems(recipe: Recipe, task: Task) -> Iterator[Problem]:

@@ -97,16 +97,25 @@ class RunDirectory:
         Raises:
             CheckpointError: naming the split and both hashes.
         """
-        path = self.path / _DATA
-        try:
-            expected = json.loads(path.read_text(encoding="utf-8"))["splits"][split]["sha256"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise CheckpointError(f"{path}: cannot be read: {error!r}") from error
+        expected = self.data_hashes().get(split)
         if digest != expected:
             raise CheckpointError(
                 f"{self.path}: the examples of {split!r} are not those the run was started with "
-                f"(SHA-256 {digest}, {path.name} says {expected})"
+                f"(SHA-256 {digest}, {_DATA} says {expected})"
             )
+
+    def data_hashes(self) -> dict[str, str]:
+        """Return the SHA-256 of the examples of every split, as data.json has them.
+
+        Raises:
+            CheckpointError: data.json cannot be read.
+        """
+        path = self.path / _DATA
+        try:
+            splits = json.loads(path.read_text(encoding="utf-8"))["splits"]
+            return {split: str(found["sha256"]) for split, found in splits.items()}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CheckpointError(f"{path}: cannot be read: {error!r}") from error
 
     def results(self) -> dict[str, Any] | None:
         """Return what a finished run wrote, None where it has not finished."""
