@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ostinato.errors import ConfigError
+from ostinato.errors import CheckpointError, ConfigError
 from ostinato.experiments.comparison import Arm, Comparison, Measure, Row, summary
 from ostinato.experiments.demo import DEMO
 from ostinato.experiments.figure import draw
@@ -44,6 +44,13 @@ def test_every_arm_and_seed_gives_one_row_and_finished_runs_are_read_not_repeate
     before = {path: path.stat().st_mtime_ns for path in weights.rglob("*")}
     assert tiny().run(tmp_path) == rows
     assert {path: path.stat().st_mtime_ns for path in weights.rglob("*")} == before
+
+
+def test_a_finished_run_of_another_recipe_is_refused_and_not_reported_as_this_one(tmp_path: Path) -> None:
+    tiny().run(tmp_path)
+    changed = Comparison("tiny", tiny("training.n_updates=4").arms, (1,), tiny().measures, (10, 10))
+    with pytest.raises(CheckpointError, match=r"training\.n_updates: 3 in the run, 4 now"):
+        changed.run(tmp_path)
 
 
 def test_arms_of_different_size_are_refused_before_anything_is_trained(tmp_path: Path) -> None:
