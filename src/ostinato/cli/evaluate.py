@@ -67,6 +67,8 @@ def evaluate(
 
     loaded = load(run, checkpoint=checkpoint, device=device)
     splits = split or loaded.recipe.evaluation.splits or []
+    if not splits:
+        raise typer.BadParameter("the run's recipe names no split: choose one", param_hint="--split")
     if predictions is not None and len(splits) > 1:
         raise typer.BadParameter(f"there are {len(splits)} splits: choose one with --split", param_hint="--predictions")
     with nullcontext() if predictions is None else PredictionWriter(predictions) as writer:

@@ -31,7 +31,7 @@ MirrorOption = Annotated[
 CheckpointOption = Annotated[str, typer.Option("--checkpoint", help="best, last, or the name of a checkpoint.")]
 StepsOption = Annotated[
     int | None,
-    typer.Option("--n-steps", min=1, help="Depth to run, for models whose steps share all weights."),
+    typer.Option("--n-steps", min=1, help="Rounds of depth to run, for models whose rounds share all weights."),
 ]
 BeamOption = Annotated[int | None, typer.Option("--beam", min=1, help="Beam width; 1 is greedy.")]
 DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, mps.")]

@@ -67,7 +67,7 @@ def search(
         batch: the sources; a language model only takes its number of sentences.
         prefix: target tokens that are given, padded on the left, begin symbol first: a language model's prompt, or a
             translation's beginning. None: the begin symbol alone. The length limit counts only what is generated.
-        n_steps: depth to run instead of the plans' own (fully shared plans only).
+        n_steps: rounds to run instead of the plans' own (fully shared plans only).
 
     Sampling draws from one stream a sentence, seeded with `config.seed` and its row number `batch.indices` (its place
     in the batch where there is none).

@@ -50,7 +50,7 @@ def evaluate(
     Args:
         metrics: decoded metrics by name (`ostinato.metrics`); empty: nothing is decoded.
         by: metadata columns; every number is also given for each of their values.
-        n_steps: depth to run instead of the plans' own (fully shared plans only).
+        n_steps: rounds to run instead of the plans' own (fully shared plans only).
         max_examples: only the first ones.
         name: of the split, for error messages and the result.
         predictions: called with a record for every output (index, source, reference, prediction, score, finished,

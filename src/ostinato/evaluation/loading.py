@@ -47,7 +47,7 @@ class LoadedRun:
         """Return the output for every source (a language model: the continuation of every prompt), in order.
 
         Args:
-            n_steps: depth to run instead of the plans' own (fully shared plans only).
+            n_steps: rounds to run instead of the plans' own (fully shared plans only).
             decoding: settings to use instead of the recipe's, for example beam=4, max_length=100.
 
         Raises:

@@ -55,7 +55,7 @@ class Cache:
             position is the number of real tokens before it.
         memory_BSD, memory_keep_BS: encoder output and its keep mask (None where all are real), one row a sentence.
         self_kv: by step index. cross_kv: by name of the parameter set.
-        n_steps: depth asked for at call time; None for the plan's own.
+        n_steps: rounds asked for at call time; None for the plan's own.
         device: where the tensors are.
     """
 
