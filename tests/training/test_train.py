@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from tiny_runs import last_checkpoint, records, tiny_recipe, weights
 from torch import Tensor
 
@@ -192,6 +193,11 @@ def test_a_non_finite_loss_stops_the_run_and_saves_what_was_there(
     assert message.startswith("update 5: the loss is nan")
     assert f"examples {', '.join(map(str, named[:20]))}" in message
     assert str(failed) in message
+    state = json.loads((failed / "state.json").read_text())
+    assert state["progress"]["update"] == 4
+    moments = load_file(failed / "state.safetensors")
+    assert any(name.startswith("optimizer/exp_avg/") and bool(value.any()) for name, value in moments.items())
+    assert all(bool(torch.isfinite(value).all()) for value in load_file(failed / "model.safetensors").values())
     monkeypatch.undo()
     assert (last_checkpoint(tmp_path / "run")).name == "update-000003"
     resumed = train(tiny_recipe(tmp_path), tmp_path / "run", resume=True)

@@ -74,8 +74,10 @@ def evaluate(
     rows = encode_examples(chosen, tokenizers, data, training=False, name=name)
     run = _Evaluation(metrics, by, name, tokenizers, predictions)
     is_decoding = bool(metrics) or predictions is not None
+    # A beam holds that many rows for every sentence.
+    budget = max(1, data.eval_tokens_per_batch // (decoding.beam if is_decoding else 1))
     with inference(model):
-        for host_batch in evaluation_batches(rows, data.eval_tokens_per_batch):
+        for host_batch in evaluation_batches(rows, budget):
             batch = host_batch.to(model.device)
             output = model(batch, n_steps=n_steps)
             scores = score_sentences(output.logits_BTV, batch.labels_BT, batch.loss_BT)

@@ -82,11 +82,18 @@ class Checkpoints:
         self._prune(progress)
         return directory
 
-    def save_failed(self, model: Model, update: int, report: dict[str, Any]) -> Path:
-        """Write the model as it was before an update that failed, and a report, to `failed-update-N`."""
-        directory = self.root / f"failed-update-{update}"
+    def save_failed(
+        self, model: Model, optimizer: torch.optim.Optimizer, progress: Progress, report: dict[str, Any]
+    ) -> Path:
+        """Write the state before an update that failed, and a report, to `failed-update-N`.
+
+        Model and optimiser are as they were before the update; random states and place in the data are past its
+        batches.
+        """
+        directory = self.root / f"failed-update-{progress.update + 1}"
         with new_folder(directory) as folder:
             save_model(model, folder)
+            _save_state(folder, model, optimizer, progress)
             write_json(folder / "failed.json", report)
         return directory
 

@@ -204,7 +204,7 @@ class Session:
         self.reporter.on_save(self.progress.update, directory)
 
     def _fail(self, update: int, norm: float, losses: list[float], batches: list[Batch], n_labels: int) -> None:
-        """Save the model as it was before this update, and stop.
+        """Save the state before this update, and stop.
 
         Raises:
             TrainingError: always.
@@ -217,12 +217,13 @@ class Session:
         loss = sum(losses) / n_labels
         split = self.prepared.task.splits()[0]
         report = {"update": update, "split": split, "loss": repr(loss), "grad_norm": repr(norm), "batches": parts}
-        directory = self.checkpoints.save_failed(self.model, update, report)
+        self.progress.batches = self.prepared.batches.state()
+        directory = self.checkpoints.save_failed(self.model, self.optimizer, self.progress, report)
         indices = [index for part in suspects for index in part["indices"]]  # type: ignore[attr-defined]
         more = f", ... ({len(indices)} in all)" if len(indices) > _SHOWN_INDICES else ""
         raise TrainingError(
             f"update {update}: the loss is {loss} and the norm of its gradient {norm}; the run stops. "
             f"The batch holds the examples {', '.join(map(str, indices[:_SHOWN_INDICES]))}{more} of {split} "
-            f"(0-based). The model before this update and all indices are in {directory}. Likely causes: a learning "
+            f"(0-based). The state before this update and all indices are in {directory}. Likely causes: a learning "
             "rate that is too high (training.optimizer.lr), too few warm-up updates, or no clipping"
         )
