@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Literal, get_args
 
 from ostinato.errors import ConfigError, Problem
@@ -91,8 +92,8 @@ class Plan:
 
     def rounds(self) -> Iterator[tuple[int, tuple[Step, ...]]]:
         """Yield every round's 0-based index and its steps."""
-        for index in range(self.n_rounds):
-            yield index, tuple(step for step in self.steps if step.round == index)
+        for index, steps in groupby(self.steps, key=lambda step: step.round):
+            yield index, tuple(steps)
 
     def uses(self) -> Iterator[Use]:
         """Yield every use of every step, in the order they run."""

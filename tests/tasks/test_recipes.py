@@ -138,6 +138,12 @@ def test_problems_of_the_task_stand_beside_the_others() -> None:
     assert sorted(problem.key for problem in caught.value.problems) == ["evaluation.metrics", "seed", "task.split"]
 
 
+def test_a_selection_that_would_keep_the_worst_model_is_reported_before_any_data_is_read() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_recipe("cogs/transformer", ["training.selection.metric=exact_match", "seed=x"])
+    assert sorted(problem.key for problem in caught.value.problems) == ["seed", "training.selection.mode"]
+
+
 def test_a_model_of_a_kind_that_the_task_cannot_use_is_refused() -> None:
     with pytest.raises(
         ConfigError, match=r"^model\.kind is 'language_model': the task scan .* is for model\.kind=seq2seq"

@@ -9,7 +9,6 @@ from ostinato.data.batch import Batch
 from ostinato.models.output import ModelOutput
 from ostinato.models.transformer import Transformer, keep_or_none, vocabulary_size
 from ostinato.nn.cache import Cache
-from ostinato.nn.shapes import Tensor
 
 
 class LanguageModel(Transformer):
@@ -25,16 +24,6 @@ class LanguageModel(Transformer):
         super().__init__(config, causal=frozenset({"decoder"}))
         self.target_weight = self._matrix(vocabulary_size(config, "vocab_size"))
         self.output_weight = self._matrix(self.target_weight.shape[0]) if config.tie_embeddings == "none" else None
-
-    @property
-    def target_embedding(self) -> Tensor:
-        """E, `[V, D]`."""
-        return self.target_weight
-
-    @property
-    def output_projection(self) -> Tensor:
-        """O, `[V, D]`."""
-        return self.target_weight if self.output_weight is None else self.output_weight
 
     def forward(self, batch: Batch, *, n_steps: int | None = None, request: Collection[str] = ()) -> ModelOutput:
         """Run a teacher-forced pass over `batch.target`.

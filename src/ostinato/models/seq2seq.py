@@ -33,19 +33,9 @@ class Seq2Seq(Transformer):
         self.output_weight = self._matrix(self.target_weight.shape[0]) if config.tie_embeddings == "none" else None
 
     @property
-    def target_embedding(self) -> Tensor:
-        """E_t, `[V, D]`."""
-        return self.target_weight
-
-    @property
     def source_embedding(self) -> Tensor:
         """E_s, `[V, D]`."""
         return self.target_weight if self.source_weight is None else self.source_weight
-
-    @property
-    def output_projection(self) -> Tensor:
-        """O, `[V, D]`."""
-        return self.target_weight if self.output_weight is None else self.output_weight
 
     def forward(self, batch: Batch, *, n_steps: int | None = None, request: Collection[str] = ()) -> ModelOutput:
         """Run a teacher-forced pass.

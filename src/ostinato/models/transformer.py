@@ -43,7 +43,12 @@ class Transformer(nn.Module):
     Args:
         config: the model's configuration, vocabulary sizes set.
         causal: names of the stacks whose tokens see no later ones.
+
+    A subclass makes `target_weight` and `output_weight` (None where the target embedding serves as output projection).
     """
+
+    target_weight: nn.Parameter
+    output_weight: nn.Parameter | None
 
     def __init__(self, config: Seq2SeqConfig | LanguageModelConfig, causal: frozenset[str]) -> None:
         super().__init__()
@@ -83,13 +88,13 @@ class Transformer(nn.Module):
 
     @property
     def target_embedding(self) -> Tensor:
-        """Embedding matrix of the tokens that are predicted."""
-        raise TypeError(type(self).__name__)
+        """E_t, `[V, D]`: embeddings of the tokens that are predicted."""
+        return self.target_weight
 
     @property
     def output_projection(self) -> Tensor:
-        """Matrix that turns states into logits."""
-        raise TypeError(type(self).__name__)
+        """O, `[V, D]`: what turns states into logits."""
+        return self.target_weight if self.output_weight is None else self.output_weight
 
     def embed(self, ids_BT: Int[Tensor, "B T"], weight_VD: Float[Tensor, "V D"]) -> Float[Tensor, "B T D"]:
         """Return embeddings, scaled by sqrt(d_model) where the configuration says so."""

@@ -97,10 +97,10 @@ def _default_name(path: Path) -> str:
 
 def _problems(recipe: Recipe) -> Iterator[Problem]:
     """Yield what is wrong between a recipe and its task: settings, kind of model, metrics."""
+    from ostinato.tasks.checks import metric_problems, model_problems
     from ostinato.tasks.registry import build_task, task_problems
 
-    if recipe.evaluation.metrics:
-        yield from _unknown_metrics(recipe.evaluation.metrics)
+    yield from metric_problems(recipe)
     if found := list(task_problems(recipe.task.settings())):
         yield from found
         return
@@ -109,13 +109,4 @@ def _problems(recipe: Recipe) -> Iterator[Problem]:
     except ConfigError:
         # Files of the user's own that are not there: only who reads them needs them.
         return
-    if task.model_kind != recipe.model.kind:
-        reason = f"the task {task.name} with these settings is for model.kind={task.model_kind}"
-        yield Problem("model.kind", recipe.model.kind, reason)
-
-
-def _unknown_metrics(names: list[str]) -> Iterator[Problem]:
-    from ostinato.metrics import METRICS
-
-    if not set(names) <= set(METRICS):
-        yield Problem("evaluation.metrics", names, f"must be some of {', '.join(METRICS)}")
+    yield from model_problems(recipe, task)

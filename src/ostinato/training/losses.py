@@ -34,8 +34,7 @@ class LossSums:
 def label_smoothed_loss(logits_BTV: Tensor, labels_BT: Tensor, counts_BT: Tensor, smoothing: float) -> LossSums:
     """Return the summed loss of the labels where `counts_BT` is True.
 
-    The sum is over all columns with the others ignored: gathering the counted rows first copies the logits, which
-    costs more than it saves until about half of the columns are padding (measured at V = 30, 800 and 8000).
+    The sum is over all columns with the others ignored: gathering the counted rows first would copy the logits.
 
     Args:
         smoothing: eps in [0, 1).

@@ -15,14 +15,11 @@ from ostinato.data.registry import DataAccess
 from ostinato.data.tokenizer import Tokenizers
 from ostinato.errors import ConfigError, Problem
 from ostinato.evaluation.evaluate import check_columns
-from ostinato.metrics import METRICS
 from ostinato.tasks.base import Task
+from ostinato.tasks.checks import metric_problems, model_problems
 from ostinato.tasks.registry import build_task
 from ostinato.training.files import new_folder
 from ostinato.training.rundir import RunDirectory, describe_data, describe_split
-
-FORCED_METRICS = ("loss", "perplexity", "token_accuracy", "sequence_accuracy_forced")
-_SMALLER_IS_BETTER = ("loss", "perplexity")
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,43 +122,15 @@ def _other_splits(recipe: Recipe, train_split: str) -> list[str]:
 
 def _problems(recipe: Recipe, task: Task) -> Iterator[Problem]:
     """Yield the settings that do not fit the task or each other."""
-    if recipe.model.kind != task.model_kind:
-        reason = f"the examples of task.kind={task.name} are for a model of kind {task.model_kind}"
-        yield Problem("model.kind", recipe.model.kind, reason)
-    selection = recipe.training.selection
+    yield from model_problems(recipe, task)
     for key, split in [
-        ("training.selection.split", selection.split),
+        ("training.selection.split", recipe.training.selection.split),
         *(("evaluation.splits", split) for split in recipe.evaluation.splits or []),
     ]:
         if split not in task.splits():
             reason = task.why_missing(split) or f"the task {task.name} has the splits {', '.join(task.splits())}"
             yield Problem(key, split, reason)
-    known = (*FORCED_METRICS, *METRICS)
-    if selection.metric not in known:
-        yield Problem("training.selection.metric", selection.metric, f"must be one of {', '.join(known)}")
-    else:
-        mode = "min" if selection.metric in _SMALLER_IS_BETTER else "max"
-        if selection.mode != mode:
-            reason = (
-                f"must be {mode!r} with training.selection.metric={selection.metric}: it would keep the worst model"
-            )
-            yield Problem("training.selection.mode", selection.mode, reason)
-    for metric in recipe.evaluation.metrics or []:
-        if metric not in METRICS:
-            yield Problem("evaluation.metrics", metric, f"must be among {', '.join(METRICS)}")
-    if recipe.model.kind == "language_model":
-        yield from _decoded_metrics(recipe)
-
-
-def _decoded_metrics(recipe: Recipe) -> Iterator[Problem]:
-    """Yield the metrics that need outputs, which a language model has nothing to decode from."""
-    named = [("evaluation.metrics", metric) for metric in recipe.evaluation.metrics or []]
-    named.append(("training.selection.metric", recipe.training.selection.metric))
-    for key, metric in named:
-        if metric in METRICS:
-            yield Problem(
-                key, metric, f"a language model has no source to decode from: {', '.join(FORCED_METRICS)} only"
-            )
+    yield from metric_problems(recipe)
 
 
 def _with_splits(recipe: Recipe, task: Task) -> Recipe:

@@ -17,10 +17,11 @@ from ostinato.data.example import Example
 from ostinato.errors import TrainingError
 from ostinato.evaluation import evaluate
 from ostinato.models import LanguageModel, Seq2Seq, build_model
+from ostinato.tasks.checks import FORCED_METRICS
 from ostinato.training.checkpoint import Checkpoints
 from ostinato.training.losses import LossSums, count_labels, label_smoothed_loss
 from ostinato.training.optim import build_optimizer, learning_rate, set_learning_rate
-from ostinato.training.prepare import FORCED_METRICS, Prepared
+from ostinato.training.prepare import Prepared
 from ostinato.training.records import Records
 from ostinato.training.reporter import Reporter
 from ostinato.training.rng import preserved_randomness, seed_everything
