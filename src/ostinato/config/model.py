@@ -59,6 +59,25 @@ class DenseFeedForwardConfig(SubLayerConfig):
     """Dropout of the hidden layer."""
 
 
+class SeparableConvConfig(SubLayerConfig):
+    """Separable convolutions as transition: relu(sepconv(x; kernel_in, D -> F)) sepconv(.; kernel_out, F -> D).
+
+    A sepconv is a depth-wise convolution over positions, then a position-wise map with bias (tensor2tensor's Universal
+    Transformer). Encoders pad on both sides, causal stacks on the left only.
+    """
+
+    kind: Literal["separable_conv"] = "separable_conv"
+    d_ff: Size = 2048
+    kernel_in: Size = 3
+    """Positions the first convolution sees."""
+    kernel_out: Size = 5
+    """Positions the second convolution sees."""
+    bias: bool = True
+    """Biases in the two position-wise maps."""
+    dropout: Probability = 0.0
+    """Dropout of the hidden layer."""
+
+
 class NormConfig(Config):
     """Normalisation: post: norm(x + f(x)); pre: x + f(norm(x)), with a final norm after the last step."""
 
@@ -130,6 +149,7 @@ class NoHaltingConfig(Config):
     kind: Literal["none"] = "none"
 
 
+FeedForwardConfig = Annotated[DenseFeedForwardConfig | SeparableConvConfig, Field(discriminator="kind")]
 SignalConfig = Annotated[NoSignalConfig | SinusoidalConfig | CoordinatesConfig, Field(discriminator="kind")]
 RelativeConfig = Annotated[NoRelativeConfig | WindowConfig | BucketsConfig | RotaryConfig, Field(discriminator="kind")]
 
@@ -141,7 +161,7 @@ class StackConfig(Config):
     steps_per_round: Size = 1
     """Steps between two ticks of the step signal and of halting."""
     self_attention: AttentionConfig = AttentionConfig()
-    ffn: DenseFeedForwardConfig = DenseFeedForwardConfig()
+    ffn: FeedForwardConfig = DenseFeedForwardConfig()
     norm: NormConfig = NormConfig()
     positions: SignalConfig = SinusoidalConfig()
     """Absolute positions, added to the states."""
@@ -288,9 +308,16 @@ class Seq2SeqConfig(_ModelConfig):
 
 
 class LanguageModelConfig(_ModelConfig):
-    """A causal language model: one decoder stack without cross-attention."""
+    """A decoder-only model: one stack without cross-attention.
+
+    Trained on texts, or on pairs read as one sequence: source, end symbol, begin symbol, target. The loss is then on
+    the target and its end symbol.
+    """
 
     kind: Literal["language_model"] = "language_model"
+    mask: Literal["causal", "prefix"] = "causal"
+    """causal: a token sees none after it. prefix: the source's tokens also see each other in both directions (One Wide
+    FFN, decoder-only model)."""
     vocab_size: Size | None = None
     tie_embeddings: Literal["none", "output"] = "output"
     decoder: StackConfig = StackConfig()
