@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from ostinato.config.base import Config
+from ostinato.config.one_wide import FfnVariant, spread_feed_forwards, variant_problems
 from ostinato.errors import Problem
 from ostinato.plan import Kind, Plan, Scheme, SubLayerPlan, assign, build_plan
 
@@ -239,17 +240,27 @@ class _ModelConfig(Config):
     """Initialisation of the weights: see `ostinato.nn.init`."""
     embedding_scale: bool = True
     """Multiply embeddings by sqrt(d_model) (Vaswani et al. 2017, 3.4)."""
+    ffn_variant: FfnVariant | None = None
+    """Feed-forwards shared or dropped by a name of One Wide FFN: see `ostinato.config.one_wide`."""
+    shared_d_ff: Size | Literal["parity"] | None = None
+    """Width of the feed-forwards that `ffn_variant` shares; parity: all feed-forwards together stay as wide as they
+    were. None: their d_ff as given (one-wide: parity)."""
+
+    def given_stacks(self) -> dict[str, StackConfig]:
+        """Return the stacks as configured, before `ffn_variant`, by name, in the order they run."""
+        raise TypeError(type(self).__name__)
 
     def stacks(self) -> dict[str, StackConfig]:
-        """Return the stacks by name, in the order they run."""
-        raise TypeError(type(self).__name__)
+        """Return the stacks as they are built, by name, in the order they run."""
+        return spread_feed_forwards(self.given_stacks(), self.ffn_variant, self.shared_d_ff)
 
     def plans(self) -> dict[str, Plan]:
         """Return the plan of every stack."""
         return {name: stack.plan(name) for name, stack in self.stacks().items()}
 
     def problems(self, path: str = "") -> Iterator[Problem]:
-        """Sizes that do not fit the width, and banks whose users disagree."""
+        """Sizes that do not fit the width, variants the model cannot have, and banks whose users disagree."""
+        yield from variant_problems(self.given_stacks(), self.ffn_variant, self.shared_d_ff, path)
         for name, stack in self.stacks().items():
             yield from stack.size_problems(f"{path}{name}.", self.d_model)
         yield from self._bank_problems(path)
@@ -292,8 +303,8 @@ class Seq2SeqConfig(_ModelConfig):
     encoder: StackConfig = StackConfig()
     decoder: DecoderConfig = DecoderConfig()
 
-    def stacks(self) -> dict[str, StackConfig]:
-        """Return the stacks by name, in the order they run."""
+    def given_stacks(self) -> dict[str, StackConfig]:
+        """Return the stacks as configured, before `ffn_variant`, by name, in the order they run."""
         return {"encoder": self.encoder, "decoder": self.decoder}
 
     def problems(self, path: str = "") -> Iterator[Problem]:
@@ -322,8 +333,8 @@ class LanguageModelConfig(_ModelConfig):
     tie_embeddings: Literal["none", "output"] = "output"
     decoder: StackConfig = StackConfig()
 
-    def stacks(self) -> dict[str, StackConfig]:
-        """Return the stacks by name, in the order they run."""
+    def given_stacks(self) -> dict[str, StackConfig]:
+        """Return the stacks as configured, before `ffn_variant`, by name, in the order they run."""
         return {"decoder": self.decoder}
 
 
