@@ -83,3 +83,9 @@ def test_schemes_and_buckets_that_cannot_be_laid_out_are_refused() -> None:
         StackConfig(steps_per_round=4)
     with pytest.raises(ConfigError, match=r"max_distance is 16: must be larger than n_buckets / 2 = 16"):
         BucketsConfig(max_distance=16)
+
+
+def test_a_feed_forward_that_names_no_kind_is_dense() -> None:
+    stack = StackConfig.model_validate({"ffn": {"d_ff": 48}})
+    assert stack.ffn == DenseFeedForwardConfig(d_ff=48)
+    assert StackConfig.model_validate({"ffn": {"kind": "separable_conv"}}).ffn.kind == "separable_conv"

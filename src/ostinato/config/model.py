@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from ostinato.config.base import Config
 from ostinato.config.one_wide import FfnVariant, spread_feed_forwards, variant_problems
@@ -169,6 +169,12 @@ class StackConfig(Config):
     relative: RelativeConfig = NoRelativeConfig()
     """Relative positions, inside self-attention."""
     halting: NoHaltingConfig = NoHaltingConfig()
+
+    @field_validator("ffn", mode="before")
+    @classmethod
+    def _dense_unless_named(cls, value: object) -> object:
+        """A feed-forward that names no kind is a dense one, as it is in recipes."""
+        return {"kind": "dense", **value} if isinstance(value, dict) else value
 
     def sub_layers(self) -> list[tuple[Kind, SubLayerConfig]]:
         """Return the kinds of sub-layer in the order they run within a step."""
