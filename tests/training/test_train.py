@@ -20,7 +20,7 @@ from ostinato.evaluation import evaluate
 from ostinato.evaluation.loading import load
 from ostinato.models import Seq2Seq
 from ostinato.tasks.recipes import load_recipe
-from ostinato.training import SilentReporter, session, train
+from ostinato.training import SilentReporter, session, train, update
 
 GOLDEN = Path(__file__).parent / "golden_losses.json"
 
@@ -169,7 +169,7 @@ def test_a_run_stops_when_patience_runs_out_and_keeps_the_best(tmp_path: Path) -
 def test_a_non_finite_loss_stops_the_run_and_saves_what_was_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = session.label_smoothed_loss
+    original = update.label_smoothed_loss
     calls: list[Tensor] = []
 
     def poisoned(logits: Tensor, labels: Tensor, counts: Tensor, smoothing: float) -> Any:
@@ -177,7 +177,7 @@ def test_a_non_finite_loss_stops_the_run_and_saves_what_was_there(
         # The second batch of update 5 (two batches each).
         return original(logits * float("nan") if len(calls) == 10 else logits, labels, counts, smoothing)
 
-    monkeypatch.setattr(session, "label_smoothed_loss", poisoned)
+    monkeypatch.setattr(update, "label_smoothed_loss", poisoned)
     listener = _Listener()
     with pytest.raises(TrainingError) as error:
         train(tiny_recipe(tmp_path), tmp_path / "run", reporter=listener)
@@ -209,7 +209,7 @@ def test_a_non_finite_loss_stops_the_run_and_saves_what_was_there(
 def test_a_non_finite_gradient_of_a_finite_loss_stops_the_run_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session, "get_total_norm", lambda gradients: torch.tensor(float("inf")))
+    monkeypatch.setattr(update, "get_total_norm", lambda gradients: torch.tensor(float("inf")))
     with pytest.raises(TrainingError, match=r"update 1: the loss is \d.* norm of its gradient inf"):
         train(tiny_recipe(tmp_path), tmp_path / "run")
 

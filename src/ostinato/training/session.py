@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from contextlib import AbstractContextManager, nullcontext
 from itertools import islice
-from typing import Any
 
 import torch
-from torch import Tensor
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from ostinato.data.batch import Batch
 from ostinato.data.example import Example
@@ -19,15 +15,15 @@ from ostinato.evaluation import evaluate
 from ostinato.models import LanguageModel, Seq2Seq, build_model
 from ostinato.tasks.checks import FORCED_METRICS
 from ostinato.training.checkpoint import Checkpoints
-from ostinato.training.losses import LossSums, count_labels, label_smoothed_loss
-from ostinato.training.optim import build_optimizer, learning_rate, set_learning_rate
+from ostinato.training.optim import build_optimizer
 from ostinato.training.prepare import Prepared
 from ostinato.training.records import Records
 from ostinato.training.reporter import Reporter
 from ostinato.training.rng import preserved_randomness, seed_everything
 from ostinato.training.state import Progress, Window
+from ostinato.training.update import Gradient, Updater
 
-_NO_SCORES = ("name", "by", "macro", "decoding", "n_steps", "seconds")
+_NO_SCORES = ("name", "by", "macro", "decoding", "n_steps", "seconds", "decoding_seconds")
 _SHOWN_INDICES = 20
 
 
@@ -59,6 +55,7 @@ class Session:
             self.optimizer = build_optimizer(self.model, self.config.optimizer)
         else:
             self._go_on()
+        self.updater = Updater(self.model, self.optimizer, self.config)
         records.cut(self.progress.metrics_bytes)
         self.model.set_activation_checkpointing(self.config.checkpoint_activations)
         self.model.train()
@@ -98,42 +95,16 @@ class Session:
         """Do one optimiser step; return the learning rate and the norm of the gradient before clipping."""
         update = self.progress.update + 1
         batches = [next(self.prepared.batches) for _ in range(self.config.accumulate)]
-        n_labels = count_labels(batches)
-        sums = [self._backward(batch.to(self.device), n_labels) for batch in batches]
-        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
-        norm = get_total_norm(gradients)
-        # The one moment of an update at which the host waits for the device.
-        numbers = [norm, *(s.loss.detach() for s in sums), *(s.nll for s in sums)]
-        values: list[float] = torch.stack([value.float() for value in numbers]).tolist()
-        losses, nlls = values[1 : 1 + len(sums)], values[1 + len(sums) :]
-        if not all(map(math.isfinite, values)):
-            self._fail(update, values[0], losses, batches, n_labels)
-        if self.config.clip_norm is not None and values[0] > self.config.clip_norm:
-            clip_grads_with_norm_(self.model.parameters(), self.config.clip_norm, norm)
-        schedule, d_model = self.config.schedule, self.prepared.recipe.model.d_model
-        rate = learning_rate(self.config.optimizer, schedule, update, self.config.n_updates, d_model)
-        set_learning_rate(self.optimizer, rate)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        gradient = self.updater.accumulate(batches)
+        if not gradient.is_finite:
+            self._fail(update, gradient, batches)
+        rate = self.updater.apply(gradient, update)
         window = self.progress.window
-        window.loss, window.nll = window.loss + sum(losses), window.nll + sum(nlls)
-        window.n_labels += n_labels
-        self._busy_labels += n_labels
+        window.loss, window.nll = window.loss + sum(gradient.losses), window.nll + sum(gradient.nlls)
+        window.n_labels += gradient.n_labels
+        self._busy_labels += gradient.n_labels
         self.progress.update = update
-        return rate, values[0]
-
-    def _backward(self, batch: Batch, n_labels: int) -> LossSums:
-        """Add one batch's part of the gradient of the mean loss over the update's `n_labels` labels."""
-        with self._precision():
-            logits_BTV: Tensor = self.model(batch).logits_BTV
-        sums = label_smoothed_loss(logits_BTV, batch.labels_BT, batch.loss_BT, self.config.label_smoothing)
-        (sums.loss / n_labels).backward()  # type: ignore[no-untyped-call]
-        return sums
-
-    def _precision(self) -> AbstractContextManager[Any]:
-        if self.config.precision == "float32":
-            return nullcontext()
-        return torch.autocast(self.device.type, dtype=torch.bfloat16)
+        return rate, gradient.norm
 
     def _follow_up(self, rate: float, norm: float) -> None:
         """Record, evaluate and save where it is due; the last update has all three."""
@@ -204,7 +175,7 @@ class Session:
         directory = self.checkpoints.save(self.model, self.optimizer, self.progress)
         self.reporter.on_save(self.progress.update, directory)
 
-    def _fail(self, update: int, norm: float, losses: list[float], batches: list[Batch], n_labels: int) -> None:
+    def _fail(self, update: int, gradient: Gradient, batches: list[Batch]) -> None:
         """Save the state before this update, and stop.
 
         Raises:
@@ -212,10 +183,10 @@ class Session:
         """
         parts = [
             {"loss_sum": repr(loss), "is_finite": math.isfinite(loss), "indices": list(batch.indices)}
-            for loss, batch in zip(losses, batches, strict=True)
+            for loss, batch in zip(gradient.losses, batches, strict=True)
         ]
         suspects = [part for part in parts if not part["is_finite"]] or parts
-        loss = sum(losses) / n_labels
+        loss, norm = sum(gradient.losses) / gradient.n_labels, gradient.norm
         split = self.prepared.task.splits()[0]
         report = {"update": update, "split": split, "loss": repr(loss), "grad_norm": repr(norm), "batches": parts}
         self.progress.batches = self.prepared.batches.state()

@@ -1,0 +1,92 @@
+"""One update: the gradient of one or several batches, clipping, and the optimiser's step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+from ostinato.config.training import TrainingConfig
+from ostinato.data.batch import Batch
+from ostinato.models import LanguageModel, Seq2Seq
+from ostinato.training.losses import LossSums, count_labels, label_smoothed_loss
+from ostinato.training.optim import learning_rate, set_learning_rate
+
+
+@dataclass(frozen=True, slots=True)
+class Gradient:
+    """What one update is made of; the gradient itself is in the parameters.
+
+    Args:
+        norm_scalar, norm: of the whole gradient before clipping, on the device and as a number.
+        losses, nlls: summed over the counted labels of every batch, in nats; smoothed, and plain.
+        n_labels: labels that count, over all batches.
+    """
+
+    norm_scalar: Tensor
+    norm: float
+    losses: list[float]
+    nlls: list[float]
+    n_labels: int
+
+    @property
+    def is_finite(self) -> bool:
+        """True where neither a loss nor the norm is infinite or NaN."""
+        return all(map(math.isfinite, [self.norm, *self.losses, *self.nlls]))
+
+
+class Updater:
+    """Does updates of a model, which must be in training mode.
+
+    Args:
+        model, optimizer: what is updated.
+        config: its loss, clipping, precision, and schedule.
+    """
+
+    def __init__(self, model: Seq2Seq | LanguageModel, optimizer: torch.optim.Optimizer, config: TrainingConfig):
+        self.model, self.optimizer, self.config = model, optimizer, config
+
+    def accumulate(self, batches: Sequence[Batch]) -> Gradient:
+        """Add the gradient of the mean loss over the labels of all batches, which may be on any device."""
+        n_labels = count_labels(batches)
+        sums = [self._backward(batch.to(self.model.device), n_labels) for batch in batches]
+        norm = get_total_norm([p.grad for p in self.model.parameters() if p.grad is not None])
+        # The one moment of an update at which the host waits for the device.
+        numbers = [norm, *(s.loss.detach() for s in sums), *(s.nll for s in sums)]
+        values: list[float] = torch.stack([value.float() for value in numbers]).tolist()
+        return Gradient(norm, values[0], values[1 : 1 + len(sums)], values[1 + len(sums) :], n_labels)
+
+    def apply(self, gradient: Gradient, update: int) -> float:
+        """Clip the gradient, do the optimiser's step of update 1, 2, ..., and forget the gradient.
+
+        Returns:
+            The learning rate that was used.
+        """
+        config = self.config
+        if config.clip_norm is not None and gradient.norm > config.clip_norm:
+            clip_grads_with_norm_(self.model.parameters(), config.clip_norm, gradient.norm_scalar)
+        d_model = self.model.config.d_model
+        rate = learning_rate(config.optimizer, config.schedule, update, config.n_updates, d_model)
+        set_learning_rate(self.optimizer, rate)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return rate
+
+    def _backward(self, batch: Batch, n_labels: int) -> LossSums:
+        """Add one batch's part of the gradient of the mean loss over the update's `n_labels` labels."""
+        with self._precision():
+            logits_BTV: Tensor = self.model(batch).logits_BTV
+        sums = label_smoothed_loss(logits_BTV, batch.labels_BT, batch.loss_BT, self.config.label_smoothing)
+        (sums.loss / n_labels).backward()  # type: ignore[no-untyped-call]
+        return sums
+
+    def _precision(self) -> AbstractContextManager[Any]:
+        if self.config.precision == "float32":
+            return nullcontext()
+        return torch.autocast(self.model.device.type, dtype=torch.bfloat16)
