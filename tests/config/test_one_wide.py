@@ -109,14 +109,14 @@ def test_a_decoder_only_model_has_its_own_three_variants() -> None:
     assert model("shared-dec").plans()["decoder"].row("ffn") == ("decoder_0",) * 4
     assert model("no-dec").plans()["decoder"].row("ffn") == (None,) * 4
     assert widths(model("one-wide")) == {"decoder": 32}
-    with pytest.raises(ConfigError, match="ffn_variant.*without an encoder has only shared-dec, no-dec, one-wide"):
+    with pytest.raises(ConfigError, match=r"ffn_variant.*without an encoder has only shared-dec, no-dec, one-wide"):
         model("shared-enc")
 
 
 def test_a_width_that_nothing_has_and_feed_forwards_that_are_not_there_are_refused() -> None:
-    with pytest.raises(ConfigError, match="shared_d_ff is 64: .*ffn_variant=no-dec shares none"):
+    with pytest.raises(ConfigError, match=r"shared_d_ff is 64: .*ffn_variant=no-dec shares none"):
         translator("no-dec", shared_d_ff=64)
-    with pytest.raises(ConfigError, match="shared_d_ff is 64: .*ffn_variant=null shares none"):
+    with pytest.raises(ConfigError, match=r"shared_d_ff is 64: .*ffn_variant=null shares none"):
         translator(shared_d_ff=64)
     without = DecoderConfig(n_steps=2, ffn=DenseFeedForwardConfig(share="none"))
     with pytest.raises(ConfigError, match=r"takes the feed-forwards of decoder, which has none"):

@@ -44,7 +44,8 @@ def test_it_is_made_and_initialised_once(monkeypatch: pytest.MonkeyPatch) -> Non
         transformer_module, "init_feed_forward", lambda ffn, *rest: (made.append(ffn), real(ffn, *rest))
     )
     model = build_model(shared_enc_dec())
-    assert made == feed_forwards(model) and len(made) == 1
+    assert made == feed_forwards(model)
+    assert len(made) == 1
     assert model.n_parameters() == count_parameters(shared_enc_dec()).stored
 
 
