@@ -61,7 +61,7 @@ def evaluate(
         see `ostinato.evaluation.scores`), the metrics' own numbers and signatures; by: column -> value -> the same
         numbers; macro: column -> their means over the values, each counting once; n_steps, seconds; and, where
         something was decoded, n_generated (tokens, end symbols included), n_unfinished (outputs cut at their length
-        limit) and decoding (the settings).
+        limit), decoding_seconds (the search alone) and decoding (the settings).
 
     Raises:
         ConfigError: an unknown metric, or decoded metrics for a language model.
@@ -85,7 +85,9 @@ def evaluate(
             outputs: list[Hypothesis] | list[None] = [None] * batch.n_sentences
             if is_decoding:
                 _check_source(batch, metrics)
+                began = time.perf_counter()
                 outputs = search(model, batch, decoding, n_steps=n_steps)
+                run.decoding_seconds += time.perf_counter() - began
             for place, index in enumerate(batch.indices):
                 run.add(index, held.pop(index), scores[place], outputs[place])
     result = run.result()
@@ -93,6 +95,7 @@ def evaluate(
         result |= {
             "n_generated": run.n_generated,
             "n_unfinished": run.n_unfinished,
+            "decoding_seconds": run.decoding_seconds,
             "decoding": decoding.model_dump(mode="json"),
         }
     return result | {"n_steps": n_steps, "seconds": time.perf_counter() - started}
@@ -136,6 +139,7 @@ class _Evaluation:
         self.total = Totals(metrics)
         self.groups: dict[str, dict[str, Totals]] = {column: {} for column in by}
         self.n_generated = self.n_unfinished = 0
+        self.decoding_seconds = 0.0
 
     def add(self, index: int, example: Example, scores: SentenceScores, output: Hypothesis | None) -> None:
         """Count one example."""

@@ -13,6 +13,7 @@ from ostinato.tasks.recipes import load_recipe
 
 _LENGTHS = (16, 16)
 _FORCED = ("loss", "token_accuracy")
+_NO_SCORES = ("seconds", "decoding_seconds", "perplexity")
 
 
 def run_row(run: Path, lengths: tuple[int, int] = _LENGTHS) -> dict[str, Any]:
@@ -55,7 +56,7 @@ def table(rows: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[object]]
     scores: list[str] = []
     for row in rows:
         for found in row["splits"].values():
-            own = [k for k, v in found.items() if isinstance(v, float) and k not in ("seconds", "perplexity")]
+            own = [k for k, v in found.items() if isinstance(v, float) and k not in _NO_SCORES]
             scores += [k for k in own if k not in scores and (k in _FORCED or "forced" not in k)]
     columns = ["run", "seed", "parameters", "M MACs", "seconds", "split", "n", *scores]
     lines: list[list[object]] = [

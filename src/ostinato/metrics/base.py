@@ -1,21 +1,49 @@
-"""What a metric is: running totals over predictions and references."""
+"""What a metric is: counts of one output against its reference, and a score that is a function of their sum."""
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar
 
 
 class Metric(ABC):
-    """A score of a whole set, from totals that do not grow with it.
+    """A score of a whole set, from counts summed over its examples; larger is better.
 
-    The order of the updates does not matter, and totals over two halves add up to those over the whole: no score here
-    is a mean of per-batch scores.
+    Because only the sum matters, totals do not grow with the set, the order of the updates does not matter, totals
+    over two halves add up to those over the whole, and a resampled set is scored from weighted counts
+    (`ostinato.metrics.bootstrap`): no score here is a mean of per-batch scores.
     """
 
-    @abstractmethod
-    def update(self, prediction: str, reference: str) -> None:
-        """Count one output of the model against the true text."""
+    name: ClassVar[str]
+
+    def __init__(self) -> None:
+        self._n = 0
+        self._totals = [0] * len(self.counts("", ""))
 
     @abstractmethod
+    def counts(self, prediction: str, reference: str) -> list[int]:
+        """Return the counts of one output of the model against the true text, as many for every example."""
+
+    @abstractmethod
+    def score(self, totals: Sequence[int]) -> float:
+        """Return the score of a set of one or more examples from the sums of their counts."""
+
+    def signature(self) -> str | None:
+        """Return what a score must be quoted with to mean something elsewhere, where there is such a thing."""
+        return None
+
+    def update(self, prediction: str, reference: str) -> None:
+        """Count one output of the model against the true text."""
+        self._n += 1
+        self._totals = [
+            total + count for total, count in zip(self._totals, self.counts(prediction, reference), strict=True)
+        ]
+
     def compute(self) -> dict[str, float | str]:
         """Return the score by name, and where it has one its signature; not a number before the first update."""
+        result: dict[str, float | str] = {self.name: self.score(self._totals) if self._n else math.nan}
+        if (signature := self.signature()) is not None:
+            result[f"{self.name}_signature"] = signature
+        return result

@@ -12,7 +12,7 @@ shifts all that follows, so this is no edit distance. "Free": the output was sea
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 from itertools import zip_longest
 
 from ostinato.metrics.base import Metric
@@ -24,32 +24,30 @@ _END = ""
 class ExactMatch(Metric):
     """Share of the outputs, in [0, 1], that equal their reference up to the amount of white space."""
 
-    def __init__(self) -> None:
-        self._n = self._n_right = 0
+    name = "exact_match"
 
-    def update(self, prediction: str, reference: str) -> None:
-        """Count one output."""
-        self._n += 1
-        self._n_right += prediction.split() == reference.split()
+    def counts(self, prediction: str, reference: str) -> list[int]:
+        """Return whether they are equal, and 1."""
+        return [int(prediction.split() == reference.split()), 1]
 
-    def compute(self) -> dict[str, float | str]:
-        """Return exact_match."""
-        return {"exact_match": self._n_right / self._n if self._n else math.nan}
+    def score(self, totals: Sequence[int]) -> float:
+        """Return the share that is right."""
+        n_right, n = totals
+        return n_right / n
 
 
 class TokenAccuracyFree(Metric):
     """Share of the reference's tokens, end symbol included, in [0, 1], that the output has at the same place."""
 
-    def __init__(self) -> None:
-        self._n = self._n_right = 0
+    name = "token_accuracy_free"
 
-    def update(self, prediction: str, reference: str) -> None:
-        """Count one output."""
+    def counts(self, prediction: str, reference: str) -> list[int]:
+        """Return the tokens that are right, and the tokens of the reference."""
         wanted = [*reference.split(), _END]
         written = [*prediction.split(), _END][: len(wanted)]
-        self._n += len(wanted)
-        self._n_right += sum(token == other for token, other in zip_longest(wanted, written))
+        return [sum(token == other for token, other in zip_longest(wanted, written)), len(wanted)]
 
-    def compute(self) -> dict[str, float | str]:
-        """Return token_accuracy_free."""
-        return {"token_accuracy_free": self._n_right / self._n if self._n else math.nan}
+    def score(self, totals: Sequence[int]) -> float:
+        """Return the share that is right."""
+        n_right, n = totals
+        return n_right / n

@@ -8,9 +8,9 @@ meaningful only beside its signature.
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 from functools import cache
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from ostinato.metrics.base import Metric
 
@@ -26,30 +26,23 @@ def _sacrebleu(name: _Name) -> Any:
     return BLEU() if name == "bleu" else CHRF()
 
 
-def _counts(name: _Name, prediction: str, reference: str) -> list[int]:
-    # sacreBLEU has no public call for the counts of one sentence; a test compares the result with its corpus_score.
-    (counts,) = _sacrebleu(name)._extract_corpus_statistics([prediction], [[reference]])
-    return list(counts)
-
-
 class _SacreBleuMetric(Metric):
-    name: _Name
+    name: ClassVar[_Name]
 
-    def __init__(self) -> None:
-        self._n = 0
-        self._totals = [0] * len(_counts(self.name, "", ""))
+    def counts(self, prediction: str, reference: str) -> list[int]:
+        """Return the n-grams that sacreBLEU counts in one sentence."""
+        # sacreBLEU has no public call for them: pyproject.toml bounds its version, and a test compares the result with
+        # its corpus_score.
+        (counts,) = _sacrebleu(self.name)._extract_corpus_statistics([prediction], [[reference]])
+        return list(counts)
 
-    def update(self, prediction: str, reference: str) -> None:
-        """Add the counts of one sentence."""
-        counts = _counts(self.name, prediction, reference)
-        self._n += 1
-        self._totals = [total + count for total, count in zip(self._totals, counts, strict=True)]
+    def score(self, totals: Sequence[int]) -> float:
+        """Return the score in [0, 100]."""
+        return float(_sacrebleu(self.name)._compute_score_from_stats(list(totals)).score)
 
-    def compute(self) -> dict[str, float | str]:
-        """Return the score in [0, 100] and sacreBLEU's signature."""
-        metric = _sacrebleu(self.name)
-        score = float(metric._compute_score_from_stats(self._totals).score) if self._n else math.nan
-        return {self.name: score, f"{self.name}_signature": str(metric.get_signature())}
+    def signature(self) -> str:
+        """Return sacreBLEU's signature."""
+        return str(_sacrebleu(self.name).get_signature())
 
 
 class Bleu(_SacreBleuMetric):

@@ -1,0 +1,131 @@
+"""Bootstrap intervals of scores, and of the difference between two systems on the same references (Koehn 2004).
+
+From a test set of N sentences, N are drawn with replacement, `n_samples` times. Every drawn set is scored like the
+real one, from the sums of its sentences' counts (`ostinato.metrics.base.Metric`), and the interval holds the middle
+share `level` of those scores:
+
+    interval(f) = [quantile((1 - level) / 2), quantile((1 + level) / 2)] of f(set_1) .. f(set_n_samples)
+
+with f a system's score, or, paired, score(system) - score(reference system) on the SAME drawn sentences, where what is
+hard for both cancels. What the interval covers is the choice of test sentences; how much the score of a model varies
+with the seed it was trained with is not in it. With a seed, sacreBLEU's `PairedTest` draws the same sets.
+
+Koehn, P. (2004). Statistical significance tests for machine translation evaluation. EMNLP, sections 3 and 4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ostinato.errors import ConfigError, DataError, Problem
+from ostinato.metrics.base import Metric
+
+N_SAMPLES, SEED, LEVEL = 1000, 12345, 0.95
+"""Defaults; number and seed are sacreBLEU's."""
+_FEWEST_SAMPLES = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A value on the real test set with its interval."""
+
+    value: float
+    low: float
+    high: float
+
+    def as_dict(self) -> dict[str, float]:
+        """Return value, low and high."""
+        return {"value": self.value, "low": self.low, "high": self.high}
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """One system's score, and by how much it is above the first system's."""
+
+    score: Estimate
+    difference: Estimate
+
+    @property
+    def verdict(self) -> str:
+        """Say "higher" or "lower" where the difference's interval excludes 0, else "no difference shown"."""
+        if self.difference.low > 0:
+            return "higher"
+        return "lower" if self.difference.high < 0 else "no difference shown"
+
+
+def paired_bootstrap(
+    metric: Metric,
+    systems: Sequence[Sequence[str]],
+    references: Sequence[str],
+    *,
+    n_samples: int = N_SAMPLES,
+    seed: int = SEED,
+    level: float = LEVEL,
+) -> list[Compared]:
+    """Return every system's score and difference to the first system, with intervals.
+
+    A system's intervals depend on its own outputs, the first system's, the references and the seed, not on which
+    other systems are there.
+
+    Args:
+        systems: the outputs of each system, in the references' order.
+        n_samples: sets drawn. seed: of the draws. level: share of the drawn scores inside an interval.
+
+    Raises:
+        ConfigError: too few samples, a negative seed, or a level outside (0, 1).
+        DataError: a system with another number of outputs than there are references; so few sentences that no
+            difference could be told from chance: if all N favour one system, that has a probability of 2^(1 - N).
+    """
+    _check(n_samples, seed, level)
+    n = len(references)
+    for number, outputs in enumerate(systems, 1):
+        if len(outputs) != n:
+            raise DataError(f"system {number} has {len(outputs)} outputs for {n} references")
+    if 2.0 ** (1 - n) > 1 - level:
+        raise DataError(f"{n} sentences are too few to compare systems at a level of {level:.0%}")
+    counts_SNK = np.array(
+        [[metric.counts(p, r) for p, r in zip(outputs, references, strict=True)] for outputs in systems], dtype=np.int64
+    )
+    real_S = _scores(metric, counts_SNK.sum(1))
+    drawn_BS = np.array([_scores(metric, totals_SK) for totals_SK in _resampled(counts_SNK, n_samples, seed)])
+    scores = _estimates(real_S, drawn_BS, level)
+    differences = _estimates(real_S - real_S[0], drawn_BS - drawn_BS[:, :1], level)
+    return [Compared(score, difference) for score, difference in zip(scores, differences, strict=True)]
+
+
+def _check(n_samples: int, seed: int, level: float) -> None:
+    problems = []
+    if n_samples < _FEWEST_SAMPLES:
+        problems.append(Problem("n_samples", n_samples, f"must be at least {_FEWEST_SAMPLES}"))
+    if seed < 0:
+        problems.append(Problem("seed", seed, "must be at least 0"))
+    if not 0 < level < 1:
+        problems.append(Problem("level", level, "must be above 0 and below 1"))
+    if problems:
+        raise ConfigError(problems)
+
+
+def _resampled(counts_SNK: NDArray[np.int64], n_samples: int, seed: int) -> NDArray[np.int64]:
+    """Return the summed counts of every drawn set, [B, S, K]; one draw serves all systems."""
+    n_systems, n, n_counts = counts_SNK.shape
+    rows_NC = counts_SNK.transpose(1, 0, 2).reshape(n, n_systems * n_counts)
+    generator = np.random.default_rng(seed)
+    totals_BC = np.empty((n_samples, n_systems * n_counts), dtype=np.int64)
+    for sample in range(n_samples):
+        times_N = np.bincount(generator.integers(n, size=n), minlength=n)
+        totals_BC[sample] = times_N @ rows_NC
+    return totals_BC.reshape(n_samples, n_systems, n_counts)
+
+
+def _scores(metric: Metric, totals_SK: NDArray[np.int64]) -> NDArray[np.float64]:
+    return np.array([metric.score(totals) for totals in totals_SK.tolist()], dtype=np.float64)
+
+
+def _estimates(real_S: NDArray[Any], drawn_BS: NDArray[Any], level: float) -> list[Estimate]:
+    low_S, high_S = np.quantile(drawn_BS, [(1 - level) / 2, (1 + level) / 2], axis=0)
+    return [Estimate(*map(float, values)) for values in zip(real_S, low_S, high_S, strict=True)]
