@@ -1,0 +1,188 @@
+"""Free variables of a configuration: integer settings by name, and the configurations they lead to.
+
+A name is the end of a dotted path: ``d_ff`` is the width of every feed-forward of the model, ``decoder.ffn.d_ff`` that
+of the decoder, ``n_steps`` the depth of every stack. Any integer setting can be named, also ones this module has never
+heard of. ``d_attn`` = n_heads d_head is varied by d_head, the heads kept. Several settings (one name found in several
+places, or names joined by ``+``) vary together, at the ratio they have in the configuration.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from fractions import Fraction
+
+from pydantic import ValidationError
+
+from ostinato.config.base import DEFER_CHECKS, Config, all_problems
+from ostinato.config.model import AttentionConfig, ModelConfig, StackConfig
+from ostinato.errors import ConfigError, Problem
+
+Measure = Callable[[ModelConfig], float]
+"""What a configuration costs: parameters, multiply-accumulates, seconds."""
+
+ROOT = "model."
+_ALIASES = {"d_attn": "d_head"}
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One integer setting of a model.
+
+    Args:
+        path: dotted path below ``model``, for example ``decoder.ffn.d_ff``.
+        value: what it is in the configuration (d_head: what it follows from).
+        least, multiple: the values it may have are the multiples of `multiple` from `least` on.
+    """
+
+    path: str
+    value: int
+    least: int = 1
+    multiple: int = 1
+
+    def near(self, wanted: Fraction | int) -> int:
+        """Return the valid value nearest to a wanted one, the smaller of two equally near."""
+        count = math.ceil(Fraction(wanted) / self.multiple - Fraction(1, 2))
+        return max(count, math.ceil(Fraction(self.least, self.multiple))) * self.multiple
+
+
+@dataclass(frozen=True, slots=True)
+class FreeVariable:
+    """Settings that vary together; the first leads, the others keep their ratio to it as nearly as integers can."""
+
+    name: str
+    settings: tuple[Setting, ...]
+
+    @property
+    def lead(self) -> Setting:
+        """The setting whose value is the variable's."""
+        return self.settings[0]
+
+    def at(self, value: int) -> dict[str, int]:
+        """Return the value of every setting where the first has `value`."""
+        lead = self.lead
+        others = {s.path: s.near(Fraction(s.value * value, lead.value)) for s in self.settings[1:]}
+        return {lead.path: value} | others
+
+
+def free_variable(config: ModelConfig, name: str, cost: Measure) -> FreeVariable:
+    """Return the settings a name stands for, less those that change nothing of `cost`.
+
+    The one with the most values leads, so that the variable is as fine as it can be.
+
+    Args:
+        name: a setting by the end of its path, or several joined by ``+``.
+        cost: what the settings must have an effect on.
+
+    Raises:
+        ConfigError: a name that no setting of this model has, or settings without any effect.
+    """
+    named: dict[str, Setting] = {}
+    for part in name.split("+"):
+        found = _named(config, part.strip())
+        effective = [setting for setting in found if _has_effect(config, setting, cost)]
+        if not effective:
+            paths = ", ".join(ROOT + setting.path for setting in found)
+            reason = f"changes nothing of what is to be matched ({paths})"
+            raise ConfigError([Problem("free", part.strip(), reason)])
+        named |= {setting.path: setting for setting in effective}
+    ordered = sorted(named.values(), key=lambda s: s.value // s.multiple, reverse=True)
+    return FreeVariable(name, tuple(ordered))
+
+
+def with_settings(config: ModelConfig, values: Mapping[str, int]) -> ModelConfig:
+    """Return the configuration with other values, by path below ``model``.
+
+    Raises:
+        ConfigError: a value the configuration does not allow, alone or with the others.
+    """
+    nested = config.model_dump()
+    for path, value in values.items():
+        *parents, last = path.split(".")
+        node = nested
+        for parent in parents:
+            node = node[parent]
+        node[last] = value
+    # Checked from the top, so that every problem names its key in full.
+    try:
+        changed = type(config).model_validate(nested, context=DEFER_CHECKS)
+    except ValidationError as error:
+        found = error.errors(include_url=False)
+        raise ConfigError(Problem(ROOT + _place(e["loc"]), e["input"], e["msg"]) for e in found) from error
+    if problems := list(all_problems(changed, ROOT)):
+        raise ConfigError(problems)
+    return changed
+
+
+def _place(location: tuple[int | str, ...]) -> str:
+    return ".".join(map(str, location))
+
+
+def _named(config: ModelConfig, name: str) -> list[Setting]:
+    """Return the settings whose path ends with a name."""
+    wanted = name.removeprefix(ROOT).split(".")
+    wanted[-1] = _ALIASES.get(wanted[-1], wanted[-1])
+    everything = list(all_settings(config))
+    found = [setting for setting in everything if setting.path.split(".")[-len(wanted) :] == wanted]
+    if found:
+        return found
+    keys = list(dict.fromkeys([s.path.rsplit(".", 1)[-1] for s in everything] + list(_ALIASES)))
+    near = get_close_matches(name, keys, n=1)
+    hint = f"; did you mean {near[0]}?" if near else f"; there are {', '.join(sorted(keys))}"
+    raise ConfigError([Problem("free", name, f"no integer setting of this model has that name{hint}")])
+
+
+def all_settings(config: ModelConfig) -> Iterator[Setting]:
+    """Yield every integer setting of a model with the values it may have."""
+    for setting in _below(config, "", config.d_model, None):
+        yield replace(setting, multiple=_model_multiple(config)) if setting.path == "d_model" else setting
+
+
+def _below(node: Config, path: str, d_model: int, stack: StackConfig | None) -> Iterator[Setting]:
+    """Yield the integer settings of one group and of the groups in it."""
+    stack = node if isinstance(node, StackConfig) else stack
+    for name, field in type(node).model_fields.items():
+        value = getattr(node, name)
+        if isinstance(node, AttentionConfig) and name == "d_head":
+            value = node.head_width(d_model)
+        if isinstance(value, Config):
+            yield from _below(value, f"{path}{name}.", d_model, stack)
+        elif isinstance(value, int) and not isinstance(value, bool):
+            least = _limit(field.metadata, "ge", 1)
+            multiple = math.lcm(_limit(field.metadata, "multiple_of", 1), _multiple(node, name, stack))
+            yield Setting(f"{path}{name}", value, least, multiple)
+
+
+def _limit(metadata: Iterable[object], name: str, default: int) -> int:
+    """Return a bound that a field states, for example its `ge`."""
+    return next((int(value) for m in metadata if (value := getattr(m, name, None)) is not None), default)
+
+
+def _multiple(node: Config, name: str, stack: StackConfig | None) -> int:
+    """Return what a setting must be a multiple of for the sake of its neighbours: whole rounds, even rotary heads."""
+    if stack is not None and node is stack and name == "n_steps":
+        return stack.steps_per_round
+    is_rotary = stack is not None and node is stack.self_attention and stack.relative.kind == "rotary"
+    return 2 if is_rotary and name == "d_head" else 1
+
+
+def _model_multiple(config: ModelConfig) -> int:
+    """Return what d_model must be a multiple of: heads whose width follows from it, and sine and cosine in pairs."""
+    wanted = [1]
+    for stack in config.stacks().values():
+        wanted.append(2 if stack.positions.kind != "none" else 1)
+        for kind, sub in stack.sub_layers():
+            if isinstance(sub, AttentionConfig) and sub.d_head is None and sub.share != "none":
+                is_rotary = kind == "self_attention" and stack.relative.kind == "rotary"
+                wanted.append(sub.n_heads * (2 if is_rotary else 1))
+    return math.lcm(*wanted)
+
+
+def _has_effect(config: ModelConfig, setting: Setting, cost: Measure) -> bool:
+    """Return True where another value costs something else, or is impossible without changing other settings too."""
+    try:
+        return cost(with_settings(config, {setting.path: 2 * setting.near(setting.value)})) != cost(config)
+    except ConfigError:
+        return True

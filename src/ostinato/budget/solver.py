@@ -1,0 +1,216 @@
+"""The value of a free variable at which a model costs what another one does.
+
+    from ostinato.budget.solver import solve
+
+    solve(config, count_parameters(reference).stored, free="d_ff").config
+
+Costs grow with every free variable, so the search is a bisection over the counting functions themselves: no closed
+form that could disagree with them. Counts are matched by the integer that is nearest. What is measured (latency) has
+noise: there the search is coarse, and stops within a tolerance.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal
+
+from ostinato.budget.free import ROOT, Measure, Setting, free_variable, with_settings
+from ostinato.budget.macs import count_macs
+from ostinato.budget.parameters import count_parameters
+from ostinato.config.model import ModelConfig
+from ostinato.errors import ConfigError, Problem
+
+Rounding = Literal["nearest", "down"]
+"""nearest: the value whose cost is nearest to the target. down: the largest that does not cost more."""
+
+_LARGEST = 2**40
+_FURTHEST = 6
+"""Doublings or halvings from the present value that are measured before a target counts as out of reach."""
+
+
+class OutOfReach(ConfigError):
+    """Even the smallest value of a free variable costs more than the target, or the largest less."""
+
+
+@dataclass(frozen=True, slots=True)
+class Solution:
+    """A configuration that was solved for a target.
+
+    Args:
+        config: the configuration with the values found.
+        free: the free variable as it was asked for.
+        values: what was found, by path below ``model``; the leading setting first.
+        achieved: what the configuration costs. target: what it should.
+    """
+
+    config: ModelConfig
+    free: str
+    values: dict[str, int]
+    achieved: float
+    target: float
+
+    @property
+    def value(self) -> int:
+        """The value of the leading setting."""
+        return next(iter(self.values.values()))
+
+    @property
+    def residual(self) -> float:
+        """What it costs more than the target (less: negative)."""
+        return self.achieved - self.target
+
+
+def stored_parameters(config: ModelConfig) -> int:
+    """Return the parameters a model has on disk, as `count_parameters` counts them."""
+    return count_parameters(config).stored
+
+
+def counts(source_length: int, target_length: int) -> dict[str, Measure]:
+    """Return what can be matched by counting, by name.
+
+    parameters: stored. active: touched by one generated token. macs: a pass over one sentence of these lengths.
+    macs_per_generated_token: one token of cached decoding at the end of such a sentence.
+    """
+    return {
+        "parameters": stored_parameters,
+        "active": lambda config: count_parameters(config).active,
+        "macs": lambda config: count_macs(config, source_length, target_length).total,
+        "macs_per_generated_token": lambda config: count_macs(config, source_length, target_length).per_generated_token,
+    }
+
+
+def solve(
+    config: ModelConfig,
+    target: float,
+    free: str,
+    cost: Measure = stored_parameters,
+    rounding: Rounding = "nearest",
+) -> Solution:
+    """Return the configuration whose count is nearest to a target.
+
+    Args:
+        config: with its vocabulary sizes set; everything that is not free stays as it is.
+        target: what the configuration should cost.
+        free: the free variable, see `ostinato.budget.free`.
+        cost: a count that grows with the free variable.
+        rounding: see `Rounding`; of two equally near values the smaller is taken.
+
+    Raises:
+        OutOfReach: no value is small enough; the reason says what is left at the smallest.
+        ConfigError: an unknown free variable, or one without an effect.
+    """
+    variable = free_variable(config, free, cost)
+    at = cache(lambda value: cost(with_settings(config, variable.at(value))))
+    least = _least(at, variable.lead)
+    value = _best(at, variable.lead, least, target, rounding)
+    if value is None:
+        reason = f"even the smallest value, {least}, costs {at(least):,}, more than the {target:,} to be matched"
+        raise OutOfReach([Problem(ROOT + variable.lead.path, variable.lead.value, reason)])
+    values = variable.at(value)
+    return Solution(with_settings(config, values), free, values, at(value), target)
+
+
+def _least(at: Callable[[int], float], lead: Setting) -> int:
+    """Return the smallest value that the rest of the configuration allows (a cycle of three sets needs three steps)."""
+
+    def is_valid(value: int) -> bool:
+        try:
+            at(value)
+        except ConfigError:
+            return False
+        return True
+
+    step, low, high = lead.multiple, lead.near(0) - lead.multiple, lead.near(lead.value)
+    if is_valid(low + step) or not is_valid(high):
+        return low + step
+    while high - low > step:
+        middle = low + (high - low) // (2 * step) * step
+        low, high = (low, middle) if is_valid(middle) else (middle, high)
+    return high
+
+
+def _best(at: Callable[[int], float], lead: Setting, least: int, target: float, rounding: Rounding) -> int | None:
+    """Return the best value, or None where the smallest one costs too much.
+
+    Costing too much is, rounded to the nearest, more than half of what one value makes: zero would be nearer.
+    """
+    step = lead.multiple
+    if at(least) > target:
+        is_nearest = 2 * (at(least) - target) <= at(least + step) - at(least)
+        return least if rounding == "nearest" and is_nearest else None
+    low, high = least, max(least + step, lead.near(lead.value))
+    while at(high) <= target:
+        if high > _LARGEST:
+            raise OutOfReach([Problem(ROOT + lead.path, high, f"costs {at(high):,} only, not {target:,}")])
+        low, high = high, 2 * high
+    while high - low > step:
+        middle = low + (high - low) // (2 * step) * step
+        low, high = (middle, high) if at(middle) <= target else (low, middle)
+    return high if rounding == "nearest" and at(high) - target < target - at(low) else low
+
+
+def solve_measured(
+    config: ModelConfig,
+    target: float,
+    free: str,
+    measure: Measure,
+    *,
+    tolerance: float = 0.05,
+    repeats: int = 3,
+) -> Solution:
+    """Return a configuration whose measured cost is within a tolerance of a target, or as near as measuring came.
+
+    The search starts at the configuration's own value, doubles or halves it until the target lies between two
+    measured values, and bisects between them. Every value is measured `repeats` times and its median taken; the
+    search ends as soon as one lies within `tolerance` of the target, or when neighbouring values are within `tolerance`
+    of each other. Noise can mislead one comparison; the answer is the nearest of ALL values measured.
+
+    Args:
+        config, target, free: as for `solve`.
+        measure: seconds (or the like) of a configuration; grows with the free variable, up to noise.
+        tolerance: relative.
+
+    Raises:
+        OutOfReach: `_FURTHEST` doublings or halvings do not reach the target.
+        ConfigError: an unknown free variable, or one that changes no multiply-accumulates.
+    """
+    variable = free_variable(config, free, lambda c: count_macs(c, 8, 8).total)
+    measured: dict[int, float] = {}
+
+    def at(value: int) -> float:
+        if value not in measured:
+            candidate = with_settings(config, variable.at(value))
+            measured[value] = statistics.median(measure(candidate) for _ in range(repeats))
+        return measured[value]
+
+    def is_met() -> bool:
+        return any(abs(cost - target) <= tolerance * target for cost in measured.values())
+
+    low, high = _bracket(at, is_met, variable.lead, target)
+    step = variable.lead.multiple
+    while not is_met() and high - low > max(step, tolerance * low):
+        middle = low + (high - low) // (2 * step) * step
+        low, high = (middle, high) if at(middle) <= target else (low, middle)
+    value = min(measured, key=lambda v: abs(measured[v] - target))
+    values = variable.at(value)
+    return Solution(with_settings(config, values), free, values, measured[value], target)
+
+
+def _bracket(at: Callable[[int], float], is_met: Callable[[], bool], lead: Setting, target: float) -> tuple[int, int]:
+    """Return two values between whose costs the target lies, or any two once it is met."""
+    value = lead.near(lead.value)
+    goes_up = at(value) <= target
+    for _ in range(_FURTHEST):
+        following = 2 * value if goes_up else lead.near(value // 2)
+        if is_met() or following == value:
+            break
+        if (at(following) > target) == goes_up:
+            return min(value, following), max(value, following)
+        value = following
+    if is_met():
+        return value, value
+    reason = f"costs {at(value):.4g} at {value}, and {target:.4g} is to be matched: out of reach by this setting"
+    raise OutOfReach([Problem(ROOT + lead.path, lead.value, reason)])
