@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from ostinato.training.reporter import Reporter, SilentReporter
 from ostinato.training.rundir import RunDirectory
 from ostinato.training.session import Session
 from ostinato.training.state import Progress
+from ostinato.training.threads import cpu_threads
 
 
 def train(
@@ -52,7 +52,7 @@ def train(
     """
     reporter = reporter or SilentReporter()
     device = resolve_device(recipe.training.device)
-    with closing(reporter), _threads(recipe.training.n_threads):
+    with closing(reporter), cpu_threads(recipe.training.n_threads):
         run = RunDirectory(directory)
         is_resumed = run.open(resume)
         prepared = prepare(recipe, run, is_resumed, access)
@@ -123,15 +123,3 @@ def _results(recipe: Recipe, progress: Progress, info: dict[str, Any]) -> dict[s
             "value": best.value if best else None,
         },
     }
-
-
-@contextmanager
-def _threads(n_threads: int | None) -> Iterator[None]:
-    """Use this many CPU threads inside."""
-    before = torch.get_num_threads()
-    if n_threads is not None:
-        torch.set_num_threads(n_threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -1,0 +1,210 @@
+"""The work that models are timed on: an update, a teacher-forced pass, a search of fixed length; on random ids.
+
+Every model gets the same numbers of sentences and tokens, without padding. An encoder-decoder model reads
+`source_length` tokens in its encoder and `target_length` in its decoder; a language model reads both as one sequence,
+and in decoding its first step holds the source and the begin symbol.
+
+Searches of different models would end at different lengths, on random weights at any length. Here the end symbol is
+impossible, so that every search generates exactly `target_length` tokens a sentence with the real search and cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from itertools import count
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ostinato.config.decoding import DecodingConfig, LengthPenaltyConfig
+from ostinato.config.model import LanguageModelConfig, ModelConfig
+from ostinato.config.training import TrainingConfig
+from ostinato.data.batch import Batch, Tokens
+from ostinato.data.tokenizer import BOS_ID, EOS_ID
+from ostinato.decoding.inference import inference
+from ostinato.decoding.search import Decodable, search
+from ostinato.errors import ConfigError, Problem
+from ostinato.models import LanguageModel, Seq2Seq, build_model
+from ostinato.nn.cache import Cache
+from ostinato.training.optim import build_optimizer
+from ostinato.training.rng import preserved_randomness
+from ostinato.training.update import Updater
+
+_FIRST_ID = 4
+"""Ids below are padding, begin, end and unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What one timed call does.
+
+    Args:
+        kind: update: forward, backward, clipping and the optimiser's step. forward: a teacher-forced pass without
+            gradients. decoding: a search.
+        batch_size: sentences. source_length, target_length: tokens of each, or generated.
+        beam: of the search; 1 is greedy.
+    """
+
+    kind: Literal["update", "forward", "decoding"]
+    batch_size: int
+    source_length: int
+    target_length: int
+    beam: int = 1
+
+    def __post_init__(self) -> None:
+        """Refuse sizes that no call can have.
+
+        Raises:
+            ConfigError: all of them.
+        """
+        least = {"batch_size": 1, "source_length": 0, "target_length": 1, "beam": 1}
+        found = [
+            Problem(f"workload.{key}", getattr(self, key), f"must be at least {low}")
+            for key, low in least.items()
+            if getattr(self, key) < low
+        ]
+        if found:
+            raise ConfigError(found)
+
+    @property
+    def n_tokens(self) -> int:
+        """Target tokens of one call: what an update learns from, or what a search returns (not times its beam)."""
+        return self.batch_size * self.target_length
+
+    def __str__(self) -> str:
+        beam = f", beam {self.beam}" if self.kind == "decoding" else ""
+        return f"{self.kind}, batch {self.batch_size}{beam}"
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A model to time: vocabulary sizes set; `training` says how it is updated."""
+
+    name: str
+    model: ModelConfig
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+
+
+class Bench:
+    """A candidate with random weights, ready to work.
+
+    Args:
+        seed: of weights and ids; torch's global generator is left as it was.
+
+    Raises:
+        ConfigError: a vocabulary size that is not set, or too small for a real token.
+    """
+
+    def __init__(self, candidate: Candidate, device: torch.device, seed: int = 1) -> None:
+        self.candidate, self.device, self.seed = candidate, device, seed
+        with preserved_randomness():
+            torch.manual_seed(seed)
+            self.model = build_model(candidate.model).to(device)
+        self.model.set_activation_checkpointing(candidate.training.checkpoint_activations)
+
+    def call(self, workload: Workload) -> Callable[[], object]:
+        """Return a function that does the work once, on the same ids every time.
+
+        Updates go on from one call to the next, with the optimiser's state that belongs to the returned function.
+        """
+        batch = random_batch(self.candidate.model, workload, self.seed).to(self.device)
+        match workload.kind:
+            case "update":
+                return _update(self.model, self.candidate.training, batch)
+            case "forward":
+                return _forward(self.model, batch)
+            case "decoding":
+                return _decoding(self.model, batch, workload)
+
+
+def _update(model: Seq2Seq | LanguageModel, training: TrainingConfig, batch: Batch) -> Callable[[], object]:
+    updater = Updater(model, build_optimizer(model, training.optimizer), training)
+    numbers = count(1)
+    return lambda: updater.apply(updater.accumulate([batch]), next(numbers))
+
+
+def _forward(model: Seq2Seq | LanguageModel, batch: Batch) -> Callable[[], object]:
+    def call() -> Tensor:
+        with inference(model):
+            return model(batch).logits_BTV  # type: ignore[no-any-return]
+
+    return call
+
+
+def _decoding(model: Seq2Seq | LanguageModel, batch: Batch, workload: Workload) -> Callable[[], object]:
+    config = DecodingConfig(
+        strategy="beam" if workload.beam > 1 else "greedy",
+        beam=workload.beam,
+        length_penalty=LengthPenaltyConfig(kind="none"),
+        max_length=workload.target_length,
+    )
+    endless = Endless(model)
+
+    def call() -> object:
+        with inference(model):
+            return search(endless, batch, config)
+
+    return call
+
+
+class Endless:
+    """A model that never ends an output: the end symbol's logit is -inf."""
+
+    def __init__(self, model: Decodable) -> None:
+        self.model = model
+
+    def encode(self, batch: Batch, *, n_steps: int | None = None) -> Cache:
+        """Return the model's cache."""
+        return self.model.encode(batch, n_steps=n_steps)
+
+    def step(self, ids_BT: Tensor, cache: Cache, keep_BT: Tensor | None = None) -> Tensor:
+        """Return the model's logits without the end symbol."""
+        logits_BV = self.model.step(ids_BT, cache, keep_BT)
+        logits_BV[:, EOS_ID] = -torch.inf
+        return logits_BV
+
+
+def random_batch(model: ModelConfig, workload: Workload, seed: int) -> Batch:
+    """Return a batch of random ids, the same for every model of the same kind and vocabulary.
+
+    Raises:
+        ConfigError: a vocabulary without real tokens, or a source of length 0 for an encoder.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    B, S, T = workload.batch_size, workload.source_length, workload.target_length
+    if isinstance(model, LanguageModelConfig):
+        labels_BT = _ids(B, T, model.vocab_size, generator)
+        if S == 0:
+            return _texts(labels_BT)
+        source_BS = _ids(B, S, model.vocab_size, generator)
+        texts = _texts(torch.cat([source_BS, labels_BT], dim=1))
+        ids_BT = torch.cat([source_BS, _begun(labels_BT)], dim=1)
+        is_target_BT = texts.loss_BT & (torch.arange(S + T) >= S)
+        return replace(texts, target=_tokens(ids_BT), loss_BT=is_target_BT, prefix_lengths_B=torch.full((B,), S))
+    if S == 0:
+        raise ConfigError([Problem("workload.source_length", 0, "must be at least 1 for an encoder-decoder model")])
+    source = _tokens(_ids(B, S, model.source_vocab_size, generator))
+    return replace(_texts(_ids(B, T, model.target_vocab_size, generator)), source=source)
+
+
+def _texts(labels_BT: Tensor) -> Batch:
+    """Return a batch without sources that learns all of these."""
+    return Batch(_tokens(_begun(labels_BT)), labels_BT, torch.ones_like(labels_BT, dtype=torch.bool))
+
+
+def _begun(labels_BT: Tensor) -> Tensor:
+    """Return what stands before each label: the begin symbol, then the labels."""
+    return torch.cat([torch.full_like(labels_BT[:, :1], BOS_ID), labels_BT[:, :-1]], dim=1)
+
+
+def _tokens(ids_BT: Tensor) -> Tokens:
+    return Tokens(ids_BT, torch.ones_like(ids_BT, dtype=torch.bool))
+
+
+def _ids(n_rows: int, length: int, vocabulary: int | None, generator: torch.Generator) -> Tensor:
+    if vocabulary is None or vocabulary <= _FIRST_ID:
+        reason = f"must be above {_FIRST_ID}: the first {_FIRST_ID} ids are no tokens of a text"
+        raise ConfigError([Problem("model vocabulary size", vocabulary, reason)])
+    return torch.randint(_FIRST_ID, vocabulary, (n_rows, length), generator=generator)
