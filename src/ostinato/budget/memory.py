@@ -1,0 +1,122 @@
+"""Bytes of a model, counted from its configuration: its weights, what training keeps, what decoding holds.
+
+    weights      every stored parameter in float32, also under bfloat16 autocast
+    activations  what autograd keeps from a forward pass for the backward pass: `ostinato.budget.activations`
+    cache        what decoding holds once every hypothesis has `target_length` tokens, in float32 (decoding does not
+                 autocast), with N sentences, K hypotheses each, S source tokens, I = n_heads d_head:
+                     self-attention, per STEP              2 N K I ceil(target_length / 32) 32    (room is made by 32)
+                     separable convolution, per STEP       N K (D (kernel_in - 1) + F (kernel_out - 1))
+                     cross-attention, per PARAMETER SET    2 N I S    (never per hypothesis)
+                     encoder output                        N S D
+
+Sharing weights over depth saves bytes of weights, and of the cache those of cross-attention; keys and values of
+self-attention and activations are as many as without it.
+
+Not counted: gradients (as many bytes as weights) and optimiser (Adam: twice as many), the logits themselves, buffers of
+matrix products, tensors that live within one operation, padding and its masks, allocator and process. Activations are
+those of torch's CPU kernels; fused GPU kernels keep one byte a dropped number in place of four, and no attention
+weights where attention drops some.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Literal
+
+from ostinato.budget.activations import FLOAT, TrainingPass, activation_parts
+from ostinato.budget.parameters import count_parameters
+from ostinato.budget.sizes import inner_width, planned_uses
+from ostinato.config.model import AttentionConfig, ModelConfig, SeparableConvConfig, Seq2SeqConfig
+from ostinato.errors import ConfigError, Problem
+
+Precision = Literal["float32", "bfloat16"]
+
+CACHE_BLOCK = 32
+"""Positions by which the buffers of keys and values grow."""
+
+
+@dataclass(frozen=True, slots=True)
+class ByteCount:
+    """Bytes of weights, of one training pass's activations, and of a decoding cache.
+
+    Args:
+        weights, activations, cache: see the module.
+        by_part: for each of the three its parts, adding up to it.
+    """
+
+    weights: int
+    activations: int
+    cache: int
+    by_part: dict[str, dict[str, int]]
+
+
+def count_bytes(
+    config: ModelConfig,
+    source_length: int,
+    target_length: int,
+    *,
+    batch_size: int = 1,
+    beam: int = 1,
+    precision: Precision = "float32",
+    n_steps: int | None = None,
+    vocab_size: int | None = None,
+    checkpoint_activations: bool = False,
+) -> ByteCount:
+    """Return the bytes of weights, activations and cache.
+
+    Args:
+        config: the model, dropout as it says.
+        source_length, target_length: tokens of every sentence, begin and end symbols included; language models have no
+            source, and ignore its length.
+        batch_size: sentences of the training pass and of the decoding.
+        beam: hypotheses a sentence, in decoding.
+        precision: of the training pass, as `training.precision`.
+        n_steps: rounds at call time, for stacks whose rounds are all shared.
+        vocab_size: rows of every vocabulary that the configuration leaves open.
+        checkpoint_activations: as `training.checkpoint_activations`.
+
+    Raises:
+        ConfigError: a length, batch size or beam below 1, a vocabulary size that is neither set nor passed, or
+            `n_steps` for stacks that cannot change it.
+    """
+    is_seq2seq = isinstance(config, Seq2SeqConfig)
+    sizes = {"target_length": target_length, "batch_size": batch_size, "beam": beam}
+    if is_seq2seq:
+        sizes["source_length"] = source_length
+    if problems := [Problem(key, n, "must be at least 1") for key, n in sizes.items() if n < 1]:
+        raise ConfigError(problems)
+    lengths = {"encoder": source_length, "decoder": target_length} if is_seq2seq else {"decoder": target_length}
+    run = TrainingPass(config, lengths, batch_size, precision == "bfloat16", checkpoint_activations)
+    stored = count_parameters(config, n_steps=n_steps, vocab_size=vocab_size).by_part
+    by_part = {
+        "weights": {part: FLOAT * n for part, n in stored.items()},
+        "activations": activation_parts(run, n_steps, vocab_size),
+        "cache": _cache(config, lengths, batch_size, beam, n_steps),
+    }
+    return ByteCount(**{kind: sum(parts.values()) for kind, parts in by_part.items()}, by_part=by_part)
+
+
+def _cache(
+    config: ModelConfig, lengths: dict[str, int], n_sentences: int, beam: int, n_steps: int | None
+) -> dict[str, int]:
+    """Return the bytes of a decoding cache by part: ``<stack>.<kind>`` and ``memory`` (the encoder's output)."""
+    rows, numbers = n_sentences * beam, Counter[str]()
+    room = -(-lengths["decoder"] // CACHE_BLOCK) * CACHE_BLOCK
+    memory = n_sentences * lengths.get("encoder", 0)
+    numbers["memory"] = memory * config.d_model
+    projected: set[str] = set()
+    for planned in planned_uses(config, n_steps):
+        if planned.stack != "decoder":
+            continue
+        part, weights = f"{planned.stack}.{planned.use.kind}", planned.use.weights
+        match planned.sub:
+            case AttentionConfig() as attention if planned.use.kind == "self_attention":
+                numbers[part] += 2 * rows * inner_width(attention, config.d_model) * room
+            case AttentionConfig() as attention if weights not in projected:
+                numbers[part] += 2 * memory * inner_width(attention, config.d_model)
+                projected.add(weights)
+            case SeparableConvConfig() as conv:
+                width = config.d_model * (conv.kernel_in - 1) + conv.d_ff * (conv.kernel_out - 1)
+                numbers[part] += rows * width
+    return {part: FLOAT * n for part, n in numbers.items() if n}

@@ -1,0 +1,188 @@
+"""Contract 12 for bytes: activations are what autograd keeps, the cache is what decoding holds."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from architectures import BOS, EOS, Sentence, any_architecture, draws, right_padded
+from ostinato.budget import count_bytes
+from ostinato.config.model import LanguageModelConfig, Seq2SeqConfig
+from ostinato.data.batch import Batch
+from ostinato.models import build_model
+from ostinato.nn.cache import Cache, KeyValues, Window
+from ostinato.training.losses import label_smoothed_loss
+
+Config = Seq2SeqConfig | LanguageModelConfig
+UNCOUNTED = 0.02
+"""The loss keeps a byte a label for its mask; tensors of one number are not counted either."""
+
+
+def _batch(config: Config, n_sentences: int, source_length: int, target_length: int) -> Batch:
+    source = [3] * (source_length - 1) + [EOS] if isinstance(config, Seq2SeqConfig) else None
+    return right_padded([Sentence(source, [BOS] + [3] * (target_length - 1)) for _ in range(n_sentences)])
+
+
+def _kept_by_autograd(config: Config, batch: Batch, precision: str = "float32", recompute: bool = False) -> int:
+    """Return the bytes of all storages that a training pass saves for its backward pass, parameters aside."""
+    model = build_model(config).train()
+    model.set_activation_checkpointing(recompute)
+    parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    kept: dict[int, int] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.nbytes() and storage.data_ptr() not in parameters:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    autocast = torch.autocast("cpu", dtype=torch.bfloat16) if precision == "bfloat16" else nullcontext()
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        with autocast:
+            logits_BTV = model(batch).logits_BTV
+        loss = label_smoothed_loss(logits_BTV, batch.labels_BT, batch.loss_BT, 0.1).loss
+    assert loss.requires_grad
+    return sum(kept.values())
+
+
+def _larger(config: Config, dropout: float, inner_dropout: float) -> Config:
+    """Return a drawn model at eight times its widths, with dropout."""
+
+    def grow(value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        grown = {key: grow(inner) for key, inner in value.items()}
+        grown |= {key: 8 * grown[key] for key in ("d_model", "d_ff", "d_head") if grown.get(key)}
+        return grown | ({"dropout": inner_dropout} if "share" in grown else {})
+
+    return type(config).model_validate(grow(config.model_dump()) | {"dropout": dropout})
+
+
+@draws(20)
+@given(any_architecture(), st.sampled_from([(0.0, 0.0), (0.1, 0.0), (0.1, 0.2)]), st.integers(1, 4))
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_activations_of_every_model_are_what_autograd_keeps(
+    precision: Any, drawn: Config, dropouts: tuple[float, float], n_sentences: int
+) -> None:
+    config = _larger(drawn, *dropouts)
+    counted = count_bytes(config, 9, 12, batch_size=n_sentences, precision=precision)
+    kept = _kept_by_autograd(config, _batch(config, n_sentences, 9, 12), precision)
+    assert counted.activations == pytest.approx(kept, rel=UNCOUNTED)
+    assert counted.activations == sum(counted.by_part["activations"].values())
+
+
+STEPS: dict[str, Any] = {"n_steps": 3, "self_attention": {"n_heads": 4}, "ffn": {"d_ff": 96}}
+CROSS: dict[str, Any] = {"cross_attention": {"n_heads": 4}}
+DROPPED: dict[str, Any] = {"self_attention": {"n_heads": 4, "dropout": 0.1}, "ffn": {"d_ff": 96, "dropout": 0.1}}
+PRE: dict[str, Any] = {"norm": {"kind": "rms", "placement": "pre"}}
+WINDOW: dict[str, Any] = {"relative": {"kind": "window", "window": 5}}
+ROTARY: dict[str, Any] = {"relative": {"kind": "rotary"}}
+GEGLU: dict[str, Any] = {"ffn": {"d_ff": 96, "activation": "geglu", "share": "all"}}
+CONV: dict[str, Any] = {"ffn": {"kind": "separable_conv", "d_ff": 96}}
+ALL: dict[str, Any] = {"n_heads": 4, "share": "all"}
+UNIVERSAL: dict[str, Any] = {"self_attention": ALL, "ffn": {"d_ff": 96, "share": "all"}}
+
+MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "post-norm": ({}, {}),
+    "dropped weights": (DROPPED, DROPPED | {"cross_attention": {"n_heads": 4, "dropout": 0.1}}),
+    "pre-norm, window": (PRE | WINDOW, PRE | WINDOW),
+    "rotary, geglu": (ROTARY | GEGLU, ROTARY | GEGLU),
+    "universal": (UNIVERSAL, UNIVERSAL | {"cross_attention": ALL, "positions": {"kind": "coordinates"}}),
+    "convolution": (CONV, CONV),
+    "no feed-forward": (STEPS, {"ffn": {"share": "none"}}),
+}
+
+
+def _model(name: str) -> Seq2SeqConfig:
+    encoder, decoder = MODELS[name]
+    return Seq2SeqConfig.model_validate(
+        {
+            "d_model": 32,
+            "source_vocab_size": 30,
+            "target_vocab_size": 30,
+            "encoder": STEPS | encoder,
+            "decoder": STEPS | CROSS | decoder,
+        }
+    )
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_activations_of_seq2seq_models_are_what_autograd_keeps(name: str, precision: Any) -> None:
+    config = _model(name)
+    counted = count_bytes(config, 40, 30, batch_size=4, precision=precision).activations
+    assert counted == pytest.approx(_kept_by_autograd(config, _batch(config, 4, 40, 30), precision), rel=0.005)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_recomputed_steps_keep_the_states_between_them_and_one_step_at_a_time(name: str) -> None:
+    config = _model(name)
+    parts = count_bytes(config, 40, 30, batch_size=4, checkpoint_activations=True).by_part["activations"]
+    # Keys and values of the memory belong to the pass and not to autograd, so that its hooks do not see them.
+    sets = {use.weights for use in config.plans()["decoder"].uses() if use.kind == "cross_attention"}
+    keys_values = 4 * 2 * 4 * 40 * 32
+    seen = _kept_by_autograd(config, _batch(config, 4, 40, 30), recompute=True)
+    assert sum(parts.values()) - parts["recomputed"] - len(sets) * keys_values == pytest.approx(seen, rel=0.005)
+    # What is recomputed is what one more step would have kept.
+    plain = count_bytes(config, 40, 30, batch_size=4).activations
+    more = {
+        side: count_bytes(_with_a_step_more(config, side), 40, 30, batch_size=4).activations - plain
+        for side in ("encoder", "decoder")
+    }
+    own_set = keys_values if len(sets) > 1 and not config.decoder.cross_attention.dropout else 0
+    assert parts["recomputed"] == max(more["encoder"], more["decoder"] - own_set)
+
+
+def _with_a_step_more(config: Seq2SeqConfig, side: str) -> Seq2SeqConfig:
+    return config.model_copy(update={side: getattr(config, side).model_copy(update={"n_steps": 4})})
+
+
+def _held(cache: Cache) -> int:
+    """Return the bytes of every tensor a cache holds, each storage once."""
+    found: dict[int, int] = {}
+
+    def visit(value: object) -> None:
+        if isinstance(value, torch.Tensor):
+            found[value.untyped_storage().data_ptr()] = value.untyped_storage().nbytes()
+        elif isinstance(value, dict):
+            for inner in value.values():
+                visit(inner)
+        elif isinstance(value, tuple):
+            for inner in value:
+                visit(inner)
+        elif isinstance(value, KeyValues | Window):
+            visit(vars(value))
+
+    for name in Cache.__dataclass_fields__:
+        visit(getattr(cache, name))
+    return sum(found.values())
+
+
+@draws(30)
+@given(any_architecture(), st.integers(1, 3), st.integers(1, 3), st.sampled_from([1, 5, 32, 33]))
+def test_the_cache_counted_is_the_one_decoding_holds(
+    config: Config, n_sentences: int, beam: int, target_length: int
+) -> None:
+    model, batch = build_model(config).eval(), _batch(config, n_sentences, 7, target_length)
+    with torch.inference_mode():
+        cache = model.encode(batch)
+        model.step(batch.target.ids_BT[:, :1], cache)
+        cache.expand(beam, n_sentences)
+        if target_length > 1:
+            model.step(batch.target.ids_BT[:, 1:].repeat_interleave(beam, 0), cache)
+    counted = count_bytes(config, 7, target_length, batch_size=n_sentences, beam=beam)
+    assert counted.cache == _held(cache)
+    assert counted.cache == sum(counted.by_part["cache"].values())
+
+
+@draws(15)
+@given(any_architecture())
+def test_the_weights_counted_are_the_parameters_in_float32(config: Config) -> None:
+    for precision in ("float32", "bfloat16"):
+        counted = count_bytes(config, 3, 3, precision=precision)
+        assert counted.weights == sum(p.numel() * p.element_size() for p in build_model(config).parameters())
