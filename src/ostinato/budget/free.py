@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from fractions import Fraction
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -110,14 +111,20 @@ def with_settings(config: ModelConfig, values: Mapping[str, int]) -> ModelConfig
         changed = type(config).model_validate(nested, context=DEFER_CHECKS)
     except ValidationError as error:
         found = error.errors(include_url=False)
-        raise ConfigError(Problem(ROOT + _place(e["loc"]), e["input"], e["msg"]) for e in found) from error
+        raise ConfigError(Problem(ROOT + _place(e["loc"], nested), e["input"], e["msg"]) for e in found) from error
     if problems := list(all_problems(changed, ROOT)):
         raise ConfigError(problems)
     return changed
 
 
-def _place(location: tuple[int | str, ...]) -> str:
-    return ".".join(map(str, location))
+def _place(location: tuple[int | str, ...], nested: Any) -> str:
+    """Return the path of a validation error, without the kinds that pydantic names on the way."""
+    path = []
+    for key in location:
+        if isinstance(nested, dict) and key in nested:
+            path.append(str(key))
+            nested = nested[key]
+    return ".".join(path)
 
 
 def _named(config: ModelConfig, name: str) -> list[Setting]:

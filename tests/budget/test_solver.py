@@ -1,0 +1,259 @@
+from __future__ import annotations
+
+import itertools
+import random
+from typing import Any
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from architectures import any_architecture, draws
+from ostinato.budget import count_macs, count_parameters
+from ostinato.budget.free import FreeVariable, all_settings, free_variable, with_settings
+from ostinato.budget.solver import OutOfReach, Solution, counts, solve, solve_measured, stored_parameters
+from ostinato.config.model import LanguageModelConfig, ModelConfig, Seq2SeqConfig
+from ostinato.errors import ConfigError
+
+
+def language_model(d_model: int = 64, **stack: Any) -> LanguageModelConfig:
+    settings = {"d_model": d_model, "vocab_size": 200, "decoder": {"n_steps": 4, "ffn": {"d_ff": 256}} | stack}
+    return LanguageModelConfig.model_validate(settings)
+
+
+def pair(encoder: dict[str, Any] | None = None, decoder: dict[str, Any] | None = None) -> Seq2SeqConfig:
+    rows = {"source_vocab_size": 90, "target_vocab_size": 110}
+    return Seq2SeqConfig.model_validate({"d_model": 64, **rows, "encoder": encoder or {}, "decoder": decoder or {}})
+
+
+# --- what is found ---------------------------------------------------------------------------------------------------
+
+
+def test_a_shared_model_is_widened_to_the_size_of_an_unshared_one() -> None:
+    shared = {"self_attention": {"share": "all"}, "ffn": {"share": "all", "d_ff": 256}}
+    reference = stored_parameters(language_model())
+    found = solve(language_model(**shared), reference, "d_ff")
+    assert found.values == {"decoder.ffn.d_ff": found.value}
+    assert found.achieved == stored_parameters(found.config)
+    assert found.residual == found.achieved - reference
+    assert abs(found.residual) <= (2 * 64 + 1) / 2
+    assert found.config.stacks()["decoder"].self_attention.share == "all"
+
+
+@pytest.mark.parametrize("free", ["d_ff", "d_attn", "d_model", "n_steps", "d_ff+d_attn", "decoder.n_steps"])
+@pytest.mark.parametrize("name", ["parameters", "active", "macs", "macs_per_generated_token"])
+def test_the_configuration_itself_is_found_again_by_every_free_variable(free: str, name: str) -> None:
+    cost = counts(9, 12)[name]
+    for config in (language_model(), pair({}, {"ffn": {"d_ff": 1024}})):
+        assert solve(config, cost(config), free, cost).residual == 0
+
+
+def test_width_and_attention_grow_together_at_their_ratio() -> None:
+    base = language_model()
+    found = solve(base, 2 * stored_parameters(base), "d_ff+d_attn")
+    assert list(found.values) == ["decoder.ffn.d_ff", "decoder.self_attention.d_head"]
+    d_ff, d_head = found.values.values()
+    assert d_head == round(d_ff * 8 / 256)
+    assert abs(found.residual) < 0.02 * found.target
+
+
+def test_stacks_of_different_width_keep_their_ratio() -> None:
+    base = pair({"ffn": {"d_ff": 300}}, {"ffn": {"d_ff": 100}})
+    found = solve(base, 1.5 * stored_parameters(base), "d_ff")
+    assert list(found.values) == ["encoder.ffn.d_ff", "decoder.ffn.d_ff"]
+    assert found.value == pytest.approx(3 * found.values["decoder.ffn.d_ff"], abs=2)
+
+
+def test_one_stack_is_named_by_its_path() -> None:
+    found = solve(pair(), 1.2 * stored_parameters(pair()), "decoder.ffn.d_ff")
+    assert list(found.values) == ["decoder.ffn.d_ff"]
+    same = solve(pair(), 1.2 * stored_parameters(pair()), "model.decoder.ffn.d_ff")
+    assert same.config == found.config
+
+
+def test_the_model_width_stays_divisible_by_heads_whose_width_follows_from_it() -> None:
+    rotary = {"relative": {"kind": "rotary"}, "self_attention": {"n_heads": 6}}
+    base = language_model(d_model=60, **rotary)
+    found = solve(base, 3 * stored_parameters(base), "d_model")
+    assert found.value % 12 == 0
+    fixed_heads = language_model(d_model=60, self_attention={"n_heads": 7, "d_head": 8})
+    assert solve(fixed_heads, 3 * stored_parameters(fixed_heads), "d_model").value % 2 == 0
+
+
+def test_heads_stay_even_for_rotary_positions() -> None:
+    base = language_model(relative={"kind": "rotary"})
+    for factor in (0.9, 1.1, 1.3, 1.7):
+        found = solve(base, factor * stored_parameters(base), "d_attn")
+        assert found.values["decoder.self_attention.d_head"] % 2 == 0
+
+
+def test_depth_is_solved_in_whole_rounds_and_with_the_steps_its_scheme_needs() -> None:
+    base = language_model(n_steps=6, steps_per_round=3)
+    assert solve(base, 2.3 * stored_parameters(base), "n_steps").value % 3 == 0
+    cycle = language_model(n_steps=6, ffn={"share": "cycle", "n_unique": 3})
+    assert solve(cycle, 0.96 * stored_parameters(cycle), "n_steps").value == 4
+    with pytest.raises(OutOfReach, match=r"model\.decoder\.n_steps is 6: even the smallest value, 3, costs"):
+        solve(cycle, 10, "n_steps")
+
+
+def test_any_integer_setting_is_free_by_its_name() -> None:
+    base = language_model(relative={"kind": "window", "window": 4}, self_attention={"d_head": 8})
+    window = solve(base, stored_parameters(base) + 4 * 64 * 2 * 7, "window")
+    assert (window.values, window.residual) == ({"decoder.relative.window": 11}, 0)
+    heads = solve(base, 1.4 * stored_parameters(base), "n_heads")
+    assert list(heads.values) == ["decoder.self_attention.n_heads"]
+    buckets = language_model(relative={"kind": "buckets", "n_buckets": 8})
+    assert solve(buckets, stored_parameters(buckets) + 8 * 6, "n_buckets").values == {"decoder.relative.n_buckets": 14}
+    vocabulary = solve(base, stored_parameters(base) + 64 * 5, "vocab_size")
+    assert vocabulary.values == {"vocab_size": 205}
+
+
+def test_multiply_accumulates_are_matched_at_given_lengths() -> None:
+    base, reference = pair({"ffn": {"share": "none"}}), pair()
+    cost = counts(20, 30)["macs"]
+    found = solve(base, cost(reference), "d_ff", cost)
+    assert list(found.values) == ["decoder.ffn.d_ff"]
+    assert found.achieved == count_macs(found.config, 20, 30).total
+    assert abs(found.residual) <= 6 * 2 * 64 * 30 / 2
+    shared = language_model(ffn={"share": "all", "d_ff": 256})
+    assert solve(shared, 3 * cost(language_model()), "n_steps", cost).value == 12
+
+
+def test_of_two_equally_near_values_the_smaller_is_taken() -> None:
+    base = language_model(ffn={"d_ff": 10, "bias": False})
+    halfway = stored_parameters(base) + 4 * 64
+    assert solve(base, halfway, "d_ff").value == 10
+    assert solve(base, halfway + 1, "d_ff").value == 11
+    assert solve(base, halfway + 1, "d_ff", rounding="down").value == 10
+
+
+# --- what is refused -------------------------------------------------------------------------------------------------
+
+
+def test_a_target_below_the_smallest_value_is_out_of_reach_unless_zero_would_be_further() -> None:
+    base = language_model(ffn={"d_ff": 10, "bias": False})
+    least, one = stored_parameters(with_settings(base, {"decoder.ffn.d_ff": 1})), 4 * 2 * 64
+    assert solve(base, least - one // 2, "d_ff").value == 1
+    expected = rf"model\.decoder\.ffn\.d_ff is 10: even the smallest value, 1, costs {least:,}, more than the 5,000 to"
+    with pytest.raises(OutOfReach, match=expected):
+        solve(base, 5000, "d_ff")
+    with pytest.raises(OutOfReach):
+        solve(base, least - 1, "d_ff", rounding="down")
+
+
+def test_a_setting_that_changes_nothing_is_refused() -> None:
+    shared = language_model(self_attention={"share": "all"}, ffn={"share": "all"})
+    with pytest.raises(ConfigError, match=r"free is 'n_steps': changes nothing .*\(model\.decoder\.n_steps\)"):
+        solve(shared, 10**6, "n_steps")
+    with pytest.raises(ConfigError, match="free is 'n_heads': changes nothing"):
+        solve(language_model(), 10**6, "n_heads")
+
+
+def test_an_unknown_name_is_refused_with_those_that_exist() -> None:
+    with pytest.raises(ConfigError, match=r"free is 'dff': no integer setting .* has that name; did you mean d_ff"):
+        solve(language_model(), 10**6, "dff")
+    with pytest.raises(ConfigError, match=r"free is 'experts': .*; there are d_attn, d_ff, d_head, d_model, n_heads"):
+        solve(language_model(), 10**6, "experts")
+
+
+def test_values_that_the_configuration_refuses_are_named_in_full() -> None:
+    with pytest.raises(ConfigError, match=r"model\.decoder\.ffn\.d_ff is 0"):
+        with_settings(language_model(), {"decoder.ffn.d_ff": 0})
+    listed = language_model(ffn={"share": [0, 0, 1, 1]})
+    with pytest.raises(ConfigError, match=r"model\.decoder\.ffn\.share is .*4 entries but there are 5 steps"):
+        solve(listed, 10**6, "n_steps")
+
+
+# --- any architecture ------------------------------------------------------------------------------------------------
+
+
+def neighbours(config: ModelConfig, found: Solution, variable: FreeVariable) -> list[ModelConfig]:
+    """Return the configurations beside a solution that the rest of the configuration allows."""
+    near = []
+    for value in (found.value - variable.lead.multiple, found.value + variable.lead.multiple):
+        try:
+            near.append(with_settings(config, variable.at(value)))
+        except ConfigError:
+            continue
+    return near
+
+
+@draws(120)
+@given(
+    any_architecture(),
+    st.sampled_from(["d_ff", "d_attn", "d_model", "d_ff+d_attn", "n_steps"]),
+    st.sampled_from(["parameters", "active", "macs"]),
+    st.floats(0.4, 4.0),
+)
+def test_the_solution_is_the_best_integer_for_any_architecture(
+    config: ModelConfig, free: str, name: str, factor: float
+) -> None:
+    cost = counts(3, 4)[name]
+    target = int(factor * cost(config))
+    try:
+        variable = free_variable(config, free, cost)
+        found = solve(config, target, free, cost)
+    except ConfigError:
+        # No effect, out of reach, or a list of sets that fixes the depth: each has a test of its own.
+        assume(False)
+    assert found.achieved == cost(found.config)
+    assert found.values == variable.at(found.value)
+    for other in neighbours(config, found, variable):
+        assert abs(found.residual) <= abs(cost(other) - target)
+
+
+@draws(40)
+@given(any_architecture())
+def test_every_integer_setting_of_any_architecture_can_be_set_to_what_it_is(config: ModelConfig) -> None:
+    settings = list(all_settings(config))
+    assert {"d_model"} < {setting.path for setting in settings}
+    same = with_settings(config, {setting.path: setting.value for setting in settings})
+    assert count_parameters(same) == count_parameters(config)
+    assert all(setting.near(setting.value) == setting.value for setting in settings)
+
+
+# --- measured costs --------------------------------------------------------------------------------------------------
+
+
+class NoisyClock:
+    """Seconds that grow with the MACs, each reading up to `noise` off; counts its readings."""
+
+    def __init__(self, noise: float, seed: int = 0) -> None:
+        self.noise, self.n_readings, self._random = noise, 0, random.Random(seed)
+
+    def __call__(self, config: ModelConfig) -> float:
+        self.n_readings += 1
+        return (1 + count_macs(config, 8, 8).total * 1e-7) * (1 + self._random.uniform(-self.noise, self.noise))
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("factor", [1.0, 1.6, 5.0])
+def test_a_noisy_target_is_met_within_the_tolerance_in_few_measurements(seed: int, factor: float) -> None:
+    clock, base = NoisyClock(0.04, seed), language_model()
+    target = factor * NoisyClock(0.0)(base)
+    found = solve_measured(base, target, "d_ff", clock, tolerance=0.05, repeats=3)
+    assert NoisyClock(0.0)(found.config) == pytest.approx(target, rel=0.1)
+    assert clock.n_readings <= 3 * 16
+
+
+def test_a_smaller_target_is_found_downwards() -> None:
+    base = language_model(ffn={"d_ff": 4096})
+    target = NoisyClock(0.0)(language_model(ffn={"d_ff": 300}))
+    found = solve_measured(base, target, "d_ff", NoisyClock(0.0), tolerance=0.001, repeats=1)
+    assert found.value == pytest.approx(300, abs=10)
+    assert found.target == target
+
+
+def test_a_latency_that_no_width_reaches_is_out_of_reach_after_few_measurements() -> None:
+    clock = NoisyClock(0.0)
+    with pytest.raises(OutOfReach, match=r"model\.decoder\.ffn\.d_ff is 256: costs .* is to be matched: out of reach"):
+        solve_measured(language_model(), 1000.0, "d_ff", clock, repeats=1)
+    with pytest.raises(OutOfReach):
+        solve_measured(language_model(), 0.1, "d_ff", clock, repeats=1)
+    assert clock.n_readings <= 2 * 8
+
+
+def test_readings_that_never_agree_still_end() -> None:
+    endless = itertools.cycle([1.0, 9.0])
+    found = solve_measured(language_model(), 5.0, "d_ff", lambda _: next(endless), tolerance=0.01, repeats=1)
+    assert found.achieved in (1.0, 9.0)
