@@ -12,9 +12,13 @@ def test_a_ratio_is_the_median_over_the_same_rounds() -> None:
     ratio = speed_ratio([1.0, 4.0, 1.0], [2.0, 8.4, 2.2])
     assert ratio.value == pytest.approx(2.1)
     assert 2.0 <= ratio.low <= ratio.value <= ratio.high <= 2.2
-    assert ratio.verdict == "faster"
-    assert speed_ratio([2.0, 8.4], [1.0, 4.0]).verdict == "slower"
-    assert speed_ratio([1.0, 1.0, 1.0], [0.9, 1.0, 1.1]).verdict == "no difference shown"
+
+
+def test_a_difference_is_claimed_where_the_interval_excludes_one_and_six_rounds_agree() -> None:
+    assert speed_ratio([1.0] * 6, [1.1] * 5 + [1.2]).verdict == "faster"
+    assert speed_ratio([1.0] * 6, [0.9] * 6).verdict == "slower"
+    assert speed_ratio([1.0] * 6, [0.9, 1.0, 1.1] * 2).verdict == "no difference shown"
+    assert speed_ratio([1.0] * 5, [2.0] * 5).verdict == "no difference shown"
 
 
 def test_a_ratio_interval_agrees_with_the_exact_bootstrap_of_three_rounds() -> None:

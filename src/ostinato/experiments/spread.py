@@ -15,24 +15,34 @@ from statistics import correlation, linear_regression, median, quantiles
 from ostinato.errors import DataError
 
 _DRAWS = 2000
+FEWEST_ROUNDS = 6
+"""Rounds below which no difference is claimed: 2^(1 - 6) < 5 %."""
 _PARTS = 40
 """Quantiles at every 2.5 %: the first and the last one hold 95 %."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """How many times as fast as a reference, with the interval that holds 95 % of the bootstrap's ratios."""
+    """How many times as fast as a reference, with the interval that holds 95 % of the bootstrap's ratios.
+
+    Args:
+        n: rounds it comes from.
+    """
 
     value: float
     low: float
     high: float
+    n: int
 
     @property
     def verdict(self) -> str:
-        """Say faster or slower where the interval excludes 1, else that no difference was shown."""
-        if self.low > 1:
-            return "faster"
-        return "slower" if self.high < 1 else "no difference shown"
+        """Say faster or slower where the interval excludes 1, else that no difference was shown.
+
+        Of fewer than six rounds never: that all of five fall on one side has a probability of 2^-4 by chance alone.
+        """
+        if self.n < FEWEST_ROUNDS or self.low <= 1 <= self.high:
+            return "no difference shown"
+        return "faster" if self.low > 1 else "slower"
 
     def row(self) -> dict[str, float | str]:
         """Return it as JSON."""
@@ -53,7 +63,7 @@ def speed_ratio(seconds: Sequence[float], reference: Sequence[float], seed: int 
         raise DataError(f"a ratio needs the same rounds of both: {len(seconds)} against {len(reference)}")
     ratios = [theirs / mine for mine, theirs in zip(seconds, reference, strict=True)]
     low, high = _interval(lambda rounds: median(ratios[r] for r in rounds), len(ratios), seed)
-    return Ratio(median(ratios), low, high)
+    return Ratio(median(ratios), low, high, len(ratios))
 
 
 @dataclass(frozen=True, slots=True)
