@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from ostinato.budget.compare import check_match
 from ostinato.errors import CheckpointError, ConfigError
 from ostinato.experiments.comparison import Arm, Comparison, Measure, Row, summary
 from ostinato.experiments.demo import DEMO
@@ -55,9 +58,33 @@ def test_a_finished_run_of_another_recipe_is_refused_and_not_reported_as_this_on
 
 def test_arms_of_different_size_are_refused_before_anything_is_trained(tmp_path: Path) -> None:
     comparison = tiny("model.encoder.ffn.d_ff=1024")
-    with pytest.raises(ConfigError, match=r"comparison.tiny.arms is .*'a': 235520.*must agree within 1.0%"):
+    with pytest.raises(ConfigError) as error:
         comparison.run(tmp_path / "runs")
+    line = str(error.value)
+    assert line.startswith("comparison.tiny.arms is {'a': '235,520', 'b': '")
+    assert "%)'}: their stored parameters must agree within 1.0% of a's" in line
     assert not (tmp_path / "runs").exists()
+
+
+def test_the_refusal_names_every_arm_with_its_figure_and_its_difference() -> None:
+    with pytest.raises(ConfigError) as error:
+        check_match("comparison.x.arms", "macs", {"a": 1000, "b": 1009, "c": 1243, "d": 800}, 0.01)
+    (problem,) = error.value.problems
+    assert problem.value == {"a": "1,000", "b": "1,009 (+0.90 %)", "c": "1,243 (+24.30 %)", "d": "800 (-20.00 %)"}
+    check_match("comparison.x.arms", "macs", {"a": 1000, "b": 1010, "c": 990}, 0.01)
+
+
+@pytest.mark.parametrize(("matched", "word"), [("macs", "multiply-accumulates"), ("bytes", "bytes")])
+def test_a_comparison_says_which_budget_is_matched(tmp_path: Path, matched: Any, word: str) -> None:
+    # Equal parameters, but the universal arm runs its wider block twice.
+    with pytest.raises(ConfigError, match=f"their {word} must agree within 1.0% of a's"):
+        replace(tiny(), matched=matched).run(tmp_path / "runs")
+
+
+def test_a_comparison_that_matches_nothing_takes_arms_of_any_size(tmp_path: Path) -> None:
+    comparison = replace(tiny("model.encoder.ffn.d_ff=64"), matched=None, seeds=(1,))
+    small, large = comparison.run(tmp_path)
+    assert small.parameters != pytest.approx(large.parameters, rel=0.1)
 
 
 def row(arm: str, seed: int, value: float) -> Row:

@@ -8,6 +8,7 @@ With D = d_model, I = n_heads d_head, F = d_ff, S keys, T queries, V vocabulary 
     cross-attention, per use       2 D I T for queries and output, 2 I T S for scores and values
     cross-attention, per set       2 D I S for keys and values: steps that share a set share them
     feed-forward                   2 D F T, geglu 3 D F T
+    separable convolution          (D kernel_in + F kernel_out + 2 D F) T
     output projection              D V T
 
 Biases, norms, activations, softmax, embeddings and rotations are element-wise and are not counted, as in
@@ -18,11 +19,26 @@ reproduced at S = T = 10 without scores and values: `MacCount.without_attention`
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from ostinato.budget.sizes import PlannedUse, hidden_branches, inner_width, planned_uses, vocabulary
-from ostinato.config.model import AttentionConfig, DenseFeedForwardConfig, ModelConfig, Seq2SeqConfig, WindowConfig
+from ostinato.budget.depth import expected_depths
+from ostinato.budget.sizes import (
+    PlannedUse,
+    hidden_branches,
+    inner_width,
+    planned_uses,
+    separable_products,
+    vocabulary,
+)
+from ostinato.config.model import (
+    AttentionConfig,
+    DenseFeedForwardConfig,
+    ModelConfig,
+    SeparableConvConfig,
+    Seq2SeqConfig,
+    WindowConfig,
+)
 from ostinato.errors import ConfigError, Problem
 
 _PRODUCTS = "scores"
@@ -79,6 +95,7 @@ def count_macs(
     context: int | None = None,
     n_steps: int | None = None,
     vocab_size: int | None = None,
+    expected_depth: Mapping[str, float] | None = None,
 ) -> MacCount:
     """Return the multiply-accumulates of one forward pass over one sentence.
 
@@ -89,11 +106,14 @@ def count_macs(
         context: target tokens a generated token attends to, itself included; default: `target_length`.
         n_steps: rounds at call time, for stacks whose rounds are all shared.
         vocab_size: rows of the vocabulary where the configuration leaves it open.
+        expected_depth: rounds a token is expected to take part in, by stack; see `expected_depths`. Where no token
+            can halt, which is every stack so far, that is all of them.
 
     Raises:
-        ConfigError: a length below 1, a vocabulary size that is neither set nor passed, or `n_steps` for stacks that
-            cannot change it.
+        ConfigError: a length below 1, a vocabulary size that is neither set nor passed, an `expected_depth` that
+            cannot be, or `n_steps` for stacks that cannot change it.
     """
+    expected_depths(config, expected_depth, n_steps=n_steps)
     context = target_length if context is None else context
     is_seq2seq = isinstance(config, Seq2SeqConfig)
     source_length = source_length if is_seq2seq else 0
@@ -136,6 +156,8 @@ def _costs(config: ModelConfig, n_steps: int | None, source_length: int, target_
             case DenseFeedForwardConfig() as ffn:
                 macs = (hidden_branches(ffn) + 1) * config.d_model * ffn.d_ff
                 yield _Cost(f"{planned.stack}.ffn", _side(planned.stack), macs)
+            case SeparableConvConfig() as conv:
+                yield _Cost(f"{planned.stack}.ffn", _side(planned.stack), separable_products(conv, config.d_model))
             case AttentionConfig() as attention if planned.use.kind == "self_attention":
                 length = source_length if planned.stack == "encoder" else target_length
                 yield from _self_attention(planned, attention, config.d_model, length)

@@ -17,6 +17,7 @@ from ostinato.config.model import (
     ModelConfig,
     NormConfig,
     RelativeConfig,
+    SeparableConvConfig,
     StackConfig,
     SubLayerConfig,
     WindowConfig,
@@ -61,6 +62,7 @@ def set_size(sub: SubLayerConfig, d_model: int) -> int:
 
     attention:    4 D I (+ 3 I + D biases),     I = n_heads d_head
     feed-forward: 2 D F (+ F + D biases);       geglu: 3 D F (+ 2 F + D)
+    separable convolution: D kernel_in + F kernel_out + 2 D F (+ F + D)
     """
     match sub:
         case AttentionConfig():
@@ -70,6 +72,8 @@ def set_size(sub: SubLayerConfig, d_model: int) -> int:
             branches = hidden_branches(sub)
             biases = branches * sub.d_ff + d_model if sub.bias else 0
             return (branches + 1) * d_model * sub.d_ff + biases
+        case SeparableConvConfig():
+            return separable_products(sub, d_model) + (sub.d_ff + d_model if sub.bias else 0)
     raise TypeError(f"no size is known for {type(sub).__name__}")
 
 
@@ -81,6 +85,11 @@ def inner_width(attention: AttentionConfig, d_model: int) -> int:
 def hidden_branches(ffn: DenseFeedForwardConfig) -> int:
     """Return how many D x F maps lead to the hidden layer: one, or two with a gate."""
     return 2 if ffn.activation == "geglu" else 1
+
+
+def separable_products(conv: SeparableConvConfig, d_model: int) -> int:
+    """Return the weights of a separable convolution without biases: also its MACs for one token."""
+    return d_model * conv.kernel_in + conv.d_ff * conv.kernel_out + 2 * d_model * conv.d_ff
 
 
 def norm_size(norm: NormConfig, d_model: int) -> int:

@@ -8,10 +8,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean, stdev
 
-from ostinato.budget import count_macs, count_parameters
+from ostinato.budget import Assumptions, BudgetName, count_budget, count_macs, count_parameters
+from ostinato.budget.compare import check_match
 from ostinato.config.model import ModelConfig
 from ostinato.data.registry import DataAccess
-from ostinato.errors import ConfigError, Problem
 from ostinato.tasks.recipes import load_recipe
 from ostinato.tasks.vocabulary import size_model
 from ostinato.training.loop import train
@@ -62,8 +62,10 @@ class Comparison:
     """Arms, seeds and measures.
 
     Args:
-        tolerance: largest relative difference of stored parameters between two arms.
         macs_lengths: source and target tokens of the sentence whose pass is counted.
+        matched: the budget that is the same in all arms (`ostinato.budget.BudgetName`; bytes and MACs at
+            `macs_lengths`). None: none is, and arms of any size may be compared.
+        tolerance: largest relative difference of that budget between the first arm and another.
     """
 
     name: str
@@ -71,6 +73,7 @@ class Comparison:
     seeds: tuple[int, ...]
     measures: tuple[Measure, ...]
     macs_lengths: tuple[int, int]
+    matched: BudgetName | None = "parameters"
     tolerance: float = 0.01
 
     def run(
@@ -86,7 +89,7 @@ class Comparison:
         Runs already finished in `directory` are read, not repeated.
 
         Raises:
-            ConfigError: the arms' stored parameters differ by more than the tolerance.
+            ConfigError: the arms' matched budgets differ by more than the tolerance.
             CheckpointError: a run in `directory` is of another recipe or of other data.
         """
         models = {arm.name: size_model(load_recipe(arm.recipe, arm.overrides), access).model for arm in self.arms}
@@ -103,11 +106,11 @@ class Comparison:
         return rows
 
     def _check_budgets(self, models: dict[str, ModelConfig]) -> None:
-        stored = {name: count_parameters(model).stored for name, model in models.items()}
-        low, high = min(stored.values()), max(stored.values())
-        if high - low > self.tolerance * low:
-            reason = f"stored parameters must agree within {self.tolerance:.1%}"
-            raise ConfigError([Problem(f"comparison.{self.name}.arms", stored, reason)])
+        if self.matched is None:
+            return
+        lengths = Assumptions(*self.macs_lengths)
+        figures = {name: count_budget(model, lengths).figure(self.matched) for name, model in models.items()}
+        check_match(f"comparison.{self.name}.arms", self.matched, figures, self.tolerance)
 
     def _row(
         self,

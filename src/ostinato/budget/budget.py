@@ -1,0 +1,119 @@
+"""All counts of one model together, with what was assumed for them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ostinato.budget.depth import Depth, expected_depths
+from ostinato.budget.macs import MacCount, count_macs
+from ostinato.budget.memory import ByteCount, Precision, count_bytes
+from ostinato.budget.parameters import ParameterCount, count_parameters
+from ostinato.config.model import LanguageModelConfig, ModelConfig
+
+BudgetName = Literal["parameters", "macs", "bytes"]
+"""What may be held equal. parameters: stored. macs: one teacher-forced pass over one sentence. bytes: weights,
+activations of a training pass and decoding cache together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Assumptions:
+    """What a budget is counted for.
+
+    Args:
+        source_length, target_length: tokens of every sentence; a generated token sees `target_length` of them.
+        batch_size, beam, precision: of the bytes; see `count_bytes`. MACs are those of one sentence.
+        expected_depth: rounds per token by stack; a stack that is not named runs all of them.
+        n_steps: rounds at call time; None: the plans' own.
+    """
+
+    source_length: int = 32
+    target_length: int = 32
+    batch_size: int = 1
+    beam: int = 1
+    precision: Precision = "float32"
+    expected_depth: Mapping[str, float] | None = None
+    n_steps: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What a model stores, touches, executes and keeps.
+
+    Args:
+        depth: of every stack: assumed where tokens may halt. assumptions: what else the counts are for.
+    """
+
+    parameters: ParameterCount
+    macs: MacCount
+    bytes: ByteCount
+    depth: dict[str, Depth]
+    assumptions: Assumptions
+    is_language_model: bool
+
+    def figure(self, name: BudgetName) -> int:
+        """Return the number two models are compared by."""
+        match name:
+            case "parameters":
+                return self.parameters.stored
+            case "macs":
+                return self.macs.total
+            case "bytes":
+                return self.bytes.weights + self.bytes.activations + self.bytes.cache
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return everything as plain data: parameters, macs, bytes, assumptions."""
+        p, m, b, a = self.parameters, self.macs, self.bytes, self.assumptions
+        if self.is_language_model:
+            per_token = {"per_token": m.per_token}
+        else:
+            per_token = {"per_source_token": m.per_source_token, "per_target_token": m.per_target_token}
+        macs = per_token | {
+            "per_generated_token": m.per_generated_token,
+            "by_part": m.by_part,
+            "total": m.total,
+            "without_attention": m.without_attention,
+        }
+        depth = {
+            stack: {"expected": d.expected, "rounds": d.rounds, "halting": d.halting} for stack, d in self.depth.items()
+        }
+        return {
+            "parameters": {"stored": p.stored, "active": p.active, "executed": p.executed, "by_part": p.by_part},
+            "macs": macs,
+            "bytes": {"weights": b.weights, "activations": b.activations, "cache": b.cache},
+            "assumptions": {
+                "depth": depth,
+                "source_length": None if self.is_language_model else a.source_length,
+                "target_length": a.target_length,
+                "batch_size": a.batch_size,
+                "beam": a.beam,
+                "precision": a.precision,
+            },
+        }
+
+
+def count_budget(config: ModelConfig, assumptions: Assumptions | None = None) -> Budget:
+    """Return the parameters, multiply-accumulates and bytes of a model whose vocabulary sizes are set.
+
+    Raises:
+        ConfigError: see `count_parameters`, `count_macs`, `count_bytes` and `expected_depths`.
+    """
+    a = assumptions or Assumptions()
+    depth = expected_depths(config, a.expected_depth, n_steps=a.n_steps)
+    return Budget(
+        parameters=count_parameters(config, n_steps=a.n_steps),
+        macs=count_macs(config, a.source_length, a.target_length, n_steps=a.n_steps, expected_depth=a.expected_depth),
+        bytes=count_bytes(
+            config,
+            a.source_length,
+            a.target_length,
+            batch_size=a.batch_size,
+            beam=a.beam,
+            precision=a.precision,
+            n_steps=a.n_steps,
+        ),
+        depth=depth,
+        assumptions=a,
+        is_language_model=isinstance(config, LanguageModelConfig),
+    )

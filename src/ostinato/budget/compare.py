@@ -1,0 +1,116 @@
+"""Several models side by side: whether their budgets match, and where they differ."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from ostinato.budget.budget import BudgetName
+from ostinato.config.model import ModelConfig
+from ostinato.errors import ConfigError, Problem
+
+_WORDS: dict[BudgetName, str] = {
+    "parameters": "stored parameters",
+    "macs": "multiply-accumulates",
+    "bytes": "bytes",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """One model's figure beside the reference's.
+
+    Args:
+        difference: (figure - reference) / reference. is_within: its size is at most the tolerance.
+    """
+
+    figure: int
+    difference: float
+    is_within: bool
+
+
+def match_figures(figures: Mapping[str, int], tolerance: float) -> dict[str, Match]:
+    """Return how far every figure is from the first one, which is the reference."""
+    reference = next(iter(figures.values()))
+    return {
+        name: Match(figure, (figure - reference) / reference, abs(figure - reference) <= tolerance * reference)
+        for name, figure in figures.items()
+    }
+
+
+def check_match(key: str, budget: BudgetName, figures: Mapping[str, int], tolerance: float) -> None:
+    """Refuse models whose budgets differ by more than the tolerance from the first one's.
+
+    Args:
+        key: of the comparison, for the message. budget: what is held equal.
+
+    Raises:
+        ConfigError: names every model with its figure and its difference.
+    """
+    found = match_figures(figures, tolerance)
+    if all(match.is_within for match in found.values()):
+        return
+    reference = next(iter(found))
+    described = {name: f"{m.figure:,}" + ("" if name == reference else f" ({signed(m)})") for name, m in found.items()}
+    reason = (
+        f"their {_WORDS[budget]} must agree within {tolerance:.1%} of {reference}'s; solve a width for it, raise the "
+        "tolerance, or set matched to None to compare arms of different size"
+    )
+    raise ConfigError([Problem(key, described, reason)])
+
+
+def signed(match: Match) -> str:
+    """Return a difference in words: "+24.3 %"."""
+    return f"{match.difference:+.2%}".replace("%", " %")
+
+
+def resolved_settings(config: ModelConfig) -> dict[str, object]:
+    """Return every setting of a model by dotted key, its stacks as they are built."""
+    settings = config.model_dump(mode="json")
+    settings |= {name: stack.model_dump(mode="json") for name, stack in config.stacks().items()}
+    return dict(_leaves("model", settings))
+
+
+def differing_settings(configs: Mapping[str, ModelConfig]) -> dict[str, dict[str, object]]:
+    """Return the settings that are not the same in all models: dotted key -> model -> value.
+
+    A model that has no such setting (another kind of position, no encoder) is left out of its row.
+    """
+    found = {name: resolved_settings(config) for name, config in configs.items()}
+    keys = dict.fromkeys(key for settings in found.values() for key in settings)
+    rows = {key: {name: settings[key] for name, settings in found.items() if key in settings} for key in keys}
+    return {
+        key: row
+        for key, row in rows.items()
+        if len(row) < len(found) or any(value != next(iter(row.values())) for value in row.values())
+    }
+
+
+def differing_plans(configs: Mapping[str, ModelConfig]) -> dict[str, dict[str, str]]:
+    """Return the rows of the plans that are not the same in all models: ``<stack>.<kind>`` -> model -> what runs."""
+    rows: dict[str, dict[str, str]] = {}
+    for name, config in configs.items():
+        for stack, plan in config.plans().items():
+            for kind, _ in config.stacks()[stack].sub_layers():
+                rows.setdefault(f"{stack}.{kind}", {})[name] = spread(plan.row(kind))
+    return {key: row for key, row in rows.items() if len(row) < len(configs) or len(set(row.values())) > 1}
+
+
+def spread(row: tuple[str | None, ...]) -> str:
+    """Return a row of a plan in few words: "encoder 0-5", "both 0 x6", "- x6", "encoder 0 x2, 1 x2"."""
+    banks = sorted({name.rpartition("_")[0] for name in row if name is not None})
+    marks = [None if name is None else name.rpartition("_")[2] for name in row]
+    if len(row) > 2 and marks == [str(i) for i in range(len(row))]:
+        return f"{'/'.join(banks)} 0-{len(row) - 1}"
+    runs = [(mark or "-", len(list(run))) for mark, run in groupby(marks)]
+    text = ", ".join(f"{mark} x{n}" for mark, n in runs) if len(runs) < len(row) else " ".join(m for m, _ in runs)
+    return f"{'/'.join(banks)} {text}".strip()
+
+
+def _leaves(path: str, value: Any) -> list[tuple[str, object]]:
+    """Return the settings below a path; lists are one value."""
+    if not isinstance(value, dict):
+        return [(path, value)]
+    return [leaf for key, inner in value.items() for leaf in _leaves(f"{path}.{key}", inner)]

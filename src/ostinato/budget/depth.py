@@ -1,0 +1,61 @@
+"""How many rounds a token takes part in: what a rule will do is assumed, and the absence of one is a fact."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ostinato.budget.sizes import plans
+from ostinato.config.model import ModelConfig
+from ostinato.errors import ConfigError, Problem
+
+
+@dataclass(frozen=True, slots=True)
+class Depth:
+    """The depth of one stack.
+
+    Args:
+        expected: rounds a token takes part in, on average. rounds: those the stack has.
+        halting: kind of its halting rule; with "none" both numbers are the same.
+    """
+
+    expected: float
+    rounds: int
+    halting: str
+
+    def __str__(self) -> str:
+        rule = "no halting" if self.halting == "none" else f"{self.halting} halting, assumed"
+        return f"{self.expected:g} of {self.rounds} rounds ({rule})"
+
+
+def expected_depths(
+    config: ModelConfig, expected_depth: Mapping[str, float] | None = None, *, n_steps: int | None = None
+) -> dict[str, Depth]:
+    """Return the depth of every stack: as assumed, otherwise all its rounds.
+
+    Args:
+        expected_depth: rounds per token, by stack. n_steps: rounds at call time.
+
+    Raises:
+        ConfigError: a stack the model does not have, a depth outside [1, rounds], a depth other than all rounds where
+            no token can halt, or `n_steps` for stacks that cannot change it.
+    """
+    given, stacks = dict(expected_depth or {}), config.stacks()
+    problems = [
+        Problem(f"expected_depth.{name}", given[name], f"the model's stacks are {', '.join(stacks)}")
+        for name in given
+        if name not in stacks
+    ]
+    found: dict[str, Depth] = {}
+    for name, plan in plans(config, n_steps).items():
+        rounds, halting = plan.n_rounds, stacks[name].halting.kind
+        expected = given.get(name, rounds)
+        if not 1 <= expected <= rounds:
+            problems.append(Problem(f"expected_depth.{name}", expected, f"must lie in [1, {rounds}], its rounds"))
+        elif halting == "none" and expected != rounds:
+            reason = f"no token halts (model.{name}.halting.kind is none), so every token runs all {rounds} rounds"
+            problems.append(Problem(f"expected_depth.{name}", expected, reason))
+        found[name] = Depth(float(expected), rounds, halting)
+    if problems:
+        raise ConfigError(problems)
+    return found

@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ostinato.budget import Assumptions, count_budget, count_macs, expected_depths
+from ostinato.budget.compare import differing_plans, differing_settings, match_figures, spread
+from ostinato.config.model import LanguageModelConfig, ModelConfig, Seq2SeqConfig
+from ostinato.errors import ConfigError
+
+
+def _seq2seq(variant: str | None = None, **ffn: Any) -> Seq2SeqConfig:
+    steps: dict[str, Any] = {"n_steps": 3, "self_attention": {"n_heads": 2}, "ffn": {"d_ff": 10} | ffn}
+    settings = {"d_model": 8, "source_vocab_size": 9, "target_vocab_size": 9, "ffn_variant": variant}
+    decoder = steps | {"cross_attention": {"n_heads": 2}}
+    return Seq2SeqConfig.model_validate(settings | {"encoder": steps, "decoder": decoder})
+
+
+def _language_model() -> LanguageModelConfig:
+    return LanguageModelConfig.model_validate({"d_model": 8, "vocab_size": 9, "decoder": {"n_steps": 2}})
+
+
+def test_without_halting_every_token_runs_all_rounds_and_nothing_else_can_be_assumed() -> None:
+    depths = expected_depths(_seq2seq())
+    assert {name: str(depth) for name, depth in depths.items()} == {
+        "encoder": "3 of 3 rounds (no halting)",
+        "decoder": "3 of 3 rounds (no halting)",
+    }
+    assert count_macs(_seq2seq(), 5, 5, expected_depth={"encoder": 3.0}) == count_macs(_seq2seq(), 5, 5)
+    with pytest.raises(ConfigError) as error:
+        count_macs(_seq2seq(), 5, 5, expected_depth={"encoder": 2.5, "decoder": 4, "middle": 1})
+    lines = str(error.value).splitlines()
+    assert lines == [
+        "expected_depth.middle is 1: the model's stacks are encoder, decoder",
+        "expected_depth.encoder is 2.5: no token halts (model.encoder.halting.kind is none), so every token runs all 3 "
+        "rounds",
+        "expected_depth.decoder is 4: must lie in [1, 3], its rounds",
+    ]
+
+
+def test_depth_follows_the_rounds_at_call_time() -> None:
+    shared: dict[str, Any] = {"n_steps": 4, "steps_per_round": 2, "ffn": {"d_ff": 10, "share": "all"}}
+    attention = {"self_attention": {"n_heads": 2, "share": "all"}}
+    config = LanguageModelConfig.model_validate({"d_model": 8, "vocab_size": 9, "decoder": shared | attention})
+    assert str(expected_depths(config)["decoder"]) == "2 of 2 rounds (no halting)"
+    assert expected_depths(config, n_steps=5)["decoder"].expected == 5.0
+
+
+def test_a_budget_holds_all_counts_and_what_was_assumed() -> None:
+    assumed = Assumptions(source_length=6, target_length=7, batch_size=2, beam=3)
+    found = count_budget(_seq2seq(), assumed).as_dict()
+    assert found.keys() == {"parameters", "macs", "bytes", "assumptions"}
+    assert found["parameters"].keys() == {"stored", "active", "executed", "by_part"}
+    assert {"per_source_token", "per_target_token", "per_generated_token", "by_part", "total"} < found["macs"].keys()
+    assert found["bytes"].keys() == {"weights", "activations", "cache"}
+    assert found["assumptions"] == {
+        "depth": {name: {"expected": 3.0, "rounds": 3, "halting": "none"} for name in ("encoder", "decoder")},
+        "source_length": 6,
+        "target_length": 7,
+        "batch_size": 2,
+        "beam": 3,
+        "precision": "float32",
+    }
+    assert found["macs"]["total"] == sum(found["macs"]["by_part"].values())
+
+
+def test_a_language_model_has_one_kind_of_token_and_no_source() -> None:
+    found = count_budget(_language_model(), Assumptions(target_length=7)).as_dict()
+    assert found["macs"]["per_token"] * 7 == found["macs"]["total"]
+    assert "per_source_token" not in found["macs"]
+    assert found["assumptions"]["source_length"] is None
+
+
+def test_figures_are_matched_against_the_first() -> None:
+    found = match_figures({"a": 200, "b": 202, "c": 203, "d": 197}, 0.01)
+    assert {name: (round(m.difference, 4), m.is_within) for name, m in found.items()} == {
+        "a": (0.0, True),
+        "b": (0.01, True),
+        "c": (0.015, False),
+        "d": (-0.015, False),
+    }
+
+
+def test_a_row_of_a_plan_is_told_in_few_words() -> None:
+    assert spread(("e_0", "e_1", "e_2")) == "e 0-2"
+    assert spread(("both_0",) * 6) == "both 0 x6"
+    assert spread((None,) * 4) == "- x4"
+    assert spread(("e_0", "e_0", "e_1", None, "e_1")) == "e 0 x2, 1 x1, - x1, 1 x1"
+    assert spread(("e_0", "e_1", "e_0", "e_1")) == "e 0 1 0 1"
+
+
+def test_only_what_differs_is_listed_by_dotted_key_and_as_it_is_built() -> None:
+    models: dict[str, ModelConfig] = {"plain": _seq2seq(), "shared": _seq2seq("shared-enc"), "wide": _seq2seq(d_ff=12)}
+    settings = differing_settings(models)
+    assert settings == {
+        "model.ffn_variant": {"plain": None, "shared": "shared-enc", "wide": None},
+        "model.encoder.ffn.share": {"plain": "individual", "shared": "all", "wide": "individual"},
+        "model.encoder.ffn.d_ff": {"plain": 10, "shared": 10, "wide": 12},
+        "model.decoder.ffn.d_ff": {"plain": 10, "shared": 10, "wide": 12},
+    }
+    rows = differing_plans(models)
+    assert rows == {"encoder.ffn": {"plain": "encoder 0-2", "shared": "encoder 0 x3", "wide": "encoder 0-2"}}
+    assert differing_settings({"a": _seq2seq(), "b": _seq2seq()}) == {}
+
+
+def test_a_setting_that_a_model_does_not_have_is_left_out_of_its_row() -> None:
+    rows = differing_settings({"pair": _seq2seq(), "single": _language_model()})
+    assert rows["model.kind"] == {"pair": "seq2seq", "single": "language_model"}
+    assert rows["model.encoder.n_steps"] == {"pair": 3}
+    assert "encoder.ffn" in differing_plans({"pair": _seq2seq(), "single": _language_model()})
