@@ -191,3 +191,33 @@ def test_the_demonstration_prints_every_seed_and_the_spread(
     assert "transformer 30.0 % ± 14.1 %" in text
     assert text.endswith("results.jsonl")
     assert [row["seed"] for row in json.loads(run("demo", "--run-dir", tmp_path, "--json").out)] == [1, 2]
+
+
+def test_table_shows_measured_speeds_and_refuses_to_mix_them_with_runs(run, tmp_path: Path) -> None:
+    speed = {
+        "study": "decoding_speed",
+        "group": "encoder-decoder",
+        "name": "no-dec",
+        "workload": {"kind": "decoding", "batch_size": 64, "source_length": 20, "target_length": 20, "beam": 5},
+        "median_s": 0.5,
+        "low_s": 0.25,
+        "high_s": 0.75,
+        "n": 6,
+        "disturbed": 1,
+        "tokens_per_s": 2560.0,
+        "seconds": [0.5] * 6,
+        "stacks": {},
+        "parameters": 57_000_000,
+        "macs": {"call": 1_500_000_000, "per_source_token": 1_000_000, "per_generated_token": 2_000_000},
+        "speed": {"baseline": "baseline", "value": 1.25, "low": 1.2, "high": 1.3, "n": 6, "verdict": "faster"},
+    }
+    file = tmp_path / "speed.jsonl"
+    file.write_text(json.dumps(speed) + "\n")
+    outcome = run("table", file, "--markdown")
+    assert outcome.code == 0
+    assert outcome.out.splitlines()[2] == (
+        "| decoding, batch 64, beam 5 | no-dec | 57,000,000 | 1 | 2 | 1.5 | 500 | 250.0-750.0 | 2,560 | 1.25 "
+        "| 1.200-1.300 | 6 | 1 |"
+    )
+    file.write_text(json.dumps(speed) + "\n" + json.dumps({"name": "a run", "splits": {}}) + "\n")
+    assert run("table", file).err == "1 of 2 rows are measured speeds, the others runs: show them apart\n"

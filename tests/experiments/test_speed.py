@@ -13,7 +13,7 @@ from ostinato.budget import count_macs, count_parameters
 from ostinato.errors import DataError
 from ostinato.experiments.comparison import Arm
 from ostinato.experiments.latency import Laboratory, Measurement
-from ostinato.experiments.speed import Group, Study, conditions, row, speed_table, workload_macs
+from ostinato.experiments.speed import Group, Study, conditions, measure_models, row, speed_table, workload_macs
 from ostinato.experiments.studies import Size, decoding_study, depth_line, depth_study, line_text
 from ostinato.experiments.timing import Effort, Lap, Stopwatch
 from ostinato.experiments.workloads import Bench, Candidate, Workload
@@ -158,6 +158,8 @@ def test_the_table_shows_speed_beside_its_baseline_and_says_what_it_was_measured
     study = decoding_study([1], 2, 3, 4, vocabulary=30, effort=Effort(rounds=2), size=TINY)
     rows = list(study.run(_laboratory()))
     columns, lines = speed_table(rows)
+    assert [line[0] for line in lines] == ["encoder-decoder"] * 5 + ["decoder-only"] * 2
+    assert speed_table(rows[:5])[0] == columns[1:]
     shown = [dict(zip(columns, line, strict=True)) for line in lines]
     assert [line["model"] for line in shown] == [r["name"] for r in rows]
     assert shown[0]["speed / baseline"] is None
@@ -166,3 +168,15 @@ def test_the_table_shows_speed_beside_its_baseline_and_says_what_it_was_measured
     assert shown[0]["work"] == "decoding, batch 1, beam 2"
     assert conditions(rows[0]).startswith("3 source and 4 target tokens a sentence; ")
     assert f"torch {torch.__version__}" in conditions(rows[0])
+
+
+def test_models_side_by_side_are_compared_with_the_first_workload_by_workload() -> None:
+    bf16 = Candidate("b", seq2seq().model, seq2seq().training.model_copy(update={"precision": "bfloat16"}))
+    work = [Workload("decoding", 1, 3, 4), Workload("update", 2, 3, 4)]
+    found = measure_models(_laboratory(), [seq2seq("a"), bf16], work, Effort(rounds=1))
+    assert list(found) == ["a", "b"]
+    assert [r["workload"]["kind"] for r in found["b"]] == ["decoding", "update"]
+    assert [r["precision"] for r in found["b"]] == ["float32", "bfloat16"]
+    assert [r["speed"]["baseline"] for rows in found.values() for r in rows] == ["a"] * 4
+    # Calls 3 and 4, after two for warming up; then 7 and 8.
+    assert [r["speed"]["value"] for r in found["b"]] == pytest.approx([3 / 4, 7 / 8])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -23,7 +23,7 @@ def table(
     markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
     json: JsonOption = False,
 ) -> None:
-    """Show what finished runs cost and scored, one line a split."""
+    """Show what finished runs cost and scored, one line a split; or the speeds in files that a speed study wrote."""
     from ostinato.cli.output import print_json, print_table, say
     from ostinato.experiments import results
 
@@ -38,8 +38,27 @@ def table(
     if json:
         print_json(rows)
         return
-    columns, lines = results.table(rows)
+    columns, lines = _table(rows)
     if markdown:
         say(results.markdown(columns, lines).rstrip())
     else:
         print_table(columns, lines)
+
+
+def _table(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[object]]]:
+    """Return the table of runs, or of measured speeds.
+
+    Raises:
+        ConfigError: rows of both.
+    """
+    from ostinato.errors import ConfigError
+    from ostinato.experiments import results
+
+    n_speeds = sum("workload" in row for row in rows)
+    if n_speeds == 0:
+        return results.table(rows)
+    if n_speeds < len(rows):
+        raise ConfigError(f"{n_speeds} of {len(rows)} rows are measured speeds, the others runs: show them apart")
+    from ostinato.experiments.speed import speed_table
+
+    return speed_table(rows)

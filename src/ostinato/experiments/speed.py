@@ -89,6 +89,27 @@ class Study:
         return Candidate(arm.name, sized.model, recipe.training)
 
 
+def measure_models(
+    laboratory: Laboratory,
+    candidates: Sequence[Candidate],
+    work: Sequence[Workload],
+    effort: Effort,
+    on_plan: Callable[[Announcement], None] = lambda announcement: None,
+) -> dict[str, list[dict[str, Any]]]:
+    """Return a row for every workload, by candidate; speeds are against the first one, `precision` is an update's."""
+    by_name: dict[str, list[dict[str, Any]]] = {candidate.name: [] for candidate in candidates}
+    found = list(laboratory.measure(candidates, work, effort, on_plan))
+    for place, measurement in enumerate(found):
+        number = place % len(candidates)
+        candidate = candidates[number]
+        of_updates = measurement.workload.kind == "update"
+        precision = candidate.training.precision if of_updates else "float32"
+        by_name[candidate.name].append(
+            row(measurement, candidate.model, found[place - number]) | {"precision": precision}
+        )
+    return by_name
+
+
 def row(measurement: Measurement, model: ModelConfig, baseline: Measurement | None = None) -> dict[str, Any]:
     """Return a measurement with the model's size and cost beside it, and its speed against a baseline."""
     found = measurement.row() | {
@@ -139,7 +160,11 @@ def workload_macs(model: ModelConfig, workload: Workload) -> dict[str, int]:
 
 
 def speed_table(rows: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[object]]]:
-    """Return headings and one line a row: speed with its quartiles, and against the baseline of the same rounds."""
+    """Return headings and one line a row: speed with its quartiles, and against the baseline of the same rounds.
+
+    Where the rows are of several groups, the first column says which.
+    """
+    groups = [row.get("group") for row in rows]
     columns = [
         "work",
         "model",
@@ -155,14 +180,17 @@ def speed_table(rows: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[ob
         "rounds",
         "disturbed",
     ]
-    return columns, [_line(row) for row in rows]
+    lines = [_line(row) for row in rows]
+    if len(set(groups)) < 2:
+        return columns, lines
+    return ["group", *columns], [[group, *line] for group, line in zip(groups, lines, strict=True)]
 
 
 def _line(row: dict[str, Any]) -> list[object]:
     macs, speed = row["macs"], row.get("speed") or {}
     is_compared = speed.get("baseline", row["name"]) != row["name"]
     return [
-        str(Workload(**row["workload"])),
+        work_name(row),
         row["name"],
         row["parameters"],
         _short(macs["per_source_token"] / 1e6),
@@ -176,6 +204,11 @@ def _line(row: dict[str, Any]) -> list[object]:
         row["n"],
         row["disturbed"],
     ]
+
+
+def work_name(row: dict[str, Any]) -> str:
+    """Return what a row's calls did."""
+    return str(Workload(**row["workload"]))
 
 
 def _short(value: float) -> float | int:
