@@ -99,3 +99,15 @@ def test_waits_are_read_from_schedstat_where_there_is_one(tmp_path: Path) -> Non
         (tmp_path / thread / "schedstat").write_text(text)
     assert thread_waits(tmp_path) == {"11": 2.5, "12": 0.0}
     assert thread_waits(tmp_path / "none") == {}
+
+
+def test_a_call_on_an_accelerator_is_timed_to_the_end_of_its_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: events.append(f"wait for {device}"))
+
+    def now() -> float:
+        events.append("clock")
+        return 0.0
+
+    Stopwatch(torch.device("cuda:1"), now, dict).time(lambda: events.append("call"))
+    assert events == ["wait for cuda:1", "clock", "call", "wait for cuda:1", "clock"]
