@@ -192,6 +192,42 @@ def test_a_language_model_s_rows_have_no_source() -> None:
         collate([])
 
 
+def test_joined_rows_are_one_sequence_whose_labels_begin_at_the_begin_symbol() -> None:
+    rows = [Row([7, 8, 9], [5], {"k": 1}, 4, is_joined=True), Row([6], [9, 8], {}, 2, is_joined=True)]
+    batch = collate(rows)
+    assert batch.source is None
+    assert batch.has_sources
+    assert batch.prefix_lengths_B is not None
+    assert batch.prefix_lengths_B.tolist() == [4, 2]
+    assert batch.target.ids_BT.tolist() == [[7, 8, 9, EOS_ID, BOS_ID, 5], [6, EOS_ID, BOS_ID, 9, 8, PAD_ID]]
+    assert batch.target.keep_BT.tolist() == [[True] * 6, [True] * 5 + [False]]
+    labels = [row[counts].tolist() for row, counts in zip(batch.labels_BT, batch.loss_BT, strict=True)]
+    assert labels == [[5, EOS_ID], [9, 8, EOS_ID]]
+    assert batch.loss_BT.tolist() == [[False] * 4 + [True] * 2, [False] * 2 + [True] * 3 + [False]]
+    assert batch.n_labels == 5
+    assert [row.length for row in rows] == [6, 5]
+    assert batch.target.ids_BT.shape == (2, max(row.length for row in rows))
+    with pytest.raises(DataError, match="1 of 2 rows are one sequence"):
+        collate([Row([4], [5], is_joined=True), Row([4], [5])])
+
+
+def test_joined_rows_keep_to_the_budget_and_to_the_longest_length_of_each_side() -> None:
+    examples = [Example("a b c", "x y"), Example("a", "y y x")]
+    data = DataConfig(max_source_length=4, max_target_length=4)
+    rows = list(encode_examples(examples, TOKENIZERS, data, training=True, name="train", joins_pairs=True))
+    assert [row.length for row in rows] == [7, 6]
+    with pytest.raises(
+        DataError, match=r"the source has 4 tokens with its end symbol, but data\.max_source_length is 3"
+    ):
+        list(encode_examples(examples, TOKENIZERS, DataConfig(max_source_length=3), training=True, name="t"))
+    many = [Row([5] * n, [6] * (n % 4), {}, n, is_joined=True) for n in range(20)]
+    for batch in evaluation_batches(many, 60):
+        assert batch.target.ids_BT.numel() <= 60
+    texts = [Example(None, "a b")]
+    (text,) = encode_examples(texts, TOKENIZERS, data, training=True, name="train", joins_pairs=True)
+    assert not text.is_joined
+
+
 def encode(data: DataConfig, *, training: bool, examples: list[Example] = EXAMPLES) -> list[Row]:
     return list(encode_examples(examples, TOKENIZERS, data, training=training, name="dev"))
 

@@ -105,12 +105,13 @@ def test_long_and_unknown_texts_are_cut_and_replaced_where_the_data_say_so(
 def test_a_language_model_continues_prompts_of_any_length(tokenizers: Tokenizers) -> None:
     model = trained_language_model(tokenizers.target.vocab_size)
     texts = random_texts(12)
-    together = generate_texts(model, texts, tokenizers, DATA, GREEDY)
+    together = generate_texts(model, texts, tokenizers, DATA, GREEDY, as_prompts=True)
     assert len({g.text for g in together}) > 3
     for text, generation in zip(texts, together, strict=True):
-        assert generation.text == generate_texts(model, [text], tokenizers, DATA, GREEDY)[0].text
+        assert generation.text == generate_texts(model, [text], tokenizers, DATA, GREEDY, as_prompts=True)[0].text
+    data = DATA.model_copy(update={"max_target_length": 2})
     with pytest.raises(DataError, match=r"data\.max_target_length is 2"):
-        generate_texts(model, ["do re"], tokenizers, DATA.model_copy(update={"max_target_length": 2}), GREEDY)
+        generate_texts(model, ["do re"], tokenizers, data, GREEDY, as_prompts=True)
 
 
 def test_no_texts_give_no_outputs(model: Seq2Seq, tokenizers: Tokenizers) -> None:

@@ -294,7 +294,7 @@ def test_white_space_of_the_reference_does_not_count(tokenizers: Tokenizers) -> 
         ({"metrics": ["exact_match", "blue"]}, ConfigError, r"'blue'.*exact_match"),
         ({"by": ["colour"]}, DataError, r"example \d+ has no column 'colour'; its columns are: length, even"),
         ({"examples": []}, DataError, "dev: there are no examples"),
-        ({"examples": [Example(None, "a b")], "metrics": ["exact_match"]}, ConfigError, "language model"),
+        ({"examples": [Example(None, "a b")], "metrics": ["exact_match"]}, ConfigError, "no source to decode from"),
         ({"examples": [Example("a", "b", {"id": i}) for i in range(1001)], "by": ["id"]}, DataError, "1000 values"),
     ],
 )

@@ -71,6 +71,7 @@ class ConstantModel(nn.Module):
 
     def __init__(self, logits_V: Tensor) -> None:
         super().__init__()
+        self.config = Seq2SeqConfig()
         self.logits_V = logits_V
 
     def forward(self, batch: Batch, *, n_steps: int | None = None) -> ModelOutput:

@@ -21,7 +21,7 @@ def pairs(tmp_path: Path) -> str:
 def test_pairs_are_read_with_their_columns(pairs):
     task = build_task(TaskRef(), DataConfig(train=pairs, test=pairs))
     assert task.splits() == ("train", "test")
-    assert task.model_kind == "seq2seq"
+    assert task.config.has_sources
     (example,) = task.examples("test")
     assert (example.source, example.target, example.columns) == ("a b", "b a", {"kind": "short"})
     assert not task.is_generated
@@ -32,7 +32,7 @@ def test_texts_are_for_language_models_and_decode_nothing(tmp_path):
     path.write_text("one line\nanother\n")
     ref = TaskRef.model_validate({"kind": "files", "model_kind": "language_model"})
     task = build_task(ref, DataConfig(train=str(path)))
-    assert task.model_kind == "language_model"
+    assert not task.config.has_sources
     assert task.metrics == ()
     assert [(example.source, example.target) for example in task.examples("train")] == [
         (None, "one line"),

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -144,8 +145,25 @@ def test_a_selection_that_would_keep_the_worst_model_is_reported_before_any_data
     assert sorted(problem.key for problem in caught.value.problems) == ["seed", "training.selection.mode"]
 
 
-def test_a_model_of_a_kind_that_the_task_cannot_use_is_refused() -> None:
-    with pytest.raises(
-        ConfigError, match=r"^model\.kind is 'language_model': the task scan .* is for model\.kind=seq2seq"
-    ):
-        load_recipe("scan/transformer", ["model.kind=language_model", "data.target_tokenizer=null"])
+def test_a_model_that_the_task_cannot_use_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one line\n")
+    texts = ["task.model_kind=language_model", f"data.train={tmp_path / 'a.txt'}"]
+    with pytest.raises(ConfigError, match=r"model\.kind is 'seq2seq': the task files .* texts without a source, which"):
+        load_recipe("files/template", texts)
+    with pytest.raises(ConfigError, match=r"model\.mask is 'prefix': the task files .* no prefix: use causal"):
+        load_recipe("lm/transformer", [*texts, "model.mask=prefix"])
+
+
+def test_a_language_model_may_read_pairs_with_one_tokenizer_and_all_that_is_wrong_is_said_at_once() -> None:
+    model = {"kind": "language_model", "d_model": 32, "decoder": {"self_attention": {"n_heads": 4}, "ffn": {"d_ff": 8}}}
+    as_language_model = ["data.target_tokenizer=null", f"model={json.dumps(model)}"]
+    assert load_recipe("scan/transformer", as_language_model).model.kind == "language_model"
+    wrong = ["model.decoder.self_attention.n_heads=5", "data.target_tokenizer={kind: words}", "evaluation.metrics=[x]"]
+    with pytest.raises(ConfigError) as caught:
+        load_recipe("scan/transformer", [*as_language_model, *wrong])
+    assert {problem.key for problem in caught.value.problems} == {
+        "model.decoder.self_attention.n_heads",
+        "data.target_tokenizer",
+        "evaluation.metrics",
+    }
+    assert "one vocabulary" in str(caught.value)

@@ -53,7 +53,7 @@ def with_settings(recipe: Recipe, group: str, **settings: object) -> Recipe:
             '{"source": "a", "target": "a a a a a a a", "n": 1}',
             "has 8 tokens",
         ),
-        ("language_model", "evaluation", {"metrics": ["bleu"]}, None, "evaluation.metrics is 'bleu': a language model"),
+        ("language_model", "evaluation", {"metrics": ["bleu"]}, None, "evaluation.metrics is 'bleu': the task's texts"),
     ],
 )
 def test_what_would_end_the_final_evaluation_ends_the_run_before_its_first_update(
@@ -78,7 +78,7 @@ def test_examples_that_are_never_scored_are_not_checked(tmp_path: Path) -> None:
 
 def test_a_language_model_is_not_selected_by_what_has_to_be_decoded(tmp_path: Path) -> None:
     recipe = tiny_recipe(tmp_path, kind="language_model", selection={"metric": "bleu", "mode": "max"})
-    with pytest.raises(ConfigError, match=r"training\.selection\.metric is 'bleu': a language model has no source"):
+    with pytest.raises(ConfigError, match=r"training\.selection\.metric is 'bleu': the task's texts have no source"):
         train(recipe, tmp_path / "run")
 
 

@@ -35,9 +35,9 @@ def generate(
 ) -> None:
     """Write one output for every line of input.
 
-    A language model writes what follows the line. A line that cannot be read gets an empty output, a message on
-    standard error, and exit code 2 at the end. With --json every output is an object with source, text, score and
-    more, or source and error.
+    A line is a source; a language model that was trained on texts without sources writes what follows the line. One
+    that cannot be read gets an empty output, a message on standard error, and exit code 2 at the end. With --json
+    every output is an object with source, text, score and more, or source and error.
     """
     from ostinato.cli.output import complain, json_line, say
     from ostinato.errors import DataError

@@ -60,10 +60,10 @@ class DataConfig(Config):
     target_tokenizer: TokenizerConfig | None = None
     """None: one joint tokenizer for both sides."""
     tokens_per_batch: Size = 4096
-    """Padded tokens of the longer side in one batch: rows times length."""
+    """Padded tokens in one batch: rows times length of the longer side, or of source and target in one sequence."""
     eval_tokens_per_batch: Size = 8192
     max_source_length: Size = 1024
-    """In tokens, the end symbol included."""
+    """In tokens, the end symbol included; of the source alone, also where a decoder-only model reads both sides."""
     max_target_length: Size = 1024
     over_length: Literal["error", "drop", "truncate"] = "error"
     """What happens to a longer example. In evaluation nothing is ever dropped: it is an error or truncated."""

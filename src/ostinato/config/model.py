@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
@@ -18,6 +18,9 @@ Size = Annotated[int, Field(ge=1)]
 
 class SubLayerConfig(Config):
     """How one kind of sub-layer is spread over the steps of a stack (schemes: see `ostinato.plan`)."""
+
+    keeps_common_settings: ClassVar[bool] = True
+    """Another `kind` on top of a recipe changes the kind, not how sub-layers are spread nor how wide they are."""
 
     share: Scheme | list[Annotated[int, Field(ge=0)] | None] = "individual"
     """Which steps use which parameter set: a scheme's name, or a list with one entry a step (null: absent)."""
@@ -309,6 +312,11 @@ class Seq2SeqConfig(_ModelConfig):
     encoder: StackConfig = StackConfig()
     decoder: DecoderConfig = DecoderConfig()
 
+    @property
+    def joins_pairs(self) -> bool:
+        """False: source and target of a pair are read by stacks of their own."""
+        return False
+
     def given_stacks(self) -> dict[str, StackConfig]:
         """Return the stacks as configured, before `ffn_variant`, by name, in the order they run."""
         return {"encoder": self.encoder, "decoder": self.decoder}
@@ -338,6 +346,11 @@ class LanguageModelConfig(_ModelConfig):
     vocab_size: Size | None = None
     tie_embeddings: Literal["none", "output"] = "output"
     decoder: StackConfig = StackConfig()
+
+    @property
+    def joins_pairs(self) -> bool:
+        """True: source and target of a pair are read as one sequence."""
+        return True
 
     def given_stacks(self) -> dict[str, StackConfig]:
         """Return the stacks as configured, before `ffn_variant`, by name, in the order they run."""

@@ -66,7 +66,12 @@ class Recipe(Config):
     reference: list[ReferenceRow] = Field(default_factory=list)
 
     def problems(self, path: str = "") -> Iterator[Problem]:
-        """Embeddings tied over both sides need a joint tokenizer."""
-        if isinstance(self.model, Seq2SeqConfig) and self.model.tie_embeddings == "all" and self.data.target_tokenizer:
+        """One sequence, or embeddings tied over both sides, need a joint tokenizer."""
+        if self.data.target_tokenizer is None:
+            return
+        if self.model.joins_pairs:
+            reason = "a language model has one vocabulary: remove it and use data.tokenizer"
+            yield Problem(f"{path}data.target_tokenizer", self.data.target_tokenizer.kind, reason)
+        elif isinstance(self.model, Seq2SeqConfig) and self.model.tie_embeddings == "all":
             reason = "needs one joint tokenizer: remove data.target_tokenizer, or use 'output' or 'none'"
             yield Problem(f"{path}model.tie_embeddings", "all", reason)

@@ -34,8 +34,9 @@ class Batch:
     """Examples side by side.
 
     A seq2seq batch has `source` and a `target` that begins with the begin symbol; a language model's batch has only
-    `target`. `labels_BT` are the ids to predict at every column of the target (the target shifted left, then the end
-    symbol); `loss_BT` is True where a label counts.
+    `target`: a text behind a begin symbol, or a pair as one sequence, ``source <eos> <bos> target``, with
+    `prefix_lengths_B`. `labels_BT` are the ids to predict at every column of the target (the target shifted left, then
+    the end symbol); `loss_BT` is True where a label counts: nowhere in a prefix.
     """
 
     target: Tokens
@@ -43,7 +44,8 @@ class Batch:
     loss_BT: Tensor
     source: Tokens | None = None
     prefix_lengths_B: Tensor | None = None
-    """Prefix language models: leading target tokens that see each other in both directions."""
+    """Pairs as one sequence: real tokens of the source with its end symbol, which lead the sequence. A prefix language
+    model lets them see each other in both directions."""
     indices: tuple[int, ...] = ()
     """Row numbers in the split."""
     columns: dict[str, list[object]] = field(default_factory=dict)
@@ -53,6 +55,11 @@ class Batch:
     def n_sentences(self) -> int:
         """Number of examples."""
         return self.labels_BT.shape[0]
+
+    @property
+    def has_sources(self) -> bool:
+        """Whether the examples are pairs: there is something to decode from."""
+        return self.source is not None or self.prefix_lengths_B is not None
 
     @property
     def n_labels(self) -> int:

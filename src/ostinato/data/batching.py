@@ -1,8 +1,9 @@
 """Examples as token ids, and batches of them under a budget of padded tokens.
 
-The length of a row is that of its longer side with its one extra symbol (end or begin): the width it has in a batch.
-A batch of rows costs ``rows * longest length`` padded tokens, which stays within the budget; a single row that is
-longer than the budget is a batch of its own.
+The length of a row is the width it has in a batch: that of its longer side with its one extra symbol (end or begin),
+or, where a decoder-only model reads the pair as one sequence, of both sides with both symbols. A batch of rows costs
+``rows * longest length`` padded tokens, which stays within the budget; a single row that is longer than the budget is a
+batch of its own.
 
 Training draws rows of similar length together: lengths are put into buckets whose bounds grow by a tenth, rows are
 shuffled inside their bucket, cut into batches, and the batches are shuffled. Everything follows from the seed and the
@@ -12,7 +13,7 @@ number of the epoch, so that a place in the middle of an epoch is two numbers.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -37,23 +38,32 @@ class Row:
     """One example as token ids, without begin and end symbols.
 
     Args:
-        source_ids: None for language models.
+        source_ids: None for texts.
         index: 0-based number of the example in its split.
+        is_joined: source and target are one sequence.
     """
 
     source_ids: list[int] | None
     target_ids: list[int]
     columns: dict[str, object] = field(default_factory=dict)
     index: int = 0
+    is_joined: bool = False
 
     @property
     def length(self) -> int:
-        """Tokens of the longer side, its one extra symbol included."""
-        return 1 + max(len(self.source_ids or ()), len(self.target_ids))
+        """Columns the row needs: its longer side and one symbol, or both sides and their symbols where joined."""
+        n_source, n_target = 1 + len(self.source_ids or ()), 1 + len(self.target_ids)
+        return n_source + n_target if self.is_joined else max(n_source, n_target)
 
 
 def encode_examples(
-    examples: Iterable[Example], tokenizers: Tokenizers, data: DataConfig, *, training: bool, name: str
+    examples: Iterable[Example],
+    tokenizers: Tokenizers,
+    data: DataConfig,
+    *,
+    training: bool,
+    name: str,
+    joins_pairs: bool = False,
 ) -> Iterator[Row]:
     """Turn examples into rows, one at a time.
 
@@ -61,6 +71,8 @@ def encode_examples(
         training: whether ``data.over_length = "drop"`` may drop rows; in evaluation such a row is an error, because a
             score over fewer rows would be another score.
         name: what the examples are called in errors, usually the split.
+        joins_pairs: make one sequence of source and target, for a decoder-only model (`LanguageModelConfig`); the
+            longest lengths are still those of each side.
 
     Raises:
         DataError: an example is longer than its limit, or holds an unknown symbol; names the example (from 1), the
@@ -75,7 +87,7 @@ def encode_examples(
         ids = _encode(tokenizers.target, example.target, data, f"{where}, target")
         target = _fit(ids, data.max_target_length, "target", data, training, where)
         if target is not None and (source is not None or example.source is None):
-            yield Row(source, target, example.columns, index)
+            yield Row(source, target, example.columns, index, is_joined=joins_pairs and source is not None)
 
 
 def _encode(tokenizer: Tokenizer, text: str, data: DataConfig, where: str) -> list[int]:
@@ -104,27 +116,44 @@ def _fit(ids: list[int], limit: int, side: str, data: DataConfig, training: bool
 def collate(rows: Sequence[Row]) -> Batch:
     """Put rows side by side, padded on the right.
 
-    Source: ids and the end symbol. Target: the begin symbol and ids. Labels: ids and the end symbol.
+    Source: ids and the end symbol. Target: the begin symbol and ids. Labels: ids and the end symbol. Of joined rows the
+    target is the source followed by that, and the labels begin where the begin symbol stands.
 
     Raises:
-        DataError: there are no rows, or only some of them have a source.
+        DataError: there are no rows, or only some of them have a source, or only some are joined.
     """
     if not rows:
         raise DataError("a batch needs at least one row")
     sources = [[*row.source_ids, EOS_ID] for row in rows if row.source_ids is not None]
     if sources and len(sources) != len(rows):
         raise DataError(f"{len(sources)} of {len(rows)} rows have a source: a batch needs all or none")
-    target = _pad([[BOS_ID, *row.target_ids] for row in rows])
-    labels = _pad([[*row.target_ids, EOS_ID] for row in rows])
+    n_joined = sum(row.is_joined for row in rows)
+    if n_joined and n_joined != len(rows):
+        raise DataError(f"{n_joined} of {len(rows)} rows are one sequence: a batch needs all or none")
+    targets = [[BOS_ID, *row.target_ids] for row in rows]
+    labels = [[*row.target_ids, EOS_ID] for row in rows]
     names = dict.fromkeys(name for row in rows for name in row.columns)
-    return Batch(
-        target=target,
-        labels_BT=labels.ids_BT,
-        loss_BT=labels.keep_BT,
-        source=_pad(sources) if sources else None,
+    batch = _joined(sources, targets, labels) if n_joined else _apart(sources, targets, labels)
+    return replace(
+        batch,
         indices=tuple(row.index for row in rows),
         columns={name: [row.columns.get(name) for row in rows] for name in names},
     )
+
+
+def _apart(sources: list[list[int]], targets: list[list[int]], labels: list[list[int]]) -> Batch:
+    """Return sources, where there are any, beside targets."""
+    wanted = _pad(labels)
+    return Batch(_pad(targets), wanted.ids_BT, wanted.keep_BT, _pad(sources) if sources else None)
+
+
+def _joined(sources: list[list[int]], targets: list[list[int]], labels: list[list[int]]) -> Batch:
+    """Return every source with its target as one sequence; a source's own tokens are no labels."""
+    prefix_lengths_B = torch.tensor([len(source) for source in sources])
+    sequences = _pad([[*source, *target] for source, target in zip(sources, targets, strict=True)])
+    wanted = _pad([[PAD_ID] * len(source) + ids for source, ids in zip(sources, labels, strict=True)])
+    is_target_BT = torch.arange(sequences.ids_BT.shape[1]) >= prefix_lengths_B[:, None]
+    return Batch(sequences, wanted.ids_BT, wanted.keep_BT & is_target_BT, prefix_lengths_B=prefix_lengths_B)
 
 
 def _pad(sequences: Sequence[Sequence[int]]) -> Tokens:
@@ -141,7 +170,7 @@ class TrainingBatches:
 
     Args:
         rows: held in memory.
-        tokens_per_batch: padded tokens of the longer side.
+        tokens_per_batch: padded tokens, rows times the longest row (`Row.length`).
         seed: with the number of the epoch, it decides everything; the process's own generators are not touched.
 
     Raises:

@@ -6,15 +6,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-import torch
-
 from ostinato.config.data import DataConfig
 from ostinato.config.decoding import DecodingConfig
-from ostinato.data.batch import Tokens
 from ostinato.data.batching import Row, evaluation_batches
-from ostinato.data.tokenizer import BOS_ID, PAD_ID, Tokenizers
+from ostinato.data.tokenizer import BOS_ID, Tokenizers
 from ostinato.decoding.hypothesis import Hypothesis
 from ostinato.decoding.inference import inference
+from ostinato.decoding.prompts import left_padded
 from ostinato.decoding.search import search
 from ostinato.errors import DataError
 from ostinato.models.language_model import LanguageModel
@@ -47,14 +45,19 @@ def generate_texts(
     data: DataConfig,
     config: DecodingConfig,
     *,
+    as_prompts: bool = False,
     n_steps: int | None = None,
 ) -> list[Generation]:
-    """Return an output for every source (for a language model: every prompt), in the order given.
+    """Return an output for every text, in the order given.
+
+    Args:
+        as_prompts: the texts are beginnings for a language model to go on from, and not sources.
 
     Raises:
         DataError: a text that is too long or cannot be encoded, by its number; nothing is generated then.
     """
-    rows = [_encode(model, text, index, tokenizers, data) for index, text in enumerate(texts)]
+    encode = _Encoder(model, tokenizers, data, as_prompts)
+    rows = [encode(text, index) for index, text in enumerate(texts)]
     return _generate(model, rows, tokenizers, data, config, n_steps)
 
 
@@ -65,20 +68,23 @@ def generate_stream(
     data: DataConfig,
     config: DecodingConfig,
     *,
+    as_prompts: bool = False,
     n_steps: int | None = None,
     window: int = _WINDOW,
 ) -> Iterator[Generation | DataError]:
     """Yield for every text its output, or the error that kept it from having one, in the order given.
 
-    `window` texts are read, answered, and forgotten at a time. Sampled outputs do not depend on the window.
+    `window` texts are read, answered, and forgotten at a time. Sampled outputs do not depend on the window. For
+    `as_prompts` see `generate_texts`.
     """
+    encode = _Encoder(model, tokenizers, data, as_prompts)
     numbered = enumerate(texts)
     while chunk := list(islice(numbered, window)):
         answers: dict[int, Generation | DataError] = {}
         rows = []
         for index, text in chunk:
             try:
-                rows.append(_encode(model, text, index, tokenizers, data))
+                rows.append(encode(text, index))
             except DataError as error:
                 answers[index] = error
         found = _generate(model, rows, tokenizers, data, config, n_steps)
@@ -87,24 +93,34 @@ def generate_stream(
             yield answers[index]
 
 
-def _encode(model: Seq2Seq | LanguageModel, text: str, index: int, tokenizers: Tokenizers, data: DataConfig) -> Row:
-    """Encode a source, or a prompt as the target; its end or begin symbol counts towards the longest length."""
-    is_prompt = isinstance(model, LanguageModel)
-    tokenizer, longest, key = (
-        (tokenizers.target, data.max_target_length, "max_target_length")
-        if is_prompt
-        else (tokenizers.source, data.max_source_length, "max_source_length")
-    )
-    try:
-        ids = tokenizer.encode(text, unknown=data.unknown)
-    except DataError as error:
-        raise DataError(f"input line {index + 1}: {error}") from error
-    if len(ids) >= longest:
-        if data.over_length != "truncate":
-            fix = f"raise data.{key}, or set data.over_length=truncate"
-            raise DataError(f"input line {index + 1}: {len(ids) + 1} tokens, but data.{key} is {longest}: {fix}")
-        ids = ids[: longest - 1]
-    return Row(None, ids, {}, index) if is_prompt else Row(ids, [], {}, index)
+class _Encoder:
+    """Makes a row of a source, or of a prompt as the target; its end or begin symbol counts towards the length."""
+
+    def __init__(
+        self, model: Seq2Seq | LanguageModel, tokenizers: Tokenizers, data: DataConfig, as_prompts: bool
+    ) -> None:
+        self.joins_pairs, self.data, self.as_prompts = model.config.joins_pairs, data, as_prompts
+        self.tokenizer, self.longest, self.key = (
+            (tokenizers.target, data.max_target_length, "max_target_length")
+            if as_prompts
+            else (tokenizers.source, data.max_source_length, "max_source_length")
+        )
+
+    def __call__(self, text: str, index: int) -> Row:
+        """Encode the text of one line."""
+        try:
+            ids = self.tokenizer.encode(text, unknown=self.data.unknown)
+        except DataError as error:
+            raise DataError(f"input line {index + 1}: {error}") from error
+        if len(ids) >= self.longest:
+            if self.data.over_length != "truncate":
+                problem = f"{len(ids) + 1} tokens, but data.{self.key} is {self.longest}"
+                fix = f"raise data.{self.key}, or set data.over_length=truncate"
+                raise DataError(f"input line {index + 1}: {problem}: {fix}")
+            ids = ids[: self.longest - 1]
+        if self.as_prompts:
+            return Row(None, ids, {}, index)
+        return Row(ids, [], {}, index, is_joined=self.joins_pairs)
 
 
 def _generate(
@@ -121,8 +137,9 @@ def _generate(
     with inference(model):
         for batch in evaluation_batches(rows, budget, window=max(1, len(rows))):
             prompts = None
-            if batch.source is None:
-                prompts = _left_padded([by_index[index].target_ids for index in batch.indices], model.device)
+            if not batch.has_sources:
+                begun = [[BOS_ID, *by_index[index].target_ids] for index in batch.indices]
+                prompts = left_padded(begun, model.device)
             hypotheses = search(model, batch.to(model.device), config, prefix=prompts, n_steps=n_steps)
             found.update(zip(batch.indices, hypotheses, strict=True))
     return [_decoded(found[row.index], tokenizers) for row in rows]
@@ -130,11 +147,3 @@ def _generate(
 
 def _decoded(h: Hypothesis, tokenizers: Tokenizers) -> Generation:
     return Generation(tokenizers.target.decode(h.ids), h.score, h.log_prob, h.finished, h.n_tokens)
-
-
-def _left_padded(prompts: Sequence[Sequence[int]], device: torch.device) -> Tokens:
-    """Return prompts behind a begin symbol, padded on the left."""
-    width = 1 + max(map(len, prompts))
-    ids = [[PAD_ID] * (width - 1 - len(prompt)) + [BOS_ID, *prompt] for prompt in prompts]
-    ids_BT = torch.tensor(ids, device=device)
-    return Tokens(ids_BT, ids_BT != PAD_ID)

@@ -28,11 +28,10 @@ from torch import Tensor
 
 from ostinato.config.decoding import DecodingConfig
 from ostinato.data.batch import Batch, Tokens
-from ostinato.data.tokenizer import BOS_ID
 from ostinato.decoding.beams import Beams
 from ostinato.decoding.hypothesis import Hypothesis
+from ostinato.decoding.prompts import make_prompt
 from ostinato.decoding.proposals import Beam, Greedy, Proposer, Sampling, next_log_probs, sentence_seed
-from ostinato.errors import DataError
 from ostinato.nn.cache import Cache
 
 # Stopped sentences leave the batch when they are at least this part of it: leaving copies the cache of those that stay,
@@ -64,7 +63,8 @@ def search(
     The model is used as it stands: put it in evaluation mode first.
 
     Args:
-        batch: the sources; a language model only takes its number of sentences.
+        batch: the sources, also those that a language model reads in one sequence with the target: they become its
+            prompt. Of texts a language model only takes the number of sentences.
         prefix: target tokens that are given, padded on the left, begin symbol first: a language model's prompt, or a
             translation's beginning. None: the begin symbol alone. The length limit counts only what is generated.
         n_steps: rounds to run instead of the plans' own (fully shared plans only).
@@ -78,12 +78,12 @@ def search(
     n_sentences = batch.n_sentences
     if n_sentences == 0:
         return []
-    prompt = _begin(n_sentences, batch.labels_BT.device) if prefix is None else _checked(prefix, n_sentences)
+    prompt = make_prompt(batch, prefix)
     limits = _limits(batch, prompt, config)
     device = prompt.ids_BT.device
     propose = _proposer(config, batch, limits, device)
     cache = model.encode(batch, n_steps=n_steps)
-    logits_RV = model.step(prompt.ids_BT, cache, None if prefix is None else prompt.keep_BT)
+    logits_RV = model.step(prompt.ids_BT, cache, prompt.keep_BT)
     K = config.beam
     if K > 1:
         cache.expand(K, n_sentences)
@@ -110,26 +110,14 @@ def search(
     return [hypothesis for hypothesis in found if hypothesis is not None]
 
 
-def _begin(n_sentences: int, device: torch.device) -> Tokens:
-    ids_B1 = torch.full((n_sentences, 1), BOS_ID, device=device)
-    return Tokens(ids_B1, torch.ones_like(ids_B1, dtype=torch.bool))
-
-
-def _checked(prefix: Tokens, n_sentences: int) -> Tokens:
-    n_rows, n_columns = prefix.ids_BT.shape
-    if n_rows != n_sentences:
-        raise DataError(f"the prefix has {n_rows} rows, but the batch has {n_sentences} sentences")
-    if n_columns == 0 or not bool(prefix.keep_BT[:, -1].all()):
-        raise DataError("every row of a prefix must end in a real token: pad it on the left, and begin it with <bos>")
-    return prefix
-
-
 def _limits(batch: Batch, prompt: Tokens, config: DecodingConfig) -> list[int]:
-    """Return how many tokens every sentence may generate, at least one; a prompt is a language model's source."""
+    """Return how many tokens every sentence may generate, at least one; where there are no sources, prompts count."""
     if config.max_length_ratio == 0.0:
         return [config.max_length] * batch.n_sentences
-    keep_BS = prompt.keep_BT if batch.source is None else batch.source.keep_BT
-    lengths: list[int] = keep_BS.sum(dim=1).tolist()
+    if batch.prefix_lengths_B is not None:
+        lengths: list[int] = batch.prefix_lengths_B.tolist()
+    else:
+        lengths = (prompt if batch.source is None else batch.source).keep_BT.sum(dim=1).tolist()
     return [max(1, config.max_length + floor(config.max_length_ratio * length)) for length in lengths]
 
 

@@ -64,14 +64,15 @@ def evaluate(
         limit), decoding_seconds (the search alone) and decoding (the settings).
 
     Raises:
-        ConfigError: an unknown metric, or decoded metrics for a language model.
+        ConfigError: an unknown metric, or decoded metrics for texts, which have no source.
         DataError: no examples, an example that cannot be encoded or is too long, or an unknown column.
     """
     check_metrics(metrics)
     started = time.perf_counter()
     held: dict[int, Example] = {}
     chosen = _remember(islice(examples, max_examples), held)
-    rows = encode_examples(chosen, tokenizers, data, training=False, name=name)
+    joins_pairs = model.config.joins_pairs
+    rows = encode_examples(chosen, tokenizers, data, training=False, name=name, joins_pairs=joins_pairs)
     run = _Evaluation(metrics, by, name, tokenizers, predictions)
     is_decoding = bool(metrics) or predictions is not None
     # A beam holds that many rows for every sentence.
@@ -116,9 +117,9 @@ def _remember(examples: Iterable[Example], held: dict[int, Example]) -> Iterator
 
 
 def _check_source(batch: Batch, metrics: Sequence[str]) -> None:
-    if batch.source is None:
+    if not batch.has_sources:
         reason = (
-            "a language model has no source to decode from: it is measured by loss, perplexity and token_accuracy, "
+            "texts have no source to decode from: they are measured by loss, perplexity and token_accuracy, "
             "so leave the list empty"
         )
         raise ConfigError([Problem("evaluation.metrics", list(metrics), reason)])

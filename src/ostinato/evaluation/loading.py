@@ -24,7 +24,7 @@ from ostinato.models.checkpoint import load_model
 from ostinato.models.language_model import LanguageModel
 from ostinato.models.seq2seq import Seq2Seq
 from ostinato.tasks.recipes import load_recipe
-from ostinato.tasks.registry import build_task
+from ostinato.tasks.registry import build_task, task_config
 
 _RECIPE, _TOKENIZERS, _CHECKPOINTS, _MODEL = "recipe.yaml", "tokenizers", "checkpoints", "model.json"
 
@@ -44,7 +44,7 @@ class LoadedRun:
     model: Seq2Seq | LanguageModel
 
     def generate(self, texts: Sequence[str], *, n_steps: int | None = None, **decoding: Any) -> list[str]:
-        """Return the output for every source (a language model: the continuation of every prompt), in order.
+        """Return the output for every source, in order; a language model of texts goes on from them as prompts.
 
         Args:
             n_steps: rounds to run instead of the plans' own (fully shared plans only).
@@ -61,7 +61,9 @@ class LoadedRun:
         if isinstance(texts, str):
             raise DataError(f"a list of texts is needed, got one text: pass [{texts[:30]!r}]")
         config = self.decoding(**decoding)
-        return generate_texts(self.model, texts, self.tokenizers, self.recipe.data, config, n_steps=n_steps)
+        return generate_texts(
+            self.model, texts, self.tokenizers, self.recipe.data, config, as_prompts=self._as_prompts, n_steps=n_steps
+        )
 
     def stream(
         self, texts: Iterable[str], *, n_steps: int | None = None, window: int = 4096, **decoding: Any
@@ -69,7 +71,14 @@ class LoadedRun:
         """Yield for every text its output, or the error that kept it from having one; see `generate_stream`."""
         config = self.decoding(**decoding)
         return generate_stream(
-            self.model, texts, self.tokenizers, self.recipe.data, config, n_steps=n_steps, window=window
+            self.model,
+            texts,
+            self.tokenizers,
+            self.recipe.data,
+            config,
+            as_prompts=self._as_prompts,
+            n_steps=n_steps,
+            window=window,
         )
 
     def evaluate(
@@ -109,6 +118,11 @@ class LoadedRun:
                 name=split,
                 predictions=write,
             )
+
+    @property
+    def _as_prompts(self) -> bool:
+        """Whether input is gone on from: the model was trained on texts, which have no source."""
+        return not task_config(self.recipe.task).has_sources
 
     def decoding(self, **overrides: Any) -> DecodingConfig:
         """Return the recipe's decoding with settings replaced; `beam` alone also chooses the strategy it needs.

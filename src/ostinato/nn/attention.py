@@ -27,11 +27,20 @@ class Visibility:
         is_causal: query t sees keys up to its own column, `offset` + t.
         keep_BS: True for real keys; None where all are.
         offset: columns before the first query (cached ones).
+        prefix_BS: True for keys of the prefix, which see each other in both directions; given only where the queries
+            are all the keys. None where there is no prefix, or where it is cached already: what comes after a prefix
+            sees it anyway.
     """
 
     is_causal: bool = False
     keep_BS: Bool[Tensor, "B S"] | None = None
     offset: int = 0
+    prefix_BS: Bool[Tensor, "B S"] | None = None
+
+    @property
+    def is_plain_causal(self) -> bool:
+        """Whether the order of the columns alone decides."""
+        return self.is_causal and self.keep_BS is None and self.prefix_BS is None
 
     def allowed(self, n_queries: int, n_keys: int, device: torch.device) -> Tensor | None:
         """Return True where a key is visible, `[B or 1, 1, T or 1, S]`; None where all are."""
@@ -39,6 +48,8 @@ class Visibility:
         if self.is_causal and n_queries > 1:
             columns = torch.arange(n_keys, device=device)
             seen = (columns <= columns[:n_queries, None] + self.offset)[None, None]
+            if self.prefix_BS is not None:
+                seen = seen | (self.prefix_BS[:, None, :, None] & self.prefix_BS[:, None, None, :])
         if self.keep_BS is not None:
             keep = self.keep_BS[:, None, None, :]
             seen = keep if seen is None else seen & keep
@@ -86,7 +97,7 @@ class Attention(nn.Module):
     ) -> Float[Tensor, "B T D"]:
         """Return the output; `bias` is added to the scaled scores, `[B or 1, H, T, S]`."""
         T, S = q_BHTK.shape[2], k_BHSK.shape[2]
-        is_plain_causal = visibility.is_causal and visibility.keep_BS is None and bias is None and T == S and T > 1
+        is_plain_causal = visibility.is_plain_causal and bias is None and T == S and T > 1
         mask = None if is_plain_causal else self._mask(visibility, bias, T, S, q_BHTK)
         x_BHTK = F.scaled_dot_product_attention(
             q_BHTK,

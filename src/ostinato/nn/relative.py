@@ -18,7 +18,8 @@ class RelativePositions(nn.Module):
     """A relation between positions; this base knows none.
 
     `needs_bias` says whether `bias` returns something; `depends_on_queries` whether it must be computed anew at every
-    step. `rotate` acts on queries and on new keys before they are cached.
+    step. `rotate` acts on queries and on new keys before they are cached. In `bias`, `is_causal` says that no query of
+    the stack ever sees a later key; a prefix language model's do.
     """
 
     needs_bias = False

@@ -23,6 +23,11 @@ class TaskConfig(Config):
 
     kind: str
 
+    @property
+    def has_sources(self) -> bool:
+        """Whether the examples are pairs; False: texts, for language models."""
+        return True
+
 
 class Task(ABC):
     """Examples of one benchmark under one protocol.
@@ -52,11 +57,6 @@ class Task(ABC):
     def name(self) -> str:
         """The task's kind."""
         return self.config.kind
-
-    @property
-    def model_kind(self) -> str:
-        """Kind of model the examples are for: "seq2seq" or "language_model"."""
-        return "seq2seq"
 
     @property
     def is_generated(self) -> bool:

@@ -4,24 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ostinato.config.model import LanguageModelConfig
 from ostinato.config.recipe import Recipe
 from ostinato.errors import Problem
 from ostinato.metrics import METRICS
-from ostinato.tasks.base import Task
 
 FORCED_METRICS = ("loss", "perplexity", "token_accuracy", "sequence_accuracy_forced")
 """Scores of teacher forcing, which every evaluation has; the others need outputs."""
 _SMALLER_IS_BETTER = ("loss", "perplexity")
 
 
-def model_problems(recipe: Recipe, task: Task) -> Iterator[Problem]:
-    """Yield a model that is not of the kind the task's examples are for."""
-    if recipe.model.kind != task.model_kind:
-        reason = f"the task {task.name} with these settings is for model.kind={task.model_kind}"
-        yield Problem("model.kind", recipe.model.kind, reason)
+def model_problems(recipe: Recipe, has_sources: bool) -> Iterator[Problem]:
+    """Yield a model that needs sources where the task's examples have none (`TaskConfig.has_sources`)."""
+    if has_sources:
+        return
+    texts = f"the task {recipe.task.kind} with these settings has texts without a source"
+    if not isinstance(recipe.model, LanguageModelConfig):
+        yield Problem("model.kind", recipe.model.kind, f"{texts}, which is for model.kind=language_model")
+    elif recipe.model.mask == "prefix":
+        yield Problem("model.mask", "prefix", f"{texts}, so that there is no prefix: use causal")
 
 
-def metric_problems(recipe: Recipe) -> Iterator[Problem]:
+def metric_problems(recipe: Recipe, has_sources: bool) -> Iterator[Problem]:
     """Yield metrics that do not exist, cannot be decoded, or would select the worst checkpoint."""
     selection, wanted = recipe.training.selection, recipe.evaluation.metrics or []
     known = (*FORCED_METRICS, *METRICS)
@@ -33,8 +37,8 @@ def metric_problems(recipe: Recipe) -> Iterator[Problem]:
     for metric in wanted:
         if metric not in METRICS:
             yield Problem("evaluation.metrics", metric, f"must be among {', '.join(METRICS)}")
-    if recipe.model.kind != "language_model":
+    if has_sources:
         return
     named = [*(("evaluation.metrics", metric) for metric in wanted), ("training.selection.metric", selection.metric)]
-    reason = f"a language model has no source to decode from: {', '.join(FORCED_METRICS)} only"
+    reason = f"the task's texts have no source to decode from: {', '.join(FORCED_METRICS)} only"
     yield from (Problem(key, metric, reason) for key, metric in named if metric in METRICS)

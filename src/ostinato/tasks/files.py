@@ -23,7 +23,12 @@ class FilesConfig(TaskConfig):
 
     kind: Literal["files"] = "files"
     model_kind: Literal["seq2seq", "language_model"] = "seq2seq"
-    """seq2seq: pairs of source and target. language_model: texts."""
+    """seq2seq: pairs of source and target, for any model. language_model: texts."""
+
+    @property
+    def has_sources(self) -> bool:
+        """Whether the files hold pairs."""
+        return self.model_kind == "seq2seq"
 
 
 class FilesTask(Task):
@@ -32,7 +37,7 @@ class FilesTask(Task):
     Splits: train, and dev and test where they are given. Nothing is split off, so without data.dev no checkpoint can be
     selected by held-out loss.
     Tokens: as data.tokenizer says.
-    Metric: exact match and free-running token accuracy for pairs, nothing decoded for language models (loss, perplexity
+    Metric: exact match and free-running token accuracy for pairs, nothing decoded for texts (loss, perplexity
     and token accuracy are always there); evaluation.metrics chooses others, evaluation.by any column of the files.
     Selection: as training.selection says.
     """
@@ -43,13 +48,8 @@ class FilesTask(Task):
     def __init__(self, config: TaskConfig, data: DataConfig, access: DataAccess | None = None) -> None:
         super().__init__(config, data, access)
         check_paths(data)
-        if self.model_kind == "language_model":
+        if not self.config.has_sources:
             self.metrics = ()
-
-    @property
-    def model_kind(self) -> str:
-        """As the settings say."""
-        return self.config.model_kind
 
     @property
     def is_generated(self) -> bool:
@@ -65,7 +65,7 @@ class FilesTask(Task):
         return f"data.{split} names no file" if split in _SPLITS else None
 
     def _examples(self, split: str) -> Iterator[Example]:
-        yield from read_examples(paths_of(self.data, split), self.data, self.model_kind)
+        yield from read_examples(paths_of(self.data, split), self.data, self.config.model_kind)
 
 
 def given_splits(data: DataConfig) -> tuple[str, ...]:

@@ -98,15 +98,11 @@ def _default_name(path: Path) -> str:
 def _problems(recipe: Recipe) -> Iterator[Problem]:
     """Yield what is wrong between a recipe and its task: settings, kind of model, metrics."""
     from ostinato.tasks.checks import metric_problems, model_problems
-    from ostinato.tasks.registry import build_task, task_problems
+    from ostinato.tasks.registry import task_config, task_problems
 
-    yield from metric_problems(recipe)
-    if found := list(task_problems(recipe.task.settings())):
-        yield from found
-        return
-    try:
-        task = build_task(recipe.task, recipe.data)
-    except ConfigError:
-        # Files of the user's own that are not there: only who reads them needs them.
-        return
-    yield from model_problems(recipe, task)
+    # Files of the user's own need not be there: only who reads them needs them.
+    found = task_problems(recipe.task.settings())
+    has_sources = bool(found) or task_config(recipe.task).has_sources
+    yield from metric_problems(recipe, has_sources)
+    yield from found
+    yield from model_problems(recipe, has_sources)

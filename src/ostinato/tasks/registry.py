@@ -44,6 +44,18 @@ def task_problems(settings: dict[str, Any]) -> list[Problem]:
     return _check(settings)[1]
 
 
+def task_config(ref: TaskRef) -> TaskConfig:
+    """Return the checked settings of a task.
+
+    Raises:
+        ConfigError: every problem of the settings.
+    """
+    config, problems = _check(ref.settings())
+    if config is None:
+        raise ConfigError(problems)
+    return config
+
+
 def build_task(ref: TaskRef, data: DataConfig, access: DataAccess | None = None) -> Task:
     """Return a task; nothing is downloaded or read yet.
 
@@ -55,9 +67,7 @@ def build_task(ref: TaskRef, data: DataConfig, access: DataAccess | None = None)
     Raises:
         ConfigError: every problem of the settings, or files of the user's own that are missing.
     """
-    config, problems = _check(ref.settings())
-    if config is None:
-        raise ConfigError(problems)
+    config = task_config(ref)
     return TASKS[config.kind](config, data, access)
 
 

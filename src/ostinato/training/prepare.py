@@ -72,7 +72,8 @@ def prepare(recipe: Recipe, run: RunDirectory, is_resumed: bool, access: DataAcc
         examples = list(task.examples(train_split))
         tokenizers = Tokenizers.train(recipe.data, examples)
         recipe = _with_vocabulary(recipe, tokenizers)
-    rows = encode_examples(examples, tokenizers, recipe.data, training=True, name=train_split)
+    joins = recipe.model.joins_pairs
+    rows = encode_examples(examples, tokenizers, recipe.data, training=True, name=train_split, joins_pairs=joins)
     batches = TrainingBatches(rows, recipe.data.tokens_per_batch, recipe.seed)
     prepared = Prepared(recipe, task, tokenizers, batches)
     if not is_resumed:
@@ -91,6 +92,7 @@ def _check_scored_examples(prepared: Prepared) -> None:
     selection, final = recipe.training.selection, recipe.evaluation
     scored = [(selection.split, selection.max_examples, list[str]())]
     scored += [(split, final.max_examples, prepared.by) for split in final.splits or []]
+    # Whether a row can be encoded does not depend on how a model reads it.
     for split, max_examples, by in scored:
         examples = _with_columns(islice(task.examples(split), max_examples), by, split)
         for _ in encode_examples(examples, prepared.tokenizers, recipe.data, training=False, name=split):
@@ -122,7 +124,7 @@ def _other_splits(recipe: Recipe, train_split: str) -> list[str]:
 
 def _problems(recipe: Recipe, task: Task) -> Iterator[Problem]:
     """Yield the settings that do not fit the task or each other."""
-    yield from model_problems(recipe, task)
+    yield from model_problems(recipe, task.config.has_sources)
     for key, split in [
         ("training.selection.split", recipe.training.selection.split),
         *(("evaluation.splits", split) for split in recipe.evaluation.splits or []),
@@ -130,7 +132,7 @@ def _problems(recipe: Recipe, task: Task) -> Iterator[Problem]:
         if split not in task.splits():
             reason = task.why_missing(split) or f"the task {task.name} has the splits {', '.join(task.splits())}"
             yield Problem(key, split, reason)
-    yield from metric_problems(recipe)
+    yield from metric_problems(recipe, task.config.has_sources)
 
 
 def _with_splits(recipe: Recipe, task: Task) -> Recipe:
