@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 WIDTH_WITHOUT_TERMINAL = 120
+READABLE_WIDTH = 100
+"""What goes on in another block where it would be wider: side-by-side tables and plans of many steps."""
 
 
 def console() -> Console:
@@ -20,6 +22,11 @@ def console() -> Console:
 
     found = Console(highlight=False)
     return found if found.is_terminal else Console(highlight=False, width=WIDTH_WITHOUT_TERMINAL)
+
+
+def readable_width() -> int:
+    """Return the columns that wide things may take."""
+    return min(console().width, READABLE_WIDTH)
 
 
 def say(message: str = "") -> None:
@@ -42,8 +49,14 @@ def json_line(data: object) -> str:
     return json.dumps(data, ensure_ascii=False)
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None) -> None:
-    """Write a table; columns whose cells are all numbers are right-aligned."""
+def print_table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    title: str | None = None,
+    *,
+    right: bool = False,
+) -> None:
+    """Write a table; columns whose cells are all numbers are right-aligned, with `right` all but the first."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
     from rich.text import Text
@@ -52,7 +65,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title:
     table = Table(title=title, box=SIMPLE_HEAD, title_justify="left", title_style="bold", pad_edge=False)
     for i, name in enumerate(columns):
         is_number = bool(cells) and all(isinstance(row[i], int | float | None) for row in cells)
-        table.add_column(name, justify="right" if is_number else "left", overflow="fold")
+        table.add_column(name, justify="right" if is_number or (right and i) else "left", overflow="fold")
     for row in cells:
         table.add_row(*(Text(number(cell)) for cell in row))
     console().print(table)
@@ -73,6 +86,33 @@ def number(value: object) -> str:
     if isinstance(value, int):
         return f"{value:,}"
     return f"{value:.4g}" if abs(value) < 1000 else f"{value:,.1f}"
+
+
+def compact(value: int, base: int = 1000) -> str:
+    """Return a large count in four digits: 228.4M; with base 1024, bytes: 870.4 MiB."""
+    units = ("", "K", "M", "G", "T", "P") if base == 1000 else (" B", " KiB", " MiB", " GiB", " TiB", " PiB")
+    scaled, unit = float(value), 0
+    while abs(scaled) >= base - 0.05 and unit < len(units) - 1:
+        scaled, unit = scaled / base, unit + 1
+    return f"{value}{units[0]}" if not unit else f"{scaled:#.4g}".rstrip(".") + units[unit]
+
+
+def print_wide(columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: bool = False) -> None:
+    """Write a table of texts; where its columns are too many for the width, further tables repeat the first column."""
+    cells = [list(row) for row in rows]
+    widths = [max(len(row[i]) for row in [list(columns), *cells]) + 3 for i in range(len(columns))]
+    chosen: list[int] = []
+    for i in range(1, len(columns)):
+        if chosen and widths[0] + sum(widths[j] for j in [*chosen, i]) > readable_width():
+            _print_part(columns, cells, chosen, right)
+            chosen = []
+        chosen.append(i)
+    _print_part(columns, cells, chosen, right)
+
+
+def _print_part(columns: Sequence[str], cells: Sequence[Sequence[str]], chosen: Sequence[int], right: bool) -> None:
+    places = [0, *chosen]
+    print_table([columns[i] for i in places], [[row[i] for i in places] for row in cells], right=right)
 
 
 def flat(result: dict[str, Any], skip: Sequence[str] = ()) -> list[tuple[str, object]]:

@@ -1,0 +1,115 @@
+"""Recipes before they are built: their plans and budgets, alone or beside each other."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ostinato.budget import Assumptions, Budget, BudgetName, count_budget
+from ostinato.budget.compare import Match, match_figures
+from ostinato.config.model import ModelConfig
+from ostinato.data.registry import DataAccess
+from ostinato.plan import Kind, Plan
+from ostinato.tasks.recipes import load_recipe
+from ostinato.tasks.vocabulary import SizedModel, size_model
+
+MATCHED: tuple[BudgetName, ...] = ("parameters", "macs", "bytes")
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRecipe:
+    """One recipe: its model with vocabulary sizes, and what that costs.
+
+    Args:
+        name: as it was asked for; a recipe that was asked for twice is numbered.
+    """
+
+    name: str
+    sized: SizedModel
+    budget: Budget
+
+    @property
+    def model(self) -> ModelConfig:
+        """The model's configuration."""
+        return self.sized.model
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return everything as plain data."""
+        vocabulary = {"source": self.sized.source, "target": self.sized.target, "from": self.sized.origin}
+        plans = {stack: _steps(plan) for stack, plan in self.model.plans().items()}
+        return {"recipe": self.name, "vocabulary": vocabulary, "plans": plans, **self.budget.as_dict()}
+
+
+def plan_recipes(
+    names: Sequence[str],
+    overrides: Sequence[str] = (),
+    *,
+    assumptions: Assumptions | None = None,
+    access: DataAccess | None = None,
+    source_vocab: int | None = None,
+    target_vocab: int | None = None,
+) -> list[PlannedRecipe]:
+    """Load recipes, size their vocabularies and count what they cost.
+
+    Args:
+        names: recipes, YAML files, run directories. overrides: settings to change in all of them.
+        source_vocab, target_vocab: rows of the vocabularies; None: as the recipe or its data says.
+
+    Raises:
+        ConfigError: a recipe that cannot be used, or whose vocabulary is not known.
+    """
+    found, seen = [], Counter[str]()
+    for name in names:
+        sized = size_model(load_recipe(name, overrides), access, source=source_vocab, target=target_vocab)
+        seen[name] += 1
+        unique = name if seen[name] == 1 else f"{name} ({seen[name]})"
+        found.append(PlannedRecipe(unique, sized, count_budget(sized.model, assumptions)))
+    return found
+
+
+def budget_matches(planned: Sequence[PlannedRecipe], tolerance: float) -> dict[BudgetName, dict[str, Match]]:
+    """Return for every budget how far each recipe is from the first one."""
+    return {name: match_figures({p.name: p.budget.figure(name) for p in planned}, tolerance) for name in MATCHED}
+
+
+def as_dicts(planned: Sequence[PlannedRecipe], tolerance: float) -> list[dict[str, Any]]:
+    """Return the recipes as plain data; of several, each says under `matches` how far it is from the first."""
+    found = [one.as_dict() for one in planned]
+    if len(planned) == 1:
+        return found
+    matches = budget_matches(planned, tolerance)
+    for one, data in zip(planned, found, strict=True):
+        data["matches"] = {"reference": planned[0].name, "tolerance": tolerance}
+        data["matches"] |= {budget: asdict(by_name[one.name]) for budget, by_name in matches.items()}
+    return found
+
+
+def short_names(names: Sequence[str]) -> list[str]:
+    """Return names without the folders that all of them begin with."""
+    folders = [name.split("/")[:-1] for name in names]
+    n_common = 0
+    if len(names) > 1:
+        while all(len(f) > n_common and f[n_common] == folders[0][n_common] for f in folders):
+            n_common += 1
+    return ["/".join(name.split("/")[n_common:]) for name in names]
+
+
+def shared_banks(model: ModelConfig) -> list[tuple[Kind, str, list[str]]]:
+    """Return the banks whose sets serve more than one stack: kind, bank, stacks."""
+    users: dict[tuple[Kind, str], dict[str, None]] = {}
+    for stack, plan in model.plans().items():
+        for use in plan.uses():
+            users.setdefault((use.kind, use.weights), {})[stack] = None
+    found: dict[tuple[Kind, str], dict[str, None]] = {}
+    for (kind, weights), stacks in users.items():
+        if len(stacks) > 1:
+            found.setdefault((kind, weights.rpartition("_")[0]), {}).update(stacks)
+    return [(kind, bank, list(stacks)) for (kind, bank), stacks in found.items()]
+
+
+def _steps(plan: Plan) -> list[dict[str, Any]]:
+    return [
+        {"step": step.index, "round": step.round, "uses": [asdict(use) for use in step.uses]} for step in plan.steps
+    ]

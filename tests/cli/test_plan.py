@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from ostinato.cli.drawing import drawing
+from ostinato.cli.output import READABLE_WIDTH, compact
+from ostinato.plan import SubLayerPlan, assign, build_plan
+
+
+def _rows(text: str) -> list[str]:
+    return [" ".join(line.split()) for line in text.splitlines()]
+
+
+def test_a_drawing_says_what_is_shared_what_is_absent_and_how_deep_it_runs(run) -> None:
+    rows = _rows(run("plan", "one-wide-ffn/base/shared-enc-dec", "model.decoder.ffn.bank=both").out)
+    assert "ffn both 0 0 0 0 0 0 with weights" in rows
+    assert "self_attention encoder 0 1 2 3 4 5 with weights" in rows
+    assert "ffn: bank 'both' serves encoder and decoder with the same sets" in rows
+    assert "depth: encoder 6 of 6 rounds (no halting), decoder 6 of 6 rounds (no halting)" in rows
+    rows = _rows(run("plan", "one-wide-ffn/base/one-wide").out)
+    assert "ffn - - - - - -" in rows
+    assert "self_attention 8 heads x 64, ffn relu x 24,576" in rows
+    assert any(row.startswith("encoder: 6 steps, post-LayerNorm, positions sinusoidal") for row in rows)
+
+
+def test_norms_of_every_step_and_rounds_of_several_steps_are_drawn() -> None:
+    sets = assign("cycle", 4, 2)
+    plan = build_plan("encoder", [SubLayerPlan("ffn", sets, bank="encoder", share_norm=False)], 4, steps_per_round=2)
+    lines = [" ".join(line.plain.split()) for line in drawing(plan, ["ffn"], 100)]
+    assert lines == ["step bank 1 2 3 4 norms", "round 1 1 2 2", "ffn encoder 0 1 0 1 one per step"]
+
+
+def test_the_same_set_has_the_same_colour() -> None:
+    plan = build_plan("encoder", [SubLayerPlan("ffn", (0, 1, 0, None), bank="encoder")], 4)
+    *_, line = drawing(plan, ["ffn"], 100)
+    marks = [(line.plain[span.start : span.end].strip(), span.style) for span in line.spans]
+    styles = dict(marks[:4])
+    assert [mark for mark, _ in marks[:4]] == ["0", "1", "0", "-"]
+    assert marks[0] == marks[2]
+    assert styles["0"] != styles["1"]
+    assert styles["-"] == "dim"
+
+
+@pytest.mark.parametrize("n_steps", [1, 6, 24, 32, 120])
+def test_a_long_plan_goes_on_in_another_block_and_loses_no_step(n_steps: int) -> None:
+    kinds = [SubLayerPlan(kind, tuple(range(n_steps)), bank="decoder") for kind in ("self_attention", "ffn")]
+    lines = [line.plain for line in drawing(build_plan("decoder", kinds, n_steps), ["self_attention", "ffn"], 100)]
+    assert max(map(len, lines)) <= 100
+    marks = [mark for line in lines if line.strip().startswith("ffn") for mark in line.split()[2:-2]]
+    assert marks == [str(i) for i in range(n_steps)]
+
+
+def test_nothing_that_stands_side_by_side_is_wider_than_a_screen(run) -> None:
+    names = [
+        f"one-wide-ffn/big/{v}" for v in ("baseline", "shared-enc-shared-dec", "no-enc-shared-dec", "one-wide-98304")
+    ]
+    lines = run("plan", *names).out.splitlines()
+    assert max(len(line.rstrip()) for line in lines if not line.startswith("vocabulary")) <= READABLE_WIDTH
+
+
+def test_the_published_total_is_what_a_table_shows(run) -> None:
+    assert "stored 228.2M 186.2M" in _rows(run("plan", "one-wide-ffn/big/baseline", "one-wide-ffn/big/shared-enc").out)
+
+
+def test_recipes_side_by_side_show_where_they_differ_and_what_matches(run) -> None:
+    names = ["one-wide-ffn/big/baseline", "one-wide-ffn/big/one-wide", "one-wide-ffn/big/shared-enc-dec"]
+    rows = _rows(run("plan", *names).out)
+    assert "model.encoder.ffn.d_ff 4096 49152 4096" in rows
+    assert "model.decoder.ffn.bank null null both" in rows
+    assert "decoder.ffn decoder 0-5 - x6 both 0 x6" in rows
+    assert not any(row.startswith(("model.d_model ", "decoder.self_attention decoder ")) for row in rows)
+    (row,) = [row for row in rows if row.startswith("one-wide 228.1M")]
+    assert row.startswith("one-wide 228.1M yes (-0.01 %) 23.44G no (+219.64 %)")
+    assert "baseline 228.2M reference 7.333G reference" in " | ".join(rows)
+
+
+def test_the_tolerance_decides_what_matches(run) -> None:
+    names = ["one-wide-ffn/big/baseline", "one-wide-ffn/big/no-enc"]
+    for tolerance, expected in ((0.01, False), (0.25, True)):
+        _, second = json.loads(run("plan", *names, "--tolerance", tolerance, "--json").out)
+        matches = second["matches"]
+        assert (matches["reference"], matches["tolerance"]) == (names[0], tolerance)
+        assert matches["parameters"]["is_within"] is expected
+        assert matches["parameters"]["difference"] == pytest.approx(-0.2208, abs=1e-4)
+        assert matches["macs"]["figure"] == second["macs"]["total"]
+        assert matches["bytes"]["figure"] == sum(second["bytes"].values())
+
+
+def test_json_holds_parameters_macs_bytes_assumptions_plans_and_vocabulary(run) -> None:
+    sizes = ["--source-length", 9, "--target-length", 7, "--batch-size", 4, "--beam", 5, "--precision", "bfloat16"]
+    (pair,) = json.loads(run("plan", "one-wide-ffn/base/baseline", *sizes, "--json").out)
+    assert pair.keys() == {"recipe", "vocabulary", "plans", "parameters", "macs", "bytes", "assumptions"}
+    assert pair["parameters"].keys() == {"stored", "active", "executed", "by_part"}
+    assert {"per_source_token", "per_target_token", "per_generated_token", "by_part", "total"} < pair["macs"].keys()
+    assert pair["bytes"].keys() == {"weights", "activations", "cache"}
+    assumed = pair["assumptions"]
+    assert (assumed["source_length"], assumed["batch_size"], assumed["beam"]) == (9, 4, 5)
+    assert assumed["precision"] == "bfloat16"
+    assert assumed["depth"]["encoder"] == {"expected": 6.0, "rounds": 6, "halting": "none"}
+    (single,) = json.loads(run("plan", "one-wide-ffn/decoder-only/baseline", "--json").out)
+    assert "per_token" in single["macs"]
+    assert "per_source_token" not in single["macs"]
+
+
+def test_a_recipe_beside_itself_differs_in_nothing(run) -> None:
+    outcome = run("plan", "one-wide-ffn/base/baseline", "one-wide-ffn/base/baseline")
+    assert "settings that differ: none\nplans that differ: none\n" in outcome.out
+    assert "baseline (2)" in outcome.out
+
+
+def test_large_counts_are_read_in_four_digits() -> None:
+    assert [compact(n) for n in (0, 999, 1000, 228_171_776, 999_999, 10**13)] == [
+        "0",
+        "999",
+        "1.000K",
+        "228.2M",
+        "1.000M",
+        "10.00T",
+    ]
+    assert [compact(n, 1024) for n in (512, 1023, 1024, 912_687_104, 1023 * 1024)] == [
+        "512 B",
+        "1023 B",
+        "1.000 KiB",
+        "870.4 MiB",
+        "1023 KiB",
+    ]
