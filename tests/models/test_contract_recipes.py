@@ -1,0 +1,36 @@
+"""Contract 12 on every recipe in the wheel: what is counted from the configuration is what would be built."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ostinato.budget import count_budget
+from ostinato.config.model import LanguageModelConfig, ModelConfig
+from ostinato.models import build_model
+from ostinato.tasks.recipes import list_recipes, load_recipe
+
+NAMES = [recipe.name for recipe in list_recipes()]
+ROWS = 1000
+"""Of the vocabularies that a recipe leaves to its data."""
+
+
+def _sized(model: ModelConfig) -> ModelConfig:
+    is_single = isinstance(model, LanguageModelConfig)
+    keys = ("vocab_size",) if is_single else ("source_vocab_size", "target_vocab_size")
+    return model.model_copy(update={key: getattr(model, key) or ROWS for key in keys})
+
+
+@pytest.mark.parametrize("folder", sorted({name.rpartition("/")[0] for name in NAMES}))
+def test_the_parameters_counted_are_those_of_the_model_that_would_be_built(folder: str) -> None:
+    for name in [name for name in NAMES if name.rpartition("/")[0] == folder]:
+        config = _sized(load_recipe(name).model)
+        # Shapes without numbers: the largest model costs nothing.
+        with torch.device("meta"):
+            model = build_model(config)
+        assert all(parameter.is_meta for parameter in model.parameters()), name
+        budget = count_budget(config)
+        assert budget.parameters.stored == sum(p.numel() for p in model.parameters()), name
+        assert budget.bytes.weights == sum(p.nbytes for p in model.parameters()), name
+        assert sum(budget.parameters.by_part.values()) == budget.parameters.stored, name
+        assert sum(budget.macs.by_part.values()) == budget.macs.total, name
