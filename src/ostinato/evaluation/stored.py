@@ -1,0 +1,158 @@
+"""Outputs of a system for a split: read from a file, or decoded once and kept beside the run they are of.
+
+A run's outputs are kept in its directory, as predictions/<split>-<key>.jsonl, and what they cost beside them in a
+file of the same name, .json. The key is a hash of all that decides them: the weights, tokenizers, data and decoding
+settings, the examples themselves, the kind of device and this package's version. What was decoded from anything else
+is never found under it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ostinato.data.example import fingerprint
+from ostinato.data.lines import read_lines
+from ostinato.data.registry import DataAccess
+from ostinato.errors import DataError
+from ostinato.evaluation.loading import LoadedRun
+from ostinato.evaluation.predictions import PredictionWriter
+from ostinato.tasks.registry import build_task
+from ostinato.version import __version__
+
+_FOLDER = "predictions"
+_FIELDS = {"index": int, "prediction": str, "reference": str}
+
+
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """What a system wrote for a split, and what it should have written, in the split's order.
+
+    Args:
+        file: where they stand. evaluation: the evaluation that decoded them (`ostinato.evaluation.evaluate`, with
+            `device` and `n_threads`); None for a file of unknown origin. is_new: decoded by this call.
+    """
+
+    predictions: list[str]
+    references: list[str]
+    file: Path
+    evaluation: dict[str, Any] | None = None
+    is_new: bool = False
+
+    def first(self, n: int | None) -> Outputs:
+        """Return the first n, all for None; what all of them took is not what these took, and is left out."""
+        if n is None or n >= len(self.predictions):
+            return self
+        return replace(self, predictions=self.predictions[:n], references=self.references[:n], evaluation=None)
+
+
+def read_outputs(path: Path) -> Outputs:
+    """Read a file of predictions as `PredictionWriter` writes it: JSON lines in any order, `index` from 0.
+
+    Raises:
+        DataError: naming file, line and reason; rows that are missing or there twice.
+    """
+    rows: dict[int, tuple[str, str]] = {}
+    for number, record in _records(path):
+        for field, kind in _FIELDS.items():
+            if not isinstance(record.get(field), kind):
+                raise DataError(f"{path}, line {number}: needs {field!r}, of type {kind.__name__}")
+        if record["index"] in rows:
+            raise DataError(f"{path}, line {number}: index {record['index']} is there twice")
+        rows[record["index"]] = record["prediction"], record["reference"]
+    missing = next((index for index in range(len(rows)) if index not in rows), None)
+    if missing is not None:
+        raise DataError(f"{path}: there is no prediction of index {missing}")
+    if not rows:
+        raise DataError(f"{path}: there are no predictions")
+    pairs = [rows[index] for index in range(len(rows))]
+    return Outputs([p for p, _ in pairs], [r for _, r in pairs], path)
+
+
+def run_outputs(
+    run: LoadedRun,
+    split: str,
+    *,
+    max_examples: int | None = None,
+    access: DataAccess | None = None,
+    fresh: bool = False,
+    **decoding: Any,
+) -> Outputs:
+    """Return a run's outputs for a split: those kept in its directory, or, where there are none, new ones.
+
+    Args:
+        max_examples: None: what the recipe says, else all. access: where data files are found.
+        fresh: decode again, whatever is kept. decoding: settings to use instead of the recipe's.
+
+    Raises:
+        ConfigError: no such split, an impossible setting, a language model. DataError: data that cannot be used.
+    """
+    n = run.recipe.evaluation.max_examples if max_examples is None else max_examples
+    task = build_task(run.recipe.task, run.recipe.data, access)
+    settings = {
+        "version": __version__,
+        "split": split,
+        "examples": fingerprint(islice(task.examples(split), n)),
+        "weights": _hash_files(sorted(run.checkpoint.glob("model*"))),
+        "tokenizers": _hash_files(sorted((run.directory / "tokenizers").iterdir())),
+        "data": run.recipe.data.model_dump(mode="json"),
+        "decoding": run.decoding(**decoding).model_dump(mode="json"),
+        "device": run.model.device.type,
+    }
+    key = hashlib.sha256(json.dumps(settings, sort_keys=True).encode("utf-8")).hexdigest()[:16]
+    note = run.directory / _FOLDER / f"{split}-{key}.json"
+    kept = None if fresh else _kept(note)
+    if kept is not None:
+        return kept
+    note.unlink(missing_ok=True)
+    file = note.with_suffix(".jsonl")
+    with PredictionWriter(file) as writer:
+        result = run.evaluate(
+            split, metrics=[], by=[], max_examples=max_examples, predictions=writer, access=access, **decoding
+        )
+    result |= {"device": str(run.model.device), "n_threads": torch.get_num_threads()}
+    content = {"settings": settings, "sha256": _hash_files([file]), "evaluation": result}
+    partial = note.with_name(note.name + ".partial")
+    partial.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    partial.replace(note)
+    return replace(read_outputs(file), evaluation=result, is_new=True)
+
+
+def _kept(note: Path) -> Outputs | None:
+    """Return what was kept, None where there is nothing or it is not as it was written."""
+    file = note.with_suffix(".jsonl")
+    if not (note.is_file() and file.is_file()):
+        return None
+    try:
+        content = json.loads(note.read_text(encoding="utf-8"))
+    except ValueError:
+        return None
+    if content["sha256"] != _hash_files([file]):
+        return None
+    return replace(read_outputs(file), evaluation=content["evaluation"])
+
+
+def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    for number, line in read_lines(path):
+        try:
+            record = json.loads(line)
+        except ValueError as error:
+            raise DataError(f"{path}, line {number}: not JSON: {error}") from error
+        if not isinstance(record, dict):
+            raise DataError(f"{path}, line {number}: not a JSON object")
+        yield number, record
+
+
+def _hash_files(paths: list[Path]) -> str:
+    digest = hashlib.sha256()
+    for path in paths:
+        with path.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()

@@ -1,0 +1,116 @@
+"""A comparison's rows as tables for people, and what has to be said below them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Row = Mapping[str, Any]
+Table = tuple[list[str], list[list[object]]]
+
+
+def score_table(rows: Sequence[Row]) -> Table:
+    """Return one line for every split and system: scores, and their differences to the reference's, with intervals."""
+    names = _metrics(rows)
+    columns = ["split", "system", "n"]
+    for name in names:
+        columns += [name, f"{name} - reference"]
+    lines: list[list[object]] = []
+    for row in rows:
+        line: list[object] = [row["split"], row["system"], row["n"]]
+        for name in names:
+            line += _score_cells(row["metrics"].get(name), _digits(rows, name))
+        lines.append(line)
+    return columns, lines
+
+
+def cost_table(rows: Sequence[Row]) -> Table:
+    """Return one line for every system: size, multiply-accumulates, training, and decoding speed over all splits."""
+    columns = [
+        *("system", "seed", "parameters", "M MACs", "M MACs / generated token"),
+        *("updates", "training s", "training tokens/s", "decoding tokens/s"),
+    ]
+    lines: list[list[object]] = []
+    for name in dict.fromkeys(row["system"] for row in rows):
+        mine = [row for row in rows if row["system"] == name]
+        row, macs = mine[0], mine[0]["macs"] or {}
+        counts = [_millions(macs.get("total")), _millions(macs.get("per_generated_token"))]
+        times = [_rounded(row["training_seconds"]), _rounded(row["training_tokens_per_second"])]
+        lines.append([name, row["seed"], row["parameters"], *counts, row["n_updates"], *times, _speed(mine)])
+    return columns, lines
+
+
+def notes(rows: Sequence[Row]) -> list[str]:
+    """Return lines that say how the numbers were made and what they do not say."""
+    if not rows:
+        return []
+    found = rows[0]["bootstrap"]
+    tested = [score for row in rows for score in row["metrics"].values() if score["difference"] is not None]
+    lines = [
+        f"Intervals: {found['level']:.0%} of {found['n_samples']:,} bootstrap samples of the test sentences, seed "
+        f"{found['seed']}; they do not cover how scores vary with the training seed.",
+    ]
+    if tested:
+        lines.append(
+            f"Reference: {rows[0]['reference']}. {len(tested)} differences were tested; of equal systems, about 1 in "
+            f"{1 / (1 - found['level']):.0f} intervals excludes 0 by chance."
+        )
+    macs: Mapping[str, Any] = next((row["macs"] for row in rows if row["macs"]), {})
+    if macs:
+        lines.append(
+            f"MACs: one forward pass over {macs['source_length']} source and {macs['target_length']} target tokens."
+        )
+    lines += _decoding_notes(rows)
+    for name in _metrics(rows):
+        signatures = dict.fromkeys(row["metrics"][name]["signature"] for row in rows if name in row["metrics"])
+        lines += [f"{name}: {signature}" for signature in signatures if signature]
+    return lines
+
+
+def _decoding_notes(rows: Sequence[Row]) -> list[str]:
+    """Say where outputs were decoded, and whether in the same way."""
+    found = [row["decoding"] for row in rows if row["decoding"]]
+    places = dict.fromkeys(f"{part['device']}, CPU threads: {part['n_threads']}" for part in found)
+    lines = [f"Decoded on: {'; '.join(places)}."] if places else []
+    if any(part["settings"] != found[0]["settings"] for part in found):
+        lines.append("The systems were decoded with different settings: they are in the rows (--jsonl, --json).")
+    return lines
+
+
+def _metrics(rows: Sequence[Row]) -> list[str]:
+    return list(dict.fromkeys(name for row in rows for name in row["metrics"]))
+
+
+def _digits(rows: Sequence[Row], name: str) -> int:
+    """Return two digits for scores out of 100, four for shares."""
+    return 2 if any(row["metrics"][name]["high"] > 1 for row in rows if name in row["metrics"]) else 4
+
+
+def _score_cells(score: Row | None, digits: int) -> tuple[str, str]:
+    if score is None:
+        return "", ""
+    value = _interval(score, digits)
+    return value, f"{_interval(score['difference'], digits, '+')} {score['verdict']}" if score["difference"] else ""
+
+
+def _interval(estimate: Row, digits: int, sign: str = "") -> str:
+    value, low, high = (f"{estimate[key]:{sign}.{digits}f}" for key in ("value", "low", "high"))
+    return f"{value} [{low}, {high}]"
+
+
+def _millions(n: int | None) -> float | None:
+    return None if n is None else n / 1e6
+
+
+def _rounded(value: float | None) -> int | None:
+    return None if value is None else round(value)
+
+
+def _speed(rows: Sequence[Row]) -> int | None:
+    """Return tokens a second over all splits, None where a split's time is not known."""
+    found = [row["decoding"] for row in rows]
+    if any(part is None for part in found):
+        return None
+    return round(
+        sum(int(part["n_generated"]) for part in found) / max(sum(float(part["seconds"]) for part in found), 1e-9)
+    )

@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from ostinato.errors import ConfigError, DataError
+from ostinato.evaluation import stored
+from ostinato.evaluation.loading import load
+from ostinato.evaluation.stored import read_outputs, run_outputs
+from ostinato.tasks.recipes import load_recipe
+from ostinato.training import train
+
+TINY = ["task.n_train=40", "task.n_eval=8", "training.n_updates=2", "training.n_threads=1", "decoding.max_length=6"]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("stored") / "run"
+    train(load_recipe("demo/transformer", [*TINY, "training.device=cpu"]), folder)
+    return folder
+
+
+@pytest.fixture
+def run(trained: Path, tmp_path: Path) -> Path:
+    """A finished run whose outputs nobody has asked for yet."""
+    return Path(shutil.copytree(trained, tmp_path / "run"))
+
+
+def record(index: int, prediction: str = "a", reference: str = "b") -> str:
+    return json.dumps({"index": index, "prediction": prediction, "reference": reference}) + "\n"
+
+
+def test_outputs_are_decoded_once_and_kept_with_what_they_cost(run: Path, tmp_path: Path) -> None:
+    first, again = (run_outputs(load(run), "test") for _ in range(2))
+    assert (first.is_new, again.is_new) == (True, False)
+    assert (again.predictions, again.references) == (first.predictions, first.references)
+    assert again.evaluation == first.evaluation
+    assert first.evaluation is not None
+    assert (first.evaluation["n"], first.evaluation["device"]) == (8, "cpu")
+    assert first.evaluation["n_threads"] == torch.get_num_threads()
+    load(run).evaluate("test", predictions=tmp_path / "p.jsonl")
+    direct = read_outputs(tmp_path / "p.jsonl")
+    assert (direct.predictions, direct.references) == (first.predictions, first.references)
+    assert direct.evaluation is None
+    assert first.file.parent == run / "predictions"
+    assert not list(first.file.parent.glob("*.partial"))
+
+
+def test_what_was_decoded_from_anything_else_is_not_found(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = run_outputs(load(run), "test")
+    assert run_outputs(load(run), "long").is_new
+    assert run_outputs(load(run), "test", beam=2).is_new
+    fewer = run_outputs(load(run), "test", max_examples=7)
+    assert fewer.is_new
+    assert (fewer.predictions, fewer.references) == (kept.predictions[:7], kept.references[:7])
+    # None of these took the place of the first.
+    assert not run_outputs(load(run), "test").is_new
+    assert not run_outputs(load(run), "test", max_examples=7).is_new
+    monkeypatch.setattr(stored, "__version__", "0.0.1")
+    assert run_outputs(load(run), "test").is_new
+
+
+def test_other_weights_are_decoded_anew(run: Path) -> None:
+    kept = run_outputs(load(run), "test")
+    weights = load(run).checkpoint / "model.safetensors"
+    state = load_file(weights)
+    torch.manual_seed(0)
+    save_file({name: torch.randn_like(tensor) for name, tensor in state.items()}, weights, metadata={"format": "pt"})
+    changed = run_outputs(load(run), "test")
+    assert changed.is_new
+    assert changed.predictions != kept.predictions
+
+
+@pytest.mark.parametrize("damage", ["edited", "gone", "no note", "half a note"])
+def test_kept_outputs_that_are_not_as_they_were_written_are_decoded_anew(run: Path, damage: str) -> None:
+    kept = run_outputs(load(run), "test")
+    note = kept.file.with_suffix(".json")
+    match damage:
+        case "edited":
+            kept.file.write_text(kept.file.read_text(encoding="utf-8").replace('"prediction": "', '"prediction": "x'))
+        case "gone":
+            kept.file.unlink()
+        case "no note":
+            note.unlink()
+        case _:
+            note.write_text('{"sha', encoding="utf-8")
+    again = run_outputs(load(run), "test")
+    assert again.is_new
+    assert again.predictions == kept.predictions
+    assert not run_outputs(load(run), "test").is_new
+
+
+def test_fresh_outputs_are_decoded_whatever_is_kept(run: Path) -> None:
+    assert run_outputs(load(run), "test").is_new
+    assert run_outputs(load(run), "test", fresh=True).is_new
+
+
+def test_an_unknown_split_is_named(run: Path) -> None:
+    with pytest.raises(ConfigError, match="split is 'gen'"):
+        run_outputs(load(run), "gen")
+
+
+def test_predictions_are_read_in_the_splits_order(tmp_path: Path) -> None:
+    path = tmp_path / "p.jsonl"
+    path.write_text(record(2, "c", "z") + record(0, "a", "x") + record(1, "b", "y"), encoding="utf-8")
+    outputs = read_outputs(path)
+    assert (outputs.predictions, outputs.references) == (["a", "b", "c"], ["x", "y", "z"])
+    first = outputs.first(2)
+    assert (first.predictions, first.references) == (["a", "b"], ["x", "y"])
+    assert outputs.first(None) is outputs.first(3) is outputs
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        (record(0) + "{", "line 2: not JSON"),
+        ("[0]\n", "line 1: not a JSON object"),
+        ('{"index": 0, "prediction": "a"}\n', "line 1: needs 'reference', of type str"),
+        (record(0) + record(0), "line 2: index 0 is there twice"),
+        (record(0) + record(2), "there is no prediction of index 1"),
+        ("", "there are no predictions"),
+    ],
+)
+def test_a_file_that_holds_no_predictions_is_named(tmp_path: Path, lines: str, expected: str) -> None:
+    path = tmp_path / "p.jsonl"
+    path.write_text(lines, encoding="utf-8")
+    with pytest.raises(DataError) as caught:
+        read_outputs(path)
+    assert str(caught.value).startswith(str(path))
+    assert expected in str(caught.value)
