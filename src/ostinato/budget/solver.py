@@ -27,6 +27,7 @@ Rounding = Literal["nearest", "down"]
 """nearest: the value whose cost is nearest to the target. down: the largest that does not cost more."""
 
 _LARGEST = 2**40
+_SEARCHES = 3
 _FURTHEST = 6
 """Doublings or halvings from the present value that are measured before a target counts as out of reach."""
 
@@ -164,53 +165,72 @@ def solve_measured(
     """Return a configuration whose measured cost is within a tolerance of a target, or as near as measuring came.
 
     The search starts at the configuration's own value, doubles or halves it until the target lies between two
-    measured values, and bisects between them. Every value is measured `repeats` times and its median taken; the
-    search ends as soon as one lies within `tolerance` of the target, or when neighbouring values are within `tolerance`
-    of each other. Noise can mislead one comparison; the answer is the nearest of ALL values measured.
+    measured values, and bisects between them. It ends as soon as a value lies within `tolerance` of the target. Where
+    neighbouring values are within `tolerance` of each other and none is near enough, noise has misled a comparison: the
+    search begins anew, up to `_SEARCHES` times, every value it meets being read `repeats` times more. A value costs
+    the median of all its readings (of an even number the lower: what disturbs a call makes it slower). The answer is
+    the nearest of all values.
 
     Args:
         config, target, free: as for `solve`.
         measure: seconds (or the like) of a configuration; grows with the free variable, up to noise.
-        tolerance: relative.
+        tolerance: relative. repeats: readings of a value in one search.
 
     Raises:
         OutOfReach: `_FURTHEST` doublings or halvings do not reach the target.
         ConfigError: an unknown free variable, or one that changes no multiply-accumulates.
     """
     variable = free_variable(config, free, lambda c: count_macs(c, 8, 8).total)
-    measured: dict[int, float] = {}
+    readings: dict[int, list[float]] = {}
+    value = variable.lead.near(variable.lead.value)
+    for search in range(1, _SEARCHES + 1):
 
-    def at(value: int) -> float:
-        if value not in measured:
+        def at(value: int, n_readings: int = repeats * search) -> float:
             candidate = with_settings(config, variable.at(value))
-            measured[value] = statistics.median(measure(candidate) for _ in range(repeats))
-        return measured[value]
+            seen = readings.setdefault(value, [])
+            while len(seen) < n_readings:
+                seen.append(measure(candidate))
+            return statistics.median_low(seen)
 
-    def is_met() -> bool:
-        return any(abs(cost - target) <= tolerance * target for cost in measured.values())
+        value = _search(at, variable.lead, value, target, tolerance)
+        if abs(at(value) - target) <= tolerance * target:
+            break
+    value = min(readings, key=lambda v: abs(statistics.median_low(readings[v]) - target))
+    values = variable.at(value)
+    achieved = statistics.median_low(readings[value])
+    return Solution(with_settings(config, values), free, values, achieved, target)
 
-    low, high = _bracket(at, is_met, variable.lead, target)
-    step = variable.lead.multiple
-    while not is_met() and high - low > max(step, tolerance * low):
+
+def _search(at: Callable[[int], float], lead: Setting, start: int, target: float, tolerance: float) -> int:
+    """Return the first value within the tolerance of the target, else the nearer end of the last interval."""
+
+    def is_met(value: int) -> bool:
+        return abs(at(value) - target) <= tolerance * target
+
+    low, high = _bracket(at, is_met, lead, start, target)
+    step = lead.multiple
+    while not (is_met(low) or is_met(high)) and high - low > max(step, tolerance * low):
         middle = low + (high - low) // (2 * step) * step
         low, high = (middle, high) if at(middle) <= target else (low, middle)
-    value = min(measured, key=lambda v: abs(measured[v] - target))
-    values = variable.at(value)
-    return Solution(with_settings(config, values), free, values, measured[value], target)
+    return min(low, high, key=lambda value: abs(at(value) - target))
 
 
-def _bracket(at: Callable[[int], float], is_met: Callable[[], bool], lead: Setting, target: float) -> tuple[int, int]:
-    """Return two values between whose costs the target lies, or any two once it is met."""
-    value = lead.near(lead.value)
+def _bracket(
+    at: Callable[[int], float], is_met: Callable[[int], bool], lead: Setting, start: int, target: float
+) -> tuple[int, int]:
+    """Return two values between whose costs the target lies, or one value twice where it is met."""
+    value = start
     goes_up = at(value) <= target
     for _ in range(_FURTHEST):
         following = 2 * value if goes_up else lead.near(value // 2)
-        if is_met() or following == value:
+        if is_met(value):
+            return value, value
+        if following == value:
             break
         if (at(following) > target) == goes_up:
             return min(value, following), max(value, following)
         value = following
-    if is_met():
+    if is_met(value):
         return value, value
     reason = f"costs {at(value):.4g} at {value}, and {target:.4g} is to be matched: out of reach by this setting"
     raise OutOfReach([Problem(ROOT + lead.path, lead.value, reason)])

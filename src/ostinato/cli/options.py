@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -35,3 +35,10 @@ StepsOption = Annotated[
 ]
 BeamOption = Annotated[int | None, typer.Option("--beam", min=1, help="Beam width; 1 is greedy.")]
 DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, mps.")]
+
+
+def one_of(option: str, value: str | None, *choices: str) -> Any:
+    """Return a value that must be one of several, None where it was not given."""
+    if value is not None and value not in choices:
+        raise typer.BadParameter(f"'{value}' must be one of {', '.join(choices)}", param_hint=option)
+    return value

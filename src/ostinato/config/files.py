@@ -1,7 +1,8 @@
 """Recipes on disk: reading YAML, deriving from a `base:`, overriding single settings, writing the result.
 
 Two groups of settings merge key by key. Where `kind` chooses between groups with different keys (positions, the model,
-the task) and the new one names another kind, the group starts afresh: keys of the old kind do not linger.
+the task) and the new one names another kind, the group starts afresh: keys of the old kind do not linger. Feed-forwards
+are kinds of one thing: what two of them have in common, such as d_ff and share, outlives a change of kind.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel
 
-from ostinato.config.schema import child, is_open, slot_of
+from ostinato.config.schema import Slot, child, is_open, keeps_on_change, slot_of
 from ostinato.errors import ConfigError, Problem
 
 Settings = dict[str, Any]
@@ -142,10 +143,18 @@ def merge(base: Settings, new: Settings, node: type[BaseModel] | None) -> Settin
         if slot is not None and (slot.is_union or (inner is not None and is_open(inner))):
             old_kind = old.get("kind", slot.default_kind)
             if value.get("kind", old_kind) != old_kind:
-                merged[key] = value
+                merged[key] = _of_both_kinds(slot, old, value) | value
                 continue
         merged[key] = merge(old, value, inner)
     return merged
+
+
+def _of_both_kinds(slot: Slot, old: Settings, new: Settings) -> Settings:
+    """Return the old settings that a group of another kind takes over."""
+    before, after = child(slot, old), child(slot, new)
+    if before is None or after is None or not (keeps_on_change(before) and keeps_on_change(after)):
+        return {}
+    return {key: old[key] for key in old if key in after.model_fields and key in before.model_fields}
 
 
 def resolve_references(settings: Settings) -> Settings:
@@ -163,7 +172,12 @@ def resolve_references(settings: Settings) -> Settings:
 
 def write_yaml(settings: Settings, path: Path) -> None:
     """Write settings so that reading them gives equal ones."""
-    path.write_text(OmegaConf.to_yaml(OmegaConf.create(_escaped(settings))), encoding="utf-8")
+    path.write_text(yaml_text(_escaped(settings)), encoding="utf-8")
+
+
+def yaml_text(settings: Settings) -> str:
+    """Return settings as YAML, `${...}` references left to be resolved by whoever reads it."""
+    return OmegaConf.to_yaml(OmegaConf.create(settings))
 
 
 def _escaped(value: Any) -> Any:

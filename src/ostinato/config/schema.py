@@ -52,6 +52,11 @@ def is_open(node: type[BaseModel]) -> bool:
     return node.model_config.get("extra") == "allow"
 
 
+def keeps_on_change(node: type[BaseModel]) -> bool:
+    """Return True for a configuration whose settings mean the same in every kind that has them."""
+    return bool(getattr(node, "keeps_common_settings", False))
+
+
 def dotted(path: PathTuple) -> str:
     """Return a path as the user writes it."""
     return ".".join(map(str, path))
@@ -86,7 +91,9 @@ def suggestions(root: type[BaseModel], node: type[BaseModel], path: PathTuple) -
         return deeper
     if close := get_close_matches(key, node.model_fields, n=1):
         return [(*parent, close[0])]
-    return [p for p in fields_below(root) if p[-1] == key][:3]
+    same = [p for p in fields_below(root) if p[-1] == key]
+    # A key that another kind of this very group has was not meant for some other group.
+    return [] if path in same else same[:3]
 
 
 def describe(annotation: Any, metadata: Sequence[Any] = ()) -> str:

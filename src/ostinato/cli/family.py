@@ -1,0 +1,163 @@
+"""`ostinato family`: models of other depths with the parameters of a recipe's."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ostinato.cli.options import JsonOption, MirrorOption, OverridesArgument, RecipeArgument, one_of
+
+if TYPE_CHECKING:
+    from ostinato.budget.family import Family
+
+_HELD = {"exact": "stored parameters", "paper": "matrices and embeddings, without norms, biases and tables"}
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("family", epilog="Example: ostinato family depth/41m --depths 1..9 --write family-41m")(family)
+
+
+def family(
+    base: RecipeArgument,
+    overrides: OverridesArgument = None,
+    depths: Annotated[str, typer.Option(help="Depths of the arms: 1..12, or 1,2,4, or both.")] = "1..12",
+    stack: Annotated[
+        str | None, typer.Option(help="The stack that deepens; default: all together.", show_default=False)
+    ] = None,
+    count: Annotated[
+        str | None,
+        typer.Option(
+            help="What is equal. exact: stored parameters. paper: without norms, biases and tables (Petty et al. "
+            "2024). Default: paper where norms are next to nothing and there are no biases, as in depth/41m.",
+            show_default=False,
+        ),
+    ] = None,
+    rounding: Annotated[str, typer.Option(help="nearest, or down: never more parameters than the base.")] = "nearest",
+    n_ctx: Annotated[
+        int | None,
+        typer.Option(min=1, help="Tokens that MACs assume; default: the recipe's longest.", show_default=False),
+    ] = None,
+    source_vocab: Annotated[int | None, typer.Option(min=1, help="Rows of the source vocabulary.")] = None,
+    target_vocab: Annotated[int | None, typer.Option(min=1, help="Rows of the target vocabulary.")] = None,
+    write: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write one recipe an arm.", show_default=False)
+    ] = None,
+    mirror: MirrorOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Trade depth for feed-forward width at equal parameters.
+
+    For every depth the feed-forwards are made as wide as the recipe's own parameters allow. Depths at which attention
+    and embeddings alone cost more are named with the reason. MACs are those of one token (encoder-decoder models: of
+    one source and one target token).
+    """
+    from ostinato.budget.family import make_family
+    from ostinato.cli.output import print_json, say
+    from ostinato.data.registry import DataAccess
+    from ostinato.tasks.recipes import load_recipe
+    from ostinato.tasks.vocabulary import size_model
+
+    given = overrides or []
+    wanted = parse_depths(depths)
+    recipe = load_recipe(base, given)
+    sized = size_model(recipe, DataAccess.default(mirror), source=source_vocab, target=target_vocab)
+    found = make_family(
+        sized.model,
+        wanted,
+        stack=stack,
+        counting=one_of("--count", count, "exact", "paper"),
+        rounding=one_of("--rounding", rounding, "nearest", "down"),
+        n_ctx=n_ctx or recipe.data.max_target_length,
+    )
+    files = [] if write is None else _write(write, base, given, depths, found, stack, count, rounding)
+    if json:
+        print_json(_as_dict(recipe.name, found, files))
+        return
+    _print(recipe.name, found)
+    for path in files:
+        say(f"wrote {path}")
+
+
+def parse_depths(text: str) -> list[int]:
+    """Return the depths that `1..3,6` means: 1, 2, 3, 6."""
+    depths: dict[int, None] = {}
+    for part in text.split(","):
+        first, dots, last = part.strip().partition("..")
+        try:
+            low, high = int(first), int(last if dots else first)
+        except ValueError:
+            low, high = 0, 0
+        if not 1 <= low <= high:
+            raise typer.BadParameter(f"'{part}' is no depth: 1..12, or 1,2,4", param_hint="--depths")
+        depths |= dict.fromkeys(range(low, high + 1))
+    return list(depths)
+
+
+def _write(
+    folder: Path,
+    base: str,
+    overrides: list[str],
+    depths: str,
+    found: Family,
+    stack: str | None,
+    count: str | None,
+    rounding: str,
+) -> list[Path]:
+    from ostinato.tasks.derived import write_derived
+
+    options = ["--depths", depths, "--rounding", rounding]
+    options += [word for name, value in (("--stack", stack), ("--count", count)) if value for word in (name, value)]
+    command = shlex.join(["ostinato", "family", base, *overrides, *options])
+    stem = Path(base).stem if Path(base).suffix else base.strip("/").replace("/", "-")
+    return [
+        write_derived(
+            folder / f"{stem}-{arm.n_steps}-steps.yaml",
+            base,
+            overrides=overrides,
+            model=arm.settings,
+            description=f"{base} with {arm.n_steps} steps, feed-forward {arm.d_ff}, equal parameters",
+            command=command,
+        )
+        for arm in found.arms
+    ]
+
+
+def _as_dict(name: str, found: Family, files: list[Path]) -> dict[str, Any]:
+    keys = ("n_steps", "d_ff", "parameters", "residual", "macs")
+    return {
+        "base": name,
+        "parameters": found.parameters,
+        "count": found.counting,
+        "n_ctx": found.n_ctx,
+        "arms": [{key: getattr(arm, key) for key in keys} for arm in found.arms],
+        "infeasible": [{"n_steps": one.n_steps, "reason": one.reason} for one in found.infeasible],
+        "files": [str(path) for path in files],
+    }
+
+
+def _print(name: str, found: Family) -> None:
+    from ostinato.cli.output import print_table, say
+
+    d_model = found.base.d_model
+    say(f"{name}: width {d_model}, {found.parameters:,} parameters; equal: {_HELD[found.counting]}")
+    columns = ["n_steps", "d_ff", "d_ff / d_model", "parameters", "residual", "residual %"]
+    rows = [
+        [
+            arm.n_steps,
+            arm.d_ff,
+            arm.d_ff / d_model,
+            arm.parameters,
+            arm.residual,
+            100 * arm.residual / found.parameters,
+            arm.macs,
+        ]
+        for arm in found.arms
+    ]
+    if rows:
+        print_table([*columns, f"MACs per token ({found.n_ctx} tokens)"], rows)
+    for one in found.infeasible:
+        say(one.reason)

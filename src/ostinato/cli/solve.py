@@ -1,0 +1,159 @@
+"""`ostinato solve`: the value of a setting at which a recipe's model costs what another one does."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ostinato.cli.options import DeviceOption, JsonOption, MirrorOption, one_of
+
+if TYPE_CHECKING:
+    from ostinato.budget.solver import Solution
+    from ostinato.config.model import ModelConfig
+
+_MATCHES = ("parameters", "active", "macs", "macs_per_generated_token", "latency")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    example = "Example: ostinato solve lm/universal lm/transformer model.decoder.n_steps=8 --free d_ff"
+    app.command("solve", epilog=example)(solve)
+
+
+def solve(
+    recipes: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RECIPE [REFERENCE] [KEY=VALUE]",
+            help="The recipe, the one it should cost as much as (default: the recipe itself, without the settings "
+            "given here), and settings to change in the recipe.",
+            show_default=False,
+        ),
+    ],
+    free: Annotated[
+        str,
+        typer.Option(
+            help="The setting to solve: d_ff, d_attn, d_model, n_steps, d_ff+d_attn (at their ratio), or any integer "
+            "setting of the model by the end of its path (decoder.ffn.d_ff)."
+        ),
+    ] = "d_ff",
+    match: Annotated[str, typer.Option(help=f"What is to be equal: {', '.join(_MATCHES)}.")] = "parameters",
+    target: Annotated[
+        float | None, typer.Option(min=0, help="A number to match, in place of a reference.", show_default=False)
+    ] = None,
+    rounding: Annotated[str, typer.Option(help="nearest, or down: never more than the reference.")] = "nearest",
+    source_length: Annotated[int, typer.Option(min=1, help="Source tokens, for MACs and latency.")] = 32,
+    target_length: Annotated[int, typer.Option(min=1, help="Target tokens, for MACs and latency.")] = 32,
+    batch_size: Annotated[int, typer.Option(min=1, help="Sentences decoded at once, for latency.")] = 1,
+    beam: Annotated[int, typer.Option(min=1, help="Beam width, for latency.")] = 1,
+    tolerance: Annotated[float, typer.Option(min=0, help="Relative, for latency.")] = 0.05,
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads, for latency.")] = None,
+    device: DeviceOption = "auto",
+    source_vocab: Annotated[int | None, typer.Option(min=1, help="Rows of the source vocabulary.")] = None,
+    target_vocab: Annotated[int | None, typer.Option(min=1, help="Rows of the target vocabulary.")] = None,
+    write: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the solved recipe.", show_default=False)
+    ] = None,
+    mirror: MirrorOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Solve one setting so that a model costs what another one does.
+
+    Counts are matched by the nearest integer. Latency is measured on this machine, on random weights, and matched
+    within a tolerance. Where no value fits the reason is named.
+    """
+    from ostinato.cli.output import print_json, say
+    from ostinato.data.registry import DataAccess
+    from ostinato.experiments.matching import Wanted, match_model
+    from ostinato.tasks.recipes import load_recipe
+    from ostinato.tasks.vocabulary import size_model
+
+    overrides = [text for text in recipes if "=" in text]
+    names = [text for text in recipes if "=" not in text]
+    if not 1 <= len(names) <= 2:
+        raise typer.BadParameter("name one recipe, and at most one reference", param_hint="RECIPE [REFERENCE]")
+    if target is not None and len(names) == 2:
+        raise typer.BadParameter("give a reference or a number, not both", param_hint="--target")
+    access = DataAccess.default(mirror)
+
+    def sized(name: str, settings: list[str]) -> ModelConfig:
+        return size_model(load_recipe(name, settings), access, source=source_vocab, target=target_vocab).model
+
+    goal = sized(names[-1], []) if target is None else target
+    reference = None if isinstance(goal, float) else goal
+    wanted = Wanted(
+        free=free,
+        match=one_of("--match", match, *_MATCHES),
+        source_length=source_length,
+        target_length=target_length,
+        rounding=one_of("--rounding", rounding, "nearest", "down"),
+        batch_size=batch_size,
+        beam=beam,
+        device=device,
+        threads=threads,
+        tolerance=tolerance,
+    )
+    found = match_model(sized(names[0], overrides), goal, wanted)
+    if write is not None:
+        goal_option = [] if target is None else ["--target", f"{target:g}"]
+        _write(write, names, overrides, found, ["--free", free, "--match", match, *goal_option])
+    if json:
+        print_json(_as_dict(names, found, match, reference))
+        return
+    _print(names, found, match, reference)
+    if write is not None:
+        say(f"wrote {write}")
+
+
+def _write(path: Path, names: list[str], overrides: list[str], found: Solution, options: list[str]) -> None:
+    from ostinato.tasks.derived import write_derived
+
+    values = ", ".join(f"{key} {value}" for key, value in found.values.items())
+    write_derived(
+        path,
+        names[0],
+        overrides=overrides,
+        model=found.values,
+        description=f"{names[0]} with {values}",
+        command=shlex.join(["ostinato", "solve", *names, *overrides, *options]),
+    )
+
+
+def _as_dict(names: list[str], found: Solution, match: str, reference: ModelConfig | None) -> dict[str, Any]:
+    return {
+        "recipe": names[0],
+        "reference": names[-1] if reference is not None else None,
+        "free": found.free,
+        "match": match,
+        "values": {f"model.{key}": value for key, value in found.values.items()},
+        "target": found.target,
+        "achieved": found.achieved,
+        "residual": found.residual,
+        "parts": _parts(found, reference),
+    }
+
+
+def _parts(found: Solution, reference: ModelConfig | None) -> dict[str, dict[str, int]]:
+    """Return the stored parameters by part, of what was found and of the reference."""
+    from ostinato.budget import count_parameters
+
+    models = {"solved": found.config} | ({} if reference is None else {"reference": reference})
+    counts = {name: count_parameters(model) for name, model in models.items()}
+    return {name: {"stored": count.stored, **count.by_part} for name, count in counts.items()}
+
+
+def _print(names: list[str], found: Solution, match: str, reference: ModelConfig | None) -> None:
+    from ostinato.cli.output import number, print_table, say
+
+    values = " ".join(f"model.{key}={value}" for key, value in found.values.items())
+    say(f"{names[0]}: {values}")
+    relative = f" ({100 * found.residual / found.target:+.3g} %)" if found.target else ""
+    achieved, wanted, residual = (number(n) for n in (found.achieved, found.target, found.residual))
+    say(f"{match}: {achieved}, wanted {wanted}, residual {residual}{relative}")
+    parts = _parts(found, reference)
+    rows = dict.fromkeys(part for counted in parts.values() for part in counted)
+    columns = ["parameters", *("solved" if name == "solved" else names[-1] for name in parts)]
+    print_table(columns, [[row, *(counted.get(row, 0) for counted in parts.values())] for row in rows])

@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ostinato.budget import count_parameters
+from ostinato.experiments.matching import MATCHES
+from ostinato.tasks.recipes import load_recipe
+
+
+@pytest.mark.parametrize(
+    ("recipe", "millions"), [("depth/41m", 41.3), ("depth/134m", 134.3), ("depth/374m", 374.1), ("depth/small", 1.8)]
+)
+def test_the_depth_recipes_have_their_published_sizes_without_any_data(run, recipe: str, millions: float) -> None:
+    (counted,) = json.loads(run("plan", recipe, "--json").out)
+    assert round(counted["parameters"]["stored"] / 1e6, 1) == millions
+
+
+@pytest.mark.parametrize(
+    ("recipe", "depths", "widths"),
+    [
+        ("depth/41m", "1..9", [4779, 2048, 1138, 683, 410, 228, 98]),
+        ("depth/134m", "1,4,12,20,32,36", [35840, 8192, 2048, 819, 128]),
+        ("depth/374m", "2,24,42,64,74", [48811, 2816, 1024, 203]),
+    ],
+)
+def test_the_families_of_the_depth_recipes_have_the_published_widths(
+    run, recipe: str, depths: str, widths: list[int]
+) -> None:
+    found = json.loads(run("family", recipe, "--depths", depths, "--json").out)
+    assert [arm["d_ff"] for arm in found["arms"]] == widths
+    assert all(arm.keys() == {"n_steps", "d_ff", "parameters", "residual", "macs"} for arm in found["arms"])
+    assert all(abs(arm["residual"]) < 0.001 * found["parameters"] for arm in found["arms"])
+    macs = [arm["macs"] for arm in found["arms"]]
+    assert macs == sorted(macs)
+    assert found["infeasible"]
+    assert all("cannot hold" in one["reason"] for one in found["infeasible"])
+
+
+def test_a_family_is_shown_as_a_table_with_the_reasons_of_what_is_missing(run) -> None:
+    text = run("family", "depth/41m", "--depths", "7..9").out
+    assert "equal: matrices and embeddings" in text
+    assert "MACs per token (1024 tokens)" in text
+    (row,) = (line.split() for line in text.splitlines() if line.strip().startswith("7 "))
+    assert row[:5] == ["7", "98", "0.1914", "41,300,736", "10,240"]
+    assert "41M cannot hold 9 layers at d_model 512: attention and embeddings alone are 42.3M" in text
+    exact = run("family", "depth/41m", "--depths", "4", "--count", "exact", "--n-ctx", 256).out
+    assert "equal: stored parameters" in exact
+    assert " 682 " in exact
+
+
+def test_every_written_arm_is_a_recipe_of_equal_parameters(run, tmp_path: Path) -> None:
+    folder = tmp_path / "arms"
+    sizes = ["--source-vocab", 747, "--target-vocab", 687]
+    call = ["family", "cogs/transformer", "seed=5", "--depths", "1..3", *sizes, "--write", folder, "--json"]
+    found = json.loads(run(*call).out)
+    assert found["files"] == [str(folder / f"cogs-transformer-{n}-steps.yaml") for n in (1, 2, 3)]
+    for arm, file in zip(found["arms"], found["files"], strict=True):
+        recipe = load_recipe(file)
+        sized = recipe.model.model_copy(update={"source_vocab_size": 747, "target_vocab_size": 687})
+        assert count_parameters(sized).stored == arm["parameters"]
+        assert [stack.n_steps for stack in sized.stacks().values()] == [arm["n_steps"]] * 2
+        assert recipe.seed == 5
+        (counted,) = json.loads(run("plan", file, *sizes, "--json").out)
+        assert counted["parameters"]["stored"] == arm["parameters"]
+    first = Path(found["files"][0]).read_text(encoding="utf-8").splitlines()[0]
+    assert first == "# Written by: ostinato family cogs/transformer seed=5 --depths 1..3 --rounding nearest"
+
+
+@pytest.mark.parametrize("depths", ["0..3", "4..2", "x", "1..", "1,,2", "-1"])
+def test_depths_that_are_none_are_wrong_use(run, depths: str) -> None:
+    outcome = run("family", "depth/41m", f"--depths={depths}")
+    assert outcome.code == 2
+    assert "is no depth: 1..12, or 1,2,4" in " ".join(outcome.err.split())
+
+
+def test_other_settings_are_refused_with_what_is_valid(run) -> None:
+    assert "'all' must be one of exact, paper" in run("family", "depth/41m", "--count", "all").err
+    assert "stack is 'encoder': this model has the stacks decoder" in run("family", "depth/41m", "--stack=encoder").err
+    assert "'up' must be one of nearest, down" in run("solve", "depth/41m", "--rounding", "up").err
+    assert "'speed' must be one of parameters" in run("solve", "depth/41m", "--match", "speed").err
+    assert "give a reference or a number" in run("solve", "depth/41m", "depth/134m", "--target", 3).err
+    assert "name one recipe" in run("solve", "free=2").err
+    assert "did you mean d_ff" in run("solve", "depth/41m", "--free", "dff").err
+
+
+def test_a_recipe_is_solved_for_the_size_of_another(run, tmp_path: Path) -> None:
+    file = tmp_path / "solved.yaml"
+    call = ["solve", "lm/universal", "lm/transformer", "model.decoder.n_steps=8", "--write", file]
+    solved = json.loads(run(*call, "--json").out)
+    reference = json.loads(run("plan", "lm/transformer", "--json").out)[0]["parameters"]["stored"]
+    assert solved["target"] == reference == solved["parts"]["reference"]["stored"]
+    assert solved["achieved"] - reference == solved["residual"]
+    assert abs(solved["residual"]) < 513
+    recipe = load_recipe(file)
+    assert recipe.model.stacks()["decoder"].n_steps == 8
+    assert {"model.decoder.ffn.d_ff": recipe.model.stacks()["decoder"].ffn.d_ff} == solved["values"]
+    text = run(*call).out
+    assert f"lm/universal: model.decoder.ffn.d_ff={recipe.model.stacks()['decoder'].ffn.d_ff}" in text
+    assert "residual" in text
+    assert "decoder.self_attention" in text
+    assert f"wrote {file}" in text
+
+
+def test_without_a_reference_a_recipe_keeps_its_own_cost_under_other_settings(run) -> None:
+    call = ["solve", "depth/small", "model.decoder.n_steps=6", "--match", "macs", "--json"]
+    solved = json.loads(run(*call).out)
+    assert solved["reference"] == "depth/small"
+    assert abs(solved["residual"]) < 0.01 * solved["target"]
+    number = json.loads(run("solve", "depth/small", "--target", 2_000_000, "--json").out)
+    assert number["reference"] is None
+    assert abs(number["residual"]) <= 3 * 3 * 128 / 2
+
+
+def test_a_target_that_nothing_reaches_is_one_line(run) -> None:
+    outcome = run("solve", "depth/41m", "--target", 1000)
+    assert (outcome.code, outcome.err.count("\n")) == (2, 1)
+    assert "model.decoder.ffn.d_ff is 2048: even the smallest value, 1, costs" in outcome.err
+
+
+def test_the_help_names_everything_that_can_be_matched(run) -> None:
+    text = " ".join(run("solve", "--help").out.split())
+    assert all(match in text for match in MATCHES)
