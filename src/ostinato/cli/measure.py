@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from ostinato.config.model import ModelConfig
-    from ostinato.config.training import TrainingConfig
+    from ostinato.experiments.side_by_side import PlannedRecipe
 
 MeasureOption = Annotated[
     bool, typer.Option("--measure", help="Time updates, passes and decoding too, on random weights and random ids.")
 ]
 BatchSizesOption = Annotated[str, typer.Option("--batch-sizes", metavar="N,N", help="Sentences of a timed call.")]
 BeamsOption = Annotated[str, typer.Option("--beams", metavar="N,N", help="Beams of timed decoding; 1 is greedy.")]
-RoundsOption = Annotated[int, typer.Option("--rounds", min=1, help="Timed calls of each kind, recipes taking turns.")]
+RoundsOption = Annotated[int, typer.Option("--rounds", min=1, help="Timed calls of each kind; recipes take turns.")]
 ThreadsOption = Annotated[
     int | None, typer.Option("--threads", min=1, help="CPU threads of timed calls.", show_default=False)
 ]
@@ -31,10 +30,10 @@ class Timing:
     beams: list[int]
     rounds: int
     threads: int | None
-    device: str = "auto"
+    device: str
 
     @classmethod
-    def of(cls, batch_sizes: str, beams: str, rounds: int, threads: int | None, device: str = "auto") -> Timing:
+    def of(cls, batch_sizes: str, beams: str, rounds: int, threads: int | None, device: str) -> Timing:
         """Read the options.
 
         Raises:
@@ -43,55 +42,60 @@ class Timing:
         return cls(_numbers(batch_sizes, "--batch-sizes"), _numbers(beams, "--beams"), rounds, threads, device)
 
 
-def measure(
-    models: Sequence[tuple[str, ModelConfig, TrainingConfig]], timing: Timing, source_length: int, target_length: int
-) -> dict[str, Any]:
-    """Time models in turns; tell on standard error what is to come.
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One recipe's timings: a row a workload, see `ostinato.experiments.speed.row`; the same workloads for all."""
 
-    Returns:
-        environment; by_name: name -> one row a workload, see `ostinato.experiments.speed.row`.
-    """
+    name: str
+    environment: dict[str, Any]
+    rows: list[dict[str, Any]]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as JSON."""
+        return {"environment": self.environment, "workloads": self.rows}
+
+
+def measure_recipes(
+    planned: Sequence[PlannedRecipe], timing: Timing, source_length: int, target_length: int
+) -> list[Measured]:
+    """Time recipes in turns; say on standard error what is to come."""
     from dataclasses import asdict
 
-    from ostinato.experiments.latency import Announcement, Laboratory, workloads
+    from ostinato.cli.output import complain
+    from ostinato.experiments.latency import Laboratory, workloads
     from ostinato.experiments.speed import measure_models
     from ostinato.experiments.timing import Effort
     from ostinato.experiments.workloads import Candidate
 
-    def announce(plan: Announcement) -> None:
-        typer.echo(str(plan), err=True)
-
     laboratory = Laboratory(timing.device, timing.threads)
-    candidates = [Candidate(*model) for model in models]
+    candidates = [Candidate(one.name, one.model, one.training) for one in planned]
     work = workloads(timing.batch_sizes, timing.beams, source_length, target_length)
-    by_name = measure_models(laboratory, candidates, work, Effort(rounds=timing.rounds), announce)
-    return {"environment": asdict(laboratory.environment()), "by_name": by_name}
+    found = measure_models(laboratory, candidates, work, Effort(rounds=timing.rounds), lambda plan: complain(str(plan)))
+    environment = asdict(laboratory.environment())
+    return [Measured(name, environment, rows) for name, rows in found.items()]
 
 
-def print_measured(measured: dict[str, Any]) -> None:
-    """Print a block a workload: milliseconds, their quartiles, tokens a second, and the speed against the first."""
-    from ostinato.cli.output import print_table, say
+def print_measured(measured: Sequence[Measured]) -> None:
+    """Write a block a workload: milliseconds, their quartiles, tokens a second, and the speed against the first."""
+    from ostinato.cli.output import print_wide, say
+    from ostinato.experiments.side_by_side import short_names
     from ostinato.experiments.speed import conditions, work_name
 
-    columns = list(measured["by_name"])
-    by_workload = list(zip(*measured["by_name"].values(), strict=True))
-    rows: list[list[object]] = []
-    for found in by_workload:
+    rows: list[list[str]] = []
+    for found in zip(*(one.rows for one in measured), strict=True):
         rows.append([f"{work_name(found[0])}: ms", *(f"{1e3 * row['median_s']:.1f}" for row in found)])
         rows.append(["  quartiles", *(f"{1e3 * row['low_s']:.1f}-{1e3 * row['high_s']:.1f}" for row in found)])
         rows.append(["  tokens/s", *(f"{row['tokens_per_s']:,.0f}" for row in found)])
         if len(found) > 1:
-            rows.append(["  speed / first", *(_speed(row) for row in found)])
+            rows.append(["  times as fast as the first", "", *(_speed(row) for row in found[1:])])
         if any(row["disturbed"] for row in found):
-            rows.append(["  disturbed", *(f"{row['disturbed']} of {row['n']}" for row in found)])
-    print_table(["measured", *columns], rows)
-    say(conditions({**by_workload[0][0], "environment": measured["environment"]}))
+            rows.append(["  disturbed calls", *(f"{row['disturbed']} of {row['n']}" for row in found)])
+    print_wide(["measured", *short_names([one.name for one in measured])], rows, right=True)
+    say(conditions({**measured[0].rows[0], "environment": measured[0].environment}))
 
 
 def _speed(row: dict[str, Any]) -> str:
     speed = row["speed"]
-    if speed["baseline"] == row["name"]:
-        return ""
     return f"{speed['value']:.2f} ({speed['low']:.2f}-{speed['high']:.2f})"
 
 

@@ -6,7 +6,17 @@ from typing import Annotated, Literal
 
 import typer
 
-from ostinato.cli.options import JsonOption, MirrorOption
+from ostinato.cli.measure import (
+    BatchSizesOption,
+    BeamsOption,
+    MeasureOption,
+    RoundsOption,
+    ThreadsOption,
+    Timing,
+    measure_recipes,
+    print_measured,
+)
+from ostinato.cli.options import DeviceOption, JsonOption, MirrorOption
 
 
 def register(app: typer.Typer) -> None:
@@ -36,6 +46,12 @@ def plan(
     tolerance: Annotated[
         float, typer.Option(min=0.0, help="Relative difference up to which budgets match the first recipe's.")
     ] = 0.01,
+    measure: MeasureOption = False,
+    batch_sizes: BatchSizesOption = "1",
+    beams: BeamsOption = "1,5",
+    rounds: RoundsOption = 5,
+    threads: ThreadsOption = None,
+    device: DeviceOption = "auto",
     mirror: MirrorOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -43,7 +59,7 @@ def plan(
 
     Parameters, multiply-accumulates and bytes. Several recipes stand side by side: where they differ, and whether their
     budgets match the first one's. Vocabulary sizes come from the options, the recipe, or the task's data where that is
-    generated or already fetched.
+    generated or already fetched. With --measure the same models take turns at the same work, on random weights.
     """
     from ostinato.budget import Assumptions
     from ostinato.cli.budgets import print_budgets, print_differences
@@ -55,6 +71,7 @@ def plan(
     names = [text for text in recipes if "=" not in text]
     if not names:
         raise typer.BadParameter("name at least one recipe", param_hint="RECIPE")
+    timing = Timing.of(batch_sizes, beams, rounds, threads, device) if measure else None
     planned = plan_recipes(
         names,
         [text for text in recipes if "=" in text],
@@ -63,8 +80,12 @@ def plan(
         source_vocab=source_vocab,
         target_vocab=target_vocab,
     )
+    measured = None if timing is None else measure_recipes(planned, timing, source_length, target_length)
     if json:
-        print_json(as_dicts(planned, tolerance))
+        plans = as_dicts(planned, tolerance)
+        if measured is not None:
+            plans = [plan | {"measured": found.as_dict()} for plan, found in zip(plans, measured, strict=True)]
+        print_json(plans)
         return
     for one in planned:
         draw_recipe(one)
@@ -72,3 +93,5 @@ def plan(
     print_budgets(planned)
     if len(planned) > 1:
         print_differences(planned, tolerance)
+    if measured is not None:
+        print_measured(measured)

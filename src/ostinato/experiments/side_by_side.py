@@ -10,6 +10,7 @@ from typing import Any
 from ostinato.budget import Assumptions, Budget, BudgetName, count_budget
 from ostinato.budget.compare import Match, match_figures
 from ostinato.config.model import ModelConfig
+from ostinato.config.training import TrainingConfig
 from ostinato.data.registry import DataAccess
 from ostinato.plan import Kind, Plan
 from ostinato.tasks.recipes import load_recipe
@@ -20,7 +21,7 @@ MATCHED: tuple[BudgetName, ...] = ("parameters", "macs", "bytes")
 
 @dataclass(frozen=True, slots=True)
 class PlannedRecipe:
-    """One recipe: its model with vocabulary sizes, and what that costs.
+    """One recipe: its model with vocabulary sizes, how that is trained, and what it costs.
 
     Args:
         name: as it was asked for; a recipe that was asked for twice is numbered.
@@ -28,6 +29,7 @@ class PlannedRecipe:
 
     name: str
     sized: SizedModel
+    training: TrainingConfig
     budget: Budget
 
     @property
@@ -62,10 +64,11 @@ def plan_recipes(
     """
     found, seen = [], Counter[str]()
     for name in names:
-        sized = size_model(load_recipe(name, overrides), access, source=source_vocab, target=target_vocab)
+        recipe = load_recipe(name, overrides)
+        sized = size_model(recipe, access, source=source_vocab, target=target_vocab)
         seen[name] += 1
         unique = name if seen[name] == 1 else f"{name} ({seen[name]})"
-        found.append(PlannedRecipe(unique, sized, count_budget(sized.model, assumptions)))
+        found.append(PlannedRecipe(unique, sized, recipe.training, count_budget(sized.model, assumptions)))
     return found
 
 

@@ -143,7 +143,7 @@ def workload_macs(model: ModelConfig, workload: Workload) -> dict[str, int]:
     S, T = workload.source_length, workload.target_length
     if isinstance(model, LanguageModelConfig):
         whole, prompt = count_macs(model, 1, S + T), count_macs(model, 1, S + 1)
-        before, per_source = S, (prompt.total - prompt.by_part["output"]) // (S + 1)
+        before, per_source = S, (prompt.total - prompt.by_part["output"]) // (S + 1) if S else 0
         first = prompt.total - prompt.by_part["output"] * S // (S + 1)
     else:
         whole = count_macs(model, S, T)

@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import json
+
+TINY = (
+    "model.d_model=16",
+    "--source-length",
+    3,
+    "--target-length",
+    4,
+    "--rounds",
+    2,
+    "--threads",
+    1,
+    "--device",
+    "cpu",
+)
+
+
+def test_a_plan_is_measured_recipe_beside_recipe(run) -> None:
+    outcome = run(
+        "plan", "demo/transformer", "demo/universal", *TINY, "--measure", "--batch-sizes", "2", "--beams", "1,3"
+    )
+    assert outcome.code == 0
+    rows = [" ".join(line.split()) for line in outcome.out.splitlines()]
+    assert "measured transformer universal" in rows
+    kinds = ["decoding, batch 2, beam 1", "decoding, batch 2, beam 3", "forward, batch 2", "update, batch 2"]
+    shown = [row.split(": ms ")[0] for row in rows if ": ms " in row]
+    assert shown == kinds
+    assert [line.split(":")[0] for line in outcome.err.splitlines()] == kinds
+    assert sum(row.startswith("times as fast as the first ") for row in rows) == 4
+    assert rows[-1].startswith("3 source and 4 target tokens a sentence; ")
+
+
+def test_measurements_are_in_the_json_with_their_environment(run) -> None:
+    outcome = run("plan", "demo/transformer", "demo/transformer", *TINY, "--measure", "--beams", "2", "--json")
+    first, second = json.loads(outcome.out)
+    for plan in (first, second):
+        assert plan["measured"]["environment"]["threads"] == 1
+        assert [row["workload"]["kind"] for row in plan["measured"]["workloads"]] == ["decoding", "forward", "update"]
+        assert [row["n"] for row in plan["measured"]["workloads"]] == [2, 2, 2]
+        assert plan["measured"]["workloads"][0]["workload"]["beam"] == 2
+        assert plan["measured"]["workloads"][0]["parameters"] == plan["parameters"]["stored"]
+    assert second["measured"]["workloads"][0]["speed"]["baseline"] == "demo/transformer"
+    assert "measured" not in json.loads(run("plan", "demo/transformer", "--json").out)[0]
+
+
+def test_lists_that_are_none_are_refused(run) -> None:
+    outcome = run("plan", "demo/transformer", "--measure", "--batch-sizes", "1,x")
+    assert outcome.code == 2
+    assert "'1,x' is no list of positive numbers such as 1,64" in " ".join(outcome.err.split())
+    assert run("plan", "demo/transformer", "--measure", "--beams", "0").code == 2
