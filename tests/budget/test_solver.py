@@ -156,6 +156,18 @@ def test_an_unknown_name_is_refused_with_those_that_exist() -> None:
         solve(language_model(), 10**6, "experts")
 
 
+def test_a_setting_without_a_value_asks_for_one_to_start_from() -> None:
+    with pytest.raises(
+        ConfigError, match=r"free is 'shared_d_ff': has no value to start from: .*model\.shared_d_ff=64"
+    ):
+        solve(pair(), 10**6, "shared_d_ff")
+    wide = Seq2SeqConfig.model_validate(pair().model_dump() | {"ffn_variant": "one-wide", "shared_d_ff": 100})
+    found = solve(wide, stored_parameters(pair()), "shared_d_ff")
+    # As wide as twelve feed-forwards of 2048, and a little for their norms and biases.
+    assert 12 * 2048 <= found.value < 12 * 2048 + 30
+    assert abs(found.residual) <= (2 * 64 + 1) / 2
+
+
 def test_values_that_the_configuration_refuses_are_named_in_full() -> None:
     with pytest.raises(ConfigError, match=r"model\.decoder\.ffn\.d_ff is 0"):
         with_settings(language_model(), {"decoder.ffn.d_ff": 0})

@@ -135,10 +135,23 @@ def _named(config: ModelConfig, name: str) -> list[Setting]:
     found = [setting for setting in everything if setting.path.split(".")[-len(wanted) :] == wanted]
     if found:
         return found
+    if unset := [path for path in _without_value(config) if path.split(".")[-len(wanted) :] == wanted]:
+        reason = f"has no value to start from: give it one, for example {ROOT}{unset[0]}=64"
+        raise ConfigError([Problem("free", name, reason)])
     keys = list(dict.fromkeys([s.path.rsplit(".", 1)[-1] for s in everything] + list(_ALIASES)))
     near = get_close_matches(name, keys, n=1)
     hint = f"; did you mean {near[0]}?" if near else f"; there are {', '.join(sorted(keys))}"
     raise ConfigError([Problem("free", name, f"no integer setting of this model has that name{hint}")])
+
+
+def _without_value(node: Config, path: str = "") -> Iterator[str]:
+    """Yield the settings that are null."""
+    for name in type(node).model_fields:
+        value = getattr(node, name)
+        if isinstance(value, Config):
+            yield from _without_value(value, f"{path}{name}.")
+        elif value is None:
+            yield f"{path}{name}"
 
 
 def all_settings(config: ModelConfig) -> Iterator[Setting]:
