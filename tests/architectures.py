@@ -25,6 +25,7 @@ from ostinato.config.model import (
     NoSignalConfig,
     RelativeConfig,
     RotaryConfig,
+    SeparableConvConfig,
     Seq2SeqConfig,
     SignalConfig,
     SinusoidalConfig,
@@ -47,10 +48,18 @@ def draws(n: int) -> settings:
 
 @dataclass(frozen=True)
 class Sentence:
-    """One example without padding; the target begins with BOS. Language models have no source."""
+    """One example without padding; the target begins with BOS. Language models have no source.
+
+    A pair as one sequence is a target whose first `n_prefix` tokens are the source, EOS included.
+    """
 
     source: list[int] | None
     target: list[int]
+    n_prefix: int | None = None
+
+    def with_target(self, target: list[int]) -> Sentence:
+        """Return the sentence with another target, of which the prefix is still a part."""
+        return Sentence(self.source, target, self.n_prefix)
 
 
 # --- architectures ---------------------------------------------------------------------------------------------------
@@ -77,8 +86,10 @@ def any_architecture(
     stack = _Stacks(draw, d_model, fully_shared)
     if kind == "language_model":
         tie = draw(st.sampled_from(["none", "output"]))
+        mask = draw(st.sampled_from(["causal", "prefix"]))
         rows = draw(st.integers(5, 9))
-        return LanguageModelConfig(vocab_size=rows, tie_embeddings=tie, decoder=stack.draw("decoder"), **common)
+        decoder = stack.draw("decoder")
+        return LanguageModelConfig(mask=mask, vocab_size=rows, tie_embeddings=tie, decoder=decoder, **common)
     encoder, decoder = stack.pair()
     tie = draw(st.sampled_from(["none", "output", "all"]))
     target = draw(st.integers(5, 9))
@@ -141,17 +152,13 @@ class _Stacks:
 
     def _sub(
         self, kind: Kind, n_steps: int, steps_per_round: int, shared: dict[str, Any], relative: RelativeConfig
-    ) -> AttentionConfig | DenseFeedForwardConfig:
+    ) -> AttentionConfig | DenseFeedForwardConfig | SeparableConvConfig:
         draw = self._draw
         spread = draw(_spreads(n_steps, steps_per_round, self._fully_shared))
         if kind in shared:
             own = shared[kind]
         elif kind == "ffn":
-            own = {
-                "d_ff": draw(st.integers(1, 9)),
-                "activation": draw(st.sampled_from(["relu", "gelu", "geglu"])),
-                "bias": draw(st.booleans()),
-            }
+            own = draw(_feed_forwards())
         else:
             is_rotary = kind == "self_attention" and relative.kind == "rotary"
             heads = draw(st.integers(1, 3))
@@ -159,7 +166,9 @@ class _Stacks:
             default_fits = self._d_model % heads == 0 and not (is_rotary and self._d_model // heads % 2)
             d_head = draw(st.sampled_from([None, *widths] if default_fits else widths))
             own = {"n_heads": heads, "d_head": d_head, "bias": draw(st.booleans())}
-        return (DenseFeedForwardConfig if kind == "ffn" else AttentionConfig)(**spread, **own)  # type: ignore[return-value]
+        if kind != "ffn":
+            return AttentionConfig(**spread, **own)
+        return (DenseFeedForwardConfig if own["kind"] == "dense" else SeparableConvConfig)(**spread, **own)  # type: ignore[return-value]
 
 
 _BUCKETS = BucketsConfig(n_buckets=6, max_distance=5)
@@ -171,6 +180,15 @@ def _signals() -> st.SearchStrategy[SignalConfig]:
 
 def _norms() -> st.SearchStrategy[NormConfig]:
     return st.sampled_from([NormConfig(kind=kind, eps=eps) for kind in ("layer", "rms") for eps in (1e-5, 1e-3)])
+
+
+@st.composite
+def _feed_forwards(draw: st.DrawFn) -> dict[str, Any]:
+    own: dict[str, Any] = {"d_ff": draw(st.integers(1, 9)), "bias": draw(st.booleans())}
+    if draw(st.booleans()):
+        return own | {"kind": "dense", "activation": draw(st.sampled_from(["relu", "gelu", "geglu"]))}
+    kernels = {"kernel_in": draw(st.integers(1, 5)), "kernel_out": draw(st.integers(1, 5))}
+    return own | {"kind": "separable_conv"} | kernels
 
 
 @st.composite
@@ -210,6 +228,8 @@ def traits(config: Seq2SeqConfig | LanguageModelConfig) -> set[str]:
     """Name what a model is made of, so that a test can see what its draws covered."""
     found = {f"kind {config.kind}", f"tie {config.tie_embeddings}", f"init {config.init}"}
     found.add(f"embedding_scale {config.embedding_scale}")
+    if isinstance(config, LanguageModelConfig):
+        found |= {f"mask {config.mask}", f"mask {config.mask} relative {config.decoder.relative.kind}"}
     for name, stack in config.stacks().items():
         found |= {f"norm {stack.norm.kind} {stack.norm.placement}", f"positions {stack.positions.kind}"}
         found |= {f"relative {stack.relative.kind} {name}", f"steps_per_round {stack.steps_per_round}"}
@@ -218,11 +238,16 @@ def traits(config: Seq2SeqConfig | LanguageModelConfig) -> set[str]:
             found |= {f"share {kind} {scheme}", f"share_norm {sub.share_norm}", f"bias {kind} {sub.bias}"}  # type: ignore[attr-defined]
             if isinstance(sub, DenseFeedForwardConfig):
                 found.add(f"activation {sub.activation}")
+            if isinstance(sub, SeparableConvConfig) and any(s is not None for s in sub.sets(stack.n_steps)):
+                found.add(f"separable_conv {name}")
+                found |= {f"kernel {'even' if k % 2 == 0 else 'odd'}" for k in (sub.kernel_in, sub.kernel_out)}
     if isinstance(config, Seq2SeqConfig):
         plans = config.plans()
         for kind in ("self_attention", "ffn"):
             if set(plans["encoder"].names(kind)) & set(plans["decoder"].names(kind)):
                 found.add(f"served from one bank {kind}")
+                if kind == "ffn" and isinstance(config.decoder.ffn, SeparableConvConfig):
+                    found.add("served from one bank separable_conv")
     return found
 
 
@@ -235,6 +260,8 @@ def all_traits() -> set[str]:
         *(f"tie {t}" for t in ("none", "output", "all")),
         *(f"init {i}" for i in ("xavier", "normal", "unit_scaling", "torch")),
         *(f"embedding_scale {s}" for s in (True, False)),
+        *(f"mask {m}" for m in ("causal", "prefix")),
+        *(f"mask {m} relative {r}" for m in ("causal", "prefix") for r in ("none", "window", "buckets", "rotary")),
         *(f"norm {n} {p}" for n in ("layer", "rms") for p in ("post", "pre")),
         *(f"positions {p}" for p in ("none", "sinusoidal", "coordinates")),
         *(f"relative {r} {s}" for r in ("none", "window", "buckets", "rotary") for s in ("encoder", "decoder")),
@@ -243,7 +270,9 @@ def all_traits() -> set[str]:
         *(f"share_norm {s}" for s in (True, False)),
         *(f"bias {kind} {b}" for kind in kinds for b in (True, False)),
         *(f"activation {a}" for a in ("relu", "gelu", "geglu")),
-        *(f"served from one bank {kind}" for kind in ("self_attention", "ffn")),
+        *(f"separable_conv {s}" for s in ("encoder", "decoder")),
+        *(f"kernel {k}" for k in ("even", "odd")),
+        *(f"served from one bank {s}" for s in ("self_attention", "ffn", "separable_conv")),
     }
 
 
@@ -266,15 +295,23 @@ def random_model(config: Seq2SeqConfig | LanguageModelConfig, seed: int = 0) -> 
 def sentences(
     draw: st.DrawFn, config: Seq2SeqConfig | LanguageModelConfig, max_sentences: int = 3, max_length: int = 6
 ) -> list[Sentence]:
-    """Draw one to `max_sentences` sentences of ragged lengths, one token among them."""
+    """Draw one to `max_sentences` sentences of ragged lengths, one token among them.
+
+    Prefix language models get pairs as one sequence; causal ones texts or such pairs.
+    """
     target_rows = config.vocab_size if isinstance(config, LanguageModelConfig) else config.target_vocab_size
 
     def ids(rows: int | None, least: int) -> list[int]:
         assert rows is not None
         return draw(st.lists(st.integers(EOS, rows - 1), min_size=least, max_size=max_length - 1))
 
+    is_joined = isinstance(config, LanguageModelConfig) and (config.mask == "prefix" or draw(st.booleans()))
     drawn = []
     for _ in range(draw(st.integers(1, max_sentences))):
+        if is_joined:
+            prefix = [*ids(target_rows, 0), EOS]
+            drawn.append(Sentence(None, [*prefix, BOS, *ids(target_rows, 0)], len(prefix)))
+            continue
         source = None if isinstance(config, LanguageModelConfig) else [*ids(config.source_vocab_size, 0), EOS]
         drawn.append(Sentence(source, [BOS, *ids(target_rows, 0)]))
     return drawn
@@ -304,4 +341,5 @@ def _side_by_side(batch: Sequence[Sentence], pad: Pad, extra: int, fill: int, wi
     target = tokens([s.target for s in batch])
     labels = tokens([[*s.target[1:], EOS] for s in batch]).ids_BT
     source = None if batch[0].source is None else tokens([s.source or [] for s in batch])
-    return Batch(target=target, labels_BT=labels, loss_BT=target.keep_BT, source=source)
+    prefixes = None if batch[0].n_prefix is None else torch.tensor([s.n_prefix for s in batch])
+    return Batch(target=target, labels_BT=labels, loss_BT=target.keep_BT, source=source, prefix_lengths_B=prefixes)

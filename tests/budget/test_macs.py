@@ -83,6 +83,8 @@ def test_every_part_is_what_its_formula_says() -> None:
     assert count.per_token * 5 == count.total
     gated = count_macs(_small(ffn={"d_ff": F, "activation": "geglu"}), source_length=0, target_length=5)
     assert gated.by_part["decoder.ffn"] == 2 * 3 * D * F * 5
+    convolved = count_macs(_small(ffn={"kind": "separable_conv", "d_ff": F, "kernel_out": 4}), 0, 5)
+    assert convolved.by_part["decoder.ffn"] == 2 * (3 * D + 4 * F + 2 * D * F) * 5
 
 
 def test_a_generated_token_pays_for_its_context_only() -> None:

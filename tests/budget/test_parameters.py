@@ -185,6 +185,16 @@ def test_stored_active_and_executed_differ_as_their_definitions_say() -> None:
     assert shared.executed == 3 * (ATTENTION_SIZE + FFN_SIZE + 2 * D) + D + 7 * D
 
 
+def test_a_separable_convolution_has_its_taps_and_maps_and_a_generated_token_touches_all_of_them() -> None:
+    without = {"kind": "separable_conv", "kernel_in": 2, "kernel_out": 4, "share": "cycle", "n_unique": 2}
+    count = count_parameters(_small(ffn=without))
+    assert count.by_part["decoder.ffn"] == 2 * (2 * D + 4 * F + FFN_SIZE)
+    assert count.active == count.stored
+    with_bias = count_parameters(_small(ffn=without | {"bias": True}))
+    assert with_bias.stored - count.stored == 2 * (F + D)
+    assert with_bias.executed - count.executed == 3 * (F + D)
+
+
 def test_a_generated_token_touches_neither_the_encoder_nor_the_projections_of_the_memory() -> None:
     attention = {"n_heads": 2, "d_head": 4}
     stack = {"n_steps": 2, "self_attention": attention, "ffn": {"d_ff": F}}

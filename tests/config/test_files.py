@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from ostinato.config.files import read_yaml
 from ostinato.config.load import dump_recipe, load_recipe_config
+from ostinato.config.model import DenseFeedForwardConfig, SeparableConvConfig
 from ostinato.config.recipe import Recipe
 from ostinato.errors import ConfigError
 
@@ -84,6 +85,37 @@ def test_a_base_and_a_kind_it_does_not_have(tmp_path: Path) -> None:
     write(tmp_path / "a.yaml", "model: {kind: seq2seq, encoder: {relative: {kind: window, window: 2}}}\n")
     path = write(tmp_path / "b.yaml", "base: a.yaml\nmodel: {encoder: {relative: {kind: rotary}}}\n")
     assert load_recipe_config(path).model.stacks()["encoder"].relative.kind == "rotary"
+
+
+def test_another_kind_of_feed_forward_keeps_its_width_and_sharing_but_no_key_it_does_not_know(tmp_path: Path) -> None:
+    ffn = "{d_ff: 96, share: all, bank: both, dropout: 0.2, activation: gelu}"
+    path = write(tmp_path / "a.yaml", f"model: {{kind: seq2seq, encoder: {{ffn: {ffn}}}, decoder: {{ffn: {ffn}}}}}\n")
+    kinds = [f"model.{stack}.ffn.kind=separable_conv" for stack in ("encoder", "decoder")]
+    kept = SeparableConvConfig(d_ff=96, share="all", bank="both", dropout=0.2)
+    stacks = load_recipe_config(path, kinds).model.stacks()
+    assert [stack.ffn for stack in stacks.values()] == [kept, kept]
+    stacks = load_recipe_config(
+        path, [*kinds, "model.encoder.ffn.bank=null", "model.encoder.ffn.kernel_in=7"]
+    ).model.stacks()
+    assert stacks["encoder"].ffn == kept.model_copy(update={"bank": None, "kernel_in": 7})
+    back = write(tmp_path / "b.yaml", "base: a.yaml\nmodel: {encoder: {ffn: {kind: separable_conv, kernel_out: 7}}}\n")
+    again = [*kinds[1:], "model.encoder.ffn.kind=dense"]
+    assert load_recipe_config(back, [*again, "model.decoder.ffn.bank=null"]).model.stacks()["encoder"].ffn == (
+        DenseFeedForwardConfig(d_ff=96, share="all", bank="both", dropout=0.2)
+    )
+
+
+def test_settings_a_kind_of_feed_forward_does_not_know_and_banks_of_two_kinds_are_refused(tmp_path: Path) -> None:
+    ffn = "{d_ff: 96, bank: both}"
+    path = write(tmp_path / "a.yaml", f"model: {{kind: seq2seq, encoder: {{ffn: {ffn}}}, decoder: {{ffn: {ffn}}}}}\n")
+    with pytest.raises(ConfigError) as caught:
+        load_recipe_config(path, ["model.decoder.ffn.kind=separable_conv"])
+    wanted = "model.decoder.ffn.kind is 'separable_conv': the ffn bank 'both' serves both stacks, and"
+    assert any(str(problem).startswith(wanted) for problem in caught.value.problems)
+    with pytest.raises(ConfigError, match=r"model\.encoder\.ffn\.activation is 'gelu': no such setting; valid here: "):
+        load_recipe_config(path, ["model.encoder.ffn.kind=separable_conv", "model.encoder.ffn.activation=gelu"])
+    with pytest.raises(ConfigError, match="must be one of dense, separable_conv; did you mean separable_conv"):
+        load_recipe_config(path, ["model.encoder.ffn.kind=separable_con"])
 
 
 _texts = st.text(st.characters(codec="utf-8", exclude_categories=["Cs", "Cc"]), max_size=12).filter(

@@ -25,7 +25,8 @@ UNCOUNTED = 0.02
 
 def _batch(config: Config, n_sentences: int, source_length: int, target_length: int) -> Batch:
     source = [3] * (source_length - 1) + [EOS] if isinstance(config, Seq2SeqConfig) else None
-    return right_padded([Sentence(source, [BOS] + [3] * (target_length - 1)) for _ in range(n_sentences)])
+    n_prefix = 1 if source is None else None
+    return right_padded([Sentence(source, [BOS] + [3] * (target_length - 1), n_prefix) for _ in range(n_sentences)])
 
 
 def _kept_by_autograd(config: Config, batch: Batch, precision: str = "float32", recompute: bool = False) -> int:

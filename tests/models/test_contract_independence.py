@@ -77,7 +77,15 @@ def _with_an_empty_row(batch: Batch) -> Batch:
 
     source = None if batch.source is None else add(batch.source)
     labels = torch.cat([batch.labels_BT, batch.labels_BT[:1]])
-    return replace(batch, target=add(batch.target), source=source, labels_BT=labels, loss_BT=add(batch.target).keep_BT)
+    prefixes = batch.prefix_lengths_B
+    return replace(
+        batch,
+        target=add(batch.target),
+        source=source,
+        labels_BT=labels,
+        loss_BT=add(batch.target).keep_BT,
+        prefix_lengths_B=None if prefixes is None else torch.cat([prefixes, prefixes[:1]]),
+    )
 
 
 # --- batch composition -----------------------------------------------------------------------------------------------
@@ -108,10 +116,11 @@ def test_the_past_never_depends_on_the_future(data: st.DataObject) -> None:
     (sentence,) = data.draw(sentences(config, max_sentences=1))
     rows = config.vocab_size if isinstance(config, LanguageModelConfig) else config.target_vocab_size
     future = data.draw(st.lists(st.integers(EOS, (rows or 0) - 1), min_size=1, max_size=4))
-    n_past = data.draw(st.integers(1, len(sentence.target)))
+    # In a prefix the past may depend on the future, so the cut comes after it.
+    n_past = data.draw(st.integers(max(1, sentence.n_prefix or 0), len(sentence.target)))
     model = random_model(config)
     (before,) = real_logits(model, right_padded([sentence]))
-    other = Sentence(sentence.source, sentence.target[:n_past] + future)
+    other = sentence.with_target(sentence.target[:n_past] + future)
     (after,) = real_logits(model, right_padded([other]))
     assert_equal(after[:n_past], before[:n_past], f"the first {n_past} logits")
 

@@ -33,7 +33,8 @@ def test_parameters_from_the_configuration_are_the_built_models(config: Seq2SeqC
 
 def _batch(source_length: int, target_length: int, is_seq2seq: bool) -> Any:
     source = [3] * (source_length - 1) + [EOS] if is_seq2seq else None
-    return right_padded([Sentence(source, [BOS] + [3] * (target_length - 1))])
+    n_prefix = None if is_seq2seq else 1
+    return right_padded([Sentence(source, [BOS] + [3] * (target_length - 1), n_prefix)])
 
 
 def _measured_macs(model: Model, source_length: int, target_length: int) -> float:
@@ -64,12 +65,14 @@ SHARED: dict[str, Any] = {
     "ffn": {"d_ff": 64, "share": "all"},
 }
 WIDE: dict[str, Any] = STACK | {"ffn": {"d_ff": 200, "share": "all", "activation": "geglu"}}
+CONV: dict[str, Any] = {"ffn": {"kind": "separable_conv", "d_ff": 64}}
 NO_FFN: dict[str, Any] = STACK | CROSS | {"ffn": {"share": "none"}}
 
 SEQ2SEQ = {
     "transformer": (STACK, STACK | CROSS),
     "universal": (SHARED, SHARED | {"cross_attention": {"n_heads": 4, "share": "all"}}),
     "one wide ffn": (WIDE, NO_FFN),
+    "separable convolution": (STACK | CONV, STACK | CROSS | CONV),
     "window": (STACK | {"relative": {"kind": "window", "window": 5}}, STACK | CROSS),
     "buckets and rotary": (STACK | {"relative": {"kind": "buckets"}}, STACK | CROSS | {"relative": {"kind": "rotary"}}),
 }

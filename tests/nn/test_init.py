@@ -7,7 +7,8 @@ import torch
 
 from ostinato.nn.attention import Attention
 from ostinato.nn.feedforward import FeedForward
-from ostinato.nn.init import Init, init_attention, init_embedding, init_feed_forward
+from ostinato.nn.init import Init, init_attention, init_embedding, init_feed_forward, init_separable_conv
+from ostinato.nn.separable import SeparableConv
 
 D, INNER, F = 96, 64, 256
 
@@ -38,6 +39,20 @@ def test_packed_projections_are_initialised_as_if_they_stood_apart(init: Init) -
     for block in ffn.up.weight.detach().chunk(2):
         assert close(block, DEVIATION[init](F, D))
     assert close(ffn.down.weight.detach(), DEVIATION[init](D, F) / shrink)
+
+
+@pytest.mark.parametrize("init", DEVIATION)
+def test_the_parts_of_a_separable_convolution_are_initialised_by_their_own_fan_in(init: Init) -> None:
+    torch.manual_seed(0)
+    module = SeparableConv(512, 256, kernel_in=3, kernel_out=5, bias=True, dropout=0.0)
+    init_separable_conv(module, init, n_steps=3)
+    for taps, kernel in ((module.taps_in_KD, 3), (module.taps_out_KF, 5)):
+        expected = kernel**-0.5 if init == "normal" else DEVIATION[init](kernel, kernel)
+        assert close(taps.detach(), expected)
+    shrink = math.sqrt(2 * 3) if init == "normal" else 1.0
+    assert close(module.up.weight.detach(), DEVIATION[init](256, 512))
+    assert close(module.down.weight.detach(), DEVIATION[init](512, 256) / shrink)
+    assert (module.up.bias.abs().max().item() == 0.0) == (init != "torch")
 
 
 @pytest.mark.parametrize("init", DEVIATION)

@@ -43,6 +43,20 @@ def relu(x: Tensor) -> Tensor:
     return torch.where(x > 0, x, torch.zeros_like(x))
 
 
+def depth_wise(inputs: Sequence[Tensor], taps_KC: Tensor, t: int, is_causal: bool) -> Tensor:
+    """Sum over k of taps[k] * inputs[t - left + k], channel by channel; beyond the sentence there is nothing.
+
+    left: K - 1 where causal, else (K - 1) / 2 rounded down (tensor2tensor: LEFT and SAME padding).
+    """
+    kernel = taps_KC.shape[0]
+    first = t - (kernel - 1 if is_causal else (kernel - 1) // 2)
+    total = torch.zeros_like(inputs[t])
+    for k in range(kernel):
+        if 0 <= first + k < len(inputs):
+            total = total + taps_KC[k] * inputs[first + k]
+    return total
+
+
 def sinusoid(value: int, d_model: int) -> Tensor:
     """sin and cos of value / 10000^(2j/d), interleaved (Vaswani et al. 2017, 3.5; Universal Transformers, 2.1)."""
     numbers = []

@@ -12,11 +12,13 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from architectures import Sentence
 from ostinato.config.model import (
     BucketsConfig,
     CoordinatesConfig,
     DenseFeedForwardConfig,
     RotaryConfig,
+    SeparableConvConfig,
     SinusoidalConfig,
     StackConfig,
     WindowConfig,
@@ -25,7 +27,7 @@ from ostinato.models import LanguageModel, Seq2Seq
 from ostinato.plan import Use
 from reference.equations import (
     bucket,
-    coordinate,
+    depth_wise,
     gelu,
     layer_norm,
     relu,
@@ -52,18 +54,21 @@ def twin_seq2seq(
     return _logits(model, states)
 
 
-def twin_language_model(model: LanguageModel, ids: Sequence[int], n_steps: int | None = None) -> Tensor:
-    """Return the logits after every token, `[T, V]`."""
-    states = _Twin(model, "decoder", is_causal=True).run(_embed(model, model.target_embedding, ids), n_steps)
-    return _logits(model, states)
+def twin_language_model(
+    model: LanguageModel, ids: Sequence[int], n_steps: int | None = None, n_prefix: int | None = None
+) -> Tensor:
+    """Return the logits after every token, `[T, V]`; the first `n_prefix` are the prefix of a prefix model."""
+    n_prefix = n_prefix if model.config.mask == "prefix" else None
+    stack = _Twin(model, "decoder", is_causal=True, n_prefix=n_prefix)
+    return _logits(model, stack.run(_embed(model, model.target_embedding, ids), n_steps))
 
 
-def twin(model: Model, source: Sequence[int] | None, target: Sequence[int], n_steps: int | None = None) -> Tensor:
+def twin(model: Model, sentence: Sentence, n_steps: int | None = None) -> Tensor:
     """Return the logits of either kind of model."""
     if isinstance(model, Seq2Seq):
-        assert source is not None
-        return twin_seq2seq(model, source, target, n_steps)
-    return twin_language_model(model, target, n_steps)
+        assert sentence.source is not None
+        return twin_seq2seq(model, sentence.source, sentence.target, n_steps)
+    return twin_language_model(model, sentence.target, n_steps, sentence.n_prefix)
 
 
 def _embed(model: Model, table_VD: Tensor, ids: Sequence[int]) -> States:
@@ -75,11 +80,16 @@ def _logits(model: Model, states: States) -> Tensor:
     return torch.stack([(model.output_projection * x_D).sum(-1) for x_D in states])
 
 
+def _table(value: int, d_model: int) -> Tensor:
+    """Return a sinusoid as models hold it, rounded to float32: a deep stack makes much of the last digits."""
+    return sinusoid(value, d_model).float()
+
+
 class _Twin:
     """One stack."""
 
-    def __init__(self, model: Model, name: str, *, is_causal: bool) -> None:
-        self._model, self._name, self._is_causal = model, name, is_causal
+    def __init__(self, model: Model, name: str, *, is_causal: bool, n_prefix: int | None = None) -> None:
+        self._model, self._name, self._is_causal, self._n_prefix = model, name, is_causal, n_prefix
         self._config: StackConfig = model.config.stacks()[name]
         self._subs = dict(self._config.sub_layers())
 
@@ -89,11 +99,12 @@ class _Twin:
         plan = self._config.plan(self._name)
         plan = plan if n_steps is None else plan.with_rounds(n_steps)
         if isinstance(positions, SinusoidalConfig):
-            states = [x + sinusoid(t, d_model) for t, x in enumerate(states)]
+            states = [x + _table(t, d_model) for t, x in enumerate(states)]
         last_round = -1
         for step in plan.steps:
             if isinstance(positions, CoordinatesConfig) and step.round != last_round:
-                states = [x + coordinate(t + 1, step.round + 1, d_model) for t, x in enumerate(states)]
+                tick = _table(step.round + 1, d_model)
+                states = [x + (_table(t + 1, d_model) + tick) for t, x in enumerate(states)]
             last_round = step.round
             for use in step.uses:
                 states = self._sub_layer(use, states, memory)
@@ -106,7 +117,8 @@ class _Twin:
         is_pre = self._config.norm.placement == "pre"
         inputs = [self._norm(use.norm, x) for x in states] if is_pre else states
         if use.kind == "ffn":
-            outputs = [self._feed_forward(use, x) for x in inputs]
+            is_dense = isinstance(self._subs["ffn"], DenseFeedForwardConfig)
+            outputs = [self._feed_forward(use, x) for x in inputs] if is_dense else self._separable(use, inputs)
         elif use.kind == "self_attention":
             outputs = [self._attend(use, t, inputs, inputs) for t in range(len(inputs))]
         else:
@@ -134,6 +146,19 @@ class _Twin:
         act: Callable[[Tensor], Tensor] = relu if sub.activation == "relu" else gelu
         return down(act(read_affine(module.up)(x_D)))  # type: ignore[arg-type]
 
+    def _separable(self, use: Use, inputs: States) -> States:
+        """relu(W1 (depth-wise x) + b1), then W2 (depth-wise hidden) + b2: two convolutions over the sentence."""
+        sub, module = self._subs["ffn"], self._model.banks.ffn[use.weights]
+        assert isinstance(sub, SeparableConvConfig)
+        up, down = read_affine(module.up), read_affine(module.down)  # type: ignore[arg-type]
+        taps_in, taps_out = module.taps_in_KD, module.taps_out_KF
+        assert isinstance(taps_in, Tensor)
+        assert isinstance(taps_out, Tensor)
+        assert taps_in.shape[0] == sub.kernel_in
+        assert taps_out.shape[0] == sub.kernel_out
+        hidden = [relu(up(depth_wise(inputs, taps_in, t, self._is_causal))) for t in range(len(inputs))]
+        return [down(depth_wise(hidden, taps_out, t, self._is_causal)) for t in range(len(inputs))]
+
     def _attend(self, use: Use, t: int, inputs: States, others: States) -> Tensor:
         """concat over heads of sum_s softmax_s(q_t . k_s / sqrt(d_head) + relation) v_s, then the output projection."""
         sub = self._subs[use.kind]
@@ -141,7 +166,7 @@ class _Twin:
         bank = getattr(self._model.banks, use.kind)
         heads = read_heads(bank[use.weights], sub.n_heads, width)  # type: ignore[attr-defined]
         is_self = use.kind == "self_attention"
-        visible = range(t + 1) if is_self and self._is_causal else range(len(others))
+        visible = range(self._n_seen(t)) if is_self and self._is_causal else range(len(others))
         mixed = []
         for head in range(len(heads.query)):
             q = heads.query[head](inputs[t])
@@ -153,6 +178,10 @@ class _Twin:
             weighted = [w * v for w, v in zip(softmax(scores), values, strict=True)]
             mixed.append(sum(weighted[1:], weighted[0]))
         return heads.out(torch.cat(mixed))
+
+    def _n_seen(self, t: int) -> int:
+        """Number of first tokens that token t of a causal stack sees: up to itself; from the prefix, all of that."""
+        return self._n_prefix if self._n_prefix is not None and t < self._n_prefix else t + 1
 
     def _score(self, use: Use, head: int, q_K: Tensor, k_K: Tensor, t: int, s: int) -> Tensor:
         """Score of key s for query t of self-attention, with the stack's relative positions."""
@@ -166,6 +195,7 @@ class _Twin:
             return score + (q_K * table_HKR[head, :, entry]).sum() * scale  # type: ignore[index]
         if isinstance(relative, BucketsConfig):
             table_RH = self._model.banks.relative[use.position or ""].table_RH
-            row = bucket(t, s, relative.n_buckets, relative.max_distance, self._is_causal)
+            looks_back_only = self._is_causal and self._n_prefix is None
+            row = bucket(t, s, relative.n_buckets, relative.max_distance, looks_back_only)
             return score + table_RH[row, head]  # type: ignore[index]
         return score

@@ -140,9 +140,7 @@ def _with_ffn(stack: StackConfig, **update: object) -> StackConfig:
     return stack.model_copy(update={"ffn": stack.ffn.model_copy(update=update)})
 
 
-def _parity_width(
-    before: Mapping[str, StackConfig], after: Mapping[str, StackConfig], variant: _Variant
-) -> int | None:
+def _parity_width(before: Mapping[str, StackConfig], after: Mapping[str, StackConfig], variant: _Variant) -> int | None:
     """Return the width at which shared sets hold what all sets held before; None where a scheme is impossible."""
     try:
         old, new = _sets(before), _sets(after)

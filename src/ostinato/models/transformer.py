@@ -15,6 +15,7 @@ from ostinato.config.model import (
     DenseFeedForwardConfig,
     LanguageModelConfig,
     RotaryConfig,
+    SeparableConvConfig,
     Seq2SeqConfig,
     SignalConfig,
     SinusoidalConfig,
@@ -28,10 +29,11 @@ from ostinato.nn.attention import Attention
 from ostinato.nn.bank import Banks
 from ostinato.nn.cache import Cache
 from ostinato.nn.feedforward import FeedForward
-from ostinato.nn.init import init_attention, init_embedding, init_feed_forward
+from ostinato.nn.init import init_attention, init_embedding, init_feed_forward, init_separable_conv
 from ostinato.nn.norm import build_norm
 from ostinato.nn.positions import Coordinates, PositionSignal, Sinusoidal
 from ostinato.nn.relative import Buckets, RelativePositions, Rotary, Window
+from ostinato.nn.separable import SeparableConv
 from ostinato.nn.shapes import Bool, Float, Int, Tensor
 from ostinato.nn.stack import Stack
 from ostinato.plan import Plan, Use
@@ -43,6 +45,7 @@ class Transformer(nn.Module):
     Args:
         config: the model's configuration, vocabulary sizes set.
         causal: names of the stacks whose tokens see no later ones.
+        prefixed: names of those among them that may begin with tokens which see each other in both directions.
 
     A subclass makes `target_weight` and `output_weight` (None where the target embedding serves as output projection).
     """
@@ -50,7 +53,12 @@ class Transformer(nn.Module):
     target_weight: nn.Parameter
     output_weight: nn.Parameter | None
 
-    def __init__(self, config: Seq2SeqConfig | LanguageModelConfig, causal: frozenset[str]) -> None:
+    def __init__(
+        self,
+        config: Seq2SeqConfig | LanguageModelConfig,
+        causal: frozenset[str],
+        prefixed: frozenset[str] = frozenset(),
+    ) -> None:
         super().__init__()
         self.config = config
         self.banks = Banks()
@@ -58,7 +66,7 @@ class Transformer(nn.Module):
         for name, stack in config.stacks().items():
             plan = stack.plan(name)
             self._fill_banks(plan, stack)
-            self.stacks[name] = self._stack(plan, stack, is_causal=name in causal)
+            self.stacks[name] = self._stack(plan, stack, is_causal=name in causal, has_prefix=name in prefixed)
 
     def set_activation_checkpointing(self, enabled: bool) -> None:
         """Keep only the states between steps in training, and recompute the rest in the backward pass."""
@@ -135,9 +143,13 @@ class Transformer(nn.Module):
             ffn = FeedForward(d, sub.d_ff, sub.activation, bias=sub.bias, dropout=sub.dropout)
             init_feed_forward(ffn, init, n_steps)
             return ffn
+        if isinstance(sub, SeparableConvConfig):
+            conv = SeparableConv(d, sub.d_ff, sub.kernel_in, sub.kernel_out, bias=sub.bias, dropout=sub.dropout)
+            init_separable_conv(conv, init, n_steps)
+            return conv
         raise TypeError(f"{use.kind}: {type(sub).__name__}")
 
-    def _stack(self, plan: Plan, stack: StackConfig, *, is_causal: bool) -> Stack:
+    def _stack(self, plan: Plan, stack: StackConfig, *, is_causal: bool, has_prefix: bool) -> Stack:
         return Stack(
             plan,
             self.banks,
@@ -145,6 +157,7 @@ class Transformer(nn.Module):
             dropout=self.config.dropout,
             signal=_signal(stack.positions, self.config.d_model),
             is_causal=is_causal,
+            has_prefix=has_prefix,
         )
 
 

@@ -11,6 +11,7 @@ from torch import nn
 from ostinato.nn.attention import Attention
 from ostinato.nn.feedforward import FeedForward
 from ostinato.nn.relative import RelativePositions
+from ostinato.nn.separable import SeparableConv
 from ostinato.plan import Kind
 
 
@@ -32,10 +33,10 @@ class Banks(nn.Module):
             raise TypeError(f"{kind} '{name}' is a {type(module).__name__}")
         return module
 
-    def feed_forward(self, name: str) -> FeedForward:
-        """Return a parameter set of the feed-forward."""
+    def feed_forward(self, name: str) -> FeedForward | SeparableConv:
+        """Return a parameter set of the feed-forward; its `mixes_tokens` says what it has to be given."""
         module = self.ffn[name]
-        if not isinstance(module, FeedForward):
+        if not isinstance(module, FeedForward | SeparableConv):
             raise TypeError(f"ffn '{name}' is a {type(module).__name__}")
         return module
 

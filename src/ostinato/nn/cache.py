@@ -1,8 +1,9 @@
 """What decoding remembers: one object for every sub-layer that looks at other tokens.
 
-Self-attention keeps keys and values per step, in buffers grown by blocks. Cross-attention keeps them per PARAMETER
-SET: one projection serves every step that shares the set, and it is never copied per beam; beams are folded into the
-query positions instead (`n_beams` hypotheses stand side by side for every sentence).
+Self-attention keeps keys and values per step, in buffers grown by blocks. A separable convolution keeps the last few
+inputs of each of its two convolutions, per step. Cross-attention keeps keys and values per PARAMETER SET: one
+projection serves every step that shares the set, and it is never copied per beam; beams are folded into the query
+positions instead (`n_beams` hypotheses stand side by side for every sentence).
 """
 
 from __future__ import annotations
@@ -44,6 +45,27 @@ class KeyValues:
             self._buffer_2BHSK = self._buffer_2BHSK.index_select(1, rows_B)
 
 
+class Window:
+    """Last inputs of one convolution at one step, `[B, W, C]`. Before the first column stand zeros."""
+
+    def __init__(self) -> None:
+        self._last_BWC: Tensor | None = None
+
+    def extend(self, x_BTC: Float[Tensor, "B T C"], width: int) -> Float[Tensor, "B S C"]:
+        """Return the last `width` columns and these, S = width + T; remember the last `width` of them."""
+        B, T, C = x_BTC.shape
+        last = x_BTC.new_zeros(B, width, C) if self._last_BWC is None else self._last_BWC
+        extended = torch.cat([last, x_BTC], dim=1)
+        # A copy: a view would keep the columns of a whole prompt alive.
+        self._last_BWC = extended[:, T:].clone()
+        return extended
+
+    def select(self, rows_B: Int[Tensor, "B"]) -> None:
+        """Keep these rows, in this order."""
+        if self._last_BWC is not None:
+            self._last_BWC = self._last_BWC.index_select(0, rows_B)
+
+
 @dataclass(slots=True)
 class Cache:
     """State of a search over B sentences with `n_beams` hypotheses each.
@@ -53,8 +75,10 @@ class Cache:
         n_beams: hypotheses per sentence; rows are sentence-major: row = sentence * n_beams + hypothesis.
         keep_BS: real tokens among the decoded positions; None where all are. Padding may stand on the left: a token's
             position is the number of real tokens before it.
+        prefix_lengths_B: real tokens at the beginning that see each other in both directions, before the first step,
+            which takes all of them; None afterwards and where there are none.
         memory_BSD, memory_keep_BS: encoder output and its keep mask (None where all are real), one row a sentence.
-        self_kv: by step index. cross_kv: by name of the parameter set.
+        self_kv: by step index. cross_kv: by name of the parameter set. windows: of the two convolutions, by step index.
         n_steps: rounds asked for at call time; None for the plan's own.
         device: where the tensors are.
     """
@@ -62,10 +86,12 @@ class Cache:
     length: int = 0
     n_beams: int = 1
     keep_BS: Bool[Tensor, "B S"] | None = None
+    prefix_lengths_B: Int[Tensor, "B"] | None = None
     memory_BSD: Float[Tensor, "B S D"] | None = None
     memory_keep_BS: Bool[Tensor, "B S"] | None = None
     self_kv: dict[int, KeyValues] = field(default_factory=dict)
     cross_kv: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    windows: dict[int, tuple[Window, Window]] = field(default_factory=dict)
     n_steps: int | None = None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
@@ -76,8 +102,13 @@ class Cache:
         """
         for kv in self.self_kv.values():
             kv.select(rows_B)
+        for pair in self.windows.values():
+            for window in pair:
+                window.select(rows_B)
         if self.keep_BS is not None:
             self.keep_BS = self.keep_BS.index_select(0, rows_B)
+        if self.prefix_lengths_B is not None:
+            self.prefix_lengths_B = self.prefix_lengths_B.index_select(0, rows_B)
 
     def expand(self, n_beams: int, n_sentences: int) -> None:
         """Turn one hypothesis a sentence into `n_beams` equal ones, side by side."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch.nn.functional as F
 from torch import nn
@@ -21,6 +21,9 @@ class FeedForward(nn.Module):
     Args:
         d_model, d_ff: widths of states and hidden layer. dropout: of the hidden layer.
     """
+
+    mixes_tokens: ClassVar[bool] = False
+    """Every position is mapped by itself."""
 
     def __init__(self, d_model: int, d_ff: int, activation: Activation, *, bias: bool, dropout: float) -> None:
         super().__init__()

@@ -7,6 +7,8 @@
     unit_scaling  U(-a, a), a = sqrt(3 / fan_in)                              N(0, 1 / d_model)      tensor2tensor
     torch         U(-a, a), a = sqrt(1 / fan_in), biases likewise             N(0, 1 / d_model)      torch.nn.Linear
 
+Depth-wise convolutions, whose outputs have one input a tap, take fan_in = fan_out = kernel; under "normal" their
+deviation is 1 / sqrt(kernel), since 0.02 is made for hundreds of inputs and would all but silence three or five.
 Biases are zero except under "torch". Norms start at one and zero, tables of relative positions at zero. Packed
 projections are initialised block by block, as if they stood apart. A parameter set shared by many steps is
 initialised once.
@@ -21,6 +23,7 @@ from torch import Tensor, nn
 
 from ostinato.nn.attention import Attention
 from ostinato.nn.feedforward import FeedForward
+from ostinato.nn.separable import SeparableConv
 
 Init = Literal["xavier", "normal", "unit_scaling", "torch"]
 
@@ -34,6 +37,19 @@ def init_attention(module: Attention, init: Init, n_steps: int) -> None:
 def init_feed_forward(module: FeedForward, init: Init, n_steps: int) -> None:
     """Initialise the maps to the hidden layer (two blocks where it is gated) and back."""
     _init_linear(module.up, 2 if module.is_gated else 1, init)
+    _init_linear(module.down, 1, init, shrink=_shrink(init, n_steps))
+
+
+def init_separable_conv(module: SeparableConv, init: Init, n_steps: int) -> None:
+    """Initialise the two depth-wise convolutions and the two position-wise maps, each by its own fan-in."""
+    for taps_KC in (module.taps_in_KD, module.taps_out_KF):
+        kernel = taps_KC.shape[0]
+        if init == "normal":
+            nn.init.normal_(taps_KC, std=kernel**-0.5)
+        else:
+            a = math.sqrt((1 if init == "torch" else 3) / kernel)
+            nn.init.uniform_(taps_KC, -a, a)
+    _init_linear(module.up, 1, init)
     _init_linear(module.down, 1, init, shrink=_shrink(init, n_steps))
 
 

@@ -18,11 +18,12 @@ from typing import Literal
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from ostinato.nn.attention import Attention, Visibility
 from ostinato.nn.bank import Banks
-from ostinato.nn.cache import Cache, KeyValues
+from ostinato.nn.cache import Cache, KeyValues, Window
 from ostinato.nn.halting import HaltingRule, HaltingState, NoHalting
 from ostinato.nn.positions import PositionSignal, positions_from_keep
 from ostinato.nn.shapes import Bool, Float, Int, Tensor
@@ -34,12 +35,14 @@ from ostinato.plan import Plan, Step, Use
 class _Pass:
     """What one run of the loop knows beside the states; made anew for every pass.
 
-    `positions` are those of the queries, `key_positions` those of all visible columns (cached ones first).
+    `positions` are those of the queries, `key_positions` those of all visible columns (cached ones first). `keep_BT`
+    tells the real ones among the queries; None where all are.
     """
 
     visibility: Visibility
     positions: Int[Tensor, "#B T"]
     key_positions: Int[Tensor, "#B S"]
+    keep_BT: Tensor | None = None
     memory_BSD: Tensor | None = None
     memory_visibility: Visibility = field(default_factory=Visibility)
     cache: Cache | None = None
@@ -59,7 +62,9 @@ class Stack:
     Args:
         plan: what runs at every step. banks: where the weights are.
         placement: of the norms. dropout: of embeddings and sub-layer outputs.
-        signal: absolute positions. is_causal: a token sees no later one. halting: who takes part in a round.
+        signal: absolute positions. halting: who takes part in a round.
+        is_causal: a token sees no later one. has_prefix: the first ones of a causal stack see each other in both
+            directions, as many of them as a pass says; relative positions then know both directions everywhere.
     """
 
     def __init__(
@@ -71,6 +76,7 @@ class Stack:
         dropout: float,
         signal: PositionSignal,
         is_causal: bool,
+        has_prefix: bool = False,
         halting: HaltingRule | None = None,
     ) -> None:
         self.plan = plan
@@ -79,6 +85,8 @@ class Stack:
         self.dropout = dropout
         self.signal = signal
         self.is_causal = is_causal
+        # A distance has one meaning, whether its key is in a prefix or not, and in decoding as in training.
+        self.looks_back_only = is_causal and not has_prefix
         self.halting: HaltingRule = halting or NoHalting()
         self.checkpoint_activations = False
 
@@ -93,6 +101,7 @@ class Stack:
         *,
         keep_BT: Bool[Tensor, "B T"] | None = None,
         positions_BT: Int[Tensor, "B T"] | None = None,
+        prefix_lengths_B: Int[Tensor, "B"] | None = None,
         memory_BSD: Float[Tensor, "B S D"] | None = None,
         memory_keep_BS: Bool[Tensor, "B S"] | None = None,
         n_rounds: int | None = None,
@@ -103,6 +112,7 @@ class Stack:
         Args:
             embedded_BTD: embeddings. keep_BT: real tokens; None where all are.
             positions_BT: positions in the sentence; None: the column.
+            prefix_lengths_B: first real tokens that see each other in both directions.
             memory_BSD, memory_keep_BS: what cross-attention looks at.
             n_rounds: another number of rounds than the plan's (fully shared plans only).
             request: captures to return: "input", "output", "residual", "weights".
@@ -110,44 +120,48 @@ class Stack:
         if positions_BT is None:
             positions_BT = torch.arange(embedded_BTD.shape[1], device=embedded_BTD.device)[None]
         run = _Pass(
-            Visibility(self.is_causal, keep_BT),
+            Visibility(self.is_causal, keep_BT, prefix_BS=_prefix(positions_BT, prefix_lengths_B)),
             positions_BT,
             positions_BT,
+            keep_BT,
             memory_BSD,
             Visibility(keep_BS=memory_keep_BS),
             request=request,
         )
-        return self._loop(embedded_BTD, run, keep_BT, n_rounds)
+        return self._loop(embedded_BTD, run, n_rounds)
 
     def step(self, embedded_BTD: Float[Tensor, "B T D"], cache: Cache) -> StackOutput:
-        """Run all steps over T new columns after the cached ones. `cache.keep_BS` already covers the new columns."""
+        """Run all steps over T new columns after the cached ones.
+
+        `cache.keep_BS` already covers the new columns; the first ones hold all of `cache.prefix_lengths_B`.
+        """
         start, end = cache.length, cache.length + embedded_BTD.shape[1]
         if cache.keep_BS is None:
             key_positions = torch.arange(end, device=embedded_BTD.device)[None]
         else:
             key_positions = positions_from_keep(cache.keep_BS)
         run = _Pass(
-            Visibility(self.is_causal, cache.keep_BS, offset=start),
+            Visibility(self.is_causal, cache.keep_BS, start, _prefix(key_positions, cache.prefix_lengths_B)),
             key_positions[:, start:],
             key_positions,
+            None if cache.keep_BS is None else cache.keep_BS[:, start:],
             cache.memory_BSD,
             Visibility(keep_BS=cache.memory_keep_BS),
             cache,
             cache.cross_kv,
         )
-        keep_BT = None if cache.keep_BS is None else cache.keep_BS[:, start:]
-        output = self._loop(embedded_BTD, run, keep_BT, cache.n_steps)
-        cache.length = end
+        output = self._loop(embedded_BTD, run, cache.n_steps)
+        cache.length, cache.prefix_lengths_B = end, None
         return output
 
-    def _loop(self, states_BTD: Tensor, run: _Pass, keep_BT: Tensor | None, n_rounds: int | None) -> StackOutput:
+    def _loop(self, states_BTD: Tensor, run: _Pass, n_rounds: int | None) -> StackOutput:
         plan = self.plan if n_rounds is None else self.plan.with_rounds(n_rounds)
         training = self.banks.training
         signal = self.signal.prepare(run.positions, n_sentences=states_BTD.shape[0], training=training)
         if (start := self.signal.at_start(signal)) is not None:
             states_BTD = states_BTD + start
         states_BTD = self._drop(states_BTD)
-        halting = self.halting.start(states_BTD, keep_BT)
+        halting = self.halting.start(states_BTD, run.keep_BT)
         for index, steps in plan.rounds():
             if not halting.before(index, states_BTD):
                 break
@@ -163,7 +177,8 @@ class Stack:
         return StackOutput(states_BTD, halting.trace(), captures=run.captures)
 
     def _run_step(self, states_BTD: Tensor, step: Step, run: _Pass, halting: HaltingState) -> Tensor:
-        if not (self.checkpoint_activations and self.banks.training and torch.is_grad_enabled()):
+        recomputes = self.checkpoint_activations and self.banks.training and torch.is_grad_enabled()
+        if not recomputes or run.cache is not None:  # a region that is run twice would write a cache twice
             return self._uses(states_BTD, step, run, halting)
         # What a pass computes once and keeps for later steps must not be made inside a recomputed region.
         for use in step.uses:
@@ -174,14 +189,14 @@ class Stack:
         for use in step.uses:
             norm = self.banks.norm[use.norm]
             inner = norm(states_BTD) if self.is_pre_norm else states_BTD
-            if use.kind == "ffn":
-                output = self.banks.feed_forward(use.weights)(inner)
-            elif use.kind == "cross_attention":
+            if use.kind == "cross_attention":
                 output = self._cross_attention(inner, use, step, run)
+            elif use.kind == "self_attention":
+                output = self._self_attention(inner, self._seen(states_BTD, inner, norm, halting), use, step, run)
+            elif (ffn := self.banks.feed_forward(use.weights)).mixes_tokens:
+                output = self._convolve(ffn, self._seen(states_BTD, inner, norm, halting), step, run)
             else:
-                visible = halting.visible(states_BTD)
-                source = inner if visible is states_BTD else norm(visible) if self.is_pre_norm else visible
-                output = self._self_attention(inner, source, use, step, run)
+                output = ffn(inner)
             self._capture(run, step, use, "input", inner)
             self._capture(run, step, use, "output", output)
             states_BTD = states_BTD + self._drop(output)
@@ -189,6 +204,18 @@ class Stack:
                 states_BTD = norm(states_BTD)
             self._capture(run, step, use, "residual", states_BTD)
         return states_BTD
+
+    def _seen(self, states_BTD: Tensor, inner_BTD: Tensor, norm: nn.Module, halting: HaltingState) -> Tensor:
+        """Return what tokens look like to each other: halted ones as they last stood, normed like the others."""
+        visible_BTD = halting.visible(states_BTD)
+        if visible_BTD is states_BTD:
+            return inner_BTD
+        return norm(visible_BTD) if self.is_pre_norm else visible_BTD
+
+    def _convolve(self, ffn: nn.Module, source_BTD: Tensor, step: Step, run: _Pass) -> Tensor:
+        """Run a feed-forward that mixes neighbours. A prefix is as causal as the rest: only attention sees it whole."""
+        windows = None if run.cache is None else run.cache.windows.setdefault(step.index, (Window(), Window()))
+        return ffn(source_BTD, is_causal=self.is_causal, keep_BT=run.keep_BT, windows=windows)  # type: ignore[no-any-return]
 
     def _self_attention(self, inner_BTD: Tensor, source_BTD: Tensor, use: Use, step: Step, run: _Pass) -> Tensor:
         attention = self.banks.attention(use.kind, use.weights)
@@ -200,7 +227,7 @@ class Stack:
         if (relation := self.banks.relation(use.position)) is not None:
             q, k = relation.rotate(q, run.positions), relation.rotate(k, run.positions)
             if relation.depends_on_queries:
-                bias = relation.bias(q, _distance(run), attention.scale, self.is_causal)
+                bias = relation.bias(q, _distance(run), attention.scale, self.looks_back_only)
             else:
                 bias = self._static_bias(use, run, q)
         if run.cache is not None:
@@ -238,7 +265,7 @@ class Stack:
         if name not in run.biases:
             # Before there are queries, anything of their shape will do: the bias depends on positions only.
             like = run.positions[:, None, :, None].float() if q_BHTK is None else q_BHTK
-            run.biases[name] = relation.bias(like, _distance(run), 1.0, self.is_causal)
+            run.biases[name] = relation.bias(like, _distance(run), 1.0, self.looks_back_only)
         return run.biases[name]
 
     def _prepare(self, use: Use, run: _Pass) -> None:
@@ -254,6 +281,11 @@ class Stack:
     def _capture(self, run: _Pass, step: Step, use: Use, what: str, value: Tensor) -> None:
         if what in run.request:
             run.captures[self.plan.stack, step.index, use.kind, what] = value
+
+
+def _prefix(positions: Int[Tensor, "#B S"], lengths_B: Int[Tensor, "B"] | None) -> Bool[Tensor, "B S"] | None:
+    """Return the columns of the prefix; padding among them is hidden by the keep mask."""
+    return None if lengths_B is None else positions < lengths_B[:, None]
 
 
 def _distance(run: _Pass) -> Int[Tensor, "#B T S"]:
