@@ -41,12 +41,24 @@ def run(study: Study, arguments: argparse.Namespace) -> tuple[list[dict[str, Any
     """Run a study, saying what is to come; return its rows and its tables in Markdown."""
     laboratory = Laboratory(arguments.device, arguments.threads)
     environment = laboratory.environment()
-    print(f"{study.name} on {environment.cpu}, {environment.device}, {environment.threads} threads", flush=True)
+    print(
+        f"{study.name} on {environment.cpu}, {environment.device}, {environment.threads} threads; {plan(study)}",
+        flush=True,
+    )
     rows = []
-    for row in study.run(laboratory, lambda plan: print(f"  {plan}", flush=True)):
+    for row in study.run(laboratory, lambda next_up: print(f"  {next_up}", flush=True)):
         rows.append(row)
         print(f"    {row['name']}: {1e3 * row['median_s']:.1f} ms, {row['tokens_per_s']:.1f} tokens/s", flush=True)
     return rows, tables(rows)
+
+
+def plan(study: Study) -> str:
+    """Return in words how long a study should take, as far as that is known before its warm-ups."""
+    n = sum(len(group.workloads) for group in study.groups)
+    seconds = study.effort.seconds
+    if seconds is None:
+        return f"{n} workloads of {study.effort.rounds} rounds"
+    return f"{n} workloads in {seconds / 60:g} minutes, unless {study.effort.least} rounds of each take longer"
 
 
 def tables(rows: list[dict[str, Any]]) -> str:

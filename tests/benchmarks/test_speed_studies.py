@@ -8,6 +8,8 @@ from types import ModuleType
 
 import pytest
 
+from ostinato.experiments.studies import decoding_study
+
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 pytestmark = pytest.mark.skipif(not FOLDER.is_dir(), reason="benchmarks are not part of this distribution")
 
@@ -55,6 +57,8 @@ def test_a_figure_needs_a_place(script: Callable[[str], ModuleType], capsys: pyt
 
 def test_rounds_are_as_many_as_asked_for_or_fill_the_minutes(script: Callable[[str], ModuleType]) -> None:
     arguments, effort = script("decoding_speed").arguments, script("common").effort
+    study = decoding_study([1, 64], 5, 20, 20, effort=effort(arguments(["--minutes", "2"]), most=15))
+    assert script("common").plan(study) == "4 workloads in 2 minutes, unless 6 rounds of each take longer"
     assert effort(arguments(["--rounds", "7"]), most=15).n_rounds(1e9) == 7
     planned = effort(arguments(["--minutes", "2"]), most=15)
     assert (planned.n_rounds(10.0), planned.n_rounds(0.1), planned.n_rounds(1000.0)) == (11, 15, 6)

@@ -66,12 +66,19 @@ def test_models_are_timed_in_turns_workload_by_workload() -> None:
     assert str(plans[0]) == "decoding, batch 2, beam 2: 2 rounds, about 6 s"
 
 
-def test_measuring_leaves_threads_and_random_states_as_they_were() -> None:
+def test_measuring_uses_its_own_threads_and_leaves_them_and_random_states_as_they_were() -> None:
     threads, state = torch.get_num_threads(), torch.get_rng_state()
-    laboratory = Laboratory("cpu", threads=threads + 1)
-    (found,) = laboratory.measure([seq2seq()], [Workload("update", 2, 3, 4)], Effort(rounds=1, repeats=0))
-    assert found.median_s > 0
-    assert laboratory.environment().threads == threads + 1
+    inside: list[int] = []
+
+    def now() -> float:
+        inside.append(torch.get_num_threads())
+        return float(len(inside))
+
+    laboratory = Laboratory("cpu", threads=1, stopwatch=Stopwatch(torch.device("cpu"), now, dict))
+    (found,) = laboratory.measure([seq2seq()], [Workload("update", 2, 3, 4)], Effort(rounds=1))
+    assert found.seconds == [1.0]
+    assert inside == [1] * 4
+    assert Laboratory("cpu", threads=threads + 1).environment().threads == threads + 1
     assert torch.get_num_threads() == threads
     assert torch.equal(torch.get_rng_state(), state)
 

@@ -134,7 +134,7 @@ def test_update_times_of_a_family_lie_on_a_line_against_depth() -> None:
         overrides=TINY.overrides(("decoder",)),
     )
     (group,) = study.groups
-    assert [arm.name.split(",")[0] for arm in group.arms] == ["1 steps", "2 steps", "3 steps"]
+    assert [arm.name.split(",")[0] for arm in group.arms] == ["n_steps 1", "n_steps 2", "n_steps 3"]
     rows = list(study.run(_laboratory()))
     line = depth_line(rows)
     # Calls 4, 5, 6 and 9, 7, 8: the rounds begin one arm later each time.

@@ -109,7 +109,7 @@ def depth_study(
         raise DataError(f"{recipe} has {len(family.arms)} arms of these depths: a line needs two or more")
     arms = tuple(
         Arm(
-            f"{arm.n_steps} steps, d_ff {arm.d_ff}",
+            f"n_steps {arm.n_steps}, d_ff {arm.d_ff}",
             recipe,
             (*overrides, *(f"model.{path}={value}" for path, value in arm.settings.items())),
         )
