@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
+from ostinato.budget.depth import expected_depths
 from ostinato.config.data import DataConfig
 from ostinato.config.decoding import DecodingConfig
 from ostinato.data.batch import Batch
@@ -20,6 +21,7 @@ from ostinato.data.tokenizer import Tokenizers
 from ostinato.decoding import Hypothesis, search
 from ostinato.decoding.inference import inference
 from ostinato.errors import ConfigError, DataError, Problem
+from ostinato.evaluation.depth import DepthTotals
 from ostinato.evaluation.predictions import WriteRecord
 from ostinato.evaluation.scores import SentenceScores, Totals, check_metrics, macro_means, score_sentences
 from ostinato.models.language_model import LanguageModel
@@ -59,7 +61,8 @@ def evaluate(
     Returns:
         name, n, n_labels, loss (nats per label), perplexity, token_accuracy, sequence_accuracy_forced (teacher-forced:
         see `ostinato.evaluation.scores`), the metrics' own numbers and signatures; by: column -> value -> the same
-        numbers; macro: column -> their means over the values, each counting once; n_steps, seconds; and, where
+        numbers; macro: column -> their means over the values, each counting once; depth: stack -> rounds a real token
+        took part in, on average, in the teacher-forced passes; n_steps, seconds; and, where
         something was decoded, n_generated (tokens, end symbols included), n_unfinished (outputs cut at their length
         limit), decoding_seconds (the search alone) and decoding (the settings).
 
@@ -74,6 +77,8 @@ def evaluate(
     joins_pairs = model.config.joins_pairs
     rows = encode_examples(chosen, tokenizers, data, training=False, name=name, joins_pairs=joins_pairs)
     run = _Evaluation(metrics, by, name, tokenizers, predictions)
+    expected = expected_depths(model.config, n_steps=n_steps)
+    depth = DepthTotals({stack: found.rounds for stack, found in expected.items()})
     is_decoding = bool(metrics) or predictions is not None
     # A beam holds that many rows for every sentence.
     budget = max(1, data.eval_tokens_per_batch // (decoding.beam if is_decoding else 1))
@@ -82,6 +87,7 @@ def evaluate(
             batch = host_batch.to(model.device)
             output = model(batch, n_steps=n_steps)
             scores = score_sentences(output.logits_BTV, batch.labels_BT, batch.loss_BT)
+            depth.add(output, batch)
             del output
             outputs: list[Hypothesis] | list[None] = [None] * batch.n_sentences
             if is_decoding:
@@ -99,7 +105,7 @@ def evaluate(
             "decoding_seconds": run.decoding_seconds,
             "decoding": decoding.model_dump(mode="json"),
         }
-    return result | {"n_steps": n_steps, "seconds": time.perf_counter() - started}
+    return result | {"depth": depth.compute(), "n_steps": n_steps, "seconds": time.perf_counter() - started}
 
 
 def check_columns(columns: Mapping[str, object], by: Sequence[str], where: str) -> None:

@@ -23,7 +23,7 @@ from ostinato.training.rng import preserved_randomness, seed_everything
 from ostinato.training.state import Progress, Window
 from ostinato.training.update import Gradient, Updater
 
-_NO_SCORES = ("name", "by", "macro", "decoding", "n_steps", "seconds", "decoding_seconds")
+_NO_SCORES = ("name", "by", "macro", "decoding", "depth", "n_steps", "seconds", "decoding_seconds")
 _SHOWN_INDICES = 20
 
 
