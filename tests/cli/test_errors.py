@@ -31,6 +31,19 @@ def test_three_problems_give_three_lines_and_exit_code_two(run, tmp_path: Path) 
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_decoder_only_model_with_two_tokenizers_is_refused_with_everything_else_and_exit_code_two(run) -> None:
+    two = "data.target_tokenizer={kind: words}"
+    outcome = run("train", "multi30k/decoder-only", two, "model.decoder.self_attention.n_heads=7", "task.corpus=cheese")
+    assert outcome.code == 2
+    lines = sorted(outcome.err.splitlines())
+    assert [line.split(" is ")[0] for line in lines] == [
+        "data.target_tokenizer",
+        "model.decoder.self_attention.n_heads",
+        "task.corpus",
+    ]
+    assert lines[0].endswith("a language model has one vocabulary: remove it and use data.tokenizer")
+
+
 @pytest.mark.parametrize("arguments", [["--debug", "plan", "scan/univ"], ["plan", "scan/univ", "--debug"]])
 def test_debug_before_or_after_the_command_shows_the_traceback(arguments: list[str]) -> None:
     with pytest.raises(ConfigError, match="did you mean scan/universal"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from functools import cache
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import torch
 from torch.nn.functional import cross_entropy
@@ -12,6 +12,7 @@ from torch.nn.functional import cross_entropy
 from ostinato.config.data import DataConfig, TokenizerConfig
 from ostinato.config.model import (
     AttentionConfig,
+    BucketsConfig,
     DecoderConfig,
     DenseFeedForwardConfig,
     LanguageModelConfig,
@@ -64,6 +65,21 @@ def trained_language_model(vocab_size: int) -> LanguageModel:
         decoder=StackConfig(n_steps=2, self_attention=_ATTENTION, ffn=_FFN),
     )
     rows = [Row(None, (ids[:2] * 4)[: 2 + len(ids)]) for ids in _sequences(vocab_size)]
+    return _trained(LanguageModel(config), rows)
+
+
+@cache
+def trained_decoder_only(vocab_size: int, mask: Literal["causal", "prefix"]) -> LanguageModel:
+    """Learns to reverse, a little: source and target are one sequence."""
+    torch.manual_seed(0)
+    config = LanguageModelConfig(
+        d_model=16,
+        dropout=0.0,
+        vocab_size=vocab_size,
+        mask=mask,
+        decoder=StackConfig(n_steps=2, self_attention=_ATTENTION, ffn=_FFN, relative=BucketsConfig()),
+    )
+    rows = [Row(ids, ids[::-1], is_joined=True) for ids in _sequences(vocab_size)]
     return _trained(LanguageModel(config), rows)
 
 
