@@ -2,25 +2,12 @@ from __future__ import annotations
 
 import json
 
-TINY = (
-    "model.d_model=16",
-    "--source-length",
-    3,
-    "--target-length",
-    4,
-    "--rounds",
-    2,
-    "--threads",
-    1,
-    "--device",
-    "cpu",
-)
+TINY = "model.d_model=16 --source-vocab 20 --target-vocab 20 --source-length 3 --target-length 4".split()
+TIMED = "--measure --rounds 2 --threads 1 --device cpu".split()
 
 
 def test_a_plan_is_measured_recipe_beside_recipe(run) -> None:
-    outcome = run(
-        "plan", "demo/transformer", "demo/universal", *TINY, "--measure", "--batch-sizes", "2", "--beams", "1,3"
-    )
+    outcome = run("plan", "demo/transformer", "demo/universal", *TINY, *TIMED, "--batch-sizes", "2", "--beams", "1,3")
     assert outcome.code == 0
     rows = [" ".join(line.split()) for line in outcome.out.splitlines()]
     assert "measured transformer universal" in rows
@@ -33,7 +20,7 @@ def test_a_plan_is_measured_recipe_beside_recipe(run) -> None:
 
 
 def test_measurements_are_in_the_json_with_their_environment(run) -> None:
-    outcome = run("plan", "demo/transformer", "demo/transformer", *TINY, "--measure", "--beams", "2", "--json")
+    outcome = run("plan", "demo/transformer", "demo/transformer", *TINY, *TIMED, "--beams", "2", "--json")
     first, second = json.loads(outcome.out)
     for plan in (first, second):
         assert plan["measured"]["environment"]["threads"] == 1
