@@ -2,8 +2,18 @@ from __future__ import annotations
 
 import json
 
-TINY = "model.d_model=16 --source-vocab 20 --target-vocab 20 --source-length 3 --target-length 4".split()
-TIMED = "--measure --rounds 2 --threads 1 --device cpu".split()
+TINY = [
+    "model.d_model=16",
+    "--source-vocab",
+    "20",
+    "--target-vocab",
+    "20",
+    "--source-length",
+    "3",
+    "--target-length",
+    "4",
+]
+TIMED = ["--measure", "--rounds", "2", "--threads", "1", "--device", "cpu"]
 
 
 def test_a_plan_is_measured_recipe_beside_recipe(run) -> None:
