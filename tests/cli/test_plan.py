@@ -126,3 +126,17 @@ def test_large_counts_are_read_in_four_digits() -> None:
         "870.4 MiB",
         "1023 KiB",
     ]
+
+
+def test_one_key_a_stack_makes_separable_convolutions_of_a_recipes_feed_forwards(run) -> None:
+    kinds = [f"model.{stack}.ffn.kind=separable_conv" for stack in ("encoder", "decoder")]
+    drawn = run("plan", "scan/universal", *kinds, "model.encoder.ffn.kernel_out=7").out
+    (plain,) = json.loads(run("plan", "scan/universal", "--json").out)
+    (convolved,) = json.loads(run("plan", "scan/universal", *kinds, "--json").out)
+    assert convolved["plans"] == plain["plans"]
+    width = 1412
+    assert f"ffn relu x {width:,}" in run("plan", "scan/universal").out
+    assert f"ffn separable_conv of kernels 3 and 7 x {width:,}" in drawn
+    assert f"ffn separable_conv of kernels 3 and 5 x {width:,}" in drawn
+    added = convolved["parameters"]["stored"] - plain["parameters"]["stored"]
+    assert added == 2 * (3 * 128 + 5 * width)

@@ -54,6 +54,16 @@ def test_every_recipe_loads_counts_itself_and_says_what_it_is(name: str, tmp_pat
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_every_recipe_takes_separable_convolutions_as_wide_and_as_shared_as_its_feed_forwards(name: str) -> None:
+    given = load_recipe(name).model.stacks()
+    kinds = [f"model.{stack}.ffn.kind=separable_conv" for stack in given]
+    for stack, convolved in load_recipe(name, kinds).model.stacks().items():
+        own = {"kind", "activation", "kernel_in", "kernel_out"}
+        assert convolved.ffn.kind == "separable_conv"
+        assert convolved.ffn.model_dump(exclude=own) == given[stack].ffn.model_dump(exclude=own)
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_every_recipe_file_begins_with_what_it_is_its_source_and_its_command(name: str) -> None:
     lines = find_recipe(name).read_text(encoding="utf-8").splitlines()
     header = "\n".join(lines[: next(i for i, line in enumerate(lines) if not line.startswith("#"))])

@@ -53,16 +53,17 @@ def _about(plan: Plan, stack: StackConfig) -> str:
 
 def _sizes(stack: StackConfig, d_model: int) -> Iterator[str]:
     """Yield the widths of every kind of sub-layer that is there."""
-    from ostinato.config.model import AttentionConfig, DenseFeedForwardConfig
+    from ostinato.config.model import AttentionConfig, SeparableConvConfig
 
     for kind, sub in stack.sub_layers():
         if all(index is None for index in sub.sets(stack.n_steps)):
             continue
         if isinstance(sub, AttentionConfig):
             yield f"{kind} {sub.n_heads} heads x {sub.head_width(d_model)}"
+        elif isinstance(ffn := stack.ffn, SeparableConvConfig):
+            yield f"{kind} {ffn.kind} of kernels {ffn.kernel_in} and {ffn.kernel_out} x {ffn.d_ff:,}"
         else:
-            what = stack.ffn.activation if isinstance(stack.ffn, DenseFeedForwardConfig) else stack.ffn.kind
-            yield f"{kind} {what} x {stack.ffn.d_ff:,}"
+            yield f"{kind} {ffn.activation} x {ffn.d_ff:,}"
 
 
 def drawing(plan: Plan, kinds: Sequence[Kind], width: int) -> Iterator[Text]:
