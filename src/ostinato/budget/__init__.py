@@ -6,15 +6,19 @@ count_parameters(config).stored
 count_macs(config, source_length=10, target_length=10).total
 count_bytes(config, source_length=10, target_length=10, batch_size=64).activations
 count_budget(config).as_dict()  # all of them
+make_family(config, range(1, 9)).arms  # other depths, equal parameters
+solve(config, count_parameters(reference).stored, free="d_ff").config
 """
 
 from __future__ import annotations
 
 from ostinato.budget.budget import Assumptions, Budget, BudgetName, count_budget
 from ostinato.budget.depth import Depth, expected_depths
+from ostinato.budget.family import Family, make_family
 from ostinato.budget.macs import MacCount, count_macs
 from ostinato.budget.memory import ByteCount, count_bytes
 from ostinato.budget.parameters import ParameterCount, count_parameters
+from ostinato.budget.solver import Solution, solve
 
 __all__ = [
     "Assumptions",
@@ -22,11 +26,15 @@ __all__ = [
     "BudgetName",
     "ByteCount",
     "Depth",
+    "Family",
     "MacCount",
     "ParameterCount",
+    "Solution",
     "count_budget",
     "count_bytes",
     "count_macs",
     "count_parameters",
     "expected_depths",
+    "make_family",
+    "solve",
 ]

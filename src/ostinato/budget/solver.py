@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
+from ostinato.budget.budget import Assumptions, count_budget
 from ostinato.budget.free import ROOT, Measure, Setting, free_variable, with_settings
 from ostinato.budget.macs import count_macs
 from ostinato.budget.parameters import count_parameters
@@ -69,17 +70,19 @@ def stored_parameters(config: ModelConfig) -> int:
     return count_parameters(config).stored
 
 
-def counts(source_length: int, target_length: int) -> dict[str, Measure]:
+def counts(source_length: int, target_length: int, batch_size: int = 1, beam: int = 1) -> dict[str, Measure]:
     """Return what can be matched by counting, by name.
 
-    parameters: stored. active: touched by one generated token. macs: a pass over one sentence of these lengths.
-    macs_per_generated_token: one token of cached decoding at the end of such a sentence.
+    parameters, macs, bytes: as `Budget.figure`, for sentences of these lengths. active: parameters that one generated
+    token touches. macs_per_generated_token: one token of cached decoding at the end of such a sentence.
     """
+    assumed = Assumptions(source_length, target_length, batch_size, beam)
     return {
         "parameters": stored_parameters,
         "active": lambda config: count_parameters(config).active,
         "macs": lambda config: count_macs(config, source_length, target_length).total,
         "macs_per_generated_token": lambda config: count_macs(config, source_length, target_length).per_generated_token,
+        "bytes": lambda config: count_budget(config, assumed).figure("bytes"),
     }
 
 

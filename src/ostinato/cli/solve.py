@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ostinato.budget.solver import Solution
     from ostinato.config.model import ModelConfig
 
-_MATCHES = ("parameters", "active", "macs", "macs_per_generated_token", "latency")
+_MATCHES = ("parameters", "active", "macs", "macs_per_generated_token", "bytes", "latency")
 
 
 def register(app: typer.Typer) -> None:
@@ -45,10 +45,10 @@ def solve(
         float | None, typer.Option(min=0, help="A number to match, in place of a reference.", show_default=False)
     ] = None,
     rounding: Annotated[str, typer.Option(help="nearest, or down: never more than the reference.")] = "nearest",
-    source_length: Annotated[int, typer.Option(min=1, help="Source tokens, for MACs and latency.")] = 32,
-    target_length: Annotated[int, typer.Option(min=1, help="Target tokens, for MACs and latency.")] = 32,
-    batch_size: Annotated[int, typer.Option(min=1, help="Sentences decoded at once, for latency.")] = 1,
-    beam: Annotated[int, typer.Option(min=1, help="Beam width, for latency.")] = 1,
+    source_length: Annotated[int, typer.Option(min=1, help="Source tokens, for MACs, bytes and latency.")] = 32,
+    target_length: Annotated[int, typer.Option(min=1, help="Target tokens, for MACs, bytes and latency.")] = 32,
+    batch_size: Annotated[int, typer.Option(min=1, help="Sentences at once, for bytes and latency.")] = 1,
+    beam: Annotated[int, typer.Option(min=1, help="Beam width, for bytes and latency.")] = 1,
     tolerance: Annotated[float, typer.Option(min=0, help="Relative, for latency.")] = 0.05,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads, for latency.")] = None,
     device: DeviceOption = "auto",

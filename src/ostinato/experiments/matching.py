@@ -10,7 +10,7 @@ from ostinato.budget.solver import Rounding, Solution, counts, solve, solve_meas
 from ostinato.config.model import ModelConfig
 from ostinato.errors import ConfigError, Problem
 
-Match = Literal["parameters", "active", "macs", "macs_per_generated_token", "latency"]
+Match = Literal["parameters", "active", "macs", "macs_per_generated_token", "bytes", "latency"]
 MATCHES: tuple[Match, ...] = get_args(Match)
 
 
@@ -22,9 +22,10 @@ class Wanted:
         free: the free setting, see `ostinato.budget.free`.
         match: what is equal afterwards: see `ostinato.budget.solver.counts`, or latency, the median seconds of a
             search on random weights.
-        source_length, target_length: tokens of the sentence that MACs and latency are for.
+        source_length, target_length: tokens of the sentence that MACs, bytes and latency are for.
         rounding: of counts, see `ostinato.budget.solver`.
-        batch_size, beam: of the search. device, threads: where it is timed; threads None: torch's own choice.
+        batch_size, beam: of bytes, and of the search. device, threads: where it is timed; threads None: torch's own
+            choice.
         tolerance: relative, of latency.
     """
 
@@ -53,7 +54,7 @@ class Wanted:
         if self.match not in MATCHES:
             raise ConfigError([Problem("match", self.match, f"must be one of {', '.join(MATCHES)}")])
         if not self.is_measured:
-            return counts(self.source_length, self.target_length)[self.match]
+            return counts(self.source_length, self.target_length, self.batch_size, self.beam)[self.match]
         from ostinato.experiments.latency import Laboratory
         from ostinato.experiments.workloads import Workload
 
