@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 
 import pytest
 import torch
-from tiny_models import trained_language_model, trained_seq2seq
+from tiny_models import CONVOLUTION, trained_language_model, trained_seq2seq
 
 from ostinato.config.decoding import DecodingConfig, LengthPenaltyConfig
 from ostinato.data.batch import Tokens
@@ -58,8 +59,12 @@ def plain_beam(model: Seq2Seq, source: list[int], beam: int) -> tuple[list[int],
     return ids, score
 
 
-def test_cached_beam_search_agrees_with_beam_search_by_full_passes() -> None:
-    model, rows = trained_seq2seq(VOCAB), random_rows(6)
+MODELS = {"feed-forward": trained_seq2seq, "convolution": partial(trained_seq2seq, ffn=CONVOLUTION)}
+
+
+@pytest.mark.parametrize("model_name", MODELS)
+def test_cached_beam_search_agrees_with_beam_search_by_full_passes(model_name: str) -> None:
+    model, rows = MODELS[model_name](VOCAB), random_rows(6)
     found = search(model, collate(rows), STRATEGIES["beam"])
     assert len({tuple(h.ids) for h in found}) > 3
     for row, h in zip(rows, found, strict=True):

@@ -16,6 +16,7 @@ from ostinato.config.model import (
     DecoderConfig,
     DenseFeedForwardConfig,
     LanguageModelConfig,
+    SeparableConvConfig,
     Seq2SeqConfig,
     StackConfig,
     WindowConfig,
@@ -31,6 +32,8 @@ DATA = DataConfig(tokenizer=TokenizerConfig(kind="words"), eval_tokens_per_batch
 Model = TypeVar("Model", Seq2Seq, LanguageModel)
 _ATTENTION = AttentionConfig(n_heads=2, share="all")
 _FFN = DenseFeedForwardConfig(d_ff=32, share="all")
+CONVOLUTION = SeparableConvConfig(d_ff=32, share="all", bank="both")
+"""One set in both stacks: it sees both sides in the encoder, and what came before in the decoder."""
 
 
 def word_tokenizers() -> Tokenizers:
@@ -38,7 +41,7 @@ def word_tokenizers() -> Tokenizers:
 
 
 @cache
-def trained_seq2seq(vocab_size: int) -> Seq2Seq:
+def trained_seq2seq(vocab_size: int, ffn: DenseFeedForwardConfig | SeparableConvConfig = _FFN) -> Seq2Seq:
     """Learns to reverse, a little."""
     torch.manual_seed(0)
     config = Seq2SeqConfig(
@@ -46,9 +49,9 @@ def trained_seq2seq(vocab_size: int) -> Seq2Seq:
         dropout=0.0,
         source_vocab_size=vocab_size,
         target_vocab_size=vocab_size,
-        encoder=StackConfig(n_steps=2, self_attention=_ATTENTION, ffn=_FFN),
+        encoder=StackConfig(n_steps=2, self_attention=_ATTENTION, ffn=ffn),
         decoder=DecoderConfig(
-            n_steps=2, self_attention=_ATTENTION, cross_attention=_ATTENTION, ffn=_FFN, relative=WindowConfig(window=3)
+            n_steps=2, self_attention=_ATTENTION, cross_attention=_ATTENTION, ffn=ffn, relative=WindowConfig(window=3)
         ),
     )
     return _trained(Seq2Seq(config), [Row(ids, ids[::-1]) for ids in _sequences(vocab_size)])
