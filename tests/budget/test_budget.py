@@ -61,6 +61,7 @@ def test_a_budget_holds_all_counts_and_what_was_assumed() -> None:
         "batch_size": 2,
         "beam": 3,
         "precision": "float32",
+        "checkpoint_activations": False,
     }
     assert found["macs"]["total"] == sum(found["macs"]["by_part"].values())
 

@@ -72,7 +72,7 @@ def test_recipes_side_by_side_show_where_they_differ_and_what_matches(run) -> No
     assert "decoder.ffn decoder 0-5 - x6 both 0 x6" in rows
     assert not any(row.startswith(("model.d_model ", "decoder.self_attention decoder ")) for row in rows)
     (row,) = [row for row in rows if row.startswith("one-wide 228.1M")]
-    assert row.startswith("one-wide 228.1M yes (-0.01 %) 23.44G no (+219.64 %)")
+    assert row.startswith("one-wide 228.1M yes (-0.01 %) 23.44G no (+219.6 %)")
     assert "baseline 228.2M reference 7.333G reference" in " | ".join(rows)
 
 
@@ -140,3 +140,11 @@ def test_one_key_a_stack_makes_separable_convolutions_of_a_recipes_feed_forwards
     assert f"ffn separable_conv of kernels 3 and 5 x {width:,}" in drawn
     added = convolved["parameters"]["stored"] - plain["parameters"]["stored"]
     assert added == 2 * (3 * 128 + 5 * width)
+
+
+def test_activations_are_counted_as_the_recipe_trains(run) -> None:
+    name, setting = "one-wide-ffn/base/baseline", "training.checkpoint_activations=true"
+    (plain,) = json.loads(run("plan", name, "--json").out)
+    (recomputed,) = json.loads(run("plan", name, setting, "--json").out)
+    assert [one["assumptions"]["checkpoint_activations"] for one in (plain, recomputed)] == [False, True]
+    assert recomputed["bytes"]["activations"] < 0.6 * plain["bytes"]["activations"]

@@ -70,7 +70,7 @@ def test_the_refusal_names_every_arm_with_its_figure_and_its_difference() -> Non
     with pytest.raises(ConfigError) as error:
         check_match("comparison.x.arms", "macs", {"a": 1000, "b": 1009, "c": 1243, "d": 800}, 0.01)
     (problem,) = error.value.problems
-    assert problem.value == {"a": "1,000", "b": "1,009 (+0.90 %)", "c": "1,243 (+24.30 %)", "d": "800 (-20.00 %)"}
+    assert problem.value == {"a": "1,000", "b": "1,009 (+0.9 %)", "c": "1,243 (+24.3 %)", "d": "800 (-20.0 %)"}
     check_match("comparison.x.arms", "macs", {"a": 1000, "b": 1010, "c": 990}, 0.01)
 
 

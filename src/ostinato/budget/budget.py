@@ -23,7 +23,8 @@ class Assumptions:
 
     Args:
         source_length, target_length: tokens of every sentence; a generated token sees `target_length` of them.
-        batch_size, beam, precision: of the bytes; see `count_bytes`. MACs are those of one sentence.
+        batch_size, beam, precision, checkpoint_activations: of the bytes; see `count_bytes`. MACs are those of one
+            sentence.
         expected_depth: rounds per token by stack; a stack that is not named runs all of them.
         n_steps: rounds at call time; None: the plans' own.
     """
@@ -33,6 +34,7 @@ class Assumptions:
     batch_size: int = 1
     beam: int = 1
     precision: Precision = "float32"
+    checkpoint_activations: bool = False
     expected_depth: Mapping[str, float] | None = None
     n_steps: int | None = None
 
@@ -89,6 +91,7 @@ class Budget:
                 "batch_size": a.batch_size,
                 "beam": a.beam,
                 "precision": a.precision,
+                "checkpoint_activations": a.checkpoint_activations,
             },
         }
 
@@ -111,6 +114,7 @@ def count_budget(config: ModelConfig, assumptions: Assumptions | None = None) ->
             batch_size=a.batch_size,
             beam=a.beam,
             precision=a.precision,
+            checkpoint_activations=a.checkpoint_activations,
             n_steps=a.n_steps,
         ),
         depth=depth,

@@ -62,8 +62,9 @@ def check_match(key: str, budget: BudgetName, figures: Mapping[str, int], tolera
 
 
 def signed(match: Match) -> str:
-    """Return a difference in words: "+24.3 %"."""
-    return f"{match.difference:+.2%}".replace("%", " %")
+    """Return a difference in words: "+24.3 %"; a small one has another digit."""
+    digits = 2 if 0 < abs(match.difference) < 0.001 else 1
+    return f"{100 * match.difference:+.{digits}f} %"
 
 
 def resolved_settings(config: ModelConfig) -> dict[str, object]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ostinato.budget import Assumptions, Budget, BudgetName, count_budget
@@ -57,6 +57,7 @@ def plan_recipes(
 
     Args:
         names: recipes, YAML files, run directories. overrides: settings to change in all of them.
+        assumptions: what to count for; whether activations are recomputed is each recipe's to say.
         source_vocab, target_vocab: rows of the vocabularies; None: as the recipe or its data says.
 
     Raises:
@@ -66,9 +67,11 @@ def plan_recipes(
     for name in names:
         recipe = load_recipe(name, overrides)
         sized = size_model(recipe, access, source=source_vocab, target=target_vocab)
+        recomputes = recipe.training.checkpoint_activations
+        budget = count_budget(sized.model, replace(assumptions or Assumptions(), checkpoint_activations=recomputes))
         seen[name] += 1
         unique = name if seen[name] == 1 else f"{name} ({seen[name]})"
-        found.append(PlannedRecipe(unique, sized, recipe.training, count_budget(sized.model, assumptions)))
+        found.append(PlannedRecipe(unique, sized, recipe.training, budget))
     return found
 
 
