@@ -108,5 +108,8 @@ def test_only_what_differs_is_listed_by_dotted_key_and_as_it_is_built() -> None:
 def test_a_setting_that_a_model_does_not_have_is_left_out_of_its_row() -> None:
     rows = differing_settings({"pair": _seq2seq(), "single": _language_model()})
     assert rows["model.kind"] == {"pair": "seq2seq", "single": "language_model"}
-    assert rows["model.encoder.n_steps"] == {"pair": 3}
+    assert rows["model.encoder"] == rows["model.decoder.cross_attention"] == {"pair": "there"}
+    assert rows["model.vocab_size"] == {"single": 9}
+    assert rows["model.decoder.n_steps"] == {"pair": 3, "single": 2}
+    assert not any(key.startswith("model.encoder.") for key in rows)
     assert "encoder.ffn" in differing_plans({"pair": _seq2seq(), "single": _language_model()})

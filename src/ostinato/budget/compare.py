@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -67,26 +67,32 @@ def signed(match: Match) -> str:
     return f"{100 * match.difference:+.{digits}f} %"
 
 
-def resolved_settings(config: ModelConfig) -> dict[str, object]:
-    """Return every setting of a model by dotted key, its stacks as they are built."""
-    settings = config.model_dump(mode="json")
-    settings |= {name: stack.model_dump(mode="json") for name, stack in config.stacks().items()}
-    return dict(_leaves("model", settings))
-
-
 def differing_settings(configs: Mapping[str, ModelConfig]) -> dict[str, dict[str, object]]:
     """Return the settings that are not the same in all models: dotted key -> model -> value.
 
-    A model that has no such setting (another kind of position, no encoder) is left out of its row.
+    Stacks are compared as they are built. A model that has no such setting (another kind of position) is left out of
+    its row; a group that a model lacks altogether (an encoder) is one row, "there" in the others.
     """
-    found = {name: resolved_settings(config) for name, config in configs.items()}
-    keys = dict.fromkeys(key for settings in found.values() for key in settings)
-    rows = {key: {name: settings[key] for name, settings in found.items() if key in settings} for key in keys}
-    return {
-        key: row
-        for key, row in rows.items()
-        if len(row) < len(found) or any(value != next(iter(row.values())) for value in row.values())
-    }
+    return dict(_differences("model", {name: _resolved(config) for name, config in configs.items()}, len(configs)))
+
+
+def _resolved(config: ModelConfig) -> dict[str, Any]:
+    """Return every setting of a model, its stacks with what its variant makes of them."""
+    stacks = {name: stack.model_dump(mode="json") for name, stack in config.stacks().items()}
+    return config.model_dump(mode="json") | stacks
+
+
+def _differences(path: str, values: Mapping[str, Any], n_models: int) -> Iterator[tuple[str, dict[str, object]]]:
+    """Yield the differing settings below a path; lists are one value."""
+    groups = [value for value in values.values() if isinstance(value, dict)]
+    if len(groups) == n_models:
+        for key in dict.fromkeys(key for group in groups for key in group):
+            inner = {name: value[key] for name, value in values.items() if key in value}
+            yield from _differences(f"{path}.{key}", inner, n_models)
+    elif groups:
+        yield path, dict.fromkeys(values, "there")
+    elif len(values) < n_models or any(value != next(iter(values.values())) for value in values.values()):
+        yield path, dict(values)
 
 
 def differing_plans(configs: Mapping[str, ModelConfig]) -> dict[str, dict[str, str]]:
@@ -108,10 +114,3 @@ def spread(row: tuple[str | None, ...]) -> str:
     runs = [(mark or "-", len(list(run))) for mark, run in groupby(marks)]
     text = ", ".join(f"{mark} x{n}" for mark, n in runs) if len(runs) < len(row) else " ".join(m for m, _ in runs)
     return f"{'/'.join(banks)} {text}".strip()
-
-
-def _leaves(path: str, value: Any) -> list[tuple[str, object]]:
-    """Return the settings below a path; lists are one value."""
-    if not isinstance(value, dict):
-        return [(path, value)]
-    return [leaf for key, inner in value.items() for leaf in _leaves(f"{path}.{key}", inner)]
