@@ -14,8 +14,8 @@ self-attention and activations are as many as without it.
 
 Not counted: gradients (as many bytes as weights) and optimiser (Adam: twice as many), the logits themselves, buffers of
 matrix products, tensors that live within one operation, padding and its masks, allocator and process. Activations are
-those of torch's CPU kernels; fused GPU kernels keep one byte a dropped number in place of four, and no attention
-weights where attention drops some.
+those of torch's CPU kernels; GPU kernels keep other masks of dropout, and with dropout in attention none of its
+weights: there the count is an upper bound that nothing here tests.
 """
 
 from __future__ import annotations
