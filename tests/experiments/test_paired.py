@@ -6,6 +6,7 @@ from pathlib import Path
 from statistics import median
 
 import pytest
+import torch
 
 from ostinato.budget import count_macs, count_parameters
 from ostinato.errors import ConfigError, DataError
@@ -26,7 +27,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Three runs on the same test sentences, the last of them on fewer."""
     folder = tmp_path_factory.mktemp("runs")
     train(load_recipe("demo/transformer", SHORT), folder / "base")
-    train(load_recipe("demo/universal", [*SHORT, "seed=2"]), folder / "other")
+    train(load_recipe("demo/universal", [*SHORT, "seed=2", "training.n_threads=2"]), folder / "other")
     train(load_recipe("demo/transformer", [*SHORT, "task.n_eval=7"]), folder / "fewer")
     return [folder / name for name in ("base", "other", "fewer")]
 
@@ -44,6 +45,7 @@ def predictions(path: Path, share_right: float, n: int = 60, seed: int = 0, refe
 
 def test_a_row_holds_scores_intervals_differences_and_costs(runs: list[Path]) -> None:
     lines: list[str] = []
+    n_threads = torch.get_num_threads()
     rows = compare(runs[:2], Choices(lengths=(7, 9), device="cpu"), lines.append)
     assert [(row["split"], row["system"]) for row in rows] == [
         *(("test", "base"), ("test", "other"), ("long", "base"), ("long", "other"))
@@ -77,6 +79,8 @@ def test_a_row_holds_scores_intervals_differences_and_costs(runs: list[Path]) ->
             row["decoding"]["n_generated"]
         )
         assert row["bootstrap"] == {"n_samples": 1000, "seed": 12345, "level": 0.95}
+    assert [row["decoding"]["n_threads"] for row in rows] == [1, 2, 1, 2]
+    assert torch.get_num_threads() == n_threads
     for reference, other in (rows[:2], rows[2:]):
         for name, score in other["metrics"].items():
             first = reference["metrics"][name]

@@ -54,6 +54,12 @@ def test_scores_are_shown_with_intervals_differences_and_verdicts() -> None:
     ]
 
 
+def test_one_system_has_no_columns_of_differences() -> None:
+    columns, lines = score_table([row("base", "test"), row("base", "test_2017")])
+    assert columns == ["split", "system", "n", "bleu", "exact_match"]
+    assert lines[1] == ["test_2017", "base", 1000, "31.23 [29.90, 32.50]", "0.2500 [0.2000, 0.3000]"]
+
+
 def test_costs_are_one_line_a_system_with_the_speed_over_all_splits() -> None:
     rows = [row("base", "test", seconds=1), row("base", "test_2017", seconds=4), from_file("other")]
     columns, lines = cost_table(rows)

@@ -47,9 +47,10 @@ def compare(
     mirror: MirrorOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Compare finished runs: scores and differences with bootstrap intervals, sizes, costs and speeds.
+    """Compare finished runs on the same references.
 
-    A difference is claimed only where its 95 % interval excludes 0. Outputs are kept in the run directories.
+    Scores and differences with bootstrap intervals, sizes, costs and speeds. A difference is claimed only where its
+    95 % interval excludes 0. Outputs are kept in the run directories.
     """
     from ostinato.cli.output import complain, print_json, print_table, say
     from ostinato.data.registry import DataAccess

@@ -23,7 +23,10 @@ def table(
     markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
     json: JsonOption = False,
 ) -> None:
-    """Show what finished runs cost and scored, one line a split; or the speeds in files that a speed study wrote."""
+    """Show what finished runs cost and scored, one line a split.
+
+    Files that a speed study wrote are shown as tables of speeds.
+    """
     from ostinato.cli.output import print_json, print_table, say
     from ostinato.experiments import results
 

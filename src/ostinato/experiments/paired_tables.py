@@ -12,14 +12,16 @@ Table = tuple[list[str], list[list[object]]]
 def score_table(rows: Sequence[Row]) -> Table:
     """Return one line for every split and system: scores, and their differences to the reference's, with intervals."""
     names = _metrics(rows)
+    is_one_system = all(row["system"] == row["reference"] for row in rows)
     columns = ["split", "system", "n"]
     for name in names:
-        columns += [name, f"{name} - reference"]
+        columns += [name] if is_one_system else [name, f"{name} - reference"]
     lines: list[list[object]] = []
     for row in rows:
         line: list[object] = [row["split"], row["system"], row["n"]]
         for name in names:
-            line += _score_cells(row["metrics"].get(name), _digits(rows, name))
+            cells = _score_cells(row["metrics"].get(name), _digits(rows, name))
+            line += cells[:1] if is_one_system else cells
         lines.append(line)
     return columns, lines
 

@@ -20,6 +20,7 @@ from ostinato.experiments.results import read_rows
 from ostinato.metrics.bootstrap import N_SAMPLES, SEED
 from ostinato.tasks.recipes import load_recipe
 from ostinato.tasks.registry import build_task
+from ostinato.training.threads import cpu_threads
 
 _SHOWN = 60
 _OF_A_RUN = (
@@ -74,13 +75,17 @@ class System:
         return [example.target for example in islice(task.examples(split), n)]
 
     def outputs(self, splits: Sequence[str | None], choices: Choices) -> Iterator[Outputs]:
-        """Yield what the system wrote, split by split; the model is held only meanwhile."""
+        """Yield what the system wrote, split by split; the model is held only meanwhile.
+
+        A run decodes with as many CPU threads as it was trained with, like its own final evaluation.
+        """
         run = load(self.path, checkpoint=choices.checkpoint, device=choices.device) if self.recipe else None
         for split in splits:
             if run is None or split is None:
                 yield read_outputs(self.path).first(choices.max_examples)
-            else:
-                yield run_outputs(
+                continue
+            with cpu_threads(run.recipe.training.n_threads):
+                found = run_outputs(
                     run,
                     split,
                     max_examples=choices.max_examples,
@@ -88,6 +93,7 @@ class System:
                     fresh=choices.fresh,
                     **(choices.decoding or {}),
                 )
+            yield found
 
     def costs(self, choices: Choices) -> dict[str, Any]:
         """Return size, cost and training of a run; nothing is known of a file, and every value is None."""

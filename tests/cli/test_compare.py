@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+TINY = ["task.n_train=40", "task.n_eval=8", "training.n_updates=2", "training.n_threads=1", "training.device=cpu"]
+
+
+def test_runs_are_compared_shown_written_and_shown_again(run, tmp_path: Path) -> None:
+    for name, recipe in (("base", "demo/transformer"), ("other", "demo/universal")):
+        settings = [*TINY, "decoding.max_length=6", "--run-dir", tmp_path / name]
+        assert run("train", recipe, *settings).code == 0
+    base, other, rows = tmp_path / "base", tmp_path / "other", tmp_path / "rows.jsonl"
+    outcome = run("compare", base, other, "--split", "long", "--samples", 200, "--seed", 3, "--jsonl", rows)
+    assert outcome.code == 0
+    assert "base, long: 8 outputs decoded in " in outcome.err
+    assert "no difference shown" in " ".join(outcome.out.split())
+    assert "200 bootstrap samples" in outcome.out
+    written = [json.loads(line) for line in rows.read_text(encoding="utf-8").splitlines()]
+    assert [row["system"] for row in written] == ["base", "other"]
+    assert written[0]["bootstrap"] == {"n_samples": 200, "seed": 3, "level": 0.95}
+    assert json.loads(run("compare", rows, "--json").out) == written
+    shown = run("compare", rows, "--markdown").out.splitlines()
+    assert [line for line in shown if line.startswith("| long | other | 8 |")]
+    assert [line for line in shown if line.startswith("| other | 1 | ")]
+    kept = run("compare", base, other, "--split", "long", "--metric", "chrf", "--max-examples", 8)
+    assert "other, long: 8 outputs kept from before in " in kept.err
+    assert "chrf: nrefs:1|" in kept.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "expected"),
+    [
+        (["."], 2, "it is not a run"),
+        (["gone.jsonl", "--metric", "bleu"], 2, "gone.jsonl: no such file"),
+        ([], 2, "Missing argument"),
+    ],
+)
+def test_what_cannot_be_compared_is_one_line(
+    run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], code: int, expected: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    outcome = run("compare", *arguments)
+    assert outcome.code == code
+    assert expected in outcome.err
