@@ -96,6 +96,24 @@ def test_depth_is_solved_in_whole_rounds_and_with_the_steps_its_scheme_needs() -
         solve(cycle, 10, "n_steps")
 
 
+def test_a_setting_with_a_largest_value_is_solved_up_to_it() -> None:
+    cycle = language_model(n_steps=7, ffn={"share": "cycle", "n_unique": 2})
+    largest = stored_parameters(with_settings(cycle, {"decoder.ffn.n_unique": 7}))
+    assert solve(cycle, largest, "n_unique").value == 7
+    assert solve(cycle, largest - 1, "n_unique", rounding="down").value == 6
+    assert solve(cycle, largest + 1000, "n_unique").value == 7
+    listed = language_model(ffn={"share": [0, 0, 1, 1]})
+    assert solve(listed, stored_parameters(listed), "n_steps").residual == 0
+    expected = (
+        rf"n_unique is 2: the largest value, 7, costs {largest:,}, not 10,000,000.*\n.*needs n_unique in \[1, 7\]"
+    )
+    with pytest.raises(OutOfReach, match=expected):
+        solve(cycle, 10**7, "n_unique")
+    for target in (10, 10**7):
+        with pytest.raises(OutOfReach):
+            solve(listed, target, "n_steps")
+
+
 def test_any_integer_setting_is_free_by_its_name() -> None:
     base = language_model(relative={"kind": "window", "window": 4}, self_attention={"d_head": 8})
     window = solve(base, stored_parameters(base) + 4 * 64 * 2 * 7, "window")

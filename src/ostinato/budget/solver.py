@@ -120,20 +120,21 @@ def solve(
 def _least(at: Callable[[int], float], lead: Setting) -> int:
     """Return the smallest value that the rest of the configuration allows (a cycle of three sets needs three steps)."""
 
-    def is_valid(value: int) -> bool:
-        try:
-            at(value)
-        except ConfigError:
-            return False
-        return True
-
     step, low, high = lead.multiple, lead.near(0) - lead.multiple, lead.near(lead.value)
-    if is_valid(low + step) or not is_valid(high):
+    if _is_valid(at, low + step) or not _is_valid(at, high):
         return low + step
     while high - low > step:
         middle = low + (high - low) // (2 * step) * step
-        low, high = (low, middle) if is_valid(middle) else (middle, high)
+        low, high = (low, middle) if _is_valid(at, middle) else (middle, high)
     return high
+
+
+def _is_valid(at: Callable[[int], float], value: int) -> bool:
+    try:
+        at(value)
+    except ConfigError:
+        return False
+    return True
 
 
 def _best(at: Callable[[int], float], lead: Setting, least: int, target: float, rounding: Rounding) -> int | None:
@@ -143,17 +144,50 @@ def _best(at: Callable[[int], float], lead: Setting, least: int, target: float, 
     """
     step = lead.multiple
     if at(least) > target:
-        is_nearest = 2 * (at(least) - target) <= at(least + step) - at(least)
-        return least if rounding == "nearest" and is_nearest else None
+        if rounding == "down" or not _is_valid(at, least + step):
+            return None
+        return least if 2 * (at(least) - target) <= at(least + step) - at(least) else None
     low, high = least, max(least + step, lead.near(lead.value))
-    while at(high) <= target:
+    while _is_valid(at, high) and at(high) <= target:
         if high > _LARGEST:
             raise OutOfReach([Problem(ROOT + lead.path, high, f"costs {at(high):,} only, not {target:,}")])
         low, high = high, 2 * high
+    if not _is_valid(at, high):
+        high = _most(at, low, high, step)
+        if at(high) <= target:
+            return _at_most(at, lead, least, high, target, rounding)
     while high - low > step:
         middle = low + (high - low) // (2 * step) * step
         low, high = (middle, high) if at(middle) <= target else (low, middle)
     return high if rounding == "nearest" and at(high) - target < target - at(low) else low
+
+
+def _most(at: Callable[[int], float], low: int, high: int, step: int) -> int:
+    """Return the largest valid value between a valid one and one that is not (no more sets than steps, for example)."""
+    while high - low > step:
+        middle = low + (high - low) // (2 * step) * step
+        low, high = (middle, high) if _is_valid(at, middle) else (low, middle)
+    return low
+
+
+def _at_most(
+    at: Callable[[int], float], lead: Setting, least: int, most: int, target: float, rounding: Rounding
+) -> int:
+    """Return the largest valid value where one more would not be nearer (rounded down: would be too much).
+
+    Raises:
+        OutOfReach: it costs less than that; names what forbids a larger one.
+    """
+    step = lead.multiple
+    one_more = at(most) - at(most - step) if most > least else 0
+    if target - at(most) <= (one_more / 2 if rounding == "nearest" else one_more):
+        return most
+    problems = [Problem(ROOT + lead.path, lead.value, f"the largest value, {most}, costs {at(most):,}, not {target:,}")]
+    try:
+        at(most + step)
+    except ConfigError as error:
+        problems += error.problems
+    raise OutOfReach(problems)
 
 
 def solve_measured(
