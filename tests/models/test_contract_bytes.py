@@ -120,6 +120,16 @@ def test_activations_of_seq2seq_models_are_what_autograd_keeps(name: str, precis
     assert counted == pytest.approx(_kept_by_autograd(config, _batch(config, 4, 40, 30), precision), rel=0.005)
 
 
+@pytest.mark.parametrize("kernels", [(1, 1), (3, 1), (1, 5), (3, 5)])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_kernel_of_one_column_needs_no_other_layout(kernels: tuple[int, int], precision: Any) -> None:
+    ffn = {"kind": "separable_conv", "d_ff": 96, "kernel_in": kernels[0], "kernel_out": kernels[1]}
+    decoder = {"n_steps": 4, "self_attention": {"share": "none"}, "ffn": ffn}
+    config = LanguageModelConfig.model_validate({"d_model": 64, "vocab_size": 9, "decoder": decoder})
+    counted = count_bytes(config, 1, 9, batch_size=2, precision=precision).activations
+    assert counted == pytest.approx(_kept_by_autograd(config, _batch(config, 2, 1, 9), precision), rel=0.0005)
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_recomputed_steps_keep_the_states_between_them_and_one_step_at_a_time(name: str) -> None:
     config = _model(name)

@@ -221,7 +221,12 @@ def _convolution(run: TrainingPass, stack: str, conv: SeparableConvConfig) -> in
     per_sentence = (2 * length + conv.kernel_in - 1) * d_model
     per_sentence += (2 * length + conv.kernel_out - 1) * conv.d_ff
     per_sentence += length * conv.d_ff * (2 if conv.dropout else 1)
-    taps = conv.kernel_in * d_model + conv.kernel_out * conv.d_ff
+    # Laid out anew for the kernel; one tap a channel lies as it should already, unless autocast copies it.
+    taps = sum(
+        kernel * width
+        for kernel, width in ((conv.kernel_in, d_model), (conv.kernel_out, conv.d_ff))
+        if kernel > 1 or run.is_mixed
+    )
     return run.width * (run.batch * per_sentence + taps)
 
 
