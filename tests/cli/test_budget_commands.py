@@ -42,7 +42,7 @@ def test_the_families_of_the_depth_recipes_have_the_published_widths(
 def test_a_family_is_shown_as_a_table_with_the_reasons_of_what_is_missing(run) -> None:
     text = run("family", "depth/41m", "--depths", "7..9").out
     assert "equal: matrices and embeddings" in text
-    assert "MACs per token (1024 tokens)" in text
+    assert "at 1,024 tokens of context" in text
     (row,) = (line.split() for line in text.splitlines() if line.strip().startswith("7 "))
     assert row[:5] == ["7", "98", "0.1914", "41,300,736", "10,240"]
     assert "41M cannot hold 9 layers at d_model 512: attention and embeddings alone are 42.3M" in text
@@ -69,11 +69,17 @@ def test_every_written_arm_is_a_recipe_of_equal_parameters(run, tmp_path: Path) 
     assert first == "# Written by: ostinato family cogs/transformer seed=5 --depths 1..3 --rounding nearest"
 
 
-@pytest.mark.parametrize("depths", ["0..3", "4..2", "x", "1..", "1,,2", "-1"])
+@pytest.mark.parametrize("depths", ["0..3", "x", "1..", "1,,2", "-1"])
 def test_depths_that_are_none_are_wrong_use(run, depths: str) -> None:
     outcome = run("family", "depth/41m", f"--depths={depths}")
     assert outcome.code == 2
     assert "is no depth: 1..12, or 1,2,4" in " ".join(outcome.err.split())
+
+
+def test_an_empty_range_of_depths_is_said_to_be_one(run) -> None:
+    outcome = run("family", "depth/41m", "--depths", "4..2")
+    assert outcome.code == 2
+    assert "the range '4..2' is empty" in " ".join(outcome.err.split())
 
 
 def test_other_settings_are_refused_with_what_is_valid(run) -> None:
@@ -118,6 +124,13 @@ def test_a_target_that_nothing_reaches_is_one_line(run) -> None:
     outcome = run("solve", "depth/41m", "--target", 1000)
     assert (outcome.code, outcome.err.count("\n")) == (2, 1)
     assert "model.decoder.ffn.d_ff is 2048: even the smallest value, 1, costs" in outcome.err
+
+
+def test_a_nearest_value_that_is_far_off_is_said_to_be(run) -> None:
+    words = ["solve", "scan/universal", "scan/transformer", "--free", "d_model", "--match", "macs"]
+    assert "not within 5 %: this is the nearest value" in run(*words).out
+    assert json.loads(run(*words, "--json").out)["is_within"] is False
+    assert "not within" not in run(*words, "--tolerance", "0.5").out
 
 
 def test_the_help_names_everything_that_can_be_matched(run) -> None:

@@ -47,3 +47,9 @@ def test_lists_that_are_none_are_refused(run) -> None:
     assert outcome.code == 2
     assert "'1,x' is no list of positive numbers such as 1,64" in " ".join(outcome.err.split())
     assert run("plan", "demo/transformer", "--measure", "--beams", "0").code == 2
+
+
+def test_options_of_timing_without_timing_are_wrong_use(run) -> None:
+    found = run("plan", "scan/transformer", "--rounds", "3", "--batch-sizes", "1,2")
+    assert found.code == 2
+    assert "add --measure" in found.err

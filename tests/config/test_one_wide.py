@@ -123,6 +123,33 @@ def test_a_width_that_nothing_has_and_feed_forwards_that_are_not_there_are_refus
         Seq2SeqConfig(decoder=without, ffn_variant="one-wide", **SIZES)
 
 
+def test_a_list_of_absent_feed_forwards_has_none_to_share() -> None:
+    absent = StackConfig(n_steps=3, ffn=DenseFeedForwardConfig(share=[None, None, None]))
+    with pytest.raises(ConfigError, match="takes the feed-forwards of encoder, which has none"):
+        Seq2SeqConfig(encoder=absent, ffn_variant="shared-enc", **SIZES)
+
+
+def test_a_bank_named_after_the_other_stack_would_mix_what_a_variant_keeps_apart() -> None:
+    ffn = DenseFeedForwardConfig(d_ff=8, bank="encoder")
+    decoder = DecoderConfig(n_steps=3, ffn=ffn)
+    encoder = StackConfig(n_steps=3, ffn=DenseFeedForwardConfig(d_ff=8))
+    Seq2SeqConfig(encoder=encoder, decoder=decoder, **SIZES)
+    with pytest.raises(ConfigError, match=r"decoder.ffn.bank is 'encoder': is the name of the other stack's own sets"):
+        Seq2SeqConfig(encoder=encoder, decoder=decoder, ffn_variant="shared-enc", **SIZES)
+
+
+def test_parity_without_room_is_refused() -> None:
+    ffn = DenseFeedForwardConfig(d_ff=8, bank="common")
+    with pytest.raises(ConfigError, match="leaves no width for the shared feed-forwards"):
+        Seq2SeqConfig(
+            encoder=StackConfig(n_steps=2, ffn=ffn),
+            decoder=DecoderConfig(n_steps=3, ffn=ffn),
+            ffn_variant="shared-enc",
+            shared_d_ff="parity",
+            **SIZES,
+        )
+
+
 def test_one_set_for_both_stacks_needs_one_width() -> None:
     with pytest.raises(ConfigError, match="bank 'both' serves both stacks"):
         translator("shared-enc-dec", encoder_ffn=32, decoder_ffn=20)

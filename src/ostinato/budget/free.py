@@ -145,12 +145,12 @@ def _named(config: ModelConfig, name: str) -> list[Setting]:
 
 
 def _without_value(node: Config, path: str = "") -> Iterator[str]:
-    """Yield the settings that are null."""
+    """Yield the settings that are null, or that follow from others ("parity")."""
     for name in type(node).model_fields:
         value = getattr(node, name)
         if isinstance(value, Config):
             yield from _without_value(value, f"{path}{name}.")
-        elif value is None:
+        elif value is None or value == "parity":
             yield f"{path}{name}"
 
 

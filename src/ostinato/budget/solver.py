@@ -64,6 +64,10 @@ class Solution:
         """What it costs more than the target (less: negative)."""
         return self.achieved - self.target
 
+    def is_within(self, tolerance: float) -> bool:
+        """Return whether the cost is the target's within a relative tolerance."""
+        return abs(self.residual) <= tolerance * self.target
+
 
 def stored_parameters(config: ModelConfig) -> int:
     """Return the parameters a model has on disk, as `count_parameters` counts them."""

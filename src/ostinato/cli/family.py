@@ -91,7 +91,9 @@ def parse_depths(text: str) -> list[int]:
             low, high = int(first), int(last if dots else first)
         except ValueError:
             low, high = 0, 0
-        if not 1 <= low <= high:
+        if dots and low > high >= 1:
+            raise typer.BadParameter(f"the range '{part}' is empty: from low to high, 1..12", param_hint="--depths")
+        if low < 1:
             raise typer.BadParameter(f"'{part}' is no depth: 1..12, or 1,2,4", param_hint="--depths")
         depths |= dict.fromkeys(range(low, high + 1))
     return list(depths)
@@ -140,24 +142,28 @@ def _as_dict(name: str, found: Family, files: list[Path]) -> dict[str, Any]:
 
 
 def _print(name: str, found: Family) -> None:
-    from ostinato.cli.output import print_table, say
+    from ostinato.cli.output import number, print_wide, say
 
     d_model = found.base.d_model
     say(f"{name}: width {d_model}, {found.parameters:,} parameters; equal: {_HELD[found.counting]}")
-    columns = ["n_steps", "d_ff", "d_ff / d_model", "parameters", "residual", "residual %"]
+    columns = ["n_steps", "d_ff", "d_ff / d_model", "parameters", "residual", "residual %", "MACs per token"]
     rows = [
         [
-            arm.n_steps,
-            arm.d_ff,
-            arm.d_ff / d_model,
-            arm.parameters,
-            arm.residual,
-            100 * arm.residual / found.parameters,
-            arm.macs,
+            number(cell)
+            for cell in (
+                arm.n_steps,
+                arm.d_ff,
+                arm.d_ff / d_model,
+                arm.parameters,
+                arm.residual,
+                100 * arm.residual / found.parameters,
+                arm.macs,
+            )
         ]
         for arm in found.arms
     ]
     if rows:
-        print_table([*columns, f"MACs per token ({found.n_ctx} tokens)"], rows)
+        print_wide(columns, rows, right=True)
+        say(f"MACs: at {found.n_ctx:,} tokens of context")
     for one in found.infeasible:
         say(one.reason)

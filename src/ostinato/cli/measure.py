@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -40,6 +40,13 @@ class Timing:
             typer.BadParameter: not a list of positive numbers.
         """
         return cls(_numbers(batch_sizes, "--batch-sizes"), _numbers(beams, "--beams"), rounds, threads, device)
+
+    @classmethod
+    def options_given(cls, context: typer.Context) -> list[str]:
+        """Return the options of timing that the command line gives."""
+        names = [field.name for field in fields(cls)]
+        given = [name for name in names if (at := context.get_parameter_source(name)) and at.name == "COMMANDLINE"]
+        return ["--" + name.replace("_", "-") for name in given]
 
 
 @dataclass(frozen=True, slots=True)

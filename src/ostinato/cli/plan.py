@@ -26,6 +26,7 @@ def register(app: typer.Typer) -> None:
 
 
 def plan(
+    context: typer.Context,
     recipes: Annotated[
         list[str],
         typer.Argument(
@@ -74,6 +75,8 @@ def plan(
     if not names:
         raise typer.BadParameter("name at least one recipe", param_hint="RECIPE")
     timing = Timing.of(batch_sizes, beams, rounds, threads, device) if measure else None
+    if not measure and (named := Timing.options_given(context)):
+        raise typer.BadParameter("is for timing: add --measure", param_hint=" ".join(named))
     planned = plan_recipes(
         names,
         [text for text in recipes if "=" in text],

@@ -49,7 +49,12 @@ def solve(
     target_length: Annotated[int, typer.Option(min=1, help="Target tokens, for MACs, bytes and latency.")] = 32,
     batch_size: Annotated[int, typer.Option(min=1, help="Sentences at once, for bytes and latency.")] = 1,
     beam: Annotated[int, typer.Option(min=1, help="Beam width, for bytes and latency.")] = 1,
-    tolerance: Annotated[float, typer.Option(min=0, help="Relative, for latency.")] = 0.05,
+    tolerance: Annotated[
+        float,
+        typer.Option(
+            min=0, help="Relative: latency is searched up to it, and a count that is further off is said to be."
+        ),
+    ] = 0.05,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads, for latency.")] = None,
     device: DeviceOption = "auto",
     source_vocab: Annotated[int | None, typer.Option(min=1, help="Rows of the source vocabulary.")] = None,
@@ -62,8 +67,8 @@ def solve(
 ) -> None:
     """Solve one setting so that a model costs what another one does.
 
-    Counts are matched by the nearest integer. Latency is measured on this machine, on random weights, and matched
-    within a tolerance. Where no value fits the reason is named.
+    Counts are matched by the nearest integer; where that is still further off than the tolerance, it is said. Latency
+    is measured on this machine, on random weights. Where no value fits the reason is named.
     """
     from ostinato.cli.output import print_json, say
     from ostinato.data.registry import DataAccess
@@ -101,9 +106,9 @@ def solve(
         goal_option = [] if target is None else ["--target", f"{target:g}"]
         _write(write, names, overrides, found, ["--free", free, "--match", match, *goal_option])
     if json:
-        print_json(_as_dict(names, found, match, reference))
+        print_json(_as_dict(names, found, match, reference, tolerance))
         return
-    _print(names, found, match, reference)
+    _print(names, found, match, reference, tolerance)
     if write is not None:
         say(f"wrote {write}")
 
@@ -122,7 +127,9 @@ def _write(path: Path, names: list[str], overrides: list[str], found: Solution, 
     )
 
 
-def _as_dict(names: list[str], found: Solution, match: str, reference: ModelConfig | None) -> dict[str, Any]:
+def _as_dict(
+    names: list[str], found: Solution, match: str, reference: ModelConfig | None, tolerance: float
+) -> dict[str, Any]:
     return {
         "recipe": names[0],
         "reference": names[-1] if reference is not None else None,
@@ -132,6 +139,7 @@ def _as_dict(names: list[str], found: Solution, match: str, reference: ModelConf
         "target": found.target,
         "achieved": found.achieved,
         "residual": found.residual,
+        "is_within": found.is_within(tolerance),
         "parts": _parts(found, reference),
     }
 
@@ -145,7 +153,7 @@ def _parts(found: Solution, reference: ModelConfig | None) -> dict[str, dict[str
     return {name: {"stored": count.stored, **count.by_part} for name, count in counts.items()}
 
 
-def _print(names: list[str], found: Solution, match: str, reference: ModelConfig | None) -> None:
+def _print(names: list[str], found: Solution, match: str, reference: ModelConfig | None, tolerance: float) -> None:
     from ostinato.cli.output import number, print_table, say
 
     values = " ".join(f"model.{key}={value}" for key, value in found.values.items())
@@ -153,6 +161,8 @@ def _print(names: list[str], found: Solution, match: str, reference: ModelConfig
     relative = f" ({100 * found.residual / found.target:+.3g} %)" if found.target else ""
     achieved, wanted, residual = (number(n) for n in (found.achieved, found.target, found.residual))
     say(f"{match}: {achieved}, wanted {wanted}, residual {residual}{relative}")
+    if not found.is_within(tolerance):
+        say(f"not within {100 * tolerance:g} %: this is the nearest value, and one more or less is further off")
     parts = _parts(found, reference)
     rows = dict.fromkeys(part for counted in parts.values() for part in counted)
     columns = ["parameters", *("solved" if name == "solved" else names[-1] for name in parts)]

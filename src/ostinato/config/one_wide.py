@@ -114,9 +114,16 @@ def variant_problems(
         reason = f"is the width of shared feed-forwards, and {key}={variant or 'null'} shares none"
         yield Problem(f"{path}shared_d_ff", shared_d_ff, reason)
     for name in sides:
-        if stacks[name].ffn.share == "none":
-            reason = f"takes the feed-forwards of {path}{name}, which has none ({path}{name}.ffn.share=none)"
+        ffn = stacks[name].ffn
+        if ffn.share == "none" or (isinstance(ffn.share, list) and not any(s is not None for s in ffn.share)):
+            reason = f"takes the feed-forwards of {path}{name}, which has none ({path}{name}.ffn.share)"
             yield Problem(key, variant, reason)
+    for name, stack in stacks.items():
+        if variant is not None and stack.ffn.bank in stacks and stack.ffn.bank != name:
+            reason = f"is the name of the other stack's own sets, which {key}={variant} spreads by itself: use another"
+            yield Problem(f"{path}{name}.ffn.bank", stack.ffn.bank, reason)
+    if variant is not None and shared and shared_d_ff == "parity" and _room(stacks, variants[variant]) < len(shared):
+        yield Problem(f"{path}shared_d_ff", shared_d_ff, "leaves no width for the shared feed-forwards")
 
 
 def _variants(stacks: Mapping[str, StackConfig]) -> dict[FfnVariant, _Variant]:
@@ -143,12 +150,29 @@ def _with_ffn(stack: StackConfig, **update: object) -> StackConfig:
 def _parity_width(before: Mapping[str, StackConfig], after: Mapping[str, StackConfig], variant: _Variant) -> int | None:
     """Return the width at which shared sets hold what all sets held before; None where a scheme is impossible."""
     try:
-        old, new = _sets(before), _sets(after)
+        left, n_shared = _left_for_shared(before, after, variant)
     except ValueError:
         return None
+    return max(1, round(left / n_shared)) if n_shared else None
+
+
+def _room(stacks: Mapping[str, StackConfig], variant: _Variant) -> int:
+    """Return the width that parity leaves to all shared sets together; that of one where a scheme is impossible."""
+    spread = {name: _spread(stack, variant, name, stacks) for name, stack in stacks.items()}
+    try:
+        return _left_for_shared(stacks, spread, variant)[0]
+    except ValueError:
+        return len(stacks)
+
+
+def _left_for_shared(
+    before: Mapping[str, StackConfig], after: Mapping[str, StackConfig], variant: _Variant
+) -> tuple[int, int]:
+    """Return the width of all sets before less that of the sets that stay, and the number of shared sets."""
+    old, new = _sets(before), _sets(after)
     shared = {key for key, (name, _) in new.items() if variant.sides.get(name) == "shared"}
     kept = sum(ffn.d_ff for key, (_, ffn) in new.items() if key not in shared)
-    return max(1, round((sum(ffn.d_ff for _, ffn in old.values()) - kept) / len(shared))) if shared else None
+    return sum(ffn.d_ff for _, ffn in old.values()) - kept, len(shared)
 
 
 def _sets(stacks: Mapping[str, StackConfig]) -> dict[tuple[str, int], tuple[str, FeedForwardConfig]]:
