@@ -1,0 +1,145 @@
+"""Rows sorted by expert, computed once for a routing decision and used by all of its projections.
+
+A row n with chosen experts e_1 .. e_K has the slots n K .. n K + K - 1. Slots that take part are sorted by expert,
+stably, so that the rows of one expert stand side by side: expert e has the sorted slots ends[e - 1] .. ends[e] - 1.
+Slots of rows without weight (padding, halted tokens) are left out: they cost nothing.
+
+    gather:   sorted[m] = x[row of m]
+    combine:  out[n] = sum_k gate[n, k] * sorted[place of slot (n, k)]
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """Where every chosen row goes.
+
+    Args:
+        slots_M: slot n K + k of every sorted place. rows_M: its row n. experts_M: its expert.
+        ends_E: int32, sorted places up to and with each expert's last.
+        n_rows, n_chosen: N and K.
+    """
+
+    slots_M: Tensor
+    rows_M: Tensor
+    experts_M: Tensor
+    ends_E: Tensor
+    n_rows: int
+    n_chosen: int
+
+    @property
+    def n_experts(self) -> int:
+        """Number of experts, empty ones included."""
+        return self.ends_E.shape[0]
+
+    @property
+    def is_complete(self) -> bool:
+        """True where no slot was left out."""
+        return self.slots_M.shape[0] == self.n_rows * self.n_chosen
+
+    def bounds(self) -> list[tuple[int, int]]:
+        """Return first and last place (exclusive) of every expert, on the host; waits for an accelerator."""
+        ends = self.ends_E.tolist()
+        return list(zip([0, *ends[:-1]], ends, strict=True))
+
+
+def dispatch(experts_NK: Tensor, n_experts: int, weight_N: Tensor | None = None) -> Dispatch:
+    """Sort the slots of chosen experts.
+
+    Args:
+        experts_NK: int64 indices of the chosen experts.
+        n_experts: E.
+        weight_N: rows of weight 0 are left out; None: all take part.
+    """
+    n_rows, n_chosen = experts_NK.shape
+    flat = experts_NK.reshape(-1)
+    slots = torch.arange(flat.shape[0], device=flat.device)
+    if weight_N is not None:
+        slots = slots[(weight_N > 0).repeat_interleave(n_chosen)]
+        flat = flat[slots]
+    experts_M, order = torch.sort(flat, stable=True)
+    slots_M = slots[order]
+    counts = torch.bincount(experts_M, minlength=n_experts)
+    rows_M = slots_M // n_chosen
+    return Dispatch(slots_M, rows_M, experts_M, counts.cumsum(0).to(torch.int32), n_rows, n_chosen)
+
+
+def gather(x_ND: Tensor, to: Dispatch) -> Tensor:
+    """Return the rows sorted by expert, `[M, D]`; the gradient of a row is the sum over its places."""
+    return _Gather.apply(x_ND, to)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def combine(y_MD: Tensor, gates_NK: Tensor, to: Dispatch) -> Tensor:
+    """Return for every row the sum of its sorted places, weighted by their gates, `[N, D]`; 0 where none took part.
+
+    Gates of slots that were left out are not read, and get a gradient of 0.
+    """
+    return _Combine.apply(y_MD, gates_NK, to)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def _by_slot(y_MD: Tensor, to: Dispatch) -> Tensor:
+    """Return sorted places in the order of their slots, `[N, K, D]`, zeros where a slot was left out."""
+    make = y_MD.new_empty if to.is_complete else y_MD.new_zeros
+    slots = make(to.n_rows * to.n_chosen, y_MD.shape[1])
+    slots.index_copy_(0, to.slots_M, y_MD)
+    return slots.view(to.n_rows, to.n_chosen, -1)
+
+
+class _Gather(torch.autograd.Function):
+    """index_select whose backward is a copy and a sum over K in place of an addition row by row."""
+
+    @staticmethod
+    def forward(ctx: Any, x_ND: Tensor, to: Dispatch) -> Tensor:
+        ctx.to = to
+        return x_ND.index_select(0, to.rows_M)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_MD: Tensor) -> tuple[Tensor, None]:
+        by_slot = _by_slot(grad_MD, ctx.to)
+        return by_slot.squeeze(1) if ctx.to.n_chosen == 1 else by_slot.sum(1), None
+
+
+class _Combine(torch.autograd.Function):
+    """Weighted scatter."""
+
+    @staticmethod
+    def forward(ctx: Any, y_MD: Tensor, gates_NK: Tensor, to: Dispatch) -> Tensor:
+        ctx.to = to
+        ctx.save_for_backward(y_MD, gates_NK)
+        gates = gates_NK.to(y_MD.dtype)
+        if not to.is_complete:
+            gates = _gates_of_places(gates, to)
+        return torch.bmm(gates[:, None], _by_slot(y_MD, to)).squeeze(1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_ND: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        to: Dispatch = ctx.to
+        y_MD, gates_NK = ctx.saved_tensors
+        at_places = grad_ND.index_select(0, to.rows_M)
+        grad_gates = None
+        if ctx.needs_input_grad[1]:
+            flat = gates_NK.new_zeros(gates_NK.numel())
+            flat[to.slots_M] = (at_places * y_MD).sum(1).to(gates_NK.dtype)
+            grad_gates = flat.view_as(gates_NK)
+        grad_y = None
+        if ctx.needs_input_grad[0]:
+            gates_M = gates_NK.reshape(-1).index_select(0, to.slots_M).to(at_places.dtype)
+            grad_y = at_places.mul_(gates_M[:, None])
+        return grad_y, grad_gates, None
+
+
+def _gates_of_places(gates_NK: Tensor, to: Dispatch) -> Tensor:
+    """Return the gates with those of slots that were left out at 0, whatever they hold (NaN times 0 is NaN)."""
+    kept = torch.zeros(gates_NK.numel(), dtype=torch.bool, device=gates_NK.device)
+    kept[to.slots_M] = True
+    return gates_NK.masked_fill(~kept.view_as(gates_NK), 0.0)
