@@ -120,7 +120,7 @@ def test_no_row_at_all_gives_zeros_and_runs_no_expert(backend: str) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_gradients_of_stride_zero_and_transposed_rows_are_taken(backend: str) -> None:
-    x, weight, bias, experts, gates = problem(6, 2, 3, 4, 8, dtype=dtype_of(backend))
+    x, weight, bias, experts, _ = problem(6, 2, 3, 4, 8, dtype=dtype_of(backend))
     turned = x.detach().t().contiguous().t().requires_grad_()
     to = dispatch(experts, 3)
     plain = grouped_linear(gather(x, to), weight, bias, to, backend="loop")
@@ -141,7 +141,7 @@ def test_gradients_are_the_numerical_ones() -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_autocast_multiplies_in_its_type_and_gradients_come_back_in_float32(backend: str) -> None:
-    x, weight, bias, experts, gates = problem(6, 2, 3, 8, 8, dtype=torch.float32)
+    x, weight, bias, experts, _ = problem(6, 2, 3, 8, 8, dtype=torch.float32)
     to = dispatch(experts, 3)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         found = grouped_linear(gather(x, to), weight, bias, to, backend=backend)  # type: ignore[arg-type]

@@ -1,0 +1,140 @@
+"""Balance losses: pure functions of the routing decisions of one router.
+
+A router that is used at several steps has one loss over all of them: the rows of all its `Routing`s together, row x
+with the weight w_x (0 for padding and halted tokens, else the mass that remains), normalised to sum to 1. Every loss
+is a mean, so that batch size and padding do not scale it. With E experts:
+
+    loss                  formula                                        balanced            collapsed
+    switch                E sum_e P_e F_e                                1                   E
+    hypersphere           E sum_e F1_e mean_x softmax_e(s_x / tau_0)     1                   near E
+    mutual_information    sum_x w_x H(p_x) - H(P)                        -log E (sharp)      0
+    z                     sum_x w_x logsumexp(s_x)^2                     (log E)^2 (s = 0)
+    importance            Var(I) / mean(I)^2                             0                   E - 1
+
+P = sum_x w_x p_x: mean probabilities. F: fraction of the chosen places, F1: of the first choices; both without
+gradient. I: summed gates of every expert. H: entropy in nats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ostinato.nn.shapes import Float, Tensor
+from ostinato.nn.types import Routing
+
+BalanceLoss = Callable[[Sequence[Routing]], Tensor]
+
+
+def switch(routings: Sequence[Routing]) -> Tensor:
+    """Return E sum_e P_e F_e (Fedus et al. 2022, eq. 4, over all chosen places; SUT's ablation)."""
+    rows = _Rows.of(routings)
+    return rows.n_experts * (rows.mean(rows.probs_NE) * rows.fraction(rows.experts_NK)).sum()
+
+
+def hypersphere(routings: Sequence[Routing], temperature: float) -> Tensor:
+    """Return E sum_e F1_e mean_x softmax_e(s_x / tau_0), tau_0 a constant (X-MoE, section 2.4)."""
+    rows = _Rows.of(routings)
+    probs_NE = torch.softmax(rows.logits_NE / temperature, 1)
+    return rows.n_experts * (rows.mean(probs_NE) * rows.fraction(rows.experts_NK[:, :1])).sum()
+
+
+def mutual_information(routings: Sequence[Routing]) -> Tensor:
+    """Return sum_x w_x H(p_x) - H(P), the negative mutual information of rows and experts, in [-log E, 0].
+
+    To be minimised: sharp rows, uniform use. (SUT, equation 1, in the sign its explanation asks for.)
+    """
+    rows = _Rows.of(routings)
+    return (rows.weight_N * _entropy(rows.probs_NE)).sum() - _entropy(rows.mean(rows.probs_NE))
+
+
+def z(routings: Sequence[Routing]) -> Tensor:
+    """Return the mean squared logsumexp of the raw scores (Zoph et al. 2022, eq. 5)."""
+    rows = _Rows.of(routings)
+    return (rows.weight_N * torch.logsumexp(rows.logits_NE, 1).square()).sum()
+
+
+def importance(routings: Sequence[Routing]) -> Tensor:
+    """Return the squared coefficient of variation of the summed gates (Shazeer et al. 2017, eq. 7)."""
+    rows = _Rows.of(routings)
+    gates = torch.zeros_like(rows.probs_NE).scatter(1, rows.experts_NK, rows.gates_NK.to(rows.probs_NE.dtype))
+    total_E = rows.mean(gates)
+    mean = total_E.mean()
+    return ((total_E - mean).square().mean() / mean.square().clamp_min(torch.finfo(mean.dtype).tiny)).nan_to_num(0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How a router used its experts.
+
+    Args:
+        fraction_E: of the chosen places. entropy: of it, in nats (log E: even). row_entropy: mean H(p_x).
+        n_dead: experts that no row chose.
+    """
+
+    fraction_E: Float[Tensor, "E"]
+    entropy: float
+    row_entropy: float
+    n_dead: int
+
+
+@torch.no_grad()
+def load(routings: Sequence[Routing]) -> Load:
+    """Return how the experts were used over all routings of one router; rows of weight 0 do not count."""
+    rows = _Rows.of(routings)
+    fraction_E = rows.fraction(rows.experts_NK)
+    return Load(
+        fraction_E,
+        float(_entropy(fraction_E)),
+        float((rows.weight_N * _entropy(rows.probs_NE)).sum()),
+        int((fraction_E == 0).sum()),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """The rows of all routings of one router; weights sum to 1 (to 0 where no row has any)."""
+
+    logits_NE: Tensor
+    probs_NE: Tensor
+    experts_NK: Tensor
+    gates_NK: Tensor
+    weight_N: Tensor
+
+    @classmethod
+    def of(cls, routings: Sequence[Routing]) -> _Rows:
+        if not routings:
+            raise ValueError("a balance loss needs at least one routing")
+        weight_N = torch.cat([r.weight_N for r in routings]).to(routings[0].probs_NE.dtype)
+        # Left out, not multiplied by 0: padding may hold anything, and NaN times 0 is NaN.
+        kept = weight_N > 0
+        weight_N = weight_N[kept]
+        return cls(
+            torch.cat([r.logits_NE for r in routings])[kept],
+            torch.cat([r.probs_NE for r in routings])[kept],
+            torch.cat([r.experts_NK for r in routings])[kept],
+            torch.cat([r.gates_NK for r in routings])[kept],
+            weight_N / weight_N.sum(),
+        )
+
+    @property
+    def n_experts(self) -> int:
+        return self.probs_NE.shape[1]
+
+    def mean(self, values_NE: Tensor) -> Tensor:
+        """Return the weighted mean over the rows."""
+        return torch.einsum("n,ne->e", self.weight_N, values_NE)
+
+    @torch.no_grad()
+    def fraction(self, experts_NK: Tensor) -> Tensor:
+        """Return every expert's part of the choices, rows by their weight."""
+        counts = torch.zeros(self.n_experts, dtype=self.weight_N.dtype, device=self.weight_N.device)
+        per_choice = (self.weight_N / experts_NK.shape[1])[:, None].expand_as(experts_NK)
+        return counts.index_add(0, experts_NK.reshape(-1), per_choice.reshape(-1))
+
+
+def _entropy(probs: Tensor) -> Tensor:
+    """Return H over the last dimension, 0 log 0 = 0."""
+    return torch.special.entr(probs).sum(-1)

@@ -1,0 +1,140 @@
+"""Balance losses: their documented constants, padding, gradients, and accumulation over steps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import pytest
+import torch
+
+from ostinato.nn import balance
+from ostinato.nn.routing import Gate
+from ostinato.nn.types import Routing
+
+E, TAU = 4, 0.3
+LOSSES: dict[str, Callable[[Sequence[Routing]], torch.Tensor]] = {
+    "switch": balance.switch,
+    "hypersphere": partial(balance.hypersphere, temperature=TAU),
+    "mutual_information": balance.mutual_information,
+    "z": balance.z,
+    "importance": balance.importance,
+}
+
+
+def routing(logits: torch.Tensor, k: int = 1, weight: torch.Tensor | None = None, step: int = 0) -> Routing:
+    choice = Gate("softmax", k, logits.shape[1])(logits)
+    n = logits.shape[0]
+    weight = torch.ones(n, dtype=logits.dtype) if weight is None else weight
+    return Routing("router", "encoder", step, logits, *choice[:1], choice[1], choice[2], weight, torch.arange(n))
+
+
+def sharp(experts: list[int], height: float = 60.0) -> torch.Tensor:
+    return height * torch.nn.functional.one_hot(torch.tensor(experts), E).double()
+
+
+def random_logits(n: int, seed: int = 0) -> torch.Tensor:
+    make = torch.Generator().manual_seed(seed)
+    return torch.randn(n, E, dtype=torch.float64, generator=make, requires_grad=True)
+
+
+# Even and sharp; everything to one expert.
+CONSTANTS = {
+    "switch": (1.0, float(E)),
+    "hypersphere": (1.0, float(E)),
+    "mutual_information": (-math.log(E), 0.0),
+    "importance": (0.0, E - 1.0),
+}
+
+
+@pytest.mark.parametrize("name", CONSTANTS)
+def test_balanced_and_collapsed_routing_have_the_documented_constants(name: str) -> None:
+    balanced, collapsed = CONSTANTS[name]
+    even, one = routing(sharp([0, 1, 2, 3, 3, 2, 1, 0])), routing(sharp([2] * 8))
+    assert float(LOSSES[name]([even])) == pytest.approx(balanced, abs=1e-9)
+    assert float(LOSSES[name]([one])) == pytest.approx(collapsed, abs=1e-9)
+
+
+def test_flat_scores_have_the_z_loss_of_a_uniform_router() -> None:
+    flat = routing(torch.zeros(5, E, dtype=torch.float64))
+    assert float(balance.z([flat])) == pytest.approx(math.log(E) ** 2)
+    assert float(balance.mutual_information([flat])) == pytest.approx(0.0, abs=1e-12)
+
+
+def test_the_mutual_information_loss_is_minus_the_information_rows_give_about_experts() -> None:
+    logits = random_logits(6)
+    p = torch.softmax(logits, 1)
+    joint = p / 6
+    mean = joint.sum(0)
+    information = (joint * (joint / (mean[None] / 6)).log()).sum()
+    torch.testing.assert_close(balance.mutual_information([routing(logits)]), -information)
+    # Minimising it makes rows sharp and use even: both entropies go the right way along its gradient.
+    loss = balance.mutual_information([routing(logits)])
+    [grad] = torch.autograd.grad(loss, logits)
+    moved = routing((logits - 0.1 * grad).detach())
+    assert float(balance.mutual_information([moved])) < loss.item()
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_padding_changes_no_loss_and_no_gradient_whatever_it_holds(name: str) -> None:
+    logits = random_logits(5)
+    garbage = torch.full((3, E), float("nan"), dtype=torch.float64)
+    loss = LOSSES[name]([routing(logits, k=2)])
+    padded = Routing(
+        *("router", "encoder", 0),
+        torch.cat([logits, garbage]),
+        torch.cat([torch.softmax(logits, 1), garbage]),
+        torch.cat([routing(logits, k=2).experts_NK, torch.zeros(3, 2, dtype=torch.long)]),
+        torch.cat([routing(logits, k=2).gates_NK, garbage[:, :2]]),
+        torch.tensor([1.0] * 5 + [0.0] * 3, dtype=torch.float64),
+        torch.arange(8),
+    )
+    found = LOSSES[name]([padded])
+    torch.testing.assert_close(found, loss)
+    torch.testing.assert_close(torch.autograd.grad(found, logits), torch.autograd.grad(loss, logits))
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_steps_that_share_a_router_make_one_loss_over_all_their_rows(name: str) -> None:
+    first, second = random_logits(4), random_logits(3, seed=1)
+    apart = LOSSES[name]([routing(first), routing(second, step=1)])
+    together = LOSSES[name]([routing(torch.cat([first, second]))])
+    torch.testing.assert_close(apart, together)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_losses_are_means_and_every_one_sends_a_gradient_to_the_scores(name: str) -> None:
+    logits = random_logits(5)
+    once, twice = LOSSES[name]([routing(logits)]), LOSSES[name]([routing(torch.cat([logits, logits]))])
+    torch.testing.assert_close(once, twice)
+    [grad] = torch.autograd.grad(once, logits)
+    assert float(grad.norm()) > 1e-4
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_rows_count_by_the_mass_that_remains(name: str) -> None:
+    logits = random_logits(3)
+    doubled = torch.cat([logits, logits[:1]])
+    weight = torch.tensor([2.0, 1.0, 1.0], dtype=torch.float64)
+    torch.testing.assert_close(LOSSES[name]([routing(logits, weight=weight)]), LOSSES[name]([routing(doubled)]))
+
+
+def test_permuting_experts_changes_no_loss() -> None:
+    logits = random_logits(6)
+    order = torch.tensor([2, 0, 3, 1])
+    for loss in LOSSES.values():
+        torch.testing.assert_close(loss([routing(logits[:, order], k=2)]), loss([routing(logits, k=2)]))
+
+
+def test_load_says_which_experts_are_used_and_which_are_dead() -> None:
+    found = balance.load([routing(sharp([0, 0, 0, 1])), routing(sharp([1]), weight=torch.zeros(1).double())])
+    assert found.fraction_E.tolist() == [0.75, 0.25, 0.0, 0.0]
+    assert found.n_dead == 2
+    assert found.entropy == pytest.approx(-(0.75 * math.log(0.75) + 0.25 * math.log(0.25)))
+    assert found.row_entropy == pytest.approx(0.0, abs=1e-12)
+
+
+def test_a_loss_over_nothing_is_an_error() -> None:
+    with pytest.raises(ValueError, match="at least one routing"):
+        balance.switch([])

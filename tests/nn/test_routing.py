@@ -1,0 +1,150 @@
+"""Routers and gates against their formulas, and the gradients X-MoE derives (its section 2.2)."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from ostinato.nn.routing import Gate, HypersphereRouter, LinearRouter, MlpRouter, Router
+
+N, D, E = 7, 10, 4
+
+
+def rows(seed: int = 0) -> torch.Tensor:
+    return torch.randn(N, D, dtype=torch.float64, generator=torch.Generator().manual_seed(seed), requires_grad=True)
+
+
+def routers() -> list[Router]:
+    torch.manual_seed(0)
+    return [LinearRouter(D, E).double(), MlpRouter(D, E).double(), HypersphereRouter(D, E, 2).double()]
+
+
+def test_scores_are_those_of_the_formulas() -> None:
+    linear, mlp, sphere = routers()
+    h = rows()
+    assert isinstance(linear, LinearRouter) and isinstance(mlp, MlpRouter) and isinstance(sphere, HypersphereRouter)  # noqa: PT018
+    assert sphere.projection is not None
+    for n in range(N):
+        x = h[n]
+        hidden = torch.tanh(mlp.hidden.weight @ x + mlp.hidden.bias)
+        z = sphere.projection.weight @ x
+        for e in range(E):
+            torch.testing.assert_close(linear(h)[n, e], linear.experts_ED[e] @ x)
+            torch.testing.assert_close(mlp(h)[n, e], mlp.scores.weight[e] @ hidden)
+            cosine = z @ sphere.experts_EC[e] / (z.norm() * sphere.experts_EC[e].norm())
+            torch.testing.assert_close(sphere(h)[n, e], cosine)
+
+
+def test_scores_are_float32_under_autocast_and_equal_inputs_give_equal_scores() -> None:
+    torch.manual_seed(0)
+    h = torch.randn(N, D)
+    for router in (LinearRouter(D, E), MlpRouter(D, E), HypersphereRouter(D, E, 2)):
+        plain = router(h)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            cast = router(h)
+        assert cast.dtype == torch.float32
+        torch.testing.assert_close(cast, plain, rtol=0, atol=0)
+
+
+def test_the_embeddings_of_a_hypersphere_router_keep_their_norm_through_updates() -> None:
+    torch.manual_seed(0)
+    router = HypersphereRouter(D, E, 2)
+    optimizer = torch.optim.AdamW(router.parameters(), lr=0.1, weight_decay=0.1)
+    for _ in range(3):
+        assert torch.allclose(router.experts_EC.norm(dim=1), torch.full((E,), 0.1))
+        router(torch.randn(N, D)).square().sum().backward()
+        optimizer.step()
+        assert not torch.allclose(router.experts_EC.norm(dim=1), torch.full((E,), 0.1))
+        router.project()
+
+
+def test_the_ablations_of_a_hypersphere_router_are_what_they_say() -> None:
+    h = rows()
+    plain = HypersphereRouter(D, E, 2, has_projection=False, is_normalised=False).double()
+    torch.testing.assert_close(plain(h), h @ plain.experts_EC.T)
+    before = plain.experts_EC.detach().clone() * 3
+    with torch.no_grad():
+        plain.experts_EC.copy_(before)
+    plain.project()
+    assert torch.equal(plain.experts_EC, before)
+    fixed = HypersphereRouter(D, E, 2, temperature=0.07, learns_temperature=False)
+    assert not fixed.tau.requires_grad
+    low = HypersphereRouter(D, E, 2, temperature=1e-9)
+    assert low.temperature().item() == pytest.approx(1e-4)
+
+
+def test_gates_are_those_of_their_formulas() -> None:
+    scores = torch.tensor([[1.0, 3.0, 2.0, -1.0]], dtype=torch.float64)
+    p = torch.softmax(scores, 1)[0]
+    chosen = Gate("softmax", 2, 4)(scores)
+    assert chosen.experts_NK.tolist() == [[1, 2]]
+    torch.testing.assert_close(chosen.gates_NK[0], p[[1, 2]])
+    again = Gate("softmax", 2, 4, is_renormalised=True)(scores).gates_NK[0]
+    torch.testing.assert_close(again, p[[1, 2]] / (p[1] + p[2] + 1e-6))
+    e = math.e
+    two = Gate("topk_softmax", 2, 4)(scores).gates_NK[0]
+    torch.testing.assert_close(two, torch.tensor([e / (e + 1), 1 / (e + 1)], dtype=torch.float64))
+    torch.testing.assert_close(Gate("sigmoid", 2, 4)(scores).gates_NK[0], torch.sigmoid(scores[0, [1, 2]]))
+
+
+@pytest.mark.parametrize(("kind", "renormalised"), [("softmax", True), ("topk_softmax", False)])
+def test_a_gate_that_starves_its_router_is_refused(kind: str, renormalised: bool) -> None:
+    with pytest.raises(ValueError, match="always has gate 1: its router would get no gradient"):
+        Gate(kind, 1, 4, is_renormalised=renormalised)  # type: ignore[arg-type]
+    Gate(kind, 1, 1, is_renormalised=renormalised)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"k must be in \[1, 4\]"):
+        Gate("softmax", 5, 4)
+
+
+def test_sampled_experts_are_drawn_in_training_only_and_never_twice() -> None:
+    gate = Gate("softmax", 3, 6, n_sampled=2)
+    scores = torch.randn(500, 6, generator=torch.Generator().manual_seed(1))
+    calm = gate(scores).experts_NK
+    assert torch.equal(calm, scores.topk(3, dim=1).indices)
+    torch.manual_seed(0)
+    drawn = gate(scores, training=True).experts_NK
+    assert torch.equal(drawn[:, 0], calm[:, 0])
+    assert (drawn.sort(1).values.diff(dim=1) > 0).all()
+    assert not torch.equal(drawn.sort(1).values, calm.sort(1).values)
+
+
+def test_sampling_follows_the_remaining_probabilities() -> None:
+    gate = Gate("softmax", 2, 3, n_sampled=1)
+    scores = torch.tensor([[2.0, 1.0, 0.0]]).expand(20_000, 3)
+    torch.manual_seed(0)
+    second = gate(scores, training=True).experts_NK[:, 1]
+    share = float((second == 1).float().mean())
+    assert share == pytest.approx(math.e / (math.e + 1), abs=0.01)
+
+
+@pytest.mark.parametrize("kind", ["softmax", "sigmoid"])
+def test_the_gradient_through_the_gate_is_the_one_that_x_moe_derives(kind: str) -> None:
+    """Linear router: J2^T g = sum_j c_j e_j, in the span of the embeddings."""
+    torch.manual_seed(0)
+    router, h = LinearRouter(D, E).double(), rows()
+    expert_output, upstream = torch.randn(N, D, dtype=torch.float64), torch.randn(N, D, dtype=torch.float64)
+    choice = Gate(kind, 1, E)(router(h))  # type: ignore[arg-type]
+    [found] = torch.autograd.grad((choice.gates_NK * expert_output * upstream).sum(), h)
+    inner = (expert_output * upstream).sum(1)
+    gates, k = choice.gates_NK[:, 0], choice.experts_NK[:, 0]
+    if kind == "sigmoid":
+        expected = (gates * (1 - gates) * inner)[:, None] * router.experts_ED[k]
+    else:
+        delta = torch.nn.functional.one_hot(k, E).double()
+        expected = (gates[:, None] * (delta - choice.probs_NE) * inner[:, None]) @ router.experts_ED
+    torch.testing.assert_close(found, expected)
+    basis = torch.linalg.qr(router.experts_ED.T).Q
+    torch.testing.assert_close(found @ basis @ basis.T, found)
+
+
+def test_on_the_hypersphere_that_gradient_lies_in_the_projections_rows_and_not_along_the_row_itself() -> None:
+    torch.manual_seed(0)
+    router, h = HypersphereRouter(D, E, 3).double(), rows()
+    assert router.projection is not None
+    choice = Gate("softmax", 1, E)(router(h) / router.temperature())
+    [found] = torch.autograd.grad((choice.gates_NK[:, 0] * torch.randn(N, dtype=torch.float64)).sum(), h)
+    basis = torch.linalg.qr(router.projection.weight.T).Q
+    torch.testing.assert_close(found @ basis @ basis.T, found)
+    torch.testing.assert_close((found * h).sum(1), torch.zeros(N, dtype=torch.float64), atol=1e-12, rtol=0)
