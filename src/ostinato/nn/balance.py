@@ -137,4 +137,4 @@ class _Rows:
 
 def _entropy(probs: Tensor) -> Tensor:
     """Return H over the last dimension, 0 log 0 = 0."""
-    return torch.special.entr(probs).sum(-1)
+    return torch.special.entr(probs).sum(-1)  # type: ignore[no-any-return]
