@@ -308,3 +308,10 @@ def test_readings_that_never_agree_still_end() -> None:
     with pytest.raises(OutOfReach):
         solve_measured(language_model(), 5.0, "d_ff", unsteady, tolerance=0.01, repeats=1)
     assert next(readings) < 100
+
+
+def test_a_depth_without_end_is_out_of_reach_before_it_is_laid_out() -> None:
+    shared = {"self_attention": {"share": "all"}, "ffn": {"share": "all", "d_ff": 256}}
+    macs = counts(9, 12)["macs"]
+    with pytest.raises(OutOfReach, match=r"model.decoder.n_steps is \d+: costs [\d,]+ only, not"):
+        solve(language_model(**shared), 1e15, "n_steps", macs)

@@ -28,6 +28,8 @@ Rounding = Literal["nearest", "down"]
 """nearest: the value whose cost is nearest to the target. down: the largest that does not cost more."""
 
 _LARGEST = 2**40
+_MOST_STEPS = 10_000
+"""A count lays out every step, so that a depth without end would never come back."""
 _SEARCHES = 3
 _FURTHEST = 6
 """Doublings or halvings from the present value that are measured before a target counts as out of reach."""
@@ -153,7 +155,7 @@ def _best(at: Callable[[int], float], lead: Setting, least: int, target: float, 
         return least if 2 * (at(least) - target) <= at(least + step) - at(least) else None
     low, high = least, max(least + step, lead.near(lead.value))
     while _is_valid(at, high) and at(high) <= target:
-        if high > _LARGEST:
+        if high > (_MOST_STEPS if lead.path.endswith("n_steps") else _LARGEST):
             raise OutOfReach([Problem(ROOT + lead.path, high, f"costs {at(high):,} only, not {target:,}")])
         low, high = high, 2 * high
     if not _is_valid(at, high):
