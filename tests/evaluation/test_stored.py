@@ -76,7 +76,7 @@ def test_other_weights_are_decoded_anew(run: Path) -> None:
     assert changed.predictions != kept.predictions
 
 
-@pytest.mark.parametrize("damage", ["edited", "gone", "no note", "half a note"])
+@pytest.mark.parametrize("damage", ["edited", "gone", "no note", "half a note", "an empty note", "another note"])
 def test_kept_outputs_that_are_not_as_they_were_written_are_decoded_anew(run: Path, damage: str) -> None:
     kept = run_outputs(load(run), "test")
     note = kept.file.with_suffix(".json")
@@ -87,6 +87,10 @@ def test_kept_outputs_that_are_not_as_they_were_written_are_decoded_anew(run: Pa
             kept.file.unlink()
         case "no note":
             note.unlink()
+        case "an empty note":
+            note.write_text("{}", encoding="utf-8")
+        case "another note":
+            note.write_text("[]", encoding="utf-8")
         case _:
             note.write_text('{"sha', encoding="utf-8")
     again = run_outputs(load(run), "test")

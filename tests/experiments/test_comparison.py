@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from ostinato.budget import count_macs
 from ostinato.budget.compare import check_match
 from ostinato.errors import CheckpointError, ConfigError
 from ostinato.experiments.comparison import Arm, Comparison, Measure, Row, summary
@@ -85,6 +86,16 @@ def test_a_comparison_that_matches_nothing_takes_arms_of_any_size(tmp_path: Path
     comparison = replace(tiny("model.encoder.ffn.d_ff=64"), matched=None, seeds=(1,))
     small, large = comparison.run(tmp_path)
     assert small.parameters != pytest.approx(large.parameters, rel=0.1)
+
+
+def test_an_arm_that_reads_pairs_as_one_sequence_is_counted_for_both_sides(tmp_path: Path) -> None:
+    changes = (*TINY, "model.kind=language_model", "model.d_model=16", "model.decoder.self_attention.n_heads=2")
+    comparison = replace(tiny(), arms=(Arm("a", "demo/transformer", changes),), seeds=(1,))
+    (found,) = comparison.run(tmp_path)
+    assert found.macs == count_macs(load_recipe(tmp_path / "a-seed-1").model, 10, 20).total
+    other = replace(comparison, arms=(*comparison.arms, Arm("b", "demo/transformer", TINY)), matched="macs")
+    with pytest.raises(ConfigError, match=f"'a': '{found.macs:,}'"):
+        other.run(tmp_path / "runs")
 
 
 def row(arm: str, seed: int, value: float) -> Row:

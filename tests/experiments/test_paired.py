@@ -43,6 +43,24 @@ def predictions(path: Path, share_right: float, n: int = 60, seed: int = 0, refe
     return path
 
 
+def test_a_decoder_only_model_costs_a_pass_over_source_and_target(tmp_path: Path) -> None:
+    sizes = ["model.d_model=16", "model.decoder.self_attention.n_heads=2"]
+    train(load_recipe("demo/transformer", [*SHORT, "model.kind=language_model", *sizes]), tmp_path / "lm")
+    (row,) = compare([tmp_path / "lm"], Choices(splits=["test"], lengths=(7, 9), device="cpu"))
+    macs = count_macs(load_recipe(tmp_path / "lm").model, 7, 16)
+    assert row["macs"] == {
+        "source_length": 7,
+        "target_length": 9,
+        "total": macs.total,
+        "per_generated_token": macs.per_generated_token,
+    }
+
+
+def test_a_path_that_is_not_there_is_named_before_anything_else(runs: list[Path], tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"typo: no such file or run directory"):
+        compare([runs[0], tmp_path / "typo"], Choices(device="cpu"))
+
+
 def test_a_row_holds_scores_intervals_differences_and_costs(runs: list[Path]) -> None:
     lines: list[str] = []
     n_threads = torch.get_num_threads()

@@ -134,7 +134,7 @@ def _kept(note: Path) -> Outputs | None:
         content = json.loads(note.read_text(encoding="utf-8"))
     except ValueError:
         return None
-    if content["sha256"] != _hash_files([file]):
+    if not isinstance(content, dict) or content.get("sha256") != _hash_files([file]):
         return None
     return replace(read_outputs(file), evaluation=content["evaluation"])
 

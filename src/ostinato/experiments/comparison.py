@@ -11,7 +11,9 @@ from statistics import mean, stdev
 from ostinato.budget import Assumptions, BudgetName, count_budget, count_macs, count_parameters
 from ostinato.budget.compare import check_match
 from ostinato.config.model import ModelConfig
+from ostinato.config.recipe import Recipe
 from ostinato.data.registry import DataAccess
+from ostinato.experiments.results import pass_lengths
 from ostinato.tasks.recipes import load_recipe
 from ostinato.tasks.vocabulary import size_model
 from ostinato.training.loop import train
@@ -92,8 +94,9 @@ class Comparison:
             ConfigError: the arms' matched budgets differ by more than the tolerance.
             CheckpointError: a run in `directory` is of another recipe or of other data.
         """
-        models = {arm.name: size_model(load_recipe(arm.recipe, arm.overrides), access).model for arm in self.arms}
-        self._check_budgets(models)
+        recipes = {arm.name: load_recipe(arm.recipe, arm.overrides) for arm in self.arms}
+        models = {name: size_model(recipe, access).model for name, recipe in recipes.items()}
+        self._check_budgets(recipes, models)
         directory.mkdir(parents=True, exist_ok=True)
         rows: list[Row] = []
         for seed in self.seeds:
@@ -105,11 +108,11 @@ class Comparison:
         (directory / "results.jsonl").write_text("".join(lines), encoding="utf-8")
         return rows
 
-    def _check_budgets(self, models: dict[str, ModelConfig]) -> None:
+    def _check_budgets(self, recipes: dict[str, Recipe], models: dict[str, ModelConfig]) -> None:
         if self.matched is None:
             return
-        lengths = Assumptions(*self.macs_lengths)
-        figures = {name: count_budget(model, lengths).figure(self.matched) for name, model in models.items()}
+        lengths = {name: Assumptions(*pass_lengths(recipe, self.macs_lengths)) for name, recipe in recipes.items()}
+        figures = {name: count_budget(model, lengths[name]).figure(self.matched) for name, model in models.items()}
         check_match(f"comparison.{self.name}.arms", self.matched, figures, self.tolerance)
 
     def _row(
@@ -130,7 +133,7 @@ class Comparison:
             recipe=arm.recipe,
             seed=seed,
             parameters=count_parameters(model).stored,
-            macs=count_macs(model, *self.macs_lengths).total,
+            macs=count_macs(model, *pass_lengths(recipe, self.macs_lengths)).total,
             macs_lengths=self.macs_lengths,
             metrics={m.title: float(results["splits"][m.split][m.metric]) for m in self.measures},
             seconds=float(results["seconds"]),

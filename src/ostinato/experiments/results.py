@@ -8,12 +8,24 @@ from pathlib import Path
 from typing import Any
 
 from ostinato.budget import count_macs
+from ostinato.config.recipe import Recipe
 from ostinato.errors import CheckpointError
 from ostinato.tasks.recipes import load_recipe
+from ostinato.tasks.registry import task_config
 
 _LENGTHS = (16, 16)
 _FORCED = ("loss", "token_accuracy")
 _NO_SCORES = ("seconds", "decoding_seconds", "perplexity")
+
+
+def pass_lengths(recipe: Recipe, lengths: tuple[int, int]) -> tuple[int, int]:
+    """Return the lengths to count a recipe's model for, so that it reads `lengths` source and target tokens.
+
+    A decoder-only model of pairs reads both sides as one sequence, which the counts know as its target.
+    """
+    source, target = lengths
+    joins = recipe.model.joins_pairs and task_config(recipe.task).has_sources
+    return (source, source + target) if joins else lengths
 
 
 def run_row(run: Path, lengths: tuple[int, int] = _LENGTHS) -> dict[str, Any]:
@@ -33,7 +45,7 @@ def run_row(run: Path, lengths: tuple[int, int] = _LENGTHS) -> dict[str, Any]:
         raise CheckpointError(f"{run}: no results.json: the run is not finished (ostinato train ... --resume)")
     results: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     recipe = load_recipe(str(run / "recipe.yaml"))
-    total = count_macs(recipe.model, *lengths).total
+    total = count_macs(recipe.model, *pass_lengths(recipe, lengths)).total
     macs = {"source_length": lengths[0], "target_length": lengths[1], "total": total}
     return {**results, "task": recipe.task.settings(), "macs": macs}
 

@@ -16,7 +16,7 @@ from ostinato.data.registry import DataAccess
 from ostinato.errors import DataError
 from ostinato.evaluation.loading import find_checkpoint, load
 from ostinato.evaluation.stored import Outputs, read_outputs, run_outputs
-from ostinato.experiments.results import read_rows
+from ostinato.experiments.results import pass_lengths, read_rows
 from ostinato.metrics.bootstrap import N_SAMPLES, SEED
 from ostinato.tasks.recipes import load_recipe
 from ostinato.tasks.registry import build_task
@@ -100,7 +100,7 @@ class System:
         if self.recipe is None:
             return dict.fromkeys(_OF_A_RUN)
         model, (source_length, target_length) = self.recipe.model, choices.lengths
-        macs = count_macs(model, source_length, target_length)
+        macs = count_macs(model, *pass_lengths(self.recipe, choices.lengths))
         results = _json(self.path / "results.json")
         values = (
             self.recipe.name,
@@ -122,7 +122,14 @@ class System:
 
 
 def open_systems(paths: Sequence[Path]) -> list[System]:
-    """Return the systems, named by the last part of their paths, or by all of it where two end alike."""
+    """Return the systems, named by the last part of their paths, or by all of it where two end alike.
+
+    Raises:
+        DataError: a path that is not there.
+    """
+    missing = [str(path) for path in paths if not path.exists()]
+    if missing:
+        raise DataError(f"{', '.join(missing)}: no such file or run directory")
     names = [path.resolve().name if path.is_dir() else path.stem for path in paths]
     if len(set(names)) < len(names):
         names = [str(path) for path in paths]
