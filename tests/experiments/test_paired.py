@@ -56,6 +56,12 @@ def test_a_decoder_only_model_costs_a_pass_over_source_and_target(tmp_path: Path
     }
 
 
+def test_a_split_that_is_named_twice_is_compared_once(tmp_path: Path) -> None:
+    train(load_recipe("demo/transformer", SHORT), tmp_path / "run")
+    (row,) = compare([tmp_path / "run"], Choices(splits=["test", "test"], device="cpu"))
+    assert row["split"] == "test"
+
+
 def test_a_path_that_is_not_there_is_named_before_anything_else(runs: list[Path], tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"typo: no such file or run directory"):
         compare([runs[0], tmp_path / "typo"], Choices(device="cpu"))

@@ -98,7 +98,7 @@ def _metrics(systems: Sequence[System], choices: Choices) -> Sequence[str]:
 
 def _splits(systems: Sequence[System], choices: Choices) -> Sequence[str | None]:
     recipes = [system.recipe for system in systems if system.recipe is not None]
-    splits = list(choices.splits or (recipes[0].evaluation.splits if recipes else None) or [])
+    splits = list(dict.fromkeys(choices.splits or (recipes[0].evaluation.splits if recipes else None) or []))
     if len(recipes) < len(systems) and len(splits) > 1:
         raise ConfigError([Problem("splits", splits, "a file of predictions is of one split: choose that one")])
     if recipes and not splits:
