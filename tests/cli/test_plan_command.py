@@ -148,3 +148,14 @@ def test_activations_are_counted_as_the_recipe_trains(run) -> None:
     (recomputed,) = json.loads(run("plan", name, setting, "--json").out)
     assert [one["assumptions"]["checkpoint_activations"] for one in (plain, recomputed)] == [False, True]
     assert recomputed["bytes"]["activations"] < 0.6 * plain["bytes"]["activations"]
+
+
+def test_a_decoder_only_model_of_pairs_is_counted_for_both_sides(run) -> None:
+    sizes = ["--source-vocab", 4000, "--target-vocab", 4000, "--source-length", 8, "--target-length", 24]
+    found = json.loads(run("plan", "one-wide-ffn/multi30k/baseline", "multi30k/decoder-only", *sizes, "--json").out)
+    pair, joined = (one["assumptions"] for one in found)
+    assert (pair["source_length"], pair["target_length"], joined["target_length"]) == (8, 24, 32)
+    assert found[1]["macs"]["total"] == 32 * found[1]["macs"]["per_token"]
+    assert (
+        "MACs (8 source, 24 target tokens)" in run("plan", "multi30k/decoder-only", "multi30k/transformer", *sizes).out
+    )

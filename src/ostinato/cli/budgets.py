@@ -18,7 +18,8 @@ def print_budgets(planned: Sequence[PlannedRecipe]) -> None:
     from ostinato.experiments.side_by_side import short_names
 
     names, budgets = short_names([one.name for one in planned]), [one.budget for one in planned]
-    a = budgets[0].assumptions
+    # A decoder-only model of pairs is counted for both lengths together: the others say what they are.
+    a = next((b for b in budgets if not b.is_language_model), budgets[0]).assumptions
     print_wide(["parameters", *names], _parameters(budgets), right=True)
     both = f"MACs ({a.source_length} source, {a.target_length} target tokens)"
     title = f"MACs ({a.target_length} tokens)" if all(b.is_language_model for b in budgets) else both

@@ -38,9 +38,9 @@ def plan(
     source_vocab: Annotated[int | None, typer.Option(min=1, help="Rows of the source vocabulary.")] = None,
     target_vocab: Annotated[int | None, typer.Option(min=1, help="Rows of the target vocabulary.")] = None,
     source_length: Annotated[
-        int, typer.Option(min=1, help="Source tokens to count for, where there is an encoder.")
+        int, typer.Option(min=1, help="Source tokens to count for, where there are sources.")
     ] = 32,
-    target_length: Annotated[int, typer.Option(min=1, help="Target tokens, or a language model's, to count for.")] = 32,
+    target_length: Annotated[int, typer.Option(min=1, help="Target tokens, or a text's, to count for.")] = 32,
     batch_size: Annotated[int, typer.Option(min=1, help="Sentences to count bytes for.")] = 1,
     beam: Annotated[int, typer.Option(min=1, help="Hypotheses a sentence to count the cache for.")] = 1,
     precision: Annotated[

@@ -12,6 +12,7 @@ from ostinato.budget.compare import Match, match_figures
 from ostinato.config.model import ModelConfig
 from ostinato.config.training import TrainingConfig
 from ostinato.data.registry import DataAccess
+from ostinato.experiments.results import pass_lengths
 from ostinato.plan import Kind, Plan
 from ostinato.tasks.recipes import load_recipe
 from ostinato.tasks.vocabulary import SizedModel, size_model
@@ -57,7 +58,8 @@ def plan_recipes(
 
     Args:
         names: recipes, YAML files, run directories. overrides: settings to change in all of them.
-        assumptions: what to count for; whether activations are recomputed is each recipe's to say.
+        assumptions: what to count for; whether activations are recomputed is each recipe's to say, and a decoder-only
+            model of pairs is counted for one sequence of both lengths.
         source_vocab, target_vocab: rows of the vocabularies; None: as the recipe or its data says.
 
     Raises:
@@ -67,8 +69,15 @@ def plan_recipes(
     for name in names:
         recipe = load_recipe(name, overrides)
         sized = size_model(recipe, access, source=source_vocab, target=target_vocab)
-        recomputes = recipe.training.checkpoint_activations
-        budget = count_budget(sized.model, replace(assumptions or Assumptions(), checkpoint_activations=recomputes))
+        assumed = assumptions or Assumptions()
+        source, target = pass_lengths(recipe, (assumed.source_length, assumed.target_length))
+        assumed = replace(
+            assumed,
+            source_length=source,
+            target_length=target,
+            checkpoint_activations=recipe.training.checkpoint_activations,
+        )
+        budget = count_budget(sized.model, assumed)
         seen[name] += 1
         unique = name if seen[name] == 1 else f"{name} ({seen[name]})"
         found.append(PlannedRecipe(unique, sized, recipe.training, budget))
