@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 TINY = [
     "model.d_model=16",
@@ -53,3 +54,12 @@ def test_options_of_timing_without_timing_are_wrong_use(run) -> None:
     found = run("plan", "scan/transformer", "--rounds", "3", "--batch-sizes", "1,2")
     assert found.code == 2
     assert "add --measure" in found.err
+
+
+def test_what_was_measured_is_kept_as_rows_that_a_table_shows(run, tmp_path: Path) -> None:
+    lines = tmp_path / "speed.jsonl"
+    assert run("plan", "demo/transformer", *TINY, *TIMED, "--beams", "1", "--jsonl", lines).code == 0
+    rows = [json.loads(line) for line in lines.read_text(encoding="utf-8").splitlines()]
+    assert [row["workload"]["kind"] for row in rows] == ["decoding", "forward", "update"]
+    assert all(row["environment"]["torch"] for row in rows)
+    assert "| demo/transformer |" in run("table", lines, "--markdown").out

@@ -21,7 +21,8 @@ import torch._dynamo  # noqa: F401  every optimiser imports it: once here instea
 from tiny_runs import tiny_recipe
 
 from ostinato.config.recipe import Recipe
-from ostinato.training import SilentReporter, files, train
+from ostinato.data import disk
+from ostinato.training import SilentReporter, train
 
 SYNCS_PER_SAVE = 10
 TIME_LIMIT = 120.0
@@ -43,7 +44,7 @@ def recipe(folder: Path, n_updates: int) -> Recipe:
 
 def _hang_inside_save(pipe: int, nth: int) -> None:
     """Stop for good before the n-th flush of this session's checkpoints, and tell the parent."""
-    original, count = files.sync, 0
+    original, count = disk.sync, 0
 
     def sync(path: Path) -> None:
         nonlocal count
@@ -53,7 +54,7 @@ def _hang_inside_save(pipe: int, nth: int) -> None:
             time.sleep(TIME_LIMIT)
         original(path)
 
-    files.sync = sync
+    disk.sync = sync
 
 
 def _session(folder: Path, n_updates: int, name: str, hang_at: int | None) -> tuple[int, int]:

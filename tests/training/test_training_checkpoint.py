@@ -9,9 +9,9 @@ import torch
 
 from ostinato.config.model import LanguageModelConfig
 from ostinato.config.training import OptimizerConfig, SelectionConfig
+from ostinato.data import disk
 from ostinato.errors import CheckpointError
 from ostinato.models import LanguageModel, build_model
-from ostinato.training import files
 from ostinato.training.checkpoint import Checkpoints
 from ostinato.training.optim import build_optimizer
 from ostinato.training.state import Best, Progress, Window
@@ -112,10 +112,10 @@ def _operations(monkeypatch: pytest.MonkeyPatch, crash_at: int | None) -> list[s
 
         monkeypatch.setattr(owner, name, wrapped)
 
-    wrap(files, "sync")
+    wrap(disk, "sync")
     wrap(Path, "replace")
     wrap(Path, "rename")
-    wrap(files.shutil, "rmtree")
+    wrap(disk.shutil, "rmtree")
     return done
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -19,6 +20,11 @@ BeamsOption = Annotated[str, typer.Option("--beams", metavar="N,N", help="Beams 
 RoundsOption = Annotated[int, typer.Option("--rounds", min=1, help="Timed calls of each kind; recipes take turns.")]
 ThreadsOption = Annotated[
     int | None, typer.Option("--threads", min=1, help="CPU threads of timed calls.", show_default=False)
+]
+
+MeasuredLinesOption = Annotated[
+    Path | None,
+    typer.Option("--jsonl", help="Write what was measured to this file, a row a line.", show_default=False),
 ]
 
 
@@ -44,7 +50,7 @@ class Timing:
     @classmethod
     def options_given(cls, context: typer.Context) -> list[str]:
         """Return the options of timing that the command line gives."""
-        names = [field.name for field in fields(cls)]
+        names = [*(field.name for field in fields(cls)), "jsonl"]
         given = [name for name in names if (at := context.get_parameter_source(name)) and at.name == "COMMANDLINE"]
         return ["--" + name.replace("_", "-") for name in given]
 
@@ -80,6 +86,13 @@ def measure_recipes(
     found = measure_models(laboratory, candidates, work, Effort(rounds=timing.rounds), lambda plan: complain(str(plan)))
     environment = asdict(laboratory.environment())
     return [Measured(name, environment, rows) for name, rows in found.items()]
+
+
+def write_measured(measured: Sequence[Measured], path: Path) -> None:
+    """Write the rows of all recipes as JSON lines, which `ostinato table` shows again."""
+    from ostinato.experiments.results import write_rows
+
+    write_rows([row | {"environment": one.environment} for one in measured for row in one.rows], path)
 
 
 def print_measured(measured: Sequence[Measured]) -> None:

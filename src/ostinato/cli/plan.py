@@ -9,12 +9,14 @@ import typer
 from ostinato.cli.measure import (
     BatchSizesOption,
     BeamsOption,
+    MeasuredLinesOption,
     MeasureOption,
     RoundsOption,
     ThreadsOption,
     Timing,
     measure_recipes,
     print_measured,
+    write_measured,
 )
 from ostinato.cli.options import DeviceOption, JsonOption, MirrorOption
 
@@ -55,6 +57,7 @@ def plan(
     rounds: RoundsOption = 5,
     threads: ThreadsOption = None,
     device: DeviceOption = "auto",
+    jsonl: MeasuredLinesOption = None,
     mirror: MirrorOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -86,6 +89,8 @@ def plan(
         target_vocab=target_vocab,
     )
     measured = None if timing is None else measure_recipes(planned, timing, source_length, target_length)
+    if measured is not None and jsonl is not None:
+        write_measured(measured, jsonl)
     if json:
         plans = as_dicts(planned, tolerance)
         if measured is not None:

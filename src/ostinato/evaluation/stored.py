@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from ostinato.data.disk import write_json
 from ostinato.data.example import fingerprint
 from ostinato.data.lines import read_lines
 from ostinato.data.registry import DataAccess
@@ -119,9 +120,7 @@ def run_outputs(
         )
     result |= {"device": str(run.model.device), "n_threads": torch.get_num_threads()}
     content = {"settings": settings, "sha256": _hash_files([file]), "evaluation": result}
-    partial = note.with_name(note.name + ".partial")
-    partial.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    partial.replace(note)
+    write_json(note, content)
     return replace(read_outputs(file), evaluation=result, is_new=True)
 
 

@@ -13,7 +13,8 @@ from ostinato.errors import CheckpointError
 from ostinato.tasks.recipes import load_recipe
 from ostinato.tasks.registry import task_config
 
-_LENGTHS = (16, 16)
+LENGTHS = (16, 16)
+"""Source and target tokens of the sentence whose forward pass is counted for a table."""
 _FORCED = ("loss", "token_accuracy")
 _NO_SCORES = ("seconds", "decoding_seconds", "perplexity")
 
@@ -28,7 +29,7 @@ def pass_lengths(recipe: Recipe, lengths: tuple[int, int]) -> tuple[int, int]:
     return (source, source + target) if joins else lengths
 
 
-def run_row(run: Path, lengths: tuple[int, int] = _LENGTHS) -> dict[str, Any]:
+def run_row(run: Path, lengths: tuple[int, int] = LENGTHS) -> dict[str, Any]:
     """Return everything a finished run found as one JSON-able row.
 
     Args:

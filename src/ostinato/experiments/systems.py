@@ -16,7 +16,7 @@ from ostinato.data.registry import DataAccess
 from ostinato.errors import DataError
 from ostinato.evaluation.loading import find_checkpoint, load
 from ostinato.evaluation.stored import Outputs, read_outputs, run_outputs
-from ostinato.experiments.results import pass_lengths, read_rows
+from ostinato.experiments.results import LENGTHS, pass_lengths, read_rows
 from ostinato.metrics.bootstrap import N_SAMPLES, SEED
 from ostinato.tasks.recipes import load_recipe
 from ostinato.tasks.registry import build_task
@@ -48,7 +48,7 @@ class Choices:
     decoding: Mapping[str, Any] | None = None
     n_samples: int = N_SAMPLES
     seed: int = SEED
-    lengths: tuple[int, int] = (16, 16)
+    lengths: tuple[int, int] = LENGTHS
     fresh: bool = False
     device: str = "auto"
     access: DataAccess | None = None

@@ -12,6 +12,7 @@ What a router chose is returned as a `Routing`, of which all balance losses and 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -35,7 +36,7 @@ class Choice(NamedTuple):
     gates_NK: Tensor
 
 
-class Router(nn.Module):
+class Router(nn.Module, ABC):
     """A map from rows to scores.
 
     Args:
@@ -59,8 +60,9 @@ class Router(nn.Module):
     def project(self) -> None:
         """Bring parameters back to where they are held; called after every update of the optimiser."""
 
+    @abstractmethod
     def _scores(self, h_ND: Tensor) -> Tensor:
-        raise NotImplementedError
+        """Return raw scores of rows that are at least float32."""
 
 
 class LinearRouter(Router):

@@ -25,9 +25,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from ostinato.data.disk import new_folder, remove_folder, remove_leftovers, write_json
 from ostinato.errors import CheckpointError
 from ostinato.models import LanguageModel, Seq2Seq, load_model, save_model
-from ostinato.training.files import new_folder, remove_folder, remove_leftovers, write_json
 from ostinato.training.optim import load_optimizer_tensors, optimizer_tensors
 from ostinato.training.rng import RandomState
 from ostinato.training.state import Progress

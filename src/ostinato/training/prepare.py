@@ -10,6 +10,7 @@ from pathlib import Path
 from ostinato.config.model import LanguageModelConfig
 from ostinato.config.recipe import Recipe
 from ostinato.data.batching import TrainingBatches, encode_examples
+from ostinato.data.disk import new_folder
 from ostinato.data.example import Example
 from ostinato.data.registry import DataAccess
 from ostinato.data.tokenizer import Tokenizers
@@ -18,7 +19,6 @@ from ostinato.evaluation.evaluate import check_columns
 from ostinato.tasks.base import Task
 from ostinato.tasks.checks import metric_problems, model_problems
 from ostinato.tasks.registry import build_task
-from ostinato.training.files import new_folder
 from ostinato.training.rundir import RunDirectory, describe_data, describe_split
 
 

@@ -24,11 +24,11 @@ import ostinato
 from ostinato.config.data import DataConfig
 from ostinato.config.load import dump_recipe
 from ostinato.config.recipe import Recipe
+from ostinato.data.disk import PARTIAL, remove_leftovers, sync, write_json
 from ostinato.data.example import Example, fingerprint
 from ostinato.errors import CheckpointError, DataError
 from ostinato.tasks.base import Task
 from ostinato.tasks.recipes import load_recipe
-from ostinato.training.files import PARTIAL, remove_leftovers, sync, write_json
 
 _RESULTS, _RECIPE, _DATA, _VERSIONS = "results.json", "recipe.yaml", "data.json", "versions.json"
 _FREE_TO_CHANGE = ("description", "reference", "training.device", "training.n_threads")
