@@ -38,14 +38,14 @@ class Use:
     Args:
         kind: the kind of sub-layer, and so the bank its weights are in.
         weights: name of the parameter set in that bank.
-        norm: name of the parameter set in the bank of norms.
+        norm: name of the parameter set in the bank of norms; None where the weights bring norms of their own.
         position: name of the table in the bank of relative positions; None where the sub-layer uses none.
         delta: name of a small per-step change to the weights (relaxed sharing); None for none.
     """
 
     kind: Kind
     weights: str
-    norm: str
+    norm: str | None
     position: str | None = None
     delta: str | None = None
 
@@ -177,6 +177,13 @@ def build_plan(stack: str, sub_layers: Sequence[SubLayerPlan], n_steps: int, ste
         uses = tuple(_use(stack, sub, index) for sub in sub_layers if sub.sets[index] is not None)
         steps.append(Step(index=index, round=index // steps_per_round, uses=uses))
     return Plan(stack, tuple(steps))
+
+
+def insert(plan: Plan, after: int, use: Use) -> Plan:
+    """Return a plan with one more step, which runs `use` alone after step number `after` (1-based), in its round."""
+    before, rest = plan.steps[:after], plan.steps[after:]
+    extra = Step(after, before[-1].round, (use,))
+    return Plan(plan.stack, (*before, extra, *(replace(step, index=step.index + 1) for step in rest)))
 
 
 def _use(stack: str, sub: SubLayerPlan, index: int) -> Use:

@@ -114,7 +114,7 @@ def test_settings_a_kind_of_feed_forward_does_not_know_and_banks_of_two_kinds_ar
     assert any(str(problem).startswith(wanted) for problem in caught.value.problems)
     with pytest.raises(ConfigError, match=r"model\.encoder\.ffn\.activation is 'gelu': no such setting; valid here: "):
         load_recipe_config(path, ["model.encoder.ffn.kind=separable_conv", "model.encoder.ffn.activation=gelu"])
-    with pytest.raises(ConfigError, match="must be one of dense, separable_conv; did you mean separable_conv"):
+    with pytest.raises(ConfigError, match="must be one of dense, separable_conv, experts; did you mean separable_conv"):
         load_recipe_config(path, ["model.encoder.ffn.kind=separable_con"])
 
 

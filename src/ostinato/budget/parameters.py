@@ -110,8 +110,9 @@ def _items(config: ModelConfig, n_steps: int | None) -> Iterator[tuple[str, _Ite
         where = SHARED if len(owners[key]) > 1 else planned.stack
         size = set_size(planned.sub, d_model)
         yield planned.stack, _Item(key, f"{where}.{planned.use.kind}", size, _touched_by_token(planned, d_model))
-        norm = norm_size(planned.stack_config.norm, d_model)
-        yield planned.stack, _Item(("norm", planned.use.norm), "norms", norm, norm)
+        if planned.use.norm is not None:
+            norm = norm_size(planned.stack_config.norm, d_model)
+            yield planned.stack, _Item(("norm", planned.use.norm), "norms", norm, norm)
         if planned.use.position is not None and isinstance(planned.sub, AttentionConfig):
             table = table_size(planned.stack_config.relative, planned.sub, d_model)
             yield planned.stack, _Item(("position", planned.use.position), "positions", table, table)

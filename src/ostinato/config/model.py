@@ -3,83 +3,68 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
 from ostinato.config.base import Config
+from ostinato.config.experts import (
+    ExpertAttentionConfig,
+    ExpertFeedForwardConfig,
+    GateConfig,
+    HypersphereRouterConfig,
+    LinearRouterConfig,
+    MlpRouterConfig,
+    RoutedConfig,
+    RouterConfig,
+    SparseLayerConfig,
+)
 from ostinato.config.one_wide import FfnVariant, spread_feed_forwards, variant_problems
+from ostinato.config.sub_layers import (
+    AttentionConfig,
+    DenseFeedForwardConfig,
+    Probability,
+    SeparableConvConfig,
+    Size,
+    SubLayerConfig,
+)
 from ostinato.errors import Problem
-from ostinato.plan import Kind, Plan, Scheme, SubLayerPlan, assign, build_plan
+from ostinato.plan import Kind, Plan, SubLayerPlan, Use, build_plan, insert
 
-Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
-Size = Annotated[int, Field(ge=1)]
-
-
-class SubLayerConfig(Config):
-    """How one kind of sub-layer is spread over the steps of a stack (schemes: see `ostinato.plan`)."""
-
-    keeps_common_settings: ClassVar[bool] = True
-    """Another `kind` on top of a recipe changes the kind, not how sub-layers are spread nor how wide they are."""
-
-    share: Scheme | list[Annotated[int, Field(ge=0)] | None] = "individual"
-    """Which steps use which parameter set: a scheme's name, or a list with one entry a step (null: absent)."""
-    n_unique: Size | None = None
-    """Number of parameter sets, for sequence, cycle and cycle_rev."""
-    share_norm: bool = True
-    """True: a norm is shared with its weights. False: every step has its own."""
-    bank: Annotated[str, Field(pattern=r"^[a-z][a-z0-9]*$")] | None = None
-    """Name of the bank; two stacks naming the same one use the same parameter sets. Default: the stack's name."""
-
-    def sets(self, n_steps: int) -> tuple[int | None, ...]:
-        """Return the parameter set of every step."""
-        return assign(self.share, n_steps, self.n_unique)
-
-
-class AttentionConfig(SubLayerConfig):
-    """Multi-head attention: softmax(q k^T / sqrt(d_head)) v."""
-
-    n_heads: Size = 8
-    d_head: Size | None = None
-    """Width of one head; default d_model / n_heads."""
-    bias: bool = True
-    """Biases in the four projections (fairseq: yes, tensor2tensor and T5: no)."""
-    dropout: Probability = 0.0
-    """Dropout of the attention weights."""
-
-    def head_width(self, d_model: int) -> int:
-        """Return d_head."""
-        return self.d_head if self.d_head is not None else d_model // self.n_heads
-
-
-class DenseFeedForwardConfig(SubLayerConfig):
-    """Position-wise feed-forward: act(x W1 + b1) W2 + b2; geglu: (gelu(x Wg) * (x W1)) W2 (Shazeer 2020)."""
-
-    kind: Literal["dense"] = "dense"
-    d_ff: Size = 2048
-    activation: Literal["relu", "gelu", "geglu"] = "relu"
-    bias: bool = True
-    dropout: Probability = 0.0
-    """Dropout of the hidden layer."""
-
-
-class SeparableConvConfig(SubLayerConfig):
-    """Separable convolutions as transition: relu(sepconv(x; kernel_in, D -> F)) sepconv(.; kernel_out, F -> D).
-
-    A sepconv is a depth-wise convolution over positions, then a position-wise map with bias (tensor2tensor's Universal
-    Transformer). Encoders pad on both sides, causal stacks on the left only.
-    """
-
-    kind: Literal["separable_conv"] = "separable_conv"
-    d_ff: Size = 2048
-    kernel_in: Size = 3
-    """Positions the first convolution sees."""
-    kernel_out: Size = 5
-    """Positions the second convolution sees."""
-    bias: bool = True
-    """Biases in the two position-wise maps."""
-    dropout: Probability = 0.0
-    """Dropout of the hidden layer."""
+__all__ = [
+    "AttentionConfig",
+    "AttentionSubLayer",
+    "BucketsConfig",
+    "CoordinatesConfig",
+    "DecoderConfig",
+    "DenseFeedForwardConfig",
+    "ExpertAttentionConfig",
+    "ExpertFeedForwardConfig",
+    "FeedForwardConfig",
+    "GateConfig",
+    "HypersphereRouterConfig",
+    "Init",
+    "LanguageModelConfig",
+    "LinearRouterConfig",
+    "MlpRouterConfig",
+    "ModelConfig",
+    "NoHaltingConfig",
+    "NoRelativeConfig",
+    "NoSignalConfig",
+    "NormConfig",
+    "RelativeConfig",
+    "RotaryConfig",
+    "RoutedConfig",
+    "RouterConfig",
+    "SeparableConvConfig",
+    "Seq2SeqConfig",
+    "SignalConfig",
+    "SinusoidalConfig",
+    "SparseLayerConfig",
+    "StackConfig",
+    "SubLayerConfig",
+    "WindowConfig",
+]
 
 
 class NormConfig(Config):
@@ -153,9 +138,15 @@ class NoHaltingConfig(Config):
     kind: Literal["none"] = "none"
 
 
-FeedForwardConfig = Annotated[DenseFeedForwardConfig | SeparableConvConfig, Field(discriminator="kind")]
+AttentionSubLayer = Annotated[AttentionConfig | ExpertAttentionConfig, Field(discriminator="kind")]
+FeedForwardConfig = Annotated[
+    DenseFeedForwardConfig | SeparableConvConfig | ExpertFeedForwardConfig, Field(discriminator="kind")
+]
 SignalConfig = Annotated[NoSignalConfig | SinusoidalConfig | CoordinatesConfig, Field(discriminator="kind")]
 RelativeConfig = Annotated[NoRelativeConfig | WindowConfig | BucketsConfig | RotaryConfig, Field(discriminator="kind")]
+
+
+_SPARSE = "_sparse"
 
 
 class StackConfig(Config):
@@ -164,8 +155,10 @@ class StackConfig(Config):
     n_steps: Size = 6
     steps_per_round: Size = 1
     """Steps between two ticks of the step signal and of halting."""
-    self_attention: AttentionConfig = AttentionConfig()
+    self_attention: AttentionSubLayer = AttentionConfig()
     ffn: FeedForwardConfig = DenseFeedForwardConfig()
+    sparse_layer: SparseLayerConfig | None = None
+    """A layer of experts between two steps."""
     norm: NormConfig = NormConfig()
     positions: SignalConfig = SinusoidalConfig()
     """Absolute positions, added to the states."""
@@ -173,10 +166,10 @@ class StackConfig(Config):
     """Relative positions, inside self-attention."""
     halting: NoHaltingConfig = NoHaltingConfig()
 
-    @field_validator("ffn", mode="before")
+    @field_validator("self_attention", "ffn", "cross_attention", mode="before", check_fields=False)
     @classmethod
     def _dense_unless_named(cls, value: object) -> object:
-        """A feed-forward that names no kind is a dense one, as it is in recipes."""
+        """A sub-layer that names no kind is a dense one, as it is in recipes."""
         return {"kind": "dense", **value} if isinstance(value, dict) else value
 
     def sub_layers(self) -> list[tuple[Kind, SubLayerConfig]]:
@@ -196,7 +189,20 @@ class StackConfig(Config):
             )
             for kind, sub in self.sub_layers()
         ]
-        return build_plan(name, subs, self.n_steps, self.steps_per_round)
+        plan = build_plan(name, subs, self.n_steps, self.steps_per_round)
+        if self.sparse_layer is None:
+            return plan
+        return insert(plan, self.sparse_layer.after, Use("ffn", self._sparse_name(name), norm=None))
+
+    def settings_of(self, use: Use) -> SubLayerConfig | SparseLayerConfig:
+        """Return what a use of this stack's plan runs."""
+        if self.sparse_layer is not None and use.weights.endswith(_SPARSE):
+            return self.sparse_layer
+        return dict(self.sub_layers())[use.kind]
+
+    @staticmethod
+    def _sparse_name(name: str) -> str:
+        return f"{name}{_SPARSE}"
 
     def problems(self, path: str = "") -> Iterator[Problem]:
         """Sharing schemes that do not fit the number of steps."""
@@ -207,6 +213,9 @@ class StackConfig(Config):
                 yield Problem(f"{path}{kind}.share", sub.share, f"{error} ({path}n_steps is {self.n_steps})")
         if self.n_steps % self.steps_per_round:
             yield Problem(f"{path}steps_per_round", self.steps_per_round, f"must divide {path}n_steps = {self.n_steps}")
+        if self.sparse_layer is not None and self.sparse_layer.after > self.n_steps:
+            reason = f"must be at most {path}n_steps = {self.n_steps}"
+            yield Problem(f"{path}sparse_layer.after", self.sparse_layer.after, reason)
 
     def size_problems(self, path: str, d_model: int) -> Iterator[Problem]:
         """Sizes that do not fit the model's width."""
@@ -227,7 +236,7 @@ class StackConfig(Config):
 class DecoderConfig(StackConfig):
     """A decoder stack: cross-attention between self-attention and feed-forward."""
 
-    cross_attention: AttentionConfig = AttentionConfig()
+    cross_attention: AttentionSubLayer = AttentionConfig()
 
     def sub_layers(self) -> list[tuple[Kind, SubLayerConfig]]:
         """Return the kinds of sub-layer in the order they run within a step."""

@@ -6,7 +6,18 @@ D input width, F output width.
 
 from __future__ import annotations
 
-from ostinato.kernels.choose import Backend, choose_backend, grouped_linear
-from ostinato.kernels.dispatch import Dispatch, combine, dispatch, gather
+from ostinato.kernels.choose import Backend, BackendChoice, choose_backend, grouped_linear
+from ostinato.kernels.dispatch import Dispatch, combine, dispatch, from_slots, gather, to_slots
 
-__all__ = ["Backend", "Dispatch", "choose_backend", "combine", "dispatch", "gather", "grouped_linear"]
+__all__ = [
+    "Backend",
+    "BackendChoice",
+    "Dispatch",
+    "choose_backend",
+    "combine",
+    "dispatch",
+    "from_slots",
+    "gather",
+    "grouped_linear",
+    "to_slots",
+]

@@ -19,6 +19,7 @@ from ostinato.kernels import backends
 from ostinato.kernels.dispatch import Dispatch, dispatch
 
 Backend = Literal["loop", "segments", "padded", "grouped"]
+BackendChoice = Backend | Literal["auto"]
 _Function = Callable[[Tensor, Tensor, Tensor | None, Dispatch], Tensor]
 
 _FUNCTIONS: dict[Backend, _Function] = {
@@ -41,7 +42,7 @@ def grouped_linear(
     bias_EF: Tensor | None,
     to: Dispatch,
     *,
-    backend: Backend | Literal["auto"] = "auto",
+    backend: BackendChoice = "auto",
 ) -> Tensor:
     """Return y[m] = x[m] W[expert of m] + b[expert of m], `[M, F]`, for rows sorted by expert.
 
@@ -63,9 +64,7 @@ def grouped_linear(
     return _FUNCTIONS[chosen](x_MD, weight_EDF, bias_EF, to)
 
 
-def choose_backend(
-    name: Backend | Literal["auto"], device: torch.device, dtype: torch.dtype, d_in: int, d_out: int
-) -> Backend:
+def choose_backend(name: BackendChoice, device: torch.device, dtype: torch.dtype, d_in: int, d_out: int) -> Backend:
     """Return the backend to use: the one named, or the first of the device's order that passes a trial.
 
     Raises:

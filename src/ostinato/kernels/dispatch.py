@@ -85,6 +85,16 @@ def combine(y_MD: Tensor, gates_NK: Tensor, to: Dispatch) -> Tensor:
     return _Combine.apply(y_MD, gates_NK, to)  # type: ignore[no-any-return, no-untyped-call]
 
 
+def to_slots(y_MD: Tensor, to: Dispatch) -> Tensor:
+    """Return sorted places in the order of their slots, `[N K, D]`; 0 where a slot was left out."""
+    return _ToSlots.apply(y_MD, to)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def from_slots(x_SD: Tensor, to: Dispatch) -> Tensor:
+    """Return slots `[N K, D]` as sorted places, `[M, D]`: the inverse of `to_slots`."""
+    return _FromSlots.apply(x_SD, to)  # type: ignore[no-any-return, no-untyped-call]
+
+
 def _by_slot(y_MD: Tensor, to: Dispatch) -> Tensor:
     """Return sorted places in the order of their slots, `[N, K, D]`, zeros where a slot was left out."""
     make = y_MD.new_empty if to.is_complete else y_MD.new_zeros
@@ -106,6 +116,34 @@ class _Gather(torch.autograd.Function):
     def backward(ctx: Any, grad_MD: Tensor) -> tuple[Tensor, None]:
         by_slot = _by_slot(grad_MD, ctx.to)
         return by_slot.squeeze(1) if ctx.to.n_chosen == 1 else by_slot.sum(1), None
+
+
+class _ToSlots(torch.autograd.Function):
+    """A copy row by row, whose backward is the copy back."""
+
+    @staticmethod
+    def forward(ctx: Any, y_MD: Tensor, to: Dispatch) -> Tensor:
+        ctx.to = to
+        return _by_slot(y_MD, to).flatten(0, 1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_SD: Tensor) -> tuple[Tensor, None]:
+        return grad_SD.index_select(0, ctx.to.slots_M), None
+
+
+class _FromSlots(torch.autograd.Function):
+    """The copy back, whose backward is the copy."""
+
+    @staticmethod
+    def forward(ctx: Any, x_SD: Tensor, to: Dispatch) -> Tensor:
+        ctx.to = to
+        return x_SD.index_select(0, to.slots_M)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_MD: Tensor) -> tuple[Tensor, None]:
+        return _by_slot(grad_MD, ctx.to).flatten(0, 1), None
 
 
 class _Combine(torch.autograd.Function):

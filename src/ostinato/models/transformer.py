@@ -3,40 +3,37 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from ostinato.config.model import (
-    AttentionConfig,
     BucketsConfig,
     CoordinatesConfig,
-    DenseFeedForwardConfig,
     LanguageModelConfig,
     RotaryConfig,
-    SeparableConvConfig,
     Seq2SeqConfig,
     SignalConfig,
     SinusoidalConfig,
     StackConfig,
-    SubLayerConfig,
     WindowConfig,
 )
 from ostinato.data.batch import Tokens
 from ostinato.errors import ConfigError, Problem
-from ostinato.nn.attention import Attention
+from ostinato.kernels import BackendChoice
+from ostinato.models.sub_layers import build_sub_layer
 from ostinato.nn.bank import Banks
 from ostinato.nn.cache import Cache
-from ostinato.nn.feedforward import FeedForward
-from ostinato.nn.init import init_attention, init_embedding, init_feed_forward, init_separable_conv
+from ostinato.nn.experts import Routed
+from ostinato.nn.init import init_embedding
 from ostinato.nn.norm import build_norm
 from ostinato.nn.positions import Coordinates, PositionSignal, Sinusoidal
 from ostinato.nn.relative import Buckets, RelativePositions, Rotary, Window
-from ostinato.nn.separable import SeparableConv
 from ostinato.nn.shapes import Bool, Float, Int, Tensor
 from ostinato.nn.stack import Stack
-from ostinato.plan import Plan, Use
+from ostinato.plan import Plan
 
 
 class Transformer(nn.Module):
@@ -72,6 +69,21 @@ class Transformer(nn.Module):
         """Keep only the states between steps in training, and recompute the rest in the backward pass."""
         for stack in self.stacks.values():
             stack.checkpoint_activations = enabled
+
+    def set_expert_backend(self, name: BackendChoice) -> None:
+        """Force one way to multiply rows by their experts' weights, by name; "auto" chooses on the device."""
+        for module in self.routed():
+            module.backend = name
+
+    def routed(self) -> Iterator[Routed]:
+        """Yield the parameter sets that have experts, each once."""
+        return (module for module in self.banks.modules() if isinstance(module, Routed))
+
+    def project_routers(self) -> None:
+        """Bring what routers hold fixed back to its place; to be called after every update."""
+        for module in self.routed():
+            if module.router is not None:
+                module.router.project()
 
     @property
     def device(self) -> torch.device:
@@ -120,34 +132,21 @@ class Transformer(nn.Module):
 
     def _fill_banks(self, plan: Plan, stack: StackConfig) -> None:
         """Make every parameter set the plan names that is not there yet (another stack may have made it)."""
-        config, subs = self.config, dict(stack.sub_layers())
+        config = self.config
         for use in plan.uses():
             bank = getattr(self.banks, use.kind)
             if use.weights not in bank:
-                bank[use.weights] = self._sub_layer(use, subs[use.kind], stack.n_steps)
-            if use.norm not in self.banks.norm:
+                settings = stack.settings_of(use)
+                bank[use.weights] = build_sub_layer(
+                    settings, config.d_model, config.init, stack.n_steps, stack.norm.eps
+                )
+            if use.norm is not None and use.norm not in self.banks.norm:
                 self.banks.norm[use.norm] = build_norm(stack.norm.kind, config.d_model, stack.norm.eps)
             if use.position is not None and use.position not in self.banks.relative:
                 self.banks.relative[use.position] = _relation(stack, config.d_model)
         if stack.norm.placement == "pre":
             name = f"final_{plan.stack}"
             self.banks.norm[name] = build_norm(stack.norm.kind, config.d_model, stack.norm.eps)
-
-    def _sub_layer(self, use: Use, sub: SubLayerConfig, n_steps: int) -> nn.Module:
-        d, init = self.config.d_model, self.config.init
-        if isinstance(sub, AttentionConfig):
-            attention = Attention(d, sub.n_heads, sub.head_width(d), bias=sub.bias, dropout=sub.dropout)
-            init_attention(attention, init, n_steps)
-            return attention
-        if isinstance(sub, DenseFeedForwardConfig):
-            ffn = FeedForward(d, sub.d_ff, sub.activation, bias=sub.bias, dropout=sub.dropout)
-            init_feed_forward(ffn, init, n_steps)
-            return ffn
-        if isinstance(sub, SeparableConvConfig):
-            conv = SeparableConv(d, sub.d_ff, sub.kernel_in, sub.kernel_out, bias=sub.bias, dropout=sub.dropout)
-            init_separable_conv(conv, init, n_steps)
-            return conv
-        raise TypeError(f"{use.kind}: {type(sub).__name__}")
 
     def _stack(self, plan: Plan, stack: StackConfig, *, is_causal: bool, has_prefix: bool) -> Stack:
         return Stack(

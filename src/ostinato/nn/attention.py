@@ -7,12 +7,16 @@ output = concat_h(attention_h) W_O        Vaswani et al. 2017, eq. 1; Universal 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from ostinato.nn.shapes import Bool, Float, Tensor
+
+if TYPE_CHECKING:
+    from ostinato.nn.experts import Decision
 
 # Finite, so that a row without any visible key (a padded query) gives numbers and not NaN; beside any real score the
 # softmax of it is exactly zero.
@@ -56,7 +60,75 @@ class Visibility:
         return seen
 
 
-class Attention(nn.Module):
+class MultiHead:
+    """What all attention has in common, however its projections are made.
+
+    output = project_out(mix(queries, keys, values))
+    """
+
+    training: bool
+    n_choices: int = 1
+    """Queries of one token: as many as it has experts."""
+
+    def set_sizes(self, n_heads: int, d_head: int, dropout: float) -> None:
+        """Note what does not depend on how the projections are made."""
+        self.n_heads, self.d_head, self.dropout = n_heads, d_head, dropout
+        self.inner = n_heads * d_head
+        self.scale = d_head**-0.5
+
+    def mix(
+        self,
+        q_BHQK: Float[Tensor, "B H Q K"],
+        k_BHSK: Float[Tensor, "B H S K"],
+        v_BHSK: Float[Tensor, "B H S K"],
+        visibility: Visibility,
+        bias: Tensor | None = None,
+    ) -> Float[Tensor, "B H Q K"]:
+        """Return what every query reads; Q = T `n_choices`, the choices of a token side by side.
+
+        `bias` is added to the scaled scores, `[B or 1, H, Q or T, S]`.
+        """
+        Q, S = q_BHQK.shape[2], k_BHSK.shape[2]
+        is_plain_causal = visibility.is_plain_causal and bias is None and Q == S and Q > 1 and self.n_choices == 1
+        mask = None if is_plain_causal else self._mask(visibility, bias, Q, S, q_BHQK)
+        return F.scaled_dot_product_attention(
+            q_BHQK,
+            k_BHSK,
+            v_BHSK,
+            attn_mask=mask,
+            dropout_p=self.dropout if self.training else 0.0,
+            is_causal=is_plain_causal,
+            scale=self.scale,
+        )
+
+    def weights(
+        self, q_BHQK: Tensor, k_BHSK: Tensor, visibility: Visibility, bias: Tensor | None = None
+    ) -> Float[Tensor, "B H Q S"]:
+        """Return the attention weights in float32, without dropout; only computed where they are asked for."""
+        scores = self.scale * (q_BHQK.float() @ k_BHSK.float().transpose(-1, -2))
+        mask = self._mask(visibility, bias, q_BHQK.shape[2], k_BHSK.shape[2], scores)
+        return torch.softmax(scores if mask is None else scores + mask, -1)
+
+    def _mask(self, visibility: Visibility, bias: Tensor | None, Q: int, S: int, like: Tensor) -> Tensor | None:
+        """Return hidden keys and bias as one additive tensor, for every choice of a token the same."""
+        allowed = visibility.allowed(Q // self.n_choices, S, like.device)
+        if self.n_choices > 1:
+            if allowed is not None and allowed.shape[2] > 1:
+                allowed = allowed.repeat_interleave(self.n_choices, dim=2)
+            if bias is not None and bias.shape[2] != Q:
+                bias = bias.repeat_interleave(self.n_choices, dim=2)
+        if allowed is None:
+            return None if bias is None else bias.to(like.dtype)
+        if bias is not None:
+            return bias.to(like.dtype).masked_fill(~allowed, _HIDDEN)
+        return torch.zeros(allowed.shape, dtype=like.dtype, device=like.device).masked_fill_(~allowed, _HIDDEN)
+
+    def _heads(self, x_BTI: Tensor, n: int) -> tuple[Tensor, ...]:
+        B, T, _ = x_BTI.shape
+        return x_BTI.view(B, T, n, self.n_heads, self.d_head).permute(2, 0, 3, 1, 4).unbind(0)
+
+
+class Attention(MultiHead, nn.Module):
     """Projections of one parameter set, for self- or cross-attention.
 
     Args:
@@ -66,19 +138,23 @@ class Attention(nn.Module):
 
     def __init__(self, d_model: int, n_heads: int, d_head: int, *, bias: bool, dropout: float) -> None:
         super().__init__()
-        self.n_heads, self.d_head, self.dropout = n_heads, d_head, dropout
-        self.inner = n_heads * d_head
-        self.scale = d_head**-0.5
+        self.set_sizes(n_heads, d_head, dropout)
         # Rows: queries, keys, values. Cross-attention uses the first third on one side, the rest on the other.
         self.qkv = nn.Linear(d_model, 3 * self.inner, bias=bias)
         self.out = nn.Linear(self.inner, d_model, bias=bias)
 
-    def project(self, x_BTD: Float[Tensor, "B T D"]) -> tuple[Tensor, Tensor, Tensor]:
+    def route(self, x_BTD: Float[Tensor, "B T D"], keep_BT: Bool[Tensor, "B T"] | None) -> Decision | None:
+        """Return where every token goes; None: all run all weights."""
+        return None
+
+    def project(self, x_BTD: Float[Tensor, "B T D"], decision: Decision | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries, keys and values of the same states, `[B, H, T, K]` each."""
         q, k, v = self._heads(self.qkv(x_BTD), 3)
         return q, k, v
 
-    def project_queries(self, x_BTD: Float[Tensor, "B T D"]) -> Float[Tensor, "B H T K"]:
+    def project_queries(
+        self, x_BTD: Float[Tensor, "B T D"], decision: Decision | None = None
+    ) -> Float[Tensor, "B H T K"]:
         """Return queries."""
         return self._heads(self._rows(x_BTD, 0, 1), 1)[0]
 
@@ -87,50 +163,10 @@ class Attention(nn.Module):
         k, v = self._heads(self._rows(x_BSD, 1, 3), 2)
         return k, v
 
-    def attend(
-        self,
-        q_BHTK: Float[Tensor, "B H T K"],
-        k_BHSK: Float[Tensor, "B H S K"],
-        v_BHSK: Float[Tensor, "B H S K"],
-        visibility: Visibility,
-        bias: Tensor | None = None,
-    ) -> Float[Tensor, "B T D"]:
-        """Return the output; `bias` is added to the scaled scores, `[B or 1, H, T, S]`."""
-        T, S = q_BHTK.shape[2], k_BHSK.shape[2]
-        is_plain_causal = visibility.is_plain_causal and bias is None and T == S and T > 1
-        mask = None if is_plain_causal else self._mask(visibility, bias, T, S, q_BHTK)
-        x_BHTK = F.scaled_dot_product_attention(
-            q_BHTK,
-            k_BHSK,
-            v_BHSK,
-            attn_mask=mask,
-            dropout_p=self.dropout if self.training else 0.0,
-            is_causal=is_plain_causal,
-            scale=self.scale,
-        )
+    def project_out(self, x_BHTK: Float[Tensor, "B H T K"], decision: Decision | None = None) -> Float[Tensor, "B T D"]:
+        """Return the output of all heads side by side."""
         return self.out(x_BHTK.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
-
-    def weights(
-        self, q_BHTK: Tensor, k_BHSK: Tensor, visibility: Visibility, bias: Tensor | None = None
-    ) -> Float[Tensor, "B H T S"]:
-        """Return the attention weights in float32, without dropout; only computed where they are asked for."""
-        scores = self.scale * (q_BHTK.float() @ k_BHSK.float().transpose(-1, -2))
-        mask = self._mask(visibility, bias, q_BHTK.shape[2], k_BHSK.shape[2], scores)
-        return torch.softmax(scores if mask is None else scores + mask, -1)
-
-    def _mask(self, visibility: Visibility, bias: Tensor | None, T: int, S: int, like: Tensor) -> Tensor | None:
-        """Return hidden keys and bias as one additive tensor."""
-        allowed = visibility.allowed(T, S, like.device)
-        if allowed is None:
-            return None if bias is None else bias.to(like.dtype)
-        if bias is not None:
-            return bias.to(like.dtype).masked_fill(~allowed, _HIDDEN)
-        return torch.zeros(allowed.shape, dtype=like.dtype, device=like.device).masked_fill_(~allowed, _HIDDEN)
 
     def _rows(self, x: Tensor, start: int, end: int) -> Tensor:
         rows = slice(start * self.inner, end * self.inner)
         return F.linear(x, self.qkv.weight[rows], None if self.qkv.bias is None else self.qkv.bias[rows])
-
-    def _heads(self, x_BTI: Tensor, n: int) -> tuple[Tensor, ...]:
-        B, T, _ = x_BTI.shape
-        return x_BTI.view(B, T, n, self.n_heads, self.d_head).permute(2, 0, 3, 1, 4).unbind(0)

@@ -9,6 +9,8 @@ from __future__ import annotations
 from torch import nn
 
 from ostinato.nn.attention import Attention
+from ostinato.nn.expert_attention import ExpertAttention
+from ostinato.nn.experts import ExpertFeedForward, SparseLayer
 from ostinato.nn.feedforward import FeedForward
 from ostinato.nn.relative import RelativePositions
 from ostinato.nn.separable import SeparableConv
@@ -26,17 +28,17 @@ class Banks(nn.Module):
         self.norm = nn.ModuleDict()
         self.relative = nn.ModuleDict()
 
-    def attention(self, kind: Kind, name: str) -> Attention:
+    def attention(self, kind: Kind, name: str) -> Attention | ExpertAttention:
         """Return a parameter set of self- or cross-attention."""
         module = (self.self_attention if kind == "self_attention" else self.cross_attention)[name]
-        if not isinstance(module, Attention):
+        if not isinstance(module, Attention | ExpertAttention):
             raise TypeError(f"{kind} '{name}' is a {type(module).__name__}")
         return module
 
-    def feed_forward(self, name: str) -> FeedForward | SeparableConv:
-        """Return a parameter set of the feed-forward; its `mixes_tokens` says what it has to be given."""
+    def feed_forward(self, name: str) -> FeedForward | SeparableConv | ExpertFeedForward | SparseLayer:
+        """Return a parameter set of the feed-forward."""
         module = self.ffn[name]
-        if not isinstance(module, FeedForward | SeparableConv):
+        if not isinstance(module, FeedForward | SeparableConv | ExpertFeedForward | SparseLayer):
             raise TypeError(f"ffn '{name}' is a {type(module).__name__}")
         return module
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch.nn.functional as F
 from torch import nn
 
-from ostinato.nn.shapes import Float, Tensor
+from ostinato.nn.shapes import Bool, Float, Tensor
 
 Activation = Literal["relu", "gelu", "geglu"]
 
@@ -22,9 +22,6 @@ class FeedForward(nn.Module):
         d_model, d_ff: widths of states and hidden layer. dropout: of the hidden layer.
     """
 
-    mixes_tokens: ClassVar[bool] = False
-    """Every position is mapped by itself."""
-
     def __init__(self, d_model: int, d_ff: int, activation: Activation, *, bias: bool, dropout: float) -> None:
         super().__init__()
         self.activation = activation
@@ -34,7 +31,10 @@ class FeedForward(nn.Module):
         self.up = nn.Linear(d_model, 2 * d_ff if self.is_gated else d_ff, bias=bias)
         self.down = nn.Linear(d_ff, d_model, bias=bias)
 
-    def forward(self, x_BTD: Float[Tensor, "*B D"]) -> Float[Tensor, "*B D"]:
+    def route(self, x_BTD: Float[Tensor, "B T D"], keep_BT: Bool[Tensor, "B T"] | None) -> None:
+        """Return None: every token runs all weights."""
+
+    def forward(self, x_BTD: Float[Tensor, "*B D"], decision: None = None) -> Float[Tensor, "*B D"]:
         """Map every position by itself."""
         hidden = self.up(x_BTD)
         if self.is_gated:

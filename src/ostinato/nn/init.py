@@ -7,8 +7,11 @@
     unit_scaling  U(-a, a), a = sqrt(3 / fan_in)                              N(0, 1 / d_model)      tensor2tensor
     torch         U(-a, a), a = sqrt(1 / fan_in), biases likewise             N(0, 1 / d_model)      torch.nn.Linear
 
-Depth-wise convolutions, whose outputs have one input a tap, take fan_in = fan_out = kernel; under "normal" their
-deviation is 1 / sqrt(kernel), since 0.02 is made for hundreds of inputs and would all but silence three or five.
+Experts are initialised one by one, as if each were a projection of its own; "fan_in" draws all of them from
+U(-1 / fan_in, 1 / fan_in) and their biases from U(-1 / sqrt(fan_out), 1 / sqrt(fan_out)), much smaller (SUT). Routers
+have their own initialisation. Depth-wise convolutions, whose outputs have one input a tap, take fan_in = fan_out =
+kernel; under "normal" their deviation is 1 / sqrt(kernel), since 0.02 is made for hundreds of inputs and would all but
+silence three or five.
 Biases are zero except under "torch". Norms start at one and zero, tables of relative positions at zero. Packed
 projections are initialised block by block, as if they stood apart. A parameter set shared by many steps is
 initialised once.
@@ -19,13 +22,17 @@ from __future__ import annotations
 import math
 from typing import Literal
 
+import torch
 from torch import Tensor, nn
 
 from ostinato.nn.attention import Attention
+from ostinato.nn.expert_attention import ExpertAttention
+from ostinato.nn.experts import ExpertMaps
 from ostinato.nn.feedforward import FeedForward
 from ostinato.nn.separable import SeparableConv
 
 Init = Literal["xavier", "normal", "unit_scaling", "torch"]
+ExpertInit = Literal["model", "fan_in"]
 
 
 def init_attention(module: Attention, init: Init, n_steps: int) -> None:
@@ -53,6 +60,29 @@ def init_separable_conv(module: SeparableConv, init: Init, n_steps: int) -> None
     _init_linear(module.down, 1, init, shrink=_shrink(init, n_steps))
 
 
+def init_expert_attention(module: ExpertAttention, init: Init, expert_init: ExpertInit, n_steps: int) -> None:
+    """Initialise keys and values as two projections, queries and outputs expert by expert."""
+    _init_linear(module.kv, 2, init)
+    shrink = _shrink(init, n_steps)
+    _init_experts(module.query_EDI, module.query_bias_EI, 1, init, expert_init)
+    _init_experts(module.out_EID, module.out_bias_ED, 1, init, expert_init, shrink)
+
+
+def init_expert_maps(module: ExpertMaps, init: Init, expert_init: ExpertInit, n_steps: int) -> None:
+    """Initialise both maps of every expert."""
+    shrink = _shrink(init, n_steps)
+    _init_experts(module.up_EDF, module.up_bias_EF, 2 if module.is_gated else 1, init, expert_init)
+    _init_experts(module.down_EFD, module.down_bias_ED, 1, init, expert_init, shrink)
+
+
+@torch.no_grad()
+def zero_second_maps(module: ExpertMaps) -> None:
+    """Make every expert the zero map, whose first gradient reaches the second projection only (BASE layers)."""
+    for parameter in (module.down_EFD, module.down_bias_ED):
+        if parameter is not None:
+            parameter.zero_()
+
+
 def init_embedding(weight_VD: Tensor, init: Init) -> None:
     """Initialise an embedding matrix or an untied output projection."""
     nn.init.normal_(weight_VD, std=0.02 if init == "normal" else weight_VD.shape[1] ** -0.5)
@@ -62,16 +92,35 @@ def _shrink(init: Init, n_steps: int) -> float:
     return 1.0 / math.sqrt(2 * n_steps) if init == "normal" else 1.0
 
 
+def _init_experts(
+    weight_EIO: Tensor, bias_EO: Tensor | None, n_blocks: int, init: Init, expert_init: ExpertInit, shrink: float = 1.0
+) -> None:
+    for weight_IO in weight_EIO.detach():
+        for block in weight_IO.chunk(n_blocks, dim=1):
+            if expert_init == "fan_in":
+                nn.init.uniform_(block, -1 / block.shape[0], 1 / block.shape[0])
+            else:
+                _init_map(block, block.shape[0], block.shape[1], init, shrink)
+    if bias_EO is not None and (init == "torch" or expert_init == "fan_in"):
+        fan = weight_EIO.shape[2] if expert_init == "fan_in" else weight_EIO.shape[1]
+        nn.init.uniform_(bias_EO, -(fan**-0.5), fan**-0.5)
+
+
+def _init_map(block: Tensor, fan_in: int, fan_out: int, init: Init, shrink: float) -> None:
+    if init == "normal":
+        nn.init.normal_(block, std=0.02 * shrink)
+        return
+    if init == "xavier":
+        a = math.sqrt(6 / (fan_in + fan_out))
+    else:
+        a = math.sqrt((3 if init == "unit_scaling" else 1) / fan_in)
+    nn.init.uniform_(block, -a, a)
+
+
 def _init_linear(linear: nn.Linear, n_blocks: int, init: Init, shrink: float = 1.0) -> None:
     for block in linear.weight.detach().chunk(n_blocks):
         fan_out, fan_in = block.shape
-        if init == "normal":
-            nn.init.normal_(block, std=0.02 * shrink)
-        elif init == "xavier":
-            nn.init.uniform_(block, -math.sqrt(6 / (fan_in + fan_out)), math.sqrt(6 / (fan_in + fan_out)))
-        else:
-            a = math.sqrt((3 if init == "unit_scaling" else 1) / fan_in)
-            nn.init.uniform_(block, -a, a)
+        _init_map(block, fan_in, fan_out, init, shrink)
     if linear.bias is not None:
         if init == "torch":
             a = 1 / math.sqrt(linear.in_features)

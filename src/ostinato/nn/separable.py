@@ -6,8 +6,6 @@ y = sepconv(dropout(relu(sepconv(x; kernel_in))); kernel_out)          Universal
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -24,9 +22,6 @@ class SeparableConv(nn.Module):
         kernel_in, kernel_out: columns that the first and the second convolution see (tensor2tensor: 3 and 5).
         bias: biases of the two position-wise maps; the depth-wise ones have none. dropout: of the hidden layer.
     """
-
-    mixes_tokens: ClassVar[bool] = True
-    """A token's output depends on its neighbours: the loop passes causality, keep mask and windows."""
 
     def __init__(self, d_model: int, d_ff: int, kernel_in: int, kernel_out: int, *, bias: bool, dropout: float) -> None:
         super().__init__()

@@ -12,23 +12,28 @@ What f is, which weights it has, and whether there is one at all, is the plan's 
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from ostinato.nn.attention import Attention, Visibility
 from ostinato.nn.bank import Banks
 from ostinato.nn.cache import Cache, KeyValues, Window
+from ostinato.nn.expert_attention import ExpertAttention
+from ostinato.nn.experts import Decision, Routed
+from ostinato.nn.feedforward import FeedForward
 from ostinato.nn.halting import HaltingRule, HaltingState, NoHalting
 from ostinato.nn.positions import PositionSignal, positions_from_keep
+from ostinato.nn.separable import SeparableConv
 from ostinato.nn.shapes import Bool, Float, Int, Tensor
-from ostinato.nn.types import CaptureKey, StackOutput
+from ostinato.nn.types import CaptureKey, Routing, StackOutput
 from ostinato.plan import Plan, Step, Use
+
+Norm = Callable[[Tensor], Tensor]
 
 
 @dataclass(slots=True)
@@ -50,6 +55,7 @@ class _Pass:
     biases: dict[str, Tensor | None] = field(default_factory=dict)
     request: Collection[str] = ()
     captures: dict[CaptureKey, Tensor] = field(default_factory=dict)
+    routings: list[Routing] = field(default_factory=list)
 
     @property
     def n_beams(self) -> int:
@@ -174,7 +180,7 @@ class Stack:
         states_BTD = halting.output(states_BTD)
         if (name := self.final_norm) is not None:
             states_BTD = self.banks.norm[name](states_BTD)
-        return StackOutput(states_BTD, halting.trace(), captures=run.captures)
+        return StackOutput(states_BTD, halting.trace(), tuple(run.routings), run.captures)
 
     def _run_step(self, states_BTD: Tensor, step: Step, run: _Pass, halting: HaltingState) -> Tensor:
         recomputes = self.checkpoint_activations and self.banks.training and torch.is_grad_enabled()
@@ -187,16 +193,16 @@ class Stack:
 
     def _uses(self, states_BTD: Tensor, step: Step, run: _Pass, halting: HaltingState) -> Tensor:
         for use in step.uses:
-            norm = self.banks.norm[use.norm]
+            norm = _unchanged if use.norm is None else self.banks.norm[use.norm]
             inner = norm(states_BTD) if self.is_pre_norm else states_BTD
             if use.kind == "cross_attention":
                 output = self._cross_attention(inner, use, step, run)
             elif use.kind == "self_attention":
                 output = self._self_attention(inner, self._seen(states_BTD, inner, norm, halting), use, step, run)
-            elif (ffn := self.banks.feed_forward(use.weights)).mixes_tokens:
+            elif isinstance(ffn := self.banks.feed_forward(use.weights), SeparableConv):
                 output = self._convolve(ffn, self._seen(states_BTD, inner, norm, halting), step, run)
             else:
-                output = ffn(inner)
+                output = ffn(inner, self._route(ffn, inner, use, step, run))
             self._capture(run, step, use, "input", inner)
             self._capture(run, step, use, "output", output)
             states_BTD = states_BTD + self._drop(output)
@@ -205,51 +211,70 @@ class Stack:
             self._capture(run, step, use, "residual", states_BTD)
         return states_BTD
 
-    def _seen(self, states_BTD: Tensor, inner_BTD: Tensor, norm: nn.Module, halting: HaltingState) -> Tensor:
+    def _route(
+        self, module: Attention | FeedForward | Routed, inner_BTD: Tensor, use: Use, step: Step, run: _Pass
+    ) -> Decision | None:
+        """Choose experts, where there are any, and note what was chosen."""
+        decision = module.route(inner_BTD, run.keep_BT)
+        routing = None
+        if decision is not None:
+            routing = decision.routing(f"{use.kind}.{use.weights}", self.plan.stack, step.index)
+        if routing is not None:
+            run.routings.append(routing)
+        return decision
+
+    def _seen(self, states_BTD: Tensor, inner_BTD: Tensor, norm: Norm, halting: HaltingState) -> Tensor:
         """Return what tokens look like to each other: halted ones as they last stood, normed like the others."""
         visible_BTD = halting.visible(states_BTD)
         if visible_BTD is states_BTD:
             return inner_BTD
         return norm(visible_BTD) if self.is_pre_norm else visible_BTD
 
-    def _convolve(self, ffn: nn.Module, source_BTD: Tensor, step: Step, run: _Pass) -> Tensor:
+    def _convolve(self, ffn: SeparableConv, source_BTD: Tensor, step: Step, run: _Pass) -> Tensor:
         """Run a feed-forward that mixes neighbours. A prefix is as causal as the rest: only attention sees it whole."""
         windows = None if run.cache is None else run.cache.windows.setdefault(step.index, (Window(), Window()))
         return ffn(source_BTD, is_causal=self.is_causal, keep_BT=run.keep_BT, windows=windows)  # type: ignore[no-any-return]
 
     def _self_attention(self, inner_BTD: Tensor, source_BTD: Tensor, use: Use, step: Step, run: _Pass) -> Tensor:
         attention = self.banks.attention(use.kind, use.weights)
+        decision = self._route(attention, inner_BTD, use, step, run)
         if source_BTD is inner_BTD:
-            q, k, v = attention.project(inner_BTD)
+            q, k, v = attention.project(inner_BTD, decision)
         else:
-            q, (k, v) = attention.project_queries(inner_BTD), attention.project_keys_values(source_BTD)
+            q, (k, v) = attention.project_queries(inner_BTD, decision), attention.project_keys_values(source_BTD)
         bias = None
         if (relation := self.banks.relation(use.position)) is not None:
-            q, k = relation.rotate(q, run.positions), relation.rotate(k, run.positions)
+            n = attention.n_choices
+            q, k = relation.rotate(q, _repeat(run.positions, n)), relation.rotate(k, run.positions)
             if relation.depends_on_queries:
-                bias = relation.bias(q, _distance(run), attention.scale, self.looks_back_only)
+                bias = relation.bias(q, _repeat(_distance(run), n), attention.scale, self.looks_back_only)
             else:
                 bias = self._static_bias(use, run, q)
         if run.cache is not None:
             k, v = run.cache.self_kv.setdefault(step.index, KeyValues()).append(k, v)
         if "weights" in run.request:
             self._capture(run, step, use, "weights", attention.weights(q, k, run.visibility, bias))
-        return attention.attend(q, k, v, run.visibility, bias)
+        return attention.project_out(attention.mix(q, k, v, run.visibility, bias), decision)
 
     def _cross_attention(self, inner_BTD: Tensor, use: Use, step: Step, run: _Pass) -> Tensor:
         attention = self.banks.attention(use.kind, use.weights)
+        decision = self._route(attention, inner_BTD, use, step, run)
         k, v = self._memory_keys_values(attention, use, run)
-        q = attention.project_queries(inner_BTD)
+        q = attention.project_queries(inner_BTD, decision)
         if "weights" in run.request:
             self._capture(run, step, use, "weights", attention.weights(q, k, run.memory_visibility))
         if run.n_beams == 1:
-            return attention.attend(q, k, v, run.memory_visibility)
+            return attention.project_out(attention.mix(q, k, v, run.memory_visibility), decision)
         # The hypotheses of a sentence stand side by side as query positions, so that its keys are never copied.
-        (BG, H, T, K), G = q.shape, run.n_beams
-        q = q.view(BG // G, G, H, T, K).transpose(1, 2).reshape(BG // G, H, G * T, K)
-        return attention.attend(q, k, v, run.memory_visibility).reshape(BG, T, -1)
+        (BG, H, Q, K), G = q.shape, run.n_beams
+        q = q.view(BG // G, G, H, Q, K).transpose(1, 2).reshape(BG // G, H, G * Q, K)
+        x = attention.mix(q, k, v, run.memory_visibility)
+        x = x.view(BG // G, H, G, Q, K).transpose(1, 2).reshape(BG, H, Q, K)
+        return attention.project_out(x, decision)
 
-    def _memory_keys_values(self, attention: Attention, use: Use, run: _Pass) -> tuple[Tensor, Tensor]:
+    def _memory_keys_values(
+        self, attention: Attention | ExpertAttention, use: Use, run: _Pass
+    ) -> tuple[Tensor, Tensor]:
         """Project the memory once per parameter set, whatever the number of steps that use it."""
         if (found := run.cross_kv.get(use.weights)) is None:
             if run.memory_BSD is None:
@@ -286,6 +311,16 @@ class Stack:
 def _prefix(positions: Int[Tensor, "#B S"], lengths_B: Int[Tensor, "B"] | None) -> Bool[Tensor, "B S"] | None:
     """Return the columns of the prefix; padding among them is hidden by the keep mask."""
     return None if lengths_B is None else positions < lengths_B[:, None]
+
+
+def _unchanged(states_BTD: Tensor) -> Tensor:
+    """Stand for a norm where the weights bring their own."""
+    return states_BTD
+
+
+def _repeat(values: Tensor, n: int) -> Tensor:
+    """Return positions `[B, T]` or distances `[B, T, S]` of the queries, n of which belong to one token."""
+    return values if n == 1 else values.repeat_interleave(n, dim=1)
 
 
 def _distance(run: _Pass) -> Int[Tensor, "#B T S"]:

@@ -1,0 +1,164 @@
+"""Sub-layers that run a few of their experts for every token: routers, gates, and what an expert is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from ostinato.config.base import Config
+from ostinato.config.sub_layers import Activation, AttentionConfig, Probability, Size, SubLayerConfig
+from ostinato.errors import Problem
+
+Positive = Annotated[float, Field(gt=0)]
+ExpertInit = Literal["model", "fan_in"]
+_TEMPERATURES = {"softmax": 0.3, "topk_softmax": 0.3, "sigmoid": 0.07}
+
+
+class LinearRouterConfig(Config):
+    """Scores are dot products with one vector an expert (Switch Transformer; the baseline of X-MoE)."""
+
+    kind: Literal["linear"] = "linear"
+
+
+class MlpRouterConfig(Config):
+    """Two layers: E tanh(W h + b) (Sparse Universal Transformer)."""
+
+    kind: Literal["mlp"] = "mlp"
+    dropout: Probability = 0.0
+    """Dropout of the hidden layer."""
+
+
+class HypersphereRouterConfig(Config):
+    """Cosines in a low dimension, divided by a learned temperature (X-MoE, as published)."""
+
+    kind: Literal["hypersphere"] = "hypersphere"
+    d_router: Size | None = None
+    """Width d_e of the routing space; None: half the number of experts."""
+    temperature: Positive | None = None
+    """tau at the start; None: 0.3, with sigmoid gates 0.07."""
+    floor: Positive = 1e-4
+    """tau is never taken as smaller than this."""
+    expert_norm: Positive = 0.1
+    """Length of an expert's embedding, held after every update."""
+    project: bool = True
+    """Ablation: False routes in the model's own width."""
+    normalise: bool = True
+    """Ablation: False takes dot products for cosines."""
+    learn_temperature: bool = True
+    """Ablation: False keeps tau as it is at the start."""
+
+
+RouterConfig = Annotated[
+    LinearRouterConfig | MlpRouterConfig | HypersphereRouterConfig,
+    Field(discriminator="kind"),
+]
+
+
+class GateConfig(Config):
+    """From scores to the k chosen experts and their weights: see `ostinato.nn.routing.Gate`."""
+
+    kind: Literal["softmax", "topk_softmax", "sigmoid"] = "softmax"
+    """softmax: over all experts, then the k largest. topk_softmax: over the k largest. sigmoid: of every score."""
+    renormalise: bool | None = None
+    """softmax: divide the chosen gates by their sum. None: where more than one is chosen."""
+    n_sampled: Annotated[int, Field(ge=0)] = 0
+    """In training so many of the k are drawn from the remaining probabilities (SUT: sample_topk)."""
+
+
+class RoutedConfig(Config):
+    """What every sub-layer of experts has: how many there are, how many a token gets, and who decides."""
+
+    n_experts: Size = 8
+    """E. With one expert there is no router: it always runs, with gate 1."""
+    k: Size = 2
+    """Experts a token."""
+    router: RouterConfig = LinearRouterConfig()
+    gate: GateConfig = GateConfig()
+    expert_init: ExpertInit = "model"
+    """model: as `model.init` says, expert by expert. fan_in: U(-1 / fan_in, 1 / fan_in) (SUT)."""
+
+    @property
+    def has_router(self) -> bool:
+        """False where there is nothing to choose."""
+        return self.n_experts > 1
+
+    @property
+    def is_renormalised(self) -> bool:
+        """Whether the chosen gates of a softmax are divided by their sum."""
+        return self.k > 1 if self.gate.renormalise is None else self.gate.renormalise
+
+    @property
+    def router_width(self) -> int:
+        """d_e of a hypersphere router with a projection."""
+        width = self.router.d_router if isinstance(self.router, HypersphereRouterConfig) else None
+        return max(1, self.n_experts // 2) if width is None else width
+
+    @property
+    def temperature(self) -> float:
+        """tau at the start: 1 for routers that have none."""
+        if not isinstance(self.router, HypersphereRouterConfig):
+            return 1.0
+        return self.router.temperature or _TEMPERATURES[self.gate.kind]
+
+    def problems(self, path: str = "") -> Iterator[Problem]:
+        """More experts a token than there are, and gates that give their router no gradient."""
+        if self.k > self.n_experts:
+            yield Problem(f"{path}k", self.k, f"must be at most {path}n_experts = {self.n_experts}")
+        if self.gate.n_sampled > self.k:
+            yield Problem(f"{path}gate.n_sampled", self.gate.n_sampled, f"must be at most {path}k = {self.k}")
+        is_constant = self.gate.kind == "topk_softmax" or (self.gate.kind == "softmax" and self.is_renormalised)
+        if self.k == 1 and self.has_router and is_constant:
+            key = "gate.kind" if self.gate.kind == "topk_softmax" else "gate.renormalise"
+            value = self.gate.kind if self.gate.kind == "topk_softmax" else self.gate.renormalise
+            reason = (
+                f"one expert of {self.n_experts}, renormalised, always has gate 1, and its router would get no "
+                f"gradient: use {path}k of at least 2, or a gate that is not renormalised"
+            )
+            yield Problem(f"{path}{key}", value, reason)
+
+
+class ExpertFeedForwardConfig(SubLayerConfig, RoutedConfig):
+    """Mixture of feed-forwards: sum over the chosen experts of gate_e f_e(x) (SUT, section 2.2: (E, k, D))."""
+
+    kind: Literal["experts"] = "experts"
+    d_ff: Size = 512
+    """Hidden width of one expert."""
+    activation: Activation = "relu"
+    bias: bool = True
+    dropout: Probability = 0.0
+    """Dropout of the experts' hidden layer."""
+
+
+class ExpertAttentionConfig(AttentionConfig, RoutedConfig):
+    """Mixture of multi-head attentions: keys and values are shared, an expert owns queries and outputs.
+
+    SUT, section 2.3: (E, k, H, D, W), W being the stack's window. n_heads = 1 is Mixture of Attention heads.
+    """
+
+    kind: Literal["experts"] = "experts"  # type: ignore[assignment]
+    n_heads: Size = 4
+    """Heads of one expert: a token runs k times as many, on these keys and values."""
+    bias: bool = False
+
+
+class SparseLayerConfig(RoutedConfig):
+    """A layer of its own between two steps, without attention: every expert a stack of feed-forward sub-layers.
+
+        x_i = x_{i-1} + f_i(norm_i(x_{i-1})),   i = 1 .. n_layers, x_0 = x;   h' = h + gate_e (x_n - x)
+
+    X-MoE, section 3 (after BASE layers). The second projection of every sub-layer starts at zero.
+    """
+
+    after: Size = 6
+    """The step it follows."""
+    n_experts: Size = 32
+    k: Size = 1
+    n_layers: Size = 3
+    """Feed-forward sub-layers in an expert."""
+    d_ff: Size = 2048
+    activation: Activation = "relu"
+    bias: bool = True
+    dropout: Probability = 0.0
+    """Dropout of the hidden layers."""

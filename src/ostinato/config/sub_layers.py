@@ -1,0 +1,81 @@
+"""Sub-layers that run all their weights for every token, and how a kind of sub-layer is spread over the steps."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from ostinato.config.base import Config
+from ostinato.plan import Scheme, assign
+
+Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
+Size = Annotated[int, Field(ge=1)]
+Activation = Literal["relu", "gelu", "geglu"]
+
+
+class SubLayerConfig(Config):
+    """How one kind of sub-layer is spread over the steps of a stack (schemes: see `ostinato.plan`)."""
+
+    keeps_common_settings: ClassVar[bool] = True
+    """Another `kind` on top of a recipe changes the kind, not how sub-layers are spread nor how wide they are."""
+
+    share: Scheme | list[Annotated[int, Field(ge=0)] | None] = "individual"
+    """Which steps use which parameter set: a scheme's name, or a list with one entry a step (null: absent)."""
+    n_unique: Size | None = None
+    """Number of parameter sets, for sequence, cycle and cycle_rev."""
+    share_norm: bool = True
+    """True: a norm is shared with its weights. False: every step has its own."""
+    bank: Annotated[str, Field(pattern=r"^[a-z][a-z0-9]*$")] | None = None
+    """Name of the bank; two stacks naming the same one use the same parameter sets. Default: the stack's name."""
+
+    def sets(self, n_steps: int) -> tuple[int | None, ...]:
+        """Return the parameter set of every step."""
+        return assign(self.share, n_steps, self.n_unique)
+
+
+class AttentionConfig(SubLayerConfig):
+    """Multi-head attention: softmax(q k^T / sqrt(d_head)) v."""
+
+    kind: Literal["dense"] = "dense"
+    n_heads: Size = 8
+    d_head: Size | None = None
+    """Width of one head; default d_model / n_heads."""
+    bias: bool = True
+    """Biases in the four projections (fairseq: yes, tensor2tensor and T5: no)."""
+    dropout: Probability = 0.0
+    """Dropout of the attention weights."""
+
+    def head_width(self, d_model: int) -> int:
+        """Return d_head."""
+        return self.d_head if self.d_head is not None else d_model // self.n_heads
+
+
+class DenseFeedForwardConfig(SubLayerConfig):
+    """Position-wise feed-forward: act(x W1 + b1) W2 + b2; geglu: (gelu(x Wg) * (x W1)) W2 (Shazeer 2020)."""
+
+    kind: Literal["dense"] = "dense"
+    d_ff: Size = 2048
+    activation: Activation = "relu"
+    bias: bool = True
+    dropout: Probability = 0.0
+    """Dropout of the hidden layer."""
+
+
+class SeparableConvConfig(SubLayerConfig):
+    """Separable convolutions as transition: relu(sepconv(x; kernel_in, D -> F)) sepconv(.; kernel_out, F -> D).
+
+    A sepconv is a depth-wise convolution over positions, then a position-wise map with bias (tensor2tensor's Universal
+    Transformer). Encoders pad on both sides, causal stacks on the left only.
+    """
+
+    kind: Literal["separable_conv"] = "separable_conv"
+    d_ff: Size = 2048
+    kernel_in: Size = 3
+    """Positions the first convolution sees."""
+    kernel_out: Size = 5
+    """Positions the second convolution sees."""
+    bias: bool = True
+    """Biases in the two position-wise maps."""
+    dropout: Probability = 0.0
+    """Dropout of the hidden layer."""

@@ -1,0 +1,104 @@
+"""From the settings of a sub-layer to a freshly initialised parameter set."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from ostinato.config.model import (
+    AttentionConfig,
+    DenseFeedForwardConfig,
+    ExpertAttentionConfig,
+    ExpertFeedForwardConfig,
+    HypersphereRouterConfig,
+    Init,
+    MlpRouterConfig,
+    RoutedConfig,
+    SeparableConvConfig,
+    SparseLayerConfig,
+    SubLayerConfig,
+)
+from ostinato.nn.attention import Attention
+from ostinato.nn.expert_attention import ExpertAttention
+from ostinato.nn.experts import ExpertFeedForward, ExpertMaps, SparseLayer
+from ostinato.nn.feedforward import FeedForward
+from ostinato.nn.init import (
+    init_attention,
+    init_expert_attention,
+    init_expert_maps,
+    init_feed_forward,
+    init_separable_conv,
+    zero_second_maps,
+)
+from ostinato.nn.routing import Gate, HypersphereRouter, LinearRouter, MlpRouter, Router
+from ostinato.nn.separable import SeparableConv
+
+
+def build_sub_layer(
+    settings: SubLayerConfig | SparseLayerConfig, d_model: int, init: Init, n_steps: int, eps: float
+) -> nn.Module:
+    """Return a parameter set; torch's global generator decides the weights.
+
+    Args:
+        d_model: width of the states. init: of the model. n_steps: of the stack. eps: of norms inside the set.
+    """
+    match settings:
+        case ExpertAttentionConfig() as c:
+            sizes = (d_model, c.n_heads, c.head_width(d_model))
+            experts = ExpertAttention(_router(c, d_model), _gate(c), *sizes, bias=c.bias, dropout=c.dropout)
+            init_expert_attention(experts, init, c.expert_init, n_steps)
+            return experts
+        case AttentionConfig() as c:
+            attention = Attention(d_model, c.n_heads, c.head_width(d_model), bias=c.bias, dropout=c.dropout)
+            init_attention(attention, init, n_steps)
+            return attention
+        case DenseFeedForwardConfig() as c:
+            ffn = FeedForward(d_model, c.d_ff, c.activation, bias=c.bias, dropout=c.dropout)
+            init_feed_forward(ffn, init, n_steps)
+            return ffn
+        case SeparableConvConfig() as c:
+            conv = SeparableConv(d_model, c.d_ff, c.kernel_in, c.kernel_out, bias=c.bias, dropout=c.dropout)
+            init_separable_conv(conv, init, n_steps)
+            return conv
+        case ExpertFeedForwardConfig() as c:
+            return ExpertFeedForward(_router(c, d_model), _gate(c), _maps(c, d_model, init, n_steps))
+        case SparseLayerConfig() as c:
+            layers = [_maps(c, d_model, init, n_steps) for _ in range(c.n_layers)]
+            for maps in layers:
+                zero_second_maps(maps)
+            return SparseLayer(_router(c, d_model), _gate(c), layers, d_model, eps)
+    raise TypeError(f"no sub-layer is known for {type(settings).__name__}")
+
+
+def _maps(c: ExpertFeedForwardConfig | SparseLayerConfig, d_model: int, init: Init, n_steps: int) -> ExpertMaps:
+    maps = ExpertMaps(c.n_experts, d_model, c.d_ff, c.activation, bias=c.bias, dropout=c.dropout)
+    init_expert_maps(maps, init, c.expert_init, n_steps)
+    return maps
+
+
+def _gate(c: RoutedConfig) -> Gate:
+    return Gate(
+        c.gate.kind, c.k, c.n_experts, is_renormalised=c.has_router and c.is_renormalised, n_sampled=c.gate.n_sampled
+    )
+
+
+def _router(c: RoutedConfig, d_model: int) -> Router | None:
+    """Return the router, None where there is nothing to choose."""
+    if not c.has_router:
+        return None
+    match c.router:
+        case HypersphereRouterConfig() as r:
+            return HypersphereRouter(
+                d_model,
+                c.n_experts,
+                c.router_width,
+                temperature=c.temperature,
+                floor=r.floor,
+                norm=r.expert_norm,
+                has_projection=r.project,
+                is_normalised=r.normalise,
+                learns_temperature=r.learn_temperature,
+            )
+        case MlpRouterConfig() as r:
+            return MlpRouter(d_model, c.n_experts, r.dropout)
+        case _:
+            return LinearRouter(d_model, c.n_experts)

@@ -1,0 +1,157 @@
+"""Sub-layers of experts: every token runs a few of many parameter sets, chosen by a router.
+
+y = sum_k gate_k(x) f_{e_k(x)}(x)        Sparse Universal Transformer, section 2.2; X-MoE, section 2.1
+
+Rows are sorted by expert once a decision and multiplied by the kernels' grouped products: what an update costs depends
+on the experts a token gets, not on how many there are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ostinato.kernels import BackendChoice, Dispatch, combine, dispatch, gather, grouped_linear
+from ostinato.nn.feedforward import Activation
+from ostinato.nn.routing import Gate, Router
+from ostinato.nn.shapes import Bool, Float, Tensor
+from ostinato.nn.types import Routing
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Where every row of a pass goes: made once for a routed sub-layer, used by all its projections.
+
+    Args:
+        to: rows sorted by expert. logits_NE, probs_NE: None where there is one expert, and no router.
+        experts_NK, gates_NK, weight_N: see `Routing`.
+    """
+
+    to: Dispatch
+    experts_NK: Tensor
+    gates_NK: Tensor
+    weight_N: Tensor
+    logits_NE: Tensor | None = None
+    probs_NE: Tensor | None = None
+
+    def routing(self, router: str, stack: str, step: int) -> Routing | None:
+        """Return what balance losses and analyses read; None where there was nothing to choose."""
+        if self.logits_NE is None or self.probs_NE is None:
+            return None
+        rows_N = torch.arange(self.weight_N.shape[0], device=self.weight_N.device)
+        numbers = (self.logits_NE, self.probs_NE, self.experts_NK, self.gates_NK, self.weight_N, rows_N)
+        return Routing(router, stack, step, *numbers)
+
+
+class Routed(nn.Module):
+    """A sub-layer with experts.
+
+    Args:
+        router: None for one expert, which always runs with gate 1. gate: from scores to experts.
+        n_experts: E.
+    """
+
+    def __init__(self, router: Router | None, gate: Gate, n_experts: int) -> None:
+        super().__init__()
+        self.router, self.gate, self.n_experts = router, gate, n_experts
+        self.backend: BackendChoice = "auto"
+
+    def route(self, x_BTD: Float[Tensor, "B T D"], keep_BT: Bool[Tensor, "B T"] | None) -> Decision:
+        """Choose experts for every real token; padding goes nowhere."""
+        x_ND = x_BTD.flatten(0, 1)
+        if keep_BT is None:
+            kept, weight_N = None, x_ND.new_ones(x_ND.shape[0])
+        else:
+            kept = weight_N = keep_BT.flatten().to(x_ND.dtype)
+        if self.router is None:
+            experts_NK = torch.zeros(x_ND.shape[0], 1, dtype=torch.long, device=x_ND.device)
+            return Decision(dispatch(experts_NK, 1, kept), experts_NK, x_ND.new_ones(x_ND.shape[0], 1), weight_N)
+        logits_NE = self.router(x_ND)
+        choice = self.gate(logits_NE / self.router.temperature(), training=self.training)
+        to = dispatch(choice.experts_NK, self.n_experts, kept)
+        return Decision(to, choice.experts_NK, choice.gates_NK, weight_N, logits_NE, choice.probs_NE)
+
+
+class ExpertMaps(nn.Module):
+    """The two maps of every expert: dropout(act(x U_e + b_e)) V_e + c_e, weights stacked over the experts.
+
+    Args:
+        d_model, d_ff: widths of states and of one expert's hidden layer. dropout: of the hidden layer.
+    """
+
+    def __init__(
+        self, n_experts: int, d_model: int, d_ff: int, activation: Activation, *, bias: bool, dropout: float
+    ) -> None:
+        super().__init__()
+        self.activation, self.dropout = activation, dropout
+        self.is_gated = activation == "geglu"
+        hidden = 2 * d_ff if self.is_gated else d_ff
+        # As in `FeedForward` the gate stands before the linear branch; weights are input x output, as products read.
+        self.up_EDF = nn.Parameter(torch.empty(n_experts, d_model, hidden))
+        self.down_EFD = nn.Parameter(torch.empty(n_experts, d_ff, d_model))
+        self.up_bias_EF = nn.Parameter(torch.zeros(n_experts, hidden)) if bias else None
+        self.down_bias_ED = nn.Parameter(torch.zeros(n_experts, d_model)) if bias else None
+
+    def forward(self, x_MD: Float[Tensor, "M D"], to: Dispatch, backend: BackendChoice) -> Float[Tensor, "M D"]:
+        """Map rows that are sorted by expert."""
+        hidden = grouped_linear(x_MD, self.up_EDF, self.up_bias_EF, to, backend=backend)
+        if self.is_gated:
+            gate, linear = hidden.chunk(2, dim=-1)
+            hidden = F.gelu(gate) * linear
+        else:
+            hidden = F.relu(hidden) if self.activation == "relu" else F.gelu(hidden)
+        if self.dropout and self.training:
+            hidden = F.dropout(hidden, self.dropout)
+        return grouped_linear(hidden, self.down_EFD, self.down_bias_ED, to, backend=backend)
+
+
+class ExpertFeedForward(Routed):
+    """Mixture of feed-forwards: the transition of one step.
+
+    Args:
+        router, gate: who goes where. maps: the experts.
+    """
+
+    def __init__(self, router: Router | None, gate: Gate, maps: ExpertMaps) -> None:
+        super().__init__(router, gate, maps.up_EDF.shape[0])
+        self.experts = maps
+
+    def forward(self, x_BTD: Float[Tensor, "B T D"], decision: Decision) -> Float[Tensor, "B T D"]:
+        """Map every token by its experts; padding gives 0."""
+        sorted_MD = gather(x_BTD.flatten(0, 1), decision.to)
+        y_MD = self.experts(sorted_MD, decision.to, self.backend)
+        return combine(y_MD, decision.gates_NK, decision.to).view_as(x_BTD)
+
+
+class SparseLayer(Routed):
+    """A layer of experts that stands between two steps: every expert is a stack of feed-forward sub-layers.
+
+        x_i = x_{i-1} + f_i(norm_i(x_{i-1})),   x_0 = x,   y = sum_k gate_k (x_n - x)
+
+    The caller adds y to x, so that x enters once whatever the gate is (X-MoE, section 3; BASE layers write the same as
+    g expert(x) + (1 - g) x).
+
+    Args:
+        layers: maps of the sub-layers. d_model, eps: of their norms, one weight and bias an expert.
+    """
+
+    def __init__(self, router: Router | None, gate: Gate, layers: list[ExpertMaps], d_model: int, eps: float) -> None:
+        n_experts = layers[0].up_EDF.shape[0]
+        super().__init__(router, gate, n_experts)
+        self.experts = nn.ModuleList(layers)
+        self.eps = eps
+        self.norm_weights = nn.ParameterList(torch.ones(n_experts, d_model) for _ in layers)
+        self.norm_biases = nn.ParameterList(torch.zeros(n_experts, d_model) for _ in layers)
+
+    def forward(self, x_BTD: Float[Tensor, "B T D"], decision: Decision) -> Float[Tensor, "B T D"]:
+        """Return what is added to the states; padding gives 0."""
+        to = decision.to
+        entered_MD = x_MD = gather(x_BTD.flatten(0, 1), to)
+        for maps, weight_ED, bias_ED in zip(self.experts, self.norm_weights, self.norm_biases, strict=True):
+            normed_MD = F.layer_norm(x_MD, x_MD.shape[1:], eps=self.eps)
+            normed_MD = normed_MD * weight_ED.index_select(0, to.experts_M) + bias_ED.index_select(0, to.experts_M)
+            x_MD = x_MD + maps(normed_MD, to, self.backend)
+        return combine(x_MD - entered_MD, decision.gates_NK, to).view_as(x_BTD)
