@@ -12,6 +12,7 @@ from ostinato.errors import Problem
 
 Size = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0)]
+Weight = Annotated[float, Field(ge=0)]
 
 
 class OptimizerConfig(Config):
@@ -59,6 +60,26 @@ class SelectionConfig(Config):
     """Examples of the split used while training; None: all."""
 
 
+class BalanceConfig(Config):
+    """Weights of the losses that spread tokens over experts, added for every router: see `ostinato.nn.balance`.
+
+    Every loss is a mean over the tokens and rounds of one router, so a weight means the same for every batch size.
+    """
+
+    switch: Weight = 0.0
+    """E sum_e P_e F_e: 1 where experts are used evenly (Switch Transformer)."""
+    hypersphere: Weight = 0.0
+    """The same of first choices and softmax(s / temperature): 1 where even (X-MoE)."""
+    mutual_information: Weight = 0.0
+    """Mean entropy of the rows less the entropy of their mean: -log E where sharp and even (SUT)."""
+    z: Weight = 0.0
+    """Mean squared logsumexp of the scores (ST-MoE)."""
+    importance: Weight = 0.0
+    """Squared coefficient of variation of the summed gates: 0 where even (Shazeer et al. 2017)."""
+    temperature: Positive | None = None
+    """tau_0 of `hypersphere`, a constant. None: the temperature its router starts from."""
+
+
 class TrainingConfig(Config):
     """One training run."""
 
@@ -66,6 +87,8 @@ class TrainingConfig(Config):
     optimizer: OptimizerConfig = OptimizerConfig()
     schedule: ScheduleConfig = ScheduleConfig()
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    balance: BalanceConfig = BalanceConfig()
+    """Losses that keep experts in use."""
     clip_norm: Positive | None = 1.0
     """Largest norm of the whole gradient; None: no clipping."""
     accumulate: Size = 1

@@ -14,6 +14,7 @@ from ostinato.config.model import (
     CoordinatesConfig,
     LanguageModelConfig,
     RotaryConfig,
+    RoutedConfig,
     Seq2SeqConfig,
     SignalConfig,
     SinusoidalConfig,
@@ -32,7 +33,7 @@ from ostinato.nn.norm import build_norm
 from ostinato.nn.positions import Coordinates, PositionSignal, Sinusoidal
 from ostinato.nn.relative import Buckets, RelativePositions, Rotary, Window
 from ostinato.nn.shapes import Bool, Float, Int, Tensor
-from ostinato.nn.stack import Stack
+from ostinato.nn.stack import Stack, router_name
 from ostinato.plan import Plan
 
 
@@ -60,6 +61,7 @@ class Transformer(nn.Module):
         self.config = config
         self.banks = Banks()
         self.stacks: dict[str, Stack] = {}
+        self._temperatures: dict[str, float] = {}
         for name, stack in config.stacks().items():
             plan = stack.plan(name)
             self._fill_banks(plan, stack)
@@ -84,6 +86,10 @@ class Transformer(nn.Module):
         for module in self.routed():
             if module.router is not None:
                 module.router.project()
+
+    def balance_temperatures(self) -> dict[str, float]:
+        """Return by router the temperature it started from: the constant tau_0 of X-MoE's balance loss."""
+        return dict(self._temperatures)
 
     @property
     def device(self) -> torch.device:
@@ -137,6 +143,8 @@ class Transformer(nn.Module):
             bank = getattr(self.banks, use.kind)
             if use.weights not in bank:
                 settings = stack.settings_of(use)
+                if isinstance(settings, RoutedConfig):
+                    self._temperatures[router_name(use)] = settings.temperature
                 bank[use.weights] = build_sub_layer(
                     settings, config.d_model, config.init, stack.n_steps, stack.norm.eps
                 )

@@ -218,7 +218,7 @@ class Stack:
         decision = module.route(inner_BTD, run.keep_BT)
         routing = None
         if decision is not None:
-            routing = decision.routing(f"{use.kind}.{use.weights}", self.plan.stack, step.index)
+            routing = decision.routing(router_name(use), self.plan.stack, step.index)
         if routing is not None:
             run.routings.append(routing)
         return decision
@@ -311,6 +311,11 @@ class Stack:
 def _prefix(positions: Int[Tensor, "#B S"], lengths_B: Int[Tensor, "B"] | None) -> Bool[Tensor, "B S"] | None:
     """Return the columns of the prefix; padding among them is hidden by the keep mask."""
     return None if lengths_B is None else positions < lengths_B[:, None]
+
+
+def router_name(use: Use) -> str:
+    """Return the name of the router of a sub-layer with experts: steps that share the sub-layer share it."""
+    return f"{use.kind}.{use.weights}"
 
 
 def _unchanged(states_BTD: Tensor) -> Tensor:

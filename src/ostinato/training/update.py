@@ -15,6 +15,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from ostinato.config.training import TrainingConfig
 from ostinato.data.batch import Batch
 from ostinato.models import LanguageModel, Seq2Seq
+from ostinato.training.balance import balance_loss, by_router
 from ostinato.training.losses import LossSums, count_labels, label_smoothed_loss
 from ostinato.training.optim import learning_rate, set_learning_rate
 
@@ -75,15 +76,21 @@ class Updater:
         rate = learning_rate(config.optimizer, config.schedule, update, config.n_updates, d_model)
         set_learning_rate(self.optimizer, rate)
         self.optimizer.step()
+        self.model.project_routers()
         self.optimizer.zero_grad(set_to_none=True)
         return rate
 
     def _backward(self, batch: Batch, n_labels: int) -> LossSums:
         """Add one batch's part of the gradient of the mean loss over the update's `n_labels` labels."""
         with self._precision():
-            logits_BTV: Tensor = self.model(batch).logits_BTV
-        sums = label_smoothed_loss(logits_BTV, batch.labels_BT, batch.loss_BT, self.config.label_smoothing)
-        (sums.loss / n_labels).backward()  # type: ignore[no-untyped-call]
+            output = self.model(batch)
+        sums = label_smoothed_loss(output.logits_BTV, batch.labels_BT, batch.loss_BT, self.config.label_smoothing)
+        loss = sums.loss / n_labels
+        balance = balance_loss(by_router(output), self.config.balance, self.model.balance_temperatures())
+        if balance is not None:
+            # A mean of its own: a batch counts by its part of the update's labels.
+            loss = loss + balance * (batch.n_labels / n_labels)
+        loss.backward()  # type: ignore[no-untyped-call]
         return sums
 
     def _precision(self) -> AbstractContextManager[Any]:
