@@ -14,7 +14,7 @@ from ostinato.nn.routing import Gate
 from ostinato.nn.types import Routing
 
 E, TAU = 4, 0.3
-LOSSES: dict[str, Callable[[Sequence[Routing]], torch.Tensor]] = {
+LOSSES: dict[str, Callable[[Sequence[Routing] | balance.Rows], torch.Tensor]] = {
     "switch": balance.switch,
     "hypersphere": partial(balance.hypersphere, temperature=TAU),
     "mutual_information": balance.mutual_information,
@@ -130,9 +130,31 @@ def test_permuting_experts_changes_no_loss() -> None:
 def test_load_says_which_experts_are_used_and_which_are_dead() -> None:
     found = balance.load([routing(sharp([0, 0, 0, 1])), routing(sharp([1]), weight=torch.zeros(1).double())])
     assert found.fraction_E.tolist() == [0.75, 0.25, 0.0, 0.0]
-    assert found.n_dead == 2
-    assert found.entropy == pytest.approx(-(0.75 * math.log(0.75) + 0.25 * math.log(0.25)))
-    assert found.row_entropy == pytest.approx(0.0, abs=1e-12)
+    assert float(found.entropy) == pytest.approx(-(0.75 * math.log(0.75) + 0.25 * math.log(0.25)))
+    assert float(found.row_entropy) == pytest.approx(0.0, abs=1e-12)
+    assert float(found.total) == 4.0
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_probabilities_that_underflow_give_finite_gradients(name: str) -> None:
+    logits = torch.tensor([[0.0, 200.0, 1.0, 0.0], [300.0, 0.0, 2.0, 1.0]], requires_grad=True)
+    [grad] = torch.autograd.grad(LOSSES[name]([routing(logits)]), logits)
+    assert bool(grad.isfinite().all())
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_losses_of_rows_joined_once_are_those_of_the_routings(name: str) -> None:
+    routings = [routing(random_logits(4), k=2), routing(random_logits(3, seed=1), k=2, step=1)]
+    assert torch.equal(LOSSES[name](balance.Rows.of(routings)), LOSSES[name](routings))
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_where_no_row_takes_part_a_loss_is_a_number_without_gradient(name: str) -> None:
+    logits = random_logits(3)
+    loss = LOSSES[name]([routing(logits, weight=torch.zeros(3, dtype=torch.float64))])
+    [grad] = torch.autograd.grad(loss, logits, allow_unused=True, materialize_grads=True)
+    assert float(loss.detach()) == 0.0
+    assert not bool(grad.any())
 
 
 def test_a_loss_over_nothing_is_an_error() -> None:

@@ -13,11 +13,13 @@ is a mean, so that batch size and padding do not scale it. With E experts:
 
 P = sum_x w_x p_x: mean probabilities. F: fraction of the chosen places, F1: of the first choices; both without
 gradient. I: summed gates of every expert. H: entropy in nats.
+
+Every function takes routings, or the `Rows` made of them once where several functions read the same ones.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -25,40 +27,38 @@ import torch
 from ostinato.nn.shapes import Float, Tensor
 from ostinato.nn.types import Routing
 
-BalanceLoss = Callable[[Sequence[Routing]], Tensor]
 
-
-def switch(routings: Sequence[Routing]) -> Tensor:
+def switch(routings: Sequence[Routing] | Rows) -> Tensor:
     """Return E sum_e P_e F_e (Fedus et al. 2022, eq. 4, over all chosen places; SUT's ablation)."""
-    rows = _Rows.of(routings)
+    rows = Rows.of(routings)
     return rows.n_experts * (rows.mean(rows.probs_NE) * rows.fraction(rows.experts_NK)).sum()
 
 
-def hypersphere(routings: Sequence[Routing], temperature: float) -> Tensor:
+def hypersphere(routings: Sequence[Routing] | Rows, temperature: float) -> Tensor:
     """Return E sum_e F1_e mean_x softmax_e(s_x / tau_0), tau_0 a constant (X-MoE, section 2.4)."""
-    rows = _Rows.of(routings)
+    rows = Rows.of(routings)
     probs_NE = torch.softmax(rows.logits_NE / temperature, 1)
     return rows.n_experts * (rows.mean(probs_NE) * rows.fraction(rows.experts_NK[:, :1])).sum()
 
 
-def mutual_information(routings: Sequence[Routing]) -> Tensor:
+def mutual_information(routings: Sequence[Routing] | Rows) -> Tensor:
     """Return sum_x w_x H(p_x) - H(P), the negative mutual information of rows and experts, in [-log E, 0].
 
     To be minimised: sharp rows, uniform use. (SUT, equation 1, in the sign its explanation asks for.)
     """
-    rows = _Rows.of(routings)
+    rows = Rows.of(routings)
     return (rows.weight_N * _entropy(rows.probs_NE)).sum() - _entropy(rows.mean(rows.probs_NE))
 
 
-def z(routings: Sequence[Routing]) -> Tensor:
+def z(routings: Sequence[Routing] | Rows) -> Tensor:
     """Return the mean squared logsumexp of the raw scores (Zoph et al. 2022, eq. 5)."""
-    rows = _Rows.of(routings)
+    rows = Rows.of(routings)
     return (rows.weight_N * torch.logsumexp(rows.logits_NE, 1).square()).sum()
 
 
-def importance(routings: Sequence[Routing]) -> Tensor:
+def importance(routings: Sequence[Routing] | Rows) -> Tensor:
     """Return the squared coefficient of variation of the summed gates (Shazeer et al. 2017, eq. 7)."""
-    rows = _Rows.of(routings)
+    rows = Rows.of(routings)
     gates = torch.zeros_like(rows.probs_NE).scatter(1, rows.experts_NK, rows.gates_NK.to(rows.probs_NE.dtype))
     total_E = rows.mean(gates)
     mean = total_E.mean()
@@ -67,60 +67,65 @@ def importance(routings: Sequence[Routing]) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How a router used its experts.
+    """How a router used its experts; on the device, so that a reader of several waits once.
 
     Args:
-        fraction_E: of the chosen places. entropy: of it, in nats (log E: even). row_entropy: mean H(p_x).
-        n_dead: experts that no row chose.
+        fraction_E: of the chosen places; 0 for dead experts. entropy: of it, in nats (log E: even).
+        row_entropy: mean H(p_x). total: summed weight of the rows.
     """
 
     fraction_E: Float[Tensor, "E"]
-    entropy: float
-    row_entropy: float
-    n_dead: int
+    entropy: Float[Tensor, ""]
+    row_entropy: Float[Tensor, ""]
+    total: Float[Tensor, ""]
 
 
 @torch.no_grad()
-def load(routings: Sequence[Routing]) -> Load:
+def load(routings: Sequence[Routing] | Rows) -> Load:
     """Return how the experts were used over all routings of one router; rows of weight 0 do not count."""
-    rows = _Rows.of(routings)
+    rows = Rows.of(routings)
     fraction_E = rows.fraction(rows.experts_NK)
-    return Load(
-        fraction_E,
-        float(_entropy(fraction_E)),
-        float((rows.weight_N * _entropy(rows.probs_NE)).sum()),
-        int((fraction_E == 0).sum()),
-    )
+    return Load(fraction_E, _entropy(fraction_E), (rows.weight_N * _entropy(rows.probs_NE)).sum(), rows.total)
 
 
 @dataclass(frozen=True, slots=True)
-class _Rows:
-    """The rows of all routings of one router; weights sum to 1 (to 0 where no row has any)."""
+class Rows:
+    """The rows of all routings of one router; weights sum to 1 (to 0 where no row has any), their sum was `total`."""
 
     logits_NE: Tensor
     probs_NE: Tensor
     experts_NK: Tensor
     gates_NK: Tensor
     weight_N: Tensor
+    total: Tensor
 
     @classmethod
-    def of(cls, routings: Sequence[Routing]) -> _Rows:
+    def of(cls, routings: Sequence[Routing] | Rows) -> Rows:
+        """Join routings; what is joined already is returned as it is.
+
+        Raises:
+            ValueError: there is none.
+        """
+        if isinstance(routings, Rows):
+            return routings
         if not routings:
             raise ValueError("a balance loss needs at least one routing")
         weight_N = torch.cat([r.weight_N for r in routings]).to(routings[0].probs_NE.dtype)
-        # Left out, not multiplied by 0: padding may hold anything, and NaN times 0 is NaN.
-        kept = weight_N > 0
-        weight_N = weight_N[kept]
+        # Padding may hold anything, and NaN times 0 is NaN. Overwritten, not left out: an accelerator need not wait.
+        ignored_N1 = (weight_N == 0)[:, None]
+        total = weight_N.sum()
         return cls(
-            torch.cat([r.logits_NE for r in routings])[kept],
-            torch.cat([r.probs_NE for r in routings])[kept],
-            torch.cat([r.experts_NK for r in routings])[kept],
-            torch.cat([r.gates_NK for r in routings])[kept],
-            weight_N / weight_N.sum(),
+            torch.cat([r.logits_NE for r in routings]).masked_fill(ignored_N1, 0.0),
+            torch.cat([r.probs_NE for r in routings]).masked_fill(ignored_N1, 0.0),
+            torch.cat([r.experts_NK for r in routings]),
+            torch.cat([r.gates_NK for r in routings]).masked_fill(ignored_N1, 0.0),
+            weight_N / total.clamp_min(torch.finfo(weight_N.dtype).tiny),
+            total,
         )
 
     @property
     def n_experts(self) -> int:
+        """Return E."""
         return self.probs_NE.shape[1]
 
     def mean(self, values_NE: Tensor) -> Tensor:
@@ -136,5 +141,8 @@ class _Rows:
 
 
 def _entropy(probs: Tensor) -> Tensor:
-    """Return H over the last dimension, 0 log 0 = 0."""
-    return torch.special.entr(probs).sum(-1)  # type: ignore[no-any-return]
+    """Return H over the last dimension, 0 log 0 = 0.
+
+    The gradient at 0 is large but finite: an infinite one, times that of the softmax that underflowed, would be NaN.
+    """
+    return -(probs * probs.clamp_min(torch.finfo(probs.dtype).tiny).log()).sum(-1)
