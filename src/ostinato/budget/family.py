@@ -217,7 +217,7 @@ def _depth_paths(base: ModelConfig, stack: str | None) -> list[str]:
 def _too_deep(base: ModelConfig, deeper: ModelConfig, n_steps: int) -> str:
     """Say what the parameters of the base cannot pay for."""
     count = count_parameters(deeper)
-    others = count.stored - sum(n for part, n in count.by_part.items() if part.endswith(".ffn"))
+    others = count.stored - sum(n for part, n in count.by_part.items() if part.endswith((".ffn", ".sparse_layer")))
     return (
         f"{_millions(stored_parameters(base), 0)} cannot hold {n_steps} layers at d_model {base.d_model}: "
         f"attention and embeddings alone are {_millions(others, 1)}"

@@ -11,8 +11,20 @@ With D = d_model, I = n_heads d_head, F = d_ff, S keys, T queries, V vocabulary 
     separable convolution          (D kernel_in + F kernel_out + 2 D F) T
     output projection              D V T
 
-Biases, norms, activations, softmax, embeddings and rotations are element-wise and are not counted, as in
-`torch.utils.flop_counter` (which counts 2 FLOPs for a MAC). The counts of Sparse Universal Transformer, Table 1 are
+and of sub-layers with E experts, k of them a token (Sparse Universal Transformer, section 2.7):
+
+    self-attention projections     (2 k D I + 2 D I) T for queries and output, and for keys and values
+    scores and values              2 k I T S
+    window positions               k I (2 W + 1) T
+    cross-attention, per use       2 k D I T, 2 k I T S; per set 2 D I S
+    feed-forward                   2 k D F T, geglu 3 k D F T; sparse layer: n_layers times that
+    router, per use                linear E D T; mlp (D^2 + E D) T; hypersphere d_e (D + E) T, a part of its own
+
+so that E costs something in the router only.
+
+Biases, norms, activations, softmax, embeddings, rotations and gates are element-wise and are not counted, as in
+`torch.utils.flop_counter` (which counts 2 FLOPs for a MAC, and a sum weighted by gates where it is made by a matrix
+product). The counts of Sparse Universal Transformer, Table 1 are
 reproduced at S = T = 10 without scores and values: `MacCount.without_attention`.
 """
 
@@ -23,6 +35,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from ostinato.budget.depth import expected_depths
+from ostinato.budget.experts import expert_products, n_choices, router_products
 from ostinato.budget.sizes import (
     PlannedUse,
     hidden_branches,
@@ -35,6 +48,7 @@ from ostinato.config.model import (
     AttentionConfig,
     DenseFeedForwardConfig,
     ModelConfig,
+    RoutedConfig,
     SeparableConvConfig,
     Seq2SeqConfig,
     WindowConfig,
@@ -43,6 +57,7 @@ from ostinato.errors import ConfigError, Problem
 
 _PRODUCTS = "scores"
 _WINDOW = "positions"
+_ROUTER = "router"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +67,8 @@ class MacCount:
     Args:
         total: the whole pass.
         by_part: adding up to `total`: ``<stack>.<kind>.projections``, ``.scores`` (scores and values), ``.positions``
-            (window scores), ``<stack>.ffn``, ``output``. Parts that cost nothing are left out.
+            (window scores), ``<stack>.ffn``, ``<stack>.sparse_layer``, ``output``; of routed sub-layers
+            ``<stack>.<kind>.router``. Parts that cost nothing are left out.
         per_source_token: the encoder and the cross-attention keys and values, divided by the source length; 0 for
             language models.
         per_target_token: everything else, divided by the target length.
@@ -152,19 +168,24 @@ def _costs(config: ModelConfig, n_steps: int | None, source_length: int, target_
     """Yield what every use costs one token of the side that pays for it."""
     projected: set[str] = set()
     for planned in planned_uses(config, n_steps):
+        side = _side(planned.stack)
+        if isinstance(planned.sub, RoutedConfig):
+            yield _Cost(f"{planned.part}.{_ROUTER}", side, router_products(planned.sub, config.d_model))
         match planned.sub:
-            case DenseFeedForwardConfig() as ffn:
-                macs = (hidden_branches(ffn) + 1) * config.d_model * ffn.d_ff
-                yield _Cost(f"{planned.stack}.ffn", _side(planned.stack), macs)
-            case SeparableConvConfig() as conv:
-                yield _Cost(f"{planned.stack}.ffn", _side(planned.stack), separable_products(conv, config.d_model))
+            # With experts or without: what differs is how many queries a token has.
             case AttentionConfig() as attention if planned.use.kind == "self_attention":
                 length = source_length if planned.stack == "encoder" else target_length
                 yield from _self_attention(planned, attention, config.d_model, length)
             case AttentionConfig() as attention:
                 is_first = planned.use.weights not in projected
                 projected.add(planned.use.weights)
-                yield from _cross_attention(planned.stack, attention, config.d_model, source_length, is_first)
+                yield from _cross_attention(planned.part, attention, config.d_model, source_length, is_first)
+            case DenseFeedForwardConfig() as ffn:
+                yield _Cost(planned.part, side, (hidden_branches(ffn) + 1) * config.d_model * ffn.d_ff)
+            case SeparableConvConfig() as conv:
+                yield _Cost(planned.part, side, separable_products(conv, config.d_model))
+            case RoutedConfig() as experts:
+                yield _Cost(planned.part, side, experts.k * expert_products(experts, config.d_model))
             case other:
                 raise TypeError(f"no cost is known for {type(other).__name__}")
 
@@ -175,22 +196,21 @@ def _side(stack: str) -> str:
 
 def _self_attention(planned: PlannedUse, attention: AttentionConfig, d_model: int, length: int) -> Iterator[_Cost]:
     """Yield projections, scores and values, and window scores of one token."""
-    inner = inner_width(attention, d_model)
-    part, side = f"{planned.stack}.self_attention", _side(planned.stack)
-    yield _Cost(f"{part}.projections", side, 4 * d_model * inner)
-    yield _Cost(f"{part}.{_PRODUCTS}", side, 2 * length * inner)
+    inner, queries = inner_width(attention, d_model), n_choices(attention) * inner_width(attention, d_model)
+    part, side = planned.part, _side(planned.stack)
+    yield _Cost(f"{part}.projections", side, 2 * d_model * (queries + inner))
+    yield _Cost(f"{part}.{_PRODUCTS}", side, 2 * length * queries)
     relative = planned.stack_config.relative
     if isinstance(relative, WindowConfig):
-        yield _Cost(f"{part}.{_WINDOW}", side, inner * (2 * relative.window + 1))
+        yield _Cost(f"{part}.{_WINDOW}", side, queries * (2 * relative.window + 1))
 
 
 def _cross_attention(
-    stack: str, attention: AttentionConfig, d_model: int, source_length: int, is_first: bool
+    part: str, attention: AttentionConfig, d_model: int, source_length: int, is_first: bool
 ) -> Iterator[_Cost]:
     """Yield a target token's queries, output and products; at a set's first use also a source token's keys, values."""
-    inner = inner_width(attention, d_model)
-    part = f"{stack}.cross_attention"
+    inner, queries = inner_width(attention, d_model), n_choices(attention) * inner_width(attention, d_model)
     if is_first:
         yield _Cost(f"{part}.projections", "source", 2 * d_model * inner)
-    yield _Cost(f"{part}.projections", "target", 2 * d_model * inner)
-    yield _Cost(f"{part}.{_PRODUCTS}", "target", 2 * source_length * inner)
+    yield _Cost(f"{part}.projections", "target", 2 * d_model * queries)
+    yield _Cost(f"{part}.{_PRODUCTS}", "target", 2 * source_length * queries)

@@ -8,6 +8,7 @@
                      separable convolution, per STEP       N K (D (kernel_in - 1) + F (kernel_out - 1))
                      cross-attention, per PARAMETER SET    2 N I S    (never per hypothesis)
                      encoder output                        N S D
+                 experts of an attention share their keys and values: I is one expert's, whatever E and k
 
 Sharing weights over depth saves bytes of weights, and of the cache those of cross-attention; keys and values of
 self-attention and activations are as many as without it.
@@ -111,6 +112,7 @@ def _cache(
             continue
         part, weights = f"{planned.stack}.{planned.use.kind}", planned.use.weights
         match planned.sub:
+            # Experts share keys and values, so that attention with experts holds as much as without.
             case AttentionConfig() as attention if planned.use.kind == "self_attention":
                 numbers[part] += 2 * rows * inner_width(attention, config.d_model) * room
             case AttentionConfig() as attention if weights not in projected:

@@ -9,6 +9,9 @@ the final norm, and the whole output projection (where that is tied to the embed
 cross-attention it touches the query and output projections only: keys and values were made of the source, once. The
 encoder is not touched. Executed parameters count a forward pass over one source token and one target token: all uses
 of both stacks (cross-attention whole), one row of each embedding, and the output projection.
+
+Of E experts a token touches k at every use, and the whole router. Steps that share a set of experts may choose others
+each time: n uses touch min(E, n k) of them at most, and that is what is counted as active. Executed are k a use.
 """
 
 from __future__ import annotations
@@ -17,16 +20,17 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from ostinato.budget.experts import expert_size, keys_values_size, router_size
 from ostinato.budget.sizes import (
     PlannedUse,
-    inner_width,
+    dense_size,
     norm_size,
+    part_of,
     planned_uses,
-    set_size,
     table_size,
     vocabulary,
 )
-from ostinato.config.model import AttentionConfig, LanguageModelConfig, ModelConfig
+from ostinato.config.model import AttentionConfig, LanguageModelConfig, ModelConfig, RoutedConfig
 
 SHARED = "shared"
 """Part prefix of the sets that serve more than one stack."""
@@ -39,8 +43,9 @@ class ParameterCount:
     Args:
         stored, active, executed: see the module.
         by_part: the stored parameters by part, adding up to `stored`: ``encoder.self_attention``, ``decoder.ffn``, ...
-            (``shared.ffn`` for sets of a bank that serves two stacks), ``norms``, ``positions``, ``embeddings``, and
-            ``output`` where the output projection is a matrix of its own. Parts without parameters are left out.
+            (``shared.ffn`` for sets of a bank that serves two stacks), ``decoder.sparse_layer`` (its norms included),
+            each with its ``.router`` as a part beside it; ``norms``, ``positions``, ``embeddings``, and ``output``
+            where the output projection is a matrix of its own. Parts without parameters are left out.
     """
 
     stored: int
@@ -56,12 +61,23 @@ class ParameterCount:
 
 @dataclass(frozen=True, slots=True)
 class _Item:
-    """A parameter set as one use sees it: its identity in the model, its size, and what a generated token touches."""
+    """Parameters as one use sees them: their identity in the model and their number.
+
+    Args:
+        size: stored. executed: what the use runs. touched: what a generated token touches of it.
+        is_choice: another use of the same parameters may touch others of them.
+    """
 
     key: tuple[str, str]
     part: str
     size: int
+    executed: int
     touched: int
+    is_choice: bool = False
+
+    def touched_after(self, before: int) -> int:
+        """Return what is touched at most after this use, where `before` was before it."""
+        return min(self.size, before + self.touched) if self.is_choice else self.touched
 
 
 def count_parameters(
@@ -71,7 +87,8 @@ def count_parameters(
 
     Args:
         config: the model.
-        n_steps: rounds at call time, for stacks whose rounds are all shared; changes `executed` only.
+        n_steps: rounds at call time, for stacks whose rounds are all shared; changes `executed`, and `active` where
+            there are experts to choose from.
         vocab_size: rows of every vocabulary that the configuration leaves open.
 
     Raises:
@@ -82,9 +99,9 @@ def count_parameters(
     executed = 0
     for name, item in _items(config, n_steps):
         stored.setdefault(item.key, item)
-        executed += item.size
+        executed += item.executed
         if name == "decoder":
-            touched.setdefault(item.key, item.touched)
+            touched[item.key] = item.touched_after(touched.get(item.key, 0))
     by_part = Counter(dict.fromkeys(_part_order(config), 0))
     for item in stored.values():
         by_part[item.part] += item.size
@@ -106,29 +123,44 @@ def _items(config: ModelConfig, n_steps: int | None) -> Iterator[tuple[str, _Ite
     for planned in uses:
         owners.setdefault((planned.use.kind, planned.use.weights), set()).add(planned.stack)
     for planned in uses:
-        key = (planned.use.kind, planned.use.weights)
-        where = SHARED if len(owners[key]) > 1 else planned.stack
-        size = set_size(planned.sub, d_model)
-        yield planned.stack, _Item(key, f"{where}.{planned.use.kind}", size, _touched_by_token(planned, d_model))
+        where = SHARED if len(owners[planned.use.kind, planned.use.weights]) > 1 else planned.stack
+        for item in _set(planned, where, d_model):
+            yield planned.stack, item
         if planned.use.norm is not None:
             norm = norm_size(planned.stack_config.norm, d_model)
-            yield planned.stack, _Item(("norm", planned.use.norm), "norms", norm, norm)
+            yield planned.stack, _whole(("norm", planned.use.norm), "norms", norm)
         if planned.use.position is not None and isinstance(planned.sub, AttentionConfig):
             table = table_size(planned.stack_config.relative, planned.sub, d_model)
-            yield planned.stack, _Item(("position", planned.use.position), "positions", table, table)
+            yield planned.stack, _whole(("position", planned.use.position), "positions", table)
     for name, stack in config.stacks().items():
         if stack.norm.placement == "pre":
-            norm = norm_size(stack.norm, d_model)
-            yield name, _Item(("final norm", name), "norms", norm, norm)
+            yield name, _whole(("final norm", name), "norms", norm_size(stack.norm, d_model))
 
 
-def _touched_by_token(planned: PlannedUse, d_model: int) -> int:
-    """Return what one generated token touches of a set: of cross-attention not the key and value projections."""
-    size = set_size(planned.sub, d_model)
-    if planned.use.kind != "cross_attention" or not isinstance(planned.sub, AttentionConfig):
-        return size
-    keys_values = 2 * inner_width(planned.sub, d_model) * (d_model + (1 if planned.sub.bias else 0))
-    return size - keys_values
+def _whole(key: tuple[str, str], part: str, size: int) -> _Item:
+    """Return parameters that every use runs and every token touches."""
+    return _Item(key, part, size, size, size)
+
+
+def _set(planned: PlannedUse, where: str, d_model: int) -> Iterator[_Item]:
+    """Yield the parameters of a set: what makes keys and values, the rest, and of experts their router.
+
+    A generated token touches no projection of cross-attention that makes keys and values.
+    """
+    kind, weights, sub = planned.use.kind, planned.use.weights, planned.sub
+    part = f"{where}.{part_of(planned)}"
+    # Attention with experts is an AttentionConfig, too: all experts share one projection to keys and values.
+    shared = keys_values_size(sub, d_model) if isinstance(sub, AttentionConfig) else 0
+    if shared:
+        yield _Item(
+            (f"{kind} keys and values", weights), part, shared, shared, 0 if kind == "cross_attention" else shared
+        )
+    if not isinstance(sub, RoutedConfig):
+        yield _whole((kind, weights), part, dense_size(sub, d_model) - shared)
+        return
+    one = expert_size(sub, d_model)
+    yield _Item((kind, weights), part, sub.n_experts * one, sub.k * one, sub.k * one, is_choice=True)
+    yield _whole((f"{kind} router", weights), f"{part}.router", router_size(sub, d_model))
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,11 +194,11 @@ def _embeddings(config: ModelConfig, vocab_size: int | None) -> _Rows:
 
 def _part_order(config: ModelConfig) -> Iterator[str]:
     """Yield the parts in the order they are shown."""
-    kinds: list[str] = []
+    names: list[str] = []
     for name, stack in config.stacks().items():
-        for kind, _ in stack.sub_layers():
-            kinds.append(kind)
-            yield f"{name}.{kind}"
-    for shared in dict.fromkeys(kinds):
-        yield f"{SHARED}.{shared}"
+        parts = [*(kind for kind, _ in stack.sub_layers()), "sparse_layer"]
+        own = [part for kind in parts for part in (kind, f"{kind}.router")]
+        names += own
+        yield from (f"{name}.{part}" for part in own)
+    yield from (f"{SHARED}.{part}" for part in dict.fromkeys(names))
     yield from ("norms", "positions", "embeddings", "output")

@@ -13,11 +13,14 @@ from ostinato.config.model import (
     AttentionConfig,
     BucketsConfig,
     DenseFeedForwardConfig,
+    ExpertFeedForwardConfig,
     LanguageModelConfig,
     ModelConfig,
     NormConfig,
     RelativeConfig,
+    RoutedConfig,
     SeparableConvConfig,
+    SparseLayerConfig,
     StackConfig,
     SubLayerConfig,
     WindowConfig,
@@ -33,8 +36,18 @@ class PlannedUse:
     stack: str
     step: int
     use: Use
-    sub: SubLayerConfig
+    sub: SubLayerConfig | SparseLayerConfig
     stack_config: StackConfig
+
+    @property
+    def part(self) -> str:
+        """What its costs are shown under: ``<stack>.<kind>``, or ``<stack>.sparse_layer``."""
+        return f"{self.stack}.{part_of(self)}"
+
+
+def part_of(planned: PlannedUse) -> str:
+    """Return the name of a use's part within its stack: its kind, or ``sparse_layer``."""
+    return "sparse_layer" if isinstance(planned.sub, SparseLayerConfig) else planned.use.kind
 
 
 def plans(config: ModelConfig, n_steps: int | None) -> dict[str, Plan]:
@@ -51,20 +64,21 @@ def planned_uses(config: ModelConfig, n_steps: int | None = None) -> Iterator[Pl
     """Yield every use of every stack in the order they run."""
     stacks = config.stacks()
     for name, plan in plans(config, n_steps).items():
-        subs = dict(stacks[name].sub_layers())
         for step in plan.steps:
             for use in step.uses:
-                yield PlannedUse(name, step.index, use, subs[use.kind], stacks[name])
+                yield PlannedUse(name, step.index, use, stacks[name].settings_of(use), stacks[name])
 
 
-def set_size(sub: SubLayerConfig, d_model: int) -> int:
-    """Return the parameters of one set of a sub-layer.
+def dense_size(sub: SubLayerConfig | SparseLayerConfig, d_model: int) -> int:
+    """Return the parameters of one set of a sub-layer without experts (of experts: `ostinato.budget.experts`).
 
     attention:    4 D I (+ 3 I + D biases),     I = n_heads d_head
     feed-forward: 2 D F (+ F + D biases);       geglu: 3 D F (+ 2 F + D)
     separable convolution: D kernel_in + F kernel_out + 2 D F (+ F + D)
     """
     match sub:
+        case RoutedConfig():
+            pass
         case AttentionConfig():
             inner = inner_width(sub, d_model)
             return 4 * d_model * inner + (3 * inner + d_model if sub.bias else 0)
@@ -74,7 +88,7 @@ def set_size(sub: SubLayerConfig, d_model: int) -> int:
             return (branches + 1) * d_model * sub.d_ff + biases
         case SeparableConvConfig():
             return separable_products(sub, d_model) + (sub.d_ff + d_model if sub.bias else 0)
-    raise TypeError(f"no size is known for {type(sub).__name__}")
+    raise TypeError(f"no size without experts is known for {type(sub).__name__}")
 
 
 def inner_width(attention: AttentionConfig, d_model: int) -> int:
@@ -82,7 +96,7 @@ def inner_width(attention: AttentionConfig, d_model: int) -> int:
     return attention.n_heads * attention.head_width(d_model)
 
 
-def hidden_branches(ffn: DenseFeedForwardConfig) -> int:
+def hidden_branches(ffn: DenseFeedForwardConfig | ExpertFeedForwardConfig | SparseLayerConfig) -> int:
     """Return how many D x F maps lead to the hidden layer: one, or two with a gate."""
     return 2 if ffn.activation == "geglu" else 1
 
