@@ -16,6 +16,9 @@ With B sentences of T tokens, D = d_model, I = n_heads d_head, F = d_ff, H heads
     cross-attention queries and output 2 B T I, log-sum-exp; per SET keys and values 2 B S I
     feed-forward    relu B T F, gelu 2 B T F, geglu 4 B T F; dropout: 2 B T F more, geglu 1 B T F more
     convolution     the two padded inputs and outputs: B (T + K_in - 1) D, B T D, B (T + K_out - 1) F, B T F, and relu
+    experts         attention: k times the queries, outputs, weights and positions of queries, keys and values as
+                    without, outputs once more B k T I; where k > 1 a causal stack keeps its mask in the fused kernel,
+                    too, k T S. The rest: `ostinato.budget.expert_activations`
 
 and per pass the ids 8 B T, the states the output projection reads B T D, log-probabilities B T V *, and under autocast
 a bfloat16 copy of every weight. A tensor that two operations keep counts once.
@@ -25,67 +28,34 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
 
+from ostinato.budget.expert_activations import (
+    decision_bytes,
+    feed_forward_bytes,
+    sparse_layer_bytes,
+    weight_copies,
+)
+from ostinato.budget.experts import n_choices
+from ostinato.budget.passes import FLOAT, ID, PER_HIDDEN_UNIT, TrainingPass
 from ostinato.budget.sizes import PlannedUse, hidden_branches, inner_width, planned_uses, vocabulary
 from ostinato.config.model import (
     AttentionConfig,
     BucketsConfig,
     DenseFeedForwardConfig,
-    LanguageModelConfig,
-    ModelConfig,
+    ExpertAttentionConfig,
+    ExpertFeedForwardConfig,
     RotaryConfig,
+    RoutedConfig,
     SeparableConvConfig,
+    SparseLayerConfig,
     WindowConfig,
 )
-
-FLOAT, _HALF, _ID = 4, 2, 8
-_PER_HIDDEN_UNIT = {"relu": (1, 3), "gelu": (2, 3), "geglu": (4, 5)}
-"""Numbers kept for every unit of a feed-forward's hidden layer, without and with dropout."""
-
-
-@dataclass(frozen=True, slots=True)
-class TrainingPass:
-    """One training pass over a batch without padding.
-
-    Args:
-        lengths: tokens of a sentence by stack. batch: sentences.
-        is_mixed: bfloat16 autocast. is_recomputed: only the states between steps are kept.
-    """
-
-    config: ModelConfig
-    lengths: dict[str, int]
-    batch: int
-    is_mixed: bool
-    is_recomputed: bool
-
-    @property
-    def width(self) -> int:
-        """Bytes of a number that a matrix product reads or writes."""
-        return _HALF if self.is_mixed else FLOAT
-
-    def tokens(self, stack: str) -> int:
-        """Return the tokens of all sentences."""
-        return self.batch * self.lengths[stack]
-
-    def mask(self, stack: str) -> int:
-        """Return the places of the mask of self-attention: one for all sentences, or with prefixes one for each."""
-        length = self.lengths[stack]
-        return (self.batch if self.has_prefixes else 1) * length**2 if stack == "decoder" and length > 1 else 0
-
-    @property
-    def has_prefixes(self) -> bool:
-        """Whether sentences have a part whose tokens see each other in both directions."""
-        return isinstance(self.config, LanguageModelConfig) and self.config.mask == "prefix"
-
-    def copy_of(self, n: int) -> int:
-        """Return the bytes of autocast's copy of `n` weights."""
-        return _HALF * n if self.is_mixed else 0
 
 
 def activation_parts(run: TrainingPass, n_steps: int | None, vocab_size: int | None) -> dict[str, int]:
     """Return the bytes by part: ``<stack>.<kind>``, ``.norms``, ``.dropout``, ``embeddings``, ``output``, ``copies``.
 
+    ``<stack>.<kind>.router`` is what choosing experts keeps.
     ``copies`` are the bfloat16 copies of weights. Where steps are recomputed, a stack keeps ``<stack>.steps`` (the
     states between them) and what all its steps share; ``recomputed`` is all that the most costly step keeps while its
     own backward pass runs.
@@ -111,11 +81,11 @@ def _ends(run: TrainingPass, n_rows: int) -> Counter[str]:
     """Return what embeddings, final norms, output projection and loss keep."""
     config, found = run.config, Counter[str]()
     for name, stack in config.stacks().items():
-        found["embeddings"] += _ID * run.tokens(name)
+        found["embeddings"] += ID * run.tokens(name)
         found[f"{name}.dropout"] += FLOAT * run.tokens(name) * config.d_model if config.dropout else 0
         found[f"{name}.norms"] += _norm(run, name) if stack.norm.placement == "pre" else 0
     tokens = run.tokens("decoder")
-    found["output"] = run.width * tokens * config.d_model + FLOAT * tokens * n_rows + _ID * tokens
+    found["output"] = run.width * tokens * config.d_model + FLOAT * tokens * n_rows + ID * tokens
     found["copies"] = run.copy_of(n_rows * config.d_model)
     return found
 
@@ -127,7 +97,7 @@ def _shared(run: TrainingPass, uses: Iterable[PlannedUse]) -> Counter[str]:
     for planned in uses:
         sets.setdefault((planned.use.kind, planned.use.weights), planned)
         if planned.use.position and isinstance(planned.stack_config.relative, BucketsConfig):
-            found[f"{planned.stack}.self_attention"] = _ID * run.lengths[planned.stack] ** 2
+            found[f"{planned.stack}.self_attention"] = ID * run.lengths[planned.stack] ** 2
     is_read = False
     for planned in sets.values():
         if not run.is_recomputed:
@@ -148,12 +118,17 @@ def _use(run: TrainingPass, planned: PlannedUse) -> Counter[str]:
     """Return what one use of a sub-layer keeps for itself."""
     stack, kind, d_model = planned.stack, planned.use.kind, run.config.d_model
     states = run.tokens(stack) * d_model
-    found = Counter({f"{stack}.norms": _norm(run, stack)})
+    found = Counter({f"{stack}.norms": 0 if planned.use.norm is None else _norm(run, stack)})
+    if isinstance(planned.sub, RoutedConfig):
+        found[f"{planned.part}.router"] = decision_bytes(run, planned.sub, run.tokens(stack))
+        found["copies"] += weight_copies(run, planned.sub)
     if run.config.dropout:
         found[f"{stack}.dropout"] = run.width * states
     if run.is_recomputed:
         found["copies"] += run.copy_of(_whole_weights(planned, d_model))
     match planned.sub:
+        case ExpertAttentionConfig() as attention:
+            kept = _expert_attention(run, planned, attention)
         case AttentionConfig() as attention if kind == "cross_attention":
             kept = run.width * states + _attend(run, stack, attention, "encoder", has_bias=False)
             # A slice of packed weights is copied at every use.
@@ -163,14 +138,32 @@ def _use(run: TrainingPass, planned: PlannedUse) -> Counter[str]:
             kept = run.width * states + _positions(run, planned, attention)
             kept += _attend(run, stack, attention, stack, has_bias=has_bias)
         case DenseFeedForwardConfig() as ffn:
-            per_unit = _PER_HIDDEN_UNIT[ffn.activation][1 if ffn.dropout else 0]
+            per_unit = PER_HIDDEN_UNIT[ffn.activation][1 if ffn.dropout else 0]
             kept = run.width * (states + per_unit * run.tokens(stack) * ffn.d_ff)
         case SeparableConvConfig() as conv:
             kept = _convolution(run, stack, conv)
+        case ExpertFeedForwardConfig() as ffn:
+            kept = feed_forward_bytes(run, ffn, run.tokens(stack))
+        case SparseLayerConfig() as layer:
+            kept = sparse_layer_bytes(run, layer, run.tokens(stack))
         case other:
             raise TypeError(f"no activations are known for {type(other).__name__}")
-    found[f"{stack}.{kind}"] = kept
+    found[planned.part] = kept
     return found
+
+
+def _expert_attention(run: TrainingPass, planned: PlannedUse, attention: ExpertAttentionConfig) -> int:
+    """Return what one use of attention with experts keeps, without the decision."""
+    stack, d_model = planned.stack, run.config.d_model
+    rows = attention.k * run.tokens(stack)
+    kept = run.width * 2 * rows * d_model
+    if planned.use.kind == "cross_attention":
+        return kept + _attend(run, stack, attention, "encoder", has_bias=False)
+    if run.is_mixed or not attention.has_router:
+        kept += run.width * run.tokens(stack) * d_model
+    has_bias = isinstance(planned.stack_config.relative, WindowConfig | BucketsConfig)
+    kept += _positions(run, planned, attention)
+    return kept + _attend(run, stack, attention, stack, has_bias=has_bias)
 
 
 def _norm(run: TrainingPass, stack: str) -> int:
@@ -185,33 +178,41 @@ def _copies_heads(run: TrainingPass, attention: AttentionConfig) -> bool:
 
 def _attend(run: TrainingPass, stack: str, attention: AttentionConfig, seen: str, *, has_bias: bool) -> int:
     """Return what softmax(q k^T) v keeps, and q, k, v where they are of one use."""
-    inner, queries, keys = inner_width(attention, run.config.d_model), run.tokens(stack), run.tokens(seen)
-    is_cross = seen != stack
-    given = queries * inner * (1 if is_cross else 3)
+    inner, n, keys = inner_width(attention, run.config.d_model), n_choices(attention), run.tokens(seen)
+    queries, is_cross, has_experts = n * run.tokens(stack), seen != stack, isinstance(attention, ExpertAttentionConfig)
+    packed = 0 if is_cross else keys * inner * (2 if has_experts else 3)
     if not has_bias and not attention.dropout:
-        # The order of the columns needs no mask, prefixes do.
-        mask = run.mask(stack) if not is_cross and run.has_prefixes else 0
-        return run.width * (given + queries * inner + mask) + FLOAT * queries * attention.n_heads
+        # The order of the columns needs no mask; prefixes and several queries a token do.
+        mask = n * run.mask(stack) if not is_cross and (run.has_prefixes or n > 1) else 0
+        # Without experts the queries of self-attention are packed with keys and values; with experts outputs are
+        # kept once more, sorted.
+        kept = queries * inner * (3 if has_experts else 2 if is_cross else 1)
+        return run.width * (packed + kept + mask) + FLOAT * queries * attention.n_heads
     weights = queries * attention.n_heads * run.lengths[seen] * (3 if attention.dropout else 1)
-    values = keys * inner if _copies_heads(run, attention) else 0 if is_cross else given
+    values = keys * inner if _copies_heads(run, attention) else packed
     return FLOAT * ((queries + keys) * inner + values + weights) + run.width * queries * inner
 
 
 def _positions(run: TrainingPass, planned: PlannedUse, attention: AttentionConfig) -> int:
     """Return what relative positions keep at one use."""
     stack, inner, length = planned.stack, inner_width(attention, run.config.d_model), run.lengths[planned.stack]
+    n = n_choices(attention)
+    queries = n * run.tokens(stack)
     match planned.stack_config.relative:
         case WindowConfig(window=window):
             has_copies = run.batch > 1 and attention.n_heads > 1
             tables = run.batch if has_copies else 1 if run.is_mixed else 0
             reach = 2 * window + 1
-            numbers = run.tokens(stack) * (inner + attention.n_heads * reach) + tables * inner * reach
-            return run.width * numbers + _ID * length**2 + run.mask(stack)
+            numbers = queries * (inner + attention.n_heads * reach) + tables * inner * reach
+            return run.width * numbers + n * (ID * length**2 + run.mask(stack))
         case BucketsConfig():
-            return run.mask(stack)
+            return n * run.mask(stack)
         case RotaryConfig():
-            turned = 0 if attention.dropout else (3 if attention.n_heads > 1 else 2) * run.tokens(stack) * inner
-            return run.width * (turned + 2 * length * attention.head_width(run.config.d_model))
+            # Turned queries take the place of those of experts, whose outputs are sorted anyway.
+            has_experts = isinstance(attention, ExpertAttentionConfig)
+            turned = 1 if has_experts else 3 if attention.n_heads > 1 else 2
+            turned *= 0 if attention.dropout else run.tokens(stack) * inner
+            return run.width * (turned + (n + 1) * length * attention.head_width(run.config.d_model))
     return 0
 
 
@@ -233,6 +234,8 @@ def _convolution(run: TrainingPass, stack: str, conv: SeparableConvConfig) -> in
 def _whole_weights(planned: PlannedUse, d_model: int) -> int:
     """Return the numbers of one set's maps that are used whole, biases aside."""
     match planned.sub:
+        case ExpertAttentionConfig() as attention:
+            return 0 if planned.use.kind == "cross_attention" else 2 * d_model * inner_width(attention, d_model)
         case AttentionConfig() as attention:
             return (1 if planned.use.kind == "cross_attention" else 4) * d_model * inner_width(attention, d_model)
         case DenseFeedForwardConfig() as ffn:

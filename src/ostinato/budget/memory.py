@@ -25,8 +25,9 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
 
-from ostinato.budget.activations import FLOAT, TrainingPass, activation_parts
+from ostinato.budget.activations import activation_parts
 from ostinato.budget.parameters import count_parameters
+from ostinato.budget.passes import FLOAT, TrainingPass
 from ostinato.budget.sizes import inner_width, planned_uses
 from ostinato.config.model import AttentionConfig, ModelConfig, SeparableConvConfig, Seq2SeqConfig
 from ostinato.errors import ConfigError, Problem
