@@ -19,17 +19,23 @@ from ostinato.config.model import (
     CoordinatesConfig,
     DecoderConfig,
     DenseFeedForwardConfig,
+    ExpertAttentionConfig,
+    ExpertFeedForwardConfig,
+    HypersphereRouterConfig,
     LanguageModelConfig,
     NoRelativeConfig,
     NormConfig,
     NoSignalConfig,
     RelativeConfig,
     RotaryConfig,
+    RoutedConfig,
     SeparableConvConfig,
     Seq2SeqConfig,
     SignalConfig,
     SinusoidalConfig,
+    SparseLayerConfig,
     StackConfig,
+    SubLayerConfig,
     WindowConfig,
 )
 from ostinato.data.batch import Batch, Tokens
@@ -125,6 +131,7 @@ class _Stacks:
             "relative": relative,
             "self_attention": self._sub("self_attention", n_steps, steps_per_round, shared, relative),
             "ffn": self._sub("ffn", n_steps, steps_per_round, shared, relative),
+            "sparse_layer": None if self._fully_shared else draw(_sparse_layers(n_steps)),
         }
         if name == "decoder_of_pair":
             cross = self._sub("cross_attention", n_steps, steps_per_round, {}, relative)
@@ -152,7 +159,7 @@ class _Stacks:
 
     def _sub(
         self, kind: Kind, n_steps: int, steps_per_round: int, shared: dict[str, Any], relative: RelativeConfig
-    ) -> AttentionConfig | DenseFeedForwardConfig | SeparableConvConfig:
+    ) -> SubLayerConfig:
         draw = self._draw
         spread = draw(_spreads(n_steps, steps_per_round, self._fully_shared))
         if kind in shared:
@@ -161,16 +168,16 @@ class _Stacks:
             own = draw(_feed_forwards())
         else:
             is_rotary = kind == "self_attention" and relative.kind == "rotary"
-            heads = draw(st.integers(1, 3))
-            widths = [2, 4] if is_rotary else [1, 2, 3, 4]
-            default_fits = self._d_model % heads == 0 and not (is_rotary and self._d_model // heads % 2)
-            d_head = draw(st.sampled_from([None, *widths] if default_fits else widths))
-            own = {"n_heads": heads, "d_head": d_head, "bias": draw(st.booleans())}
-        if kind != "ffn":
-            return AttentionConfig(**spread, **own)
-        return (DenseFeedForwardConfig if own["kind"] == "dense" else SeparableConvConfig)(**spread, **own)  # type: ignore[return-value]
+            own = draw(_attentions(self._d_model, is_rotary))
+        return (_FEED_FORWARDS if kind == "ffn" else _ATTENTIONS)[own["kind"]](**spread, **own)
 
 
+_FEED_FORWARDS: dict[str, Callable[..., SubLayerConfig]] = {
+    "dense": DenseFeedForwardConfig,
+    "separable_conv": SeparableConvConfig,
+    "experts": ExpertFeedForwardConfig,
+}
+_ATTENTIONS: dict[str, Callable[..., SubLayerConfig]] = {"dense": AttentionConfig, "experts": ExpertAttentionConfig}
 _BUCKETS = BucketsConfig(n_buckets=6, max_distance=5)
 
 
@@ -183,12 +190,59 @@ def _norms() -> st.SearchStrategy[NormConfig]:
 
 
 @st.composite
+def _attentions(draw: st.DrawFn, d_model: int, is_rotary: bool) -> dict[str, Any]:
+    heads = draw(st.integers(1, 3))
+    widths = [2, 4] if is_rotary else [1, 2, 3, 4]
+    default_fits = d_model % heads == 0 and not (is_rotary and d_model // heads % 2)
+    d_head = draw(st.sampled_from([None, *widths] if default_fits else widths))
+    own = {"n_heads": heads, "d_head": d_head, "bias": draw(st.booleans())}
+    if draw(st.sampled_from(["dense", "experts"])) == "dense":
+        return own | {"kind": "dense"}
+    return own | {"kind": "experts"} | draw(_experts())
+
+
+@st.composite
 def _feed_forwards(draw: st.DrawFn) -> dict[str, Any]:
     own: dict[str, Any] = {"d_ff": draw(st.integers(1, 9)), "bias": draw(st.booleans())}
-    if draw(st.booleans()):
-        return own | {"kind": "dense", "activation": draw(st.sampled_from(["relu", "gelu", "geglu"]))}
-    kernels = {"kernel_in": draw(st.integers(1, 5)), "kernel_out": draw(st.integers(1, 5))}
-    return own | {"kind": "separable_conv"} | kernels
+    kind = draw(st.sampled_from(["dense", "separable_conv", "experts"]))
+    if kind == "separable_conv":
+        kernels = {"kernel_in": draw(st.integers(1, 5)), "kernel_out": draw(st.integers(1, 5))}
+        return own | {"kind": kind} | kernels
+    own |= {"kind": kind, "activation": draw(st.sampled_from(["relu", "gelu", "geglu"]))}
+    return own if kind == "dense" else own | draw(_experts())
+
+
+@st.composite
+def _experts(draw: st.DrawFn) -> dict[str, Any]:
+    """Draw how many experts there are, how many a token gets, and who decides.
+
+    No ties are drawn: a routing width of 1 would make all cosines 1 or -1 (the configuration refuses it), and float64
+    scores of random weights are as good as never within rounding of each other.
+    """
+    n_experts = draw(st.integers(1, 4))
+    k = draw(st.integers(1, n_experts))
+    kinds = ["softmax", "sigmoid"] if k == 1 < n_experts else ["softmax", "topk_softmax", "sigmoid"]
+    gate: dict[str, Any] = {"kind": draw(st.sampled_from(kinds)), "n_sampled": draw(st.sampled_from([0, 0, 1]))}
+    if gate["kind"] == "softmax":
+        gate["renormalise"] = draw(st.sampled_from([None, False] if k == 1 < n_experts else [None, False, True]))
+    router: dict[str, Any] = {"kind": draw(st.sampled_from(["linear", "mlp", "hypersphere"]))}
+    if router["kind"] == "hypersphere":
+        router |= {"d_router": draw(st.integers(2, 4)), "temperature": draw(st.sampled_from([None, 0.5]))}
+        router |= {switch: draw(st.booleans()) for switch in _SWITCHES}
+    init = draw(st.sampled_from(["model", "fan_in"]))
+    return {"n_experts": n_experts, "k": k, "gate": gate, "router": router, "expert_init": init}
+
+
+_SWITCHES = ("project", "normalise", "learn_temperature")
+
+
+@st.composite
+def _sparse_layers(draw: st.DrawFn, n_steps: int) -> SparseLayerConfig | None:
+    if draw(st.integers(0, 3)):
+        return None
+    own: dict[str, Any] = {"after": draw(st.integers(1, n_steps)), "n_layers": draw(st.integers(1, 2))}
+    own |= {"d_ff": draw(st.integers(1, 9)), "bias": draw(st.booleans())}
+    return SparseLayerConfig(**own, activation=draw(st.sampled_from(["relu", "gelu", "geglu"])), **draw(_experts()))
 
 
 @st.composite
@@ -238,9 +292,15 @@ def traits(config: Seq2SeqConfig | LanguageModelConfig) -> set[str]:
             found |= {f"share {kind} {scheme}", f"share_norm {sub.share_norm}", f"bias {kind} {sub.bias}"}  # type: ignore[attr-defined]
             if isinstance(sub, DenseFeedForwardConfig):
                 found.add(f"activation {sub.activation}")
+            if isinstance(sub, RoutedConfig) and any(s is not None for s in sub.sets(stack.n_steps)):
+                found |= _traits_of_experts(sub, f"{kind} {name}")
+                if kind == "self_attention":
+                    found.add(f"relative {stack.relative.kind} of experts")
             if isinstance(sub, SeparableConvConfig) and any(s is not None for s in sub.sets(stack.n_steps)):
                 found.add(f"separable_conv {name}")
                 found |= {f"kernel {'even' if k % 2 == 0 else 'odd'}" for k in (sub.kernel_in, sub.kernel_out)}
+        if stack.sparse_layer is not None:
+            found |= _traits_of_experts(stack.sparse_layer, f"sparse_layer {name}")
     if isinstance(config, Seq2SeqConfig):
         plans = config.plans()
         for kind in ("self_attention", "ffn"):
@@ -248,6 +308,25 @@ def traits(config: Seq2SeqConfig | LanguageModelConfig) -> set[str]:
                 found.add(f"served from one bank {kind}")
                 if kind == "ffn" and isinstance(config.decoder.ffn, SeparableConvConfig):
                     found.add("served from one bank separable_conv")
+                if isinstance(getattr(config.decoder, kind), RoutedConfig):
+                    found.add(f"served from one bank experts of {kind}")
+    return found
+
+
+def _traits_of_experts(sub: RoutedConfig, where: str) -> set[str]:
+    few = "all" if sub.k == sub.n_experts else "one" if sub.k == 1 else "some"
+    found = {f"experts {where}", f"n_experts {sub.n_experts}", f"expert_init {sub.expert_init}"}
+    if isinstance(sub, ExpertAttentionConfig):
+        found.add(f"heads of an expert {'one' if sub.n_heads == 1 else 'some'}")
+    elif isinstance(sub, ExpertFeedForwardConfig | SparseLayerConfig):
+        found |= {f"activation of experts {sub.activation}", f"bias of experts {sub.bias}"}
+    if not sub.has_router:
+        return found
+    renormalised = f" renormalised {sub.is_renormalised}" if sub.gate.kind == "softmax" else ""
+    found |= {f"k {few}", f"gate {sub.gate.kind}{renormalised}", f"n_sampled {sub.gate.n_sampled}"}
+    found.add(f"router {sub.router.kind}")
+    if isinstance(sub.router, HypersphereRouterConfig):
+        found |= {f"hypersphere {switch} {getattr(sub.router, switch)}" for switch in _SWITCHES}
     return found
 
 
@@ -273,6 +352,20 @@ def all_traits() -> set[str]:
         *(f"separable_conv {s}" for s in ("encoder", "decoder")),
         *(f"kernel {k}" for k in ("even", "odd")),
         *(f"served from one bank {s}" for s in ("self_attention", "ffn", "separable_conv")),
+        *(f"served from one bank experts of {kind}" for kind in ("self_attention", "ffn")),
+        *(f"experts {kind} {s}" for kind in ("self_attention", "ffn", "sparse_layer") for s in ("encoder", "decoder")),
+        "experts cross_attention decoder",
+        *(f"relative {r} of experts" for r in ("none", "window", "buckets", "rotary")),
+        *(f"n_experts {n}" for n in (1, 2, 3, 4)),
+        *(f"k {few}" for few in ("one", "some", "all")),
+        *(f"expert_init {i}" for i in ("model", "fan_in")),
+        *(f"heads of an expert {n}" for n in ("one", "some")),
+        *(f"activation of experts {a}" for a in ("relu", "gelu", "geglu")),
+        *(f"bias of experts {b}" for b in (True, False)),
+        *(f"gate {g}" for g in ("softmax renormalised True", "softmax renormalised False", "topk_softmax", "sigmoid")),
+        *(f"n_sampled {n}" for n in (0, 1)),
+        *(f"router {r}" for r in ("linear", "mlp", "hypersphere")),
+        *(f"hypersphere {switch} {on}" for switch in _SWITCHES for on in (True, False)),
     }
 
 
@@ -280,7 +373,10 @@ def all_traits() -> set[str]:
 
 
 def random_model(config: Seq2SeqConfig | LanguageModelConfig, seed: int = 0) -> Model:
-    """Build a float64 model in evaluation mode whose every parameter is random: no zero table, no unit norm."""
+    """Build a float64 model in evaluation mode whose every parameter is random: no zero table, no unit norm.
+
+    Temperatures stay above their floor, so that gates are neither all 0 and 1 nor without a gradient.
+    """
     torch.manual_seed(seed)
     model = build_model(config).double().eval()
     with torch.no_grad():
@@ -288,6 +384,8 @@ def random_model(config: Seq2SeqConfig | LanguageModelConfig, seed: int = 0) -> 
             parameter.normal_(std=0.5)
             if "norm" in name and name.endswith("weight"):
                 parameter.add_(1.0)
+            if name.endswith("router.tau"):
+                parameter.abs_().add_(0.2)
     return model
 
 

@@ -41,9 +41,10 @@ def weights_of(sentences: Sequence[Sentence], n_rows: int, seed: int = 1) -> lis
 
 
 def gradients(model: Model, logits: Sequence[Tensor], weights: Sequence[Tensor]) -> dict[str, Tensor]:
-    """Return the gradient of the weighted sum of logits by parameter, zeros where one plays no part."""
+    """Return the gradient of the weighted sum of logits by learned parameter, zeros where one plays no part."""
     total = sum((one.double() * w).sum() for one, w in zip(logits, weights, strict=True))
     assert isinstance(total, Tensor)
-    names, parameters = zip(*model.named_parameters(), strict=True)
+    learned = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    names, parameters = zip(*learned.items(), strict=True)
     found = torch.autograd.grad(total, parameters, allow_unused=True)
     return {name: torch.zeros_like(p) if g is None else g for name, p, g in zip(names, parameters, found, strict=True)}

@@ -12,8 +12,7 @@ from architectures import Sentence, right_padded
 from ostinato.budget import count_parameters
 from ostinato.config.model import DecoderConfig, DenseFeedForwardConfig, Seq2SeqConfig, StackConfig
 from ostinato.config.training import OptimizerConfig
-from ostinato.models import build_model, load_model, save_model
-from ostinato.models import transformer as transformer_module
+from ostinato.models import build_model, load_model, save_model, sub_layers
 from ostinato.nn.feedforward import FeedForward
 from ostinato.training.optim import build_optimizer
 
@@ -39,10 +38,8 @@ def feed_forwards(model: torch.nn.Module) -> list[FeedForward]:
 
 def test_it_is_made_and_initialised_once(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[FeedForward] = []
-    real = transformer_module.init_feed_forward
-    monkeypatch.setattr(
-        transformer_module, "init_feed_forward", lambda ffn, *rest: (made.append(ffn), real(ffn, *rest))
-    )
+    real = sub_layers.init_feed_forward
+    monkeypatch.setattr(sub_layers, "init_feed_forward", lambda ffn, *rest: (made.append(ffn), real(ffn, *rest)))
     model = build_model(shared_enc_dec())
     assert made == feed_forwards(model)
     assert len(made) == 1

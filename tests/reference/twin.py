@@ -14,12 +14,16 @@ from torch import Tensor
 
 from architectures import Sentence
 from ostinato.config.model import (
+    AttentionConfig,
     BucketsConfig,
     CoordinatesConfig,
     DenseFeedForwardConfig,
+    ExpertFeedForwardConfig,
     RotaryConfig,
+    RoutedConfig,
     SeparableConvConfig,
     SinusoidalConfig,
+    SparseLayerConfig,
     StackConfig,
     WindowConfig,
 )
@@ -37,7 +41,8 @@ from reference.equations import (
     softmax,
     window_entry,
 )
-from reference.weights import read_affine, read_heads
+from reference.experts import choose, read_expert_heads, run_maps, run_stack, weighted
+from reference.weights import Heads, read_affine, read_heads
 
 States = list[Tensor]
 Model = Seq2Seq | LanguageModel
@@ -91,7 +96,6 @@ class _Twin:
     def __init__(self, model: Model, name: str, *, is_causal: bool, n_prefix: int | None = None) -> None:
         self._model, self._name, self._is_causal, self._n_prefix = model, name, is_causal, n_prefix
         self._config: StackConfig = model.config.stacks()[name]
-        self._subs = dict(self._config.sub_layers())
 
     def run(self, states: States, n_steps: int | None, memory: States | None = None) -> States:
         """Apply all steps of the plan."""
@@ -117,8 +121,8 @@ class _Twin:
         is_pre = self._config.norm.placement == "pre"
         inputs = [self._norm(use.norm, x) for x in states] if is_pre else states
         if use.kind == "ffn":
-            is_dense = isinstance(self._subs["ffn"], DenseFeedForwardConfig)
-            outputs = [self._feed_forward(use, x) for x in inputs] if is_dense else self._separable(use, inputs)
+            is_conv = isinstance(self._config.settings_of(use), SeparableConvConfig)
+            outputs = self._separable(use, inputs) if is_conv else [self._feed_forward(use, x) for x in inputs]
         elif use.kind == "self_attention":
             outputs = [self._attend(use, t, inputs, inputs) for t in range(len(inputs))]
         else:
@@ -127,7 +131,9 @@ class _Twin:
         states = [x + y for x, y in zip(states, outputs, strict=True)]
         return states if is_pre else [self._norm(use.norm, x) for x in states]
 
-    def _norm(self, name: str, x_D: Tensor) -> Tensor:
+    def _norm(self, name: str | None, x_D: Tensor) -> Tensor:
+        if name is None:
+            return x_D
         module, eps = self._model.banks.norm[name], self._config.norm.eps
         weight = module.weight
         assert isinstance(weight, Tensor)
@@ -136,7 +142,13 @@ class _Twin:
         return layer_norm(x_D, weight, module.bias, eps)  # type: ignore[arg-type]
 
     def _feed_forward(self, use: Use, x_D: Tensor) -> Tensor:
-        sub, module = self._subs["ffn"], self._model.banks.ffn[use.weights]
+        sub, module = self._config.settings_of(use), self._model.banks.ffn[use.weights]
+        if isinstance(sub, ExpertFeedForwardConfig):
+            maps, act_name = module.experts, sub.activation
+            return weighted(choose(sub, module, x_D), lambda e: run_maps(maps, e, act_name, x_D))  # type: ignore[arg-type]
+        if isinstance(sub, SparseLayerConfig):
+            act_name, eps = sub.activation, self._config.norm.eps
+            return weighted(choose(sub, module, x_D), lambda e: run_stack(module, e, act_name, eps, x_D))
         assert isinstance(sub, DenseFeedForwardConfig)
         F = sub.d_ff
         down = read_affine(module.down)  # type: ignore[arg-type]
@@ -148,7 +160,7 @@ class _Twin:
 
     def _separable(self, use: Use, inputs: States) -> States:
         """relu(W1 (depth-wise x) + b1), then W2 (depth-wise hidden) + b2: two convolutions over the sentence."""
-        sub, module = self._subs["ffn"], self._model.banks.ffn[use.weights]
+        sub, module = self._config.settings_of(use), self._model.banks.ffn[use.weights]
         assert isinstance(sub, SeparableConvConfig)
         up, down = read_affine(module.up), read_affine(module.down)  # type: ignore[arg-type]
         taps_in, taps_out = module.taps_in_KD, module.taps_out_KF
@@ -160,11 +172,20 @@ class _Twin:
         return [down(depth_wise(hidden, taps_out, t, self._is_causal)) for t in range(len(inputs))]
 
     def _attend(self, use: Use, t: int, inputs: States, others: States) -> Tensor:
+        """What token t reads: with experts the sum over the chosen ones of gate times what their heads read."""
+        sub = self._config.settings_of(use)
+        assert isinstance(sub, AttentionConfig)
+        sizes = (sub.n_heads, sub.d_head or self._model.config.d_model // sub.n_heads)
+        module = getattr(self._model.banks, use.kind)[use.weights]
+        if not isinstance(sub, RoutedConfig):
+            return self._read(read_heads(module, *sizes), use, t, inputs, others)
+        return weighted(
+            choose(sub, module, inputs[t]),
+            lambda e: self._read(read_expert_heads(module, e, *sizes), use, t, inputs, others),
+        )
+
+    def _read(self, heads: Heads, use: Use, t: int, inputs: States, others: States) -> Tensor:
         """concat over heads of sum_s softmax_s(q_t . k_s / sqrt(d_head) + relation) v_s, then the output projection."""
-        sub = self._subs[use.kind]
-        width = sub.d_head or self._model.config.d_model // sub.n_heads  # type: ignore[attr-defined]
-        bank = getattr(self._model.banks, use.kind)
-        heads = read_heads(bank[use.weights], sub.n_heads, width)  # type: ignore[attr-defined]
         is_self = use.kind == "self_attention"
         visible = range(self._n_seen(t)) if is_self and self._is_causal else range(len(others))
         mixed = []
@@ -173,10 +194,12 @@ class _Twin:
             scores = []
             for s in visible:
                 k = heads.key[head](others[s])
-                scores.append(self._score(use, head, q, k, t, s) if is_self else (q * k).sum() / math.sqrt(width))
+                scores.append(
+                    self._score(use, head, q, k, t, s) if is_self else (q * k).sum() / math.sqrt(heads.d_head)
+                )
             values = [heads.value[head](others[s]) for s in visible]
-            weighted = [w * v for w, v in zip(softmax(scores), values, strict=True)]
-            mixed.append(sum(weighted[1:], weighted[0]))
+            weighted_values = [w * v for w, v in zip(softmax(scores), values, strict=True)]
+            mixed.append(sum(weighted_values[1:], weighted_values[0]))
         return heads.out(torch.cat(mixed))
 
     def _n_seen(self, t: int) -> int:

@@ -249,7 +249,7 @@ class Stack:
             if relation.depends_on_queries:
                 bias = relation.bias(q, _repeat(_distance(run), n), attention.scale, self.looks_back_only)
             else:
-                bias = self._static_bias(use, run, q)
+                bias = self._static_bias(use, run)
         if run.cache is not None:
             k, v = run.cache.self_kv.setdefault(step.index, KeyValues()).append(k, v)
         if "weights" in run.request:
@@ -282,14 +282,14 @@ class Stack:
             found = run.cross_kv[use.weights] = attention.project_keys_values(run.memory_BSD)
         return found
 
-    def _static_bias(self, use: Use, run: _Pass, q_BHTK: Tensor | None) -> Tensor | None:
+    def _static_bias(self, use: Use, run: _Pass) -> Tensor | None:
         """Return a bias that depends on positions only, computed once a pass."""
         name, relation = use.position, self.banks.relation(use.position)
         if name is None or relation is None or not relation.needs_bias:
             return None
         if name not in run.biases:
-            # Before there are queries, anything of their shape will do: the bias depends on positions only.
-            like = run.positions[:, None, :, None].float() if q_BHTK is None else q_BHTK
+            # In place of queries, of which a token may have several: the bias depends on positions only.
+            like = run.positions[:, None, :, None].float()
             run.biases[name] = relation.bias(like, _distance(run), 1.0, self.looks_back_only)
         return run.biases[name]
 
@@ -298,7 +298,7 @@ class Stack:
             self._memory_keys_values(self.banks.attention(use.kind, use.weights), use, run)
         relation = self.banks.relation(use.position)
         if relation is not None and not relation.depends_on_queries:
-            self._static_bias(use, run, None)
+            self._static_bias(use, run)
 
     def _drop(self, x: Tensor) -> Tensor:
         return F.dropout(x, self.dropout) if self.dropout and self.banks.training else x
