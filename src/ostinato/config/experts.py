@@ -35,7 +35,7 @@ class HypersphereRouterConfig(Config):
 
     kind: Literal["hypersphere"] = "hypersphere"
     d_router: Size | None = None
-    """Width d_e of the routing space; None: half the number of experts."""
+    """Width d_e of the routing space; None: half the number of experts, at least 2."""
     temperature: Positive | None = None
     """tau at the start; None: 0.3, with sigmoid gates 0.07."""
     floor: Positive = 1e-4
@@ -48,6 +48,15 @@ class HypersphereRouterConfig(Config):
     """Ablation: False takes dot products for cosines."""
     learn_temperature: bool = True
     """Ablation: False keeps tau as it is at the start."""
+
+    def problems(self, path: str = "") -> Iterator[Problem]:
+        """Cosines that say nothing."""
+        if self.d_router == 1 and self.project and self.normalise:
+            reason = (
+                "in one dimension every cosine is 1 or -1 and has no gradient: must be at least 2, or set "
+                f"{path}normalise: false"
+            )
+            yield Problem(f"{path}d_router", self.d_router, reason)
 
 
 RouterConfig = Annotated[
@@ -93,7 +102,7 @@ class RoutedConfig(Config):
     def router_width(self) -> int:
         """d_e of a hypersphere router with a projection."""
         width = self.router.d_router if isinstance(self.router, HypersphereRouterConfig) else None
-        return max(1, self.n_experts // 2) if width is None else width
+        return max(2, self.n_experts // 2) if width is None else width
 
     @property
     def temperature(self) -> float:

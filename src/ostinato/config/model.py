@@ -301,12 +301,21 @@ class _ModelConfig(Config):
 def _entry(stack: StackConfig, kind: Kind, sub: SubLayerConfig) -> dict[str, object]:
     """Return what decides the shape of a parameter set, by dotted path within its stack."""
     spread = {"share", "n_unique", "share_norm", "bank"}
-    entry = {f"{kind}.{key}": value for key, value in sub.model_dump(exclude=spread).items()}
+    entry = dict(_leaves(f"{kind}.", sub.model_dump(exclude=spread)))
     if sub.share_norm:
         entry |= {"norm.kind": stack.norm.kind, "norm.eps": stack.norm.eps}
     if kind == "self_attention" and isinstance(stack.relative, WindowConfig):
         entry["relative.window"] = stack.relative.window
     return entry
+
+
+def _leaves(path: str, settings: dict[str, object]) -> Iterator[tuple[str, object]]:
+    """Yield every setting that is not a group of settings, by dotted path."""
+    for key, value in settings.items():
+        if isinstance(value, dict):
+            yield from _leaves(f"{path}{key}.", value)
+        else:
+            yield f"{path}{key}", value
 
 
 class Seq2SeqConfig(_ModelConfig):
