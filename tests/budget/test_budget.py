@@ -56,6 +56,7 @@ def test_a_budget_holds_all_counts_and_what_was_assumed() -> None:
     assert found["bytes"].keys() == {"weights", "activations", "cache"}
     assert found["assumptions"] == {
         "depth": {name: {"expected": 3.0, "rounds": 3, "halting": "none"} for name in ("encoder", "decoder")},
+        "experts": {},
         "source_length": 6,
         "target_length": 7,
         "batch_size": 2,

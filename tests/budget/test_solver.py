@@ -126,6 +126,54 @@ def test_any_integer_setting_is_free_by_its_name() -> None:
     assert vocabulary.values == {"vocab_size": 205}
 
 
+EXPERTS: dict[str, Any] = {"kind": "experts", "n_experts": 8, "k": 2}
+
+
+def sparse(**stack: Any) -> LanguageModelConfig:
+    return language_model(
+        self_attention=EXPERTS | {"n_heads": 2, "d_head": 16}, ffn=EXPERTS | {"d_ff": 64, "share": "all"}, **stack
+    )
+
+
+def test_the_number_of_experts_is_solved_and_no_smaller_than_the_experts_of_a_token() -> None:
+    base = sparse()
+    found = solve(base, stored_parameters(with_settings(base, {"decoder.ffn.n_experts": 23})), "ffn.n_experts")
+    assert (found.values, found.residual) == ({"decoder.ffn.n_experts": 23}, 0)
+    both = solve(base, 3 * stored_parameters(base), "n_experts")
+    assert both.values == dict.fromkeys(("decoder.self_attention.n_experts", "decoder.ffn.n_experts"), both.value)
+    assert abs(both.residual) < 0.05 * both.target
+    with pytest.raises(OutOfReach, match="even the smallest value, 2, costs"):
+        solve(base, 1000, "n_experts")
+
+
+@pytest.mark.parametrize("router", [{"kind": "linear"}, {"kind": "mlp"}, {"kind": "hypersphere"}])
+def test_a_sparse_model_of_a_dense_ones_size_is_found_whatever_its_router(router: dict[str, Any]) -> None:
+    target = stored_parameters(language_model(ffn={"d_ff": 2048}))
+    base = language_model(ffn=EXPERTS | {"d_ff": 64, "router": router})
+    found = solve(base, target, "n_experts")
+    assert abs(found.residual) <= stored_parameters(with_settings(base, {"decoder.ffn.n_experts": 9})) / 4
+    assert abs(found.residual) < 0.02 * target
+
+
+def test_the_width_of_experts_is_solved_by_its_name_or_its_path() -> None:
+    base = sparse(sparse_layer={"after": 2, "d_ff": 32, "n_experts": 4, "k": 1})
+    widths = ["decoder.ffn.d_ff", "decoder.sparse_layer.d_ff", "decoder.self_attention.d_head"]
+    every = solve(base, 2 * stored_parameters(base), "expert_width")
+    assert list(every.values) == widths
+    assert every.values["decoder.sparse_layer.d_ff"] == pytest.approx(every.value / 2, abs=1)
+    assert list(solve(base, every.target, "d_ff").values) == widths[:2]
+    assert list(solve(base, every.target, "sparse_layer.expert_width").values) == widths[1:2]
+    assert list(solve(base, every.target, "self_attention.d_head").values) == widths[2:]
+    with pytest.raises(ConfigError, match="free is 'expert_width': no integer setting of this model has that name"):
+        solve(language_model(), 10**6, "expert_width")
+
+
+def test_equal_multiply_accumulates_leave_the_number_of_experts_to_the_router() -> None:
+    base, macs = sparse(), counts(9, 12)["macs"]
+    found = solve(base, macs(base) + 12 * 64 * 4 * 5, "ffn.n_experts", macs)
+    assert (found.value, found.residual) == (8 + 5, 0)
+
+
 def test_multiply_accumulates_are_matched_at_given_lengths() -> None:
     base, reference = pair({"ffn": {"share": "none"}}), pair()
     cost = counts(20, 30)["macs"]
@@ -211,7 +259,7 @@ def neighbours(config: ModelConfig, found: Solution, variable: FreeVariable) -> 
 @draws(120)
 @given(
     any_architecture(),
-    st.sampled_from(["d_ff", "d_attn", "d_model", "d_ff+d_attn", "n_steps"]),
+    st.sampled_from(["d_ff", "d_attn", "d_model", "d_ff+d_attn", "n_steps", "n_experts", "expert_width"]),
     st.sampled_from(sorted(counts(3, 4))),
     st.floats(0.4, 4.0),
 )

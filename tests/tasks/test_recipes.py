@@ -8,7 +8,7 @@ import pytest
 
 from ostinato.budget import count_macs, count_parameters
 from ostinato.config.load import dump_recipe
-from ostinato.config.model import LanguageModelConfig, ModelConfig
+from ostinato.config.model import LanguageModelConfig, ModelConfig, RoutedConfig
 from ostinato.errors import ConfigError
 from ostinato.tasks.recipes import find_recipe, list_recipes, load_recipe, recipes_directory
 from ostinato.tasks.registry import task_problems
@@ -58,7 +58,7 @@ def test_every_recipe_takes_separable_convolutions_as_wide_and_as_shared_as_its_
     given = load_recipe(name).model.stacks()
     kinds = [f"model.{stack}.ffn.kind=separable_conv" for stack in given]
     for stack, convolved in load_recipe(name, kinds).model.stacks().items():
-        own = {"kind", "activation", "kernel_in", "kernel_out"}
+        own = {"kind", "activation", "kernel_in", "kernel_out", *RoutedConfig.model_fields}
         assert convolved.ffn.kind == "separable_conv"
         assert convolved.ffn.model_dump(exclude=own) == given[stack].ffn.model_dump(exclude=own)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ostinato.budget.depth import Depth, expected_depths
+from ostinato.budget.experts import TopK, chosen_experts
 from ostinato.budget.macs import MacCount, count_macs
 from ostinato.budget.memory import ByteCount, Precision, count_bytes
 from ostinato.budget.parameters import ParameterCount, count_parameters
@@ -44,13 +45,15 @@ class Budget:
     """What a model stores, touches, executes and keeps.
 
     Args:
-        depth: of every stack: assumed where tokens may halt. assumptions: what else the counts are for.
+        depth: of every stack: assumed where tokens may halt. experts: that a token gets, by routed sub-layer
+            (``<stack>.<kind>``, ``<stack>.sparse_layer``). assumptions: what else the counts are for.
     """
 
     parameters: ParameterCount
     macs: MacCount
     bytes: ByteCount
     depth: dict[str, Depth]
+    experts: dict[str, TopK]
     assumptions: Assumptions
     is_language_model: bool
 
@@ -86,6 +89,9 @@ class Budget:
             "bytes": {"weights": b.weights, "activations": b.activations, "cache": b.cache},
             "assumptions": {
                 "depth": depth,
+                "experts": {
+                    part: {"k": chosen.k, "n_experts": chosen.n_experts} for part, chosen in self.experts.items()
+                },
                 "source_length": None if self.is_language_model else a.source_length,
                 "target_length": a.target_length,
                 "batch_size": a.batch_size,
@@ -118,6 +124,7 @@ def count_budget(config: ModelConfig, assumptions: Assumptions | None = None) ->
             n_steps=a.n_steps,
         ),
         depth=depth,
+        experts=chosen_experts(config),
         assumptions=a,
         is_language_model=isinstance(config, LanguageModelConfig),
     )

@@ -2,8 +2,9 @@
 
 A name is the end of a dotted path: ``d_ff`` is the width of every feed-forward of the model, ``decoder.ffn.d_ff`` that
 of the decoder, ``n_steps`` the depth of every stack. Any integer setting can be named, also ones this module has never
-heard of. ``d_attn`` = n_heads d_head is varied by d_head, the heads kept. Several settings (one name found in several
-places, or names joined by ``+``) vary together, at the ratio they have in the configuration.
+heard of. ``d_attn`` = n_heads d_head is varied by d_head, the heads kept. ``expert_width`` is the width of experts
+only: d_ff of expert feed-forwards and sparse layers, d_head of attention with experts. Several settings (one name found
+in several places, or names joined by ``+``) vary together, at the ratio they have in the configuration.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from ostinato.config.base import DEFER_CHECKS, Config, all_problems
-from ostinato.config.model import AttentionConfig, ModelConfig, StackConfig
+from ostinato.config.model import AttentionConfig, ModelConfig, RoutedConfig, StackConfig
 from ostinato.errors import ConfigError, Problem
 
 Measure = Callable[[ModelConfig], float]
@@ -26,6 +27,7 @@ Measure = Callable[[ModelConfig], float]
 
 ROOT = "model."
 _ALIASES = {"d_attn": "d_head"}
+_EXPERT_WIDTH = "expert_width"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +38,21 @@ class Setting:
         path: dotted path below ``model``, for example ``decoder.ffn.d_ff``.
         value: what it is in the configuration (d_head: what it follows from).
         least, multiple: the values it may have are the multiples of `multiple` from `least` on.
+        is_expert_width: whether it is how wide an expert is.
     """
 
     path: str
     value: int
     least: int = 1
     multiple: int = 1
+    is_expert_width: bool = False
+
+    def has_name(self, wanted: list[str]) -> bool:
+        """Return whether a name, split at its dots, is the end of the path."""
+        *_, last = path = self.path.split(".")
+        if self.is_expert_width and wanted[-1] == _EXPERT_WIDTH:
+            wanted = [*wanted[:-1], last]
+        return path[-len(wanted) :] == wanted
 
     def near(self, wanted: Fraction | int) -> int:
         """Return the valid value nearest to a wanted one, the smaller of two equally near."""
@@ -132,13 +143,14 @@ def _named(config: ModelConfig, name: str) -> list[Setting]:
     wanted = name.removeprefix(ROOT).split(".")
     wanted[-1] = _ALIASES.get(wanted[-1], wanted[-1])
     everything = list(all_settings(config))
-    found = [setting for setting in everything if setting.path.split(".")[-len(wanted) :] == wanted]
+    found = [setting for setting in everything if setting.has_name(wanted)]
     if found:
         return found
     if unset := [path for path in _without_value(config) if path.split(".")[-len(wanted) :] == wanted]:
         reason = f"has no value to start from: give it one, for example {ROOT}{unset[0]}=64"
         raise ConfigError([Problem("free", name, reason)])
-    keys = list(dict.fromkeys([s.path.rsplit(".", 1)[-1] for s in everything] + list(_ALIASES)))
+    keys = list(dict.fromkeys([*(s.path.rsplit(".", 1)[-1] for s in everything), *_ALIASES]))
+    keys += [_EXPERT_WIDTH] if any(s.is_expert_width for s in everything) else []
     near = get_close_matches(name, keys, n=1)
     hint = f"; did you mean {near[0]}?" if near else f"; there are {', '.join(sorted(keys))}"
     raise ConfigError([Problem("free", name, f"no integer setting of this model has that name{hint}")])
@@ -172,7 +184,8 @@ def _below(node: Config, path: str, d_model: int, stack: StackConfig | None) -> 
         elif isinstance(value, int) and not isinstance(value, bool):
             least = _limit(field.metadata, "ge", 1)
             multiple = math.lcm(_limit(field.metadata, "multiple_of", 1), _multiple(node, name, stack))
-            yield Setting(f"{path}{name}", value, least, multiple)
+            is_width = isinstance(node, RoutedConfig) and name in ("d_ff", "d_head")
+            yield Setting(f"{path}{name}", value, least, multiple, is_width)
 
 
 def _limit(metadata: Iterable[object], name: str, default: int) -> int:

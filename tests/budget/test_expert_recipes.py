@@ -1,0 +1,86 @@
+"""The recipes of the Sparse Universal Transformer and of X-MoE have the sizes and costs that the papers print."""
+
+from __future__ import annotations
+
+import pytest
+
+from ostinato.budget import count_macs, count_parameters
+from ostinato.config.model import ModelConfig
+from ostinato.tasks.recipes import load_recipe
+from ostinato.tasks.vocabulary import size_model
+
+MILLION = 1e6
+
+
+def model_of(name: str, *overrides: str) -> ModelConfig:
+    return size_model(load_recipe(name, overrides)).model
+
+
+def block(parts: dict[str, int], stack: str, n_norms: int) -> float:
+    """Millions of a stack's parameters, its norms and half of the two window tables included."""
+    own = sum(n for part, n in parts.items() if part.startswith(f"{stack}."))
+    return round((own + n_norms * 2 * 512 + parts["positions"] / 2) / MILLION, 1)
+
+
+def test_the_sparse_universal_transformer_has_its_published_size_less_halting() -> None:
+    base, big = (count_parameters(model_of(f"sut/{size}")) for size in ("base", "big"))
+    assert (block(base.by_part, "encoder", 2), block(base.by_part, "decoder", 3)) == (19.7, 26.6)
+    assert base.by_part["embeddings"] / MILLION == pytest.approx(19.15, abs=0.005)
+    # Table 2, without halting: 65 M. Tables 1 and 2, with it: 66 M and 110 M. Halting is an MLP of d^2 + 2 d weights in
+    # each stack; where it is counted (with the stick-breaking rule) these sums become `stored` itself.
+    assert int(base.stored / MILLION) == 65
+    halting = 2 * (512**2 + 2 * 512)
+    assert round((base.stored + halting) / MILLION) == 66
+    assert round((big.stored + halting) / MILLION) == 110
+
+
+def test_the_sparse_universal_transformer_costs_its_published_macs_less_halting() -> None:
+    # Table 1: 787 M at 10 + 10 tokens, for base and big alike. Their code makes keys and values of the source anew at
+    # all 6 decoder steps, ours once a set; their count has neither scores nor window scores; halting, an MLP of
+    # d^2 + 2 d weights, runs before rounds 2 to 6 of both stacks. Where halting is counted, its share moves into ours.
+    ours = count_macs(model_of("sut/base"), 10, 10)
+    keys_values_again = 5 * 10 * 2 * 512 * 256
+    halting = 2 * 5 * 10 * (512**2 + 2 * 512)
+    assert ours.without_attention + keys_values_again + halting == pytest.approx(787.7 * MILLION, abs=0.1 * MILLION)
+
+
+def test_twice_as_many_experts_cost_no_more_than_their_routers_scores() -> None:
+    base, big = (count_macs(model_of(f"sut/{size}"), 10, 10) for size in ("base", "big"))
+    differing = {part for part in base.by_part if base.by_part[part] != big.by_part[part]}
+    assert base.by_part.keys() == big.by_part.keys()
+    assert differing == {part for part in base.by_part if part.endswith(".router")}
+    assert big.total - base.total == 5 * 6 * 10 * 24 * 512
+
+
+@pytest.mark.parametrize(
+    ("name", "published", "router"), [("dense", 277.1, None), ("smoe", 730.6, 24_576), ("x-moe", 730.6, 12_801)]
+)
+def test_x_moe_has_its_published_sizes(name: str, published: float, router: int | None) -> None:
+    count = count_parameters(model_of(f"x-moe/{name}"))
+    assert round(count.stored / MILLION, 1) == published
+    assert count.by_part.get("decoder.sparse_layer.router") == router
+    if router is not None:
+        # 32 experts of 3 feed-forwards, of which a token runs one: 14.17 M of 453.5 M.
+        assert round(count.by_part["decoder.sparse_layer"] / MILLION, 1) == 453.5
+        dense = count_parameters(model_of("x-moe/dense"))
+        assert round((count.active - router - dense.active) / MILLION, 2) == 14.17
+
+
+def test_a_token_of_x_moe_runs_a_sixth_more_than_the_dense_model() -> None:
+    dense, sparse = (count_macs(model_of(f"x-moe/{name}"), 0, 512) for name in ("dense", "x-moe"))
+    without_output = dense.without_attention - dense.by_part["output"]
+    assert sparse.by_part["decoder.sparse_layer"] / without_output == pytest.approx(0.167, abs=0.001)
+
+
+def test_the_sigmoid_gate_of_x_moe_is_a_few_settings_away() -> None:
+    layer = "model.decoder.sparse_layer"
+    settings = [
+        f"{layer}.gate={{kind: sigmoid}}",
+        f"{layer}.router.temperature=0.07",
+        "training.balance.temperature=0.07",
+    ]
+    recipe = load_recipe("x-moe/x-moe", settings)
+    sparse = recipe.model.stacks()["decoder"].sparse_layer
+    assert sparse is not None
+    assert (sparse.gate.kind, sparse.temperature, recipe.training.balance.temperature) == ("sigmoid", 0.07, 0.07)
+    assert count_parameters(size_model(recipe).model) == count_parameters(model_of("x-moe/x-moe"))
