@@ -120,6 +120,38 @@ def test_rows_count_by_the_mass_that_remains(name: str) -> None:
     torch.testing.assert_close(LOSSES[name]([routing(logits, weight=weight)]), LOSSES[name]([routing(doubled)]))
 
 
+@pytest.mark.parametrize("name", LOSSES)
+def test_losses_are_float32_under_autocast(name: str) -> None:
+    logits = random_logits(50).detach().float().requires_grad_()
+    plain = LOSSES[name]([routing(logits, k=2)])
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        cast = LOSSES[name]([routing(logits, k=2)])
+    assert cast.dtype == torch.float32
+    torch.testing.assert_close(cast, plain, rtol=0, atol=0)
+    torch.testing.assert_close(*(torch.autograd.grad(loss, logits)[0] for loss in (cast, plain)), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", ["switch", "hypersphere", "mutual_information", "importance"])
+def test_descending_a_loss_evens_out_the_use_of_experts(name: str) -> None:
+    """The sign: a router that prefers one expert for all rows, trained by the loss alone."""
+    torch.manual_seed(0)
+    rows, router = torch.randn(80, 6, dtype=torch.float64), torch.randn(E, 6, dtype=torch.float64).requires_grad_()
+    bias = torch.tensor([5.0, 0.0, 0.0, -1.0], dtype=torch.float64, requires_grad=True)
+    optimizer = torch.optim.Adam([router, bias], lr=0.05)
+    entropies = []
+    for _ in range(150):
+        found = routing(rows @ router.T + bias)
+        entropies.append(balance.load([found]).entropy)
+        loss = LOSSES[name]([found])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert entropies[0] < 0.75 * math.log(E)
+    assert entropies[-1] > 0.95 * math.log(E)
+    if name == "mutual_information":
+        assert float(loss) < -0.9 * math.log(E)
+
+
 def test_permuting_experts_changes_no_loss() -> None:
     logits = random_logits(6)
     order = torch.tensor([2, 0, 3, 1])

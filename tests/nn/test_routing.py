@@ -110,6 +110,13 @@ def test_sampled_experts_are_drawn_in_training_only_and_never_twice() -> None:
     assert not torch.equal(drawn.sort(1).values, calm.sort(1).values)
 
 
+def test_experts_are_chosen_by_scores_also_where_their_probabilities_underflow() -> None:
+    scores = torch.tensor([[0.0, -300.0, -200.0, -250.0]])
+    assert torch.softmax(scores, 1)[0].tolist() == [1.0, 0.0, 0.0, 0.0]
+    for gate in (Gate("softmax", 3, 4), Gate("topk_softmax", 3, 4), Gate("sigmoid", 3, 4)):
+        assert gate(scores).experts_NK.tolist() == [[0, 2, 3]]
+
+
 def test_sampling_follows_the_remaining_probabilities() -> None:
     gate = Gate("softmax", 2, 3, n_sampled=1)
     scores = torch.tensor([[2.0, 1.0, 0.0]]).expand(20_000, 3)
@@ -139,12 +146,55 @@ def test_the_gradient_through_the_gate_is_the_one_that_x_moe_derives(kind: str) 
     torch.testing.assert_close(found @ basis @ basis.T, found)
 
 
-def test_on_the_hypersphere_that_gradient_lies_in_the_projections_rows_and_not_along_the_row_itself() -> None:
+@pytest.mark.parametrize("kind", ["softmax", "sigmoid"])
+def test_on_the_hypersphere_it_is_the_derived_one_in_the_projections_rows_and_not_along_the_row(kind: str) -> None:
+    """ds_i/dh = W^T (I - u u^T) v_i / |z| with z = W h, u = z / |z|, v_i = e_i / |e_i|; scores are s / tau."""
     torch.manual_seed(0)
     router, h = HypersphereRouter(D, E, 3).double(), rows()
     assert router.projection is not None
-    choice = Gate("softmax", 1, E)(router(h) / router.temperature())
-    [found] = torch.autograd.grad((choice.gates_NK[:, 0] * torch.randn(N, dtype=torch.float64)).sum(), h)
-    basis = torch.linalg.qr(router.projection.weight.T).Q
+    tau, W = router.temperature().detach(), router.projection.weight
+    upstream = torch.randn(N, dtype=torch.float64)
+    choice = Gate(kind, 1, E)(router(h) / router.temperature())  # type: ignore[arg-type]
+    [found] = torch.autograd.grad((choice.gates_NK[:, 0] * upstream).sum(), h)
+    expected = []
+    for n in range(N):
+        z = W @ h[n]
+        u, gate, k = z / z.norm(), choice.gates_NK[n, 0], int(choice.experts_NK[n, 0])
+        total = torch.zeros(D, dtype=torch.float64)
+        for i in range(E):
+            v = router.experts_EC[i] / router.experts_EC[i].norm()
+            ds = W.T @ (v - u * (u @ v)) / z.norm()
+            chosen = float(i == k)
+            share = chosen * gate * (1 - gate) if kind == "sigmoid" else gate * (chosen - choice.probs_NE[n, i])
+            total = total + share / tau * ds
+        expected.append(upstream[n] * total)
+    torch.testing.assert_close(found, torch.stack(expected).detach())
+    basis = torch.linalg.qr(W.T).Q
     torch.testing.assert_close(found @ basis @ basis.T, found)
     torch.testing.assert_close((found * h).sum(1), torch.zeros(N, dtype=torch.float64), atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize(("kind", "n_dimensions"), [("softmax", E - 1), ("sigmoid", E)])
+def test_rows_that_learn_through_a_linear_router_only_move_in_the_span_of_its_embeddings(
+    kind: str, n_dimensions: int
+) -> None:
+    """Representation collapse (X-MoE, section 2.2). The coefficients c_j of a softmax sum to 0: one dimension less."""
+    torch.manual_seed(0)
+    router = LinearRouter(24, E).double().requires_grad_(False)
+    start = torch.randn(60, 24, dtype=torch.float64)
+    h = start.clone().requires_grad_()
+    gate, outputs = Gate(kind, 1, E), torch.randn(60, dtype=torch.float64)  # type: ignore[arg-type]
+    for _ in range(100):
+        [grad] = torch.autograd.grad((gate(router(h)).gates_NK[:, 0] * outputs).sum(), h)
+        h = (h + 10.0 * grad).detach().requires_grad_()
+    moved = torch.linalg.svdvals((h - start).detach())
+    assert float(moved[n_dimensions - 1]) > 1e-3
+    assert float(moved[n_dimensions]) < 1e-9 * float(moved[0])
+    assert _effective_rank(h.detach()) < 0.9 * _effective_rank(start)
+
+
+def _effective_rank(rows_ND: torch.Tensor) -> float:
+    """exp of the entropy of the normalised singular values."""
+    p = torch.linalg.svdvals(rows_ND)
+    p = p / p.sum()
+    return float((-(p * p.log()).sum()).exp())

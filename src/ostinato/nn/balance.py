@@ -130,7 +130,8 @@ class Rows:
 
     def mean(self, values_NE: Tensor) -> Tensor:
         """Return the weighted mean over the rows."""
-        return torch.einsum("n,ne->e", self.weight_N, values_NE)
+        # No product of matrices: autocast would round one.
+        return (self.weight_N[:, None] * values_NE).sum(0)
 
     @torch.no_grad()
     def fraction(self, experts_NK: Tensor) -> Tensor:

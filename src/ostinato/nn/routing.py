@@ -140,8 +140,8 @@ class HypersphereRouter(Router):
 
     @torch.no_grad()
     def project(self) -> None:
-        """Give every expert's embedding its norm again; without normalisation norms are free."""
-        if self.is_normalised:
+        """Give every expert's embedding its norm again; without normalisation norms are free, frozen ones have it."""
+        if self.is_normalised and self.experts_EC.requires_grad:
             self._hold_norm()
 
     def _hold_norm(self) -> None:
@@ -191,7 +191,7 @@ class Gate:
     def __call__(self, scores_NE: Float[Tensor, "N E"], *, training: bool = False) -> Choice:
         """Choose experts by scores already divided by their temperature."""
         probs_NE = torch.softmax(scores_NE, 1)
-        experts_NK = self._choose(probs_NE.detach(), training)
+        experts_NK = self._choose(scores_NE.detach(), probs_NE.detach(), training)
         if self.kind == "sigmoid":
             gates_NK = torch.sigmoid(scores_NE.gather(1, experts_NK))
         elif self.kind == "topk_softmax":
@@ -202,10 +202,11 @@ class Gate:
                 gates_NK = gates_NK / (gates_NK.sum(1, keepdim=True) + _EPS)
         return Choice(probs_NE, experts_NK, gates_NK)
 
-    def _choose(self, probs_NE: Tensor, training: bool) -> Int[Tensor, "N K"]:
-        n_sampled = self.n_sampled if training else 0
-        top_NK = probs_NE.topk(self.k - n_sampled, dim=1).indices
-        if not n_sampled or not probs_NE.shape[0]:
-            return top_NK if not n_sampled else probs_NE.topk(self.k, dim=1).indices
+    def _choose(self, scores_NE: Tensor, probs_NE: Tensor, training: bool) -> Int[Tensor, "N K"]:
+        n_sampled = self.n_sampled if training and scores_NE.shape[0] else 0
+        # By scores: probabilities underflow, and those at 0 are all alike.
+        top_NK = scores_NE.topk(self.k - n_sampled, dim=1).indices
+        if not n_sampled:
+            return top_NK
         left_NE = (probs_NE + _EPS).scatter(1, top_NK, 0.0)
         return torch.cat([top_NK, torch.multinomial(left_NE, n_sampled)], dim=1)

@@ -1,0 +1,330 @@
+"""Contract 4 to 8, 10 for experts in every model: routings and balance losses, with the logits' gradients.
+
+That models with experts equal their twins, decode as they read, and so on, is shown by the other contract tests: their
+random models have experts. Here stands what only experts have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from architectures import (
+    BOS,
+    EOS,
+    Model,
+    Sentence,
+    any_architecture,
+    draws,
+    left_padded,
+    random_model,
+    right_padded,
+    sentences,
+)
+from contract import assert_all_equal, assert_equal, gradients, real_logits, weights_of
+from ostinato.config.model import LanguageModelConfig, RoutedConfig, Seq2SeqConfig
+from ostinato.data.batch import Batch
+from ostinato.models import build_model
+from ostinato.nn import balance
+from ostinato.nn.experts import Routed
+from ostinato.nn.types import Routing
+
+LOSSES: dict[str, Callable[[Sequence[Routing]], Tensor]] = {
+    "switch": balance.switch,
+    "hypersphere": partial(balance.hypersphere, temperature=0.3),
+    "mutual_information": balance.mutual_information,
+    "z": balance.z,
+    "importance": balance.importance,
+}
+Config = Seq2SeqConfig | LanguageModelConfig
+
+
+def has_router(config: Config) -> bool:
+    """Whether a model chooses experts anywhere."""
+    used = [(stack, use) for name, stack in config.stacks().items() for use in stack.plan(name).uses()]
+    return any(isinstance(sub := s.settings_of(use), RoutedConfig) and sub.has_router for s, use in used)
+
+
+def any_routed(**options: Any) -> st.SearchStrategy[Config]:
+    """Draw a model that chooses experts somewhere."""
+    return any_architecture(**options).filter(has_router)
+
+
+def routings(model: Model, batch: Batch, n_steps: int | None = None) -> list[Routing]:
+    """Return the routings of all stacks."""
+    return [r for stack in model(batch, n_steps=n_steps).stacks.values() for r in stack.routings]
+
+
+def by_sentence(found: list[Routing], batch: Batch) -> list[list[dict[str, Tensor]]]:
+    """Return what every routing says of every sentence's real tokens."""
+    rows = []
+    for routing in found:
+        tokens = batch.source if routing.stack == "encoder" else batch.target
+        assert tokens is not None
+        B, T = tokens.ids_BT.shape
+        values = {"experts": routing.experts_NK, "gates": routing.gates_NK, "logits": routing.logits_NE}
+        values |= {"probs": routing.probs_NE, "weight": routing.weight_N[:, None]}
+        here = {name: value.view(B, T, -1) for name, value in values.items()}
+        rows.append([{name: v[b][tokens.keep_BT[b]] for name, v in here.items()} for b in range(B)])
+    return rows
+
+
+def assert_same_choices(found: dict[str, Tensor], expected: dict[str, Tensor], what: str) -> None:
+    assert torch.equal(found["experts"], expected["experts"]), what
+    for name in expected:
+        assert_equal(found[name], expected[name], f"{name} {what}")
+
+
+def all_losses(found: list[Routing]) -> dict[str, Tensor]:
+    """Return every balance loss of every router."""
+    routers = dict.fromkeys(r.router for r in found)
+    return {
+        f"{name} {of}": loss([r for r in found if r.router == of]) for name, loss in LOSSES.items() for of in routers
+    }
+
+
+def loss_gradients(model: Model, losses: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the gradient of all losses together, every one with a weight of its own."""
+    total = sum(loss.double() * (i + 1) for i, loss in enumerate(losses.values()))
+    assert isinstance(total, Tensor)
+    learned = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    grads = torch.autograd.grad(total, list(learned.values()), allow_unused=True, materialize_grads=True)
+    return dict(zip(learned, grads, strict=True))
+
+
+# --- independence ----------------------------------------------------------------------------------------------------
+
+
+@draws(25)
+@given(st.data())
+def test_padding_changes_no_choice_no_balance_loss_and_no_gradient_of_it(data: st.DataObject) -> None:
+    config = data.draw(any_routed())
+    batch = data.draw(sentences(config))
+    extra, fill = data.draw(st.integers(1, 3)), data.draw(st.integers(0, 4))
+    model = random_model(config)
+    tight = [right_padded([s]) for s in batch]
+    alone = [by_sentence(routings(model, one), one) for one in tight]
+    expected_losses: dict[str, Tensor] | None = None
+    for padded in (right_padded(batch), right_padded(batch, extra, fill), left_padded(batch, extra, fill)):
+        found = routings(model, padded)
+        for i, of_router in enumerate(by_sentence(found, padded)):
+            for b, row in enumerate(of_router):
+                assert_same_choices(row, alone[b][i][0], f"of sentence {b} at {found[i].router} {found[i].step}")
+        losses = all_losses(found)
+        grads = loss_gradients(model, losses)
+        if expected_losses is None:
+            expected_losses, expected_grads = losses, grads
+        assert_all_equal(losses, expected_losses)
+        assert_all_equal(grads, expected_grads)
+
+
+@draws(20)
+@given(st.data())
+def test_past_choices_never_depend_on_the_future(data: st.DataObject) -> None:
+    config = data.draw(any_routed())
+    (sentence,) = data.draw(sentences(config, max_sentences=1))
+    rows = config.vocab_size if isinstance(config, LanguageModelConfig) else config.target_vocab_size
+    future = data.draw(st.lists(st.integers(EOS, (rows or 0) - 1), min_size=1, max_size=4))
+    n_past = data.draw(st.integers(max(1, sentence.n_prefix or 0), len(sentence.target)))
+    model = random_model(config)
+    one, other = (right_padded([s]) for s in (sentence, sentence.with_target(sentence.target[:n_past] + future)))
+    before, after = routings(model, one), routings(model, other)
+    for routing, was, now in zip(before, by_sentence(before, one), by_sentence(after, other), strict=True):
+        if routing.stack == "decoder":
+            past = [{name: value[:n_past] for name, value in of[0].items()} for of in (now, was)]
+            assert_same_choices(past[0], past[1], f"of {routing.router} at step {routing.step}")
+
+
+# --- which routings there are ----------------------------------------------------------------------------------------
+
+
+@draws(25)
+@given(st.data())
+def test_every_routed_sub_layer_says_at_every_step_what_it_chose(data: st.DataObject) -> None:
+    n_rounds = data.draw(st.sampled_from([None, None, 1, 3]))
+    config = data.draw(any_architecture(fully_shared=n_rounds is not None))
+    batch = right_padded(data.draw(sentences(config)))
+    output = random_model(config)(batch, n_steps=n_rounds)
+    for name, stack in config.stacks().items():
+        plan = stack.plan(name) if n_rounds is None else stack.plan(name).with_rounds(n_rounds)
+        expected = []
+        for step in plan.steps:
+            for use in step.uses:
+                sub = stack.settings_of(use)
+                if isinstance(sub, RoutedConfig) and sub.has_router:
+                    expected.append((f"{use.kind}.{use.weights}", name, step.index, sub.n_experts, sub.k))
+        found = output.stacks[name].routings
+        assert [(r.router, r.stack, r.step, r.probs_NE.shape[1], r.experts_NK.shape[1]) for r in found] == expected
+        tokens = batch.source if name == "encoder" else batch.target
+        assert tokens is not None
+        for routing in found:
+            assert torch.equal(routing.weight_N > 0, tokens.keep_BT.flatten())
+            torch.testing.assert_close(routing.probs_NE.sum(1), torch.ones(tokens.ids_BT.numel()).double())
+            assert bool((routing.experts_NK.sort(1).values.diff(dim=1) > 0).all())
+
+
+# --- experts have no order -------------------------------------------------------------------------------------------
+
+OF_ALL_EXPERTS = ("kv.", "router.hidden.", "router.projection.", "router.tau")
+
+
+@draws(30)
+@given(st.data())
+def test_permuting_experts_with_their_rows_of_the_router_changes_nothing(data: st.DataObject) -> None:
+    config = data.draw(any_routed())
+    batch = data.draw(sentences(config))
+    model, permuted = random_model(config), random_model(config)
+    orders: dict[str, Tensor] = {}
+    for prefix, module in permuted.named_modules():
+        if isinstance(module, Routed):
+            order = torch.tensor(data.draw(st.permutations(range(module.n_experts))))
+            orders[prefix.removeprefix("banks.")] = order
+            for name, parameter in module.named_parameters():
+                if not name.startswith(OF_ALL_EXPERTS):
+                    assert parameter.shape[0] == module.n_experts, name
+                    parameter.data = parameter.data[order]
+    plain, other = (real_logits(m, right_padded(batch)) for m in (model, permuted))
+    weights = weights_of(batch, plain[0].shape[1])
+    for found, wanted in zip(other, plain, strict=True):
+        assert_equal(found, wanted, "with permuted experts")
+    expected = gradients(model, plain, weights)
+    for name in expected:
+        prefix = next((p for p in orders if name.startswith(f"banks.{p}.")), None)
+        if prefix is not None and not name.removeprefix(f"banks.{prefix}.").startswith(OF_ALL_EXPERTS):
+            expected[name] = expected[name][orders[prefix]]
+    assert_all_equal(gradients(permuted, other, weights), expected)
+    for was, now in zip(routings(model, right_padded(batch)), routings(permuted, right_padded(batch)), strict=True):
+        real = was.weight_N > 0
+        assert torch.equal(orders[was.router][now.experts_NK][real], was.experts_NK[real])
+        assert_all_equal(all_losses([now]), all_losses([was]))
+
+
+# --- training --------------------------------------------------------------------------------------------------------
+
+
+@draws(20)
+@given(st.data())
+def test_recomputed_steps_have_the_same_routings_and_gradients_of_their_losses(data: st.DataObject) -> None:
+    config = data.draw(any_routed())
+    batch = right_padded(data.draw(sentences(config)))
+    model = random_model(config).train()
+    found = {}
+    for enabled in (False, True):
+        model.set_activation_checkpointing(enabled)
+        torch.manual_seed(5)  # of sampled experts
+        output = model(batch)
+        chosen = [r for stack in output.stacks.values() for r in stack.routings]
+        losses = all_losses(chosen) | {"of the model": output.logits_BTV[batch.target.keep_BT].square().mean()}
+        found[enabled] = (chosen, losses, loss_gradients(model, losses))
+    for was, now in zip(found[False][0], found[True][0], strict=True):
+        assert (was.router, was.stack, was.step) == (now.router, now.stack, now.step)
+        assert torch.equal(was.experts_NK, now.experts_NK)
+        assert torch.equal(was.gates_NK, now.gates_NK)
+    assert_all_equal(found[True][1], found[False][1])
+    assert_all_equal(found[True][2], found[False][2])
+
+
+def routed_model(
+    *, router: str = "linear", gate: str = "softmax", k: int = 2, n_sampled: int = 0, **options: Any
+) -> Model:
+    """Return a float32 language model of two shared steps whose attention and feed-forward have four experts."""
+    routed = {"kind": "experts", "n_experts": 4, "k": k, "share": "all"}
+    routed |= {"router": {"kind": router}, "gate": {"kind": gate, "n_sampled": n_sampled}}
+    decoder = {
+        "n_steps": 2,
+        "self_attention": routed | {"n_heads": 2, "d_head": 4},
+        "ffn": routed | {"d_ff": 8},
+    }
+    torch.manual_seed(0)
+    config = {"d_model": 8, "dropout": 0.0, "vocab_size": 9, "decoder": decoder} | options
+    return build_model(LanguageModelConfig.model_validate(config))
+
+
+def text(n_sentences: int = 4, length: int = 12) -> Batch:
+    make = torch.Generator().manual_seed(0)
+    ids = torch.randint(3, 9, (n_sentences, length), generator=make)
+    return right_padded([Sentence(None, [BOS, *row]) for row in ids.tolist()])
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("router", ["linear", "mlp", "hypersphere"])
+def test_every_balance_loss_reaches_every_router(router: str, name: str) -> None:
+    model = routed_model(router=router, gate="sigmoid" if router == "hypersphere" else "softmax")
+    chosen = routings(model, text())
+    for of in ("self_attention.decoder_0", "ffn.decoder_0"):
+        mine = [r for r in chosen if r.router == of]
+        assert [r.step for r in mine] == [0, 1]
+        module = next(m for n, m in model.named_modules() if isinstance(m, Routed) and n == f"banks.{of}")
+        assert module.router is not None
+        learned = {n: p for n, p in module.router.named_parameters() if n != "tau"}
+        grads = torch.autograd.grad(LOSSES[name](mine), list(learned.values()), retain_graph=True)
+        assert all(float(g.norm()) > 1e-7 for g in grads), name
+
+
+def test_a_frozen_router_still_sends_its_balance_loss_into_the_states_below() -> None:
+    """X-MoE, section 2.8: router and experts frozen, the loss stays on."""
+    model = routed_model(router="hypersphere", gate="sigmoid")
+    for module in model.routed():
+        module.requires_grad_(False)
+    before = {name: p.clone() for name, p in model.named_parameters() if not p.requires_grad}
+    assert before
+    loss = sum(all_losses(routings(model, text())).values())
+    assert isinstance(loss, Tensor)
+    loss.backward()  # type: ignore[no-untyped-call]
+    assert model.target_weight.grad is not None
+    assert float(model.target_weight.grad.norm()) > 1e-6
+    assert all(p.grad is None for p in model.parameters() if not p.requires_grad)
+    torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1).step()
+    model.project_routers()
+    now = dict(model.named_parameters())
+    assert all(torch.equal(now[name], value) for name, value in before.items())
+
+
+def test_experts_are_sampled_in_training_only() -> None:
+    model, plain = routed_model(n_sampled=1), routed_model()
+    batch = text()
+    torch.manual_seed(0)
+    trained = [routings(model.train(), batch)[0].experts_NK for _ in range(2)]
+    calm = [routings(model.eval(), batch)[0].experts_NK for _ in range(2)]
+    assert not torch.equal(trained[0], trained[1])
+    assert torch.equal(calm[0], calm[1])
+    assert torch.equal(calm[0], routings(plain.eval(), batch)[0].experts_NK)
+    assert torch.equal(trained[0][:, 0], calm[0][:, 0])
+
+
+# --- precision -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("gate", ["softmax", "topk_softmax", "sigmoid"])
+@pytest.mark.parametrize("router", ["linear", "mlp", "hypersphere"])
+def test_routers_gates_and_balance_losses_are_float32_under_autocast(router: str, gate: str) -> None:
+    model, batch = routed_model(router=router, gate=gate).eval(), text()
+    twice = right_padded([Sentence(None, row) for row in batch.target.ids_BT.tolist() * 2])
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        output = model(twice, request=("input",)).stacks["decoder"]
+        losses = all_losses(list(output.routings))
+    for routing in output.routings:
+        kind, name = routing.router.split(".")
+        module = getattr(model.banks, kind)[name]
+        inner_BTD = output.captures["decoder", routing.step, kind, "input"]
+        logits_NE = module.router(inner_BTD.flatten(0, 1).float())
+        choice = module.gate(logits_NE / module.router.temperature())
+        expected = (logits_NE, choice.probs_NE, choice.gates_NK)
+        for found, wanted in zip((routing.logits_NE, routing.probs_NE, routing.gates_NK), expected, strict=True):
+            assert found.dtype == torch.float32
+            torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+        first, second = routing.experts_NK.chunk(2)
+        same = (inner_BTD.flatten(0, 1).chunk(2)[0] == inner_BTD.flatten(0, 1).chunk(2)[1]).all(1)
+        assert bool(same.any())
+        assert torch.equal(first[same], second[same])
+    plain = all_losses(list(output.routings))
+    for name, loss in losses.items():
+        assert loss.dtype == torch.float32
+        torch.testing.assert_close(loss, plain[name], rtol=0, atol=0)
