@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from ostinato.budget import count_budget, count_bytes, count_macs, count_parameters
+from ostinato.budget.compare import differing_plans, differing_settings
 from ostinato.budget.experts import chosen_experts
-from ostinato.config.model import LanguageModelConfig, Seq2SeqConfig
+from ostinato.config.model import LanguageModelConfig, ModelConfig, Seq2SeqConfig
 
 D, F, I, E, K = 6, 10, 8, 5, 2  # d_model, d_ff, two heads of four, experts, experts a token
 EXPERTS: dict[str, Any] = {"kind": "experts", "n_experts": E, "k": K, "bias": False}
@@ -169,3 +170,19 @@ def test_a_budget_states_how_many_experts_a_token_is_assumed_to_get() -> None:
     }
     assert str(chosen_experts(config)["decoder.cross_attention"]) == "2 of 5 experts"
     assert count_budget(_pair(cross_attention=DENSE)).as_dict()["assumptions"]["experts"] == {}
+
+
+def test_a_sparse_layer_is_a_difference_of_its_own_and_moves_no_other_row() -> None:
+    layer: dict[str, Any] = {"after": 1, "d_ff": F, "n_experts": 4, "k": 1}
+    ffn = {"d_ff": F}
+    models: dict[str, ModelConfig] = {
+        "dense": _model(2, ffn=ffn),
+        "linear": _model(2, ffn=ffn, sparse_layer=layer),
+        "cosine": _model(2, ffn=ffn, sparse_layer=layer | {"router": {"kind": "hypersphere"}}),
+    }
+    where = {"linear": "after 1 of 2", "cosine": "after 1 of 2"}
+    assert differing_plans(models) == {"decoder.sparse_layer": where}
+    settings = differing_settings(models)
+    assert settings["model.decoder.sparse_layer"] == {"dense": None, "linear": "there", "cosine": "there"}
+    assert settings["model.decoder.sparse_layer.router.kind"] == {"linear": "linear", "cosine": "hypersphere"}
+    assert "model.decoder.sparse_layer.after" not in settings

@@ -32,6 +32,36 @@ def test_norms_of_every_step_and_rounds_of_several_steps_are_drawn() -> None:
     assert lines == ["step bank 1 2 3 4 norms", "round 1 1 2 2", "ffn encoder 0 1 0 1 one per step"]
 
 
+def test_a_drawing_of_experts_says_how_many_what_they_are_and_who_decides(run) -> None:
+    rows = _rows(run("plan", "sut/big").out)
+    decides = "(mlp router, renormalised softmax gate"
+    assert f"self_attention 4 of 48 experts of 4 heads x 64 {decides}, 1 drawn)" in rows
+    assert f"ffn 4 of 48 experts of gelu x 512 {decides})" in rows
+    (stated,) = [row for row in rows if row.startswith("experts a token: ")]
+    assert "encoder.ffn 4 of 48" in stated
+    assert sum(row.startswith("decoder.cross_attention.router ") for row in rows) == 3
+    single = ["model.encoder.ffn.n_experts=1", "model.encoder.ffn.k=1"]
+    assert "ffn 1 expert of gelu x 512" in _rows(run("plan", "sut/base", *single).out)
+    assert "experts a token" not in run("plan", "one-wide-ffn/base/baseline").out
+
+
+def test_a_sparse_layer_is_a_column_of_its_own(run) -> None:
+    rows = _rows(run("plan", "x-moe/x-moe").out)
+    assert "self_attention decoder 0 1 2 3 4 5 - 6 7 8 9 10 11 with weights" in rows
+    assert "ffn decoder 0 1 2 3 4 5 S 6 7 8 9 10 11 with weights" in rows
+    assert (
+        "S: sparse layer after step 6, 1 of 32 experts of 3 feed-forwards of gelu x 3,072 "
+        "(hypersphere router of width 16, softmax gate)"
+    ) in rows
+    assert "self_attention 12 heads x 64, ffn gelu x 3,072" in rows
+    alone = ["model.decoder.ffn.share=none", "model.decoder.self_attention.share=all"]
+    rows = _rows(run("plan", "x-moe/x-moe", *alone).out)
+    assert "ffn decoder - - - - - - S - - - - - -" in rows
+    (counted,) = json.loads(run("plan", "x-moe/x-moe", "--json").out)
+    assert counted["assumptions"]["experts"] == {"decoder.sparse_layer": {"k": 1, "n_experts": 32}}
+    assert counted["macs"]["by_part"]["decoder.sparse_layer.router"] == 32 * 16 * (768 + 32)
+
+
 def test_the_same_set_has_the_same_colour() -> None:
     plan = build_plan("encoder", [SubLayerPlan("ffn", (0, 1, 0, None), bank="encoder")], 4)
     *_, line = drawing(plan, ["ffn"], 100)

@@ -71,7 +71,8 @@ def differing_settings(configs: Mapping[str, ModelConfig]) -> dict[str, dict[str
     """Return the settings that are not the same in all models: dotted key -> model -> value.
 
     Stacks are compared as they are built. A model that has no such setting (another kind of position) is left out of
-    its row; a group that a model lacks altogether (an encoder) is one row, "there" in the others.
+    its row; a group that a model lacks altogether (an encoder) is one row, "there" in the others, which are compared
+    with each other.
     """
     return dict(_differences("model", {name: _resolved(config) for name, config in configs.items()}, len(configs)))
 
@@ -90,18 +91,29 @@ def _differences(path: str, values: Mapping[str, Any], n_models: int) -> Iterato
             inner = {name: value[key] for name, value in values.items() if key in value}
             yield from _differences(f"{path}.{key}", inner, n_models)
     elif groups:
-        yield path, dict.fromkeys(values, "there")
+        yield path, {name: "there" if isinstance(value, dict) else value for name, value in values.items()}
+        shared = {name: value for name, value in values.items() if isinstance(value, dict)}
+        if len(shared) > 1:
+            yield from _differences(path, shared, len(shared))
     elif len(values) < n_models or any(value != next(iter(values.values())) for value in values.values()):
         yield path, dict(values)
 
 
 def differing_plans(configs: Mapping[str, ModelConfig]) -> dict[str, dict[str, str]]:
-    """Return the rows of the plans that are not the same in all models: ``<stack>.<kind>`` -> model -> what runs."""
+    """Return the rows of the plans that are not the same in all models: ``<stack>.<kind>`` -> model -> what runs.
+
+    A sparse layer has a row of its own, ``<stack>.sparse_layer``, which a model without one is left out of.
+    """
     rows: dict[str, dict[str, str]] = {}
     for name, config in configs.items():
-        for stack, plan in config.plans().items():
-            for kind, _ in config.stacks()[stack].sub_layers():
+        for stack, settings in config.stacks().items():
+            layer = settings.sparse_layer
+            # The steps as they are numbered in the settings: a sparse layer stands between two of them.
+            plan = settings.model_copy(update={"sparse_layer": None}).plan(stack)
+            for kind, _ in settings.sub_layers():
                 rows.setdefault(f"{stack}.{kind}", {})[name] = spread(plan.row(kind))
+            if layer is not None:
+                rows.setdefault(f"{stack}.sparse_layer", {})[name] = f"after {layer.after} of {settings.n_steps}"
     return {key: row for key, row in rows.items() if len(row) < len(configs) or len(set(row.values())) > 1}
 
 

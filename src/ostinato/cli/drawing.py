@@ -1,4 +1,7 @@
-"""A plan drawn in the terminal: one column a step, one row a kind of sub-layer, the same set the same mark."""
+"""A plan drawn in the terminal: one column a step, one row a kind of sub-layer, the same set the same mark.
+
+A sparse layer, which stands between two steps of the settings, is a column of its own with the mark S.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,13 @@ from ostinato.cli.output import console, readable_width, say
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from ostinato.config.model import StackConfig
+    from ostinato.config.model import SparseLayerConfig, StackConfig, SubLayerConfig
     from ostinato.experiments.side_by_side import PlannedRecipe
     from ostinato.plan import Kind, Plan
 
 _COLOURS = ("cyan", "yellow", "green", "magenta", "blue", "red", "bright_cyan", "bright_yellow", "bright_green")
 _ABSENT = "-"
+_SPARSE = "S"
 _GAP = "  "
 
 
@@ -30,13 +34,19 @@ def draw_recipe(planned: PlannedRecipe) -> None:
     for name, plan in sized.model.plans().items():
         stack = sized.model.stacks()[name]
         say(f"\n{name}: {_about(plan, stack)}")
-        say(_GAP + ", ".join(_sizes(stack, planned.model.d_model)))
-        for line in drawing(plan, [kind for kind, _ in stack.sub_layers()], readable_width()):
-            console().print(line, soft_wrap=True)
+        for line in _sizes(stack, planned.model.d_model):
+            say(_GAP + line)
+        for drawn in drawing(plan, [kind for kind, _ in stack.sub_layers()], readable_width()):
+            console().print(drawn, soft_wrap=True)
     say()
     for kind, bank, stacks in shared_banks(sized.model):
         say(f"{kind}: bank '{bank}' serves {' and '.join(stacks)} with the same sets")
     say("depth: " + ", ".join(f"{name} {depth}" for name, depth in planned.budget.depth.items()))
+    if experts := planned.budget.experts:
+        say(
+            "experts a token: "
+            + ", ".join(f"{part} {chosen.k} of {chosen.n_experts}" for part, chosen in experts.items())
+        )
 
 
 def _about(plan: Plan, stack: StackConfig) -> str:
@@ -52,18 +62,57 @@ def _about(plan: Plan, stack: StackConfig) -> str:
 
 
 def _sizes(stack: StackConfig, d_model: int) -> Iterator[str]:
-    """Yield the widths of every kind of sub-layer that is there."""
-    from ostinato.config.model import AttentionConfig, SeparableConvConfig
+    """Yield how wide every kind of sub-layer is that is there: dense ones in a line, those of experts in one each."""
+    there = [(kind, sub) for kind, sub in stack.sub_layers() if any(i is not None for i in sub.sets(stack.n_steps))]
+    sizes = {kind: f"{kind} {_experts(sub, _width(sub, d_model))}" for kind, sub in there}
+    routed = [kind for kind, sub in there if _is_routed(sub)]
+    if dense := ", ".join(size for kind, size in sizes.items() if kind not in routed):
+        yield dense
+    yield from (sizes[kind] for kind in routed)
+    if (layer := stack.sparse_layer) is not None:
+        width = f"{layer.n_layers} feed-forwards of {layer.activation} x {layer.d_ff:,}"
+        yield f"{_SPARSE}: sparse layer after step {layer.after}, {_experts(layer, width)}"
 
-    for kind, sub in stack.sub_layers():
-        if all(index is None for index in sub.sets(stack.n_steps)):
-            continue
-        if isinstance(sub, AttentionConfig):
-            yield f"{kind} {sub.n_heads} heads x {sub.head_width(d_model)}"
-        elif isinstance(ffn := stack.ffn, SeparableConvConfig):
-            yield f"{kind} {ffn.kind} of kernels {ffn.kernel_in} and {ffn.kernel_out} x {ffn.d_ff:,}"
-        else:
-            yield f"{kind} {ffn.activation} x {ffn.d_ff:,}"
+
+def _is_routed(sub: object) -> bool:
+    from ostinato.config.model import RoutedConfig
+
+    return isinstance(sub, RoutedConfig)
+
+
+def _width(sub: SubLayerConfig, d_model: int) -> str:
+    """Return how wide a sub-layer is, or one of its experts."""
+    from ostinato.config.model import (
+        AttentionConfig,
+        DenseFeedForwardConfig,
+        ExpertFeedForwardConfig,
+        SeparableConvConfig,
+    )
+
+    match sub:
+        case AttentionConfig():
+            return f"{sub.n_heads} heads x {sub.head_width(d_model)}"
+        case SeparableConvConfig():
+            return f"{sub.kind} of kernels {sub.kernel_in} and {sub.kernel_out} x {sub.d_ff:,}"
+        case DenseFeedForwardConfig() | ExpertFeedForwardConfig():
+            return f"{sub.activation} x {sub.d_ff:,}"
+    raise TypeError(f"no width is known for {type(sub).__name__}")
+
+
+def _experts(sub: SubLayerConfig | SparseLayerConfig, width: str) -> str:
+    """Return how many experts a token gets of how many, what one is, and who decides; the width of a dense one."""
+    from ostinato.config.model import ExpertAttentionConfig, ExpertFeedForwardConfig, SparseLayerConfig
+
+    if not isinstance(sub, ExpertAttentionConfig | ExpertFeedForwardConfig | SparseLayerConfig):
+        return width
+    if not sub.has_router:
+        return f"1 expert of {width}"
+    router = f"{sub.router.kind} router"
+    if sub.router.kind == "hypersphere" and sub.router.project:
+        router += f" of width {sub.router_width}"
+    gate = "renormalised softmax" if sub.gate.kind == "softmax" and sub.is_renormalised else sub.gate.kind
+    sampled = f", {sub.gate.n_sampled} drawn" if sub.gate.n_sampled else ""
+    return f"{sub.k} of {sub.n_experts} experts of {width} ({router}, {gate} gate{sampled})"
 
 
 def drawing(plan: Plan, kinds: Sequence[Kind], width: int) -> Iterator[Text]:
@@ -92,9 +141,11 @@ def _row(plan: Plan, kind: Kind) -> tuple[str, str, list[str], str]:
     """Return a kind, its bank, the mark of every step, and how its norms are spread."""
     cells = [("", _ABSENT) if name is None else name.rsplit("_", 1) for name in plan.row(kind)]
     banks = sorted({bank for bank, _ in cells if bank})
-    norms = {(use.weights, use.norm) for use in plan.uses() if use.kind == kind}
-    words = "with weights" if len(norms) == len(plan.names(kind)) else "one per step"
-    return kind, "/".join(banks), [mark for _, mark in cells], words if banks else ""
+    # A sparse layer brings norms of its own.
+    norms = {(use.weights, use.norm) for use in plan.uses() if use.kind == kind and use.norm is not None}
+    words = "with weights" if len(norms) == len({weights for weights, _ in norms}) else "one per step"
+    marks = [mark if mark == _ABSENT or mark.isdigit() else _SPARSE for _, mark in cells]
+    return kind, "/".join(banks), marks, words if norms else ""
 
 
 def _line(
@@ -104,8 +155,14 @@ def _line(
 
     line = Text(f"{_GAP}{kind.ljust(widths[0])}{_GAP}{bank.ljust(widths[1])}", style="dim" if is_head else "")
     for mark in marks:
-        style = "dim" if is_head or mark == _ABSENT else _COLOURS[int(mark) % len(_COLOURS)]
-        line.append(f"{_GAP}{mark.rjust(cell)}", style=style)
+        line.append(f"{_GAP}{mark.rjust(cell)}", style="dim" if is_head else _style(mark))
     line.append(f"{_GAP}{norms}", style="dim")
     line.rstrip()
     return line
+
+
+def _style(mark: str) -> str:
+    """Return the same colour for the same set."""
+    if mark == _SPARSE:
+        return "bold"
+    return "dim" if mark == _ABSENT else _COLOURS[int(mark) % len(_COLOURS)]
