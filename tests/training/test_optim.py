@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
+from tiny_runs import tiny_recipe
 from torch import nn
 
 from ostinato.config.model import LanguageModelConfig, StackConfig, WindowConfig
@@ -89,6 +91,30 @@ def test_norms_biases_embeddings_and_position_tables_are_exempt_from_decay() -> 
     assert any("relative" in name for name in exempt)
     assert sum("norm" in name for name in exempt) > 0
     assert not any("norm" in name or "bias" in name for name in decayed)
+
+
+def test_with_experts_only_matrices_decay(tmp_path: Path) -> None:
+    config = tiny_recipe(tmp_path, experts=True).model.model_copy(
+        update={"source_vocab_size": 7, "target_vocab_size": 7, "tie_embeddings": "none"}
+    )
+    model = build_model(config)
+    names = {id(p): name.removeprefix("banks.") for name, p in model.named_parameters()}
+    decayed, exempt = ({names[id(p)] for p in group["params"]} for group in parameter_groups(model, 0.1))
+    assert not decayed & exempt
+    assert decayed | exempt == set(names.values())
+    attention = "self_attention.encoder_0"
+    assert {name for name in decayed if not name.startswith(("cross_attention", "self_attention.decoder"))} == {
+        "output_weight",
+        *(f"{attention}.{name}" for name in ("query_EDI", "out_EID", "kv.weight", "router.projection.weight")),
+        *(f"ffn.{name}.experts.{weight}" for name in ("encoder_0", "decoder_0") for weight in ("up_EDF", "down_EFD")),
+        *(f"ffn.encoder_sparse.experts.{i}.{weight}" for i in (0, 1) for weight in ("up_EDF", "down_EFD")),
+        *(f"ffn.{name}.router.experts_ED" for name in ("encoder_0", "encoder_sparse")),
+        *(f"ffn.decoder_0.router.{name}.weight" for name in ("hidden", "scores")),
+    }
+    stacked = {"query_bias_EI", "out_bias_ED", "router.experts_EC"}
+    assert {f"{attention}.{name}" for name in stacked} <= exempt
+    assert {f"ffn.encoder_sparse.{name}.1" for name in ("norm_weights", "norm_biases")} <= exempt
+    assert {"ffn.encoder_0.experts.up_bias_EF", "ffn.encoder_sparse.experts.0.down_bias_ED"} <= exempt
 
 
 def test_a_parameter_shared_over_depth_is_optimised_once() -> None:

@@ -31,8 +31,31 @@ def write_letters(folder: Path) -> dict[str, str]:
     return paths
 
 
-def tiny_recipe(data_folder: Path, *, kind: str = "seq2seq", **training: Any) -> Recipe:
-    """Return a recipe over the letters: one step of depth in each stack, dropout and accumulation on."""
+BALANCE = {"switch": 0.01, "hypersphere": 0.01, "mutual_information": 0.02, "z": 0.001, "importance": 0.01}
+ROUTERS = ["self_attention.encoder_0", "ffn.encoder_sparse", "ffn.encoder_0", "ffn.decoder_0"]
+
+
+def add_experts(model: dict[str, Any]) -> None:
+    """Give an encoder-decoder model every kind of routed sub-layer, router, and what is random in them."""
+    hypersphere = {"kind": "hypersphere", "temperature": 0.5, "d_router": 4}
+    attention = {"kind": "experts", "n_experts": 3, "n_heads": 1, "d_head": 4, "share": "all", "bias": True}
+    model["encoder"] = model["encoder"] | {
+        "n_steps": 2,
+        "self_attention": attention | {"router": hypersphere, "gate": {"kind": "sigmoid"}},
+        "ffn": {"kind": "experts", "n_experts": 4, "d_ff": 8, "dropout": 0.1, "share": "all"},
+        "sparse_layer": {"after": 1, "n_experts": 3, "k": 1, "n_layers": 2, "d_ff": 8},
+    }
+    router, gate = {"kind": "mlp", "dropout": 0.2}, {"n_sampled": 1}
+    experts = {"kind": "experts", "n_experts": 5, "k": 2, "d_ff": 8, "router": router, "gate": gate}
+    model["decoder"] = model["decoder"] | {"ffn": experts}
+
+
+def tiny_recipe(data_folder: Path, *, kind: str = "seq2seq", experts: bool = False, **training: Any) -> Recipe:
+    """Return a recipe over the letters: one step of depth in each stack, dropout and accumulation on.
+
+    With `experts` the model has the `ROUTERS`, in two rounds of the encoder and one of the decoder, and all `BALANCE`
+    losses are on.
+    """
     stack = {"n_steps": 1, "self_attention": {"n_heads": 2}, "ffn": {"d_ff": 16, "dropout": 0.1}}
     model: dict[str, Any] = {"kind": kind, "d_model": 8, "dropout": 0.1, "decoder": stack}
     data: dict[str, Any] = {**write_letters(data_folder), "tokens_per_batch": 48}
@@ -42,6 +65,8 @@ def tiny_recipe(data_folder: Path, *, kind: str = "seq2seq", **training: Any) ->
         model["decoder"] = stack | {"cross_attention": {"n_heads": 2}}
     else:
         data["text_field"] = "target"
+    if experts:
+        add_experts(model)
     settings = {
         "n_updates": 12,
         "accumulate": 2,
@@ -53,7 +78,7 @@ def tiny_recipe(data_folder: Path, *, kind: str = "seq2seq", **training: Any) ->
         "n_threads": 1,
         "optimizer": {"lr": 0.01, "weight_decay": 0.01},
         "schedule": {"kind": "inverse_sqrt", "warmup": 4},
-    }
+    } | ({"balance": BALANCE} if experts else {})
     return check_recipe(
         {
             "name": "letters",

@@ -1,13 +1,14 @@
-"""Printing scores: a row a score and a column a split, then a table for each column they are broken down by."""
+"""Printing scores: a row a score and a column a split; routers; a table for each column scores are broken down by."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 from ostinato.cli.output import flat, print_table, say
 
-_NOT_SCORES = ("by", "macro", "name", "decoding", "n_steps")
+_NOT_SCORES = ("by", "macro", "name", "decoding", "routing", "n_steps")
 _FORCED = ("loss", "token_accuracy")
 
 Scores = dict[str, Any]
@@ -27,9 +28,23 @@ def print_splits(results: Mapping[str, Scores]) -> None:
     for line in dict.fromkeys(f"{name}: {found[name]}" for name in texts for found in scores.values() if name in found):
         say(line)
     for split, result in results.items():
+        _print_routing(split, result.get("routing") or {})
         for column, values in (result.get("by") or {}).items():
             macro = (result.get("macro") or {}).get(column)
             _print_groups(f"{split} by {column}", values, macro, [*_FORCED, *METRICS])
+
+
+def _print_routing(split: str, routing: Mapping[str, Scores]) -> None:
+    """Print how every router used its experts; the load of each expert is in --json and results.json."""
+    if not routing:
+        return
+    columns = [f"{split}: router", "experts", "a token", "load entropy / log E", "row entropy", "dead"]
+    rows: list[list[object]] = []
+    for router, found in routing.items():
+        n = len(found["load"])
+        evenness = found["load_entropy"] / math.log(n)
+        rows.append([router, n, found["experts_per_token"], evenness, found["row_entropy"], found["n_dead"]])
+    print_table(columns, rows)
 
 
 def _print_groups(title: str, values: Mapping[str, Scores], macro: Scores | None, wanted: list[str]) -> None:

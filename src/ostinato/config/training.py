@@ -13,6 +13,7 @@ from ostinato.errors import Problem
 Size = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0)]
 Weight = Annotated[float, Field(ge=0)]
+ExpertBackend = Literal["auto", "loop", "segments", "padded", "grouped"]
 
 
 class OptimizerConfig(Config):
@@ -64,6 +65,9 @@ class BalanceConfig(Config):
     """Weights of the losses that spread tokens over experts, added for every router: see `ostinato.nn.balance`.
 
     Every loss is a mean over the tokens and rounds of one router, so a weight means the same for every batch size.
+    With `accumulate`, the loss of an update is the mean of its batches' losses, weighted by their target tokens: for
+    those that are not linear in the rows (all but z) not quite that of one large batch.
+    The `loss` of training records and of evaluations is without them; a training record has them in `routing`.
     """
 
     switch: Weight = 0.0
@@ -89,6 +93,12 @@ class TrainingConfig(Config):
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
     balance: BalanceConfig = BalanceConfig()
     """Losses that keep experts in use."""
+    freeze: list[str] = Field(default_factory=list)
+    """Parameters that do not train, by patterns of their names. `*.router.*`, `*.experts.*` and `*.norm_*` keep
+    routers, experts of feed-forwards and the norms of a sparse layer's experts as they are (`*.query_*` and `*.out_*`
+    the experts of attention), while balance losses still reach the states below."""
+    expert_backend: ExpertBackend = "auto"
+    """How rows are multiplied by their experts' weights; auto: the best one that works on the device."""
     clip_norm: Positive | None = 1.0
     """Largest norm of the whole gradient; None: no clipping."""
     accumulate: Size = 1

@@ -23,6 +23,7 @@ from ostinato.decoding.inference import inference
 from ostinato.errors import ConfigError, DataError, Problem
 from ostinato.evaluation.depth import DepthTotals
 from ostinato.evaluation.predictions import WriteRecord
+from ostinato.evaluation.routing import RoutingTotals
 from ostinato.evaluation.scores import SentenceScores, Totals, check_metrics, macro_means, score_sentences
 from ostinato.models.language_model import LanguageModel
 from ostinato.models.seq2seq import Seq2Seq
@@ -62,9 +63,10 @@ def evaluate(
         name, n, n_labels, loss (nats per label), perplexity, token_accuracy, sequence_accuracy_forced (teacher-forced:
         see `ostinato.evaluation.scores`), the metrics' own numbers and signatures; by: column -> value -> the same
         numbers; macro: column -> their means over the values, each counting once; depth: stack -> rounds a real token
-        took part in, on average, in the teacher-forced passes; n_steps, seconds; and, where
-        something was decoded, n_generated (tokens, end symbols included), n_unfinished (outputs cut at their length
-        limit), decoding_seconds (the search alone) and decoding (the settings).
+        took part in, on average, in the teacher-forced passes; n_steps, seconds; where the model has routers, routing:
+        router -> how it used its experts in those passes (`RoutingTotals.compute`); and, where something was decoded,
+        n_generated (tokens, end symbols included), n_unfinished (outputs cut at their length limit), decoding_seconds
+        (the search alone) and decoding (the settings).
 
     Raises:
         ConfigError: an unknown metric, or decoded metrics for texts, which have no source.
@@ -78,7 +80,7 @@ def evaluate(
     rows = encode_examples(chosen, tokenizers, data, training=False, name=name, joins_pairs=joins_pairs)
     run = _Evaluation(metrics, by, name, tokenizers, predictions)
     expected = expected_depths(model.config, n_steps=n_steps)
-    depth = DepthTotals({stack: found.rounds for stack, found in expected.items()})
+    depth, routing = DepthTotals({stack: found.rounds for stack, found in expected.items()}), RoutingTotals()
     is_decoding = bool(metrics) or predictions is not None
     # A beam holds that many rows for every sentence.
     budget = max(1, data.eval_tokens_per_batch // (decoding.beam if is_decoding else 1))
@@ -88,6 +90,7 @@ def evaluate(
             output = model(batch, n_steps=n_steps)
             scores = score_sentences(output.logits_BTV, batch.labels_BT, batch.loss_BT)
             depth.add(output, batch)
+            routing.add(output)
             del output
             outputs: list[Hypothesis] | list[None] = [None] * batch.n_sentences
             if is_decoding:
@@ -105,6 +108,8 @@ def evaluate(
             "decoding_seconds": run.decoding_seconds,
             "decoding": decoding.model_dump(mode="json"),
         }
+    if routed := routing.compute():
+        result["routing"] = routed
     return result | {"depth": depth.compute(), "n_steps": n_steps, "seconds": time.perf_counter() - started}
 
 

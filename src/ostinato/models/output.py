@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ostinato.nn.shapes import Float, Tensor
-from ostinato.nn.types import StackOutput
+from ostinato.nn.types import Routing, StackOutput
+
+ByRouter = dict[str, list[Routing]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,3 +21,11 @@ class ModelOutput:
 
     logits_BTV: Float[Tensor, "B T V"]
     stacks: dict[str, StackOutput] = field(default_factory=dict)
+
+    def by_router(self) -> ByRouter:
+        """Return the routings of all stacks by router, in the order they happened."""
+        found: ByRouter = {}
+        for stack in self.stacks.values():
+            for routing in stack.routings:
+                found.setdefault(routing.router, []).append(routing)
+        return found

@@ -1,4 +1,4 @@
-"""Balance losses of one update: one per router, over all the steps and stacks that share it."""
+"""Balance losses of one batch: one per router, over all the steps and stacks that share it."""
 
 from __future__ import annotations
 
@@ -7,29 +7,25 @@ from collections.abc import Callable, Mapping, Sequence
 from torch import Tensor
 
 from ostinato.config.training import BalanceConfig
-from ostinato.models import ModelOutput
+from ostinato.models.output import ByRouter
 from ostinato.nn import balance
+from ostinato.nn.balance import Rows
 from ostinato.nn.types import Routing
 
-ByRouter = dict[str, list[Routing]]
 LOSSES = ("switch", "hypersphere", "mutual_information", "z", "importance")
 
 
-def by_router(output: ModelOutput) -> ByRouter:
-    """Return the routings of a pass by router, in the order they happened."""
-    found: ByRouter = {}
-    for stack in output.stacks.values():
-        for routing in stack.routings:
-            found.setdefault(routing.router, []).append(routing)
-    return found
-
-
-def raw_loss(name: str, routings: Sequence[Routing], temperature: float) -> Tensor:
+def raw_loss(name: str, routings: Sequence[Routing] | Rows, temperature: float) -> Tensor:
     """Return one loss of one router; `temperature` is tau_0 of X-MoE's."""
     if name == "hypersphere":
         return balance.hypersphere(routings, temperature)
-    loss: Callable[[Sequence[Routing]], Tensor] = getattr(balance, name)
+    loss: Callable[[Sequence[Routing] | Rows], Tensor] = getattr(balance, name)
     return loss(routings)
+
+
+def loss_weights(config: BalanceConfig) -> dict[str, float]:
+    """Return the losses that have a weight."""
+    return {name: weight for name in LOSSES if (weight := getattr(config, name))}
 
 
 def balance_loss(routings: ByRouter, config: BalanceConfig, temperatures: Mapping[str, float]) -> Tensor | None:
@@ -38,11 +34,11 @@ def balance_loss(routings: ByRouter, config: BalanceConfig, temperatures: Mappin
     Args:
         temperatures: tau_0 by router, where the configuration names none.
     """
+    weights = loss_weights(config)
     total: Tensor | None = None
-    for router, mine in routings.items():
-        tau_0 = config.temperature or temperatures[router]
-        for name in LOSSES:
-            if weight := getattr(config, name):
-                loss = weight * raw_loss(name, mine, tau_0)
-                total = loss if total is None else total + loss
+    for router, mine in routings.items() if weights else ():
+        rows, tau_0 = Rows.of(mine), config.temperature or temperatures[router]
+        for name, weight in weights.items():
+            loss = weight * raw_loss(name, rows, tau_0)
+            total = loss if total is None else total + loss
     return total

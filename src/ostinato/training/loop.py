@@ -15,6 +15,7 @@ from ostinato.evaluation import evaluate
 from ostinato.evaluation.loading import resolve_device
 from ostinato.models import load_model
 from ostinato.training.checkpoint import Checkpoints
+from ostinato.training.checks import check_training
 from ostinato.training.prepare import Prepared, prepare
 from ostinato.training.records import Records
 from ostinato.training.reporter import Reporter, SilentReporter
@@ -52,6 +53,7 @@ def train(
     """
     reporter = reporter or SilentReporter()
     device = resolve_device(recipe.training.device)
+    check_training(recipe, device)
     with closing(reporter), cpu_threads(recipe.training.n_threads):
         run = RunDirectory(directory)
         is_resumed = run.open(resume)
@@ -87,6 +89,7 @@ def _evaluate_best(prepared: Prepared, checkpoints: Checkpoints, device: torch.d
     """Return the scores of the best checkpoint on every split of the recipe."""
     recipe = prepared.recipe
     model = load_model(checkpoints.best_directory(), device)
+    model.set_expert_backend(recipe.training.expert_backend)
     return {
         split: evaluate(
             model,

@@ -2,7 +2,7 @@
 
 Adam adds the weight decay to the gradient (an L2 penalty), AdamW shrinks the weights directly (Loshchilov and Hutter
 2019). In both, norms, biases, embeddings and tables of relative positions are exempt. Parameters shared over depth
-are one tensor and appear once.
+are one tensor and appear once; frozen ones do not appear.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ from torch import Tensor, nn
 from ostinato.config.training import OptimizerConfig, ScheduleConfig
 from ostinato.errors import CheckpointError
 from ostinato.models.transformer import Transformer
+from ostinato.nn.expert_attention import ExpertAttention
+from ostinato.nn.experts import ExpertMaps, SparseLayer
+from ostinato.nn.routing import HypersphereRouter
 
 
 def learning_rate(
@@ -43,15 +46,18 @@ def learning_rate(
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Return the parameters that decay and those that do not; an empty group is left out.
+    """Return the trained parameters that decay and those that do not; an empty group is left out.
 
-    Exempt are vectors (norms, biases), the embeddings of a `Transformer` (also where they are the output projection)
-    and its tables of relative positions.
+    Exempt are vectors (norms, biases), also those of experts, which are stacked; the embeddings of a `Transformer`
+    (also where they are the output projection), its tables of relative positions, and the embeddings of experts in a
+    `HypersphereRouter`, whose length is held.
     """
-    exempt = _embeddings(model)
+    exempt = _embeddings(model) | _stacked_vectors(model)
     decayed: list[Tensor] = []
     others: list[Tensor] = []
     for parameter in model.parameters():
+        if not parameter.requires_grad:
+            continue
         is_exempt = parameter.ndim < 2 or id(parameter) in exempt
         (others if is_exempt else decayed).append(parameter)
     groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
@@ -63,6 +69,20 @@ def _embeddings(model: nn.Module) -> set[int]:
     if isinstance(model, Transformer):
         found |= {id(p) for name, p in model.named_parameters() if name in ("source_weight", "target_weight")}
         found |= {id(p) for p in model.banks.relative.parameters()}
+    return found
+
+
+def _stacked_vectors(model: nn.Module) -> set[int]:
+    """Return the parameters of two dimensions that are one vector an expert."""
+    found: set[int] = set()
+    for module in model.modules():
+        match module:
+            case ExpertMaps() | ExpertAttention():
+                found |= {id(p) for p in module.parameters(recurse=False) if p.ndim == 2}
+            case SparseLayer():
+                found |= {id(p) for p in (*module.norm_weights, *module.norm_biases)}
+            case HypersphereRouter():
+                found.add(id(module.experts_EC))
     return found
 
 

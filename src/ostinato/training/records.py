@@ -63,4 +63,6 @@ def _strict(value: Any) -> Any:
     """Return the value with infinities and NaN as null: JSON has no such numbers, and other readers refuse them."""
     if isinstance(value, dict):
         return {key: _strict(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_strict(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

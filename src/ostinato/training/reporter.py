@@ -27,7 +27,13 @@ class Reporter(Protocol):
         """A run begins or goes on; `info`: directory, device, parameters, n_examples, update (0 for a new one)."""
 
     def on_update(self, record: dict[str, Any]) -> None:
-        """Every log_every updates: update, loss, nll, lr, grad_norm, n_labels, seconds, labels_per_second."""
+        """Every log_every updates: update, loss, nll, lr, grad_norm, n_labels, seconds, labels_per_second.
+
+        `loss` is smoothed, and like `nll` without balance losses; these are in `routing`, where there are routers.
+        """
+
+    def on_warning(self, update: int, message: str) -> None:
+        """Something a person should look at was found at an update, for example a router that has collapsed."""
 
     def on_evaluation(self, record: dict[str, Any]) -> None:
         """An evaluation ended: update, split, its scores, is_best, seconds."""
@@ -49,6 +55,9 @@ class SilentReporter:
         """Say nothing."""
 
     def on_update(self, record: dict[str, Any]) -> None:
+        """Say nothing."""
+
+    def on_warning(self, update: int, message: str) -> None:
         """Say nothing."""
 
     def on_evaluation(self, record: dict[str, Any]) -> None:
@@ -84,6 +93,10 @@ class LinesReporter(SilentReporter):
         """Say how far it is, the loss and the speed."""
         left = self._pace.left(record["update"])
         self.logger.info("%s", f"update {record['update']}/{self._pace.n_updates}  {update_text(record)}  {left} left")
+
+    def on_warning(self, update: int, message: str) -> None:
+        """Say it."""
+        self.logger.warning("%s", warning_text(update, message))
 
     def on_evaluation(self, record: dict[str, Any]) -> None:
         """Say the scores."""
@@ -122,6 +135,10 @@ class RichReporter(SilentReporter):
         """Move the bar."""
         if self._progress is not None and self._bar is not None:
             self._progress.update(self._bar, completed=record["update"], text=update_text(record))
+
+    def on_warning(self, update: int, message: str) -> None:
+        """Write it above the bar."""
+        self.console.print(warning_text(update, message), markup=False, highlight=False)
 
     def on_evaluation(self, record: dict[str, Any]) -> None:
         """Write the scores above the bar."""
@@ -197,6 +214,11 @@ def update_text(record: dict[str, Any]) -> str:
     """Return the numbers of a training record, for people."""
     speed = f"{record['labels_per_second']:,.0f} tokens/s" if record.get("labels_per_second") else ""
     return f"loss {record['nll']:.4f}  norm {record['grad_norm']:.2f}  lr {record['lr']:.2e}  {speed}".rstrip()
+
+
+def warning_text(update: int, message: str) -> str:
+    """Return a warning, for people."""
+    return f"update {update}  warning: {message}"
 
 
 def evaluation_text(record: dict[str, Any]) -> str:

@@ -31,7 +31,7 @@ from ostinato.tasks.base import Task
 from ostinato.tasks.recipes import load_recipe
 
 _RESULTS, _RECIPE, _DATA, _VERSIONS = "results.json", "recipe.yaml", "data.json", "versions.json"
-_FREE_TO_CHANGE = ("description", "reference", "training.device", "training.n_threads")
+_FREE_TO_CHANGE = ("description", "reference", "training.device", "training.n_threads", "training.expert_backend")
 _LIBRARIES = ("torch", "numpy", "tokenizers", "safetensors", "pydantic", "sacrebleu")
 
 

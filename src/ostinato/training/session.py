@@ -15,15 +15,17 @@ from ostinato.evaluation import evaluate
 from ostinato.models import LanguageModel, Seq2Seq, build_model
 from ostinato.tasks.checks import FORCED_METRICS
 from ostinato.training.checkpoint import Checkpoints
+from ostinato.training.freeze import freeze
 from ostinato.training.optim import build_optimizer
 from ostinato.training.prepare import Prepared
 from ostinato.training.records import Records
 from ostinato.training.reporter import Reporter
 from ostinato.training.rng import preserved_randomness, seed_everything
+from ostinato.training.routing import CollapseWatch
 from ostinato.training.state import Progress, Window
 from ostinato.training.update import Gradient, Updater
 
-_NO_SCORES = ("name", "by", "macro", "decoding", "depth", "n_steps", "seconds", "decoding_seconds")
+_NO_SCORES = ("name", "by", "macro", "decoding", "depth", "routing", "n_steps", "seconds", "decoding_seconds")
 _SHOWN_INDICES = 20
 
 
@@ -52,26 +54,33 @@ class Session:
         if checkpoints.last_update() is None:
             self.progress = Progress()
             self.model: Seq2Seq | LanguageModel = build_model(prepared.recipe.model).to(device)
-            self.optimizer = build_optimizer(self.model, self.config.optimizer)
+            self.optimizer = self._optimizer()
         else:
             self._go_on()
         self.updater = Updater(self.model, self.optimizer, self.config)
         records.cut(self.progress.metrics_bytes)
         self.model.set_activation_checkpointing(self.config.checkpoint_activations)
+        self.model.set_expert_backend(self.config.expert_backend)
         self.model.train()
         self._earlier_seconds, self._began = self.progress.seconds, time.perf_counter()
         # Seconds inside updates, and their labels, since the last record: of this session only, unlike the window.
         self._busy, self._busy_labels = 0.0, 0
+        self._watch = CollapseWatch(self.config.schedule.warmup)
         self._selection: list[Example] | None = None
 
     def _go_on(self) -> None:
         """Take up the last checkpoint: random states last, because building a model draws numbers."""
         saved = self.checkpoints.load(self.device)
         self.progress, self.model = saved.progress, saved.model
-        self.optimizer = build_optimizer(self.model, self.config.optimizer)
+        self.optimizer = self._optimizer()
         saved.restore_optimizer(self.optimizer)
         self.prepared.batches.restore(self.progress.batches)
         saved.random.restore()
+
+    def _optimizer(self) -> torch.optim.Optimizer:
+        """Return a new optimiser of what is to be trained."""
+        freeze(self.model, self.config.freeze)
+        return build_optimizer(self.model, self.config.optimizer)
 
     @property
     def seconds(self) -> float:
@@ -86,16 +95,16 @@ class Session:
         """
         while self.progress.update < self.config.n_updates and self.progress.stopped is None:
             began = time.perf_counter()
-            rate, norm = self._update()
+            rate, gradient = self._update()
             self._busy += time.perf_counter() - began
-            self._follow_up(rate, norm)
+            self._follow_up(rate, gradient)
         return self.progress
 
-    def _update(self) -> tuple[float, float]:
-        """Do one optimiser step; return the learning rate and the norm of the gradient before clipping."""
+    def _update(self) -> tuple[float, Gradient]:
+        """Do one optimiser step; return the learning rate and what it was made of."""
         update = self.progress.update + 1
         batches = [next(self.prepared.batches) for _ in range(self.config.accumulate)]
-        gradient = self.updater.accumulate(batches)
+        gradient = self.updater.accumulate(batches, observed=self._is_logged(update))
         if not gradient.is_finite:
             self._fail(update, gradient, batches)
         rate = self.updater.apply(gradient, update)
@@ -104,22 +113,25 @@ class Session:
         window.n_labels += gradient.n_labels
         self._busy_labels += gradient.n_labels
         self.progress.update = update
-        return rate, gradient.norm
+        return rate, gradient
 
-    def _follow_up(self, rate: float, norm: float) -> None:
+    def _is_logged(self, update: int) -> bool:
+        return update == self.config.n_updates or update % self.config.log_every == 0
+
+    def _follow_up(self, rate: float, gradient: Gradient) -> None:
         """Record, evaluate and save where it is due; the last update has all three."""
         update, config = self.progress.update, self.config
         is_last = update == config.n_updates
         is_best = False
-        if is_last or update % config.log_every == 0:
-            self._log(rate, norm)
+        if self._is_logged(update):
+            self._log(rate, gradient)
         if is_last or update % config.evaluate_every == 0:
             is_best = self._evaluate()
         if is_last or is_best or self.progress.stopped or update % config.save_every == 0:
             self._save()
 
-    def _log(self, rate: float, norm: float) -> None:
-        """Record the means since the last record."""
+    def _log(self, rate: float, gradient: Gradient) -> None:
+        """Record the means since the last record, and what routers did in the last batch."""
         window, self.progress.window = self.progress.window, Window()
         record = {
             "kind": "training",
@@ -127,13 +139,17 @@ class Session:
             "loss": window.loss / window.n_labels,
             "nll": window.nll / window.n_labels,
             "lr": rate,
-            "grad_norm": norm,
+            "grad_norm": gradient.norm,
             "n_labels": window.n_labels,
         }
+        if gradient.routing is not None:
+            record["routing"] = gradient.routing
         timing = {"seconds": self._busy, "labels_per_second": self._busy_labels / max(self._busy, 1e-9)}
         self._busy, self._busy_labels = 0.0, 0
         self.records.add(record, timing)
         self.reporter.on_update(record | timing)
+        for message in self._watch.warnings(self.progress.update, gradient.routing or {}):
+            self.reporter.on_warning(self.progress.update, message)
 
     def _evaluate(self) -> bool:
         """Evaluate on the selection split; return True where this is the best model so far."""

@@ -15,9 +15,11 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from ostinato.config.training import TrainingConfig
 from ostinato.data.batch import Batch
 from ostinato.models import LanguageModel, Seq2Seq
-from ostinato.training.balance import balance_loss, by_router
+from ostinato.models.output import ByRouter
+from ostinato.training.balance import balance_loss
 from ostinato.training.losses import LossSums, count_labels, label_smoothed_loss
 from ostinato.training.optim import learning_rate, set_learning_rate
+from ostinato.training.routing import Observation, observe, rounds_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,8 @@ class Gradient:
         norm_scalar, norm: of the whole gradient before clipping, on the device and as a number.
         losses, nlls: summed over the counted labels of every batch, in nats; smoothed, and plain.
         n_labels: labels that count, over all batches.
+        routing: what the routers did in the last batch (`ostinato.training.routing`); None where there are none, or
+            nobody asked.
     """
 
     norm_scalar: Tensor
@@ -35,6 +39,7 @@ class Gradient:
     losses: list[float]
     nlls: list[float]
     n_labels: int
+    routing: dict[str, Any] | None = None
 
     @property
     def is_finite(self) -> bool:
@@ -53,15 +58,28 @@ class Updater:
     def __init__(self, model: Seq2Seq | LanguageModel, optimizer: torch.optim.Optimizer, config: TrainingConfig):
         self.model, self.optimizer, self.config = model, optimizer, config
 
-    def accumulate(self, batches: Sequence[Batch]) -> Gradient:
-        """Add the gradient of the mean loss over the labels of all batches, which may be on any device."""
-        n_labels = count_labels(batches)
-        sums = [self._backward(batch.to(self.model.device), n_labels) for batch in batches]
+    def accumulate(self, batches: Sequence[Batch], *, observed: bool = False) -> Gradient:
+        """Add the gradient of the mean loss over the labels of all batches, which may be on any device.
+
+        Args:
+            observed: also return what the routers did in the last batch.
+        """
+        n_labels, n = count_labels(batches), len(batches)
+        sums: list[LossSums] = []
+        observation: Observation | None = None
+        for batch in batches:
+            routings, found = self._backward(batch.to(self.model.device), n_labels)
+            sums.append(found)
+        if observed:
+            temperatures = self.model.balance_temperatures()
+            observation = observe(routings, self.config.balance, temperatures, rounds_of(self.model))
         norm = get_total_norm([p.grad for p in self.model.parameters() if p.grad is not None])
-        # The one moment of an update at which the host waits for the device.
         numbers = [norm, *(s.loss.detach() for s in sums), *(s.nll for s in sums)]
-        values: list[float] = torch.stack([value.float() for value in numbers]).tolist()
-        return Gradient(norm, values[0], values[1 : 1 + len(sums)], values[1 + len(sums) :], n_labels)
+        tensors = [torch.stack([value.float() for value in numbers])]
+        # The one moment of an update at which the host waits for the device.
+        values: list[float] = torch.cat(tensors if observation is None else [*tensors, observation.values_V]).tolist()
+        routing = None if observation is None else observation.record(values[1 + 2 * n :])
+        return Gradient(norm, values[0], values[1 : 1 + n], values[1 + n : 1 + 2 * n], n_labels, routing)
 
     def apply(self, gradient: Gradient, update: int) -> float:
         """Clip the gradient, do the optimiser's step of update 1, 2, ..., and forget the gradient.
@@ -80,18 +98,23 @@ class Updater:
         self.optimizer.zero_grad(set_to_none=True)
         return rate
 
-    def _backward(self, batch: Batch, n_labels: int) -> LossSums:
-        """Add one batch's part of the gradient of the mean loss over the update's `n_labels` labels."""
+    def _backward(self, batch: Batch, n_labels: int) -> tuple[ByRouter, LossSums]:
+        """Add one batch's part of the gradient of the mean loss over the update's `n_labels` labels.
+
+        Returns:
+            What was routed where, and the sums of the losses.
+        """
         with self._precision():
             output = self.model(batch)
         sums = label_smoothed_loss(output.logits_BTV, batch.labels_BT, batch.loss_BT, self.config.label_smoothing)
         loss = sums.loss / n_labels
-        balance = balance_loss(by_router(output), self.config.balance, self.model.balance_temperatures())
+        routings = output.by_router()
+        balance = balance_loss(routings, self.config.balance, self.model.balance_temperatures())
         if balance is not None:
             # A mean of its own: a batch counts by its part of the update's labels.
             loss = loss + balance * (batch.n_labels / n_labels)
         loss.backward()  # type: ignore[no-untyped-call]
-        return sums
+        return routings, sums
 
     def _precision(self) -> AbstractContextManager[Any]:
         if self.config.precision == "float32":

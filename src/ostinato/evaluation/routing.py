@@ -1,0 +1,65 @@
+"""Realised routing: how the routers of a model used their experts, over all real tokens and rounds of a split."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ostinato.models.output import ModelOutput
+from ostinato.nn import balance
+from ostinato.nn.types import Routing
+
+
+class RoutingTotals:
+    """Choices, entropies and weights of every router; teacher-forced passes are added one by one.
+
+    A row counts by its weight: 0 for padding and halted tokens, else the mass that remains, 1 without halting.
+    """
+
+    def __init__(self) -> None:
+        self._sums: dict[str, Tensor] = {}
+
+    def add(self, output: ModelOutput) -> None:
+        """Count one pass; padding is none of it."""
+        if not (by_router := output.by_router()):
+            return
+        sums = [_sums(routings) for routings in by_router.values()]
+        # One transfer a pass; added up in float64, so that the size of the batches is not seen.
+        parts = torch.split(torch.cat(sums).cpu().double(), [len(one) for one in sums])
+        for router, part in zip(by_router, parts, strict=True):
+            self._sums[router] = self._sums[router] + part if router in self._sums else part
+
+    def compute(self) -> dict[str, dict[str, Any]]:
+        """Return by router what was realised.
+
+        Returns:
+            load: every expert's fraction of the choices. load_entropy: of it, in nats; log E where experts are used
+            alike. row_entropy: of a token's distribution over the experts, on average. n_dead: experts that no token
+            chose. experts_per_token: experts a token got each time it was routed, on average.
+        """
+        return {router: _describe(sums) for router, sums in self._sums.items()}
+
+
+def _sums(routings: list[Routing]) -> Tensor:
+    """Return weight, weighted entropies, tokens, choices, and every expert's weighted choices."""
+    rows = balance.Rows.of(routings)
+    load = balance.load(rows)
+    n_rows = torch.stack([(r.weight_N > 0).sum() for r in routings]).sum()
+    n_choices = torch.stack([(r.weight_N > 0).sum() * r.experts_NK.shape[1] for r in routings]).sum()
+    scalars = [load.total, load.total * load.row_entropy, n_rows, n_choices]
+    return torch.cat([torch.stack([value.to(load.total.dtype) for value in scalars]), load.total * load.fraction_E])
+
+
+def _describe(sums_V: Tensor) -> dict[str, Any]:
+    total, row_entropy, n_rows, n_choices = sums_V[:4].tolist()
+    # By their own sum, not by the weights': fractions of float32 would add up to 1 only nearly.
+    load_E = sums_V[4:] / sums_V[4:].sum().clamp_min(torch.finfo(sums_V.dtype).tiny)
+    return {
+        "load": load_E.tolist(),
+        "load_entropy": float(torch.special.entr(load_E).sum()),
+        "row_entropy": row_entropy / total if total else 0.0,
+        "n_dead": int((load_E == 0).sum()),
+        "experts_per_token": n_choices / n_rows if n_rows else 0.0,
+    }

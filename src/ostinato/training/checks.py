@@ -1,0 +1,75 @@
+"""Settings of a training run that only the model and this machine can judge, checked before any data is read."""
+
+from __future__ import annotations
+
+import torch
+
+from ostinato.config.model import LanguageModelConfig
+from ostinato.config.recipe import Recipe
+from ostinato.config.training import ExpertBackend
+from ostinato.errors import ConfigError, Problem
+from ostinato.models import build_model
+from ostinato.models.transformer import Transformer
+from ostinato.nn.expert_attention import ExpertAttention
+from ostinato.nn.experts import Routed
+from ostinato.training.freeze import freeze
+
+
+def check_training(recipe: Recipe, device: torch.device) -> None:
+    """Check what is to be frozen, and the backend of the experts.
+
+    Raises:
+        ConfigError: patterns that match no parameter, or a backend that does not work here; all of them.
+    """
+    config = recipe.training
+    if not config.freeze and config.expert_backend == "auto":
+        return
+    model = _outline(recipe)
+    problems: list[Problem] = []
+    try:
+        freeze(model, config.freeze)
+    except ConfigError as error:
+        problems += error.problems
+    if config.expert_backend != "auto":
+        problems += _backend_problems(model, config.expert_backend, device, config.precision == "bfloat16")
+    if problems:
+        raise ConfigError(problems)
+
+
+def _outline(recipe: Recipe) -> Transformer:
+    """Return the recipe's model with its names and shapes and without memory; vocabularies are yet to be built."""
+    config = recipe.model
+    sizes = ["vocab_size"] if isinstance(config, LanguageModelConfig) else ["source_vocab_size", "target_vocab_size"]
+    with torch.device("meta"):
+        return build_model(config.model_copy(update=dict.fromkeys(sizes, 8)))
+
+
+def _backend_problems(model: Transformer, name: ExpertBackend, device: torch.device, lowered: bool) -> list[Problem]:
+    """Run every parameter set with experts that has sizes of its own on two rows, and say which backend fails how.
+
+    Args:
+        lowered: also in bfloat16; evaluation is in float32, whatever training is.
+    """
+    model.eval().set_expert_backend(name)
+    kinds = {(type(module), *(tuple(p.shape) for p in module.parameters())): module for module in model.routed()}
+    for module in kinds.values():
+        module.to_empty(device=device)
+        for is_low in (False, True) if lowered else (False,):
+            try:
+                with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=is_low):
+                    _run(module, model.config.d_model, device)
+            except ConfigError as error:
+                return [Problem("training.expert_backend", name, problem.reason) for problem in error.problems]
+    return []
+
+
+def _run(module: Routed, d_model: int, device: torch.device) -> None:
+    """Send two rows through a parameter set whose weights may hold anything."""
+    x_BTD = torch.zeros(1, 2, d_model, device=device)
+    for parameter in [] if module.router is None else module.router.parameters():
+        parameter.zero_()
+    decision = module.route(x_BTD, None)
+    if isinstance(module, ExpertAttention):
+        module.project_out(module.project_queries(x_BTD, decision), decision)
+    else:
+        module(x_BTD, decision)

@@ -1,0 +1,46 @@
+"""Parameters that do not train, named by patterns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+
+from torch import nn
+
+from ostinato.errors import ConfigError, Problem
+
+_KEY = "training.freeze"
+
+
+def freeze(model: nn.Module, patterns: Sequence[str]) -> list[str]:
+    """Let the parameters whose name matches a pattern (`*` stands for anything) need no gradient; return their names.
+
+    Gradients still flow through them: the balance loss of a frozen router reaches the states below it.
+
+    Raises:
+        ConfigError: patterns that match nothing, all of them; or nothing is left to train.
+    """
+    names = [name for name, _ in model.named_parameters()]
+    problems = [
+        Problem(_KEY, pattern, f"matches no parameter of the model; others do: {', '.join(_similar(pattern, names))}")
+        for pattern in patterns
+        if not any(fnmatchcase(name, pattern) for name in names)
+    ]
+    if problems:
+        raise ConfigError(problems)
+    frozen = [name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]
+    for name in frozen:
+        model.get_parameter(name).requires_grad_(False)
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ConfigError([Problem(_KEY, list(patterns), "match every parameter: nothing is left to train")])
+    return frozen
+
+
+def _similar(pattern: str, names: Iterable[str]) -> list[str]:
+    """Return some patterns that match a parameter, those like the given one first."""
+    known: dict[str, None] = {}
+    for name in names:
+        *groups, last = name.split(".")
+        known |= dict.fromkeys([*(f"*.{group}.*" for group in groups[1:]), f"*.{last}" if groups else last])
+    return get_close_matches(pattern, known, n=3, cutoff=0.7) or list(known)[:3]

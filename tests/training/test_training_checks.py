@@ -1,0 +1,106 @@
+"""Settings that only the model and the machine can judge, and experts under precision, recomputation and backends."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import torch
+from tiny_runs import records, tiny_recipe, weights
+
+from ostinato.config.training import ExpertBackend
+from ostinato.errors import CheckpointError, ConfigError, Problem
+from ostinato.evaluation.loading import load
+from ostinato.kernels import Backend
+from ostinato.nn.experts import ExpertFeedForward, ExpertMaps
+from ostinato.nn.routing import Router
+from ostinato.training import train
+from ostinato.training.checks import check_training
+
+
+def test_the_backends_a_recipe_may_name_are_those_there_are() -> None:
+    assert get_args(ExpertBackend) == ("auto", *get_args(Backend))
+
+
+def test_a_backend_that_does_not_work_here_is_an_error_before_any_data_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: ExpertFeedForward, x_BTD: torch.Tensor, *args: object) -> torch.Tensor:
+        if torch.is_autocast_enabled("cpu"):
+            raise ConfigError([Problem("backend", self.backend, "does not work on cpu with torch.bfloat16: no")])
+        return x_BTD
+
+    monkeypatch.setattr(ExpertFeedForward, "forward", fail)
+    recipe = tiny_recipe(tmp_path, experts=True, expert_backend="padded", precision="bfloat16")
+    for path in tmp_path.glob("*.jsonl"):
+        path.unlink()
+    with pytest.raises(ConfigError) as error:
+        train(recipe, tmp_path / "run")
+    [line] = str(error.value).splitlines()
+    assert line.startswith("training.expert_backend is 'padded': does not work on cpu with torch.bfloat16")
+    assert not (tmp_path / "run").exists()
+    both = recipe.training.model_copy(update={"freeze": ["*.routers.*"]})
+    with pytest.raises(ConfigError) as error:
+        check_training(recipe.model_copy(update={"training": both}), torch.device("cpu"))
+    assert len(error.value.problems) == 2
+    check_training(tiny_recipe(tmp_path, expert_backend="padded", precision="bfloat16"), torch.device("cpu"))
+
+
+def test_a_forced_backend_trains_and_may_change_on_resuming(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    used: set[tuple[bool, str]] = set()
+    original = ExpertFeedForward.forward
+
+    def noted(self: ExpertFeedForward, *args: Any) -> torch.Tensor:
+        used.add((torch.is_grad_enabled(), self.backend))
+        return original(self, *args)
+
+    monkeypatch.setattr(ExpertFeedForward, "forward", noted)
+    recipe = tiny_recipe(tmp_path, experts=True, expert_backend="loop", n_updates=2, log_every=1)
+    train(recipe, tmp_path / "loop")
+    assert used == {(True, "loop"), (False, "loop")}
+    monkeypatch.undo()
+    train(tiny_recipe(tmp_path, experts=True, n_updates=2, log_every=1), tmp_path / "auto")
+    losses = [[record["loss"] for record in records(tmp_path / name, "training")] for name in ("loop", "auto")]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+    other = recipe.training.model_copy(update={"expert_backend": "segments"})
+    assert train(recipe.model_copy(update={"training": other}), tmp_path / "loop", resume=True)["n_updates"] == 2
+    longer = recipe.training.model_copy(update={"n_updates": 3})
+    with pytest.raises(CheckpointError, match=r"training\.n_updates"):
+        train(recipe.model_copy(update={"training": longer}), tmp_path / "loop", resume=True)
+
+
+def test_recomputed_steps_route_as_they_did_and_give_the_same_weights(tmp_path: Path) -> None:
+    for name, recomputes in (("kept", False), ("recomputed", True)):
+        recipe = tiny_recipe(tmp_path, experts=True, n_updates=4, checkpoint_activations=recomputes)
+        train(recipe, tmp_path / name)
+    assert weights(tmp_path / "kept") == weights(tmp_path / "recomputed")
+    assert records(tmp_path / "kept", "training") == records(tmp_path / "recomputed", "training")
+
+
+def test_bfloat16_trains_experts_with_float32_weights_and_routers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(tiny_recipe(tmp_path, experts=True, n_updates=4), tmp_path / "full")
+    seen: dict[str, set[torch.dtype]] = {"products": set(), "scores": set()}
+    original, forward = ExpertMaps.forward, Router.forward
+
+    def product(self: ExpertMaps, *args: Any) -> torch.Tensor:
+        y = original(self, *args)
+        if torch.is_grad_enabled():
+            seen["products"].add(y.dtype)
+        return y
+
+    def scores(self: Router, h_ND: torch.Tensor) -> torch.Tensor:
+        found = forward(self, h_ND)
+        seen["scores"].add(found.dtype)
+        return found
+
+    monkeypatch.setattr(ExpertMaps, "forward", product)
+    monkeypatch.setattr(Router, "forward", scores)
+    train(tiny_recipe(tmp_path, experts=True, n_updates=4, precision="bfloat16"), tmp_path / "low")
+    assert seen == {"products": {torch.bfloat16}, "scores": {torch.float32}}
+    low, full = (records(tmp_path / name, "training")[-1] for name in ("low", "full"))
+    assert low["nll"] != full["nll"]
+    assert low["nll"] == pytest.approx(full["nll"], rel=0.02)
+    assert all(p.dtype == torch.float32 for p in load(tmp_path / "low").model.parameters())

@@ -1,0 +1,25 @@
+"""The model of a tiny recipe without its task: single updates on batches that are written down here."""
+
+from __future__ import annotations
+
+import torch
+
+from architectures import Sentence, right_padded
+from ostinato.config.model import Seq2SeqConfig
+from ostinato.config.recipe import Recipe
+from ostinato.data.batch import Batch
+from ostinato.models import Seq2Seq
+
+
+def tiny_model(recipe: Recipe) -> Seq2Seq:
+    """Return the recipe's model with a vocabulary of nine symbols, freshly initialised."""
+    torch.manual_seed(0)
+    assert isinstance(recipe.model, Seq2SeqConfig)
+    return Seq2Seq(recipe.model.model_copy(update={"source_vocab_size": 9, "target_vocab_size": 9}))
+
+
+def tiny_batches() -> list[Batch]:
+    """Return two batches of different sizes, with padding."""
+    one = [Sentence([4, 5, 6, 2], [1, 6, 5, 4]), Sentence([7, 2], [1, 7]), Sentence([8, 4, 2], [1, 4, 8])]
+    other = [Sentence([5, 5, 7, 8, 4, 2], [1, 4, 8, 7, 5, 5]), Sentence([6, 8, 2], [1, 8, 6])]
+    return [right_padded(one), right_padded(other)]
