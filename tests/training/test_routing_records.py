@@ -16,6 +16,7 @@ from ostinato.nn import balance
 from ostinato.training import SilentReporter, train, update
 from ostinato.training.balance import LOSSES, raw_loss
 from ostinato.training.optim import build_optimizer
+from ostinato.training.records import Records
 from ostinato.training.reporter import make_reporter
 from ostinato.training.routing import CollapseWatch, evenness
 from ostinato.training.update import Updater
@@ -81,6 +82,13 @@ def test_routers_are_looked_at_in_recorded_updates_only_and_that_changes_nothing
     assert records(tmp_path / "often", "training")[-1]["routing"] == found[-1]["routing"]
 
 
+def test_a_loss_that_is_not_finite_is_null_in_the_log_also_inside_a_list(tmp_path: Path) -> None:
+    rounds = [{"losses": {"z": math.inf}, "load": [0.5, math.nan]}]
+    Records(tmp_path).add({"kind": "training", "update": 1, "routing": {"r": {"rounds": rounds}}}, {})
+    [record] = records(tmp_path, "training")
+    assert record["routing"]["r"]["rounds"] == [{"losses": {"z": None}, "load": [0.5, None]}]
+
+
 def _routing(load: list[float], k: int = 1) -> dict[str, Any]:
     entropy = -sum(p * math.log(p) for p in load if p)
     return {"k": k, "load": load, "load_entropy": entropy}
@@ -98,7 +106,7 @@ def test_a_collapsed_router_is_named_once_after_the_warm_up() -> None:
     assert list(watch.warnings(10, {"ffn.a": collapsed})) == []
     assert list(watch.warnings(11, {"ffn.a": even})) == []
     [line] = watch.warnings(12, {"ffn.a": collapsed, "ffn.b": even})
-    assert line.startswith("router ffn.a has collapsed: it uses as good as 1.1 of 4 experts, and a token gets 1")
+    assert line.startswith("router ffn.a has collapsed: in effect it uses 1.1 of 4 experts, and a token gets 1")
     assert list(watch.warnings(13, {"ffn.a": collapsed})) == []
     [line] = watch.warnings(14, {"ffn.b": _routing([0.5, 0.49, 0.01, 0.0], k=2)})
     assert "router ffn.b has collapsed" in line

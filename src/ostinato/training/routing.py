@@ -155,7 +155,7 @@ class CollapseWatch:
         n_experts, k, entropy = len(found["load"]), found["k"], found["load_entropy"]
         if evenness(entropy, n_experts, k) >= COLLAPSED:
             return None
-        used = f"it uses as good as {math.exp(entropy):.1f} of {n_experts} experts, and a token gets {k}"
+        used = f"in effect it uses {math.exp(entropy):.1f} of {n_experts} experts, and a token gets {k}"
         return f"has collapsed: {used} (entropy of its load: {entropy:.2f} nats)"
 
     def _stays_dead(self, router: str, load: Sequence[float]) -> str | None:
