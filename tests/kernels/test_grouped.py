@@ -10,10 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ostinato.errors import ConfigError
-from ostinato.kernels import Dispatch, choose_backend, combine, dispatch, gather, grouped_linear
+from ostinato.kernels import Backend, Dispatch, choose_backend, dispatch, gather, routed_linear
 from ostinato.kernels import choose as choose_module
+from ostinato.kernels.linear import LinearTrial
+from ostinato.kernels.products import PRODUCTS
+from ostinato.kernels.segments import Order
 
 BACKENDS = ["loop", "segments", "padded", "grouped"]
+
+
+@pytest.fixture(autouse=True)
+def _fixed_numbers() -> None:
+    torch.manual_seed(0)
 
 
 class Drawn(NamedTuple):
@@ -53,7 +61,7 @@ def through_kernels(
     weight_N: torch.Tensor | None = None,
 ) -> torch.Tensor:
     to = dispatch(experts, weight.shape[0], weight_N)
-    return combine(grouped_linear(gather(x, to), weight, bias, to, backend=backend), gates, to)  # type: ignore[arg-type]
+    return routed_linear(x, weight, bias, to, reads="rows", writes="rows", gates_NK=gates, backend=backend)  # type: ignore[arg-type]
 
 
 def problem(
@@ -123,10 +131,33 @@ def test_gradients_of_stride_zero_and_transposed_rows_are_taken(backend: str) ->
     x, weight, bias, experts, _ = problem(6, 2, 3, 4, 8, dtype=dtype_of(backend))
     turned = x.detach().t().contiguous().t().requires_grad_()
     to = dispatch(experts, 3)
-    plain = grouped_linear(gather(x, to), weight, bias, to, backend="loop")
-    found = grouped_linear(gather(turned, to), weight, bias, to, backend=backend)  # type: ignore[arg-type]
+    plain = routed_linear(gather(x, to), weight, bias, to, backend="loop")
+    found = routed_linear(gather(turned, to), weight, bias, to, backend=backend)  # type: ignore[arg-type]
     for mine, theirs in zip(
         torch.autograd.grad(found.sum(), [turned, weight]), torch.autograd.grad(plain.sum(), [x, weight]), strict=True
+    ):
+        torch.testing.assert_close(mine, theirs)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("reads", "writes"), [("rows", "slots"), ("slots", "rows"), ("slots", "slots")])
+def test_slots_are_read_and_written_as_by_the_loop(backend: Backend, reads: Order, writes: Order) -> None:
+    _, weight, bias, experts, gates = problem(6, 2, 3, 4, 8, dtype=dtype_of(backend))
+    to = dispatch(experts, 4, torch.tensor([1.0, 0.0, 1.0, 1.0, 0.0, 1.0]))
+    weight = torch.cat([weight, weight[:1]]).detach().requires_grad_()
+    bias = torch.zeros(4, 8, dtype=weight.dtype, requires_grad=True)
+    x = torch.randn(12 if reads == "slots" else 6, 4, dtype=weight.dtype, requires_grad=True)
+    leaves = [x, weight, bias, *([gates] if writes == "rows" else [])]
+    found, expected = (
+        routed_linear(
+            x, weight, bias, to, reads=reads, writes=writes, gates_NK=gates if writes == "rows" else None, backend=name
+        )
+        for name in (backend, "loop")
+    )
+    torch.testing.assert_close(found, expected)
+    seed = torch.randn_like(expected)
+    for mine, theirs in zip(
+        torch.autograd.grad(found, leaves, seed), torch.autograd.grad(expected, leaves, seed), strict=True
     ):
         torch.testing.assert_close(mine, theirs)
 
@@ -144,9 +175,9 @@ def test_autocast_multiplies_in_its_type_and_gradients_come_back_in_float32(back
     x, weight, bias, experts, _ = problem(6, 2, 3, 8, 8, dtype=torch.float32)
     to = dispatch(experts, 3)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = grouped_linear(gather(x, to), weight, bias, to, backend=backend)  # type: ignore[arg-type]
+        found = routed_linear(gather(x, to), weight, bias, to, backend=backend)  # type: ignore[arg-type]
     assert found.dtype == torch.bfloat16
-    expected = grouped_linear(gather(x, to), weight, bias, to, backend="loop")
+    expected = routed_linear(gather(x, to), weight, bias, to, backend="loop")
     torch.testing.assert_close(found.float(), expected, rtol=5e-2, atol=5e-2)
     grad = torch.autograd.grad(found.float().square().sum(), weight)[0]
     assert grad.dtype == torch.float32
@@ -172,21 +203,23 @@ def test_rows_of_an_expert_stand_side_by_side_in_their_own_order() -> None:
 def test_an_unknown_or_broken_backend_is_a_named_error(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu = torch.device("cpu")
     with pytest.raises(ConfigError, match="must be auto or one of loop, segments, padded, grouped"):
-        choose_backend("triton", cpu, torch.float32, 4, 4)  # type: ignore[arg-type]
+        choose_backend("triton", cpu, torch.float32, LinearTrial(4, 4))  # type: ignore[arg-type]
 
     def broken(*args: object) -> torch.Tensor:
         raise RuntimeError("no such kernel\nand a long story")
 
-    monkeypatch.setitem(choose_module._FUNCTIONS, "segments", broken)
+    trial = LinearTrial(4, 4)
+    monkeypatch.setitem(PRODUCTS, "padded", broken)
     monkeypatch.setattr(choose_module, "_failure", choose_module._failure.__wrapped__)
     monkeypatch.setattr(choose_module, "_first_that_works", choose_module._first_that_works.__wrapped__)
     with pytest.raises(ConfigError, match=r"does not work on cpu with torch.float32: no such kernel$"):
-        choose_backend("segments", cpu, torch.float32, 4, 4)
-    assert choose_backend("auto", cpu, torch.float32, 4, 4) != "segments"
+        choose_backend("padded", cpu, torch.float32, trial)
+    monkeypatch.setitem(choose_module._PREFERRED, "cpu", ("padded", "loop"))
+    assert choose_backend("auto", cpu, torch.float32, trial) == "loop"
 
 
 def test_a_backend_with_wrong_results_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    wrong = choose_module._FUNCTIONS["loop"]
-    monkeypatch.setitem(choose_module._FUNCTIONS, "padded", lambda *args: 2 * wrong(*args))
-    failure = choose_module._failure.__wrapped__("padded", torch.device("cpu"), torch.float32, 4, 4)
+    right = PRODUCTS["loop"]
+    monkeypatch.setitem(PRODUCTS, "padded", lambda *args: 2 * right(*args))
+    failure = choose_module._failure.__wrapped__("padded", torch.device("cpu"), torch.float32, LinearTrial(4, 4))
     assert failure == "its results differ from the plain loop's"

@@ -6,18 +6,24 @@ D input width, F output width.
 
 from __future__ import annotations
 
-from ostinato.kernels.choose import Backend, BackendChoice, choose_backend, grouped_linear
-from ostinato.kernels.dispatch import Dispatch, combine, dispatch, from_slots, gather, to_slots
+from ostinato.kernels.activation import Activation, activate
+from ostinato.kernels.choose import BackendChoice, choose_backend
+from ostinato.kernels.dispatch import Dispatch, combine, dispatch, gather
+from ostinato.kernels.feedforward import ExpertWeights, expert_feed_forward
+from ostinato.kernels.linear import routed_linear
+from ostinato.kernels.trial import Backend
 
 __all__ = [
+    "Activation",
     "Backend",
     "BackendChoice",
     "Dispatch",
+    "ExpertWeights",
+    "activate",
     "choose_backend",
     "combine",
     "dispatch",
-    "from_slots",
+    "expert_feed_forward",
     "gather",
-    "grouped_linear",
-    "to_slots",
+    "routed_linear",
 ]

@@ -50,6 +50,10 @@ class Dispatch:
         ends = self.ends_E.tolist()
         return list(zip([0, *ends[:-1]], ends, strict=True))
 
+    def longest(self) -> int:
+        """Return how many places the expert with most has."""
+        return max(end - start for start, end in self.bounds())
+
 
 def dispatch(experts_NK: Tensor, n_experts: int, weight_N: Tensor | None = None) -> Dispatch:
     """Sort the slots of chosen experts.

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from ostinato.kernels import combine, from_slots, gather, grouped_linear, to_slots
+from ostinato.kernels import routed_linear
 from ostinato.nn.attention import MultiHead
 from ostinato.nn.experts import Decision, Routed
 from ostinato.nn.routing import Gate, Router
@@ -55,10 +55,10 @@ class ExpertAttention(MultiHead, Routed):
     ) -> Float[Tensor, "B H Q K"]:
         """Return queries of every token's choices, side by side; those of padding are 0."""
         assert decision is not None, "experts need the decision of route()"
-        sorted_MD = gather(x_BTD.flatten(0, 1), decision.to)
-        q_MI = grouped_linear(sorted_MD, self.query_EDI, self.query_bias_EI, decision.to, backend=self.backend)
         B, T, _ = x_BTD.shape
-        return to_slots(q_MI, decision.to).view(B, T * self.n_choices, self.n_heads, self.d_head).transpose(1, 2)
+        x_ND, maps = x_BTD.flatten(0, 1), (self.query_EDI, self.query_bias_EI)
+        q_SI = routed_linear(x_ND, *maps, decision.to, reads="rows", writes="slots", backend=self.backend)
+        return q_SI.view(B, T * self.n_choices, self.n_heads, self.d_head).transpose(1, 2)
 
     def project_keys_values(self, x_BSD: Float[Tensor, "B S D"]) -> tuple[Tensor, Tensor]:
         """Return keys and values, `[B, H, S, K]` each."""
@@ -69,7 +69,14 @@ class ExpertAttention(MultiHead, Routed):
         """Return the sum over a token's choices of its experts' outputs, weighted by their gates."""
         assert decision is not None, "experts need the decision of route()"
         B, _, Q, _ = x_BHQK.shape
-        rows_QI = x_BHQK.transpose(1, 2).reshape(B * Q, self.inner)
-        sorted_MI = from_slots(rows_QI, decision.to)
-        y_MD = grouped_linear(sorted_MI, self.out_EID, self.out_bias_ED, decision.to, backend=self.backend)
-        return combine(y_MD, decision.gates_NK, decision.to).view(B, Q // self.n_choices, -1)
+        x_SI, maps = x_BHQK.transpose(1, 2).reshape(B * Q, self.inner), (self.out_EID, self.out_bias_ED)
+        y_ND = routed_linear(
+            x_SI,
+            *maps,
+            decision.to,
+            reads="slots",
+            writes="rows",
+            gates_NK=decision.gates_NK,
+            backend=self.backend,
+        )
+        return y_ND.view(B, Q // self.n_choices, -1)

@@ -14,8 +14,16 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ostinato.kernels import BackendChoice, Dispatch, combine, dispatch, gather, grouped_linear
-from ostinato.nn.feedforward import Activation
+from ostinato.kernels import (
+    Activation,
+    BackendChoice,
+    Dispatch,
+    ExpertWeights,
+    combine,
+    dispatch,
+    expert_feed_forward,
+    gather,
+)
 from ostinato.nn.routing import Gate, Router
 from ostinato.nn.shapes import Bool, Float, Tensor
 from ostinato.nn.types import Routing
@@ -95,17 +103,13 @@ class ExpertMaps(nn.Module):
         self.up_bias_EF = nn.Parameter(torch.zeros(n_experts, hidden)) if bias else None
         self.down_bias_ED = nn.Parameter(torch.zeros(n_experts, d_model)) if bias else None
 
-    def forward(self, x_MD: Float[Tensor, "M D"], to: Dispatch, backend: BackendChoice) -> Float[Tensor, "M D"]:
-        """Map rows that are sorted by expert."""
-        hidden = grouped_linear(x_MD, self.up_EDF, self.up_bias_EF, to, backend=backend)
-        if self.is_gated:
-            gate, linear = hidden.chunk(2, dim=-1)
-            hidden = F.gelu(gate) * linear
-        else:
-            hidden = F.relu(hidden) if self.activation == "relu" else F.gelu(hidden)
-        if self.dropout and self.training:
-            hidden = F.dropout(hidden, self.dropout)
-        return grouped_linear(hidden, self.down_EFD, self.down_bias_ED, to, backend=backend)
+    def forward(
+        self, x: Float[Tensor, "N D"], to: Dispatch, backend: BackendChoice, gates_NK: Tensor | None = None
+    ) -> Float[Tensor, "N D"]:
+        """Map rows sorted by expert; with gates, rows of any order to the sum of their experts' results."""
+        weights = ExpertWeights(self.up_EDF, self.up_bias_EF, self.down_EFD, self.down_bias_ED)
+        dropout = self.dropout if self.training else 0.0
+        return expert_feed_forward(x, weights, gates_NK, to, self.activation, dropout=dropout, backend=backend)
 
 
 class ExpertFeedForward(Routed):
@@ -121,9 +125,8 @@ class ExpertFeedForward(Routed):
 
     def forward(self, x_BTD: Float[Tensor, "B T D"], decision: Decision) -> Float[Tensor, "B T D"]:
         """Map every token by its experts; padding gives 0."""
-        sorted_MD = gather(x_BTD.flatten(0, 1), decision.to)
-        y_MD = self.experts(sorted_MD, decision.to, self.backend)
-        return combine(y_MD, decision.gates_NK, decision.to).view_as(x_BTD)
+        y_ND: Tensor = self.experts(x_BTD.flatten(0, 1), decision.to, self.backend, decision.gates_NK)
+        return y_ND.view_as(x_BTD)
 
 
 class SparseLayer(Routed):

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch.nn.functional as F
 from torch import nn
 
+from ostinato.kernels import Activation, activate
 from ostinato.nn.shapes import Bool, Float, Tensor
-
-Activation = Literal["relu", "gelu", "geglu"]
 
 
 class FeedForward(nn.Module):
@@ -36,12 +33,7 @@ class FeedForward(nn.Module):
 
     def forward(self, x_BTD: Float[Tensor, "*B D"], decision: None = None) -> Float[Tensor, "*B D"]:
         """Map every position by itself."""
-        hidden = self.up(x_BTD)
-        if self.is_gated:
-            gate, linear = hidden.chunk(2, dim=-1)
-            hidden = F.gelu(gate) * linear
-        else:
-            hidden = F.relu(hidden) if self.activation == "relu" else F.gelu(hidden)
+        hidden = activate(self.up(x_BTD), self.activation)
         if self.dropout and self.training:
             hidden = F.dropout(hidden, self.dropout)
         return self.down(hidden)  # type: ignore[no-any-return]

@@ -1,0 +1,70 @@
+"""Rows grouped by expert times that expert's weights: y[m] = x[m] W[expert of m] + b[expert of m].
+
+    loop       the plain twin: one expert after the other, stacked by torch.cat
+    padded     experts padded to the longest, one batched product
+    grouped    torch.nn.functional.grouped_mm
+
+None of them indexes the stacked weights under autograd: there every expert's gradient would be a zero tensor as large
+as all experts together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ostinato.kernels.dispatch import Dispatch
+
+
+def loop(x_MD: Tensor, weight_EDF: Tensor, bias_EF: Tensor | None, to: Dispatch) -> Tensor:
+    """Multiply expert by expert; `unbind` keeps the gradients of the experts apart."""
+    weights = weight_EDF.unbind(0)
+    parts = [x_MD[start:end] @ weights[e] for e, (start, end) in enumerate(to.bounds())]
+    return _add_bias(torch.cat(parts), bias_EF, to)
+
+
+def padded(x_MD: Tensor, weight_EDF: Tensor, bias_EF: Tensor | None, to: Dispatch) -> Tensor:
+    """Multiply all experts in one batch, each padded to the rows of the longest."""
+    E, D, _ = weight_EDF.shape
+    ends = to.ends_E.long()
+    starts = F.pad(ends[:-1], (1, 0))
+    longest = int((ends - starts).max()) if x_MD.shape[0] else 0
+    places = torch.arange(x_MD.shape[0], device=x_MD.device) - starts[to.experts_M] + to.experts_M * longest
+    batch = x_MD.new_zeros(E * longest, D).index_copy(0, places, x_MD).view(E, longest, D)
+    product = torch.bmm(batch, weight_EDF).flatten(0, 1)
+    return _add_bias(product.index_select(0, places), bias_EF, to)
+
+
+def grouped(x_MD: Tensor, weight_EDF: Tensor, bias_EF: Tensor | None, to: Dispatch) -> Tensor:
+    """Multiply by torch's grouped product."""
+    if x_MD.shape[0] == 0:
+        return _add_bias(x_MD @ weight_EDF[0], bias_EF, to) + 0.0 * weight_EDF.sum()
+    product = F.grouped_mm(x_MD.contiguous(), weight_EDF, offs=to.ends_E)
+    return _add_bias(_Contiguous.apply(product), bias_EF, to)  # type: ignore[no-untyped-call]
+
+
+def _add_bias(y_MF: Tensor, bias_EF: Tensor | None, to: Dispatch) -> Tensor:
+    return y_MF if bias_EF is None else y_MF + bias_EF.index_select(0, to.experts_M)
+
+
+class _Contiguous(torch.autograd.Function):
+    """Nothing forward; backward hands on a contiguous gradient: the grouped product refuses strides of 0."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad.contiguous()
+
+
+PRODUCTS: dict[str, Callable[[Tensor, Tensor, Tensor | None, Dispatch], Tensor]] = {
+    "loop": loop,
+    "padded": padded,
+    "grouped": grouped,
+}
