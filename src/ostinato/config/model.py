@@ -19,6 +19,7 @@ from ostinato.config.experts import (
     RouterConfig,
     SparseLayerConfig,
 )
+from ostinato.config.halting import ActConfig, HaltingConfig, NoHaltingConfig, StickBreakingConfig
 from ostinato.config.one_wide import FfnVariant, spread_feed_forwards, variant_problems
 from ostinato.config.sub_layers import (
     AttentionConfig,
@@ -32,6 +33,7 @@ from ostinato.errors import Problem
 from ostinato.plan import Kind, Plan, SubLayerPlan, Use, build_plan, insert
 
 __all__ = [
+    "ActConfig",
     "AttentionConfig",
     "AttentionSubLayer",
     "BucketsConfig",
@@ -42,6 +44,7 @@ __all__ = [
     "ExpertFeedForwardConfig",
     "FeedForwardConfig",
     "GateConfig",
+    "HaltingConfig",
     "HypersphereRouterConfig",
     "Init",
     "LanguageModelConfig",
@@ -62,6 +65,7 @@ __all__ = [
     "SinusoidalConfig",
     "SparseLayerConfig",
     "StackConfig",
+    "StickBreakingConfig",
     "SubLayerConfig",
     "WindowConfig",
 ]
@@ -132,12 +136,6 @@ class RotaryConfig(Config):
     base: Annotated[float, Field(gt=1)] = 10_000.0
 
 
-class NoHaltingConfig(Config):
-    """Every token takes part in every round."""
-
-    kind: Literal["none"] = "none"
-
-
 AttentionSubLayer = Annotated[AttentionConfig | ExpertAttentionConfig, Field(discriminator="kind")]
 FeedForwardConfig = Annotated[
     DenseFeedForwardConfig | SeparableConvConfig | ExpertFeedForwardConfig, Field(discriminator="kind")
@@ -164,7 +162,7 @@ class StackConfig(Config):
     """Absolute positions, added to the states."""
     relative: RelativeConfig = NoRelativeConfig()
     """Relative positions, inside self-attention."""
-    halting: NoHaltingConfig = NoHaltingConfig()
+    halting: HaltingConfig = NoHaltingConfig()
 
     @field_validator("self_attention", "ffn", "cross_attention", mode="before", check_fields=False)
     @classmethod

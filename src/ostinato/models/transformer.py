@@ -10,8 +10,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from ostinato.config.model import (
+    ActConfig,
     BucketsConfig,
     CoordinatesConfig,
+    HaltingConfig,
     LanguageModelConfig,
     RotaryConfig,
     RoutedConfig,
@@ -19,21 +21,25 @@ from ostinato.config.model import (
     SignalConfig,
     SinusoidalConfig,
     StackConfig,
+    StickBreakingConfig,
     WindowConfig,
 )
 from ostinato.data.batch import Tokens
 from ostinato.errors import ConfigError, Problem
 from ostinato.kernels import BackendChoice
 from ostinato.models.sub_layers import build_sub_layer
+from ostinato.nn.act import Act, ActUnit
 from ostinato.nn.bank import Banks
 from ostinato.nn.cache import Cache
 from ostinato.nn.experts import Routed
+from ostinato.nn.halting import HaltingRule
 from ostinato.nn.init import init_embedding
 from ostinato.nn.norm import build_norm
 from ostinato.nn.positions import Coordinates, PositionSignal, Sinusoidal
 from ostinato.nn.relative import Buckets, RelativePositions, Rotary, Window
 from ostinato.nn.shapes import Bool, Float, Int, Tensor
 from ostinato.nn.stack import Stack, router_name
+from ostinato.nn.stick_breaking import StickBreaking, StickBreakingUnit
 from ostinato.plan import Plan
 
 
@@ -165,7 +171,29 @@ class Transformer(nn.Module):
             signal=_signal(stack.positions, self.config.d_model),
             is_causal=is_causal,
             has_prefix=has_prefix,
+            halting=self._halting_rule(plan.stack, stack.halting),
         )
+
+    def _halting_rule(self, name: str, config: HaltingConfig) -> HaltingRule | None:
+        """Return the rule of a stack, its unit in the bank; None where no token halts."""
+        d_model = self.config.d_model
+        match config:
+            case StickBreakingConfig() as c:
+                stick = StickBreakingUnit(d_model, dropout=c.dropout, initial_bias=c.initial_bias)
+                self.banks.halting[name] = stick
+                return StickBreaking(stick, c.threshold, detaches_weight=c.detach_router_weight)
+            case ActConfig() as c:
+                unit = ActUnit(d_model, c.initial_bias)
+                self.banks.halting[name] = unit
+                return Act(
+                    unit,
+                    c.epsilon,
+                    mix=c.mix,
+                    freezes=c.freeze_halted_state,
+                    forces_remainder=c.force_remainder_at_max,
+                    is_global=c.scope == "global",
+                )
+        return None
 
 
 def _signal(config: SignalConfig, d_model: int) -> PositionSignal:

@@ -143,7 +143,12 @@ class Attention(MultiHead, nn.Module):
         self.qkv = nn.Linear(d_model, 3 * self.inner, bias=bias)
         self.out = nn.Linear(self.inner, d_model, bias=bias)
 
-    def route(self, x_BTD: Float[Tensor, "B T D"], keep_BT: Bool[Tensor, "B T"] | None) -> Decision | None:
+    def route(
+        self,
+        x_BTD: Float[Tensor, "B T D"],
+        keep_BT: Bool[Tensor, "B T"] | None,
+        weight_BT: Float[Tensor, "B T"] | None = None,
+    ) -> Decision | None:
         """Return where every token goes; None: all run all weights."""
         return None
 

@@ -1,6 +1,7 @@
 """Banks: the parameter sets a plan refers to by name, owned by the model.
 
-One bank per kind of sub-layer, one for norms, one for tables of relative positions. A set may serve many steps and
+One bank per kind of sub-layer, one for norms, one for tables of relative positions, one for halting
+units, by stack. A set may serve many steps and
 more than one stack; it is one object, so it is counted, optimised and stored once.
 """
 
@@ -27,6 +28,7 @@ class Banks(nn.Module):
         self.ffn = nn.ModuleDict()
         self.norm = nn.ModuleDict()
         self.relative = nn.ModuleDict()
+        self.halting = nn.ModuleDict()
 
     def attention(self, kind: Kind, name: str) -> Attention | ExpertAttention:
         """Return a parameter set of self- or cross-attention."""

@@ -67,13 +67,23 @@ class Routed(nn.Module):
         self.router, self.gate, self.n_experts = router, gate, n_experts
         self.backend: BackendChoice = "auto"
 
-    def route(self, x_BTD: Float[Tensor, "B T D"], keep_BT: Bool[Tensor, "B T"] | None) -> Decision:
-        """Choose experts for every real token; padding goes nowhere."""
+    def route(
+        self,
+        x_BTD: Float[Tensor, "B T D"],
+        keep_BT: Bool[Tensor, "B T"] | None,
+        weight_BT: Float[Tensor, "B T"] | None = None,
+    ) -> Decision:
+        """Choose experts for every token that takes part; padding and halted tokens go nowhere.
+
+        Args:
+            weight_BT: what is left of every token, 0 for padding and halted ones; None: 1 for real tokens.
+        """
         x_ND = x_BTD.flatten(0, 1)
-        if keep_BT is None:
+        if weight_BT is None and keep_BT is None:
             kept, weight_N = None, x_ND.new_ones(x_ND.shape[0])
         else:
-            kept = weight_N = keep_BT.flatten().to(x_ND.dtype)
+            whole = weight_BT if weight_BT is not None else keep_BT.to(x_ND.dtype)  # type: ignore[union-attr]
+            kept = weight_N = whole.flatten()
         if self.router is None:
             experts_NK = torch.zeros(x_ND.shape[0], 1, dtype=torch.long, device=x_ND.device)
             return Decision(dispatch(experts_NK, 1, kept), experts_NK, x_ND.new_ones(x_ND.shape[0], 1), weight_N)

@@ -28,7 +28,12 @@ class FeedForward(nn.Module):
         self.up = nn.Linear(d_model, 2 * d_ff if self.is_gated else d_ff, bias=bias)
         self.down = nn.Linear(d_ff, d_model, bias=bias)
 
-    def route(self, x_BTD: Float[Tensor, "B T D"], keep_BT: Bool[Tensor, "B T"] | None) -> None:
+    def route(
+        self,
+        x_BTD: Float[Tensor, "B T D"],
+        keep_BT: Bool[Tensor, "B T"] | None,
+        weight_BT: Float[Tensor, "B T"] | None = None,
+    ) -> None:
         """Return None: every token runs all weights."""
 
     def forward(self, x_BTD: Float[Tensor, "*B D"], decision: None = None) -> Float[Tensor, "*B D"]:

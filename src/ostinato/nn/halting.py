@@ -1,34 +1,49 @@
 """Halting: which tokens still take part in a round, and what the others look like to them.
 
-One protocol for every rule. The depth loop asks, for every round: `before` (is anything still running?), `visible`
-(the states that keys and values are made of), `after` (the states to go on with), and at the end `output`, `trace`
-and `aux_loss`. A rule's state lives for one pass and is made by `start`; nothing is kept on modules.
+One protocol for every rule. The depth loop asks, for every round: `before` (is anything still running, and how does a
+round look to the tokens?), `enter` (with the round's signal added), `after` (the states to go on with), and at the end
+`output`, `trace` and `aux_loss`. A rule's state lives for one pass and is made by `start`; nothing is kept on modules.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from ostinato.nn.shapes import Bool, Float, Tensor
 from ostinato.nn.types import HaltingTrace
 
 
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What a round is to its tokens. It never changes, so that a step may be recomputed when later rounds have run.
+
+    Args:
+        weight_BT: how much of a token is left for this round, 0 where it does not run; None: every token runs whole.
+        visible: from states to those that keys and values are made of: a halted token shows its last visible state.
+    """
+
+    weight_BT: Float[Tensor, "B T"] | None
+    visible: Callable[[Tensor], Tensor]
+
+
 @runtime_checkable
 class HaltingState(Protocol):
     """One pass under a halting rule."""
 
-    def before(self, index: int, states_BTD: Float[Tensor, "B T D"]) -> bool:
-        """Return whether the 0-based round `index` runs at all: False once every token has halted."""
+    def before(self, index: int, states_BTD: Float[Tensor, "B T D"]) -> Round | None:
+        """Return what the 0-based round `index` is; None once every token has halted."""
         ...
 
-    def visible(self, states_BTD: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
-        """Return the states that keys and values are made of: a halted token shows its last visible state."""
+    def enter(self, index: int, states_BTD: Float[Tensor, "B T D"]) -> None:
+        """Take note of the states that the first step of the round will read."""
         ...
 
     def after(
         self, index: int, entered_BTD: Float[Tensor, "B T D"], left_BTD: Float[Tensor, "B T D"]
     ) -> Float[Tensor, "B T D"]:
-        """Return the states after a round, given those that entered and those that left it."""
+        """Return the states after a round, given those before its signal and those that left it."""
         ...
 
     def output(self, states_BTD: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
@@ -48,25 +63,36 @@ class HaltingState(Protocol):
 class HaltingRule(Protocol):
     """A halting rule of one stack."""
 
-    def start(self, states_BTD: Float[Tensor, "B T D"], keep_BT: Bool[Tensor, "B T"] | None) -> HaltingState:
-        """Begin a pass over embedded states."""
+    def start(
+        self, states_BTD: Float[Tensor, "B T D"], keep_BT: Bool[Tensor, "B T"] | None, n_rounds: int, *, runs_all: bool
+    ) -> HaltingState:
+        """Begin a pass over embedded states.
+
+        Args:
+            runs_all: run every round, also those in which no token takes part: later tokens of a cached pass may go
+                deeper, and look at these.
+        """
         ...
+
+
+_WHOLE = Round(None, lambda states_BTD: states_BTD)
 
 
 class NoHalting:
     """Every token takes part in every round. It has no state, so it is its own."""
 
-    def start(self, states_BTD: Float[Tensor, "B T D"], keep_BT: Bool[Tensor, "B T"] | None) -> NoHalting:
+    def start(
+        self, states_BTD: Float[Tensor, "B T D"], keep_BT: Bool[Tensor, "B T"] | None, n_rounds: int, *, runs_all: bool
+    ) -> NoHalting:
         """Begin a pass."""
         return self
 
-    def before(self, index: int, states_BTD: Float[Tensor, "B T D"]) -> bool:
-        """Every round runs."""
-        return True
+    def before(self, index: int, states_BTD: Float[Tensor, "B T D"]) -> Round:
+        """Every token runs whole, and shows its present state."""
+        return _WHOLE
 
-    def visible(self, states_BTD: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
-        """Every token shows its present state."""
-        return states_BTD
+    def enter(self, index: int, states_BTD: Float[Tensor, "B T D"]) -> None:
+        """Nothing depends on the states."""
 
     def after(
         self, index: int, entered_BTD: Float[Tensor, "B T D"], left_BTD: Float[Tensor, "B T D"]

@@ -26,7 +26,7 @@ from ostinato.nn.cache import Cache, KeyValues, Window
 from ostinato.nn.expert_attention import ExpertAttention
 from ostinato.nn.experts import Decision, Routed
 from ostinato.nn.feedforward import FeedForward
-from ostinato.nn.halting import HaltingRule, HaltingState, NoHalting
+from ostinato.nn.halting import HaltingRule, NoHalting, Round
 from ostinato.nn.positions import PositionSignal, positions_from_keep
 from ostinato.nn.separable import SeparableConv
 from ostinato.nn.shapes import Bool, Float, Int, Tensor
@@ -167,42 +167,44 @@ class Stack:
         if (start := self.signal.at_start(signal)) is not None:
             states_BTD = states_BTD + start
         states_BTD = self._drop(states_BTD)
-        halting = self.halting.start(states_BTD, run.keep_BT)
+        halting = self.halting.start(states_BTD, run.keep_BT, plan.n_rounds, runs_all=run.cache is not None)
         for index, steps in plan.rounds():
-            if not halting.before(index, states_BTD):
+            if (around := halting.before(index, states_BTD)) is None:
                 break
             entered = states_BTD
             if (tick := self.signal.at_round(signal, index)) is not None:
                 states_BTD = states_BTD + tick
+            halting.enter(index, states_BTD)
             for step in steps:
-                states_BTD = self._run_step(states_BTD, step, run, halting)
+                states_BTD = self._run_step(states_BTD, step, run, around)
             states_BTD = halting.after(index, entered, states_BTD)
         states_BTD = halting.output(states_BTD)
         if (name := self.final_norm) is not None:
             states_BTD = self.banks.norm[name](states_BTD)
-        return StackOutput(states_BTD, halting.trace(), tuple(run.routings), run.captures)
+        return StackOutput(states_BTD, halting.trace(), halting.aux_loss(), tuple(run.routings), run.captures)
 
-    def _run_step(self, states_BTD: Tensor, step: Step, run: _Pass, halting: HaltingState) -> Tensor:
+    def _run_step(self, states_BTD: Tensor, step: Step, run: _Pass, around: Round) -> Tensor:
         recomputes = self.checkpoint_activations and self.banks.training and torch.is_grad_enabled()
         if not recomputes or run.cache is not None:  # a region that is run twice would write a cache twice
-            return self._uses(states_BTD, step, run, halting)
+            return self._uses(states_BTD, step, run, around)
         # What a pass computes once and keeps for later steps must not be made inside a recomputed region.
         for use in step.uses:
             self._prepare(use, run)
-        return checkpoint(self._uses, states_BTD, step, run, halting, use_reentrant=False)  # type: ignore[no-any-return]
+        return checkpoint(self._uses, states_BTD, step, run, around, use_reentrant=False)  # type: ignore[no-any-return]
 
-    def _uses(self, states_BTD: Tensor, step: Step, run: _Pass, halting: HaltingState) -> Tensor:
+    def _uses(self, states_BTD: Tensor, step: Step, run: _Pass, around: Round) -> Tensor:
         for use in step.uses:
             norm = _unchanged if use.norm is None else self.banks.norm[use.norm]
             inner = norm(states_BTD) if self.is_pre_norm else states_BTD
             if use.kind == "cross_attention":
-                output = self._cross_attention(inner, use, step, run)
+                output = self._cross_attention(inner, use, step, run, around)
             elif use.kind == "self_attention":
-                output = self._self_attention(inner, self._seen(states_BTD, inner, norm, halting), use, step, run)
+                seen = self._seen(states_BTD, inner, norm, around)
+                output = self._self_attention(inner, seen, use, step, run, around)
             elif isinstance(ffn := self.banks.feed_forward(use.weights), SeparableConv):
-                output = self._convolve(ffn, self._seen(states_BTD, inner, norm, halting), step, run)
+                output = self._convolve(ffn, self._seen(states_BTD, inner, norm, around), step, run)
             else:
-                output = ffn(inner, self._route(ffn, inner, use, step, run))
+                output = ffn(inner, self._route(ffn, inner, use, step, run, around))
             self._capture(run, step, use, "input", inner)
             self._capture(run, step, use, "output", output)
             states_BTD = states_BTD + self._drop(output)
@@ -212,10 +214,16 @@ class Stack:
         return states_BTD
 
     def _route(
-        self, module: Attention | FeedForward | Routed, inner_BTD: Tensor, use: Use, step: Step, run: _Pass
+        self,
+        module: Attention | FeedForward | Routed,
+        inner_BTD: Tensor,
+        use: Use,
+        step: Step,
+        run: _Pass,
+        around: Round,
     ) -> Decision | None:
         """Choose experts, where there are any, and note what was chosen."""
-        decision = module.route(inner_BTD, run.keep_BT)
+        decision = module.route(inner_BTD, run.keep_BT, around.weight_BT)
         routing = None
         if decision is not None:
             routing = decision.routing(router_name(use), self.plan.stack, step.index)
@@ -223,9 +231,9 @@ class Stack:
             run.routings.append(routing)
         return decision
 
-    def _seen(self, states_BTD: Tensor, inner_BTD: Tensor, norm: Norm, halting: HaltingState) -> Tensor:
+    def _seen(self, states_BTD: Tensor, inner_BTD: Tensor, norm: Norm, around: Round) -> Tensor:
         """Return what tokens look like to each other: halted ones as they last stood, normed like the others."""
-        visible_BTD = halting.visible(states_BTD)
+        visible_BTD = around.visible(states_BTD)
         if visible_BTD is states_BTD:
             return inner_BTD
         return norm(visible_BTD) if self.is_pre_norm else visible_BTD
@@ -235,9 +243,11 @@ class Stack:
         windows = None if run.cache is None else run.cache.windows.setdefault(step.index, (Window(), Window()))
         return ffn(source_BTD, is_causal=self.is_causal, keep_BT=run.keep_BT, windows=windows)  # type: ignore[no-any-return]
 
-    def _self_attention(self, inner_BTD: Tensor, source_BTD: Tensor, use: Use, step: Step, run: _Pass) -> Tensor:
+    def _self_attention(
+        self, inner_BTD: Tensor, source_BTD: Tensor, use: Use, step: Step, run: _Pass, around: Round
+    ) -> Tensor:
         attention = self.banks.attention(use.kind, use.weights)
-        decision = self._route(attention, inner_BTD, use, step, run)
+        decision = self._route(attention, inner_BTD, use, step, run, around)
         if source_BTD is inner_BTD:
             q, k, v = attention.project(inner_BTD, decision)
         else:
@@ -256,9 +266,9 @@ class Stack:
             self._capture(run, step, use, "weights", attention.weights(q, k, run.visibility, bias))
         return attention.project_out(attention.mix(q, k, v, run.visibility, bias), decision)
 
-    def _cross_attention(self, inner_BTD: Tensor, use: Use, step: Step, run: _Pass) -> Tensor:
+    def _cross_attention(self, inner_BTD: Tensor, use: Use, step: Step, run: _Pass, around: Round) -> Tensor:
         attention = self.banks.attention(use.kind, use.weights)
-        decision = self._route(attention, inner_BTD, use, step, run)
+        decision = self._route(attention, inner_BTD, use, step, run, around)
         k, v = self._memory_keys_values(attention, use, run)
         q = attention.project_queries(inner_BTD, decision)
         if "weights" in run.request:

@@ -45,12 +45,14 @@ class HaltingTrace:
     """What every token did in every round.
 
     Args:
-        probs_BTR: halting probability. remaining_BTR: mass not halted before the round. executed_BTR: the round ran.
+        probs_BTR: halting probability. remaining_BTR: mass not halted before the round. executed_BTR: the token took
+            part in the round. weights_BTR: part of the round in the output. R: rounds that ran.
     """
 
     probs_BTR: Float[Tensor, "B T R"]
     remaining_BTR: Float[Tensor, "B T R"]
     executed_BTR: Bool[Tensor, "B T R"]
+    weights_BTR: Float[Tensor, "B T R"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +61,13 @@ class StackOutput:
 
     Args:
         states_BTD: output states (after the final norm of a pre-norm stack).
-        halting: None where no token can halt.
+        halting: None where no token can halt. depth_cost: mean over real tokens, see the rule's `aux_loss`.
         routings: in the order they happened.
         captures: what `request` named, by (stack, step, kind, what).
     """
 
     states_BTD: Float[Tensor, "B T D"]
     halting: HaltingTrace | None = None
+    depth_cost: Tensor | None = None
     routings: tuple[Routing, ...] = ()
     captures: dict[CaptureKey, Tensor] = field(default_factory=dict)
