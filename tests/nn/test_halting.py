@@ -26,7 +26,9 @@ from ostinato.nn.types import StackOutput
 B, T, V, L = 3, 5, 7, 4
 
 
-def model_with(halting: HaltingConfig, *, n_steps: int = L, seed: int = 0, **stack: Any) -> LanguageModel:
+def model_with(
+    halting: HaltingConfig, *, n_steps: int = L, seed: int = 0, gate_std: float = 1.5, **stack: Any
+) -> LanguageModel:
     """Return a float64 model with random weights whose halting units are far from constant."""
     torch.manual_seed(seed)
     decoder = StackConfig(
@@ -40,7 +42,7 @@ def model_with(halting: HaltingConfig, *, n_steps: int = L, seed: int = 0, **sta
     model = build_model(LanguageModelConfig(d_model=4, dropout=0.0, vocab_size=V, decoder=decoder)).double().eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            parameter.normal_(std=(1.5 if halting.kind == "act" else 2.5) if "halting" in name else 0.6)
+            parameter.normal_(std=gate_std if "halting" in name else 0.6)
     assert isinstance(model, LanguageModel)
     return model
 
@@ -60,13 +62,12 @@ def block(model: LanguageModel, states: Tensor, seen: Tensor) -> Tensor:
     """Run one post-norm step of one sentence: queries from `states`, keys and values from `seen`, causally."""
     banks = model.banks
     attention, ffn = banks.self_attention["decoder_0"], banks.ffn["decoder_0"]
-    rows = []
-    for t in range(states.shape[0]):
-        q = attention.project_queries(states[None, t : t + 1])  # type: ignore[operator]
-        k, v = attention.project_keys_values(seen[None, : t + 1])  # type: ignore[operator]
-        weights = torch.softmax(q @ k.transpose(-1, -2) * attention.scale, -1)  # type: ignore[operator]
-        rows.append(attention.project_out(weights @ v)[0, 0])  # type: ignore[operator]
-    x = banks.norm["self_attention_decoder_0"](states + torch.stack(rows))
+    q = attention.project_queries(states[None])  # type: ignore[operator]
+    k, v = attention.project_keys_values(seen[None])  # type: ignore[operator]
+    scores = q @ k.transpose(-1, -2) * attention.scale  # type: ignore[operator]
+    later = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+    read = attention.project_out(torch.softmax(scores.masked_fill(later, -torch.inf), -1) @ v)[0]  # type: ignore[operator]
+    x = banks.norm["self_attention_decoder_0"](states + read)
     y: Tensor = banks.norm["ffn_decoder_0"](x + ffn(x))
     return y
 
@@ -142,8 +143,9 @@ def act_listing(model: LanguageModel, h0: Tensor, c: ActConfig) -> tuple[Tensor,
 @pytest.mark.parametrize("threshold", [1.0, 0.999, 0.9, 0.6, 0.0])
 def test_stick_breaking_is_the_papers_loop(threshold: float) -> None:
     depths = set()
-    for seed in range(8 if threshold == 0.9 else 2):
-        model = model_with(StickBreakingConfig(threshold=threshold, initial_bias=None if seed % 2 else 0.0), seed=seed)
+    draws = [(seed, std) for seed in range(8) for std in (2.0, 3.0)] if threshold == 0.9 else [(0, 2.0), (1, 3.0)]
+    for seed, std in draws:
+        model = model_with(StickBreakingConfig(threshold=threshold), seed=seed, gate_std=std)
         batch = batch_of([5, 3, 1], seed)
         output = decoder_output(model, batch)
         assert output.halting is not None
