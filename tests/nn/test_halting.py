@@ -143,9 +143,9 @@ def act_listing(model: LanguageModel, h0: Tensor, c: ActConfig) -> tuple[Tensor,
 @pytest.mark.parametrize("threshold", [1.0, 0.999, 0.9, 0.6, 0.0])
 def test_stick_breaking_is_the_papers_loop(threshold: float) -> None:
     depths = set()
-    draws = [(seed, std) for seed in range(8) for std in (2.0, 3.0)] if threshold == 0.9 else [(0, 2.0), (1, 3.0)]
-    for seed, std in draws:
-        model = model_with(StickBreakingConfig(threshold=threshold), seed=seed, gate_std=std)
+    # Gates far apart: between them these draws halt in every round.
+    for seed, std, bias in ((6, 3.0, None), (4, 1.0, 0.0), (5, 1.0, 0.0)):
+        model = model_with(StickBreakingConfig(threshold=threshold, initial_bias=bias), seed=seed, gate_std=std)
         batch = batch_of([5, 3, 1], seed)
         output = decoder_output(model, batch)
         assert output.halting is not None
