@@ -38,9 +38,11 @@ from ostinato.budget.depth import expected_depths
 from ostinato.budget.experts import expert_products, n_choices, router_products
 from ostinato.budget.sizes import (
     PlannedUse,
+    halting_products,
     hidden_branches,
     inner_width,
     planned_uses,
+    plans,
     separable_products,
     vocabulary,
 )
@@ -166,6 +168,9 @@ def _check_lengths(source_length: int | None, target_length: int, context: int) 
 
 def _costs(config: ModelConfig, n_steps: int | None, source_length: int, target_length: int) -> Iterator[_Cost]:
     """Yield what every use costs one token of the side that pays for it."""
+    for name, plan in plans(config, n_steps).items():
+        halting = config.stacks()[name].halting
+        yield _Cost(f"{name}.halting", _side(name), halting_products(halting, config.d_model, plan.n_rounds))
     projected: set[str] = set()
     for planned in planned_uses(config, n_steps):
         side = _side(planned.stack)

@@ -24,6 +24,7 @@ from ostinato.budget.experts import expert_size, keys_values_size, router_size
 from ostinato.budget.sizes import (
     PlannedUse,
     dense_size,
+    halting_size,
     norm_size,
     part_of,
     planned_uses,
@@ -135,6 +136,8 @@ def _items(config: ModelConfig, n_steps: int | None) -> Iterator[tuple[str, _Ite
     for name, stack in config.stacks().items():
         if stack.norm.placement == "pre":
             yield name, _whole(("final norm", name), "norms", norm_size(stack.norm, d_model))
+        if unit := halting_size(stack.halting, d_model):
+            yield name, _whole(("halting", name), f"{name}.halting", unit)
 
 
 def _whole(key: tuple[str, str], part: str, size: int) -> _Item:
@@ -199,6 +202,6 @@ def _part_order(config: ModelConfig) -> Iterator[str]:
         parts = [*(kind for kind, _ in stack.sub_layers()), "sparse_layer"]
         own = [part for kind in parts for part in (kind, f"{kind}.router")]
         names += own
-        yield from (f"{name}.{part}" for part in own)
+        yield from (f"{name}.{part}" for part in (*own, "halting"))
     yield from (f"{SHARED}.{part}" for part in dict.fromkeys(names))
     yield from ("norms", "positions", "embeddings", "output")

@@ -10,10 +10,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ostinato.config.model import (
+    ActConfig,
     AttentionConfig,
     BucketsConfig,
     DenseFeedForwardConfig,
     ExpertFeedForwardConfig,
+    HaltingConfig,
     LanguageModelConfig,
     ModelConfig,
     NormConfig,
@@ -22,6 +24,7 @@ from ostinato.config.model import (
     SeparableConvConfig,
     SparseLayerConfig,
     StackConfig,
+    StickBreakingConfig,
     SubLayerConfig,
     WindowConfig,
 )
@@ -138,3 +141,26 @@ def vocabulary(config: ModelConfig, side: str, vocab_size: int | None) -> int:
         reason = "a count needs the rows of the vocabulary: set it, or pass vocab_size (at least 1)"
         raise ConfigError([Problem(f"model.{key}", rows, reason)])
     return rows
+
+
+def halting_size(halting: HaltingConfig, d_model: int) -> int:
+    """Return the parameters of a stack's halting unit.
+
+    stick_breaking: D^2 + D + 2 D (+ 1 with an initial bias).     act: D + 1.     none: 0.
+    """
+    match halting:
+        case StickBreakingConfig() as c:
+            return d_model**2 + 3 * d_model + (0 if c.initial_bias is None else 1)
+        case ActConfig():
+            return d_model + 1
+    return 0
+
+
+def halting_products(halting: HaltingConfig, d_model: int, n_rounds: int) -> int:
+    """Return the multiply-accumulates of a token's gates: act asks every round, stick_breaking not about the last."""
+    match halting:
+        case StickBreakingConfig():
+            return (n_rounds - 1) * (d_model**2 + 2 * d_model)
+        case ActConfig():
+            return n_rounds * d_model
+    return 0
