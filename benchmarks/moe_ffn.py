@@ -46,6 +46,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     options.add_argument("--cells", nargs="+", metavar="E:K", help="default: E of 8, 32, 64 times k of 1, 2, 4")
     options.add_argument("--series", nargs="+", choices=SERIES, default=list(SERIES), help="few: 256 tokens, 8:2")
     options.add_argument("--layers", nargs="+", metavar="NAME", help="only these, and the dense one")
+    options.add_argument("--without", nargs="+", default=[], metavar="NAME", help="not these")
     options.add_argument("--backends", nargs="+", default=[], metavar="NAME", help="ours with these backends as well")
     options.add_argument("--profile", action="store_true", help="say where the time of ours goes")
     options.add_argument("--no-resident", action="store_true", help="no processes of their own for resident memory")
@@ -75,8 +76,8 @@ def contestants(args: argparse.Namespace, cell: Cell, device: torch.device) -> I
 
 
 def _takes_part(args: argparse.Namespace, cell: Cell, name: str) -> bool:
-    if args.layers:
-        return name in args.layers
+    if args.layers or name in args.without:
+        return name in (args.layers or ()) and name not in args.without
     return cell.routing == "uniform" or name in ZIPF or name.startswith("ours ")
 
 

@@ -19,6 +19,8 @@ from torch import Tensor, nn
 _FEW_TOKENS = 256
 """batched_mm copies an expert's weights for every token: 17 GiB for 4,096 of them."""
 
+_PACKAGES = {"st-moe": "st_moe_pytorch", "mixture-of-experts": "mixture_of_experts"}
+"""Those that are not of transformers."""
 MIXTRAL = ("eager", "grouped_mm", "batched_mm")
 
 
@@ -41,8 +43,7 @@ def peers(work: Work) -> Iterator[Contestant | Absent]:
 
 
 def _unfit(name: str, work: Work) -> str | None:
-    package = "transformers" if name.startswith("HF") else f"{name.replace('-', '_')}"
-    package = "st_moe_pytorch" if name == "st-moe" else package
+    package = _PACKAGES.get(name, "transformers")
     if importlib.util.find_spec(package) is None:
         return f"{package} is not installed"
     k, n_tokens = work.cell.k, work.cell.n_tokens

@@ -85,6 +85,20 @@ def test_studies_measure_every_cell_asked_for(script: Script) -> None:
     assert len(script("momha").studied(script("momha").arguments([]))) == 8
 
 
+def test_layers_can_be_named_or_left_out(script: Script) -> None:
+    study = script("moe_ffn")
+
+    def met(*given: str) -> list[str]:
+        args = study.arguments(["--quick", *given])
+        return [one.name for one in study.contestants(args, study.cells(args)[0], torch.device("cpu"))]
+
+    assert met("--layers", "ours") == ["dense", "ours"]
+    everyone = met()
+    assert met("--without", "ours geglu", "HF Mixtral eager") == [
+        name for name in everyone if name not in ("ours geglu", "HF Mixtral eager")
+    ]
+
+
 def test_forced_shares_are_uniform_or_fall_with_the_rank(script: Script) -> None:
     routing = script("forced_routing")
     assert torch.equal(routing.shares("uniform", 8, 2), torch.full((8,), 1 / 8, dtype=torch.float64))
