@@ -23,9 +23,13 @@ def parser(description: str, minutes: float) -> argparse.ArgumentParser:
     found.add_argument("--rounds", type=int, help="rounds of every workload, however long they take")
     found.add_argument("--threads", type=int, help="CPU threads; default: torch's choice")
     found.add_argument("--device", default="cpu", help="auto, cpu, cuda (default %(default)s)")
-    found.add_argument("--vocab", type=int, help="rows of the vocabulary; default: what the recipes say")
     found.add_argument("--quick", action="store_true", help="tiny models and few rounds: shows that it runs")
     return found
+
+
+def add_vocabulary(to: argparse.ArgumentParser) -> None:
+    """Add the option of studies of whole models."""
+    to.add_argument("--vocab", type=int, help="rows of the vocabulary; default: what the recipes say")
 
 
 def effort(arguments: argparse.Namespace, most: int) -> Effort:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from common import effort, parser, run, save
+from common import add_vocabulary, effort, parser, run, save
 
 from ostinato.experiments.studies import Size, decoding_study
 
@@ -20,6 +20,7 @@ TINY = Size(d_model=32, n_heads=2, d_ff=64, n_steps=2)
 
 def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     options = parser(__doc__.splitlines()[0], minutes=10.0)
+    add_vocabulary(options)
     options.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 64], metavar="N")
     options.add_argument("--beam", type=int, default=5)
     options.add_argument("--source-length", type=int, default=20)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from common import effort, parser, run, save
+from common import add_vocabulary, effort, parser, run, save
 
 from ostinato.experiments.speed_figure import draw_update_times
 from ostinato.experiments.studies import depth_line, depth_study, line_text
@@ -26,6 +26,7 @@ TINY = [
 
 def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     options = parser(__doc__.splitlines()[0], minutes=6.0)
+    add_vocabulary(options)
     options.add_argument("--recipe", default="depth/41m", help="base of the family (default %(default)s)")
     options.add_argument("--depths", type=int, nargs="+", default=[1, 2, 3, 4, 5, 6, 7], metavar="N")
     options.add_argument("--batch-size", type=int, default=8)

@@ -13,7 +13,8 @@ from torch.utils.checkpoint import checkpoint
 
 from ostinato.errors import ConfigError
 from ostinato.kernels import Activation, Backend, Dispatch, ExpertWeights, dispatch, expert_feed_forward
-from ostinato.kernels.feedforward import feed_forward_by
+from ostinato.kernels.choose import choose_backend
+from ostinato.kernels.feedforward import FeedForwardTrial, feed_forward_by
 
 BACKENDS: list[Backend] = ["loop", "segments", "padded", "grouped"]
 ACTIVATIONS: list[Activation] = ["relu", "gelu", "geglu"]
@@ -270,6 +271,12 @@ def test_the_backward_of_many_experts_allocates_each_weight_gradient_once() -> N
     # Both weight gradients, and the few tensors of the rows; E of them would be E * E * 16 * 16.
     assert sum(seen.counts) < 6 * E * 16 * 16
     assert sum(count == E * 16 * 16 for count in seen.counts) == 2
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu", "geglu"])
+def test_rounding_in_a_short_type_refuses_no_backend(activation: Activation) -> None:
+    trial = FeedForwardTrial(32, 8, activation)
+    assert choose_backend("segments", torch.device("cpu"), torch.bfloat16, trial) == "segments"
 
 
 def test_a_backend_that_does_not_work_here_is_a_named_error() -> None:

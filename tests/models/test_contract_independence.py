@@ -25,7 +25,17 @@ from architectures import (
     sentences,
 )
 from contract import assert_all_equal, assert_equal, gradients, real_logits, weights_of
-from ostinato.config.model import AttentionConfig, DenseFeedForwardConfig, LanguageModelConfig, StackConfig
+from ostinato.config.model import (
+    AttentionConfig,
+    DenseFeedForwardConfig,
+    ExpertAttentionConfig,
+    ExpertFeedForwardConfig,
+    GateConfig,
+    HypersphereRouterConfig,
+    LanguageModelConfig,
+    MlpRouterConfig,
+    StackConfig,
+)
 from ostinato.data.batch import Batch, Tokens
 from ostinato.models import build_model
 
@@ -153,19 +163,28 @@ def _belongings(model: Model) -> Iterator[tuple[str, int]]:
             yield from ((f"{number}.{name}.{key}", id(item)) for key, item in inner.items())
 
 
-def _small(d_model: int = 8) -> LanguageModelConfig:
+def _small(d_model: int = 8, *, has_experts: bool = False) -> LanguageModelConfig:
     stack = StackConfig(
         n_steps=2,
         self_attention=AttentionConfig(n_heads=2, dropout=0.2),
         ffn=DenseFeedForwardConfig(d_ff=12, dropout=0.2),
     )
+    if has_experts:
+        sampled: dict[str, Any] = {"n_experts": 4, "k": 2, "gate": GateConfig(n_sampled=1)}
+        stack = StackConfig(
+            n_steps=2,
+            self_attention=ExpertAttentionConfig(
+                n_heads=2, dropout=0.2, router=MlpRouterConfig(dropout=0.2), **sampled
+            ),
+            ffn=ExpertFeedForwardConfig(d_ff=12, dropout=0.2, router=HypersphereRouterConfig(), **sampled),
+        )
     return LanguageModelConfig(d_model=d_model, dropout=0.2, vocab_size=9, decoder=stack)
 
 
-def _train(between: Callable[[Model], None]) -> dict[str, Tensor]:
+def _train(between: Callable[[Model], None], *, has_experts: bool) -> dict[str, Tensor]:
     """Return the weights after two updates with dropout, having called `between` after the first."""
     torch.manual_seed(3)
-    model = build_model(_small()).train()
+    model = build_model(_small(has_experts=has_experts)).train()
     optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
     batch = right_padded([Sentence(None, [BOS, 4, 5, 6]), Sentence(None, [BOS, 7])])
     for update in range(2):
@@ -179,14 +198,15 @@ def _train(between: Callable[[Model], None]) -> dict[str, Tensor]:
     return {name: p.detach() for name, p in model.named_parameters()}
 
 
-def test_an_evaluation_between_two_updates_changes_nothing() -> None:
+@pytest.mark.parametrize("has_experts", [False, True])
+def test_an_evaluation_between_two_updates_changes_nothing(has_experts: bool) -> None:
     def evaluate(model: Model) -> None:
         model.eval()
         with torch.inference_mode():
             model(right_padded([Sentence(None, [BOS, 8, 8, 8, 8, 8])]))
         model.train()
 
-    plain, evaluated = _train(lambda model: None), _train(evaluate)
+    plain, evaluated = (_train(between, has_experts=has_experts) for between in (lambda model: None, evaluate))
     assert all(torch.equal(plain[name], evaluated[name]) for name in plain)
     assert plain["target_weight"].isfinite().all()
 

@@ -147,9 +147,9 @@ def test_descending_a_loss_evens_out_the_use_of_experts(name: str) -> None:
         loss.backward()
         optimizer.step()
     assert entropies[0] < 0.75 * math.log(E)
-    assert entropies[-1] > 0.95 * math.log(E)
+    assert entropies[-1] > 0.9 * math.log(E)
     if name == "mutual_information":
-        assert float(loss) < -0.9 * math.log(E)
+        assert loss.item() < -0.85 * math.log(E)
 
 
 def test_permuting_experts_changes_no_loss() -> None:

@@ -16,9 +16,9 @@ With B sentences of T tokens, D = d_model, I = n_heads d_head, F = d_ff, H heads
     cross-attention queries and output 2 B T I, log-sum-exp; per SET keys and values 2 B S I
     feed-forward    relu B T F, gelu 2 B T F, geglu 4 B T F; dropout: 2 B T F more, geglu 1 B T F more
     convolution     the two padded inputs and outputs: B (T + K_in - 1) D, B T D, B (T + K_out - 1) F, B T F, and relu
-    experts         attention: k times the queries, outputs, weights and positions of queries, keys and values as
-                    without, outputs once more B k T I; where k > 1 a causal stack keeps its mask in the fused kernel,
-                    too, k T S. The rest: `ostinato.budget.expert_activations`
+    experts         attention: k times the queries, outputs, weights and positions of queries; keys and values as
+                    without; where k > 1 a causal stack keeps its mask in the fused kernel, too, k T S. The rest:
+                    `ostinato.budget.expert_activations`
 
 and per pass the ids 8 B T, the states the output projection reads B T D, log-probabilities B T V *, and under autocast
 a bfloat16 copy of every weight. A tensor that two operations keep counts once.
@@ -33,6 +33,7 @@ from ostinato.budget.expert_activations import (
     decision_bytes,
     feed_forward_bytes,
     sparse_layer_bytes,
+    states_bytes,
     weight_copies,
 )
 from ostinato.budget.experts import n_choices
@@ -154,13 +155,12 @@ def _use(run: TrainingPass, planned: PlannedUse) -> Counter[str]:
 
 def _expert_attention(run: TrainingPass, planned: PlannedUse, attention: ExpertAttentionConfig) -> int:
     """Return what one use of attention with experts keeps, without the decision."""
-    stack, d_model = planned.stack, run.config.d_model
-    rows = attention.k * run.tokens(stack)
-    kept = run.width * 2 * rows * d_model
+    stack = planned.stack
+    kept = states_bytes(run, attention, run.tokens(stack))
     if planned.use.kind == "cross_attention":
         return kept + _attend(run, stack, attention, "encoder", has_bias=False)
-    if run.is_mixed or not attention.has_router:
-        kept += run.width * run.tokens(stack) * d_model
+    # Queries, and keys and values, have each a copy of the states in autocast's type.
+    kept += run.width * run.tokens(stack) * run.config.d_model if run.is_mixed else 0
     has_bias = isinstance(planned.stack_config.relative, WindowConfig | BucketsConfig)
     kept += _positions(run, planned, attention)
     return kept + _attend(run, stack, attention, stack, has_bias=has_bias)
@@ -184,9 +184,8 @@ def _attend(run: TrainingPass, stack: str, attention: AttentionConfig, seen: str
     if not has_bias and not attention.dropout:
         # The order of the columns needs no mask; prefixes and several queries a token do.
         mask = n * run.mask(stack) if not is_cross and (run.has_prefixes or n > 1) else 0
-        # Without experts the queries of self-attention are packed with keys and values; with experts outputs are
-        # kept once more, sorted.
-        kept = queries * inner * (3 if has_experts else 2 if is_cross else 1)
+        # Without experts the queries of self-attention are packed with keys and values.
+        kept = queries * inner * (2 if has_experts or is_cross else 1)
         return run.width * (packed + kept + mask) + FLOAT * queries * attention.n_heads
     weights = queries * attention.n_heads * run.lengths[seen] * (3 if attention.dropout else 1)
     values = keys * inner if _copies_heads(run, attention) else packed
@@ -208,11 +207,11 @@ def _positions(run: TrainingPass, planned: PlannedUse, attention: AttentionConfi
         case BucketsConfig():
             return n * run.mask(stack)
         case RotaryConfig():
-            # Turned queries take the place of those of experts, whose outputs are sorted anyway.
-            has_experts = isinstance(attention, ExpertAttentionConfig)
-            turned = 1 if has_experts else 3 if attention.n_heads > 1 else 2
-            turned *= 0 if attention.dropout else run.tokens(stack) * inner
-            return run.width * (turned + (n + 1) * length * attention.head_width(run.config.d_model))
+            # Turned queries take the place of those of experts, and stand beside packed ones.
+            turned = (0 if isinstance(attention, ExpertAttentionConfig) else queries) + run.tokens(stack)
+            turned = (turned + (queries if attention.n_heads > 1 else 0)) * inner
+            angles = (n + 1) * length * attention.head_width(run.config.d_model)
+            return run.width * ((0 if attention.dropout else turned) + angles)
     return 0
 
 

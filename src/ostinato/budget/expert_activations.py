@@ -9,17 +9,20 @@ bytes a number (2 under bfloat16 autocast, where what is marked * stays at 4), p
     gate            probabilities N E *, chosen experts 8 M, gates M *; renormalised (M + N) * more; of the scores
                     (sigmoid, topk_softmax) N E * more
     one expert      gates M *
-    rows            sorted inputs M D, outputs M D (of a sparse layer *)
-    feed-forward    per unit of M F as the dense one
-    sparse layer    per sub-layer inputs, normed rows and norm weights 3 M D *, mean and deviation 2 M *, rows M D,
-                    units of M F
-    weights         a bfloat16 copy of all experts' weights at every use
+    feed-forward    states N D (with a router in float32 those it keeps), relu, gelu M F, geglu 2 M F, dropout M F bytes
+    sparse layer    per sub-layer inputs, normed rows and norm weights 3 M D *, mean and deviation 2 M *, rows M D and
+                    what a feed-forward keeps of M F; outputs M D *
+    weights         a bfloat16 copy of all experts' weights and biases at every use
+
+Rows are taken out of the states one expert at a time, so that they are never kept sorted, nor are an expert's results
+(`ostinato.kernels.feedforward`, backend "segments", which is the one of a CPU).
 """
 
 from __future__ import annotations
 
-from ostinato.budget.experts import expert_products
-from ostinato.budget.passes import FLOAT, ID, PER_HIDDEN_UNIT, TrainingPass
+from ostinato.budget.experts import expert_size
+from ostinato.budget.passes import FLOAT, ID, TrainingPass
+from ostinato.budget.sizes import hidden_branches
 from ostinato.config.model import (
     ExpertFeedForwardConfig,
     HypersphereRouterConfig,
@@ -68,21 +71,28 @@ def _gate_bytes(sub: RoutedConfig, tokens: int) -> int:
 
 def feed_forward_bytes(run: TrainingPass, sub: ExpertFeedForwardConfig, tokens: int) -> int:
     """Return what the experts of a feed-forward keep, without the decision."""
-    rows = sub.k * tokens
-    return run.width * rows * (2 * run.config.d_model + _per_unit(sub) * sub.d_ff)
+    return states_bytes(run, sub, tokens) + sub.k * tokens * _hidden_bytes(run, sub)
+
+
+def states_bytes(run: TrainingPass, sub: RoutedConfig, tokens: int) -> int:
+    """Return the bytes of the states that experts read, where they are not those that the router keeps."""
+    return run.width * tokens * run.config.d_model if run.is_mixed or not sub.has_router else 0
 
 
 def sparse_layer_bytes(run: TrainingPass, sub: SparseLayerConfig, tokens: int) -> int:
     """Return what the experts of a sparse layer keep, without the decision."""
     rows, d_model = sub.k * tokens, run.config.d_model
-    one = FLOAT * rows * (3 * d_model + 2) + run.width * rows * (d_model + _per_unit(sub) * sub.d_ff)
-    return sub.n_layers * one + FLOAT * rows * d_model
+    one = FLOAT * (3 * d_model + 2) + run.width * d_model + _hidden_bytes(run, sub)
+    return rows * (sub.n_layers * one + FLOAT * d_model)
 
 
-def _per_unit(sub: ExpertFeedForwardConfig | SparseLayerConfig) -> int:
-    return PER_HIDDEN_UNIT[sub.activation][1 if sub.dropout else 0]
+def _hidden_bytes(run: TrainingPass, sub: ExpertFeedForwardConfig | SparseLayerConfig) -> int:
+    """Return the bytes of one row's hidden layer, and of what was dropped of it."""
+    return hidden_branches(sub) * sub.d_ff * run.width + (sub.d_ff if sub.dropout else 0)
 
 
 def weight_copies(run: TrainingPass, sub: RoutedConfig) -> int:
-    """Return the bytes of the copies of all experts' weights that one use makes."""
-    return run.copy_of(sub.n_experts * expert_products(sub, run.config.d_model))
+    """Return the bytes of the copies of all experts' weights and biases that one use makes."""
+    d_model = run.config.d_model
+    norms = 2 * d_model * sub.n_layers if isinstance(sub, SparseLayerConfig) else 0
+    return run.copy_of(sub.n_experts * (expert_size(sub, d_model) - norms))

@@ -36,8 +36,8 @@ def solve(
     free: Annotated[
         str,
         typer.Option(
-            help="The setting to solve: d_ff, d_attn, d_model, n_steps, d_ff+d_attn (at their ratio), or any integer "
-            "setting of the model by the end of its path (decoder.ffn.d_ff)."
+            help="The setting to solve: d_ff, d_attn, d_model, n_steps, n_experts, expert_width, d_ff+d_attn (at their "
+            "ratio), or any integer setting of the model by the end of its path (decoder.ffn.d_ff)."
         ),
     ] = "d_ff",
     match: Annotated[str, typer.Option(help=f"What is to be equal: {', '.join(_MATCHES)}.")] = "parameters",

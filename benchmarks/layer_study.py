@@ -1,0 +1,102 @@
+"""Running a study of layers: cell by cell, both phases, then the memory of each contestant."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict
+from typing import Any, Protocol
+
+import torch
+from common import effort
+from layers import BOTH, PHASES, Absent, Contestant, Share, forget, measure, trial
+from live_memory import peak_bytes
+
+from ostinato.evaluation.loading import resolve_device
+from ostinato.experiments.environment import describe_environment
+from ostinato.experiments.timing import Stopwatch
+from ostinato.training.rng import preserved_randomness
+from ostinato.training.threads import cpu_threads
+from ostinato.version import __version__
+
+Row = dict[str, Any]
+MOST_ROUNDS = 9
+
+
+class CellLike(Protocol):
+    """What contestants have in common."""
+
+    def key(self) -> Row:
+        """Return it as data."""
+
+
+Build = Callable[[Any, torch.device], Iterable[Contestant | Absent]]
+More = Callable[[Any, Sequence[Contestant]], Iterable[Row]]
+
+
+def run_cells(
+    study: str, cells: Sequence[CellLike], build: Build, args: argparse.Namespace, more: More | None = None
+) -> list[Row]:
+    """Measure all cells and return the rows.
+
+    Every row has study, kind, cell, version and environment. Kinds: time (see `layers.measure`), memory {name, role,
+    live_bytes, gradient_bytes}, absent {name, reason}, and those of `more`, which sees the contestants of every cell.
+    """
+    device = resolve_device(args.device)
+    rows = []
+    with cpu_threads(args.threads), preserved_randomness():
+        environment = asdict(describe_environment(device))
+        print(f"{study} on {environment['cpu']}, {device}, {environment['threads']} threads; {len(cells)} cells")
+        share = Share(effort(args, MOST_ROUNDS), len(cells) * len(PHASES))
+        for cell in cells:
+            torch.manual_seed(1)
+            print(f"  {cell.key()}", flush=True)
+            head = {"study": study, "cell": cell.key(), "version": __version__, "environment": environment}
+            rows += [head | row for row in _cell(cell, build(cell, device), share, Stopwatch(device), more)]
+    return rows
+
+
+def _cell(
+    cell: CellLike, built: Iterable[Contestant | Absent], share: Share, stopwatch: Stopwatch, more: More | None
+) -> Iterator[Row]:
+    found = list(built)
+    present, failed = trial([one for one in found if isinstance(one, Contestant)])
+    for one in [*(one for one in found if isinstance(one, Absent)), *failed]:
+        yield {"kind": "absent", "name": one.name, "reason": one.reason}
+    for phase in PHASES:
+        for row in measure(present, phase, share.next(), stopwatch, _announce(phase)):
+            print(f"    {phase}, {row['name']}: {1e3 * row['median_s']:.2f} ms", flush=True)
+            yield {"kind": "time"} | row
+    for one in present:
+        if one.parameters and stopwatch.device.type == "cpu":
+            yield {"kind": "memory", "name": one.name, "role": one.role} | _memory(one)
+    if more is not None:
+        yield from more(cell, present)
+
+
+def _announce(phase: str) -> Callable[[int, float], None]:
+    return lambda rounds, seconds: print(f"    {phase}: {rounds} rounds, about {seconds:.0f} s", flush=True)
+
+
+def _memory(one: Contestant) -> Row:
+    """Return the bytes a forward and backward pass holds at its peak, without gradients of parameters; and theirs."""
+    live = peak_bytes(one.calls[BOTH], lambda: gradients(one))
+    size = sum(grad.numel() * grad.element_size() for grad in gradients(one))
+    forget(one)
+    return {"live_bytes": live, "gradient_bytes": size}
+
+
+def gradients(one: Contestant) -> list[torch.Tensor]:
+    """Return the gradients a contestant's parameters have now."""
+    return [parameter.grad for parameter in one.parameters if parameter.grad is not None]
+
+
+def conditions(rows: Sequence[Row]) -> str:
+    """Return in words what was measured on, and how."""
+    machine = rows[0]["environment"]
+    rounds = sorted({row["n"] for row in rows if row["kind"] == "time"})
+    return (
+        f"{machine['device']}, {machine['cpu']}, {machine['threads']} of {machine['cores']} cores used, "
+        f"{machine['system']}, torch {machine['torch']}, Python {machine['python']}, ostinato {machine['ostinato']}; "
+        f"float32, {rounds[0]} to {rounds[-1]} rounds a cell. * marks fewer than five undisturbed rounds.\n"
+    )
