@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from toy_task import DATA, letter_examples, letter_tokenizers, tiny_seq2seq
@@ -8,7 +10,7 @@ from architectures import BOS, Sentence, right_padded
 from ostinato.config.decoding import DecodingConfig
 from ostinato.config.model import StackConfig
 from ostinato.evaluation import evaluate
-from ostinato.evaluation.depth import DepthTotals
+from ostinato.evaluation.depth import DepthTotals, describe, sentence_depths
 from ostinato.models.output import ModelOutput
 from ostinato.nn.types import HaltingTrace, StackOutput
 
@@ -20,22 +22,44 @@ def _output(executed_by_stack: dict[str, list[list[list[int]]]]) -> ModelOutput:
     for name, executed in executed_by_stack.items():
         executed_BTR = torch.tensor(executed).bool()
         probs_BTR = torch.zeros(executed_BTR.shape)
-        trace = HaltingTrace(probs_BTR, 1 - probs_BTR, executed_BTR)
+        weights_BTR = torch.zeros(executed_BTR.shape)
+        weights_BTR[..., 0], weights_BTR[..., -1] = 0.25, 0.75
+        trace = HaltingTrace(probs_BTR, 1 - probs_BTR, executed_BTR, weights_BTR)
         stacks[name] = StackOutput(torch.zeros(*executed_BTR.shape[:2], 4), halting=trace)
     return ModelOutput(torch.zeros(*stacks["decoder"].states_BTD.shape[:2], 9), stacks)
 
 
+def _describe(sums: dict[str, torch.Tensor]) -> dict[str, Any]:
+    totals = DepthTotals()
+    totals.add({name: sums_BV.sum(0) for name, sums_BV in sums.items()})
+    return totals.compute()
+
+
 def test_depth_is_the_mean_of_executed_rounds_over_real_tokens() -> None:
-    totals = DepthTotals({"encoder": 3, "decoder": 3})
+    rounds = {"encoder": 3, "decoder": 4}
     batch = right_padded([Sentence([4, 2], [BOS, 5, 6]), Sentence([2], [BOS])])
     encoder = [[[1, 1, 0], [1, 0, 0]], [[1, 1, 1], [1, 1, 1]]]
     decoder = [[[1, 0, 0]] * 3, [[1, 1, 1], [1, 1, 1], [1, 1, 1]]]
-    totals.add(_output({"encoder": encoder, "decoder": decoder}), batch)
+    found = _describe(sentence_depths(_output({"encoder": encoder, "decoder": decoder}), batch, rounds))
     # Two real source tokens and one: 2 + 1 + 3 rounds. Three real target tokens and one: 3 + 3.
-    assert totals.compute() == {"encoder": 6 / 3, "decoder": 6 / 4}
-    again = right_padded([Sentence([2], [BOS])])
-    totals.add(_output({"encoder": [[[1, 0, 0]]], "decoder": [[[1, 1, 0]]]}), again)
-    assert totals.compute() == {"encoder": 7 / 4, "decoder": 8 / 5}
+    assert {name: numbers["mean"] for name, numbers in found.items()} == {"encoder": 6 / 3, "decoder": 6 / 4}
+    assert found["encoder"]["histogram"] == [1, 1, 1]
+    # The loop ended after three rounds of four.
+    assert found["decoder"]["histogram"] == [3, 0, 1, 0]
+    assert found["decoder"]["percentiles"] == {"50": 1, "90": 3, "99": 3}
+    # The weights are those of a round 1 that is left with 1/4, and the rest in the last one.
+    assert found["encoder"]["expected"] == pytest.approx((1 / 4 + 3 / 4 * 3), rel=1e-6)
+
+
+def test_percentiles_are_depths_that_so_many_tokens_do_not_exceed() -> None:
+    assert describe([50, 40, 0, 9, 1, 300.0])["percentiles"] == {"50": 1, "90": 2, "99": 4}
+    assert describe([0, 0, 7, 21.0]) == {
+        "mean": 3.0,
+        "expected": 3.0,
+        "percentiles": {"50": 3, "90": 3, "99": 3},
+        "histogram": [0, 0, 7],
+    }
+    assert describe([0, 0, 0.0])["percentiles"] == {}
 
 
 def test_where_no_token_halts_the_depth_is_the_rounds_that_ran() -> None:

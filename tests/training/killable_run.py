@@ -39,7 +39,9 @@ class _Beat(SilentReporter):
 
 
 def recipe(folder: Path, n_updates: int) -> Recipe:
-    return tiny_recipe(folder, experts=True, n_updates=n_updates, log_every=2, save_every=3, evaluate_every=5)
+    return tiny_recipe(
+        folder, experts=True, halting=True, n_updates=n_updates, log_every=2, save_every=3, evaluate_every=5
+    )
 
 
 def _hang_inside_save(pipe: int, nth: int) -> None:

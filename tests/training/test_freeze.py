@@ -30,7 +30,7 @@ def updated(model: Seq2Seq, config: TrainingConfig, n: int = 3) -> dict[str, Ten
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     updater = Updater(model.train(), build_optimizer(model, config.optimizer), config)
     for update in range(1, n + 1):
-        updater.apply(updater.accumulate(tiny_batches()), update)
+        updater.apply(updater.accumulate(tiny_batches(), update), update)
     return before
 
 

@@ -50,11 +50,26 @@ def add_experts(model: dict[str, Any]) -> None:
     model["decoder"] = model["decoder"] | {"ffn": experts}
 
 
-def tiny_recipe(data_folder: Path, *, kind: str = "seq2seq", experts: bool = False, **training: Any) -> Recipe:
+HALTING = {"weight": 0.05, "off_updates": 3, "warmup": 4}
+ROUNDS = {"encoder": 3, "decoder": 4}
+
+
+def add_halting(model: dict[str, Any]) -> None:
+    """Give each stack of an encoder-decoder model a halting rule of its own, both with something random in them."""
+    act = {"kind": "act", "initial_bias": -0.5}
+    stick_breaking = {"kind": "stick_breaking", "threshold": 0.8, "dropout": 0.1}
+    model["encoder"] = model["encoder"] | {"n_steps": ROUNDS["encoder"], "halting": act}
+    model["decoder"] = model["decoder"] | {"n_steps": ROUNDS["decoder"], "halting": stick_breaking}
+
+
+def tiny_recipe(
+    data_folder: Path, *, kind: str = "seq2seq", experts: bool = False, halting: bool = False, **training: Any
+) -> Recipe:
     """Return a recipe over the letters: one step of depth in each stack, dropout and accumulation on.
 
     With `experts` the model has the `ROUTERS`, in two rounds of the encoder and one of the decoder, and all `BALANCE`
-    losses are on.
+    losses are on. With `halting` the stacks have `ROUNDS`, after which tokens may halt, and depth costs what `HALTING`
+    says.
     """
     stack = {"n_steps": 1, "self_attention": {"n_heads": 2}, "ffn": {"d_ff": 16, "dropout": 0.1}}
     model: dict[str, Any] = {"kind": kind, "d_model": 8, "dropout": 0.1, "decoder": stack}
@@ -67,18 +82,24 @@ def tiny_recipe(data_folder: Path, *, kind: str = "seq2seq", experts: bool = Fal
         data["text_field"] = "target"
     if experts:
         add_experts(model)
-    settings = {
-        "n_updates": 12,
-        "accumulate": 2,
-        "log_every": 4,
-        "evaluate_every": 6,
-        "save_every": 3,
-        "label_smoothing": 0.1,
-        "device": "cpu",
-        "n_threads": 1,
-        "optimizer": {"lr": 0.01, "weight_decay": 0.01},
-        "schedule": {"kind": "inverse_sqrt", "warmup": 4},
-    } | ({"balance": BALANCE} if experts else {})
+    if halting:
+        add_halting(model)
+    settings = (
+        {
+            "n_updates": 12,
+            "accumulate": 2,
+            "log_every": 4,
+            "evaluate_every": 6,
+            "save_every": 3,
+            "label_smoothing": 0.1,
+            "device": "cpu",
+            "n_threads": 1,
+            "optimizer": {"lr": 0.01, "weight_decay": 0.01},
+            "schedule": {"kind": "inverse_sqrt", "warmup": 4},
+        }
+        | ({"balance": BALANCE} if experts else {})
+        | ({"halting": HALTING} if halting else {})
+    )
     return check_recipe(
         {
             "name": "letters",

@@ -12,6 +12,7 @@ from ostinato.cli.options import (
     BeamOption,
     CheckpointOption,
     DeviceOption,
+    HaltingThresholdOption,
     JsonOption,
     MirrorOption,
     RunArgument,
@@ -32,6 +33,7 @@ def evaluate(
     ] = None,
     checkpoint: CheckpointOption = "best",
     n_steps: StepsOption = None,
+    halting_threshold: HaltingThresholdOption = None,
     by: Annotated[
         list[str] | None,
         typer.Option(
@@ -66,6 +68,8 @@ def evaluate(
     from ostinato.evaluation.loading import load
 
     loaded = load(run, checkpoint=checkpoint, device=device)
+    if halting_threshold is not None:
+        loaded.model.set_halting_threshold(halting_threshold)
     splits = split or loaded.recipe.evaluation.splits or []
     if not splits:
         raise typer.BadParameter("the run's recipe names no split: choose one", param_hint="--split")

@@ -11,7 +11,15 @@ from typing import Annotated, Any
 
 import typer
 
-from ostinato.cli.options import BeamOption, CheckpointOption, DeviceOption, JsonOption, RunArgument, StepsOption
+from ostinato.cli.options import (
+    BeamOption,
+    CheckpointOption,
+    DeviceOption,
+    HaltingThresholdOption,
+    JsonOption,
+    RunArgument,
+    StepsOption,
+)
 
 
 def register(app: typer.Typer) -> None:
@@ -28,6 +36,7 @@ def generate(
     checkpoint: CheckpointOption = "best",
     beam: BeamOption = None,
     n_steps: StepsOption = None,
+    halting_threshold: HaltingThresholdOption = None,
     max_length: Annotated[int | None, typer.Option(min=1, help="Longest output, in tokens.")] = None,
     window: Annotated[int, typer.Option(min=1, help="Lines read before the first is answered.")] = 4096,
     device: DeviceOption = "auto",
@@ -44,6 +53,8 @@ def generate(
     from ostinato.evaluation.loading import load
 
     loaded = load(run, checkpoint=checkpoint, device=device)
+    if halting_threshold is not None:
+        loaded.model.set_halting_threshold(halting_threshold)
     settings: dict[str, Any] = {} if beam is None else {"beam": beam}
     if max_length is not None:  # The longest output, whatever the recipe adds for long sources.
         settings |= {"max_length": max_length, "max_length_ratio": 0.0}

@@ -33,6 +33,15 @@ StepsOption = Annotated[
     int | None,
     typer.Option("--n-steps", min=1, help="Rounds of depth to run, for models whose rounds share all weights."),
 ]
+HaltingThresholdOption = Annotated[
+    float | None,
+    typer.Option(
+        "--halting-threshold",
+        metavar="X",
+        help="Halt tokens once X of their mass is given out, in place of the recipe's threshold (ACT: 1 - epsilon).",
+        show_default=False,
+    ),
+]
 BeamOption = Annotated[int | None, typer.Option("--beam", min=1, help="Beam width; 1 is greedy.")]
 DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, mps.")]
 

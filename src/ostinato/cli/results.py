@@ -8,7 +8,7 @@ from typing import Any
 
 from ostinato.cli.output import flat, print_table, say
 
-_NOT_SCORES = ("by", "macro", "name", "decoding", "routing", "n_steps")
+_NOT_SCORES = ("by", "macro", "name", "decoding", "halting", "halting_threshold", "routing", "n_steps")
 _FORCED = ("loss", "token_accuracy")
 
 Scores = dict[str, Any]
@@ -28,10 +28,33 @@ def print_splits(results: Mapping[str, Scores]) -> None:
     for line in dict.fromkeys(f"{name}: {found[name]}" for name in texts for found in scores.values() if name in found):
         say(line)
     for split, result in results.items():
+        _print_halting(split, result)
         _print_routing(split, result.get("routing") or {})
         for column, values in (result.get("by") or {}).items():
             macro = (result.get("macro") or {}).get(column)
             _print_groups(f"{split} by {column}", values, macro, [*_FORCED, *METRICS])
+
+
+def _print_halting(split: str, result: Scores) -> None:
+    """Print how deep the tokens of every stack went; the histograms are in --json and results.json."""
+    found = result.get("halting") or {}
+    if not found:
+        return
+    thresholds = result.get("halting_threshold") or {}
+    percents = dict.fromkeys(percent for numbers in found.values() for percent in numbers["percentiles"])
+    rows: list[list[object]] = [
+        [
+            stack,
+            len(n["histogram"]),
+            thresholds.get(stack),
+            n["mean"],
+            n["expected"],
+            *map(n["percentiles"].get, percents),
+        ]
+        for stack, n in found.items()
+    ]
+    names = ["rounds", "threshold", "mean depth", "expected depth", *(f"{percent} %" for percent in percents)]
+    print_table([f"{split}: stack", *names], rows)
 
 
 def _print_routing(split: str, routing: Mapping[str, Scores]) -> None:
@@ -50,7 +73,17 @@ def _print_routing(split: str, routing: Mapping[str, Scores]) -> None:
 def _print_groups(title: str, values: Mapping[str, Scores], macro: Scores | None, wanted: list[str]) -> None:
     """Print a row for each value of a column; the rest of its scores are in --json and results.json."""
     names = ["n", *(name for name in wanted if any(name in scores for scores in values.values()))]
-    rows = [[value, *(scores.get(name) for name in names)] for value, scores in values.items()]
+    stacks = dict.fromkeys(stack for scores in values.values() for stack in scores.get("halting") or {})
+    rows = [
+        [value, *(scores.get(name) for name in names), *(_depth(scores, stack) for stack in stacks)]
+        for value, scores in values.items()
+    ]
     if macro and len(rows) > 1:
-        rows.append(["their mean", *(macro.get(name) for name in names)])
-    print_table([title, *names], rows)
+        rows.append(["their mean", *(macro.get(name) for name in names), *(None for _ in stacks)])
+    print_table([title, *names, *(f"{stack} depth" for stack in stacks)], rows)
+
+
+def _depth(scores: Scores, stack: str) -> float | None:
+    """Return the mean depth of one value's tokens."""
+    found: Scores = (scores.get("halting") or {}).get(stack) or {}
+    return found.get("mean")

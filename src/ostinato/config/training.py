@@ -84,6 +84,34 @@ class BalanceConfig(Config):
     """tau_0 of `hypersphere`, a constant. None: the temperature its router starts from."""
 
 
+class DepthCostConfig(Config):
+    """What depth costs in the objective of a model whose tokens halt, and how its training begins.
+
+    The cost is the sum over stacks of `StackOutput.depth_cost`, a mean over real tokens: the expected depth with
+    stick-breaking, rounds + remainder with ACT. With `accumulate`, batches count by their target tokens.
+    The `loss` of training records and of evaluations is without it; a training record has it in `depth`.
+    """
+
+    weight: Weight = 0.0
+    """Universal Transformers: 0.01."""
+    off_updates: Annotated[int, Field(ge=0)] = 0
+    """First updates, in which no token halts: the last round's states are the output, and gates are not asked. A gate
+    that learns beside states that are worth nothing yet learns to halt at once. Only training passes are so: what is
+    evaluated and saved meanwhile is the model as it would be loaded, whose gates are as they were initialised."""
+    warmup: Annotated[int, Field(ge=0)] = 0
+    """Updates after these, over which the weight grows linearly."""
+
+    def weight_at(self, update: int) -> float:
+        """Return the weight of update 1, 2, ...: 0 while no token halts, then growing to `weight` in a line."""
+        since = update - self.off_updates
+        return self.weight * min(1.0, since / max(self.warmup, 1)) if since > 0 else 0.0
+
+    @property
+    def settled(self) -> int:
+        """The last update before the weight is what it stays."""
+        return self.off_updates + self.warmup
+
+
 class TrainingConfig(Config):
     """One training run."""
 
@@ -93,6 +121,8 @@ class TrainingConfig(Config):
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
     balance: BalanceConfig = BalanceConfig()
     """Losses that keep experts in use."""
+    halting: DepthCostConfig = DepthCostConfig()
+    """The cost of depth, and a start at full depth."""
     freeze: list[str] = Field(default_factory=list)
     """Parameters that do not train, by patterns of their names. `*.router.*`, `*.experts.*` and `*.norm_*` keep
     routers, experts of feed-forwards and the norms of a sparse layer's experts as they are (`*.query_*` and `*.out_*`

@@ -1,36 +1,108 @@
-"""Realised depth: how many rounds a token took part in, on average over the real tokens of all examples."""
+"""Realised depth: how many rounds a token took part in, over the real tokens of all examples.
+
+    executed rounds of a token: those it took part in; all of them where no token halts
+    expected depth of a token:  sum_r w_r r, rounds counted from 1, with w_r the part of round r in its output
+
+What a token runs is compute, what it expects is where its output comes from: stick-breaking with a threshold near one
+runs many rounds that add little. ACT whose halted states are not frozen runs every token until its batch is through.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from ostinato.data.batch import Batch
 from ostinato.models.output import ModelOutput
+from ostinato.nn.shapes import Bool, Float
+from ostinato.nn.types import HaltingTrace
+
+PERCENTILES = (50, 90, 99)
 
 
-class DepthTotals:
-    """Executed rounds and real tokens of every stack; teacher-forced passes are added one by one.
+def real_tokens(stack: str, batch: Batch) -> Bool[Tensor, "B T"]:
+    """Return the keep mask of a stack's tokens."""
+    tokens = batch.source if stack == "encoder" and batch.source is not None else batch.target
+    return tokens.keep_BT
+
+
+def depth_sums(trace: HaltingTrace | None, keep_BT: Bool[Tensor, "B T"], n_rounds: int) -> Float[Tensor, "B V"]:
+    """Return of every sentence the real tokens that executed 1, 2, ..., n_rounds rounds, and their summed depths.
+
+    The depth is the expected one. Nothing waits for the device.
+
+    Args:
+        trace: None: every token ran all rounds.
+    """
+    if trace is None:
+        sums_BV = keep_BT.new_zeros(len(keep_BT), n_rounds + 1, dtype=torch.float32)
+        sums_BV[:, -2] = keep_BT.sum(1)
+        sums_BV[:, -1] = sums_BV[:, -2] * n_rounds
+        return sums_BV
+    rounds_R = torch.arange(1, n_rounds + 1, device=keep_BT.device)
+    executed_BT = torch.where(keep_BT, trace.executed_BTR.sum(-1), 0)
+    counts_BR = (executed_BT[..., None] == rounds_R).sum(1).float()
+    weights_BTR = trace.weights_BTR.detach().float()
+    depth_BT = (weights_BTR * rounds_R[: weights_BTR.shape[-1]]).sum(-1)
+    return torch.cat([counts_BR, torch.where(keep_BT, depth_BT, 0.0).sum(1, keepdim=True)], 1)
+
+
+def describe(sums: Sequence[float]) -> dict[str, Any]:
+    """Return what sums over tokens, as of `depth_sums`, say.
+
+    Returns:
+        mean: executed rounds a token. expected: depth. percentiles: by percent, the executed rounds that so many of the
+        tokens do not exceed. histogram: tokens that executed 1, 2, ... rounds.
+    """
+    histogram, total = [round(count) for count in sums[:-1]], sums[-1]
+    n = sum(histogram)
+    if not n:
+        return {"mean": 0.0, "expected": 0.0, "percentiles": {}, "histogram": histogram}
+    mean = sum(rounds * count for rounds, count in enumerate(histogram, 1)) / n
+    percentiles = {str(percent): _percentile(histogram, percent) for percent in PERCENTILES}
+    return {"mean": mean, "expected": total / n, "percentiles": percentiles, "histogram": histogram}
+
+
+def _percentile(histogram: list[int], percent: int) -> int:
+    """Return the least number of rounds that at least so many percent of the tokens do not exceed."""
+    wanted, seen = math.ceil(percent * sum(histogram) / 100), 0
+    for rounds, count in enumerate(histogram, 1):
+        seen += count
+        if seen >= wanted:
+            return rounds
+    return len(histogram)
+
+
+def sentence_depths(output: ModelOutput, batch: Batch, rounds: Mapping[str, int]) -> dict[str, Float[Tensor, "B V"]]:
+    """Return the sums of every sentence of a pass, by stack: on the host, in float64.
 
     Args:
         rounds: of every stack, which each token runs where none can halt.
     """
+    if not output.stacks:
+        return {}
+    sums = [depth_sums(stack.halting, real_tokens(name, batch), rounds[name]) for name, stack in output.stacks.items()]
+    # One transfer a pass; added up in float64, so that the size of the batches is not seen.
+    parts = torch.cat(sums, 1).cpu().double().split([rounds[name] + 1 for name in output.stacks], 1)
+    return dict(zip(output.stacks, parts, strict=True))
 
-    def __init__(self, rounds: Mapping[str, int]) -> None:
-        self._rounds = dict(rounds)
-        self._executed = dict.fromkeys(rounds, 0)
-        self._tokens = dict.fromkeys(rounds, 0)
 
-    def add(self, output: ModelOutput, batch: Batch) -> None:
-        """Count one pass; padding is none of it."""
-        for name, stack in output.stacks.items():
-            tokens = batch.source if name == "encoder" and batch.source is not None else batch.target
-            n_tokens = int(tokens.keep_BT.sum())
-            self._tokens[name] += n_tokens
-            if stack.halting is None:
-                self._executed[name] += n_tokens * self._rounds[name]
-            else:
-                self._executed[name] += int((stack.halting.executed_BTR & tokens.keep_BT[..., None]).sum())
+class DepthTotals:
+    """Depths in every stack of one group of examples; memory does not grow with their number."""
 
-    def compute(self) -> dict[str, float]:
-        """Return the mean depth of every stack that saw a token."""
-        return {name: self._executed[name] / n for name, n in self._tokens.items() if n}
+    def __init__(self) -> None:
+        self._sums: dict[str, Tensor] = {}
+
+    def add(self, sums: Mapping[str, Float[Tensor, "V"]]) -> None:
+        """Count the sums of one or more sentences."""
+        for name, sums_V in sums.items():
+            self._sums[name] = self._sums[name] + sums_V if name in self._sums else sums_V
+
+    def compute(self) -> dict[str, dict[str, Any]]:
+        """Return what `describe` says of every stack that saw a token."""
+        found = {name: describe(sums_V.tolist()) for name, sums_V in self._sums.items()}
+        return {name: numbers for name, numbers in found.items() if sum(numbers["histogram"])}

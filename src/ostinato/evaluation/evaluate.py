@@ -7,9 +7,12 @@ of the split. Numbers do not depend on the batch size beyond float rounding.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
+
+from torch import Tensor
 
 from ostinato.budget.depth import expected_depths
 from ostinato.config.data import DataConfig
@@ -21,7 +24,7 @@ from ostinato.data.tokenizer import Tokenizers
 from ostinato.decoding import Hypothesis, search
 from ostinato.decoding.inference import inference
 from ostinato.errors import ConfigError, DataError, Problem
-from ostinato.evaluation.depth import DepthTotals
+from ostinato.evaluation.depth import DepthTotals, sentence_depths
 from ostinato.evaluation.predictions import WriteRecord
 from ostinato.evaluation.routing import RoutingTotals
 from ostinato.evaluation.scores import SentenceScores, Totals, check_metrics, macro_means, score_sentences
@@ -63,7 +66,9 @@ def evaluate(
         name, n, n_labels, loss (nats per label), perplexity, token_accuracy, sequence_accuracy_forced (teacher-forced:
         see `ostinato.evaluation.scores`), the metrics' own numbers and signatures; by: column -> value -> the same
         numbers; macro: column -> their means over the values, each counting once; depth: stack -> rounds a real token
-        took part in, on average, in the teacher-forced passes; n_steps, seconds; where the model has routers, routing:
+        took part in, on average, in the teacher-forced passes; where tokens halt, halting: stack -> what
+        `ostinato.evaluation.depth.describe` says of them, also for every value in `by`, and halting_threshold: stack ->
+        what it was; n_steps, seconds; where the model has routers, routing:
         router -> how it used its experts in those passes (`RoutingTotals.compute`); and, where something was decoded,
         n_generated (tokens, end symbols included), n_unfinished (outputs cut at their length limit), decoding_seconds
         (the search alone) and decoding (the settings).
@@ -80,7 +85,7 @@ def evaluate(
     rows = encode_examples(chosen, tokenizers, data, training=False, name=name, joins_pairs=joins_pairs)
     run = _Evaluation(metrics, by, name, tokenizers, predictions)
     expected = expected_depths(model.config, n_steps=n_steps)
-    depth, routing = DepthTotals({stack: found.rounds for stack, found in expected.items()}), RoutingTotals()
+    rounds, routing = {stack: found.rounds for stack, found in expected.items()}, RoutingTotals()
     is_decoding = bool(metrics) or predictions is not None
     # A beam holds that many rows for every sentence.
     budget = max(1, data.eval_tokens_per_batch // (decoding.beam if is_decoding else 1))
@@ -89,7 +94,8 @@ def evaluate(
             batch = host_batch.to(model.device)
             output = model(batch, n_steps=n_steps)
             scores = score_sentences(output.logits_BTV, batch.labels_BT, batch.loss_BT)
-            depth.add(output, batch)
+            depths = sentence_depths(output, batch, rounds)
+            run.halting |= {name for name, stack in output.stacks.items() if stack.halting is not None}
             routing.add(output)
             del output
             outputs: list[Hypothesis] | list[None] = [None] * batch.n_sentences
@@ -99,7 +105,8 @@ def evaluate(
                 outputs = search(model, batch, decoding, n_steps=n_steps)
                 run.decoding_seconds += time.perf_counter() - began
             for place, index in enumerate(batch.indices):
-                run.add(index, held.pop(index), scores[place], outputs[place])
+                mine = {stack: sums_BV[place] for stack, sums_BV in depths.items()}
+                run.add(index, held.pop(index), scores[place], outputs[place], mine)
     result = run.result()
     if is_decoding:
         result |= {
@@ -110,7 +117,9 @@ def evaluate(
         }
     if routed := routing.compute():
         result["routing"] = routed
-    return result | {"depth": depth.compute(), "n_steps": n_steps, "seconds": time.perf_counter() - started}
+    if run.halting:
+        result["halting_threshold"] = model.halting_thresholds()
+    return result | {"n_steps": n_steps, "seconds": time.perf_counter() - started}
 
 
 def check_columns(columns: Mapping[str, object], by: Sequence[str], where: str) -> None:
@@ -136,6 +145,19 @@ def _check_source(batch: Batch, metrics: Sequence[str]) -> None:
         raise ConfigError([Problem("evaluation.metrics", list(metrics), reason)])
 
 
+@dataclass(slots=True)
+class _Group:
+    """Totals of a group of examples."""
+
+    scores: Totals
+    depths: DepthTotals = field(default_factory=DepthTotals)
+
+    def compute(self, halting: Collection[str]) -> dict[str, Any]:
+        """Return all numbers; `halting`: stacks whose depths are not the same for every token."""
+        found = {stack: numbers for stack, numbers in self.depths.compute().items() if stack in halting}
+        return self.scores.compute() | ({"halting": found} if found else {})
+
+
 class _Evaluation:
     """Totals over all examples and by category."""
 
@@ -148,23 +170,32 @@ class _Evaluation:
         predictions: WriteRecord | None,
     ) -> None:
         self.metrics, self.name, self.tokenizers, self.predictions = metrics, name, tokenizers, predictions
-        self.total = Totals(metrics)
-        self.groups: dict[str, dict[str, Totals]] = {column: {} for column in by}
+        self.total = _Group(Totals(metrics))
+        self.groups: dict[str, dict[str, _Group]] = {column: {} for column in by}
+        self.halting: set[str] = set()
         self.n_generated = self.n_unfinished = 0
         self.decoding_seconds = 0.0
 
-    def add(self, index: int, example: Example, scores: SentenceScores, output: Hypothesis | None) -> None:
+    def add(
+        self,
+        index: int,
+        example: Example,
+        scores: SentenceScores,
+        output: Hypothesis | None,
+        depths: Mapping[str, Tensor],
+    ) -> None:
         """Count one example."""
-        totals = [self.total, *self._groups_of(index, example.columns)]
-        for total in totals:
-            total.add(scores)
+        groups = [self.total, *self._groups_of(index, example.columns)]
+        for group in groups:
+            group.scores.add(scores)
+            group.depths.add(depths)
         if output is None:
             return
         self.n_generated += output.n_tokens
         self.n_unfinished += not output.finished
         prediction = self.tokenizers.target.decode(output.ids)
-        for total in totals:
-            total.add_prediction(prediction, example.target)
+        for group in groups:
+            group.scores.add_prediction(prediction, example.target)
         if self.predictions is not None:
             self.predictions(
                 {
@@ -180,16 +211,17 @@ class _Evaluation:
 
     def result(self) -> dict[str, Any]:
         """Return all numbers."""
-        if self.total.n == 0:
+        if self.total.scores.n == 0:
             raise DataError(f"{self.name}: there are no examples to evaluate")
         by = {
-            column: {value: groups[value].compute() for value in sorted(groups, key=_natural)}
+            column: {value: groups[value].compute(self.halting) for value in sorted(groups, key=_natural)}
             for column, groups in self.groups.items()
         }
         macro = {column: macro_means(groups) for column, groups in by.items()}
-        return {"name": self.name, **self.total.compute(), "by": by, "macro": macro}
+        depth = {stack: found["mean"] for stack, found in self.total.depths.compute().items()}
+        return {"name": self.name, **self.total.compute(self.halting), "by": by, "macro": macro, "depth": depth}
 
-    def _groups_of(self, index: int, columns: dict[str, object]) -> Iterator[Totals]:
+    def _groups_of(self, index: int, columns: dict[str, object]) -> Iterator[_Group]:
         check_columns(columns, list(self.groups), f"{self.name}: example {index + 1}")
         for column, groups in self.groups.items():
             value = str(columns[column])
@@ -197,7 +229,7 @@ class _Evaluation:
                 if len(groups) == _MOST_VALUES:
                     reason = "report by a column of categories, not of identifiers"
                     raise DataError(f"{self.name}: column {column!r} has more than {_MOST_VALUES} values: {reason}")
-                groups[value] = Totals(self.metrics)
+                groups[value] = _Group(Totals(self.metrics))
             yield groups[value]
 
 

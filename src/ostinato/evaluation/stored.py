@@ -107,6 +107,8 @@ def run_outputs(
         "decoding": run.decoding(**decoding).model_dump(mode="json"),
         "device": run.model.device.type,
     }
+    if thresholds := run.model.halting_thresholds():  # They may be others than the configuration's.
+        settings["halting_threshold"] = thresholds
     key = hashlib.sha256(json.dumps(settings, sort_keys=True).encode("utf-8")).hexdigest()[:16]
     note = run.directory / _FOLDER / f"{split}-{key}.json"
     kept = None if fresh else _kept(note)

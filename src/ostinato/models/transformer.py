@@ -32,7 +32,7 @@ from ostinato.nn.act import Act, ActUnit
 from ostinato.nn.bank import Banks
 from ostinato.nn.cache import Cache
 from ostinato.nn.experts import Routed
-from ostinato.nn.halting import HaltingRule
+from ostinato.nn.halting import HaltingRule, NoHalting
 from ostinato.nn.init import init_embedding
 from ostinato.nn.norm import build_norm
 from ostinato.nn.positions import Coordinates, PositionSignal, Sinusoidal
@@ -77,6 +77,34 @@ class Transformer(nn.Module):
         """Keep only the states between steps in training, and recompute the rest in the backward pass."""
         for stack in self.stacks.values():
             stack.checkpoint_activations = enabled
+
+    def set_halting(self, enabled: bool) -> None:
+        """Let tokens halt as the rules say, or run every round; with `enabled` False gates are not asked."""
+        for stack in self.stacks.values():
+            stack.halts = enabled
+
+    def set_halting_threshold(self, value: float) -> None:
+        """Halt tokens earlier or later than they were trained to, in every stack with a halting rule.
+
+        Args:
+            value: in [0, 1]; a token halts once so much of its mass is given out (ACT: 1 - epsilon). 0: after round 1.
+
+        Raises:
+            ConfigError: a value outside, or no stack in which tokens halt.
+        """
+        rules = [stack.halting for stack in self.stacks.values() if not isinstance(stack.halting, NoHalting)]
+        if not rules:
+            reason = f"no token of this model can halt (model.{next(iter(self.stacks))}.halting.kind is none)"
+            raise ConfigError([Problem("halting_threshold", value, reason)])
+        if not 0.0 <= value <= 1.0:
+            raise ConfigError([Problem("halting_threshold", value, "must lie in [0, 1]")])
+        for rule in rules:
+            rule.threshold = value
+
+    def halting_thresholds(self) -> dict[str, float]:
+        """Return the threshold of every stack in which tokens halt."""
+        rules = {name: stack.halting for name, stack in self.stacks.items()}
+        return {name: rule.threshold for name, rule in rules.items() if not isinstance(rule, NoHalting)}
 
     def set_expert_backend(self, name: BackendChoice) -> None:
         """Force one way to multiply rows by their experts' weights, by name; "auto" chooses on the device."""

@@ -56,6 +56,15 @@ class Act:
         self.unit, self.epsilon, self.mix = unit, epsilon, mix
         self.freezes, self.forces_remainder, self.is_global = freezes, forces_remainder, is_global
 
+    @property
+    def threshold(self) -> float:
+        """1 - epsilon."""
+        return 1.0 - self.epsilon
+
+    @threshold.setter
+    def threshold(self, value: float) -> None:
+        self.epsilon = 1.0 - value
+
     def start(
         self, states_BTD: Float[Tensor, "B T D"], keep_BT: Bool[Tensor, "B T"] | None, n_rounds: int, *, runs_all: bool
     ) -> ActState:
@@ -119,7 +128,8 @@ class ActState:
     ) -> Float[Tensor, "B T D"]:
         """Mix the round into the output."""
         weight_BT1 = self._weights[-1][..., None].to(left_BTD.dtype)
-        kept_BTD = self._mix_BTD if self._rule.mix == "accumulate" else (1.0 - weight_BT1) * self._mix_BTD
+        # There is nothing to keep of before the first round, and autograd would keep it.
+        kept_BTD = self._mix_BTD if self._rule.mix == "accumulate" or not index else (1.0 - weight_BT1) * self._mix_BTD
         self._mix_BTD = kept_BTD + weight_BT1 * left_BTD
         return torch.where(self._active_BT[..., None], left_BTD, entered_BTD) if self._rule.freezes else left_BTD
 

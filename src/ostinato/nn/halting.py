@@ -7,6 +7,7 @@ round look to the tokens?), `enter` (with the round's signal added), `after` (th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -61,7 +62,13 @@ class HaltingState(Protocol):
 
 @runtime_checkable
 class HaltingRule(Protocol):
-    """A halting rule of one stack."""
+    """A halting rule of one stack.
+
+    Args:
+        threshold: of a token's mass: once so much of it is given out, the token halts. May be changed at any time.
+    """
+
+    threshold: float
 
     def start(
         self, states_BTD: Float[Tensor, "B T D"], keep_BT: Bool[Tensor, "B T"] | None, n_rounds: int, *, runs_all: bool
@@ -80,6 +87,8 @@ _WHOLE = Round(None, lambda states_BTD: states_BTD)
 
 class NoHalting:
     """Every token takes part in every round. It has no state, so it is its own."""
+
+    threshold = math.inf
 
     def start(
         self, states_BTD: Float[Tensor, "B T D"], keep_BT: Bool[Tensor, "B T"] | None, n_rounds: int, *, runs_all: bool

@@ -94,6 +94,7 @@ class Stack:
         # A distance has one meaning, whether its key is in a prefix or not, and in decoding as in training.
         self.looks_back_only = is_causal and not has_prefix
         self.halting: HaltingRule = halting or NoHalting()
+        self.halts = True  # False: every token runs every round, whatever the rule
         self.checkpoint_activations = False
 
     @property
@@ -167,7 +168,8 @@ class Stack:
         if (start := self.signal.at_start(signal)) is not None:
             states_BTD = states_BTD + start
         states_BTD = self._drop(states_BTD)
-        halting = self.halting.start(states_BTD, run.keep_BT, plan.n_rounds, runs_all=run.cache is not None)
+        rule = self.halting if self.halts else NoHalting()
+        halting = rule.start(states_BTD, run.keep_BT, plan.n_rounds, runs_all=run.cache is not None)
         for index, steps in plan.rounds():
             if (around := halting.before(index, states_BTD)) is None:
                 break

@@ -29,7 +29,8 @@ class Reporter(Protocol):
     def on_update(self, record: dict[str, Any]) -> None:
         """Every log_every updates: update, loss, nll, lr, grad_norm, n_labels, seconds, labels_per_second.
 
-        `loss` is smoothed, and like `nll` without balance losses; these are in `routing`, where there are routers.
+        `loss` is smoothed, and like `nll` without balance losses and costs of depth; these are in `routing`, where
+        there are routers, and in `depth`, where tokens halt.
         """
 
     def on_warning(self, update: int, message: str) -> None:

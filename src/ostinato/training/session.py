@@ -15,6 +15,7 @@ from ostinato.evaluation import evaluate
 from ostinato.models import LanguageModel, Seq2Seq, build_model
 from ostinato.tasks.checks import FORCED_METRICS
 from ostinato.training.checkpoint import Checkpoints
+from ostinato.training.depth import DepthWatch
 from ostinato.training.freeze import freeze
 from ostinato.training.optim import build_optimizer
 from ostinato.training.prepare import Prepared
@@ -25,7 +26,19 @@ from ostinato.training.routing import CollapseWatch
 from ostinato.training.state import Progress, Window
 from ostinato.training.update import Gradient, Updater
 
-_NO_SCORES = ("name", "by", "macro", "decoding", "depth", "routing", "n_steps", "seconds", "decoding_seconds")
+_NO_SCORES = (
+    "name",
+    "by",
+    "macro",
+    "decoding",
+    "depth",
+    "halting",
+    "halting_threshold",
+    "routing",
+    "n_steps",
+    "seconds",
+    "decoding_seconds",
+)
 _SHOWN_INDICES = 20
 
 
@@ -66,6 +79,7 @@ class Session:
         # Seconds inside updates, and their labels, since the last record: of this session only, unlike the window.
         self._busy, self._busy_labels = 0.0, 0
         self._watch = CollapseWatch(self.config.schedule.warmup)
+        self._depth_watch = DepthWatch(max(self.config.schedule.warmup, self.config.halting.settled))
         self._selection: list[Example] | None = None
 
     def _go_on(self) -> None:
@@ -104,7 +118,7 @@ class Session:
         """Do one optimiser step; return the learning rate and what it was made of."""
         update = self.progress.update + 1
         batches = [next(self.prepared.batches) for _ in range(self.config.accumulate)]
-        gradient = self.updater.accumulate(batches, observed=self._is_logged(update))
+        gradient = self.updater.accumulate(batches, update, observed=self._is_logged(update))
         if not gradient.is_finite:
             self._fail(update, gradient, batches)
         rate = self.updater.apply(gradient, update)
@@ -131,7 +145,7 @@ class Session:
             self._save()
 
     def _log(self, rate: float, gradient: Gradient) -> None:
-        """Record the means since the last record, and what routers did in the last batch."""
+        """Record the means since the last record, and what routers and halting rules did in the last batch."""
         window, self.progress.window = self.progress.window, Window()
         record = {
             "kind": "training",
@@ -144,12 +158,17 @@ class Session:
         }
         if gradient.routing is not None:
             record["routing"] = gradient.routing
+        if gradient.depth is not None:
+            record["depth"] = gradient.depth
         timing = {"seconds": self._busy, "labels_per_second": self._busy_labels / max(self._busy, 1e-9)}
         self._busy, self._busy_labels = 0.0, 0
         self.records.add(record, timing)
         self.reporter.on_update(record | timing)
-        for message in self._watch.warnings(self.progress.update, gradient.routing or {}):
-            self.reporter.on_warning(self.progress.update, message)
+        update = self.progress.update
+        for message in self._watch.warnings(update, gradient.routing or {}):
+            self.reporter.on_warning(update, message)
+        for message in self._depth_watch.warnings(update, gradient.depth or {}):
+            self.reporter.on_warning(update, message)
 
     def _evaluate(self) -> bool:
         """Evaluate on the selection split; return True where this is the best model so far."""
@@ -164,7 +183,9 @@ class Session:
                 metrics=[] if selection.metric in FORCED_METRICS else [selection.metric],
                 name=selection.split,
             )
-        is_best = self.progress.judge(float(result[selection.metric]), selection)
+        # Gates that nothing has trained yet say nothing about how long to wait.
+        waits = self.progress.update > self.config.halting.off_updates
+        is_best = self.progress.judge(float(result[selection.metric]), selection, waits=waits)
         record = {
             "kind": "evaluation",
             "update": self.progress.update,

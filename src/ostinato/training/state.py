@@ -49,16 +49,19 @@ class Progress:
     metrics_bytes: int = 0
     seconds: float = 0.0
 
-    def judge(self, value: float, selection: SelectionConfig) -> bool:
+    def judge(self, value: float, selection: SelectionConfig, *, waits: bool = True) -> bool:
         """Take note of an evaluation of the present update; return True where it is the best so far.
 
         A value that is not a number is never the best, unless it is the first.
+
+        Args:
+            waits: patience is used up where it is not.
         """
         sign = 1.0 if selection.mode == "max" else -1.0
         is_best = self.best is None or self.best.value != self.best.value or sign * value > sign * self.best.value
         if is_best:
             self.best, self.n_waiting = Best(self.update, value), 0
-        else:
+        elif waits:
             self.n_waiting += 1
         if selection.patience is not None and self.n_waiting >= selection.patience:
             self.stopped = f"no better {selection.metric} in {self.n_waiting} evaluations"

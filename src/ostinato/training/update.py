@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import torch
@@ -15,11 +16,13 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from ostinato.config.training import TrainingConfig
 from ostinato.data.batch import Batch
 from ostinato.models import LanguageModel, Seq2Seq
-from ostinato.models.output import ByRouter
 from ostinato.training.balance import balance_loss
+from ostinato.training.depth import DepthObservation, depth_cost, observe_depth
 from ostinato.training.losses import LossSums, count_labels, label_smoothed_loss
 from ostinato.training.optim import learning_rate, set_learning_rate
 from ostinato.training.routing import Observation, observe, rounds_of
+
+_Observations = tuple[Observation | None, DepthObservation | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,7 @@ class Gradient:
         n_labels: labels that count, over all batches.
         routing: what the routers did in the last batch (`ostinato.training.routing`); None where there are none, or
             nobody asked.
+        depth: how deep tokens went in it (`ostinato.training.depth`); None where none could halt, or nobody asked.
     """
 
     norm_scalar: Tensor
@@ -40,6 +44,7 @@ class Gradient:
     nlls: list[float]
     n_labels: int
     routing: dict[str, Any] | None = None
+    depth: dict[str, Any] | None = None
 
     @property
     def is_finite(self) -> bool:
@@ -58,28 +63,37 @@ class Updater:
     def __init__(self, model: Seq2Seq | LanguageModel, optimizer: torch.optim.Optimizer, config: TrainingConfig):
         self.model, self.optimizer, self.config = model, optimizer, config
 
-    def accumulate(self, batches: Sequence[Batch], *, observed: bool = False) -> Gradient:
+    def accumulate(self, batches: Sequence[Batch], update: int | None = None, *, observed: bool = False) -> Gradient:
         """Add the gradient of the mean loss over the labels of all batches, which may be on any device.
 
         Args:
-            observed: also return what the routers did in the last batch.
+            update: 1, 2, ..., which decides whether tokens halt and what depth costs; None: as at the end of training.
+            observed: also return what routers and halting rules did in the last batch.
         """
         n_labels, n = count_labels(batches), len(batches)
+        update = self.config.n_updates if update is None else update
         sums: list[LossSums] = []
-        observation: Observation | None = None
-        for batch in batches:
-            routings, found = self._backward(batch.to(self.model.device), n_labels)
-            sums.append(found)
-        if observed:
-            temperatures = self.model.balance_temperatures()
-            observation = observe(routings, self.config.balance, temperatures, rounds_of(self.model))
+        observations: _Observations = (None, None)
+        self.model.set_halting(update > self.config.halting.off_updates)
+        try:
+            for number, batch in enumerate(batches, 1):
+                is_observed = observed and number == n
+                found, observations = self._backward(batch.to(self.model.device), n_labels, update, is_observed)
+                sums.append(found)
+        finally:
+            self.model.set_halting(True)
         norm = get_total_norm([p.grad for p in self.model.parameters() if p.grad is not None])
         numbers = [norm, *(s.loss.detach() for s in sums), *(s.nll for s in sums)]
         tensors = [torch.stack([value.float() for value in numbers])]
+        tensors += [observation.values_V for observation in observations if observation is not None]
         # The one moment of an update at which the host waits for the device.
-        values: list[float] = torch.cat(tensors if observation is None else [*tensors, observation.values_V]).tolist()
-        routing = None if observation is None else observation.record(values[1 + 2 * n :])
-        return Gradient(norm, values[0], values[1 : 1 + n], values[1 + n : 1 + 2 * n], n_labels, routing)
+        values = torch.cat(tensors).tolist()
+        left = iter(values[1 + 2 * n :])
+        routing, depth = (
+            None if observation is None else observation.record(list(islice(left, len(observation.values_V))))
+            for observation in observations
+        )
+        return Gradient(norm, values[0], values[1 : 1 + n], values[1 + n : 1 + 2 * n], n_labels, routing, depth)
 
     def apply(self, gradient: Gradient, update: int) -> float:
         """Clip the gradient, do the optimiser's step of update 1, 2, ..., and forget the gradient.
@@ -98,23 +112,28 @@ class Updater:
         self.optimizer.zero_grad(set_to_none=True)
         return rate
 
-    def _backward(self, batch: Batch, n_labels: int) -> tuple[ByRouter, LossSums]:
+    def _backward(self, batch: Batch, n_labels: int, update: int, observed: bool) -> tuple[LossSums, _Observations]:
         """Add one batch's part of the gradient of the mean loss over the update's `n_labels` labels.
 
         Returns:
-            What was routed where, and the sums of the losses.
+            The sums of the losses, and where it is observed, what routers and halting rules did.
         """
         with self._precision():
             output = self.model(batch)
         sums = label_smoothed_loss(output.logits_BTV, batch.labels_BT, batch.loss_BT, self.config.label_smoothing)
         loss = sums.loss / n_labels
-        routings = output.by_router()
-        balance = balance_loss(routings, self.config.balance, self.model.balance_temperatures())
-        if balance is not None:
-            # A mean of its own: a batch counts by its part of the update's labels.
-            loss = loss + balance * (batch.n_labels / n_labels)
+        config, routings, temperatures = self.config, output.by_router(), self.model.balance_temperatures()
+        # Means of their own: a batch counts by its part of the update's labels.
+        part, weight = batch.n_labels / n_labels, config.halting.weight_at(update)
+        if (balance := balance_loss(routings, config.balance, temperatures)) is not None:
+            loss = loss + balance * part
+        if weight and (cost := depth_cost(output)) is not None:
+            loss = loss + cost * (weight * part)
         loss.backward()  # type: ignore[no-untyped-call]
-        return routings, sums
+        if not observed:
+            return sums, (None, None)
+        routing = observe(routings, config.balance, temperatures, rounds_of(self.model))
+        return sums, (routing, observe_depth(self.model, output, batch, weight))
 
     def _precision(self) -> AbstractContextManager[Any]:
         if self.config.precision == "float32":

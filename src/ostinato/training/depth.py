@@ -1,0 +1,108 @@
+"""The cost of depth in the objective, and how deep tokens went in one batch, as a record.
+
+    {stack: {"mean": executed rounds, "expected": sum_r w_r r, "percentiles": {percent: rounds},
+             "histogram": [tokens that executed 1, 2, ... rounds],
+             "cost": depth cost, "weighted": weight of this update times it}}
+
+All over real tokens (`ostinato.evaluation.depth`). A stack in which no token can halt, or may halt yet, is not in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ostinato.data.batch import Batch
+from ostinato.evaluation.depth import depth_sums, describe, real_tokens
+from ostinato.models.output import ModelOutput
+from ostinato.models.transformer import Transformer
+
+STUCK = 0.95
+"""Part of a stack's tokens that may have one depth, the least or the greatest, without anybody being told."""
+
+
+def depth_cost(output: ModelOutput) -> Tensor | None:
+    """Return the sum of the stacks' mean costs of depth; None where no token halts."""
+    costs = [stack.depth_cost for stack in output.stacks.values() if stack.depth_cost is not None]
+    return torch.stack(costs).sum() if costs else None
+
+
+@dataclass(frozen=True, slots=True)
+class DepthObservation:
+    """Numbers that are still on the device, and what they are.
+
+    Args:
+        values_V: float32; of every stack its `depth_sums` and its cost, one after the other.
+        rounds: of the stacks in which tokens halt, in the order of the values.
+        weight: of the cost in this update.
+    """
+
+    values_V: Tensor
+    rounds: dict[str, int]
+    weight: float
+
+    def record(self, values: Sequence[float]) -> dict[str, Any]:
+        """Return the record that the values, now on the host, make."""
+        left, found = iter(values), dict[str, Any]()
+        for stack, n_rounds in self.rounds.items():
+            *sums, cost = islice(left, n_rounds + 2)
+            found[stack] = describe(sums) | {"cost": cost, "weighted": self.weight * cost}
+        return found
+
+
+@torch.no_grad()
+def observe_depth(model: Transformer, output: ModelOutput, batch: Batch, weight: float) -> DepthObservation | None:
+    """Look at the depths of one batch; None where no token halts. Nothing waits for the device.
+
+    Args:
+        weight: of the cost in this update.
+    """
+    values, rounds = [], {}
+    for name, stack in output.stacks.items():
+        if stack.halting is None or stack.depth_cost is None:
+            continue
+        rounds[name] = model.stacks[name].plan.n_rounds
+        sums_BV = depth_sums(stack.halting, real_tokens(name, batch), rounds[name])
+        values += [sums_BV.sum(0), stack.depth_cost[None].float()]
+    return DepthObservation(torch.cat(values), rounds, weight) if values else None
+
+
+class DepthWatch:
+    """Finds stacks whose tokens nearly all have one depth, from the records of updates; each is named once.
+
+    Args:
+        warmup: updates to wait.
+    """
+
+    def __init__(self, warmup: int) -> None:
+        self._warmup = warmup
+        self._named: set[str] = set()
+
+    def warnings(self, update: int, depth: Mapping[str, Any]) -> Iterator[str]:
+        """Yield a line for every stack that is found now, given the `depth` of a training record."""
+        if update <= self._warmup:
+            return
+        for stack, found in depth.items():
+            reason = self._stuck(found["histogram"])
+            if reason and stack not in self._named:
+                self._named.add(stack)
+                yield f"the {stack} {reason}"
+
+    @staticmethod
+    def _stuck(histogram: Sequence[int]) -> str | None:
+        n, rounds = sum(histogram), len(histogram)
+        if rounds == 1 or not n:
+            return None
+        first, last = histogram[0] / n, histogram[-1] / n
+        if first > STUCK:
+            advice = "a smaller training.halting.weight, or training.halting.off_updates, lets them go deeper"
+            return f"halts {100 * first:.0f} % of its tokens after one of {rounds} rounds; {advice}"
+        if last > STUCK:
+            advice = "a larger training.halting.weight or a lower threshold lets them halt"
+            return f"runs {100 * last:.0f} % of its tokens through all {rounds} rounds; {advice}"
+        return None
