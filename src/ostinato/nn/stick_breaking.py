@@ -75,7 +75,7 @@ class StickBreaking:
 
 
 class StickBreakingState:
-    """One pass: `log_left` is log N, `mean` the sum of alpha h, `frozen` the s of halted tokens."""
+    """One pass: `left` is N and `log_left` its log, `mean` the sum of alpha h, `frozen` the s of halted tokens."""
 
     def __init__(self, rule: StickBreaking, states_BTD: Tensor, keep_BT: Tensor | None, *, runs_all: bool) -> None:
         B, T, _ = states_BTD.shape
@@ -84,6 +84,7 @@ class StickBreakingState:
         self._keep_BT = states_BTD.new_ones(B, T, dtype=torch.bool) if keep_BT is None else keep_BT
         self._active_BT = self._keep_BT
         self._log_left_BT = states_BTD.new_zeros(B, T, dtype=dtype)
+        self._left_BT = torch.ones_like(self._log_left_BT)
         self._mean_BTD = torch.zeros_like(states_BTD)
         self._frozen_BTD = states_BTD
         self._probs: list[Tensor] = []
@@ -97,7 +98,7 @@ class StickBreakingState:
             self._halt(states_BTD)
         if not self._runs_all and not bool(self._active_BT.any()):
             return None
-        left_BT = torch.where(self._active_BT, self._log_left_BT.exp(), 0.0)
+        left_BT = torch.where(self._active_BT, self._left_BT, 0.0)
         self._executed.append(self._active_BT)
         self._left.append(left_BT)
         weight_BT = left_BT.detach() if self._rule.detaches_weight else left_BT
@@ -105,17 +106,20 @@ class StickBreakingState:
 
     def _halt(self, states_BTD: Tensor) -> None:
         log_go_BT, log_halt_BT = self._rule.unit(states_BTD)
-        left_BT, active_BT = self._log_left_BT.exp(), self._active_BT
+        # Every number is made once: autograd keeps each that is made.
+        halt_BT = log_halt_BT.exp()
+        left_BT, active_BT = self._left_BT, self._active_BT
         next_BT = self._log_left_BT + log_go_BT
         has_enough_BT = next_BT.detach().exp() >= max(1.0 - self._rule.threshold, _LEAST_MASS)
         # At threshold 0 nothing is enough, not even the whole mass of a gate that is exactly 0.
         goes_on_BT = active_BT & has_enough_BT if self._rule.threshold else torch.zeros_like(active_BT)
         seen_BTD = self._mean_BTD + left_BT[..., None].to(states_BTD.dtype) * states_BTD
         self._frozen_BTD = torch.where(active_BT[..., None], seen_BTD, self._frozen_BTD)
-        alpha_BT = torch.where(goes_on_BT, left_BT * log_halt_BT.exp(), torch.zeros_like(left_BT))
+        alpha_BT = torch.where(goes_on_BT, left_BT * halt_BT, 0.0)
         self._mean_BTD = self._mean_BTD + alpha_BT[..., None].to(states_BTD.dtype) * states_BTD
         self._log_left_BT = torch.where(goes_on_BT, next_BT, self._log_left_BT)
-        self._probs.append(log_halt_BT.exp())
+        self._left_BT = self._log_left_BT.exp()
+        self._probs.append(halt_BT)
         self._weights.append(torch.where(goes_on_BT, alpha_BT, torch.where(active_BT, left_BT, 0.0)))
         self._active_BT = goes_on_BT
 
@@ -125,7 +129,7 @@ class StickBreakingState:
     def _seen(self) -> Callable[[Tensor], Tensor]:
         """Return the map from states to expected halted states, as things stand."""
         active_BT1, mean_BTD, frozen_BTD = self._active_BT[..., None], self._mean_BTD, self._frozen_BTD
-        left_BT1 = self._log_left_BT.exp()[..., None].to(mean_BTD.dtype)
+        left_BT1 = self._left_BT[..., None].to(mean_BTD.dtype)
         return lambda states_BTD: torch.where(active_BT1, mean_BTD + left_BT1 * states_BTD, frozen_BTD)
 
     def after(
@@ -138,8 +142,8 @@ class StickBreakingState:
         """Return s of the last round."""
         # Where the loop ended because nobody was active, the last weights were given out by `before`.
         if len(self._weights) < len(self._executed):
-            self._weights.append(torch.where(self._active_BT, self._log_left_BT.exp(), 0.0))
-            self._probs.append(self._active_BT.to(self._log_left_BT.dtype))
+            self._weights.append(torch.where(self._active_BT, self._left_BT, 0.0))
+            self._probs.append(self._active_BT.to(self._left_BT.dtype))
         return self._seen()(states_BTD)
 
     def trace(self) -> HaltingTrace:
