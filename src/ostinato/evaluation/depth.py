@@ -87,7 +87,7 @@ def sentence_depths(output: ModelOutput, batch: Batch, rounds: Mapping[str, int]
         return {}
     sums = [depth_sums(stack.halting, real_tokens(name, batch), rounds[name]) for name, stack in output.stacks.items()]
     # One transfer a pass; added up in float64, so that the size of the batches is not seen.
-    parts = torch.cat(sums, 1).cpu().double().split([rounds[name] + 1 for name in output.stacks], 1)
+    parts = torch.split(torch.cat(sums, 1).cpu().double(), [rounds[name] + 1 for name in output.stacks], 1)
     return dict(zip(output.stacks, parts, strict=True))
 
 
