@@ -107,6 +107,26 @@ def test_evaluation_takes_depth_beam_columns_and_metrics(run, folder: Path) -> N
     assert set(chosen["by"]) == {"length"}  # type: ignore[call-overload]
 
 
+def test_the_threshold_of_halting_is_changed_after_training(run, folder: Path, tmp_path: Path) -> None:
+    settings = ["model.encoder.halting.kind=act", "model.decoder.halting.kind=stick_breaking", "training.n_updates=2"]
+    where = tmp_path / "halting"
+    assert run("train", folder / "tiny.yaml", *settings, "training.halting.weight=0.01", "--run-dir", where).code == 0
+    options = ["--split", "test", "--by", "length", "--json"]
+    own = json.loads(run("evaluate", where, *options).out)["test"]
+    assert own["halting_threshold"] == {"encoder": 0.99, "decoder": 0.999}
+    halted = json.loads(run("evaluate", where, *options, "--halting-threshold", 0).out)["test"]
+    assert halted["halting_threshold"] == {"encoder": 0.0, "decoder": 0.0}
+    assert halted["depth"] == {"encoder": 1.0, "decoder": 1.0}
+    assert own["depth"]["decoder"] == 2.0
+    assert all(scores["halting"]["decoder"]["mean"] == 1.0 for scores in halted["by"]["length"].values())
+    (tmp_path / "lines").write_text("1 2 3\n", encoding="utf-8")
+    generated = run("generate", where, tmp_path / "lines", "--halting-threshold", 0, "--json")
+    assert (generated.code, json.loads(generated.out)["source"]) == (0, "1 2 3")
+    outcome = run("generate", where, tmp_path / "lines", "--halting-threshold", 2)
+    assert outcome.code == 2
+    assert "halting_threshold is 2.0: must lie in [0, 1]" in outcome.err
+
+
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
@@ -115,6 +135,7 @@ def test_evaluation_takes_depth_beam_columns_and_metrics(run, folder: Path) -> N
         (["--metric", "blue"], "must be one of exact_match"),
         (["--predictions", "p.jsonl"], "there are 2 splits: choose one with --split"),
         (["--device", "abacus"], "device is 'abacus'"),
+        (["--halting-threshold", 0.5], "halting_threshold is 0.5: no token of this model can halt"),
     ],
 )
 def test_what_cannot_be_evaluated_is_said_with_exit_code_two(
