@@ -19,6 +19,7 @@ With B sentences of T tokens, D = d_model, I = n_heads d_head, F = d_ff, H heads
     experts         attention: k times the queries, outputs, weights and positions of queries; keys and values as
                     without; where k > 1 a causal stack keeps its mask in the fused kernel, too, k T S. The rest:
                     `ostinato.budget.expert_activations`
+    halting         gates, mixed states, and what tokens see of halted ones: `ostinato.budget.halting_activations`
 
 and per pass the ids 8 B T, the states the output projection reads B T D, log-probabilities B T V *, and under autocast
 a bfloat16 copy of every weight. A tensor that two operations keep counts once.
@@ -37,8 +38,9 @@ from ostinato.budget.expert_activations import (
     weight_copies,
 )
 from ostinato.budget.experts import n_choices
+from ostinato.budget.halting_activations import halting_bytes, sees_others_halted, visible_bytes
 from ostinato.budget.passes import FLOAT, ID, PER_HIDDEN_UNIT, TrainingPass
-from ostinato.budget.sizes import PlannedUse, hidden_branches, inner_width, planned_uses, vocabulary
+from ostinato.budget.sizes import PlannedUse, hidden_branches, inner_width, planned_uses, plans, vocabulary
 from ostinato.config.model import (
     AttentionConfig,
     BucketsConfig,
@@ -56,7 +58,7 @@ from ostinato.config.model import (
 def activation_parts(run: TrainingPass, n_steps: int | None, vocab_size: int | None) -> dict[str, int]:
     """Return the bytes by part: ``<stack>.<kind>``, ``.norms``, ``.dropout``, ``embeddings``, ``output``, ``copies``.
 
-    ``<stack>.<kind>.router`` is what choosing experts keeps.
+    ``<stack>.<kind>.router`` is what choosing experts keeps, ``<stack>.halting`` what gates and mixed states do.
     ``copies`` are the bfloat16 copies of weights. Where steps are recomputed, a stack keeps ``<stack>.steps`` (the
     states between them) and what all its steps share; ``recomputed`` is all that the most costly step keeps while its
     own backward pass runs.
@@ -73,6 +75,9 @@ def activation_parts(run: TrainingPass, n_steps: int | None, vocab_size: int | N
             parts.update(kept)
     if run.is_recomputed:
         parts["recomputed"] = max((kept.total() for kept in steps.values()), default=0)
+    for name, plan in plans(config, n_steps).items():
+        first = {planned.round: planned for planned in reversed(uses) if planned.stack == name}
+        parts[f"{name}.halting"] += halting_bytes(run, name, [first.get(r) for r in range(plan.n_rounds)])
     parts.update(_shared(run, uses))
     parts.update(_ends(run, vocabulary(config, "target", vocab_size)))
     return {part: n for part, n in parts.items() if n}
@@ -96,6 +101,7 @@ def _shared(run: TrainingPass, uses: Iterable[PlannedUse]) -> Counter[str]:
     d_model, found = run.config.d_model, Counter[str]()
     sets: dict[tuple[str, str], PlannedUse] = {}
     for planned in uses:
+        # In order, so that a set is used whole by its first use if by any.
         sets.setdefault((planned.use.kind, planned.use.weights), planned)
         if planned.use.position and isinstance(planned.stack_config.relative, BucketsConfig):
             found[f"{planned.stack}.self_attention"] = ID * run.lengths[planned.stack] ** 2
@@ -120,6 +126,10 @@ def _use(run: TrainingPass, planned: PlannedUse) -> Counter[str]:
     stack, kind, d_model = planned.stack, planned.use.kind, run.config.d_model
     states = run.tokens(stack) * d_model
     found = Counter({f"{stack}.norms": 0 if planned.use.norm is None else _norm(run, stack)})
+    sees_halted = sees_others_halted(planned)
+    # A convolution needs no norm of the states themselves.
+    if sees_halted and planned.stack_config.norm.placement == "pre" and isinstance(planned.sub, AttentionConfig):
+        found[f"{stack}.norms"] += _norm(run, stack)
     if isinstance(planned.sub, RoutedConfig):
         found[f"{planned.part}.router"] = decision_bytes(run, planned.sub, run.tokens(stack))
         found["copies"] += weight_copies(run, planned.sub)
@@ -127,6 +137,8 @@ def _use(run: TrainingPass, planned: PlannedUse) -> Counter[str]:
         found[f"{stack}.dropout"] = run.width * states
     if run.is_recomputed:
         found["copies"] += run.copy_of(_whole_weights(planned, d_model))
+    if sees_halted:
+        found["copies"] += run.copy_of(_sliced_weights(planned, d_model))
     match planned.sub:
         case ExpertAttentionConfig() as attention:
             kept = _expert_attention(run, planned, attention)
@@ -137,7 +149,7 @@ def _use(run: TrainingPass, planned: PlannedUse) -> Counter[str]:
         case AttentionConfig() as attention:
             has_bias = isinstance(planned.stack_config.relative, WindowConfig | BucketsConfig)
             kept = run.width * states + _positions(run, planned, attention)
-            kept += _attend(run, stack, attention, stack, has_bias=has_bias)
+            kept += _attend(run, stack, attention, stack, has_bias=has_bias, is_split=sees_halted)
         case DenseFeedForwardConfig() as ffn:
             per_unit = PER_HIDDEN_UNIT[ffn.activation][1 if ffn.dropout else 0]
             kept = run.width * (states + per_unit * run.tokens(stack) * ffn.d_ff)
@@ -149,7 +161,7 @@ def _use(run: TrainingPass, planned: PlannedUse) -> Counter[str]:
             kept = sparse_layer_bytes(run, layer, run.tokens(stack))
         case other:
             raise TypeError(f"no activations are known for {type(other).__name__}")
-    found[planned.part] = kept
+    found[planned.part] = kept + (visible_bytes(run, planned) if sees_halted else 0)
     return found
 
 
@@ -176,16 +188,22 @@ def _copies_heads(run: TrainingPass, attention: AttentionConfig) -> bool:
     return run.is_mixed or (run.batch > 1 and attention.n_heads > 1)
 
 
-def _attend(run: TrainingPass, stack: str, attention: AttentionConfig, seen: str, *, has_bias: bool) -> int:
-    """Return what softmax(q k^T) v keeps, and q, k, v where they are of one use."""
+def _attend(
+    run: TrainingPass, stack: str, attention: AttentionConfig, seen: str, *, has_bias: bool, is_split: bool = False
+) -> int:
+    """Return what softmax(q k^T) v keeps, and q, k, v where they are of one use.
+
+    Args:
+        is_split: queries of self-attention are not packed with keys and values, as those of experts never are.
+    """
     inner, n, keys = inner_width(attention, run.config.d_model), n_choices(attention), run.tokens(seen)
-    queries, is_cross, has_experts = n * run.tokens(stack), seen != stack, isinstance(attention, ExpertAttentionConfig)
-    packed = 0 if is_cross else keys * inner * (2 if has_experts else 3)
+    queries, is_cross = n * run.tokens(stack), seen != stack
+    is_split = is_split or isinstance(attention, ExpertAttentionConfig)
+    packed = 0 if is_cross else keys * inner * (2 if is_split else 3)
     if not has_bias and not attention.dropout:
         # The order of the columns needs no mask; prefixes and several queries a token do.
         mask = n * run.mask(stack) if not is_cross and (run.has_prefixes or n > 1) else 0
-        # Without experts the queries of self-attention are packed with keys and values.
-        kept = queries * inner * (2 if has_experts or is_cross else 1)
+        kept = queries * inner * (2 if is_split or is_cross else 1)
         return run.width * (packed + kept + mask) + FLOAT * queries * attention.n_heads
     weights = queries * attention.n_heads * run.lengths[seen] * (3 if attention.dropout else 1)
     values = keys * inner if _copies_heads(run, attention) else packed
@@ -207,8 +225,9 @@ def _positions(run: TrainingPass, planned: PlannedUse, attention: AttentionConfi
         case BucketsConfig():
             return n * run.mask(stack)
         case RotaryConfig():
-            # Turned queries take the place of those of experts, and stand beside packed ones.
-            turned = (0 if isinstance(attention, ExpertAttentionConfig) else queries) + run.tokens(stack)
+            # Turned queries take the place of others, but stand beside packed ones.
+            is_split = isinstance(attention, ExpertAttentionConfig) or sees_others_halted(planned)
+            turned = (0 if is_split else queries) + run.tokens(stack)
             turned = (turned + (queries if attention.n_heads > 1 else 0)) * inner
             angles = (n + 1) * length * attention.head_width(run.config.d_model)
             return run.width * ((0 if attention.dropout else turned) + angles)
@@ -230,8 +249,17 @@ def _convolution(run: TrainingPass, stack: str, conv: SeparableConvConfig) -> in
     return run.width * (run.batch * per_sentence + taps)
 
 
+def _sliced_weights(planned: PlannedUse, d_model: int) -> int:
+    """Return the numbers of packed maps of which self-attention with visible states takes slices."""
+    if not isinstance(planned.sub, AttentionConfig) or isinstance(planned.sub, ExpertAttentionConfig):
+        return 0
+    return 3 * d_model * inner_width(planned.sub, d_model)
+
+
 def _whole_weights(planned: PlannedUse, d_model: int) -> int:
     """Return the numbers of one set's maps that are used whole, biases aside."""
+    if sees_others_halted(planned) and (sliced := _sliced_weights(planned, d_model)):
+        return sliced // 3
     match planned.sub:
         case ExpertAttentionConfig() as attention:
             return 0 if planned.use.kind == "cross_attention" else 2 * d_model * inner_width(attention, d_model)

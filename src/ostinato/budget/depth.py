@@ -1,4 +1,8 @@
-"""How many rounds a token takes part in: what a rule will do is assumed, and the absence of one is a fact."""
+"""How many rounds a token takes part in: what a rule will do is assumed, and the absence of one is a fact.
+
+An assumption changes no other count: the loop still computes halted tokens and throws them away, so that
+multiply-accumulates and bytes are those of all rounds, whatever is assumed.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +38,8 @@ def expected_depths(
     """Return the depth of every stack: as assumed, otherwise all its rounds.
 
     Args:
-        expected_depth: rounds per token, by stack. n_steps: rounds at call time.
+        expected_depth: rounds per token, by stack; where tokens halt (`halting.kind` act or stick_breaking) anything
+            from 1 to all rounds. n_steps: rounds at call time.
 
     Raises:
         ConfigError: a stack the model does not have, a depth outside [1, rounds], a depth other than all rounds where

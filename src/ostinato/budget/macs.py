@@ -10,6 +10,7 @@ With D = d_model, I = n_heads d_head, F = d_ff, S keys, T queries, V vocabulary 
     feed-forward                   2 D F T, geglu 3 D F T
     separable convolution          (D kernel_in + F kernel_out + 2 D F) T
     output projection              D V T
+    gates of halting               stick_breaking (R - 1) (D^2 + 2 D) T, act R D T, of a stack of R rounds
 
 and of sub-layers with E experts, k of them a token (Sparse Universal Transformer, section 2.7):
 
@@ -124,8 +125,8 @@ def count_macs(
         context: target tokens a generated token attends to, itself included; default: `target_length`.
         n_steps: rounds at call time, for stacks whose rounds are all shared.
         vocab_size: rows of the vocabulary where the configuration leaves it open.
-        expected_depth: rounds a token is expected to take part in, by stack; see `expected_depths`. Where no token
-            can halt, which is every stack so far, that is all of them.
+        expected_depth: rounds a token is expected to take part in, by stack; see `expected_depths`. It is checked and
+            changes nothing yet: what a round computes for halted tokens is thrown away, so that all rounds count.
 
     Raises:
         ConfigError: a length below 1, a vocabulary size that is neither set nor passed, an `expected_depth` that
@@ -168,9 +169,6 @@ def _check_lengths(source_length: int | None, target_length: int, context: int) 
 
 def _costs(config: ModelConfig, n_steps: int | None, source_length: int, target_length: int) -> Iterator[_Cost]:
     """Yield what every use costs one token of the side that pays for it."""
-    for name, plan in plans(config, n_steps).items():
-        halting = config.stacks()[name].halting
-        yield _Cost(f"{name}.halting", _side(name), halting_products(halting, config.d_model, plan.n_rounds))
     projected: set[str] = set()
     for planned in planned_uses(config, n_steps):
         side = _side(planned.stack)
@@ -193,6 +191,9 @@ def _costs(config: ModelConfig, n_steps: int | None, source_length: int, target_
                 yield _Cost(planned.part, side, experts.k * expert_products(experts, config.d_model))
             case other:
                 raise TypeError(f"no cost is known for {type(other).__name__}")
+    for name, plan in plans(config, n_steps).items():
+        halting = config.stacks()[name].halting
+        yield _Cost(f"{name}.halting", _side(name), halting_products(halting, config.d_model, plan.n_rounds))
 
 
 def _side(stack: str) -> str:

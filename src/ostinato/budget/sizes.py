@@ -38,6 +38,7 @@ class PlannedUse:
 
     stack: str
     step: int
+    round: int
     use: Use
     sub: SubLayerConfig | SparseLayerConfig
     stack_config: StackConfig
@@ -69,7 +70,7 @@ def planned_uses(config: ModelConfig, n_steps: int | None = None) -> Iterator[Pl
     for name, plan in plans(config, n_steps).items():
         for step in plan.steps:
             for use in step.uses:
-                yield PlannedUse(name, step.index, use, stacks[name].settings_of(use), stacks[name])
+                yield PlannedUse(name, step.index, step.round, use, stacks[name].settings_of(use), stacks[name])
 
 
 def dense_size(sub: SubLayerConfig | SparseLayerConfig, d_model: int) -> int:

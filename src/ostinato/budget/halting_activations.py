@@ -1,0 +1,115 @@
+"""Bytes that autograd keeps of halting, counted from the configuration.
+
+With N tokens, D = d_model, R rounds, w bytes a number (2 under bfloat16 autocast, where what is marked * stays at 4),
+per stack:
+
+    stick_breaking  per gate, R - 1 of them: the hidden layer before and after gelu 2 N D *, with dropout N D * more;
+                    log-softmax, halting probability and alpha 4 N *
+                    per round what is left N * and a mask N; once the last round's states N D *
+    act             per round the probability and the weight 2 N *, with one probability a sentence N * more, masks 2 N
+                    (N in the first);
+                    the states that left it N D *, unless the next round starts from them as they are;
+                    interpolate: per round but the first the output so far N D * and its weight N *
+    both            the states a gate reads N D *, where nothing else keeps them as they are
+
+and per use of a sub-layer that mixes tokens, in every round but the first of a stack whose halted tokens are frozen:
+
+    visible states  attention: a second input of keys and values N D; pre-norm: a second norm
+                    stick_breaking: the states N D *, where the sub-layer's own input is not those
+
+All rounds are counted, since they run while any token does, and every token of them, since the loop computes halted
+tokens, too, and throws them away. Where steps are recomputed, stick_breaking holds two more N D * a round but the first
+(the sum of states given out, and the states of halted tokens), and act with coordinates one.
+"""
+
+from __future__ import annotations
+
+from ostinato.budget.passes import FLOAT, TrainingPass
+from ostinato.budget.sizes import PlannedUse
+from ostinato.config.model import (
+    ActConfig,
+    AttentionConfig,
+    ExpertAttentionConfig,
+    RoutedConfig,
+    SeparableConvConfig,
+    StackConfig,
+    StickBreakingConfig,
+)
+
+
+def halting_bytes(run: TrainingPass, stack: str, firsts: list[PlannedUse | None]) -> int:
+    """Return what a stack's gates and mixed states keep, and what is held for recomputed steps.
+
+    Args:
+        firsts: for every round the first use in it, None for a round in which nothing runs.
+    """
+    config, tokens = run.config.stacks()[stack], run.tokens(stack)
+    match config.halting:
+        case StickBreakingConfig() as rule:
+            return _stick_breaking(run, config, rule, tokens, firsts)
+        case ActConfig() as rule:
+            return _act(run, config, rule, tokens, firsts)
+    return 0
+
+
+def sees_others_halted(planned: PlannedUse) -> bool:
+    """Return True for a use that reads other tokens' states in a round in which some may have halted and be frozen."""
+    rule = planned.stack_config.halting
+    freezes = rule.freeze_halted_state if isinstance(rule, ActConfig) else isinstance(rule, StickBreakingConfig)
+    mixes = planned.use.kind == "self_attention" or isinstance(planned.sub, SeparableConvConfig)
+    return freezes and mixes and planned.round > 0
+
+
+def visible_bytes(run: TrainingPass, planned: PlannedUse) -> int:
+    """Return what a use keeps of visible states besides what it keeps of its own, a second norm aside."""
+    states = run.tokens(planned.stack) * run.config.d_model
+    kept = 0
+    if isinstance(planned.sub, AttentionConfig):
+        # Under autocast experts have a copy of the states for keys and values in any case.
+        has_copy = run.is_mixed and isinstance(planned.sub, ExpertAttentionConfig)
+        kept = 0 if has_copy else run.width * states
+    weighs = isinstance(planned.stack_config.halting, StickBreakingConfig)
+    if weighs and not _keeps_states(run, planned):
+        kept += FLOAT * states
+    return kept
+
+
+def _keeps_states(run: TrainingPass, planned: PlannedUse | None) -> bool:
+    """Return True where a use keeps the states it starts from, unchanged and in full precision."""
+    if planned is None:
+        return False
+    if planned.stack_config.norm.placement == "pre":
+        # A convolution reads visible states, so that the norm of the others is thrown away.
+        return not (isinstance(planned.sub, SeparableConvConfig) and sees_others_halted(planned))
+    if isinstance(planned.sub, RoutedConfig) and planned.sub.has_router:
+        return True
+    return not run.is_mixed and not isinstance(planned.sub, SeparableConvConfig)
+
+
+def _stick_breaking(
+    run: TrainingPass, config: StackConfig, rule: StickBreakingConfig, tokens: int, firsts: list[PlannedUse | None]
+) -> int:
+    n_rounds, states = len(firsts), FLOAT * tokens * run.config.d_model
+    kept = (n_rounds - 1) * ((3 if rule.dropout else 2) * states + 4 * FLOAT * tokens)
+    kept += n_rounds * (FLOAT + 1) * tokens + states
+    for planned in firsts[1:]:
+        is_kept = run.is_recomputed or (planned is not None and sees_others_halted(planned))
+        if _has_signal(config) or not (is_kept or _keeps_states(run, planned)):
+            kept += states
+    return kept + (2 * (n_rounds - 1) * states if run.is_recomputed else 0)
+
+
+def _act(run: TrainingPass, config: StackConfig, rule: ActConfig, tokens: int, firsts: list[PlannedUse | None]) -> int:
+    n_rounds, states, has_signal = len(firsts), FLOAT * tokens * run.config.d_model, _has_signal(config)
+    kept = tokens * (n_rounds * FLOAT * (3 if rule.scope == "global" else 2) + 2 * n_rounds - 1)
+    kept += (n_rounds if has_signal or rule.freeze_halted_state else 1) * states
+    if rule.mix == "interpolate":
+        kept += (n_rounds - 1) * (states + FLOAT * tokens)
+    if run.is_recomputed:
+        return kept + ((n_rounds - 1) * states if has_signal and rule.freeze_halted_state else 0)
+    return kept + states * sum(not _keeps_states(run, planned) for planned in firsts)
+
+
+def _has_signal(config: StackConfig) -> bool:
+    """Return True where something is added to the states before every round."""
+    return config.positions.kind == "coordinates"
