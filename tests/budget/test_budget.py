@@ -47,6 +47,24 @@ def test_depth_follows_the_rounds_at_call_time() -> None:
     assert expected_depths(config, n_steps=5)["decoder"].expected == 5.0
 
 
+@pytest.mark.parametrize("kind", ["act", "stick_breaking"])
+def test_where_tokens_halt_a_depth_is_assumed_and_changes_no_count(kind: str) -> None:
+    steps: dict[str, Any] = {"n_steps": 4, "self_attention": {"n_heads": 2}, "ffn": {"d_ff": 10}}
+    decoder = steps | {"halting": {"kind": kind}}
+    config = LanguageModelConfig.model_validate({"d_model": 8, "vocab_size": 9, "decoder": decoder})
+    assert str(expected_depths(config)["decoder"]) == f"4 of 4 rounds ({kind} halting, assumed)"
+    assumed = Assumptions(1, 7, expected_depth={"decoder": 2.5})
+    found, full = count_budget(config, assumed), count_budget(config, Assumptions(1, 7))
+    assert str(found.depth["decoder"]) == f"2.5 of 4 rounds ({kind} halting, assumed)"
+    assert found.as_dict()["assumptions"]["depth"] == {"decoder": {"expected": 2.5, "rounds": 4, "halting": kind}}
+    # The loop computes halted tokens, too.
+    assert (found.parameters, found.macs, found.bytes) == (full.parameters, full.macs, full.bytes)
+    products = {"act": 4 * 8, "stick_breaking": 3 * (8 * 8 + 2 * 8)}[kind]
+    assert full.macs.by_part["decoder.halting"] == 7 * products
+    with pytest.raises(ConfigError, match=r"expected_depth\.decoder is 4\.5: must lie in \[1, 4\], its rounds"):
+        expected_depths(config, {"decoder": 4.5})
+
+
 def test_a_budget_holds_all_counts_and_what_was_assumed() -> None:
     assumed = Assumptions(source_length=6, target_length=7, batch_size=2, beam=3)
     found = count_budget(_seq2seq(), assumed).as_dict()

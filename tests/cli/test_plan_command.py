@@ -45,6 +45,23 @@ def test_a_drawing_of_experts_says_how_many_what_they_are_and_who_decides(run) -
     assert "experts a token" not in run("plan", "one-wide-ffn/base/baseline").out
 
 
+def test_a_drawing_of_halting_says_the_rule_and_that_depth_is_assumed(run) -> None:
+    assumed = "depth is assumed; the loop still computes halted tokens, so that MACs and bytes are those of all rounds"
+    rows = _rows(run("plan", "sut/base").out)
+    assert rows.count("halting stick_breaking (threshold 0.999)") == 2
+    rule = "6 of 6 rounds (stick_breaking halting, assumed)"
+    assert f"depth: encoder {rule}, decoder {rule}" in rows
+    assert assumed in rows
+    rows = _rows(run("plan", "universal-transformer/base-act").out)
+    listed = "epsilon 0.01, interpolate, halted states go on, no remainder at the last round"
+    assert rows.count(f"halting act ({listed})") == 2
+    act = ["model.encoder.halting={kind: act, scope: global}"]
+    rows = _rows(run("plan", "universal-transformer/base", *act).out)
+    assert rows.count("halting act (epsilon 0.01, accumulate, global probability)") == 1
+    assert "depth: encoder 6 of 6 rounds (act halting, assumed), decoder 6 of 6 rounds (no halting)" in rows
+    assert assumed not in _rows(run("plan", "universal-transformer/base").out)
+
+
 def test_a_sparse_layer_is_a_column_of_its_own(run) -> None:
     rows = _rows(run("plan", "x-moe/x-moe").out)
     assert "self_attention decoder 0 1 2 3 4 5 - 6 7 8 9 10 11 with weights" in rows

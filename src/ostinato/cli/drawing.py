@@ -34,7 +34,7 @@ def draw_recipe(planned: PlannedRecipe) -> None:
     for name, plan in sized.model.plans().items():
         stack = sized.model.stacks()[name]
         say(f"\n{name}: {_about(plan, stack)}")
-        for line in _sizes(stack, planned.model.d_model):
+        for line in (*_halting(stack), *_sizes(stack, planned.model.d_model)):
             say(_GAP + line)
         for drawn in drawing(plan, [kind for kind, _ in stack.sub_layers()], readable_width()):
             console().print(drawn, soft_wrap=True)
@@ -42,6 +42,8 @@ def draw_recipe(planned: PlannedRecipe) -> None:
     for kind, bank, stacks in shared_banks(sized.model):
         say(f"{kind}: bank '{bank}' serves {' and '.join(stacks)} with the same sets")
     say("depth: " + ", ".join(f"{name} {depth}" for name, depth in planned.budget.depth.items()))
+    if any(depth.halting != "none" for depth in planned.budget.depth.values()):
+        say("depth is assumed; the loop still computes halted tokens, so that MACs and bytes are those of all rounds")
     if experts := planned.budget.experts:
         say(
             "experts a token: "
@@ -59,6 +61,21 @@ def _about(plan: Plan, stack: StackConfig) -> str:
         relative += " (one table)" if len(tables) == 1 else f" ({len(tables)} tables)"
     steps = "1 step" if len(plan.steps) == 1 else f"{len(plan.steps)} steps"
     return f"{steps}{rounds}, {stack.norm.placement}-{norm}, positions {stack.positions.kind}, relative {relative}"
+
+
+def _halting(stack: StackConfig) -> Iterator[str]:
+    """Yield the rule by which tokens halt, and its settings; nothing where none does."""
+    from ostinato.config.model import ActConfig, StickBreakingConfig
+
+    match stack.halting:
+        case StickBreakingConfig() as rule:
+            yield f"halting stick_breaking (threshold {rule.threshold:g})"
+        case ActConfig() as rule:
+            words = [f"epsilon {rule.epsilon:g}", rule.mix]
+            words += [] if rule.scope == "token" else [f"{rule.scope} probability"]
+            words += [] if rule.freeze_halted_state else ["halted states go on"]
+            words += [] if rule.force_remainder_at_max else ["no remainder at the last round"]
+            yield f"halting act ({', '.join(words)})"
 
 
 def _sizes(stack: StackConfig, d_model: int) -> Iterator[str]:
