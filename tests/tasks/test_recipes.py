@@ -33,6 +33,7 @@ def test_the_promised_recipes_are_there() -> None:
     pairs += [f"algorithmic/{operation}-" for operation in ("copy", "reverse", "addition")]
     promised = {f"{pair}{model}" for pair in pairs for model in ("transformer", "universal")}
     promised |= {"files/template", "transformer/base", "transformer/big", "universal-transformer/base"}
+    promised |= {"universal-transformer/base-act", "sut/base", "sut/big"}
     assert promised <= set(NAMES)
 
 
