@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from tiny_models import tiny_batches, tiny_model
+from routed_models import tiny_batches, tiny_model
 from tiny_runs import BALANCE, ROUTERS, records, tiny_recipe, weights
 
 from ostinato.nn import balance

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_models import tiny_batches, tiny_model
+from routed_models import tiny_batches, tiny_model
 from tiny_runs import BALANCE, ROUTERS, tiny_recipe
 from torch import Tensor, nn
 
