@@ -64,6 +64,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "steps of their own": STEPS,
     "two steps a round": TWO_A_ROUND,
     "convolution": CONVOLUTION,
+    "one round": {"n_steps": 1},
 }
 
 

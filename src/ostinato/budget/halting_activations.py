@@ -5,7 +5,7 @@ per stack:
 
     stick_breaking  per gate, R - 1 of them: the hidden layer before and after gelu 2 N D *, with dropout N D * more;
                     log-softmax, halting probability and alpha 4 N *
-                    per round what is left N * and a mask N; once the last round's states N D *
+                    per round what is left N * and a mask N; once the last round's states N D *, if R > 1
     act             per round the probability and the weight 2 N *, with one probability a sentence N * more, masks 2 N
                     (N in the first);
                     the states that left it N D *, unless the next round starts from them as they are;
@@ -91,7 +91,8 @@ def _stick_breaking(
 ) -> int:
     n_rounds, states = len(firsts), FLOAT * tokens * run.config.d_model
     kept = (n_rounds - 1) * ((3 if rule.dropout else 2) * states + 4 * FLOAT * tokens)
-    kept += n_rounds * (FLOAT + 1) * tokens + states
+    # What is left is a constant as long as no gate was asked.
+    kept += n_rounds * (FLOAT + 1) * tokens + (states if n_rounds > 1 else 0)
     for planned in firsts[1:]:
         is_kept = run.is_recomputed or (planned is not None and sees_others_halted(planned))
         if _has_signal(config) or not (is_kept or _keeps_states(run, planned)):
