@@ -13,6 +13,7 @@ import torch
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
+from haltings import all_halting_traits, halting_traits, haltings
 from ostinato.config.model import (
     AttentionConfig,
     BucketsConfig,
@@ -132,6 +133,7 @@ class _Stacks:
             "self_attention": self._sub("self_attention", n_steps, steps_per_round, shared, relative),
             "ffn": self._sub("ffn", n_steps, steps_per_round, shared, relative),
             "sparse_layer": None if self._fully_shared else draw(_sparse_layers(n_steps)),
+            "halting": draw(haltings(is_causal=name != "encoder")),
         }
         if name == "decoder_of_pair":
             cross = self._sub("cross_attention", n_steps, steps_per_round, {}, relative)
@@ -145,7 +147,7 @@ class _Stacks:
         shared: dict[str, Any] = {}
         kinds: list[Kind] = ["self_attention", "ffn"]
         for kind in kinds:
-            if draw(st.integers(0, 3)) == 0:
+            if draw(st.integers(0, 2)) == 0:
                 bank = draw(st.sampled_from(["encoder", "both"]))
                 sub = getattr(encoder, kind).model_copy(update={"bank": bank})
                 encoder = encoder.model_copy(update={kind: sub})
@@ -287,6 +289,7 @@ def traits(config: Seq2SeqConfig | LanguageModelConfig) -> set[str]:
     for name, stack in config.stacks().items():
         found |= {f"norm {stack.norm.kind} {stack.norm.placement}", f"positions {stack.positions.kind}"}
         found |= {f"relative {stack.relative.kind} {name}", f"steps_per_round {stack.steps_per_round}"}
+        found |= halting_traits(name, stack)
         for kind, sub in stack.sub_layers():
             scheme = sub.share if isinstance(sub.share, str) else "list with nulls" if None in sub.share else "list"
             found |= {f"share {kind} {scheme}", f"share_norm {sub.share_norm}", f"bias {kind} {sub.bias}"}  # type: ignore[attr-defined]
@@ -334,7 +337,7 @@ def all_traits() -> set[str]:
     """Name every trait that `any_architecture` is to draw."""
     schemes = [*SCHEMES, "list", "list with nulls"]
     kinds = ("self_attention", "cross_attention", "ffn")
-    return {
+    return all_halting_traits() | {
         *(f"kind {k}" for k in ("seq2seq", "language_model")),
         *(f"tie {t}" for t in ("none", "output", "all")),
         *(f"init {i}" for i in ("xavier", "normal", "unit_scaling", "torch")),
@@ -375,7 +378,8 @@ def all_traits() -> set[str]:
 def random_model(config: Seq2SeqConfig | LanguageModelConfig, seed: int = 0) -> Model:
     """Build a float64 model in evaluation mode whose every parameter is random: no zero table, no unit norm.
 
-    Temperatures stay above their floor, so that gates are neither all 0 and 1 nor without a gradient.
+    Temperatures stay above their floor, so that gates are neither all 0 and 1 nor without a gradient. Halting units are
+    far from constant, and from each other, so that tokens halt in every round.
     """
     torch.manual_seed(seed)
     model = build_model(config).double().eval()
@@ -386,6 +390,8 @@ def random_model(config: Seq2SeqConfig | LanguageModelConfig, seed: int = 0) -> 
                 parameter.add_(1.0)
             if name.endswith("router.tau"):
                 parameter.abs_().add_(0.2)
+            if ".halting." in name:
+                parameter.mul_(3.0 if parameter.ndim > 1 else 5.0)
     return model
 
 

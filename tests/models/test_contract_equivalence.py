@@ -5,6 +5,8 @@ Every model the configuration can express is compared with its plain per-token t
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
+
 import pytest
 import torch
 from hypothesis import given
@@ -39,13 +41,16 @@ from ostinato.config.model import (
 )
 from ostinato.errors import ConfigError
 from ostinato.models import Seq2Seq, build_model
-from reference.twin import twin
+from ostinato.nn.types import HaltingTrace
+from reference.halting import Act, Whole
+from reference.twin import twin, twin_with_depths
 
 N_DRAWS = {"seq2seq": 170, "language_model": 90}
 
 
-def test_every_model_equals_its_per_token_twin_in_logits_and_all_gradients() -> None:
+def test_every_model_equals_its_per_token_twin_in_logits_depths_and_all_gradients() -> None:
     covered: set[str] = set()
+    halted_after: dict[str, Counter[int]] = defaultdict(Counter)
     n_drawn = 0
 
     def check(data: st.DataObject, kind: str) -> None:
@@ -54,12 +59,29 @@ def test_every_model_equals_its_per_token_twin_in_logits_and_all_gradients() -> 
         batch = data.draw(sentences(config))
         pad = data.draw(st.sampled_from([right_padded, left_padded]))
         model = random_model(config, seed=data.draw(st.integers(0, 99)))
-        logits = real_logits(model, pad(batch))
-        expected = [twin(model, s) for s in batch]
+        padded = pad(batch)
+        output = model(padded)
+        logits = [row[keep] for row, keep in zip(output.logits_BTV, padded.target.keep_BT, strict=True)]
+        expected, depths = (list(values) for values in zip(*(twin_with_depths(model, s) for s in batch), strict=True))
         for i, (found, wanted) in enumerate(zip(logits, expected, strict=True)):
             assert_equal(found, wanted, f"logits of sentence {i}")
         weights = weights_of(batch, logits[0].shape[1])
-        assert_all_equal(gradients(model, logits, weights), gradients(model, expected, weights))
+        costs, expected_costs = [], []
+        for name, stack in output.stacks.items():
+            tokens = padded.source if name == "encoder" else padded.target
+            of_stack = [one[name] for one in depths]
+            assert tokens is not None
+            assert_same_depths(stack.halting, tokens.keep_BT, of_stack)
+            if stack.depth_cost is not None:
+                costs.append(stack.depth_cost)
+                expected_costs.append(torch.stack([c for one in of_stack for c in one.costs() or ()]).mean())
+                halted_after[name].update(n for one in of_stack for n in one.n_executed)
+        for found, wanted in zip(costs, expected_costs, strict=True):
+            assert_equal(found, wanted, "cost of depth")
+        weights += [torch.tensor(2.0 + i) for i in range(len(costs))]
+        assert_all_equal(
+            gradients(model, logits + costs, weights), gradients(model, expected + expected_costs, weights)
+        )
         n_drawn += 1
         covered.update(traits(config))
 
@@ -67,6 +89,25 @@ def test_every_model_equals_its_per_token_twin_in_logits_and_all_gradients() -> 
         draws(n)(given(st.data(), st.just(kind))(check))()
     assert n_drawn >= 200
     assert all_traits() - covered == set()
+    for name in ("encoder", "decoder"):
+        assert all(halted_after[name][n] >= 30 for n in (1, 2, 3)), halted_after
+
+
+def assert_same_depths(trace: HaltingTrace | None, keep_BT: Tensor, expected: list[Whole]) -> None:
+    """Compare what every token did and what its rounds weigh; rounds after a sentence's last weigh nothing."""
+    if trace is None:
+        assert all(not any(one.weights) for one in expected)
+        return
+    assert not bool(trace.executed_BTR[~keep_BT].any())
+    assert bool((trace.weights_BTR[~keep_BT] == 0).all())
+    for executed_BR, weights_BR, keep_B, one in zip(
+        trace.executed_BTR, trace.weights_BTR, keep_BT, expected, strict=True
+    ):
+        if not isinstance(one, Act) or one.freezes:  # else all run until the whole batch has halted
+            assert executed_BR[keep_B].sum(-1).tolist() == one.n_executed
+        for found_R, wanted in zip(weights_BR[keep_B], one.weights, strict=True):
+            padding = found_R.new_zeros(len(found_R) - len(wanted))
+            assert_equal(found_R, torch.cat([torch.stack(wanted), padding]), "weights of rounds")
 
 
 @draws(25)

@@ -29,12 +29,12 @@ from architectures import (
     sentences,
 )
 from contract import assert_all_equal, assert_equal, gradients, real_logits, weights_of
-from ostinato.config.model import LanguageModelConfig, RoutedConfig, Seq2SeqConfig
+from ostinato.config.model import ActConfig, LanguageModelConfig, RoutedConfig, Seq2SeqConfig
 from ostinato.data.batch import Batch
 from ostinato.models import build_model
 from ostinato.nn import balance
 from ostinato.nn.experts import Routed
-from ostinato.nn.types import Routing
+from ostinato.nn.types import HaltingTrace, Routing
 
 LOSSES: dict[str, Callable[[Sequence[Routing]], Tensor]] = {
     "switch": balance.switch,
@@ -62,9 +62,13 @@ def routings(model: Model, batch: Batch, n_steps: int | None = None) -> list[Rou
     return [r for stack in model(batch, n_steps=n_steps).stacks.values() for r in stack.routings]
 
 
-def by_sentence(found: list[Routing], batch: Batch) -> list[list[dict[str, Tensor]]]:
+Where = tuple[str, str, int]
+"""Stack, router and step."""
+
+
+def by_sentence(found: list[Routing], batch: Batch) -> dict[Where, list[dict[str, Tensor]]]:
     """Return what every routing says of every sentence's real tokens."""
-    rows = []
+    rows = {}
     for routing in found:
         tokens = batch.source if routing.stack == "encoder" else batch.target
         assert tokens is not None
@@ -72,14 +76,25 @@ def by_sentence(found: list[Routing], batch: Batch) -> list[list[dict[str, Tenso
         values = {"experts": routing.experts_NK, "gates": routing.gates_NK, "logits": routing.logits_NE}
         values |= {"probs": routing.probs_NE, "weight": routing.weight_N[:, None]}
         here = {name: value.view(B, T, -1) for name, value in values.items()}
-        rows.append([{name: v[b][tokens.keep_BT[b]] for name, v in here.items()} for b in range(B)])
+        rows[routing.stack, routing.router, routing.step] = [
+            {name: v[b][tokens.keep_BT[b]] for name, v in here.items()} for b in range(B)
+        ]
     return rows
 
 
 def assert_same_choices(found: dict[str, Tensor], expected: dict[str, Tensor], what: str) -> None:
-    assert torch.equal(found["experts"], expected["experts"]), what
+    """Compare what tokens were given; a halted one is given nothing."""
+    assert_equal(found["weight"], expected["weight"], f"weight {what}")
+    runs = expected["weight"][:, 0] > 0
+    assert torch.equal(found["experts"][runs], expected["experts"][runs]), what
     for name in expected:
-        assert_equal(found[name], expected[name], f"{name} {what}")
+        assert_equal(found[name][runs], expected[name][runs], f"{name} {what}")
+
+
+def go_on_with_others(config: Config, stack: str) -> bool:
+    """Whether halted tokens of a stack go on being transformed as long as any token of the batch runs."""
+    halting = config.stacks()[stack].halting
+    return isinstance(halting, ActConfig) and not halting.freeze_halted_state
 
 
 def all_losses(found: list[Routing]) -> dict[str, Tensor]:
@@ -114,9 +129,14 @@ def test_padding_changes_no_choice_no_balance_loss_and_no_gradient_of_it(data: s
     expected_losses: dict[str, Tensor] | None = None
     for padded in (right_padded(batch), right_padded(batch, extra, fill), left_padded(batch, extra, fill)):
         found = routings(model, padded)
-        for i, of_router in enumerate(by_sentence(found, padded)):
+        rows = by_sentence(found, padded)
+        assert all(one.keys() <= rows.keys() for one in alone)
+        for where, of_router in rows.items():
             for b, row in enumerate(of_router):
-                assert_same_choices(row, alone[b][i][0], f"of sentence {b} at {found[i].router} {found[i].step}")
+                if where in alone[b]:
+                    assert_same_choices(row, alone[b][where][0], f"of sentence {b} at {where}")
+                else:  # the sentence had halted, and others had not
+                    assert go_on_with_others(config, where[0]) or not bool(row["weight"].any())
         losses = all_losses(found)
         grads = loss_gradients(model, losses)
         if expected_losses is None:
@@ -135,11 +155,15 @@ def test_past_choices_never_depend_on_the_future(data: st.DataObject) -> None:
     n_past = data.draw(st.integers(max(1, sentence.n_prefix or 0), len(sentence.target)))
     model = random_model(config)
     one, other = (right_padded([s]) for s in (sentence, sentence.with_target(sentence.target[:n_past] + future)))
-    before, after = routings(model, one), routings(model, other)
-    for routing, was, now in zip(before, by_sentence(before, one), by_sentence(after, other), strict=True):
-        if routing.stack == "decoder":
-            past = [{name: value[:n_past] for name, value in of[0].items()} for of in (now, was)]
-            assert_same_choices(past[0], past[1], f"of {routing.router} at step {routing.step}")
+    before, after = (by_sentence(routings(model, batch), batch) for batch in (one, other))
+    for where in before.keys() | after.keys():
+        if where[0] == "decoder":
+            ran = [rows[where][0] for rows in (after, before) if where in rows]
+            past = [{name: value[:n_past] for name, value in of.items()} for of in ran]
+            if len(past) == 2:
+                assert_same_choices(past[0], past[1], f"at {where}")
+            else:  # with one of the futures all tokens had halted
+                assert go_on_with_others(config, "decoder") or not bool(past[0]["weight"].any())
 
 
 # --- which routings there are ----------------------------------------------------------------------------------------
@@ -154,20 +178,31 @@ def test_every_routed_sub_layer_says_at_every_step_what_it_chose(data: st.DataOb
     output = random_model(config)(batch, n_steps=n_rounds)
     for name, stack in config.stacks().items():
         plan = stack.plan(name) if n_rounds is None else stack.plan(name).with_rounds(n_rounds)
-        expected = []
+        expected, weights = [], []
+        tokens = batch.source if name == "encoder" else batch.target
+        assert tokens is not None
+        trace = output.stacks[name].halting
         for step in plan.steps:
+            if trace is not None and step.round >= trace.executed_BTR.shape[-1]:
+                break  # every token had halted
             for use in step.uses:
                 sub = stack.settings_of(use)
                 if isinstance(sub, RoutedConfig) and sub.has_router:
                     expected.append((f"{use.kind}.{use.weights}", name, step.index, sub.n_experts, sub.k))
+                    weights.append(_left_of_tokens(config, name, trace, step.round, tokens.keep_BT))
         found = output.stacks[name].routings
         assert [(r.router, r.stack, r.step, r.probs_NE.shape[1], r.experts_NK.shape[1]) for r in found] == expected
-        tokens = batch.source if name == "encoder" else batch.target
-        assert tokens is not None
-        for routing in found:
-            assert torch.equal(routing.weight_N > 0, tokens.keep_BT.flatten())
+        for routing, left_BT in zip(found, weights, strict=True):
+            assert_equal(routing.weight_N, left_BT.flatten(), "weight")
+            assert torch.equal(routing.weight_N > 0, left_BT.flatten() > 0)
             torch.testing.assert_close(routing.probs_NE.sum(1), torch.ones(tokens.ids_BT.numel()).double())
             assert bool((routing.experts_NK.sort(1).values.diff(dim=1) > 0).all())
+
+
+def _left_of_tokens(config: Config, stack: str, trace: HaltingTrace | None, round_: int, keep_BT: Tensor) -> Tensor:
+    if trace is None or go_on_with_others(config, stack):
+        return keep_BT.double()
+    return trace.remaining_BTR[..., round_] * trace.executed_BTR[..., round_]
 
 
 # --- experts have no order -------------------------------------------------------------------------------------------

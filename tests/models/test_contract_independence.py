@@ -26,18 +26,24 @@ from architectures import (
 )
 from contract import assert_all_equal, assert_equal, gradients, real_logits, weights_of
 from ostinato.config.model import (
+    ActConfig,
     AttentionConfig,
     DenseFeedForwardConfig,
     ExpertAttentionConfig,
     ExpertFeedForwardConfig,
     GateConfig,
+    HaltingConfig,
     HypersphereRouterConfig,
     LanguageModelConfig,
     MlpRouterConfig,
+    NoHaltingConfig,
     StackConfig,
+    StickBreakingConfig,
 )
 from ostinato.data.batch import Batch, Tokens
 from ostinato.models import build_model
+
+NONE = NoHaltingConfig()
 
 # --- padding ---------------------------------------------------------------------------------------------------------
 
@@ -163,7 +169,7 @@ def _belongings(model: Model) -> Iterator[tuple[str, int]]:
             yield from ((f"{number}.{name}.{key}", id(item)) for key, item in inner.items())
 
 
-def _small(d_model: int = 8, *, has_experts: bool = False) -> LanguageModelConfig:
+def _small(d_model: int = 8, *, has_experts: bool = False, halting: HaltingConfig = NONE) -> LanguageModelConfig:
     stack = StackConfig(
         n_steps=2,
         self_attention=AttentionConfig(n_heads=2, dropout=0.2),
@@ -178,18 +184,21 @@ def _small(d_model: int = 8, *, has_experts: bool = False) -> LanguageModelConfi
             ),
             ffn=ExpertFeedForwardConfig(d_ff=12, dropout=0.2, router=HypersphereRouterConfig(), **sampled),
         )
+    stack = stack.model_copy(update={"halting": halting})
     return LanguageModelConfig(d_model=d_model, dropout=0.2, vocab_size=9, decoder=stack)
 
 
-def _train(between: Callable[[Model], None], *, has_experts: bool) -> dict[str, Tensor]:
+def _train(between: Callable[[Model], None], config: LanguageModelConfig) -> dict[str, Tensor]:
     """Return the weights after two updates with dropout, having called `between` after the first."""
     torch.manual_seed(3)
-    model = build_model(_small(has_experts=has_experts)).train()
+    model = build_model(config).train()
     optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
     batch = right_padded([Sentence(None, [BOS, 4, 5, 6]), Sentence(None, [BOS, 7])])
     for update in range(2):
-        logits_BTV = model(batch).logits_BTV
-        loss = nn.functional.cross_entropy(logits_BTV[batch.loss_BT], batch.labels_BT[batch.loss_BT])
+        output = model(batch)
+        loss = nn.functional.cross_entropy(output.logits_BTV[batch.loss_BT], batch.labels_BT[batch.loss_BT])
+        if (cost := output.stacks["decoder"].depth_cost) is not None:
+            loss = loss + 0.1 * cost
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
@@ -198,15 +207,17 @@ def _train(between: Callable[[Model], None], *, has_experts: bool) -> dict[str, 
     return {name: p.detach() for name, p in model.named_parameters()}
 
 
+@pytest.mark.parametrize("halting", [NONE, ActConfig(), StickBreakingConfig(dropout=0.2)])
 @pytest.mark.parametrize("has_experts", [False, True])
-def test_an_evaluation_between_two_updates_changes_nothing(has_experts: bool) -> None:
+def test_an_evaluation_between_two_updates_changes_nothing(has_experts: bool, halting: HaltingConfig) -> None:
     def evaluate(model: Model) -> None:
         model.eval()
         with torch.inference_mode():
             model(right_padded([Sentence(None, [BOS, 8, 8, 8, 8, 8])]))
         model.train()
 
-    plain, evaluated = (_train(between, has_experts=has_experts) for between in (lambda model: None, evaluate))
+    config = _small(has_experts=has_experts, halting=halting)
+    plain, evaluated = (_train(between, config) for between in (lambda model: None, evaluate))
     assert all(torch.equal(plain[name], evaluated[name]) for name in plain)
     assert plain["target_weight"].isfinite().all()
 

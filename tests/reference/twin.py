@@ -42,38 +42,32 @@ from reference.equations import (
     window_entry,
 )
 from reference.experts import choose, read_expert_heads, run_maps, run_stack, weighted
+from reference.halting import Whole, start
 from reference.weights import Heads, read_affine, read_heads
 
 States = list[Tensor]
 Model = Seq2Seq | LanguageModel
-
-
-def twin_seq2seq(
-    model: Seq2Seq, source_ids: Sequence[int], target_ids: Sequence[int], n_steps: int | None = None
-) -> Tensor:
-    """Return the logits after every token of the target, `[T, V]`."""
-    memory = _Twin(model, "encoder", is_causal=False).run(_embed(model, model.source_embedding, source_ids), n_steps)
-    states = _Twin(model, "decoder", is_causal=True).run(
-        _embed(model, model.target_embedding, target_ids), n_steps, memory
-    )
-    return _logits(model, states)
-
-
-def twin_language_model(
-    model: LanguageModel, ids: Sequence[int], n_steps: int | None = None, n_prefix: int | None = None
-) -> Tensor:
-    """Return the logits after every token, `[T, V]`; the first `n_prefix` are the prefix of a prefix model."""
-    n_prefix = n_prefix if model.config.mask == "prefix" else None
-    stack = _Twin(model, "decoder", is_causal=True, n_prefix=n_prefix)
-    return _logits(model, stack.run(_embed(model, model.target_embedding, ids), n_steps))
+Depths = dict[str, Whole]
+"""What tokens did, by stack."""
 
 
 def twin(model: Model, sentence: Sentence, n_steps: int | None = None) -> Tensor:
-    """Return the logits of either kind of model."""
+    """Return the logits after every token of the target, `[T, V]`."""
+    return twin_with_depths(model, sentence, n_steps)[0]
+
+
+def twin_with_depths(model: Model, sentence: Sentence, n_steps: int | None = None) -> tuple[Tensor, Depths]:
+    """Return the logits, and how deep every token of every stack went."""
     if isinstance(model, Seq2Seq):
         assert sentence.source is not None
-        return twin_seq2seq(model, sentence.source, sentence.target, n_steps)
-    return twin_language_model(model, sentence.target, n_steps, sentence.n_prefix)
+        encoder, decoder = _Twin(model, "encoder", is_causal=False), _Twin(model, "decoder", is_causal=True)
+        memory, deep = encoder.run(_embed(model, model.source_embedding, sentence.source), n_steps)
+        states, depths = decoder.run(_embed(model, model.target_embedding, sentence.target), n_steps, memory)
+        return _logits(model, states), {"encoder": deep, "decoder": depths}
+    n_prefix = sentence.n_prefix if model.config.mask == "prefix" else None
+    stack = _Twin(model, "decoder", is_causal=True, n_prefix=n_prefix)
+    states, depths = stack.run(_embed(model, model.target_embedding, sentence.target), n_steps)
+    return _logits(model, states), {"decoder": depths}
 
 
 def _embed(model: Model, table_VD: Tensor, ids: Sequence[int]) -> States:
@@ -97,39 +91,57 @@ class _Twin:
         self._model, self._name, self._is_causal, self._n_prefix = model, name, is_causal, n_prefix
         self._config: StackConfig = model.config.stacks()[name]
 
-    def run(self, states: States, n_steps: int | None, memory: States | None = None) -> States:
-        """Apply all steps of the plan."""
+    def run(self, states: States, n_steps: int | None, memory: States | None = None) -> tuple[States, Whole]:
+        """Apply all rounds of the plan, to the tokens that take part in them."""
         d_model, positions = self._model.config.d_model, self._config.positions
         plan = self._config.plan(self._name)
         plan = plan if n_steps is None else plan.with_rounds(n_steps)
         if isinstance(positions, SinusoidalConfig):
             states = [x + _table(t, d_model) for t, x in enumerate(states)]
-        last_round = -1
-        for step in plan.steps:
-            if isinstance(positions, CoordinatesConfig) and step.round != last_round:
-                tick = _table(step.round + 1, d_model)
-                states = [x + (_table(t + 1, d_model) + tick) for t, x in enumerate(states)]
-            last_round = step.round
-            for use in step.uses:
-                states = self._sub_layer(use, states, memory)
+        halting = start(self._config.halting, lambda: self._model.banks.halting[self._name], states, plan.n_rounds)
+        for r in range(1, plan.n_rounds + 1):
+            if not halting.begin(r, states):
+                break
+            if isinstance(positions, CoordinatesConfig):
+                tick = _table(r, d_model)
+                states = [x + (_table(t + 1, d_model) + tick) if halting.runs[t] else x for t, x in enumerate(states)]
+            halting.enter(r, states)
+            for step in plan.steps:
+                if step.round == r - 1:
+                    for use in step.uses:
+                        states = self._sub_layer(use, states, memory, halting)
+            halting.finish(r, states)
+        states = halting.output(states)
         if self._config.norm.placement == "pre":
             states = [self._norm(f"final_{self._name}", x) for x in states]
-        return states
+        return states, halting
 
-    def _sub_layer(self, use: Use, states: States, memory: States | None) -> States:
-        """post: norm(x + f(x)); pre: x + f(norm(x))."""
+    def _sub_layer(self, use: Use, states: States, memory: States | None, halting: Whole) -> States:
+        """post: norm(x + f(x)); pre: x + f(norm(x)), for every token that runs. What f reads of tokens is what is seen.
+
+        Attention asks with x; a convolution reads all its columns, also that of x, as they are seen.
+        """
         is_pre = self._config.norm.placement == "pre"
-        inputs = [self._norm(use.norm, x) for x in states] if is_pre else states
-        if use.kind == "ffn":
-            is_conv = isinstance(self._config.settings_of(use), SeparableConvConfig)
-            outputs = self._separable(use, inputs) if is_conv else [self._feed_forward(use, x) for x in inputs]
-        elif use.kind == "self_attention":
-            outputs = [self._attend(use, t, inputs, inputs) for t in range(len(inputs))]
-        else:
+        seen = [halting.seen(t, x) for t, x in enumerate(states)]
+        inputs, others = states, seen
+        if is_pre:
+            inputs = [self._norm(use.norm, x) for x in states]
+            others = [n if s is x else self._norm(use.norm, s) for s, x, n in zip(seen, states, inputs, strict=True)]
+        running = [t for t, runs in enumerate(halting.runs) if runs]
+        if use.kind == "self_attention":
+            outputs = [self._attend(use, t, inputs, others) for t in running]
+        elif use.kind == "cross_attention":
             assert memory is not None
-            outputs = [self._attend(use, t, inputs, memory) for t in range(len(inputs))]
-        states = [x + y for x, y in zip(states, outputs, strict=True)]
-        return states if is_pre else [self._norm(use.norm, x) for x in states]
+            outputs = [self._attend(use, t, inputs, memory) for t in running]
+        elif isinstance(self._config.settings_of(use), SeparableConvConfig):
+            outputs = self._separable(use, others, running)
+        else:
+            outputs = [self._feed_forward(use, inputs[t]) for t in running]
+        new = list(states)
+        for t, output in zip(running, outputs, strict=True):
+            x = states[t] + output
+            new[t] = x if is_pre else self._norm(use.norm, x)
+        return new
 
     def _norm(self, name: str | None, x_D: Tensor) -> Tensor:
         if name is None:
@@ -158,7 +170,7 @@ class _Twin:
         act: Callable[[Tensor], Tensor] = relu if sub.activation == "relu" else gelu
         return down(act(read_affine(module.up)(x_D)))  # type: ignore[arg-type]
 
-    def _separable(self, use: Use, inputs: States) -> States:
+    def _separable(self, use: Use, inputs: States, running: list[int]) -> States:
         """relu(W1 (depth-wise x) + b1), then W2 (depth-wise hidden) + b2: two convolutions over the sentence."""
         sub, module = self._config.settings_of(use), self._model.banks.ffn[use.weights]
         assert isinstance(sub, SeparableConvConfig)
@@ -169,7 +181,7 @@ class _Twin:
         assert taps_in.shape[0] == sub.kernel_in
         assert taps_out.shape[0] == sub.kernel_out
         hidden = [relu(up(depth_wise(inputs, taps_in, t, self._is_causal))) for t in range(len(inputs))]
-        return [down(depth_wise(hidden, taps_out, t, self._is_causal)) for t in range(len(inputs))]
+        return [down(depth_wise(hidden, taps_out, t, self._is_causal)) for t in running]
 
     def _attend(self, use: Use, t: int, inputs: States, others: States) -> Tensor:
         """What token t reads: with experts the sum over the chosen ones of gate times what their heads read."""

@@ -279,6 +279,12 @@ class _ModelConfig(Config):
         yield from variant_problems(self.given_stacks(), self.ffn_variant, self.shared_d_ff, path)
         for name, stack in self.stacks().items():
             yield from stack.size_problems(f"{path}{name}.", self.d_model)
+            if name == "decoder" and isinstance(stack.halting, ActConfig) and stack.halting.scope == "global":
+                reason = (
+                    "its one probability a sentence is the mean over all tokens, so that a token of a causal stack "
+                    "would halt by what comes after it; valid here: token"
+                )
+                yield Problem(f"{path}{name}.halting.scope", stack.halting.scope, reason)
         yield from self._bank_problems(path)
 
     def _bank_problems(self, path: str) -> Iterator[Problem]:

@@ -1,0 +1,79 @@
+"""Halting rules for `any_architecture`, what they cover, and gates for models that have them."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import strategies as st
+
+from ostinato.config.model import ActConfig, HaltingConfig, NoHaltingConfig, StackConfig, StickBreakingConfig
+from ostinato.models import LanguageModel, Seq2Seq
+from ostinato.nn.act import ActUnit
+from ostinato.nn.stick_breaking import StickBreakingUnit
+
+THRESHOLDS = (1.0, 0.99, 0.9, 0.5, 0.0)
+
+
+@st.composite
+def haltings(draw: st.DrawFn, *, is_causal: bool) -> HaltingConfig:
+    """Draw who goes on. Thresholds are such that tokens halt in every round; `random_model` sees to the gates."""
+    kind = draw(st.sampled_from(["none", "act", "stick_breaking"]))
+    if kind == "act":
+        return ActConfig(
+            epsilon=draw(st.sampled_from([0.01, 0.3])),
+            mix=draw(st.sampled_from(["accumulate", "interpolate"])),
+            freeze_halted_state=draw(st.booleans()),
+            force_remainder_at_max=draw(st.booleans()),
+            scope="token" if is_causal else draw(st.sampled_from(["token", "token", "global"])),
+        )
+    if kind == "stick_breaking":
+        return StickBreakingConfig(
+            threshold=draw(st.sampled_from(THRESHOLDS)),
+            initial_bias=draw(st.sampled_from([None, 0.0])),
+            detach_router_weight=draw(st.booleans()),
+        )
+    return NoHaltingConfig()
+
+
+def halting_traits(name: str, stack: StackConfig) -> set[str]:
+    """Name what a stack's rule is made of."""
+    halting = stack.halting
+    found = {f"halting {halting.kind} {name}"}
+    if isinstance(halting, ActConfig):
+        freeze, force = halting.freeze_halted_state, halting.force_remainder_at_max
+        found |= {f"act {halting.mix} freeze {freeze} force {force}", f"act {halting.scope} {name}"}
+    if isinstance(halting, StickBreakingConfig):
+        found |= {f"stick_breaking threshold {halting.threshold}", f"stick_breaking bias {halting.initial_bias}"}
+    if halting.kind != "none":
+        found |= {f"halting beside {stack.norm.placement} {stack.positions.kind}"}
+        found |= {f"halting every {stack.steps_per_round} steps"}
+    return found
+
+
+def all_halting_traits() -> set[str]:
+    """Name every trait that stacks with these rules are to have."""
+    both = (True, False)
+    return {
+        *(f"halting {h} {s}" for h in ("none", "act", "stick_breaking") for s in ("encoder", "decoder")),
+        *(f"halting beside {p} {s}" for p in ("post", "pre") for s in ("none", "sinusoidal", "coordinates")),
+        *(f"halting every {n} steps" for n in (1, 2)),
+        *(f"act {m} freeze {a} force {b}" for m in ("accumulate", "interpolate") for a in both for b in both),
+        *(f"act {s}" for s in ("token encoder", "token decoder", "global encoder")),
+        *(f"stick_breaking threshold {t}" for t in THRESHOLDS),
+        *(f"stick_breaking bias {b}" for b in (None, 0.0)),
+    }
+
+
+def never_halting(model: Seq2Seq | LanguageModel) -> Seq2Seq | LanguageModel:
+    """Return the model with gates that stay shut: every token runs every round."""
+    with torch.no_grad():
+        for name, unit in model.banks.halting.items():
+            for parameter in unit.parameters():
+                parameter.zero_()
+            if isinstance(unit, ActUnit):
+                unit.map.bias.fill_(-1e4)
+                continue
+            assert isinstance(unit, StickBreakingUnit)
+            unit.hidden.bias.fill_(1.0)
+            unit.out.weight[0] = 1e4
+            model.stacks[name].halting.threshold = 1.0
+    return model

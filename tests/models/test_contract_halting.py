@@ -1,0 +1,347 @@
+"""Contract 1, 3 to 6, 8, 9 for halting in every model: depths, weights of rounds, costs of depth, their gradients.
+
+That models with halting equal their twins, decode as they read, and so on, is shown by the other contract tests: their
+random models halt. Here stands what only halting has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from architectures import (
+    BOS,
+    EOS,
+    Model,
+    Sentence,
+    any_architecture,
+    draws,
+    left_padded,
+    random_model,
+    right_padded,
+    sentences,
+)
+from contract import assert_all_equal, assert_equal, gradients, real_logits, weights_of
+from haltings import never_halting
+from ostinato.config.model import (
+    ActConfig,
+    HaltingConfig,
+    LanguageModelConfig,
+    NoHaltingConfig,
+    Seq2SeqConfig,
+    StackConfig,
+    StickBreakingConfig,
+)
+from ostinato.data.batch import Batch
+from ostinato.errors import ConfigError
+from ostinato.models import build_model
+from ostinato.nn.types import HaltingTrace
+
+Config = Seq2SeqConfig | LanguageModelConfig
+LISTING = ActConfig(mix="interpolate", freeze_halted_state=False, force_remainder_at_max=False)
+"""The Universal Transformer's, as printed."""
+
+
+def halts(stack: StackConfig) -> bool:
+    """Whether tokens of a stack can halt."""
+    return stack.halting.kind != "none"
+
+
+def any_halting(**options: Any) -> st.SearchStrategy[Config]:
+    """Draw a model some of whose tokens can halt."""
+    return any_architecture(**options).filter(lambda config: any(map(halts, config.stacks().values())))
+
+
+def with_halting(config: Config, change: Callable[[HaltingConfig], HaltingConfig]) -> Config:
+    """Return a model with other rules."""
+    stacks = {name: s.model_copy(update={"halting": change(s.halting)}) for name, s in config.stacks().items()}
+    return config.model_copy(update=stacks)
+
+
+def rounds_of(model: Model, batch: Batch) -> tuple[dict[str, list[dict[str, Tensor]]], dict[str, Tensor]]:
+    """Return by stack what every sentence's real tokens did in every round, and the costs of depth."""
+    found: dict[str, list[dict[str, Tensor]]] = {}
+    costs: dict[str, Tensor] = {}
+    for name, output in model(batch).stacks.items():
+        if output.halting is None:
+            continue
+        assert output.depth_cost is not None
+        costs[name] = output.depth_cost
+        tokens = batch.source if name == "encoder" else batch.target
+        assert tokens is not None
+        found[name] = [what_tokens_did(model, name, output.halting, b, keep) for b, keep in enumerate(tokens.keep_BT)]
+    return found, costs
+
+
+def what_tokens_did(model: Model, name: str, trace: HaltingTrace, row: int, keep_T: Tensor) -> dict[str, Tensor]:
+    """Return weights of rounds; and which ones ran, where that is not for the longest of a batch to say."""
+    found = {"weights": trace.weights_BTR[row][keep_T]}
+    halting = model.config.stacks()[name].halting
+    if not isinstance(halting, ActConfig) or halting.freeze_halted_state:
+        found["executed"] = trace.executed_BTR[row][keep_T].double()
+    return found
+
+
+def assert_same_rounds(found: dict[str, Tensor], expected: dict[str, Tensor], what: str) -> None:
+    """Compare rounds; those that ran for others only are 0."""
+    assert found.keys() == expected.keys()
+    for name in found:
+        n_rounds = max(found[name].shape[-1], expected[name].shape[-1])
+        one, other = (nn.functional.pad(x, (0, n_rounds - x.shape[-1])) for x in (found[name], expected[name]))
+        assert_equal(one, other, f"{name} of rounds {what}")
+
+
+# --- independence ----------------------------------------------------------------------------------------------------
+
+
+@draws(25)
+@given(st.data())
+def test_padding_and_company_change_no_depth_no_cost_of_it_and_no_gradient_of_that(data: st.DataObject) -> None:
+    config = data.draw(any_halting())
+    batch = data.draw(sentences(config))
+    extra, fill = data.draw(st.integers(1, 3)), data.draw(st.integers(0, 4))
+    model = random_model(config)
+    alone = [rounds_of(model, right_padded([s]))[0] for s in batch]
+    expected: tuple[dict[str, Tensor], dict[str, Tensor]] | None = None
+    for padded in (right_padded(batch), right_padded(batch, extra, fill), left_padded(batch, extra, fill)):
+        found, costs = rounds_of(model, padded)
+        for name, of_stack in found.items():
+            for b, one in enumerate(of_stack):
+                assert_same_rounds(one, alone[b][name][0], f"of sentence {b} in the {name}")
+        grads = gradients_with_costs(model, padded, batch)
+        if expected is None:
+            expected = costs, grads
+        assert_all_equal(costs, expected[0])
+        assert_all_equal(grads, expected[1])
+
+
+def gradients_with_costs(model: Model, padded: Batch, batch: list[Sentence]) -> dict[str, Tensor]:
+    """Return the gradients of logits and costs of depth together, each with a weight of its own."""
+    output = model(padded)
+    logits = [row[keep] for row, keep in zip(output.logits_BTV, padded.target.keep_BT, strict=True)]
+    costs = [stack.depth_cost for stack in output.stacks.values() if stack.depth_cost is not None]
+    weights = weights_of(batch, logits[0].shape[1])
+    weights += [torch.tensor(2.0 + i, dtype=torch.float64) for i in range(len(costs))]
+    return gradients(model, logits + costs, weights)
+
+
+@draws(25)
+@given(st.data())
+def test_past_depths_never_depend_on_the_future(data: st.DataObject) -> None:
+    config = data.draw(any_halting().filter(lambda config: halts(config.decoder)))
+    (sentence,) = data.draw(sentences(config, max_sentences=1))
+    rows = config.vocab_size if isinstance(config, LanguageModelConfig) else config.target_vocab_size
+    future = data.draw(st.lists(st.integers(EOS, (rows or 0) - 1), min_size=1, max_size=4))
+    n_past = data.draw(st.integers(max(1, sentence.n_prefix or 0), len(sentence.target)))
+    model = random_model(config)
+    pair = (sentence, sentence.with_target(sentence.target[:n_past] + future))
+    before, after = (rounds_of(model, right_padded([s]))[0]["decoder"][0] for s in pair)
+    before, after = ({name: value[:n_past] for name, value in of.items()} for of in (before, after))
+    assert_same_rounds(after, before, f"of the first {n_past} tokens")
+
+
+def test_one_probability_a_sentence_is_refused_where_it_would_leak_the_future() -> None:
+    decoder = {"n_steps": 2, "halting": {"kind": "act", "scope": "global"}}
+    for kind in (LanguageModelConfig, Seq2SeqConfig):
+        with pytest.raises(ConfigError, match=r"^decoder\.halting\.scope is 'global': .*what comes after it.*: token"):
+            kind.model_validate({"decoder": decoder})
+    assert Seq2SeqConfig.model_validate({"encoder": decoder}).encoder.halting.kind == "act"
+
+
+@pytest.mark.parametrize("halting", [LISTING, ActConfig(), StickBreakingConfig(threshold=0.9)])
+def test_a_token_halts_in_the_same_round_in_cached_decoding(halting: HaltingConfig) -> None:
+    @draws(8)
+    @given(st.data())
+    def check(data: st.DataObject) -> None:
+        config = data.draw(any_architecture(kind="language_model"))
+        config = with_halting(config, lambda _: halting).model_copy(update={"mask": "causal"})
+        batch = right_padded(data.draw(sentences(config)))
+        model = random_model(config)
+        full = model(batch).stacks["decoder"]
+        weights_BTR = full.halting.weights_BTR
+        with torch.no_grad():
+            cache = model.encode(batch)
+            for t in range(batch.target.ids_BT.shape[1]):
+                real_B, ids_BT = batch.target.keep_BT[:, t], batch.target.ids_BT[:, t : t + 1]
+                step = model.stacks["decoder"].step(model.embed(ids_BT, model.target_embedding), cache)
+                assert step.halting is not None
+                found = {"weights": step.halting.weights_BTR[real_B, 0]}
+                assert_same_rounds(found, {"weights": weights_BTR[real_B, t]}, f"of column {t}")
+                assert_equal(step.states_BTD[real_B, 0], full.states_BTD[real_B, t], f"states of column {t}")
+
+    check()
+
+
+# --- the ends of the range -------------------------------------------------------------------------------------------
+
+
+@draws(25)
+@given(st.data())
+def test_never_halting_is_fixed_depth(data: st.DataObject) -> None:
+    def forced(halting: HaltingConfig) -> HaltingConfig:
+        # Without a forced remainder a token that never halts has no output, as in the listing.
+        is_act = isinstance(halting, ActConfig)
+        return halting.model_copy(update={"force_remainder_at_max": True}) if is_act else halting
+
+    config = with_halting(data.draw(any_halting()), forced)
+    batch = data.draw(sentences(config))
+    model = random_model(config)
+    plain = build_model(with_halting(config, lambda _: NoHaltingConfig())).double().eval()
+    plain.load_state_dict({name: value for name, value in model.state_dict().items() if ".halting." not in name})
+    expected = real_logits(plain, right_padded(batch))
+    model.set_halting(enabled=False)
+    for found, wanted in zip(real_logits(model, right_padded(batch)), expected, strict=True):
+        torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+    model.set_halting(enabled=True)
+    logits = real_logits(never_halting(model), right_padded(batch))
+    for found, wanted in zip(logits, expected, strict=True):
+        assert_equal(found, wanted, "logits with gates that stay shut")
+    weights = weights_of(batch, expected[0].shape[1])
+    grads = gradients(model, logits, weights)
+    assert all(bool(grad.isfinite().all()) for grad in grads.values())
+    common = {name: grad for name, grad in grads.items() if ".halting." not in name}
+    assert_all_equal(common, gradients(plain, expected, weights))
+
+
+@draws(20)
+@given(st.data())
+def test_at_threshold_0_a_model_is_that_of_one_round(data: st.DataObject) -> None:
+    config = data.draw(any_architecture(fully_shared=True).filter(lambda c: all(map(halts, c.stacks().values()))))
+    batch = right_padded(data.draw(sentences(config)))
+    model = random_model(config)
+    model.set_halting_threshold(0.0)
+    output = model(batch)
+    for stack in output.stacks.values():
+        assert stack.halting is not None
+        assert stack.halting.executed_BTR.shape[-1] == 1
+    model.set_halting(enabled=False)
+    one_round_BTV = model(batch, n_steps=1).logits_BTV
+    keep_BT = batch.target.keep_BT
+    assert_equal(output.logits_BTV[keep_BT], one_round_BTV[keep_BT], "logits")
+
+
+# --- weights of rounds -----------------------------------------------------------------------------------------------
+
+
+@draws(40)
+@given(st.data())
+def test_weights_of_rounds_add_up_to_one_and_expected_depths_lie_in_1_to_L(data: st.DataObject) -> None:
+    """Where ACT forces the remainder: the listing does not, and its weights need not."""
+    config = data.draw(any_halting())
+    batch = right_padded(data.draw(sentences(config)))
+    model = random_model(config)
+    for name, output in model(batch).stacks.items():
+        halting, trace = config.stacks()[name].halting, output.halting
+        tokens = batch.source if name == "encoder" else batch.target
+        assert tokens is not None
+        if trace is None or (isinstance(halting, ActConfig) and not halting.force_remainder_at_max):
+            continue
+        assert trace.weights_BTR.shape == trace.probs_BTR.shape == trace.remaining_BTR.shape == trace.executed_BTR.shape
+        assert bool((trace.weights_BTR >= 0).all())
+        assert bool((trace.weights_BTR[~trace.executed_BTR] == 0).all())
+        sums = trace.weights_BTR.sum(-1)[tokens.keep_BT]
+        torch.testing.assert_close(sums, torch.ones_like(sums), rtol=0, atol=1e-12)
+        rounds_R = torch.arange(1, trace.weights_BTR.shape[-1] + 1)
+        expected = (trace.weights_BTR * rounds_R).sum(-1)[tokens.keep_BT]
+        executed = trace.executed_BTR.sum(-1).double()[tokens.keep_BT]
+        assert bool(((expected > 1 - 1e-12) & (expected < executed + 1e-12)).all())
+        assert int(executed.max()) <= model.stacks[name].plan.n_rounds
+        if isinstance(halting, StickBreakingConfig):
+            assert output.depth_cost is not None
+            assert_equal(output.depth_cost, expected.mean(), "cost of depth")
+
+
+# --- what runs -------------------------------------------------------------------------------------------------------
+
+
+def small_model(halting: HaltingConfig, n_steps: int = 4, **stack: Any) -> Model:
+    """Return a float64 language model of shared steps with far-off gates."""
+    decoder = {"n_steps": n_steps, "self_attention": {"n_heads": 2, "share": "all"}, "ffn": {"d_ff": 6, "share": "all"}}
+    decoder |= {"halting": halting.model_dump()} | stack
+    config = {"d_model": 8, "dropout": 0.0, "vocab_size": 9, "decoder": decoder}
+    return random_model(LanguageModelConfig.model_validate(config))
+
+
+def text(n_sentences: int = 4, length: int = 7) -> Batch:
+    make = torch.Generator().manual_seed(0)
+    ids = torch.randint(3, 9, (n_sentences, length), generator=make).tolist()
+    return right_padded([Sentence(None, [BOS, *row[: length - i]]) for i, row in enumerate(ids)])
+
+
+@pytest.mark.parametrize("halting", [StickBreakingConfig(threshold=0.9), ActConfig(), LISTING])
+def test_hooks_count_the_rounds_that_ran_and_the_tokens_that_experts_ran(halting: HaltingConfig) -> None:
+    """Dense sub-layers run all columns of a round and throw away those of halted tokens; experts get none of them."""
+    routed = {"kind": "experts", "d_ff": 6, "n_experts": 3, "k": 2, "share": "all"}
+    batch = text()
+    for ffn in ({"d_ff": 6, "share": "all"}, routed):
+        model = small_model(halting, ffn=ffn)
+        rows: list[int] = []
+
+        def count(module: nn.Module, args: tuple[Any, ...], output: Tensor, rows: list[int] = rows) -> None:
+            decision = args[1]
+            rows.append(-1 if decision is None else decision.to.rows_M.shape[0])
+
+        model.banks.ffn["decoder_0"].register_forward_hook(count)
+        trace = model(batch).stacks["decoder"].halting
+        assert trace is not None
+        assert len(rows) == trace.executed_BTR.shape[-1] == int(trace.executed_BTR.sum(-1).max())
+        if ffn is routed:
+            assert rows == [2 * n for n in trace.executed_BTR.sum((0, 1)).tolist()]
+
+
+@draws(20)
+@given(st.data())
+def test_recomputed_steps_have_the_same_gradients_of_costs_of_depth(data: st.DataObject) -> None:
+    config = data.draw(any_halting())
+    batch = data.draw(sentences(config))
+    model = random_model(config).train()
+    found = {}
+    for enabled in (False, True):
+        model.set_activation_checkpointing(enabled)
+        torch.manual_seed(5)  # of sampled experts
+        found[enabled] = gradients_with_costs(model, right_padded(batch), batch)
+    assert_all_equal(found[True], found[False])
+
+
+# --- precision -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("placement", ["post", "pre"])
+@pytest.mark.parametrize("halting", [StickBreakingConfig(threshold=0.99), ActConfig(), LISTING])
+def test_gates_masses_and_costs_are_float32_under_autocast(halting: HaltingConfig, placement: str) -> None:
+    model = small_model(halting, norm={"placement": placement}).float()
+    for parameter in model.banks.halting.parameters():
+        parameter.data *= 0.2  # of gates so far off, most would be 0 or 1
+    batch = text()
+    twice = right_padded(
+        [
+            Sentence(None, row[keep].tolist())
+            for row, keep in zip(batch.target.ids_BT.repeat(2, 1), batch.target.keep_BT.repeat(2, 1), strict=True)
+        ]
+    )
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        output = model(twice, request=("residual",)).stacks["decoder"]
+    trace = output.halting
+    assert trace is not None
+    assert output.depth_cost is not None
+    for value in (trace.probs_BTR, trace.remaining_BTR, trace.weights_BTR, output.depth_cost):
+        assert value.dtype == torch.float32
+    unit = model.banks.halting["decoder"]
+    n_rounds = trace.executed_BTR.shape[-1]
+    assert n_rounds > 1
+    for r in range(n_rounds - 1):
+        left_BTD = output.captures["decoder", r, "ffn", "residual"].float()
+        # ACT asks before a round, of the state that left the one before; stick-breaking after it.
+        is_act = isinstance(halting, ActConfig)
+        gates_BT = unit(left_BTD) if is_act else unit(left_BTD)[1].exp()
+        runs_BT = trace.executed_BTR[..., r + 1 if is_act else r]
+        torch.testing.assert_close(trace.probs_BTR[..., r + is_act][runs_BT], gates_BT[runs_BT], rtol=0, atol=0)
+    for value in (trace.probs_BTR, trace.weights_BTR, trace.executed_BTR):
+        first, second = value.chunk(2)
+        assert torch.equal(first, second)

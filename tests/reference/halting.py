@@ -1,0 +1,178 @@
+"""Halting for single tokens: one gate, one weight and one decision at a time.
+
+Written from the papers' listings (Universal Transformers, section 2.7; Sparse Universal Transformer, section 2.5). A
+token that has halted is not run at all: nothing is masked, and no number of it changes any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from ostinato.config.model import ActConfig, HaltingConfig, StickBreakingConfig
+from reference.equations import gelu, softmax
+from reference.weights import read_affine
+
+States = list[Tensor]
+
+
+class Whole:
+    """Every token runs every round."""
+
+    def __init__(self, n_tokens: int) -> None:
+        self.runs = [True] * n_tokens
+        self.n_executed = [0] * n_tokens
+        self.weights: list[list[Tensor]] = [[] for _ in range(n_tokens)]
+
+    def begin(self, r: int, states: States) -> bool:
+        """Decide who takes part in round r, counted from 1; False where nobody does."""
+        self.n_executed = [n + runs for n, runs in zip(self.n_executed, self.runs, strict=True)]
+        return any(self.runs)
+
+    def enter(self, r: int, states: States) -> None:
+        """See the states of round r, the signal added."""
+
+    def finish(self, r: int, states: States) -> None:
+        """See the states that left round r."""
+
+    def seen(self, t: int, x_D: Tensor) -> Tensor:
+        """Return what others see of token t, whose state is x."""
+        return x_D
+
+    def output(self, states: States) -> States:
+        """Return what the stack gives out."""
+        return states
+
+    def costs(self) -> list[Tensor] | None:
+        """Return what the depth of every token costs."""
+        return None
+
+
+class StickBreaking(Whole):
+    """alpha_r = N_{r-1} a_r, N_r = N_{r-1} (1 - a_r); s = N h + sum of alpha h over earlier rounds."""
+
+    def __init__(self, config: StickBreakingConfig, unit: nn.Module, first: States) -> None:
+        super().__init__(len(first))
+        self._unit = unit
+        # The mass below which a token halts even at threshold 1 is the library's own cut, not the paper's.
+        self._least = max(1 - config.threshold, 1e-8)
+        self._never_goes_on = config.threshold == 0
+        self._left: list[Tensor] = [torch.ones((), dtype=x.dtype) for x in first]
+        self._shares: list[list[tuple[Tensor, Tensor]]] = [[] for _ in first]
+        self._frozen: dict[int, Tensor] = {}
+
+    def begin(self, r: int, states: States) -> bool:
+        """Ask the gates of round r - 1."""
+        for t, x_D in enumerate(states):
+            if r > 1 and self.runs[t]:
+                self._ask(t, x_D)
+        return super().begin(r, states)
+
+    def _ask(self, t: int, x_D: Tensor) -> None:
+        halt = self._gate(x_D)
+        next_left = self._left[t] * (1 - halt)
+        if self._never_goes_on or float(next_left.detach()) < self._least:
+            self._frozen[t] = self.seen(t, x_D)
+            self.runs[t] = False
+            self.weights[t].append(self._left[t])
+            return
+        share = self._left[t] * halt
+        self._shares[t].append((share, x_D))
+        self.weights[t].append(share)
+        self._left[t] = next_left
+
+    def _gate(self, x_D: Tensor) -> Tensor:
+        """softmax(V gelu(W h + b) + (0, c))[halt]."""
+        hidden = gelu(read_affine(self._unit.hidden)(x_D))  # type: ignore[arg-type]
+        go, stop = read_affine(self._unit.out)(hidden)  # type: ignore[arg-type]
+        bias = self._unit.bias
+        return softmax([go, stop if bias is None else stop + bias])[1]  # type: ignore[operator]
+
+    def seen(self, t: int, x_D: Tensor) -> Tensor:
+        """Return s."""
+        if t in self._frozen:
+            return self._frozen[t]
+        total = self._left[t] * x_D
+        for share, h_D in self._shares[t]:
+            total = total + share * h_D
+        return total
+
+    def output(self, states: States) -> States:
+        """Return s of the last round: what is left of a running token belongs to it."""
+        for t, runs in enumerate(self.runs):
+            if runs:
+                self.weights[t].append(self._left[t])
+        return [self.seen(t, x_D) for t, x_D in enumerate(states)]
+
+    def costs(self) -> list[Tensor]:
+        """Expected depth."""
+        return [_total([w * (r + 1) for r, w in enumerate(of_token)]) for of_token in self.weights]
+
+
+class Act(Whole):
+    """p of every round until they add up to more than 1 - epsilon; the rest goes to the round where they do."""
+
+    def __init__(self, config: ActConfig, unit: nn.Module, first: States, n_rounds: int) -> None:
+        super().__init__(len(first))
+        self._config, self._unit, self._n_rounds = config, unit, n_rounds
+        self.freezes = config.freeze_halted_state
+        self._halted = [False] * len(first)
+        self._remainders = [torch.zeros((), dtype=x.dtype) for x in first]
+        self._mix = [torch.zeros_like(x) for x in first]
+        self._updates = [0] * len(first)
+
+    def begin(self, r: int, states: States) -> bool:
+        """Run until all have halted: frozen ones not at all, others with their outputs kept."""
+        if all(self._halted):
+            return False
+        if self.freezes:
+            self.runs = [not halted for halted in self._halted]
+        return super().begin(r, states)
+
+    def enter(self, r: int, states: States) -> None:
+        """Give round r its weights."""
+        probs = [1 / (1 + torch.exp(-read_affine(self._unit.map)(x_D)[0])) for x_D in states]  # type: ignore[arg-type]
+        if self._config.scope == "global":
+            probs = [_total(probs) / len(probs)] * len(probs)
+        for t, p in enumerate(probs):
+            if self._halted[t]:
+                self.weights[t].append(torch.zeros_like(p))
+                continue
+            self._updates[t] += 1
+            before = _total(self.weights[t]) if self.weights[t] else torch.zeros_like(p)
+            is_last = self._config.force_remainder_at_max and r == self._n_rounds
+            self._halted[t] = is_last or float((before + p).detach()) > 1 - self._config.epsilon
+            if self._halted[t]:
+                self._remainders[t] = 1 - before
+            self.weights[t].append(self._remainders[t] if self._halted[t] else p)
+
+    def finish(self, r: int, states: States) -> None:
+        """Graves: mix + u f; the listing of UT: (1 - u) mix + u f."""
+        for t, x_D in enumerate(states):
+            u = self.weights[t][r - 1]
+            kept = self._mix[t] if self._config.mix == "accumulate" else (1 - u) * self._mix[t]
+            self._mix[t] = kept + u * x_D
+
+    def output(self, states: States) -> States:
+        """Return the mix."""
+        return self._mix
+
+    def costs(self) -> list[Tensor]:
+        """Rounds until halting, and the remainder."""
+        return [n + rest for n, rest in zip(self._updates, self._remainders, strict=True)]
+
+
+def start(config: HaltingConfig, unit: Callable[[], nn.Module], first: States, n_rounds: int) -> Whole:
+    """Begin a sentence under a rule."""
+    match config:
+        case StickBreakingConfig() as c:
+            return StickBreaking(c, unit(), first)
+        case ActConfig() as c:
+            return Act(c, unit(), first, n_rounds)
+    return Whole(len(first))
+
+
+def _total(values: list[Tensor]) -> Tensor:
+    return sum(values[1:], values[0])
