@@ -31,7 +31,6 @@ from moe_profile import purpose
 from moe_report import report, verdicts
 
 from ostinato.experiments.results import read_rows
-from ostinato.training.memory import keep_freed_memory
 from ostinato.training.threads import cpu_threads
 
 SIZES = ["8:1", "8:2", "8:4", "32:1", "32:2", "32:4", "64:1", "64:2", "64:4"]
@@ -50,7 +49,6 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     options.add_argument("--without", nargs="+", default=[], metavar="NAME", help="not these")
     options.add_argument("--backends", nargs="+", default=[], metavar="NAME", help="ours with these backends as well")
     options.add_argument("--profile", action="store_true", help="say where the time of ours goes")
-    options.add_argument("--keep-memory", action="store_true", help="as training does: keep freed memory, for all")
     options.add_argument("--no-resident", action="store_true", help="no processes of their own for resident memory")
     options.add_argument("--read", type=Path, nargs="+", metavar="JSONL", help="measure nothing: judge these runs")
     options.add_argument("--resident", help=argparse.SUPPRESS)
@@ -134,13 +132,10 @@ def main(given: Sequence[str] | None = None) -> None:
     if args.resident:
         print(resident(args))
         return
-    if args.keep_memory and not keep_freed_memory():
-        raise SystemExit("--keep-memory: only on Linux with glibc")
     if args.read:
         runs = [read_rows(path) for path in args.read]
     else:
         runs = [run_cells("moe_ffn", cells(args), partial(contestants, args), args, partial(more, args))]
-        runs = [[row | {"keep_memory": args.keep_memory} for row in run] for run in runs]
     measured = [[row for row in run if row["kind"] != "verdict"] for run in runs]
     judged = verdicts(measured)
     rows = [{"study": "moe_ffn"} | verdict.row() for verdict in judged]

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from routed_models import tiny_batches, tiny_model
+from safetensors.torch import load_file
 from tiny_runs import BALANCE, last_checkpoint, tiny_recipe, weights
 from torch import Tensor
 

@@ -16,7 +16,6 @@ from ostinato.evaluation.loading import resolve_device
 from ostinato.models import load_model
 from ostinato.training.checkpoint import Checkpoints
 from ostinato.training.checks import check_training
-from ostinato.training.memory import keep_freed_memory
 from ostinato.training.prepare import Prepared, prepare
 from ostinato.training.records import Records
 from ostinato.training.reporter import Reporter, SilentReporter
@@ -37,8 +36,7 @@ def train(
     """Train a model, evaluate its best checkpoint on the recipe's splits, and return what results.json holds.
 
     On a CPU the same recipe gives the same weights and the same metrics.jsonl, byte for byte, whether or not the run
-    was interrupted and resumed. The process's global random generators are seeded, and on a CPU it
-    keeps memory that it frees (`ostinato.training.memory`).
+    was interrupted and resumed. The process's global random generators are seeded.
 
     Args:
         directory: of the run, see `ostinato.training.rundir`; it must not hold a run yet.
@@ -56,8 +54,6 @@ def train(
     reporter = reporter or SilentReporter()
     device = resolve_device(recipe.training.device)
     check_training(recipe, device)
-    if device.type == "cpu":
-        keep_freed_memory()
     with closing(reporter), cpu_threads(recipe.training.n_threads):
         run = RunDirectory(directory)
         is_resumed = run.open(resume)
