@@ -39,8 +39,8 @@ def halting_traits(name: str, stack: StackConfig) -> set[str]:
     halting = stack.halting
     found = {f"halting {halting.kind} {name}"}
     if isinstance(halting, ActConfig):
-        freeze, force = halting.freeze_halted_state, halting.force_remainder_at_max
-        found |= {f"act {halting.mix} freeze {freeze} force {force}", f"act {halting.scope} {name}"}
+        found |= {f"act {halting.mix} freeze {halting.freeze_halted_state}", f"act {halting.scope} {name}"}
+        found |= {f"act force {halting.force_remainder_at_max}"}
     if isinstance(halting, StickBreakingConfig):
         found |= {f"stick_breaking threshold {halting.threshold}", f"stick_breaking bias {halting.initial_bias}"}
     if halting.kind != "none":
@@ -56,7 +56,8 @@ def all_halting_traits() -> set[str]:
         *(f"halting {h} {s}" for h in ("none", "act", "stick_breaking") for s in ("encoder", "decoder")),
         *(f"halting beside {p} {s}" for p in ("post", "pre") for s in ("none", "sinusoidal", "coordinates")),
         *(f"halting every {n} steps" for n in (1, 2)),
-        *(f"act {m} freeze {a} force {b}" for m in ("accumulate", "interpolate") for a in both for b in both),
+        *(f"act {m} freeze {a}" for m in ("accumulate", "interpolate") for a in both),
+        *(f"act force {b}" for b in both),
         *(f"act {s}" for s in ("token encoder", "token decoder", "global encoder")),
         *(f"stick_breaking threshold {t}" for t in THRESHOLDS),
         *(f"stick_breaking bias {b}" for b in (None, 0.0)),

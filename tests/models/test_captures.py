@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from architectures import Model, any_architecture, random_model, right_padded, sentences
+from ostinato.nn.separable import SeparableConv
 from ostinato.nn.types import StackOutput
 from ostinato.plan import Step
 
@@ -57,8 +58,10 @@ def test_without_dropout_the_residual_is_the_running_state_plus_the_output(confi
                 if before is not None:
                     expected = before + output if pre_norm else norm(before + output)
                     torch.testing.assert_close(residual, expected)
-                    seen = norm(before) if pre_norm else before
-                    torch.testing.assert_close(stack.captures[*key, "input"], seen)
+                    if use.kind != "ffn" or not isinstance(model.banks.ffn[use.weights], SeparableConv):
+                        # Convolutions read what is visible, which under a halting rule is another state.
+                        seen = norm(before) if pre_norm else before
+                        torch.testing.assert_close(stack.captures[*key, "input"], seen)
                 before = residual
 
 

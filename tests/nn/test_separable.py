@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ostinato.nn.bank import Banks
 from ostinato.nn.cache import Window
-from ostinato.nn.halting import NoHalting
+from ostinato.nn.halting import NoHalting, Round
 from ostinato.nn.norm import build_norm
 from ostinato.nn.positions import PositionSignal
 from ostinato.nn.separable import SeparableConv, padding
@@ -160,6 +160,9 @@ class _FreezeAfterOneRound(NoHalting):
     def __init__(self) -> None:
         self.frozen_BTD: Tensor | None = None
 
+    def before(self, index: int, states_BTD: Tensor) -> Round:
+        return Round(None, self.visible)
+
     def visible(self, states_BTD: Tensor) -> Tensor:
         if self.frozen_BTD is None:
             return states_BTD
@@ -170,7 +173,9 @@ class _FreezeAfterOneRound(NoHalting):
             self.frozen_BTD = left_BTD
         return left_BTD
 
-    def start(self, states_BTD: Tensor, keep_BT: Tensor | None) -> _FreezeAfterOneRound:
+    def start(
+        self, states_BTD: Tensor, keep_BT: Tensor | None, n_rounds: int, *, runs_all: bool
+    ) -> _FreezeAfterOneRound:
         return _FreezeAfterOneRound()
 
 

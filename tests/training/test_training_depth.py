@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import tiny_batches, tiny_model
+from routed_models import tiny_batches, tiny_model
 from tiny_runs import HALTING, ROUNDS, records, tiny_recipe, weights
 from torch import Tensor, nn
 

@@ -197,16 +197,19 @@ class Stack:
     def _uses(self, states_BTD: Tensor, step: Step, run: _Pass, around: Round) -> Tensor:
         for use in step.uses:
             norm = _unchanged if use.norm is None else self.banks.norm[use.norm]
-            inner = norm(states_BTD) if self.is_pre_norm else states_BTD
-            if use.kind == "cross_attention":
+            ffn = self.banks.feed_forward(use.weights) if use.kind == "ffn" else None
+            # A convolution reads what is visible in all its columns, its own too.
+            read = around.visible(states_BTD) if isinstance(ffn, SeparableConv) else states_BTD
+            inner = norm(read) if self.is_pre_norm else read
+            if isinstance(ffn, SeparableConv):
+                output = self._convolve(ffn, inner, step, run)
+            elif ffn is not None:
+                output = ffn(inner, self._route(ffn, inner, use, step, run, around))
+            elif use.kind == "cross_attention":
                 output = self._cross_attention(inner, use, step, run, around)
-            elif use.kind == "self_attention":
+            else:
                 seen = self._seen(states_BTD, inner, norm, around)
                 output = self._self_attention(inner, seen, use, step, run, around)
-            elif isinstance(ffn := self.banks.feed_forward(use.weights), SeparableConv):
-                output = self._convolve(ffn, self._seen(states_BTD, inner, norm, around), step, run)
-            else:
-                output = ffn(inner, self._route(ffn, inner, use, step, run, around))
             self._capture(run, step, use, "input", inner)
             self._capture(run, step, use, "output", output)
             states_BTD = states_BTD + self._drop(output)
