@@ -10,7 +10,7 @@ Slots of rows without weight (padding, halted tokens) are left out: they cost no
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -34,6 +34,7 @@ class Dispatch:
     ends_E: Tensor
     n_rows: int
     n_chosen: int
+    _bounds: list[tuple[int, int]] = field(default_factory=list, repr=False, compare=False)
 
     @property
     def n_experts(self) -> int:
@@ -46,9 +47,11 @@ class Dispatch:
         return self.slots_M.shape[0] == self.n_rows * self.n_chosen
 
     def bounds(self) -> list[tuple[int, int]]:
-        """Return first and last place (exclusive) of every expert, on the host; waits for an accelerator."""
-        ends = self.ends_E.tolist()
-        return list(zip([0, *ends[:-1]], ends, strict=True))
+        """Return first and last place (exclusive) of every expert, on the host; waits for an accelerator, once."""
+        if not self._bounds:
+            ends = self.ends_E.tolist()
+            self._bounds.extend(zip([0, *ends[:-1]], ends, strict=True))
+        return self._bounds
 
     def longest(self) -> int:
         """Return how many places the expert with most has."""

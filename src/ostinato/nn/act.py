@@ -17,9 +17,9 @@ from typing import Literal
 import torch
 from torch import nn
 
-from ostinato.nn.halting import Round
+from ostinato.nn.halting import HaltingPass, Round, unchanged
+from ostinato.nn.precision import at_least_float32
 from ostinato.nn.shapes import Bool, Float, Tensor
-from ostinato.nn.types import HaltingTrace
 
 Mix = Literal["accumulate", "interpolate"]
 
@@ -36,8 +36,7 @@ class ActUnit(nn.Module):
     def forward(self, states_BTD: Float[Tensor, "*B D"]) -> Float[Tensor, "*B"]:
         """Return p in float32 also under autocast."""
         with torch.autocast(states_BTD.device.type, enabled=False):
-            x = states_BTD if states_BTD.dtype == torch.float64 else states_BTD.float()
-            return torch.sigmoid(self.map(x)).squeeze(-1)
+            return torch.sigmoid(self.map(at_least_float32(states_BTD))).squeeze(-1)
 
 
 class Act:
@@ -72,23 +71,17 @@ class Act:
         return ActState(self, states_BTD, keep_BT, n_rounds, runs_all=runs_all)
 
 
-class ActState:
+class ActState(HaltingPass):
     """One pass: `total` is the sum of p so far, `remainder` what the halting round was given."""
 
     def __init__(self, rule: Act, states_BTD: Tensor, keep_BT: Tensor | None, n_rounds: int, *, runs_all: bool) -> None:
-        B, T, _ = states_BTD.shape
-        dtype = states_BTD.dtype if states_BTD.dtype == torch.float64 else torch.float32
+        super().__init__(states_BTD, keep_BT)
         self._rule, self._n_rounds, self._runs_all = rule, n_rounds, runs_all
-        self._keep_BT = states_BTD.new_ones(B, T, dtype=torch.bool) if keep_BT is None else keep_BT
         self._active_BT = self._next_BT = self._keep_BT
-        self._total_BT = states_BTD.new_zeros(B, T, dtype=dtype)
-        self._remainder_BT = torch.zeros_like(self._total_BT)
-        self._rounds_BT = torch.zeros_like(self._total_BT)
+        self._total_BT = self._nothing_BT
+        self._remainder_BT = self._nothing_BT
+        self._rounds_BT = self._nothing_BT
         self._mix_BTD = torch.zeros_like(states_BTD)
-        self._probs: list[Tensor] = []
-        self._left: list[Tensor] = []
-        self._weights: list[Tensor] = []
-        self._executed: list[Tensor] = []
 
     def before(self, index: int, states_BTD: Float[Tensor, "B T D"]) -> Round | None:
         """Run while any token does."""
@@ -96,10 +89,10 @@ class ActState:
         if not self._runs_all and not bool(active_BT.any()):
             return None
         if not self._rule.freezes:
-            return Round(None, _unchanged)
+            return Round(None, unchanged)
         weight_BT = torch.where(active_BT, 1.0 - self._total_BT, 0.0)
         if not index:
-            return Round(weight_BT, _unchanged)
+            return Round(weight_BT, unchanged)
         return Round(weight_BT, lambda later_BTD: torch.where(active_BT[..., None], later_BTD, states_BTD))
 
     def enter(self, index: int, states_BTD: Float[Tensor, "B T D"]) -> None:
@@ -137,15 +130,6 @@ class ActState:
         """Return the mix."""
         return self._mix_BTD
 
-    def trace(self) -> HaltingTrace:
-        """Return the gates, what was left before every round, what ran, and the weights of the rounds."""
-        stacked = (torch.stack(values, -1) for values in (self._probs, self._left, self._executed, self._weights))
-        return HaltingTrace(*stacked)
-
     def aux_loss(self) -> Tensor:
         """Return the ponder cost, rounds + remainder, as the mean over real tokens; its gradient is the remainder's."""
         return (self._rounds_BT + self._remainder_BT)[self._keep_BT].mean()
-
-
-def _unchanged(states_BTD: Tensor) -> Tensor:
-    return states_BTD

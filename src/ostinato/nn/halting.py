@@ -12,6 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+import torch
+
+from ostinato.nn.precision import at_least_float32
 from ostinato.nn.shapes import Bool, Float, Tensor
 from ostinato.nn.types import HaltingTrace
 
@@ -82,7 +85,29 @@ class HaltingRule(Protocol):
         ...
 
 
-_WHOLE = Round(None, lambda states_BTD: states_BTD)
+class HaltingPass:
+    """What passes under a rule that halts have in common: who is real, and what every token did in every round."""
+
+    def __init__(self, states_BTD: Float[Tensor, "B T D"], keep_BT: Bool[Tensor, "B T"] | None) -> None:
+        self._nothing_BT = at_least_float32(torch.zeros_like(states_BTD[..., 0]))
+        self._keep_BT = torch.ones_like(self._nothing_BT, dtype=torch.bool) if keep_BT is None else keep_BT
+        self._probs: list[Tensor] = []
+        self._left: list[Tensor] = []
+        self._weights: list[Tensor] = []
+        self._executed: list[Tensor] = []
+
+    def trace(self) -> HaltingTrace:
+        """Return the gates, what was left before every round, what ran, and the weights of the rounds."""
+        stacked = (torch.stack(values, -1) for values in (self._probs, self._left, self._executed, self._weights))
+        return HaltingTrace(*stacked)
+
+
+def unchanged(states_BTD: Tensor) -> Tensor:
+    """Return the states: no token has halted."""
+    return states_BTD
+
+
+_WHOLE = Round(None, unchanged)
 
 
 class NoHalting:

@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from ostinato.nn.precision import at_least_float32
 from ostinato.nn.shapes import Float, Int, Tensor
 
 GateKind = Literal["softmax", "topk_softmax", "sigmoid"]
@@ -50,7 +51,7 @@ class Router(nn.Module, ABC):
     def forward(self, h_ND: Float[Tensor, "N D"]) -> Float[Tensor, "N E"]:
         """Return raw scores in float32, before any temperature."""
         with torch.autocast(h_ND.device.type, enabled=False):
-            return self._scores(h_ND if h_ND.dtype == torch.float64 else h_ND.float())
+            return self._scores(at_least_float32(h_ND))
 
     def temperature(self) -> Tensor | float:
         """Return what scores are divided by before the gate."""

@@ -26,7 +26,7 @@ from ostinato.nn.cache import Cache, KeyValues, Window
 from ostinato.nn.expert_attention import ExpertAttention
 from ostinato.nn.experts import Decision, Routed
 from ostinato.nn.feedforward import FeedForward
-from ostinato.nn.halting import HaltingRule, NoHalting, Round
+from ostinato.nn.halting import HaltingRule, NoHalting, Round, unchanged
 from ostinato.nn.positions import PositionSignal, positions_from_keep
 from ostinato.nn.separable import SeparableConv
 from ostinato.nn.shapes import Bool, Float, Int, Tensor
@@ -183,7 +183,9 @@ class Stack:
         states_BTD = halting.output(states_BTD)
         if (name := self.final_norm) is not None:
             states_BTD = self.banks.norm[name](states_BTD)
-        return StackOutput(states_BTD, halting.trace(), halting.aux_loss(), tuple(run.routings), run.captures)
+        # A cost is for training; the steps of decoding would pay for it, token by token.
+        cost = halting.aux_loss() if run.cache is None else None
+        return StackOutput(states_BTD, halting.trace(), cost, tuple(run.routings), run.captures)
 
     def _run_step(self, states_BTD: Tensor, step: Step, run: _Pass, around: Round) -> Tensor:
         recomputes = self.checkpoint_activations and self.banks.training and torch.is_grad_enabled()
@@ -196,7 +198,7 @@ class Stack:
 
     def _uses(self, states_BTD: Tensor, step: Step, run: _Pass, around: Round) -> Tensor:
         for use in step.uses:
-            norm = _unchanged if use.norm is None else self.banks.norm[use.norm]
+            norm = unchanged if use.norm is None else self.banks.norm[use.norm]
             ffn = self.banks.feed_forward(use.weights) if use.kind == "ffn" else None
             # A convolution reads what is visible in all its columns, its own too.
             read = around.visible(states_BTD) if isinstance(ffn, SeparableConv) else states_BTD
@@ -331,11 +333,6 @@ def _prefix(positions: Int[Tensor, "#B S"], lengths_B: Int[Tensor, "B"] | None) 
 def router_name(use: Use) -> str:
     """Return the name of the router of a sub-layer with experts: steps that share the sub-layer share it."""
     return f"{use.kind}.{use.weights}"
-
-
-def _unchanged(states_BTD: Tensor) -> Tensor:
-    """Stand for a norm where the weights bring their own."""
-    return states_BTD
 
 
 def _repeat(values: Tensor, n: int) -> Tensor:

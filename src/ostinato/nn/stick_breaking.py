@@ -16,9 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ostinato.nn.halting import Round
+from ostinato.nn.halting import HaltingPass, Round, unchanged
+from ostinato.nn.precision import at_least_float32
 from ostinato.nn.shapes import Bool, Float, Tensor
-from ostinato.nn.types import HaltingTrace
 
 _LEAST_MASS = 1e-8
 """A token with less left stops even at threshold 1: products of such masses become denormal numbers, on which a CPU is
@@ -46,8 +46,7 @@ class StickBreakingUnit(nn.Module):
     def forward(self, states_BTD: Float[Tensor, "*B D"]) -> tuple[Tensor, Tensor]:
         """Return log (1 - a) and log a of every state, in float32 also under autocast."""
         with torch.autocast(states_BTD.device.type, enabled=False):
-            x = states_BTD if states_BTD.dtype == torch.float64 else states_BTD.float()
-            hidden = F.gelu(self.hidden(x))
+            hidden = F.gelu(self.hidden(at_least_float32(states_BTD)))
             if self.dropout and self.training:
                 hidden = F.dropout(hidden, self.dropout)
             go, stop = self.out(hidden).unbind(-1)
@@ -74,23 +73,17 @@ class StickBreaking:
         return StickBreakingState(self, states_BTD, keep_BT, runs_all=runs_all)
 
 
-class StickBreakingState:
+class StickBreakingState(HaltingPass):
     """One pass: `left` is N and `log_left` its log, `mean` the sum of alpha h, `frozen` the s of halted tokens."""
 
     def __init__(self, rule: StickBreaking, states_BTD: Tensor, keep_BT: Tensor | None, *, runs_all: bool) -> None:
-        B, T, _ = states_BTD.shape
-        dtype = states_BTD.dtype if states_BTD.dtype == torch.float64 else torch.float32
+        super().__init__(states_BTD, keep_BT)
         self._rule, self._runs_all = rule, runs_all
-        self._keep_BT = states_BTD.new_ones(B, T, dtype=torch.bool) if keep_BT is None else keep_BT
         self._active_BT = self._keep_BT
-        self._log_left_BT = states_BTD.new_zeros(B, T, dtype=dtype)
-        self._left_BT = torch.ones_like(self._log_left_BT)
+        self._log_left_BT = self._nothing_BT
+        self._left_BT = torch.ones_like(self._nothing_BT)
         self._mean_BTD = torch.zeros_like(states_BTD)
         self._frozen_BTD = states_BTD
-        self._probs: list[Tensor] = []
-        self._left: list[Tensor] = []
-        self._weights: list[Tensor] = []
-        self._executed: list[Tensor] = []
 
     def before(self, index: int, states_BTD: Float[Tensor, "B T D"]) -> Round | None:
         """Ask the gate of the round before; freeze who has too little left."""
@@ -102,7 +95,7 @@ class StickBreakingState:
         self._executed.append(self._active_BT)
         self._left.append(left_BT)
         weight_BT = left_BT.detach() if self._rule.detaches_weight else left_BT
-        return Round(weight_BT, self._seen() if index else _unchanged)
+        return Round(weight_BT, self._seen() if index else unchanged)
 
     def _halt(self, states_BTD: Tensor) -> None:
         log_go_BT, log_halt_BT = self._rule.unit(states_BTD)
@@ -146,18 +139,9 @@ class StickBreakingState:
             self._probs.append(self._active_BT.to(self._left_BT.dtype))
         return self._seen()(states_BTD)
 
-    def trace(self) -> HaltingTrace:
-        """Return the gates, what was left before every round, what ran, and the weights of the rounds."""
-        stacked = (torch.stack(values, -1) for values in (self._probs, self._left, self._executed, self._weights))
-        return HaltingTrace(*stacked)
-
     def aux_loss(self) -> Tensor:
         """Return the expected depth sum_r w_r r, rounds counted from 1, as the mean over real tokens."""
         weights_BTR = torch.stack(self._weights, -1)
         rounds_R = torch.arange(1, weights_BTR.shape[-1] + 1, device=weights_BTR.device, dtype=weights_BTR.dtype)
         depth_BT = (weights_BTR * rounds_R).sum(-1)
         return depth_BT[self._keep_BT].mean()
-
-
-def _unchanged(states_BTD: Tensor) -> Tensor:
-    return states_BTD
