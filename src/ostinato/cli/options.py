@@ -28,7 +28,10 @@ MirrorOption = Annotated[
         show_default=False,
     ),
 ]
-CheckpointOption = Annotated[str, typer.Option("--checkpoint", help="best, last, or the name of a checkpoint.")]
+CheckpointOption = Annotated[
+    str,
+    typer.Option("--checkpoint", help="best, last, best:N or last:N (the mean of N), or the name of a checkpoint."),
+]
 StepsOption = Annotated[
     int | None,
     typer.Option("--n-steps", min=1, help="Rounds of depth to run, for models whose rounds share all weights."),

@@ -18,6 +18,7 @@ from ostinato.data.registry import DataAccess
 from ostinato.data.tokenizer import Tokenizers
 from ostinato.decoding.generate import Generation, generate_stream, generate_texts
 from ostinato.errors import CheckpointError, ConfigError, DataError, Problem
+from ostinato.evaluation.averaging import average_checkpoints, parse_average
 from ostinato.evaluation.evaluate import evaluate
 from ostinato.evaluation.predictions import PredictionWriter, WriteRecord
 from ostinato.models.checkpoint import load_model
@@ -148,7 +149,8 @@ def load(
 
     Args:
         path: the run's directory.
-        checkpoint: "best", "last", the name of one of the run's checkpoints (update-000500), or its directory.
+        checkpoint: "best", "last", "best:5" or "last:5" (a mean of several), the name of one of the run's checkpoints
+            (update-000500), or its directory.
         device: "auto" (a GPU if there is one), "cpu", "cuda", ...
         overrides: `dotted.key=value` changes to the run's recipe, for example "decoding.beam=4".
 
@@ -157,7 +159,7 @@ def load(
         ConfigError: a recipe or an override that cannot be used, a device that is not there.
     """
     directory = Path(path)
-    _check_run(directory)
+    check_run(directory)
     where = find_checkpoint(directory, checkpoint)
     recipe = load_recipe(directory, overrides)
     tokenizers = Tokenizers.load(directory / _TOKENIZERS)
@@ -167,9 +169,13 @@ def load(
 def find_checkpoint(directory: Path, checkpoint: str | Path = "best") -> Path:
     """Return the directory of a run's checkpoint: by role (best, last), name, or path.
 
+    `best:5` and `last:5` are means of several, which are written into the run; see `ostinato.evaluation.averaging`.
+
     Raises:
         CheckpointError: it is not there; the message lists those that are.
     """
+    if wanted := parse_average(str(checkpoint)):
+        return average_checkpoints(directory, *wanted)
     root = directory / _CHECKPOINTS
     if checkpoint in ("best", "last"):
         note = root / f"{checkpoint}.json"
@@ -194,7 +200,8 @@ def _available(root: Path) -> str:
     return f"its checkpoints are: {', '.join(names)}" if names else "it has no checkpoints"
 
 
-def _check_run(directory: Path) -> None:
+def check_run(directory: Path) -> None:
+    """Raise a CheckpointError where a directory is not that of a run, with what it lacks."""
     if not directory.is_dir():
         raise CheckpointError(f"{directory}: there is no such directory")
     missing = [name for name in (_RECIPE, _TOKENIZERS, _CHECKPOINTS) if not (directory / name).exists()]
