@@ -45,8 +45,26 @@ HaltingThresholdOption = Annotated[
         show_default=False,
     ),
 ]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Setting of the run to change, decoding.* or data.*, may be repeated: decoding.length_penalty.alpha=1.",
+        show_default=False,
+    ),
+]
 BeamOption = Annotated[int | None, typer.Option("--beam", min=1, help="Beam width; 1 is greedy.")]
 DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, mps.")]
+
+
+def reading_overrides(given: list[str] | None) -> list[str]:
+    """Return changes to a run's settings; those that would change the model or its training have no effect any more."""
+    for setting in given or []:
+        if not setting.startswith(("decoding.", "data.")) or "=" not in setting:
+            reason = f"'{setting}' must be decoding.KEY=VALUE or data.KEY=VALUE: the rest is the trained model's"
+            raise typer.BadParameter(reason, param_hint="--set")
+    return given or []
 
 
 def one_of(option: str, value: str | None, *choices: str) -> Any:
