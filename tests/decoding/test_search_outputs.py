@@ -8,7 +8,7 @@ import math
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from table_model import TableModel, pad, sources
+from table_model import TableModel, pad, plain_beams, sources
 
 from ostinato.config.decoding import DecodingConfig, LengthPenaltyConfig
 from ostinato.config.load import check_recipe
@@ -87,6 +87,25 @@ def test_n_best_lists_are_sorted_and_distinct_and_begin_with_the_best(
             assert h.finished or h.n_tokens == limit
             assert h.log_prob == pytest.approx(model.log_prob(row, [BOS], ended(h)), abs=1e-4)
             assert h.score == pytest.approx(h.log_prob / length_penalty(penalty, h.n_tokens), abs=1e-5)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    beam=st.integers(2, 5),
+    n_best=st.integers(1, 5),
+    penalty=st.sampled_from([*PENALTIES, LengthPenaltyConfig(kind="gnmt", alpha=2.0)]),
+)
+def test_stopping_by_the_bound_gives_the_lists_of_a_search_that_never_stops(
+    seed: int, beam: int, n_best: int, penalty: LengthPenaltyConfig
+) -> None:
+    model, n_best = TableModel(9, seed, bias={EOS: 1.0}), min(beam, n_best)
+    config = of_strategy("beam", beam=beam, n_best=n_best, length_penalty=penalty.model_dump())
+    for row, found in zip(ROWS, search_n_best(model, sources(ROWS), config), strict=True):
+        finished, _ = plain_beams(model, row, beam, 12, penalty)
+        expected = sorted(finished, key=lambda scored: -scored[0])[:n_best]
+        assert [h.ids for h in found if h.finished] == [ids for _, ids in expected]
+        assert [h.score for h in found if h.finished] == pytest.approx([score for score, _ in expected], abs=1e-5)
 
 
 def test_an_n_best_list_is_the_same_alone_and_in_a_batch() -> None:

@@ -33,9 +33,9 @@ class DecodingConfig(Config):
     """Outputs of a source that are given back, best first; a beam search only."""
     length_penalty: LengthPenaltyConfig = LengthPenaltyConfig()
     stopping: Literal["bound", "count"] = "bound"
-    """A beam search of a sentence ends. bound: when no live hypothesis can still beat the worst of the `beam` best
-    finished ones, were all its further tokens certain; with a length penalty this often runs to the length limit.
-    count: as soon as `beam` hypotheses have finished (fairseq's rule; much cheaper)."""
+    """A beam search of a sentence ends. bound: when no live hypothesis can still beat the worst of the `n_best` best
+    finished ones, were all its further tokens certain; with a length penalty this may run to the length limit.
+    count: also as soon as `beam` hypotheses have finished (fairseq's rule; cheaper)."""
     max_length: Annotated[int, Field(ge=0)] = 256
     max_length_ratio: Annotated[float, Field(ge=0)] = 0.0
     min_length: Annotated[int, Field(ge=0)] = 0

@@ -184,11 +184,11 @@ class Beams:
         if self.n_beams == 1:
             is_decided_S = ends_SN[:, 0]
         else:
-            # The worst is -inf where fewer than K finished; the bound is -inf where nothing lives.
-            worst_S, bound_S = self._kept_SK[:, -1], self.log_prob_SK[:, 0] / self._last_penalty_S
-            is_decided_S = bound_S <= worst_S
+            # What was kept is -inf where fewer have finished; the bound is -inf where nothing lives.
+            bound_S = self.log_prob_SK[:, 0] / self._last_penalty_S
+            is_decided_S = bound_S <= self._kept_SK[:, self._n_best - 1]
             if self._stopping == "count":
-                is_decided_S |= worst_S > -torch.inf
+                is_decided_S |= self._kept_SK[:, -1] > -torch.inf
         if self.length in self._limits:
             is_last_S = self._limit_S <= self.length
             self._cut(is_last_S & ~self.stopped_S)

@@ -12,9 +12,9 @@ and are set aside; the best K others live on. (Greedy and sampling: K = 1.) A se
 
     - at its length limit;
     - greedy, sampling: when its only hypothesis ends;
-    - beam search: when K hypotheses have finished and no live one can beat the worst of the K best finished, even if
-      all its further tokens were certain: s / length_penalty(limit) <= worst. Or when nothing lives. With
-      `stopping="count"` already when K hypotheses have finished.
+    - beam search: when no live hypothesis can beat the worst of the n_best best finished ones, even if all its further
+      tokens were certain: s / length_penalty(limit) <= worst. Its outputs are those of a search run to the limit. With
+      `stopping="count"` also when K hypotheses have finished, whatever might still come.
 
 The best finished hypotheses are the result; where none finished, the best live ones, marked `finished=False`. The
 encoder runs once, a prompt runs once per sentence, sentences that stopped leave the batch, and a hypothesis that has
