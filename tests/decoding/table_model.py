@@ -112,5 +112,5 @@ def plain_beams(
         for log_prob, ids in candidates[:beam]:
             if ids[-1] == EOS_ID:
                 finished.append((log_prob / length_penalty(penalty, length), ids[:-1]))
-        live = [c for c in candidates if c[1][-1] != EOS][:beam]
+        live = [c for c in candidates if c[1][-1] != EOS_ID][:beam]
     return finished, live
