@@ -66,7 +66,8 @@ app.add_typer(data.app, name="data")
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit.
 
-    Exit codes: 0 done; 1 a run that could not go on; 2 wrong use, settings or data; 130 interrupted.
+    Exit codes: 0 done; 1 a run that could not go on, or lines that could not be read while the others were; 2 wrong
+    use, settings or data; 130 interrupted.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     # Taken out here so that it may stand before or after the command.
