@@ -9,11 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from table_model import TableModel, pad, plain_beams, sources
+from torch import Tensor
 
 from ostinato.config.decoding import DecodingConfig, LengthPenaltyConfig
 from ostinato.config.load import check_recipe
 from ostinato.decoding import Hypothesis, length_penalty, search, search_n_best
 from ostinato.errors import ConfigError
+from ostinato.nn.cache import Cache
 
 BOS, EOS = 1, 2
 PENALTIES = [
@@ -116,6 +118,30 @@ def test_an_n_best_list_is_the_same_alone_and_in_a_batch() -> None:
         assert [h.ids for h in found] == [h.ids for h in alone]
         for a, b in zip(found, alone, strict=True):
             assert a.token_log_probs == pytest.approx(b.token_log_probs, abs=1e-5)
+
+
+def test_what_has_finished_gives_its_place_to_what_lives_and_leaves_the_batch() -> None:
+    model, rows = TableModel(12, 3, bias={EOS: 1.5}), [[3 + i % 8, 3 + i // 8] for i in range(32)]
+    fed: list[list[int]] = []
+    step = model.step
+
+    def watched(ids_BT: Tensor, cache: Cache, keep_BT: Tensor | None = None) -> Tensor:
+        fed.append(ids_BT[:, -1].tolist())
+        return step(ids_BT, cache, keep_BT)
+
+    model.step = watched  # type: ignore[method-assign]
+    config = of_strategy("beam", stopping="count", max_length=40)
+    together = search(model, sources(rows), config)
+    assert not any(EOS in ids for ids in fed), "nothing goes on after an end symbol"
+    n_sentences = [len(ids) // 4 for ids in fed[1:]]
+    n_steps = []
+    for row, h in zip(rows, together, strict=True):
+        fed.clear()
+        assert search(model, sources([row]), config)[0].ids == h.ids
+        n_steps.append(len(fed) - 1)
+    for place, n in enumerate(n_sentences):
+        n_live = sum(last > place for last in n_steps)
+        assert n_live <= n <= n_live / (1 - 1 / 8)
 
 
 @pytest.mark.parametrize("strategy", ["greedy", "sample", "beam"])

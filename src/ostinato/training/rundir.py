@@ -31,7 +31,10 @@ from ostinato.tasks.base import Task
 from ostinato.tasks.recipes import load_recipe
 
 _RESULTS, _RECIPE, _DATA, _VERSIONS = "results.json", "recipe.yaml", "data.json", "versions.json"
-_FREE_TO_CHANGE = ("description", "reference", "training.device", "training.n_threads", "training.expert_backend")
+_FREE_TO_CHANGE = (
+    *("description", "reference", "training.device", "training.n_threads", "training.expert_backend"),
+    "training.keep_",  # last and best
+)
 _LIBRARIES = ("torch", "numpy", "tokenizers", "safetensors", "pydantic", "sacrebleu")
 
 
@@ -67,7 +70,7 @@ class RunDirectory:
     def check_same(self, recipe: Recipe) -> None:
         """Refuse to go on with another recipe than the run was started with.
 
-        What describes a run or places it on a machine may change.
+        What describes a run, places it on a machine, or says how many checkpoints stay may change.
 
         Raises:
             CheckpointError: naming every setting that differs, with both values.
