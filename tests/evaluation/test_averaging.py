@@ -149,7 +149,7 @@ def test_too_few_checkpoints_name_those_there_are_and_the_setting_that_keeps_mor
         load(copy, checkpoint="last:7")
     for update in (10, 30, 40, 60):
         shutil.rmtree(copy / "checkpoints" / f"update-{update:06d}")
-    with pytest.raises(CheckpointError, match=r"1 checkpoints .* not 2: the run has not saved more so far"):
+    with pytest.raises(CheckpointError, match=r"1 checkpoint .* not 2: the run has not saved more so far"):
         load(copy, checkpoint="best:2")
 
 

@@ -106,8 +106,9 @@ def _values(path: Path, training: TrainingConfig) -> dict[int, float]:
 
 
 def _too_few(directory: Path, role: Role, n: int, names: list[str], training: TrainingConfig) -> str:
-    evaluated = " with a score of its selection" if role == "best" else ""
-    there = f"{directory} has {len(names)} checkpoints{evaluated} ({', '.join(names) or 'none'}), not {n}"
+    noun = "checkpoint" if len(names) == 1 else "checkpoints"
+    which = f"{noun} with a score of its selection" if role == "best" else noun
+    there = f"{directory} has {len(names)} {which} ({', '.join(names) or 'none'}), not {n}"
     kept = training.keep_best if role == "best" else training.keep_last
     if kept >= n:
         return f"{there}: the run has not saved more so far"
