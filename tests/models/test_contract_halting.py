@@ -328,6 +328,7 @@ def test_gates_masses_and_costs_are_float32_under_autocast(halting: HaltingConfi
     model = small_model(halting, norm={"placement": placement}).float()
     for parameter in model.banks.halting.parameters():
         parameter.data *= 0.2  # of gates so far off, most would be 0 or 1
+    model.set_compaction("never")  # at another place of a product a row may differ in its last bit
     batch = text()
     twice = right_padded(
         [
