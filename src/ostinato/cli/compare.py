@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -52,11 +52,9 @@ def compare(
     Scores and differences with bootstrap intervals, sizes, costs and speeds. A difference is claimed only where its
     95 % interval excludes 0. Outputs are kept in the run directories.
     """
-    from ostinato.cli.output import complain, print_json, print_table, say
+    from ostinato.cli.output import complain, print_json
     from ostinato.data.registry import DataAccess
-    from ostinato.experiments import paired_tables
     from ostinato.experiments.paired import compare as compare_systems
-    from ostinato.experiments.results import markdown as as_markdown
     from ostinato.experiments.results import write_rows
     from ostinato.experiments.systems import Choices
 
@@ -79,6 +77,14 @@ def compare(
     if json:
         print_json(rows)
         return
+    _print(rows, markdown)
+
+
+def _print(rows: list[dict[str, Any]], markdown: bool) -> None:
+    from ostinato.cli.output import print_table, say
+    from ostinato.experiments import paired_tables
+    from ostinato.experiments.results import markdown as as_markdown
+
     for columns, lines in (paired_tables.score_table(rows), paired_tables.cost_table(rows)):
         if markdown:
             say(as_markdown(columns, lines))
