@@ -35,7 +35,7 @@ def compare(
     ] = None,
     checkpoint: CheckpointOption = "best",
     beam: BeamOption = None,
-    max_examples: Annotated[int | None, typer.Option(min=1, help="Compare on the first ones only.")] = None,
+    max_examples: Annotated[int | None, typer.Option(min=1, help="Compare on so many, spread evenly.")] = None,
     samples: Annotated[int, typer.Option(help="Samples of the bootstrap.")] = 1000,
     seed: Annotated[int, typer.Option(help="Seed of the bootstrap.")] = 12345,
     source_length: Annotated[int, typer.Option(min=1, help="Source tokens of the pass whose MACs are counted.")] = 16,

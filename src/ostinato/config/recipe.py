@@ -37,6 +37,7 @@ class EvaluationConfig(Config):
     by: list[str] | None = None
     """Metadata columns to report every metric by; None: the task's own."""
     max_examples: Annotated[int, Field(ge=1)] | None = None
+    """Examples of every split, spread evenly over it; None: all."""
 
 
 class ReferenceRow(Config):

@@ -58,7 +58,7 @@ class SelectionConfig(Config):
     patience: Size | None = None
     """Evaluations without improvement before the run stops; None: never."""
     max_examples: Size | None = None
-    """Examples of the split used while training; None: all."""
+    """Examples of the split used while training, spread evenly over it; None: all."""
 
 
 class BalanceConfig(Config):
