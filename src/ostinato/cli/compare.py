@@ -19,7 +19,7 @@ def compare(
     systems: Annotated[
         list[Path],
         typer.Argument(
-            metavar="RUN...",
+            metavar="RUN",
             help="Run directories, or files written by `ostinato evaluate --predictions`; the first is the reference. "
             "Or files written by --jsonl, to be shown again.",
             show_default=False,
