@@ -72,7 +72,7 @@ def test_the_seed_fixes_every_split_whatever_the_sizes() -> None:
 
 def test_the_questions_of_seed_0_never_change() -> None:
     (example,) = relay(n_eval=1).examples("test")
-    assert (example.source, example.target, example.columns) == ("? + > 7 9 > > + +", "8", {"hops": 3})
+    assert (example.source, example.target, example.columns) == ("? + > + > + > > 7 > + > > >", "0", {"hops": 8})
 
 
 def test_a_far_split_no_farther_than_training_is_refused() -> None:
