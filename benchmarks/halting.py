@@ -75,7 +75,12 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     options = parser(__doc__.splitlines()[0], minutes=30.0)
     options.add_argument("--widths", nargs="+", type=int, default=[256, 512], metavar="D", help="default: 256 512")
     options.add_argument("--patterns", nargs="+", choices=PATTERNS, help="default: all; trace where one is given")
-    options.add_argument("--trace", type=Path, metavar="FILE", help=str(read_trace.__doc__).split("path: ")[1][:310])
+    options.add_argument(
+        "--phases", nargs="+", metavar="PHASE", help=f"only these: {', '.join(Cell(0, 'none').phases)}"
+    )
+    options.add_argument(
+        "--trace", type=Path, metavar="FILE", help="depths of a trained run: its results.json, or other JSON or NPZ"
+    )
     options.add_argument("--read", type=Path, nargs="+", metavar="JSONL", help="measure nothing: judge these runs")
     return options.parse_args(given)
 
@@ -89,6 +94,14 @@ def cells(args: argparse.Namespace) -> list[Cell]:
         small = {"n_rounds": 4, "length": 4, "n_encoded": 3, "n_updated": 2, "decoded": (1, 3), "d_head": 8}
         return [Cell(16, pattern, **small) for pattern in wanted]
     return [Cell(width, pattern) for width in args.widths for pattern in wanted]
+
+
+def phases(args: argparse.Namespace) -> list[str]:
+    """Return the phases asked for, all where none is named, in the order in which they can be measured."""
+    known = list(cells(args)[0].phases)
+    if unknown := set(args.phases or ()) - set(known):
+        raise SystemExit(f"--phases {', '.join(sorted(unknown))}: must be of {', '.join(known)}")
+    return [phase for phase in known if not args.phases or phase in args.phases]
 
 
 def candidate(cell: Cell, gate: str | None = None) -> Candidate:
@@ -121,9 +134,9 @@ class Encoded(Endless):
         return Cache(memory_BSD=self._memory_BSD, n_steps=n_steps, device=self._memory_BSD.device)
 
 
-def works(bench: Bench, cell: Cell) -> dict[str, Callable[[], object]]:
+def works(bench: Bench, cell: Cell, wanted: Sequence[str]) -> dict[str, Callable[[], object]]:
     """Return what is timed, by phase, of a model as it stands when it is called."""
-    return {phase: _work(bench, cell, phase, n) for phase, n in cell.phases.items()}
+    return {phase: _work(bench, cell, phase, n) for phase, n in cell.phases.items() if phase in wanted}
 
 
 def _work(bench: Bench, cell: Cell, phase: str, n: int) -> Callable[[], object]:
@@ -154,17 +167,17 @@ def forced(cell: Cell, trace: Trace, stack: str, n: int) -> Tensor:
     return depths(cell.pattern, (n, cell.length), cell.n_rounds, shares_R=trace.get(stack))
 
 
-def contestants(args: argparse.Namespace, trace: Trace, cell: Cell, device: torch.device) -> Iterator[Contestant]:
+def contestants(wanted: Sequence[str], trace: Trace, cell: Cell, device: torch.device) -> Iterator[Contestant]:
     """Yield all that meet in a cell; but for the gates they share one model."""
     bench = Bench(candidate(cell), device)
     own = dict(bench.model.stacks)
-    timed = works(bench, cell)
+    timed = works(bench, cell, wanted)
 
     def call(phase: str, prepare: Callable[[Stack, Tensor], object]) -> Callable[[], object]:
-        wanted = {name: forced(cell, trace, name, cell.phases[phase]) for name in STACKS}
+        rounds = {name: forced(cell, trace, name, cell.phases[phase]) for name in STACKS}
 
         def run() -> object:
-            bench.model.stacks.update({name: prepare(own[name], wanted[name]) for name in STACKS})
+            bench.model.stacks.update({name: prepare(own[name], rounds[name]) for name in STACKS})
             return timed[phase]()
 
         return run
@@ -174,7 +187,7 @@ def contestants(args: argparse.Namespace, trace: Trace, cell: Cell, device: torc
         yield Contestant(name, "ours", {phase: call(phase, partial(_forced, mode)) for phase in timed})
     yield Contestant(FLOOR, "limit", {phase: call(phase, DepthFloor) for phase in timed})
     for gate, name in GATES.items() if cell.pattern == "none" else ():
-        yield Contestant(name, "ours", works(Bench(candidate(cell, gate), device), cell))
+        yield Contestant(name, "ours", works(Bench(candidate(cell, gate), device), cell, wanted))
 
 
 def _plain(stack: Stack, depths_BT: Tensor) -> Stack:
@@ -190,7 +203,8 @@ def _forced(mode: Any, stack: Stack, depths_BT: Tensor) -> Stack:
 def more(trace: Trace, cell: Cell, present: Sequence[Contestant]) -> Iterator[Row]:
     """Yield the rounds of tokens: all, those that tokens take part in, and those that are computed."""
     by_name = {one.name: one for one in present}
-    for phase, n in cell.phases.items():
+    for phase in by_name[FULL].calls:
+        n = cell.phases[phase]
         used = STACKS if phase == UPDATE else STACKS[:1] if phase == ENCODING else STACKS[1:]
         full = len(used) * n * cell.length * cell.n_rounds
         needed = sum(int(forced(cell, trace, stack, n).sum()) for stack in used)
@@ -221,9 +235,16 @@ def main(given: Sequence[str] | None = None) -> None:
         runs = [read_rows(path) for path in args.read]
     else:
         trace = read_trace(args.trace) if args.trace else {}
-        wanted = cells(args)
-        build = partial(contestants, args, trace)
-        runs = [run_cells("halting", wanted, build, args, partial(more, trace), tuple(wanted[0].phases))]
+        runs = [
+            run_cells(
+                "halting",
+                cells(args),
+                partial(contestants, phases(args), trace),
+                args,
+                partial(more, trace),
+                phases(args),
+            )
+        ]
     measured = [[row for row in run if row["kind"] != "verdict"] for run in runs]
     judged = verdicts(measured)
     rows = [{"study": "halting"} | verdict.row() for verdict in judged]

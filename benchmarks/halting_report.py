@@ -37,14 +37,16 @@ def verdicts(runs: Sequence[Run]) -> list[Verdict]:
         for phase in phases(runs, [cell]) if cell["pattern"] == "none" else ():
             for name in (AUTO, *GATES.values()):
                 target = f"width {cell['d_model']}, nobody halts, {phase}: {name} / full depth"
-                found.append(_verdict(target, _OVERHEAD, ratio(runs, cell, phase, name, FULL)))
+                note = "" if name == AUTO else "its gate included"
+                found.append(_verdict(target, _OVERHEAD, ratio(runs, cell, phase, name, FULL), note))
     return found
 
 
-def _verdict(target: str, bound: float, one: Times | None) -> Verdict:
+def _verdict(target: str, bound: float, one: Times | None, note: str = "") -> Verdict:
     if one is None:
-        return Verdict(target, bound, None)
-    return Verdict(target, bound, one.value, one.spread, "" if one.is_firm else "fewer than five undisturbed rounds")
+        return Verdict(target, bound, None, note=note)
+    doubts = "" if one.is_firm else "fewer than five undisturbed rounds"
+    return Verdict(target, bound, one.value, one.spread, ", ".join(filter(None, [note, doubts])))
 
 
 def _over_floor(runs: Sequence[Run], cell: Row | None, phase: str) -> Verdict:

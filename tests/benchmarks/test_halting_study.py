@@ -74,6 +74,9 @@ def test_every_width_meets_every_pattern_and_a_trace_is_asked_for(script: Script
     assert all(plan.is_fully_shared for plan in model.plans().values())
     with pytest.raises(SystemExit, match="the pattern trace needs --trace FILE"):
         study.cells(study.arguments(["--patterns", "trace"]))
+    assert study.phases(study.arguments(["--phases", "update", "encoding"])) == ["encoding", "update"]
+    with pytest.raises(SystemExit, match="--phases training: must be of encoding, decoding, batch 1, "):
+        study.phases(study.arguments(["--phases", "training"]))
 
 
 @pytest.mark.parametrize(
@@ -127,8 +130,8 @@ def test_gathering_computes_the_rounds_that_are_needed_and_masking_all(
     script: Script, phase: str, pattern: str
 ) -> None:
     study, cell = script("halting"), small(script, pattern)
-    present = list(study.contestants(None, {}, cell, CPU))
-    row = next(row for row in study.more({}, cell, present) if row["phase"] == phase)
+    present = list(study.contestants([phase], {}, cell, CPU))
+    (row,) = study.more({}, cell, present)
     assert row["computed"] == {"auto": row["needed"], "always gathered": row["needed"], "masked": row["full"]}
     stacks, (n,) = 2 if phase == "update" else 1, {cell.phases[phase]}
     assert row["full"] == stacks * n * cell.length * cell.n_rounds
