@@ -274,25 +274,35 @@ def text(n_sentences: int = 4, length: int = 7) -> Batch:
     return right_padded([Sentence(None, [BOS, *row[: length - i]]) for i, row in enumerate(ids)])
 
 
+@pytest.mark.parametrize("compaction", ["always", "never"])
 @pytest.mark.parametrize("halting", [StickBreakingConfig(threshold=0.9), ActConfig(), LISTING])
-def test_hooks_count_the_rounds_that_ran_and_the_tokens_that_experts_ran(halting: HaltingConfig) -> None:
-    """Dense sub-layers run all columns of a round and throw away those of halted tokens; experts get none of them."""
+def test_hooks_count_the_rounds_that_ran_and_the_tokens_that_ran_them(halting: HaltingConfig, compaction: str) -> None:
+    """Where nothing is gathered away dense sub-layers run all columns, halted or not; experts run none of the others.
+
+    The listing's halted states go on changing, so that there is nothing to gather away.
+    """
     routed = {"kind": "experts", "d_ff": 6, "n_experts": 3, "k": 2, "share": "all"}
     batch = text()
     for ffn in ({"d_ff": 6, "share": "all"}, routed):
         model = small_model(halting, ffn=ffn)
+        model.set_compaction(compaction)
         rows: list[int] = []
+        chosen: list[int] = []
 
-        def count(module: nn.Module, args: tuple[Any, ...], output: Tensor, rows: list[int] = rows) -> None:
-            decision = args[1]
-            rows.append(-1 if decision is None else decision.to.rows_M.shape[0])
+        def count(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+            rows.append(args[0].shape[0])  # noqa: B023 (called before the next turn)
+            if args[1] is not None:
+                chosen.append(args[1].to.rows_M.shape[0])  # noqa: B023
 
         model.banks.ffn["decoder_0"].register_forward_hook(count)
         trace = model(batch).stacks["decoder"].halting
         assert trace is not None
         assert len(rows) == trace.executed_BTR.shape[-1] == int(trace.executed_BTR.sum(-1).max())
+        executed = trace.executed_BTR.sum((0, 1)).tolist()
+        is_gathered = compaction == "always" and halting is not LISTING
+        assert rows == (executed if is_gathered else [batch.target.keep_BT.numel()] * len(executed))
         if ffn is routed:
-            assert rows == [2 * n for n in trace.executed_BTR.sum((0, 1)).tolist()]
+            assert chosen == [2 * n for n in executed]
 
 
 @draws(20)

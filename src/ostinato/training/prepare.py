@@ -19,6 +19,7 @@ from ostinato.evaluation.evaluate import check_columns
 from ostinato.tasks.base import Task
 from ostinato.tasks.checks import metric_problems, model_problems
 from ostinato.tasks.registry import build_task
+from ostinato.training.initial import tokenizers_of
 from ostinato.training.rundir import RunDirectory, describe_data, describe_split
 
 
@@ -70,7 +71,8 @@ def prepare(recipe: Recipe, run: RunDirectory, is_resumed: bool, access: DataAcc
             run.check_data(split, str(describe_split(split, task.examples(split))["sha256"]))
     else:
         examples = list(task.examples(train_split))
-        tokenizers = Tokenizers.train(recipe.data, examples)
+        origin = recipe.training.init_from
+        tokenizers = Tokenizers.train(recipe.data, examples) if origin is None else tokenizers_of(origin)
         recipe = _with_vocabulary(recipe, tokenizers)
     joins = recipe.model.joins_pairs
     rows = encode_examples(examples, tokenizers, recipe.data, training=True, name=train_split, joins_pairs=joins)
@@ -173,7 +175,8 @@ def _absolute_paths(recipe: Recipe) -> Recipe:
         tokenizer = getattr(data, name)
         if tokenizer is not None:
             update[name] = tokenizer.model_copy(update={"path": _absolute(tokenizer.path)})
-    return recipe.model_copy(update={"data": data.model_copy(update=update)})
+    training = recipe.training.model_copy(update={"init_from": _absolute(recipe.training.init_from)})
+    return recipe.model_copy(update={"data": data.model_copy(update=update), "training": training})
 
 
 def _absolute(paths: str | list[str] | None) -> str | list[str] | None:
