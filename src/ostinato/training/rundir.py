@@ -32,7 +32,12 @@ from ostinato.tasks.recipes import load_recipe
 
 _RESULTS, _RECIPE, _DATA, _VERSIONS = "results.json", "recipe.yaml", "data.json", "versions.json"
 _FREE_TO_CHANGE = (
-    *("description", "reference", "training.device", "training.n_threads", "training.expert_backend"),
+    "description",
+    "reference",
+    "training.device",
+    "training.n_threads",
+    "training.expert_backend",
+    "training.compaction",
     "training.keep_",  # last and best
 )
 _LIBRARIES = ("torch", "numpy", "tokenizers", "safetensors", "pydantic", "sacrebleu")
