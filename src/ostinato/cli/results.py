@@ -74,13 +74,15 @@ def _print_groups(title: str, values: Mapping[str, Scores], macro: Scores | None
     """Print a row for each value of a column; the rest of its scores are in --json and results.json."""
     names = ["n", *(name for name in wanted if any(name in scores for scores in values.values()))]
     stacks = dict.fromkeys(stack for scores in values.values() for stack in scores.get("halting") or {})
-    rows = [
-        [value, *(scores.get(name) for name in names), *(_depth(scores, stack) for stack in stacks)]
-        for value, scores in values.items()
-    ]
+    has_macs = bool(stacks) and all("macs" in scores for scores in values.values())
+    rows = []
+    for value, scores in values.items():
+        macs = [scores["macs"]["realised"] / 1e6] if has_macs else []
+        rows.append([value, *(scores.get(name) for name in names), *(_depth(scores, stack) for stack in stacks), *macs])
     if macro and len(rows) > 1:
-        rows.append(["their mean", *(macro.get(name) for name in names), *(None for _ in stacks)])
-    print_table([title, *names, *(f"{stack} depth" for stack in stacks)], rows)
+        empty = len(stacks) + has_macs
+        rows.append(["their mean", *(macro.get(name) for name in names), *([None] * empty)])
+    print_table([title, *names, *(f"{stack} depth" for stack in stacks), *(["M MACs"] if has_macs else [])], rows)
 
 
 def _depth(scores: Scores, stack: str) -> float | None:

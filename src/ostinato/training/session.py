@@ -34,6 +34,7 @@ _NO_SCORES = (
     "depth",
     "halting",
     "halting_threshold",
+    "macs",
     "routing",
     "n_steps",
     "seconds",
