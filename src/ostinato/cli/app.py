@@ -8,7 +8,21 @@ from typing import Annotated
 
 import typer
 
-from ostinato.cli import compare, data, demo, doctor, evaluate, family, generate, plan, recipes, solve, table, train
+from ostinato.cli import (
+    compare,
+    data,
+    demo,
+    doctor,
+    evaluate,
+    family,
+    generate,
+    plan,
+    recipes,
+    solve,
+    table,
+    train,
+    tune_threshold,
+)
 from ostinato.cli.output import complain
 from ostinato.errors import OstinatoError
 from ostinato.version import __version__
@@ -44,7 +58,7 @@ def _options(
     """Hold the options that belong to no command."""
 
 
-for _command in (train, evaluate, compare, generate, plan, family, solve, recipes, table, doctor, demo):
+for _command in (train, evaluate, compare, generate, tune_threshold, plan, family, solve, recipes, table, doctor, demo):
     _command.register(app)
 app.add_typer(data.app, name="data")
 

@@ -18,6 +18,7 @@ from ostinato.cli.options import (
     RunArgument,
     StepsOption,
 )
+from ostinato.cli.options import halting_threshold as read_threshold
 
 
 def register(app: typer.Typer) -> None:
@@ -67,9 +68,8 @@ def evaluate(
     from ostinato.evaluation import PredictionWriter
     from ostinato.evaluation.loading import load
 
-    loaded = load(run, checkpoint=checkpoint, device=device)
-    if halting_threshold is not None:
-        loaded.model.set_halting_threshold(halting_threshold)
+    threshold = read_threshold(halting_threshold)
+    loaded = load(run, checkpoint=checkpoint, device=device, halting_threshold=threshold)
     splits = split or loaded.recipe.evaluation.splits or []
     if not splits:
         raise typer.BadParameter("the run's recipe names no split: choose one", param_hint="--split")

@@ -20,6 +20,7 @@ from ostinato.cli.options import (
     RunArgument,
     StepsOption,
 )
+from ostinato.cli.options import halting_threshold as read_threshold
 
 
 def register(app: typer.Typer) -> None:
@@ -49,12 +50,14 @@ def generate(
     every output is an object with source, text, score and more, or source and error.
     """
     from ostinato.cli.output import complain, json_line, say
+    from ostinato.cli.results import TUNED
     from ostinato.errors import DataError
     from ostinato.evaluation.loading import load
 
-    loaded = load(run, checkpoint=checkpoint, device=device)
-    if halting_threshold is not None:
-        loaded.model.set_halting_threshold(halting_threshold)
+    threshold = read_threshold(halting_threshold)
+    loaded = load(run, checkpoint=checkpoint, device=device, halting_threshold=threshold)
+    if loaded.halting_threshold_from == "tuned":
+        complain(f"halting threshold {max(loaded.model.halting_thresholds().values()):g}, {TUNED}")
     settings: dict[str, Any] = {} if beam is None else {"beam": beam}
     if max_length is not None:  # The longest output, whatever the recipe adds for long sources.
         settings |= {"max_length": max_length, "max_length_ratio": 0.0}

@@ -8,8 +8,14 @@ from typing import Any
 
 from ostinato.cli.output import flat, print_table, say
 
-_NOT_SCORES = ("by", "macro", "name", "decoding", "halting", "halting_threshold", "routing", "n_steps")
+_NOT_SCORES = (
+    *("by", "macro", "name", "decoding", "halting", "halting_threshold", "halting_threshold_from"),
+    *("routing", "n_steps"),
+)
 _FORCED = ("loss", "token_accuracy")
+
+TUNED = "tuned after training (--halting-threshold trained: as trained)"
+"""Said of a halting threshold that `ostinato tune-threshold` chose."""
 
 Scores = dict[str, Any]
 
@@ -55,6 +61,8 @@ def _print_halting(split: str, result: Scores) -> None:
     ]
     names = ["rounds", "threshold", "mean depth", "expected depth", *(f"{percent} %" for percent in percents)]
     print_table([f"{split}: stack", *names], rows)
+    if (origin := result.get("halting_threshold_from")) is not None:
+        say(f"{split}: halting threshold {TUNED if origin == 'tuned' else origin}")
 
 
 def _print_routing(split: str, routing: Mapping[str, Scores]) -> None:
