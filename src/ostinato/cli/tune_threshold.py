@@ -132,7 +132,9 @@ def _print(found: Tuning) -> None:
 def _verdict(found: Tuning) -> str:
     chosen, trained = found.chosen, found.trained
     if chosen.threshold is None:
-        return f"chosen: the trained threshold; every cheaper one loses more than {found.max_drop:g} of {found.metric}"
+        return (
+            f"chosen: the trained threshold; no cheaper one has a {found.metric} within {found.max_drop:g} of its own"
+        )
     part = chosen.macs["realised"] / trained.macs["realised"]
     return (
         f"chosen: {chosen.threshold:g}, with {found.metric} {chosen.score:.4g} (trained: {trained.score:.4g}) and "
