@@ -105,19 +105,21 @@ def test_cross_attention_and_experts_are_of_the_rounds_a_token_takes_part_in() -
     assert 3 * cross[0] == cross[1] == 3 * T * 2 * D * I
 
 
-def test_a_convolution_runs_in_every_column_of_every_round() -> None:
-    config = _lm(ACT, ffn={"kind": "separable_conv", "d_ff": F, "share": "all"})
-    shallow, deep = (count_macs(config, 1, T, expected_depth={"decoder": d}).by_part for d in (1, R))
-    assert shallow["decoder.ffn"] == deep["decoder.ffn"]
-    assert shallow["decoder.self_attention.scores"] * R == deep["decoder.self_attention.scores"]
+def test_a_stack_with_a_convolution_costs_all_rounds_because_it_reads_every_column() -> None:
+    ffn = {"kind": "separable_conv", "d_ff": F}
+    config = _lm(ACT, ffn=ffn | {"share": "all"})
+    assert _token(config, 1) == _token(config, R)
+    assert expected_depths(config, {"decoder": 2})["decoder"].counted == R
+    absent = _lm(ACT, ffn=ffn | {"share": "none"})
+    assert expected_depths(absent, {"decoder": 2})["decoder"].counted == 2
 
 
-def test_halted_tokens_that_go_on_cost_all_rounds_whatever_is_assumed() -> None:
+def test_halted_tokens_that_go_on_changing_cost_all_rounds_whatever_is_assumed() -> None:
     config = _lm(ACT | {"freeze_halted_state": False})
     assert _token(config, 1.5) == _token(config, R)
     depth = expected_depths(config, {"decoder": 1.5})["decoder"]
     assert (depth.expected, depth.counted) == (1.5, 4.0)
-    assert str(depth) == "1.5 of 4 rounds (act halting, assumed; halted tokens go on: all rounds are counted)"
+    assert str(depth) == "1.5 of 4 rounds (act halting, assumed; halted tokens are computed: all rounds are counted)"
     counted = MacCounter(config).count({"decoder": [3, 2, 1, 1]})
     assert counted.realised == counted.full == count_macs(config, 1, T).total
 

@@ -55,7 +55,7 @@ def test_a_drawing_of_halting_says_the_rule_and_that_depth_is_assumed(run) -> No
     rows = _rows(run("plan", "universal-transformer/base-act").out)
     listed = "epsilon 0.01, interpolate, halted states go on, no remainder at the last round"
     assert rows.count(f"halting act ({listed})") == 2
-    go_on = "6 of 6 rounds (act halting, assumed; halted tokens go on: all rounds are counted)"
+    go_on = "6 of 6 rounds (act halting, assumed; halted tokens are computed: all rounds are counted)"
     assert f"depth: encoder {go_on}, decoder {go_on}" in rows
     act = ["model.encoder.halting={kind: act, scope: global}"]
     rows = _rows(run("plan", "universal-transformer/base", *act).out)

@@ -8,8 +8,7 @@ every token its attention looks at. Three kinds of charges differ in who pays th
     keys and values  of self-attention: tokens that take part, and halted ones, which others go on looking at, once
                      for all later uses of the same weights (in pre-norm stacks: and norm), because their states are
                      frozen
-    of everyone      the output projection, the memory's keys and values (once a set), separable convolutions, which
-                     read neighbours and so run in every column: every token while any token takes part
+    of everyone      the output projection, the memory's keys and values (once a set): every token
 """
 
 from __future__ import annotations
@@ -132,7 +131,7 @@ def _of_use(planned: PlannedUse, d_model: int, projected: set[str]) -> Iterator[
         case DenseFeedForwardConfig() as ffn:
             yield Charge(part, side, index, (hidden_branches(ffn) + 1) * d_model * ffn.d_ff)
         case SeparableConvConfig() as conv:
-            yield Charge(part, side, index, separable_products(conv, d_model), of_everyone=True)
+            yield Charge(part, side, index, separable_products(conv, d_model))
         case RoutedConfig() as experts:
             yield Charge(part, side, index, experts.k * expert_products(experts, d_model))
         case other:

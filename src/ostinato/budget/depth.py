@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ostinato.budget.sizes import plans
-from ostinato.config.model import ActConfig, HaltingConfig, ModelConfig
+from ostinato.config.model import ActConfig, ModelConfig, SeparableConvConfig, StackConfig
 from ostinato.errors import ConfigError, Problem
+from ostinato.plan import Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +22,9 @@ class Depth:
     Args:
         expected: rounds a token takes part in, on average. rounds: those the stack has.
         halting: kind of its halting rule; with "none" both numbers are the same.
-        is_saved: a halted token is frozen and costs only what others see of it. False (ACT that does not freeze):
-            every token runs until its whole batch is through, so that all rounds are counted.
+        is_saved: a halted token is gathered away and costs only what others see of it. False: it is computed until its
+            whole batch is through, so that all rounds are counted; because its state goes on changing (ACT that does
+            not freeze), or because a separable convolution reads its column.
     """
 
     expected: float
@@ -37,7 +39,7 @@ class Depth:
 
     def __str__(self) -> str:
         rule = "no halting" if self.halting == "none" else f"{self.halting} halting, assumed"
-        saved = "" if self.is_saved else "; halted tokens go on: all rounds are counted"
+        saved = "" if self.is_saved else "; halted tokens are computed: all rounds are counted"
         return f"{self.expected:g} of {self.rounds} rounds ({rule}{saved})"
 
 
@@ -69,11 +71,13 @@ def expected_depths(
         elif halting.kind == "none" and expected != rounds:
             reason = f"no token halts (model.{name}.halting.kind is none), so every token runs all {rounds} rounds"
             problems.append(Problem(f"expected_depth.{name}", expected, reason))
-        found[name] = Depth(float(expected), rounds, halting.kind, _freezes(halting))
+        found[name] = Depth(float(expected), rounds, halting.kind, _gathers(stacks[name], plan))
     if problems:
         raise ConfigError(problems)
     return found
 
 
-def _freezes(halting: HaltingConfig) -> bool:
-    return not isinstance(halting, ActConfig) or halting.freeze_halted_state
+def _gathers(stack: StackConfig, plan: Plan) -> bool:
+    """Return whether halted tokens are gathered away."""
+    freezes = not isinstance(stack.halting, ActConfig) or stack.halting.freeze_halted_state
+    return freezes and not any(isinstance(stack.settings_of(use), SeparableConvConfig) for use in plan.uses())

@@ -32,13 +32,13 @@ that others look at. Where every round has one use of each kind:
                                    self-attention in rounds d + 1 to R: 1 where all rounds share them, R - d where every
                                    round has its own; 0 for d = R
     gates                          stick_breaking min(d, R - 1) (D^2 + 2 D), act d D
-    of all R rounds                separable convolutions, which run in every column
     once, whatever d is            output projection; the memory's keys and values, once a set
 
 and for a d between two whole numbers what lies between their costs, linearly. An expected depth is taken for every
 token's, and some token is taken to run all R rounds: where all rounds share their weights that is an upper limit for
-every distribution of depths with this mean, because no cost grows faster the deeper a token is. ACT with
-freeze_halted_state: false runs every token until its batch is through: d = R, whatever is assumed.
+every distribution of depths with this mean, because no cost grows faster the deeper a token is. Halted tokens are
+computed all the same, d = R, whatever is assumed, by ACT with freeze_halted_state: false, which goes on changing them,
+and in a stack with separable convolutions, which read their columns.
 
 Biases, norms, activations, softmax, embeddings, rotations and gates are element-wise and are not counted, as in
 `torch.utils.flop_counter` (which counts 2 FLOPs for a MAC, and a sum weighted by gates where it is made by a matrix

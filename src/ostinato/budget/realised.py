@@ -5,8 +5,8 @@
               its keys and values (`ostinato.budget.charges`); rounds in which no token of the sentence takes part do
               not run. Padding is not there, so that it costs nothing
 
-Stacks whose halted states are not frozen (ACT with freeze_halted_state: false) count all rounds in both: how long they
-run is their batch's to decide.
+Stacks whose halted tokens are computed all the same (`ostinato.budget.depth.Depth.is_saved`) count all rounds in both:
+how long they run is their batch's to decide.
 """
 
 from __future__ import annotations
