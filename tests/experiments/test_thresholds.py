@@ -38,7 +38,7 @@ def test_the_choice_is_the_cheapest_threshold_that_loses_no_more_than_is_allowed
 def test_the_trained_thresholds_are_kept_where_nothing_is_cheaper_and_good_enough() -> None:
     trained = point(None, 0.9, 80)
     assert choose([trained, point(0.99, 0.95, 90), point(0.5, 0.8, 40)], 0.002) is trained
-    assert choose([trained, point(0.8, 0.9, 80)], 0.002) is trained
+    assert choose([trained, point(0.8, 0.95, 80)], 0.002) is trained
     # Of two that cost the same the better one.
     assert choose([trained, point(0.8, 0.9, 70), point(0.7, 0.91, 70)], 0.002).threshold == 0.7
 

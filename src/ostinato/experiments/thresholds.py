@@ -119,7 +119,7 @@ def tune_threshold(
     measured = {"metric": metric, "max_examples": max_examples, "access": access, **decoding}
     with _own_rules(run):
         # The first pass of a process is slower than all others.
-        _evaluate(run, split, **(measured | {"max_examples": _WARM_UP}))
+        _evaluate(run, split, **(measured | {"max_examples": min(_WARM_UP, max_examples or _WARM_UP)}))
         points, n = [], 0
         for threshold in (None, *wanted):
             if threshold is not None:
@@ -137,10 +137,13 @@ def tune_threshold(
 def choose(points: Sequence[Point], max_drop: float, perfect: float = 1.0) -> Point:
     """Return the point of the fewest realised MACs whose score is within `max_drop` of the first point's.
 
-    Of several with as many MACs the best score; the first point, where nothing beats it.
+    Of several with as many MACs the best score. The first point, at the trained thresholds, stays the choice where none
+    of the others is cheaper: a better score alone is no reason.
     """
-    least = points[0].score - (max_drop + _ROUNDING) * perfect
-    return min((p for p in points if p.score >= least), key=lambda p: (p.macs["realised"], -p.score))
+    trained = points[0]
+    least = trained.score - (max_drop + _ROUNDING) * perfect
+    cheaper = [p for p in points if p.score >= least and p.macs["realised"] < trained.macs["realised"]]
+    return min(cheaper, key=lambda p: (p.macs["realised"], -p.score), default=trained)
 
 
 def _check(run: LoadedRun, thresholds: Sequence[float], max_drop: float) -> list[float]:
