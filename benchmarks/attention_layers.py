@@ -112,12 +112,16 @@ class SelfAttention(nn.Module):
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         """Return what is added to the states."""
-        decision = self.attention.route(x_BTD, None)
-        q, k, v = self.attention.project(x_BTD, decision)
+        x_ND = x_BTD.flatten(0, 1)
+        decision = self.attention.route(x_ND)
+        q_NI, kv_NI = self.attention.queries_keys_values(x_ND, decision)
+        q = self.attention.query_heads(q_NI.view(*x_BTD.shape[:2], -1))
+        k, v = self.attention.key_value_heads(kv_NI.view(*x_BTD.shape[:2], -1))
         bias = None
         if self.relation is not None:
             bias = self.relation.bias(q, self.distance_1QT, self.attention.scale, False)
-        return self.attention.project_out(self.attention.mix(q, k, v, _ALL, bias), decision)
+        read_BTI = self.attention.join_heads(self.attention.mix(q, k, v, _ALL, bias))
+        return self.attention.output(read_BTI.flatten(0, 1), decision).view_as(x_BTD)
 
 
 class LoopAttention(nn.Module):

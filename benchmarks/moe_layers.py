@@ -109,7 +109,12 @@ def ours(work: Work, backend: BackendChoice = "auto", activation: Activation = "
     name = " ".join(
         ["ours", *([] if activation == "relu" else [activation]), *([] if backend == "auto" else [backend])]
     )
-    return layer(name, "ours", module, work.x_BTD, run=lambda x: module(x, module.route(x, None)), note=str(cell.d_ff))
+
+    def run(x_BTD: Tensor) -> Tensor:
+        x_ND = x_BTD.flatten(0, 1)
+        return module(x_ND, module.route(x_ND)).view_as(x_BTD)
+
+    return layer(name, "ours", module, work.x_BTD, run=run, note=str(cell.d_ff))
 
 
 def our_module(work: Work, activation: Activation = "relu") -> ExpertFeedForward:

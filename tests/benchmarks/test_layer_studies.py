@@ -118,7 +118,7 @@ def test_every_router_chooses_the_prescribed_experts(script: Script, distributio
     layers, routing = script("moe_layers"), script("forced_routing")
     work = layers.make_work(layers.Cell(n_experts, k, distribution, n_tokens=2048, d_model=32, width=48))
     module = layers.our_module(work)
-    decision = module.route(work.x_BTD, None)
+    decision = module.route(work.x_BTD.flatten(0, 1))
     assert torch.equal(decision.experts_NK.sort(1).values, work.experts_NK)
     assert all(len(set(row)) == k for row in work.experts_NK.tolist())
     wanted = routing.shares(distribution, n_experts, k)
@@ -171,7 +171,10 @@ def test_the_plain_sparse_layer_on_grouped_mm_gives_what_ours_gives(script: Scri
         plain.up_EDF.copy_(ours.experts.up_EDF)
         plain.down_EFD.copy_(ours.experts.down_EFD)
     outputs = []
-    for module, run in ((ours, lambda x: ours(x, ours.route(x, None))), (plain, plain)):
+    for module, run in (
+        (ours, lambda x: ours(x.flatten(0, 1), ours.route(x.flatten(0, 1))).view_as(x)),
+        (plain, plain),
+    ):
         x = work.x_BTD.clone().requires_grad_()
         y = run(x)
         outputs.append([y, *torch.autograd.grad(y.square().sum(), [x, *module.parameters()])])

@@ -9,18 +9,8 @@ import pytest
 from ostinato import __version__
 
 COMMANDS = [
-    "train",
-    "evaluate",
-    "compare",
-    "generate",
-    "tune-threshold",
-    "plan",
-    "family",
-    "solve",
-    "recipes",
-    "data",
-    "doctor",
-    "demo",
+    *("train", "evaluate", "compare", "generate", "tune-threshold", "plan", "family", "solve"),
+    *("recipes", "table", "data", "doctor", "demo"),
 ]
 
 _EVERY_HELP = """

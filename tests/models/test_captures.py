@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from architectures import Model, any_architecture, random_model, right_padded, sentences
+from ostinato.data.batch import Batch
 from ostinato.nn.separable import SeparableConv
 from ostinato.nn.types import StackOutput
 from ostinato.plan import Step
@@ -18,6 +19,15 @@ def steps_run(model: Model, name: str, output: StackOutput) -> list[Step]:
     plan = model.stacks[name].plan
     n_rounds = plan.n_rounds if output.halting is None else output.halting.executed_BTR.shape[-1]
     return [step for step in plan.steps if step.round < n_rounds]
+
+
+def ran(batch: Batch, name: str, output: StackOutput, step: Step) -> torch.Tensor:
+    """Return the tokens that took part in a step, `[B, T]`; the others may not have been computed at all."""
+    if output.halting is not None:
+        return output.halting.executed_BTR[..., step.round]
+    tokens = batch.source if name == "encoder" else batch.target
+    assert tokens is not None
+    return tokens.keep_BT
 
 
 @given(any_architecture(), st.data())
@@ -37,9 +47,12 @@ def test_what_is_requested_is_returned_for_every_use_and_changes_nothing(config:
             if what != "weights" or use.kind != "ffn"
         }
         assert set(stack.captures) == wanted
-        for (_, _, _, what), tensor in stack.captures.items():
+        for (_, index, _, what), tensor in stack.captures.items():
             if what == "weights":
-                torch.testing.assert_close(tensor.sum(-1), torch.ones_like(tensor.sum(-1)))
+                ran_BT = ran(batch, name, stack, model.stacks[name].plan.steps[index])
+                sums_BHTC = tensor.sum(-1).unflatten(2, (ran_BT.shape[1], -1))
+                sums = sums_BHTC.transpose(1, 2)[ran_BT]
+                torch.testing.assert_close(sums, torch.ones_like(sums))
 
 
 @given(any_architecture(), st.data())
@@ -51,17 +64,18 @@ def test_without_dropout_the_residual_is_the_running_state_plus_the_output(confi
         pre_norm = model.stacks[name].is_pre_norm
         for step in steps_run(model, name, stack):
             before: torch.Tensor | None = None
+            ran_BT = ran(batch, name, stack, step)
             for use in step.uses:
                 key = (name, step.index, use.kind)
                 norm = torch.nn.Identity() if use.norm is None else model.banks.norm[use.norm]
                 output, residual = stack.captures[*key, "output"], stack.captures[*key, "residual"]
                 if before is not None:
                     expected = before + output if pre_norm else norm(before + output)
-                    torch.testing.assert_close(residual, expected)
+                    torch.testing.assert_close(residual[ran_BT], expected[ran_BT])
                     if use.kind != "ffn" or not isinstance(model.banks.ffn[use.weights], SeparableConv):
                         # Convolutions read what is visible, which under a halting rule is another state.
                         seen = norm(before) if pre_norm else before
-                        torch.testing.assert_close(stack.captures[*key, "input"], seen)
+                        torch.testing.assert_close(stack.captures[*key, "input"][ran_BT], seen[ran_BT])
                 before = residual
 
 

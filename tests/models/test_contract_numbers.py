@@ -20,7 +20,6 @@ from ostinato.budget.sizes import planned_uses
 from ostinato.config.model import LanguageModelConfig, RoutedConfig, Seq2SeqConfig
 from ostinato.kernels import combine, dispatch
 from ostinato.models import build_model
-from ostinato.nn import stack as nn_stack
 
 
 @draws(60)
@@ -155,7 +154,6 @@ def test_counts_follow_the_number_of_rounds_at_call_time(
     assert count_parameters(config, n_steps=n_rounds).stored == count_parameters(config).stored
 
 
-@pytest.mark.skipif(not hasattr(nn_stack, "Compaction"), reason="halted tokens are computed, so that all rounds are")
 @draws(30)
 @given(any_architecture(), st.integers(2, 9), st.integers(2, 9))
 def test_realised_macs_of_a_sentence_agree_with_the_flop_counter(

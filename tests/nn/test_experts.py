@@ -25,6 +25,7 @@ from ostinato.nn.feedforward import FeedForward
 from ostinato.nn.init import Init
 from reference.equations import softmax
 from reference.experts import choose, read_expert_heads, run_maps, run_stack, weighted
+from reference.grids import by_head, put_out
 
 B, T, D, F, H, K, EPS = 2, 3, 6, 5, 2, 3, 1e-5
 KEEP = torch.tensor([[True, True, True], [True, False, False]])
@@ -90,12 +91,12 @@ def test_experts_equal_their_plain_twin_in_outputs_and_gradients(router: str, ga
         SparseLayerConfig.model_validate({"d_ff": F, "n_layers": 2, "activation": "gelu", **routed}),
     ):
         module, x_BTD = build(config), states()
-        decision = module.route(x_BTD, KEEP)
-        found = module(x_BTD, decision)
+        decision = module.route(x_BTD.flatten(0, 1), KEEP.flatten())
+        found = module(x_BTD.flatten(0, 1), decision).view_as(x_BTD)
         expected = torch.stack([plain(config, module, x_D) for x_D in x_BTD[KEEP]])
         assert_same(module, x_BTD, found[KEEP], expected)
         assert float(found[~KEEP].detach().abs().max()) == 0.0
-        routing = decision.routing("ffn.here_0", "here", 3)
+        routing = decision.routing("ffn.here_0", "here", 3, torch.arange(x_BTD.shape[0] * x_BTD.shape[1]))
         assert (routing.router, routing.stack, routing.step) == ("ffn.here_0", "here", 3)
         for row in routing.rows_N[routing.weight_N > 0].tolist():
             wanted = choose(config, module, x_BTD.flatten(0, 1)[row])
@@ -104,10 +105,9 @@ def test_experts_equal_their_plain_twin_in_outputs_and_gradients(router: str, ga
 
 
 def attend(module: Any, x_BTD: Tensor, keep_BT: Tensor | None = None) -> Tensor:
-    decision = module.route(x_BTD, keep_BT)
-    mixed = module.mix(*module.project(x_BTD, decision), Visibility(keep_BS=keep_BT))
-    output: Tensor = module.project_out(mixed, decision)
-    return output
+    decision = module.route(x_BTD.flatten(0, 1), None if keep_BT is None else keep_BT.flatten())
+    mixed = module.mix(*by_head(module, x_BTD, None, decision), Visibility(keep_BS=keep_BT))
+    return put_out(module, mixed, decision)
 
 
 def attend_plainly(config: ExpertAttentionConfig, module: nn.Module, x_TD: Tensor) -> Tensor:
@@ -152,9 +152,10 @@ def test_one_expert_is_the_dense_feed_forward_and_has_no_router(activation: Any)
         dense.down.weight.copy_(one.experts.down_EFD[0].T)
         dense.down.bias.copy_(one.experts.down_bias_ED[0])
     x_BTD = states()
-    decision = one.route(x_BTD, None)
-    assert decision.routing("ffn.here_0", "here", 0) is None
-    found, expected = one(x_BTD, decision), dense(x_BTD)
+    x_ND = x_BTD.flatten(0, 1)
+    decision = one.route(x_ND)
+    assert decision.routing("ffn.here_0", "here", 0, torch.arange(len(x_ND))) is None
+    found, expected = one(x_ND, decision), dense(x_ND)
     torch.testing.assert_close(found, expected)
     weights = torch.randn_like(expected)
     mine = torch.autograd.grad((found * weights).sum(), [x_BTD, *one.parameters()])
@@ -207,9 +208,9 @@ def test_all_experts_with_equal_gates_are_their_mean(gate: str) -> None:
     tolerance = {"rtol": 2e-6, "atol": 1e-9}
     rows = x_BTD.flatten(0, 1)
     mean = torch.stack([sum(run_maps(ffn.experts, e, "relu", x) for e in range(E)) / E for x in rows])  # type: ignore[misc]
-    torch.testing.assert_close(ffn(x_BTD, ffn.route(x_BTD, None)).flatten(0, 1), mean, **tolerance)
+    torch.testing.assert_close(ffn(rows, ffn.route(rows)), mean, **tolerance)
     mean = torch.stack([sum(run_stack(layer, e, "relu", EPS, x) for e in range(E)) / E for x in rows])  # type: ignore[misc]
-    torch.testing.assert_close(layer(x_BTD, layer.route(x_BTD, None)).flatten(0, 1), mean, **tolerance)
+    torch.testing.assert_close(layer(rows, layer.route(rows)), mean, **tolerance)
     alone = []
     for e in range(E):
         one = build(ExpertAttentionConfig(n_heads=H, d_head=K, n_experts=1, k=1))
@@ -235,9 +236,10 @@ def test_padding_alone_gives_zeros_and_runs_no_expert() -> None:
     nothing = torch.zeros(B, T, dtype=torch.bool)
     for module in routed_sub_layers():
         x_BTD = states()
-        decision = module.route(x_BTD, nothing)
+        x_ND = x_BTD.flatten(0, 1)
+        decision = module.route(x_ND, nothing.flatten())
         assert decision.to.slots_M.shape[0] == 0
-        output = attend(module, x_BTD, nothing) if isinstance(module, ExpertAttention) else module(x_BTD, decision)
+        output = attend(module, x_BTD, nothing) if isinstance(module, ExpertAttention) else module(x_ND, decision)
         assert torch.equal(output, torch.zeros_like(output))
         experts = {n: p for n, p in module.named_parameters() if "router" not in n}
         grads = torch.autograd.grad(output.square().sum(), [x_BTD, *experts.values()], allow_unused=True)
@@ -246,7 +248,7 @@ def test_padding_alone_gives_zeros_and_runs_no_expert() -> None:
 
 def test_a_token_runs_as_many_experts_as_it_is_given_and_padding_none() -> None:
     for module in routed_sub_layers():
-        to = module.route(states(), KEEP).to
+        to = module.route(states().flatten(0, 1), KEEP.flatten()).to
         assert to.slots_M.shape[0] == 2 * int(KEEP.sum())
         assert set((to.slots_M // 2).tolist()) == set(KEEP.flatten().nonzero().flatten().tolist())
 
@@ -258,6 +260,6 @@ def test_the_residual_enters_a_sparse_layer_once_whatever_the_gate() -> None:
         for maps in layer.experts:
             maps.down_EFD.zero_()
             maps.down_bias_ED.zero_()
-    x_BTD = states()
-    output = layer(x_BTD, layer.route(x_BTD, None))
+    x_ND = states().flatten(0, 1)
+    output = layer(x_ND, layer.route(x_ND))
     assert torch.equal(output, torch.zeros_like(output))

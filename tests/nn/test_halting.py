@@ -22,6 +22,7 @@ from ostinato.config.model import (
 from ostinato.data.batch import Batch, Tokens
 from ostinato.models import LanguageModel, build_model
 from ostinato.nn.types import StackOutput
+from reference.grids import by_head, put_out
 
 B, T, V, L = 3, 5, 7, 4
 
@@ -62,11 +63,10 @@ def block(model: LanguageModel, states: Tensor, seen: Tensor) -> Tensor:
     """Run one post-norm step of one sentence: queries from `states`, keys and values from `seen`, causally."""
     banks = model.banks
     attention, ffn = banks.self_attention["decoder_0"], banks.ffn["decoder_0"]
-    q = attention.project_queries(states[None])  # type: ignore[operator]
-    k, v = attention.project_keys_values(seen[None])  # type: ignore[operator]
+    q, k, v = by_head(attention, states[None], seen[None])  # type: ignore[arg-type]
     scores = q @ k.transpose(-1, -2) * attention.scale  # type: ignore[operator]
     later = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
-    read = attention.project_out(torch.softmax(scores.masked_fill(later, -torch.inf), -1) @ v)[0]  # type: ignore[operator]
+    read = put_out(attention, torch.softmax(scores.masked_fill(later, -torch.inf), -1) @ v)[0]  # type: ignore[arg-type]
     x = banks.norm["self_attention_decoder_0"](states + read)
     y: Tensor = banks.norm["ffn_decoder_0"](x + ffn(x))
     return y

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from ostinato.nn.bank import Banks
 from ostinato.nn.cache import Window
-from ostinato.nn.halting import NoHalting, Round
+from ostinato.nn.halting import NoHalting, Round, WholePass
 from ostinato.nn.norm import build_norm
 from ostinato.nn.positions import PositionSignal
+from ostinato.nn.rows import Rows
 from ostinato.nn.separable import SeparableConv, padding
 from ostinato.nn.stack import Stack
 from ostinato.plan import SubLayerPlan, build_plan
@@ -157,26 +158,25 @@ class _FreezeAfterOneRound(NoHalting):
 
     halted_T = torch.tensor([False, True, False, False, True, False])
 
-    def __init__(self) -> None:
-        self.frozen_BTD: Tensor | None = None
+    def start(self, states_ND: Tensor, rows: Rows, keep_N: Tensor | None, n_rounds: int) -> _FrozenPass:
+        return _FrozenPass(states_ND, rows, keep_N)
 
-    def before(self, index: int, states_BTD: Tensor) -> Round:
+
+class _FrozenPass(WholePass):
+    frozen_ND: Tensor | None = None
+
+    def before(self, index: int, states_ND: Tensor) -> Round:
         return Round(None, self.visible)
 
-    def visible(self, states_BTD: Tensor) -> Tensor:
-        if self.frozen_BTD is None:
-            return states_BTD
-        return torch.where(self.halted_T[None, :, None], self.frozen_BTD, states_BTD)
+    def visible(self, states_ND: Tensor) -> Tensor:
+        if self.frozen_ND is None:
+            return states_ND
+        return torch.where(_FreezeAfterOneRound.halted_T[:, None], self.frozen_ND, states_ND)
 
-    def after(self, index: int, entered_BTD: Tensor, left_BTD: Tensor) -> Tensor:
-        if self.frozen_BTD is None:
-            self.frozen_BTD = left_BTD
-        return left_BTD
-
-    def start(
-        self, states_BTD: Tensor, keep_BT: Tensor | None, n_rounds: int, *, runs_all: bool
-    ) -> _FreezeAfterOneRound:
-        return _FreezeAfterOneRound()
+    def after(self, index: int, entered_ND: Tensor, left_ND: Tensor) -> Tensor:
+        if self.frozen_ND is None:
+            self.frozen_ND = left_ND
+        return left_ND
 
 
 @pytest.mark.parametrize("placement", ["post", "pre"])
@@ -209,6 +209,6 @@ def test_neighbours_see_a_halted_token_as_it_last_stood(placement: str, is_causa
         states = run(states, torch.where(halted, frozen, states))
     active = ~_FreezeAfterOneRound.halted_T
     torch.testing.assert_close(found[:, active], states[:, active])
-    ignorant = stack.halting = NoHalting()  # the same stack where nothing halts
-    assert ignorant.trace() is None
+    stack.halting = NoHalting()  # the same stack where nothing halts
+    assert stack(x_BTD).halting is None
     assert not torch.allclose(stack(x_BTD).states_BTD[:, active], states[:, active])

@@ -49,7 +49,7 @@ def evaluate(
         typer.Option("--metric", help="Metric, may be repeated; default: the task's.", show_default=False),
     ] = None,
     beam: BeamOption = None,
-    max_examples: Annotated[int | None, typer.Option(min=1, help="Score the first ones only.")] = None,
+    max_examples: Annotated[int | None, typer.Option(min=1, help="Score so many, spread evenly.")] = None,
     predictions: Annotated[
         Path | None,
         typer.Option(help="Write every output here, as JSON lines (for one split).", show_default=False),

@@ -43,7 +43,7 @@ def tune_threshold(
     ] = None,
     checkpoint: CheckpointOption = "best",
     beam: BeamOption = None,
-    max_examples: Annotated[int | None, typer.Option(min=1, help="Measure on the first ones only.")] = None,
+    max_examples: Annotated[int | None, typer.Option(min=1, help="Measure on so many, spread evenly.")] = None,
     device: DeviceOption = "auto",
     mirror: MirrorOption = None,
     json: JsonOption = False,

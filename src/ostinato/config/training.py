@@ -53,12 +53,13 @@ class SelectionConfig(Config):
 
     split: str = "dev"
     metric: str = "loss"
-    """loss, perplexity, token_accuracy (teacher-forced), or exact_match, bleu, chrf (decoded)."""
+    """loss, perplexity, token_accuracy, sequence_accuracy_forced (teacher-forced), or exact_match,
+    token_accuracy_free, bleu, chrf (decoded)."""
     mode: Literal["min", "max"] = "min"
     patience: Size | None = None
     """Evaluations without improvement before the run stops; None: never."""
     max_examples: Size | None = None
-    """Examples of the split used while training; None: all."""
+    """Examples of the split used while training, spread evenly over it; None: all."""
 
 
 class BalanceConfig(Config):
@@ -123,12 +124,17 @@ class TrainingConfig(Config):
     """Losses that keep experts in use."""
     halting: DepthCostConfig = DepthCostConfig()
     """The cost of depth, and a start at full depth."""
+    init_from: str | None = None
+    """A run directory: the model starts from the weights of its best checkpoint, and reads text as that run does.
+    Parameters that it lacks (gates of a halting rule, say) start as they would without it."""
     freeze: list[str] = Field(default_factory=list)
     """Parameters that do not train, by patterns of their names. `*.router.*`, `*.experts.*` and `*.norm_*` keep
     routers, experts of feed-forwards and the norms of a sparse layer's experts as they are (`*.query_*` and `*.out_*`
     the experts of attention), while balance losses still reach the states below."""
     expert_backend: ExpertBackend = "auto"
     """How rows are multiplied by their experts' weights; auto: the best one that works on the device."""
+    compaction: Literal["auto", "always", "never"] = "auto"
+    """Whether halted tokens and padding are gathered away before a round; auto: where it pays."""
     clip_norm: Positive | None = 1.0
     """Largest norm of the whole gradient; None: no clipping."""
     accumulate: Size = 1

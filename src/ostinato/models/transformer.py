@@ -38,7 +38,7 @@ from ostinato.nn.norm import build_norm
 from ostinato.nn.positions import Coordinates, PositionSignal, Sinusoidal
 from ostinato.nn.relative import Buckets, RelativePositions, Rotary, Window
 from ostinato.nn.shapes import Bool, Float, Int, Tensor
-from ostinato.nn.stack import Stack, router_name
+from ostinato.nn.stack import Compaction, Stack, router_name
 from ostinato.nn.stick_breaking import StickBreaking, StickBreakingUnit
 from ostinato.plan import Plan
 
@@ -82,6 +82,16 @@ class Transformer(nn.Module):
         """Let tokens halt as the rules say, or run every round; with `enabled` False gates are not asked."""
         for stack in self.stacks.values():
             stack.halts = enabled
+
+    def set_compaction(self, value: Compaction) -> None:
+        """Say when halted tokens and padding are gathered away before a round, in every stack.
+
+        Args:
+            value: "auto": where few enough take part for it to pay. "always": wherever one takes no part. "never": all
+                tokens are computed, and the results of the others thrown away.
+        """
+        for stack in self.stacks.values():
+            stack.compaction = value
 
     def set_halting_threshold(self, value: float) -> None:
         """Halt tokens earlier or later than they were trained to, in every stack with a halting rule.

@@ -17,8 +17,9 @@ from typing import Literal
 import torch
 from torch import nn
 
-from ostinato.nn.halting import HaltingPass, Round, unchanged
+from ostinato.nn.halting import HaltingPass, Round, unchanged, where_active
 from ostinato.nn.precision import at_least_float32
+from ostinato.nn.rows import Rows
 from ostinato.nn.shapes import Bool, Float, Tensor
 
 Mix = Literal["accumulate", "interpolate"]
@@ -65,71 +66,86 @@ class Act:
         self.epsilon = 1.0 - value
 
     def start(
-        self, states_BTD: Float[Tensor, "B T D"], keep_BT: Bool[Tensor, "B T"] | None, n_rounds: int, *, runs_all: bool
+        self, states_ND: Float[Tensor, "N D"], rows: Rows, keep_N: Bool[Tensor, "N"] | None, n_rounds: int
     ) -> ActState:
         """Begin a pass."""
-        return ActState(self, states_BTD, keep_BT, n_rounds, runs_all=runs_all)
+        return ActState(self, states_ND, rows, keep_N, n_rounds)
 
 
 class ActState(HaltingPass):
-    """One pass: `total` is the sum of p so far, `remainder` what the halting round was given."""
+    """One pass: `total` is the sum of p so far, `remainder` what the halting round was given, by token."""
 
-    def __init__(self, rule: Act, states_BTD: Tensor, keep_BT: Tensor | None, n_rounds: int, *, runs_all: bool) -> None:
-        super().__init__(states_BTD, keep_BT)
-        self._rule, self._n_rounds, self._runs_all = rule, n_rounds, runs_all
-        self._active_BT = self._next_BT = self._keep_BT
-        self._total_BT = self._nothing_BT
-        self._remainder_BT = self._nothing_BT
-        self._rounds_BT = self._nothing_BT
-        self._mix_BTD = torch.zeros_like(states_BTD)
+    def __init__(self, rule: Act, states_ND: Tensor, rows: Rows, keep_N: Tensor | None, n_rounds: int) -> None:
+        super().__init__(states_ND, rows, keep_N)
+        self._rule, self._n_rounds = rule, n_rounds
+        self._next_N = keep_N
+        self._total_N = self._zeros_N
+        self._real_BT = rows.grid(torch.ones_like(self._zeros_N, dtype=torch.bool) if keep_N is None else keep_N)
+        self._remainder_BT = self._rounds_BT = rows.grid(self._zeros_N)
+        self._mix_ND = torch.zeros_like(states_ND)
 
-    def before(self, index: int, states_BTD: Float[Tensor, "B T D"]) -> Round | None:
-        """Run while any token does."""
-        active_BT = self._active_BT = self._next_BT
-        if not self._runs_all and not bool(active_BT.any()):
-            return None
+    def active(self, index: int, states_ND: Float[Tensor, "N D"]) -> Bool[Tensor, "N"] | None:
+        """Those whose probabilities do not add up yet."""
+        self._set_active(self._next_N)
+        return self.active_N
+
+    def before(self, index: int, states_ND: Float[Tensor, "N D"]) -> Round:
+        """Halted tokens show the state that left their last round."""
+        active_N = self.active_N
         if not self._rule.freezes:
             return Round(None, unchanged)
-        weight_BT = torch.where(active_BT, 1.0 - self._total_BT, 0.0)
-        if not index:
-            return Round(weight_BT, unchanged)
-        return Round(weight_BT, lambda later_BTD: torch.where(active_BT[..., None], later_BTD, states_BTD))
+        weight_N = where_active(active_N, 1.0 - self._total_N, 0.0)
+        if active_N is None or not index:
+            return Round(weight_N, unchanged)
+        return Round(weight_N, lambda later_ND: where_active(active_N, later_ND, states_ND))
 
-    def enter(self, index: int, states_BTD: Float[Tensor, "B T D"]) -> None:
+    def enter(self, index: int, states_ND: Float[Tensor, "N D"]) -> None:
         """Ask the gate, and decide who halts after this round."""
-        rule, active_BT = self._rule, self._active_BT
-        p_BT = rule.unit(states_BTD)
+        rule, active_N = self._rule, self.active_N
+        p_N = rule.unit(states_ND)
         if rule.is_global:
-            keep_BT = self._keep_BT.to(p_BT.dtype)
-            p_BT = ((p_BT * keep_BT).sum(1, keepdim=True) / keep_BT.sum(1, keepdim=True).clamp_min(1)).expand_as(p_BT)
-        self._left.append(1.0 - self._total_BT)
-        halts_BT = active_BT & ((self._total_BT + p_BT).detach() > 1.0 - rule.epsilon)
+            p_N = self._mean_of_sentences(p_N)
+        rest_N = 1.0 - self._total_N
+        halts_N = (self._total_N + p_N).detach() > 1.0 - rule.epsilon
         if rule.forces_remainder and index == self._n_rounds - 1:
-            halts_BT = active_BT
-        rest_BT = 1.0 - self._total_BT
-        weight_BT = torch.where(halts_BT, rest_BT, torch.where(active_BT, p_BT, 0.0))
-        self._remainder_BT = torch.where(halts_BT, rest_BT, self._remainder_BT)
-        self._total_BT = self._total_BT + weight_BT
-        self._next_BT = active_BT & ~halts_BT
-        self._rounds_BT = self._rounds_BT + active_BT
-        self._probs.append(p_BT)
-        self._weights.append(weight_BT)
-        self._executed.append(active_BT if rule.freezes else self._keep_BT)
+            halts_N = torch.ones_like(halts_N)
+        weight_N = where_active(active_N, torch.where(halts_N, rest_N, p_N), 0.0)
+        runs_N = self._runs_N()
+        self._note(self._left, rest_N)
+        self._note(self._probs, p_N)
+        self._note(self._weights, weight_N)
+        self._executed.append(self.rows.grid(runs_N) if rule.freezes else self._real_BT)
+        self._remainder_BT = self._remainder_BT + self.rows.grid(torch.where(halts_N & runs_N, rest_N, 0.0))
+        self._rounds_BT = self._rounds_BT + self.rows.grid(runs_N)
+        self._total_N = self._total_N + weight_N
+        self._next_N = runs_N & ~halts_N
+        self._weight_N1 = weight_N[:, None]
+
+    def _mean_of_sentences(self, p_N: Tensor) -> Tensor:
+        """Return for every row the mean over the real tokens of its sentence, all of which run or none."""
+        real_BT = self._real_BT.to(p_N.dtype)
+        mean_B1 = (self.rows.grid(p_N) * real_BT).sum(1, keepdim=True) / real_BT.sum(1, keepdim=True).clamp_min(1)
+        return self.rows.take(mean_B1.expand_as(real_BT))
 
     def after(
-        self, index: int, entered_BTD: Float[Tensor, "B T D"], left_BTD: Float[Tensor, "B T D"]
-    ) -> Float[Tensor, "B T D"]:
+        self, index: int, entered_ND: Float[Tensor, "N D"], left_ND: Float[Tensor, "N D"]
+    ) -> Float[Tensor, "N D"]:
         """Mix the round into the output."""
-        weight_BT1 = self._weights[-1][..., None].to(left_BTD.dtype)
+        weight_N1 = self._weight_N1.to(left_ND.dtype)
         # There is nothing to keep of before the first round, and autograd would keep it.
-        kept_BTD = self._mix_BTD if self._rule.mix == "accumulate" or not index else (1.0 - weight_BT1) * self._mix_BTD
-        self._mix_BTD = kept_BTD + weight_BT1 * left_BTD
-        return torch.where(self._active_BT[..., None], left_BTD, entered_BTD) if self._rule.freezes else left_BTD
-
-    def output(self, states_BTD: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
-        """Return the mix."""
-        return self._mix_BTD
+        kept_ND = self._mix_ND if self._rule.mix == "accumulate" or not index else (1.0 - weight_N1) * self._mix_ND
+        self._mix_ND = kept_ND + weight_N1 * left_ND
+        return where_active(self.active_N, left_ND, entered_ND) if self._rule.freezes else left_ND
 
     def aux_loss(self) -> Tensor:
         """Return the ponder cost, rounds + remainder, as the mean over real tokens; its gradient is the remainder's."""
-        return (self._rounds_BT + self._remainder_BT)[self._keep_BT].mean()
+        return self._mean(self._rounds_BT + self._remainder_BT)
+
+    def _final(self, states_ND: Tensor) -> Tensor:
+        return self._mix_ND
+
+    def _halted(self, states_ND: Tensor) -> tuple[Tensor, Tensor]:
+        return self._mix_ND, states_ND
+
+    def _keep_rows(self, kept_M: Tensor) -> None:
+        self._total_N, self._mix_ND = self._total_N[kept_M], self._mix_ND.index_select(0, kept_M)

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ostinato.nn.shapes import Bool, Float, Tensor
+from ostinato.nn.shapes import Bool, Float, Int, Tensor
 
 if TYPE_CHECKING:
     from ostinato.nn.experts import Decision
@@ -34,47 +34,74 @@ class Visibility:
         prefix_BS: True for keys of the prefix, which see each other in both directions; given only where the queries
             are all the keys. None where there is no prefix, or where it is cached already: what comes after a prefix
             sees it anyway.
+        columns_BA: the columns of the queries, where they are not all of them in order.
     """
 
     is_causal: bool = False
     keep_BS: Bool[Tensor, "B S"] | None = None
     offset: int = 0
     prefix_BS: Bool[Tensor, "B S"] | None = None
+    columns_BA: Int[Tensor, "B A"] | None = None
 
     @property
     def is_plain_causal(self) -> bool:
         """Whether the order of the columns alone decides."""
-        return self.is_causal and self.keep_BS is None and self.prefix_BS is None
+        only_order = self.keep_BS is None and self.prefix_BS is None and self.columns_BA is None
+        return self.is_causal and only_order
 
     def allowed(self, n_queries: int, n_keys: int, device: torch.device) -> Tensor | None:
         """Return True where a key is visible, `[B or 1, 1, T or 1, S]`; None where all are."""
-        seen: Tensor | None = None
-        if self.is_causal and n_queries > 1:
-            columns = torch.arange(n_keys, device=device)
-            seen = (columns <= columns[:n_queries, None] + self.offset)[None, None]
-            if self.prefix_BS is not None:
-                seen = seen | (self.prefix_BS[:, None, :, None] & self.prefix_BS[:, None, None, :])
+        seen = self._in_order(n_queries, n_keys, device) if self.is_causal else None
         if self.keep_BS is not None:
             keep = self.keep_BS[:, None, None, :]
             seen = keep if seen is None else seen & keep
         return seen
 
+    def _in_order(self, n_queries: int, n_keys: int, device: torch.device) -> Tensor | None:
+        """Return which keys a query of a causal stack sees, padding aside; None: all."""
+        if self.columns_BA is None and n_queries == 1:
+            return None
+        keys = torch.arange(n_keys, device=device)
+        columns = keys[None, :n_queries] if self.columns_BA is None else self.columns_BA
+        seen = keys <= columns[:, None, :, None] + self.offset
+        if self.prefix_BS is None:
+            return seen
+        in_prefix = self.prefix_BS if self.columns_BA is None else self.prefix_BS.gather(1, self.columns_BA)
+        return seen | (in_prefix[:, None, :, None] & self.prefix_BS[:, None, None, :])
+
 
 class MultiHead:
     """What all attention has in common, however its projections are made.
 
-    output = project_out(mix(queries, keys, values))
+    Projections map rows `[N, D]` to rows: `queries` `[N, C H K]` (C choices of a token, side by side), `keys_values`
+    `[N, 2 H K]`, and back with `output`. `heads` brings rows of sentences into the form that `mix` reads.
     """
 
     training: bool
     n_choices: int = 1
-    """Queries of one token: as many as it has experts."""
+    """C, queries of one token: as many as it has experts."""
 
     def set_sizes(self, n_heads: int, d_head: int, dropout: float) -> None:
         """Note what does not depend on how the projections are made."""
         self.n_heads, self.d_head, self.dropout = n_heads, d_head, dropout
         self.inner = n_heads * d_head
         self.scale = d_head**-0.5
+
+    def query_heads(self, q_BAI: Float[Tensor, "B A I"]) -> Float[Tensor, "B H Q K"]:
+        """Return queries by head, Q = A C: the choices of a token are queries side by side."""
+        B, A, _ = q_BAI.shape
+        return q_BAI.reshape(B, A * self.n_choices, self.n_heads, self.d_head).transpose(1, 2)
+
+    def key_value_heads(self, kv_BSI: Float[Tensor, "B S J"]) -> tuple[Tensor, Tensor]:
+        """Return keys and values by head, `[B, H, S, K]` each."""
+        B, S, _ = kv_BSI.shape
+        k, v = kv_BSI.view(B, S, 2, self.n_heads, self.d_head).permute(2, 0, 3, 1, 4).unbind(0)
+        return k, v
+
+    def join_heads(self, x_BHQK: Float[Tensor, "B H Q K"]) -> Float[Tensor, "B A I"]:
+        """Return what was read, heads and choices of a token side by side: the inverse of `query_heads`."""
+        B, _, Q, _ = x_BHQK.shape
+        return x_BHQK.transpose(1, 2).reshape(B, Q // self.n_choices, self.n_choices * self.inner)
 
     def mix(
         self,
@@ -123,10 +150,6 @@ class MultiHead:
             return bias.to(like.dtype).masked_fill(~allowed, _HIDDEN)
         return torch.zeros(allowed.shape, dtype=like.dtype, device=like.device).masked_fill_(~allowed, _HIDDEN)
 
-    def _heads(self, x_BTI: Tensor, n: int) -> tuple[Tensor, ...]:
-        B, T, _ = x_BTI.shape
-        return x_BTI.view(B, T, n, self.n_heads, self.d_head).permute(2, 0, 3, 1, 4).unbind(0)
-
 
 class Attention(MultiHead, nn.Module):
     """Projections of one parameter set, for self- or cross-attention.
@@ -143,35 +166,29 @@ class Attention(MultiHead, nn.Module):
         self.qkv = nn.Linear(d_model, 3 * self.inner, bias=bias)
         self.out = nn.Linear(self.inner, d_model, bias=bias)
 
-    def route(
-        self,
-        x_BTD: Float[Tensor, "B T D"],
-        keep_BT: Bool[Tensor, "B T"] | None,
-        weight_BT: Float[Tensor, "B T"] | None = None,
-    ) -> Decision | None:
-        """Return where every token goes; None: all run all weights."""
+    def route(self, x_ND: Float[Tensor, "N D"], weight_N: Tensor | None = None) -> Decision | None:
+        """Return where every row goes; None: all run all weights."""
         return None
 
-    def project(self, x_BTD: Float[Tensor, "B T D"], decision: Decision | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries, keys and values of the same states, `[B, H, T, K]` each."""
-        q, k, v = self._heads(self.qkv(x_BTD), 3)
-        return q, k, v
+    def queries_keys_values(
+        self, x_ND: Float[Tensor, "N D"], decision: Decision | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return queries, and keys and values, of the same rows."""
+        q, kv = self.qkv(x_ND).tensor_split((self.inner,), dim=-1)
+        return q, kv
 
-    def project_queries(
-        self, x_BTD: Float[Tensor, "B T D"], decision: Decision | None = None
-    ) -> Float[Tensor, "B H T K"]:
+    def queries(self, x_ND: Float[Tensor, "N D"], decision: Decision | None = None) -> Float[Tensor, "N I"]:
         """Return queries."""
-        return self._heads(self._rows(x_BTD, 0, 1), 1)[0]
+        return self._part(x_ND, 0, 1)
 
-    def project_keys_values(self, x_BSD: Float[Tensor, "B S D"]) -> tuple[Tensor, Tensor]:
-        """Return keys and values, `[B, H, S, K]` each."""
-        k, v = self._heads(self._rows(x_BSD, 1, 3), 2)
-        return k, v
+    def keys_values(self, x_ND: Float[Tensor, "*N D"]) -> Float[Tensor, "*N J"]:
+        """Return keys and values side by side."""
+        return self._part(x_ND, 1, 3)
 
-    def project_out(self, x_BHTK: Float[Tensor, "B H T K"], decision: Decision | None = None) -> Float[Tensor, "B T D"]:
-        """Return the output of all heads side by side."""
-        return self.out(x_BHTK.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+    def output(self, x_NI: Float[Tensor, "N I"], decision: Decision | None = None) -> Float[Tensor, "N D"]:
+        """Return the output of all heads."""
+        return self.out(x_NI)  # type: ignore[no-any-return]
 
-    def _rows(self, x: Tensor, start: int, end: int) -> Tensor:
+    def _part(self, x: Tensor, start: int, end: int) -> Tensor:
         rows = slice(start * self.inner, end * self.inner)
         return F.linear(x, self.qkv.weight[rows], None if self.qkv.bias is None else self.qkv.bias[rows])

@@ -46,37 +46,33 @@ class ExpertAttention(MultiHead, Routed):
         self.out_bias_ED = nn.Parameter(torch.zeros(gate.n_experts, d_model)) if bias else None
         self.kv = nn.Linear(d_model, 2 * self.inner, bias=bias)
 
-    def project(self, x_BTD: Float[Tensor, "B T D"], decision: Decision | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries `[B, H, T k, K]`, keys and values `[B, H, T, K]` of the same states."""
-        return self.project_queries(x_BTD, decision), *self.project_keys_values(x_BTD)
+    def queries_keys_values(
+        self, x_ND: Float[Tensor, "N D"], decision: Decision | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return queries, and keys and values, of the same rows."""
+        return self.queries(x_ND, decision), self.keys_values(x_ND)
 
-    def project_queries(
-        self, x_BTD: Float[Tensor, "B T D"], decision: Decision | None = None
-    ) -> Float[Tensor, "B H Q K"]:
-        """Return queries of every token's choices, side by side; those of padding are 0."""
+    def queries(self, x_ND: Float[Tensor, "N D"], decision: Decision | None = None) -> Float[Tensor, "N I"]:
+        """Return queries of every row's choices, side by side; those of padding are 0."""
         assert decision is not None, "experts need the decision of route()"
-        B, T, _ = x_BTD.shape
-        x_ND, maps = x_BTD.flatten(0, 1), (self.query_EDI, self.query_bias_EI)
+        maps = (self.query_EDI, self.query_bias_EI)
         q_SI = routed_linear(x_ND, *maps, decision.to, reads="rows", writes="slots", backend=self.backend)
-        return q_SI.view(B, T * self.n_choices, self.n_heads, self.d_head).transpose(1, 2)
+        return q_SI.view(x_ND.shape[0], -1)
 
-    def project_keys_values(self, x_BSD: Float[Tensor, "B S D"]) -> tuple[Tensor, Tensor]:
-        """Return keys and values, `[B, H, S, K]` each."""
-        k, v = self._heads(self.kv(x_BSD), 2)
-        return k, v
+    def keys_values(self, x_ND: Float[Tensor, "*N D"]) -> Float[Tensor, "*N J"]:
+        """Return keys and values side by side."""
+        return self.kv(x_ND)  # type: ignore[no-any-return]
 
-    def project_out(self, x_BHQK: Float[Tensor, "B H Q K"], decision: Decision | None = None) -> Float[Tensor, "B T D"]:
-        """Return the sum over a token's choices of its experts' outputs, weighted by their gates."""
+    def output(self, x_NI: Float[Tensor, "N I"], decision: Decision | None = None) -> Float[Tensor, "N D"]:
+        """Return the sum over a row's choices of its experts' outputs, weighted by their gates."""
         assert decision is not None, "experts need the decision of route()"
-        B, _, Q, _ = x_BHQK.shape
-        x_SI, maps = x_BHQK.transpose(1, 2).reshape(B * Q, self.inner), (self.out_EID, self.out_bias_ED)
-        y_ND = routed_linear(
-            x_SI,
-            *maps,
+        return routed_linear(
+            x_NI.reshape(-1, self.inner),
+            self.out_EID,
+            self.out_bias_ED,
             decision.to,
             reads="slots",
             writes="rows",
             gates_NK=decision.gates_NK,
             backend=self.backend,
         )
-        return y_ND.view(B, Q // self.n_choices, -1)

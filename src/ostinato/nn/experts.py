@@ -25,7 +25,7 @@ from ostinato.kernels import (
     gather,
 )
 from ostinato.nn.routing import Gate, Router
-from ostinato.nn.shapes import Bool, Float, Tensor
+from ostinato.nn.shapes import Float, Tensor
 from ostinato.nn.types import Routing
 
 
@@ -45,11 +45,10 @@ class Decision:
     logits_NE: Tensor | None = None
     probs_NE: Tensor | None = None
 
-    def routing(self, router: str, stack: str, step: int) -> Routing | None:
+    def routing(self, router: str, stack: str, step: int, rows_N: Tensor) -> Routing | None:
         """Return what balance losses and analyses read; None where there was nothing to choose."""
         if self.logits_NE is None or self.probs_NE is None:
             return None
-        rows_N = torch.arange(self.weight_N.shape[0], device=self.weight_N.device)
         numbers = (self.logits_NE, self.probs_NE, self.experts_NK, self.gates_NK, self.weight_N, rows_N)
         return Routing(router, stack, step, *numbers)
 
@@ -67,23 +66,14 @@ class Routed(nn.Module):
         self.router, self.gate, self.n_experts = router, gate, n_experts
         self.backend: BackendChoice = "auto"
 
-    def route(
-        self,
-        x_BTD: Float[Tensor, "B T D"],
-        keep_BT: Bool[Tensor, "B T"] | None,
-        weight_BT: Float[Tensor, "B T"] | None = None,
-    ) -> Decision:
-        """Choose experts for every token that takes part; padding and halted tokens go nowhere.
+    def route(self, x_ND: Float[Tensor, "N D"], weight_N: Tensor | None = None) -> Decision:
+        """Choose experts for every row that takes part; padding and halted tokens go nowhere.
 
         Args:
-            weight_BT: what is left of every token, 0 for padding and halted ones; None: 1 for real tokens.
+            weight_N: what is left of every token, 0 (or False) for padding and halted ones; None: 1 for all.
         """
-        x_ND = x_BTD.flatten(0, 1)
-        if weight_BT is None and keep_BT is None:
-            kept, weight_N = None, x_ND.new_ones(x_ND.shape[0])
-        else:
-            whole = weight_BT if weight_BT is not None else keep_BT.to(x_ND.dtype)  # type: ignore[union-attr]
-            kept = weight_N = whole.flatten()
+        kept = None if weight_N is None else weight_N.to(torch.promote_types(x_ND.dtype, weight_N.dtype))
+        weight_N = x_ND.new_ones(x_ND.shape[0]) if kept is None else kept
         if self.router is None:
             experts_NK = torch.zeros(x_ND.shape[0], 1, dtype=torch.long, device=x_ND.device)
             return Decision(dispatch(experts_NK, 1, kept), experts_NK, x_ND.new_ones(x_ND.shape[0], 1), weight_N)
@@ -133,10 +123,9 @@ class ExpertFeedForward(Routed):
         super().__init__(router, gate, maps.up_EDF.shape[0])
         self.experts = maps
 
-    def forward(self, x_BTD: Float[Tensor, "B T D"], decision: Decision) -> Float[Tensor, "B T D"]:
-        """Map every token by its experts; padding gives 0."""
-        y_ND: Tensor = self.experts(x_BTD.flatten(0, 1), decision.to, self.backend, decision.gates_NK)
-        return y_ND.view_as(x_BTD)
+    def forward(self, x_ND: Float[Tensor, "N D"], decision: Decision) -> Float[Tensor, "N D"]:
+        """Map every row by its experts; padding gives 0."""
+        return self.experts(x_ND, decision.to, self.backend, decision.gates_NK)  # type: ignore[no-any-return]
 
 
 class SparseLayer(Routed):
@@ -159,12 +148,12 @@ class SparseLayer(Routed):
         self.norm_weights = nn.ParameterList(torch.ones(n_experts, d_model) for _ in layers)
         self.norm_biases = nn.ParameterList(torch.zeros(n_experts, d_model) for _ in layers)
 
-    def forward(self, x_BTD: Float[Tensor, "B T D"], decision: Decision) -> Float[Tensor, "B T D"]:
+    def forward(self, x_ND: Float[Tensor, "N D"], decision: Decision) -> Float[Tensor, "N D"]:
         """Return what is added to the states; padding gives 0."""
         to = decision.to
-        entered_MD = x_MD = gather(x_BTD.flatten(0, 1), to)
+        entered_MD = x_MD = gather(x_ND, to)
         for maps, weight_ED, bias_ED in zip(self.experts, self.norm_weights, self.norm_biases, strict=True):
             normed_MD = F.layer_norm(x_MD, x_MD.shape[1:], eps=self.eps)
             normed_MD = normed_MD * weight_ED.index_select(0, to.experts_M) + bias_ED.index_select(0, to.experts_M)
             x_MD = x_MD + maps(normed_MD, to, self.backend)
-        return combine(x_MD - entered_MD, decision.gates_NK, to).view_as(x_BTD)
+        return combine(x_MD - entered_MD, decision.gates_NK, to)

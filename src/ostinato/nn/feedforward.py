@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ostinato.kernels import Activation, activate
-from ostinato.nn.shapes import Bool, Float, Tensor
+from ostinato.nn.shapes import Float, Tensor
 
 
 class FeedForward(nn.Module):
@@ -28,13 +28,8 @@ class FeedForward(nn.Module):
         self.up = nn.Linear(d_model, 2 * d_ff if self.is_gated else d_ff, bias=bias)
         self.down = nn.Linear(d_ff, d_model, bias=bias)
 
-    def route(
-        self,
-        x_BTD: Float[Tensor, "B T D"],
-        keep_BT: Bool[Tensor, "B T"] | None,
-        weight_BT: Float[Tensor, "B T"] | None = None,
-    ) -> None:
-        """Return None: every token runs all weights."""
+    def route(self, x_ND: Float[Tensor, "N D"], weight_N: Tensor | None = None) -> None:
+        """Return None: every row runs all weights."""
 
     def forward(self, x_BTD: Float[Tensor, "*B D"], decision: None = None) -> Float[Tensor, "*B D"]:
         """Map every position by itself."""

@@ -1,13 +1,15 @@
 """Halting: which tokens still take part in a round, and what the others look like to them.
 
-One protocol for every rule. The depth loop asks, for every round: `before` (is anything still running, and how does a
+One protocol for every rule. The depth loop asks, for every round: `active` (who takes part?), `before` (how does the
 round look to the tokens?), `enter` (with the round's signal added), `after` (the states to go on with), and at the end
-`output`, `trace` and `aux_loss`. A rule's state lives for one pass and is made by `start`; nothing is kept on modules.
+`output`, `trace` and `aux_loss`. Where the loop gathers halted tokens away, it says so with `narrow`. A rule's state
+lives for one pass and is made by `start`; nothing is kept on modules.
 """
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -15,52 +17,22 @@ from typing import Protocol, runtime_checkable
 import torch
 
 from ostinato.nn.precision import at_least_float32
-from ostinato.nn.shapes import Bool, Float, Tensor
+from ostinato.nn.rows import Rows
+from ostinato.nn.shapes import Bool, Float, Int, Tensor
 from ostinato.nn.types import HaltingTrace
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What a round is to its tokens. It never changes, so that a step may be recomputed when later rounds have run.
+    """What a round is to its rows. It never changes, so that a step may be recomputed when later rounds have run.
 
     Args:
-        weight_BT: how much of a token is left for this round, 0 where it does not run; None: every token runs whole.
+        weight_N: how much of a token is left for this round, 0 where it does not run; None: every row runs whole.
         visible: from states to those that keys and values are made of: a halted token shows its last visible state.
     """
 
-    weight_BT: Float[Tensor, "B T"] | None
+    weight_N: Float[Tensor, "N"] | None
     visible: Callable[[Tensor], Tensor]
-
-
-@runtime_checkable
-class HaltingState(Protocol):
-    """One pass under a halting rule."""
-
-    def before(self, index: int, states_BTD: Float[Tensor, "B T D"]) -> Round | None:
-        """Return what the 0-based round `index` is; None once every token has halted."""
-        ...
-
-    def enter(self, index: int, states_BTD: Float[Tensor, "B T D"]) -> None:
-        """Take note of the states that the first step of the round will read."""
-        ...
-
-    def after(
-        self, index: int, entered_BTD: Float[Tensor, "B T D"], left_BTD: Float[Tensor, "B T D"]
-    ) -> Float[Tensor, "B T D"]:
-        """Return the states after a round, given those before its signal and those that left it."""
-        ...
-
-    def output(self, states_BTD: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
-        """Return the stack's output."""
-        ...
-
-    def trace(self) -> HaltingTrace | None:
-        """Return what every token did; None where no token can halt."""
-        ...
-
-    def aux_loss(self) -> Tensor | None:
-        """Return the mean cost of depth over real tokens; None where there is none."""
-        ...
 
 
 @runtime_checkable
@@ -69,74 +41,166 @@ class HaltingRule(Protocol):
 
     Args:
         threshold: of a token's mass: once so much of it is given out, the token halts. May be changed at any time.
+        freezes: a halted token stays as it was; only then is there nothing left to compute for it.
     """
 
     threshold: float
 
+    @property
+    def freezes(self) -> bool:
+        """See above."""
+        ...
+
     def start(
-        self, states_BTD: Float[Tensor, "B T D"], keep_BT: Bool[Tensor, "B T"] | None, n_rounds: int, *, runs_all: bool
-    ) -> HaltingState:
-        """Begin a pass over embedded states.
+        self, states_ND: Float[Tensor, "N D"], rows: Rows, keep_N: Bool[Tensor, "N"] | None, n_rounds: int
+    ) -> HaltingPass:
+        """Begin a pass of at most `n_rounds` rounds over the embedded states of all tokens.
 
         Args:
-            runs_all: run every round, also those in which no token takes part: later tokens of a cached pass may go
-                deeper, and look at these.
+            keep_N: real tokens; None where all are.
         """
         ...
 
 
-class HaltingPass:
-    """What passes under a rule that halts have in common: who is real, and what every token did in every round."""
+class HaltingPass(ABC):
+    """One pass under a rule: the rows that are computed, who of them takes part, and what every token did.
 
-    def __init__(self, states_BTD: Float[Tensor, "B T D"], keep_BT: Bool[Tensor, "B T"] | None) -> None:
-        self._nothing_BT = at_least_float32(torch.zeros_like(states_BTD[..., 0]))
-        self._keep_BT = torch.ones_like(self._nothing_BT, dtype=torch.bool) if keep_BT is None else keep_BT
+    Attributes:
+        rows: the tokens that states and all else `[N, ...]` are of.
+        active_N: those that take part in the round; None: all. n_active: their number.
+    """
+
+    def __init__(self, states_ND: Float[Tensor, "N D"], rows: Rows, keep_N: Bool[Tensor, "N"] | None) -> None:
+        self.rows = rows
+        self._zeros_N = at_least_float32(torch.zeros_like(states_ND[:, 0]))
+        self._keep_BT = None if keep_N is None else rows.grid(keep_N)
+        self._set_active(keep_N)
+        self._outputs: list[Tensor] = []
+        self._places: list[Tensor] = []
         self._probs: list[Tensor] = []
         self._left: list[Tensor] = []
         self._weights: list[Tensor] = []
         self._executed: list[Tensor] = []
 
-    def trace(self) -> HaltingTrace:
-        """Return the gates, what was left before every round, what ran, and the weights of the rounds."""
+    def active(self, index: int, states_ND: Float[Tensor, "N D"]) -> Bool[Tensor, "N"] | None:
+        """Return who takes part in the 0-based round `index`, given the states it starts from; None: all rows."""
+        return self.active_N
+
+    @abstractmethod
+    def before(self, index: int, states_ND: Float[Tensor, "N D"]) -> Round:
+        """Return what the round is."""
+
+    def enter(self, index: int, states_ND: Float[Tensor, "N D"]) -> None:  # noqa: B027 (not every rule looks)
+        """Take note of the states that the first step of the round will read."""
+
+    def after(
+        self, index: int, entered_ND: Float[Tensor, "N D"], left_ND: Float[Tensor, "N D"]
+    ) -> Float[Tensor, "N D"]:
+        """Return the states after a round, given those before its signal and those that left it."""
+        return left_ND
+
+    def narrow(self, kept_M: Int[Tensor, "M"], halted_L: Int[Tensor, "L"], states_ND: Float[Tensor, "N D"]) -> Tensor:
+        """Give halted rows their output and forget them; called between `active` and `before`.
+
+        Returns:
+            What they look like to others from now on, `[L, D]`.
+        """
+        output_ND, shown_ND = self._halted(states_ND)
+        shown_LD = shown_ND.index_select(0, halted_L)
+        self._outputs.append(shown_LD if output_ND is shown_ND else output_ND.index_select(0, halted_L))
+        self._places.append(halted_L if self.rows.index_N is None else self.rows.index_N[halted_L])
+        self._keep_rows(kept_M)
+        self.rows = self.rows.keep(kept_M)
+        self._set_active(None)
+        return shown_LD
+
+    def output(self, states_ND: Float[Tensor, "N D"]) -> Float[Tensor, "B T D"]:
+        """Return the stack's output, given the states of the rows that are left."""
+        final_ND = self._final(states_ND)
+        if self.rows.index_N is None:
+            return self.rows.grid(final_ND)
+        places = torch.cat([*self._places, self.rows.index_N])
+        all_ND = torch.cat([*self._outputs, final_ND])
+        everything = Rows(self.rows.n_sentences, self.rows.n_columns, places)
+        return everything.grid(all_ND)
+
+    def trace(self) -> HaltingTrace | None:
+        """Return what every token did; None where no token can halt."""
         stacked = (torch.stack(values, -1) for values in (self._probs, self._left, self._executed, self._weights))
         return HaltingTrace(*stacked)
 
+    @abstractmethod
+    def aux_loss(self) -> Tensor | None:
+        """Return the mean cost of depth over real tokens; None where there is none."""
 
-def unchanged(states_BTD: Tensor) -> Tensor:
+    @abstractmethod
+    def _final(self, states_ND: Tensor) -> Tensor:
+        """Return the output of all rows, once no round is to come."""
+
+    @abstractmethod
+    def _halted(self, states_ND: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the output of rows that have halted, and what they look like, before a round starts; of other rows
+        anything."""
+
+    @abstractmethod
+    def _keep_rows(self, kept_M: Tensor) -> None:
+        """Keep what is held of these rows only."""
+
+    def _set_active(self, active_N: Tensor | None) -> None:
+        """Note who takes part. Waits for an accelerator."""
+        n = len(self.rows)
+        self.n_active = n if active_N is None else int(active_N.sum())
+        self.active_N = None if self.n_active == n else active_N
+
+    def _runs_N(self) -> Bool[Tensor, "N"]:
+        """Return who takes part in the round."""
+        n, device = len(self.rows), self._zeros_N.device
+        return torch.ones(n, dtype=torch.bool, device=device) if self.active_N is None else self.active_N
+
+    def _note(self, values: list[Tensor], value_N: Tensor) -> None:
+        """Add what the rows did to what is known of all tokens; 0 for the others."""
+        values.append(self.rows.grid(value_N))
+
+    def _mean(self, cost_BT: Tensor) -> Tensor:
+        """Return the mean over real tokens."""
+        return (cost_BT if self._keep_BT is None else cost_BT[self._keep_BT]).mean()
+
+
+def where_active(active_N: Tensor | None, values: Tensor, otherwise: Tensor | float | bool) -> Tensor:
+    """Return values of the rows that take part, and of the others something else; None: all take part."""
+    if active_N is None:
+        return values
+    return torch.where(active_N.view(-1, *(1 for _ in values.shape[1:])), values, otherwise)
+
+
+def unchanged(states: Tensor) -> Tensor:
     """Return the states: no token has halted."""
-    return states_BTD
+    return states
 
 
-_WHOLE = Round(None, unchanged)
+WHOLE = Round(None, unchanged)
+"""Every row runs whole, and shows its present state."""
 
 
 class NoHalting:
-    """Every token takes part in every round. It has no state, so it is its own."""
+    """Every real token takes part in every round."""
 
     threshold = math.inf
+    freezes = True
 
     def start(
-        self, states_BTD: Float[Tensor, "B T D"], keep_BT: Bool[Tensor, "B T"] | None, n_rounds: int, *, runs_all: bool
-    ) -> NoHalting:
+        self, states_ND: Float[Tensor, "N D"], rows: Rows, keep_N: Bool[Tensor, "N"] | None, n_rounds: int
+    ) -> WholePass:
         """Begin a pass."""
-        return self
+        return WholePass(states_ND, rows, keep_N)
 
-    def before(self, index: int, states_BTD: Float[Tensor, "B T D"]) -> Round:
+
+class WholePass(HaltingPass):
+    """One pass in which only padding has nothing to do."""
+
+    def before(self, index: int, states_ND: Float[Tensor, "N D"]) -> Round:
         """Every token runs whole, and shows its present state."""
-        return _WHOLE
-
-    def enter(self, index: int, states_BTD: Float[Tensor, "B T D"]) -> None:
-        """Nothing depends on the states."""
-
-    def after(
-        self, index: int, entered_BTD: Float[Tensor, "B T D"], left_BTD: Float[Tensor, "B T D"]
-    ) -> Float[Tensor, "B T D"]:
-        """The next round starts from the states that left this one."""
-        return left_BTD
-
-    def output(self, states_BTD: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
-        """The last states are the output."""
-        return states_BTD
+        return WHOLE
 
     def trace(self) -> HaltingTrace | None:
         """No token can halt."""
@@ -145,3 +209,12 @@ class NoHalting:
     def aux_loss(self) -> Tensor | None:
         """Depth costs nothing."""
         return None
+
+    def _final(self, states_ND: Tensor) -> Tensor:
+        return states_ND
+
+    def _halted(self, states_ND: Tensor) -> tuple[Tensor, Tensor]:
+        return states_ND, states_ND
+
+    def _keep_rows(self, kept_M: Tensor) -> None:
+        pass

@@ -13,7 +13,6 @@ What f is, which weights it has, and whether there is one at all, is the plan's 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -26,40 +25,20 @@ from ostinato.nn.cache import Cache, KeyValues, Window
 from ostinato.nn.expert_attention import ExpertAttention
 from ostinato.nn.experts import Decision, Routed
 from ostinato.nn.feedforward import FeedForward
-from ostinato.nn.halting import HaltingRule, NoHalting, Round, unchanged
+from ostinato.nn.halting import WHOLE, HaltingPass, HaltingRule, NoHalting, unchanged
+from ostinato.nn.passes import Halted, Here, Known, Pass, keys_of, last_uses
 from ostinato.nn.positions import PositionSignal, positions_from_keep
+from ostinato.nn.rows import Rows, kept_and_halted, put_rows
 from ostinato.nn.separable import SeparableConv
 from ostinato.nn.shapes import Bool, Float, Int, Tensor
-from ostinato.nn.types import CaptureKey, Routing, StackOutput
+from ostinato.nn.types import StackOutput
 from ostinato.plan import Plan, Step, Use
 
 Norm = Callable[[Tensor], Tensor]
+Compaction = Literal["auto", "always", "never"]
 
-
-@dataclass(slots=True)
-class _Pass:
-    """What one run of the loop knows beside the states; made anew for every pass.
-
-    `positions` are those of the queries, `key_positions` those of all visible columns (cached ones first). `keep_BT`
-    tells the real ones among the queries; None where all are.
-    """
-
-    visibility: Visibility
-    positions: Int[Tensor, "#B T"]
-    key_positions: Int[Tensor, "#B S"]
-    keep_BT: Tensor | None = None
-    memory_BSD: Tensor | None = None
-    memory_visibility: Visibility = field(default_factory=Visibility)
-    cache: Cache | None = None
-    cross_kv: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
-    biases: dict[str, Tensor | None] = field(default_factory=dict)
-    request: Collection[str] = ()
-    captures: dict[CaptureKey, Tensor] = field(default_factory=dict)
-    routings: list[Routing] = field(default_factory=list)
-
-    @property
-    def n_beams(self) -> int:
-        return 1 if self.cache is None else self.cache.n_beams
+_LEAST_GAIN = 1 / 16
+"""Part of the rows that must have nothing to do before they are gathered away."""
 
 
 class Stack:
@@ -95,6 +74,11 @@ class Stack:
         self.looks_back_only = is_causal and not has_prefix
         self.halting: HaltingRule = halting or NoHalting()
         self.halts = True  # False: every token runs every round, whatever the rule
+        # Halted tokens and padding are gathered away before a round: where that pays, wherever there are any, or never
+        # (they are computed, and the results thrown away: the plain twin).
+        self.compaction: Compaction = "auto"
+        uses = (use for use in plan.uses() if use.kind == "ffn")
+        self._mixes_columns = any(isinstance(banks.feed_forward(use.weights), SeparableConv) for use in uses)
         self.checkpoint_activations = False
 
     @property
@@ -126,7 +110,7 @@ class Stack:
         """
         if positions_BT is None:
             positions_BT = torch.arange(embedded_BTD.shape[1], device=embedded_BTD.device)[None]
-        run = _Pass(
+        run = Pass(
             Visibility(self.is_causal, keep_BT, prefix_BS=_prefix(positions_BT, prefix_lengths_B)),
             positions_BT,
             positions_BT,
@@ -147,7 +131,7 @@ class Stack:
             key_positions = torch.arange(end, device=embedded_BTD.device)[None]
         else:
             key_positions = positions_from_keep(cache.keep_BS)
-        run = _Pass(
+        run = Pass(
             Visibility(self.is_causal, cache.keep_BS, start, _prefix(key_positions, cache.prefix_lengths_B)),
             key_positions[:, start:],
             key_positions,
@@ -161,145 +145,218 @@ class Stack:
         cache.length, cache.prefix_lengths_B = end, None
         return output
 
-    def _loop(self, states_BTD: Tensor, run: _Pass, n_rounds: int | None) -> StackOutput:
+    def _loop(self, states_BTD: Tensor, run: Pass, n_rounds: int | None) -> StackOutput:
         plan = self.plan if n_rounds is None else self.plan.with_rounds(n_rounds)
-        training = self.banks.training
-        signal = self.signal.prepare(run.positions, n_sentences=states_BTD.shape[0], training=training)
+        B, T, _ = states_BTD.shape
+        signal = self.signal.prepare(run.positions, n_sentences=B, training=self.banks.training)
         if (start := self.signal.at_start(signal)) is not None:
             states_BTD = states_BTD + start
-        states_BTD = self._drop(states_BTD)
+        states_ND = self._drop(states_BTD).flatten(0, 1)
         rule = self.halting if self.halts else NoHalting()
-        halting = rule.start(states_BTD, run.keep_BT, plan.n_rounds, runs_all=run.cache is not None)
+        keep_N = None if run.keep_BT is None else run.keep_BT.flatten()
+        halting = rule.start(states_ND, Rows.all(B, T), keep_N, plan.n_rounds)
+        gathers = self._gathers(rule)
+        # To keep keys and values for later rounds is what recomputed steps are there to avoid.
+        if gathers and not self._recomputes(run):
+            run.last_uses = last_uses(plan, is_pre_norm=self.is_pre_norm)
+        halted: tuple[Halted, ...] = ()
         for index, steps in plan.rounds():
-            if (around := halting.before(index, states_BTD)) is None:
+            active_N = halting.active(index, states_ND)
+            if gathers and active_N is not None and self._pays(halting):
+                states_ND, halted = _narrow(index, active_N, states_ND, halting, halted)
+            # Later tokens of a cached pass may go deeper, and look at these.
+            if not halting.n_active and (gathers or run.cache is None):
+                self._complete(plan, index, run, states_ND, halting.rows, halted)
                 break
-            entered = states_BTD
+            here = Here.at(index, halting.before(index, states_ND), halting.rows, run, halted)
+            entered_ND = states_ND
             if (tick := self.signal.at_round(signal, index)) is not None:
-                states_BTD = states_BTD + tick
-            halting.enter(index, states_BTD)
+                states_ND = states_ND + here.rows.take(tick)
+            halting.enter(index, states_ND)
             for step in steps:
-                states_BTD = self._run_step(states_BTD, step, run, around)
-            states_BTD = halting.after(index, entered, states_BTD)
-        states_BTD = halting.output(states_BTD)
+                states_ND = self._run_step(states_ND, step, run, here.knowing(run))
+            states_ND = halting.after(index, entered_ND, states_ND)
+        states_BTD = halting.output(states_ND)
         if (name := self.final_norm) is not None:
             states_BTD = self.banks.norm[name](states_BTD)
         # A cost is for training; the steps of decoding would pay for it, token by token.
         cost = halting.aux_loss() if run.cache is None else None
         return StackOutput(states_BTD, halting.trace(), cost, tuple(run.routings), run.captures)
 
-    def _run_step(self, states_BTD: Tensor, step: Step, run: _Pass, around: Round) -> Tensor:
-        recomputes = self.checkpoint_activations and self.banks.training and torch.is_grad_enabled()
-        if not recomputes or run.cache is not None:  # a region that is run twice would write a cache twice
-            return self._uses(states_BTD, step, run, around)
+    def _gathers(self, rule: HaltingRule) -> bool:
+        """Whether halted tokens can be gathered away: not where something still reads or changes their columns."""
+        return self.compaction != "never" and rule.freezes and not self._mixes_columns
+
+    def _pays(self, halting: HaltingPass) -> bool:
+        """Whether the rows that take part are few enough to gather them."""
+        n = len(halting.rows)
+        return halting.n_active < n if self.compaction == "always" else halting.n_active <= (1 - _LEAST_GAIN) * n
+
+    def _run_step(self, states_ND: Tensor, step: Step, run: Pass, here: Here) -> Tensor:
+        if not self._recomputes(run):
+            return self._uses(states_ND, step, run, here)
         # What a pass computes once and keeps for later steps must not be made inside a recomputed region.
         for use in step.uses:
             self._prepare(use, run)
-        return checkpoint(self._uses, states_BTD, step, run, around, use_reentrant=False)  # type: ignore[no-any-return]
+        return checkpoint(self._uses, states_ND, step, run, here, use_reentrant=False)  # type: ignore[no-any-return]
 
-    def _uses(self, states_BTD: Tensor, step: Step, run: _Pass, around: Round) -> Tensor:
+    def _recomputes(self, run: Pass) -> bool:
+        # A region that is run twice would write a cache twice.
+        return self.checkpoint_activations and self.banks.training and torch.is_grad_enabled() and run.cache is None
+
+    def _uses(self, states_ND: Tensor, step: Step, run: Pass, here: Here) -> Tensor:
         for use in step.uses:
-            norm = unchanged if use.norm is None else self.banks.norm[use.norm]
+            norm = self._norm(use)
             ffn = self.banks.feed_forward(use.weights) if use.kind == "ffn" else None
             # A convolution reads what is visible in all its columns, its own too.
-            read = around.visible(states_BTD) if isinstance(ffn, SeparableConv) else states_BTD
-            inner = norm(read) if self.is_pre_norm else read
+            read = here.around.visible(states_ND) if isinstance(ffn, SeparableConv) else states_ND
+            inner_ND = norm(read) if self.is_pre_norm else read
             if isinstance(ffn, SeparableConv):
-                output = self._convolve(ffn, inner, step, run)
+                output_ND = self._convolve(ffn, inner_ND, step, run, here)
             elif ffn is not None:
-                output = ffn(inner, self._route(ffn, inner, use, step, run, around))
+                output_ND = ffn(inner_ND, self._route(ffn, inner_ND, use, step, run, here))
             elif use.kind == "cross_attention":
-                output = self._cross_attention(inner, use, step, run, around)
+                output_ND = self._cross_attention(inner_ND, use, step, run, here)
             else:
-                seen = self._seen(states_BTD, inner, norm, around)
-                output = self._self_attention(inner, seen, use, step, run, around)
-            self._capture(run, step, use, "input", inner)
-            self._capture(run, step, use, "output", output)
-            states_BTD = states_BTD + self._drop(output)
+                output_ND = self._self_attention(states_ND, inner_ND, use, step, run, here)
+            self._capture(run, here, step, use, "input", inner_ND)
+            self._capture(run, here, step, use, "output", output_ND)
+            states_ND = states_ND + self._drop(output_ND)
             if not self.is_pre_norm:
-                states_BTD = norm(states_BTD)
-            self._capture(run, step, use, "residual", states_BTD)
-        return states_BTD
+                states_ND = norm(states_ND)
+            self._capture(run, here, step, use, "residual", states_ND)
+        return states_ND
+
+    def _norm(self, use: Use) -> Norm:
+        return unchanged if use.norm is None else self.banks.norm[use.norm]
 
     def _route(
-        self,
-        module: Attention | FeedForward | Routed,
-        inner_BTD: Tensor,
-        use: Use,
-        step: Step,
-        run: _Pass,
-        around: Round,
+        self, module: Attention | FeedForward | Routed, inner_ND: Tensor, use: Use, step: Step, run: Pass, here: Here
     ) -> Decision | None:
         """Choose experts, where there are any, and note what was chosen."""
-        decision = module.route(inner_BTD, run.keep_BT, around.weight_BT)
+        decision = module.route(inner_ND, here.weight_N)
         routing = None
         if decision is not None:
-            routing = decision.routing(router_name(use), self.plan.stack, step.index)
+            routing = decision.routing(router_name(use), self.plan.stack, step.index, here.rows.places(inner_ND.device))
         if routing is not None:
             run.routings.append(routing)
         return decision
 
-    def _seen(self, states_BTD: Tensor, inner_BTD: Tensor, norm: Norm, around: Round) -> Tensor:
-        """Return what tokens look like to each other: halted ones as they last stood, normed like the others."""
-        visible_BTD = around.visible(states_BTD)
-        if visible_BTD is states_BTD:
-            return inner_BTD
-        return norm(visible_BTD) if self.is_pre_norm else visible_BTD
-
-    def _convolve(self, ffn: SeparableConv, source_BTD: Tensor, step: Step, run: _Pass) -> Tensor:
+    def _convolve(self, ffn: SeparableConv, source_ND: Tensor, step: Step, run: Pass, here: Here) -> Tensor:
         """Run a feed-forward that mixes neighbours. A prefix is as causal as the rest: only attention sees it whole."""
         windows = None if run.cache is None else run.cache.windows.setdefault(step.index, (Window(), Window()))
-        return ffn(source_BTD, is_causal=self.is_causal, keep_BT=run.keep_BT, windows=windows)  # type: ignore[no-any-return]
+        source_BTD = here.rows.grid(source_ND)
+        return ffn(source_BTD, is_causal=self.is_causal, keep_BT=run.keep_BT, windows=windows).flatten(0, 1)  # type: ignore[no-any-return]
 
     def _self_attention(
-        self, inner_BTD: Tensor, source_BTD: Tensor, use: Use, step: Step, run: _Pass, around: Round
+        self, states_ND: Tensor, inner_ND: Tensor, use: Use, step: Step, run: Pass, here: Here
     ) -> Tensor:
-        attention = self.banks.attention(use.kind, use.weights)
-        decision = self._route(attention, inner_BTD, use, step, run, around)
-        if source_BTD is inner_BTD:
-            q, k, v = attention.project(inner_BTD, decision)
+        attention, rows = self.banks.attention(use.kind, use.weights), here.rows
+        decision = self._route(attention, inner_ND, use, step, run, here)
+        visible_ND = here.around.visible(states_ND)
+        if visible_ND is states_ND and not self._gone(use, here):
+            q_NI, kv_NI = attention.queries_keys_values(inner_ND, decision)
         else:
-            q, (k, v) = attention.project_queries(inner_BTD, decision), attention.project_keys_values(source_BTD)
+            q_NI, kv_NI = attention.queries(inner_ND, decision), None
+        k, v = self._keys_values(visible_ND, kv_NI, use, step, run, here)
+        q = attention.query_heads(rows.queries(q_NI))
         bias = None
         if (relation := self.banks.relation(use.position)) is not None:
             n = attention.n_choices
-            q, k = relation.rotate(q, _repeat(run.positions, n)), relation.rotate(k, run.positions)
+            q = relation.rotate(q, _repeat(here.positions_BA, n))
             if relation.depends_on_queries:
-                bias = relation.bias(q, _repeat(_distance(run), n), attention.scale, self.looks_back_only)
+                distance_BAS = run.key_positions[:, None, :] - here.positions_BA[:, :, None]
+                bias = relation.bias(q, _repeat(distance_BAS, n), attention.scale, self.looks_back_only)
             else:
-                bias = self._static_bias(use, run)
-        if run.cache is not None:
-            k, v = run.cache.self_kv.setdefault(step.index, KeyValues()).append(k, v)
+                bias = _of_queries(self._static_bias(use, run), here.visibility.columns_BA)
         if "weights" in run.request:
-            self._capture(run, step, use, "weights", attention.weights(q, k, run.visibility, bias))
-        return attention.project_out(attention.mix(q, k, v, run.visibility, bias), decision)
+            self._capture_weights(run, here, step, use, attention.weights(q, k, here.visibility, bias))
+        x = attention.join_heads(attention.mix(q, k, v, here.visibility, bias))
+        return attention.output(rows.from_queries(x), decision)
 
-    def _cross_attention(self, inner_BTD: Tensor, use: Use, step: Step, run: _Pass, around: Round) -> Tensor:
+    def _keys_values(
+        self, visible_ND: Tensor, kv_NI: Tensor | None, use: Use, step: Step, run: Pass, here: Here
+    ) -> tuple[Tensor, Tensor]:
+        """Return keys and values of all visible tokens by head, as attention reads them.
+
+        Args:
+            kv_NI: those of the rows, where they have been made already.
+        """
         attention = self.banks.attention(use.kind, use.weights)
-        decision = self._route(attention, inner_BTD, use, step, run, around)
+        kv_MI = self._keys_values_of_columns(visible_ND, kv_NI, use, step, run, here)
+        k, v = attention.key_value_heads(kv_MI.view(here.rows.n_sentences, here.rows.n_columns, -1))
+        if (relation := self.banks.relation(use.position)) is not None:
+            k = relation.rotate(k, run.positions)
+        return (k, v) if run.cache is None else run.cache.self_kv.setdefault(step.index, KeyValues()).append(k, v)
+
+    def _keys_values_of_columns(
+        self, visible_ND: Tensor, kv_NI: Tensor | None, use: Use, step: Step, run: Pass, here: Here
+    ) -> Tensor:
+        """Return keys and values of the new columns, `[B T, 2 H K]`; zeros for padding that was gathered away.
+
+        Those of rows that were gathered away since these weights last made any are made once more, of what the rows
+        look like now; from then on they are the same and reused. Weights or a norm not used before make all of them.
+        """
+        maker, attention = keys_of(use, is_pre_norm=self.is_pre_norm), self.banks.attention(use.kind, use.weights)
+        known, gone = here.known.get(maker), self._gone(use, here)
+        if kv_NI is None:
+            seen = torch.cat([visible_ND, *(rows.seen_LD for rows in gone)]) if gone else visible_ND
+            kv_NI = attention.keys_values(self._norm(use)(seen) if self.is_pre_norm else seen)
+        kv_MI, index_N = kv_NI, here.rows.index_N
+        if index_N is not None:
+            places = torch.cat([index_N, *(rows.places_L for rows in gone)]) if gone else index_N
+            if known is None:
+                kv_MI = put_rows(kv_NI, places, here.rows.n_tokens)
+            elif torch.is_grad_enabled():
+                kv_MI = known.kv_MI.index_copy(0, places, kv_NI)
+            else:  # nobody reads the former ones any more
+                kv_MI = known.kv_MI.index_copy_(0, places, kv_NI)
+        if run.last_uses.get(maker, -1) > step.index:
+            run.known[maker] = Known(here.index, kv_MI)
+        return kv_MI
+
+    def _gone(self, use: Use, here: Here) -> list[Halted]:
+        """Return the rows that were gathered away since the weights of this use last made keys and values of them."""
+        known = here.known.get(keys_of(use, is_pre_norm=self.is_pre_norm))
+        return [rows for rows in here.halted if known is None or rows.round > known.round]
+
+    def _complete(
+        self, plan: Plan, index: int, run: Pass, states_0D: Tensor, rows: Rows, halted: tuple[Halted, ...]
+    ) -> None:
+        """Fill the caches of the rounds from `index` on: nobody takes part, but later tokens may, and look back."""
+        for number, steps in plan.rounds() if run.cache is not None else ():
+            here = Here.at(number, WHOLE, rows, run, halted)
+            for step in steps if number >= index else ():
+                for use in step.uses:
+                    if use.kind == "self_attention":
+                        self._keys_values(states_0D, None, use, step, run, here.knowing(run))
+
+    def _cross_attention(self, inner_ND: Tensor, use: Use, step: Step, run: Pass, here: Here) -> Tensor:
+        attention = self.banks.attention(use.kind, use.weights)
+        decision = self._route(attention, inner_ND, use, step, run, here)
         k, v = self._memory_keys_values(attention, use, run)
-        q = attention.project_queries(inner_BTD, decision)
+        q = attention.query_heads(here.rows.queries(attention.queries(inner_ND, decision)))
         if "weights" in run.request:
-            self._capture(run, step, use, "weights", attention.weights(q, k, run.memory_visibility))
-        if run.n_beams == 1:
-            return attention.project_out(attention.mix(q, k, v, run.memory_visibility), decision)
+            self._capture_weights(run, here, step, use, attention.weights(q, k, run.memory_visibility))
         # The hypotheses of a sentence stand side by side as query positions, so that its keys are never copied.
         (BG, H, Q, K), G = q.shape, run.n_beams
-        q = q.view(BG // G, G, H, Q, K).transpose(1, 2).reshape(BG // G, H, G * Q, K)
+        if G > 1:
+            q = q.view(BG // G, G, H, Q, K).transpose(1, 2).reshape(BG // G, H, G * Q, K)
         x = attention.mix(q, k, v, run.memory_visibility)
-        x = x.view(BG // G, H, G, Q, K).transpose(1, 2).reshape(BG, H, Q, K)
-        return attention.project_out(x, decision)
+        if G > 1:
+            x = x.view(BG // G, H, G, Q, K).transpose(1, 2).reshape(BG, H, Q, K)
+        return attention.output(here.rows.from_queries(attention.join_heads(x)), decision)
 
-    def _memory_keys_values(
-        self, attention: Attention | ExpertAttention, use: Use, run: _Pass
-    ) -> tuple[Tensor, Tensor]:
+    def _memory_keys_values(self, attention: Attention | ExpertAttention, use: Use, run: Pass) -> tuple[Tensor, Tensor]:
         """Project the memory once per parameter set, whatever the number of steps that use it."""
         if (found := run.cross_kv.get(use.weights)) is None:
             if run.memory_BSD is None:
                 raise ValueError(f"the {self.plan.stack} has cross-attention but was given nothing to look at")
-            found = run.cross_kv[use.weights] = attention.project_keys_values(run.memory_BSD)
+            found = attention.key_value_heads(attention.keys_values(run.memory_BSD))
+            run.cross_kv[use.weights] = found
         return found
 
-    def _static_bias(self, use: Use, run: _Pass) -> Tensor | None:
+    def _static_bias(self, use: Use, run: Pass) -> Tensor | None:
         """Return a bias that depends on positions only, computed once a pass."""
         name, relation = use.position, self.banks.relation(use.position)
         if name is None or relation is None or not relation.needs_bias:
@@ -307,10 +364,11 @@ class Stack:
         if name not in run.biases:
             # In place of queries, of which a token may have several: the bias depends on positions only.
             like = run.positions[:, None, :, None].float()
-            run.biases[name] = relation.bias(like, _distance(run), 1.0, self.looks_back_only)
+            distance_BTS = run.key_positions[:, None, :] - run.positions[:, :, None]
+            run.biases[name] = relation.bias(like, distance_BTS, 1.0, self.looks_back_only)
         return run.biases[name]
 
-    def _prepare(self, use: Use, run: _Pass) -> None:
+    def _prepare(self, use: Use, run: Pass) -> None:
         if use.kind == "cross_attention":
             self._memory_keys_values(self.banks.attention(use.kind, use.weights), use, run)
         relation = self.banks.relation(use.position)
@@ -320,9 +378,15 @@ class Stack:
     def _drop(self, x: Tensor) -> Tensor:
         return F.dropout(x, self.dropout) if self.dropout and self.banks.training else x
 
-    def _capture(self, run: _Pass, step: Step, use: Use, what: str, value: Tensor) -> None:
+    def _capture(self, run: Pass, here: Here, step: Step, use: Use, what: str, value_ND: Tensor) -> None:
         if what in run.request:
-            run.captures[self.plan.stack, step.index, use.kind, what] = value
+            run.captures[self.plan.stack, step.index, use.kind, what] = here.rows.grid(value_ND)
+
+    def _capture_weights(self, run: Pass, here: Here, step: Step, use: Use, weights_BHQS: Tensor) -> None:
+        rows = here.rows
+        weights_BHACS = weights_BHQS.view(*weights_BHQS.shape[:2], rows.n_queries, -1, weights_BHQS.shape[3])
+        weights_BTHCS = rows.grid(rows.from_queries(weights_BHACS.transpose(1, 2)))
+        run.captures[self.plan.stack, step.index, use.kind, "weights"] = weights_BTHCS.transpose(1, 2).flatten(2, 3)
 
 
 def _prefix(positions: Int[Tensor, "#B S"], lengths_B: Int[Tensor, "B"] | None) -> Bool[Tensor, "B S"] | None:
@@ -340,6 +404,25 @@ def _repeat(values: Tensor, n: int) -> Tensor:
     return values if n == 1 else values.repeat_interleave(n, dim=1)
 
 
-def _distance(run: _Pass) -> Int[Tensor, "#B T S"]:
-    """Return key position minus query position."""
-    return run.key_positions[:, None, :] - run.positions[:, :, None]
+def _of_queries(bias: Tensor | None, columns_BA: Tensor | None) -> Tensor | None:
+    """Return the rows of a bias, `[B or 1, H, T, S]`, that belong to these columns, `[B, H, A, S]`."""
+    if bias is None or columns_BA is None:
+        return bias
+    if bias.shape[0] == 1:
+        rows = bias[0].index_select(1, columns_BA.flatten())
+        return rows.view(bias.shape[1], *columns_BA.shape, -1).transpose(0, 1)
+    index = columns_BA[:, None, :, None].expand(-1, bias.shape[1], -1, bias.shape[3])
+    return bias.gather(2, index)
+
+
+def _narrow(
+    index: int, active_N: Tensor, states_ND: Tensor, halting: HaltingPass, halted: tuple[Halted, ...]
+) -> tuple[Tensor, tuple[Halted, ...]]:
+    """Gather away the rows that take no part in a round; return the states of the others, and who is away."""
+    kept_M, halted_L = kept_and_halted(active_N)
+    rows = halting.rows
+    shown_LD = halting.narrow(kept_M, halted_L, states_ND)
+    places_L = halted_L if rows.index_N is None else rows.index_N[halted_L]
+    # Before the first round it is padding, at which nobody looks.
+    gone = (Halted(index, places_L, shown_LD),) if index else ()
+    return states_ND.index_select(0, kept_M), halted + gone

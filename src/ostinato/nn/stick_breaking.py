@@ -16,8 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ostinato.nn.halting import HaltingPass, Round, unchanged
+from ostinato.nn.halting import HaltingPass, Round, unchanged, where_active
 from ostinato.nn.precision import at_least_float32
+from ostinato.nn.rows import Rows
 from ostinato.nn.shapes import Bool, Float, Tensor
 
 _LEAST_MASS = 1e-8
@@ -63,85 +64,101 @@ class StickBreaking:
         detaches_weight: routers do not pass the gradient of what is left of a token on to the gate.
     """
 
+    freezes = True
+
     def __init__(self, unit: StickBreakingUnit, threshold: float, *, detaches_weight: bool) -> None:
         self.unit, self.threshold, self.detaches_weight = unit, threshold, detaches_weight
 
     def start(
-        self, states_BTD: Float[Tensor, "B T D"], keep_BT: Bool[Tensor, "B T"] | None, n_rounds: int, *, runs_all: bool
+        self, states_ND: Float[Tensor, "N D"], rows: Rows, keep_N: Bool[Tensor, "N"] | None, n_rounds: int
     ) -> StickBreakingState:
         """Begin a pass."""
-        return StickBreakingState(self, states_BTD, keep_BT, runs_all=runs_all)
+        return StickBreakingState(self, states_ND, rows, keep_N)
 
 
 class StickBreakingState(HaltingPass):
-    """One pass: `left` is N and `log_left` its log, `mean` the sum of alpha h, `frozen` the s of halted tokens."""
+    """One pass: `left` is N and `log_left` its log, `mean` the sum of alpha h, `frozen` the s of halted rows."""
 
-    def __init__(self, rule: StickBreaking, states_BTD: Tensor, keep_BT: Tensor | None, *, runs_all: bool) -> None:
-        super().__init__(states_BTD, keep_BT)
-        self._rule, self._runs_all = rule, runs_all
-        self._active_BT = self._keep_BT
-        self._log_left_BT = self._nothing_BT
-        self._left_BT = torch.ones_like(self._nothing_BT)
-        self._mean_BTD = torch.zeros_like(states_BTD)
-        self._frozen_BTD = states_BTD
+    def __init__(self, rule: StickBreaking, states_ND: Tensor, rows: Rows, keep_N: Tensor | None) -> None:
+        super().__init__(states_ND, rows, keep_N)
+        self._rule = rule
+        self._log_left_N = self._zeros_N
+        self._left_N = torch.ones_like(self._zeros_N)
+        self._mean_ND = torch.zeros_like(states_ND)
+        self._frozen_ND = states_ND
 
-    def before(self, index: int, states_BTD: Float[Tensor, "B T D"]) -> Round | None:
+    def active(self, index: int, states_ND: Float[Tensor, "N D"]) -> Bool[Tensor, "N"] | None:
         """Ask the gate of the round before; freeze who has too little left."""
         if index:
-            self._halt(states_BTD)
-        if not self._runs_all and not bool(self._active_BT.any()):
-            return None
-        left_BT = torch.where(self._active_BT, self._left_BT, 0.0)
-        self._executed.append(self._active_BT)
-        self._left.append(left_BT)
-        weight_BT = left_BT.detach() if self._rule.detaches_weight else left_BT
-        return Round(weight_BT, self._seen() if index else unchanged)
+            self._halt(states_ND)
+        return self.active_N
 
-    def _halt(self, states_BTD: Tensor) -> None:
-        log_go_BT, log_halt_BT = self._rule.unit(states_BTD)
+    def _halt(self, states_ND: Tensor) -> None:
+        log_go_N, log_halt_N = self._rule.unit(states_ND)
         # Every number is made once: autograd keeps each that is made.
-        halt_BT = log_halt_BT.exp()
-        left_BT, active_BT = self._left_BT, self._active_BT
-        next_BT = self._log_left_BT + log_go_BT
-        has_enough_BT = next_BT.detach().exp() >= max(1.0 - self._rule.threshold, _LEAST_MASS)
+        halt_N = log_halt_N.exp()
+        left_N, active_N = self._left_N, self.active_N
+        next_N = self._log_left_N + log_go_N
+        has_enough_N = next_N.detach().exp() >= max(1.0 - self._rule.threshold, _LEAST_MASS)
         # At threshold 0 nothing is enough, not even the whole mass of a gate that is exactly 0.
-        goes_on_BT = active_BT & has_enough_BT if self._rule.threshold else torch.zeros_like(active_BT)
-        seen_BTD = self._mean_BTD + left_BT[..., None].to(states_BTD.dtype) * states_BTD
-        self._frozen_BTD = torch.where(active_BT[..., None], seen_BTD, self._frozen_BTD)
-        alpha_BT = torch.where(goes_on_BT, left_BT * halt_BT, 0.0)
-        self._mean_BTD = self._mean_BTD + alpha_BT[..., None].to(states_BTD.dtype) * states_BTD
-        self._log_left_BT = torch.where(goes_on_BT, next_BT, self._log_left_BT)
-        self._left_BT = self._log_left_BT.exp()
-        self._probs.append(halt_BT)
-        self._weights.append(torch.where(goes_on_BT, alpha_BT, torch.where(active_BT, left_BT, 0.0)))
-        self._active_BT = goes_on_BT
+        goes_on_N = has_enough_N if self._rule.threshold else torch.zeros_like(has_enough_N)
+        goes_on_N = where_active(active_N, goes_on_N, False)
+        self._set_active(goes_on_N)
+        self._note(self._probs, halt_N)
+        alpha_N = where_active(self.active_N, left_N * halt_N, 0.0)
+        if self.active_N is None:
+            self._note(self._weights, alpha_N)
+        else:
+            seen_ND = self._mean_ND + left_N[:, None].to(states_ND.dtype) * states_ND
+            self._frozen_ND = where_active(active_N, seen_ND, self._frozen_ND)
+            self._note(self._weights, torch.where(goes_on_N, alpha_N, where_active(active_N, left_N, 0.0)))
+        self._mean_ND = self._mean_ND + alpha_N[:, None].to(states_ND.dtype) * states_ND
+        self._log_left_N = where_active(self.active_N, next_N, self._log_left_N)
+        self._left_N = self._log_left_N.exp()
 
-    def enter(self, index: int, states_BTD: Float[Tensor, "B T D"]) -> None:
-        """The gate reads states without a signal."""
+    def before(self, index: int, states_ND: Float[Tensor, "N D"]) -> Round:
+        """Halted tokens show s of their last round, the others their s so far."""
+        weight_N = where_active(self.active_N, self._left_N, 0.0)
+        self._note(self._executed, self._runs_N())
+        self._note(self._left, weight_N)
+        visible = self._view() if index else unchanged
+        return Round(weight_N.detach() if self._rule.detaches_weight else weight_N, visible)
 
-    def _seen(self) -> Callable[[Tensor], Tensor]:
+    def _view(self) -> Callable[[Tensor], Tensor]:
         """Return the map from states to expected halted states, as things stand."""
-        active_BT1, mean_BTD, frozen_BTD = self._active_BT[..., None], self._mean_BTD, self._frozen_BTD
-        left_BT1 = self._left_BT[..., None].to(mean_BTD.dtype)
-        return lambda states_BTD: torch.where(active_BT1, mean_BTD + left_BT1 * states_BTD, frozen_BTD)
+        mean_ND, left_N1 = self._mean_ND, self._left_N[:, None].to(self._mean_ND.dtype)
+        if (active_N := self.active_N) is None:  # then nothing is held of halted rows
+            return lambda states_ND: mean_ND + left_N1 * states_ND
+        frozen_ND = self._frozen_ND
+        return lambda states_ND: where_active(active_N, mean_ND + left_N1 * states_ND, frozen_ND)
 
     def after(
-        self, index: int, entered_BTD: Float[Tensor, "B T D"], left_BTD: Float[Tensor, "B T D"]
-    ) -> Float[Tensor, "B T D"]:
+        self, index: int, entered_ND: Float[Tensor, "N D"], left_ND: Float[Tensor, "N D"]
+    ) -> Float[Tensor, "N D"]:
         """Halted tokens keep their states."""
-        return torch.where(self._active_BT[..., None], left_BTD, entered_BTD)
+        return where_active(self.active_N, left_ND, entered_ND)
 
-    def output(self, states_BTD: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
+    def output(self, states_ND: Float[Tensor, "N D"]) -> Float[Tensor, "B T D"]:
         """Return s of the last round."""
-        # Where the loop ended because nobody was active, the last weights were given out by `before`.
+        # Where the loop ended because nobody was active, the last weights were given out by `active`.
         if len(self._weights) < len(self._executed):
-            self._weights.append(torch.where(self._active_BT, self._left_BT, 0.0))
-            self._probs.append(self._active_BT.to(self._left_BT.dtype))
-        return self._seen()(states_BTD)
+            self._note(self._weights, where_active(self.active_N, self._left_N, 0.0))
+            self._note(self._probs, self._runs_N().to(self._left_N.dtype))
+        return super().output(states_ND)
 
     def aux_loss(self) -> Tensor:
         """Return the expected depth sum_r w_r r, rounds counted from 1, as the mean over real tokens."""
         weights_BTR = torch.stack(self._weights, -1)
         rounds_R = torch.arange(1, weights_BTR.shape[-1] + 1, device=weights_BTR.device, dtype=weights_BTR.dtype)
-        depth_BT = (weights_BTR * rounds_R).sum(-1)
-        return depth_BT[self._keep_BT].mean()
+        return self._mean((weights_BTR * rounds_R).sum(-1))
+
+    def _final(self, states_ND: Tensor) -> Tensor:
+        return self._view()(states_ND)
+
+    def _halted(self, states_ND: Tensor) -> tuple[Tensor, Tensor]:
+        return self._frozen_ND, self._frozen_ND
+
+    def _keep_rows(self, kept_M: Tensor) -> None:
+        self._log_left_N, self._left_N = self._log_left_N[kept_M], self._left_N[kept_M]
+        self._mean_ND = self._mean_ND.index_select(0, kept_M)
+        self._frozen_ND = self._mean_ND  # nobody here has halted

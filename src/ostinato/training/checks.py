@@ -65,11 +65,11 @@ def _backend_problems(model: Transformer, name: ExpertBackend, device: torch.dev
 
 def _run(module: Routed, d_model: int, device: torch.device) -> None:
     """Send two rows through a parameter set whose weights may hold anything."""
-    x_BTD = torch.zeros(1, 2, d_model, device=device)
+    x_ND = torch.zeros(2, d_model, device=device)
     for parameter in [] if module.router is None else module.router.parameters():
         parameter.zero_()
-    decision = module.route(x_BTD, None)
+    decision = module.route(x_ND)
     if isinstance(module, ExpertAttention):
-        module.project_out(module.project_queries(x_BTD, decision), decision)
+        module.output(module.queries(x_ND, decision), decision)
     else:
-        module(x_BTD, decision)
+        module(x_ND, decision)

@@ -75,6 +75,7 @@ def _train(prepared: Prepared, run: RunDirectory, reporter: Reporter, device: to
         "parameters": session.model.n_parameters(),
         "n_examples": len(prepared.batches.rows),
         "update": session.progress.update,
+        "new_parameters": session.new_parameters,
     }
     reporter.on_start(recipe, info)
     progress = session.run()
@@ -90,6 +91,7 @@ def _evaluate_best(prepared: Prepared, checkpoints: Checkpoints, device: torch.d
     recipe = prepared.recipe
     model = load_model(checkpoints.best_directory(), device)
     model.set_expert_backend(recipe.training.expert_backend)
+    model.set_compaction(recipe.training.compaction)
     return {
         split: evaluate(
             model,

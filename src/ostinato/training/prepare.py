@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 
 from ostinato.config.model import LanguageModelConfig
@@ -13,12 +12,14 @@ from ostinato.data.batching import TrainingBatches, encode_examples
 from ostinato.data.disk import new_folder
 from ostinato.data.example import Example
 from ostinato.data.registry import DataAccess
+from ostinato.data.subset import take_evenly
 from ostinato.data.tokenizer import Tokenizers
 from ostinato.errors import ConfigError, Problem
 from ostinato.evaluation.tally import check_columns
 from ostinato.tasks.base import Task
 from ostinato.tasks.checks import metric_problems, model_problems
 from ostinato.tasks.registry import build_task
+from ostinato.training.initial import tokenizers_of
 from ostinato.training.rundir import RunDirectory, describe_data, describe_split
 
 
@@ -70,7 +71,8 @@ def prepare(recipe: Recipe, run: RunDirectory, is_resumed: bool, access: DataAcc
             run.check_data(split, str(describe_split(split, task.examples(split))["sha256"]))
     else:
         examples = list(task.examples(train_split))
-        tokenizers = Tokenizers.train(recipe.data, examples)
+        origin = recipe.training.init_from
+        tokenizers = Tokenizers.train(recipe.data, examples) if origin is None else tokenizers_of(origin)
         recipe = _with_vocabulary(recipe, tokenizers)
     joins = recipe.model.joins_pairs
     rows = encode_examples(examples, tokenizers, recipe.data, training=True, name=train_split, joins_pairs=joins)
@@ -94,8 +96,9 @@ def _check_scored_examples(prepared: Prepared) -> None:
     scored += [(split, final.max_examples, prepared.by) for split in final.splits or []]
     # Whether a row can be encoded does not depend on how a model reads it.
     for split, max_examples, by in scored:
-        examples = _with_columns(islice(task.examples(split), max_examples), by, split)
-        for _ in encode_examples(examples, prepared.tokenizers, recipe.data, training=False, name=split):
+        name = split if max_examples is None else f"{split}, {max_examples} examples spread evenly"
+        examples = _with_columns(take_evenly(task.examples(split), max_examples), by, name)
+        for _ in encode_examples(examples, prepared.tokenizers, recipe.data, training=False, name=name):
             pass
 
 
@@ -173,7 +176,8 @@ def _absolute_paths(recipe: Recipe) -> Recipe:
         tokenizer = getattr(data, name)
         if tokenizer is not None:
             update[name] = tokenizer.model_copy(update={"path": _absolute(tokenizer.path)})
-    return recipe.model_copy(update={"data": data.model_copy(update=update)})
+    training = recipe.training.model_copy(update={"init_from": _absolute(recipe.training.init_from)})
+    return recipe.model_copy(update={"data": data.model_copy(update=update), "training": training})
 
 
 def _absolute(paths: str | list[str] | None) -> str | list[str] | None:

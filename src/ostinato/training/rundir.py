@@ -31,7 +31,14 @@ from ostinato.tasks.base import Task
 from ostinato.tasks.recipes import load_recipe
 
 _RESULTS, _RECIPE, _DATA, _VERSIONS = "results.json", "recipe.yaml", "data.json", "versions.json"
-_FREE_TO_CHANGE = ("description", "reference", "training.device", "training.n_threads", "training.expert_backend")
+_FREE_TO_CHANGE = (
+    "description",
+    "reference",
+    "training.device",
+    "training.n_threads",
+    "training.expert_backend",
+    "training.compaction",
+)
 _LIBRARIES = ("torch", "numpy", "tokenizers", "safetensors", "pydantic", "sacrebleu")
 
 

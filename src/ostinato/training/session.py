@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import time
-from itertools import islice
 
 import torch
 
 from ostinato.data.batch import Batch
 from ostinato.data.example import Example
+from ostinato.data.subset import take_evenly
 from ostinato.errors import TrainingError
 from ostinato.evaluation import evaluate
 from ostinato.models import LanguageModel, Seq2Seq, build_model
@@ -17,6 +17,7 @@ from ostinato.tasks.checks import FORCED_METRICS
 from ostinato.training.checkpoint import Checkpoints
 from ostinato.training.depth import DepthWatch
 from ostinato.training.freeze import freeze
+from ostinato.training.initial import start_from
 from ostinato.training.optim import build_optimizer
 from ostinato.training.prepare import Prepared
 from ostinato.training.records import Records
@@ -63,11 +64,14 @@ class Session:
         self.prepared, self.checkpoints, self.records, self.reporter = prepared, checkpoints, records, reporter
         self.config = prepared.recipe.training
         self.device = device
+        self.new_parameters: list[str] = []  # of a model that starts from another: those the other lacks
         checkpoints.recover()
         seed_everything(prepared.recipe.seed)
         if checkpoints.last_update() is None:
             self.progress = Progress()
             self.model: Seq2Seq | LanguageModel = build_model(prepared.recipe.model).to(device)
+            if self.config.init_from is not None:
+                self.new_parameters = start_from(self.model, self.config.init_from)
             self.optimizer = self._optimizer()
         else:
             self._go_on()
@@ -75,6 +79,7 @@ class Session:
         records.cut(self.progress.metrics_bytes)
         self.model.set_activation_checkpointing(self.config.checkpoint_activations)
         self.model.set_expert_backend(self.config.expert_backend)
+        self.model.set_compaction(self.config.compaction)
         self.model.train()
         self._earlier_seconds, self._began = self.progress.seconds, time.perf_counter()
         # Seconds inside updates, and their labels, since the last record: of this session only, unlike the window.
@@ -203,7 +208,7 @@ class Session:
         """Return the examples that choose the best model, held because reading them may cost more than scoring them."""
         if self._selection is None:
             selection = self.config.selection
-            self._selection = list(islice(self.prepared.task.examples(selection.split), selection.max_examples))
+            self._selection = list(take_evenly(self.prepared.task.examples(selection.split), selection.max_examples))
         return self._selection
 
     def _save(self) -> None:

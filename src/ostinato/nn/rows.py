@@ -1,0 +1,106 @@
+"""Which tokens of a batch a round computes: all of them, or the rows that are left when halted ones are gathered away.
+
+Whatever treats every token by itself (projections, feed-forwards, experts, norms, gates) sees rows `[N, D]` and knows
+nothing of sentences. Attention sees queries `[B, A, ...]`: the rows of every sentence side by side, A of them where the
+sentence with most has A, zeros behind the others'.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ostinato.nn.shapes import Bool, Int, Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows of a pass over `[B, T]` tokens, in order of sentence and column.
+
+    Args:
+        n_sentences, n_columns: B and T.
+        index_N: place b T + t of every row; None: all tokens.
+        slots_N: place b A + a of every row among the queries; None: they lie side by side already.
+        n_queries: A.
+    """
+
+    n_sentences: int
+    n_columns: int
+    index_N: Int[Tensor, "N"] | None = None
+    slots_N: Int[Tensor, "N"] | None = None
+    n_queries: int = 0
+
+    @classmethod
+    def all(cls, n_sentences: int, n_columns: int) -> Rows:
+        """Return every token."""
+        return cls(n_sentences, n_columns, n_queries=n_columns)
+
+    def keep(self, kept_M: Int[Tensor, "M"]) -> Rows:
+        """Return some of these rows, given in order. Waits for an accelerator."""
+        B, T = self.n_sentences, self.n_columns
+        index_M = kept_M if self.index_N is None else self.index_N[kept_M]
+        n = index_M.shape[0]
+        if T == 1:  # one query a sentence, also where it has none: decoding
+            return Rows(B, T, index_M, None if n == B else index_M, 1)
+        sentence_M = index_M.div(T, rounding_mode="floor")
+        counts_B = torch.bincount(sentence_M, minlength=B)
+        most = int(counts_B.max()) if n else 0
+        if n == B * most:
+            return Rows(B, T, index_M, None, most)
+        # First slot of a sentence, less the rows before it.
+        shift_B = torch.arange(B, device=index_M.device) * most - (counts_B.cumsum(0) - counts_B)
+        return Rows(B, T, index_M, torch.arange(n, device=index_M.device) + shift_B[sentence_M], most)
+
+    @property
+    def n_tokens(self) -> int:
+        """B T."""
+        return self.n_sentences * self.n_columns
+
+    def __len__(self) -> int:
+        """N."""
+        return self.n_tokens if self.index_N is None else self.index_N.shape[0]
+
+    def take(self, x: Tensor) -> Tensor:
+        """Return the rows of something that every token has, `[B, T, ...]`, or every column, `[1, T, ...]`."""
+        if self.index_N is None:
+            return x.expand(self.n_sentences, *x.shape[1:]).flatten(0, 1)
+        if x.shape[0] == self.n_sentences:
+            return take_rows(x.flatten(0, 1), self.index_N)
+        return x[0].index_select(0, self.index_N % self.n_columns)
+
+    def grid(self, x_N: Tensor) -> Tensor:
+        """Return rows in their places, `[B, T, ...]`; zeros elsewhere."""
+        return put_rows(x_N, self.index_N, self.n_tokens).view(self.n_sentences, self.n_columns, *x_N.shape[1:])
+
+    def queries(self, x_N: Tensor) -> Tensor:
+        """Return rows as queries of their sentences, `[B, A, ...]`."""
+        B, A = self.n_sentences, self.n_queries
+        return put_rows(x_N, self.slots_N, B * A).view(B, A, *x_N.shape[1:])
+
+    def from_queries(self, x_BA: Tensor) -> Tensor:
+        """Return what the queries of a sentence gave as rows: the inverse of `queries`."""
+        return take_rows(x_BA.flatten(0, 1), self.slots_N)
+
+    def places(self, device: torch.device) -> Int[Tensor, "N"]:
+        """Return b T + t of every row."""
+        return torch.arange(self.n_tokens, device=device) if self.index_N is None else self.index_N
+
+    def columns(self) -> Int[Tensor, "B A"] | None:
+        """Return the column of every query, 0 behind the last; None where they are the columns themselves."""
+        return None if self.index_N is None or self.n_columns == 1 else self.queries(self.index_N % self.n_columns)
+
+
+def put_rows(x_N: Tensor, index_N: Tensor | None, n: int) -> Tensor:
+    """Return n rows with these in the given places, which differ, and zeros elsewhere; None: they are all."""
+    return x_N if index_N is None else x_N.new_zeros(n, *x_N.shape[1:]).index_copy_(0, index_N, x_N)
+
+
+def take_rows(x: Tensor, index_N: Tensor | None) -> Tensor:
+    """Return the rows at the given places; None: all."""
+    return x if index_N is None else x.index_select(0, index_N)
+
+
+def kept_and_halted(active_N: Bool[Tensor, "N"]) -> tuple[Int[Tensor, "M"], Int[Tensor, "L"]]:
+    """Return the rows that go on and the others."""
+    return active_N.nonzero().squeeze(1), (~active_N).nonzero().squeeze(1)

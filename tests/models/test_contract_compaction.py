@@ -1,0 +1,191 @@
+"""Contract 2 for compaction: gathering halted tokens and padding away equals computing and masking them.
+
+That it equals the per-token twins, decodes as it reads, and leaks nothing, is shown by the other contract tests, whose
+random models gather by default. Here stand the two paths side by side.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from architectures import Model, Sentence, any_architecture, draws, left_padded, random_model, right_padded, sentences
+from contract import assert_all_equal, assert_equal, gradients
+from ostinato.config.model import ActConfig, HaltingConfig, LanguageModelConfig, StickBreakingConfig
+from ostinato.config.training import BalanceConfig
+from ostinato.data.batch import Batch
+from ostinato.models.output import ModelOutput
+from ostinato.training.balance import balance_loss
+
+BALANCE = BalanceConfig(mutual_information=1.0, z=1.0)
+
+
+def losses(model: Model, batch: Batch) -> tuple[ModelOutput, dict[str, Tensor]]:
+    """Return a pass, and everything a gradient may be asked of: logits of real tokens, costs of depth, balance."""
+    output = model(batch)
+    found = {"logits": output.logits_BTV[batch.target.keep_BT]}
+    costs = {name: stack.depth_cost for name, stack in output.stacks.items()}
+    found |= {f"cost {name}": cost for name, cost in costs.items() if cost is not None}
+    balance = balance_loss(output.by_router(), BALANCE, model.balance_temperatures())
+    return output, found if balance is None else found | {"balance": balance}
+
+
+def with_gradients(model: Model, padded: Batch) -> tuple[ModelOutput, dict[str, Tensor]]:
+    """Return a pass, and losses and gradients of all of them together by name."""
+    torch.manual_seed(5)  # of sampled experts
+    output, found = losses(model, padded)
+    numbers = [value if value.dim() else value[None] for value in found.values()]
+    make = torch.Generator().manual_seed(1)
+    weights = [torch.randn(value.shape, generator=make, dtype=torch.float64) for value in numbers]
+    return output, found | gradients(model, numbers, weights)
+
+
+@pytest.mark.parametrize("recomputes", [False, True])
+def test_gathering_equals_masking_in_outputs_traces_and_all_gradients(recomputes: bool) -> None:
+    gathered: set[bool] = set()
+    depths: set[tuple[int, int]] = set()
+
+    @draws(10 if recomputes else 60)
+    @given(st.data())
+    def check(data: st.DataObject) -> None:
+        config = data.draw(any_architecture())
+        batch = data.draw(sentences(config))
+        pad = data.draw(st.sampled_from([right_padded, left_padded]))
+        padded = pad(batch, data.draw(st.integers(0, 3)))
+        model = random_model(config)
+        model.set_activation_checkpointing(recomputes)
+        found = {}
+        for compaction in ("never", "always"):
+            model.set_compaction(compaction)  # type: ignore[arg-type]
+            found[compaction] = with_gradients(model, padded)
+        (masked, expected), (output, actual) = found["never"], found["always"]
+        assert_all_equal(actual, expected)
+        for name, stack in masked.stacks.items():
+            assert_same_trace(stack.halting, output.stacks[name].halting)
+            if stack.halting is not None:
+                n_rounds = model.stacks[name].plan.n_rounds
+                depths.update((n_rounds, n) for n in stack.halting.executed_BTR.sum(-1).flatten().tolist())
+        routings = [[r for stack in o.stacks.values() for r in stack.routings] for o in (output, masked)]
+        n_rows = [(len(few.rows_N), len(rows.rows_N)) for few, rows in zip(*routings, strict=True)]
+        gathered.update(few < n for few, n in n_rows)
+
+    check()
+    if not recomputes:
+        assert gathered == {False, True}
+        assert {(2, 1), (2, 2), (3, 1), (3, 3)} <= depths
+
+
+def assert_same_trace(expected: Any, found: Any) -> None:
+    assert (expected is None) == (found is None)
+    if expected is None:
+        return
+    assert torch.equal(found.executed_BTR, expected.executed_BTR)
+    assert_equal(found.weights_BTR, expected.weights_BTR, "weights of rounds")
+    runs = expected.executed_BTR
+    assert_equal(found.probs_BTR[runs], expected.probs_BTR[runs], "gates")
+    assert_equal(found.remaining_BTR[runs], expected.remaining_BTR[runs], "what was left")
+
+
+@draws(25)
+@given(st.data())
+def test_cached_steps_that_gather_equal_those_that_mask(data: st.DataObject) -> None:
+    """Also of sentences with padding on the left, and after beams have changed places."""
+    config = data.draw(any_architecture())
+    batch = left_padded(data.draw(sentences(config)))
+    model = random_model(config)
+    found = []
+    order = torch.randperm(len(batch.target.ids_BT), generator=torch.Generator().manual_seed(0))
+    for compaction in ("never", "always"):
+        model.set_compaction(compaction)  # type: ignore[arg-type]
+        with torch.no_grad():
+            cache = model.encode(batch)
+            logits = []
+            if isinstance(config, LanguageModelConfig):
+                logits.append(model.step(batch.target.ids_BT, cache, batch.target.keep_BT))
+            for token in (2, 3, 2, 4):
+                ids_B1 = torch.full((len(order), 1), token)
+                logits.append(model.step(ids_B1, cache))
+                if not isinstance(config, LanguageModelConfig):
+                    continue
+                cache.reorder(order)
+        found.append(torch.stack(logits))
+    assert_equal(found[1], found[0], "logits of cached steps")
+
+
+def model_of(halting: HaltingConfig, n_steps: int = 4, **stack: Any) -> Model:
+    decoder = {"n_steps": n_steps, "self_attention": {"n_heads": 2, "share": "all"}, "ffn": {"d_ff": 6, "share": "all"}}
+    decoder |= {"halting": halting.model_dump()} | stack
+    config = {"d_model": 8, "dropout": 0.0, "vocab_size": 9, "decoder": decoder}
+    return random_model(LanguageModelConfig.model_validate(config))
+
+
+def text(n_sentences: int = 6, length: int = 12) -> Batch:
+    make = torch.Generator().manual_seed(0)
+    ids = torch.randint(3, 9, (n_sentences, length), generator=make).tolist()
+    return right_padded([Sentence(None, [1, *row[: length - i]]) for i, row in enumerate(ids)])
+
+
+@pytest.mark.parametrize("halting", [StickBreakingConfig(threshold=0.9), ActConfig()])
+def test_every_depth_occurs_and_each_is_gathered_away(halting: HaltingConfig) -> None:
+    model, batch = model_of(halting), text()
+    trace = model(batch).stacks["decoder"].halting
+    assert trace is not None
+    depths = trace.executed_BTR.sum(-1)[batch.target.keep_BT]
+    assert set(depths.tolist()) == {1, 2, 3, 4}
+    model.set_compaction("always")
+    _, found = with_gradients(model, batch)
+    model.set_compaction("never")
+    assert_all_equal(found, with_gradients(model, batch)[1])
+
+
+@pytest.mark.parametrize("halting", [StickBreakingConfig(threshold=0.9), ActConfig()])
+def test_keys_and_values_of_a_halted_token_are_made_once_more_and_never_again(halting: HaltingConfig) -> None:
+    """With weights of its own every later step needs keys and values of its own, of halted tokens too."""
+    batch = text()
+    for share in ("all", "individual"):
+        model = model_of(halting, self_attention={"n_heads": 2, "share": share})
+        model.set_compaction("always")
+        rows: list[int] = []
+        for attention in model.banks.self_attention.values():
+            _count_keys_values(attention, rows)
+        trace = model(batch).stacks["decoder"].halting
+        assert trace is not None
+        executed = trace.executed_BTR.sum((0, 1)).tolist()
+        if share == "all":
+            assert rows == [executed[0], *executed[:-1]]
+        else:
+            assert rows == [executed[0]] * len(executed)
+
+
+def _count_keys_values(attention: nn.Module, rows: list[int]) -> None:
+    """Note how many rows are given keys and values, by either way."""
+    for name in ("keys_values", "queries_keys_values"):
+        plain = getattr(attention, name)
+
+        def counted(x: Tensor, *args: Any, plain: Any = plain) -> Any:
+            rows.append(x.shape[0])
+            return plain(x, *args)
+
+        setattr(attention, name, counted)
+
+
+@pytest.mark.parametrize("halting", [StickBreakingConfig(threshold=0.9), ActConfig()])
+def test_a_new_token_runs_only_its_own_depth(halting: HaltingConfig) -> None:
+    model = model_of(halting)
+    model.set_compaction("always")
+    batch, rows = text(n_sentences=5), list[int]()
+    model.banks.ffn["decoder_0"].register_forward_hook(lambda module, args, output: rows.append(args[0].shape[0]))
+    full = model(batch).stacks["decoder"].halting
+    assert full is not None
+    rows.clear()
+    with torch.no_grad():
+        cache = model.encode(batch)
+        for t in range(5):  # columns that are real in all sentences
+            model.step(batch.target.ids_BT[:, t : t + 1], cache)
+    assert sum(rows) == int(full.executed_BTR[:, :5].sum())
+    assert len(rows) < 5 * 4
