@@ -17,9 +17,10 @@ and per use of a sub-layer that mixes tokens, in every round but the first of a 
     visible states  attention: a second input of keys and values N D; pre-norm: a second norm
                     stick_breaking: the states N D *, where the sub-layer's own input is not those
 
-All rounds are counted, since they run while any token does, and every token of them, since the loop computes halted
-tokens, too, and throws them away. Where steps are recomputed, stick_breaking holds two more N D * a round but the first
-(the sum of states given out, and the states of halted tokens), and act with coordinates one.
+All rounds and every token of them are counted, whatever depth is assumed: an upper limit, which a batch reaches in
+which no token halts (as in a run's first updates, `training.halting.off_updates`). Where steps are recomputed,
+stick_breaking holds two more N D * a round but the first (the sum of states given out, and the states of halted
+tokens), and act with coordinates one.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ from ostinato.cli import (
     solve,
     table,
     train,
+    tune_threshold,
 )
 from ostinato.cli.output import complain
 from ostinato.errors import OstinatoError
@@ -58,7 +59,21 @@ def _options(
     """Hold the options that belong to no command."""
 
 
-for _command in (train, evaluate, compare, generate, average, plan, family, solve, recipes, table, doctor, demo):
+for _command in (
+    train,
+    evaluate,
+    compare,
+    generate,
+    tune_threshold,
+    average,
+    plan,
+    family,
+    solve,
+    recipes,
+    table,
+    doctor,
+    demo,
+):
     _command.register(app)
 app.add_typer(data.app, name="data")
 

@@ -20,6 +20,7 @@ from ostinato.cli.options import (
     StepsOption,
     reading_overrides,
 )
+from ostinato.cli.options import halting_threshold as read_threshold
 
 
 def register(app: typer.Typer) -> None:
@@ -51,7 +52,7 @@ def evaluate(
     ] = None,
     beam: BeamOption = None,
     settings: SetOption = None,
-    max_examples: Annotated[int | None, typer.Option(min=1, help="Score the first ones only.")] = None,
+    max_examples: Annotated[int | None, typer.Option(min=1, help="Score so many, spread evenly.")] = None,
     predictions: Annotated[
         Path | None,
         typer.Option(help="Write every output here, as JSON lines (for one split).", show_default=False),
@@ -70,9 +71,8 @@ def evaluate(
     from ostinato.evaluation import PredictionWriter
     from ostinato.evaluation.loading import load
 
-    loaded = load(run, checkpoint=checkpoint, device=device, overrides=reading_overrides(settings))
-    if halting_threshold is not None:
-        loaded.model.set_halting_threshold(halting_threshold)
+    threshold, overrides = read_threshold(halting_threshold), reading_overrides(settings)
+    loaded = load(run, checkpoint=checkpoint, device=device, overrides=overrides, halting_threshold=threshold)
     splits = split or loaded.recipe.evaluation.splits or []
     if not splits:
         raise typer.BadParameter("the run's recipe names no split: choose one", param_hint="--split")

@@ -22,6 +22,7 @@ from ostinato.cli.options import (
     one_of,
     reading_overrides,
 )
+from ostinato.cli.options import halting_threshold as read_threshold
 
 if TYPE_CHECKING:
     from ostinato.data.inputs import Input, InputReader
@@ -80,14 +81,16 @@ def generate(
     """
     from ostinato.cli.output import complain, say
     from ostinato.cli.progress import counting
+    from ostinato.cli.results import TUNED
     from ostinato.errors import DataError
     from ostinato.evaluation.loading import load
 
     if token_scores and not json:
         raise typer.BadParameter("they have no place in plain text: add --json", param_hint="--token-scores")
-    loaded = load(run, checkpoint=checkpoint, device=device, overrides=reading_overrides(settings))
-    if halting_threshold is not None:
-        loaded.model.set_halting_threshold(halting_threshold)
+    threshold, overrides = read_threshold(halting_threshold), reading_overrides(settings)
+    loaded = load(run, checkpoint=checkpoint, device=device, overrides=overrides, halting_threshold=threshold)
+    if loaded.halting_threshold_from == "tuned":
+        complain(f"halting threshold {max(loaded.model.halting_thresholds().values()):g}, {TUNED}")
     decoding = _decoding(beam, n_best, sample, min_length, max_length, token_scores)
     decoding |= _sampling(loaded, decoding, temperature=temperature, top_k=top_k, seed=seed)
     reader = _reader(loaded, input_format, prefix, prefix_field)

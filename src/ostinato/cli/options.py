@@ -37,11 +37,12 @@ StepsOption = Annotated[
     typer.Option("--n-steps", min=1, help="Rounds of depth to run, for models whose rounds share all weights."),
 ]
 HaltingThresholdOption = Annotated[
-    float | None,
+    str | None,
     typer.Option(
         "--halting-threshold",
-        metavar="X",
-        help="Halt tokens once X of their mass is given out, in place of the recipe's threshold (ACT: 1 - epsilon).",
+        metavar="X|trained",
+        help="Halt tokens once X of their mass is given out (ACT: 1 - epsilon); trained: as in training. Default: what "
+        "tune-threshold chose for the checkpoint, if it did, else trained.",
         show_default=False,
     ),
 ]
@@ -79,3 +80,14 @@ def one_of(option: str, value: str | None, *choices: str) -> Any:
     if value is not None and value not in choices:
         raise typer.BadParameter(f"'{value}' must be one of {', '.join(choices)}", param_hint=option)
     return value
+
+
+def halting_threshold(value: str | None) -> Any:
+    """Return what `ostinato.load` takes for `--halting-threshold`: None, "trained", or a number."""
+    if value is None or value == "trained":
+        return value
+    try:
+        return float(value)
+    except ValueError:
+        reason = f"'{value}' must be a number in [0, 1], or trained"
+        raise typer.BadParameter(reason, param_hint="--halting-threshold") from None

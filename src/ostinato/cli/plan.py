@@ -60,6 +60,15 @@ def plan(
     precision: Annotated[
         Literal["float32", "bfloat16"], typer.Option(help="Precision of training to count activations for.")
     ] = "float32",
+    expected_depth: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--expected-depth",
+            metavar="STACK=ROUNDS",
+            help="Rounds a token is expected to take part in, where tokens halt; may be repeated; default: all rounds.",
+            show_default=False,
+        ),
+    ] = None,
     tolerance: Annotated[
         float, typer.Option(min=0.0, help="Relative difference up to which budgets match the first recipe's.")
     ] = 0.01,
@@ -93,7 +102,9 @@ def plan(
     planned = plan_recipes(
         names,
         settings,
-        assumptions=Assumptions(source_length, target_length, batch_size, beam, precision),
+        assumptions=Assumptions(
+            source_length, target_length, batch_size, beam, precision, expected_depth=_depths(expected_depth or [])
+        ),
         access=DataAccess.default(mirror),
         source_vocab=source_vocab,
         target_vocab=target_vocab,
@@ -118,3 +129,15 @@ def _print(planned: Sequence[PlannedRecipe], measured: Sequence[Measured] | None
         print_differences(planned, tolerance)
     if measured is not None:
         print_measured(measured)
+
+
+def _depths(given: list[str]) -> dict[str, float]:
+    """Return the depths that `encoder=4.5` names by stack."""
+    found = {}
+    for text in given:
+        stack, _, rounds = text.partition("=")
+        try:
+            found[stack.strip()] = float(rounds)
+        except ValueError:
+            raise typer.BadParameter(f"'{text}' is not STACK=ROUNDS", param_hint="--expected-depth") from None
+    return found

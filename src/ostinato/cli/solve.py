@@ -80,7 +80,7 @@ def solve(
     mirror: MirrorOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Solve one setting so that a model costs what another one does.
+    """Solve a setting so that a model costs as much as another.
 
     Counts are matched by the nearest integer; where that is still further off than the tolerance, it is said. Latency
     is measured on this machine, on random weights. Where no value fits the reason is named.

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -22,6 +22,7 @@ from ostinato.errors import CheckpointError, ConfigError, DataError, Problem
 from ostinato.evaluation.averaging import average_checkpoints, parse_average
 from ostinato.evaluation.evaluate import evaluate
 from ostinato.evaluation.predictions import PredictionWriter, WriteRecord
+from ostinato.evaluation.threshold import TRAINED, TunedThreshold, read_tuned, threshold_origin
 from ostinato.models.checkpoint import load_model
 from ostinato.models.language_model import LanguageModel
 from ostinato.models.seq2seq import Seq2Seq
@@ -37,6 +38,7 @@ class LoadedRun:
 
     Args:
         directory: of the run. checkpoint: the directory the weights came from.
+        tuned: the halting threshold that was chosen for this checkpoint (`ostinato tune-threshold`), where it is used.
     """
 
     directory: Path
@@ -44,6 +46,12 @@ class LoadedRun:
     recipe: Recipe
     tokenizers: Tokenizers
     model: Seq2Seq | LanguageModel
+    tuned: TunedThreshold | None = None
+
+    @property
+    def halting_threshold_from(self) -> str:
+        """Where the halting thresholds in force come from: "trained", "tuned" or "given"."""
+        return threshold_origin(self.model, self.tuned)
 
     def generate(
         self,
@@ -128,6 +136,8 @@ class LoadedRun:
     ) -> dict[str, Any]:
         """Return the scores on a split of the run's task; see `ostinato.evaluation.evaluate`.
 
+        Where tokens halt, the result also says where their threshold comes from (`halting_threshold_from`).
+
         Args:
             metrics, by, max_examples: None: what the recipe says, else the task's own (all examples).
             predictions: a file to write every prediction to (JSON lines), or what takes the records.
@@ -138,7 +148,7 @@ class LoadedRun:
         if split not in task.splits():
             raise ConfigError([Problem("split", split, f"must be one of {', '.join(task.splits())}")])
         with _writer(predictions) as write:
-            return evaluate(
+            result = evaluate(
                 self.model,
                 task.examples(split),
                 self.tokenizers,
@@ -151,6 +161,9 @@ class LoadedRun:
                 name=split,
                 predictions=write,
             )
+        if "halting_threshold" in result:
+            result["halting_threshold_from"] = self.halting_threshold_from
+        return result
 
     @property
     def reads_prompts(self) -> bool:
@@ -177,7 +190,12 @@ class LoadedRun:
 
 
 def load(
-    path: str | Path, *, checkpoint: str | Path = "best", device: str = "auto", overrides: Sequence[str] = ()
+    path: str | Path,
+    *,
+    checkpoint: str | Path = "best",
+    device: str = "auto",
+    overrides: Sequence[str] = (),
+    halting_threshold: float | Literal["trained"] | None = None,
 ) -> LoadedRun:
     """Load a run.
 
@@ -187,17 +205,31 @@ def load(
             (update-000500), or its directory.
         device: "auto" (a GPU if there is one), "cpu", "cuda", ...
         overrides: `dotted.key=value` changes to the run's recipe, for example "decoding.beam=4".
+        halting_threshold: None: the one that `ostinato tune-threshold` chose for this checkpoint, where it did, else
+            the trained ones; "trained": those in any case; a number: that one, in every stack in which tokens halt.
 
     Raises:
-        CheckpointError: not a run's directory, a checkpoint that is not there or cannot be read.
-        ConfigError: a recipe or an override that cannot be used, a device that is not there.
+        CheckpointError: not a run's directory, a checkpoint or a choice of threshold that cannot be read.
+        ConfigError: a recipe or an override that cannot be used, a device that is not there, a threshold outside
+            [0, 1] or for a model whose tokens do not halt.
     """
     directory = Path(path)
     check_run(directory)
     where = find_checkpoint(directory, checkpoint)
     recipe = load_recipe(directory, overrides)
     tokenizers = Tokenizers.load(directory / _TOKENIZERS)
-    return LoadedRun(directory, where, recipe, tokenizers, load_model(where, resolve_device(device)))
+    model = load_model(where, resolve_device(device))
+    # Who says what to use has no need of the choice, and can replace one that cannot be read.
+    tuned = read_tuned(directory) if halting_threshold is None else None
+    if tuned is not None and tuned.checkpoint != where.name:
+        tuned = None
+    chosen = halting_threshold if tuned is None else tuned.threshold
+    if isinstance(chosen, str):
+        if chosen != TRAINED:
+            raise ConfigError([Problem("halting_threshold", chosen, f"must be a number in [0, 1], or {TRAINED}")])
+    elif chosen is not None:
+        model.set_halting_threshold(chosen)
+    return LoadedRun(directory, where, recipe, tokenizers, model, tuned)
 
 
 def find_checkpoint(directory: Path, checkpoint: str | Path = "best") -> Path:

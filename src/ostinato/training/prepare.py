@@ -15,7 +15,7 @@ from ostinato.data.registry import DataAccess
 from ostinato.data.subset import take_evenly
 from ostinato.data.tokenizer import Tokenizers
 from ostinato.errors import ConfigError, Problem
-from ostinato.evaluation.evaluate import check_columns
+from ostinato.evaluation.tally import check_columns
 from ostinato.tasks.base import Task
 from ostinato.tasks.checks import metric_problems, model_problems
 from ostinato.tasks.registry import build_task

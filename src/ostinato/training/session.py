@@ -35,6 +35,7 @@ _NO_SCORES = (
     "depth",
     "halting",
     "halting_threshold",
+    "macs",
     "routing",
     "n_steps",
     "seconds",
