@@ -43,7 +43,14 @@ HaltingThresholdOption = Annotated[
     ),
 ]
 BeamOption = Annotated[int | None, typer.Option("--beam", min=1, help="Beam width; 1 is greedy.")]
+SourceVocabOption = Annotated[int | None, typer.Option("--source-vocab", min=1, help="Rows of the source vocabulary.")]
+TargetVocabOption = Annotated[int | None, typer.Option("--target-vocab", min=1, help="Rows of the target vocabulary.")]
 DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, mps.")]
+
+
+def split_settings(words: list[str]) -> tuple[list[str], list[str]]:
+    """Return the names and the settings (key=value) among words that may be either."""
+    return [word for word in words if "=" not in word], [word for word in words if "=" in word]
 
 
 def one_of(option: str, value: str | None, *choices: str) -> Any:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any
 
 from torch import Tensor
@@ -20,6 +19,7 @@ from ostinato.config.decoding import DecodingConfig
 from ostinato.data.batch import Batch
 from ostinato.data.batching import encode_examples, evaluation_batches
 from ostinato.data.example import Example
+from ostinato.data.subset import take_evenly
 from ostinato.data.tokenizer import Tokenizers
 from ostinato.decoding import Hypothesis, search
 from ostinato.decoding.inference import inference
@@ -57,7 +57,7 @@ def evaluate(
         metrics: decoded metrics by name (`ostinato.metrics`); empty: nothing is decoded.
         by: metadata columns; every number is also given for each of their values.
         n_steps: rounds to run instead of the plans' own (fully shared plans only).
-        max_examples: only the first ones.
+        max_examples: so many at most, spread evenly over all (`take_evenly`); numbers of examples count those taken.
         name: of the split, for error messages and the result.
         predictions: called with a record for every output (index, source, reference, prediction, score, finished,
             columns), see `PredictionWriter`; decodes even where `metrics` is empty.
@@ -80,7 +80,7 @@ def evaluate(
     check_metrics(metrics)
     started = time.perf_counter()
     held: dict[int, Example] = {}
-    chosen = _remember(islice(examples, max_examples), held)
+    chosen = _remember(take_evenly(examples, max_examples), held)
     joins_pairs = model.config.joins_pairs
     rows = encode_examples(chosen, tokenizers, data, training=False, name=name, joins_pairs=joins_pairs)
     run = _Evaluation(metrics, by, name, tokenizers, predictions)

@@ -156,7 +156,8 @@ class Stack:
         keep_N = None if run.keep_BT is None else run.keep_BT.flatten()
         halting = rule.start(states_ND, Rows.all(B, T), keep_N, plan.n_rounds)
         gathers = self._gathers(rule)
-        if gathers:
+        # To keep keys and values for later rounds is what recomputed steps are there to avoid.
+        if gathers and not self._recomputes(run):
             run.last_uses = last_uses(plan, is_pre_norm=self.is_pre_norm)
         halted: tuple[Halted, ...] = ()
         for index, steps in plan.rounds():
@@ -192,13 +193,16 @@ class Stack:
         return halting.n_active < n if self.compaction == "always" else halting.n_active <= (1 - _LEAST_GAIN) * n
 
     def _run_step(self, states_ND: Tensor, step: Step, run: Pass, here: Here) -> Tensor:
-        recomputes = self.checkpoint_activations and self.banks.training and torch.is_grad_enabled()
-        if not recomputes or run.cache is not None:  # a region that is run twice would write a cache twice
+        if not self._recomputes(run):
             return self._uses(states_ND, step, run, here)
         # What a pass computes once and keeps for later steps must not be made inside a recomputed region.
         for use in step.uses:
             self._prepare(use, run)
         return checkpoint(self._uses, states_ND, step, run, here, use_reentrant=False)  # type: ignore[no-any-return]
+
+    def _recomputes(self, run: Pass) -> bool:
+        # A region that is run twice would write a cache twice.
+        return self.checkpoint_activations and self.banks.training and torch.is_grad_enabled() and run.cache is None
 
     def _uses(self, states_ND: Tensor, step: Step, run: Pass, here: Here) -> Tensor:
         for use in step.uses:

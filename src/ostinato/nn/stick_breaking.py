@@ -126,8 +126,10 @@ class StickBreakingState(HaltingPass):
 
     def _view(self) -> Callable[[Tensor], Tensor]:
         """Return the map from states to expected halted states, as things stand."""
-        active_N, mean_ND, frozen_ND = self.active_N, self._mean_ND, self._frozen_ND
-        left_N1 = self._left_N[:, None].to(mean_ND.dtype)
+        mean_ND, left_N1 = self._mean_ND, self._left_N[:, None].to(self._mean_ND.dtype)
+        if (active_N := self.active_N) is None:  # then nothing is held of halted rows
+            return lambda states_ND: mean_ND + left_N1 * states_ND
+        frozen_ND = self._frozen_ND
         return lambda states_ND: where_active(active_N, mean_ND + left_N1 * states_ND, frozen_ND)
 
     def after(

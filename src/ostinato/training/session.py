@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import time
-from itertools import islice
 
 import torch
 
 from ostinato.data.batch import Batch
 from ostinato.data.example import Example
+from ostinato.data.subset import take_evenly
 from ostinato.errors import TrainingError
 from ostinato.evaluation import evaluate
 from ostinato.models import LanguageModel, Seq2Seq, build_model
@@ -207,7 +207,7 @@ class Session:
         """Return the examples that choose the best model, held because reading them may cost more than scoring them."""
         if self._selection is None:
             selection = self.config.selection
-            self._selection = list(islice(self.prepared.task.examples(selection.split), selection.max_examples))
+            self._selection = list(take_evenly(self.prepared.task.examples(selection.split), selection.max_examples))
         return self._selection
 
     def _save(self) -> None:
