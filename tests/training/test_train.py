@@ -320,3 +320,17 @@ def test_the_first_twenty_losses_are_the_recorded_ones(tmp_path: Path) -> None:
     if os.environ.get("OSTINATO_REGENERATE"):
         GOLDEN.write_text(json.dumps(found, indent=1) + "\n")
     assert found == pytest.approx(json.loads(GOLDEN.read_text()), rel=1e-4)
+
+
+def test_checkpoints_that_are_averaged_are_saved_when_they_are_evaluated(tmp_path: Path) -> None:
+    recipe = tiny_recipe(tmp_path, n_updates=12, evaluate_every=2, save_every=12, keep_best=4)
+    run = tmp_path / "run"
+    train(recipe, run)
+    losses = {record["update"]: record["scores"]["loss"] for record in records(run, "evaluation")}
+    best = sorted(losses, key=lambda update: losses[update])[:4]
+    kept = {int(path.name.removeprefix("update-")) for path in (run / "checkpoints").glob("update-*")}
+    assert kept == {12, *best}
+    loaded = load(run, checkpoint="best:4")
+    members = json.loads((loaded.checkpoint / "average.json").read_text())["of"]
+    assert [(one["checkpoint"], one["value"]) for one in members] == [(f"update-{u:06d}", losses[u]) for u in best]
+    assert loaded.evaluate("test")["n"] == 10

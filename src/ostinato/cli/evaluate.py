@@ -16,7 +16,9 @@ from ostinato.cli.options import (
     JsonOption,
     MirrorOption,
     RunArgument,
+    SetOption,
     StepsOption,
+    reading_overrides,
 )
 
 
@@ -48,6 +50,7 @@ def evaluate(
         typer.Option("--metric", help="Metric, may be repeated; default: the task's.", show_default=False),
     ] = None,
     beam: BeamOption = None,
+    settings: SetOption = None,
     max_examples: Annotated[int | None, typer.Option(min=1, help="Score the first ones only.")] = None,
     predictions: Annotated[
         Path | None,
@@ -67,7 +70,7 @@ def evaluate(
     from ostinato.evaluation import PredictionWriter
     from ostinato.evaluation.loading import load
 
-    loaded = load(run, checkpoint=checkpoint, device=device)
+    loaded = load(run, checkpoint=checkpoint, device=device, overrides=reading_overrides(settings))
     if halting_threshold is not None:
         loaded.model.set_halting_threshold(halting_threshold)
     splits = split or loaded.recipe.evaluation.splits or []

@@ -28,7 +28,10 @@ MirrorOption = Annotated[
         show_default=False,
     ),
 ]
-CheckpointOption = Annotated[str, typer.Option("--checkpoint", help="best, last, or the name of a checkpoint.")]
+CheckpointOption = Annotated[
+    str,
+    typer.Option("--checkpoint", help="best, last, best:N or last:N (the mean of N), or the name of a checkpoint."),
+]
 StepsOption = Annotated[
     int | None,
     typer.Option("--n-steps", min=1, help="Rounds of depth to run, for models whose rounds share all weights."),
@@ -42,10 +45,28 @@ HaltingThresholdOption = Annotated[
         show_default=False,
     ),
 ]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Setting of the run to change, decoding.* or data.*, may be repeated: decoding.length_penalty.alpha=1.",
+        show_default=False,
+    ),
+]
 BeamOption = Annotated[int | None, typer.Option("--beam", min=1, help="Beam width; 1 is greedy.")]
 SourceVocabOption = Annotated[int | None, typer.Option("--source-vocab", min=1, help="Rows of the source vocabulary.")]
 TargetVocabOption = Annotated[int | None, typer.Option("--target-vocab", min=1, help="Rows of the target vocabulary.")]
 DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, mps.")]
+
+
+def reading_overrides(given: list[str] | None) -> list[str]:
+    """Return changes to a run's settings; those that would change the model or its training have no effect any more."""
+    for setting in given or []:
+        if not setting.startswith(("decoding.", "data.")) or "=" not in setting:
+            reason = f"'{setting}' must be decoding.KEY=VALUE or data.KEY=VALUE: the rest is the trained model's"
+            raise typer.BadParameter(reason, param_hint="--set")
+    return given or []
 
 
 def split_settings(words: list[str]) -> tuple[list[str], list[str]]:

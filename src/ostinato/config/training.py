@@ -147,6 +147,9 @@ class TrainingConfig(Config):
     save_every: Size = 500
     log_every: Size = 50
     keep_last: Size = 1
+    """Checkpoints that stay, of the newest; saved every `save_every` updates and where one is among the best."""
+    keep_best: Size = 1
+    """Checkpoints that stay besides, of the best by `selection`: what `--checkpoint best:N` may average."""
     selection: SelectionConfig = SelectionConfig()
     device: str = "auto"
     n_threads: Size | None = None

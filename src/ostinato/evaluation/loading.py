@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,10 +14,12 @@ import torch
 from ostinato.config.decoding import DecodingConfig
 from ostinato.config.load import check_recipe
 from ostinato.config.recipe import Recipe
+from ostinato.data.inputs import Input
 from ostinato.data.registry import DataAccess
 from ostinato.data.tokenizer import Tokenizers
 from ostinato.decoding.generate import Generation, generate_stream, generate_texts
 from ostinato.errors import CheckpointError, ConfigError, DataError, Problem
+from ostinato.evaluation.averaging import average_checkpoints, parse_average
 from ostinato.evaluation.evaluate import evaluate
 from ostinato.evaluation.predictions import PredictionWriter, WriteRecord
 from ostinato.models.checkpoint import load_model
@@ -43,10 +45,18 @@ class LoadedRun:
     tokenizers: Tokenizers
     model: Seq2Seq | LanguageModel
 
-    def generate(self, texts: Sequence[str], *, n_steps: int | None = None, **decoding: Any) -> list[str]:
+    def generate(
+        self,
+        texts: Sequence[str],
+        *,
+        prefixes: Sequence[str] | None = None,
+        n_steps: int | None = None,
+        **decoding: Any,
+    ) -> list[str]:
         """Return the output for every source, in order; a language model of texts goes on from them as prompts.
 
         Args:
+            prefixes: the beginning of every output, "" for none.
             n_steps: rounds to run instead of the plans' own (fully shared plans only).
             decoding: settings to use instead of the recipe's, for example beam=4, max_length=100.
 
@@ -54,19 +64,41 @@ class LoadedRun:
             ConfigError: an unknown or impossible decoding setting.
             DataError: a text that is too long or holds an unknown symbol, by its number.
         """
-        return [generation.text for generation in self.generations(texts, n_steps=n_steps, **decoding)]
+        found = self.generations(texts, prefixes=prefixes, n_steps=n_steps, **decoding)
+        return [generation.text for generation in found]
 
-    def generations(self, texts: Sequence[str], *, n_steps: int | None = None, **decoding: Any) -> list[Generation]:
+    def generations(
+        self,
+        texts: Sequence[str],
+        *,
+        prefixes: Sequence[str] | None = None,
+        n_steps: int | None = None,
+        **decoding: Any,
+    ) -> list[Generation]:
         """Return the outputs with their scores; see `generate`."""
         if isinstance(texts, str):
             raise DataError(f"a list of texts is needed, got one text: pass [{texts[:30]!r}]")
-        config = self.decoding(**decoding)
+        given = prefixes or [""] * len(texts)
+        if len(given) != len(texts):
+            raise DataError(f"there are {len(texts)} texts, but {len(given)} prefixes: give one to each, '' for none")
         return generate_texts(
-            self.model, texts, self.tokenizers, self.recipe.data, config, as_prompts=self._as_prompts, n_steps=n_steps
+            self.model,
+            [Input(text, prefix) for text, prefix in zip(texts, given, strict=True)],
+            self.tokenizers,
+            self.recipe.data,
+            self.decoding(**decoding),
+            as_prompts=self.reads_prompts,
+            n_steps=n_steps,
         )
 
     def stream(
-        self, texts: Iterable[str], *, n_steps: int | None = None, window: int = 4096, **decoding: Any
+        self,
+        texts: Iterable[str | Input],
+        *,
+        n_steps: int | None = None,
+        window: int = 4096,
+        on_progress: Callable[[int], None] | None = None,
+        **decoding: Any,
     ) -> Iterator[Generation | DataError]:
         """Yield for every text its output, or the error that kept it from having one; see `generate_stream`."""
         config = self.decoding(**decoding)
@@ -76,9 +108,10 @@ class LoadedRun:
             self.tokenizers,
             self.recipe.data,
             config,
-            as_prompts=self._as_prompts,
+            as_prompts=self.reads_prompts,
             n_steps=n_steps,
             window=window,
+            on_progress=on_progress,
         )
 
     def evaluate(
@@ -120,7 +153,7 @@ class LoadedRun:
             )
 
     @property
-    def _as_prompts(self) -> bool:
+    def reads_prompts(self) -> bool:
         """Whether input is gone on from: the model was trained on texts, which have no source."""
         return not task_config(self.recipe.task).has_sources
 
@@ -137,6 +170,8 @@ class LoadedRun:
             chosen["strategy"] = "beam" if chosen["beam"] != 1 else "greedy"
         elif chosen.get("strategy") in ("greedy", "sample"):
             chosen.setdefault("beam", 1)
+        if "beam" in chosen:  # A narrower beam has fewer to give.
+            chosen.setdefault("n_best", min(self.recipe.decoding.n_best, chosen["beam"]))
         settings = self.recipe.model_dump(mode="json")
         return check_recipe(settings | {"decoding": settings["decoding"] | chosen}).decoding
 
@@ -148,7 +183,8 @@ def load(
 
     Args:
         path: the run's directory.
-        checkpoint: "best", "last", the name of one of the run's checkpoints (update-000500), or its directory.
+        checkpoint: "best", "last", "best:5" or "last:5" (a mean of several), the name of one of the run's checkpoints
+            (update-000500), or its directory.
         device: "auto" (a GPU if there is one), "cpu", "cuda", ...
         overrides: `dotted.key=value` changes to the run's recipe, for example "decoding.beam=4".
 
@@ -157,7 +193,7 @@ def load(
         ConfigError: a recipe or an override that cannot be used, a device that is not there.
     """
     directory = Path(path)
-    _check_run(directory)
+    check_run(directory)
     where = find_checkpoint(directory, checkpoint)
     recipe = load_recipe(directory, overrides)
     tokenizers = Tokenizers.load(directory / _TOKENIZERS)
@@ -167,9 +203,13 @@ def load(
 def find_checkpoint(directory: Path, checkpoint: str | Path = "best") -> Path:
     """Return the directory of a run's checkpoint: by role (best, last), name, or path.
 
+    `best:5` and `last:5` are means of several, which are written into the run; see `ostinato.evaluation.averaging`.
+
     Raises:
         CheckpointError: it is not there; the message lists those that are.
     """
+    if wanted := parse_average(str(checkpoint)):
+        return average_checkpoints(directory, *wanted)
     root = directory / _CHECKPOINTS
     if checkpoint in ("best", "last"):
         note = root / f"{checkpoint}.json"
@@ -194,7 +234,8 @@ def _available(root: Path) -> str:
     return f"its checkpoints are: {', '.join(names)}" if names else "it has no checkpoints"
 
 
-def _check_run(directory: Path) -> None:
+def check_run(directory: Path) -> None:
+    """Raise a CheckpointError where a directory is not that of a run, with what it lacks."""
     if not directory.is_dir():
         raise CheckpointError(f"{directory}: there is no such directory")
     missing = [name for name in (_RECIPE, _TOKENIZERS, _CHECKPOINTS) if not (directory / name).exists()]
