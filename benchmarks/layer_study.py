@@ -35,9 +35,14 @@ More = Callable[[Any, Sequence[Contestant]], Iterable[Row]]
 
 
 def run_cells(
-    study: str, cells: Sequence[CellLike], build: Build, args: argparse.Namespace, more: More | None = None
+    study: str,
+    cells: Sequence[CellLike],
+    build: Build,
+    args: argparse.Namespace,
+    more: More | None = None,
+    phases: Sequence[str] = PHASES,
 ) -> list[Row]:
-    """Measure all cells and return the rows.
+    """Measure all phases of all cells and return the rows.
 
     Every row has study, kind, cell, version and environment. Kinds: time (see `layers.measure`), memory {name, role,
     live_bytes, gradient_bytes}, absent {name, reason}, and those of `more`, which sees the contestants of every cell.
@@ -47,23 +52,28 @@ def run_cells(
     with cpu_threads(args.threads), preserved_randomness():
         environment = asdict(describe_environment(device))
         print(f"{study} on {environment['cpu']}, {device}, {environment['threads']} threads; {len(cells)} cells")
-        share = Share(effort(args, MOST_ROUNDS), len(cells) * len(PHASES))
+        share = Share(effort(args, MOST_ROUNDS), len(cells) * len(phases))
         for cell in cells:
             torch.manual_seed(1)
             print(f"  {cell.key()}", flush=True)
             head = {"study": study, "cell": cell.key(), "version": __version__, "environment": environment}
-            rows += [head | row for row in _cell(cell, build(cell, device), share, Stopwatch(device), more)]
+            rows += [head | row for row in _cell(cell, build(cell, device), share, Stopwatch(device), more, phases)]
     return rows
 
 
 def _cell(
-    cell: CellLike, built: Iterable[Contestant | Absent], share: Share, stopwatch: Stopwatch, more: More | None
+    cell: CellLike,
+    built: Iterable[Contestant | Absent],
+    share: Share,
+    stopwatch: Stopwatch,
+    more: More | None,
+    phases: Sequence[str],
 ) -> Iterator[Row]:
     found = list(built)
     present, failed = trial([one for one in found if isinstance(one, Contestant)])
     for one in [*(one for one in found if isinstance(one, Absent)), *failed]:
         yield {"kind": "absent", "name": one.name, "reason": one.reason}
-    for phase in PHASES:
+    for phase in phases:
         for row in measure(present, phase, share.next(), stopwatch, _announce(phase)):
             print(f"    {phase}, {row['name']}: {1e3 * row['median_s']:.2f} ms", flush=True)
             yield {"kind": "time"} | row

@@ -48,7 +48,7 @@ def test_depth_follows_the_rounds_at_call_time() -> None:
 
 
 @pytest.mark.parametrize("kind", ["act", "stick_breaking"])
-def test_where_tokens_halt_a_depth_is_assumed_and_changes_no_count(kind: str) -> None:
+def test_where_tokens_halt_a_depth_is_assumed_and_changes_macs_alone(kind: str) -> None:
     steps: dict[str, Any] = {"n_steps": 4, "self_attention": {"n_heads": 2}, "ffn": {"d_ff": 10}}
     decoder = steps | {"halting": {"kind": kind}}
     config = LanguageModelConfig.model_validate({"d_model": 8, "vocab_size": 9, "decoder": decoder})
@@ -56,9 +56,10 @@ def test_where_tokens_halt_a_depth_is_assumed_and_changes_no_count(kind: str) ->
     assumed = Assumptions(1, 7, expected_depth={"decoder": 2.5})
     found, full = count_budget(config, assumed), count_budget(config, Assumptions(1, 7))
     assert str(found.depth["decoder"]) == f"2.5 of 4 rounds ({kind} halting, assumed)"
-    assert found.as_dict()["assumptions"]["depth"] == {"decoder": {"expected": 2.5, "rounds": 4, "halting": kind}}
-    # The loop computes halted tokens, too.
-    assert (found.parameters, found.macs, found.bytes) == (full.parameters, full.macs, full.bytes)
+    stated = {"expected": 2.5, "counted": 2.5, "rounds": 4, "halting": kind}
+    assert found.as_dict()["assumptions"]["depth"] == {"decoder": stated}
+    assert (found.parameters, found.bytes) == (full.parameters, full.bytes)
+    assert found.macs.total < full.macs.total
     products = {"act": 4 * 8, "stick_breaking": 3 * (8 * 8 + 2 * 8)}[kind]
     assert full.macs.by_part["decoder.halting"] == 7 * products
     with pytest.raises(ConfigError, match=r"expected_depth\.decoder is 4\.5: must lie in \[1, 4\], its rounds"):
@@ -73,7 +74,9 @@ def test_a_budget_holds_all_counts_and_what_was_assumed() -> None:
     assert {"per_source_token", "per_target_token", "per_generated_token", "by_part", "total"} < found["macs"].keys()
     assert found["bytes"].keys() == {"weights", "activations", "cache"}
     assert found["assumptions"] == {
-        "depth": {name: {"expected": 3.0, "rounds": 3, "halting": "none"} for name in ("encoder", "decoder")},
+        "depth": {
+            name: {"expected": 3.0, "counted": 3.0, "rounds": 3, "halting": "none"} for name in ("encoder", "decoder")
+        },
         "experts": {},
         "source_length": 6,
         "target_length": 7,

@@ -173,8 +173,8 @@ def test_a_line_that_cannot_be_read_does_not_stop_the_others(run, folder: Path, 
     path = tmp_path / "a.txt"
     path.write_text("1 2\nx 2\n3 4\n", encoding="utf-8")
     outcome = run("generate", folder / "run", path)
-    assert outcome.code == 2
-    assert outcome.err.startswith("input line 2: 'x' is not among")
+    assert outcome.code == 1
+    assert outcome.err.startswith(f"{path}, line 2: 'x' is not among")
     lines = outcome.out.split("\n")
     assert (len(lines), lines[1]) == (4, "")
     records = [json.loads(line) for line in run("generate", folder / "run", path, "--json").out.splitlines()]
@@ -186,15 +186,18 @@ def test_a_missing_input_file_is_one_line(run, folder: Path) -> None:
     assert (outcome.code, outcome.err) == (2, f"{folder / 'gone.txt'}: no such file\n")
 
 
-def test_input_that_is_not_utf8_is_one_line(run, folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_line_that_is_not_utf8_keeps_its_place(
+    run, folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     path = tmp_path / "latin.txt"
-    path.write_bytes(b"1 2\n1 \xff\n")
+    path.write_bytes(b"1 2\n1 \xff\n3 4\n")
     outcome = run("generate", folder / "run", path)
-    assert (outcome.code, outcome.err.count("\n")) == (2, 1)
+    assert (outcome.code, outcome.err.count("\n")) == (1, 1)
+    assert [bool(line) for line in outcome.out.splitlines()] == [True, False, True]
     assert outcome.err.startswith(f"{path}, line 2: not UTF-8 at byte 3")
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(path.read_bytes()), encoding="latin-1"))
     piped = run("generate", folder / "run")
-    assert (piped.code, piped.err) == (2, outcome.err.replace(str(path), "standard input"))
+    assert piped == (1, outcome.out, outcome.err.replace(str(path), "standard input"))
 
 
 def test_a_longest_output_holds_whatever_the_recipe_adds_for_long_sources(run, folder: Path, tmp_path: Path) -> None:

@@ -8,7 +8,10 @@ import pytest
 
 from ostinato import __version__
 
-COMMANDS = ["train", "evaluate", "compare", "generate", "plan", "family", "solve", "recipes", "data", "doctor", "demo"]
+COMMANDS = [
+    *("train", "evaluate", "compare", "generate", "tune-threshold", "plan", "family", "solve"),
+    *("recipes", "table", "data", "doctor", "demo"),
+]
 
 _EVERY_HELP = """
 import sys

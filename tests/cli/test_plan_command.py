@@ -46,7 +46,7 @@ def test_a_drawing_of_experts_says_how_many_what_they_are_and_who_decides(run) -
 
 
 def test_a_drawing_of_halting_says_the_rule_and_that_depth_is_assumed(run) -> None:
-    assumed = "depth is assumed; the loop still computes halted tokens, so that MACs and bytes are those of all rounds"
+    assumed = "depth is assumed, for MACs; bytes are those of all rounds (--expected-depth, docs/budgets.md)"
     rows = _rows(run("plan", "sut/base").out)
     assert rows.count("halting stick_breaking (threshold 0.999)") == 2
     rule = "6 of 6 rounds (stick_breaking halting, assumed)"
@@ -55,11 +55,32 @@ def test_a_drawing_of_halting_says_the_rule_and_that_depth_is_assumed(run) -> No
     rows = _rows(run("plan", "universal-transformer/base-act").out)
     listed = "epsilon 0.01, interpolate, halted states go on, no remainder at the last round"
     assert rows.count(f"halting act ({listed})") == 2
+    go_on = "6 of 6 rounds (act halting, assumed; halted tokens are computed: all rounds are counted)"
+    assert f"depth: encoder {go_on}, decoder {go_on}" in rows
     act = ["model.encoder.halting={kind: act, scope: global}"]
     rows = _rows(run("plan", "universal-transformer/base", *act).out)
     assert rows.count("halting act (epsilon 0.01, accumulate, global probability)") == 1
     assert "depth: encoder 6 of 6 rounds (act halting, assumed), decoder 6 of 6 rounds (no halting)" in rows
     assert assumed not in _rows(run("plan", "universal-transformer/base").out)
+
+
+def test_an_expected_depth_is_for_the_recipes_whose_tokens_halt(run) -> None:
+    names, encoder = ["sut/base", "universal-transformer/base"], ["--expected-depth", "encoder=2.5"]
+    (sut, plain), (full, same) = (json.loads(run("plan", *names, *given, "--json").out) for given in (encoder, []))
+    assert sut["assumptions"]["depth"]["encoder"]["counted"] == 2.5
+    assert sut["assumptions"]["depth"]["decoder"]["counted"] == 6
+    assert sut["macs"]["per_source_token"] < full["macs"]["per_source_token"]
+    assert sut["macs"]["per_target_token"] == full["macs"]["per_target_token"]
+    assert plain["macs"] == same["macs"]
+    assert sut["bytes"] == full["bytes"]
+    rows = _rows(run("plan", "sut/base", *encoder).out)
+    assert any(row.startswith("depth: encoder 2.5 of 6 rounds (stick_breaking halting, assumed)") for row in rows)
+    outcome = run("plan", "universal-transformer/base", *encoder)
+    assert (outcome.code, "no token halts (model.encoder.halting.kind is none)" in outcome.err) == (2, True)
+    outcome = run("plan", *names, "--expected-depth", "encoder=7")
+    assert (outcome.code, "must lie in [1, 6], its rounds" in outcome.err) == (2, True)
+    outcome = run("plan", "sut/base", "--expected-depth", "4")
+    assert (outcome.code, "'4' is not STACK=ROUNDS" in outcome.err) == (2, True)
 
 
 def test_a_sparse_layer_is_a_column_of_its_own(run) -> None:
@@ -145,7 +166,7 @@ def test_json_holds_parameters_macs_bytes_assumptions_plans_and_vocabulary(run) 
     assumed = pair["assumptions"]
     assert (assumed["source_length"], assumed["batch_size"], assumed["beam"]) == (9, 4, 5)
     assert assumed["precision"] == "bfloat16"
-    assert assumed["depth"]["encoder"] == {"expected": 6.0, "rounds": 6, "halting": "none"}
+    assert assumed["depth"]["encoder"] == {"expected": 6.0, "counted": 6.0, "rounds": 6, "halting": "none"}
     (single,) = json.loads(run("plan", "one-wide-ffn/decoder-only/baseline", "--json").out)
     assert "per_token" in single["macs"]
     assert "per_source_token" not in single["macs"]

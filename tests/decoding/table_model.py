@@ -7,7 +7,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from ostinato.config.decoding import LengthPenaltyConfig
 from ostinato.data.batch import Batch, Tokens
+from ostinato.data.tokenizer import BOS_ID, EOS_ID
+from ostinato.decoding.hypothesis import length_penalty
 from ostinato.nn.cache import Cache
 
 N_STATES = 997
@@ -88,3 +91,26 @@ def sources(rows: list[list[int]], indices: tuple[int, ...] = ()) -> Batch:
         source=pad(rows),
         indices=indices,
     )
+
+
+Scored = list[tuple[float, list[int]]]
+
+
+def plain_beams(
+    model: TableModel, source: list[int], beam: int, limit: int, penalty: LengthPenaltyConfig
+) -> tuple[Scored, Scored]:
+    """All that finish within `limit` tokens by score, and what lives then by log-probability."""
+    live: Scored = [(0.0, [])]
+    finished: Scored = []
+    for length in range(1, limit + 1):
+        candidates = [
+            (model.log_prob(source, [BOS_ID], [*ids, token]), [*ids, token])
+            for _, ids in live
+            for token in range(2, model.logits_NV.shape[1])
+        ]
+        candidates.sort(key=lambda c: -c[0])
+        for log_prob, ids in candidates[:beam]:
+            if ids[-1] == EOS_ID:
+                finished.append((log_prob / length_penalty(penalty, length), ids[:-1]))
+        live = [c for c in candidates if c[1][-1] != EOS_ID][:beam]
+    return finished, live

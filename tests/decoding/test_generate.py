@@ -8,9 +8,13 @@ import torch
 from tiny_models import DATA, WORDS, trained_language_model, trained_seq2seq, word_tokenizers
 
 from ostinato.config.decoding import DecodingConfig
-from ostinato.data.tokenizer import Tokenizers
+from ostinato.data.batching import Row, collate
+from ostinato.data.inputs import Input
+from ostinato.data.tokenizer import BOS_ID, Tokenizers
+from ostinato.decoding import search
 from ostinato.decoding.generate import Generation, generate_stream, generate_texts
 from ostinato.decoding.inference import inference
+from ostinato.decoding.prompts import left_padded
 from ostinato.errors import DataError
 from ostinato.models.seq2seq import Seq2Seq
 
@@ -112,6 +116,55 @@ def test_a_language_model_continues_prompts_of_any_length(tokenizers: Tokenizers
     data = DATA.model_copy(update={"max_target_length": 2})
     with pytest.raises(DataError, match=r"data\.max_target_length is 2"):
         generate_texts(model, ["do re"], tokenizers, data, GREEDY, as_prompts=True)
+    with pytest.raises(DataError, match="is itself the beginning of its output"):
+        generate_texts(model, [Input("do", "re")], tokenizers, DATA, GREEDY, as_prompts=True)
+
+
+@pytest.mark.parametrize("config", [GREEDY, SAMPLE, BEAM])
+def test_outputs_go_on_from_the_beginnings_that_their_inputs_come_with(
+    model: Seq2Seq, tokenizers: Tokenizers, config: DecodingConfig
+) -> None:
+    begun = ["", "la si ut", "do", "", "fa fa", "ut"] * 3
+    inputs = [Input(text, prefix) for text, prefix in zip(random_texts(18), begun, strict=True)]
+    together = generate_texts(model, inputs, tokenizers, DATA, config)
+    for index, (given, generation) in enumerate(zip(inputs, together, strict=True)):
+        assert generation.text.startswith(given.prefix)
+        words = generation.text.split()[len(given.prefix.split()) :]
+        assert generation.n_tokens == len(words) + generation.finished
+        prefix = left_padded([[BOS_ID, *tokenizers.target.encode(given.prefix)]], torch.device("cpu"))
+        row = Row(tokenizers.source.encode(given.text), [], {}, index)
+        (alone,) = search(model, collate([row]), config, prefix)
+        assert tokenizers.target.encode(" ".join(words)) == alone.ids
+
+
+def test_an_input_that_comes_with_an_error_keeps_its_place(model: Seq2Seq, tokenizers: Tokenizers) -> None:
+    broken = Input("", where="a.txt, line 2", error=DataError("a.txt, line 2: not UTF-8"))
+    unknown = Input("do", "x", where="a.txt, line 3")
+    found = list(generate_stream(model, ["do", broken, unknown, "re"], tokenizers, DATA, GREEDY, window=3))
+    assert [isinstance(one, Generation) for one in found] == [True, False, False, True]
+    assert found[1] is broken.error
+    assert str(found[2]).startswith("a.txt, line 3: 'x' is not among")
+
+
+def test_progress_is_told_of_every_answer_batch_by_batch(model: Seq2Seq, tokenizers: Tokenizers) -> None:
+    texts, told = [*random_texts(11), "x"], []
+    answered = list(generate_stream(model, texts, tokenizers, DATA, GREEDY, window=8, on_progress=told.append))
+    assert sum(told) == len(answered) == 12
+    assert len(told) > 2
+
+
+def test_other_outputs_and_tokens_come_where_they_are_asked_for(model: Seq2Seq, tokenizers: Tokenizers) -> None:
+    config = BEAM.model_copy(update={"max_length": 20})
+    wanted = config.model_copy(update={"n_best": 3, "token_scores": True})
+    plain = generate_texts(model, random_texts(6), tokenizers, DATA, config)
+    for before, best in zip(plain, generate_texts(model, random_texts(6), tokenizers, DATA, wanted), strict=True):
+        assert (before.tokens, before.token_log_probs, before.others) == (None, None, ())
+        assert best.text == before.text
+        assert best.score == pytest.approx(before.score, rel=1e-5)
+        assert [one.others for one in best.others] == [(), ()]
+        for one in (best, *best.others):
+            assert one.tokens == [*one.text.split(), *["<eos>"] * one.finished]
+            assert sum(one.token_log_probs or []) == pytest.approx(one.log_prob, abs=1e-5)
 
 
 def test_no_texts_give_no_outputs(model: Seq2Seq, tokenizers: Tokenizers) -> None:

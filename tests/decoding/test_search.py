@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from table_model import TableModel, pad, sources
+from table_model import TableModel, pad, plain_beams, sources
 
 from ostinato.config.decoding import DecodingConfig, LengthPenaltyConfig
 from ostinato.decoding import Hypothesis, length_penalty, search
@@ -99,29 +99,6 @@ def plain_beam_search(
         score, ids = max(finished, key=lambda f: f[0])
         return ids, score, True
     return live[0][1], live[0][0] / length_penalty(penalty, limit), False
-
-
-Scored = list[tuple[float, list[int]]]
-
-
-def plain_beams(
-    model: TableModel, source: list[int], beam: int, limit: int, penalty: LengthPenaltyConfig
-) -> tuple[Scored, Scored]:
-    """All that finish within `limit` tokens by score, and what lives then by log-probability."""
-    live: Scored = [(0.0, [])]
-    finished: Scored = []
-    for length in range(1, limit + 1):
-        candidates = [
-            (model.log_prob(source, [BOS], [*ids, token]), [*ids, token])
-            for _, ids in live
-            for token in range(2, model.logits_NV.shape[1])
-        ]
-        candidates.sort(key=lambda c: -c[0])
-        for log_prob, ids in candidates[:beam]:
-            if ids[-1] == EOS:
-                finished.append((log_prob / length_penalty(penalty, length), ids[:-1]))
-        live = [c for c in candidates if c[1][-1] != EOS][:beam]
-    return finished, live
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -113,6 +113,17 @@ def test_a_beam_or_a_strategy_alone_is_enough(run: Path) -> None:
     assert sum(scores[1]) > sum(scores[0]), "a wider beam finds more probable outputs"
 
 
+def test_prefixes_and_lists_are_asked_of_a_run(run: Path) -> None:
+    loaded = load(run, overrides=["decoding.strategy=beam", "decoding.beam=4", "decoding.n_best=3"])
+    free, forced = loaded.generate(["a b", "b a"]), loaded.generate(["a b", "b a"], prefixes=["", "b b a"])
+    assert forced[0] == free[0]
+    assert forced[1].startswith("b b a")
+    assert [len(g.others) for g in loaded.generations(["a b"])] == [2]
+    assert (loaded.decoding(beam=2).n_best, loaded.decoding(strategy="sample").n_best) == (2, 1)
+    with pytest.raises(DataError, match="2 texts, but 1 prefixes"):
+        loaded.generate(["a", "b"], prefixes=["a"])
+
+
 def test_a_wrong_decoding_setting_is_named(run: Path) -> None:
     with pytest.raises(ConfigError, match=r"decoding.max_lenght") as caught:
         load(run).generate(["a"], max_lenght=3, temperature=-1.0)

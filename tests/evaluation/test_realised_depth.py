@@ -11,6 +11,7 @@ import pytest
 import torch
 from toy_task import DATA, letter_examples, letter_tokenizers, tiny_seq2seq
 
+from ostinato.budget import MacCounter, count_macs
 from ostinato.cli.results import print_splits
 from ostinato.config.decoding import DecodingConfig
 from ostinato.config.model import ActConfig, StickBreakingConfig
@@ -104,6 +105,41 @@ def test_realised_depth_equals_a_loop_over_tokens_also_by_column_for_every_batch
             )
 
 
+def macs_by_hand(model: Seq2Seq, every: Sentences, wanted: Callable[[Example], bool]) -> dict[str, Any]:
+    """Return the means over the wanted examples, each counted by itself from its tokens' executed rounds."""
+    counter, found = MacCounter(model.config), []
+    for example, depths in every:
+        if wanted(example):
+            rounds = {name: [executed for executed, _ in tokens] for name, tokens in depths.items()}
+            found.append(counter.count({n: [r.count(i) for i in range(1, N_ROUNDS + 1)] for n, r in rounds.items()}))
+            lengths = len(rounds["encoder"]), len(rounds["decoder"])
+            assert found[-1].full == count_macs(model.config, *lengths).total
+    full, realised = (sum(counts) / len(found) for counts in zip(*found, strict=True))
+    assert realised < full
+    return {"full": pytest.approx(full), "realised": pytest.approx(realised)}
+
+
+def test_realised_macs_are_means_over_single_sentences_also_by_column_for_every_batch_size(model: Seq2Seq) -> None:
+    loop = sentences(model, 12)
+    found = [numbers(model, 12, size) for size in (1, 37, 10_000)]
+    assert found[0]["macs"] == macs_by_hand(model, loop, lambda example: True)
+    assert found[0]["macs"] == found[1]["macs"] == found[2]["macs"]
+    for value, scores in found[1]["by"]["length"].items():
+        by_hand_ = macs_by_hand(model, loop, lambda example, v=value: str(example.columns["length"]) == v)  # type: ignore[misc]
+        assert scores["macs"] == by_hand_
+        assert scores["macs"] == found[2]["by"]["length"][value]["macs"]
+
+
+def test_where_nothing_halts_realised_macs_are_the_full_ones(model: Seq2Seq) -> None:
+    model.set_halting(False)
+    found = numbers(model, 5, 64, n_steps=3)["macs"]
+    lengths = [2 * (len(example.source.split()) + 1,) for example in letter_examples(5)]
+    expected = sum(count_macs(model.config, *two, n_steps=3).total for two in lengths) / 5
+    assert found["full"] == pytest.approx(expected)
+    # The gates are counted with the plan; that they are not asked without halting is a setting of this one model.
+    assert found["realised"] == found["full"]
+
+
 def test_depths_cover_the_rounds_that_were_asked_for(model: Seq2Seq) -> None:
     found = numbers(model, 5, 64, n_steps=6)["halting"]
     assert all(len(stack["histogram"]) == 6 for stack in found.values())
@@ -155,9 +191,11 @@ def test_results_with_halting_are_shown_and_tabled_beside_old_ones(
     model: Seq2Seq, capsys: pytest.CaptureFixture[str]
 ) -> None:
     result = json.loads(json.dumps(numbers(model, 12, 64)))
-    old = {key: value for key, value in result.items() if not key.startswith("halting")}
+    old = {key: value for key, value in result.items() if not key.startswith(("halting", "macs"))}
     old["by"] = {
-        column: {value: {k: v for k, v in scores.items() if k != "halting"} for value, scores in values.items()}
+        column: {
+            value: {k: v for k, v in scores.items() if k not in ("halting", "macs")} for value, scores in values.items()
+        }
         for column, values in result["by"].items()
     }
     print_splits({"old": old, "new": result})
@@ -172,7 +210,9 @@ def test_results_with_halting_are_shown_and_tabled_beside_old_ones(
     assert "encoder depth" in by_even
     [line] = [line for line in by_even.splitlines() if line.strip().startswith("True")]
     depths = [result["by"]["even"]["True"]["halting"][stack]["mean"] for stack in ("encoder", "decoder")]
-    assert line.split()[-2:] == [f"{depth:.4g}" for depth in depths]
+    macs = result["by"]["even"]["True"]["macs"]["realised"] / 1e6
+    assert line.split()[-3:] == [f"{number:.4g}" for number in (*depths, macs)]
+    assert "M MACs" in by_even
     row = {"name": "x", "seed": 1, "parameters": 1, "macs": {"total": 1}, "seconds": 1.0}
     columns, lines = table([row | {"splits": {"old": old, "new": result}}])
     assert not any("halting" in column for column in columns)

@@ -57,7 +57,7 @@ def test_what_was_decoded_from_anything_else_is_not_found(run: Path, monkeypatch
     assert run_outputs(load(run), "test", beam=2).is_new
     fewer = run_outputs(load(run), "test", max_examples=7)
     assert fewer.is_new
-    assert (fewer.predictions, fewer.references) == (kept.predictions[:7], kept.references[:7])
+    assert (fewer.predictions, fewer.references) == (kept.take(7).predictions, kept.take(7).references)
     # None of these took the place of the first.
     assert not run_outputs(load(run), "test").is_new
     assert not run_outputs(load(run), "test", max_examples=7).is_new
@@ -114,9 +114,14 @@ def test_predictions_are_read_in_the_splits_order(tmp_path: Path) -> None:
     path.write_text(record(2, "c", "z") + record(0, "a", "x") + record(1, "b", "y"), encoding="utf-8")
     outputs = read_outputs(path)
     assert (outputs.predictions, outputs.references) == (["a", "b", "c"], ["x", "y", "z"])
-    first = outputs.first(2)
-    assert (first.predictions, first.references) == (["a", "b"], ["x", "y"])
-    assert outputs.first(None) is outputs.first(3) is outputs
+    assert outputs.take(None) is outputs.take(3) is outputs
+
+
+def test_fewer_outputs_are_spread_evenly_over_all(tmp_path: Path) -> None:
+    path = tmp_path / "p.jsonl"
+    path.write_text("".join(record(i, "abcd"[i], "wxyz"[i]) for i in range(4)), encoding="utf-8")
+    fewer = read_outputs(path).take(2)
+    assert (fewer.predictions, fewer.references) == (["a", "c"], ["w", "y"])
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from architectures import (
     sentences,
     traits,
 )
-from contract import assert_all_equal, assert_equal, gradients, real_logits, weights_of
+from contract import assert_all_equal, assert_equal, gradients, gradients_with_costs, real_logits, weights_of
 from ostinato.config.model import (
     AttentionConfig,
     CoordinatesConfig,
@@ -110,18 +110,23 @@ def assert_same_depths(trace: HaltingTrace | None, keep_BT: Tensor, expected: li
             assert_equal(found_R, torch.cat([torch.stack(wanted), padding]), "weights of rounds")
 
 
-@draws(25)
-@given(st.data())
-def test_checkpointing_activations_changes_no_gradient(data: st.DataObject) -> None:
-    config = data.draw(any_architecture())
+@pytest.mark.parametrize("halts", [False, True], ids=["fixed depth", "halting"])
+@draws(20)
+@given(data=st.data())
+def test_recomputed_steps_have_the_same_gradients_of_logits_and_costs_of_depth(
+    halts: bool, data: st.DataObject
+) -> None:
+    def is_wanted(config: Seq2SeqConfig | LanguageModelConfig) -> bool:
+        return halts == any(stack.halting.kind != "none" for stack in config.stacks().values())
+
+    config = data.draw(any_architecture().filter(is_wanted))
     batch = data.draw(sentences(config))
     model = random_model(config).train()
     found = {}
     for enabled in (False, True):
         model.set_activation_checkpointing(enabled)
         torch.manual_seed(5)  # of sampled experts
-        logits = real_logits(model, right_padded(batch))
-        found[enabled] = gradients(model, logits, weights_of(batch, logits[0].shape[1]))
+        found[enabled] = gradients_with_costs(model, right_padded(batch), batch)
     assert_all_equal(found[True], found[False])
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from architectures import BOS, EOS, Model, Sentence, any_architecture, draws, right_padded
+from architectures import BOS, EOS, Model, Sentence, any_architecture, draws, random_model, right_padded
 from haltings import never_halting
-from ostinato.budget import count_macs, count_parameters
+from ostinato.budget import MacCounter, count_macs, count_parameters, expected_depths
 from ostinato.budget.sizes import planned_uses
 from ostinato.config.model import LanguageModelConfig, RoutedConfig, Seq2SeqConfig
 from ostinato.kernels import combine, dispatch
@@ -58,11 +58,16 @@ def _measured_macs(model: Model, source_length: int, target_length: int) -> floa
     return _counted(model, lambda: model(batch)) - _sums_by_gates(model, lengths)
 
 
-def _sums_by_gates(model: Model, lengths: Mapping[str, int], n_steps: int | None = None) -> float:
-    """Count those of all uses of experts, for as many tokens as every stack has."""
+def _sums_by_gates(
+    model: Model,
+    lengths: Mapping[str, int],
+    n_steps: int | None = None,
+    depths: Mapping[str, Sequence[int]] | None = None,
+) -> float:
+    """Count those of all uses of experts, for as many tokens as every stack has, or as take part by their depths."""
     found = 0.0
     for planned in planned_uses(model.config, n_steps):
-        rows = lengths[planned.stack]
+        rows = lengths[planned.stack] if depths is None else sum(depths[planned.stack][planned.round :])
         if isinstance(planned.sub, RoutedConfig) and rows:
             k = planned.sub.k
             to = dispatch(torch.arange(k).expand(rows, k), k)
@@ -147,3 +152,30 @@ def test_counts_follow_the_number_of_rounds_at_call_time(
     measured -= _sums_by_gates(model, {"encoder": 4, "decoder": 6}, n_rounds)
     assert count_macs(config, 4, 6, n_steps=n_rounds).total == pytest.approx(measured, rel=0.01)
     assert count_parameters(config, n_steps=n_rounds).stored == count_parameters(config).stored
+
+
+@draws(30)
+@given(any_architecture(), st.integers(2, 9), st.integers(2, 9))
+def test_realised_macs_of_a_sentence_agree_with_the_flop_counter(
+    config: Seq2SeqConfig | LanguageModelConfig, source_length: int, target_length: int
+) -> None:
+    model = random_model(config)
+    for stack in model.stacks.values():
+        stack.compaction = "always"  # also where it would not pay
+    batch = _batch(source_length, target_length, isinstance(config, Seq2SeqConfig))
+    lengths = {"encoder": source_length, "decoder": target_length}
+    with torch.no_grad():
+        stacks = model(batch).stacks
+    depths = {}
+    for name, found in expected_depths(config).items():
+        trace = stacks[name].halting
+        rounds = [found.rounds] * lengths[name] if trace is None else trace.executed_BTR[0].sum(-1).tolist()
+        depths[name] = [rounds.count(n) for n in range(1, found.rounds + 1)]
+    measured = _counted(model, lambda: model(batch)) - _sums_by_gates(model, lengths, depths=depths)
+    counted = MacCounter(config).count(depths)
+    assert counted.full == count_macs(config, source_length, target_length).total
+    if all(found.is_saved for found in expected_depths(config).values()):
+        assert counted.realised == pytest.approx(measured, rel=0.01)
+    else:
+        # Stacks that save nothing still end with the last token of their batch, which is this sentence here.
+        assert measured <= 1.01 * counted.realised

@@ -8,7 +8,10 @@ from tiny_runs import tiny_recipe
 
 from ostinato.config.recipe import Recipe
 from ostinato.errors import CheckpointError, ConfigError, DataError, OstinatoError
+from ostinato.evaluation.evaluate import evaluate
+from ostinato.evaluation.loading import load
 from ostinato.tasks.recipes import load_recipe
+from ostinato.tasks.registry import build_task
 from ostinato.training import train
 
 
@@ -74,6 +77,28 @@ def test_examples_that_are_never_scored_are_not_checked(tmp_path: Path) -> None:
     with (tmp_path / "test.jsonl").open("a") as file:
         file.write('{"source": "z", "target": "z"}\n')
     assert train(recipe, tmp_path / "run")["splits"]["test"]["n"] == 2
+
+
+def test_of_some_examples_those_spread_over_the_split_are_checked(tmp_path: Path) -> None:
+    recipe = with_settings(tiny_recipe(tmp_path, n_updates=1), "evaluation", max_examples=2)
+    lines = (tmp_path / "test.jsonl").read_text().splitlines()
+    lines[len(lines) // 2] = '{"source": "z", "target": "z", "n": 1}'
+    (tmp_path / "test.jsonl").write_text("\n".join(lines) + "\n")
+    with pytest.raises(DataError, match="test, 2 examples spread evenly: example 2, source: 'z' is not among"):
+        train(recipe, tmp_path / "run")
+
+
+def test_a_checkpoint_is_selected_on_examples_spread_over_the_split(tmp_path: Path) -> None:
+    recipe = tiny_recipe(tmp_path, n_updates=1, evaluate_every=1, selection={"max_examples": 3})
+    train(recipe, tmp_path / "run")
+    records = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
+    scores = next(record["scores"] for record in records if record["kind"] == "evaluation")
+    trained = load(tmp_path / "run", device="cpu")
+    examples = list(build_task(recipe.task, recipe.data, None).examples("dev"))
+    spread = [examples[k * len(examples) // 3] for k in range(3)]
+    again = evaluate(trained.model, spread, trained.tokenizers, data=recipe.data, decoding=recipe.decoding, metrics=[])
+    assert len(examples) > 5
+    assert (scores["n"], scores["loss"]) == (3, pytest.approx(again["loss"], rel=1e-6))
 
 
 def test_a_language_model_is_not_selected_by_what_has_to_be_decoded(tmp_path: Path) -> None:

@@ -91,11 +91,11 @@ def test_resuming_with_another_recipe_names_every_setting_that_differs(tmp_path:
     assert len(message.splitlines()) == 3
 
 
-def test_resuming_on_other_threads_or_with_another_description_is_allowed(tmp_path: Path) -> None:
+def test_resuming_on_other_threads_with_another_description_or_keeping_more_is_allowed(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path / "run")
     run.open(resume=False)
     prepare(tiny_recipe(tmp_path), run, False, None)
-    other = tiny_recipe(tmp_path, n_threads=2).model_copy(update={"description": "words"})
+    other = tiny_recipe(tmp_path, n_threads=2, keep_best=3, keep_last=2).model_copy(update={"description": "words"})
     assert prepare(other, run, True, None).recipe.training.n_threads == 2
 
 

@@ -38,7 +38,7 @@ class _Run:
         self.optimizer.step()
         self.progress.update = update
         if best or self.progress.best is None:
-            self.progress.best = Best(update, 1.0 / update)
+            self.progress.ranking = [Best(update, 1.0 / update)]
 
     def save(self, update: int, *, best: bool = False) -> Path:
         self.update(update, best=best)
@@ -207,6 +207,39 @@ def test_the_best_is_the_smallest_or_the_largest_and_ties_keep_the_earlier() -> 
     assert _judged("min", None, [3.0, 2.0, 2.0, 4.0, 1.0])[0] == [True, True, False, False, True]
     assert _judged("max", None, [3.0, 2.0, 3.0, 4.0])[0] == [True, False, False, True]
     assert _judged("max", None, [3.0, 2.0, 3.0, 4.0])[1].best == Best(4, 4.0)
+
+
+def test_as_many_as_are_kept_are_ranked_best_first() -> None:
+    progress, selection = Progress(), SelectionConfig()
+    is_ranked = []
+    for update, value in enumerate([3.0, 2.0, float("nan"), 4.0, 2.0, 1.0, 2.0], start=1):
+        progress.update = update
+        progress.judge(value, selection, keep=3)
+        is_ranked.append(progress.is_ranked)
+    assert [(best.update, best.value) for best in progress.ranking] == [(6, 1.0), (2, 2.0), (5, 2.0)]
+    assert is_ranked == [True, True, True, True, True, True, False]
+    assert Progress.from_dict(json.loads(json.dumps(progress.to_dict()))) == progress
+
+
+def test_a_state_of_one_best_checkpoint_is_read() -> None:
+    content = Progress(update=7).to_dict()
+    del content["ranking"]
+    assert Progress.from_dict(content | {"best": None}).ranking == []
+    assert Progress.from_dict(content | {"best": {"update": 3, "value": 0.5}}).best == Best(3, 0.5)
+
+
+def test_checkpoints_that_are_ranked_are_kept_until_better_ones_come(tmp_path: Path) -> None:
+    run, selection = _Run(tmp_path), SelectionConfig()
+    kept = []
+    for update, value in ((10, 3.0), (20, 1.0), (30, 2.0), (40, 4.0), (50, 1.5)):
+        run.update(update)
+        run.progress.ranking = [one for one in run.progress.ranking if one.update != update]  # what `update` put there
+        run.progress.judge(value, selection, keep=2)
+        run.checkpoints.save(run.model, run.optimizer, run.progress)
+        kept.append(run.updates_on_disk())
+    assert kept == [[10], [10, 20], [20, 30], [20, 30, 40], [20, 50]]
+    run.checkpoints.recover()
+    assert run.updates_on_disk() == [20, 50]
 
 
 def test_a_value_that_is_no_number_is_never_better_than_one() -> None:

@@ -174,7 +174,7 @@ def test_what_is_evaluated_and_saved_in_first_updates_is_the_model_as_it_is_load
 
 
 def test_evaluations_of_first_updates_use_up_no_patience() -> None:
-    progress, selection = Progress(update=1, best=Best(1, 0.5)), SelectionConfig(patience=2)
+    progress, selection = Progress(update=1, ranking=[Best(1, 0.5)]), SelectionConfig(patience=2)
     for _ in range(3):
         assert not progress.judge(0.6, selection, waits=False)
     assert (progress.n_waiting, progress.stopped) == (0, None)

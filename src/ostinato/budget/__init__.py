@@ -18,6 +18,7 @@ from ostinato.budget.family import Family, make_family
 from ostinato.budget.macs import MacCount, count_macs
 from ostinato.budget.memory import ByteCount, count_bytes
 from ostinato.budget.parameters import ParameterCount, count_parameters
+from ostinato.budget.realised import MacCounter, SentenceMacs
 from ostinato.budget.solver import Solution, solve
 
 __all__ = [
@@ -28,7 +29,9 @@ __all__ = [
     "Depth",
     "Family",
     "MacCount",
+    "MacCounter",
     "ParameterCount",
+    "SentenceMacs",
     "Solution",
     "count_budget",
     "count_bytes",

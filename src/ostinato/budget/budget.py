@@ -26,7 +26,7 @@ class Assumptions:
         source_length, target_length: tokens of every sentence; a generated token sees `target_length` of them.
         batch_size, beam, precision, checkpoint_activations: of the bytes; see `count_bytes`. MACs are those of one
             sentence.
-        expected_depth: rounds per token by stack; a stack that is not named runs all of them.
+        expected_depth: rounds per token by stack, of the MACs; a stack that is not named runs all of them.
         n_steps: rounds at call time; None: the plans' own.
     """
 
@@ -81,7 +81,8 @@ class Budget:
             "without_attention": m.without_attention,
         }
         depth = {
-            stack: {"expected": d.expected, "rounds": d.rounds, "halting": d.halting} for stack, d in self.depth.items()
+            stack: {"expected": d.expected, "counted": d.counted, "rounds": d.rounds, "halting": d.halting}
+            for stack, d in self.depth.items()
         }
         return {
             "parameters": {"stored": p.stored, "active": p.active, "executed": p.executed, "by_part": p.by_part},

@@ -1,7 +1,7 @@
 """How many rounds a token takes part in: what a rule will do is assumed, and the absence of one is a fact.
 
-An assumption changes no other count: the loop still computes halted tokens and throws them away, so that
-multiply-accumulates and bytes are those of all rounds, whatever is assumed.
+An assumed depth changes multiply-accumulates (`ostinato.budget.macs`) and nothing else. Bytes are those of all rounds,
+because a run's first updates, or one deep batch, must fit as well, and because the cache holds every step's keys.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ostinato.budget.sizes import plans
-from ostinato.config.model import ModelConfig
+from ostinato.config.model import ActConfig, ModelConfig, SeparableConvConfig, StackConfig
 from ostinato.errors import ConfigError, Problem
+from ostinato.plan import Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,15 +22,25 @@ class Depth:
     Args:
         expected: rounds a token takes part in, on average. rounds: those the stack has.
         halting: kind of its halting rule; with "none" both numbers are the same.
+        is_saved: a halted token is gathered away and costs only what others see of it. False: it is computed until its
+            whole batch is through, so that all rounds are counted; because its state goes on changing (ACT that does
+            not freeze), or because a separable convolution reads its column.
     """
 
     expected: float
     rounds: int
     halting: str
+    is_saved: bool = True
+
+    @property
+    def counted(self) -> float:
+        """The rounds a token is charged for."""
+        return self.expected if self.is_saved else float(self.rounds)
 
     def __str__(self) -> str:
         rule = "no halting" if self.halting == "none" else f"{self.halting} halting, assumed"
-        return f"{self.expected:g} of {self.rounds} rounds ({rule})"
+        saved = "" if self.is_saved else "; halted tokens are computed: all rounds are counted"
+        return f"{self.expected:g} of {self.rounds} rounds ({rule}{saved})"
 
 
 def expected_depths(
@@ -53,14 +64,20 @@ def expected_depths(
     ]
     found: dict[str, Depth] = {}
     for name, plan in plans(config, n_steps).items():
-        rounds, halting = plan.n_rounds, stacks[name].halting.kind
+        rounds, halting = plan.n_rounds, stacks[name].halting
         expected = given.get(name, rounds)
         if not 1 <= expected <= rounds:
             problems.append(Problem(f"expected_depth.{name}", expected, f"must lie in [1, {rounds}], its rounds"))
-        elif halting == "none" and expected != rounds:
+        elif halting.kind == "none" and expected != rounds:
             reason = f"no token halts (model.{name}.halting.kind is none), so every token runs all {rounds} rounds"
             problems.append(Problem(f"expected_depth.{name}", expected, reason))
-        found[name] = Depth(float(expected), rounds, halting)
+        found[name] = Depth(float(expected), rounds, halting.kind, _gathers(stacks[name], plan))
     if problems:
         raise ConfigError(problems)
     return found
+
+
+def _gathers(stack: StackConfig, plan: Plan) -> bool:
+    """Return whether halted tokens are gathered away."""
+    freezes = not isinstance(stack.halting, ActConfig) or stack.halting.freeze_halted_state
+    return freezes and not any(isinstance(stack.settings_of(use), SeparableConvConfig) for use in plan.uses())

@@ -20,6 +20,10 @@ others its expected state, whether it goes on or not:
 
 With act a token that goes on shows its state as it is. Where steps are recomputed, stick_breaking holds one more N D *
 a round but the first: the sum of states given out.
+
+All rounds and every token of them are counted, whatever depth is assumed, as a batch runs in which no token halts (as
+in a run's first updates, `training.halting.off_updates`). One whose tokens halt early keeps less, but one of which few
+halt can keep more: rounds then have masks or places of rows, and act a second input of keys and values.
 """
 
 from __future__ import annotations

@@ -23,44 +23,40 @@ and of sub-layers with E experts, k of them a token (Sparse Universal Transforme
 
 so that E costs something in the router only.
 
+A token that takes part in d of the R rounds of its stack and is then frozen costs nothing more but the keys and values
+that others look at. Where every round has one use of each kind:
+
+    of the first d rounds          queries and output 2 D I, scores and values 2 I S over all S keys, window scores,
+                                   feed-forward, experts, routers, cross-attention's 2 D I and 2 I S
+    keys and values                2 D I (d + c), with c the different sets (in pre-norm stacks: with norms) of
+                                   self-attention in rounds d + 1 to R: 1 where all rounds share them, R - d where every
+                                   round has its own; 0 for d = R
+    gates                          stick_breaking min(d, R - 1) (D^2 + 2 D), act d D
+    once, whatever d is            output projection; the memory's keys and values, once a set
+
+and for a d between two whole numbers what lies between their costs, linearly. An expected depth is taken for every
+token's, and some token is taken to run all R rounds: where all rounds share their weights that is an upper limit for
+every distribution of depths with this mean, because no cost grows faster the deeper a token is. Halted tokens are
+computed all the same, d = R, whatever is assumed, by ACT with freeze_halted_state: false, which goes on changing them,
+and in a stack with separable convolutions, which read their columns.
+
 Biases, norms, activations, softmax, embeddings, rotations and gates are element-wise and are not counted, as in
 `torch.utils.flop_counter` (which counts 2 FLOPs for a MAC, and a sum weighted by gates where it is made by a matrix
-product). The counts of Sparse Universal Transformer, Table 1 are
-reproduced at S = T = 10 without scores and values: `MacCount.without_attention`.
+product). The counts of Sparse Universal Transformer, Table 1 are reproduced at S = T = 10 without scores and values:
+`MacCount.without_attention`.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 
-from ostinato.budget.depth import expected_depths
-from ostinato.budget.experts import expert_products, n_choices, router_products
-from ostinato.budget.sizes import (
-    PlannedUse,
-    halting_products,
-    hidden_branches,
-    inner_width,
-    planned_uses,
-    plans,
-    separable_products,
-    vocabulary,
-)
-from ostinato.config.model import (
-    AttentionConfig,
-    DenseFeedForwardConfig,
-    ModelConfig,
-    RoutedConfig,
-    SeparableConvConfig,
-    Seq2SeqConfig,
-    WindowConfig,
-)
+from ostinato.budget.charges import SCORES, WINDOW, Charge, charges, prices
+from ostinato.budget.depth import Depth, expected_depths
+from ostinato.config.model import ModelConfig, Seq2SeqConfig
 from ostinato.errors import ConfigError, Problem
-
-_PRODUCTS = "scores"
-_WINDOW = "positions"
-_ROUTER = "router"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,18 +88,7 @@ class MacCount:
     @property
     def without_attention(self) -> int:
         """The pass without attention scores and values and window scores: what does not grow with the length."""
-        return self.total - sum(
-            n for part, n in self.by_part.items() if part.endswith((f".{_PRODUCTS}", f".{_WINDOW}"))
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class _Cost:
-    """A part's MACs for one token of one side."""
-
-    part: str
-    side: str
-    macs: int
+        return self.total - sum(n for part, n in self.by_part.items() if part.endswith((f".{SCORES}", f".{WINDOW}")))
 
 
 def count_macs(
@@ -125,36 +110,51 @@ def count_macs(
         context: target tokens a generated token attends to, itself included; default: `target_length`.
         n_steps: rounds at call time, for stacks whose rounds are all shared.
         vocab_size: rows of the vocabulary where the configuration leaves it open.
-        expected_depth: rounds a token is expected to take part in, by stack; see `expected_depths`. It is checked and
-            changes nothing yet: what a round computes for halted tokens is thrown away, so that all rounds count.
+        expected_depth: rounds a token is expected to take part in, by stack; see `expected_depths`. Default: all.
 
     Raises:
         ConfigError: a length below 1, a vocabulary size that is neither set nor passed, an `expected_depth` that
             cannot be, or `n_steps` for stacks that cannot change it.
     """
-    expected_depths(config, expected_depth, n_steps=n_steps)
+    depths = expected_depths(config, expected_depth, n_steps=n_steps)
     context = target_length if context is None else context
     is_seq2seq = isinstance(config, Seq2SeqConfig)
     source_length = source_length if is_seq2seq else 0
     _check_lengths(source_length if is_seq2seq else None, target_length, context)
-    output = _Cost("output", "target", config.d_model * vocabulary(config, "target", vocab_size))
-    costs = [*_costs(config, n_steps, source_length, target_length), output]
+    of_stacks = charges(config, n_steps, vocab_size)
+    costs = _token_costs(of_stacks, depths, source_length, target_length)
     lengths = {"source": source_length, "target": target_length}
-    by_part: Counter[str] = Counter()
-    for cost in costs:
-        by_part[cost.part] += cost.macs * lengths[cost.side]
-    generated = [*_costs(config, n_steps, source_length, context), output]
+    exact: dict[str, Fraction] = {}
+    for (part, side), macs in costs.items():
+        exact[part] = exact.get(part, Fraction()) + macs * lengths[side]
+    by_part = {part: round(macs) for part, macs in exact.items() if macs}
+    generated = _token_costs(of_stacks, depths, source_length, context)
     return MacCount(
         total=sum(by_part.values()),
-        by_part={part: macs for part, macs in by_part.items() if macs},
+        by_part=by_part,
         per_source_token=_of_side(costs, "source"),
         per_target_token=_of_side(costs, "target"),
         per_generated_token=_of_side(generated, "target"),
     )
 
 
-def _of_side(costs: list[_Cost], side: str) -> int:
-    return sum(cost.macs for cost in costs if cost.side == side)
+def _token_costs(
+    of_stacks: Mapping[str, Sequence[Charge]], depths: Mapping[str, Depth], source_length: int, target_length: int
+) -> dict[tuple[str, str], Fraction]:
+    """Return what one token of every side pays of every part, exactly."""
+    found: dict[tuple[str, str], Fraction] = {}
+    for stack, of_stack in of_stacks.items():
+        counted = Fraction(depths[stack].counted)
+        below = math.floor(counted)
+        for depth, share in ((below, 1 - counted + below), (below + 1, counted - below)):
+            if share:
+                for key, price in prices(of_stack, depth, depths[stack].rounds).items():
+                    found[key] = found.get(key, Fraction()) + share * price.at(source_length, target_length)
+    return found
+
+
+def _of_side(costs: Mapping[tuple[str, str], Fraction], side: str) -> int:
+    return round(sum(macs for (_, payer), macs in costs.items() if payer == side))
 
 
 def _check_lengths(source_length: int | None, target_length: int, context: int) -> None:
@@ -165,58 +165,3 @@ def _check_lengths(source_length: int | None, target_length: int, context: int) 
     ]
     if found:
         raise ConfigError(found)
-
-
-def _costs(config: ModelConfig, n_steps: int | None, source_length: int, target_length: int) -> Iterator[_Cost]:
-    """Yield what every use costs one token of the side that pays for it."""
-    projected: set[str] = set()
-    for planned in planned_uses(config, n_steps):
-        side = _side(planned.stack)
-        if isinstance(planned.sub, RoutedConfig):
-            yield _Cost(f"{planned.part}.{_ROUTER}", side, router_products(planned.sub, config.d_model))
-        match planned.sub:
-            # With experts or without: what differs is how many queries a token has.
-            case AttentionConfig() as attention if planned.use.kind == "self_attention":
-                length = source_length if planned.stack == "encoder" else target_length
-                yield from _self_attention(planned, attention, config.d_model, length)
-            case AttentionConfig() as attention:
-                is_first = planned.use.weights not in projected
-                projected.add(planned.use.weights)
-                yield from _cross_attention(planned.part, attention, config.d_model, source_length, is_first)
-            case DenseFeedForwardConfig() as ffn:
-                yield _Cost(planned.part, side, (hidden_branches(ffn) + 1) * config.d_model * ffn.d_ff)
-            case SeparableConvConfig() as conv:
-                yield _Cost(planned.part, side, separable_products(conv, config.d_model))
-            case RoutedConfig() as experts:
-                yield _Cost(planned.part, side, experts.k * expert_products(experts, config.d_model))
-            case other:
-                raise TypeError(f"no cost is known for {type(other).__name__}")
-    for name, plan in plans(config, n_steps).items():
-        halting = config.stacks()[name].halting
-        yield _Cost(f"{name}.halting", _side(name), halting_products(halting, config.d_model, plan.n_rounds))
-
-
-def _side(stack: str) -> str:
-    return "source" if stack == "encoder" else "target"
-
-
-def _self_attention(planned: PlannedUse, attention: AttentionConfig, d_model: int, length: int) -> Iterator[_Cost]:
-    """Yield projections, scores and values, and window scores of one token."""
-    inner, queries = inner_width(attention, d_model), n_choices(attention) * inner_width(attention, d_model)
-    part, side = planned.part, _side(planned.stack)
-    yield _Cost(f"{part}.projections", side, 2 * d_model * (queries + inner))
-    yield _Cost(f"{part}.{_PRODUCTS}", side, 2 * length * queries)
-    relative = planned.stack_config.relative
-    if isinstance(relative, WindowConfig):
-        yield _Cost(f"{part}.{_WINDOW}", side, queries * (2 * relative.window + 1))
-
-
-def _cross_attention(
-    part: str, attention: AttentionConfig, d_model: int, source_length: int, is_first: bool
-) -> Iterator[_Cost]:
-    """Yield a target token's queries, output and products; at a set's first use also a source token's keys, values."""
-    inner, queries = inner_width(attention, d_model), n_choices(attention) * inner_width(attention, d_model)
-    if is_first:
-        yield _Cost(f"{part}.projections", "source", 2 * d_model * inner)
-    yield _Cost(f"{part}.projections", "target", 2 * d_model * queries)
-    yield _Cost(f"{part}.{_PRODUCTS}", "target", 2 * source_length * queries)

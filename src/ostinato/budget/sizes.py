@@ -157,11 +157,14 @@ def halting_size(halting: HaltingConfig, d_model: int) -> int:
     return 0
 
 
-def halting_products(halting: HaltingConfig, d_model: int, n_rounds: int) -> int:
-    """Return the multiply-accumulates of a token's gates: act asks every round, stick_breaking not about the last."""
+def gate_products(halting: HaltingConfig, d_model: int) -> int:
+    """Return the multiply-accumulates of asking a stack's gate about one token once.
+
+    stick_breaking: D^2 + 2 D.     act: D.     none: 0.
+    """
     match halting:
         case StickBreakingConfig():
-            return (n_rounds - 1) * (d_model**2 + 2 * d_model)
+            return d_model**2 + 2 * d_model
         case ActConfig():
-            return n_rounds * d_model
+            return d_model
     return 0

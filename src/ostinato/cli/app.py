@@ -8,7 +8,22 @@ from typing import Annotated
 
 import typer
 
-from ostinato.cli import compare, data, demo, doctor, evaluate, family, generate, plan, recipes, solve, table, train
+from ostinato.cli import (
+    average,
+    compare,
+    data,
+    demo,
+    doctor,
+    evaluate,
+    family,
+    generate,
+    plan,
+    recipes,
+    solve,
+    table,
+    train,
+    tune_threshold,
+)
 from ostinato.cli.output import complain
 from ostinato.errors import OstinatoError
 from ostinato.version import __version__
@@ -44,7 +59,21 @@ def _options(
     """Hold the options that belong to no command."""
 
 
-for _command in (train, evaluate, compare, generate, plan, family, solve, recipes, table, doctor, demo):
+for _command in (
+    train,
+    evaluate,
+    compare,
+    generate,
+    tune_threshold,
+    average,
+    plan,
+    family,
+    solve,
+    recipes,
+    table,
+    doctor,
+    demo,
+):
     _command.register(app)
 app.add_typer(data.app, name="data")
 
@@ -52,7 +81,8 @@ app.add_typer(data.app, name="data")
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit.
 
-    Exit codes: 0 done; 1 a run that could not go on; 2 wrong use, settings or data; 130 interrupted.
+    Exit codes: 0 done; 1 a run that could not go on, or lines that could not be read while the others were; 2 wrong
+    use, settings or data; 130 interrupted.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     # Taken out here so that it may stand before or after the command.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -19,7 +19,7 @@ def compare(
     systems: Annotated[
         list[Path],
         typer.Argument(
-            metavar="RUN...",
+            metavar="RUN",
             help="Run directories, or files written by `ostinato evaluate --predictions`; the first is the reference. "
             "Or files written by --jsonl, to be shown again.",
             show_default=False,
@@ -35,7 +35,7 @@ def compare(
     ] = None,
     checkpoint: CheckpointOption = "best",
     beam: BeamOption = None,
-    max_examples: Annotated[int | None, typer.Option(min=1, help="Compare on the first ones only.")] = None,
+    max_examples: Annotated[int | None, typer.Option(min=1, help="Compare on so many, spread evenly.")] = None,
     samples: Annotated[int, typer.Option(help="Samples of the bootstrap.")] = 1000,
     seed: Annotated[int, typer.Option(help="Seed of the bootstrap.")] = 12345,
     source_length: Annotated[int, typer.Option(min=1, help="Source tokens of the pass whose MACs are counted.")] = 16,
@@ -52,11 +52,9 @@ def compare(
     Scores and differences with bootstrap intervals, sizes, costs and speeds. A difference is claimed only where its
     95 % interval excludes 0. Outputs are kept in the run directories.
     """
-    from ostinato.cli.output import complain, print_json, print_table, say
+    from ostinato.cli.output import complain, print_json
     from ostinato.data.registry import DataAccess
-    from ostinato.experiments import paired_tables
     from ostinato.experiments.paired import compare as compare_systems
-    from ostinato.experiments.results import markdown as as_markdown
     from ostinato.experiments.results import write_rows
     from ostinato.experiments.systems import Choices
 
@@ -79,6 +77,14 @@ def compare(
     if json:
         print_json(rows)
         return
+    _print(rows, markdown)
+
+
+def _print(rows: list[dict[str, Any]], markdown: bool) -> None:
+    from ostinato.cli.output import print_table, say
+    from ostinato.experiments import paired_tables
+    from ostinato.experiments.results import markdown as as_markdown
+
     for columns, lines in (paired_tables.score_table(rows), paired_tables.cost_table(rows)):
         if markdown:
             say(as_markdown(columns, lines))

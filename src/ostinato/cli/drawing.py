@@ -43,7 +43,7 @@ def draw_recipe(planned: PlannedRecipe) -> None:
         say(f"{kind}: bank '{bank}' serves {' and '.join(stacks)} with the same sets")
     say("depth: " + ", ".join(f"{name} {depth}" for name, depth in planned.budget.depth.items()))
     if any(depth.halting != "none" for depth in planned.budget.depth.values()):
-        say("depth is assumed; the loop still computes halted tokens, so that MACs and bytes are those of all rounds")
+        say("depth is assumed, for MACs; bytes are those of all rounds (--expected-depth, docs/budgets.md)")
     if experts := planned.budget.experts:
         say(
             "experts a token: "

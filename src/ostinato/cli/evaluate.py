@@ -16,8 +16,11 @@ from ostinato.cli.options import (
     JsonOption,
     MirrorOption,
     RunArgument,
+    SetOption,
     StepsOption,
+    reading_overrides,
 )
+from ostinato.cli.options import halting_threshold as read_threshold
 
 
 def register(app: typer.Typer) -> None:
@@ -48,7 +51,8 @@ def evaluate(
         typer.Option("--metric", help="Metric, may be repeated; default: the task's.", show_default=False),
     ] = None,
     beam: BeamOption = None,
-    max_examples: Annotated[int | None, typer.Option(min=1, help="Score the first ones only.")] = None,
+    settings: SetOption = None,
+    max_examples: Annotated[int | None, typer.Option(min=1, help="Score so many, spread evenly.")] = None,
     predictions: Annotated[
         Path | None,
         typer.Option(help="Write every output here, as JSON lines (for one split).", show_default=False),
@@ -67,9 +71,8 @@ def evaluate(
     from ostinato.evaluation import PredictionWriter
     from ostinato.evaluation.loading import load
 
-    loaded = load(run, checkpoint=checkpoint, device=device)
-    if halting_threshold is not None:
-        loaded.model.set_halting_threshold(halting_threshold)
+    threshold, overrides = read_threshold(halting_threshold), reading_overrides(settings)
+    loaded = load(run, checkpoint=checkpoint, device=device, overrides=overrides, halting_threshold=threshold)
     splits = split or loaded.recipe.evaluation.splits or []
     if not splits:
         raise typer.BadParameter("the run's recipe names no split: choose one", param_hint="--split")

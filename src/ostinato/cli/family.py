@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ostinato.cli.options import JsonOption, MirrorOption, OverridesArgument, RecipeArgument, one_of
+from ostinato.cli.options import (
+    JsonOption,
+    MirrorOption,
+    OverridesArgument,
+    RecipeArgument,
+    SourceVocabOption,
+    TargetVocabOption,
+    one_of,
+)
 
 if TYPE_CHECKING:
     from ostinato.budget.family import Family
@@ -41,8 +49,8 @@ def family(
         int | None,
         typer.Option(min=1, help="Tokens that MACs assume; default: the recipe's longest.", show_default=False),
     ] = None,
-    source_vocab: Annotated[int | None, typer.Option(min=1, help="Rows of the source vocabulary.")] = None,
-    target_vocab: Annotated[int | None, typer.Option(min=1, help="Rows of the target vocabulary.")] = None,
+    source_vocab: SourceVocabOption = None,
+    target_vocab: TargetVocabOption = None,
     write: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write one recipe an arm.", show_default=False)
     ] = None,

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict
 from itertools import tee
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,8 +17,19 @@ from ostinato.cli.options import (
     HaltingThresholdOption,
     JsonOption,
     RunArgument,
+    SetOption,
     StepsOption,
+    one_of,
+    reading_overrides,
 )
+from ostinato.cli.options import halting_threshold as read_threshold
+
+if TYPE_CHECKING:
+    from ostinato.data.inputs import Input, InputReader
+    from ostinato.decoding.generate import Generation
+    from ostinato.evaluation.loading import LoadedRun
+
+_UNREADABLE_LINES = 1
 
 
 def register(app: typer.Typer) -> None:
@@ -31,55 +41,155 @@ def generate(
     run: RunArgument,
     files: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="FILES", help="One source a line; default: standard input.", show_default=False),
+        typer.Argument(
+            metavar="FILES", help="A line each of text, or of JSON; default: standard input.", show_default=False
+        ),
     ] = None,
     checkpoint: CheckpointOption = "best",
     beam: BeamOption = None,
+    n_best: Annotated[int | None, typer.Option(min=1, help="Outputs of every line, at most the beam width.")] = None,
+    sample: Annotated[bool, typer.Option("--sample", help="Draw the outputs instead of searching.")] = False,
+    temperature: Annotated[float | None, typer.Option(help="Of sampling: below 1 is sharper.")] = None,
+    top_k: Annotated[int | None, typer.Option(min=1, help="Sample among so many tokens only.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Of sampling.")] = None,
+    min_length: Annotated[int | None, typer.Option(min=0, help="Shortest output, in tokens.")] = None,
+    max_length: Annotated[int | None, typer.Option(min=1, help="Longest output, in tokens.")] = None,
+    prefix: Annotated[str, typer.Option(help="Beginning of every output.", show_default=False)] = "",
+    prefix_field: Annotated[
+        str | None, typer.Option(metavar="KEY", help="JSON lines: key of the output's beginning.", show_default=False)
+    ] = None,
+    settings: SetOption = None,
     n_steps: StepsOption = None,
     halting_threshold: HaltingThresholdOption = None,
-    max_length: Annotated[int | None, typer.Option(min=1, help="Longest output, in tokens.")] = None,
+    input_format: Annotated[
+        str, typer.Option(metavar="FORMAT", help="text, json, or auto: JSON lines where a file's name says so.")
+    ] = "auto",
+    scores: Annotated[bool, typer.Option("--scores", help="Write the score before every output.")] = False,
+    token_scores: Annotated[
+        bool, typer.Option("--token-scores", help="With --json: the log-probability of every token.")
+    ] = False,
     window: Annotated[int, typer.Option(min=1, help="Lines read before the first is answered.")] = 4096,
     device: DeviceOption = "auto",
     json: JsonOption = False,
 ) -> None:
     """Write one output for every line of input.
 
-    A line is a source; a language model that was trained on texts without sources writes what follows the line. One
-    that cannot be read gets an empty output, a message on standard error, and exit code 2 at the end. With --json
-    every output is an object with source, text, score and more, or source and error.
+    A line is a source, or a JSON object that has it under the key the run was trained with; a language model that was
+    trained on texts without sources writes what follows the line. A line that cannot be read gets an empty output, a
+    message on standard error, and exit code 1 at the end. With --json every output is an object: the input's own
+    fields, then prediction, score and more, or error.
     """
-    from ostinato.cli.output import complain, json_line, say
+    from ostinato.cli.output import complain, say
+    from ostinato.cli.progress import counting
+    from ostinato.cli.results import TUNED
     from ostinato.errors import DataError
     from ostinato.evaluation.loading import load
 
-    loaded = load(run, checkpoint=checkpoint, device=device)
-    if halting_threshold is not None:
-        loaded.model.set_halting_threshold(halting_threshold)
-    settings: dict[str, Any] = {} if beam is None else {"beam": beam}
-    if max_length is not None:  # The longest output, whatever the recipe adds for long sources.
-        settings |= {"max_length": max_length, "max_length_ratio": 0.0}
+    if token_scores and not json:
+        raise typer.BadParameter("they have no place in plain text: add --json", param_hint="--token-scores")
+    threshold, overrides = read_threshold(halting_threshold), reading_overrides(settings)
+    loaded = load(run, checkpoint=checkpoint, device=device, overrides=overrides, halting_threshold=threshold)
+    if loaded.halting_threshold_from == "tuned":
+        complain(f"halting threshold {max(loaded.model.halting_thresholds().values()):g}, {TUNED}")
+    decoding = _decoding(beam, n_best, sample, min_length, max_length, token_scores)
+    decoding |= _sampling(loaded, decoding, temperature=temperature, top_k=top_k, seed=seed)
+    reader = _reader(loaded, input_format, prefix, prefix_field)
+    has_lists = loaded.decoding(**decoding).n_best > 1
+    write = _JsonWriter(has_lists) if json else _TextWriter(has_lists, scores)
+    paths = files or []
     # Somebody typing wants the answer now; a file is faster in long batches.
-    window = 1 if not files and sys.stdin.isatty() else window
-    sources, texts = tee(_lines(files or []))
+    window = 1 if not paths and sys.stdin.isatty() else window
     failed = False
-    for source, output in zip(sources, loaded.stream(texts, n_steps=n_steps, window=window, **settings), strict=True):
-        if isinstance(output, DataError):
-            failed = True
-            complain(str(output))
-            say(json_line({"source": source, "error": str(output)}) if json else "")
-        else:
-            say(json_line({"source": source, **asdict(output)}) if json else output.text)
+    with counting(lambda: sum(1 for _ in reader.read(paths)) if paths else None, window > 1) as count:
+        inputs, texts = tee(reader.read(paths, sys.stdin.buffer))
+        outputs = loaded.stream(texts, n_steps=n_steps, window=window, on_progress=count, **decoding)
+        for number, (given, output) in enumerate(zip(inputs, outputs, strict=True), start=1):
+            if isinstance(output, DataError):
+                failed = True
+                complain(str(output))
+            for line in write(number, given, output):
+                say(line)
     if failed:
-        raise typer.Exit(DataError.exit_code)
+        raise typer.Exit(_UNREADABLE_LINES)
 
 
-def _lines(files: Iterable[Path]) -> Iterator[str]:
-    """Yield the lines of the files in turn, or of standard input where there are none."""
-    from ostinato.data.lines import decode_lines, read_lines
+def _decoding(
+    beam: int | None, n_best: int | None, sample: bool, min_length: int | None, max_length: int | None, tokens: bool
+) -> dict[str, Any]:
+    """Return the settings of the run that the options change."""
+    if sample and beam is not None:
+        raise typer.BadParameter("a beam is searched and not sampled: leave one of them out", param_hint="--sample")
+    found: dict[str, Any] = {"strategy": "sample"} if sample else {}
+    # A length that is given holds whatever the recipe adds for long sources.
+    for name, value in (("min_length", min_length), ("max_length", max_length)):
+        found |= {} if value is None else {name: value, f"{name}_ratio": 0.0}
+    found |= {} if beam is None else {"beam": beam}
+    found |= {} if n_best is None else {"n_best": n_best}
+    return found | ({"token_scores": True} if tokens else {})
 
-    paths = list(files)
-    if not paths:
-        # As bytes, because the text layer follows the locale and ends lines at a lone carriage return.
-        yield from (text for _, text in decode_lines(sys.stdin.buffer, "standard input"))
-    for path in paths:
-        yield from (text for _, text in read_lines(path))
+
+def _sampling(loaded: LoadedRun, decoding: dict[str, Any], **options: float | None) -> dict[str, Any]:
+    """Return the options of sampling that were given, and refuse them where nothing is sampled."""
+    given = {name: value for name, value in options.items() if value is not None}
+    if given and loaded.decoding(**decoding).strategy != "sample":
+        names = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise typer.BadParameter("nothing is sampled: add --sample", param_hint=names)
+    return given
+
+
+def _reader(loaded: LoadedRun, input_format: str, prefix: str, prefix_field: str | None) -> InputReader:
+    from ostinato.data.inputs import InputReader
+
+    if loaded.reads_prompts and (prefix or prefix_field):
+        reason = "this language model's input is itself the beginning of its output"
+        raise typer.BadParameter(reason, param_hint="--prefix")
+    data, setting = loaded.recipe.data, "data.text_field" if loaded.reads_prompts else "data.source_field"
+    name = data.text_field if loaded.reads_prompts else data.source_field
+    chosen = one_of("--input-format", input_format, "auto", "text", "json")
+    return InputReader(name, setting, prefix_field, prefix, chosen)
+
+
+class _TextWriter:
+    """One line an input, or where there are lists one line an output: number of the input, score, output."""
+
+    def __init__(self, has_lists: bool, scores: bool) -> None:
+        self.has_lists, self.scores = has_lists, scores
+
+    def __call__(self, number: int, given: Input, output: Generation | Exception) -> list[str]:
+        """Return the lines of one input."""
+        found = [] if isinstance(output, Exception) else [output, *output.others]
+        rows = [[f"{one.score:.6f}", re.sub(r"[\r\n]+", " ", one.text)] for one in found] or [["", ""]]
+        if self.has_lists:
+            return ["\t".join([str(number), *row]) for row in rows]
+        return ["\t".join(rows[0]) if self.scores else rows[0][1]]
+
+
+class _JsonWriter:
+    """One object an input: its own fields, what was generated, and where there are lists all outputs."""
+
+    def __init__(self, has_lists: bool) -> None:
+        self.has_lists = has_lists
+
+    def __call__(self, number: int, given: Input, output: Generation | Exception) -> list[str]:
+        """Return the line of one input."""
+        from ostinato.cli.output import json_line
+
+        if isinstance(output, Exception):
+            return [json_line({**given.fields, "error": str(output)})]
+        found = {**given.fields, **_fields(output)}
+        if self.has_lists:
+            found["n_best"] = [_fields(one) for one in (output, *output.others)]
+        return [json_line(found)]
+
+
+def _fields(output: Generation) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "prediction": output.text,
+        "score": output.score,
+        "log_prob": output.log_prob,
+        "finished": output.finished,
+        "n_tokens": output.n_tokens,
+    }
+    if output.tokens is not None:
+        found |= {"tokens": output.tokens, "token_log_probs": output.token_log_probs}
+    return found

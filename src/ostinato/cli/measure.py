@@ -69,9 +69,9 @@ class Measured:
 
 
 def measure_recipes(
-    planned: Sequence[PlannedRecipe], timing: Timing, source_length: int, target_length: int
+    planned: Sequence[PlannedRecipe], timing: Timing, source_length: int, target_length: int, jsonl: Path | None = None
 ) -> list[Measured]:
-    """Time recipes in turns; say on standard error what is to come."""
+    """Time recipes in turns; say on standard error what is to come. Rows go to `jsonl` as well."""
     from dataclasses import asdict
 
     from ostinato.cli.output import complain
@@ -85,10 +85,20 @@ def measure_recipes(
     work = workloads(timing.batch_sizes, timing.beams, source_length, target_length)
     found = measure_models(laboratory, candidates, work, Effort(rounds=timing.rounds), lambda plan: complain(str(plan)))
     environment = asdict(laboratory.environment())
-    return [Measured(name, environment, rows) for name, rows in found.items()]
+    measured = [Measured(name, environment, rows) for name, rows in found.items()]
+    if jsonl is not None:
+        _write(measured, jsonl)
+    return measured
 
 
-def write_measured(measured: Sequence[Measured], path: Path) -> None:
+def with_measured(plans: Sequence[dict[str, Any]], measured: Sequence[Measured] | None) -> list[dict[str, Any]]:
+    """Return the recipes as JSON with what was measured of each, where something was."""
+    if measured is None:
+        return list(plans)
+    return [plan | {"measured": found.as_dict()} for plan, found in zip(plans, measured, strict=True)]
+
+
+def _write(measured: Sequence[Measured], path: Path) -> None:
     """Write the rows of all recipes as JSON lines, which `ostinato table` shows again."""
     from ostinato.experiments.results import write_rows
 

@@ -28,22 +28,51 @@ MirrorOption = Annotated[
         show_default=False,
     ),
 ]
-CheckpointOption = Annotated[str, typer.Option("--checkpoint", help="best, last, or the name of a checkpoint.")]
+CheckpointOption = Annotated[
+    str,
+    typer.Option("--checkpoint", help="best, last, best:N or last:N (the mean of N), or the name of a checkpoint."),
+]
 StepsOption = Annotated[
     int | None,
     typer.Option("--n-steps", min=1, help="Rounds of depth to run, for models whose rounds share all weights."),
 ]
 HaltingThresholdOption = Annotated[
-    float | None,
+    str | None,
     typer.Option(
         "--halting-threshold",
-        metavar="X",
-        help="Halt tokens once X of their mass is given out, in place of the recipe's threshold (ACT: 1 - epsilon).",
+        metavar="X|trained",
+        help="Halt tokens once X of their mass is given out (ACT: 1 - epsilon); trained: as in training. Default: what "
+        "tune-threshold chose for the checkpoint, if it did, else trained.",
+        show_default=False,
+    ),
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Setting of the run to change, decoding.* or data.*, may be repeated: decoding.length_penalty.alpha=1.",
         show_default=False,
     ),
 ]
 BeamOption = Annotated[int | None, typer.Option("--beam", min=1, help="Beam width; 1 is greedy.")]
+SourceVocabOption = Annotated[int | None, typer.Option("--source-vocab", min=1, help="Rows of the source vocabulary.")]
+TargetVocabOption = Annotated[int | None, typer.Option("--target-vocab", min=1, help="Rows of the target vocabulary.")]
 DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, mps.")]
+
+
+def reading_overrides(given: list[str] | None) -> list[str]:
+    """Return changes to a run's settings; those that would change the model or its training have no effect any more."""
+    for setting in given or []:
+        if not setting.startswith(("decoding.", "data.")) or "=" not in setting:
+            reason = f"'{setting}' must be decoding.KEY=VALUE or data.KEY=VALUE: the rest is the trained model's"
+            raise typer.BadParameter(reason, param_hint="--set")
+    return given or []
+
+
+def split_settings(words: list[str]) -> tuple[list[str], list[str]]:
+    """Return the names and the settings (key=value) among words that may be either."""
+    return [word for word in words if "=" not in word], [word for word in words if "=" in word]
 
 
 def one_of(option: str, value: str | None, *choices: str) -> Any:
@@ -51,3 +80,14 @@ def one_of(option: str, value: str | None, *choices: str) -> Any:
     if value is not None and value not in choices:
         raise typer.BadParameter(f"'{value}' must be one of {', '.join(choices)}", param_hint=option)
     return value
+
+
+def halting_threshold(value: str | None) -> Any:
+    """Return what `ostinato.load` takes for `--halting-threshold`: None, "trained", or a number."""
+    if value is None or value == "trained":
+        return value
+    try:
+        return float(value)
+    except ValueError:
+        reason = f"'{value}' must be a number in [0, 1], or trained"
+        raise typer.BadParameter(reason, param_hint="--halting-threshold") from None

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from ostinato.cli.measure import (
     BatchSizesOption,
     BeamsOption,
+    Measured,
     MeasuredLinesOption,
     MeasureOption,
     RoundsOption,
@@ -16,9 +18,19 @@ from ostinato.cli.measure import (
     Timing,
     measure_recipes,
     print_measured,
-    write_measured,
+    with_measured,
 )
-from ostinato.cli.options import DeviceOption, JsonOption, MirrorOption
+from ostinato.cli.options import (
+    DeviceOption,
+    JsonOption,
+    MirrorOption,
+    SourceVocabOption,
+    TargetVocabOption,
+    split_settings,
+)
+
+if TYPE_CHECKING:
+    from ostinato.experiments.side_by_side import PlannedRecipe
 
 
 def register(app: typer.Typer) -> None:
@@ -37,8 +49,8 @@ def plan(
             show_default=False,
         ),
     ],
-    source_vocab: Annotated[int | None, typer.Option(min=1, help="Rows of the source vocabulary.")] = None,
-    target_vocab: Annotated[int | None, typer.Option(min=1, help="Rows of the target vocabulary.")] = None,
+    source_vocab: SourceVocabOption = None,
+    target_vocab: TargetVocabOption = None,
     source_length: Annotated[
         int, typer.Option(min=1, help="Source tokens to count for, where there are sources.")
     ] = 32,
@@ -48,6 +60,15 @@ def plan(
     precision: Annotated[
         Literal["float32", "bfloat16"], typer.Option(help="Precision of training to count activations for.")
     ] = "float32",
+    expected_depth: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--expected-depth",
+            metavar="STACK=ROUNDS",
+            help="Rounds a token is expected to take part in, where tokens halt; may be repeated; default: all rounds.",
+            show_default=False,
+        ),
+    ] = None,
     tolerance: Annotated[
         float, typer.Option(min=0.0, help="Relative difference up to which budgets match the first recipe's.")
     ] = 0.01,
@@ -68,13 +89,11 @@ def plan(
     generated or already fetched. With --measure the same models take turns at the same work, on random weights.
     """
     from ostinato.budget import Assumptions
-    from ostinato.cli.budgets import print_budgets, print_differences
-    from ostinato.cli.drawing import draw_recipe
-    from ostinato.cli.output import print_json, say
+    from ostinato.cli.output import print_json
     from ostinato.data.registry import DataAccess
     from ostinato.experiments.side_by_side import as_dicts, plan_recipes
 
-    names = [text for text in recipes if "=" not in text]
+    names, settings = split_settings(recipes)
     if not names:
         raise typer.BadParameter("name at least one recipe", param_hint="RECIPE")
     timing = Timing.of(batch_sizes, beams, rounds, threads, device) if measure else None
@@ -82,21 +101,26 @@ def plan(
         raise typer.BadParameter("is for timing: add --measure", param_hint=" ".join(named))
     planned = plan_recipes(
         names,
-        [text for text in recipes if "=" in text],
-        assumptions=Assumptions(source_length, target_length, batch_size, beam, precision),
+        settings,
+        assumptions=Assumptions(
+            source_length, target_length, batch_size, beam, precision, expected_depth=_depths(expected_depth or [])
+        ),
         access=DataAccess.default(mirror),
         source_vocab=source_vocab,
         target_vocab=target_vocab,
     )
-    measured = None if timing is None else measure_recipes(planned, timing, source_length, target_length)
-    if measured is not None and jsonl is not None:
-        write_measured(measured, jsonl)
+    measured = None if timing is None else measure_recipes(planned, timing, source_length, target_length, jsonl)
     if json:
-        plans = as_dicts(planned, tolerance)
-        if measured is not None:
-            plans = [plan | {"measured": found.as_dict()} for plan, found in zip(plans, measured, strict=True)]
-        print_json(plans)
+        print_json(with_measured(as_dicts(planned, tolerance), measured))
         return
+    _print(planned, measured, tolerance)
+
+
+def _print(planned: Sequence[PlannedRecipe], measured: Sequence[Measured] | None, tolerance: float) -> None:
+    from ostinato.cli.budgets import print_budgets, print_differences
+    from ostinato.cli.drawing import draw_recipe
+    from ostinato.cli.output import say
+
     for one in planned:
         draw_recipe(one)
         say()
@@ -105,3 +129,15 @@ def plan(
         print_differences(planned, tolerance)
     if measured is not None:
         print_measured(measured)
+
+
+def _depths(given: list[str]) -> dict[str, float]:
+    """Return the depths that `encoder=4.5` names by stack."""
+    found = {}
+    for text in given:
+        stack, _, rounds = text.partition("=")
+        try:
+            found[stack.strip()] = float(rounds)
+        except ValueError:
+            raise typer.BadParameter(f"'{text}' is not STACK=ROUNDS", param_hint="--expected-depth") from None
+    return found

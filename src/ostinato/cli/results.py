@@ -8,8 +8,14 @@ from typing import Any
 
 from ostinato.cli.output import flat, print_table, say
 
-_NOT_SCORES = ("by", "macro", "name", "decoding", "halting", "halting_threshold", "routing", "n_steps")
+_NOT_SCORES = (
+    *("by", "macro", "name", "decoding", "halting", "halting_threshold", "halting_threshold_from"),
+    *("routing", "n_steps"),
+)
 _FORCED = ("loss", "token_accuracy")
+
+TUNED = "tuned after training (--halting-threshold trained: as trained)"
+"""Said of a halting threshold that `ostinato tune-threshold` chose."""
 
 Scores = dict[str, Any]
 
@@ -55,6 +61,8 @@ def _print_halting(split: str, result: Scores) -> None:
     ]
     names = ["rounds", "threshold", "mean depth", "expected depth", *(f"{percent} %" for percent in percents)]
     print_table([f"{split}: stack", *names], rows)
+    if (origin := result.get("halting_threshold_from")) is not None:
+        say(f"{split}: halting threshold {TUNED if origin == 'tuned' else origin}")
 
 
 def _print_routing(split: str, routing: Mapping[str, Scores]) -> None:
@@ -74,13 +82,15 @@ def _print_groups(title: str, values: Mapping[str, Scores], macro: Scores | None
     """Print a row for each value of a column; the rest of its scores are in --json and results.json."""
     names = ["n", *(name for name in wanted if any(name in scores for scores in values.values()))]
     stacks = dict.fromkeys(stack for scores in values.values() for stack in scores.get("halting") or {})
-    rows = [
-        [value, *(scores.get(name) for name in names), *(_depth(scores, stack) for stack in stacks)]
-        for value, scores in values.items()
-    ]
+    has_macs = bool(stacks) and all("macs" in scores for scores in values.values())
+    rows = []
+    for value, scores in values.items():
+        macs = [scores["macs"]["realised"] / 1e6] if has_macs else []
+        rows.append([value, *(scores.get(name) for name in names), *(_depth(scores, stack) for stack in stacks), *macs])
     if macro and len(rows) > 1:
-        rows.append(["their mean", *(macro.get(name) for name in names), *(None for _ in stacks)])
-    print_table([title, *names, *(f"{stack} depth" for stack in stacks)], rows)
+        empty = len(stacks) + has_macs
+        rows.append(["their mean", *(macro.get(name) for name in names), *([None] * empty)])
+    print_table([title, *names, *(f"{stack} depth" for stack in stacks), *(["M MACs"] if has_macs else [])], rows)
 
 
 def _depth(scores: Scores, stack: str) -> float | None:

@@ -8,13 +8,47 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ostinato.cli.options import DeviceOption, JsonOption, MirrorOption, one_of
+from ostinato.cli.options import (
+    DeviceOption,
+    JsonOption,
+    MirrorOption,
+    SourceVocabOption,
+    TargetVocabOption,
+    one_of,
+    split_settings,
+)
 
 if TYPE_CHECKING:
     from ostinato.budget.solver import Solution
     from ostinato.config.model import ModelConfig
 
 _MATCHES = ("parameters", "active", "macs", "macs_per_generated_token", "bytes", "latency")
+
+_RecipesArgument = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="RECIPE [REFERENCE] [KEY=VALUE]",
+        help="The recipe, the one it should cost as much as (default: the recipe itself, without the settings "
+        "given here), and settings to change in the recipe.",
+        show_default=False,
+    ),
+]
+_FreeOption = Annotated[
+    str,
+    typer.Option(
+        "--free",
+        help="The setting to solve: d_ff, d_attn, d_model, n_steps, n_experts, expert_width, d_ff+d_attn (at their "
+        "ratio), or any integer setting of the model by the end of its path (decoder.ffn.d_ff).",
+    ),
+]
+_ToleranceOption = Annotated[
+    float,
+    typer.Option(
+        "--tolerance",
+        min=0,
+        help="Relative: latency is searched up to it, and a count that is further off is said to be.",
+    ),
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -24,22 +58,8 @@ def register(app: typer.Typer) -> None:
 
 
 def solve(
-    recipes: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="RECIPE [REFERENCE] [KEY=VALUE]",
-            help="The recipe, the one it should cost as much as (default: the recipe itself, without the settings "
-            "given here), and settings to change in the recipe.",
-            show_default=False,
-        ),
-    ],
-    free: Annotated[
-        str,
-        typer.Option(
-            help="The setting to solve: d_ff, d_attn, d_model, n_steps, n_experts, expert_width, d_ff+d_attn (at their "
-            "ratio), or any integer setting of the model by the end of its path (decoder.ffn.d_ff)."
-        ),
-    ] = "d_ff",
+    recipes: _RecipesArgument,
+    free: _FreeOption = "d_ff",
     match: Annotated[str, typer.Option(help=f"What is to be equal: {', '.join(_MATCHES)}.")] = "parameters",
     target: Annotated[
         float | None, typer.Option(min=0, help="A number to match, in place of a reference.", show_default=False)
@@ -49,23 +69,18 @@ def solve(
     target_length: Annotated[int, typer.Option(min=1, help="Target tokens, for MACs, bytes and latency.")] = 32,
     batch_size: Annotated[int, typer.Option(min=1, help="Sentences at once, for bytes and latency.")] = 1,
     beam: Annotated[int, typer.Option(min=1, help="Beam width, for bytes and latency.")] = 1,
-    tolerance: Annotated[
-        float,
-        typer.Option(
-            min=0, help="Relative: latency is searched up to it, and a count that is further off is said to be."
-        ),
-    ] = 0.05,
+    tolerance: _ToleranceOption = 0.05,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads, for latency.")] = None,
     device: DeviceOption = "auto",
-    source_vocab: Annotated[int | None, typer.Option(min=1, help="Rows of the source vocabulary.")] = None,
-    target_vocab: Annotated[int | None, typer.Option(min=1, help="Rows of the target vocabulary.")] = None,
+    source_vocab: SourceVocabOption = None,
+    target_vocab: TargetVocabOption = None,
     write: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the solved recipe.", show_default=False)
     ] = None,
     mirror: MirrorOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Solve one setting so that a model costs what another one does.
+    """Solve a setting so that a model costs as much as another.
 
     Counts are matched by the nearest integer; where that is still further off than the tolerance, it is said. Latency
     is measured on this machine, on random weights. Where no value fits the reason is named.
@@ -76,8 +91,7 @@ def solve(
     from ostinato.tasks.recipes import load_recipe
     from ostinato.tasks.vocabulary import size_model
 
-    overrides = [text for text in recipes if "=" in text]
-    names = [text for text in recipes if "=" not in text]
+    names, overrides = split_settings(recipes)
     if not 1 <= len(names) <= 2:
         raise typer.BadParameter("name one recipe, and at most one reference", param_hint="RECIPE [REFERENCE]")
     if target is not None and len(names) == 2:

@@ -16,7 +16,10 @@ def register(app: typer.Typer) -> None:
 
 
 def table(
-    runs: Annotated[list[Path], typer.Argument(help="Run directories, or files of JSON lines written by --jsonl.")],
+    runs: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN", help="Run directories, or files of JSON lines written by --jsonl."),
+    ],
     source_length: Annotated[int, typer.Option(min=1, help="Source tokens of the pass whose MACs are counted.")] = 16,
     target_length: Annotated[int, typer.Option(min=1, help="Target tokens of that pass.")] = 16,
     jsonl: Annotated[Path | None, typer.Option("--jsonl", help="Write the rows to this file as well.")] = None,

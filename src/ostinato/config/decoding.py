@@ -24,17 +24,24 @@ class LengthPenaltyConfig(Config):
 
 
 class DecodingConfig(Config):
-    """Greedy, sampled or beam search; at most max_length + max_length_ratio * source tokens are generated."""
+    """Greedy, sampled or beam search; at most max_length + max_length_ratio * source tokens are generated, and at least
+    min_length + min_length_ratio * source tokens, the end symbol included, where that is no more."""
 
     strategy: Literal["greedy", "sample", "beam"] = "greedy"
     beam: Size = 1
+    n_best: Size = 1
+    """Outputs of a source that are given back, best first; a beam search only."""
     length_penalty: LengthPenaltyConfig = LengthPenaltyConfig()
     stopping: Literal["bound", "count"] = "bound"
-    """A beam search of a sentence ends. bound: when no live hypothesis can still beat the worst of the `beam` best
-    finished ones, were all its further tokens certain; with a length penalty this often runs to the length limit.
-    count: as soon as `beam` hypotheses have finished (fairseq's rule; much cheaper)."""
+    """A beam search of a sentence ends. bound: when no live hypothesis can still beat the worst of the `n_best` best
+    finished ones, were all its further tokens certain; with a length penalty this may run to the length limit.
+    count: also as soon as `beam` hypotheses have finished (fairseq's rule; cheaper)."""
     max_length: Annotated[int, Field(ge=0)] = 256
     max_length_ratio: Annotated[float, Field(ge=0)] = 0.0
+    min_length: Annotated[int, Field(ge=0)] = 0
+    min_length_ratio: Annotated[float, Field(ge=0)] = 0.0
+    token_scores: bool = False
+    """Whether outputs carry the log-probability of every token."""
     temperature: Annotated[float, Field(gt=0)] = 1.0
     top_k: Size | None = None
     seed: Annotated[int, Field(ge=0)] = 0
@@ -43,5 +50,10 @@ class DecodingConfig(Config):
         """A beam is for beam search, and a search must be allowed to write something."""
         if (self.strategy == "beam") != (self.beam > 1):
             yield Problem(f"{path}beam", self.beam, f"must be above 1 with {path}strategy=beam, and 1 otherwise")
+        if self.n_best > self.beam:
+            yield Problem(f"{path}n_best", self.n_best, f"must be at most {path}beam = {self.beam}")
+        if self.min_length > self.max_length and self.min_length_ratio >= self.max_length_ratio:
+            reason = f"no output is as long: {path}max_length is {self.max_length}"
+            yield Problem(f"{path}min_length", self.min_length, reason)
         if self.max_length == 0 and self.max_length_ratio == 0.0:
             yield Problem(f"{path}max_length", 0, f"or {path}max_length_ratio must be above 0")

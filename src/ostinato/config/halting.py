@@ -26,8 +26,9 @@ class ActConfig(Config):
     kind: Literal["act"] = "act"
     epsilon: Annotated[float, Field(gt=0, lt=1)] = 0.01
     """A token halts when its probabilities add up to 1 - epsilon; may be changed after training."""
-    initial_bias: float = 0.0
-    """Bias of the halting probability at the start (tensor2tensor: 1, with which every token halts at round 2)."""
+    initial_bias: float = -3.0
+    """Bias of the halting probability at the start: with -3 tokens begin at full depth, with 0 and 1 (tensor2tensor) at
+    round 2. docs/results.md, "Starting ACT", says why it is -3."""
     mix: Literal["accumulate", "interpolate"] = "accumulate"
     freeze_halted_state: bool = True
     """A halted token stays as it was. False: it goes on being transformed and seen; only its output is kept."""

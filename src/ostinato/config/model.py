@@ -192,6 +192,13 @@ class StackConfig(Config):
             return plan
         return insert(plan, self.sparse_layer.after, Use("ffn", self._sparse_name(name), norm=None))
 
+    @property
+    def has_router(self) -> bool:
+        """Whether some step of this stack chooses between experts."""
+        absent = ("none", [None] * self.n_steps)
+        used: list[object] = [sub for _, sub in self.sub_layers() if sub.share not in absent]
+        return any(isinstance(sub, RoutedConfig) and sub.has_router for sub in [*used, self.sparse_layer])
+
     def settings_of(self, use: Use) -> SubLayerConfig | SparseLayerConfig:
         """Return what a use of this stack's plan runs."""
         if self.sparse_layer is not None and use.weights.endswith(_SPARSE):

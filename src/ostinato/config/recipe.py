@@ -37,6 +37,7 @@ class EvaluationConfig(Config):
     by: list[str] | None = None
     """Metadata columns to report every metric by; None: the task's own."""
     max_examples: Annotated[int, Field(ge=1)] | None = None
+    """Examples of every split, spread evenly over it; None: all."""
 
 
 class ReferenceRow(Config):
@@ -66,6 +67,11 @@ class Recipe(Config):
     reference: list[ReferenceRow] = Field(default_factory=list)
 
     def problems(self, path: str = "") -> Iterator[Problem]:
+        """Vocabularies that do not fit the model, and settings of training that the model gives nothing to act on."""
+        yield from self._vocabulary_problems(path)
+        yield from self._idle_problems(path)
+
+    def _vocabulary_problems(self, path: str) -> Iterator[Problem]:
         """One sequence, or embeddings tied over both sides, need a joint tokenizer."""
         if self.data.target_tokenizer is None:
             return
@@ -75,3 +81,25 @@ class Recipe(Config):
         elif isinstance(self.model, Seq2SeqConfig) and self.model.tie_embeddings == "all":
             reason = "needs one joint tokenizer: remove data.target_tokenizer, or use 'output' or 'none'"
             yield Problem(f"{path}model.tie_embeddings", "all", reason)
+
+    def _idle_problems(self, path: str) -> Iterator[Problem]:
+        """Balance losses need a router, the cost of depth a stack whose tokens may halt."""
+        stacks = self.model.stacks()
+        if not any(stack.has_router for stack in stacks.values()):
+            reason = (
+                "has no effect, because no sub-layer of this model chooses between experts: remove it, or give "
+                "self_attention, cross_attention or ffn the kind experts, or a stack a sparse_layer, with n_experts "
+                "above 1"
+            )
+            yield from _set_in(self.training.balance, f"{path}training.balance.", reason)
+        if all(stack.halting.kind == "none" for stack in stacks.values()):
+            rules = " or ".join(f"{path}model.{name}.halting.kind" for name in stacks)
+            reason = f"has no effect, because nothing halts in this model: remove it, or set {rules}"
+            yield from _set_in(self.training.halting, f"{path}training.halting.", reason)
+
+
+def _set_in(config: Config, path: str, reason: str) -> Iterator[Problem]:
+    """Give one reason against every setting of a group that is neither 0 nor unset."""
+    for name, value in config:
+        if value:
+            yield Problem(f"{path}{name}", value, reason)

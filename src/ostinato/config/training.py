@@ -53,12 +53,13 @@ class SelectionConfig(Config):
 
     split: str = "dev"
     metric: str = "loss"
-    """loss, perplexity, token_accuracy (teacher-forced), or exact_match, bleu, chrf (decoded)."""
+    """loss, perplexity, token_accuracy, sequence_accuracy_forced (teacher-forced), or exact_match,
+    token_accuracy_free, bleu, chrf (decoded)."""
     mode: Literal["min", "max"] = "min"
     patience: Size | None = None
     """Evaluations without improvement before the run stops; None: never."""
     max_examples: Size | None = None
-    """Examples of the split used while training; None: all."""
+    """Examples of the split used while training, spread evenly over it; None: all."""
 
 
 class BalanceConfig(Config):
@@ -146,6 +147,9 @@ class TrainingConfig(Config):
     save_every: Size = 500
     log_every: Size = 50
     keep_last: Size = 1
+    """Checkpoints that stay, of the newest; saved every `save_every` updates and where one is among the best."""
+    keep_best: Size = 1
+    """Checkpoints that stay besides, of the best by `selection`: what `--checkpoint best:N` may average."""
     selection: SelectionConfig = SelectionConfig()
     device: str = "auto"
     n_threads: Size | None = None

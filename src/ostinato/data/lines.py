@@ -28,10 +28,18 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
     Raises:
         DataError: the file is missing, a folder, not readable, not UTF-8, or a damaged or truncated gzip file.
     """
+    for number, text in read_each(path):
+        if isinstance(text, DataError):
+            raise text
+        yield number, text
+
+
+def read_each(path: Path) -> Iterator[tuple[int, str | DataError]]:
+    """Do what `read_lines` does, but yield the error of a line that is not UTF-8 in its place, and go on."""
     number = 0
     try:
         with _open(path) as stream:
-            for number, text in decode_lines(stream, path):
+            for number, text in decode_each(stream, path):
                 yield number, text
     except EOFError as error:
         raise DataError(f"{path}: the gzip file is cut off after line {number}: fetch or compress it again") from error
@@ -41,18 +49,15 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
         raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
 
 
-def decode_lines(stream: Iterable[bytes], where: Path | str) -> Iterator[tuple[int, str]]:
-    """Yield number and text of every line of a stream of bytes, as `read_lines` does; `where` names it in errors.
-
-    Raises:
-        DataError: a line is not UTF-8.
-    """
+def decode_each(stream: Iterable[bytes], where: Path | str) -> Iterator[tuple[int, str | DataError]]:
+    """Do what `read_each` does, for a stream of bytes; `where` names it in errors."""
     for number, raw in enumerate(stream, start=1):
         try:
             text = raw.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8")
         except UnicodeDecodeError as error:
             reason = f"not UTF-8 at byte {error.start + 1} of the line ({error.reason})"
-            raise bad_line(where, number, reason) from error
+            yield number, bad_line(where, number, reason)
+            continue
         yield number, text.removeprefix(_BYTE_ORDER_MARK) if number == 1 else text
 
 

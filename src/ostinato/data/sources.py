@@ -93,29 +93,47 @@ def _read(files: Sequence[Path], fields: _Fields) -> Iterator[Example]:
 
 
 def _kind(path: Path) -> str:
-    suffix = Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
-    return "json" if suffix in _JSON_LINES else "tsv" if suffix == ".tsv" else "text"
+    return "json" if is_json_lines(path) else "tsv" if _suffix(path) == ".tsv" else "text"
+
+
+def is_json_lines(path: Path) -> bool:
+    """Return whether a file holds JSON lines, by its name."""
+    return _suffix(path) in _JSON_LINES
+
+
+def _suffix(path: Path) -> str:
+    return Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
 
 
 def _read_json_lines(path: Path, fields: _Fields) -> Iterator[Example]:
     for number, line in read_lines(path):
-        if not line.strip():
-            raise bad_line(path, number, "the line is empty; every line needs a JSON object")
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise bad_line(path, number, f"not JSON: {error.msg} at character {error.pos + 1}") from error
-        except (RecursionError, ValueError) as error:  # nested too deeply, or a number of thousands of digits
-            raise bad_line(path, number, f"not usable JSON: {error}") from error
-        if not isinstance(record, dict):
-            raise bad_line(path, number, f"a JSON {_json_type(record)}, but every line needs an object {{...}}")
+        record = parse_object(line, path, number)
         texts = []
         for name, setting in zip(fields.names, fields.settings, strict=True):
             if name not in record:
-                raise bad_line(path, number, _missing("key", name, setting, list(record)))
-            texts.append(_checked(record[name], repr(name), path, number))
+                raise bad_line(path, number, missing_key(name, setting, list(record)))
+            texts.append(checked_text(record[name], repr(name), path, number))
         columns = {key: value for key, value in record.items() if key not in fields.names}
         yield fields.example(texts, columns)
+
+
+def parse_object(line: str, where: Path | str, number: int) -> dict[str, object]:
+    """Return the JSON object that a line holds.
+
+    Raises:
+        DataError: it holds none; names the file, the line and the reason.
+    """
+    if not line.strip():
+        raise bad_line(where, number, "the line is empty; every line needs a JSON object")
+    try:
+        record = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise bad_line(where, number, f"not JSON: {error.msg} at character {error.pos + 1}") from error
+    except (RecursionError, ValueError) as error:  # nested too deeply, or a number of thousands of digits
+        raise bad_line(where, number, f"not usable JSON: {error}") from error
+    if not isinstance(record, dict):
+        raise bad_line(where, number, f"a JSON {_json_type(record)}, but every line needs an object {{...}}")
+    return record
 
 
 def _read_tsv(path: Path, fields: _Fields) -> Iterator[Example]:
@@ -132,7 +150,7 @@ def _read_tsv(path: Path, fields: _Fields) -> Iterator[Example]:
         if len(cells) != len(header):
             origin = "the header" if has_header else "line 1"
             raise bad_line(path, number, f"{len(cells)} columns, but {origin} has {len(header)}")
-        texts = [_checked(cells[i], f"column {header[i]!r}", path, number) for i in places]
+        texts = [checked_text(cells[i], f"column {header[i]!r}", path, number) for i in places]
         columns: dict[str, object] = {header[i]: cell for i, cell in enumerate(cells) if i not in places}
         yield fields.example(texts, columns)
 
@@ -153,7 +171,7 @@ def _read_parallel(source_path: Path, target_path: Path) -> Iterator[Example]:
         n_lines[1] += target is not None
         if source is not None and target is not None:
             texts = [
-                _checked(line, "the line", path, number)
+                checked_text(line, "the line", path, number)
                 for path, (number, line) in ((source_path, source), (target_path, target))
             ]
             yield Example(texts[0], texts[1], {})
@@ -168,11 +186,15 @@ def _read_parallel(source_path: Path, target_path: Path) -> Iterator[Example]:
 def _read_plain(path: Path, fields: _Fields) -> Iterator[Example]:
     for number, line in read_lines(path):
         if line.strip():
-            yield fields.example([_checked(line, "the line", path, number)], {})
+            yield fields.example([checked_text(line, "the line", path, number)], {})
 
 
-def _checked(value: object, what: str, path: Path, number: int) -> str:
-    """Return a text that can be encoded, or say why it cannot."""
+def checked_text(value: object, what: str, path: Path | str, number: int) -> str:
+    """Return a text that can be encoded.
+
+    Raises:
+        DataError: says why it cannot be.
+    """
     if not isinstance(value, str):
         raise bad_line(path, number, f"{what} is {shorten(value)}, a JSON {_json_type(value)}, but has to be a string")
     if not value.strip():
@@ -183,6 +205,11 @@ def _checked(value: object, what: str, path: Path, number: int) -> str:
         reason = f"{what} holds half of a surrogate pair at character {error.start + 1}, which is no text"
         raise bad_line(path, number, reason) from error
     return value
+
+
+def missing_key(name: str, setting: str, present: list[str]) -> str:
+    """Return what to say of an object that lacks the key a setting names."""
+    return _missing("key", name, setting, present)
 
 
 def _missing(what: str, name: str, setting: str, present: list[str]) -> str:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
 
 from ostinato.config.data import DataConfig
 from ostinato.config.decoding import DecodingConfig
 from ostinato.data.batching import Row, evaluation_batches
-from ostinato.data.tokenizer import BOS_ID, Tokenizers
+from ostinato.data.inputs import Input
+from ostinato.data.tokenizer import BOS_ID, Tokenizer, Tokenizers
 from ostinato.decoding.hypothesis import Hypothesis
 from ostinato.decoding.inference import inference
 from ostinato.decoding.prompts import left_padded
-from ostinato.decoding.search import search
+from ostinato.decoding.search import search_n_best
 from ostinato.errors import DataError
 from ostinato.models.language_model import LanguageModel
 from ostinato.models.seq2seq import Seq2Seq
@@ -21,14 +22,19 @@ from ostinato.models.seq2seq import Seq2Seq
 _WINDOW = 4096
 """Inputs read before the first of them is answered: enough to sort into batches of equal length."""
 
+END_TEXT = "<eos>"
+"""How the end symbol is shown among tokens."""
+
 
 @dataclass(frozen=True, slots=True)
 class Generation:
     """One output.
 
     Args:
-        text: what was generated; a language model's prompt is not repeated.
+        text: what was generated, behind the prefix that was given; a language model's prompt is not repeated.
         score, log_prob, finished: see `ostinato.decoding.Hypothesis`. n_tokens: generated, the end symbol included.
+        tokens, token_log_probs: what was generated, token by token; None unless asked for (`token_scores`).
+        others: the next best outputs, best first; empty unless asked for (`n_best`).
     """
 
     text: str
@@ -36,11 +42,14 @@ class Generation:
     log_prob: float
     finished: bool
     n_tokens: int
+    tokens: list[str] | None = None
+    token_log_probs: list[float] | None = None
+    others: tuple[Generation, ...] = ()
 
 
 def generate_texts(
     model: Seq2Seq | LanguageModel,
-    texts: Sequence[str],
+    texts: Sequence[str | Input],
     tokenizers: Tokenizers,
     data: DataConfig,
     config: DecodingConfig,
@@ -51,19 +60,21 @@ def generate_texts(
     """Return an output for every text, in the order given.
 
     Args:
+        texts: an `Input` may come with the beginning of its output.
         as_prompts: the texts are beginnings for a language model to go on from, and not sources.
 
     Raises:
         DataError: a text that is too long or cannot be encoded, by its number; nothing is generated then.
     """
-    encode = _Encoder(model, tokenizers, data, as_prompts)
-    rows = [encode(text, index) for index, text in enumerate(texts)]
-    return _generate(model, rows, tokenizers, data, config, n_steps)
+    answer = _Answerer(model, tokenizers, data, config, as_prompts, n_steps)
+    rows = [answer.row(text, index) for index, text in enumerate(texts)]
+    found = answer(rows)
+    return [found[row.index] for row in rows]
 
 
 def generate_stream(
     model: Seq2Seq | LanguageModel,
-    texts: Iterable[str],
+    texts: Iterable[str | Input],
     tokenizers: Tokenizers,
     data: DataConfig,
     config: DecodingConfig,
@@ -71,79 +82,110 @@ def generate_stream(
     as_prompts: bool = False,
     n_steps: int | None = None,
     window: int = _WINDOW,
+    on_progress: Callable[[int], None] | None = None,
 ) -> Iterator[Generation | DataError]:
     """Yield for every text its output, or the error that kept it from having one, in the order given.
 
-    `window` texts are read, answered, and forgotten at a time. Sampled outputs do not depend on the window. For
-    `as_prompts` see `generate_texts`.
+    `window` texts are read, sorted by length, answered, and forgotten at a time. Sampled outputs do not depend on the
+    window. For `as_prompts` see `generate_texts`.
+
+    Args:
+        on_progress: told of how many more texts there is an answer, batch by batch.
     """
-    encode = _Encoder(model, tokenizers, data, as_prompts)
+    answer = _Answerer(model, tokenizers, data, config, as_prompts, n_steps)
     numbered = enumerate(texts)
     while chunk := list(islice(numbered, window)):
         answers: dict[int, Generation | DataError] = {}
         rows = []
         for index, text in chunk:
             try:
-                rows.append(encode(text, index))
+                rows.append(answer.row(text, index))
             except DataError as error:
                 answers[index] = error
-        found = _generate(model, rows, tokenizers, data, config, n_steps)
-        answers.update((row.index, generation) for row, generation in zip(rows, found, strict=True))
+        if on_progress is not None and answers:
+            on_progress(len(answers))
+        answers.update(answer(rows, on_progress))
         for index, _ in chunk:
             yield answers[index]
 
 
-class _Encoder:
-    """Makes a row of a source, or of a prompt as the target; its end or begin symbol counts towards the length."""
+class _Answerer:
+    """Makes rows of inputs, and outputs of rows.
+
+    A row has a source and what is given of the target, or a prompt as the target; its end or begin symbol counts
+    towards the length.
+    """
 
     def __init__(
-        self, model: Seq2Seq | LanguageModel, tokenizers: Tokenizers, data: DataConfig, as_prompts: bool
+        self,
+        model: Seq2Seq | LanguageModel,
+        tokenizers: Tokenizers,
+        data: DataConfig,
+        config: DecodingConfig,
+        as_prompts: bool,
+        n_steps: int | None,
     ) -> None:
-        self.joins_pairs, self.data, self.as_prompts = model.config.joins_pairs, data, as_prompts
-        self.tokenizer, self.longest, self.key = (
-            (tokenizers.target, data.max_target_length, "max_target_length")
-            if as_prompts
-            else (tokenizers.source, data.max_source_length, "max_source_length")
-        )
+        self.model, self.tokenizers, self.data, self.config = model, tokenizers, data, config
+        self.as_prompts, self.n_steps = as_prompts, n_steps
 
-    def __call__(self, text: str, index: int) -> Row:
-        """Encode the text of one line."""
+    def row(self, text: str | Input, index: int) -> Row:
+        """Encode one input.
+
+        Raises:
+            DataError: it cannot be encoded, or is too long; names where it stands.
+        """
+        given = Input(text) if isinstance(text, str) else text
+        if given.error is not None:
+            raise given.error
         try:
-            ids = self.tokenizer.encode(text, unknown=self.data.unknown)
+            if self.as_prompts:
+                if given.prefix:
+                    raise DataError(
+                        "a language model's input is itself the beginning of its output: leave out the prefix"
+                    )
+                return Row(None, self._target(given.text), {}, index)
+            source = self._encode(given.text, self.tokenizers.source, "source", self.data.max_source_length)
+            joins_pairs = self.model.config.joins_pairs
+            return Row(source, self._target(given.prefix), {}, index, is_joined=joins_pairs)
         except DataError as error:
-            raise DataError(f"input line {index + 1}: {error}") from error
-        if len(ids) >= self.longest:
-            if self.data.over_length != "truncate":
-                problem = f"{len(ids) + 1} tokens, but data.{self.key} is {self.longest}"
-                fix = f"raise data.{self.key}, or set data.over_length=truncate"
-                raise DataError(f"input line {index + 1}: {problem}: {fix}")
-            ids = ids[: self.longest - 1]
-        if self.as_prompts:
-            return Row(None, ids, {}, index)
-        return Row(ids, [], {}, index, is_joined=self.joins_pairs)
+            raise DataError(f"{given.where or f'input line {index + 1}'}: {error}") from error
 
+    def _target(self, text: str) -> list[int]:
+        """Return the ids of a prompt or prefix; nothing is no text, whatever a tokenizer makes of it."""
+        return self._encode(text, self.tokenizers.target, "target", self.data.max_target_length) if text else []
 
-def _generate(
-    model: Seq2Seq | LanguageModel,
-    rows: Sequence[Row],
-    tokenizers: Tokenizers,
-    data: DataConfig,
-    config: DecodingConfig,
-    n_steps: int | None,
-) -> list[Generation]:
-    by_index = {row.index: row for row in rows}
-    found: dict[int, Hypothesis] = {}
-    budget = max(1, data.eval_tokens_per_batch // config.beam)
-    with inference(model):
-        for batch in evaluation_batches(rows, budget, window=max(1, len(rows))):
-            prompts = None
-            if not batch.has_sources:
-                begun = [[BOS_ID, *by_index[index].target_ids] for index in batch.indices]
-                prompts = left_padded(begun, model.device)
-            hypotheses = search(model, batch.to(model.device), config, prefix=prompts, n_steps=n_steps)
-            found.update(zip(batch.indices, hypotheses, strict=True))
-    return [_decoded(found[row.index], tokenizers) for row in rows]
+    def _encode(self, text: str, tokenizer: Tokenizer, side: str, longest: int) -> list[int]:
+        ids = tokenizer.encode(text, unknown=self.data.unknown)
+        if len(ids) < longest:
+            return ids
+        if self.data.over_length == "truncate":
+            return ids[: longest - 1]
+        key = f"data.max_{side}_length"
+        problem = f"{len(ids) + 1} tokens, but {key} is {longest}"
+        raise DataError(f"{problem}: raise {key}, or set data.over_length=truncate")
 
+    def __call__(self, rows: Sequence[Row], on_progress: Callable[[int], None] | None = None) -> dict[int, Generation]:
+        """Return the output of every row by its index."""
+        given = {row.index: row.target_ids for row in rows}
+        found: dict[int, Generation] = {}
+        budget = max(1, self.data.eval_tokens_per_batch // self.config.beam)
+        with inference(self.model):
+            for batch in evaluation_batches(rows, budget, window=max(1, len(rows))):
+                begun = [[BOS_ID, *given[index]] for index in batch.indices]
+                prefix = left_padded(begun, self.model.device) if any(len(ids) > 1 for ids in begun) else None
+                lists = search_n_best(self.model, batch.to(self.model.device), self.config, prefix, self.n_steps)
+                for index, hypotheses in zip(batch.indices, lists, strict=True):
+                    shown = [] if self.as_prompts else given[index]
+                    best, *others = (self._decoded(h, shown) for h in hypotheses)
+                    found[index] = replace(best, others=tuple(others))
+                if on_progress is not None:
+                    on_progress(len(batch.indices))
+        return found
 
-def _decoded(h: Hypothesis, tokenizers: Tokenizers) -> Generation:
-    return Generation(tokenizers.target.decode(h.ids), h.score, h.log_prob, h.finished, h.n_tokens)
+    def _decoded(self, h: Hypothesis, prefix_ids: list[int]) -> Generation:
+        tokenizer = self.tokenizers.target
+        text = tokenizer.decode([*prefix_ids, *h.ids])
+        tokens = None
+        if h.token_log_probs is not None:
+            tokens = [tokenizer.decode([i]) for i in h.ids] + [END_TEXT] * h.finished
+        return Generation(text, h.score, h.log_prob, h.finished, h.n_tokens, tokens, h.token_log_probs)

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from ostinato.config.decoding import DecodingConfig
 from ostinato.config.load import check_recipe
 from ostinato.config.recipe import Recipe
+from ostinato.data.inputs import Input
 from ostinato.data.registry import DataAccess
 from ostinato.data.tokenizer import Tokenizers
 from ostinato.decoding.generate import Generation, generate_stream, generate_texts
 from ostinato.errors import CheckpointError, ConfigError, DataError, Problem
+from ostinato.evaluation.averaging import average_checkpoints, parse_average
 from ostinato.evaluation.evaluate import evaluate
 from ostinato.evaluation.predictions import PredictionWriter, WriteRecord
+from ostinato.evaluation.threshold import TRAINED, TunedThreshold, read_tuned, threshold_origin
 from ostinato.models.checkpoint import load_model
 from ostinato.models.language_model import LanguageModel
 from ostinato.models.seq2seq import Seq2Seq
@@ -35,6 +38,7 @@ class LoadedRun:
 
     Args:
         directory: of the run. checkpoint: the directory the weights came from.
+        tuned: the halting threshold that was chosen for this checkpoint (`ostinato tune-threshold`), where it is used.
     """
 
     directory: Path
@@ -42,11 +46,25 @@ class LoadedRun:
     recipe: Recipe
     tokenizers: Tokenizers
     model: Seq2Seq | LanguageModel
+    tuned: TunedThreshold | None = None
 
-    def generate(self, texts: Sequence[str], *, n_steps: int | None = None, **decoding: Any) -> list[str]:
+    @property
+    def halting_threshold_from(self) -> str:
+        """Where the halting thresholds in force come from: "trained", "tuned" or "given"."""
+        return threshold_origin(self.model, self.tuned)
+
+    def generate(
+        self,
+        texts: Sequence[str],
+        *,
+        prefixes: Sequence[str] | None = None,
+        n_steps: int | None = None,
+        **decoding: Any,
+    ) -> list[str]:
         """Return the output for every source, in order; a language model of texts goes on from them as prompts.
 
         Args:
+            prefixes: the beginning of every output, "" for none.
             n_steps: rounds to run instead of the plans' own (fully shared plans only).
             decoding: settings to use instead of the recipe's, for example beam=4, max_length=100.
 
@@ -54,19 +72,41 @@ class LoadedRun:
             ConfigError: an unknown or impossible decoding setting.
             DataError: a text that is too long or holds an unknown symbol, by its number.
         """
-        return [generation.text for generation in self.generations(texts, n_steps=n_steps, **decoding)]
+        found = self.generations(texts, prefixes=prefixes, n_steps=n_steps, **decoding)
+        return [generation.text for generation in found]
 
-    def generations(self, texts: Sequence[str], *, n_steps: int | None = None, **decoding: Any) -> list[Generation]:
+    def generations(
+        self,
+        texts: Sequence[str],
+        *,
+        prefixes: Sequence[str] | None = None,
+        n_steps: int | None = None,
+        **decoding: Any,
+    ) -> list[Generation]:
         """Return the outputs with their scores; see `generate`."""
         if isinstance(texts, str):
             raise DataError(f"a list of texts is needed, got one text: pass [{texts[:30]!r}]")
-        config = self.decoding(**decoding)
+        given = prefixes or [""] * len(texts)
+        if len(given) != len(texts):
+            raise DataError(f"there are {len(texts)} texts, but {len(given)} prefixes: give one to each, '' for none")
         return generate_texts(
-            self.model, texts, self.tokenizers, self.recipe.data, config, as_prompts=self._as_prompts, n_steps=n_steps
+            self.model,
+            [Input(text, prefix) for text, prefix in zip(texts, given, strict=True)],
+            self.tokenizers,
+            self.recipe.data,
+            self.decoding(**decoding),
+            as_prompts=self.reads_prompts,
+            n_steps=n_steps,
         )
 
     def stream(
-        self, texts: Iterable[str], *, n_steps: int | None = None, window: int = 4096, **decoding: Any
+        self,
+        texts: Iterable[str | Input],
+        *,
+        n_steps: int | None = None,
+        window: int = 4096,
+        on_progress: Callable[[int], None] | None = None,
+        **decoding: Any,
     ) -> Iterator[Generation | DataError]:
         """Yield for every text its output, or the error that kept it from having one; see `generate_stream`."""
         config = self.decoding(**decoding)
@@ -76,9 +116,10 @@ class LoadedRun:
             self.tokenizers,
             self.recipe.data,
             config,
-            as_prompts=self._as_prompts,
+            as_prompts=self.reads_prompts,
             n_steps=n_steps,
             window=window,
+            on_progress=on_progress,
         )
 
     def evaluate(
@@ -95,6 +136,8 @@ class LoadedRun:
     ) -> dict[str, Any]:
         """Return the scores on a split of the run's task; see `ostinato.evaluation.evaluate`.
 
+        Where tokens halt, the result also says where their threshold comes from (`halting_threshold_from`).
+
         Args:
             metrics, by, max_examples: None: what the recipe says, else the task's own (all examples).
             predictions: a file to write every prediction to (JSON lines), or what takes the records.
@@ -105,7 +148,7 @@ class LoadedRun:
         if split not in task.splits():
             raise ConfigError([Problem("split", split, f"must be one of {', '.join(task.splits())}")])
         with _writer(predictions) as write:
-            return evaluate(
+            result = evaluate(
                 self.model,
                 task.examples(split),
                 self.tokenizers,
@@ -118,9 +161,12 @@ class LoadedRun:
                 name=split,
                 predictions=write,
             )
+        if "halting_threshold" in result:
+            result["halting_threshold_from"] = self.halting_threshold_from
+        return result
 
     @property
-    def _as_prompts(self) -> bool:
+    def reads_prompts(self) -> bool:
         """Whether input is gone on from: the model was trained on texts, which have no source."""
         return not task_config(self.recipe.task).has_sources
 
@@ -137,39 +183,65 @@ class LoadedRun:
             chosen["strategy"] = "beam" if chosen["beam"] != 1 else "greedy"
         elif chosen.get("strategy") in ("greedy", "sample"):
             chosen.setdefault("beam", 1)
+        if "beam" in chosen:  # A narrower beam has fewer to give.
+            chosen.setdefault("n_best", min(self.recipe.decoding.n_best, chosen["beam"]))
         settings = self.recipe.model_dump(mode="json")
         return check_recipe(settings | {"decoding": settings["decoding"] | chosen}).decoding
 
 
 def load(
-    path: str | Path, *, checkpoint: str | Path = "best", device: str = "auto", overrides: Sequence[str] = ()
+    path: str | Path,
+    *,
+    checkpoint: str | Path = "best",
+    device: str = "auto",
+    overrides: Sequence[str] = (),
+    halting_threshold: float | Literal["trained"] | None = None,
 ) -> LoadedRun:
     """Load a run.
 
     Args:
         path: the run's directory.
-        checkpoint: "best", "last", the name of one of the run's checkpoints (update-000500), or its directory.
+        checkpoint: "best", "last", "best:5" or "last:5" (a mean of several), the name of one of the run's checkpoints
+            (update-000500), or its directory.
         device: "auto" (a GPU if there is one), "cpu", "cuda", ...
         overrides: `dotted.key=value` changes to the run's recipe, for example "decoding.beam=4".
+        halting_threshold: None: the one that `ostinato tune-threshold` chose for this checkpoint, where it did, else
+            the trained ones; "trained": those in any case; a number: that one, in every stack in which tokens halt.
 
     Raises:
-        CheckpointError: not a run's directory, a checkpoint that is not there or cannot be read.
-        ConfigError: a recipe or an override that cannot be used, a device that is not there.
+        CheckpointError: not a run's directory, a checkpoint or a choice of threshold that cannot be read.
+        ConfigError: a recipe or an override that cannot be used, a device that is not there, a threshold outside
+            [0, 1] or for a model whose tokens do not halt.
     """
     directory = Path(path)
-    _check_run(directory)
+    check_run(directory)
     where = find_checkpoint(directory, checkpoint)
     recipe = load_recipe(directory, overrides)
     tokenizers = Tokenizers.load(directory / _TOKENIZERS)
-    return LoadedRun(directory, where, recipe, tokenizers, load_model(where, resolve_device(device)))
+    model = load_model(where, resolve_device(device))
+    # Who says what to use has no need of the choice, and can replace one that cannot be read.
+    tuned = read_tuned(directory) if halting_threshold is None else None
+    if tuned is not None and tuned.checkpoint != where.name:
+        tuned = None
+    chosen = halting_threshold if tuned is None else tuned.threshold
+    if isinstance(chosen, str):
+        if chosen != TRAINED:
+            raise ConfigError([Problem("halting_threshold", chosen, f"must be a number in [0, 1], or {TRAINED}")])
+    elif chosen is not None:
+        model.set_halting_threshold(chosen)
+    return LoadedRun(directory, where, recipe, tokenizers, model, tuned)
 
 
 def find_checkpoint(directory: Path, checkpoint: str | Path = "best") -> Path:
     """Return the directory of a run's checkpoint: by role (best, last), name, or path.
 
+    `best:5` and `last:5` are means of several, which are written into the run; see `ostinato.evaluation.averaging`.
+
     Raises:
         CheckpointError: it is not there; the message lists those that are.
     """
+    if wanted := parse_average(str(checkpoint)):
+        return average_checkpoints(directory, *wanted)
     root = directory / _CHECKPOINTS
     if checkpoint in ("best", "last"):
         note = root / f"{checkpoint}.json"
@@ -194,7 +266,8 @@ def _available(root: Path) -> str:
     return f"its checkpoints are: {', '.join(names)}" if names else "it has no checkpoints"
 
 
-def _check_run(directory: Path) -> None:
+def check_run(directory: Path) -> None:
+    """Raise a CheckpointError where a directory is not that of a run, with what it lacks."""
     if not directory.is_dir():
         raise CheckpointError(f"{directory}: there is no such directory")
     missing = [name for name in (_RECIPE, _TOKENIZERS, _CHECKPOINTS) if not (directory / name).exists()]

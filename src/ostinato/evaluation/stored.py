@@ -12,7 +12,6 @@ import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from ostinato.data.disk import write_json
 from ostinato.data.example import fingerprint
 from ostinato.data.lines import read_lines
 from ostinato.data.registry import DataAccess
+from ostinato.data.subset import take_evenly
 from ostinato.errors import DataError
 from ostinato.evaluation.loading import LoadedRun
 from ostinato.evaluation.predictions import PredictionWriter
@@ -47,11 +47,12 @@ class Outputs:
     evaluation: dict[str, Any] | None = None
     is_new: bool = False
 
-    def first(self, n: int | None) -> Outputs:
-        """Return the first n, all for None; what all of them took is not what these took, and is left out."""
+    def take(self, n: int | None) -> Outputs:
+        """Return n of them, spread evenly, all for None; what all took is not what these took, and is left out."""
         if n is None or n >= len(self.predictions):
             return self
-        return replace(self, predictions=self.predictions[:n], references=self.references[:n], evaluation=None)
+        predictions, references = (list(take_evenly(texts, n)) for texts in (self.predictions, self.references))
+        return replace(self, predictions=predictions, references=references, evaluation=None)
 
 
 def read_outputs(path: Path) -> Outputs:
@@ -89,7 +90,7 @@ def run_outputs(
     """Return a run's outputs for a split: those kept in its directory, or, where there are none, new ones.
 
     Args:
-        max_examples: None: what the recipe says, else all. access: where data files are found.
+        max_examples: spread evenly; None: what the recipe says, else all. access: where data files are found.
         fresh: decode again, whatever is kept. decoding: settings to use instead of the recipe's.
 
     Raises:
@@ -100,7 +101,7 @@ def run_outputs(
     settings = {
         "version": __version__,
         "split": split,
-        "examples": fingerprint(islice(task.examples(split), n)),
+        "examples": fingerprint(take_evenly(task.examples(split), n)),
         "weights": _hash_files(sorted(run.checkpoint.glob("model*"))),
         "tokenizers": _hash_files(sorted((run.directory / "tokenizers").iterdir())),
         "data": run.recipe.data.model_dump(mode="json"),

@@ -120,9 +120,11 @@ def _origin(outputs: Outputs) -> str:
     n = len(outputs.predictions)
     if outputs.evaluation is None:
         return f"{n:,} predictions read"
+    tuned = outputs.evaluation.get("halting_threshold_from") == "tuned"
+    how = ", at the halting threshold that was tuned for the run" if tuned else ""
     if outputs.is_new:
-        return f"{n:,} outputs decoded in {outputs.evaluation['decoding_seconds']:.1f} s"
-    return f"{n:,} outputs kept from before in {outputs.file}"
+        return f"{n:,} outputs decoded in {outputs.evaluation['decoding_seconds']:.1f} s{how}"
+    return f"{n:,} outputs kept from before in {outputs.file}{how}"
 
 
 def _scores(name: str, written: Sequence[Outputs], references: Sequence[str], choices: Choices) -> list[dict[str, Any]]:

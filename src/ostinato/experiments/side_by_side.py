@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ostinato.budget import Assumptions, Budget, BudgetName, count_budget
 from ostinato.budget.compare import Match, match_figures
 from ostinato.config.model import ModelConfig
+from ostinato.config.recipe import Recipe
 from ostinato.config.training import TrainingConfig
 from ostinato.data.registry import DataAccess
 from ostinato.experiments.results import pass_lengths
@@ -58,30 +59,43 @@ def plan_recipes(
 
     Args:
         names: recipes, YAML files, run directories. overrides: settings to change in all of them.
-        assumptions: what to count for; whether activations are recomputed is each recipe's to say, and a decoder-only
-            model of pairs is counted for one sequence of both lengths.
+        assumptions: what to count for; whether activations are recomputed is each recipe's to say, a decoder-only
+            model of pairs is counted for one sequence of both lengths, and an expected depth is for the recipes in
+            whose stack of that name tokens halt.
         source_vocab, target_vocab: rows of the vocabularies; None: as the recipe or its data says.
 
     Raises:
-        ConfigError: a recipe that cannot be used, or whose vocabulary is not known.
+        ConfigError: a recipe that cannot be used, whose vocabulary is not known, or an expected depth that is not
+            possible, or not in any of the recipes.
     """
+    recipes = [load_recipe(name, overrides) for name in names]
+    given = assumptions or Assumptions()
     found, seen = [], Counter[str]()
-    for name in names:
-        recipe = load_recipe(name, overrides)
+    for name, recipe in zip(names, recipes, strict=True):
         sized = size_model(recipe, access, source=source_vocab, target=target_vocab)
-        assumed = assumptions or Assumptions()
-        source, target = pass_lengths(recipe, (assumed.source_length, assumed.target_length))
+        source, target = pass_lengths(recipe, (given.source_length, given.target_length))
         assumed = replace(
-            assumed,
+            given,
             source_length=source,
             target_length=target,
             checkpoint_activations=recipe.training.checkpoint_activations,
+            expected_depth=_depths_of(sized.model, recipes, given.expected_depth or {}) or None,
         )
         budget = count_budget(sized.model, assumed)
         seen[name] += 1
         unique = name if seen[name] == 1 else f"{name} ({seen[name]})"
         found.append(PlannedRecipe(unique, sized, recipe.training, budget))
     return found
+
+
+def _depths_of(model: ModelConfig, recipes: Sequence[Recipe], given: Mapping[str, float]) -> dict[str, float]:
+    """Return the expected depths that are meant for one of several models; what fits none of them is left to fail."""
+    fits_some = {name for recipe in recipes for name in _halting_stacks(recipe.model)}
+    return {name: d for name, d in given.items() if name in _halting_stacks(model) or name not in fits_some}
+
+
+def _halting_stacks(model: ModelConfig) -> set[str]:
+    return {name for name, stack in model.stacks().items() if stack.halting.kind != "none"}
 
 
 def budget_matches(planned: Sequence[PlannedRecipe], tolerance: float) -> dict[BudgetName, dict[str, Match]]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ostinato.errors import ConfigError
+from ostinato.experiments.canvas import new_figure, save_figure
 from ostinato.experiments.spread import Line
 from ostinato.experiments.studies import depth_of
 
@@ -19,10 +19,6 @@ def draw_update_times(rows: Sequence[dict[str, Any]], line: Line, path: Path) ->
     Raises:
         ConfigError: matplotlib is not installed.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ConfigError("figures need matplotlib: pip install 'matplotlib>=3.8'") from error
     rows = sorted(rows, key=depth_of)
     depths = [depth_of(row) for row in rows]
     medians = [1e3 * row["median_s"] for row in rows]
@@ -30,7 +26,7 @@ def draw_update_times(rows: Sequence[dict[str, Any]], line: Line, path: Path) ->
         [1e3 * (row["median_s"] - row["low_s"]) for row in rows],
         [1e3 * (row["high_s"] - row["median_s"]) for row in rows],
     ]
-    figure = Figure(figsize=(6.0, 4.6), layout="constrained")
+    figure = new_figure(6.0, 4.6)
     time, work = figure.subplots(2, 1, sharex=True, height_ratios=[3, 1])
     time.errorbar(depths, medians, yerr=spread, fmt="o", color=_TIME, capsize=3, label="median, quartiles")
     label = f"{1e3 * line.intercept:.0f} ms + {1e3 * line.slope:.1f} ms per step, R² = {line.r_squared:.3f}"
@@ -43,7 +39,4 @@ def draw_update_times(rows: Sequence[dict[str, Any]], line: Line, path: Path) ->
     for axes in (time, work):
         axes.set_ylim(bottom=0)
         axes.spines[["top", "right"]].set_visible(False)
-    written = path.with_suffix(".svg"), path.with_suffix(".png")
-    for file in written:
-        figure.savefig(file, dpi=150)
-    return written
+    return save_figure(figure, path)

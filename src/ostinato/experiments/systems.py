@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 from ostinato.budget import count_macs, count_parameters
 from ostinato.config.recipe import Recipe
 from ostinato.data.registry import DataAccess
+from ostinato.data.subset import take_evenly
 from ostinato.errors import DataError
 from ostinato.evaluation.loading import find_checkpoint, load
 from ostinato.evaluation.stored import Outputs, read_outputs, run_outputs
@@ -36,7 +36,7 @@ class Choices:
     Args:
         splits: None: those of the first run's recipe. Files of predictions are of one split, and need one at most.
         metrics: None: those of the first run's recipe, else of its task.
-        checkpoint: of every run. max_examples: only the first ones. decoding: settings to use instead of the recipes'.
+        checkpoint: of every run. max_examples: spread evenly. decoding: settings to use instead of the recipes'.
         n_samples, seed: of the bootstrap. lengths: source and target tokens of the sentence whose MACs are counted.
         fresh: decode again where outputs are kept. device: to decode on. access: where data files are found.
     """
@@ -69,10 +69,10 @@ class System:
     def references(self, split: str | None, choices: Choices) -> list[str]:
         """Return what the system was to write; nothing is decoded for it."""
         if self.recipe is None or split is None:
-            return read_outputs(self.path).references[: choices.max_examples]
+            return read_outputs(self.path).take(choices.max_examples).references
         task = build_task(self.recipe.task, self.recipe.data, choices.access)
         n = choices.max_examples or self.recipe.evaluation.max_examples
-        return [example.target for example in islice(task.examples(split), n)]
+        return [example.target for example in take_evenly(task.examples(split), n)]
 
     def outputs(self, splits: Sequence[str | None], choices: Choices) -> Iterator[Outputs]:
         """Yield what the system wrote, split by split; the model is held only meanwhile.
@@ -82,7 +82,7 @@ class System:
         run = load(self.path, checkpoint=choices.checkpoint, device=choices.device) if self.recipe else None
         for split in splits:
             if run is None or split is None:
-                yield read_outputs(self.path).first(choices.max_examples)
+                yield read_outputs(self.path).take(choices.max_examples)
                 continue
             with cpu_threads(run.recipe.training.n_threads):
                 found = run_outputs(

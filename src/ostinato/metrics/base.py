@@ -17,6 +17,8 @@ class Metric(ABC):
     """
 
     name: ClassVar[str]
+    perfect: ClassVar[float] = 1.0
+    """The score of outputs that are their references."""
 
     def __init__(self) -> None:
         self._n = 0

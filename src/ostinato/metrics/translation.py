@@ -28,6 +28,7 @@ def _sacrebleu(name: _Name) -> Any:
 
 class _SacreBleuMetric(Metric):
     name: ClassVar[_Name]
+    perfect = 100.0
 
     def counts(self, prediction: str, reference: str) -> list[int]:
         """Return the n-grams that sacreBLEU counts in one sentence."""

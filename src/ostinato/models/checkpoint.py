@@ -6,6 +6,7 @@ A shared parameter set is one tensor with one name, so it is stored once and nee
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +30,7 @@ def save_model(model: Seq2Seq | LanguageModel, directory: Path) -> None:
     """Write weights and configuration into an existing directory."""
     weights = {name: tensor.detach().contiguous() for name, tensor in model.state_dict().items()}
     save_file(weights, directory / _WEIGHTS)
-    description = {
-        "format_version": FORMAT_VERSION,
-        "ostinato": __version__,
-        "config": model.config.model_dump(mode="json"),
-    }
-    (directory / _DESCRIPTION).write_text(json.dumps(description, indent=1) + "\n", encoding="utf-8")
+    _write_description(directory, model.config.model_dump(mode="json"))
 
 
 def load_model(directory: Path, device: torch.device | str = "cpu") -> Seq2Seq | LanguageModel:
@@ -49,14 +45,54 @@ def load_model(directory: Path, device: torch.device | str = "cpu") -> Seq2Seq |
     except (ValidationError, KeyError) as error:
         raise CheckpointError(f"{directory / _DESCRIPTION}: not a model configuration: {error}") from error
     path = directory / _WEIGHTS
-    try:
-        weights = load_file(path, device=str(device))
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{path}: cannot be read as weights: {error}") from error
+    weights = _read_weights(path, device)
     model = build_model(config).to(device)
     _check_names(path, weights, model.state_dict())
     model.load_state_dict(weights)
     return model.eval()
+
+
+def save_average(members: Sequence[Path], directory: Path) -> None:
+    """Write the mean of the weights of several checkpoints of one model into an existing directory.
+
+    Every parameter is summed in float64, divided, and rounded once to its own type. A shared parameter set is one
+    tensor and so is averaged once. Tensors that are not floating point must be the same in all.
+
+    Raises:
+        CheckpointError: a checkpoint that cannot be read, or is of another model.
+    """
+    first, *others = members
+    description = _read_description(first / _DESCRIPTION)
+    weights = _read_weights(first / _WEIGHTS)
+    sums = {name: tensor.double() if tensor.is_floating_point() else tensor for name, tensor in weights.items()}
+    for member in others:
+        if _read_description(member / _DESCRIPTION)["config"] != description["config"]:
+            raise CheckpointError(f"{member} is another model than {first}: they have no mean")
+        found = _read_weights(member / _WEIGHTS)
+        _check_names(member / _WEIGHTS, found, weights)
+        for name, tensor in found.items():
+            if tensor.is_floating_point():
+                sums[name] += tensor.double()
+            elif not torch.equal(tensor, sums[name]):
+                raise CheckpointError(f"{member / _WEIGHTS}: {name} differs from {first}'s and has no mean")
+    means = {
+        name: (total / len(members)).to(weights[name].dtype) if total.is_floating_point() else total
+        for name, total in sums.items()
+    }
+    save_file(means, directory / _WEIGHTS)
+    _write_description(directory, description["config"])
+
+
+def _read_weights(path: Path, device: torch.device | str = "cpu") -> dict[str, torch.Tensor]:
+    try:
+        return load_file(path, device=str(device))
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{path}: cannot be read as weights: {error}") from error
+
+
+def _write_description(directory: Path, config: dict[str, Any]) -> None:
+    description = {"format_version": FORMAT_VERSION, "ostinato": __version__, "config": config}
+    (directory / _DESCRIPTION).write_text(json.dumps(description, indent=1) + "\n", encoding="utf-8")
 
 
 def _read_description(path: Path) -> dict[str, Any]:

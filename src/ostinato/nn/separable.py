@@ -86,9 +86,8 @@ def _depthwise(
         x_BTC = F.pad(x_BTC, (0, 0, left, right))
     else:
         x_BTC = window.extend(x_BTC, kernel - 1)
-    # As an image of height one whose channels lie innermost in memory, which states do anyway. Measured on one CPU
-    # thread, 16 sentences of 32 tokens, 2048 channels, kernel 5: 0.4 ms forward and 10 ms with backward, against 0.9
-    # and 15 for shifted multiply-adds, 4.4 and 40 for conv1d. Either map beside it takes 13 ms forward (width 512).
+    # As an image of height one whose channels lie innermost in memory, which states do anyway: they need no
+    # other layout.
     image_BC1T = x_BTC.transpose(1, 2).unsqueeze(2)
     filters_C11K = taps_KC.t()[:, None, None, :].contiguous(memory_format=torch.channels_last)
     return F.conv2d(image_BC1T, filters_C11K, groups=taps_KC.shape[1]).squeeze(2).transpose(1, 2)

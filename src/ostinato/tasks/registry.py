@@ -18,6 +18,7 @@ from ostinato.tasks.base import Task, TaskConfig
 from ostinato.tasks.cogs import CogsTask
 from ostinato.tasks.files import FilesTask
 from ostinato.tasks.logical_inference import LogicalInferenceTask
+from ostinato.tasks.relay import RelayTask
 from ostinato.tasks.scan import ScanTask
 from ostinato.tasks.translation import TranslationTask
 
@@ -29,6 +30,7 @@ TASKS: dict[str, type[Task]] = {
     "cogs": CogsTask,
     "files": FilesTask,
     "logical_inference": LogicalInferenceTask,
+    "relay": RelayTask,
     "scan": ScanTask,
     "translation": TranslationTask,
 }

@@ -6,6 +6,7 @@
                        state.json                       format version, progress, Python's and numpy's random states
       last.json        {"directory": "update-000500", "update": 500}    where to go on
       best.json        the same, for the best one
+      average-best-5/  model.safetensors, model.json, average.json: a mean of others (`ostinato.evaluation.averaging`)
 
 Order of a save: the folder is written under a temporary name, flushed, renamed; then last.json is replaced, then
 best.json, then old folders are deleted. A crash at any point leaves a last.json that names a whole folder. What a crash
@@ -59,7 +60,7 @@ class Checkpoints:
 
     Args:
         root: the folder that holds them.
-        keep_last: how many of the newest stay; the best one stays too.
+        keep_last: how many of the newest stay; those that the progress ranks as the best stay too.
     """
 
     def __init__(self, root: Path, keep_last: int) -> None:
@@ -148,9 +149,7 @@ class Checkpoints:
 
     def _prune(self, progress: Progress) -> None:
         updates = self._updates()
-        kept = {*updates[-self.keep_last :], progress.update}
-        if progress.best is not None:
-            kept.add(progress.best.update)
+        kept = {*updates[-self.keep_last :], progress.update, *(one.update for one in progress.ranking)}
         for update in updates:
             if update not in kept:
                 remove_folder(self.directory(update))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 
 from ostinato.config.model import LanguageModelConfig
@@ -13,9 +12,10 @@ from ostinato.data.batching import TrainingBatches, encode_examples
 from ostinato.data.disk import new_folder
 from ostinato.data.example import Example
 from ostinato.data.registry import DataAccess
+from ostinato.data.subset import take_evenly
 from ostinato.data.tokenizer import Tokenizers
 from ostinato.errors import ConfigError, Problem
-from ostinato.evaluation.evaluate import check_columns
+from ostinato.evaluation.tally import check_columns
 from ostinato.tasks.base import Task
 from ostinato.tasks.checks import metric_problems, model_problems
 from ostinato.tasks.registry import build_task
@@ -96,8 +96,9 @@ def _check_scored_examples(prepared: Prepared) -> None:
     scored += [(split, final.max_examples, prepared.by) for split in final.splits or []]
     # Whether a row can be encoded does not depend on how a model reads it.
     for split, max_examples, by in scored:
-        examples = _with_columns(islice(task.examples(split), max_examples), by, split)
-        for _ in encode_examples(examples, prepared.tokenizers, recipe.data, training=False, name=split):
+        name = split if max_examples is None else f"{split}, {max_examples} examples spread evenly"
+        examples = _with_columns(take_evenly(task.examples(split), max_examples), by, name)
+        for _ in encode_examples(examples, prepared.tokenizers, recipe.data, training=False, name=name):
             pass
 
 

@@ -38,6 +38,7 @@ _FREE_TO_CHANGE = (
     "training.n_threads",
     "training.expert_backend",
     "training.compaction",
+    "training.keep_",  # last and best
 )
 _LIBRARIES = ("torch", "numpy", "tokenizers", "safetensors", "pydantic", "sacrebleu")
 
@@ -74,7 +75,7 @@ class RunDirectory:
     def check_same(self, recipe: Recipe) -> None:
         """Refuse to go on with another recipe than the run was started with.
 
-        What describes a run or places it on a machine may change.
+        What describes a run, places it on a machine, or says how many checkpoints stay may change.
 
         Raises:
             CheckpointError: naming every setting that differs, with both values.

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import time
-from itertools import islice
 
 import torch
 
 from ostinato.data.batch import Batch
 from ostinato.data.example import Example
+from ostinato.data.subset import take_evenly
 from ostinato.errors import TrainingError
 from ostinato.evaluation import evaluate
 from ostinato.models import LanguageModel, Seq2Seq, build_model
@@ -35,6 +35,7 @@ _NO_SCORES = (
     "depth",
     "halting",
     "halting_threshold",
+    "macs",
     "routing",
     "n_steps",
     "seconds",
@@ -141,12 +142,13 @@ class Session:
         """Record, evaluate and save where it is due; the last update has all three."""
         update, config = self.progress.update, self.config
         is_last = update == config.n_updates
-        is_best = False
+        is_ranked = False
         if self._is_logged(update):
             self._log(rate, gradient)
         if is_last or update % config.evaluate_every == 0:
-            is_best = self._evaluate()
-        if is_last or is_best or self.progress.stopped or update % config.save_every == 0:
+            self._evaluate()
+            is_ranked = self.progress.is_ranked
+        if is_last or is_ranked or self.progress.stopped or update % config.save_every == 0:
             self._save()
 
     def _log(self, rate: float, gradient: Gradient) -> None:
@@ -175,8 +177,8 @@ class Session:
         for message in self._depth_watch.warnings(update, gradient.depth or {}):
             self.reporter.on_warning(update, message)
 
-    def _evaluate(self) -> bool:
-        """Evaluate on the selection split; return True where this is the best model so far."""
+    def _evaluate(self) -> None:
+        """Evaluate on the selection split, and take note of how good this model is."""
         selection, recipe = self.config.selection, self.prepared.recipe
         with preserved_randomness():
             result = evaluate(
@@ -190,7 +192,9 @@ class Session:
             )
         # Gates that nothing has trained yet say nothing about how long to wait.
         waits = self.progress.update > self.config.halting.off_updates
-        is_best = self.progress.judge(float(result[selection.metric]), selection, waits=waits)
+        is_best = self.progress.judge(
+            float(result[selection.metric]), selection, keep=self.config.keep_best, waits=waits
+        )
         record = {
             "kind": "evaluation",
             "update": self.progress.update,
@@ -201,13 +205,12 @@ class Session:
         timing = {"seconds": result["seconds"]}
         self.records.add(record, timing)
         self.reporter.on_evaluation(record | timing)
-        return is_best
 
     def _selection_examples(self) -> list[Example]:
         """Return the examples that choose the best model, held because reading them may cost more than scoring them."""
         if self._selection is None:
             selection = self.config.selection
-            self._selection = list(islice(self.prepared.task.examples(selection.split), selection.max_examples))
+            self._selection = list(take_evenly(self.prepared.task.examples(selection.split), selection.max_examples))
         return self._selection
 
     def _save(self) -> None:

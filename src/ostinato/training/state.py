@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
@@ -10,7 +11,7 @@ from ostinato.config.training import SelectionConfig
 
 @dataclass(slots=True)
 class Best:
-    """The best checkpoint so far."""
+    """One of the best checkpoints so far."""
 
     update: int
     value: float
@@ -32,7 +33,7 @@ class Progress:
     Args:
         update: optimiser steps done.
         batches: place in the data, see `TrainingBatches.state`.
-        best: None before the first evaluation.
+        ranking: the best checkpoints, best first; of equal ones the earlier first. Empty before the first evaluation.
         n_waiting: evaluations since the best one.
         stopped: why the run ended before its last update; None while it goes on.
         window: what the next record will be made of.
@@ -42,30 +43,44 @@ class Progress:
 
     update: int = 0
     batches: dict[str, int] = field(default_factory=dict)
-    best: Best | None = None
+    ranking: list[Best] = field(default_factory=list)
     n_waiting: int = 0
     stopped: str | None = None
     window: Window = field(default_factory=Window)
     metrics_bytes: int = 0
     seconds: float = 0.0
 
-    def judge(self, value: float, selection: SelectionConfig, *, waits: bool = True) -> bool:
+    @property
+    def best(self) -> Best | None:
+        """The best checkpoint so far; None before the first evaluation."""
+        return self.ranking[0] if self.ranking else None
+
+    def judge(self, value: float, selection: SelectionConfig, *, keep: int = 1, waits: bool = True) -> bool:
         """Take note of an evaluation of the present update; return True where it is the best so far.
 
-        A value that is not a number is never the best, unless it is the first.
+        A value that is not a number is behind all others.
 
         Args:
-            waits: patience is used up where it is not.
+            keep: how many are ranked.
+            waits: patience is used up where it is not the best.
         """
-        sign = 1.0 if selection.mode == "max" else -1.0
-        is_best = self.best is None or self.best.value != self.best.value or sign * value > sign * self.best.value
+        sign = -1.0 if selection.mode == "max" else 1.0
+        new = Best(self.update, value)
+        ranking = sorted([*self.ranking, new], key=lambda one: (math.isnan(one.value), sign * one.value))
+        self.ranking = ranking[:keep]
+        is_best = ranking[0] is new
         if is_best:
-            self.best, self.n_waiting = Best(self.update, value), 0
+            self.n_waiting = 0
         elif waits:
             self.n_waiting += 1
         if selection.patience is not None and self.n_waiting >= selection.patience:
             self.stopped = f"no better {selection.metric} in {self.n_waiting} evaluations"
         return is_best
+
+    @property
+    def is_ranked(self) -> bool:
+        """Whether the present update is among the best."""
+        return any(one.update == self.update for one in self.ranking)
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON-able content; floats survive the round trip exactly."""
@@ -78,5 +93,9 @@ class Progress:
         Raises:
             TypeError, KeyError: it is something else.
         """
-        best = content["best"]
-        return cls(**{**content, "best": None if best is None else Best(**best), "window": Window(**content["window"])})
+        content = dict(content)
+        if "best" in content:  # What was written before several were ranked.
+            best = content.pop("best")
+            content["ranking"] = [] if best is None else [best]
+        ranking = [Best(**one) for one in content["ranking"]]
+        return cls(**{**content, "ranking": ranking, "window": Window(**content["window"])})

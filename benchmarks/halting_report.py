@@ -1,0 +1,96 @@
+"""What the rows of the halting study say: tables, and which targets hold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from layer_study import conditions
+from layer_tables import Row, Run, Times, Verdict, absent, cells, names, number_table, pick, ratio, table, verdict_table
+
+FULL, AUTO, FLOOR = "full depth", "auto", "floor"
+MODES = {AUTO: "auto", "always gathered": "always", "masked": "never"}
+"""Forced depths, by when halted tokens are gathered away."""
+GATES = {"act": "ACT, nobody halts", "stick_breaking": "stick-breaking, nobody halts"}
+_WIDTH = 512
+_HALF = 0.79
+"""Half of the tokens at half depth, encoding and update: the most times as long as full depth; 0.75 is the work."""
+_OVER_FLOOR = 0.05
+"""The same in decoding, batch 32: what may be added to the floor, both in times of full depth."""
+_OVERHEAD = 1.02
+"""Nobody halts: the most times as long as full depth."""
+
+
+def show(cell: Row) -> str:
+    """Return what differs between the cells of a table."""
+    return str(cell["pattern"])
+
+
+def verdicts(runs: Sequence[Run]) -> list[Verdict]:
+    """Judge every target."""
+    found = []
+    at = {cell["pattern"]: cell for cell in cells(runs) if cell["d_model"] == _WIDTH}
+    for phase in ("encoding", "update"):
+        one = ratio(runs, at["half"], phase, AUTO, FULL) if "half" in at else None
+        found.append(_verdict(f"width {_WIDTH}, half at half depth, {phase}: auto / full depth", _HALF, one))
+    found.append(_over_floor(runs, at.get("half"), "decoding, batch 32"))
+    for cell in cells(runs):
+        for phase in phases(runs, [cell]) if cell["pattern"] == "none" else ():
+            for name in (AUTO, *GATES.values()):
+                target = f"width {cell['d_model']}, nobody halts, {phase}: {name} / full depth"
+                note = "" if name == AUTO else "its gate included"
+                found.append(_verdict(target, _OVERHEAD, ratio(runs, cell, phase, name, FULL), note))
+    return found
+
+
+def _verdict(target: str, bound: float, one: Times | None, note: str = "") -> Verdict:
+    if one is None:
+        return Verdict(target, bound, None, note=note)
+    doubts = "" if one.is_firm else "fewer than five undisturbed rounds"
+    return Verdict(target, bound, one.value, one.spread, ", ".join(filter(None, [note, doubts])))
+
+
+def _over_floor(runs: Sequence[Run], cell: Row | None, phase: str) -> Verdict:
+    target = f"width {_WIDTH}, half at half depth, {phase}: (auto - floor) / full depth"
+    both = [ratio(runs, cell, phase, name, FULL) for name in (AUTO, FLOOR)] if cell is not None else []
+    if None in both or not both:
+        return Verdict(target, _OVER_FLOOR, None)
+    return Verdict(target, _OVER_FLOOR, both[0].value - both[1].value, f"{both[0]} - {both[1]}")
+
+
+def phases(runs: Sequence[Run], of_cells: Sequence[Row]) -> list[str]:
+    """Return what was timed in some cells, in order."""
+    rows = (row for run in runs for row in run if row["kind"] == "time" and row["cell"] in of_cells)
+    return list(dict.fromkeys(row["phase"] for row in rows))
+
+
+def report(runs: Sequence[Run], judged: Sequence[Verdict]) -> str:
+    """Return all tables as Markdown."""
+    sections = [conditions(runs[0]), f"Targets:\n\n{verdict_table(judged)}"]
+    for width in dict.fromkeys(cell["d_model"] for cell in cells(runs)):
+        mine = [cell for cell in cells(runs) if cell["d_model"] == width]
+        sections.append(f"### Width {width}, {mine[0]['n_rounds']} rounds, sentences of {mine[0]['length']} tokens\n")
+        for phase in phases(runs, mine):
+            sections += [_ratios(runs, mine, phase), _milliseconds(runs, mine, phase)]
+    sections.append(absent(runs, lambda cell: f"{cell['d_model']}, {show(cell)}"))
+    return "\n".join(section for section in sections if section)
+
+
+def _ratios(runs: Sequence[Run], mine: Sequence[Row], phase: str) -> str:
+    """Return time / time of full depth, and the rounds of tokens in times of all."""
+    work = {"token-rounds": "needed", **{f"token-rounds computed, {mode}": mode for mode in MODES}}
+
+    def entry(cell: Row, name: str) -> object:
+        if name not in work:
+            return ratio(runs, cell, phase, name, FULL)
+        rows = pick(runs[0], kind="rounds", cell=cell, phase=phase)
+        if not rows:
+            return None
+        done = rows[0]["needed"] if name == "token-rounds" else rows[0]["computed"][work[name]]
+        return f"{done / rows[0]['full']:.3f}"
+
+    lines = [*work, *(name for name in names(runs, mine) if name != FULL)]
+    return table(f"Times full depth, {phase}, by pattern", lines, mine, show, entry)
+
+
+def _milliseconds(runs: Sequence[Run], mine: Sequence[Row], phase: str) -> str:
+    return number_table(runs, f"ms, {phase}, by pattern", mine, show, number="median_s", unit=1e-3, phase=phase)

@@ -1,0 +1,143 @@
+"""`ostinato tune-threshold`: how early the tokens of a trained model may halt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ostinato.cli.options import (
+    BeamOption,
+    CheckpointOption,
+    DeviceOption,
+    JsonOption,
+    MirrorOption,
+    RunArgument,
+)
+
+if TYPE_CHECKING:
+    from ostinato.experiments.thresholds import Point, Tuning
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    example = "Example: ostinato tune-threshold runs/x --split dev --max-drop 0.002"
+    app.command("tune-threshold", epilog=example)(tune_threshold)
+
+
+def tune_threshold(
+    run: RunArgument,
+    split: Annotated[str, typer.Option("--split", help="Split to measure on; not the one you report.")] = "dev",
+    max_drop: Annotated[
+        float, typer.Option("--max-drop", help="Largest loss of the metric, in parts of a perfect score.")
+    ] = 0.002,
+    thresholds: Annotated[
+        str | None,
+        typer.Option(metavar="X,Y,...", help="Thresholds in [0, 1]; default: 0.999 to 0.1.", show_default=False),
+    ] = None,
+    metric: Annotated[
+        str | None,
+        typer.Option(help="What may drop; default: the task's first metric, token_accuracy for texts."),
+    ] = None,
+    checkpoint: CheckpointOption = "best",
+    beam: BeamOption = None,
+    max_examples: Annotated[int | None, typer.Option(min=1, help="Measure on so many, spread evenly.")] = None,
+    device: DeviceOption = "auto",
+    mirror: MirrorOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Choose how early tokens may halt, without training.
+
+    Runs a split at several halting thresholds, and keeps with the run the one of the fewest multiply-accumulates whose
+    score is within --max-drop of that at the trained threshold. `evaluate` and `generate` then use it.
+    """
+    from ostinato.cli.output import print_json
+    from ostinato.data.registry import DataAccess
+    from ostinato.evaluation.loading import load
+    from ostinato.experiments import thresholds as logic
+
+    wanted = logic.THRESHOLDS if thresholds is None else _numbers(thresholds)
+    loaded = load(run, checkpoint=checkpoint, device=device, halting_threshold="trained")
+    with _progress(None if json else len(wanted) + 1) as on_point:
+        found = logic.tune_threshold(
+            loaded,
+            split,
+            thresholds=wanted,
+            max_drop=max_drop,
+            metric=metric,
+            max_examples=max_examples,
+            access=DataAccess.default(mirror),
+            on_point=on_point,
+            **({} if beam is None else {"beam": beam}),
+        )
+    if json:
+        print_json(found.as_dict() | {"files": [str(path) for path in found.files]})
+    else:
+        _print(found)
+
+
+def _numbers(text: str) -> list[float]:
+    """Return the numbers that `0.9,0.5` means."""
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise typer.BadParameter(f"'{text}' is no list of numbers: 0.9,0.5", param_hint="--thresholds") from None
+
+
+@contextmanager
+def _progress(total: int | None) -> Iterator[Callable[[Point], None]]:
+    """Draw a bar on a terminal; elsewhere, or without a total, nothing."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from ostinato.cli.output import console
+
+    screen = console()
+    columns = (TextColumn("thresholds"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    off = total is None or not screen.is_terminal
+    with Progress(*columns, console=screen, transient=True, disable=off) as progress:
+        bar = progress.add_task("thresholds", total=total)
+        yield lambda point: progress.advance(bar)
+
+
+def _print(found: Tuning) -> None:
+    from ostinato.cli.output import compact, print_table, say
+    from ostinato.experiments.canvas import HOW_TO_GET_FIGURES, can_draw
+
+    stacks = list(found.trained.skipped)
+    rows: list[list[object]] = []
+    for point in found.points:
+        name = "trained" if point.threshold is None else f"{point.threshold:g}"
+        realised = point.macs["realised"]
+        rows.append(
+            [
+                f"{name} *" if point is found.chosen else name,
+                f"{point.score:.4g}",
+                *(f"{100 * point.skipped[stack]:.1f} %" for stack in stacks),
+                compact(round(realised)),
+                f"{100 * realised / point.macs['full']:.1f} %",
+                f"{point.seconds:.2f}",
+            ]
+        )
+    columns = ["threshold", found.metric, *(f"{stack} skipped" for stack in stacks), "MACs", "of full depth", "seconds"]
+    print_table(columns, rows, title=f"{found.split}: {found.n:,} examples, {found.checkpoint}", right=True)
+    say(_verdict(found))
+    for path in found.files:
+        say(f"wrote {path}")
+    if not can_draw():
+        say(f"no curve was drawn: {HOW_TO_GET_FIGURES}")
+
+
+def _verdict(found: Tuning) -> str:
+    chosen, trained = found.chosen, found.trained
+    if chosen.threshold is None:
+        return (
+            f"chosen: the trained threshold; no cheaper one has a {found.metric} within {found.max_drop:g} of its own"
+        )
+    part = chosen.macs["realised"] / trained.macs["realised"]
+    return (
+        f"chosen: {chosen.threshold:g}, with {found.metric} {chosen.score:.4g} (trained: {trained.score:.4g}) and "
+        f"{100 * part:.1f} % of the trained threshold's MACs; evaluate and generate use it "
+        "(--halting-threshold trained: they do not)"
+    )

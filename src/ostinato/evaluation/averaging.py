@@ -1,0 +1,123 @@
+"""The mean of several checkpoints of a run, as a checkpoint of its own.
+
+    checkpoints/average-best-5/   model.safetensors, model.json    the mean (`ostinato.models.checkpoint`)
+                                  average.json                     of which: name, value of the selection, SHA-256
+
+`best` are the best by the run's selection among the checkpoints that it kept, `last` the newest. An average that is
+already there is used again while its members are the same files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any, Literal
+
+from ostinato.config.training import TrainingConfig
+from ostinato.data.disk import new_folder, write_json
+from ostinato.errors import CheckpointError
+from ostinato.models.checkpoint import save_average
+from ostinato.tasks.recipes import load_recipe
+
+_CHECKPOINTS, _METRICS, _NOTE, _WEIGHTS = "checkpoints", "metrics.jsonl", "average.json", "model.safetensors"
+_NAME = re.compile(r"(best|last):(.*)")
+
+Role = Literal["best", "last"]
+Member = dict[str, Any]
+"""A checkpoint that an average is of: checkpoint (its name), value (None where it was not evaluated), sha256."""
+
+
+def parse_average(name: str) -> tuple[Role, int] | None:
+    """Return what `best:5` and `last:5` ask for, None for any other name.
+
+    Raises:
+        CheckpointError: what follows the colon is no number of at least 1.
+    """
+    found = _NAME.fullmatch(name)
+    if found is None:
+        return None
+    if not re.fullmatch(r"[1-9]\d*", found[2]):
+        raise CheckpointError(f"checkpoint is {name!r}: after '{found[1]}:' comes how many to average, at least 1")
+    return "best" if found[1] == "best" else "last", int(found[2])
+
+
+def average_checkpoints(directory: Path, role: Role, n: int) -> Path:
+    """Return the folder of the mean of a run's n best or newest checkpoints, after writing it where it is not there.
+
+    Raises:
+        CheckpointError: the run keeps fewer, or one of them cannot be read.
+    """
+    members = _members(directory, role, n)
+    root = directory / _CHECKPOINTS
+    target = root / f"average-{role}-{n}"
+    if not (target / _WEIGHTS).is_file() or read_members(target) != members:
+        with new_folder(target) as folder:
+            save_average([root / member["checkpoint"] for member in members], folder)
+            write_json(folder / _NOTE, {"role": role, "of": members})
+    return target
+
+
+def read_members(average: Path) -> list[Member] | None:
+    """Return what an average is of, None where its note cannot be read."""
+    try:
+        members: list[Member] = json.loads((average / _NOTE).read_text(encoding="utf-8"))["of"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return members
+
+
+def _members(directory: Path, role: Role, n: int) -> list[Member]:
+    """Return the n best or newest checkpoints that are there, in that order."""
+    training = load_recipe(directory).training
+    folders = {int(path.name.removeprefix("update-")): path for path in _folders(directory / _CHECKPOINTS)}
+    values = _values(directory / _METRICS, training)
+    updates = sorted(folders, reverse=True)
+    if role == "best":
+        sign = -1.0 if training.selection.mode == "max" else 1.0
+        updates = sorted((u for u in updates if u in values), key=lambda u: (sign * values[u], u))
+    if len(updates) < n:
+        raise CheckpointError(_too_few(directory, role, n, [folders[u].name for u in updates], training))
+    return [
+        {"checkpoint": folders[u].name, "value": values.get(u), "sha256": _hash(folders[u] / _WEIGHTS)}
+        for u in updates[:n]
+    ]
+
+
+def _folders(root: Path) -> list[Path]:
+    return [path for path in root.glob("update-[0-9]*") if (path / "model.json").is_file()]
+
+
+def _values(path: Path, training: TrainingConfig) -> dict[int, float]:
+    """Return what the run selects by for every update that has it as a finite number."""
+    values = {}
+    try:
+        for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+            record = json.loads(line)
+            if record["kind"] == "evaluation":
+                value = record["scores"].get(training.selection.metric)
+                if value is not None and math.isfinite(value):
+                    values[int(record["update"])] = float(value)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{path}: cannot be read: {error!r}") from error
+    return values
+
+
+def _too_few(directory: Path, role: Role, n: int, names: list[str], training: TrainingConfig) -> str:
+    noun = "checkpoint" if len(names) == 1 else "checkpoints"
+    which = f"{noun} with a score of its selection" if role == "best" else noun
+    there = f"{directory} has {len(names)} {which} ({', '.join(names) or 'none'}), not {n}"
+    kept = training.keep_best if role == "best" else training.keep_last
+    if kept >= n:
+        return f"{there}: the run has not saved more so far"
+    return f"{there}: training.keep_{role} is {kept}; train with training.keep_{role}={n} to keep more"
+
+
+def _hash(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error

@@ -1,0 +1,114 @@
+"""What a model does with one batch of an evaluation: a teacher-forced pass, and, where that is wanted, a search."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from ostinato.budget import MacCounter, SentenceMacs, expected_depths
+from ostinato.config.decoding import DecodingConfig
+from ostinato.data.batch import Batch
+from ostinato.decoding import Hypothesis, search
+from ostinato.errors import ConfigError, Problem
+from ostinato.evaluation.depth import sentence_depths
+from ostinato.evaluation.routing import RoutingTotals
+from ostinato.evaluation.scores import SentenceScores, score_sentences
+from ostinato.models.language_model import LanguageModel
+from ostinato.models.seq2seq import Seq2Seq
+
+
+@dataclass(frozen=True, slots=True)
+class SentenceResult:
+    """What a model did with one sentence.
+
+    Args:
+        scores: teacher-forced. depths: by stack, see `ostinato.evaluation.depth.depth_sums`. macs: of the
+            teacher-forced pass; None for models that have no stacks. output: what was decoded, if anything was.
+    """
+
+    scores: SentenceScores
+    depths: Mapping[str, Tensor]
+    macs: SentenceMacs | None
+    output: Hypothesis | None
+
+
+class Passes:
+    """The passes of one evaluation, and what is known of them all together.
+
+    Args:
+        decoding: None: nothing is decoded. metrics: decoded metrics, for the message where there is no source.
+    """
+
+    def __init__(
+        self,
+        model: Seq2Seq | LanguageModel,
+        decoding: DecodingConfig | None,
+        metrics: Sequence[str],
+        n_steps: int | None,
+    ) -> None:
+        self.model, self.decoding, self.metrics, self.n_steps = model, decoding, metrics, n_steps
+        self.halting: set[str] = set()
+        """Stacks in which tokens may halt."""
+        self._rounds = {name: found.rounds for name, found in expected_depths(model.config, n_steps=n_steps).items()}
+        self._routing = RoutingTotals()
+        self._counter: MacCounter | None = None
+        self._decoding_seconds = 0.0
+
+    def run(self, batch: Batch) -> list[SentenceResult]:
+        """Return what became of every sentence of a batch, in the batch's order."""
+        scores, depths = self._forced(batch)
+        outputs = self._decode(batch)
+        counts = {stack: sums_BV[:, :-1].long().tolist() for stack, sums_BV in depths.items()}
+        return [
+            SentenceResult(
+                scores[place],
+                {stack: sums_BV[place] for stack, sums_BV in depths.items()},
+                self._macs({stack: found[place] for stack, found in counts.items()}),
+                outputs[place],
+            )
+            for place in range(batch.n_sentences)
+        ]
+
+    def _forced(self, batch: Batch) -> tuple[list[SentenceScores], dict[str, Tensor]]:
+        output = self.model(batch, n_steps=self.n_steps)
+        scores = score_sentences(output.logits_BTV, batch.labels_BT, batch.loss_BT)
+        self.halting |= {name for name, stack in output.stacks.items() if stack.halting is not None}
+        self._routing.add(output)
+        return scores, sentence_depths(output, batch, self._rounds)
+
+    def _decode(self, batch: Batch) -> list[Hypothesis] | list[None]:
+        if self.decoding is None:
+            return [None] * batch.n_sentences
+        if not batch.has_sources:
+            reason = (
+                "texts have no source to decode from: they are measured by loss, perplexity and token_accuracy, "
+                "so leave the list empty"
+            )
+            raise ConfigError([Problem("evaluation.metrics", list(self.metrics), reason)])
+        began = time.perf_counter()
+        outputs = search(self.model, batch, self.decoding, n_steps=self.n_steps)
+        self._decoding_seconds += time.perf_counter() - began
+        return outputs
+
+    def _macs(self, counts: Mapping[str, Sequence[int]]) -> SentenceMacs | None:
+        """Return what a sentence cost whose tokens executed 1, 2, ... rounds so many times."""
+        if not counts:
+            return None
+        if self._counter is None:
+            self._counter = MacCounter(self.model.config, n_steps=self.n_steps)
+        return self._counter.count(counts)
+
+    def result(self) -> dict[str, Any]:
+        """Return what holds for all sentences together; see `ostinato.evaluation.evaluate`."""
+        found: dict[str, Any] = {}
+        if self.decoding is not None:
+            found |= {"decoding_seconds": self._decoding_seconds, "decoding": self.decoding.model_dump(mode="json")}
+        if routed := self._routing.compute():
+            found["routing"] = routed
+        if self.halting:
+            found["halting_threshold"] = self.model.halting_thresholds()
+        return found

@@ -1,0 +1,140 @@
+"""Totals over all examples of an evaluation and by metadata column; memory does not grow with their number."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ostinato.budget import SentenceMacs
+from ostinato.data.example import Example
+from ostinato.data.tokenizer import Tokenizers
+from ostinato.decoding import Hypothesis
+from ostinato.errors import DataError
+from ostinato.evaluation.depth import DepthTotals
+from ostinato.evaluation.passes import SentenceResult
+from ostinato.evaluation.predictions import WriteRecord
+from ostinato.evaluation.scores import Totals, macro_means
+
+_MOST_VALUES = 1000
+"""A column of more values than this is an identifier, and totals for each of them would hold the whole split."""
+
+
+def check_columns(columns: Mapping[str, object], by: Sequence[str], where: str) -> None:
+    """Raise a DataError where an example lacks a column that scores are reported by; `where` names the example."""
+    for column in by:
+        if column not in columns:
+            raise DataError(f"{where} has no column {column!r}; its columns are: {', '.join(columns) or 'none'}")
+
+
+@dataclass(slots=True)
+class _Group:
+    """Totals of a group of examples."""
+
+    scores: Totals
+    depths: DepthTotals = field(default_factory=DepthTotals)
+    macs: SentenceMacs | None = None
+
+    def add(self, found: SentenceResult) -> None:
+        """Count one example; multiply-accumulates are whole numbers, whose sum no order changes."""
+        self.scores.add(found.scores)
+        self.depths.add(found.depths)
+        if found.macs is not None:
+            so_far = self.macs or SentenceMacs(0, 0)
+            self.macs = SentenceMacs(so_far.full + found.macs.full, so_far.realised + found.macs.realised)
+
+    def compute(self, halting: Collection[str]) -> dict[str, Any]:
+        """Return all numbers; `halting`: stacks whose depths are not the same for every token."""
+        found = self.scores.compute()
+        if self.macs is not None:
+            found["macs"] = {name: total / self.scores.n for name, total in self.macs._asdict().items()}
+        depths = {stack: numbers for stack, numbers in self.depths.compute().items() if stack in halting}
+        return found | ({"halting": depths} if depths else {})
+
+
+class Tally:
+    """Totals over all examples and by category.
+
+    Args:
+        metrics: decoded metrics by name. by: metadata columns. name: of the split, for error messages.
+        predictions: called with a record for every output.
+    """
+
+    def __init__(
+        self,
+        metrics: Sequence[str],
+        by: Sequence[str],
+        name: str,
+        tokenizers: Tokenizers,
+        predictions: WriteRecord | None,
+    ) -> None:
+        self.metrics, self.name, self.tokenizers, self.predictions = metrics, name, tokenizers, predictions
+        self.total = _Group(Totals(metrics))
+        self.groups: dict[str, dict[str, _Group]] = {column: {} for column in by}
+        self.n_generated = self.n_unfinished = 0
+
+    def add(self, index: int, example: Example, found: SentenceResult) -> None:
+        """Count one example."""
+        groups = [self.total, *self._groups_of(index, example.columns)]
+        for group in groups:
+            group.add(found)
+        if found.output is None:
+            return
+        prediction = self.tokenizers.target.decode(found.output.ids)
+        for group in groups:
+            group.scores.add_prediction(prediction, example.target)
+        self._note(index, example, prediction, found.output)
+
+    def _note(self, index: int, example: Example, prediction: str, output: Hypothesis) -> None:
+        """Count an output's tokens, and pass it on."""
+        self.n_generated += output.n_tokens
+        self.n_unfinished += not output.finished
+        if self.predictions is not None:
+            self.predictions(
+                {
+                    "index": index,
+                    "source": example.source,
+                    "reference": example.target,
+                    "prediction": prediction,
+                    "score": output.score,
+                    "finished": output.finished,
+                    "columns": example.columns,
+                }
+            )
+
+    def result(self, halting: Collection[str], *, is_decoding: bool) -> dict[str, Any]:
+        """Return all numbers.
+
+        Raises:
+            DataError: there were no examples.
+        """
+        if self.total.scores.n == 0:
+            raise DataError(f"{self.name}: there are no examples to evaluate")
+        by = {
+            column: {value: groups[value].compute(halting) for value in sorted(groups, key=_natural)}
+            for column, groups in self.groups.items()
+        }
+        macro = {column: macro_means(groups) for column, groups in by.items()}
+        depth = {stack: found["mean"] for stack, found in self.total.depths.compute().items()}
+        found = {"name": self.name, **self.total.compute(halting), "by": by, "macro": macro, "depth": depth}
+        decoded = {"n_generated": self.n_generated, "n_unfinished": self.n_unfinished}
+        return found | (decoded if is_decoding else {})
+
+    def _groups_of(self, index: int, columns: dict[str, object]) -> Iterator[_Group]:
+        check_columns(columns, list(self.groups), f"{self.name}: example {index + 1}")
+        for column, groups in self.groups.items():
+            value = str(columns[column])
+            if value not in groups:
+                if len(groups) == _MOST_VALUES:
+                    reason = "report by a column of categories, not of identifiers"
+                    raise DataError(f"{self.name}: column {column!r} has more than {_MOST_VALUES} values: {reason}")
+                groups[value] = _Group(Totals(self.metrics))
+            yield groups[value]
+
+
+def _natural(value: str) -> tuple[int, float, str]:
+    """Sort numbers by size, then everything else by text."""
+    try:
+        return (0, float(value), value)
+    except ValueError:
+        return (1, 0.0, value)

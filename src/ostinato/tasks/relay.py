@@ -1,0 +1,90 @@
+"""Handing a digit along a chain: a task that can be made to need several rounds.
+
+    source  ? o_1 .. o_(h-1) d rest        o_i: `>` hands on what comes from the right, `+` adds one to it, modulo 10
+    target  (d + number of + among o) mod 10
+
+Example: `? + > 7 + 3 >` is 8, after h = 3 hops: 7 comes to `>`, to `+`, to `?`. A model that learns the order of
+symbols from neighbours alone (convolution, no positions) knows after r rounds r places on either side, and has to hand
+the digit on. The rest of a source, operations and digits, hides which digit is the first one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from random import Random
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from ostinato.data.example import Example
+from ostinato.errors import Problem
+from ostinato.tasks.base import Task, TaskConfig
+
+Size = Annotated[int, Field(ge=1)]
+
+QUESTION, PASS, ADD = "?>+"
+_DIGITS = "0123456789"
+
+
+class RelayConfig(TaskConfig):
+    """Settings of the relay task."""
+
+    kind: Literal["relay"] = "relay"
+    max_hops: Size = 8
+    """Most hops of train, dev and test."""
+    far_max_hops: Size = 16
+    """Most hops of the split `far`, whose fewest are max_hops + 1."""
+    n_rest: Annotated[int, Field(ge=0)] = 5
+    """Symbols after the digit."""
+    n_train: Size = 100_000
+    n_eval: Size = 10_000
+    """Examples in each of dev, test and far."""
+    seed: Annotated[int, Field(ge=0)] = 0
+    """Of the data; independent of the seed of training."""
+
+    def problems(self, path: str = "") -> Iterator[Problem]:
+        """The split `far` needs hops beyond those of training."""
+        if self.far_max_hops <= self.max_hops:
+            reason = f"must be larger than {path}max_hops = {self.max_hops}"
+            yield Problem(f"{path}far_max_hops", self.far_max_hops, reason)
+
+
+class RelayTask(Task):
+    """Hand a digit along a chain of neighbours; questions h hops away from their digit, for depth that follows need.
+
+    Splits: train (`n_train`), dev and test (`n_eval` each) with 1 to `max_hops` hops, far (`n_eval`) with more, up to
+    `far_max_hops`. Hops, operations and digits are drawn uniformly, and after the digit stand `n_rest` symbols that do
+    not matter, each a digit with probability 1/3. Every split is fixed by `seed`, whatever the others' sizes. With few
+    hops there are few questions: `ostinato.tasks.overlap` says how many test examples training has seen.
+    Tokens: words, separated by blanks; the target is one digit.
+    Metric: exact match, which with one symbol is accuracy, by hops; chance is 10 %.
+    Selection: dev; nothing is selected on far.
+    How many rounds it needs depends on what a model knows of positions: with relative or absolute ones an encoder of
+    one round finds the first digit and counts what stands before it.
+    """
+
+    config_type = RelayConfig
+    config: RelayConfig
+    metrics = ("exact_match",)
+    by = ("hops",)
+
+    def splits(self) -> tuple[str, ...]:
+        """Return train, dev, test and far."""
+        return ("train", "dev", "test", "far")
+
+    def _examples(self, split: str) -> Iterator[Example]:
+        config = self.config
+        fewest, most = (config.max_hops + 1, config.far_max_hops) if split == "far" else (1, config.max_hops)
+        # Seeded by text: Python hashes it with SHA-512, the same everywhere.
+        rng = Random(f"{config.seed}/relay/{split}/{fewest}-{most}/{config.n_rest}")
+        for _ in range(config.n_train if split == "train" else config.n_eval):
+            hops = rng.randint(fewest, most)
+            chain = [*rng.choices((PASS, ADD), k=hops - 1), rng.choice(_DIGITS)]
+            rest = [rng.choice((PASS, ADD, rng.choice(_DIGITS))) for _ in range(config.n_rest)]
+            yield Example(" ".join([QUESTION, *chain, *rest]), hand_on(chain), {"hops": hops})
+
+
+def hand_on(chain: Sequence[str]) -> str:
+    """Return what comes out at the left of a chain: operations, then a digit."""
+    *operations, digit = chain
+    return str((int(digit) + operations.count(ADD)) % 10)

@@ -1,0 +1,94 @@
+"""A recipe refuses settings of training that its model gives nothing to act on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ostinato.config.load import load_recipe_config
+from ostinato.config.recipe import Recipe
+from ostinato.errors import ConfigError
+
+BALANCE = {"balance": {"switch": 0.01, "z": 0.0, "temperature": 0.3}}
+HALTING = {"halting": {"weight": 0.01, "off_updates": 100, "warmup": 0}}
+ROUTED = [
+    {"ffn": {"kind": "experts", "n_experts": 4}},
+    {"self_attention": {"kind": "experts", "n_experts": 4}},
+    {"cross_attention": {"kind": "experts", "n_experts": 4}},
+    {"sparse_layer": {"n_experts": 4, "gate": {"kind": "sigmoid"}}},
+]
+
+
+def refused(model: dict[str, Any], training: dict[str, Any]) -> list[str]:
+    """The lines of the error that loading these settings gives."""
+    with pytest.raises(ConfigError) as caught:
+        load_recipe_config({"model": model, "training": training})
+    return str(caught.value).splitlines()
+
+
+@pytest.mark.parametrize("decoder", ROUTED, ids=["ffn", "self_attention", "cross_attention", "sparse_layer"])
+def test_balance_weights_are_taken_where_some_sub_layer_has_a_router(decoder: dict[str, Any]) -> None:
+    recipe = load_recipe_config({"model": {"decoder": decoder}, "training": BALANCE})
+    assert recipe.training.balance.switch == 0.01
+
+
+@pytest.mark.parametrize(
+    "decoder",
+    [
+        {},
+        {"ffn": {"kind": "experts", "n_experts": 1, "k": 1}},
+        {"ffn": {"kind": "experts", "n_experts": 4, "share": "none"}},
+        {"ffn": {"kind": "experts", "n_experts": 4, "share": [None] * 6}},
+    ],
+    ids=["dense", "one expert", "no feed-forwards", "no feed-forward at any step"],
+)
+def test_balance_weights_of_a_model_without_routers_are_refused(decoder: dict[str, Any]) -> None:
+    reason = (
+        "has no effect, because no sub-layer of this model chooses between experts: remove it, or give "
+        "self_attention, cross_attention or ffn the kind experts, or a stack a sparse_layer, with n_experts above 1"
+    )
+    assert refused({"decoder": decoder}, BALANCE) == [
+        f"training.balance.switch is 0.01: {reason}",
+        f"training.balance.temperature is 0.3: {reason}",
+    ]
+
+
+def test_feed_forwards_of_experts_that_a_variant_drops_are_no_routers() -> None:
+    dropped = {"ffn_variant": "no-dec", "decoder": {"ffn": {"kind": "experts", "n_experts": 4}}}
+    assert [line.partition(" is ")[0] for line in refused(dropped, BALANCE)] == [
+        "training.balance.switch",
+        "training.balance.temperature",
+    ]
+
+
+@pytest.mark.parametrize("rule", ["act", "stick_breaking"])
+@pytest.mark.parametrize("stack", ["encoder", "decoder"])
+def test_a_cost_of_depth_is_taken_where_tokens_of_some_stack_may_halt(stack: str, rule: str) -> None:
+    recipe = load_recipe_config({"model": {stack: {"halting": {"kind": rule}}}, "training": HALTING})
+    assert recipe.training.halting.off_updates == 100
+
+
+def test_a_cost_of_depth_where_nothing_halts_is_refused() -> None:
+    reason = "has no effect, because nothing halts in this model: remove it, or set {}"
+    both = reason.format("model.encoder.halting.kind or model.decoder.halting.kind")
+    assert refused({}, HALTING) == [
+        f"training.halting.weight is 0.01: {both}",
+        f"training.halting.off_updates is 100: {both}",
+    ]
+    one = reason.format("model.decoder.halting.kind")
+    assert refused({"kind": "language_model"}, {"halting": {"weight": 1.0}}) == [
+        f"training.halting.weight is 1.0: {one}"
+    ]
+
+
+def test_a_faulty_kind_is_reported_without_what_follows_from_its_default() -> None:
+    halting = refused({"encoder": {"halting": {"kind": "ponder"}}}, HALTING)
+    assert [line.partition(":")[0] for line in halting] == ["model.encoder.halting.kind is 'ponder'"]
+    routed = refused({"encoder": {"ffn": {"kind": "mixture"}}}, BALANCE)
+    assert [line.partition(":")[0] for line in routed] == ["model.encoder.ffn.kind is 'mixture'"]
+
+
+def test_weights_of_zero_suit_every_model() -> None:
+    zero = {"balance": {"switch": 0.0, "temperature": None}, "halting": {"weight": 0.0, "off_updates": 0}}
+    assert load_recipe_config({"training": zero}) == Recipe()

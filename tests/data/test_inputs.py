@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import gzip
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from ostinato.data.inputs import Input, InputReader
+from ostinato.errors import DataError
+
+READER = InputReader("source", "data.source_field")
+
+
+def test_lines_of_text_are_inputs_with_their_place_and_an_empty_one_too(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("do re\n\nmi\u2028fa", encoding="utf-8")
+    found = list(READER.read([tmp_path / "a.txt"]))
+    assert [one.text for one in found] == ["do re", "", "mi\u2028fa"]
+    assert found[2] == Input("mi\u2028fa", "", f"{tmp_path / 'a.txt'}, line 3", {"source": "mi\u2028fa"})
+
+
+def test_json_lines_carry_their_other_fields(tmp_path: Path) -> None:
+    records = [{"id": 7, "source": "do", "tags": ["x", None]}, {"source": "re", "begun": "RE"}]
+    text = "".join(json.dumps(record) + "\n" for record in records)
+    (tmp_path / "a.jsonl").write_text(text, encoding="utf-8")
+    with gzip.open(tmp_path / "b.json.gz", "wt", encoding="utf-8") as file:
+        file.write(text)
+    reader = InputReader("source", "data.source_field", prefix_field="begun")
+    found = list(reader.read([tmp_path / "a.jsonl", tmp_path / "b.json.gz"]))
+    assert [one.fields for one in found] == records * 2
+    assert [(one.text, one.prefix) for one in found] == [("do", ""), ("re", "RE")] * 2
+    assert found[3].where == f"{tmp_path / 'b.json.gz'}, line 2"
+    shared = InputReader("source", "data.source_field", prefix_field="begun", prefix="LA")
+    assert [one.prefix for one in shared.read([tmp_path / "a.jsonl"])] == ["LA", "RE"]
+
+
+def test_standard_input_is_text_unless_it_is_said_to_be_json() -> None:
+    lines = b'{"source": "do"}\n'
+    assert [one.text for one in READER.read([], io.BytesIO(lines))] == ['{"source": "do"}']
+    reader = InputReader("source", "data.source_field", format="json")
+    (one,) = reader.read([], io.BytesIO(lines))
+    assert (one.text, one.where) == ("do", "standard input, line 1")
+
+
+def test_a_format_that_is_given_holds_whatever_the_file_is_called(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"source": "do"}\n', encoding="utf-8")
+    (one,) = InputReader("source", "", format="text").read([tmp_path / "a.jsonl"])
+    assert one.text == '{"source": "do"}'
+
+
+BAD_LINES = [
+    (b"{", "not JSON"),
+    (b"[1]", "a JSON array, but every line needs an object"),
+    (b"", "the line is empty; every line needs a JSON object"),
+    (b'{"src": "do"}', "no key 'source' (data.source_field) among 'src'"),
+    (b'{"source": 3}', "'source' is 3, a JSON number, but has to be a string"),
+    (b'{"source": " "}', "'source' is empty"),
+    (b'{"source": "do", "begun": 3}', "'begun' is 3, a JSON number"),
+    (b'{"source": "\xff"}', "not UTF-8 at byte 13"),
+]
+
+
+def test_lines_that_cannot_be_read_keep_their_place_and_name_the_reason(tmp_path: Path) -> None:
+    good = b'{"source": "do"}'
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b"\n".join([part for bad, _ in BAD_LINES for part in (bad, good)]) + b"\n")
+    found = list(InputReader("source", "data.source_field", prefix_field="begun").read([path]))
+    assert len(found) == 2 * len(BAD_LINES)
+    for place, (_, reason) in enumerate(BAD_LINES):
+        error = found[2 * place].error
+        assert isinstance(error, DataError)
+        assert str(error).startswith(f"{path}, line {2 * place + 1}: ")
+        assert reason in str(error)
+        assert found[2 * place + 1].error is None
+    assert found[6].fields == {"src": "do"}, "what could be read is carried through"
+
+
+def test_a_missing_file_is_an_error_before_anything_is_read(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("do\n", encoding="utf-8")
+    with pytest.raises(DataError, match=r"gone\.txt: no such file"):
+        next(READER.read([tmp_path / "a.txt", tmp_path / "gone.txt"]))
