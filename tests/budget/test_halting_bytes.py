@@ -103,9 +103,9 @@ def _kept(config: Config, precision: str = "float32", *, recompute: bool = False
             for tensor in (to.slots_M, to.rows_M, to.experts_M, to.ends_E):
                 pack(tensor)
 
-    def note_round(around: Round | None) -> None:
+    def note_round(around: Round) -> None:
         # Recomputed steps hold what visible states are made of.
-        for cell in around.visible.__closure__ or () if around is not None and recompute else ():
+        for cell in around.visible.__closure__ or () if recompute else ():
             if isinstance(cell.cell_contents, torch.Tensor):
                 pack(cell.cell_contents)
 
@@ -136,8 +136,8 @@ def _kept(config: Config, precision: str = "float32", *, recompute: bool = False
 
 
 def _noting(before: Any, note: Any) -> Any:
-    def noted(self: Any, *args: Any) -> Round | None:
-        around: Round | None = before(self, *args)
+    def noted(self: Any, *args: Any) -> Round:
+        around: Round = before(self, *args)
         note(around)
         return around
 
@@ -201,14 +201,15 @@ def test_of_halting_the_gates_and_what_is_mixed_are_a_part_of_their_own() -> Non
         return found.by_part["activations"].get("encoder.halting", 0)
 
     assert part({"kind": "none"}) == 0
-    # Two gates' hidden layers and four numbers each, what is left before three rounds with masks, the last states.
-    assert part(STICKS) == 2 * (2 * states + 4 * 4 * n) + 3 * 5 * n + states
+    # Two gates' hidden layers and four numbers each, what is left before three rounds, the last states.
+    assert part(STICKS) == 2 * (2 * states + 4 * 4 * n) + 3 * 4 * n + states
     assert part(DROPPED_STICKS) == part(STICKS) + 2 * states
     # Coordinates are added after a gate was asked.
     assert part(STICKS, **COORDINATES) == part(STICKS) + 2 * states
-    # Three probabilities and weights with five masks, and the states that left three rounds.
-    assert part(ACT) == 3 * 2 * 4 * n + 5 * n + rounds * states
-    assert part(LISTED) == 3 * 2 * 4 * n + 5 * n + states + 2 * (states + 4 * n)
+    # Three probabilities and weights with five masks, and the states that left the last round.
+    assert part(ACT) == 3 * 2 * 4 * n + 5 * n + states
+    assert part(ACT, **COORDINATES) == part(ACT) + (rounds - 1) * states
+    assert part(LISTED) == part(ACT) + 2 * (states + 4 * n)
     assert part(GLOBAL) == part(ACT) + 2 * (states + 4 * n) + 3 * 4 * n
 
 

@@ -19,7 +19,7 @@ With B sentences of T tokens, D = d_model, I = n_heads d_head, F = d_ff, H heads
     experts         attention: k times the queries, outputs, weights and positions of queries; keys and values as
                     without; where k > 1 a causal stack keeps its mask in the fused kernel, too, k T S. The rest:
                     `ostinato.budget.expert_activations`
-    halting         gates, mixed states, and what tokens see of halted ones: `ostinato.budget.halting_activations`
+    halting         gates, mixed states, and expected states of others: `ostinato.budget.halting_activations`
 
 and per pass the ids 8 B T, the states the output projection reads B T D, log-probabilities B T V *, and under autocast
 a bfloat16 copy of every weight. A tensor that two operations keep counts once.
@@ -38,7 +38,7 @@ from ostinato.budget.expert_activations import (
     weight_copies,
 )
 from ostinato.budget.experts import n_choices
-from ostinato.budget.halting_activations import halting_bytes, sees_others_halted, visible_bytes
+from ostinato.budget.halting_activations import expected_states_bytes, halting_bytes, reads_expected_states
 from ostinato.budget.passes import FLOAT, ID, PER_HIDDEN_UNIT, TrainingPass
 from ostinato.budget.sizes import PlannedUse, hidden_branches, inner_width, planned_uses, plans, vocabulary
 from ostinato.config.model import (
@@ -126,9 +126,9 @@ def _use(run: TrainingPass, planned: PlannedUse) -> Counter[str]:
     stack, kind, d_model = planned.stack, planned.use.kind, run.config.d_model
     states = run.tokens(stack) * d_model
     found = Counter({f"{stack}.norms": 0 if planned.use.norm is None else _norm(run, stack)})
-    sees_halted = sees_others_halted(planned)
+    reads_expected = reads_expected_states(planned)
     # A convolution needs no norm of the states themselves.
-    if sees_halted and planned.stack_config.norm.placement == "pre" and isinstance(planned.sub, AttentionConfig):
+    if reads_expected and planned.stack_config.norm.placement == "pre" and isinstance(planned.sub, AttentionConfig):
         found[f"{stack}.norms"] += _norm(run, stack)
     if isinstance(planned.sub, RoutedConfig):
         found[f"{planned.part}.router"] = decision_bytes(run, planned.sub, run.tokens(stack))
@@ -137,7 +137,7 @@ def _use(run: TrainingPass, planned: PlannedUse) -> Counter[str]:
         found[f"{stack}.dropout"] = run.width * states
     if run.is_recomputed:
         found["copies"] += run.copy_of(_whole_weights(planned, d_model))
-    if sees_halted:
+    if reads_expected:
         found["copies"] += run.copy_of(_sliced_weights(planned, d_model))
     match planned.sub:
         case ExpertAttentionConfig() as attention:
@@ -149,7 +149,7 @@ def _use(run: TrainingPass, planned: PlannedUse) -> Counter[str]:
         case AttentionConfig() as attention:
             has_bias = isinstance(planned.stack_config.relative, WindowConfig | BucketsConfig)
             kept = run.width * states + _positions(run, planned, attention)
-            kept += _attend(run, stack, attention, stack, has_bias=has_bias, is_split=sees_halted)
+            kept += _attend(run, stack, attention, stack, has_bias=has_bias, is_split=reads_expected)
         case DenseFeedForwardConfig() as ffn:
             per_unit = PER_HIDDEN_UNIT[ffn.activation][1 if ffn.dropout else 0]
             kept = run.width * (states + per_unit * run.tokens(stack) * ffn.d_ff)
@@ -161,7 +161,7 @@ def _use(run: TrainingPass, planned: PlannedUse) -> Counter[str]:
             kept = sparse_layer_bytes(run, layer, run.tokens(stack))
         case other:
             raise TypeError(f"no activations are known for {type(other).__name__}")
-    found[planned.part] = kept + (visible_bytes(run, planned) if sees_halted else 0)
+    found[planned.part] = kept + (expected_states_bytes(run, planned) if reads_expected else 0)
     return found
 
 
@@ -226,7 +226,7 @@ def _positions(run: TrainingPass, planned: PlannedUse, attention: AttentionConfi
             return n * run.mask(stack)
         case RotaryConfig():
             # Turned queries take the place of others, but stand beside packed ones.
-            is_split = isinstance(attention, ExpertAttentionConfig) or sees_others_halted(planned)
+            is_split = isinstance(attention, ExpertAttentionConfig) or reads_expected_states(planned)
             turned = (0 if is_split else queries) + run.tokens(stack)
             turned = (turned + (queries if attention.n_heads > 1 else 0)) * inner
             angles = (n + 1) * length * attention.head_width(run.config.d_model)
@@ -250,7 +250,7 @@ def _convolution(run: TrainingPass, stack: str, conv: SeparableConvConfig) -> in
 
 
 def _sliced_weights(planned: PlannedUse, d_model: int) -> int:
-    """Return the numbers of packed maps of which self-attention with visible states takes slices."""
+    """Return the numbers of packed maps of which self-attention with expected states takes slices."""
     if not isinstance(planned.sub, AttentionConfig) or isinstance(planned.sub, ExpertAttentionConfig):
         return 0
     return 3 * d_model * inner_width(planned.sub, d_model)
@@ -258,7 +258,7 @@ def _sliced_weights(planned: PlannedUse, d_model: int) -> int:
 
 def _whole_weights(planned: PlannedUse, d_model: int) -> int:
     """Return the numbers of one set's maps that are used whole, biases aside."""
-    if sees_others_halted(planned) and (sliced := _sliced_weights(planned, d_model)):
+    if reads_expected_states(planned) and (sliced := _sliced_weights(planned, d_model)):
         return sliced // 3
     match planned.sub:
         case ExpertAttentionConfig() as attention:
