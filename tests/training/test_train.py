@@ -315,7 +315,9 @@ def test_the_first_twenty_losses_are_the_recorded_ones(tmp_path: Path) -> None:
 
     To rewrite it: OSTINATO_REGENERATE=1 python -m pytest tests/training -k recorded_ones
     """
-    train(tiny_recipe(tmp_path, n_updates=20, log_every=1, evaluate_every=20, save_every=20), tmp_path / "run")
+    # Where padding is gathered away there are fewer rows to draw dropout for, and so other draws.
+    options = {"n_updates": 20, "log_every": 1, "evaluate_every": 20, "save_every": 20, "compaction": "never"}
+    train(tiny_recipe(tmp_path, **options), tmp_path / "run")
     found = [record["loss"] for record in records(tmp_path / "run", "training")]
     if os.environ.get("OSTINATO_REGENERATE"):
         GOLDEN.write_text(json.dumps(found, indent=1) + "\n")
