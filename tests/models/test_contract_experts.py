@@ -34,6 +34,7 @@ from ostinato.data.batch import Batch
 from ostinato.models import build_model
 from ostinato.nn import balance
 from ostinato.nn.experts import Routed
+from ostinato.nn.rows import Rows
 from ostinato.nn.types import HaltingTrace, Routing
 
 LOSSES: dict[str, Callable[[Sequence[Routing]], Tensor]] = {
@@ -75,7 +76,8 @@ def by_sentence(found: list[Routing], batch: Batch) -> dict[Where, list[dict[str
         B, T = tokens.ids_BT.shape
         values = {"experts": routing.experts_NK, "gates": routing.gates_NK, "logits": routing.logits_NE}
         values |= {"probs": routing.probs_NE, "weight": routing.weight_N[:, None]}
-        here = {name: value.view(B, T, -1) for name, value in values.items()}
+        # Rows that were gathered away were given nothing.
+        here = {name: Rows(B, T, routing.rows_N).grid(value) for name, value in values.items()}
         rows[routing.stack, routing.router, routing.step] = [
             {name: v[b][tokens.keep_BT[b]] for name, v in here.items()} for b in range(B)
         ]
@@ -193,9 +195,10 @@ def test_every_routed_sub_layer_says_at_every_step_what_it_chose(data: st.DataOb
         found = output.stacks[name].routings
         assert [(r.router, r.stack, r.step, r.probs_NE.shape[1], r.experts_NK.shape[1]) for r in found] == expected
         for routing, left_BT in zip(found, weights, strict=True):
-            assert_equal(routing.weight_N, left_BT.flatten(), "weight")
-            assert torch.equal(routing.weight_N > 0, left_BT.flatten() > 0)
-            torch.testing.assert_close(routing.probs_NE.sum(1), torch.ones(tokens.ids_BT.numel()).double())
+            weight_BT = Rows(*left_BT.shape, routing.rows_N).grid(routing.weight_N)
+            assert_equal(weight_BT, left_BT, "weight")
+            assert torch.equal(weight_BT > 0, left_BT > 0)
+            torch.testing.assert_close(routing.probs_NE.sum(1), torch.ones(len(routing.rows_N)).double())
             assert bool((routing.experts_NK.sort(1).values.diff(dim=1) > 0).all())
 
 

@@ -51,7 +51,9 @@ def test_a_run_starts_from_the_weights_and_the_tokenizers_of_another(tmp_path: P
     best = load_file(Checkpoints(tmp_path / "first" / "checkpoints", 1).best_directory() / "model.safetensors")
     # A rate of next to nothing leaves what a run starts from; its data has other words, and another order of them.
     for split in ("train", "dev", "test"):
-        Path(getattr(recipe.data, split)).write_text('{"source": "f e", "target": "e f"}\n' * 30, encoding="utf-8")
+        Path(getattr(recipe.data, split)).write_text(
+            '{"source": "f e", "target": "e f", "n": 2}\n' * 30, encoding="utf-8"
+        )
     notes = Notes()
     still = changed(with_gates(recipe), init_from=str(tmp_path / "first"), optimizer={"kind": "adam", "lr": 1e-12})
     train(still, tmp_path / "second", reporter=notes)

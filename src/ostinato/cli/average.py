@@ -22,7 +22,7 @@ def average(
     last: Annotated[int | None, typer.Option(min=1, help="How many of the newest.", show_default=False)] = None,
     json: JsonOption = False,
 ) -> None:
-    """Average the weights of a run's best or newest checkpoints into a new one.
+    """Average a run's best or newest checkpoints.
 
     It is kept in the run as average-best-N or average-last-N, a name for --checkpoint. `--checkpoint best:N` averages
     by itself. A run keeps as many as its training.keep_best and training.keep_last say.
