@@ -5,7 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from layer_study import conditions
-from layer_tables import Row, Run, Times, Verdict, absent, cells, names, number_table, pick, ratio, table, verdict_table
+from layer_tables import (
+    Row,
+    Run,
+    Verdict,
+    absent,
+    cells,
+    judge,
+    names,
+    number_table,
+    pick,
+    ratio,
+    table,
+    verdict_table,
+)
 
 FULL, AUTO, FLOOR = "full depth", "auto", "floor"
 MODES = {AUTO: "auto", "always gathered": "always", "masked": "never"}
@@ -31,22 +44,15 @@ def verdicts(runs: Sequence[Run]) -> list[Verdict]:
     at = {cell["pattern"]: cell for cell in cells(runs) if cell["d_model"] == _WIDTH}
     for phase in ("encoding", "update"):
         one = ratio(runs, at["half"], phase, AUTO, FULL) if "half" in at else None
-        found.append(_verdict(f"width {_WIDTH}, half at half depth, {phase}: auto / full depth", _HALF, one))
+        found.append(judge(f"width {_WIDTH}, half at half depth, {phase}: auto / full depth", _HALF, one))
     found.append(_over_floor(runs, at.get("half"), "decoding, batch 32"))
     for cell in cells(runs):
         for phase in phases(runs, [cell]) if cell["pattern"] == "none" else ():
             for name in (AUTO, *GATES.values()):
                 target = f"width {cell['d_model']}, nobody halts, {phase}: {name} / full depth"
                 note = "" if name == AUTO else "its gate included"
-                found.append(_verdict(target, _OVERHEAD, ratio(runs, cell, phase, name, FULL), note))
+                found.append(judge(target, _OVERHEAD, ratio(runs, cell, phase, name, FULL), note))
     return found
-
-
-def _verdict(target: str, bound: float, one: Times | None, note: str = "") -> Verdict:
-    if one is None:
-        return Verdict(target, bound, None, note=note)
-    doubts = "" if one.is_firm else "fewer than five undisturbed rounds"
-    return Verdict(target, bound, one.value, one.spread, ", ".join(filter(None, [note, doubts])))
 
 
 def _over_floor(runs: Sequence[Run], cell: Row | None, phase: str) -> Verdict:

@@ -200,6 +200,14 @@ class Verdict:
         }
 
 
+def judge(target: str, bound: float, one: Times | None, note: str = "") -> Verdict:
+    """Return whether a measured ratio, None where there is none, keeps to its bound, and what makes it doubtful."""
+    if one is None:
+        return Verdict(target, bound, None, note=note)
+    doubts = "" if one.is_firm else "fewer than five undisturbed rounds"
+    return Verdict(target, bound, one.value, one.spread, ", ".join(filter(None, [note, doubts])))
+
+
 def verdict_table(verdicts: Iterable[Verdict]) -> str:
     """Return one line a target."""
     lines = [[v.target, f"{v.bound:.4g}", v.measured, v.spread, v.word, v.note] for v in verdicts]

@@ -9,10 +9,10 @@ from layer_tables import (
     MIB,
     Row,
     Run,
-    Times,
     Verdict,
     absent,
     cells,
+    judge,
     layer_tables,
     number_table,
     pick,
@@ -51,18 +51,11 @@ def verdicts(runs: Sequence[Run]) -> list[Verdict]:
     found = []
     for name, bound in OVER_DENSE.items():
         one = ratio(runs, targets[name], BOTH, "ours") if name in targets else None
-        found.append(_verdict(f"{name}, {BOTH}: ours / dense", bound, one))
+        found.append(judge(f"{name}, {BOTH}: ours / dense", bound, one))
     found.append(_growth(runs, targets))
     found += [_memory(runs, targets.get(name), name) for name in _SUT]
     found += [_against_peers(runs, key, phase) for key in cells(runs) for phase in PHASES]
     return found
-
-
-def _verdict(target: str, bound: float, one: Times | None, note: str = "") -> Verdict:
-    if one is None:
-        return Verdict(target, bound, None, note=note)
-    doubts = "" if one.is_firm else "fewer than five undisturbed rounds"
-    return Verdict(target, bound, one.value, one.spread, ", ".join(filter(None, [note, doubts])))
 
 
 def _growth(runs: Sequence[Run], targets: dict[str, Row]) -> Verdict:
@@ -90,7 +83,7 @@ def _against_peers(runs: Sequence[Run], key: Row, phase: str) -> Verdict:
     if not rivals:
         return Verdict(target, OVER_BEST_PEER, None)
     best = min(rivals, key=lambda name: rivals[name].value)
-    return _verdict(target, OVER_BEST_PEER, ratio(runs, key, phase, "ours", best), best)
+    return judge(target, OVER_BEST_PEER, ratio(runs, key, phase, "ours", best), best)
 
 
 def report(runs: Sequence[Run], judged: Sequence[Verdict]) -> str:

@@ -25,8 +25,11 @@ from ostinato.cli.options import (
 from ostinato.cli.options import halting_threshold as read_threshold
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from ostinato.data.inputs import Input, InputReader
     from ostinato.decoding.generate import Generation
+    from ostinato.errors import DataError
     from ostinato.evaluation.loading import LoadedRun
 
 _UNREADABLE_LINES = 1
@@ -79,10 +82,9 @@ def generate(
     message on standard error, and exit code 1 at the end. With --json every output is an object: the input's own
     fields, then prediction, score and more, or error.
     """
-    from ostinato.cli.output import complain, say
+    from ostinato.cli.output import complain
     from ostinato.cli.progress import counting
     from ostinato.cli.results import TUNED
-    from ostinato.errors import DataError
     from ostinato.evaluation.loading import load
 
     if token_scores and not json:
@@ -99,18 +101,29 @@ def generate(
     paths = files or []
     # Somebody typing wants the answer now; a file is faster in long batches.
     window = 1 if not paths and sys.stdin.isatty() else window
-    failed = False
     with counting(lambda: sum(1 for _ in reader.read(paths)) if paths else None, window > 1) as count:
         inputs, texts = tee(reader.read(paths, sys.stdin.buffer))
         outputs = loaded.stream(texts, n_steps=n_steps, window=window, on_progress=count, **decoding)
-        for number, (given, output) in enumerate(zip(inputs, outputs, strict=True), start=1):
-            if isinstance(output, DataError):
-                failed = True
-                complain(str(output))
-            for line in write(number, given, output):
-                say(line)
+        failed = _write_all(inputs, outputs, write)
     if failed:
         raise typer.Exit(_UNREADABLE_LINES)
+
+
+def _write_all(
+    inputs: Iterable[Input], outputs: Iterable[Generation | DataError], write: _JsonWriter | _TextWriter
+) -> bool:
+    """Write the answers as they come; return whether an input could not be read."""
+    from ostinato.cli.output import complain, say
+    from ostinato.errors import DataError
+
+    failed = False
+    for number, (given, output) in enumerate(zip(inputs, outputs, strict=True), start=1):
+        if isinstance(output, DataError):
+            failed = True
+            complain(str(output))
+        for line in write(number, given, output):
+            say(line)
+    return failed
 
 
 def _decoding(

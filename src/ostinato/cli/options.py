@@ -56,6 +56,15 @@ SetOption = Annotated[
     ),
 ]
 BeamOption = Annotated[int | None, typer.Option("--beam", min=1, help="Beam width; 1 is greedy.")]
+ExpectedDepthOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--expected-depth",
+        metavar="STACK=ROUNDS",
+        help="Rounds a token is expected to take part in, where tokens halt; may be repeated; default: all rounds.",
+        show_default=False,
+    ),
+]
 SourceVocabOption = Annotated[int | None, typer.Option("--source-vocab", min=1, help="Rows of the source vocabulary.")]
 TargetVocabOption = Annotated[int | None, typer.Option("--target-vocab", min=1, help="Rows of the target vocabulary.")]
 DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, mps.")]

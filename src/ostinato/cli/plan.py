@@ -22,6 +22,7 @@ from ostinato.cli.measure import (
 )
 from ostinato.cli.options import (
     DeviceOption,
+    ExpectedDepthOption,
     JsonOption,
     MirrorOption,
     SourceVocabOption,
@@ -60,15 +61,7 @@ def plan(
     precision: Annotated[
         Literal["float32", "bfloat16"], typer.Option(help="Precision of training to count activations for.")
     ] = "float32",
-    expected_depth: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--expected-depth",
-            metavar="STACK=ROUNDS",
-            help="Rounds a token is expected to take part in, where tokens halt; may be repeated; default: all rounds.",
-            show_default=False,
-        ),
-    ] = None,
+    expected_depth: ExpectedDepthOption = None,
     tolerance: Annotated[
         float, typer.Option(min=0.0, help="Relative difference up to which budgets match the first recipe's.")
     ] = 0.01,

@@ -156,8 +156,8 @@ class Stack:
         keep_N = None if run.keep_BT is None else run.keep_BT.flatten()
         halting = rule.start(states_ND, Rows.all(B, T), keep_N, plan.n_rounds)
         gathers = self._gathers(rule)
-        # To keep keys and values for later rounds is what recomputed steps are there to avoid.
-        if gathers and not self._recomputes(run):
+        # Rounds to come reuse keys and values of tokens that have halted. To keep any is what recomputed steps avoid.
+        if gathers and not isinstance(rule, NoHalting) and not self._recomputes(run):
             run.last_uses = last_uses(plan, is_pre_norm=self.is_pre_norm)
         halted: tuple[Halted, ...] = ()
         for index, steps in plan.rounds():
