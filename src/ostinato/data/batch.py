@@ -43,6 +43,9 @@ class Batch:
     labels_BT: Tensor
     loss_BT: Tensor
     source: Tokens | None = None
+    places_BL: Tensor | None = None
+    """Columns of the target that labels are read from, where not every column has one: `labels_BT` and `loss_BT` then
+    have a column for every label of a sentence."""
     prefix_lengths_B: Tensor | None = None
     """Pairs as one sequence: real tokens of the source with its end symbol, which lead the sequence. A prefix language
     model lets them see each other in both directions."""
@@ -73,6 +76,7 @@ class Batch:
             target=self.target.to(device),
             labels_BT=self.labels_BT.to(device),
             loss_BT=self.loss_BT.to(device),
+            places_BL=None if self.places_BL is None else self.places_BL.to(device),
             source=None if self.source is None else self.source.to(device),
             prefix_lengths_B=None if self.prefix_lengths_B is None else self.prefix_lengths_B.to(device),
         )

@@ -21,12 +21,11 @@ from ostinato.evaluation.passes import Passes
 from ostinato.evaluation.predictions import WriteRecord
 from ostinato.evaluation.scores import check_metrics
 from ostinato.evaluation.tally import Tally
-from ostinato.models.language_model import LanguageModel
-from ostinato.models.seq2seq import Seq2Seq
+from ostinato.models import Model
 
 
 def evaluate(
-    model: Seq2Seq | LanguageModel,
+    model: Model,
     examples: Iterable[Example],
     tokenizers: Tokenizers,
     *,

@@ -24,8 +24,7 @@ from ostinato.evaluation.evaluate import evaluate
 from ostinato.evaluation.predictions import PredictionWriter, WriteRecord
 from ostinato.evaluation.threshold import TRAINED, TunedThreshold, read_tuned, threshold_origin
 from ostinato.models.checkpoint import load_model
-from ostinato.models.language_model import LanguageModel
-from ostinato.models.seq2seq import Seq2Seq
+from ostinato.models import Model
 from ostinato.tasks.recipes import load_recipe
 from ostinato.tasks.registry import build_task, task_config
 
@@ -45,7 +44,7 @@ class LoadedRun:
     checkpoint: Path
     recipe: Recipe
     tokenizers: Tokenizers
-    model: Seq2Seq | LanguageModel
+    model: Model
     tuned: TunedThreshold | None = None
 
     @property

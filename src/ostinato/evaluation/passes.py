@@ -17,8 +17,7 @@ from ostinato.errors import ConfigError, Problem
 from ostinato.evaluation.depth import sentence_depths
 from ostinato.evaluation.routing import RoutingTotals
 from ostinato.evaluation.scores import SentenceScores, score_sentences
-from ostinato.models.language_model import LanguageModel
-from ostinato.models.seq2seq import Seq2Seq
+from ostinato.models import Model
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +44,7 @@ class Passes:
 
     def __init__(
         self,
-        model: Seq2Seq | LanguageModel,
+        model: Model,
         decoding: DecodingConfig | None,
         metrics: Sequence[str],
         n_steps: int | None,

@@ -8,7 +8,7 @@ import torch
 
 from ostinato.data.tokenizer import Tokenizers
 from ostinato.errors import ConfigError, Problem
-from ostinato.models import LanguageModel, Seq2Seq
+from ostinato.models import Model
 from ostinato.models.checkpoint import load_model
 from ostinato.training.checkpoint import Checkpoints
 from ostinato.training.rundir import RunDirectory
@@ -28,7 +28,7 @@ def tokenizers_of(path: str) -> Tokenizers:
     return Tokenizers.load(run.tokenizers)
 
 
-def start_from(model: Seq2Seq | LanguageModel, path: str) -> list[str]:
+def start_from(model: Model, path: str) -> list[str]:
     """Give a new model the weights of a run's best checkpoint.
 
     Returns:

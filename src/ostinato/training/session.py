@@ -12,7 +12,7 @@ from ostinato.data.example import Example
 from ostinato.data.subset import take_evenly
 from ostinato.errors import TrainingError
 from ostinato.evaluation import evaluate
-from ostinato.models import LanguageModel, Seq2Seq, build_model
+from ostinato.models import Model, build_model
 from ostinato.tasks.checks import FORCED_METRICS
 from ostinato.training.checkpoint import Checkpoints
 from ostinato.training.depth import DepthWatch
@@ -69,7 +69,7 @@ class Session:
         seed_everything(prepared.recipe.seed)
         if checkpoints.last_update() is None:
             self.progress = Progress()
-            self.model: Seq2Seq | LanguageModel = build_model(prepared.recipe.model).to(device)
+            self.model: Model = build_model(prepared.recipe.model).to(device)
             if self.config.init_from is not None:
                 self.new_parameters = start_from(self.model, self.config.init_from)
             self.optimizer = self._optimizer()
