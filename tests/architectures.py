@@ -17,9 +17,9 @@ from haltings import all_halting_traits, halting_traits, haltings
 from ostinato.config.model import (
     AttentionConfig,
     BucketsConfig,
+    ClassificationHeadConfig,
     CoordinatesConfig,
     DecoderConfig,
-    ClassificationHeadConfig,
     DenseFeedForwardConfig,
     EncoderConfig,
     ExpertAttentionConfig,
@@ -79,9 +79,7 @@ class Sentence:
 
 
 @st.composite
-def any_architecture(
-    draw: st.DrawFn, *, kind: str | None = None, fully_shared: bool = False
-) -> Any:
+def any_architecture(draw: st.DrawFn, *, kind: str | None = None, fully_shared: bool = False) -> Any:
     """Draw a small model, its vocabulary sizes set and its dropout zero.
 
     Args:

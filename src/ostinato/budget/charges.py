@@ -163,9 +163,7 @@ def _self_attention(planned: PlannedUse, attention: AttentionConfig, d_model: in
         yield Charge(f"{planned.part}.{WINDOW}", side, planned.round, table)
 
 
-def _queries(
-    planned: PlannedUse, attention: AttentionConfig, d_model: int, side: str, seen: str
-) -> Iterator[Charge]:
+def _queries(planned: PlannedUse, attention: AttentionConfig, d_model: int, side: str, seen: str) -> Iterator[Charge]:
     """Yield queries and output, and scores and values over all tokens of the side `seen`."""
     part, index = planned.part, planned.round
     width = n_choices(attention) * inner_width(attention, d_model)

@@ -7,9 +7,10 @@
 A generated token touches its row of the target embedding, every set its stack's plan names, their norms and tables,
 the final norm, and the whole output projection (where that is tied to the embedding, its row is inside). Of
 cross-attention it touches the query and output projections only: keys and values were made of the source, once. The
-encoder is not touched. Of an encoder-only model active is what one token touches: a row of the embedding, its stack, and
-the head, or all of the embedding where that is the output projection. Executed parameters count a forward pass over one source token and one target token: all uses
-of both stacks (cross-attention whole), one row of each embedding, and the output projection.
+encoder is not touched. Of an encoder-only model active is what one token touches: its row of the embedding, its stack,
+and the head, or all of the matrix over the vocabulary where the head is one. Executed parameters count a forward pass
+over one source token and one target token: all uses of both stacks (cross-attention whole), one row of each embedding,
+and the output projection.
 
 Of E experts a token touches k at every use, and the whole router. Steps that share a set of experts may choose others
 each time: n uses touch min(E, n k) of them at most, and that is what is counted as active. Executed are k a use.
@@ -47,8 +48,9 @@ class ParameterCount:
         stored, active, executed: see the module.
         by_part: the stored parameters by part, adding up to `stored`: ``encoder.self_attention``, ``decoder.ffn``, ...
             (``shared.ffn`` for sets of a bank that serves two stacks), ``decoder.sparse_layer`` (its norms included),
-            each with its ``.router`` as a part beside it; ``norms``, ``positions``, ``embeddings``, ``output``
-            where the output projection is a matrix of its own, and ``head`` of an encoder-only model. Parts without parameters are left out.
+            each with its ``.router`` as a part beside it; ``norms``, ``positions``, ``embeddings``, ``output`` where
+            the output projection is a matrix of its own, and the ``head`` of an encoder-only model. Parts without
+            parameters are left out.
     """
 
     stored: int

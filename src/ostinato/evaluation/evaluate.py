@@ -12,16 +12,22 @@ from typing import Any
 
 from ostinato.config.data import DataConfig
 from ostinato.config.decoding import DecodingConfig
-from ostinato.data.batching import encode_examples, evaluation_batches
+from ostinato.data.batching import evaluation_batches
 from ostinato.data.example import Example
+from ostinato.data.rows import encode_rows
 from ostinato.data.subset import take_evenly
 from ostinato.data.tokenizer import Tokenizers
 from ostinato.decoding.inference import inference
+from ostinato.errors import ConfigError, Problem
 from ostinato.evaluation.passes import Passes
 from ostinato.evaluation.predictions import WriteRecord
+from ostinato.evaluation.readout import text_of
 from ostinato.evaluation.scores import check_metrics
 from ostinato.evaluation.tally import Tally
 from ostinato.models import Model
+
+_BLOCK = Example(None, "")
+"""Stands for the texts of a block."""
 
 
 def evaluate(
@@ -52,16 +58,17 @@ def evaluate(
             columns), see `PredictionWriter`; decodes even where `metrics` is empty.
 
     Returns:
-        name, n, n_labels, loss (nats per label), perplexity, token_accuracy, sequence_accuracy_forced (teacher-forced:
-        see `ostinato.evaluation.scores`), the metrics' own numbers and signatures; macs: multiply-accumulates of the
-        teacher-forced pass over an example, on average, at `full` depth and as `realised` by its tokens' depths (each
-        example by itself: `ostinato.budget.realised`); by: column -> value -> the same numbers; macro: column -> their
-        means over the values, each counting once; depth: stack -> rounds a real token took part in, on average, in the
-        teacher-forced passes; where tokens halt, halting: stack -> what `ostinato.evaluation.depth.describe` says of
-        them, also for every value in `by`, and halting_threshold: stack -> what it was; n_steps, seconds; where the
-        model has routers, routing: router -> how it used its experts in those passes (`RoutingTotals.compute`); and,
-        where something was decoded, n_generated (tokens, end symbols included), n_unfinished (outputs cut at their
-        length limit), decoding_seconds (the search alone) and decoding (the settings).
+        name, n (blocks where texts are packed), n_labels, loss (nats per label), perplexity, token_accuracy,
+        sequence_accuracy_forced (teacher-forced: see `ostinato.evaluation.scores`), of texts word_perplexity and
+        bits_per_byte, the metrics' own numbers and signatures; macs: multiply-accumulates of the teacher-forced pass
+        over an example, on average, at `full` depth and as `realised` by its tokens' depths (each example by itself:
+        `ostinato.budget.realised`); by: column -> value -> the same numbers; macro: column -> their means over the
+        values, each counting once; depth: stack -> rounds a real token took part in, on average, in the teacher-forced
+        passes; where tokens halt, halting: stack -> what `ostinato.evaluation.depth.describe` says of them, also for
+        every value in `by`, and halting_threshold: stack -> what it was; n_steps, seconds; where the model has routers,
+        routing: router -> how it used its experts in those passes (`RoutingTotals.compute`); and, where something was
+        decoded, n_generated (tokens, end symbols included), n_unfinished (outputs cut at their length limit),
+        decoding_seconds (the search alone) and decoding (the settings).
 
     Raises:
         ConfigError: an unknown metric, or decoded metrics for texts, which have no source.
@@ -72,16 +79,24 @@ def evaluate(
     is_decoding = bool(metrics) or predictions is not None
     held: dict[int, Example] = {}
     chosen = _remember(take_evenly(examples, max_examples), held)
-    joins_pairs = model.config.joins_pairs
-    rows = encode_examples(chosen, tokenizers, data, training=False, name=name, joins_pairs=joins_pairs)
-    tally = Tally(metrics, by, name, tokenizers, predictions)
+    rows = encode_rows(chosen, tokenizers, data, model.config, training=False, name=name)
+    is_packed = data.block_length is not None
+    if is_packed and by:
+        raise ConfigError([Problem("evaluation.by", list(by), "blocks of several texts (data.block_length) have none")])
+
+    def as_text(ids: list[int], example: Example) -> str:
+        return text_of(model.config, ids, example, tokenizers, data)
+
+    tally = Tally(metrics, by, name, as_text, predictions)
     passes = Passes(model, decoding if is_decoding else None, metrics, n_steps)
     # A beam holds that many rows for every sentence.
     budget = max(1, data.eval_tokens_per_batch // (decoding.beam if is_decoding else 1))
     with inference(model):
         for batch in evaluation_batches(rows, budget):
             for index, found in zip(batch.indices, passes.run(batch.to(model.device)), strict=True):
-                tally.add(index, held.pop(index), found)
+                tally.add(index, _BLOCK if is_packed else held.pop(index), found)
+            if is_packed:
+                held.clear()
     result = tally.result(passes.halting, is_decoding=is_decoding) | passes.result()
     return result | {"n_steps": n_steps, "seconds": time.perf_counter() - started}
 

@@ -23,8 +23,8 @@ from ostinato.evaluation.averaging import average_checkpoints, parse_average
 from ostinato.evaluation.evaluate import evaluate
 from ostinato.evaluation.predictions import PredictionWriter, WriteRecord
 from ostinato.evaluation.threshold import TRAINED, TunedThreshold, read_tuned, threshold_origin
+from ostinato.models import Encoder, LanguageModel, Model, Seq2Seq
 from ostinato.models.checkpoint import load_model
-from ostinato.models import Model
 from ostinato.tasks.recipes import load_recipe
 from ostinato.tasks.registry import build_task, task_config
 
@@ -89,7 +89,7 @@ class LoadedRun:
         if len(given) != len(texts):
             raise DataError(f"there are {len(texts)} texts, but {len(given)} prefixes: give one to each, '' for none")
         return generate_texts(
-            self.model,
+            self.writer,
             [Input(text, prefix) for text, prefix in zip(texts, given, strict=True)],
             self.tokenizers,
             self.recipe.data,
@@ -110,7 +110,7 @@ class LoadedRun:
         """Yield for every text its output, or the error that kept it from having one; see `generate_stream`."""
         config = self.decoding(**decoding)
         return generate_stream(
-            self.model,
+            self.writer,
             texts,
             self.tokenizers,
             self.recipe.data,
@@ -163,6 +163,20 @@ class LoadedRun:
         if "halting_threshold" in result:
             result["halting_threshold_from"] = self.halting_threshold_from
         return result
+
+    @property
+    def writer(self) -> Seq2Seq | LanguageModel:
+        """The model, which can write text.
+
+        Raises:
+            ConfigError: it is encoder-only.
+        """
+        if isinstance(self.model, Encoder):
+            reason = (
+                "an encoder-only model writes no text: `ostinato evaluate RUN --predictions FILE` writes its labels"
+            )
+            raise ConfigError([Problem("model.kind", "encoder", reason)])
+        return self.model
 
     @property
     def reads_prompts(self) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from ostinato.config.model import LanguageModelConfig
 from ostinato.config.recipe import Recipe
 from ostinato.config.training import ExpertBackend
 from ostinato.errors import ConfigError, Problem
@@ -39,9 +38,8 @@ def check_training(recipe: Recipe, device: torch.device) -> None:
 def _outline(recipe: Recipe) -> Transformer:
     """Return the recipe's model with its names and shapes and without memory; vocabularies are yet to be built."""
     config = recipe.model
-    sizes = ["vocab_size"] if isinstance(config, LanguageModelConfig) else ["source_vocab_size", "target_vocab_size"]
     with torch.device("meta"):
-        return build_model(config.model_copy(update=dict.fromkeys(sizes, 8)))
+        return build_model(config.model_copy(update=config.vocabulary_sizes(8, 8)))
 
 
 def _backend_problems(model: Transformer, name: ExpertBackend, device: torch.device, lowered: bool) -> list[Problem]:
