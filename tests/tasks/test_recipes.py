@@ -161,8 +161,14 @@ def test_a_model_that_the_task_cannot_use_is_refused(tmp_path: Path) -> None:
     texts = ["task.model_kind=language_model", f"data.train={tmp_path / 'a.txt'}"]
     with pytest.raises(ConfigError, match=r"model\.kind is 'seq2seq': the task files .* texts without a source, which"):
         load_recipe("files/template", texts)
-    with pytest.raises(ConfigError, match=r"model\.mask is 'prefix': the task files .* no prefix: use causal"):
-        load_recipe("lm/transformer", [*texts, "model.mask=prefix"])
+    encoder = ["model={kind: encoder, head: {kind: span}}", "training.label_smoothing=0.1", "data.block_length=9"]
+    with pytest.raises(ConfigError) as caught:
+        load_recipe("files/template", [f"data.train={tmp_path / 'a.jsonl'}", *encoder])
+    assert {problem.key for problem in caught.value.problems} == {"training.label_smoothing", "data.block_length"}
+    with pytest.raises(ConfigError, match=r"model\.head\.kind is 'masked': the task files has pairs"):
+        load_recipe("files/template", [f"data.train={tmp_path / 'a.jsonl'}", "model={kind: encoder}"])
+    with pytest.raises(ConfigError, match=r"model\.kind is 'encoder': .* encoder with model\.head\.kind=masked"):
+        load_recipe("files/template", [*texts, encoder[0]])
 
 
 def test_a_language_model_may_read_pairs_with_one_tokenizer_and_all_that_is_wrong_is_said_at_once() -> None:
