@@ -21,6 +21,7 @@ from ostinato.decoding.inference import inference
 from ostinato.errors import ConfigError, Problem
 from ostinato.evaluation.passes import Passes
 from ostinato.evaluation.predictions import WriteRecord
+from ostinato.evaluation.ranking import rank
 from ostinato.evaluation.readout import text_of
 from ostinato.evaluation.scores import check_metrics
 from ostinato.evaluation.tally import Tally
@@ -42,6 +43,7 @@ def evaluate(
     n_steps: int | None = None,
     max_examples: int | None = None,
     name: str = "examples",
+    contrast: str | None = None,
     predictions: WriteRecord | None = None,
 ) -> dict[str, Any]:
     """Return the scores of a model on examples.
@@ -54,6 +56,8 @@ def evaluate(
         n_steps: rounds to run instead of the plans' own (fully shared plans only).
         max_examples: so many at most, spread evenly over all (`take_evenly`); numbers of examples count those taken.
         name: of the split, for error messages and the result.
+        contrast: column of a wrong target, to be compared with the right one (`ostinato.evaluation.ranking`); all
+            examples are held then.
         predictions: called with a record for every output (index, source, reference, prediction, score, finished,
             columns), see `PredictionWriter`; decodes even where `metrics` is empty.
 
@@ -68,7 +72,7 @@ def evaluate(
         every value in `by`, and halting_threshold: stack -> what it was; n_steps, seconds; where the model has routers,
         routing: router -> how it used its experts in those passes (`RoutingTotals.compute`); and, where something was
         decoded, n_generated (tokens, end symbols included), n_unfinished (outputs cut at their length limit),
-        decoding_seconds (the search alone) and decoding (the settings).
+        decoding_seconds (the search alone) and decoding (the settings); with `contrast`, ranking: what `rank` returns.
 
     Raises:
         ConfigError: an unknown metric, or decoded metrics for texts, which have no source.
@@ -78,7 +82,10 @@ def evaluate(
     started = time.perf_counter()
     is_decoding = bool(metrics) or predictions is not None
     held: dict[int, Example] = {}
-    chosen = _remember(take_evenly(examples, max_examples), held)
+    taken = take_evenly(examples, max_examples)
+    if contrast is not None:
+        taken = iter(pairs := list(taken))
+    chosen = _remember(taken, held)
     rows = encode_rows(chosen, tokenizers, data, model.config, training=False, name=name)
     is_packed = data.block_length is not None
     if is_packed and by:
@@ -97,8 +104,13 @@ def evaluate(
                 tally.add(index, _BLOCK if is_packed else held.pop(index), found)
             if is_packed:
                 held.clear()
+        ranking = {}
+        if contrast is not None:
+            ranking["ranking"] = rank(
+                model, pairs, tokenizers, data, contrast=contrast, by=by, name=name, n_steps=n_steps
+            )
     result = tally.result(passes.halting, is_decoding=is_decoding) | passes.result()
-    return result | {"n_steps": n_steps, "seconds": time.perf_counter() - started}
+    return result | ranking | {"n_steps": n_steps, "seconds": time.perf_counter() - started}
 
 
 def _remember(examples: Iterable[Example], held: dict[int, Example]) -> Iterator[Example]:

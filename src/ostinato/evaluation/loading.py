@@ -158,6 +158,7 @@ class LoadedRun:
                 n_steps=n_steps,
                 max_examples=wanted.max_examples if max_examples is None else max_examples,
                 name=split,
+                contrast=None if split == task.splits()[0] else task.contrast,
                 predictions=write,
             )
         if "halting_threshold" in result:

@@ -13,25 +13,35 @@ from ostinato.config.data import DataConfig
 from ostinato.config.recipe import TaskRef
 from ostinato.config.schema import describe
 from ostinato.errors import ConfigError, Problem
+from ostinato.tasks.agreement import AgreementTask
 from ostinato.tasks.algorithmic import AlgorithmicTask
 from ostinato.tasks.base import Task, TaskConfig
+from ostinato.tasks.classification import ClassificationTask
 from ostinato.tasks.cogs import CogsTask
 from ostinato.tasks.files import FilesTask
+from ostinato.tasks.lambada import LambadaTask
 from ostinato.tasks.logical_inference import LogicalInferenceTask
 from ostinato.tasks.relay import RelayTask
 from ostinato.tasks.scan import ScanTask
+from ostinato.tasks.span_extraction import SpanExtractionTask
+from ostinato.tasks.tagging import TaggingTask
 from ostinato.tasks.translation import TranslationTask
 
 if TYPE_CHECKING:
     from ostinato.data.registry import DataAccess
 
 TASKS: dict[str, type[Task]] = {
+    "agreement": AgreementTask,
     "algorithmic": AlgorithmicTask,
+    "classification": ClassificationTask,
     "cogs": CogsTask,
     "files": FilesTask,
+    "lambada": LambadaTask,
     "logical_inference": LogicalInferenceTask,
     "relay": RelayTask,
     "scan": ScanTask,
+    "span_extraction": SpanExtractionTask,
+    "tagging": TaggingTask,
     "translation": TranslationTask,
 }
 """Every task by its `kind`."""

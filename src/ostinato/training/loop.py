@@ -103,6 +103,7 @@ def _evaluate_best(prepared: Prepared, checkpoints: Checkpoints, device: torch.d
             by=prepared.by,
             max_examples=recipe.evaluation.max_examples,
             name=split,
+            contrast=prepared.contrast(split),
         )
         for split in recipe.evaluation.splits or []
     }

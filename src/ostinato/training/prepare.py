@@ -39,6 +39,10 @@ class Prepared:
         chosen = self.recipe.evaluation.metrics
         return list(self.task.metrics if chosen is None else chosen)
 
+    def contrast(self, split: str) -> str | None:
+        """Return the column of wrong targets in a split; the training split has none."""
+        return None if split == self.task.splits()[0] else self.task.contrast
+
     @property
     def by(self) -> list[str]:
         """Columns of the final evaluation."""
