@@ -64,6 +64,7 @@ class AgreementTask(Task):
     attractors than train_nouns are longer than anything in training. Sentences with few nouns repeat between splits.
     origin=files: data.train are texts (data.text_field, or plain text); data.dev and data.test are JSON lines with the
     sentence up to the verb (data.source_field), the right form (data.target_field) and the wrong one (wrong_field).
+    In 4 rows of the Linzen test set of Gulordava et al. (2018) both forms are the same, which always counts as wrong.
     The papers' data are Linzen et al.'s: 9 % of their dependencies train, 1 % validation, the rest test, all
     intervening nouns attractors. Universal Transformers trains on sentences up to and including the verb.
     Tokens: words for generated sentences, else data.tokenizer.

@@ -37,11 +37,12 @@ class LambadaTask(OwnFilesTask):
     Splits: data.train, a text a line, or JSON lines with data.text_field (the released novels); data.dev and data.test,
     JSON lines with passage and last word (data.source_field, data.target_field), or with passages=texts texts, whose
     last white-space separated word is taken. Published: dev 4,869, test 5,153 passages.
-    form=language_model: training reads whole texts; of dev and test only the last word counts, so that loss is per
-    token of last words, `word_perplexity` is the perplexity of last words and `sequence_accuracy_forced` the accuracy:
-    the word is right where each of its tokens is the most probable one. The papers' are over a vocabulary of 60,000
-    words with unknown words in it; with subwords perplexities of words are comparable, their accuracy is stricter.
-    form=reading: pairs, of training texts too; exact match of what is written or classified.
+    form=language_model: training reads whole texts; of dev and test only the last word counts. form=reading: pairs, of
+    training texts too.
+    Metric: of form=language_model loss per token of last words, `word_perplexity`, the perplexity of last words, and
+    `sequence_accuracy_forced`, their accuracy: a word is right where each of its tokens is the most probable one. The
+    papers' are over a vocabulary of 60,000 words with unknown words in it; with subwords perplexities of words are
+    comparable and accuracy is stricter. Of form=reading exact match of what is written or classified.
     Tokens: data.tokenizer; passages are not cut, so data.max_target_length must hold them (form=language_model).
     Selection: dev; without dev on a part of the training text that is kept apart by hand.
     """
@@ -63,7 +64,6 @@ class LambadaTask(OwnFilesTask):
                 continue
             source, target = _split(example, f"{split}: example {number}")
             yield Example(source, target, example.columns, continues=not self.config.has_sources)
-
 
 
 def _split(example: Example, where: str) -> tuple[str, str]:
