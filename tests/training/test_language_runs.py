@@ -103,7 +103,7 @@ def test_a_tagger_labels_words_at_their_first_pieces(tmp_path: Path) -> None:
     data = _files(tmp_path, _tagged) | {"tokenizer": {"kind": "bpe", "vocab_size": 270}}
     selection = {"metric": "span_f1", "mode": "max"}
     model = {"head": {"kind": "tagging"}, "d_model": 32}
-    recipe = _recipe(data, {"kind": "tagging"}, model, selection=selection, n_updates=60)
+    recipe = _recipe(data, {"kind": "tagging"}, model, selection=selection, n_updates=120)
     test = train(recipe, tmp_path / "run")["splits"]["test"]
     assert test["span_f1"] > 0.9
     assert test["tag_accuracy"] == pytest.approx(test["token_accuracy"])

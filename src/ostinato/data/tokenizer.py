@@ -118,7 +118,7 @@ class SymbolTokenizer(Tokenizer):
     """A closed list of words or characters; id 4 is the most frequent one."""
 
     def __init__(self, kind: Literal["words", "characters"], symbols: Sequence[str]) -> None:
-        self.kind = kind
+        self.kind = self._symbol_kind = kind
         self.symbols = list(symbols)
         self._ids = {symbol: N_SPECIAL + i for i, symbol in enumerate(self.symbols)}
         self._split: Callable[[str], Sequence[str]] = str.split if kind == "words" else list
@@ -135,6 +135,11 @@ class SymbolTokenizer(Tokenizer):
             reason = f"none of the {len(counts)} {kind} occurs {min_count} times" if counts else "there is no text"
             raise DataError(f"cannot build a tokenizer of {kind}: {reason}")
         return cls(kind, kept)
+
+    def extended(self, texts: Iterable[str]) -> SymbolTokenizer:
+        """Return this tokenizer with the new symbols of `texts` after its own, the most frequent first."""
+        counts = Counter(symbol for text in texts for symbol in self._split(text) if symbol not in self._ids)
+        return SymbolTokenizer(self._symbol_kind, [*self.symbols, *sorted(counts, key=lambda s: (-counts[s], s))])
 
     @property
     def vocab_size(self) -> int:
@@ -289,6 +294,22 @@ class Tokenizers:
         text = Tokenizer.train(data.tokenizer, [example.source for example in rows if example.source is not None])
         return cls(text, text).with_labels(rows, reads)
 
+    def extended(self, examples: Iterable[Example]) -> Tokenizers:
+        """Return tokenizers that know all symbols of the examples, too, with ids after those there are.
+
+        Raises:
+            ConfigError: subwords, whose pieces are trained together.
+        """
+        rows = list(examples)
+        if self.is_joint:
+            joint = _extended(self.source, _all_texts(rows))
+            return Tokenizers(joint, joint)
+        source = _extended(self.source, [example.source for example in rows if example.source is not None])
+        # Labels are a list of their own, which a new task has anyway.
+        if isinstance(self.target, LabelTokenizer):
+            return Tokenizers(source, self.target)
+        return Tokenizers(source, _extended(self.target, [example.target for example in rows]))
+
     def with_labels(self, examples: Iterable[Example], reads: Reads) -> Tokenizers:
         """Return the source's tokenizer beside the labels of the examples; beside itself where there are no labels."""
         if reads == "classification" or reads == "tagging":
@@ -313,6 +334,13 @@ class Tokenizers:
             joint = Tokenizer.load(directory / "joint.json")
             return cls(joint, joint)
         return cls(Tokenizer.load(directory / "source.json"), Tokenizer.load(directory / "target.json"))
+
+
+def _extended(tokenizer: Tokenizer, texts: Iterable[str]) -> Tokenizer:
+    if isinstance(tokenizer, SymbolTokenizer):
+        return tokenizer.extended(texts)
+    reason = f"the run's tokenizer is one of subwords ({tokenizer.kind}), which cut every text: leave it out"
+    raise ConfigError([Problem("training.extend_vocabulary", True, reason)])
 
 
 def _all_texts(examples: Iterable[Example]) -> Iterator[str]:

@@ -12,6 +12,7 @@ from ostinato.models.transformer import Transformer
 from ostinato.nn.expert_attention import ExpertAttention
 from ostinato.nn.experts import Routed
 from ostinato.training.freeze import freeze
+from ostinato.training.optim import check_scales
 
 
 def check_training(recipe: Recipe, device: torch.device) -> None:
@@ -21,12 +22,16 @@ def check_training(recipe: Recipe, device: torch.device) -> None:
         ConfigError: patterns that match no parameter, or a backend that does not work here; all of them.
     """
     config = recipe.training
-    if not config.freeze and config.expert_backend == "auto":
+    if not config.freeze and not config.optimizer.lr_scales and config.expert_backend == "auto":
         return
     model = _outline(recipe)
     problems: list[Problem] = []
     try:
         freeze(model, config.freeze)
+    except ConfigError as error:
+        problems += error.problems
+    try:
+        check_scales(model, config.optimizer.lr_scales)
     except ConfigError as error:
         problems += error.problems
     if config.expert_backend != "auto":

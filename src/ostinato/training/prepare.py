@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from ostinato.config.model import Reads
 from ostinato.config.recipe import Recipe
 from ostinato.data.batching import TrainingBatches
 from ostinato.data.disk import new_folder
@@ -76,11 +77,14 @@ def prepare(recipe: Recipe, run: RunDirectory, is_resumed: bool, access: DataAcc
             run.check_data(split, str(describe_split(split, task.examples(split))["sha256"]))
     else:
         examples = list(task.examples(train_split))
-        origin = recipe.training.init_from
+        origin, extends = recipe.training.init_from, recipe.training.extend_vocabulary
         reads = recipe.model.reads
-        tokenizers = Tokenizers.train(recipe.data, examples, reads) if origin is None else tokenizers_of(origin)
-        if origin is not None and not recipe.model.generates:
-            tokenizers = tokenizers.with_labels(examples, reads)
+        if origin is None:
+            tokenizers = Tokenizers.train(recipe.data, examples, reads)
+        else:
+            tokenizers = tokenizers_of(origin, new=_read_texts(examples, reads) if extends else None)
+            if not recipe.model.generates:
+                tokenizers = tokenizers.with_labels(examples, reads)
         recipe = _with_vocabulary(recipe, tokenizers)
     rows = encode_rows(examples, tokenizers, recipe.data, recipe.model, training=True, name=train_split)
     objective = objective_of(recipe.model, recipe.data, tokenizers)
@@ -90,6 +94,13 @@ def prepare(recipe: Recipe, run: RunDirectory, is_resumed: bool, access: DataAcc
         _check_scored_examples(prepared)
         _describe(run, recipe, task, tokenizers, examples)
     return prepared
+
+
+def _read_texts(examples: list[Example], reads: Reads) -> list[Example]:
+    """Return the examples with what a tokenizer of texts has to know: labels are none."""
+    if reads in ("classification", "tagging", "span"):
+        return [Example(None, example.source or "") for example in examples]
+    return examples
 
 
 def _check_scored_examples(prepared: Prepared) -> None:
