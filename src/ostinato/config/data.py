@@ -62,6 +62,15 @@ class MaskingConfig(Config):
             yield Problem(f"{path}random", self.random, f"with {path}keep = {self.keep} they exceed 1")
 
 
+class MixtureConfig(Config):
+    """Training on several data sets, drawn more evenly than by their sizes: see `ostinato.data.mixture`."""
+
+    column: FieldName
+    """Names each example's data set: a language, or task.origin_column."""
+    temperature: Annotated[float, Field(ge=1)] = 1.0
+    """T of shares n^(1 / T): 1 by size, larger ones more evenly."""
+
+
 class DataConfig(Config):
     """Files of the user's own, tokenizers, and how examples are batched."""
 
@@ -86,6 +95,9 @@ class DataConfig(Config):
     block_length: Size | None = None
     """Texts are packed into blocks of so many tokens, an end symbol after each text; None: a text is a row of its own.
     Every block begins with the begin symbol."""
+    mixture: MixtureConfig | None = None
+    """How often each data set of a mixture is drawn in training; None: every example once an epoch. Blocks hold texts
+    of one data set only."""
     masking: MaskingConfig = MaskingConfig()
     """For model.head.kind=masked."""
     over_length: Literal["error", "drop", "truncate"] = "error"

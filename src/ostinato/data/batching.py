@@ -22,13 +22,14 @@ import torch
 
 from ostinato.data.batch import Batch, TextSize, Tokens
 from ostinato.data.labelled import LabelledRow, collate_labelled
+from ostinato.data.mixture import Mixture
 from ostinato.data.objectives import Objective
 from ostinato.data.pad import pad
 from ostinato.data.tokenizer import BOS_ID, EOS_ID, PAD_ID, Tokenizer, Tokenizers
 from ostinato.errors import CheckpointError, DataError
 
 if TYPE_CHECKING:
-    from ostinato.config.data import DataConfig
+    from ostinato.config.data import DataConfig, MixtureConfig
     from ostinato.data.example import Example
 
 _FIRST_BOUND, _BOUND_GROWTH = 8, 1.1
@@ -183,23 +184,30 @@ def _pad(sequences: Sequence[Sequence[int]]) -> Tokens:
 
 
 class TrainingBatches:
-    """Batches without end, epoch after epoch; every row is in exactly one batch of an epoch.
+    """Batches without end, epoch after epoch; without a mixture every row is in exactly one batch of an epoch.
 
     Args:
         rows: held in memory.
         tokens_per_batch: padded tokens, rows times the longest row (`Row.length`).
         seed: with the number of the epoch, it decides everything; the process's own generators are not touched.
         objective: hides parts of labelled rows, others in every epoch.
+        mixture: how often rows of each data set are drawn; then some are in no batch of an epoch, and some in several.
 
     Raises:
         DataError: there are no rows.
     """
 
     def __init__(
-        self, rows: Iterable[AnyRow], tokens_per_batch: int, seed: int, objective: Objective | None = None
+        self,
+        rows: Iterable[AnyRow],
+        tokens_per_batch: int,
+        seed: int,
+        objective: Objective | None = None,
+        mixture: MixtureConfig | None = None,
     ) -> None:
         self.rows = list(rows)
         self._objective = objective
+        self._mixture = None if mixture is None else Mixture(mixture, [row.columns for row in self.rows])
         if not self.rows:
             raise DataError("there are no training examples (data.over_length=drop may have dropped them all)")
         self.tokens_per_batch = tokens_per_batch
@@ -215,7 +223,8 @@ class TrainingBatches:
 
     def _cut(self, generator: np.random.Generator) -> list[list[int]]:
         """Return the row numbers of every batch of an epoch."""
-        order = generator.permutation(len(self.rows))
+        n = len(self.rows)
+        order = generator.permutation(n) if self._mixture is None else self._mixture.draw(generator)
         order = order[np.argsort(self._buckets[order], kind="stable")]
         batches = list(_cut_by_budget(order.tolist(), self._lengths.tolist(), self.tokens_per_batch))
         return [batches[i] for i in generator.permutation(len(batches))]

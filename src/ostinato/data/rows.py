@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -61,7 +62,7 @@ def encode_rows(
     objective = objective_of(config, data, tokenizers)
     hidden = _as_labelled(rows, reads_whole=config.reads == "masked") if objective or data.block_length else rows
     if data.block_length is not None:
-        hidden = _pack(hidden, data.block_length, labels_all=config.reads != "masked")
+        hidden = _pack(hidden, data, data.block_length, labels_all=config.reads != "masked")
     for row in hidden:
         if training or objective is None or not isinstance(row, LabelledRow):
             yield row
@@ -127,38 +128,58 @@ def _as_labelled(rows: Iterable[AnyRow], *, reads_whole: bool) -> Iterator[AnyRo
             yield LabelledRow([BOS_ID, *ids], labels, columns=columns, index=row.index, size=row.size)
 
 
-def _pack(rows: Iterable[AnyRow], length: int, *, labels_all: bool) -> Iterator[LabelledRow]:
-    """Cut the texts, an end symbol after each, into blocks of `length` columns that each begin with the begin symbol.
+def _pack(rows: Iterable[AnyRow], data: DataConfig, length: int, *, labels_all: bool) -> Iterator[LabelledRow]:
+    """Cut texts into blocks; of a mixture those of every data set by themselves."""
+    column = None if data.mixture is None else data.mixture.column
+    packers: dict[str, _Packer] = {}
+    index = 0
+    for row in rows:
+        if not isinstance(row, LabelledRow):
+            raise DataError("data.block_length packs texts: these examples have a source")
+        columns = {} if column is None or column not in row.columns else {column: row.columns[column]}
+        packer = packers.setdefault(str(columns), _Packer(length, labels_all, columns))
+        for block in packer.add(row):
+            yield replace(block, index=index)
+            index += 1
+    for packer in packers.values():
+        if packer.held:
+            yield replace(packer.block(packer.held, packer.size), index=index)
+            index += 1
+
+
+class _Packer:
+    """Cuts texts, an end symbol after each, into blocks that each begin with the begin symbol.
 
     A block's size is that of the texts that end in it, so that sizes add up to those of all texts.
 
     Args:
-        labels_all: every token is a label, as in language models; the block's last is read by none.
+        length: columns of a block. labels_all: every token is a label, as in language models; the block's last is read
+            by none. columns: of every block.
     """
-    n_new = length if labels_all else length - 1
-    held: list[int] = []  # not yet in a block
-    size: TextSize | None = TextSize(0, 0)
-    index = 0
 
-    def block(new: list[int], size: TextSize | None) -> LabelledRow:
-        if labels_all:
-            return LabelledRow([BOS_ID, *new[:-1]], new, index=index, size=size)
-        return LabelledRow([BOS_ID, *new], [], index=index)
+    def __init__(self, length: int, labels_all: bool, columns: dict[str, object]) -> None:
+        self._n_new, self._labels_all, self._columns = length if labels_all else length - 1, labels_all, columns
+        self.held: list[int] = []
+        """Tokens that are in no block yet."""
+        self.size: TextSize | None = TextSize(0, 0)
 
-    for row in rows:
-        if not isinstance(row, LabelledRow):
-            raise DataError("data.block_length packs texts: these examples have a source")
-        held += row.labels if labels_all else row.ids[1:]
-        size = size + row.size if size is not None and row.size is not None else None
-        while len(held) >= n_new:
-            # What ends in a block is counted there: the text's own size moves on if its end is in a later one.
-            whole = len(held) == n_new
-            yield block(held[:n_new], size if whole or row.size is None else _without(size, row.size))
-            size = TextSize(0, 0) if whole else row.size
-            held = held[n_new:]
-            index += 1
-    if held:
-        yield block(held, size)
+    def add(self, row: LabelledRow) -> Iterator[LabelledRow]:
+        """Take a text, and yield the blocks that are full."""
+        self.held += row.labels if self._labels_all else row.ids[1:]
+        self.size = self.size + row.size if self.size is not None and row.size is not None else None
+        while len(self.held) >= self._n_new:
+            ends_here = len(self.held) == self._n_new
+            # What ends in a block is counted there: the text's own size moves on where its end is in a later one.
+            size = self.size if ends_here or row.size is None else _without(self.size, row.size)
+            yield self.block(self.held[: self._n_new], size)
+            self.size = TextSize(0, 0) if ends_here else row.size
+            self.held = self.held[self._n_new :]
+
+    def block(self, new: list[int], size: TextSize | None) -> LabelledRow:
+        """Return a block of these tokens."""
+        if self._labels_all:
+            return LabelledRow([BOS_ID, *new[:-1]], new, columns=self._columns, size=size)
+        return LabelledRow([BOS_ID, *new], [], columns=self._columns)
 
 
 def _without(size: TextSize | None, last: TextSize) -> TextSize | None:

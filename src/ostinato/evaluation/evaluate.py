@@ -12,6 +12,7 @@ from typing import Any
 
 from ostinato.config.data import DataConfig
 from ostinato.config.decoding import DecodingConfig
+from ostinato.data.batch import Batch
 from ostinato.data.batching import evaluation_batches
 from ostinato.data.example import Example
 from ostinato.data.rows import encode_rows
@@ -26,9 +27,6 @@ from ostinato.evaluation.readout import text_of
 from ostinato.evaluation.scores import check_metrics
 from ostinato.evaluation.tally import Tally
 from ostinato.models import Model
-
-_BLOCK = Example(None, "")
-"""Stands for the texts of a block."""
 
 
 def evaluate(
@@ -88,8 +86,8 @@ def evaluate(
     chosen = _remember(taken, held)
     rows = encode_rows(chosen, tokenizers, data, model.config, training=False, name=name)
     is_packed = data.block_length is not None
-    if is_packed and by:
-        raise ConfigError([Problem("evaluation.by", list(by), "blocks of several texts (data.block_length) have none")])
+    if is_packed:
+        _check_by_of_blocks(by, data)
 
     def as_text(ids: list[int], example: Example) -> str:
         return text_of(model.config, ids, example, tokenizers, data)
@@ -100,8 +98,9 @@ def evaluate(
     budget = max(1, data.eval_tokens_per_batch // (decoding.beam if is_decoding else 1))
     with inference(model):
         for batch in evaluation_batches(rows, budget):
+            blocks = _blocks(batch) if is_packed else {}
             for index, found in zip(batch.indices, passes.run(batch.to(model.device)), strict=True):
-                tally.add(index, _BLOCK if is_packed else held.pop(index), found)
+                tally.add(index, blocks.pop(index) if is_packed else held.pop(index), found)
             if is_packed:
                 held.clear()
         ranking = {}
@@ -111,6 +110,22 @@ def evaluate(
             )
     result = tally.result(passes.halting, is_decoding=is_decoding) | passes.result()
     return result | ranking | {"n_steps": n_steps, "seconds": time.perf_counter() - started}
+
+
+def _check_by_of_blocks(by: Sequence[str], data: DataConfig) -> None:
+    """Refuse columns that blocks of several texts do not have: all but the data set of a mixture."""
+    known = [] if data.mixture is None else [data.mixture.column]
+    if not set(by) <= set(known):
+        reason = f"blocks of several texts (data.block_length) have {', '.join(known) or 'no column (data.mixture)'}"
+        raise ConfigError([Problem("evaluation.by", list(by), reason)])
+
+
+def _blocks(batch: Batch) -> dict[int, Example]:
+    """Return what stands for the texts of every block: an example with its columns."""
+    return {
+        index: Example(None, "", {name: values[place] for name, values in batch.columns.items()})
+        for place, index in enumerate(batch.indices)
+    }
 
 
 def _remember(examples: Iterable[Example], held: dict[int, Example]) -> Iterator[Example]:

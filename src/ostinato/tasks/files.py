@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from ostinato.config.data import DataConfig
+from ostinato.config.data import DataConfig, FieldName
 from ostinato.data.example import Example
 from ostinato.data.lines import read_lines
 from ostinato.data.sources import read_examples
@@ -50,6 +51,10 @@ class FilesConfig(TaskConfig):
     """What one text is, for model_kind=language_model: a line (JSON lines: a row), or a whole file, line breaks in it.
     data.block_length packs either into blocks."""
 
+    origin_column: FieldName | None = None
+    """Column that gets the name of the file each example is from, without folder and endings: for scores by file
+    (evaluation.by), and for data.mixture. Each file is read by itself then."""
+
     def problems(self, path: str = "") -> Iterator[Problem]:
         """Whole files are texts."""
         if self.documents == "files" and self.has_sources:
@@ -82,7 +87,16 @@ class FilesTask(OwnFilesTask):
             self.metrics = ()
 
     def _examples(self, split: str) -> Iterator[Example]:
-        paths = paths_of(self.data, split)
+        paths, column = paths_of(self.data, split), self.config.origin_column
+        if column is None:
+            yield from self._read(paths)
+            return
+        for path in paths:
+            name = Path(path).name.partition(".")[0]
+            for example in self._read([path]):
+                yield replace(example, columns=example.columns | {column: name})
+
+    def _read(self, paths: list[str]) -> Iterator[Example]:
         if self.config.documents == "files":
             yield from _whole_files(paths)
         else:

@@ -88,7 +88,7 @@ def prepare(recipe: Recipe, run: RunDirectory, is_resumed: bool, access: DataAcc
         recipe = _with_vocabulary(recipe, tokenizers)
     rows = encode_rows(examples, tokenizers, recipe.data, recipe.model, training=True, name=train_split)
     objective = objective_of(recipe.model, recipe.data, tokenizers)
-    batches = TrainingBatches(rows, recipe.data.tokens_per_batch, recipe.seed, objective)
+    batches = TrainingBatches(rows, recipe.data.tokens_per_batch, recipe.seed, objective, recipe.data.mixture)
     prepared = Prepared(recipe, task, tokenizers, batches)
     if not is_resumed:
         _check_scored_examples(prepared)
