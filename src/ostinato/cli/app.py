@@ -17,6 +17,7 @@ from ostinato.cli import (
     evaluate,
     family,
     generate,
+    match,
     plan,
     recipes,
     solve,
@@ -76,6 +77,7 @@ for _command in (
 ):
     _command.register(app)
 app.add_typer(data.app, name="data")
+app.add_typer(match.app, name="match")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

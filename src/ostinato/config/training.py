@@ -138,6 +138,8 @@ class TrainingConfig(Config):
     init_from: str | None = None
     """A run directory: the model starts from the weights of its best checkpoint, and reads text as that run does.
     Parameters that it lacks (gates of a halting rule, say) start as they would without it."""
+    init_checkpoint: str = "best"
+    """Which of its checkpoints: best, last, a mean (best:5, last:5), or a name such as update-000500."""
     init_except: list[str] = Field(default_factory=list)
     """Parameters that are not taken from init_from, by patterns of their names: the run's are left out, the model's
     start as they would without it. `head.*` and `output_weight` exchange a head."""
@@ -175,6 +177,7 @@ class TrainingConfig(Config):
     def problems(self, path: str = "") -> Iterator[Problem]:
         """Settings of a start from a run need one."""
         if self.init_from is None:
-            for name in ("init_except", "extend_vocabulary"):
-                if value := getattr(self, name):
+            for name in ("init_except", "extend_vocabulary", "init_checkpoint"):
+                value = getattr(self, name)
+                if value != type(self).model_fields[name].get_default(call_default_factory=True):
                     yield Problem(f"{path}{name}", value, f"needs {path}init_from")

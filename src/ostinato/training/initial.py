@@ -20,9 +20,9 @@ from ostinato.config.training import TrainingConfig
 from ostinato.data.example import Example
 from ostinato.data.tokenizer import Tokenizers
 from ostinato.errors import ConfigError, Problem
+from ostinato.evaluation.loading import find_checkpoint
 from ostinato.models import Encoder, Model
 from ostinato.models.checkpoint import load_model
-from ostinato.training.checkpoint import Checkpoints
 from ostinato.training.rundir import RunDirectory
 
 _KEY, _EXCEPT = "training.init_from", "training.init_except"
@@ -68,7 +68,7 @@ def tokenizers_of(path: str, *, new: Sequence[Example] | None = None) -> Tokeniz
 
 
 def start_from(model: Model, config: TrainingConfig) -> InitialReport:
-    """Give a new model the weights of the best checkpoint of the run that `init_from` names.
+    """Give a new model the weights of a checkpoint of the run that `init_from` names.
 
     Raises:
         ConfigError: weights the model has no place for, or of another shape, that no setting allows; patterns that
@@ -76,7 +76,7 @@ def start_from(model: Model, config: TrainingConfig) -> InitialReport:
         CheckpointError: the run has no checkpoint, or one that cannot be read.
     """
     path = str(config.init_from)
-    folder = Checkpoints(RunDirectory(Path(path)).checkpoints, keep_last=1).best_directory()
+    folder = find_checkpoint(Path(path), config.init_checkpoint)
     trained, own = load_model(folder).state_dict(), model.state_dict()
     _check_patterns(config.init_except, [*trained, *own])
     taken = {name: found for name, found in trained.items() if not _matches(name, config.init_except)}
