@@ -23,6 +23,7 @@ from ostinato.cli import (
     solve,
     table,
     train,
+    transfer,
     tune_threshold,
 )
 from ostinato.cli.output import complain
@@ -72,6 +73,7 @@ for _command in (
     solve,
     recipes,
     table,
+    transfer,
     doctor,
     demo,
 ):

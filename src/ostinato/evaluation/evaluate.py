@@ -108,7 +108,8 @@ def evaluate(
             ranking["ranking"] = rank(
                 model, pairs, tokenizers, data, contrast=contrast, by=by, name=name, n_steps=n_steps
             )
-    result = tally.result(passes.halting, is_decoding=is_decoding) | passes.result()
+    writes = is_decoding and model.config.generates
+    result = tally.result(passes.halting, is_decoding=writes) | passes.result()
     return result | ranking | {"n_steps": n_steps, "seconds": time.perf_counter() - started}
 
 

@@ -112,7 +112,7 @@ class Passes:
     def result(self) -> dict[str, Any]:
         """Return what holds for all sentences together; see `ostinato.evaluation.evaluate`."""
         found: dict[str, Any] = {}
-        if self.decoding is not None:
+        if self.decoding is not None and self.model.config.generates:
             found |= {"decoding_seconds": self._decoding_seconds, "decoding": self.decoding.model_dump(mode="json")}
         if routed := self._routing.compute():
             found["routing"] = routed
