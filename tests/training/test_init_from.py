@@ -199,3 +199,19 @@ def test_parts_learn_at_rates_of_their_own(tmp_path: Path) -> None:
     assert float(apart["target_weight"].max()) == 0.0
     with pytest.raises(ConfigError, match=r"lr_scales is 'x': matches no parameter"):
         train(changed(recipe, optimizer={"lr_scales": [{"pattern": "x", "scale": 1.0}]}), tmp_path / "wrong")
+
+
+def test_a_language_model_of_blocks_goes_on_with_pairs_and_their_separator(tmp_path: Path) -> None:
+    texts = lines(tmp_path / "texts.jsonl", [{"text": "a b c d"}, {"text": "d c a"}] * 5)
+    pairs = lines(tmp_path / "pairs.jsonl", [{"source": "a b", "target": "b a"}] * 5)
+    model = {"kind": "language_model", "d_model": 8, "dropout": 0.0, "decoder": STACK}
+    training = {"n_updates": 4, "evaluate_every": 4, "save_every": 4, "device": "cpu"}
+    blocks = {"task": {"kind": "files", "model_kind": "language_model"}, "data": texts | {"block_length": 6}}
+    train(check_recipe(blocks | {"model": model, "training": training}), tmp_path / "texts")
+    start = training | {"init_from": str(tmp_path / "texts")}
+    results = train(check_recipe({"data": pairs, "model": model, "training": start}), tmp_path / "pairs")
+    report = json.loads((tmp_path / "pairs" / "initial.json").read_text(encoding="utf-8"))
+    assert (report["fresh"], report["left"], report["resized"]) == ([], [], {})
+    # Labels are the target and its end symbol: source, end symbol and begin symbol before it are none.
+    assert results["splits"]["test"]["n_labels"] == 5 * 3
+    assert results["splits"]["test"]["n_generated"] > 0

@@ -20,6 +20,7 @@ from ostinato.data.rows import encode_rows
 from ostinato.errors import ConfigError
 from ostinato.evaluation import evaluate
 from ostinato.evaluation.loading import LoadedRun, load
+from ostinato.experiments.paired import compare
 from ostinato.tasks.registry import build_task
 from ostinato.training import SilentReporter, train
 
@@ -97,6 +98,11 @@ def test_a_classifier_learns_labels_of_pairs_and_is_scored_by_language(tmp_path:
     assert {record["prediction"] for record in written} == {"same", "an other"}
     with pytest.raises(ConfigError, match="writes no text"):
         run.generate(["ant bee"])
+    assert "n_generated" not in test
+    assert "decoding_seconds" not in test
+    (row, other) = compare([tmp_path / "run", tmp_path / "run"])
+    assert (row["metrics"]["macro_f1"]["value"], row["decoding"]) == (1.0, None)
+    assert other["metrics"]["accuracy"]["verdict"] == "no difference shown"
 
 
 def test_a_tagger_labels_words_at_their_first_pieces(tmp_path: Path) -> None:
