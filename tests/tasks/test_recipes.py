@@ -8,7 +8,7 @@ import pytest
 
 from ostinato.budget import count_macs, count_parameters
 from ostinato.config.load import dump_recipe
-from ostinato.config.model import LanguageModelConfig, ModelConfig, RoutedConfig
+from ostinato.config.model import ModelConfig, RoutedConfig
 from ostinato.errors import ConfigError
 from ostinato.tasks.recipes import find_recipe, list_recipes, load_recipe, recipes_directory
 from ostinato.tasks.registry import task_problems
@@ -23,9 +23,7 @@ def sized(name: str) -> ModelConfig:
     """The recipe's model with the vocabulary its task has (subwords: the size asked for)."""
     recipe = load_recipe(name)
     source, target = VOCABULARIES.get(name.split("/")[0], (recipe.data.tokenizer.vocab_size,) * 2)
-    if isinstance(recipe.model, LanguageModelConfig):
-        return recipe.model.model_copy(update={"vocab_size": target})
-    return recipe.model.model_copy(update={"source_vocab_size": source, "target_vocab_size": target})
+    return recipe.model.model_copy(update=recipe.model.vocabulary_sizes(source, target))
 
 
 def test_the_promised_recipes_are_there() -> None:

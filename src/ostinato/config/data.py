@@ -94,7 +94,7 @@ class DataConfig(Config):
     max_target_length: Size = 1024
     block_length: Size | None = None
     """Texts are packed into blocks of so many tokens, an end symbol after each text; None: a text is a row of its own.
-    Every block begins with the begin symbol."""
+    Every block begins with the begin symbol; a text may then be longer than max_target_length."""
     mixture: MixtureConfig | None = None
     """How often each data set of a mixture is drawn in training; None: every example once an epoch. Blocks hold texts
     of one data set only."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -58,6 +59,8 @@ def encode_rows(
         yield from _of_head(examples, tokenizers, data, encode, training, name)
         return
     joins = config.joins_pairs
+    if data.block_length is not None:  # Blocks have their length; a text may have any.
+        data = data.model_copy(update={"max_target_length": sys.maxsize})
     rows = _of_texts(examples, tokenizers, data, training=training, name=name, joins_pairs=joins)
     objective = objective_of(config, data, tokenizers)
     hidden = _as_labelled(rows, reads_whole=config.reads == "masked") if objective or data.block_length else rows
