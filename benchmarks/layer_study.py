@@ -78,7 +78,7 @@ def _cell(
             print(f"    {phase}, {row['name']}: {1e3 * row['median_s']:.2f} ms", flush=True)
             yield {"kind": "time"} | row
     for one in present:
-        if one.parameters and stopwatch.device.type == "cpu":
+        if one.parameters and BOTH in one.calls and stopwatch.device.type == "cpu":
             yield {"kind": "memory", "name": one.name, "role": one.role} | _memory(one)
     if more is not None:
         yield from more(cell, present)

@@ -43,7 +43,9 @@ def realised(p: float) -> float:
 
 def draws_bytes(p: float, device: torch.device, draws: Draws = "auto") -> bool:
     """Return whether elements are dropped by bytes rather than by torch's own dropout."""
-    return draws == "auto" and device.type == "cpu" and 0.0 < realised(p) < 1.0
+    # What is compiled makes its own numbers, inside the operations around them.
+    is_free = draws == "auto" and not torch.compiler.is_compiling()
+    return is_free and device.type == "cpu" and 0.0 < realised(p) < 1.0
 
 
 def draw_kept(shape: tuple[int, ...] | torch.Size, p: float, device: torch.device, draws: Draws = "auto") -> Kept:
