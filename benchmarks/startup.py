@@ -25,13 +25,13 @@ from typing import Any
 
 import torch
 from common import effort, parser, save
-from layer_study import Row, conditions
+from layer_study import Row, conditions, numbered, read_runs
 from layer_tables import Run, Verdict, pick, times, verdict_table
 from layers import timing
 
 from ostinato.evaluation.loading import resolve_device
 from ostinato.experiments.environment import describe_environment
-from ostinato.experiments.results import markdown, read_rows
+from ostinato.experiments.results import markdown
 from ostinato.experiments.timing import Stopwatch, interleave
 from ostinato.training.threads import cpu_threads
 from ostinato.version import __version__
@@ -177,11 +177,13 @@ def report(runs: Sequence[Run], judged: Sequence[Verdict]) -> str:
 
 def main(given: Sequence[str] | None = None) -> None:
     args = arguments(given)
-    runs = [read_rows(path) for path in args.read] if args.read else [measure(args)]
-    measured = [[row for row in run if row["kind"] != "verdict"] for run in runs]
-    judged = verdicts(measured)
+    if args.read:
+        runs = read_runs(args.read)
+    else:
+        runs = [measure(args)]
+    judged = verdicts(runs)
     rows = [{"study": "startup"} | verdict.row() for verdict in judged]
-    save([*(row for run in measured for row in run), *rows], report(measured, judged), args.out)
+    save([*numbered(runs), *rows], report(runs, judged), args.out)
 
 
 if __name__ == "__main__":

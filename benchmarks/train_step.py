@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from common import parser, save
 from layer_parts import parts
-from layer_study import Row, run_cells
+from layer_study import Row, numbered, read_runs, run_cells
 from layers import Absent, Contestant
 from live_memory import peak_bytes
 from torch import Tensor
@@ -31,7 +31,6 @@ from update_report import LIMIT, OURS, SPARSE, report, verdicts
 from ostinato.config.model import Seq2SeqConfig
 from ostinato.config.training import TrainingConfig
 from ostinato.data.batch import Batch
-from ostinato.experiments.results import read_rows
 from ostinato.experiments.workloads import Bench, Candidate, Workload, random_batch
 
 _EXPERTS = {"kind": "experts", "share": "all", "n_experts": 16, "k": 4, "router": {"kind": "mlp"}}
@@ -235,14 +234,13 @@ def _purpose(name: str, sizes: list[list[int]], direction: str) -> str:
 def main(given: Sequence[str] | None = None) -> None:
     args = arguments(given)
     if args.read:
-        runs = [read_rows(path) for path in args.read]
+        runs = read_runs(args.read)
     else:
         build = partial(contestants, args)
         runs = [run_cells("train_step", cells(args), build, args, partial(more, args), [UPDATE])]
-    measured = [[row for row in run if row["kind"] != "verdict"] for run in runs]
-    judged = verdicts(measured)
+    judged = verdicts(runs)
     rows = [{"study": "train_step"} | verdict.row() for verdict in judged]
-    save([*(row for run in measured for row in run), *rows], report(measured, judged), args.out)
+    save([*numbered(runs), *rows], report(runs, judged), args.out)
 
 
 if __name__ == "__main__":

@@ -129,3 +129,24 @@ def test_the_command_and_the_script_reach_their_first_updates(script: Script, tm
     for call in study.calls(tmp_path, "quick", 1).values():
         call()
     assert sys.executable
+
+
+def test_the_document_shows_what_its_results_say(script: Script, tmp_path: Path) -> None:
+    document, study = script("speed_document"), script("train_step")
+    (tmp_path / "docs" / "results").mkdir(parents=True)
+    out = tmp_path / "docs" / "results" / "train-step"
+    study.main(["--quick", "--threads", "1", "--dropouts", "0", "--families", "sparse", "--out", str(out)])
+    text = "# Speed\n\n<!-- begin train-step -->\nold\n<!-- end train-step -->\nAfter.\n"
+    (tmp_path / "docs" / "speed.md").write_text(text)
+    with pytest.raises(SystemExit, match="not what its results say"):
+        document.main(["--check", "--root", str(tmp_path)])
+    document.main(["--root", str(tmp_path)])
+    document.main(["--check", "--root", str(tmp_path)])
+    written = (tmp_path / "docs" / "speed.md").read_text()
+    assert "old" not in written
+    assert "| sparse, dropout 0: time / dense | 1.45 |" in written
+    assert written.endswith("<!-- end train-step -->\nAfter.\n")
+
+
+def test_the_tables_of_the_speed_document_are_up_to_date(script: Script) -> None:
+    script("speed_document").main(["--check"])
