@@ -72,6 +72,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     options.add_argument("--families", nargs="+", choices=FAMILIES, default=list(FAMILIES), help="default: all")
     options.add_argument("--without", nargs="+", default=[], metavar="NAME", help="leave these contestants out")
     options.add_argument("--compiled", action="store_true", help="also ours with training.compile (a minute each)")
+    options.add_argument("--no-memory", action="store_true", help="leave memory out, which every run finds the same")
     options.add_argument("--profile", action="store_true", help="also where the time of ours goes")
     options.add_argument("--read", type=Path, nargs="+", metavar="JSONL", help="measure nothing: judge these runs")
     return options.parse_args(given)
@@ -185,7 +186,7 @@ FAMILIES = {"dense": _dense, "sparse": _sparse}
 
 def more(args: argparse.Namespace, cell: Cell, present: Sequence[Contestant]) -> Iterator[Row]:
     """Yield the memory of every update, gradients included, and where asked for the parts of the time of ours."""
-    for one in present:
+    for one in [] if args.no_memory else present:
         if one.parameters and one.parameters[0].device.type == "cpu":
             live = peak_bytes(one.calls[UPDATE], tuple)
             yield {"kind": "memory", "name": one.name, "role": one.role, "live_bytes": live}
