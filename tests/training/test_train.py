@@ -19,6 +19,7 @@ from ostinato.errors import CheckpointError, TrainingError
 from ostinato.evaluation import evaluate
 from ostinato.evaluation.loading import load
 from ostinato.models import Seq2Seq
+from ostinato.nn.linear import Linear
 from ostinato.tasks.recipes import load_recipe
 from ostinato.training import SilentReporter, session, train, update
 
@@ -273,15 +274,15 @@ def test_bfloat16_runs_matrix_products_in_bfloat16_and_keeps_float32_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: set[torch.dtype] = set()
-    original = torch.nn.Linear.forward
+    original = Linear.forward
 
-    def forward(self: torch.nn.Linear, x: Tensor) -> Tensor:
+    def forward(self: Linear, x: Tensor) -> Tensor:
         out = original(self, x)
         if torch.is_grad_enabled():
             seen.add(out.dtype)
         return out
 
-    monkeypatch.setattr(torch.nn.Linear, "forward", forward)
+    monkeypatch.setattr(Linear, "forward", forward)
     train(tiny_recipe(tmp_path, precision="bfloat16"), tmp_path / "low")
     assert seen == {torch.bfloat16}
     monkeypatch.undo()
