@@ -86,8 +86,9 @@ def _print_task(described: dict[str, Any]) -> None:
     if described["by"]:
         say(f"reported by: {', '.join(described['by'])}")
     for file in described["files"]:
-        where = f"{file['repo']}/{file['path']} at {file['commit'][:10]}"
-        say(f"file: {where}, {number(file['n_bytes'])} bytes, {file['licence']}")
+        where = file["url"] or f"{file['repo']}/{file['path']} at {file['commit'][:10]}"
+        size = f"{number(file['n_bytes'])} bytes" if file["n_bytes"] else "size not known"
+        say(f"file: {where}, {size}, {file['licence']}")
     for example in described["examples"]:
         say()
         for key, value in example.items():

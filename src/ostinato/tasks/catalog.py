@@ -28,7 +28,7 @@ class TaskEntry:
         name: its `task.kind`.
         origin: where the data comes from.
         splits, metrics: by name; empty for files of the user's own that are not named yet.
-        n_bytes: size of the download.
+        n_bytes: size of the download, without files whose size is not known.
         licence: of the downloaded files.
         summary: first line of its protocol.
     """
@@ -65,7 +65,7 @@ def _entry(name: str) -> TaskEntry:
         origin=origin(task),
         splits=tuple(task.splits()),
         metrics=tuple(task.metrics),
-        n_bytes=sum(file.n_bytes for file in files),
+        n_bytes=sum(file.n_bytes or 0 for file in files),
         licence=", ".join(licences),
         summary=summary,
     )

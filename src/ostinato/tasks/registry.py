@@ -17,6 +17,8 @@ from ostinato.tasks.algorithmic import AlgorithmicTask
 from ostinato.tasks.base import Task, TaskConfig
 from ostinato.tasks.cogs import CogsTask
 from ostinato.tasks.files import FilesTask
+from ostinato.tasks.learning_to_execute import LearningToExecuteTask
+from ostinato.tasks.listops import ListOpsTask
 from ostinato.tasks.logical_inference import LogicalInferenceTask
 from ostinato.tasks.relay import RelayTask
 from ostinato.tasks.scan import ScanTask
@@ -29,6 +31,8 @@ TASKS: dict[str, type[Task]] = {
     "algorithmic": AlgorithmicTask,
     "cogs": CogsTask,
     "files": FilesTask,
+    "learning_to_execute": LearningToExecuteTask,
+    "listops": ListOpsTask,
     "logical_inference": LogicalInferenceTask,
     "relay": RelayTask,
     "scan": ScanTask,
