@@ -20,6 +20,8 @@ from ostinato.tasks.files import FilesTask
 from ostinato.tasks.learning_to_execute import LearningToExecuteTask
 from ostinato.tasks.listops import ListOpsTask
 from ostinato.tasks.logical_inference import LogicalInferenceTask
+from ostinato.tasks.passivization import PassivizationTask
+from ostinato.tasks.pcfg_set import PcfgSetTask
 from ostinato.tasks.relay import RelayTask
 from ostinato.tasks.scan import ScanTask
 from ostinato.tasks.translation import TranslationTask
@@ -34,6 +36,8 @@ TASKS: dict[str, type[Task]] = {
     "learning_to_execute": LearningToExecuteTask,
     "listops": ListOpsTask,
     "logical_inference": LogicalInferenceTask,
+    "passivization": PassivizationTask,
+    "pcfg_set": PcfgSetTask,
     "relay": RelayTask,
     "scan": ScanTask,
     "translation": TranslationTask,
