@@ -86,11 +86,17 @@ def test_only_generated_tasks_call_themselves_so():
     assert not build("translation").is_generated
 
 
-def test_every_published_file_has_a_full_hash_and_a_number_of_rows():
+NEVER_AT_HAND = {"data/passiv_en_nps/passiv_en_nps.train", "data/pcfgset/pcfgset/train.src"}
+"""Published files whose hash nobody here knows."""
+
+
+def test_every_published_file_has_an_address_a_licence_and_a_number_of_rows_and_nearly_all_a_hash():
     files = [file for name in set(TASKS) - {"files"} for file in build(name).files()]
-    assert len(files) == 2 + 5 + 20 + 10
+    assert len(files) > 40
+    assert {file.path for file in files if file.sha256 is None} == NEVER_AT_HAND
     for file in files:
-        assert len(file.sha256) == 64
+        assert file.sha256 is None or len(file.sha256) == 64
+        assert (file.n_bytes is None) <= (file.sha256 is None)
         assert len(file.commit) == 40
         assert file.n_rows
         assert file.licence
