@@ -17,6 +17,7 @@ from ostinato.tasks.algorithmic import AlgorithmicTask
 from ostinato.tasks.base import Task, TaskConfig
 from ostinato.tasks.cogs import CogsTask
 from ostinato.tasks.files import FilesTask
+from ostinato.tasks.geoquery import GeoQueryTask
 from ostinato.tasks.learning_to_execute import LearningToExecuteTask
 from ostinato.tasks.listops import ListOpsTask
 from ostinato.tasks.logical_inference import LogicalInferenceTask
@@ -33,6 +34,7 @@ TASKS: dict[str, type[Task]] = {
     "algorithmic": AlgorithmicTask,
     "cogs": CogsTask,
     "files": FilesTask,
+    "geoquery": GeoQueryTask,
     "learning_to_execute": LearningToExecuteTask,
     "listops": ListOpsTask,
     "logical_inference": LogicalInferenceTask,
