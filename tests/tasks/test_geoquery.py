@@ -111,7 +111,7 @@ def test_dev_is_cut_from_train_where_there_is_none(open_geoquery) -> None:
     cut = [{e.columns["id"] for e in task.examples(part)} for part in ("train", "dev")]
     assert cut[0] | cut[1] == whole
     assert not cut[0] & cut[1]
-    with pytest.raises(ConfigError, match="task.dev_fraction above 0"):
+    with pytest.raises(ConfigError, match=r"task\.dev_fraction above 0"):
         open_geoquery("standard", dev_fraction=0).examples("dev")
 
 
