@@ -86,7 +86,12 @@ def test_only_generated_tasks_call_themselves_so():
     assert not build("translation").is_generated
 
 
-NEVER_AT_HAND = {"data/passiv_en_nps/passiv_en_nps.train", "data/pcfgset/pcfgset/train.src"}
+NEVER_AT_HAND = {
+    "data/passiv_en_nps/passiv_en_nps.train",
+    "data/pcfgset/pcfgset/train.src",
+    "cfq1.1.tar.gz",
+    "mcwq/official/mcd1/train.en.txt",
+}
 """Published files whose hash nobody here knows."""
 
 
@@ -98,5 +103,6 @@ def test_every_published_file_has_an_address_a_licence_and_a_number_of_rows_and_
         assert file.sha256 is None or len(file.sha256) == 64
         assert (file.n_bytes is None) <= (file.sha256 is None)
         assert len(file.commit) == 40
-        assert file.n_rows
+        # bAbI's files hold facts and questions: its task counts the questions.
+        assert file.n_rows or "/babi/" in file.path
         assert file.licence

@@ -14,6 +14,7 @@ from ostinato.config.recipe import TaskRef
 from ostinato.config.schema import describe
 from ostinato.errors import ConfigError, Problem
 from ostinato.tasks.algorithmic import AlgorithmicTask
+from ostinato.tasks.babi import BabiTask
 from ostinato.tasks.base import Task, TaskConfig
 from ostinato.tasks.cfq import CfqTask
 from ostinato.tasks.cogs import CogsTask
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 TASKS: dict[str, type[Task]] = {
     "algorithmic": AlgorithmicTask,
+    "babi": BabiTask,
     "cfq": CfqTask,
     "cogs": CogsTask,
     "files": FilesTask,
