@@ -102,6 +102,7 @@ def test_every_published_row_of_every_split_is_made(open_geoquery, oracle, split
         rows = oracle(f"geoquery_funql/{name}_{part}")
         made = [(example.source, example.target, example.columns["id"]) for example in task.examples(part)]
         assert made == [(row["source"], row["target"], row["id"]) for row in rows]
+        assert task.published_sizes()[part] == len(rows)
 
 
 def test_dev_is_cut_from_train_where_there_is_none(open_geoquery) -> None:

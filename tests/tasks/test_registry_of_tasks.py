@@ -106,3 +106,14 @@ def test_every_published_file_has_an_address_a_licence_and_a_number_of_rows_and_
         # bAbI's files hold facts and questions: its task counts the questions.
         assert file.n_rows or "/babi/" in file.path
         assert file.licence
+
+
+@pytest.mark.parametrize(("kind", "settings"), [("cogs", {}), ("scan", {}), ("logical_inference", {}), ("babi", {})])
+def test_the_sizes_are_those_that_were_published(open_published, kind, settings):
+    task = open_published(kind, **settings)
+    sizes = {split: sum(1 for _ in task.examples(split)) for split in task.splits()}
+    published = task.published_sizes()
+    if "dev" not in published:  # cut from train here
+        sizes["train"] += sizes["dev"]
+    assert published
+    assert {split: sizes[split] for split in published} == published

@@ -81,7 +81,9 @@ def _print_task(described: dict[str, Any]) -> None:
     say()
     say(described["protocol"])
     say()
-    print_table(["split", "examples"], list(described["sizes"].items()))
+    published = described["published"]
+    columns = ["split", "examples", *(["published"] if published else [])]
+    print_table(columns, [[s, n, *([published.get(s)] if published else [])] for s, n in described["sizes"].items()])
     say(f"metrics: {', '.join(described['metrics'])}")
     if described["by"]:
         say(f"reported by: {', '.join(described['by'])}")

@@ -150,6 +150,11 @@ class BabiTask(Task):
         """Explain that dev is cut from train."""
         return "bAbI has no validation set: task.dev_fraction above 0 cuts one from train" if split == "dev" else None
 
+    def published_sizes(self) -> dict[str, int]:
+        """Return the sizes of the chosen tasks, train with the dev set that is cut from it here."""
+        n_tasks = len(self._chosen)
+        return {"train": n_tasks * _SIZES[self.config.size], "test": n_tasks * _N_TEST}
+
     @property
     def _chosen(self) -> Sequence[int]:
         return range(1, len(NAMES) + 1) if self.config.number is None else (self.config.number,)

@@ -83,6 +83,13 @@ class Task(ABC):
     def splits(self) -> tuple[str, ...]:
         """Return the names of the splits, the training split first."""
 
+    def published_sizes(self) -> dict[str, int]:
+        """Return how many examples the splits were published with, by split; those that nobody states are left out.
+
+        A split that loses a part to `dev` here has the number it was published with.
+        """
+        return {}
+
     def examples(self, split: str) -> Iterator[Example]:
         """Return the examples of one split, always in the same order.
 

@@ -116,6 +116,7 @@ def describe_task(task: Task) -> dict[str, Any]:
         "protocol": protocol(type(task)),
         "settings": task.config.model_dump(mode="json"),
         "sizes": {split: sum(1 for _ in task.examples(split)) for split in splits},
+        "published": task.published_sizes(),
         "metrics": list(task.metrics),
         "by": list(task.by),
         "files": [asdict(file) for file in task.files()],

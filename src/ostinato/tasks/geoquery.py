@@ -40,6 +40,19 @@ _SPLITS = {
     "tmcd_3": ("csl", "tmcd_3", 7861, "49793305f646a1cd9993f65e91cdd53292219d4e3285dc6db598093a4049bec6"),
 }
 """Library, name, bytes and SHA-256 of the lists of rows that make up every split."""
+_SIZES: dict[str, tuple[int, ...]] = {
+    "standard": (600, 280),
+    "nqg_length": (440, 440),
+    "nqg_template": (441, 439),
+    "nqg_tmcd": (440, 440),
+    "length": (440, 110, 330),
+    "template_1": (438, 110, 332),
+    "template_2": (439, 110, 331),
+    "template_3": (440, 110, 330),
+    "tmcd_1": (440, 110, 330),
+    "tmcd_2": (440, 110, 330),
+    "tmcd_3": (440, 110, 330),
+}
 Split = Literal[
     "standard",
     "nqg_length",
@@ -109,6 +122,11 @@ class GeoQueryTask(Task):
     def why_missing(self, split: str) -> str | None:
         """Explain that dev is cut from train."""
         return "this split has no dev set: task.dev_fraction above 0 cuts one from train" if split == "dev" else None
+
+    def published_sizes(self) -> dict[str, int]:
+        """Return the sizes of the split; train with the dev set that is cut from it where none is published."""
+        parts = ("train", "dev", "test") if self._has_published_dev else ("train", "test")
+        return dict(zip(parts, _SIZES[self.config.split], strict=True))
 
     @property
     def _has_published_dev(self) -> bool:

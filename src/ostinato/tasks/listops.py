@@ -92,6 +92,10 @@ class ListOpsTask(Task):
         """Explain that the arena has one range of lengths."""
         return "task.version=small has it" if split == "long" else None
 
+    def published_sizes(self) -> dict[str, int]:
+        """Return the sizes of the Long Range Arena."""
+        return {"train": 96_000, "dev": 2_000, "test": 2_000} if self.config.version == "lra" else {}
+
     @property
     def _version(self) -> _Version:
         return _VERSIONS[self.config.version]

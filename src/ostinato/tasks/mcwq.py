@@ -74,6 +74,10 @@ class McwqTask(Task):
         """Return train, dev and test."""
         return _PARTS
 
+    def published_sizes(self) -> dict[str, int]:
+        """Return the sizes of the split."""
+        return {part: _PUBLISHED[f"{self.config.split}/{part}"][0] for part in _PARTS}
+
     def _examples(self, split: str) -> Iterator[Example]:
         file = _remote(self.config.split, split, self.config.language)
         for path, number, line in self._published(file):

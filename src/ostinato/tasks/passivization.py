@@ -95,6 +95,10 @@ class PassivizationTask(Task):
         """Return train, dev, test and gen."""
         return tuple(_SIZES)
 
+    def published_sizes(self) -> dict[str, int]:
+        """Return the sizes of the files."""
+        return dict(_SIZES)
+
     def _examples(self, split: str) -> Iterator[Example]:
         if self.config.origin == "generated":
             yield from self._generated[split]

@@ -161,6 +161,11 @@ class PcfgSetTask(Task):
         """Explain that only substitutivity has synonyms."""
         return "task.split=substitutivity_equal has it" if split == "test_twin" else None
 
+    def published_sizes(self) -> dict[str, int]:
+        """Return the sizes of the files, dev with what it loses here."""
+        rows = {split: _PUBLISHED[f"{self._stem(split)}.src"][0] for split in self.splits()}
+        return {split: n for split, n in rows.items() if n is not None}
+
     def _stem(self, split: str) -> str:
         folder = _FOLDERS["iid" if split == "dev" else self.config.split]
         return f"{folder}/{split}"
