@@ -84,6 +84,8 @@ def _print_task(described: dict[str, Any]) -> None:
     published = described["published"]
     columns = ["split", "examples", *(["published"] if published else [])]
     print_table(columns, [[s, n, *([published.get(s)] if published else [])] for s, n in described["sizes"].items()])
+    for split, found in described["overlap"].items():
+        say(f"{split}: {number(found['n_seen_sources'])} of {number(found['n'])} sources are in train")
     say(f"metrics: {', '.join(described['metrics'])}")
     if described["by"]:
         say(f"reported by: {', '.join(described['by'])}")
