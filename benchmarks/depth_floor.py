@@ -21,7 +21,7 @@ from ostinato.plan import Step, Use
 
 Look = Callable[[Step, Attention, Tensor, int], tuple[Tensor, Tensor, Visibility]]
 """From a round's keys and values and its number of rows to all that there are to see, by head, and which of them."""
-Memory = Callable[[Use, Attention], tuple[Tensor, Tensor]]
+Memory = Callable[[Use, Attention], Tensor]
 
 
 class DepthFloor:
@@ -68,7 +68,7 @@ class DepthFloor:
         def look(step: Step, attention: Attention, kv: Tensor, n: int) -> tuple[Tensor, Tensor, Visibility]:
             seen[:] = [torch.cat([kv, seen[0][kv.shape[0] :]]) if kv.shape[0] < B else kv]
             # Later tokens may be deeper, and look at this column of all sentences.
-            k, v = cache.self_kv.setdefault(step.index, KeyValues()).append(*attention.key_value_heads(seen[0]))
+            k, v = cache.self_kv.setdefault(step.index, KeyValues()).append(attention.key_value_heads(seen[0]))
             return k[:n], v[:n], Visibility()
 
         memory = _projected(cache.memory_BSD, cache.cross_kv)
@@ -128,12 +128,12 @@ def _as_it_is(states: Tensor) -> Tensor:
     return states
 
 
-def _projected(memory_BSD: Tensor | None, known: dict[str, tuple[Tensor, Tensor]]) -> Memory:
+def _projected(memory_BSD: Tensor | None, known: dict[str, Tensor]) -> Memory:
     """Return a function that projects the memory once per parameter set."""
 
-    def memory(use: Use, attention: Attention) -> tuple[Tensor, Tensor]:
+    def memory(use: Use, attention: Attention) -> Tensor:
         if use.weights not in known:
-            known[use.weights] = attention.key_value_heads(attention.keys_values(memory_BSD))
+            known[use.weights] = attention.key_value_heads(attention.keys_values(memory_BSD)).contiguous()
         return known[use.weights]
 
     return memory

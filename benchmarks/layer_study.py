@@ -41,11 +41,13 @@ def run_cells(
     args: argparse.Namespace,
     more: More | None = None,
     phases: Sequence[str] = PHASES,
+    rest: float = 0.0,
 ) -> list[Row]:
     """Measure all phases of all cells and return the rows.
 
     Every row has study, kind, cell, version and environment. Kinds: time (see `layers.measure`), memory {name, role,
     live_bytes, gradient_bytes}, absent {name, reason}, and those of `more`, which sees the contestants of every cell.
+    `rest`: seconds before every timed call.
     """
     device = resolve_device(args.device)
     rows = []
@@ -57,7 +59,10 @@ def run_cells(
             torch.manual_seed(1)
             print(f"  {cell.key()}", flush=True)
             head = {"study": study, "cell": cell.key(), "version": __version__, "environment": environment}
-            rows += [head | row for row in _cell(cell, build(cell, device), share, Stopwatch(device), more, phases)]
+            rows += [
+                head | row
+                for row in _cell(cell, build(cell, device), share, Stopwatch(device, rest=rest), more, phases)
+            ]
     return rows
 
 
@@ -74,7 +79,8 @@ def _cell(
     for one in [*(one for one in found if isinstance(one, Absent)), *failed]:
         yield {"kind": "absent", "name": one.name, "reason": one.reason}
     for phase in phases:
-        for row in measure(present, phase, share.next(), stopwatch, _announce(phase)):
+        able = [one for one in present if phase in one.calls]
+        for row in measure(able, phase, share.next(), stopwatch, _announce(phase)):
             print(f"    {phase}, {row['name']}: {1e3 * row['median_s']:.2f} ms", flush=True)
             yield {"kind": "time"} | row
     for one in present:

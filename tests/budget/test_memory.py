@@ -30,9 +30,11 @@ def _seq2seq(share: str = "individual", **settings: Any) -> Seq2SeqConfig:
     )
 
 
-def test_keys_and_values_are_held_per_step_and_room_is_made_by_32_positions() -> None:
+def test_keys_and_values_are_held_per_step_room_is_made_by_32_positions_and_hypotheses_move_between_two_buffers() -> (
+    None
+):
     at = {n: count_bytes(_language_model(), 0, n, batch_size=5, beam=4).cache for n in (1, 32, 33)}
-    assert at[1] == at[32] == 4 * 3 * 2 * 5 * 4 * I * 32
+    assert at[1] == at[32] == 2 * 4 * 3 * 2 * 5 * 4 * I * 32
     assert at[33] == 2 * at[32]
     shared = _language_model(self_attention={"n_heads": 2, "d_head": 4, "share": "all"})
     assert count_bytes(shared, 0, 32, batch_size=5, beam=4).cache == at[32]
@@ -48,7 +50,7 @@ def test_keys_and_values_of_the_source_are_held_per_set_and_never_per_hypothesis
     assert parts["individual", 1]["decoder.cross_attention"] == 3 * one_set
     assert parts["all", 1]["decoder.cross_attention"] == parts["all", 5]["decoder.cross_attention"] == one_set
     assert parts["all", 5]["memory"] == 4 * 2 * 11 * D
-    assert parts["all", 5]["decoder.self_attention"] == 5 * parts["all", 1]["decoder.self_attention"]
+    assert parts["all", 5]["decoder.self_attention"] == 2 * 5 * parts["all", 1]["decoder.self_attention"]
 
 
 def test_a_convolution_holds_the_inputs_it_will_see_again() -> None:

@@ -43,7 +43,8 @@ def model_with(
     model = build_model(LanguageModelConfig(d_model=4, dropout=0.0, vocab_size=V, decoder=decoder)).double().eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            parameter.normal_(std=gate_std if "halting" in name else 0.6)
+            # Drawn in the order of the numbers, not as they lie in memory.
+            parameter.copy_(torch.empty(parameter.shape).double().normal_(std=gate_std if "halting" in name else 0.6))
     assert isinstance(model, LanguageModel)
     return model
 

@@ -4,7 +4,8 @@
     activations  what autograd keeps from a forward pass for the backward pass: `ostinato.budget.activations`
     cache        what decoding holds once every hypothesis has `target_length` tokens, in float32 (decoding does not
                  autocast), with N sentences, K hypotheses each, S source tokens, I = n_heads d_head:
-                     self-attention, per STEP              2 N K I ceil(target_length / 32) 32    (room is made by 32)
+                     self-attention, per STEP              2 N K I ceil(target_length / 32) 32    (room is made by 32),
+                                                           twice for K > 1: hypotheses move between two buffers
                      separable convolution, per STEP       N K (D (kernel_in - 1) + F (kernel_out - 1))
                      cross-attention, per PARAMETER SET    2 N I S    (never per hypothesis)
                      encoder output                        N S D
@@ -13,7 +14,8 @@
 Sharing weights over depth saves bytes of weights, and of the cache those of cross-attention; keys and values of
 self-attention and activations are as many as without it.
 
-Not counted: gradients (as many bytes as weights) and optimiser (Adam: twice as many), the logits themselves, buffers of
+Not counted: the copies of weights that decoding on a CPU makes (`ostinato.kernels.packed`; as many bytes as those
+weights), gradients (as many bytes as weights) and optimiser (Adam: twice as many), the logits themselves, buffers of
 matrix products, tensors that live within one operation, padding and its masks, allocator and process. Activations are
 those of torch's CPU kernels; GPU kernels keep other masks of dropout and drop attention weights without keeping them,
 and are not tested here.
@@ -104,6 +106,7 @@ def _cache(
 ) -> dict[str, int]:
     """Return the bytes of a decoding cache by part: ``<stack>.<kind>`` and ``memory`` (the encoder's output)."""
     rows, numbers = n_sentences * beam, Counter[str]()
+    buffers = 1 if beam == 1 else 2
     room = -(-lengths["decoder"] // CACHE_BLOCK) * CACHE_BLOCK
     memory = n_sentences * lengths.get("encoder", 0)
     numbers["memory"] = memory * config.d_model
@@ -115,7 +118,7 @@ def _cache(
         match planned.sub:
             # Experts share keys and values, so that attention with experts holds as much as without.
             case AttentionConfig() as attention if planned.use.kind == "self_attention":
-                numbers[part] += 2 * rows * inner_width(attention, config.d_model) * room
+                numbers[part] += buffers * 2 * rows * inner_width(attention, config.d_model) * room
             case AttentionConfig() as attention if weights not in projected:
                 numbers[part] += 2 * memory * inner_width(attention, config.d_model)
                 projected.add(weights)

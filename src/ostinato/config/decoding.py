@@ -45,6 +45,8 @@ class DecodingConfig(Config):
     temperature: Annotated[float, Field(gt=0)] = 1.0
     top_k: Size | None = None
     seed: Annotated[int, Field(ge=0)] = 0
+    pack_weights: bool = True
+    """On a CPU, search with copies of the weights in the form it multiplies by fastest, in as much memory again."""
 
     def problems(self, path: str = "") -> Iterator[Problem]:
         """A beam is for beam search, and a search must be allowed to write something."""

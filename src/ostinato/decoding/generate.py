@@ -169,7 +169,7 @@ class _Answerer:
         given = {row.index: row.target_ids for row in rows}
         found: dict[int, Generation] = {}
         budget = max(1, self.data.eval_tokens_per_batch // self.config.beam)
-        with inference(self.model):
+        with inference(self.model, packs_weights=self.config.pack_weights):
             for batch in evaluation_batches(rows, budget, window=max(1, len(rows))):
                 begun = [[BOS_ID, *given[index]] for index in batch.indices]
                 prefix = left_padded(begun, self.model.device) if any(len(ids) > 1 for ids in begun) else None

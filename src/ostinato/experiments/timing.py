@@ -65,6 +65,7 @@ class Stopwatch:
         device: where the work is done.
         now: a clock in seconds.
         waits: the seconds every thread of this process has waited for a core so far, by thread.
+        rest: seconds that pass before a call, for threads that still look for work after another's to fall asleep.
     """
 
     def __init__(
@@ -72,12 +73,14 @@ class Stopwatch:
         device: torch.device,
         now: Callable[[], float] = time.perf_counter,
         waits: Callable[[], dict[str, float]] | None = None,
+        rest: float = 0.0,
     ) -> None:
-        self.device, self._now, self._waits = device, now, waits or thread_waits
+        self.device, self._now, self._waits, self._rest = device, now, waits or thread_waits, rest
 
     def time(self, call: Callable[[], object]) -> Lap:
         """Run a call and return how long it took."""
         self._wait_for_device()
+        time.sleep(self._rest)
         before = self._waits()
         began = self._now()
         call()

@@ -11,6 +11,7 @@ from ostinato.kernels.choose import BackendChoice, choose_backend
 from ostinato.kernels.dispatch import Dispatch, combine, dispatch, gather
 from ostinato.kernels.feedforward import ExpertWeights, expert_feed_forward
 from ostinato.kernels.linear import routed_linear
+from ostinato.kernels.packed import PackedMatrix, lay_out, packing
 from ostinato.kernels.trial import Backend
 
 __all__ = [
@@ -19,11 +20,14 @@ __all__ = [
     "BackendChoice",
     "Dispatch",
     "ExpertWeights",
+    "PackedMatrix",
     "activate",
     "choose_backend",
     "combine",
     "dispatch",
     "expert_feed_forward",
     "gather",
+    "lay_out",
+    "packing",
     "routed_linear",
 ]

@@ -26,7 +26,7 @@ from ostinato.config.model import (
 )
 from ostinato.data.batch import Tokens
 from ostinato.errors import ConfigError, Problem
-from ostinato.kernels import BackendChoice
+from ostinato.kernels import BackendChoice, PackedMatrix, lay_out
 from ostinato.models.sub_layers import build_sub_layer
 from ostinato.nn.act import Act, ActUnit
 from ostinato.nn.bank import Banks
@@ -68,6 +68,7 @@ class Transformer(nn.Module):
         self.banks = Banks()
         self.stacks: dict[str, Stack] = {}
         self._temperatures: dict[str, float] = {}
+        self._packed_output = PackedMatrix(is_table=True)
         for name, stack in config.stacks().items():
             plan = stack.plan(name)
             self._fill_banks(plan, stack)
@@ -173,7 +174,7 @@ class Transformer(nn.Module):
 
     def logits(self, states: Float[Tensor, "*B D"]) -> Float[Tensor, "*B V"]:
         """Return float32 logits."""
-        return F.linear(states, self.output_projection).float()
+        return self._packed_output.product(states, self.output_projection).float()
 
     def _matrix(self, n_rows: int) -> nn.Parameter:
         weight_VD = nn.Parameter(torch.empty(n_rows, self.config.d_model))
@@ -189,9 +190,9 @@ class Transformer(nn.Module):
                 settings = stack.settings_of(use)
                 if isinstance(settings, RoutedConfig):
                     self._temperatures[router_name(use)] = settings.temperature
-                bank[use.weights] = build_sub_layer(
-                    settings, config.d_model, config.init, stack.n_steps, stack.norm.eps
-                )
+                module = build_sub_layer(settings, config.d_model, config.init, stack.n_steps, stack.norm.eps)
+                lay_out(module)
+                bank[use.weights] = module
             if use.norm is not None and use.norm not in self.banks.norm:
                 self.banks.norm[use.norm] = build_norm(stack.norm.kind, config.d_model, stack.norm.eps)
             if use.position is not None and use.position not in self.banks.relative:

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from ostinato.nn.linear import Linear
 from ostinato.nn.shapes import Bool, Float, Int, Tensor
 
 if TYPE_CHECKING:
@@ -92,11 +93,10 @@ class MultiHead:
         B, A, _ = q_BAI.shape
         return q_BAI.reshape(B, A * self.n_choices, self.n_heads, self.d_head).transpose(1, 2)
 
-    def key_value_heads(self, kv_BSI: Float[Tensor, "B S J"]) -> tuple[Tensor, Tensor]:
-        """Return keys and values by head, `[B, H, S, K]` each."""
+    def key_value_heads(self, kv_BSI: Float[Tensor, "B S J"]) -> Float[Tensor, "2 B H S K"]:
+        """Return keys and values by head."""
         B, S, _ = kv_BSI.shape
-        k, v = kv_BSI.view(B, S, 2, self.n_heads, self.d_head).permute(2, 0, 3, 1, 4).unbind(0)
-        return k, v
+        return kv_BSI.view(B, S, 2, self.n_heads, self.d_head).permute(2, 0, 3, 1, 4)
 
     def join_heads(self, x_BHQK: Float[Tensor, "B H Q K"]) -> Float[Tensor, "B A I"]:
         """Return what was read, heads and choices of a token side by side: the inverse of `query_heads`."""
@@ -163,8 +163,8 @@ class Attention(MultiHead, nn.Module):
         super().__init__()
         self.set_sizes(n_heads, d_head, dropout)
         # Rows: queries, keys, values. Cross-attention uses the first third on one side, the rest on the other.
-        self.qkv = nn.Linear(d_model, 3 * self.inner, bias=bias)
-        self.out = nn.Linear(self.inner, d_model, bias=bias)
+        self.qkv = Linear(d_model, 3 * self.inner, bias=bias)
+        self.out = Linear(self.inner, d_model, bias=bias)
 
     def route(self, x_ND: Float[Tensor, "N D"], weight_N: Tensor | None = None) -> Decision | None:
         """Return where every row goes; None: all run all weights."""
@@ -179,16 +179,12 @@ class Attention(MultiHead, nn.Module):
 
     def queries(self, x_ND: Float[Tensor, "N D"], decision: Decision | None = None) -> Float[Tensor, "N I"]:
         """Return queries."""
-        return self._part(x_ND, 0, 1)
+        return self.qkv.part(x_ND, 0, self.inner)
 
     def keys_values(self, x_ND: Float[Tensor, "*N D"]) -> Float[Tensor, "*N J"]:
         """Return keys and values side by side."""
-        return self._part(x_ND, 1, 3)
+        return self.qkv.part(x_ND, self.inner, 3 * self.inner)
 
     def output(self, x_NI: Float[Tensor, "N I"], decision: Decision | None = None) -> Float[Tensor, "N D"]:
         """Return the output of all heads."""
         return self.out(x_NI)  # type: ignore[no-any-return]
-
-    def _part(self, x: Tensor, start: int, end: int) -> Tensor:
-        rows = slice(start * self.inner, end * self.inner)
-        return F.linear(x, self.qkv.weight[rows], None if self.qkv.bias is None else self.qkv.bias[rows])

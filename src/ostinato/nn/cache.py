@@ -18,31 +18,48 @@ _BLOCK = 32
 
 
 class KeyValues:
-    """Keys and values of one step, `[B, H, S, K]` each, in a buffer that grows by blocks of positions."""
+    """Keys and values of one step, `[2, B, H, S, K]`, in a buffer that grows by blocks of positions.
+
+    Moving hypotheses is put off until the next positions come: then both take one copy, into a buffer without room to
+    spare. What attention reads is one stretch of memory then, which takes it less than half as long as reading
+    stretches with gaps. Two buffers take turns: fresh memory at every step would cost more than the copy.
+    """
 
     def __init__(self) -> None:
-        self._buffer_2BHSK: Tensor | None = None
+        self._kv_2BHSK: Tensor | None = None
+        self._spare: Tensor | None = None
+        self._rows_B: Tensor | None = None
         self.length = 0
 
-    def append(self, k_BHTK: Float[Tensor, "B H T K"], v_BHTK: Float[Tensor, "B H T K"]) -> tuple[Tensor, Tensor]:
+    def append(self, kv_2BHTK: Float[Tensor, "2 B H T K"]) -> Float[Tensor, "2 B H S K"]:
         """Add the keys and values of T new positions; return all of them."""
-        B, H, T, K = k_BHTK.shape
-        old, end = self._buffer_2BHSK, self.length + T
-        if old is None or old.shape[3] < end:
-            room = -(-end // _BLOCK) * _BLOCK
-            new = k_BHTK.new_empty(2, B, H, room, K)
-            if old is not None:
-                new[:, :, :, : self.length] = old[:, :, :, : self.length]
-            self._buffer_2BHSK = old = new
-        old[0, :, :, self.length : end] = k_BHTK
-        old[1, :, :, self.length : end] = v_BHTK
+        old, start = self._kv_2BHSK, self.length
+        end = start + kv_2BHTK.shape[3]
+        if old is None or self._rows_B is not None or old.shape[3] < end:
+            new = self._buffer(kv_2BHTK, end)
+            if old is not None and self._rows_B is not None:
+                torch.index_select(old[:, :, :, :start], 1, self._rows_B, out=new[:, :, :, :start])
+            elif old is not None:
+                new[:, :, :, :start] = old[:, :, :, :start]
+            self._kv_2BHSK, self._spare, self._rows_B = new, old, None
+            old = new
+        old[:, :, :, start:end] = kv_2BHTK
         self.length = end
-        return old[0, :, :, :end], old[1, :, :, :end]
+        return old[:, :, :, :end]
+
+    def _buffer(self, like_2BHTK: Tensor, end: int) -> Tensor:
+        """Return room for at least `end` positions: for no more where hypotheses move at every step."""
+        _, B, H, _, K = like_2BHTK.shape
+        room = -(-end // _BLOCK) * _BLOCK
+        memory, n = self._spare, 2 * B * H * room * K
+        if memory is None or memory.untyped_storage().nbytes() != n * memory.element_size():
+            memory = like_2BHTK.new_empty(n)
+        used = end if self._rows_B is not None else room
+        return memory.as_strided((2, B, H, used, K), (B * H * used * K, H * used * K, used * K, K, 1))
 
     def select(self, rows_B: Int[Tensor, "B"]) -> None:
-        """Keep these rows, in this order."""
-        if self._buffer_2BHSK is not None:
-            self._buffer_2BHSK = self._buffer_2BHSK.index_select(1, rows_B)
+        """Keep these rows, in this order, from the next positions on."""
+        self._rows_B = rows_B if self._rows_B is None else self._rows_B.index_select(0, rows_B)
 
 
 class Window:
@@ -90,7 +107,7 @@ class Cache:
     memory_BSD: Float[Tensor, "B S D"] | None = None
     memory_keep_BS: Bool[Tensor, "B S"] | None = None
     self_kv: dict[int, KeyValues] = field(default_factory=dict)
-    cross_kv: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    cross_kv: dict[str, Tensor] = field(default_factory=dict)
     windows: dict[int, tuple[Window, Window]] = field(default_factory=dict)
     n_steps: int | None = None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
@@ -112,8 +129,8 @@ class Cache:
 
     def expand(self, n_beams: int, n_sentences: int) -> None:
         """Turn one hypothesis a sentence into `n_beams` equal ones, side by side."""
-        rows = torch.arange(n_sentences, device=self.device).repeat_interleave(n_beams)
-        self.reorder(rows)
+        if n_beams > 1:
+            self.reorder(torch.arange(n_sentences, device=self.device).repeat_interleave(n_beams))
         self.n_beams = n_beams
 
     def keep(self, sentences_B: Int[Tensor, "B"]) -> None:
@@ -122,9 +139,6 @@ class Cache:
             self.memory_BSD = self.memory_BSD.index_select(0, sentences_B)
         if self.memory_keep_BS is not None:
             self.memory_keep_BS = self.memory_keep_BS.index_select(0, sentences_B)
-        self.cross_kv = {
-            name: (k_BHSK.index_select(0, sentences_B), v_BHSK.index_select(0, sentences_B))
-            for name, (k_BHSK, v_BHSK) in self.cross_kv.items()
-        }
+        self.cross_kv = {name: kv_2BHSK.index_select(1, sentences_B) for name, kv_2BHSK in self.cross_kv.items()}
         offsets = torch.arange(self.n_beams, device=sentences_B.device)
         self.reorder((sentences_B[:, None] * self.n_beams + offsets).flatten())

@@ -14,6 +14,7 @@ from torch import nn
 from ostinato.kernels import routed_linear
 from ostinato.nn.attention import MultiHead
 from ostinato.nn.experts import Decision, Routed
+from ostinato.nn.linear import Linear
 from ostinato.nn.routing import Gate, Router
 from ostinato.nn.shapes import Float, Tensor
 
@@ -44,7 +45,7 @@ class ExpertAttention(MultiHead, Routed):
         self.out_EID = nn.Parameter(torch.empty(gate.n_experts, self.inner, d_model))
         self.query_bias_EI = nn.Parameter(torch.zeros(gate.n_experts, self.inner)) if bias else None
         self.out_bias_ED = nn.Parameter(torch.zeros(gate.n_experts, d_model)) if bias else None
-        self.kv = nn.Linear(d_model, 2 * self.inner, bias=bias)
+        self.kv = Linear(d_model, 2 * self.inner, bias=bias)
 
     def queries_keys_values(
         self, x_ND: Float[Tensor, "N D"], decision: Decision | None = None

@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ostinato.kernels import Activation, activate
+from ostinato.nn.linear import Linear
 from ostinato.nn.shapes import Float, Tensor
 
 
@@ -25,8 +26,8 @@ class FeedForward(nn.Module):
         self.dropout = dropout
         self.is_gated = activation == "geglu"
         # The gate's rows stand before the linear branch's: one matmul for both.
-        self.up = nn.Linear(d_model, 2 * d_ff if self.is_gated else d_ff, bias=bias)
-        self.down = nn.Linear(d_ff, d_model, bias=bias)
+        self.up = Linear(d_model, 2 * d_ff if self.is_gated else d_ff, bias=bias)
+        self.down = Linear(d_ff, d_model, bias=bias)
 
     def route(self, x_ND: Float[Tensor, "N D"], weight_N: Tensor | None = None) -> None:
         """Return None: every row runs all weights."""

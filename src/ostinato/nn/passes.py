@@ -55,7 +55,7 @@ class Pass:
     memory_BSD: Tensor | None = None
     memory_visibility: Visibility = field(default_factory=Visibility)
     cache: Cache | None = None
-    cross_kv: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    cross_kv: dict[str, Tensor] = field(default_factory=dict)
     biases: dict[str, Tensor | None] = field(default_factory=dict)
     known: dict[KeysOf, Known] = field(default_factory=dict)
     last_uses: Mapping[KeysOf, int] = field(default_factory=dict)

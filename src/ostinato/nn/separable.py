@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ostinato.nn.cache import Window
+from ostinato.nn.linear import Linear
 from ostinato.nn.shapes import Bool, Float, Tensor
 
 
@@ -27,9 +28,9 @@ class SeparableConv(nn.Module):
         super().__init__()
         self.dropout = dropout
         self.taps_in_KD = _taps(kernel_in, d_model)
-        self.up = nn.Linear(d_model, d_ff, bias=bias)
+        self.up = Linear(d_model, d_ff, bias=bias)
         self.taps_out_KF = _taps(kernel_out, d_ff)
-        self.down = nn.Linear(d_ff, d_model, bias=bias)
+        self.down = Linear(d_ff, d_model, bias=bias)
 
     def forward(
         self,

@@ -284,10 +284,15 @@ class Stack:
         """
         attention = self.banks.attention(use.kind, use.weights)
         kv_MI = self._keys_values_of_columns(visible_ND, kv_NI, use, step, run, here)
-        k, v = attention.key_value_heads(kv_MI.view(here.rows.n_sentences, here.rows.n_columns, -1))
-        if (relation := self.banks.relation(use.position)) is not None:
-            k = relation.rotate(k, run.positions)
-        return (k, v) if run.cache is None else run.cache.self_kv.setdefault(step.index, KeyValues()).append(k, v)
+        kv_2BHTK = attention.key_value_heads(kv_MI.view(here.rows.n_sentences, here.rows.n_columns, -1))
+        k, v = kv_2BHTK.unbind(0)
+        relation = self.banks.relation(use.position)
+        seen = k if relation is None else relation.rotate(k, run.positions)
+        if run.cache is None:
+            return seen, v
+        new_2BHTK = kv_2BHTK if seen is k else torch.stack([seen, v])
+        k, v = run.cache.self_kv.setdefault(step.index, KeyValues()).append(new_2BHTK).unbind(0)
+        return k, v
 
     def _keys_values_of_columns(
         self, visible_ND: Tensor, kv_NI: Tensor | None, use: Use, step: Step, run: Pass, here: Here
@@ -349,12 +354,14 @@ class Stack:
 
     def _memory_keys_values(self, attention: Attention | ExpertAttention, use: Use, run: Pass) -> tuple[Tensor, Tensor]:
         """Project the memory once per parameter set, whatever the number of steps that use it."""
-        if (found := run.cross_kv.get(use.weights)) is None:
+        if use.weights not in run.cross_kv:
             if run.memory_BSD is None:
                 raise ValueError(f"the {self.plan.stack} has cross-attention but was given nothing to look at")
             found = attention.key_value_heads(attention.keys_values(run.memory_BSD))
-            run.cross_kv[use.weights] = found
-        return found
+            # Decoding reads them once a token: heads that lie apart are read twice as fast.
+            run.cross_kv[use.weights] = found if run.cache is None else found.contiguous()
+        k, v = run.cross_kv[use.weights].unbind(0)
+        return k, v
 
     def _static_bias(self, use: Use, run: Pass) -> Tensor | None:
         """Return a bias that depends on positions only, computed once a pass."""

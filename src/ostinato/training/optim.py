@@ -125,4 +125,6 @@ def load_optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer, t
         parameter = parameters.get(name)
         if parameter is None or (tensor.ndim and tensor.shape != parameter.shape):
             raise CheckpointError(f"the optimiser's state {key!r} fits no parameter of the model")
-        optimizer.state[parameter][quantity] = tensor.to(parameter.device)
+        # The fused optimisers read state and parameter side by side as they lie in memory.
+        like = torch.empty_like(parameter, dtype=tensor.dtype) if tensor.ndim else torch.empty_like(tensor)
+        optimizer.state[parameter][quantity] = like.copy_(tensor)

@@ -1,0 +1,24 @@
+"""Projections, whose products are as fast in decoding as the device allows."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from ostinato.kernels import PackedMatrix
+from ostinato.nn.shapes import Float, Tensor
+
+
+class Linear(nn.Linear):
+    """x W^T + b, or some of its outputs: `torch.nn.Linear`, with packed copies of W where nothing is learned."""
+
+    def __init__(self, in_features: int, out_features: int, *, bias: bool) -> None:
+        super().__init__(in_features, out_features, bias=bias)
+        self._packed = PackedMatrix()
+
+    def forward(self, input: Float[Tensor, "*N D"]) -> Float[Tensor, "*N F"]:
+        """Return all outputs."""
+        return self._packed.product(input, self.weight, self.bias)
+
+    def part(self, x: Float[Tensor, "*N D"], start: int, end: int) -> Float[Tensor, "*N P"]:
+        """Return outputs `start` to `end` only."""
+        return self._packed.product(x, self.weight, self.bias, slice(start, end))

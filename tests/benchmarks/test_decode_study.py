@@ -1,0 +1,62 @@
+"""The decoding study: that it runs, whom it compares, and how it judges."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+FOLDER = Path(__file__).parents[2] / "benchmarks"
+pytestmark = pytest.mark.skipif(not FOLDER.is_dir(), reason="benchmarks are not part of this distribution")
+Script = Callable[[str], ModuleType]
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> Script:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    return importlib.import_module
+
+
+def test_the_papers_models_are_timed_and_counted(
+    script: Script, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study, out = script("decode"), tmp_path / "decode"
+    study.main(["--quick", "--threads", "1", "--studies", "papers", "--out", str(out)])
+    rows = [json.loads(line) for line in out.with_suffix(".jsonl").read_text().splitlines()]
+    timed = {row["name"] for row in rows if row["kind"] == "time"}
+    assert timed == {"dense", "NoDec", "One Wide FFN", "universal", script("decode_report").HALF, "MoMHA + MoE"}
+    macs = {row["name"]: row["per_target_token"] for row in rows if row["kind"] == "macs"}
+    assert macs["universal"] == macs["dense"]
+    assert macs["NoDec"] < macs["dense"]
+    assert macs[script("decode_report").HALF] < macs["universal"]
+    assert out.with_suffix(".md").read_text() in capsys.readouterr().out
+
+
+@pytest.mark.skipif(importlib.util.find_spec("ctranslate2") is None, reason="ctranslate2 is not installed")
+def test_ctranslate2_gives_our_outputs_on_our_weights(script: Script) -> None:
+    study = script("decode")
+    (cell,) = study.cells(study.arguments(["--quick", "--studies", "peers"]))
+    present = [one for one in study.contestants(cell, torch.device("cpu")) if hasattr(one, "calls")]
+    equal = [row for row in study.more(cell, present) if row["kind"] == "equal"]
+    assert {row["phase"] for row in equal} == {"1:1", "3:2"}
+    assert all(row["equal"] == row["sentences"] for row in equal)
+
+
+def test_targets_are_judged_against_the_faster_model_of_transformers(script: Script) -> None:
+    report = script("decode_report")
+    cell = {"study": "peers", "vocabulary": 2000, "loads": [[1, 1]], "target_length": 64}
+
+    def row(name: str, seconds: float) -> dict[str, object]:
+        times = {"seconds": [seconds] * 6, "is_disturbed": [False] * 6, "median_s": seconds}
+        return {"kind": "time", "cell": cell, "phase": "1:1", "name": name, **times}
+
+    rows = [row("ours", 0.9), row("HF Marian", 2.0), row("HF T5", 1.0), row("CTranslate2", 0.5)]
+    first, second = report.verdicts([rows])
+    assert (first.measured, first.word, first.note) == (pytest.approx(0.9), "missed", "HF T5")
+    assert (second.measured, second.word) == (pytest.approx(1.8), "missed")

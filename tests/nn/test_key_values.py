@@ -1,0 +1,68 @@
+"""The buffer of keys and values against a plain one that copies everything at every change."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ostinato.nn.cache import KeyValues
+
+H, K = 2, 3
+
+
+class Plain:
+    """Keys and values in a tensor of exactly their size."""
+
+    def __init__(self, n_rows: int) -> None:
+        self.kv = torch.zeros(2, n_rows, H, 0, K)
+
+    def append(self, new: torch.Tensor) -> torch.Tensor:
+        self.kv = torch.cat([self.kv, new], dim=3)
+        return self.kv
+
+    def select(self, rows: torch.Tensor) -> None:
+        self.kv = self.kv[:, rows]
+
+
+@st.composite
+def moves(draw: st.DrawFn) -> list[tuple[str, int, int]]:
+    """Draw what happens to a cache: positions that come, and hypotheses that move, multiply or leave."""
+    kinds = st.sampled_from(["append", "append", "select"])
+    return draw(st.lists(st.tuples(kinds, st.integers(1, 40), st.integers(0, 10_000)), min_size=1, max_size=12))
+
+
+@given(st.integers(1, 4), moves())
+def test_it_holds_what_a_plain_one_holds(n_rows: int, happens: list[tuple[str, int, int]]) -> None:
+    ours, plain = KeyValues(), Plain(n_rows)
+    for kind, size, seed in happens:
+        generator = torch.Generator().manual_seed(seed)
+        if kind == "append":
+            # As projections give them: keys and values of a position side by side.
+            new = torch.randn(n_rows, size, 2, H, K, generator=generator).permute(2, 0, 3, 1, 4)
+            assert torch.equal(ours.append(new), plain.append(new))
+            assert ours.length == plain.kv.shape[3]
+        else:
+            rows = torch.randint(n_rows, (1 + size % 6,), generator=generator)
+            ours.select(rows)
+            plain.select(rows)
+            n_rows = len(rows)
+
+
+def test_what_attention_reads_has_no_gaps_once_hypotheses_move_at_every_step() -> None:
+    kv = KeyValues()
+    for length in range(1, 6):
+        kv.select(torch.arange(4))
+        seen = kv.append(torch.randn(2, 4, H, 1, K))
+        assert seen.shape[3] == length
+        assert seen.is_contiguous()
+
+
+def test_two_buffers_take_turns() -> None:
+    kv = KeyValues()
+    places = []
+    for _ in range(8):
+        kv.select(torch.tensor([1, 0]))
+        places.append(kv.append(torch.randn(2, 2, H, 1, K)).untyped_storage().data_ptr())
+    assert len(set(places)) == 2
+    assert places[:-2] == places[2:]
