@@ -6,14 +6,26 @@ from difflib import get_close_matches
 
 from ostinato.errors import ConfigError, Problem
 from ostinato.metrics.base import Metric
-from ostinato.metrics.matching import ExactMatch, TokenAccuracyFree
+from ostinato.metrics.matching import CharacterAccuracyFree, ExactMatch, SecondWord, TokenAccuracyFree
 from ostinato.metrics.translation import Bleu, Chrf
 
-__all__ = ["METRICS", "Bleu", "Chrf", "ExactMatch", "Metric", "TokenAccuracyFree", "make_metric"]
+__all__ = [
+    "METRICS",
+    "Bleu",
+    "CharacterAccuracyFree",
+    "Chrf",
+    "ExactMatch",
+    "Metric",
+    "SecondWord",
+    "TokenAccuracyFree",
+    "make_metric",
+]
 
 METRICS: dict[str, type[Metric]] = {
     "exact_match": ExactMatch,
     "token_accuracy_free": TokenAccuracyFree,
+    "character_accuracy_free": CharacterAccuracyFree,
+    "second_word": SecondWord,
     "bleu": Bleu,
     "chrf": Chrf,
 }

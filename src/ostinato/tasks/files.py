@@ -43,6 +43,7 @@ class FilesTask(Task):
     """
 
     config_type = FilesConfig
+    reads_own_files = True
     config: FilesConfig
 
     def __init__(self, config: TaskConfig, data: DataConfig, access: DataAccess | None = None) -> None:

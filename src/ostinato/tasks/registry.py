@@ -14,10 +14,18 @@ from ostinato.config.recipe import TaskRef
 from ostinato.config.schema import describe
 from ostinato.errors import ConfigError, Problem
 from ostinato.tasks.algorithmic import AlgorithmicTask
+from ostinato.tasks.babi import BabiTask
 from ostinato.tasks.base import Task, TaskConfig
+from ostinato.tasks.cfq import CfqTask
 from ostinato.tasks.cogs import CogsTask
 from ostinato.tasks.files import FilesTask
+from ostinato.tasks.geoquery import GeoQueryTask
+from ostinato.tasks.learning_to_execute import LearningToExecuteTask
+from ostinato.tasks.listops import ListOpsTask
 from ostinato.tasks.logical_inference import LogicalInferenceTask
+from ostinato.tasks.mcwq import McwqTask
+from ostinato.tasks.passivization import PassivizationTask
+from ostinato.tasks.pcfg_set import PcfgSetTask
 from ostinato.tasks.relay import RelayTask
 from ostinato.tasks.scan import ScanTask
 from ostinato.tasks.translation import TranslationTask
@@ -27,9 +35,17 @@ if TYPE_CHECKING:
 
 TASKS: dict[str, type[Task]] = {
     "algorithmic": AlgorithmicTask,
+    "babi": BabiTask,
+    "cfq": CfqTask,
     "cogs": CogsTask,
     "files": FilesTask,
+    "geoquery": GeoQueryTask,
+    "learning_to_execute": LearningToExecuteTask,
+    "listops": ListOpsTask,
     "logical_inference": LogicalInferenceTask,
+    "mcwq": McwqTask,
+    "passivization": PassivizationTask,
+    "pcfg_set": PcfgSetTask,
     "relay": RelayTask,
     "scan": ScanTask,
     "translation": TranslationTask,
