@@ -97,7 +97,7 @@ def test_files_of_the_users_own_are_shown(run, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["show", "scna"], "task.kind is 'scna': must be one of algorithmic, cogs, files"),
+        (["show", "scna"], "task.kind is 'scna': must be one of agreement, "),
         (["show", "scan", "split=lenght"], "task.split is 'lenght': must be one of simple, length"),
         (["show", "files"], "data.train is None: name a file"),
         (["fetch", "scan", "--mirror", "/gone"], "not in the mirror"),

@@ -10,7 +10,7 @@ from ostinato import __version__
 
 COMMANDS = [
     *("train", "evaluate", "compare", "generate", "tune-threshold", "plan", "family", "solve"),
-    *("recipes", "table", "data", "doctor", "demo"),
+    *("recipes", "table", "transfer", "match", "data", "doctor", "demo"),
 ]
 
 _EVERY_HELP = """

@@ -79,7 +79,7 @@ def test_an_unknown_metric_lists_the_valid_ones():
         make_metric("blue")
     assert str(caught.value) == (
         "evaluation.metrics is 'blue': must be one of exact_match, token_accuracy_free, character_accuracy_free, "
-        "second_word, bleu, chrf; did you mean bleu?"
+        "second_word, bleu, chrf, accuracy, macro_f1, tag_accuracy, span_f1, answer_em, answer_f1; did you mean bleu?"
     )
 
 

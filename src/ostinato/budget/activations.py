@@ -41,7 +41,15 @@ from ostinato.budget.expert_activations import (
 from ostinato.budget.experts import n_choices
 from ostinato.budget.halting_activations import expected_states_bytes, halting_bytes, reads_expected_states
 from ostinato.budget.passes import FLOAT, ID, PER_HIDDEN_UNIT, TrainingPass
-from ostinato.budget.sizes import PlannedUse, hidden_branches, inner_width, planned_uses, plans, vocabulary
+from ostinato.budget.sizes import (
+    PlannedUse,
+    hidden_branches,
+    inner_width,
+    n_outputs,
+    planned_uses,
+    plans,
+    vocabulary,
+)
 from ostinato.config.model import (
     AttentionConfig,
     BucketsConfig,
@@ -91,10 +99,22 @@ def _ends(run: TrainingPass, n_rows: int) -> Counter[str]:
         found["embeddings"] += ID * run.tokens(name)
         found[f"{name}.dropout"] += run.tokens(name) * config.d_model if config.dropout else 0
         found[f"{name}.norms"] += _norm(run, name) if stack.norm.placement == "pre" else 0
-    tokens = run.tokens("decoder")
+    (*_, last), outputs = config.stacks(), n_outputs(config)
+    tokens = run.tokens(last)
+    if outputs is not None:
+        return found + _head(run, tokens, outputs)
     found["output"] = run.width * tokens * config.d_model + FLOAT * tokens * n_rows + ID * tokens
     found["copies"] = run.copy_of(n_rows * config.d_model)
     return found
+
+
+def _head(run: TrainingPass, tokens: int, outputs: int) -> Counter[str]:
+    """Return what a head with a projection of its own keeps: what it reads, its mask of dropout, and its outputs."""
+    config = run.config
+    n_read = run.batch if config.reads == "classification" else tokens
+    n_labels = 2 * run.batch if config.reads == "span" else n_read
+    read = (run.width + (FLOAT if config.dropout else 0)) * n_read * config.d_model
+    return Counter(head=read + FLOAT * n_read * outputs + ID * n_labels, copies=run.copy_of(outputs * config.d_model))
 
 
 def _shared(run: TrainingPass, uses: Iterable[PlannedUse]) -> Counter[str]:

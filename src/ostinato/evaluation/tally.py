@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ostinato.budget import SentenceMacs
 from ostinato.data.example import Example
-from ostinato.data.tokenizer import Tokenizers
 from ostinato.decoding import Hypothesis
 from ostinato.errors import DataError
 from ostinato.evaluation.depth import DepthTotals
@@ -37,7 +36,7 @@ class _Group:
 
     def add(self, found: SentenceResult) -> None:
         """Count one example; multiply-accumulates are whole numbers, whose sum no order changes."""
-        self.scores.add(found.scores)
+        self.scores.add(found.scores, found.size)
         self.depths.add(found.depths)
         if found.macs is not None:
             so_far = self.macs or SentenceMacs(0, 0)
@@ -57,6 +56,7 @@ class Tally:
 
     Args:
         metrics: decoded metrics by name. by: metadata columns. name: of the split, for error messages.
+        text_of: from an output's ids and its example to its text.
         predictions: called with a record for every output.
     """
 
@@ -65,10 +65,10 @@ class Tally:
         metrics: Sequence[str],
         by: Sequence[str],
         name: str,
-        tokenizers: Tokenizers,
+        text_of: Callable[[list[int], Example], str],
         predictions: WriteRecord | None,
     ) -> None:
-        self.metrics, self.name, self.tokenizers, self.predictions = metrics, name, tokenizers, predictions
+        self.metrics, self.name, self.text_of, self.predictions = metrics, name, text_of, predictions
         self.total = _Group(Totals(metrics))
         self.groups: dict[str, dict[str, _Group]] = {column: {} for column in by}
         self.n_generated = self.n_unfinished = 0
@@ -80,7 +80,7 @@ class Tally:
             group.add(found)
         if found.output is None:
             return
-        prediction = self.tokenizers.target.decode(found.output.ids)
+        prediction = self.text_of(found.output.ids, example)
         for group in groups:
             group.scores.add_prediction(prediction, example.target)
         self._note(index, example, prediction, found.output)

@@ -14,10 +14,9 @@ from ostinato.config.model import (
     BucketsConfig,
     CoordinatesConfig,
     HaltingConfig,
-    LanguageModelConfig,
+    ModelConfig,
     RotaryConfig,
     RoutedConfig,
-    Seq2SeqConfig,
     SignalConfig,
     SinusoidalConfig,
     StackConfig,
@@ -45,7 +44,7 @@ from ostinato.plan import Plan
 
 
 class Transformer(nn.Module):
-    """Base of `Seq2Seq` and `LanguageModel`: banks, stacks, embeddings.
+    """Base of `Seq2Seq`, `LanguageModel` and `Encoder`: banks, stacks, embeddings.
 
     Args:
         config: the model's configuration, vocabulary sizes set.
@@ -60,7 +59,7 @@ class Transformer(nn.Module):
 
     def __init__(
         self,
-        config: Seq2SeqConfig | LanguageModelConfig,
+        config: ModelConfig,
         causal: frozenset[str],
         prefixed: frozenset[str] = frozenset(),
     ) -> None:
@@ -269,7 +268,7 @@ def keep_or_none(tokens: Tokens) -> Tensor | None:
     return None if bool(tokens.keep_BT.all()) else tokens.keep_BT
 
 
-def vocabulary_size(config: Seq2SeqConfig | LanguageModelConfig, field: str) -> int:
+def vocabulary_size(config: ModelConfig, field: str) -> int:
     """Return a vocabulary size that must be known by now.
 
     Raises:
@@ -278,7 +277,7 @@ def vocabulary_size(config: Seq2SeqConfig | LanguageModelConfig, field: str) -> 
     size: int | None = getattr(config, field)
     if size is None:
         raise ConfigError(
-            [Problem(f"model.{field}", None, "must be set to build a model (training takes it from the tokenizer)")]
+            [Problem(f"model.{field}", None, "must be set to build a model (training takes it from the data)")]
         )
     return size
 

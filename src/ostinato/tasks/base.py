@@ -50,6 +50,8 @@ class Task(ABC):
     """Decoded metrics, by their names in `ostinato.metrics`."""
     by: tuple[str, ...] = ()
     """Metadata columns that every metric is reported by."""
+    contrast: str | None = None
+    """Column of a wrong target, which a language model should find less probable than the right one."""
 
     def __init__(self, config: TaskConfig, data: DataConfig, access: DataAccess | None = None) -> None:
         self.config = config

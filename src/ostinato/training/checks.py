@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from ostinato.config.model import LanguageModelConfig
 from ostinato.config.recipe import Recipe
 from ostinato.config.training import ExpertBackend
 from ostinato.errors import ConfigError, Problem
@@ -13,6 +12,7 @@ from ostinato.models.transformer import Transformer
 from ostinato.nn.expert_attention import ExpertAttention
 from ostinato.nn.experts import Routed
 from ostinato.training.freeze import freeze
+from ostinato.training.optim import check_scales
 
 
 def check_training(recipe: Recipe, device: torch.device) -> None:
@@ -23,12 +23,17 @@ def check_training(recipe: Recipe, device: torch.device) -> None:
             compiled, or not here; all of them.
     """
     config = recipe.training
-    if not config.freeze and config.expert_backend == "auto" and not config.compile:
+    is_plain = not config.freeze and not config.optimizer.lr_scales and not config.compile
+    if is_plain and config.expert_backend == "auto":
         return
     model = _outline(recipe)
     problems: list[Problem] = []
     try:
         freeze(model, config.freeze)
+    except ConfigError as error:
+        problems += error.problems
+    try:
+        check_scales(model, config.optimizer.lr_scales)
     except ConfigError as error:
         problems += error.problems
     if config.expert_backend != "auto":
@@ -42,9 +47,8 @@ def check_training(recipe: Recipe, device: torch.device) -> None:
 def _outline(recipe: Recipe) -> Transformer:
     """Return the recipe's model with its names and shapes and without memory; vocabularies are yet to be built."""
     config = recipe.model
-    sizes = ["vocab_size"] if isinstance(config, LanguageModelConfig) else ["source_vocab_size", "target_vocab_size"]
     with torch.device("meta"):
-        return build_model(config.model_copy(update=dict.fromkeys(sizes, 8)))
+        return build_model(config.model_copy(update=config.vocabulary_sizes(8, 8)))
 
 
 def _uncompilable(model: Transformer, device: torch.device) -> str | None:

@@ -15,7 +15,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from ostinato.config.training import TrainingConfig
 from ostinato.data.batch import Batch
-from ostinato.models import LanguageModel, Seq2Seq
+from ostinato.models import Model
 from ostinato.models.output import ModelOutput
 from ostinato.training.balance import balance_loss
 from ostinato.training.depth import DepthObservation, depth_cost, observe_depth
@@ -61,7 +61,7 @@ class Updater:
         config: its loss, clipping, precision, and schedule.
     """
 
-    def __init__(self, model: Seq2Seq | LanguageModel, optimizer: torch.optim.Optimizer, config: TrainingConfig):
+    def __init__(self, model: Model, optimizer: torch.optim.Optimizer, config: TrainingConfig):
         self.model, self.optimizer, self.config = model, optimizer, config
         # Of training passes alone: evaluations and decoding have many more shapes.
         self._run: Callable[[Batch], ModelOutput] = torch.compile(model) if config.compile else model
