@@ -39,7 +39,11 @@ _SPLITS = {
     "tmcd_2": ("csl", "tmcd_2", 7861, "d334725fce0c014551fe47d8d708f266bd6987279f30c99b1ca336413a863b27"),
     "tmcd_3": ("csl", "tmcd_3", 7861, "49793305f646a1cd9993f65e91cdd53292219d4e3285dc6db598093a4049bec6"),
 }
-"""Library, name, bytes and SHA-256 of the lists of rows that make up every split."""
+"""Library, name, bytes and SHA-256 of the lists of rows that make up every split.
+
+The hashes are of the lists written anew from their rows in the published layout; size, first and last rows are those of
+the published files, which were not at hand as files.
+"""
 _SIZES: dict[str, tuple[int, ...]] = {
     "standard": (600, 280),
     "nqg_length": (440, 440),

@@ -86,7 +86,11 @@ _PUBLISHED: dict[str, tuple[int | None, int | None, str | None]] = {
     "substitutivity/primitive/train.src": (None, None, None),
     "substitutivity/primitive/train.tgt": (None, None, None),
 }
-"""Rows, bytes and SHA-256 of every file. The large ones without a hash were never at hand here."""
+"""Rows, bytes and SHA-256 of every file. The large ones without a hash were never at hand here.
+
+The hashes for substitutivity are of the rows written anew in the published layout, which gives the published bytes for
+every other file here; sizes, where they could be compared, are those of the published files.
+"""
 _N_GENERATED = (82_622, 4_860, 9_721)
 """Sizes of train, dev and test that are published for the random split."""
 _PARTS = ("train", "dev", "test")
