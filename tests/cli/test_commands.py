@@ -82,7 +82,7 @@ def test_a_generated_task_is_shown_with_its_protocol_sizes_and_examples(run) -> 
     assert len(shown["examples"]) == 3
     assert shown["examples"][0]["target"].startswith("I_")
     text = run("data", "show", "scan", "split=length").out
-    assert "Selection: SCAN has no validation set." in text
+    assert "Otherwise SCAN has no validation set." in text
     assert "reported by: actions" in text
 
 

@@ -17,6 +17,9 @@ NAMES = [recipe.name for recipe in list_recipes()]
 COMPARED = [(name, name.replace("universal", "transformer")) for name in NAMES if re.search("(/|-)universal$", name)]
 VOCABULARIES = {"scan": (17, 10), "cogs": (747, 687), "cogs-vf": (747, 662), "logical-inference": (16, 11)}
 VOCABULARIES |= {"algorithmic": (15, 15), "demo": (14, 14), "relay": (17, 17)}
+VOCABULARIES |= {"learning-to-execute": (25, 25), "listops": (19, 19)}
+VOCABULARIES |= {"pcfg-set": (535, 535), "passivization": (58, 58), "geoquery": (144, 51)}
+VOCABULARIES |= {"cfq": (250, 250), "mcwq": (166, 166), "babi": (25, 25)}
 
 
 def sized(name: str) -> ModelConfig:

@@ -17,7 +17,7 @@ self-attention and activations are as many as without it.
 Not counted: the copies of weights that decoding on a CPU makes (`ostinato.kernels.packed`; as many bytes as those
 weights), gradients (as many bytes as weights) and optimiser (Adam: twice as many), the logits themselves, buffers of
 matrix products, tensors that live within one operation, padding and its masks, allocator and process. Activations are
-those of torch's CPU kernels; GPU kernels keep other masks of dropout and drop attention weights without keeping them,
+those of a CPU; GPU kernels keep other masks of dropout and drop attention weights without keeping them,
 and are not tested here.
 """
 

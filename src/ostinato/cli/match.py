@@ -9,12 +9,13 @@ import typer
 
 from ostinato.cli.options import JsonOption
 
-app = typer.Typer(name="match", help="Compare runs where they are equally good.", no_args_is_help=True)
+EPILOG = "Example: ostinato match perplexity runs/depth-*"
+app = typer.Typer(name="match", help="Compare runs where they are equally good.", epilog=EPILOG, no_args_is_help=True)
 
 RunsArgument = Annotated[list[Path], typer.Argument(metavar="RUN", help="Run directories.")]
 
 
-@app.command("perplexity", epilog="Example: ostinato match perplexity runs/depth-*")
+@app.command("perplexity", epilog=EPILOG)
 def perplexity(runs: RunsArgument, json: JsonOption = False) -> None:
     """Name the checkpoint of each run whose held-out perplexity is that of a shallower run at its end.
 

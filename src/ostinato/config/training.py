@@ -160,6 +160,13 @@ class TrainingConfig(Config):
     """Batches per update, weighted by their target tokens: N batches give the gradient of one large batch."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """bfloat16: autocast; weights, norms, softmaxes and losses stay float32."""
+    dropout_draws: Literal["auto", "torch"] = "auto"
+    """Random numbers of dropout. auto: on a CPU one byte an element, so that p is rounded to 1/256 and the scale
+    makes up for the rounded p; elsewhere torch's. torch: torch's everywhere, which on a CPU takes ten times as long."""
+    compile: bool = False
+    """Training passes by torch.compile (evaluations and decoding are not compiled). The first updates take minutes, and
+    shapes are compiled anew until they are known to vary. Not for models with experts or halting, whose rows are
+    gathered by what they hold; needs a C++ compiler on a CPU. docs/speed.md says what it gives."""
     checkpoint_activations: bool = False
     """Recompute every step in the backward pass instead of keeping its activations."""
     evaluate_every: Size = 500

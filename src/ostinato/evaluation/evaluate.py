@@ -65,12 +65,13 @@ def evaluate(
         bits_per_byte, the metrics' own numbers and signatures; macs: multiply-accumulates of the teacher-forced pass
         over an example, on average, at `full` depth and as `realised` by its tokens' depths (each example by itself:
         `ostinato.budget.realised`); by: column -> value -> the same numbers; macro: column -> their means over the
-        values, each counting once; depth: stack -> rounds a real token took part in, on average, in the teacher-forced
-        passes; where tokens halt, halting: stack -> what `ostinato.evaluation.depth.describe` says of them, also for
-        every value in `by`, and halting_threshold: stack -> what it was; n_steps, seconds; where the model has routers,
-        routing: router -> how it used its experts in those passes (`RoutingTotals.compute`); and, where something was
-        decoded, n_generated (tokens, end symbols included), n_unfinished (outputs cut at their length limit),
-        decoding_seconds (the search alone) and decoding (the settings); with `contrast`, ranking: what `rank` returns.
+        values, each counting once; failed, with exact match: column -> values with more than 5 % of outputs wrong;
+        depth: stack -> rounds a real token took part in, on average, in the teacher-forced passes; where tokens halt,
+        halting: stack -> what `ostinato.evaluation.depth.describe` says of them, also for every value in `by`, and
+        halting_threshold: stack -> what it was; n_steps, seconds; where the model has routers, routing: router -> how
+        it used its experts in those passes (`RoutingTotals.compute`); and, where something was decoded, n_generated
+        (tokens, end symbols included), n_unfinished (outputs cut at their length limit), decoding_seconds (the search
+        alone) and decoding (the settings); with `contrast`, ranking: what `rank` returns.
 
     Raises:
         ConfigError: an unknown metric, or decoded metrics for texts, which have no source.

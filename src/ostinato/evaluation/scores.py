@@ -28,6 +28,8 @@ from ostinato.data.batch import TextSize
 from ostinato.errors import ConfigError, Problem
 from ostinato.metrics import make_metric
 
+_EXACT = "exact_match"
+_PASSED = 0.95
 _ROWS = 2048
 """Labels scored at a time: a softmax over the vocabulary is never held for a whole batch."""
 
@@ -137,3 +139,13 @@ def macro_means(groups: dict[str, dict[str, Any]]) -> dict[str, float]:
         if k not in counts and isinstance(v, int | float) and all(k in result for result in results)
     ]
     return {name: math.fsum(result[name] for result in results) / len(results) for name in names}
+
+
+def count_failed(groups: dict[str, dict[str, Any]]) -> int | None:
+    """Return how many groups have more than 5 % of their outputs wrong; None where exact match was not measured.
+
+    So failed tasks of bAbI are counted (Weston et al. 2015, arXiv 1502.05698).
+    """
+    if not groups or any(_EXACT not in result for result in groups.values()):
+        return None
+    return sum(float(result[_EXACT]) < _PASSED for result in groups.values())

@@ -13,7 +13,7 @@ from ostinato.errors import DataError
 from ostinato.evaluation.depth import DepthTotals
 from ostinato.evaluation.passes import SentenceResult
 from ostinato.evaluation.predictions import WriteRecord
-from ostinato.evaluation.scores import Totals, macro_means
+from ostinato.evaluation.scores import Totals, count_failed, macro_means
 
 _MOST_VALUES = 1000
 """A column of more values than this is an identifier, and totals for each of them would hold the whole split."""
@@ -115,8 +115,10 @@ class Tally:
             for column, groups in self.groups.items()
         }
         macro = {column: macro_means(groups) for column, groups in by.items()}
+        failed = {column: n for column, groups in by.items() if (n := count_failed(groups)) is not None}
         depth = {stack: found["mean"] for stack, found in self.total.depths.compute().items()}
         found = {"name": self.name, **self.total.compute(halting), "by": by, "macro": macro, "depth": depth}
+        found |= {"failed": failed} if failed else {}
         decoded = {"n_generated": self.n_generated, "n_unfinished": self.n_unfinished}
         return found | (decoded if is_decoding else {})
 

@@ -103,6 +103,7 @@ class Bench:
             torch.manual_seed(seed)
             self.model = build_model(candidate.model).to(device)
         self.model.set_activation_checkpointing(candidate.training.checkpoint_activations)
+        self.model.set_dropout_draws(candidate.training.dropout_draws)
 
     def call(self, workload: Workload) -> Callable[[], object]:
         """Return a function that does the work once, on the same ids every time.

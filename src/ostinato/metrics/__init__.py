@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from ostinato.errors import ConfigError, Problem
 from ostinato.metrics.base import Metric
 from ostinato.metrics.labels import Accuracy, AnswerEm, AnswerF1, MacroF1, SpanF1, TagAccuracy
-from ostinato.metrics.matching import ExactMatch, TokenAccuracyFree
+from ostinato.metrics.matching import CharacterAccuracyFree, ExactMatch, SecondWord, TokenAccuracyFree
 from ostinato.metrics.translation import Bleu, Chrf
 
 __all__ = [
@@ -16,10 +16,12 @@ __all__ = [
     "AnswerEm",
     "AnswerF1",
     "Bleu",
+    "CharacterAccuracyFree",
     "Chrf",
     "ExactMatch",
     "MacroF1",
     "Metric",
+    "SecondWord",
     "SpanF1",
     "TagAccuracy",
     "TokenAccuracyFree",
@@ -29,6 +31,8 @@ __all__ = [
 METRICS: dict[str, type[Metric]] = {
     "exact_match": ExactMatch,
     "token_accuracy_free": TokenAccuracyFree,
+    "character_accuracy_free": CharacterAccuracyFree,
+    "second_word": SecondWord,
     "bleu": Bleu,
     "chrf": Chrf,
     "accuracy": Accuracy,

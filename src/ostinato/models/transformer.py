@@ -25,11 +25,12 @@ from ostinato.config.model import (
 )
 from ostinato.data.batch import Tokens
 from ostinato.errors import ConfigError, Problem
-from ostinato.kernels import BackendChoice, PackedMatrix, lay_out
+from ostinato.kernels import BackendChoice, Draws, PackedMatrix, lay_out
 from ostinato.models.sub_layers import build_sub_layer
 from ostinato.nn.act import Act, ActUnit
 from ostinato.nn.bank import Banks
 from ostinato.nn.cache import Cache
+from ostinato.nn.dropout import Drops
 from ostinato.nn.experts import Routed
 from ostinato.nn.halting import HaltingRule, NoHalting
 from ostinato.nn.init import init_embedding
@@ -115,6 +116,14 @@ class Transformer(nn.Module):
         """Return the threshold of every stack in which tokens halt."""
         rules = {name: stack.halting for name, stack in self.stacks.items()}
         return {name: rule.threshold for name, rule in rules.items() if not isinstance(rule, NoHalting)}
+
+    def set_dropout_draws(self, value: Draws) -> None:
+        """Say where the random numbers of dropout come from: "auto", or "torch" for those of torch's own dropout."""
+        for stack in self.stacks.values():
+            stack.draws = value
+        for module in self.banks.modules():
+            if isinstance(module, Drops):
+                module.draws = value
 
     def set_expert_backend(self, name: BackendChoice) -> None:
         """Force one way to multiply rows by their experts' weights, by name; "auto" chooses on the device."""

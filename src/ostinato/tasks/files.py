@@ -23,6 +23,8 @@ _SPLITS = ("train", "dev", "test")
 class OwnFilesTask(Task):
     """Base of tasks whose splits are the files that `data` names."""
 
+    reads_own_files = True
+
     def __init__(self, config: TaskConfig, data: DataConfig, access: DataAccess | None = None) -> None:
         super().__init__(config, data, access)
         check_paths(data)

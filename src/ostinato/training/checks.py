@@ -16,13 +16,15 @@ from ostinato.training.optim import check_scales
 
 
 def check_training(recipe: Recipe, device: torch.device) -> None:
-    """Check what is to be frozen, and the backend of the experts.
+    """Check what is to be frozen, the backend of the experts, and whether the model can be compiled.
 
     Raises:
-        ConfigError: patterns that match no parameter, or a backend that does not work here; all of them.
+        ConfigError: patterns that match no parameter, a backend that does not work here, or a model that cannot be
+            compiled, or not here; all of them.
     """
     config = recipe.training
-    if not config.freeze and not config.optimizer.lr_scales and config.expert_backend == "auto":
+    is_plain = not config.freeze and not config.optimizer.lr_scales and not config.compile
+    if is_plain and config.expert_backend == "auto":
         return
     model = _outline(recipe)
     problems: list[Problem] = []
@@ -36,6 +38,8 @@ def check_training(recipe: Recipe, device: torch.device) -> None:
         problems += error.problems
     if config.expert_backend != "auto":
         problems += _backend_problems(model, config.expert_backend, device, config.precision == "bfloat16")
+    if config.compile and (reason := _uncompilable(model, device)) is not None:
+        problems.append(Problem("training.compile", True, reason))
     if problems:
         raise ConfigError(problems)
 
@@ -45,6 +49,24 @@ def _outline(recipe: Recipe) -> Transformer:
     config = recipe.model
     with torch.device("meta"):
         return build_model(config.model_copy(update=config.vocabulary_sizes(8, 8)))
+
+
+def _uncompilable(model: Transformer, device: torch.device) -> str | None:
+    """Return why training passes cannot be compiled; None: they can."""
+    if any(True for _ in model.routed()):
+        return "models with experts cannot be compiled: their rows are gathered by where routers send them"
+    if model.halting_thresholds():
+        return "models whose tokens halt cannot be compiled: their rows are gathered by who is left"
+    try:
+        torch.compile(_double)(torch.ones(2, device=device))
+    except Exception as error:  # A compiler that is missing or fails, of any kind.
+        said = str(error).strip().splitlines() or [""]
+        return f"torch.compile does not work on {device} here: {type(error).__name__}: {said[0]}"
+    return None
+
+
+def _double(x: torch.Tensor) -> torch.Tensor:
+    return 2 * x
 
 
 def _backend_problems(model: Transformer, name: ExpertBackend, device: torch.device, lowered: bool) -> list[Problem]:

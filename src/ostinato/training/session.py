@@ -80,6 +80,7 @@ class Session:
         self.model.set_activation_checkpointing(self.config.checkpoint_activations)
         self.model.set_expert_backend(self.config.expert_backend)
         self.model.set_compaction(self.config.compaction)
+        self.model.set_dropout_draws(self.config.dropout_draws)
         self.model.train()
         self._earlier_seconds, self._began = self.progress.seconds, time.perf_counter()
         # Seconds inside updates, and their labels, since the last record: of this session only, unlike the window.
