@@ -3,7 +3,8 @@
     python benchmarks/speed_document.py
     python benchmarks/speed_document.py --check
 
-A table stands between <!-- begin NAME --> and <!-- end NAME -->, where NAME.jsonl is what a study wrote.
+A table stands between <!-- begin NAME --> and <!-- end NAME -->, where NAME.jsonl is what a study
+wrote; without one it says that nothing was measured yet.
 """
 
 from __future__ import annotations
@@ -19,13 +20,17 @@ from layer_study import read_runs
 ROOT = Path(__file__).parents[1]
 STUDIES = {"train-step": "update_report", "startup": "startup"}
 """What judges and shows the rows of a file."""
+NOT_MEASURED = "Not measured yet."
 _TABLE = re.compile(r"(<!-- begin (?P<name>[\w-]+) -->\n).*?(<!-- end (?P=name) -->)", re.DOTALL)
 
 
 def tables(name: str, results: Path) -> str:
     """Return the tables of one study."""
+    path = results / f"{name}.jsonl"
+    if not path.exists():
+        return NOT_MEASURED
     study = importlib.import_module(STUDIES[name])
-    runs = read_runs([results / f"{name}.jsonl"])
+    runs = read_runs([path])
     return str(study.report(runs, study.verdicts(runs))).strip()
 
 
