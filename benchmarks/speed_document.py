@@ -18,7 +18,7 @@ from pathlib import Path
 from layer_study import read_runs
 
 ROOT = Path(__file__).parents[1]
-STUDIES = {"train-step": "update_report", "startup": "startup"}
+STUDIES = {"train-step": "update_report", "decode": "decode_report", "startup": "startup"}
 """What judges and shows the rows of a file."""
 NOT_MEASURED = "Not measured yet."
 _TABLE = re.compile(r"(<!-- begin (?P<name>[\w-]+) -->\n).*?(<!-- end (?P=name) -->)", re.DOTALL)

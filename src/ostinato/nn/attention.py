@@ -177,7 +177,8 @@ class Attention(MultiHead, nn.Module):
         self, x_ND: Float[Tensor, "N D"], decision: Decision | None = None
     ) -> tuple[Tensor, Tensor]:
         """Return queries, and keys and values, of the same rows."""
-        q, kv = self.qkv(x_ND).tensor_split((self.inner,), dim=-1)
+        # Their backward pass is one concatenation; that of tensor_split fills two tensors of the whole width.
+        q, kv = self.qkv(x_ND).split((self.inner, 2 * self.inner), dim=-1)
         return q, kv
 
     def queries(self, x_ND: Float[Tensor, "N D"], decision: Decision | None = None) -> Float[Tensor, "N I"]:
