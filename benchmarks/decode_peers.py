@@ -13,6 +13,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -182,11 +183,17 @@ def ctranslate2(work: Work) -> Callable[[str], list[list[int]]]:
             raise RuntimeError(f"CTranslate2's process ended with {worker.wait()}")
         return json.loads(line)
 
+    weakref.finalize(ask, _end, worker)
     with tempfile.TemporaryDirectory() as folder:
         _specification(work.model, tokens).save(folder)
         settings = {"model": folder, "threads": work.threads, "length": work.sizes.target_length}
         ask(settings | {"sources": sources, "beams": work.beams})
     return ask
+
+
+def _end(worker: subprocess.Popen[str]) -> None:
+    with worker:  # closes what it reads from, which ends it, and waits
+        pass
 
 
 def _alone(work: Work) -> dict[str, str]:
