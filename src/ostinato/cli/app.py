@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from ostinato.cli import (
+    analyze,
     average,
     compare,
     data,
@@ -62,6 +63,7 @@ def _options(
 for _command in (
     train,
     evaluate,
+    analyze,
     compare,
     generate,
     tune_threshold,
