@@ -14,9 +14,10 @@ from halting_runs import DEEP, RULES, TINY, draw_gates, plain_run
 from ostinato.analysis import analyze as logic
 from ostinato.analysis import linear_cka, representation_collapse
 from ostinato.analysis.capture import Seen, stream
-from ostinato.analysis.collectors import AttentionTotals, SentenceVectors
+from ostinato.analysis.collectors import AttentionTotals, Module, SentenceVectors
 from ostinato.analysis.routing_collectors import ExpertStates, ExpertTotals, FirstExperts
 from ostinato.analysis.studies import STUDIES, Subject
+from ostinato.analysis.studies.similarity import pairs_of_stack
 from ostinato.errors import ConfigError
 from ostinato.evaluation.loading import load
 from ostinato.tasks.recipes import load_recipe
@@ -27,12 +28,13 @@ EXPERTS = [
     "model.encoder.self_attention={kind: experts, n_experts: 3, k: 1, n_heads: 2, d_head: 8, share: all, "
     "gate: {kind: sigmoid}}",
 ]
+SHALLOW = ["model.encoder.n_steps=3", "model.decoder.n_steps=3"]
 KEEP = ["training.keep_last=3", "training.save_every=1", "training.n_updates=3"]
 
 
 def sparse_run(folder: Path, seed: int) -> Path:
     """Train a run in which tokens halt in both stacks and the encoder has experts."""
-    train(load_recipe("demo/universal", [*TINY, *DEEP, *RULES, *EXPERTS, *KEEP, f"seed={seed}"]), folder)
+    train(load_recipe("demo/universal", [*TINY, *DEEP, *RULES, *EXPERTS, *KEEP, *SHALLOW, f"seed={seed}"]), folder)
     draw_gates(folder)
     return folder
 
@@ -204,3 +206,11 @@ def test_a_plain_run_says_what_does_not_apply_and_why(tmp_path: Path) -> None:
 def test_a_name_that_is_no_analysis_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"only is 'umap': must be one of depth, halting-map"):
         logic.choose(["depth", "umap"])
+
+
+def test_stacks_that_lack_sub_layers_are_compared_after_every_step() -> None:
+    whole = [Module("decoder", step, kind) for step in range(2) for kind in ("self_attention", "ffn")]
+    lacking = [Module("decoder", step, "self_attention") for step in range(2)]
+    assert pairs_of_stack(whole, whole) == [(module, module) for module in whole]
+    assert pairs_of_stack(whole, lacking) == [(whole[1], lacking[0]), (whole[3], lacking[1])]
+    assert pairs_of_stack(whole, lacking[:1]) == [(whole[3], lacking[0])]

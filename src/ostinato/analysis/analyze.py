@@ -121,6 +121,8 @@ def _split(
         why_not = {subject.name: study.why_not(subject) for subject in given}
         mine = [subject for subject in given if why_not[subject.name] is None]
         told = [f"{name}: {why}" for name, why in why_not.items() if why is not None]
+        if len(given) > 1 and len(told) == len(given) and len(set(why_not.values())) == 1:
+            told = [f"all runs: {why_not[given[0].name]}"]
         together = study.why_not_together(mine) if mine else None
         if mine and together is None:
             applying.append((study, mine))

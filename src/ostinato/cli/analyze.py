@@ -41,9 +41,10 @@ def analyze(
     mirror: MirrorOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Look inside runs: depth, attention, experts, similarity, spectra.
+    """Look inside runs, in figures and numbers.
 
-    Makes every analysis that applies, writes its numbers and figures, and one report.html that opens offline.
+    Makes every analysis that applies (depth, attention, experts, similarity, spectra), writes its numbers and figures,
+    and one report.html that opens offline.
     """
     from ostinato.analysis import analyze as logic
     from ostinato.cli.output import print_json, say

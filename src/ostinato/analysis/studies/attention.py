@@ -8,12 +8,12 @@ import numpy as np
 
 from ostinato.analysis.collectors import SHORT, AttentionSums, AttentionTotals, Module, OneExample
 from ostinato.analysis.studies.base import EachRun, Finding, OnProgress, Subject
-from ostinato.analysis.studies.drawing import finish, heat, line, panels, ticks, whole_numbers
+from ostinato.analysis.studies.drawing import MAP, finish, line, panels, scale, ticks, whole_numbers
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_MOST_STEPS, _MOST_HEADS = 8, 4
+_MOST_MODULES, _MOST_HEADS = 4, 4
 
 
 def _no_attention(subject: Subject) -> str | None:
@@ -64,8 +64,9 @@ def _draw_entropy(sums: dict[Module, AttentionSums]) -> Figure:
         mine = [(m.step, found) for m, found in sums.items() if (m.stack, m.kind) == (stack, kind)]
         n_heads = max(len(found.entropy_H) for _, found in mine)
         for head in range(n_heads):
-            points = [(step + 1, f.entropy_H[head] / f.n) for step, f in mine if head < len(f.entropy_H)]
+            points = [(step, f.entropy_H[head] / f.n) for step, f in mine if head < len(f.entropy_H)]
             line(panel, head, [x for x, _ in points], [y for _, y in points], f"head {head + 1}")
+        panel.set_xlim(-0.5, max(step for step, _ in mine) + 0.5)
         panel.set_ylim(bottom=0)
         whole_numbers(panel)
         finish(panel, "step", "entropy, nats", f"{stack}, {kind.replace('_', '-')}", legend=n_heads <= 8)
@@ -94,7 +95,7 @@ class AttentionExample(EachRun):
         weights = {module: found for stack in example.stacks.values() for module, found in stack.weights.items()}
         arrays = {f"{m.stack}_{m.step}_{SHORT[m.kind]}_HTS": found for m, found in weights.items()}
         rows: list[list[object]] = [[m.stack, str(m), *found.shape] for m, found in weights.items()]
-        note = f"Example {subject.shown() + 1:,}: the figure shows up to {_MOST_STEPS} sub-layers a stack and "
+        note = f"Example {subject.shown() + 1:,}: the figure shows up to {_MOST_MODULES} sub-layers a stack and "
         return Finding(
             subject.name,
             ("stack", "sub-layer", "heads", "queries", "keys"),
@@ -110,7 +111,7 @@ def _draw_weights(weights: dict[Module, np.ndarray], texts: dict[str, list[str]]
     chosen: list[Module] = []
     for stack in texts:
         mine = [module for module in weights if module.stack == stack]
-        n = min(len(mine), _MOST_STEPS)
+        n = min(len(mine), _MOST_MODULES)
         chosen += [mine[k * len(mine) // n] for k in range(n)]
     n_heads = min(max(len(weights[module]) for module in chosen), _MOST_HEADS)
     figure, axes = panels(len(chosen) * n_heads, width=2.6, height=2.4, columns=n_heads)
@@ -120,11 +121,13 @@ def _draw_weights(weights: dict[Module, np.ndarray], texts: dict[str, list[str]]
             panel.set_axis_off()
             continue
         keys = texts["encoder" if module.kind == "cross_attention" else module.stack]
-        heat(panel, weights[module][head], "weight", vmin=0, vmax=1)
-        ticks(panel, x=keys, y=texts[module.stack], size=5)
+        panel.imshow(weights[module][head], aspect="auto", interpolation="nearest", cmap=MAP, vmin=0, vmax=1)
+        # Queries and keys are the same in a row of panels.
+        ticks(panel, x=keys, y=texts[module.stack] if not head else [], size=5)
         panel.set_xlabel("key", fontsize=7)
-        panel.set_ylabel("query", fontsize=7)
+        panel.set_ylabel("" if head else "query", fontsize=7)
         panel.set_title(f"{module.stack} {module}, head {head + 1}", fontsize=8)
+    scale(axes, "weight")
     return figure
 
 

@@ -96,8 +96,8 @@ class HaltingMap(EachRun):
     name = "halting-map"
     title = "Halting map of one example"
     reading = (
-        "Columns are tokens, rows rounds from the first (top): bright where a token still has mass to give out, dark "
-        "where it has halted; the bars count the rounds each token took part in (its ponder time)."
+        "Columns are tokens, rows rounds from the first (top): bright where much of a token's mass is left "
+        "before the round, dark where it has halted; the bars count the rounds each token took part in (ponder time)."
     )
     needs = (OneExample,)
 
@@ -141,7 +141,7 @@ def _draw_maps(found: dict[str, _Map]) -> Figure:
     longest = max(len(texts) for _, _, texts in found.values())
     figure, axes = panels(2 * len(found), width=min(2.5 + 0.22 * longest, 9.0), height=2.4, columns=1)
     for (name, (map_TR, times, texts)), panel, bars in zip(found.items(), axes[::2], axes[1::2], strict=True):
-        heat(panel, map_TR.T, "mass left before the round", vmin=0, vmax=1)
+        heat(panel, map_TR.T, "mass left", vmin=0, vmax=1)
         panel.set_yticks(range(map_TR.shape[1]), [str(r + 1) for r in range(map_TR.shape[1])], fontsize=7)
         ticks(panel, x=texts)
         panel.set_ylabel("round")
@@ -154,7 +154,7 @@ def _bars(axes: Axes, times: Any, texts: list[str]) -> None:
     axes.bar(range(len(texts)), times, color=COLOURS[0])
     axes.margins(x=0.01)
     ticks(axes, x=texts)
-    finish(axes, "token", "rounds executed")
+    finish(axes, "token", "rounds")
 
 
 DEPTH, HALTING_MAP = Depth(), HaltingMap()

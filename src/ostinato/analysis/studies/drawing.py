@@ -32,16 +32,21 @@ def panels(n: int, *, width: float = 3.6, height: float = 3.0, columns: int = 3)
 
 def heat(axes: Axes, values: ArrayLike, label: str, *, cmap: str = MAP, **limits: Any) -> None:
     """Draw a matrix with a scale beside it."""
-    image = axes.imshow(values, aspect="auto", interpolation="nearest", cmap=cmap, **limits)
-    figure: Any = axes.figure
-    figure.colorbar(image, ax=axes, label=label, shrink=0.9)
+    axes.imshow(values, aspect="auto", interpolation="nearest", cmap=cmap, **limits)
+    scale([axes], label)
+
+
+def scale(axes: Sequence[Axes], label: str) -> None:
+    """Draw one scale for all panels, which hold matrices drawn with the same limits."""
+    figure: Any = axes[0].figure
+    figure.colorbar(axes[0].images[0], ax=list(axes), label=label, shrink=0.9 if len(axes) == 1 else 0.3)
 
 
 def ticks(axes: Axes, x: Sequence[str] | None = None, y: Sequence[str] | None = None, *, size: int = 7) -> None:
     """Name the rows and columns of a matrix; names that would not fit are left out evenly."""
     for names, set_ticks, rotation in ((x, axes.set_xticks, 90), (y, axes.set_yticks, 0)):
         if names is not None:
-            every = -(-len(names) // 40)
+            every = max(-(-len(names) // 40), 1)
             set_ticks(range(0, len(names), every), list(names)[::every], fontsize=size, rotation=rotation)
 
 

@@ -154,7 +154,7 @@ def _draw_collapse(rows: list[list[Any]]) -> Figure:
     groups = list(dict.fromkeys((row[0], row[1]) for row in rows))
     for i, (router, stack) in enumerate(groups):
         mine = [row for row in rows if (row[0], row[1]) == (router, stack)]
-        steps = [row[2] + 1 for row in mine]
+        steps = [row[2] for row in mine]
         line(left, i, steps, [row[5] for row in mine], f"{router}, {stack}")
         line(right, i, steps, [row[6] for row in mine], None)
     left.set_yscale("log")

@@ -161,19 +161,29 @@ def _untrained(baseline: Subject, on_progress: OnProgress) -> SentenceVectors:
 def _compare(mine: dict[Module, Floats], theirs: dict[Module, Floats]) -> dict[Module, tuple[float, float]]:
     """Return CKA and LNS of the sub-layers that both have.
 
-    Where a stack of one has no sub-layers of a kind, or other steps, the states after its last step are compared as a
-    whole, under the first model's last sub-layer.
+    Where a stack of one lacks sub-layers, the states after every step are compared as a whole, under the first model's
+    last sub-layer of the step; where the numbers of steps differ, those after the last step only.
     """
     found: dict[Module, tuple[float, float]] = {}
     for stack in dict.fromkeys(module.stack for module in mine):
         left, right = ([m for m in states if m.stack == stack] for states in (mine, theirs))
         if not right:
             continue
-        pairs = [(m, m) for m in left] if left == right else [(left[-1], right[-1])]
+        pairs = pairs_of_stack(left, right)
         for a, b in pairs:
             x, y = mine[a], theirs[b]
             found[a] = linear_cka(x, y), local_neighbourhood_similarity(x, y)
     return found
+
+
+def pairs_of_stack(left: list[Module], right: list[Module]) -> list[tuple[Module, Module]]:
+    """Return what is compared of one stack of two models."""
+    if left == right:
+        return [(module, module) for module in left]
+    last_left, last_right = ({module.step: module for module in modules} for modules in (left, right))
+    if last_left.keys() == last_right.keys():
+        return [(module, last_right[step]) for step, module in last_left.items()]
+    return [(left[-1], right[-1])]
 
 
 def _rows(raw: Pairs, seeds: list[str]) -> list[list[object]]:
@@ -201,7 +211,8 @@ def _draw_lines(raw: Pairs, stacks: list[str], n: int) -> Figure:
     for row, stack in enumerate(stacks):
         for column, measure in enumerate(("CKA", "LNS")):
             panel = axes[2 * row + column]
-            names = list(dict.fromkeys(str(m) for found in raw.values() for m in found if m.stack == stack))
+            # The untrained model has all of the first run's sub-layers, in the order they run.
+            names = [str(module) for module in raw[_UNTRAINED] if module.stack == stack]
             for i, (run, found) in enumerate(raw.items()):
                 mine = [(names.index(str(m)), pair[column]) for m, pair in found.items() if m.stack == stack]
                 line(panel, i, [x for x, _ in mine], [y for _, y in mine], run)

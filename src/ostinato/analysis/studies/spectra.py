@@ -115,7 +115,7 @@ def _draw(trained: dict[Name, Floats], random: dict[Name, Floats]) -> Figure:
                 else:
                     panel.plot(at, shares, color="gray", linewidth=1, label=None if i else "before training")
         panel.plot([0, 1], [0, 1], ":", color="black", linewidth=0.8, label=None)
-        finish(panel, "i / K", "cumulative share of the singular values", part, legend=len(mine) <= 8)
+        finish(panel, "i / K", "cumulative share", part, legend=len(mine) <= 8)
     return figure
 
 
