@@ -30,6 +30,7 @@ from ostinato.config.model import Seq2SeqConfig
 from ostinato.decoding.hypothesis import Hypothesis
 from ostinato.experiments.results import read_rows
 from ostinato.experiments.workloads import Bench, Candidate, Workload, random_batch
+from ostinato.kernels import packing
 
 REST = 0.3
 """Seconds before every call: threads of the call before may still be waiting for work, and take a core to do so."""
@@ -202,7 +203,9 @@ def main(given: Sequence[str] | None = None) -> None:
         runs = [read_rows(path) for path in args.read]
     else:
         phases = list(cells(args)[0].workloads)
-        runs = [run_cells("decode", cells(args), contestants, args, more, phases, rest=0.0 if args.quick else REST)]
+        rest = 0.0 if args.quick else REST
+        with packing():  # once for all calls, as `generate` does for all its texts, and others when they load a model
+            runs = [run_cells("decode", cells(args), contestants, args, more, phases, rest=rest)]
     measured = [[row for row in run if row["kind"] != "verdict"] for run in runs]
     judged = verdicts(measured)
     rows = [{"study": "decode"} | verdict.row() for verdict in judged]

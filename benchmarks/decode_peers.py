@@ -8,10 +8,16 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import json
+import os
+import subprocess
+import sys
 import tempfile
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,7 +28,7 @@ from ostinato.data.tokenizer import BOS_ID, EOS_ID, PAD_ID
 from ostinato.models import Seq2Seq
 from ostinato.nn.positions import sinusoids
 
-Call = Callable[[], object]
+_WORKER = Path(__file__).with_name("ctranslate_worker.py")
 _PACKAGES = {"CTranslate2": "ctranslate2", "x-transformers": "x_transformers"}
 """Those that are not of transformers."""
 
@@ -163,27 +169,35 @@ def x_transformers(work: Work) -> Callable[[str], Tensor]:
 
 
 def ctranslate2(work: Work) -> Callable[[str], list[list[int]]]:
-    """CTranslate2 in float32, on the weights of our model."""
-    found = importlib.import_module("ctranslate2")
+    """CTranslate2 in float32, on the weights of our model, in a process of its own (`ctranslate_worker`)."""
     tokens = ["<pad>", "<s>", "</s>", "<unk>", *(str(i) for i in range(4, work.sizes.vocabulary))]
+    sources = {phase: [[tokens[i] for i in row] for row in ids.tolist()] for phase, ids in work.sources.items()}
+    worker = subprocess.Popen(
+        [sys.executable, str(_WORKER)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=_alone(work)
+    )
+
+    def ask(what: object) -> Any:
+        worker.stdin.write(f"{json.dumps(what)}\n")
+        worker.stdin.flush()
+        if not (line := worker.stdout.readline()):
+            raise RuntimeError(f"CTranslate2's process ended with {worker.wait()}")
+        return json.loads(line)
+
+    weakref.finalize(ask, _end, worker)
     with tempfile.TemporaryDirectory() as folder:
         _specification(work.model, tokens).save(folder)
-        translator = found.Translator(folder, device="cpu", compute_type="float32", intra_threads=work.threads)
-    sources = {phase: [[tokens[i] for i in row] for row in ids.tolist()] for phase, ids in work.sources.items()}
-    length = work.sizes.target_length
+        settings = {"model": folder, "threads": work.threads, "length": work.sizes.target_length}
+        ask(settings | {"sources": sources, "beams": work.beams})
+    return ask
 
-    def call(phase: str) -> list[list[int]]:
-        results = translator.translate_batch(
-            sources[phase],
-            beam_size=work.beams[phase],
-            min_decoding_length=length,
-            max_decoding_length=length,
-            length_penalty=0.0,
-            max_batch_size=0,
-        )
-        return [[int(token) for token in result.hypotheses[0]] for result in results]
 
-    return call
+def _end(worker: subprocess.Popen[str]) -> None:
+    with worker:  # closes what it reads from, which ends it, and waits
+        pass
+
+
+def _alone(work: Work) -> dict[str, str]:
+    return os.environ | {"OMP_NUM_THREADS": str(work.threads)}
 
 
 def _specification(model: Seq2Seq, tokens: list[str]) -> Any:

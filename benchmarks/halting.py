@@ -115,7 +115,7 @@ def candidate(cell: Cell, gate: str | None = None) -> Candidate:
         "self_attention": {"n_heads": d // cell.d_head, "share": "all"},
     }
     if gate is not None:
-        stack["halting"] = {"kind": gate, "initial_bias": -100.0}
+        stack["halting"] = {"kind": gate, "initial_bias": -30.0}
     decoder = stack | {"cross_attention": stack["self_attention"]}
     vocabulary = {"source_vocab_size": 1000, "target_vocab_size": 1000}
     model = {"d_model": d, "dropout": 0.0, "encoder": stack, "decoder": decoder, **vocabulary}

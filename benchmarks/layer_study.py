@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -14,6 +15,7 @@ from live_memory import peak_bytes
 
 from ostinato.evaluation.loading import resolve_device
 from ostinato.experiments.environment import describe_environment
+from ostinato.experiments.results import read_rows
 from ostinato.experiments.timing import Stopwatch
 from ostinato.training.rng import preserved_randomness
 from ostinato.training.threads import cpu_threads
@@ -84,7 +86,7 @@ def _cell(
             print(f"    {phase}, {row['name']}: {1e3 * row['median_s']:.2f} ms", flush=True)
             yield {"kind": "time"} | row
     for one in present:
-        if one.parameters and stopwatch.device.type == "cpu":
+        if one.parameters and BOTH in one.calls and stopwatch.device.type == "cpu":
             yield {"kind": "memory", "name": one.name, "role": one.role} | _memory(one)
     if more is not None:
         yield from more(cell, present)
@@ -105,6 +107,23 @@ def _memory(one: Contestant) -> Row:
 def gradients(one: Contestant) -> list[torch.Tensor]:
     """Return the gradients a contestant's parameters have now."""
     return [parameter.grad for parameter in one.parameters if parameter.grad is not None]
+
+
+def read_runs(paths: Iterable[Path]) -> list[list[Row]]:
+    """Return the runs in files of rows, without their verdicts; a file may hold several, numbered."""
+    runs: list[list[Row]] = []
+    for path in paths:
+        by_number: dict[int, list[Row]] = {}
+        for row in read_rows(path):
+            if row["kind"] != "verdict":
+                by_number.setdefault(row.get("run", 1), []).append(row)
+        runs += by_number.values()
+    return runs
+
+
+def numbered(runs: Sequence[Sequence[Row]]) -> list[Row]:
+    """Return the rows of several runs as those of one file, each with the number of its run."""
+    return [row | {"run": number} for number, run in enumerate(runs, 1) for row in run]
 
 
 def conditions(rows: Sequence[Row]) -> str:

@@ -17,13 +17,18 @@ from haltings import all_halting_traits, halting_traits, haltings
 from ostinato.config.model import (
     AttentionConfig,
     BucketsConfig,
+    ClassificationHeadConfig,
     CoordinatesConfig,
     DecoderConfig,
     DenseFeedForwardConfig,
+    EncoderConfig,
     ExpertAttentionConfig,
     ExpertFeedForwardConfig,
+    HeadConfig,
     HypersphereRouterConfig,
     LanguageModelConfig,
+    MaskedHeadConfig,
+    ModelConfig,
     NoRelativeConfig,
     NormConfig,
     NoSignalConfig,
@@ -34,17 +39,18 @@ from ostinato.config.model import (
     Seq2SeqConfig,
     SignalConfig,
     SinusoidalConfig,
+    SpanHeadConfig,
     SparseLayerConfig,
     StackConfig,
     SubLayerConfig,
+    TaggingHeadConfig,
     WindowConfig,
 )
 from ostinato.data.batch import Batch, Tokens
-from ostinato.models import LanguageModel, Seq2Seq, build_model
+from ostinato.models import Model, build_model
 from ostinato.plan import SCHEMES, Kind
 
 PAD, BOS, EOS = 0, 1, 2
-Model = Seq2Seq | LanguageModel
 
 
 def draws(n: int) -> settings:
@@ -73,13 +79,11 @@ class Sentence:
 
 
 @st.composite
-def any_architecture(
-    draw: st.DrawFn, *, kind: str | None = None, fully_shared: bool = False
-) -> Seq2SeqConfig | LanguageModelConfig:
+def any_architecture(draw: st.DrawFn, *, kind: str | None = None, fully_shared: bool = False) -> Any:
     """Draw a small model, its vocabulary sizes set and its dropout zero.
 
     Args:
-        kind: "seq2seq" or "language_model"; None draws one.
+        kind: "seq2seq", "language_model" or "encoder"; None draws one of the first two, which generate.
         fully_shared: every round runs the same parameter sets, so that `n_steps` may be given at call time.
     """
     kind = kind or draw(st.sampled_from(["seq2seq", "language_model"]))
@@ -97,6 +101,8 @@ def any_architecture(
         rows = draw(st.integers(5, 9))
         decoder = stack.draw("decoder")
         return LanguageModelConfig(mask=mask, vocab_size=rows, tie_embeddings=tie, decoder=decoder, **common)
+    if kind == "encoder":
+        return _encoder(draw, stack.draw("encoder"), common)
     encoder, decoder = stack.pair()
     tie = draw(st.sampled_from(["none", "output", "all"]))
     target = draw(st.integers(5, 9))
@@ -107,6 +113,27 @@ def any_architecture(
         tie_embeddings=tie,
         encoder=encoder,
         decoder=decoder,
+        **common,
+    )
+
+
+HEADS: list[HeadConfig] = [
+    MaskedHeadConfig(),
+    ClassificationHeadConfig(pooling="first"),
+    ClassificationHeadConfig(pooling="mean"),
+    TaggingHeadConfig(),
+    SpanHeadConfig(),
+]
+
+
+def _encoder(draw: st.DrawFn, stack: StackConfig, common: dict[str, Any]) -> EncoderConfig:
+    head = draw(st.sampled_from(HEADS))
+    return EncoderConfig(
+        vocab_size=draw(st.integers(5, 9)),
+        n_labels=draw(st.integers(2, 5)) if head.kind in ("classification", "tagging") else None,
+        tie_embeddings=draw(st.sampled_from(["none", "output"])) if head.kind == "masked" else "output",
+        encoder=stack,
+        head=head,
         **common,
     )
 
@@ -375,7 +402,7 @@ def all_traits() -> set[str]:
 # --- models and batches ----------------------------------------------------------------------------------------------
 
 
-def random_model(config: Seq2SeqConfig | LanguageModelConfig, seed: int = 0) -> Model:
+def random_model(config: ModelConfig, seed: int = 0) -> Model:
     """Build a float64 model in evaluation mode whose every parameter is random: no zero table, no unit norm.
 
     Temperatures stay above their floor, so that gates are neither all 0 and 1 nor without a gradient. Halting units are

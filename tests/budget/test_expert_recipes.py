@@ -63,10 +63,10 @@ def test_twice_as_many_experts_cost_no_more_than_their_routers_scores() -> None:
 def test_x_moe_has_its_published_sizes(name: str, published: float, router: int | None) -> None:
     count = count_parameters(model_of(f"x-moe/{name}"))
     assert round(count.stored / MILLION, 1) == published
-    assert count.by_part.get("decoder.sparse_layer.router") == router
+    assert count.by_part.get("encoder.sparse_layer.router") == router
     if router is not None:
         # 32 experts of 3 feed-forwards, of which a token runs one: 14.17 M of 453.5 M.
-        assert round(count.by_part["decoder.sparse_layer"] / MILLION, 1) == 453.5
+        assert round(count.by_part["encoder.sparse_layer"] / MILLION, 1) == 453.5
         dense = count_parameters(model_of("x-moe/dense"))
         assert round((count.active - router - dense.active) / MILLION, 2) == 14.17
 
@@ -74,18 +74,18 @@ def test_x_moe_has_its_published_sizes(name: str, published: float, router: int 
 def test_a_token_of_x_moe_runs_a_sixth_more_than_the_dense_model() -> None:
     dense, sparse = (count_macs(model_of(f"x-moe/{name}"), 0, 512) for name in ("dense", "x-moe"))
     without_output = dense.without_attention - dense.by_part["output"]
-    assert sparse.by_part["decoder.sparse_layer"] / without_output == pytest.approx(0.167, abs=0.001)
+    assert sparse.by_part["encoder.sparse_layer"] / without_output == pytest.approx(0.167, abs=0.001)
 
 
 def test_the_sigmoid_gate_of_x_moe_is_a_few_settings_away() -> None:
-    layer = "model.decoder.sparse_layer"
+    layer = "model.encoder.sparse_layer"
     settings = [
         f"{layer}.gate={{kind: sigmoid}}",
         f"{layer}.router.temperature=0.07",
         "training.balance.temperature=0.07",
     ]
     recipe = load_recipe("x-moe/x-moe", settings)
-    sparse = recipe.model.stacks()["decoder"].sparse_layer
+    sparse = recipe.model.stacks()["encoder"].sparse_layer
     assert sparse is not None
     assert (sparse.gate.kind, sparse.temperature, recipe.training.balance.temperature) == ("sigmoid", 0.07, 0.07)
     assert count_parameters(size_model(recipe).model) == count_parameters(model_of("x-moe/x-moe"))

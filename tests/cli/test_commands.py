@@ -82,7 +82,7 @@ def test_a_generated_task_is_shown_with_its_protocol_sizes_and_examples(run) -> 
     assert len(shown["examples"]) == 3
     assert shown["examples"][0]["target"].startswith("I_")
     text = run("data", "show", "scan", "split=length").out
-    assert "Selection: SCAN has no validation set." in text
+    assert "Otherwise SCAN has no validation set." in text
     assert "reported by: actions" in text
 
 
@@ -97,7 +97,7 @@ def test_files_of_the_users_own_are_shown(run, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["show", "scna"], "task.kind is 'scna': must be one of algorithmic, cogs, files"),
+        (["show", "scna"], "task.kind is 'scna': must be one of agreement, "),
         (["show", "scan", "split=lenght"], "task.split is 'lenght': must be one of simple, length"),
         (["show", "files"], "data.train is None: name a file"),
         (["fetch", "scan", "--mirror", "/gone"], "not in the mirror"),

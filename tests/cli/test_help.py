@@ -10,7 +10,7 @@ from ostinato import __version__
 
 COMMANDS = [
     *("train", "evaluate", "analyze", "compare", "generate", "tune-threshold", "plan", "family", "solve"),
-    *("recipes", "table", "data", "doctor", "demo"),
+    *("recipes", "table", "transfer", "match", "data", "doctor", "demo"),
 ]
 
 _EVERY_HELP = """
@@ -49,7 +49,10 @@ def test_importing_the_package_takes_less_than_three_tenths_of_a_second_and_no_t
 
 
 def test_every_help_shows_an_example_and_imports_nothing_heavy() -> None:
-    calls = [[name, "--help"] for name in [*COMMANDS, "data list", "data fetch", "data show"]]
+    calls = [
+        [name, "--help"]
+        for name in [*COMMANDS, "data list", "data fetch", "data show", "match perplexity", "match loss"]
+    ]
     split = [[*name.split(), flag] for name, flag in calls]
     done = python("-c", _EVERY_HELP.format(calls=[["--help"], ["--version"], *split]))
     assert done.returncode == 0, done.stderr

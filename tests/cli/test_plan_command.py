@@ -85,19 +85,19 @@ def test_an_expected_depth_is_for_the_recipes_whose_tokens_halt(run) -> None:
 
 def test_a_sparse_layer_is_a_column_of_its_own(run) -> None:
     rows = _rows(run("plan", "x-moe/x-moe").out)
-    assert "self_attention decoder 0 1 2 3 4 5 - 6 7 8 9 10 11 with weights" in rows
-    assert "ffn decoder 0 1 2 3 4 5 S 6 7 8 9 10 11 with weights" in rows
+    assert "self_attention encoder 0 1 2 3 4 5 - 6 7 8 9 10 11 with weights" in rows
+    assert "ffn encoder 0 1 2 3 4 5 S 6 7 8 9 10 11 with weights" in rows
     assert (
         "S: sparse layer after step 6, 1 of 32 experts of 3 feed-forwards of gelu x 3,072 "
         "(hypersphere router of width 16, softmax gate)"
     ) in rows
     assert "self_attention 12 heads x 64, ffn gelu x 3,072" in rows
-    alone = ["model.decoder.ffn.share=none", "model.decoder.self_attention.share=all"]
+    alone = ["model.encoder.ffn.share=none", "model.encoder.self_attention.share=all"]
     rows = _rows(run("plan", "x-moe/x-moe", *alone).out)
-    assert "ffn decoder - - - - - - S - - - - - -" in rows
+    assert "ffn encoder - - - - - - S - - - - - -" in rows
     (counted,) = json.loads(run("plan", "x-moe/x-moe", "--json").out)
-    assert counted["assumptions"]["experts"] == {"decoder.sparse_layer": {"k": 1, "n_experts": 32}}
-    assert counted["macs"]["by_part"]["decoder.sparse_layer.router"] == 32 * 16 * (768 + 32)
+    assert counted["assumptions"]["experts"] == {"encoder.sparse_layer": {"k": 1, "n_experts": 32}}
+    assert counted["macs"]["by_part"]["encoder.sparse_layer.router"] == 32 * 16 * (768 + 32)
 
 
 def test_the_same_set_has_the_same_colour() -> None:

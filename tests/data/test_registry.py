@@ -93,6 +93,31 @@ def test_the_publisher_s_address_names_repository_commit_and_path() -> None:
     assert FILE.address == "https://raw.githubusercontent.com/someone/some%20data/c0ffee/folder/train.tsv"
 
 
+def test_a_file_without_a_published_hash_has_to_stay_as_it_came_first(tmp_path: Path) -> None:
+    unknown = replace(FILE, sha256=None, n_bytes=None)
+    with serving(send(BODY), send(BODY[:-1] + b"?"), send(BODY)) as (base, asked):
+        access = access_to(base, tmp_path)
+        assert access.known_hash(unknown) is None
+        path = access.fetch(unknown)
+        assert access.known_hash(unknown) == FILE.sha256
+        assert access.fetch(unknown) == path
+        assert len(asked) == 1
+        path.write_bytes(b"damaged")
+        assert access.cached(unknown) is None
+        assert f"expected SHA-256 {FILE.sha256}" in error_of(access, unknown)
+        assert access.fetch(unknown).read_bytes() == BODY
+    assert len(asked) == 3
+
+
+def test_a_file_outside_a_repository_has_an_address_of_its_own(tmp_path: Path) -> None:
+    outside = replace(FILE, url="https://data.example/folder/all.tar.gz")
+    assert (outside.address, outside.key) == (outside.url, "data.example/folder/all.tar.gz")
+    (tmp_path / "mirror/data.example/folder").mkdir(parents=True)
+    (tmp_path / "mirror" / outside.key).write_bytes(BODY)
+    path = DataAccess(tmp_path / "cache", str(tmp_path / "mirror")).fetch(outside)
+    assert path == tmp_path / "cache" / outside.key
+
+
 def test_a_cached_file_needs_no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(send(BODY)) as (base, asked):
         access_to(base, tmp_path).fetch(FILE)

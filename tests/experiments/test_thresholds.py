@@ -132,8 +132,8 @@ def test_what_cannot_be_swept_is_refused_with_the_reason(run: Path, tmp_path: Pa
     ]
     with pytest.raises(ConfigError, match=r"thresholds is \[\]: name at least one"):
         tune_threshold(loaded, thresholds=[])
-    with pytest.raises(ConfigError, match=r"metric is 'accuracy': must be one of token_accuracy, .*exact_match"):
-        tune_threshold(loaded, metric="accuracy")
+    with pytest.raises(ConfigError, match=r"metric is 'sharpness': must be one of token_accuracy, .*exact_match"):
+        tune_threshold(loaded, metric="sharpness")
     with pytest.raises(ConfigError, match=r"split is 'gen': must be one of train, dev"):
         tune_threshold(loaded, "gen")
     # Whatever went wrong, the model has the threshold it came with.

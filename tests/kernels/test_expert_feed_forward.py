@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from ostinato.errors import ConfigError
-from ostinato.kernels import Activation, Backend, Dispatch, ExpertWeights, dispatch, expert_feed_forward
+from ostinato.kernels import Activation, Backend, Dispatch, ExpertWeights, Kept, dispatch, expert_feed_forward
 from ostinato.kernels.choose import choose_backend
 from ostinato.kernels.feedforward import FeedForwardTrial, feed_forward_by
 
@@ -70,7 +70,8 @@ class Case:
         return [leaf for leaf in (self.x, *self.weights, self.gates) if leaf is not None]
 
     def by(self, backend: Backend, dropped: torch.Tensor | None = None, dropout: float = 0.0) -> torch.Tensor:
-        return feed_forward_by(backend, self.x, self.weights, self.gates, self.to, self.activation, dropped, dropout)
+        kept = None if dropped is None else kept_of(dropped, dropout)
+        return feed_forward_by(backend, self.x, self.weights, self.gates, self.to, self.activation, kept)
 
     def by_single_rows(self, dropped: torch.Tensor | None = None, dropout: float = 0.0) -> torch.Tensor:
         """Return the formula, one place at a time, with the functions of torch.nn only."""
@@ -87,6 +88,10 @@ class Case:
                 hidden = torch.where(dropped[place], 0.0, hidden / (1 - dropout))
             out[n] = out[n] + self.gates[n, k] * (hidden @ down[e] + (0 if down_bias is None else down_bias[e]))
         return torch.stack(out)
+
+
+def kept_of(dropped: torch.Tensor, p: float) -> Kept:
+    return Kept((~dropped).view(torch.uint8), 1 / (1 - p))
 
 
 def assert_same(found: torch.Tensor, expected: torch.Tensor, leaves: list[torch.Tensor]) -> None:
@@ -172,7 +177,9 @@ def test_gradients_are_the_numerical_ones(activation: Activation) -> None:
 
     def run(x: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
         *weights, gates = rest
-        return feed_forward_by("segments", x, ExpertWeights(*weights), gates, case.to, activation, dropped, 0.3)
+        return feed_forward_by(
+            "segments", x, ExpertWeights(*weights), gates, case.to, activation, kept_of(dropped, 0.3)
+        )
 
     assert torch.autograd.gradcheck(run, tuple(case.leaves))
 

@@ -12,7 +12,8 @@ from torch import nn
 
 from ostinato.kernels import PackedMatrix, lay_out, packing
 from ostinato.kernels import packed as packed_module
-from ostinato.kernels.packed import has_packed_products
+from ostinato.kernels.packed import by_threads, has_packed_products
+from ostinato.training.threads import cpu_threads
 
 SIZES = [(1, 1, 1), (2, 3, 5), (7, 16, 8), (32, 8, 33), (160, 64, 24)]
 
@@ -146,6 +147,30 @@ def test_copies_of_a_model_do_not_take_its_packed_matrices_along() -> None:
         for other in (copy.deepcopy(matrix), pickle.loads(pickle.dumps(matrix))):
             assert vars(other) == vars(PackedMatrix(is_table=True))
             torch.testing.assert_close(other.product(x, weight), F.linear(x, weight))
+
+
+@pytest.mark.parametrize("is_laid_out", [False, True])
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("sizes", [(256, 384), (384, 256), (512, 101), (8, 4)])
+def test_a_single_row_is_multiplied_by_all_threads_alike(
+    sizes: tuple[int, int], has_bias: bool, is_laid_out: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    n_in, n_out = sizes
+    weight, bias = torch.randn(n_out, n_in) / n_in, torch.randn(n_out) if has_bias else None
+    if is_laid_out:
+        weight = weight.t().contiguous().t()
+    x = torch.randn(1, 1, n_in)
+    split: list[int] = []
+    for name in ("bmm", "baddbmm"):
+        original = getattr(torch, name)
+        monkeypatch.setattr(torch, name, lambda *a, f=original: split.append(1) or f(*a))
+    for n_threads in (1, 2, 3):
+        with cpu_threads(n_threads):
+            split.clear()
+            found = by_threads(x, weight, bias)
+            assert found.shape == (1, 1, n_out)
+            torch.testing.assert_close(found, F.linear(x, weight, bias))
+            assert bool(split) == (n_threads > 1 and n_out % n_threads == 0 and n_in * n_out >= 2**15)
 
 
 def test_the_longer_side_of_a_projection_lies_together_and_nothing_else_changes() -> None:

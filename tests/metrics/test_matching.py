@@ -78,5 +78,15 @@ def test_an_unknown_metric_lists_the_valid_ones():
     with pytest.raises(ConfigError) as caught:
         make_metric("blue")
     assert str(caught.value) == (
-        "evaluation.metrics is 'blue': must be one of exact_match, token_accuracy_free, bleu, chrf; did you mean bleu?"
+        "evaluation.metrics is 'blue': must be one of exact_match, token_accuracy_free, character_accuracy_free, "
+        "second_word, bleu, chrf, accuracy, macro_f1, tag_accuracy, span_f1, answer_em, answer_f1; did you mean bleu?"
     )
+
+
+def test_the_second_word_is_compared_alone():
+    metric = make_metric("second_word")
+    metric.update("the zebra was seen .", "the zebra by my yak was seen .")  # right
+    metric.update("your yak was seen .", "the zebra was seen .")  # wrong
+    metric.update("", "the")  # neither has one
+    metric.update("the", "the zebra")  # missing
+    assert metric.compute() == {"second_word": 0.5}

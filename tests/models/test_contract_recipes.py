@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ostinato.budget import count_budget
-from ostinato.config.model import LanguageModelConfig, ModelConfig
+from ostinato.config.model import ModelConfig
 from ostinato.models import build_model
 from ostinato.tasks.recipes import list_recipes, load_recipe
 
@@ -16,9 +16,8 @@ ROWS = 1000
 
 
 def _sized(model: ModelConfig) -> ModelConfig:
-    is_single = isinstance(model, LanguageModelConfig)
-    keys = ("vocab_size",) if is_single else ("source_vocab_size", "target_vocab_size")
-    return model.model_copy(update={key: getattr(model, key) or ROWS for key in keys})
+    sizes = model.vocabulary_sizes(ROWS, ROWS)
+    return model.model_copy(update={key: getattr(model, key) or rows for key, rows in sizes.items()})
 
 
 @pytest.mark.parametrize("folder", sorted({name.rpartition("/")[0] for name in NAMES}))

@@ -8,7 +8,7 @@ import pytest
 
 from ostinato.budget import count_macs, count_parameters
 from ostinato.config.load import dump_recipe
-from ostinato.config.model import LanguageModelConfig, ModelConfig, RoutedConfig
+from ostinato.config.model import ModelConfig, RoutedConfig
 from ostinato.errors import ConfigError
 from ostinato.tasks.recipes import find_recipe, list_recipes, load_recipe, recipes_directory
 from ostinato.tasks.registry import task_problems
@@ -17,15 +17,16 @@ NAMES = [recipe.name for recipe in list_recipes()]
 COMPARED = [(name, name.replace("universal", "transformer")) for name in NAMES if re.search("(/|-)universal$", name)]
 VOCABULARIES = {"scan": (17, 10), "cogs": (747, 687), "cogs-vf": (747, 662), "logical-inference": (16, 11)}
 VOCABULARIES |= {"algorithmic": (15, 15), "demo": (14, 14), "relay": (17, 17)}
+VOCABULARIES |= {"learning-to-execute": (25, 25), "listops": (19, 19)}
+VOCABULARIES |= {"pcfg-set": (535, 535), "passivization": (58, 58), "geoquery": (144, 51)}
+VOCABULARIES |= {"cfq": (250, 250), "mcwq": (166, 166), "babi": (25, 25)}
 
 
 def sized(name: str) -> ModelConfig:
     """The recipe's model with the vocabulary its task has (subwords: the size asked for)."""
     recipe = load_recipe(name)
     source, target = VOCABULARIES.get(name.split("/")[0], (recipe.data.tokenizer.vocab_size,) * 2)
-    if isinstance(recipe.model, LanguageModelConfig):
-        return recipe.model.model_copy(update={"vocab_size": target})
-    return recipe.model.model_copy(update={"source_vocab_size": source, "target_vocab_size": target})
+    return recipe.model.model_copy(update=recipe.model.vocabulary_sizes(source, target))
 
 
 def test_the_promised_recipes_are_there() -> None:
@@ -161,8 +162,14 @@ def test_a_model_that_the_task_cannot_use_is_refused(tmp_path: Path) -> None:
     texts = ["task.model_kind=language_model", f"data.train={tmp_path / 'a.txt'}"]
     with pytest.raises(ConfigError, match=r"model\.kind is 'seq2seq': the task files .* texts without a source, which"):
         load_recipe("files/template", texts)
-    with pytest.raises(ConfigError, match=r"model\.mask is 'prefix': the task files .* no prefix: use causal"):
-        load_recipe("lm/transformer", [*texts, "model.mask=prefix"])
+    encoder = ["model={kind: encoder, head: {kind: span}}", "training.label_smoothing=0.1", "data.block_length=9"]
+    with pytest.raises(ConfigError) as caught:
+        load_recipe("files/template", [f"data.train={tmp_path / 'a.jsonl'}", *encoder])
+    assert {problem.key for problem in caught.value.problems} == {"training.label_smoothing", "data.block_length"}
+    with pytest.raises(ConfigError, match=r"model\.head\.kind is 'masked': the task files has pairs"):
+        load_recipe("files/template", [f"data.train={tmp_path / 'a.jsonl'}", "model={kind: encoder}"])
+    with pytest.raises(ConfigError, match=r"model\.kind is 'encoder': .* encoder with model\.head\.kind=masked"):
+        load_recipe("files/template", [*texts, encoder[0]])
 
 
 def test_a_language_model_may_read_pairs_with_one_tokenizer_and_all_that_is_wrong_is_said_at_once() -> None:

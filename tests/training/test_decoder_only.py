@@ -14,7 +14,7 @@ from ostinato.config.load import check_recipe
 from ostinato.config.recipe import Recipe
 from ostinato.data.batching import Row, collate
 from ostinato.data.tokenizer import BOS_ID, EOS_ID
-from ostinato.errors import ConfigError
+from ostinato.errors import ConfigError, DataError
 from ostinato.evaluation.loading import LoadedRun, load
 from ostinato.models import LanguageModel
 from ostinato.tasks.registry import build_task
@@ -125,9 +125,12 @@ def test_texts_are_still_prompts_and_have_no_prefix(tmp_path: Path) -> None:
         logits_V = run.model(collate([Row(None, run.tokenizers.target.encode("a b"))])).logits_BTV[0, -1]
     first = run.tokenizers.target.decode([BOS_ID + 1 + int(logits_V[BOS_ID + 1 :].argmax())])
     assert one.text.split()[:1] == first.split()[:1]
+    # A prefix language model of texts draws its prefixes; what it would go on from has none.
     prefix = recipe.model_copy(update={"model": recipe.model.model_copy(update={"mask": "prefix"})})
-    with pytest.raises(ConfigError, match=r"model\.mask is 'prefix': the task files .* texts without a source"):
-        train(prefix, tmp_path / "other")
+    results = train(prefix, tmp_path / "other")
+    assert 0 < results["splits"]["test"]["n_labels"] < results["splits"]["test"]["n"] * 7
+    with pytest.raises(DataError, match="length of every prefix"):
+        load(tmp_path / "other", device="cpu").generations(["a b"])
 
 
 def test_two_tokenizers_are_refused_with_everything_else_before_any_data_is_read() -> None:

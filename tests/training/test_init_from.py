@@ -13,8 +13,9 @@ from tiny_runs import tiny_recipe
 
 from ostinato.config.load import check_recipe
 from ostinato.config.recipe import Recipe
+from ostinato.config.training import TrainingConfig
 from ostinato.data.tokenizer import Tokenizers
-from ostinato.errors import ConfigError
+from ostinato.errors import ConfigError, DataError
 from ostinato.models.checkpoint import load_model
 from ostinato.training import train
 from ostinato.training.checkpoint import Checkpoints
@@ -79,10 +80,138 @@ def test_weights_without_a_place_and_runs_that_are_not_there_are_refused(tmp_pat
     recipe = tiny_recipe(tmp_path / "data")
     train(with_gates(recipe), tmp_path / "first")
     model = load_model(Checkpoints(tmp_path / "first" / "checkpoints", 1).best_directory())
-    assert start_from(model, str(tmp_path / "first")) == []
+    report = start_from(model, TrainingConfig(init_from=str(tmp_path / "first")))
+    assert (report.fresh, report.resized, report.left) == ([], {}, [])
+    assert sorted(report.taken) == sorted(model.state_dict())
     with pytest.raises(
         ConfigError, match=r"training\.init_from .* weights do not fit: .*halting.* is not in this model"
     ):
         train(changed(recipe, init_from=str(tmp_path / "first")), tmp_path / "second")
     with pytest.raises(ConfigError, match=r"training\.init_from .*nowhere.*: holds no run"):
         train(changed(recipe, init_from=str(tmp_path / "nowhere")), tmp_path / "third")
+
+
+# --- exchanged heads, more words, parts with rates of their own ------------------------------------------------------
+
+STACK: dict[str, Any] = {"n_steps": 1, "self_attention": {"n_heads": 2}, "ffn": {"d_ff": 8}}
+
+
+def encoder_recipe(data: dict[str, Any], task: dict[str, Any], model: dict[str, Any], **training: Any) -> Recipe:
+    model = {"kind": "encoder", "d_model": 8, "dropout": 0.0, "encoder": STACK} | model
+    training = {"n_updates": 4, "evaluate_every": 4, "save_every": 4, "device": "cpu"} | training
+    metrics = {"metrics": []} if task["kind"] == "files" else {}
+    return check_recipe({"task": task, "data": data, "model": model, "training": training, "evaluation": metrics})
+
+
+def lines(path: Path, rows: list[dict[str, str]]) -> dict[str, str]:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return dict.fromkeys(("train", "dev", "test"), str(path))
+
+
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the run of a masked language model that knows the words a b c d."""
+    folder = tmp_path_factory.mktemp("pretrained")
+    data = lines(folder / "texts.jsonl", [{"text": "a b c d"}, {"text": "d c a"}] * 5)
+    task = {"kind": "files", "model_kind": "language_model"}
+    train(encoder_recipe(data, task, {"tie_embeddings": "none"}), folder / "run")
+    return folder / "run"
+
+
+def classifier(tmp_path: Path, rows: list[dict[str, str]], **training: Any) -> Recipe:
+    data = lines(tmp_path / "labels.jsonl", rows)
+    return encoder_recipe(data, {"kind": "classification"}, {"head": {"kind": "classification"}}, **training)
+
+
+KNOWN = [{"source": "a b", "target": "x"}, {"source": "d c", "target": "y"}] * 4
+NEW = [{"source": "a e", "target": "x"}, {"source": "d f e", "target": "y"}] * 4
+
+
+def test_a_head_is_exchanged_and_every_parameter_accounted_for(tmp_path: Path, pretrained: Path) -> None:
+    with pytest.raises(ConfigError, match=r"output_weight is not in this model; training\.init_except names"):
+        train(classifier(tmp_path, KNOWN, init_from=str(pretrained)), tmp_path / "strict")
+    recipe = classifier(tmp_path, KNOWN, init_from=str(pretrained), init_except=["output_weight"], freeze=["banks.*"])
+    train(recipe, tmp_path / "run")
+    report = json.loads((tmp_path / "run" / "initial.json").read_text(encoding="utf-8"))
+    assert report["left"] == ["output_weight"]
+    assert report["fresh"] == ["head.weight", "head.bias"]
+    assert report["resized"] == {}
+    own, first = (
+        load_model(Checkpoints(run / "checkpoints", 1).best_directory()) for run in (tmp_path / "run", pretrained)
+    )
+    assert sorted(report["taken"] + report["fresh"]) == sorted(own.state_dict())
+    # What was frozen is still the run's; the embedding has moved.
+    assert all(torch.equal(own.state_dict()[name], p) for name, p in first.banks.state_dict(prefix="banks.").items())
+    assert not torch.equal(own.target_weight, first.target_weight)
+    with pytest.raises(ConfigError, match=r"nothing.* matches no parameter of either model"):
+        start_from(own, TrainingConfig(init_from=str(pretrained), init_except=["nothing.*"]))
+
+
+def test_a_head_with_other_labels_starts_anew(tmp_path: Path, pretrained: Path) -> None:
+    first = classifier(tmp_path, KNOWN, init_from=str(pretrained), init_except=["output_weight"])
+    train(first, tmp_path / "two")
+    three = [*KNOWN, {"source": "a", "target": "z"}]
+    with pytest.raises(ConfigError, match=r"head\.weight is \[2, 8\] there and \[3, 8\] here"):
+        train(classifier(tmp_path, three, init_from=str(tmp_path / "two")), tmp_path / "strict")
+    train(classifier(tmp_path, three, init_from=str(tmp_path / "two"), init_except=["head.*"]), tmp_path / "three")
+    report = json.loads((tmp_path / "three" / "initial.json").read_text(encoding="utf-8"))
+    assert report["fresh"] == ["head.weight", "head.bias"]
+
+
+def test_a_vocabulary_is_extended_and_the_mask_symbol_keeps_its_row(tmp_path: Path, pretrained: Path) -> None:
+    settings = {"init_from": str(pretrained), "init_except": ["output_weight"], "optimizer": {"lr": 1e-12}}
+    with pytest.raises(DataError, match="'e' is not among the 4 words"):
+        train(classifier(tmp_path, NEW, **settings), tmp_path / "strict")
+    train(classifier(tmp_path, NEW, extend_vocabulary=True, **settings), tmp_path / "run")
+    report = json.loads((tmp_path / "run" / "initial.json").read_text(encoding="utf-8"))
+    # 4 special symbols, a b c d, and the mask symbol; e and f are new.
+    assert report["resized"] == {"target_weight": [9, 11]}
+    before, after = (
+        load_model(Checkpoints(run / "checkpoints", 1).best_directory()).target_weight
+        for run in (pretrained, tmp_path / "run")
+    )
+    torch.testing.assert_close(after[:8], before[:8])
+    torch.testing.assert_close(after[10], before[8])
+    tokenizer = Tokenizers.load(tmp_path / "run" / "tokenizers").source
+    assert tokenizer.encode("a b c d e f") == [
+        *Tokenizers.load(pretrained / "tokenizers").source.encode("a b c d"),
+        8,
+        9,
+    ]
+    with pytest.raises(ConfigError, match=r"extend_vocabulary is True: needs training\.init_from"):
+        classifier(tmp_path, NEW, extend_vocabulary=True)
+
+
+def test_parts_learn_at_rates_of_their_own(tmp_path: Path) -> None:
+    optimizer = {"lr": 1e-2, "lr_scales": [{"pattern": "head.*", "scale": 0.5}, {"pattern": "banks.*", "scale": 1e-9}]}
+    schedule = {"kind": "constant", "warmup": 0}
+    recipe = classifier(tmp_path, KNOWN, optimizer=optimizer, schedule=schedule, n_updates=1, save_every=1)
+    plain = changed(recipe, optimizer={"lr": 1e-2})
+    models = {}
+    for name, one in (("scaled", recipe), ("plain", plain)):
+        train(one, tmp_path / name)
+        models[name] = load_model(Checkpoints(tmp_path / name / "checkpoints", 1).best_directory()).state_dict()
+    # Adam's first step is the learning rate in every coordinate that has a gradient.
+    apart = {name: (models["plain"][name] - models["scaled"][name]).abs() for name in models["plain"]}
+    torch.testing.assert_close(apart["head.weight"], torch.full_like(apart["head.weight"], 5e-3), rtol=1e-3, atol=1e-6)
+    torch.testing.assert_close(apart["head.bias"], torch.full_like(apart["head.bias"], 5e-3), rtol=1e-3, atol=1e-6)
+    assert all(float(gap.max()) == pytest.approx(1e-2, rel=1e-3) for name, gap in apart.items() if "ffn" in name)
+    assert float(apart["target_weight"].max()) == 0.0
+    with pytest.raises(ConfigError, match=r"lr_scales is 'x': matches no parameter"):
+        train(changed(recipe, optimizer={"lr_scales": [{"pattern": "x", "scale": 1.0}]}), tmp_path / "wrong")
+
+
+def test_a_language_model_of_blocks_goes_on_with_pairs_and_their_separator(tmp_path: Path) -> None:
+    texts = lines(tmp_path / "texts.jsonl", [{"text": "a b c d"}, {"text": "d c a"}] * 5)
+    pairs = lines(tmp_path / "pairs.jsonl", [{"source": "a b", "target": "b a"}] * 5)
+    model = {"kind": "language_model", "d_model": 8, "dropout": 0.0, "decoder": STACK}
+    training = {"n_updates": 4, "evaluate_every": 4, "save_every": 4, "device": "cpu"}
+    blocks = {"task": {"kind": "files", "model_kind": "language_model"}, "data": texts | {"block_length": 6}}
+    train(check_recipe(blocks | {"model": model, "training": training}), tmp_path / "texts")
+    start = training | {"init_from": str(tmp_path / "texts")}
+    results = train(check_recipe({"data": pairs, "model": model, "training": start}), tmp_path / "pairs")
+    report = json.loads((tmp_path / "pairs" / "initial.json").read_text(encoding="utf-8"))
+    assert (report["fresh"], report["left"], report["resized"]) == ([], [], {})
+    # Labels are the target and its end symbol: source, end symbol and begin symbol before it are none.
+    assert results["splits"]["test"]["n_labels"] == 5 * 3
+    assert results["splits"]["test"]["n_generated"] > 0

@@ -157,7 +157,7 @@ def test_a_selection_that_would_keep_the_worst_model_is_refused(
 
 def test_a_vocabulary_size_other_than_the_tokenizers_is_refused(tmp_path: Path) -> None:
     (line,) = _refused(tmp_path, model__target_vocab_size=9)
-    assert line.startswith("model.target_vocab_size is 9: the tokenizer has 10 ids")
+    assert line.startswith("model.target_vocab_size is 9: the data gives 10")
 
 
 def test_an_empty_split_is_found_before_training(tmp_path: Path) -> None:

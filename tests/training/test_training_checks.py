@@ -47,6 +47,48 @@ def test_a_backend_that_does_not_work_here_is_an_error_before_any_data_is_read(
     check_training(tiny_recipe(tmp_path, expert_backend="padded", precision="bfloat16"), torch.device("cpu"))
 
 
+@pytest.mark.parametrize(("kind", "reason"), [("experts", "with experts"), ("halting", "whose tokens halt")])
+def test_models_whose_rows_are_gathered_cannot_be_compiled(kind: str, reason: str, tmp_path: Path) -> None:
+    recipe = tiny_recipe(tmp_path, compile=True, **{kind: True})
+    with pytest.raises(ConfigError, match=reason) as error:
+        train(recipe, tmp_path / "run")
+    assert error.value.problems[0].key == "training.compile"
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_compiler_that_does_not_work_is_an_error_before_any_data_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("no g++\nfurther lines")
+
+    monkeypatch.setattr(torch, "compile", fail)
+    with pytest.raises(ConfigError, match="does not work on cpu here: RuntimeError: no g"):
+        train(tiny_recipe(tmp_path, compile=True), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_training_passes_are_compiled_and_evaluations_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[bool] = []
+
+    def compile_(run: Any) -> Any:
+        def counted(*given: Any) -> Any:
+            compiled.append(torch.is_grad_enabled())
+            return run(*given)
+
+        return counted
+
+    train(tiny_recipe(tmp_path, n_updates=3, evaluate_every=1), tmp_path / "plain")
+    monkeypatch.setattr(torch, "compile", compile_)
+    recipe = tiny_recipe(tmp_path, n_updates=3, evaluate_every=1, compile=True)
+    train(recipe, tmp_path / "run")
+    _, *updates = compiled  # the first is the trial
+    assert updates == [True] * 3 * recipe.training.accumulate
+    assert [row["loss"] for row in records(tmp_path / "run", "training")] == [
+        row["loss"] for row in records(tmp_path / "plain", "training")
+    ]
+
+
 def test_a_forced_backend_trains_and_may_change_on_resuming(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     used: set[tuple[bool, str]] = set()
     original = ExpertFeedForward.forward

@@ -5,17 +5,18 @@ With B sentences of T tokens, D = d_model, I = n_heads d_head, F = d_ff, H heads
 
     norm            input B T D *, LayerNorm 2 B T *, RMSNorm B T + B T D * (the input before its weight)
     input           of the first map: B T D
-    dropout         of a sub-layer's output: B T D (the drawn mask, as wide as what it drops on a CPU)
+    dropout         of embeddings and of a sub-layer's output: B T D bytes, the mask (`ostinato.kernels.dropout`)
     attention       q, k, v in one 3 B T I, output B T I, log-sum-exp B H T *           fused kernel
-                    q, k, v 3 B T I *, weights B H T S *, output B T I                  plain kernel
-                    and with dropout of the weights 2 B H T S more. The kernel is the plain one where weights are
-                    dropped or positions add a learned bias to the scores (window, buckets)
+                    q, k, v 3 B T I *, weights B H T S *, output B T I                  plain kernel, where positions
+                    add a learned bias to the scores (window, buckets)
+                    q, k, v 3 B T I, weights B H T S and as many bytes, output B T I    where weights are dropped
     positions       window: scaled queries B T I, table B I (2 W + 1), scores B H T (2 W + 1), distances 8 T S.
                     rotary: turned q and k and a second output 3 B T I. buckets: distances 8 T S once a stack.
                     A causal stack that adds a bias keeps its mask, T S; with prefixes every sentence's, B T S
     cross-attention queries and output 2 B T I, log-sum-exp; per SET keys and values 2 B S I
-    feed-forward    relu B T F, gelu 2 B T F, geglu 4 B T F; dropout: 2 B T F more, geglu 1 B T F more
-    convolution     the two padded inputs and outputs: B (T + K_in - 1) D, B T D, B (T + K_out - 1) F, B T F, and relu
+    feed-forward    relu B T F, gelu 2 B T F, geglu 4 B T F; dropout of all but relu: B T F bytes more
+    convolution     the two padded inputs and outputs: B (T + K_in - 1) D, B T D, B (T + K_out - 1) F, B T F, and relu;
+                    dropout: B T F bytes more
     experts         attention: k times the queries, outputs, weights and positions of queries; keys and values as
                     without; where k > 1 a causal stack keeps its mask in the fused kernel, too, k T S. The rest:
                     `ostinato.budget.expert_activations`
@@ -40,7 +41,15 @@ from ostinato.budget.expert_activations import (
 from ostinato.budget.experts import n_choices
 from ostinato.budget.halting_activations import expected_states_bytes, halting_bytes, reads_expected_states
 from ostinato.budget.passes import FLOAT, ID, PER_HIDDEN_UNIT, TrainingPass
-from ostinato.budget.sizes import PlannedUse, hidden_branches, inner_width, planned_uses, plans, vocabulary
+from ostinato.budget.sizes import (
+    PlannedUse,
+    hidden_branches,
+    inner_width,
+    n_outputs,
+    planned_uses,
+    plans,
+    vocabulary,
+)
 from ostinato.config.model import (
     AttentionConfig,
     BucketsConfig,
@@ -88,12 +97,24 @@ def _ends(run: TrainingPass, n_rows: int) -> Counter[str]:
     config, found = run.config, Counter[str]()
     for name, stack in config.stacks().items():
         found["embeddings"] += ID * run.tokens(name)
-        found[f"{name}.dropout"] += FLOAT * run.tokens(name) * config.d_model if config.dropout else 0
+        found[f"{name}.dropout"] += run.tokens(name) * config.d_model if config.dropout else 0
         found[f"{name}.norms"] += _norm(run, name) if stack.norm.placement == "pre" else 0
-    tokens = run.tokens("decoder")
+    (*_, last), outputs = config.stacks(), n_outputs(config)
+    tokens = run.tokens(last)
+    if outputs is not None:
+        return found + _head(run, tokens, outputs)
     found["output"] = run.width * tokens * config.d_model + FLOAT * tokens * n_rows + ID * tokens
     found["copies"] = run.copy_of(n_rows * config.d_model)
     return found
+
+
+def _head(run: TrainingPass, tokens: int, outputs: int) -> Counter[str]:
+    """Return what a head with a projection of its own keeps: what it reads, its mask of dropout, and its outputs."""
+    config = run.config
+    n_read = run.batch if config.reads == "classification" else tokens
+    n_labels = 2 * run.batch if config.reads == "span" else n_read
+    read = (run.width + (FLOAT if config.dropout else 0)) * n_read * config.d_model
+    return Counter(head=read + FLOAT * n_read * outputs + ID * n_labels, copies=run.copy_of(outputs * config.d_model))
 
 
 def _shared(run: TrainingPass, uses: Iterable[PlannedUse]) -> Counter[str]:
@@ -134,7 +155,7 @@ def _use(run: TrainingPass, planned: PlannedUse) -> Counter[str]:
         found[f"{planned.part}.router"] = decision_bytes(run, planned.sub, run.tokens(stack))
         found["copies"] += weight_copies(run, planned.sub)
     if run.config.dropout:
-        found[f"{stack}.dropout"] = run.width * states
+        found[f"{stack}.dropout"] = states
     if run.is_recomputed:
         found["copies"] += run.copy_of(_whole_weights(planned, d_model))
     if reads_expected:
@@ -143,16 +164,16 @@ def _use(run: TrainingPass, planned: PlannedUse) -> Counter[str]:
         case ExpertAttentionConfig() as attention:
             kept = _expert_attention(run, planned, attention)
         case AttentionConfig() as attention if kind == "cross_attention":
-            kept = run.width * states + _attend(run, stack, attention, "encoder", has_bias=False)
+            kept = run.width * states + _attend(run, planned, attention)
             # A slice of packed weights is copied at every use.
             found["copies"] += run.copy_of(d_model * inner_width(attention, d_model))
         case AttentionConfig() as attention:
-            has_bias = isinstance(planned.stack_config.relative, WindowConfig | BucketsConfig)
             kept = run.width * states + _positions(run, planned, attention)
-            kept += _attend(run, stack, attention, stack, has_bias=has_bias, is_split=reads_expected)
+            kept += _attend(run, planned, attention, is_split=reads_expected)
         case DenseFeedForwardConfig() as ffn:
-            per_unit = PER_HIDDEN_UNIT[ffn.activation][1 if ffn.dropout else 0]
-            kept = run.width * (states + per_unit * run.tokens(stack) * ffn.d_ff)
+            per_unit = run.width * PER_HIDDEN_UNIT[ffn.activation]
+            per_unit += 1 if ffn.dropout and ffn.activation != "relu" else 0
+            kept = run.width * states + per_unit * run.tokens(stack) * ffn.d_ff
         case SeparableConvConfig() as conv:
             kept = _convolution(run, stack, conv)
         case ExpertFeedForwardConfig() as ffn:
@@ -170,12 +191,11 @@ def _expert_attention(run: TrainingPass, planned: PlannedUse, attention: ExpertA
     stack = planned.stack
     kept = states_bytes(run, attention, run.tokens(stack))
     if planned.use.kind == "cross_attention":
-        return kept + _attend(run, stack, attention, "encoder", has_bias=False)
+        return kept + _attend(run, planned, attention)
     # Queries, and keys and values, have each a copy of the states in autocast's type.
     kept += run.width * run.tokens(stack) * run.config.d_model if run.is_mixed else 0
-    has_bias = isinstance(planned.stack_config.relative, WindowConfig | BucketsConfig)
     kept += _positions(run, planned, attention)
-    return kept + _attend(run, stack, attention, stack, has_bias=has_bias)
+    return kept + _attend(run, planned, attention)
 
 
 def _norm(run: TrainingPass, stack: str) -> int:
@@ -185,29 +205,36 @@ def _norm(run: TrainingPass, stack: str) -> int:
 
 def _copies_heads(run: TrainingPass, attention: AttentionConfig) -> bool:
     """Return True where plain matrix products work on copies of keys and values that have the heads outermost."""
-    return run.is_mixed or (run.batch > 1 and attention.n_heads > 1)
+    return run.batch > 1 and attention.n_heads > 1
 
 
-def _attend(
-    run: TrainingPass, stack: str, attention: AttentionConfig, seen: str, *, has_bias: bool, is_split: bool = False
-) -> int:
+def _attend(run: TrainingPass, planned: PlannedUse, attention: AttentionConfig, *, is_split: bool = False) -> int:
     """Return what softmax(q k^T) v keeps, and q, k, v where they are of one use.
 
     Args:
         is_split: queries of self-attention are not packed with keys and values, as those of experts never are.
     """
+    stack, is_cross = planned.stack, planned.use.kind == "cross_attention"
+    seen, relative = ("encoder", None) if is_cross else (stack, planned.stack_config.relative)
     inner, n, keys = inner_width(attention, run.config.d_model), n_choices(attention), run.tokens(seen)
-    queries, is_cross = n * run.tokens(stack), seen != stack
+    queries = n * run.tokens(stack)
     is_split = is_split or isinstance(attention, ExpertAttentionConfig)
     packed = 0 if is_cross else keys * inner * (2 if is_split else 3)
-    if not has_bias and not attention.dropout:
+    n_weights = queries * attention.n_heads * run.lengths[seen]
+    if attention.dropout:
+        is_copied = _copies_heads(run, attention)
+        # Turned queries and keys stand beside what they were turned from.
+        is_turned = isinstance(relative, RotaryConfig)
+        heads = (queries + 2 * keys) * inner if is_copied else packed + (queries * inner if is_split or is_cross else 0)
+        heads += (queries + keys) * inner if is_turned and not is_copied else 0
+        return run.width * (heads + n_weights + queries * inner) + n_weights
+    if not isinstance(relative, WindowConfig | BucketsConfig):
         # The order of the columns needs no mask; prefixes and several queries a token do.
         mask = n * run.mask(stack) if not is_cross and (run.has_prefixes or n > 1) else 0
         kept = queries * inner * (2 if is_split or is_cross else 1)
         return run.width * (packed + kept + mask) + FLOAT * queries * attention.n_heads
-    weights = queries * attention.n_heads * run.lengths[seen] * (3 if attention.dropout else 1)
-    values = keys * inner if _copies_heads(run, attention) else packed
-    return FLOAT * ((queries + keys) * inner + values + weights) + run.width * queries * inner
+    values = keys * inner if run.is_mixed or _copies_heads(run, attention) else packed
+    return FLOAT * ((queries + keys) * inner + values + n_weights) + run.width * queries * inner
 
 
 def _positions(run: TrainingPass, planned: PlannedUse, attention: AttentionConfig) -> int:
@@ -239,14 +266,15 @@ def _convolution(run: TrainingPass, stack: str, conv: SeparableConvConfig) -> in
     d_model, length = run.config.d_model, run.lengths[stack]
     per_sentence = (2 * length + conv.kernel_in - 1) * d_model
     per_sentence += (2 * length + conv.kernel_out - 1) * conv.d_ff
-    per_sentence += length * conv.d_ff * (2 if conv.dropout else 1)
+    per_sentence += length * conv.d_ff
     # Laid out anew for the kernel; one tap a channel lies as it should already, unless autocast copies it.
     taps = sum(
         kernel * width
         for kernel, width in ((conv.kernel_in, d_model), (conv.kernel_out, conv.d_ff))
         if kernel > 1 or run.is_mixed
     )
-    return run.width * (run.batch * per_sentence + taps)
+    dropped = run.batch * length * conv.d_ff if conv.dropout else 0
+    return run.width * (run.batch * per_sentence + taps) + dropped
 
 
 def _sliced_weights(planned: PlannedUse, d_model: int) -> int:

@@ -11,7 +11,7 @@ from ostinato.budget.experts import TopK, chosen_experts
 from ostinato.budget.macs import MacCount, count_macs
 from ostinato.budget.memory import ByteCount, Precision, count_bytes
 from ostinato.budget.parameters import ParameterCount, count_parameters
-from ostinato.config.model import LanguageModelConfig, ModelConfig
+from ostinato.config.model import ModelConfig
 
 BudgetName = Literal["parameters", "macs", "bytes"]
 """What may be held equal. parameters: stored. macs: one teacher-forced pass over one sentence. bytes: weights,
@@ -55,7 +55,7 @@ class Budget:
     depth: dict[str, Depth]
     experts: dict[str, TopK]
     assumptions: Assumptions
-    is_language_model: bool
+    has_two_sides: bool
 
     def figure(self, name: BudgetName) -> int:
         """Return the number two models are compared by."""
@@ -70,7 +70,7 @@ class Budget:
     def as_dict(self) -> dict[str, Any]:
         """Return everything as plain data: parameters, macs, bytes, assumptions."""
         p, m, b, a = self.parameters, self.macs, self.bytes, self.assumptions
-        if self.is_language_model:
+        if not self.has_two_sides:
             per_token = {"per_token": m.per_token}
         else:
             per_token = {"per_source_token": m.per_source_token, "per_target_token": m.per_target_token}
@@ -93,7 +93,7 @@ class Budget:
                 "experts": {
                     part: {"k": chosen.k, "n_experts": chosen.n_experts} for part, chosen in self.experts.items()
                 },
-                "source_length": None if self.is_language_model else a.source_length,
+                "source_length": a.source_length if self.has_two_sides else None,
                 "target_length": a.target_length,
                 "batch_size": a.batch_size,
                 "beam": a.beam,
@@ -127,5 +127,5 @@ def count_budget(config: ModelConfig, assumptions: Assumptions | None = None) ->
         depth=depth,
         experts=chosen_experts(config),
         assumptions=a,
-        is_language_model=isinstance(config, LanguageModelConfig),
+        has_two_sides=config.has_two_sides,
     )

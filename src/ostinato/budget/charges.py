@@ -24,6 +24,7 @@ from ostinato.budget.sizes import (
     gate_products,
     hidden_branches,
     inner_width,
+    n_outputs,
     planned_uses,
     plans,
     separable_products,
@@ -39,8 +40,7 @@ from ostinato.config.model import (
     WindowConfig,
 )
 
-SCORES, WINDOW, ROUTER = "scores", "positions", "router"
-SIDES = {"encoder": "source", "decoder": "target"}
+SCORES, WINDOW, ROUTER, HEAD = "scores", "positions", "router", "head"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,9 @@ class Price(NamedTuple):
 
 
 def charges(config: ModelConfig, n_steps: int | None, vocab_size: int | None) -> dict[str, list[Charge]]:
-    """Return by stack what a pass charges; the output projection is the decoder's.
+    """Return by stack what a pass charges; the output projection is the last stack's.
+
+    A head that says one thing of a whole sentence is not charged to its tokens: see `sentence_macs`.
 
     Raises:
         ConfigError: a vocabulary size that is neither set nor passed, or `n_steps` for stacks that cannot change it.
@@ -85,12 +87,22 @@ def charges(config: ModelConfig, n_steps: int | None, vocab_size: int | None) ->
     found: dict[str, list[Charge]] = {name: [] for name in plans(config, n_steps)}
     projected: set[str] = set()
     for planned in planned_uses(config, n_steps):
-        found[planned.stack] += _of_use(planned, config.d_model, projected)
+        found[planned.stack] += _of_use(planned, config, projected)
     for name, plan in plans(config, n_steps).items():
         found[name] += _gates(name, config, plan.n_rounds)
-    output = config.d_model * vocabulary(config, "target", vocab_size)
-    found["decoder"].append(Charge("output", "target", 0, output, of_everyone=True))
+    last, outputs = list(found)[-1], n_outputs(config)
+    if outputs is None:
+        output = config.d_model * vocabulary(config, "target", vocab_size)
+        found[last].append(Charge("output", "target", 0, output, of_everyone=True))
+    elif config.reads != "classification":
+        found[last].append(Charge(HEAD, "target", 0, config.d_model * outputs, of_everyone=True))
     return found
+
+
+def sentence_macs(config: ModelConfig) -> int:
+    """Return what a sentence costs however many tokens it has: the head of a classification."""
+    outputs = n_outputs(config)
+    return config.d_model * outputs if config.reads == "classification" and outputs is not None else 0
 
 
 def prices(of_stack: Iterable[Charge], depth: int, deepest: int) -> dict[tuple[str, str], Price]:
@@ -113,21 +125,22 @@ def prices(of_stack: Iterable[Charge], depth: int, deepest: int) -> dict[tuple[s
     return {key: Price(paid["macs"], paid["source"], paid["target"]) for key, paid in sums.items()}
 
 
-def _of_use(planned: PlannedUse, d_model: int, projected: set[str]) -> Iterator[Charge]:
+def _of_use(planned: PlannedUse, config: ModelConfig, projected: set[str]) -> Iterator[Charge]:
     """Yield the charges of one use; `projected` holds the sets that have projected the memory."""
-    part, side, index = planned.part, SIDES[planned.stack], planned.round
+    d_model = config.d_model
+    part, side, index = planned.part, config.side_of(planned.stack), planned.round
     if isinstance(planned.sub, RoutedConfig):
         yield Charge(f"{part}.{ROUTER}", side, index, router_products(planned.sub, d_model))
     match planned.sub:
         # With experts or without: what differs is how many queries a token has.
         case AttentionConfig() as attention if planned.use.kind == "self_attention":
-            yield from _self_attention(planned, attention, d_model)
+            yield from _self_attention(planned, attention, d_model, side)
         case AttentionConfig() as attention:
             if planned.use.weights not in projected:
                 projected.add(planned.use.weights)
                 keys_values = 2 * d_model * inner_width(attention, d_model)
                 yield Charge(f"{part}.projections", "source", index, keys_values, of_everyone=True)
-            yield from _queries(planned, attention, d_model, "source")
+            yield from _queries(planned, attention, d_model, side, "source")
         case DenseFeedForwardConfig() as ffn:
             yield Charge(part, side, index, (hidden_branches(ffn) + 1) * d_model * ffn.d_ff)
         case SeparableConvConfig() as conv:
@@ -138,9 +151,8 @@ def _of_use(planned: PlannedUse, d_model: int, projected: set[str]) -> Iterator[
             raise TypeError(f"no cost is known for {type(other).__name__}")
 
 
-def _self_attention(planned: PlannedUse, attention: AttentionConfig, d_model: int) -> Iterator[Charge]:
-    side = SIDES[planned.stack]
-    yield from _queries(planned, attention, d_model, side)
+def _self_attention(planned: PlannedUse, attention: AttentionConfig, d_model: int, side: str) -> Iterator[Charge]:
+    yield from _queries(planned, attention, d_model, side, side)
     norm = planned.use.norm if planned.stack_config.norm.placement == "pre" else None
     keys_values = 2 * d_model * inner_width(attention, d_model)
     made_of = (planned.use.weights, norm)
@@ -151,9 +163,9 @@ def _self_attention(planned: PlannedUse, attention: AttentionConfig, d_model: in
         yield Charge(f"{planned.part}.{WINDOW}", side, planned.round, table)
 
 
-def _queries(planned: PlannedUse, attention: AttentionConfig, d_model: int, seen: str) -> Iterator[Charge]:
+def _queries(planned: PlannedUse, attention: AttentionConfig, d_model: int, side: str, seen: str) -> Iterator[Charge]:
     """Yield queries and output, and scores and values over all tokens of the side `seen`."""
-    part, side, index = planned.part, SIDES[planned.stack], planned.round
+    part, index = planned.part, planned.round
     width = n_choices(attention) * inner_width(attention, d_model)
     yield Charge(f"{part}.projections", side, index, 2 * d_model * width)
     yield Charge(f"{part}.{SCORES}", side, index, 0, per_key=2 * width, seen=seen)
@@ -164,4 +176,4 @@ def _gates(stack: str, config: ModelConfig, n_rounds: int) -> Iterator[Charge]:
     halting = config.stacks()[stack].halting
     asked = n_rounds - 1 if isinstance(halting, StickBreakingConfig) else n_rounds
     for index in range(asked):
-        yield Charge(f"{stack}.halting", SIDES[stack], index, gate_products(halting, config.d_model))
+        yield Charge(f"{stack}.halting", config.side_of(stack), index, gate_products(halting, config.d_model))

@@ -4,12 +4,13 @@ With N tokens, M = k N rows sorted by expert, D = d_model, F = d_ff, E experts, 
 bytes a number (2 under bfloat16 autocast, where what is marked * stays at 4), per use:
 
     dispatch        slot, row and expert of every row 24 M, ends 4 E
-    router          states N D *; mlp N D *, with dropout 3 N D *; hypersphere projected and normed rows 2 N d_e *,
-                    their norms 2 N *, normed experts E (d_e + 2) *, scores N E *
+    router          states N D *; mlp N D *, with dropout 2 N D * and N D bytes; hypersphere projected and normed
+                    rows 2 N d_e *, their norms 2 N *, normed experts E (d_e + 2) *, scores N E *
     gate            probabilities N E *, chosen experts 8 M, gates M *; renormalised (M + N) * more; of the scores
                     (sigmoid, topk_softmax) N E * more
     one expert      gates M *
-    feed-forward    states N D (with a router in float32 those it keeps), relu, gelu M F, geglu 2 M F, dropout M F bytes
+    feed-forward    states N D (with a router in float32 those it keeps), relu, gelu M F, geglu 2 M F, dropout of all
+                    but relu M F bytes
     sparse layer    per sub-layer inputs, normed rows and norm weights 3 M D *, mean and deviation 2 M *, rows M D and
                     what a feed-forward keeps of M F; outputs M D *
     weights         a bfloat16 copy of all experts' weights and biases at every use
@@ -40,6 +41,8 @@ def decision_bytes(run: TrainingPass, sub: RoutedConfig, tokens: int) -> int:
     if not sub.has_router:
         return dispatch + FLOAT * tokens
     router = FLOAT * (tokens * run.config.d_model + _router_numbers(run, sub, tokens))
+    if isinstance(sub.router, MlpRouterConfig) and sub.router.dropout:
+        router += tokens * run.config.d_model
     return dispatch + router + _gate_bytes(sub, tokens)
 
 
@@ -48,7 +51,7 @@ def _router_numbers(run: TrainingPass, sub: RoutedConfig, tokens: int) -> int:
     d_model, n_scores = run.config.d_model, tokens * sub.n_experts
     match sub.router:
         case MlpRouterConfig(dropout=dropout):
-            return tokens * d_model * (3 if dropout else 1)
+            return tokens * d_model * (2 if dropout else 1)
         case HypersphereRouterConfig() as router:
             width = sub.router_width if router.project else d_model
             kept = n_scores if router.learn_temperature else 0
@@ -88,7 +91,7 @@ def sparse_layer_bytes(run: TrainingPass, sub: SparseLayerConfig, tokens: int) -
 
 def _hidden_bytes(run: TrainingPass, sub: ExpertFeedForwardConfig | SparseLayerConfig) -> int:
     """Return the bytes of one row's hidden layer, and of what was dropped of it."""
-    return hidden_branches(sub) * sub.d_ff * run.width + (sub.d_ff if sub.dropout else 0)
+    return hidden_branches(sub) * sub.d_ff * run.width + (sub.d_ff if sub.dropout and sub.activation != "relu" else 0)
 
 
 def weight_copies(run: TrainingPass, sub: RoutedConfig) -> int:

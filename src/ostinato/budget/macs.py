@@ -9,7 +9,8 @@ With D = d_model, I = n_heads d_head, F = d_ff, S keys, T queries, V vocabulary 
     cross-attention, per set       2 D I S for keys and values: steps that share a set share them
     feed-forward                   2 D F T, geglu 3 D F T
     separable convolution          (D kernel_in + F kernel_out + 2 D F) T
-    output projection              D V T
+    output projection              D V T       (of a masked head as if every token were masked: it costs D V a mask)
+    heads with C labels            tagging D C T, span 2 D T, classification D C
     gates of halting               stick_breaking (R - 1) (D^2 + 2 D) T, act R D T, of a stack of R rounds
 
 and of sub-layers with E experts, k of them a token (Sparse Universal Transformer, section 2.7):
@@ -53,9 +54,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from ostinato.budget.charges import SCORES, WINDOW, Charge, charges, prices
+from ostinato.budget.charges import HEAD, SCORES, WINDOW, Charge, charges, prices, sentence_macs
 from ostinato.budget.depth import Depth, expected_depths
-from ostinato.config.model import ModelConfig, Seq2SeqConfig
+from ostinato.config.model import ModelConfig
 from ostinato.errors import ConfigError, Problem
 
 
@@ -67,11 +68,13 @@ class MacCount:
         total: the whole pass.
         by_part: adding up to `total`: ``<stack>.<kind>.projections``, ``.scores`` (scores and values), ``.positions``
             (window scores), ``<stack>.ffn``, ``<stack>.sparse_layer``, ``output``; of routed sub-layers
-            ``<stack>.<kind>.router``. Parts that cost nothing are left out.
+            ``<stack>.<kind>.router``; ``head`` of encoder-only models. Parts that cost nothing are left out.
         per_source_token: the encoder and the cross-attention keys and values, divided by the source length; 0 for
             language models.
-        per_target_token: everything else, divided by the target length.
-        per_generated_token: one token in cached decoding, attending to `context` target tokens, itself included.
+        per_target_token: everything else, divided by the target length; without a classification's head, which is
+            paid once a sentence.
+        per_generated_token: one token in cached decoding, attending to `context` target tokens, itself included; 0 for
+            encoder-only models, which generate none.
     """
 
     total: int
@@ -118,9 +121,8 @@ def count_macs(
     """
     depths = expected_depths(config, expected_depth, n_steps=n_steps)
     context = target_length if context is None else context
-    is_seq2seq = isinstance(config, Seq2SeqConfig)
-    source_length = source_length if is_seq2seq else 0
-    _check_lengths(source_length if is_seq2seq else None, target_length, context)
+    source_length = source_length if config.has_two_sides else 0
+    _check_lengths(source_length if config.has_two_sides else None, target_length, context)
     of_stacks = charges(config, n_steps, vocab_size)
     costs = _token_costs(of_stacks, depths, source_length, target_length)
     lengths = {"source": source_length, "target": target_length}
@@ -128,13 +130,15 @@ def count_macs(
     for (part, side), macs in costs.items():
         exact[part] = exact.get(part, Fraction()) + macs * lengths[side]
     by_part = {part: round(macs) for part, macs in exact.items() if macs}
+    if once := sentence_macs(config):
+        by_part[HEAD] = once
     generated = _token_costs(of_stacks, depths, source_length, context)
     return MacCount(
         total=sum(by_part.values()),
         by_part=by_part,
         per_source_token=_of_side(costs, "source"),
         per_target_token=_of_side(costs, "target"),
-        per_generated_token=_of_side(generated, "target"),
+        per_generated_token=_of_side(generated, "target") if config.generates else 0,
     )
 
 

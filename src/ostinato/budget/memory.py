@@ -17,7 +17,7 @@ self-attention and activations are as many as without it.
 Not counted: the copies of weights that decoding on a CPU makes (`ostinato.kernels.packed`; as many bytes as those
 weights), gradients (as many bytes as weights) and optimiser (Adam: twice as many), the logits themselves, buffers of
 matrix products, tensors that live within one operation, padding and its masks, allocator and process. Activations are
-those of torch's CPU kernels; GPU kernels keep other masks of dropout and drop attention weights without keeping them,
+those of a CPU; GPU kernels keep other masks of dropout and drop attention weights without keeping them,
 and are not tested here.
 """
 
@@ -31,7 +31,7 @@ from ostinato.budget.activations import activation_parts
 from ostinato.budget.parameters import count_parameters
 from ostinato.budget.passes import FLOAT, TrainingPass
 from ostinato.budget.sizes import inner_width, planned_uses
-from ostinato.config.model import AttentionConfig, ModelConfig, SeparableConvConfig, Seq2SeqConfig
+from ostinato.config.model import AttentionConfig, ModelConfig, SeparableConvConfig
 from ostinato.errors import ConfigError, Problem
 
 Precision = Literal["float32", "bfloat16"]
@@ -84,19 +84,19 @@ def count_bytes(
         ConfigError: a length, batch size or beam below 1, a vocabulary size that is neither set nor passed, or
             `n_steps` for stacks that cannot change it.
     """
-    is_seq2seq = isinstance(config, Seq2SeqConfig)
     sizes = {"target_length": target_length, "batch_size": batch_size, "beam": beam}
-    if is_seq2seq:
+    if config.has_two_sides:
         sizes["source_length"] = source_length
     if problems := [Problem(key, n, "must be at least 1") for key, n in sizes.items() if n < 1]:
         raise ConfigError(problems)
-    lengths = {"encoder": source_length, "decoder": target_length} if is_seq2seq else {"decoder": target_length}
+    of_side = {"source": source_length, "target": target_length}
+    lengths = {stack: of_side[config.side_of(stack)] for stack in config.stacks()}
     run = TrainingPass(config, lengths, batch_size, precision == "bfloat16", checkpoint_activations)
     stored = count_parameters(config, n_steps=n_steps, vocab_size=vocab_size).by_part
     by_part = {
         "weights": {part: FLOAT * n for part, n in stored.items()},
         "activations": activation_parts(run, n_steps, vocab_size),
-        "cache": _cache(config, lengths, batch_size, beam, n_steps),
+        "cache": _cache(config, lengths, batch_size, beam, n_steps) if config.generates else {},
     }
     return ByteCount(**{kind: sum(parts.values()) for kind, parts in by_part.items()}, by_part=by_part)
 

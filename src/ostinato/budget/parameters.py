@@ -7,8 +7,10 @@
 A generated token touches its row of the target embedding, every set its stack's plan names, their norms and tables,
 the final norm, and the whole output projection (where that is tied to the embedding, its row is inside). Of
 cross-attention it touches the query and output projections only: keys and values were made of the source, once. The
-encoder is not touched. Executed parameters count a forward pass over one source token and one target token: all uses
-of both stacks (cross-attention whole), one row of each embedding, and the output projection.
+encoder is not touched. Of an encoder-only model active is what one token touches: its row of the embedding, its stack,
+and the head, or all of the matrix over the vocabulary where the head is one. Executed parameters count a forward pass
+over one source token and one target token: all uses of both stacks (cross-attention whole), one row of each embedding,
+and the output projection.
 
 Of E experts a token touches k at every use, and the whole router. Steps that share a set of experts may choose others
 each time: n uses touch min(E, n k) of them at most, and that is what is counted as active. Executed are k a use.
@@ -25,13 +27,14 @@ from ostinato.budget.sizes import (
     PlannedUse,
     dense_size,
     halting_size,
+    n_outputs,
     norm_size,
     part_of,
     planned_uses,
     table_size,
     vocabulary,
 )
-from ostinato.config.model import AttentionConfig, LanguageModelConfig, ModelConfig, RoutedConfig
+from ostinato.config.model import AttentionConfig, ModelConfig, RoutedConfig
 
 SHARED = "shared"
 """Part prefix of the sets that serve more than one stack."""
@@ -45,8 +48,9 @@ class ParameterCount:
         stored, active, executed: see the module.
         by_part: the stored parameters by part, adding up to `stored`: ``encoder.self_attention``, ``decoder.ffn``, ...
             (``shared.ffn`` for sets of a bank that serves two stacks), ``decoder.sparse_layer`` (its norms included),
-            each with its ``.router`` as a part beside it; ``norms``, ``positions``, ``embeddings``, and ``output``
-            where the output projection is a matrix of its own. Parts without parameters are left out.
+            each with its ``.router`` as a part beside it; ``norms``, ``positions``, ``embeddings``, ``output`` where
+            the output projection is a matrix of its own, and the ``head`` of an encoder-only model. Parts without
+            parameters are left out.
     """
 
     stored: int
@@ -101,7 +105,7 @@ def count_parameters(
     for name, item in _items(config, n_steps):
         stored.setdefault(item.key, item)
         executed += item.executed
-        if name == "decoder":
+        if config.side_of(name) == "target":
             touched[item.key] = item.touched_after(touched.get(item.key, 0))
     by_part = Counter(dict.fromkeys(_part_order(config), 0))
     for item in stored.values():
@@ -179,9 +183,12 @@ def _embeddings(config: ModelConfig, vocab_size: int | None) -> _Rows:
     """Return the counts of embeddings and output projection."""
     d_model = config.d_model
     target = vocabulary(config, "target", vocab_size) * d_model
+    if (outputs := n_outputs(config)) is not None:
+        head = outputs * (d_model + 1)
+        return _Rows({"embeddings": target, "head": head}, active=d_model + head, executed=d_model + head)
     source = 0
     source_row = 0
-    if not isinstance(config, LanguageModelConfig):
+    if config.has_two_sides:
         source = vocabulary(config, "source", vocab_size) * d_model
         source_row = d_model
         if config.tie_embeddings == "all":
@@ -204,4 +211,4 @@ def _part_order(config: ModelConfig) -> Iterator[str]:
         names += own
         yield from (f"{name}.{part}" for part in (*own, "halting"))
     yield from (f"{SHARED}.{part}" for part in dict.fromkeys(names))
-    yield from ("norms", "positions", "embeddings", "output")
+    yield from ("norms", "positions", "embeddings", "output", "head")

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from ostinato.config.model import LanguageModelConfig, ModelConfig
 
 FLOAT, HALF, ID = 4, 2, 8
-PER_HIDDEN_UNIT = {"relu": (1, 3), "gelu": (2, 3), "geglu": (4, 5)}
-"""Numbers kept for every unit of a feed-forward's hidden layer, without and with dropout."""
+PER_HIDDEN_UNIT = {"relu": 1, "gelu": 2, "geglu": 4}
+"""Numbers kept for every unit of a feed-forward's hidden layer, masks of dropout aside."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from ostinato.budget.charges import SIDES, Price, charges, prices
+from ostinato.budget.charges import Price, charges, prices, sentence_macs
 from ostinato.budget.depth import expected_depths
 from ostinato.config.model import ModelConfig
 
@@ -39,6 +39,8 @@ class MacCounter:
     def __init__(self, config: ModelConfig, *, n_steps: int | None = None) -> None:
         self._charges = charges(config, n_steps, None)
         self._depths = expected_depths(config, n_steps=n_steps)
+        self._sides = {stack: config.side_of(stack) for stack in self._charges}
+        self._once = sentence_macs(config)
         self._prices: dict[tuple[str, int, int], dict[str, Price]] = {}
 
     def count(self, depths: Mapping[str, Sequence[int]]) -> SentenceMacs:
@@ -48,11 +50,11 @@ class MacCounter:
             depths: by stack how many of its tokens took part in 1, 2, ... rounds, as many numbers as the stack has
                 rounds.
         """
-        lengths = {SIDES[stack]: sum(found) for stack, found in depths.items()}
+        lengths = {self._sides[stack]: sum(found) for stack, found in depths.items()}
         source, target = lengths.get("source", 0), lengths["target"]
-        full = realised = 0
+        full = realised = self._once
         for stack, found in depths.items():
-            n_rounds, own = self._depths[stack].rounds, SIDES[stack]
+            n_rounds, own = self._depths[stack].rounds, self._sides[stack]
             everyone = [0] * (n_rounds - 1) + [lengths[own]]
             whole = self._stack(stack, everyone, source, target)
             full += whole
@@ -61,7 +63,7 @@ class MacCounter:
 
     def _stack(self, stack: str, found: Sequence[int], source: int, target: int) -> int:
         """Return what one stack costs, the memory's keys and values included."""
-        own, total = SIDES[stack], 0
+        own, total = self._sides[stack], 0
         deepest = max((depth for depth, n in enumerate(found, 1) if n), default=0)
         for depth, n in enumerate(found, 1):
             if n:

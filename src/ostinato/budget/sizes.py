@@ -14,9 +14,9 @@ from ostinato.config.model import (
     AttentionConfig,
     BucketsConfig,
     DenseFeedForwardConfig,
+    EncoderConfig,
     ExpertFeedForwardConfig,
     HaltingConfig,
-    LanguageModelConfig,
     ModelConfig,
     NormConfig,
     RelativeConfig,
@@ -135,13 +135,25 @@ def vocabulary(config: ModelConfig, side: str, vocab_size: int | None) -> int:
     Raises:
         ConfigError: neither is given; the message names the key.
     """
-    key = "vocab_size" if isinstance(config, LanguageModelConfig) else f"{side}_vocab_size"
+    key = f"{side}_vocab_size" if config.has_two_sides else "vocab_size"
     rows: int | None = getattr(config, key)
     rows = vocab_size if rows is None else rows
     if rows is None or rows < 1:
         reason = "a count needs the rows of the vocabulary: set it, or pass vocab_size (at least 1)"
         raise ConfigError([Problem(f"model.{key}", rows, reason)])
     return rows
+
+
+def n_outputs(config: ModelConfig) -> int | None:
+    """Return the numbers that a head's own projection gives; None where there is none, but logits over a vocabulary.
+
+    Raises:
+        ConfigError: it depends on labels whose number is not set.
+    """
+    found = config.n_outputs if isinstance(config, EncoderConfig) else None
+    if found == 0:
+        raise ConfigError([Problem("model.n_labels", None, "a count needs the number of labels: set it")])
+    return found
 
 
 def halting_size(halting: HaltingConfig, d_model: int) -> int:

@@ -18,11 +18,13 @@ from ostinato.cli import (
     evaluate,
     family,
     generate,
+    match,
     plan,
     recipes,
     solve,
     table,
     train,
+    transfer,
     tune_threshold,
 )
 from ostinato.cli.output import complain
@@ -73,11 +75,13 @@ for _command in (
     solve,
     recipes,
     table,
+    transfer,
     doctor,
     demo,
 ):
     _command.register(app)
 app.add_typer(data.app, name="data")
+app.add_typer(match.app, name="match")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -19,10 +19,10 @@ def print_budgets(planned: Sequence[PlannedRecipe]) -> None:
 
     names, budgets = short_names([one.name for one in planned]), [one.budget for one in planned]
     # A decoder-only model of pairs is counted for both lengths together: the others say what they are.
-    a = next((b for b in budgets if not b.is_language_model), budgets[0]).assumptions
+    a = next((b for b in budgets if b.has_two_sides), budgets[0]).assumptions
     print_wide(["parameters", *names], _parameters(budgets), right=True)
     both = f"MACs ({a.source_length} source, {a.target_length} target tokens)"
-    title = f"MACs ({a.target_length} tokens)" if all(b.is_language_model for b in budgets) else both
+    title = f"MACs ({a.target_length} tokens)" if not any(b.has_two_sides for b in budgets) else both
     print_wide([title, *names], _macs(budgets), right=True)
     sentences = "1 sentence" if a.batch_size == 1 else f"{a.batch_size} sentences"
     print_wide([f"bytes ({sentences}, beam {a.beam}, {a.precision})", *names], _bytes(budgets), right=True)
@@ -73,7 +73,7 @@ def _parameters(budgets: Sequence[Budget]) -> list[list[str]]:
 def _macs(budgets: Sequence[Budget]) -> list[list[str]]:
     rows = [_row("total", budgets, lambda b: b.macs.total)]
     rows += _parts([b.macs.by_part for b in budgets])
-    if all(b.is_language_model for b in budgets):
+    if not any(b.has_two_sides for b in budgets):
         rows.append(_row("per token", budgets, lambda b: b.macs.per_token))
     else:
         rows.append(_row("per source token", budgets, lambda b: b.macs.per_source_token))

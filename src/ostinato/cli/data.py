@@ -81,13 +81,18 @@ def _print_task(described: dict[str, Any]) -> None:
     say()
     say(described["protocol"])
     say()
-    print_table(["split", "examples"], list(described["sizes"].items()))
+    published = described["published"]
+    columns = ["split", "examples", *(["published"] if published else [])]
+    print_table(columns, [[s, n, *([published.get(s)] if published else [])] for s, n in described["sizes"].items()])
+    for split, found in described["overlap"].items():
+        say(f"{split}: {number(found['n_seen_sources'])} of {number(found['n'])} sources are in train")
     say(f"metrics: {', '.join(described['metrics'])}")
     if described["by"]:
         say(f"reported by: {', '.join(described['by'])}")
     for file in described["files"]:
-        where = f"{file['repo']}/{file['path']} at {file['commit'][:10]}"
-        say(f"file: {where}, {number(file['n_bytes'])} bytes, {file['licence']}")
+        where = file["url"] or f"{file['repo']}/{file['path']} at {file['commit'][:10]}"
+        size = f"{number(file['n_bytes'])} bytes" if file["n_bytes"] else "size not known"
+        say(f"file: {where}, {size}, {file['licence']}")
     for example in described["examples"]:
         say()
         for key, value in example.items():

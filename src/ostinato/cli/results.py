@@ -10,7 +10,7 @@ from ostinato.cli.output import flat, print_table, say
 
 _NOT_SCORES = (
     *("by", "macro", "name", "decoding", "halting", "halting_threshold", "halting_threshold_from"),
-    *("routing", "n_steps"),
+    *("routing", "n_steps", "ranking"),
 )
 _FORCED = ("loss", "token_accuracy")
 
@@ -36,6 +36,7 @@ def print_splits(results: Mapping[str, Scores]) -> None:
     for split, result in results.items():
         _print_halting(split, result)
         _print_routing(split, result.get("routing") or {})
+        _print_ranking(split, result.get("ranking") or {})
         for column, values in (result.get("by") or {}).items():
             macro = (result.get("macro") or {}).get(column)
             _print_groups(f"{split} by {column}", values, macro, [*_FORCED, *METRICS])
@@ -76,6 +77,17 @@ def _print_routing(split: str, routing: Mapping[str, Scores]) -> None:
         evenness = found["load_entropy"] / math.log(n)
         rows.append([router, n, found["experts_per_token"], evenness, found["row_entropy"], found["n_dead"]])
     print_table(columns, rows)
+
+
+def _print_ranking(split: str, ranking: Scores) -> None:
+    """Print how often the right target was preferred, by column."""
+    if not ranking:
+        return
+    rows = [["all", ranking["n"], ranking["accuracy"]]]
+    for column, values in ranking["by"].items():
+        rows += [[f"{column} {value}", found["n"], found["accuracy"]] for value, found in values.items()]
+        rows.append([f"{column}: their mean", None, ranking["macro"][column]["accuracy"]])
+    print_table([f"{split}: ranking", "n", "accuracy"], rows)
 
 
 def _print_groups(title: str, values: Mapping[str, Scores], macro: Scores | None, wanted: list[str]) -> None:

@@ -44,6 +44,33 @@ class TokenizerConfig(Config):
             yield Problem(f"{path}vocab_size", self.vocab_size, reason)
 
 
+class MaskingConfig(Config):
+    """What a model with a masked head has to guess: see `ostinato.data.objectives`."""
+
+    rate: Annotated[float, Field(gt=0, lt=1)] = 0.15
+    """Share of the tokens of a text that are labels."""
+    mean_span: Annotated[float, Field(ge=1)] = 1.0
+    """1: tokens one by one. Above: runs of tokens, of a geometric distribution with this mean, cut at 10."""
+    keep: Annotated[float, Field(ge=0, le=1)] = 0.1
+    """Share of the labels that are shown all the same."""
+    random: Annotated[float, Field(ge=0, le=1)] = 0.1
+    """Share of the labels that are replaced by some other token; the rest by the mask symbol."""
+
+    def problems(self, path: str = "") -> Iterator[Problem]:
+        """Shares of the same whole."""
+        if self.keep + self.random > 1:
+            yield Problem(f"{path}random", self.random, f"with {path}keep = {self.keep} they exceed 1")
+
+
+class MixtureConfig(Config):
+    """Training on several data sets, drawn more evenly than by their sizes: see `ostinato.data.mixture`."""
+
+    column: FieldName
+    """Names each example's data set: a language, or task.origin_column."""
+    temperature: Annotated[float, Field(ge=1)] = 1.0
+    """T of shares n^(1 / T): 1 by size, larger ones more evenly."""
+
+
 class DataConfig(Config):
     """Files of the user's own, tokenizers, and how examples are batched."""
 
@@ -65,6 +92,14 @@ class DataConfig(Config):
     max_source_length: Size = 1024
     """In tokens, the end symbol included; of the source alone, also where a decoder-only model reads both sides."""
     max_target_length: Size = 1024
+    block_length: Size | None = None
+    """Texts are packed into blocks of so many tokens, an end symbol after each text; None: a text is a row of its own.
+    Every block begins with the begin symbol; a text may then be longer than max_target_length."""
+    mixture: MixtureConfig | None = None
+    """How often each data set of a mixture is drawn in training; None: every example once an epoch. Blocks hold texts
+    of one data set only."""
+    masking: MaskingConfig = MaskingConfig()
+    """For model.head.kind=masked."""
     over_length: Literal["error", "drop", "truncate"] = "error"
     """What happens to a longer example. In evaluation nothing is ever dropped: it is an error or truncated."""
     unknown: Literal["error", "replace"] = "error"

@@ -20,6 +20,13 @@ from ostinato.config.experts import (
     SparseLayerConfig,
 )
 from ostinato.config.halting import ActConfig, HaltingConfig, NoHaltingConfig, StickBreakingConfig
+from ostinato.config.heads import (
+    ClassificationHeadConfig,
+    HeadConfig,
+    MaskedHeadConfig,
+    SpanHeadConfig,
+    TaggingHeadConfig,
+)
 from ostinato.config.one_wide import FfnVariant, spread_feed_forwards, variant_problems
 from ostinato.config.sub_layers import (
     AttentionConfig,
@@ -37,18 +44,22 @@ __all__ = [
     "AttentionConfig",
     "AttentionSubLayer",
     "BucketsConfig",
+    "ClassificationHeadConfig",
     "CoordinatesConfig",
     "DecoderConfig",
     "DenseFeedForwardConfig",
+    "EncoderConfig",
     "ExpertAttentionConfig",
     "ExpertFeedForwardConfig",
     "FeedForwardConfig",
     "GateConfig",
     "HaltingConfig",
+    "HeadConfig",
     "HypersphereRouterConfig",
     "Init",
     "LanguageModelConfig",
     "LinearRouterConfig",
+    "MaskedHeadConfig",
     "MlpRouterConfig",
     "ModelConfig",
     "NoHaltingConfig",
@@ -63,10 +74,12 @@ __all__ = [
     "Seq2SeqConfig",
     "SignalConfig",
     "SinusoidalConfig",
+    "SpanHeadConfig",
     "SparseLayerConfig",
     "StackConfig",
     "StickBreakingConfig",
     "SubLayerConfig",
+    "TaggingHeadConfig",
     "WindowConfig",
 ]
 
@@ -253,6 +266,9 @@ class DecoderConfig(StackConfig):
 
 
 Init = Literal["xavier", "normal", "unit_scaling", "torch"]
+Reads = Literal["pair", "sequence", "masked", "classification", "tagging", "span"]
+"""pair: a source, and a target to write. sequence: one text, or a pair joined to one. The others: the heads of
+encoder-only models (`ostinato.config.heads`)."""
 
 
 class _ModelConfig(Config):
@@ -268,6 +284,34 @@ class _ModelConfig(Config):
     shared_d_ff: Size | Literal["parity"] | None = None
     """Width of the feed-forwards that `ffn_variant` shares; parity: all feed-forwards together stay as wide as they
     were. None: their d_ff as given (one-wide: parity)."""
+
+    @property
+    def reads(self) -> Reads:
+        """How an example becomes what the model reads and is to say of it."""
+        raise TypeError(type(self).__name__)
+
+    @property
+    def joins_pairs(self) -> bool:
+        """Whether source and target of a pair are read as one sequence."""
+        return self.reads == "sequence"
+
+    @property
+    def has_two_sides(self) -> bool:
+        """Whether source and target are read by stacks of their own; else there is one sequence, the target side."""
+        return self.reads == "pair"
+
+    @property
+    def generates(self) -> bool:
+        """Whether the model writes text, token by token."""
+        return self.reads in ("pair", "sequence")
+
+    def side_of(self, stack: str) -> Literal["source", "target"]:
+        """Return whose tokens a stack reads."""
+        return "source" if self.has_two_sides and stack == "encoder" else "target"
+
+    def vocabulary_sizes(self, source: int, target: int) -> dict[str, int]:
+        """Return the fields that hold sizes of vocabularies, with what they are for tokenizers of so many ids."""
+        raise TypeError(type(self).__name__)
 
     def given_stacks(self) -> dict[str, StackConfig]:
         """Return the stacks as configured, before `ffn_variant`, by name, in the order they run."""
@@ -342,9 +386,13 @@ class Seq2SeqConfig(_ModelConfig):
     decoder: DecoderConfig = DecoderConfig()
 
     @property
-    def joins_pairs(self) -> bool:
-        """False: source and target of a pair are read by stacks of their own."""
-        return False
+    def reads(self) -> Reads:
+        """Pairs, whose sides are read by stacks of their own."""
+        return "pair"
+
+    def vocabulary_sizes(self, source: int, target: int) -> dict[str, int]:
+        """Return the sizes of both sides."""
+        return {"source_vocab_size": source, "target_vocab_size": target}
 
     def given_stacks(self) -> dict[str, StackConfig]:
         """Return the stacks as configured, before `ffn_variant`, by name, in the order they run."""
@@ -377,13 +425,64 @@ class LanguageModelConfig(_ModelConfig):
     decoder: StackConfig = StackConfig()
 
     @property
-    def joins_pairs(self) -> bool:
-        """True: source and target of a pair are read as one sequence."""
-        return True
+    def reads(self) -> Reads:
+        """Texts, and pairs as one sequence."""
+        return "sequence"
+
+    def vocabulary_sizes(self, source: int, target: int) -> dict[str, int]:
+        """Return the one size there is."""
+        return {"vocab_size": target}
 
     def given_stacks(self) -> dict[str, StackConfig]:
         """Return the stacks as configured, before `ffn_variant`, by name, in the order they run."""
         return {"decoder": self.decoder}
 
 
-ModelConfig = Annotated[Seq2SeqConfig | LanguageModelConfig, Field(discriminator="kind")]
+class EncoderConfig(_ModelConfig):
+    """An encoder-only model: one stack whose tokens all see each other, and a head that reads their states.
+
+    It reads ``<bos> text <eos>``, of a pair (two texts separated by a tab) ``<bos> text <eos> text <eos>``. The
+    embeddings have one row more than the tokenizer has ids: the last one is the mask symbol's, whatever the head is,
+    so that a model pre-trained with a `masked` head goes on with another.
+    """
+
+    kind: Literal["encoder"] = "encoder"
+    vocab_size: Size | None = None
+    """Rows of the embedding, the mask symbol's included; None: from the tokenizer."""
+    n_labels: Size | None = None
+    """Labels of a classification or tagging head; None: from the training split."""
+    tie_embeddings: Literal["none", "output"] = "output"
+    """Whether a masked head reads with the embeddings, or with a matrix of its own."""
+    encoder: StackConfig = StackConfig()
+    head: HeadConfig = MaskedHeadConfig()
+
+    @property
+    def reads(self) -> Reads:
+        """What the head is for."""
+        return self.head.kind
+
+    @property
+    def n_outputs(self) -> int | None:
+        """Numbers that a projection of the head's own gives; None: the head reads with a matrix over the vocabulary."""
+        return {"masked": None, "span": 2}.get(self.head.kind, self.n_labels or 0)
+
+    def vocabulary_sizes(self, source: int, target: int) -> dict[str, int]:
+        """Return the rows of the embedding, and for heads that choose a label how many there are."""
+        labels = {"n_labels": target} if self.head.kind in ("classification", "tagging") else {}
+        return {"vocab_size": source + 1} | labels
+
+    def given_stacks(self) -> dict[str, StackConfig]:
+        """Return the stacks as configured, before `ffn_variant`, by name, in the order they run."""
+        return {"encoder": self.encoder}
+
+    def problems(self, path: str = "") -> Iterator[Problem]:
+        """Settings that belong to another head."""
+        yield from super().problems(path)
+        if self.tie_embeddings == "none" and self.head.kind != "masked":
+            reason = f"has no effect: {path}head.kind={self.head.kind} has no output over the vocabulary"
+            yield Problem(f"{path}tie_embeddings", "none", reason)
+        if self.n_labels is not None and self.head.kind in ("masked", "span"):
+            yield Problem(f"{path}n_labels", self.n_labels, f"{path}head.kind={self.head.kind} has no labels")
+
+
+ModelConfig = Annotated[Seq2SeqConfig | LanguageModelConfig | EncoderConfig, Field(discriminator="kind")]

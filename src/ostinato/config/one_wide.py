@@ -70,6 +70,11 @@ _DECODER_ONLY: dict[FfnVariant, _Variant] = {
     "no-dec": _Variant({"decoder": "none"}),
     "one-wide": _Variant({"decoder": "shared"}, is_parity=True),
 }
+_ENCODER_ONLY: dict[FfnVariant, _Variant] = {
+    "shared-enc": _Variant({"encoder": "shared"}),
+    "no-enc": _Variant({"encoder": "none"}),
+    "one-wide": _Variant({"encoder": "shared"}, is_parity=True),
+}
 
 
 def spread_feed_forwards(
@@ -106,7 +111,8 @@ def variant_problems(
     variants = _variants(stacks)
     key = f"{path}ffn_variant"
     if variant is not None and variant not in variants:
-        yield Problem(key, variant, f"a model without an encoder has only {', '.join(variants)}")
+        lacks = "without an encoder" if "decoder" in stacks else "without a decoder"
+        yield Problem(key, variant, f"a model {lacks} has only {', '.join(variants)}")
         return
     sides = variants[variant].sides if variant is not None else {}
     shared = [name for name, side in sides.items() if side == "shared"]
@@ -127,7 +133,9 @@ def variant_problems(
 
 
 def _variants(stacks: Mapping[str, StackConfig]) -> dict[FfnVariant, _Variant]:
-    return _SEQ2SEQ if "encoder" in stacks else _DECODER_ONLY
+    if len(stacks) == 1:
+        return _ENCODER_ONLY if "encoder" in stacks else _DECODER_ONLY
+    return _SEQ2SEQ
 
 
 def _spread(stack: StackConfig, variant: _Variant, name: str, stacks: Mapping[str, StackConfig]) -> StackConfig:

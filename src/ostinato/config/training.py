@@ -26,6 +26,17 @@ class OptimizerConfig(Config):
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.98
     eps: Positive = 1e-9
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    lr_scales: list[LearningRateScale] = Field(default_factory=list)
+    """Parts with a learning rate of their own; the first pattern that matches a parameter counts."""
+
+
+class LearningRateScale(Config):
+    """A part of the model with a learning rate of its own."""
+
+    pattern: str
+    """Of the names of its parameters; `*` stands for anything."""
+    scale: Positive
+    """What the schedule's learning rate is multiplied by."""
 
 
 class ScheduleConfig(Config):
@@ -127,6 +138,14 @@ class TrainingConfig(Config):
     init_from: str | None = None
     """A run directory: the model starts from the weights of its best checkpoint, and reads text as that run does.
     Parameters that it lacks (gates of a halting rule, say) start as they would without it."""
+    init_checkpoint: str = "best"
+    """Which of its checkpoints: best, last, a mean (best:5, last:5), or a name such as update-000500."""
+    init_except: list[str] = Field(default_factory=list)
+    """Parameters that are not taken from init_from, by patterns of their names: the run's are left out, the model's
+    start as they would without it. `head.*` and `output_weight` exchange a head."""
+    extend_vocabulary: bool = False
+    """With init_from: words (or characters) of the new training data that the run's tokenizer lacks get ids after its
+    own, and embeddings rows for them that start as in a new model."""
     freeze: list[str] = Field(default_factory=list)
     """Parameters that do not train, by patterns of their names. `*.router.*`, `*.experts.*` and `*.norm_*` keep
     routers, experts of feed-forwards and the norms of a sparse layer's experts as they are (`*.query_*` and `*.out_*`
@@ -141,6 +160,13 @@ class TrainingConfig(Config):
     """Batches per update, weighted by their target tokens: N batches give the gradient of one large batch."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """bfloat16: autocast; weights, norms, softmaxes and losses stay float32."""
+    dropout_draws: Literal["auto", "torch"] = "auto"
+    """Random numbers of dropout. auto: on a CPU one byte an element, so that p is rounded to 1/256 and the scale
+    makes up for the rounded p; elsewhere torch's. torch: torch's everywhere, which on a CPU takes ten times as long."""
+    compile: bool = False
+    """Training passes by torch.compile (evaluations and decoding are not compiled). The first updates take minutes, and
+    shapes are compiled anew until they are known to vary. Not for models with experts or halting, whose rows are
+    gathered by what they hold; needs a C++ compiler on a CPU. docs/speed.md says what it gives."""
     checkpoint_activations: bool = False
     """Recompute every step in the backward pass instead of keeping its activations."""
     evaluate_every: Size = 500
@@ -154,3 +180,11 @@ class TrainingConfig(Config):
     device: str = "auto"
     n_threads: Size | None = None
     """CPU threads; None: torch's choice."""
+
+    def problems(self, path: str = "") -> Iterator[Problem]:
+        """Settings of a start from a run need one."""
+        if self.init_from is None:
+            for name in ("init_except", "extend_vocabulary", "init_checkpoint"):
+                value = getattr(self, name)
+                if value != type(self).model_fields[name].get_default(call_default_factory=True):
+                    yield Problem(f"{path}{name}", value, f"needs {path}init_from")

@@ -30,6 +30,22 @@ class Tokens:
 
 
 @dataclass(frozen=True, slots=True)
+class TextSize:
+    """Words and bytes (UTF-8) of a text, its end counting as one of each where the end symbol is a label, too."""
+
+    n_words: int
+    n_bytes: int
+
+    @classmethod
+    def of(cls, text: str) -> TextSize:
+        """Return the size of a text with its end: words are what white space separates."""
+        return cls(len(text.split()) + 1, len(text.encode()) + 1)
+
+    def __add__(self, other: TextSize) -> TextSize:
+        return TextSize(self.n_words + other.n_words, self.n_bytes + other.n_bytes)
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
     """Examples side by side.
 
@@ -43,11 +59,16 @@ class Batch:
     labels_BT: Tensor
     loss_BT: Tensor
     source: Tokens | None = None
+    places_BL: Tensor | None = None
+    """Columns of the target that labels are read from, where not every column has one: `labels_BT` and `loss_BT` then
+    have a column for every label of a sentence."""
     prefix_lengths_B: Tensor | None = None
     """Pairs as one sequence: real tokens of the source with its end symbol, which lead the sequence. A prefix language
-    model lets them see each other in both directions."""
+    model lets them see each other in both directions. Of a span head: the columns before the passage."""
     indices: tuple[int, ...] = ()
     """Row numbers in the split."""
+    sizes: tuple[TextSize | None, ...] = ()
+    """Of the texts whose every token is a label, one for every row; None for other rows. Empty: of none."""
     columns: dict[str, list[object]] = field(default_factory=dict)
     """Metadata columns, carried through to the metrics."""
 
@@ -73,6 +94,7 @@ class Batch:
             target=self.target.to(device),
             labels_BT=self.labels_BT.to(device),
             loss_BT=self.loss_BT.to(device),
+            places_BL=None if self.places_BL is None else self.places_BL.to(device),
             source=None if self.source is None else self.source.to(device),
             prefix_lengths_B=None if self.prefix_lengths_B is None else self.prefix_lengths_B.to(device),
         )

@@ -19,14 +19,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from ostinato.data.batch import Batch, Tokens
+from ostinato.data.batch import Batch, TextSize, Tokens
+from ostinato.data.labelled import LabelledRow, collate_labelled
+from ostinato.data.mixture import Mixture
+from ostinato.data.objectives import Objective
+from ostinato.data.pad import pad
 from ostinato.data.tokenizer import BOS_ID, EOS_ID, PAD_ID, Tokenizer, Tokenizers
 from ostinato.errors import CheckpointError, DataError
 
 if TYPE_CHECKING:
-    from ostinato.config.data import DataConfig
+    from ostinato.config.data import DataConfig, MixtureConfig
     from ostinato.data.example import Example
 
 _FIRST_BOUND, _BOUND_GROWTH = 8, 1.1
@@ -41,6 +44,7 @@ class Row:
         source_ids: None for texts.
         index: 0-based number of the example in its split.
         is_joined: source and target are one sequence.
+        size: of a text that is whole.
     """
 
     source_ids: list[int] | None
@@ -48,6 +52,7 @@ class Row:
     columns: dict[str, object] = field(default_factory=dict)
     index: int = 0
     is_joined: bool = False
+    size: TextSize | None = None
 
     @property
     def length(self) -> int:
@@ -64,6 +69,7 @@ def encode_examples(
     training: bool,
     name: str,
     joins_pairs: bool = False,
+    first: int = 0,
 ) -> Iterator[Row]:
     """Turn examples into rows, one at a time.
 
@@ -73,12 +79,13 @@ def encode_examples(
         name: what the examples are called in errors, usually the split.
         joins_pairs: make one sequence of source and target, for a decoder-only model (`LanguageModelConfig`); the
             longest lengths are still those of each side.
+        first: number of the first example.
 
     Raises:
         DataError: an example is longer than its limit, or holds an unknown symbol; names the example (from 1), the
             limit and the setting to change.
     """
-    for index, example in enumerate(examples):
+    for index, example in enumerate(examples, first):
         where = f"{name}: example {index + 1}"
         source = None
         if example.source is not None:
@@ -87,7 +94,10 @@ def encode_examples(
         ids = _encode(tokenizers.target, example.target, data, f"{where}, target")
         target = _fit(ids, data.max_target_length, "target", data, training, where)
         if target is not None and (source is not None or example.source is None):
-            yield Row(source, target, example.columns, index, is_joined=joins_pairs and source is not None)
+            is_whole = not training and example.source is None and len(target) == len(ids)
+            size = TextSize.of(example.target) if is_whole else None
+            is_joined = joins_pairs and source is not None
+            yield Row(source, target, example.columns, index, is_joined=is_joined, size=size)
 
 
 def _encode(tokenizer: Tokenizer, text: str, data: DataConfig, where: str) -> list[int]:
@@ -113,17 +123,29 @@ def _fit(ids: list[int], limit: int, side: str, data: DataConfig, training: bool
     )
 
 
-def collate(rows: Sequence[Row]) -> Batch:
+AnyRow = Row | LabelledRow
+
+
+def collate(rows: Sequence[AnyRow]) -> Batch:
     """Put rows side by side, padded on the right.
 
     Source: ids and the end symbol. Target: the begin symbol and ids. Labels: ids and the end symbol. Of joined rows the
     target is the source followed by that, and the labels begin where the begin symbol stands.
 
     Raises:
-        DataError: there are no rows, or only some of them have a source, or only some are joined.
+        DataError: there are no rows, or they are not of one kind: only some have a source, are joined or labelled.
     """
     if not rows:
         raise DataError("a batch needs at least one row")
+    labelled = [row for row in rows if isinstance(row, LabelledRow)]
+    if len(labelled) == len(rows):
+        return collate_labelled(labelled)
+    return _collate([row for row in rows if isinstance(row, Row)], len(rows))
+
+
+def _collate(rows: Sequence[Row], n_rows: int) -> Batch:
+    if len(rows) != n_rows:
+        raise DataError(f"{n_rows - len(rows)} of {n_rows} rows have labels of their own: a batch needs all or none")
     sources = [[*row.source_ids, EOS_ID] for row in rows if row.source_ids is not None]
     if sources and len(sources) != len(rows):
         raise DataError(f"{len(sources)} of {len(rows)} rows have a source: a batch needs all or none")
@@ -137,6 +159,7 @@ def collate(rows: Sequence[Row]) -> Batch:
     return replace(
         batch,
         indices=tuple(row.index for row in rows),
+        sizes=tuple(row.size for row in rows),
         columns={name: [row.columns.get(name) for row in rows] for name in names},
     )
 
@@ -157,28 +180,34 @@ def _joined(sources: list[list[int]], targets: list[list[int]], labels: list[lis
 
 
 def _pad(sequences: Sequence[Sequence[int]]) -> Tokens:
-    lengths = np.fromiter(map(len, sequences), dtype=np.int64, count=len(sequences))
-    keep_BT = np.arange(lengths.max()) < lengths[:, None]
-    ids_BT = np.full(keep_BT.shape, PAD_ID, dtype=np.int64)
-    ids_BT[keep_BT] = np.concatenate([np.asarray(ids, dtype=np.int64) for ids in sequences])
-    as_tensor: tuple[Tensor, Tensor] = torch.from_numpy(ids_BT), torch.from_numpy(keep_BT)
-    return Tokens(*as_tensor)
+    return Tokens(*pad(sequences))
 
 
 class TrainingBatches:
-    """Batches without end, epoch after epoch; every row is in exactly one batch of an epoch.
+    """Batches without end, epoch after epoch; without a mixture every row is in exactly one batch of an epoch.
 
     Args:
         rows: held in memory.
         tokens_per_batch: padded tokens, rows times the longest row (`Row.length`).
         seed: with the number of the epoch, it decides everything; the process's own generators are not touched.
+        objective: hides parts of labelled rows, others in every epoch.
+        mixture: how often rows of each data set are drawn; then some are in no batch of an epoch, and some in several.
 
     Raises:
         DataError: there are no rows.
     """
 
-    def __init__(self, rows: Iterable[Row], tokens_per_batch: int, seed: int) -> None:
+    def __init__(
+        self,
+        rows: Iterable[AnyRow],
+        tokens_per_batch: int,
+        seed: int,
+        objective: Objective | None = None,
+        mixture: MixtureConfig | None = None,
+    ) -> None:
         self.rows = list(rows)
+        self._objective = objective
+        self._mixture = None if mixture is None else Mixture(mixture, [row.columns for row in self.rows])
         if not self.rows:
             raise DataError("there are no training examples (data.over_length=drop may have dropped them all)")
         self.tokens_per_batch = tokens_per_batch
@@ -194,7 +223,8 @@ class TrainingBatches:
 
     def _cut(self, generator: np.random.Generator) -> list[list[int]]:
         """Return the row numbers of every batch of an epoch."""
-        order = generator.permutation(len(self.rows))
+        n = len(self.rows)
+        order = generator.permutation(n) if self._mixture is None else self._mixture.draw(generator)
         order = order[np.argsort(self._buckets[order], kind="stable")]
         batches = list(_cut_by_budget(order.tolist(), self._lengths.tolist(), self.tokens_per_batch))
         return [batches[i] for i in generator.permutation(len(batches))]
@@ -212,7 +242,13 @@ class TrainingBatches:
             self._open(self.epoch + 1)
         numbers = self._plan[self._next]
         self._next += 1
-        return collate([self.rows[i] for i in numbers])
+        return collate([self._row(i) for i in numbers])
+
+    def _row(self, number: int) -> AnyRow:
+        row = self.rows[number]
+        if self._objective is None or not isinstance(row, LabelledRow):
+            return row
+        return self._objective(row, np.random.default_rng([self.seed, self.epoch, number]))
 
     def state(self) -> dict[str, int]:
         """Return the place after the last batch given out, and what it depends on."""
@@ -243,7 +279,7 @@ class TrainingBatches:
 
 
 def evaluation_batches(
-    rows: Iterable[Row], tokens_per_batch: int, *, window: int = _EVALUATION_WINDOW
+    rows: Iterable[AnyRow], tokens_per_batch: int, *, window: int = _EVALUATION_WINDOW
 ) -> Iterator[Batch]:
     """Yield every row once, holding at most `window` of them; rows are sorted by length inside the window.
 

@@ -15,12 +15,15 @@ class Example:
     Args:
         source: what the model reads; None for language models.
         target: what it writes; for language models, the text.
+        continues: the target goes on where the source ends: a language model reads both as one text, of which only the
+            target counts.
         columns: metadata such as a category, carried through to the metrics and never shown to the model.
     """
 
     source: str | None
     target: str
     columns: dict[str, object] = field(default_factory=dict)
+    continues: bool = False
 
 
 def fingerprint(examples: Iterable[Example]) -> tuple[str, int]:

@@ -3,6 +3,10 @@
 A file has an address that never changes what it means (repository, commit, path) and the SHA-256 of its bytes. Nothing
 enters the cache before its size and hash are right, and nothing leaves it without the hash being looked at again, so
 that a damaged disk or an interrupted download never becomes a result. A socket is opened by `DataAccess.fetch` alone.
+
+Some large files were never at hand when their address was written down here: they have no SHA-256. The first download
+of such a file is noted with its hash beside it, and has to stay the same from then on; what is in it is checked by the
+task that reads it (number of rows, and wherever there is a rule for the targets, every target).
 """
 
 from __future__ import annotations
@@ -42,29 +46,35 @@ class RemoteFile:
         repo: owner and name, ``owner/name``.
         commit: full hash of the commit, so that the address always means the same bytes.
         path: path inside the repository.
-        sha256: of the bytes, in lower-case hexadecimal.
-        n_bytes: their number.
+        sha256: of the bytes, in lower-case hexadecimal; None: not known, see above.
+        n_bytes: their number; None: not known.
         n_rows: examples it holds; None where it holds none, or a task knows better.
         licence: what the publisher states.
+        url: address of a file that its publisher keeps outside the repository; the repository is then the one that
+            names it.
     """
 
     repo: str
     commit: str
     path: str
-    sha256: str
-    n_bytes: int
+    sha256: str | None
+    n_bytes: int | None
     n_rows: int | None
     licence: str
+    url: str | None = None
 
     @property
     def key(self) -> str:
-        """Return the place of the file below a base address, a mirror or a cache: ``owner/name/commit/path``."""
-        return f"{self.repo}/{self.commit}/{self.path}"
+        """Return the place of the file below a base address, a mirror or a cache.
+
+        ``owner/name/commit/path``, or for a file with an address of its own ``host/path``.
+        """
+        return self.url.partition("://")[2] if self.url else f"{self.repo}/{self.commit}/{self.path}"
 
     @property
     def address(self) -> str:
         """Return where the file is published."""
-        return f"{_BASE}/{quote(self.key)}"
+        return self.url or f"{_BASE}/{quote(self.key)}"
 
 
 class _InterruptedError(Exception):
@@ -98,9 +108,15 @@ class DataAccess:
 
     def cached(self, file: RemoteFile) -> Path | None:
         """Return the path of a file that is in the cache and sound; opens no socket."""
-        path = self.cache / file.key
-        is_sound = path.is_file() and path.stat().st_size == file.n_bytes and sha256_of(path) == file.sha256
-        return path if is_sound else None
+        path, known = self.cache / file.key, self.known_hash(file)
+        if known is None or not path.is_file() or file.n_bytes not in (None, path.stat().st_size):
+            return None
+        return path if sha256_of(path) == known else None
+
+    def known_hash(self, file: RemoteFile) -> str | None:
+        """Return the SHA-256 a file must have: the published one, or that of its first download; None before it."""
+        note = _note(self.cache / file.key)
+        return file.sha256 or (note.read_text(encoding="ascii").strip() if note.is_file() else None)
 
     def fetch(self, file: RemoteFile) -> Path:
         """Return the path of the checked file, after a download where the cache lacks it or holds it damaged.
@@ -117,7 +133,9 @@ class DataAccess:
             _remove_stale(path)
             with _scratch(path) as part:
                 self._transfer(file, part)
-                _check(file, part, self._origin(file))
+                digest = _check(file, part, self._origin(file), self.known_hash(file))
+                if file.sha256 is None:
+                    _note(path).write_text(f"{digest}\n", encoding="ascii")
                 part.replace(path)
         except OSError as error:
             reason = error.strerror or error
@@ -197,13 +215,21 @@ def _drain(response: BinaryIO, stream: BinaryIO) -> int:
         n_received += len(chunk)
 
 
-def _check(file: RemoteFile, part: Path, origin: str) -> None:
+def _note(path: Path) -> Path:
+    """Return where the hash of a file without a published one is kept."""
+    return path.with_name(f"{path.name}.sha256")
+
+
+def _check(file: RemoteFile, part: Path, origin: str, known: str | None) -> str:
+    """Return the hash of what was received, after a look at whether it is the right one."""
     n_bytes, digest = part.stat().st_size, sha256_of(part)
-    if n_bytes != file.n_bytes or digest != file.sha256:
+    if file.n_bytes not in (None, n_bytes) or known not in (None, digest):
+        size = "" if file.n_bytes is None else f"{file.n_bytes} bytes with "
         raise DataError(
-            f"{origin}: not the published file {file.path}: expected {file.n_bytes} bytes with SHA-256 {file.sha256}, "
+            f"{origin}: not the published file {file.path}: expected {size}SHA-256 {known}, "
             f"got {n_bytes} bytes with {digest}; nothing was kept"
         )
+    return digest
 
 
 @contextmanager

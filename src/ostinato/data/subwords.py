@@ -51,6 +51,11 @@ class Subwords:
         ids: list[int] = self._run(text).ids
         return [None if piece == self._unknown else piece for piece in ids]
 
+    def spans(self, text: str) -> list[tuple[int, int]]:
+        """Return the characters of `text` that every piece stands for."""
+        shift = int(self._leading_space)
+        return [(max(start - shift, 0), end - shift) for start, end in self._run(text).offsets]
+
     def first_unknown(self, text: str) -> str:
         """Return the part of `text` that its first unknown piece stands for."""
         encoding = self._run(text)

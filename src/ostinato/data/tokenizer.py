@@ -12,6 +12,7 @@ contains the word ``<pad>`` or ``<eos>`` therefore gets an ordinary id for it, a
 from __future__ import annotations
 
 import json
+import re
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -23,6 +24,7 @@ from ostinato.errors import CheckpointError, ConfigError, DataError, Problem
 
 if TYPE_CHECKING:
     from ostinato.config.data import DataConfig, TokenizerConfig
+    from ostinato.config.model import Reads
     from ostinato.data.example import Example
 
 PAD_ID, BOS_ID, EOS_ID, UNK_ID = 0, 1, 2, 3
@@ -32,6 +34,7 @@ UNKNOWN_TEXT = "\N{DOUBLE QUESTION MARK}"
 
 _FORMAT, _VERSION = "ostinato-tokenizer", 1
 Unknown = Literal["error", "replace"]
+_WORD, _LINE = re.compile(r"\S+"), re.compile(r"\S(?:.*\S)?", re.DOTALL)
 
 
 class Tokenizer(ABC):
@@ -78,6 +81,13 @@ class Tokenizer(ABC):
         return self._text(kept)
 
     @abstractmethod
+    def spans(self, text: str) -> list[tuple[int, int]]:
+        """Return for every id of `encode` the characters start .. end of the text it stands for, without white space.
+
+        Where several pieces make one character, each stands for it. The span of white space alone is empty.
+        """
+
+    @abstractmethod
     def _text(self, ids: Sequence[int]) -> str: ...
 
     @abstractmethod
@@ -108,7 +118,7 @@ class SymbolTokenizer(Tokenizer):
     """A closed list of words or characters; id 4 is the most frequent one."""
 
     def __init__(self, kind: Literal["words", "characters"], symbols: Sequence[str]) -> None:
-        self.kind = kind
+        self.kind = self._symbol_kind = kind
         self.symbols = list(symbols)
         self._ids = {symbol: N_SPECIAL + i for i, symbol in enumerate(self.symbols)}
         self._split: Callable[[str], Sequence[str]] = str.split if kind == "words" else list
@@ -126,6 +136,11 @@ class SymbolTokenizer(Tokenizer):
             raise DataError(f"cannot build a tokenizer of {kind}: {reason}")
         return cls(kind, kept)
 
+    def extended(self, texts: Iterable[str]) -> SymbolTokenizer:
+        """Return this tokenizer with the new symbols of `texts` after its own, the most frequent first."""
+        counts = Counter(symbol for text in texts for symbol in self._split(text) if symbol not in self._ids)
+        return SymbolTokenizer(self._symbol_kind, [*self.symbols, *sorted(counts, key=lambda s: (-counts[s], s))])
+
     @property
     def vocab_size(self) -> int:
         """Rows of an embedding table, the special symbols included."""
@@ -138,6 +153,12 @@ class SymbolTokenizer(Tokenizer):
             symbol = self._split(text)[ids.index(UNK_ID)]
             raise _unknown_symbol(symbol, f"{len(self.symbols)} {self.kind}")
         return ids
+
+    def spans(self, text: str) -> list[tuple[int, int]]:
+        """Return the characters of every symbol; see `Tokenizer.spans`."""
+        if self.kind == "words":
+            return [match.span() for match in _WORD.finditer(text)]
+        return [(i, i if symbol.isspace() else i + 1) for i, symbol in enumerate(text)]
 
     def _text(self, ids: Sequence[int]) -> str:
         return self._glue.join(UNKNOWN_TEXT if i == UNK_ID else self.symbols[i - N_SPECIAL] for i in ids)
@@ -165,11 +186,71 @@ class SubwordTokenizer(Tokenizer):
             raise _unknown_symbol(self._model.first_unknown(text), f"{self._model.n_pieces} pieces")
         return [UNK_ID if piece is None else N_SPECIAL + piece for piece in pieces]
 
+    def spans(self, text: str) -> list[tuple[int, int]]:
+        """Return the characters of every piece; see `Tokenizer.spans`."""
+        found = []
+        for start, end in self._model.spans(text):
+            piece = text[start:end]
+            found.append((end - len(piece.lstrip()), start + len(piece.rstrip())) if piece.strip() else (end, end))
+        return found
+
     def _text(self, ids: Sequence[int]) -> str:
         return self._model.decode([None if i == UNK_ID else i - N_SPECIAL for i in ids], UNKNOWN_TEXT)
 
     def _content(self) -> dict[str, Any]:
         return self._model.to_dict()
+
+
+class LabelTokenizer(Tokenizer):
+    """A closed list of labels, without special symbols; id 0 is the most frequent one.
+
+    classification: a text is one label, white space at its ends aside. tagging: white space separates labels.
+    """
+
+    def __init__(self, kind: Literal["classification", "tagging"], labels: Sequence[str]) -> None:
+        self.kind = kind
+        self.labels = list(labels)
+        self._ids = {label: i for i, label in enumerate(self.labels)}
+
+    @classmethod
+    def count(cls, kind: Literal["classification", "tagging"], texts: Iterable[str]) -> LabelTokenizer:
+        """Take the labels of `texts`: most frequent first, then in the order of code points."""
+        counts = Counter(label for text in texts for label in _labels(kind, text))
+        if not counts:
+            raise DataError("there are no labels")
+        return cls(kind, sorted(counts, key=lambda label: (-counts[label], label)))
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of labels."""
+        return len(self.labels)
+
+    def encode(self, text: str, *, unknown: Unknown = "error") -> list[int]:
+        """Return the labels' ids; one that training never saw is always an error."""
+        found = _labels(self.kind, text)
+        for label in found:
+            if label not in self._ids:
+                some = ", ".join(map(repr, self.labels[:10]))
+                raise DataError(f"{label!r} is not among the {len(self.labels)} labels of the training data ({some})")
+        return [self._ids[label] for label in found]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Return the labels of ids, with blanks between them."""
+        return self._text(list(ids))
+
+    def spans(self, text: str) -> list[tuple[int, int]]:
+        """Return the characters of every label."""
+        return [match.span() for match in (_LINE if self.kind == "classification" else _WORD).finditer(text)]
+
+    def _text(self, ids: Sequence[int]) -> str:
+        return " ".join(self.labels[i] for i in ids)
+
+    def _content(self) -> dict[str, Any]:
+        return {"labels": self.labels}
+
+
+def _labels(kind: str, text: str) -> list[str]:
+    return [text.strip()] if kind == "classification" else text.split()
 
 
 class Tokenizers:
@@ -185,13 +266,18 @@ class Tokenizers:
         return self.source is self.target
 
     @classmethod
-    def train(cls, data: DataConfig, examples: Iterable[Example]) -> Tokenizers:
+    def train(cls, data: DataConfig, examples: Iterable[Example], reads: Reads = "pair") -> Tokenizers:
         """Build one joint tokenizer, or one for each side where `data.target_tokenizer` is set.
+
+        Args:
+            reads: what for (`ModelConfig.reads`): targets that are labels have a list of labels, and are no text.
 
         Raises:
             ConfigError: a language model's data, which has no source, with a tokenizer for the target alone.
             DataError: there are no examples.
         """
+        if reads in ("classification", "tagging", "span"):
+            return cls._with_labels(data, list(examples), reads)
         if data.target_tokenizer is None:
             joint = Tokenizer.train(data.tokenizer, _all_texts(examples))
             return cls(joint, joint)
@@ -202,6 +288,33 @@ class Tokenizers:
             raise ConfigError([Problem("data.target_tokenizer", data.target_tokenizer.kind, reason)])
         target = Tokenizer.train(data.target_tokenizer, [example.target for example in rows])
         return cls(Tokenizer.train(data.tokenizer, sources), target)
+
+    @classmethod
+    def _with_labels(cls, data: DataConfig, rows: list[Example], reads: Reads) -> Tokenizers:
+        text = Tokenizer.train(data.tokenizer, [example.source for example in rows if example.source is not None])
+        return cls(text, text).with_labels(rows, reads)
+
+    def extended(self, examples: Iterable[Example]) -> Tokenizers:
+        """Return tokenizers that know all symbols of the examples, too, with ids after those there are.
+
+        Raises:
+            ConfigError: subwords, whose pieces are trained together.
+        """
+        rows = list(examples)
+        if self.is_joint:
+            joint = _extended(self.source, _all_texts(rows))
+            return Tokenizers(joint, joint)
+        source = _extended(self.source, [example.source for example in rows if example.source is not None])
+        # Labels are a list of their own, which a new task has anyway.
+        if isinstance(self.target, LabelTokenizer):
+            return Tokenizers(source, self.target)
+        return Tokenizers(source, _extended(self.target, [example.target for example in rows]))
+
+    def with_labels(self, examples: Iterable[Example], reads: Reads) -> Tokenizers:
+        """Return the source's tokenizer beside the labels of the examples; beside itself where there are no labels."""
+        if reads == "classification" or reads == "tagging":
+            return Tokenizers(self.source, LabelTokenizer.count(reads, [example.target for example in examples]))
+        return Tokenizers(self.source, self.source)
 
     def save(self, directory: Path) -> None:
         """Write ``joint.json``, or ``source.json`` and ``target.json``."""
@@ -221,6 +334,13 @@ class Tokenizers:
             joint = Tokenizer.load(directory / "joint.json")
             return cls(joint, joint)
         return cls(Tokenizer.load(directory / "source.json"), Tokenizer.load(directory / "target.json"))
+
+
+def _extended(tokenizer: Tokenizer, texts: Iterable[str]) -> Tokenizer:
+    if isinstance(tokenizer, SymbolTokenizer):
+        return tokenizer.extended(texts)
+    reason = f"the run's tokenizer is one of subwords ({tokenizer.kind}), which cut every text: leave it out"
+    raise ConfigError([Problem("training.extend_vocabulary", True, reason)])
 
 
 def _all_texts(examples: Iterable[Example]) -> Iterator[str]:
@@ -245,6 +365,8 @@ def _from_content(content: dict[str, Any], path: Path) -> Tokenizer:
             if len(set(symbols)) != len(symbols) or not all(isinstance(symbol, str) for symbol in symbols):
                 raise ValueError("the symbols are not distinct strings")
             return SymbolTokenizer(kind, symbols)
+        if kind in ("classification", "tagging"):
+            return LabelTokenizer(kind, content["labels"])
         return SubwordTokenizer(str(kind), subwords.Subwords.from_dict(content))
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path}: the tokenizer is damaged: {error}") from error

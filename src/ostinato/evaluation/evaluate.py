@@ -12,21 +12,25 @@ from typing import Any
 
 from ostinato.config.data import DataConfig
 from ostinato.config.decoding import DecodingConfig
-from ostinato.data.batching import encode_examples, evaluation_batches
+from ostinato.data.batch import Batch
+from ostinato.data.batching import evaluation_batches
 from ostinato.data.example import Example
+from ostinato.data.rows import encode_rows
 from ostinato.data.subset import take_evenly
 from ostinato.data.tokenizer import Tokenizers
 from ostinato.decoding.inference import inference
+from ostinato.errors import ConfigError, Problem
 from ostinato.evaluation.passes import Passes
 from ostinato.evaluation.predictions import WriteRecord
+from ostinato.evaluation.ranking import rank
+from ostinato.evaluation.readout import text_of
 from ostinato.evaluation.scores import check_metrics
 from ostinato.evaluation.tally import Tally
-from ostinato.models.language_model import LanguageModel
-from ostinato.models.seq2seq import Seq2Seq
+from ostinato.models import Model
 
 
 def evaluate(
-    model: Seq2Seq | LanguageModel,
+    model: Model,
     examples: Iterable[Example],
     tokenizers: Tokenizers,
     *,
@@ -37,6 +41,7 @@ def evaluate(
     n_steps: int | None = None,
     max_examples: int | None = None,
     name: str = "examples",
+    contrast: str | None = None,
     predictions: WriteRecord | None = None,
 ) -> dict[str, Any]:
     """Return the scores of a model on examples.
@@ -49,20 +54,24 @@ def evaluate(
         n_steps: rounds to run instead of the plans' own (fully shared plans only).
         max_examples: so many at most, spread evenly over all (`take_evenly`); numbers of examples count those taken.
         name: of the split, for error messages and the result.
+        contrast: column of a wrong target, to be compared with the right one (`ostinato.evaluation.ranking`); all
+            examples are held then.
         predictions: called with a record for every output (index, source, reference, prediction, score, finished,
             columns), see `PredictionWriter`; decodes even where `metrics` is empty.
 
     Returns:
-        name, n, n_labels, loss (nats per label), perplexity, token_accuracy, sequence_accuracy_forced (teacher-forced:
-        see `ostinato.evaluation.scores`), the metrics' own numbers and signatures; macs: multiply-accumulates of the
-        teacher-forced pass over an example, on average, at `full` depth and as `realised` by its tokens' depths (each
-        example by itself: `ostinato.budget.realised`); by: column -> value -> the same numbers; macro: column -> their
-        means over the values, each counting once; depth: stack -> rounds a real token took part in, on average, in the
-        teacher-forced passes; where tokens halt, halting: stack -> what `ostinato.evaluation.depth.describe` says of
-        them, also for every value in `by`, and halting_threshold: stack -> what it was; n_steps, seconds; where the
-        model has routers, routing: router -> how it used its experts in those passes (`RoutingTotals.compute`); and,
-        where something was decoded, n_generated (tokens, end symbols included), n_unfinished (outputs cut at their
-        length limit), decoding_seconds (the search alone) and decoding (the settings).
+        name, n (blocks where texts are packed), n_labels, loss (nats per label), perplexity, token_accuracy,
+        sequence_accuracy_forced (teacher-forced: see `ostinato.evaluation.scores`), of texts word_perplexity and
+        bits_per_byte, the metrics' own numbers and signatures; macs: multiply-accumulates of the teacher-forced pass
+        over an example, on average, at `full` depth and as `realised` by its tokens' depths (each example by itself:
+        `ostinato.budget.realised`); by: column -> value -> the same numbers; macro: column -> their means over the
+        values, each counting once; failed, with exact match: column -> values with more than 5 % of outputs wrong;
+        depth: stack -> rounds a real token took part in, on average, in the teacher-forced passes; where tokens halt,
+        halting: stack -> what `ostinato.evaluation.depth.describe` says of them, also for every value in `by`, and
+        halting_threshold: stack -> what it was; n_steps, seconds; where the model has routers, routing: router -> how
+        it used its experts in those passes (`RoutingTotals.compute`); and, where something was decoded, n_generated
+        (tokens, end symbols included), n_unfinished (outputs cut at their length limit), decoding_seconds (the search
+        alone) and decoding (the settings); with `contrast`, ranking: what `rank` returns.
 
     Raises:
         ConfigError: an unknown metric, or decoded metrics for texts, which have no source.
@@ -72,19 +81,53 @@ def evaluate(
     started = time.perf_counter()
     is_decoding = bool(metrics) or predictions is not None
     held: dict[int, Example] = {}
-    chosen = _remember(take_evenly(examples, max_examples), held)
-    joins_pairs = model.config.joins_pairs
-    rows = encode_examples(chosen, tokenizers, data, training=False, name=name, joins_pairs=joins_pairs)
-    tally = Tally(metrics, by, name, tokenizers, predictions)
+    taken = take_evenly(examples, max_examples)
+    if contrast is not None:
+        taken = iter(pairs := list(taken))
+    chosen = _remember(taken, held)
+    rows = encode_rows(chosen, tokenizers, data, model.config, training=False, name=name)
+    is_packed = data.block_length is not None
+    if is_packed:
+        _check_by_of_blocks(by, data)
+
+    def as_text(ids: list[int], example: Example) -> str:
+        return text_of(model.config, ids, example, tokenizers, data)
+
+    tally = Tally(metrics, by, name, as_text, predictions)
     passes = Passes(model, decoding if is_decoding else None, metrics, n_steps)
     # A beam holds that many rows for every sentence.
     budget = max(1, data.eval_tokens_per_batch // (decoding.beam if is_decoding else 1))
     with inference(model):
         for batch in evaluation_batches(rows, budget):
+            blocks = _blocks(batch) if is_packed else {}
             for index, found in zip(batch.indices, passes.run(batch.to(model.device)), strict=True):
-                tally.add(index, held.pop(index), found)
-    result = tally.result(passes.halting, is_decoding=is_decoding) | passes.result()
-    return result | {"n_steps": n_steps, "seconds": time.perf_counter() - started}
+                tally.add(index, blocks.pop(index) if is_packed else held.pop(index), found)
+            if is_packed:
+                held.clear()
+        ranking = {}
+        if contrast is not None:
+            ranking["ranking"] = rank(
+                model, pairs, tokenizers, data, contrast=contrast, by=by, name=name, n_steps=n_steps
+            )
+    writes = is_decoding and model.config.generates
+    result = tally.result(passes.halting, is_decoding=writes) | passes.result()
+    return result | ranking | {"n_steps": n_steps, "seconds": time.perf_counter() - started}
+
+
+def _check_by_of_blocks(by: Sequence[str], data: DataConfig) -> None:
+    """Refuse columns that blocks of several texts do not have: all but the data set of a mixture."""
+    known = [] if data.mixture is None else [data.mixture.column]
+    if not set(by) <= set(known):
+        reason = f"blocks of several texts (data.block_length) have {', '.join(known) or 'no column (data.mixture)'}"
+        raise ConfigError([Problem("evaluation.by", list(by), reason)])
+
+
+def _blocks(batch: Batch) -> dict[int, Example]:
+    """Return what stands for the texts of every block: an example with its columns."""
+    return {
+        index: Example(None, "", {name: values[place] for name, values in batch.columns.items()})
+        for place, index in enumerate(batch.indices)
+    }
 
 
 def _remember(examples: Iterable[Example], held: dict[int, Example]) -> Iterator[Example]:

@@ -23,9 +23,8 @@ from ostinato.evaluation.averaging import average_checkpoints, parse_average
 from ostinato.evaluation.evaluate import evaluate
 from ostinato.evaluation.predictions import PredictionWriter, WriteRecord
 from ostinato.evaluation.threshold import TRAINED, TunedThreshold, read_tuned, threshold_origin
+from ostinato.models import Encoder, LanguageModel, Model, Seq2Seq
 from ostinato.models.checkpoint import load_model
-from ostinato.models.language_model import LanguageModel
-from ostinato.models.seq2seq import Seq2Seq
 from ostinato.tasks.recipes import load_recipe
 from ostinato.tasks.registry import build_task, task_config
 
@@ -45,7 +44,7 @@ class LoadedRun:
     checkpoint: Path
     recipe: Recipe
     tokenizers: Tokenizers
-    model: Seq2Seq | LanguageModel
+    model: Model
     tuned: TunedThreshold | None = None
 
     @property
@@ -90,7 +89,7 @@ class LoadedRun:
         if len(given) != len(texts):
             raise DataError(f"there are {len(texts)} texts, but {len(given)} prefixes: give one to each, '' for none")
         return generate_texts(
-            self.model,
+            self.writer,
             [Input(text, prefix) for text, prefix in zip(texts, given, strict=True)],
             self.tokenizers,
             self.recipe.data,
@@ -111,7 +110,7 @@ class LoadedRun:
         """Yield for every text its output, or the error that kept it from having one; see `generate_stream`."""
         config = self.decoding(**decoding)
         return generate_stream(
-            self.model,
+            self.writer,
             texts,
             self.tokenizers,
             self.recipe.data,
@@ -159,11 +158,26 @@ class LoadedRun:
                 n_steps=n_steps,
                 max_examples=wanted.max_examples if max_examples is None else max_examples,
                 name=split,
+                contrast=None if split == task.splits()[0] else task.contrast,
                 predictions=write,
             )
         if "halting_threshold" in result:
             result["halting_threshold_from"] = self.halting_threshold_from
         return result
+
+    @property
+    def writer(self) -> Seq2Seq | LanguageModel:
+        """The model, which can write text.
+
+        Raises:
+            ConfigError: it is encoder-only.
+        """
+        if isinstance(self.model, Encoder):
+            reason = (
+                "an encoder-only model writes no text: `ostinato evaluate RUN --predictions FILE` writes its labels"
+            )
+            raise ConfigError([Problem("model.kind", "encoder", reason)])
+        return self.model
 
     @property
     def reads_prompts(self) -> bool:

@@ -11,14 +11,15 @@ from torch import Tensor
 
 from ostinato.budget import MacCounter, SentenceMacs, expected_depths
 from ostinato.config.decoding import DecodingConfig
-from ostinato.data.batch import Batch
+from ostinato.config.model import EncoderConfig
+from ostinato.data.batch import Batch, TextSize
 from ostinato.decoding import Hypothesis, search
 from ostinato.errors import ConfigError, Problem
 from ostinato.evaluation.depth import sentence_depths
+from ostinato.evaluation.readout import read_out
 from ostinato.evaluation.routing import RoutingTotals
 from ostinato.evaluation.scores import SentenceScores, score_sentences
-from ostinato.models.language_model import LanguageModel
-from ostinato.models.seq2seq import Seq2Seq
+from ostinato.models import Model, ModelOutput
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +28,15 @@ class SentenceResult:
 
     Args:
         scores: teacher-forced. depths: by stack, see `ostinato.evaluation.depth.depth_sums`. macs: of the
-            teacher-forced pass; None for models that have no stacks. output: what was decoded, if anything was.
+            teacher-forced pass; None for models that have no stacks. output: what was decoded, or what the head said,
+            if it was asked. size: of a text whose every token is a label.
     """
 
     scores: SentenceScores
     depths: Mapping[str, Tensor]
     macs: SentenceMacs | None
     output: Hypothesis | None
+    size: TextSize | None = None
 
 
 class Passes:
@@ -45,7 +48,7 @@ class Passes:
 
     def __init__(
         self,
-        model: Seq2Seq | LanguageModel,
+        model: Model,
         decoding: DecodingConfig | None,
         metrics: Sequence[str],
         n_steps: int | None,
@@ -60,8 +63,9 @@ class Passes:
 
     def run(self, batch: Batch) -> list[SentenceResult]:
         """Return what became of every sentence of a batch, in the batch's order."""
-        scores, depths = self._forced(batch)
-        outputs = self._decode(batch)
+        output = self.model(batch, n_steps=self.n_steps)
+        scores, depths = self._forced(output, batch)
+        outputs = self._decode(output, batch)
         counts = {stack: sums_BV[:, :-1].long().tolist() for stack, sums_BV in depths.items()}
         return [
             SentenceResult(
@@ -69,20 +73,23 @@ class Passes:
                 {stack: sums_BV[place] for stack, sums_BV in depths.items()},
                 self._macs({stack: found[place] for stack, found in counts.items()}),
                 outputs[place],
+                batch.sizes[place] if batch.sizes else None,
             )
             for place in range(batch.n_sentences)
         ]
 
-    def _forced(self, batch: Batch) -> tuple[list[SentenceScores], dict[str, Tensor]]:
-        output = self.model(batch, n_steps=self.n_steps)
+    def _forced(self, output: ModelOutput, batch: Batch) -> tuple[list[SentenceScores], dict[str, Tensor]]:
         scores = score_sentences(output.logits_BTV, batch.labels_BT, batch.loss_BT)
         self.halting |= {name for name, stack in output.stacks.items() if stack.halting is not None}
         self._routing.add(output)
         return scores, sentence_depths(output, batch, self._rounds)
 
-    def _decode(self, batch: Batch) -> list[Hypothesis] | list[None]:
+    def _decode(self, output: ModelOutput, batch: Batch) -> list[Hypothesis] | list[None]:
         if self.decoding is None:
             return [None] * batch.n_sentences
+        config = self.model.config
+        if isinstance(config, EncoderConfig) and config.reads != "masked":
+            return read_out(config, output.logits_BTV, batch)
         if not batch.has_sources:
             reason = (
                 "texts have no source to decode from: they are measured by loss, perplexity and token_accuracy, "
@@ -105,7 +112,7 @@ class Passes:
     def result(self) -> dict[str, Any]:
         """Return what holds for all sentences together; see `ostinato.evaluation.evaluate`."""
         found: dict[str, Any] = {}
-        if self.decoding is not None:
+        if self.decoding is not None and self.model.config.generates:
             found |= {"decoding_seconds": self._decoding_seconds, "decoding": self.decoding.model_dump(mode="json")}
         if routed := self._routing.compute():
             found["routing"] = routed

@@ -5,6 +5,12 @@
     token_accuracy = labels that are the most probable token / labels
     sequence_accuracy_forced = sentences with every label right / sentences
 
+and of texts whose every token is a label, with their end as one word and one byte more:
+
+    word_perplexity = exp(sum of -log p(label) / number of words)          words: what white space separates
+    bits_per_byte = sum of -log2 p(label) / number of bytes                of the text in UTF-8
+
+which, unlike loss and perplexity, compare models with different tokenizers on the same text;
 all teacher-forced: the true labels before a label are given. Sums are kept in float64.
 """
 
@@ -18,9 +24,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ostinato.data.batch import TextSize
 from ostinato.errors import ConfigError, Problem
 from ostinato.metrics import make_metric
 
+_EXACT = "exact_match"
+_PASSED = 0.95
 _ROWS = 2048
 """Labels scored at a time: a softmax over the vocabulary is never held for a whole batch."""
 
@@ -59,10 +68,12 @@ class Totals:
     def __init__(self, metrics: Sequence[str]) -> None:
         self.n = self.n_labels = self._n_right = self._n_sentences_right = 0
         self._nll = 0.0
+        self._size: TextSize | None = TextSize(0, 0)
         self._metrics = [make_metric(name) for name in metrics]
 
-    def add(self, scores: SentenceScores) -> None:
-        """Count one example's teacher-forced numbers."""
+    def add(self, scores: SentenceScores, size: TextSize | None = None) -> None:
+        """Count one example's teacher-forced numbers; `size`: of the text that its labels are."""
+        self._size = None if self._size is None or size is None else self._size + size
         self.n += 1
         self.n_labels += scores.n_labels
         self._nll += scores.nll
@@ -85,9 +96,23 @@ class Totals:
             "token_accuracy": self._n_right / self.n_labels if self.n_labels else math.nan,
             "sequence_accuracy_forced": self._n_sentences_right / self.n if self.n else math.nan,
         }
+        result.update(self._per_text())
         for metric in self._metrics:
             result.update(metric.compute())
         return result
+
+    def _per_text(self) -> dict[str, Any]:
+        """Return the numbers by words and bytes, where every example was a text with its size."""
+        size = self._size
+        if size is None or not size.n_words:
+            return {}
+        per_word = self._nll / size.n_words
+        return {
+            "n_words": size.n_words,
+            "n_bytes": size.n_bytes,
+            "word_perplexity": math.exp(per_word) if per_word < 700 else math.inf,
+            "bits_per_byte": self._nll / math.log(2) / size.n_bytes,
+        }
 
 
 def check_metrics(metrics: Sequence[str]) -> None:
@@ -107,6 +132,20 @@ def macro_means(groups: dict[str, dict[str, Any]]) -> dict[str, float]:
     if not groups:
         return {}
     results = list(groups.values())
-    counts = {"n", "n_labels"}
-    names = [k for k, v in results[0].items() if k not in counts and isinstance(v, int | float)]
+    counts = {"n", "n_labels", "n_words", "n_bytes"}
+    names = [
+        k
+        for k, v in results[0].items()
+        if k not in counts and isinstance(v, int | float) and all(k in result for result in results)
+    ]
     return {name: math.fsum(result[name] for result in results) / len(results) for name in names}
+
+
+def count_failed(groups: dict[str, dict[str, Any]]) -> int | None:
+    """Return how many groups have more than 5 % of their outputs wrong; None where exact match was not measured.
+
+    So failed tasks of bAbI are counted (Weston et al. 2015, arXiv 1502.05698).
+    """
+    if not groups or any(_EXACT not in result for result in groups.values()):
+        return None
+    return sum(float(result[_EXACT]) < _PASSED for result in groups.values())

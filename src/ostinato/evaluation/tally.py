@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ostinato.budget import SentenceMacs
 from ostinato.data.example import Example
-from ostinato.data.tokenizer import Tokenizers
 from ostinato.decoding import Hypothesis
 from ostinato.errors import DataError
 from ostinato.evaluation.depth import DepthTotals
 from ostinato.evaluation.passes import SentenceResult
 from ostinato.evaluation.predictions import WriteRecord
-from ostinato.evaluation.scores import Totals, macro_means
+from ostinato.evaluation.scores import Totals, count_failed, macro_means
 
 _MOST_VALUES = 1000
 """A column of more values than this is an identifier, and totals for each of them would hold the whole split."""
@@ -37,7 +36,7 @@ class _Group:
 
     def add(self, found: SentenceResult) -> None:
         """Count one example; multiply-accumulates are whole numbers, whose sum no order changes."""
-        self.scores.add(found.scores)
+        self.scores.add(found.scores, found.size)
         self.depths.add(found.depths)
         if found.macs is not None:
             so_far = self.macs or SentenceMacs(0, 0)
@@ -57,6 +56,7 @@ class Tally:
 
     Args:
         metrics: decoded metrics by name. by: metadata columns. name: of the split, for error messages.
+        text_of: from an output's ids and its example to its text.
         predictions: called with a record for every output.
     """
 
@@ -65,10 +65,10 @@ class Tally:
         metrics: Sequence[str],
         by: Sequence[str],
         name: str,
-        tokenizers: Tokenizers,
+        text_of: Callable[[list[int], Example], str],
         predictions: WriteRecord | None,
     ) -> None:
-        self.metrics, self.name, self.tokenizers, self.predictions = metrics, name, tokenizers, predictions
+        self.metrics, self.name, self.text_of, self.predictions = metrics, name, text_of, predictions
         self.total = _Group(Totals(metrics))
         self.groups: dict[str, dict[str, _Group]] = {column: {} for column in by}
         self.n_generated = self.n_unfinished = 0
@@ -80,7 +80,7 @@ class Tally:
             group.add(found)
         if found.output is None:
             return
-        prediction = self.tokenizers.target.decode(found.output.ids)
+        prediction = self.text_of(found.output.ids, example)
         for group in groups:
             group.scores.add_prediction(prediction, example.target)
         self._note(index, example, prediction, found.output)
@@ -115,8 +115,10 @@ class Tally:
             for column, groups in self.groups.items()
         }
         macro = {column: macro_means(groups) for column, groups in by.items()}
+        failed = {column: n for column, groups in by.items() if (n := count_failed(groups)) is not None}
         depth = {stack: found["mean"] for stack, found in self.total.depths.compute().items()}
         found = {"name": self.name, **self.total.compute(halting), "by": by, "macro": macro, "depth": depth}
+        found |= {"failed": failed} if failed else {}
         decoded = {"n_generated": self.n_generated, "n_unfinished": self.n_unfinished}
         return found | (decoded if is_decoding else {})
 

@@ -13,8 +13,7 @@ from pathlib import Path
 from ostinato.config.model import ActConfig, StickBreakingConfig
 from ostinato.data.disk import write_json
 from ostinato.errors import CheckpointError
-from ostinato.models.language_model import LanguageModel
-from ostinato.models.seq2seq import Seq2Seq
+from ostinato.models import Model
 
 FILE, FORMAT = "halting-threshold.json", 1
 
@@ -67,7 +66,7 @@ def read_tuned(directory: Path) -> TunedThreshold | None:
     return tuned
 
 
-def trained_thresholds(model: Seq2Seq | LanguageModel) -> dict[str, float]:
+def trained_thresholds(model: Model) -> dict[str, float]:
     """Return the thresholds of a model's configuration, by stack in which tokens halt."""
     found: dict[str, float] = {}
     for name, stack in model.config.stacks().items():
@@ -79,7 +78,7 @@ def trained_thresholds(model: Seq2Seq | LanguageModel) -> dict[str, float]:
     return found
 
 
-def threshold_origin(model: Seq2Seq | LanguageModel, tuned: TunedThreshold | None) -> str:
+def threshold_origin(model: Model, tuned: TunedThreshold | None) -> str:
     """Say where the thresholds in force come from: trained, tuned, or given (by an option, or by a program)."""
     present = model.halting_thresholds()
     if _are(present, trained_thresholds(model)):

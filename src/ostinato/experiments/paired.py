@@ -123,7 +123,8 @@ def _origin(outputs: Outputs) -> str:
     tuned = outputs.evaluation.get("halting_threshold_from") == "tuned"
     how = ", at the halting threshold that was tuned for the run" if tuned else ""
     if outputs.is_new:
-        return f"{n:,} outputs decoded in {outputs.evaluation['decoding_seconds']:.1f} s{how}"
+        seconds = outputs.evaluation.get("decoding_seconds", outputs.evaluation["seconds"])
+        return f"{n:,} outputs decoded in {seconds:.1f} s{how}"
     return f"{n:,} outputs kept from before in {outputs.file}{how}"
 
 

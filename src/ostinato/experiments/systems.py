@@ -160,9 +160,9 @@ def same_references(systems: Sequence[System], split: str | None, choices: Choic
 
 
 def decoding_costs(outputs: Outputs) -> dict[str, Any] | None:
-    """Return what decoding a split took, None where it is not known."""
+    """Return what decoding a split took, None where it is not known, or a head said all in one pass."""
     result = outputs.evaluation
-    if result is None:
+    if result is None or "decoding_seconds" not in result:
         return None
     return {
         "seconds": result["decoding_seconds"],

@@ -19,14 +19,14 @@ import torch
 from torch import Tensor
 
 from ostinato.config.decoding import DecodingConfig, LengthPenaltyConfig
-from ostinato.config.model import LanguageModelConfig, ModelConfig
+from ostinato.config.model import EncoderConfig, LanguageModelConfig, ModelConfig
 from ostinato.config.training import TrainingConfig
 from ostinato.data.batch import Batch, Tokens
 from ostinato.data.tokenizer import BOS_ID, EOS_ID
 from ostinato.decoding.inference import inference
 from ostinato.decoding.search import Decodable, search
 from ostinato.errors import ConfigError, Problem
-from ostinato.models import LanguageModel, Seq2Seq, build_model
+from ostinato.models import Encoder, LanguageModel, Model, Seq2Seq, build_model
 from ostinato.nn.cache import Cache
 from ostinato.training.optim import build_optimizer
 from ostinato.training.rng import preserved_randomness
@@ -103,6 +103,7 @@ class Bench:
             torch.manual_seed(seed)
             self.model = build_model(candidate.model).to(device)
         self.model.set_activation_checkpointing(candidate.training.checkpoint_activations)
+        self.model.set_dropout_draws(candidate.training.dropout_draws)
 
     def call(self, workload: Workload) -> Callable[[], object]:
         """Return a function that does the work once, on the same ids every time.
@@ -110,6 +111,7 @@ class Bench:
         Updates go on from one call to the next, with the optimiser's state that belongs to the returned function.
         """
         batch = random_batch(self.candidate.model, workload, self.seed).to(self.device)
+        assert not isinstance(self.model, Encoder)  # there are no batches for one
         match workload.kind:
             case "update":
                 return _update(self.model, self.candidate.training, batch)
@@ -119,13 +121,13 @@ class Bench:
                 return _decoding(self.model, batch, workload)
 
 
-def _update(model: Seq2Seq | LanguageModel, training: TrainingConfig, batch: Batch) -> Callable[[], object]:
+def _update(model: Model, training: TrainingConfig, batch: Batch) -> Callable[[], object]:
     updater = Updater(model, build_optimizer(model, training.optimizer), training)
     numbers = count(1)
     return lambda: updater.apply(updater.accumulate([batch]), next(numbers))
 
 
-def _forward(model: Seq2Seq | LanguageModel, batch: Batch) -> Callable[[], object]:
+def _forward(model: Model, batch: Batch) -> Callable[[], object]:
     def call() -> Tensor:
         with inference(model):
             return model(batch).logits_BTV  # type: ignore[no-any-return]
@@ -172,6 +174,8 @@ def random_batch(model: ModelConfig, workload: Workload, seed: int) -> Batch:
     Raises:
         ConfigError: a vocabulary without real tokens, or a source of length 0 for an encoder.
     """
+    if isinstance(model, EncoderConfig):
+        raise ConfigError([Problem("model.kind", model.kind, "only models that write text are measured so far")])
     generator = torch.Generator().manual_seed(seed)
     B, S, T = workload.batch_size, workload.source_length, workload.target_length
     if isinstance(model, LanguageModelConfig):

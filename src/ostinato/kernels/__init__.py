@@ -7,8 +7,10 @@ D input width, F output width.
 from __future__ import annotations
 
 from ostinato.kernels.activation import Activation, activate
+from ostinato.kernels.attention import attend_dropped
 from ostinato.kernels.choose import BackendChoice, choose_backend
 from ostinato.kernels.dispatch import Dispatch, combine, dispatch, gather
+from ostinato.kernels.dropout import Draws, Kept, add_dropped, draw_kept, drop, drop_activated
 from ostinato.kernels.feedforward import ExpertWeights, expert_feed_forward
 from ostinato.kernels.linear import routed_linear
 from ostinato.kernels.packed import PackedMatrix, lay_out, packing
@@ -19,12 +21,19 @@ __all__ = [
     "Backend",
     "BackendChoice",
     "Dispatch",
+    "Draws",
     "ExpertWeights",
+    "Kept",
     "PackedMatrix",
     "activate",
+    "add_dropped",
+    "attend_dropped",
     "choose_backend",
     "combine",
     "dispatch",
+    "draw_kept",
+    "drop",
+    "drop_activated",
     "expert_feed_forward",
     "gather",
     "lay_out",

@@ -19,6 +19,7 @@ from torch.autograd.function import once_differentiable
 from ostinato.kernels.activation import Activation, activate, activation_gradient
 from ostinato.kernels.choose import BackendChoice, choose_backend
 from ostinato.kernels.dispatch import Dispatch
+from ostinato.kernels.dropout import Draws, Kept, draw_kept, drop_by, factors
 from ostinato.kernels.linear import linear_by, product_dtype
 from ostinato.kernels.segments import MapGradients, Order, Side, gates_gradient, gates_of_places, occupied, product
 from ostinato.kernels.trial import Backend, Trial, numbers, small_dispatch, with_gradients
@@ -35,12 +36,12 @@ class ExpertWeights(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Setting:
-    """What is no tensor: `scale` makes up for dropped units; `keeps` the hidden layer for a backward."""
+    """What is no tensor: `scale` makes up for dropped units, None where none are; `keeps` the hidden layer."""
 
     to: Dispatch
     activation: Activation
     order: Order
-    scale: float
+    scale: float | None
     keeps: bool
 
 
@@ -52,15 +53,16 @@ def expert_feed_forward(
     activation: Activation,
     *,
     dropout: float = 0.0,
+    draws: Draws = "auto",
     backend: BackendChoice = "auto",
 ) -> Tensor:
     """Return every row's experts' results, weighted by their gates, `[N, D]`; 0 for rows that take no part.
 
-    Under autocast all products run in its type. Units are dropped by torch's generator, the same for every backend.
+    Under autocast all products run in its type. The same units are dropped for every backend.
 
     Args:
         x: rows `[N, D]`; without gates places sorted by expert, `[M, D]`, and the result is in their order.
-        gates_NK: None: see x. dropout: probability of a hidden unit, 0 in evaluation.
+        gates_NK: None: see x. dropout: probability of a hidden unit, 0 in evaluation. draws: see `draw_kept`.
         backend: by name, or "auto": see `choose_backend`.
 
     Raises:
@@ -73,13 +75,11 @@ def expert_feed_forward(
         weights.down_EFD.to(dtype),
         None if weights.down_bias_ED is None else weights.down_bias_ED.to(dtype),
     )
-    dropped_MF = None
-    if dropout:
-        shape = (to.slots_M.shape[0], weights.down_EFD.shape[1])
-        dropped_MF = torch.empty(shape, dtype=torch.bool, device=x.device).bernoulli_(dropout)
+    shape = (to.slots_M.shape[0], weights.down_EFD.shape[1])
+    kept_MF = draw_kept(shape, dropout, x.device, draws) if dropout else None
     trial = FeedForwardTrial(weights.up_EDF.shape[1], weights.down_EFD.shape[1], activation)
     chosen = choose_backend(backend, x.device, dtype, trial)
-    return feed_forward_by(chosen, x.to(dtype), weights, gates_NK, to, activation, dropped_MF, dropout)
+    return feed_forward_by(chosen, x.to(dtype), weights, gates_NK, to, activation, kept_MF)
 
 
 def feed_forward_by(
@@ -89,19 +89,18 @@ def feed_forward_by(
     gates_NK: Tensor | None,
     to: Dispatch,
     activation: Activation,
-    dropped_MF: Tensor | None = None,
-    dropout: float = 0.0,
+    kept_MF: Kept | None = None,
 ) -> Tensor:
-    """Run one backend, without a trial, with the units that are dropped given."""
+    """Run one backend, without a trial, with the units that are kept given; None: all."""
     order: Order = "places" if gates_NK is None else "rows"
-    scale = 0.0 if dropout >= 1.0 else 1.0 / (1.0 - dropout)
     if backend == "segments":
+        kept, scale = (None, None) if kept_MF is None else kept_MF
         setting = _Setting(to, activation, order, scale, torch.is_grad_enabled())
-        return _FeedForward.apply(x, *weights, gates_NK, dropped_MF, setting)  # type: ignore[no-any-return, no-untyped-call]
+        return _FeedForward.apply(x, *weights, gates_NK, kept, setting)  # type: ignore[no-any-return, no-untyped-call]
     before = linear_by(backend, x, weights.up_EDF, weights.up_bias_EF, to, order, "places", None)
     hidden = activate(before, activation)
-    if dropped_MF is not None:
-        hidden = hidden.masked_fill(dropped_MF, 0.0) * scale
+    if kept_MF is not None:
+        hidden = drop_by(hidden, kept_MF)
     return linear_by(backend, hidden, weights.down_EFD, weights.down_bias_ED, to, "places", order, gates_NK)
 
 
@@ -131,13 +130,16 @@ class FeedForwardTrial(Trial):
         return with_gradients(y, leaves)
 
 
-def _drop_(hidden: Tensor, dropped: Tensor | None, scale: float) -> Tensor:
-    return hidden if dropped is None else hidden.masked_fill_(dropped, 0.0).mul_(scale)
+def _drop_(hidden: Tensor, units: Tensor | None, scale: float | None) -> Tensor:
+    """Drop all but these units; None: what is dropped is 0 already, or will be."""
+    if scale is None:
+        return hidden
+    return hidden.mul_(scale if units is None else factors(units, scale, hidden.dtype))
 
 
-def _hidden(kept: Tensor, activation: Activation, dropped: Tensor | None, scale: float) -> Tensor:
+def _hidden(before: Tensor, activation: Activation, units: Tensor | None, scale: float | None) -> Tensor:
     """Return the hidden layer of one expert from what was kept of it; relu's is kept as it is (see `forward`)."""
-    return kept if activation == "relu" else _drop_(activate(kept, activation), dropped, scale)
+    return before if activation == "relu" else _drop_(activate(before, activation), units, scale)
 
 
 class _FeedForward(torch.autograd.Function):
@@ -152,7 +154,7 @@ class _FeedForward(torch.autograd.Function):
         down_EFD: Tensor,
         down_bias_ED: Tensor | None,
         gates_NK: Tensor | None,
-        dropped_MF: Tensor | None,
+        units_MF: Tensor | None,
         setting: _Setting,
     ) -> Tensor:
         to, side = setting.to, Side.of(setting.order, setting.to)
@@ -163,22 +165,24 @@ class _FeedForward(torch.autograd.Function):
         for at in occupied(to):
             e = at.expert
             kept = kept_MF[at.places if setting.keeps else slice(at.length)]
-            dropped = None if dropped_MF is None else dropped_MF[at.places]
+            units = None if units_MF is None else units_MF[at.places]
             product(side.take(x, at), up_EDF[e], None if up_bias_EF is None else up_bias_EF[e], kept)
             if setting.activation == "relu":
-                _drop_(kept.clamp_min_(0.0), dropped, setting.scale)
-            hidden = _hidden(kept, setting.activation, dropped, setting.scale)
+                _drop_(kept.clamp_min_(0.0), units, setting.scale)
+            hidden = _hidden(kept, setting.activation, units, setting.scale)
             y = product(hidden, down_EFD[e], None if down_bias_ED is None else down_bias_ED[e], scratch[: at.length])
             side.add(out, at, y if gates_M1 is None else y.mul_(gates_M1[at.places]))
         if setting.keeps:
-            ctx.save_for_backward(x, up_EDF, up_bias_EF, down_EFD, down_bias_ED, gates_NK, dropped_MF, kept_MF)
+            # Where relu's result is 0 nothing comes back, whether it was dropped or not.
+            units_MF = None if setting.activation == "relu" else units_MF
+            ctx.save_for_backward(x, up_EDF, up_bias_EF, down_EFD, down_bias_ED, gates_NK, units_MF, kept_MF)
             ctx.setting = setting
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, up_EDF, up_bias_EF, down_EFD, down_bias_ED, gates_NK, dropped_MF, kept_MF = ctx.saved_tensors
+        x, up_EDF, up_bias_EF, down_EFD, down_bias_ED, gates_NK, units_MF, kept_MF = ctx.saved_tensors
         setting: _Setting = ctx.setting
         to, side = setting.to, Side.of(setting.order, setting.to)
         needs_x, needs_up, needs_up_bias, needs_down, needs_down_bias, needs_gates, *_ = ctx.needs_input_grad
@@ -190,8 +194,8 @@ class _FeedForward(torch.autograd.Function):
         wide, narrow = x.new_empty(to.longest(), down_EFD.shape[1]), x.new_empty(to.longest(), x.shape[1])
         for at in occupied(to):
             e, kept = at.expert, kept_MF[at.places]
-            dropped = None if dropped_MF is None else dropped_MF[at.places]
-            hidden = _hidden(kept, setting.activation, dropped, setting.scale)
+            units = None if units_MF is None else units_MF[at.places]
+            hidden = _hidden(kept, setting.activation, units, setting.scale)
             grad_y = side.take(grad, at)
             grad_hidden = torch.mm(grad_y, down_EFD[e].t(), out=wide[: at.length])
             if grad_gates_M is not None:
@@ -202,7 +206,7 @@ class _FeedForward(torch.autograd.Function):
                 grad_y = grad_y.mul_(gates_M1[at.places])
                 grad_hidden.mul_(gates_M1[at.places])
             down.write(e, hidden, grad_y)
-            grad_before = activation_gradient(_drop_(grad_hidden, dropped, setting.scale), kept, setting.activation)
+            grad_before = activation_gradient(_drop_(grad_hidden, units, setting.scale), kept, setting.activation)
             up.write(e, side.take(x, at), grad_before)
             if grad_x is not None:
                 side.add(grad_x, at, torch.mm(grad_before, up_EDF[e].t(), out=narrow[: at.length]))

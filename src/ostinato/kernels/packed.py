@@ -4,7 +4,8 @@
 
 Such a product takes as long as reading W does, so what counts is how W lies in memory. While `packing()` is on, a copy
 is packed in the form oneDNN reads fastest when W is first used, and forgotten at the end: in between W must not change.
-A single row is an exception: there W itself is read as fast, if its longer side is contiguous (`lay_out`).
+A single row is an exception: there W itself is read as fast, if its longer side is contiguous (`lay_out`) and every
+thread reads a part of it.
 
 The plain twin is `torch.nn.functional.linear`: used without `packing()`, wherever gradients are wanted, on
 accelerators, in other types than float32, and where torch has no such product.
@@ -23,6 +24,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 _log = logging.getLogger(__name__)
+_WORTH_THREADS, _LEAST_OUTPUTS = 2**15, 64
+"""Numbers in a matrix, and outputs of a part, below which splitting it takes longer than it saves."""
 _Session = list["PackedMatrix"]
 """What has been packed since `packing()` was switched on."""
 _session: ContextVar[_Session | None] = ContextVar("packing", default=None)
@@ -70,9 +73,11 @@ class PackedMatrix:
     ) -> Tensor:
         """Return x W^T + b, `[..., F]`, of x `[..., D]`, or those outputs that `rows` names."""
         session = _session.get()
-        is_single = x_ND.numel() == x_ND.shape[-1]
-        if session is None or (is_single and not self._is_table) or not _fits(x_ND, weight_FD):
+        if session is None or not _fits(x_ND, weight_FD):
             return F.linear(x_ND, _part(weight_FD, rows), None if bias_F is None else _part(bias_F, rows))
+        is_single = x_ND.numel() == x_ND.shape[-1]
+        if is_single and not self._is_table:
+            return by_threads(x_ND, _part(weight_FD, rows), None if bias_F is None else _part(bias_F, rows))
         if self._session is not session:
             self.forget()
             self._session = session
@@ -80,7 +85,8 @@ class PackedMatrix:
             if is_single:
                 self._transposed_DF = weight_FD.detach().t().contiguous()
         if self._transposed_DF is not None:
-            return F.linear(x_ND, self._transposed_DF.t(), bias_F)
+            product = by_threads if is_single else F.linear
+            return product(x_ND, self._transposed_DF.t(), bias_F)
         key = None if rows is None else (rows.start, rows.stop)
         if (packed := self._packed.get(key)) is None:
             packed = self._packed[key] = _pack(_part(weight_FD.detach(), rows))
@@ -91,6 +97,25 @@ class PackedMatrix:
 
     def __reduce__(self) -> tuple[type[PackedMatrix], tuple[bool]]:
         return PackedMatrix, (self._is_table,)
+
+
+def by_threads(x_1D: Tensor, weight_FD: Tensor, bias_F: Tensor | None) -> Tensor:
+    """Return x W^T + b of a single row, `[..., F]`, each thread with its part of the outputs.
+
+    torch gives such a product to one thread; of several matrices each has its own. Plain twin:
+    `torch.nn.functional.linear`, which small matrices, and outputs that do not divide, take.
+    """
+    n_out, n_in = weight_FD.shape
+    parts = min(torch.get_num_threads(), n_out // _LEAST_OUTPUTS)
+    if parts < 2 or n_out % parts or weight_FD.numel() < _WORTH_THREADS:
+        return F.linear(x_1D, weight_FD, bias_F)
+    x_P1D = x_1D.reshape(1, 1, n_in).expand(parts, 1, n_in)
+    weight_PDO = weight_FD.view(parts, -1, n_in).transpose(1, 2)
+    if bias_F is None:
+        y_P1O = torch.bmm(x_P1D, weight_PDO)
+    else:
+        y_P1O = torch.baddbmm(bias_F.view(parts, 1, -1), x_P1D, weight_PDO)
+    return y_P1O.reshape(*x_1D.shape[:-1], n_out)
 
 
 def _part(x: Tensor, rows: slice | None) -> Tensor:

@@ -6,16 +6,41 @@ from difflib import get_close_matches
 
 from ostinato.errors import ConfigError, Problem
 from ostinato.metrics.base import Metric
-from ostinato.metrics.matching import ExactMatch, TokenAccuracyFree
+from ostinato.metrics.labels import Accuracy, AnswerEm, AnswerF1, MacroF1, SpanF1, TagAccuracy
+from ostinato.metrics.matching import CharacterAccuracyFree, ExactMatch, SecondWord, TokenAccuracyFree
 from ostinato.metrics.translation import Bleu, Chrf
 
-__all__ = ["METRICS", "Bleu", "Chrf", "ExactMatch", "Metric", "TokenAccuracyFree", "make_metric"]
+__all__ = [
+    "METRICS",
+    "Accuracy",
+    "AnswerEm",
+    "AnswerF1",
+    "Bleu",
+    "CharacterAccuracyFree",
+    "Chrf",
+    "ExactMatch",
+    "MacroF1",
+    "Metric",
+    "SecondWord",
+    "SpanF1",
+    "TagAccuracy",
+    "TokenAccuracyFree",
+    "make_metric",
+]
 
 METRICS: dict[str, type[Metric]] = {
     "exact_match": ExactMatch,
     "token_accuracy_free": TokenAccuracyFree,
+    "character_accuracy_free": CharacterAccuracyFree,
+    "second_word": SecondWord,
     "bleu": Bleu,
     "chrf": Chrf,
+    "accuracy": Accuracy,
+    "macro_f1": MacroF1,
+    "tag_accuracy": TagAccuracy,
+    "span_f1": SpanF1,
+    "answer_em": AnswerEm,
+    "answer_f1": AnswerF1,
 }
 """Every metric by its name in recipes; its result holds a number of the same name."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import ClassVar
 
 
@@ -26,7 +27,10 @@ class Metric(ABC):
 
     @abstractmethod
     def counts(self, prediction: str, reference: str) -> list[int]:
-        """Return the counts of one output of the model against the true text, as many for every example."""
+        """Return the counts of one output of the model against the true text.
+
+        A later example may have more of them than an earlier one, whose missing ones are 0.
+        """
 
     @abstractmethod
     def score(self, totals: Sequence[int]) -> float:
@@ -39,9 +43,8 @@ class Metric(ABC):
     def update(self, prediction: str, reference: str) -> None:
         """Count one output of the model against the true text."""
         self._n += 1
-        self._totals = [
-            total + count for total, count in zip(self._totals, self.counts(prediction, reference), strict=True)
-        ]
+        counts = self.counts(prediction, reference)
+        self._totals = [total + count for total, count in zip_longest(self._totals, counts, fillvalue=0)]
 
     def compute(self) -> dict[str, float | str]:
         """Return the score by name, and where it has one its signature; not a number before the first update."""

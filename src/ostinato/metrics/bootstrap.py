@@ -88,9 +88,7 @@ def paired_bootstrap(
             raise DataError(f"system {number} has {len(outputs)} outputs for {n} references")
     if 2.0 ** (1 - n) > 1 - level:
         raise DataError(f"{n} sentences are too few to compare systems at a level of {level:.0%}")
-    counts_SNK = np.array(
-        [[metric.counts(p, r) for p, r in zip(outputs, references, strict=True)] for outputs in systems], dtype=np.int64
-    )
+    counts_SNK = _counts(metric, systems, references)
     real_S = _scores(metric, counts_SNK.sum(1))
     drawn_BS = np.array([_scores(metric, totals_SK) for totals_SK in _resampled(counts_SNK, n_samples, seed)])
     scores = _estimates(real_S, drawn_BS, level)
@@ -108,6 +106,13 @@ def _check(n_samples: int, seed: int, level: float) -> None:
         problems.append(Problem("level", level, "must be above 0 and below 1"))
     if problems:
         raise ConfigError(problems)
+
+
+def _counts(metric: Metric, systems: Sequence[Sequence[str]], references: Sequence[str]) -> NDArray[np.int64]:
+    """Return the counts of every output, [S, N, K]; K is the most that any has."""
+    counts = [[metric.counts(p, r) for p, r in zip(outputs, references, strict=True)] for outputs in systems]
+    n_counts = max(len(row) for rows in counts for row in rows)
+    return np.array([[row + [0] * (n_counts - len(row)) for row in rows] for rows in counts], dtype=np.int64)
 
 
 def _resampled(counts_SNK: NDArray[np.int64], n_samples: int, seed: int) -> NDArray[np.int64]:

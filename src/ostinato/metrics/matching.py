@@ -5,6 +5,8 @@ r_{n+1}:
 
     exact_match          = examples with p = r / examples                                       the papers' seq-acc
     token_accuracy_free  = sum of [p_i = r_i, i = 1 .. n + 1] / sum of (n + 1)                   the papers' char-acc
+    character_accuracy_free   the same with characters for tokens: for tasks whose tokens are characters
+    second_word          = examples with p_2 = r_2 / examples
 
 Positions past the output's end are wrong; tokens past the reference's end cost the end symbol's position. One insertion
 shifts all that follows, so this is no edit distance. "Free": the output was searched for, no true token was given.
@@ -51,3 +53,28 @@ class TokenAccuracyFree(Metric):
         """Return the share that is right."""
         n_right, n = totals
         return n_right / n
+
+
+class CharacterAccuracyFree(TokenAccuracyFree):
+    """Share of the reference's characters, end symbol included, in [0, 1], that the output has at the same place."""
+
+    name = "character_accuracy_free"
+
+    def counts(self, prediction: str, reference: str) -> list[int]:
+        """Return the characters that are right, and the characters of the reference; blanks at the ends are dropped."""
+        wanted = [*reference.strip(), _END]
+        written = [*prediction.strip(), _END][: len(wanted)]
+        return [sum(one == other for one, other in zip_longest(wanted, written)), len(wanted)]
+
+
+class SecondWord(ExactMatch):
+    """Share of the outputs, in [0, 1], whose second word is the reference's: was the right noun moved to the front?
+
+    Source: Mueller et al. 2022, "Coloring the Blank Slate", whose passives begin with a determiner and the object.
+    """
+
+    name = "second_word"
+
+    def counts(self, prediction: str, reference: str) -> list[int]:
+        """Return whether the second words are equal, a missing one being equal to a missing one, and 1."""
+        return [int(prediction.split()[1:2] == reference.split()[1:2]), 1]

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from ostinato.config.model import LanguageModelConfig, Seq2SeqConfig
+from ostinato.config.model import EncoderConfig, ModelConfig, Seq2SeqConfig
+from ostinato.models.encoder import Encoder
 from ostinato.models.language_model import LanguageModel
 from ostinato.models.seq2seq import Seq2Seq
 
+Model = Seq2Seq | LanguageModel | Encoder
+"""What a configuration becomes."""
 
-def build_model(config: Seq2SeqConfig | LanguageModelConfig) -> Seq2Seq | LanguageModel:
+
+def build_model(config: ModelConfig) -> Model:
     """Return a freshly initialised model; torch's global generator decides the weights.
 
     Raises:
         ConfigError: a vocabulary size is not set.
     """
-    return Seq2Seq(config) if isinstance(config, Seq2SeqConfig) else LanguageModel(config)
+    match config:
+        case Seq2SeqConfig():
+            return Seq2Seq(config)
+        case EncoderConfig():
+            return Encoder(config)
+    return LanguageModel(config)

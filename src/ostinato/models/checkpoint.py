@@ -17,23 +17,21 @@ from safetensors.torch import load_file, save_file
 
 from ostinato.config.model import ModelConfig
 from ostinato.errors import CheckpointError
-from ostinato.models.build import build_model
-from ostinato.models.language_model import LanguageModel
-from ostinato.models.seq2seq import Seq2Seq
+from ostinato.models.build import Model, build_model
 from ostinato.version import __version__
 
 FORMAT_VERSION = 1
 _WEIGHTS, _DESCRIPTION = "model.safetensors", "model.json"
 
 
-def save_model(model: Seq2Seq | LanguageModel, directory: Path) -> None:
+def save_model(model: Model, directory: Path) -> None:
     """Write weights and configuration into an existing directory."""
     weights = {name: tensor.detach().contiguous() for name, tensor in model.state_dict().items()}
     save_file(weights, directory / _WEIGHTS)
     _write_description(directory, model.config.model_dump(mode="json"))
 
 
-def load_model(directory: Path, device: torch.device | str = "cpu") -> Seq2Seq | LanguageModel:
+def load_model(directory: Path, device: torch.device | str = "cpu") -> Model:
     """Build the model a directory describes and load its weights, strictly.
 
     Raises:

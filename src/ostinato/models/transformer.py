@@ -14,10 +14,9 @@ from ostinato.config.model import (
     BucketsConfig,
     CoordinatesConfig,
     HaltingConfig,
-    LanguageModelConfig,
+    ModelConfig,
     RotaryConfig,
     RoutedConfig,
-    Seq2SeqConfig,
     SignalConfig,
     SinusoidalConfig,
     StackConfig,
@@ -26,11 +25,12 @@ from ostinato.config.model import (
 )
 from ostinato.data.batch import Tokens
 from ostinato.errors import ConfigError, Problem
-from ostinato.kernels import BackendChoice, PackedMatrix, lay_out
+from ostinato.kernels import BackendChoice, Draws, PackedMatrix, lay_out
 from ostinato.models.sub_layers import build_sub_layer
 from ostinato.nn.act import Act, ActUnit
 from ostinato.nn.bank import Banks
 from ostinato.nn.cache import Cache
+from ostinato.nn.dropout import Drops
 from ostinato.nn.experts import Routed
 from ostinato.nn.halting import HaltingRule, NoHalting
 from ostinato.nn.init import init_embedding
@@ -44,7 +44,7 @@ from ostinato.plan import Plan
 
 
 class Transformer(nn.Module):
-    """Base of `Seq2Seq` and `LanguageModel`: banks, stacks, embeddings.
+    """Base of `Seq2Seq`, `LanguageModel` and `Encoder`: banks, stacks, embeddings.
 
     Args:
         config: the model's configuration, vocabulary sizes set.
@@ -59,7 +59,7 @@ class Transformer(nn.Module):
 
     def __init__(
         self,
-        config: Seq2SeqConfig | LanguageModelConfig,
+        config: ModelConfig,
         causal: frozenset[str],
         prefixed: frozenset[str] = frozenset(),
     ) -> None:
@@ -116,6 +116,14 @@ class Transformer(nn.Module):
         """Return the threshold of every stack in which tokens halt."""
         rules = {name: stack.halting for name, stack in self.stacks.items()}
         return {name: rule.threshold for name, rule in rules.items() if not isinstance(rule, NoHalting)}
+
+    def set_dropout_draws(self, value: Draws) -> None:
+        """Say where the random numbers of dropout come from: "auto", or "torch" for those of torch's own dropout."""
+        for stack in self.stacks.values():
+            stack.draws = value
+        for module in self.banks.modules():
+            if isinstance(module, Drops):
+                module.draws = value
 
     def set_expert_backend(self, name: BackendChoice) -> None:
         """Force one way to multiply rows by their experts' weights, by name; "auto" chooses on the device."""
@@ -260,7 +268,7 @@ def keep_or_none(tokens: Tokens) -> Tensor | None:
     return None if bool(tokens.keep_BT.all()) else tokens.keep_BT
 
 
-def vocabulary_size(config: Seq2SeqConfig | LanguageModelConfig, field: str) -> int:
+def vocabulary_size(config: ModelConfig, field: str) -> int:
     """Return a vocabulary size that must be known by now.
 
     Raises:
@@ -269,7 +277,7 @@ def vocabulary_size(config: Seq2SeqConfig | LanguageModelConfig, field: str) -> 
     size: int | None = getattr(config, field)
     if size is None:
         raise ConfigError(
-            [Problem(f"model.{field}", None, "must be set to build a model (training takes it from the tokenizer)")]
+            [Problem(f"model.{field}", None, "must be set to build a model (training takes it from the data)")]
         )
     return size
 

@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from ostinato.kernels import attend_dropped
+from ostinato.nn.dropout import Drops
 from ostinato.nn.linear import Linear
 from ostinato.nn.shapes import Bool, Float, Int, Tensor
 
@@ -71,14 +73,13 @@ class Visibility:
         return seen | (in_prefix[:, None, :, None] & self.prefix_BS[:, None, None, :])
 
 
-class MultiHead:
+class MultiHead(Drops):
     """What all attention has in common, however its projections are made.
 
     Projections map rows `[N, D]` to rows: `queries` `[N, C H K]` (C choices of a token, side by side), `keys_values`
     `[N, 2 H K]`, and back with `output`. `heads` brings rows of sentences into the form that `mix` reads.
     """
 
-    training: bool
     n_choices: int = 1
     """C, queries of one token: as many as it has experts."""
 
@@ -118,12 +119,14 @@ class MultiHead:
         Q, S = q_BHQK.shape[2], k_BHSK.shape[2]
         is_plain_causal = visibility.is_plain_causal and bias is None and Q == S and Q > 1 and self.n_choices == 1
         mask = None if is_plain_causal else self._mask(visibility, bias, Q, S, q_BHQK)
+        if self.drops:
+            given = (q_BHQK, k_BHSK, v_BHSK, mask, self.dropout, self.scale)
+            return attend_dropped(*given, is_causal=is_plain_causal, draws=self.draws)
         return F.scaled_dot_product_attention(
             q_BHQK,
             k_BHSK,
             v_BHSK,
             attn_mask=mask,
-            dropout_p=self.dropout if self.training else 0.0,
             is_causal=is_plain_causal,
             scale=self.scale,
         )
@@ -174,7 +177,8 @@ class Attention(MultiHead, nn.Module):
         self, x_ND: Float[Tensor, "N D"], decision: Decision | None = None
     ) -> tuple[Tensor, Tensor]:
         """Return queries, and keys and values, of the same rows."""
-        q, kv = self.qkv(x_ND).tensor_split((self.inner,), dim=-1)
+        # Their backward pass is one concatenation; that of tensor_split fills two tensors of the whole width.
+        q, kv = self.qkv(x_ND).split((self.inner, 2 * self.inner), dim=-1)
         return q, kv
 
     def queries(self, x_ND: Float[Tensor, "N D"], decision: Decision | None = None) -> Float[Tensor, "N I"]:

@@ -24,6 +24,7 @@ from ostinato.kernels import (
     expert_feed_forward,
     gather,
 )
+from ostinato.nn.dropout import Drops
 from ostinato.nn.routing import Gate, Router
 from ostinato.nn.shapes import Float, Tensor
 from ostinato.nn.types import Routing
@@ -83,7 +84,7 @@ class Routed(nn.Module):
         return Decision(to, choice.experts_NK, choice.gates_NK, weight_N, logits_NE, choice.probs_NE)
 
 
-class ExpertMaps(nn.Module):
+class ExpertMaps(Drops, nn.Module):
     """The two maps of every expert: dropout(act(x U_e + b_e)) V_e + c_e, weights stacked over the experts.
 
     Args:
@@ -109,7 +110,9 @@ class ExpertMaps(nn.Module):
         """Map rows sorted by expert; with gates, rows of any order to the sum of their experts' results."""
         weights = ExpertWeights(self.up_EDF, self.up_bias_EF, self.down_EFD, self.down_bias_ED)
         dropout = self.dropout if self.training else 0.0
-        return expert_feed_forward(x, weights, gates_NK, to, self.activation, dropout=dropout, backend=backend)
+        return expert_feed_forward(
+            x, weights, gates_NK, to, self.activation, dropout=dropout, draws=self.draws, backend=backend
+        )
 
 
 class ExpertFeedForward(Routed):

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import torch.nn.functional as F
 from torch import nn
 
-from ostinato.kernels import Activation, activate
+from ostinato.kernels import Activation, activate, drop_activated
+from ostinato.nn.dropout import Drops
 from ostinato.nn.linear import Linear
 from ostinato.nn.shapes import Float, Tensor
 
 
-class FeedForward(nn.Module):
+class FeedForward(Drops, nn.Module):
     """The transition of one step.
 
         relu, gelu:  dropout(act(x W1 + b1)) W2 + b2                  Vaswani et al. 2017, eq. 2
@@ -34,7 +34,9 @@ class FeedForward(nn.Module):
 
     def forward(self, x_BTD: Float[Tensor, "*B D"], decision: None = None) -> Float[Tensor, "*B D"]:
         """Map every position by itself."""
-        hidden = activate(self.up(x_BTD), self.activation)
-        if self.dropout and self.training:
-            hidden = F.dropout(hidden, self.dropout)
+        before = self.up(x_BTD)
+        if self.drops:
+            hidden = drop_activated(before, self.activation, self.dropout, self.draws)
+        else:
+            hidden = activate(before, self.activation)
         return self.down(hidden)  # type: ignore[no-any-return]

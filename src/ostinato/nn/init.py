@@ -88,6 +88,11 @@ def init_embedding(weight_VD: Tensor, init: Init) -> None:
     nn.init.normal_(weight_VD, std=0.02 if init == "normal" else weight_VD.shape[1] ** -0.5)
 
 
+def init_projection(linear: nn.Linear, init: Init) -> None:
+    """Initialise one projection that is no part of a step."""
+    _init_linear(linear, 1, init)
+
+
 def _shrink(init: Init, n_steps: int) -> float:
     return 1.0 / math.sqrt(2 * n_steps) if init == "normal" else 1.0
 

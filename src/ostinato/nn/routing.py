@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from ostinato.nn.dropout import Drops
 from ostinato.nn.precision import at_least_float32
 from ostinato.nn.shapes import Float, Int, Tensor
 
@@ -78,7 +79,7 @@ class LinearRouter(Router):
         return F.linear(h_ND, self.experts_ED)
 
 
-class MlpRouter(Router):
+class MlpRouter(Drops, Router):
     """s = E dropout(tanh(W h + b)); torch's initialisation, as in SUT.
 
     Args:
@@ -92,10 +93,7 @@ class MlpRouter(Router):
         self.dropout = dropout
 
     def _scores(self, h_ND: Tensor) -> Tensor:
-        hidden = torch.tanh(self.hidden(h_ND))
-        if self.dropout and self.training:
-            hidden = F.dropout(hidden, self.dropout)
-        return self.scores(hidden)  # type: ignore[no-any-return]
+        return self.scores(self.drop(torch.tanh(self.hidden(h_ND))))  # type: ignore[no-any-return]
 
 
 class HypersphereRouter(Router):

@@ -11,11 +11,12 @@ import torch.nn.functional as F
 from torch import nn
 
 from ostinato.nn.cache import Window
+from ostinato.nn.dropout import Drops
 from ostinato.nn.linear import Linear
 from ostinato.nn.shapes import Bool, Float, Tensor
 
 
-class SeparableConv(nn.Module):
+class SeparableConv(Drops, nn.Module):
     """The transition of one step, by two separable convolutions over the columns of a sentence.
 
     Args:
@@ -55,9 +56,7 @@ class SeparableConv(nn.Module):
             raise ValueError("only a causal convolution can run column by column: pass is_causal=True with windows")
         first, second = (None, None) if windows is None else windows
         hidden_BTF = F.relu(self.up(_depthwise(x_BTD, self.taps_in_KD, is_causal, keep_BT, first)))
-        if self.dropout and self.training:
-            hidden_BTF = F.dropout(hidden_BTF, self.dropout)
-        return self.down(_depthwise(hidden_BTF, self.taps_out_KF, is_causal, keep_BT, second))  # type: ignore[no-any-return]
+        return self.down(_depthwise(self.drop(hidden_BTF), self.taps_out_KF, is_causal, keep_BT, second))  # type: ignore[no-any-return]
 
 
 def padding(kernel: int, is_causal: bool) -> tuple[int, int]:

@@ -16,9 +16,9 @@ from collections.abc import Callable, Collection
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
+from ostinato.kernels import Draws, add_dropped, drop
 from ostinato.nn.attention import Attention, Visibility
 from ostinato.nn.bank import Banks
 from ostinato.nn.cache import Cache, KeyValues, Window
@@ -68,6 +68,7 @@ class Stack:
         self.banks = banks
         self.is_pre_norm = placement == "pre"
         self.dropout = dropout
+        self.draws: Draws = "auto"
         self.signal = signal
         self.is_causal = is_causal
         # A distance has one meaning, whether its key is in a prefix or not, and in decoding as in training.
@@ -221,7 +222,7 @@ class Stack:
                 output_ND = self._self_attention(states_ND, inner_ND, use, step, run, here)
             self._capture(run, here, step, use, "input", inner_ND)
             self._capture(run, here, step, use, "output", output_ND)
-            states_ND = states_ND + self._drop(output_ND)
+            states_ND = self._add(states_ND, output_ND)
             if not self.is_pre_norm:
                 states_ND = norm(states_ND)
             self._capture(run, here, step, use, "residual", states_ND)
@@ -383,7 +384,11 @@ class Stack:
             self._static_bias(use, run)
 
     def _drop(self, x: Tensor) -> Tensor:
-        return F.dropout(x, self.dropout) if self.dropout and self.banks.training else x
+        return drop(x, self.dropout, self.draws) if self.dropout and self.banks.training else x
+
+    def _add(self, states_ND: Tensor, output_ND: Tensor) -> Tensor:
+        drops = self.dropout and self.banks.training
+        return add_dropped(states_ND, output_ND, self.dropout, self.draws) if drops else states_ND + output_ND
 
     def _capture(self, run: Pass, here: Here, step: Step, use: Use, what: str, value_ND: Tensor) -> None:
         if what in run.request:

@@ -37,16 +37,21 @@ class Task(ABC):
 
     Args:
         config: the task's settings.
-        data: files of the user's own; most tasks do not look at it.
+        data: files of the user's own. `data.train` takes the place of the training split of any task, so that text of
+            the same kind can stand in for a published file; the other splits stay what they are.
         access: where published files come from; None: the default cache and mirror, opened on first use.
     """
 
     config_type: ClassVar[type[TaskConfig]]
+    reads_own_files: ClassVar[bool] = False
+    """Whether the task looks at `data.train`, `data.dev` and `data.test` itself."""
     config: TaskConfig
     metrics: tuple[str, ...] = ("exact_match", "token_accuracy_free")
     """Decoded metrics, by their names in `ostinato.metrics`."""
     by: tuple[str, ...] = ()
     """Metadata columns that every metric is reported by."""
+    contrast: str | None = None
+    """Column of a wrong target, which a language model should find less probable than the right one."""
 
     def __init__(self, config: TaskConfig, data: DataConfig, access: DataAccess | None = None) -> None:
         self.config = config
@@ -80,6 +85,13 @@ class Task(ABC):
     def splits(self) -> tuple[str, ...]:
         """Return the names of the splits, the training split first."""
 
+    def published_sizes(self) -> dict[str, int]:
+        """Return how many examples the splits were published with, by split; those that nobody states are left out.
+
+        A split that loses a part to `dev` here has the number it was published with.
+        """
+        return {}
+
     def examples(self, split: str) -> Iterator[Example]:
         """Return the examples of one split, always in the same order.
 
@@ -90,7 +102,15 @@ class Task(ABC):
         if split not in self.splits():
             reason = self.why_missing(split) or f"the task {self.name} has the splits {', '.join(self.splits())}"
             raise ConfigError([Problem("split", split, reason)])
+        if split == self.splits()[0] and self.data.train is not None and not self.reads_own_files:
+            return self._stand_in(self.data.train)
         return self._examples(split)
+
+    def _stand_in(self, paths: str | list[str]) -> Iterator[Example]:
+        """Yield the user's own examples in the place of the training split."""
+        from ostinato.data.sources import read_examples
+
+        yield from read_examples(paths, self.data, "seq2seq" if self.config.has_sources else "language_model")
 
     def why_missing(self, split: str) -> str | None:
         """Say which setting would give a split that is not there; None where none would."""

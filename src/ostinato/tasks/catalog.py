@@ -14,6 +14,7 @@ from ostinato.config.recipe import Recipe
 from ostinato.data.registry import DataAccess
 from ostinato.errors import OstinatoError
 from ostinato.tasks.base import Task
+from ostinato.tasks.overlap import measure_overlap
 from ostinato.tasks.registry import TASKS, build_task, task_problems
 
 GENERATED, DOWNLOADED, OWN = "generated", "download", "your files"
@@ -28,7 +29,7 @@ class TaskEntry:
         name: its `task.kind`.
         origin: where the data comes from.
         splits, metrics: by name; empty for files of the user's own that are not named yet.
-        n_bytes: size of the download.
+        n_bytes: size of the download, without files whose size is not known.
         licence: of the downloaded files.
         summary: first line of its protocol.
     """
@@ -65,7 +66,7 @@ def _entry(name: str) -> TaskEntry:
         origin=origin(task),
         splits=tuple(task.splits()),
         metrics=tuple(task.metrics),
-        n_bytes=sum(file.n_bytes for file in files),
+        n_bytes=sum(file.n_bytes or 0 for file in files),
         licence=", ".join(licences),
         summary=summary,
     )
@@ -103,7 +104,7 @@ def protocol(task: type[Task]) -> str:
 
 
 def describe_task(task: Task) -> dict[str, Any]:
-    """Return protocol, sizes, metrics, files and the first examples of a task; reads (and may download) its data.
+    """Return protocol, sizes, overlap, metrics, files and the first examples of a task; reads or downloads its data.
 
     Raises:
         DataError: the data cannot be had or read.
@@ -116,6 +117,8 @@ def describe_task(task: Task) -> dict[str, Any]:
         "protocol": protocol(type(task)),
         "settings": task.config.model_dump(mode="json"),
         "sizes": {split: sum(1 for _ in task.examples(split)) for split in splits},
+        "published": task.published_sizes(),
+        "overlap": {split: asdict(measure_overlap(task, split)) for split in splits if split == "test"},
         "metrics": list(task.metrics),
         "by": list(task.by),
         "files": [asdict(file) for file in task.files()],

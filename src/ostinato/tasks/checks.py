@@ -4,25 +4,46 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ostinato.config.model import LanguageModelConfig
 from ostinato.config.recipe import Recipe
 from ostinato.errors import Problem
 from ostinato.metrics import METRICS
 
-FORCED_METRICS = ("loss", "perplexity", "token_accuracy", "sequence_accuracy_forced")
+FORCED_METRICS = (
+    "loss",
+    "perplexity",
+    "word_perplexity",
+    "bits_per_byte",
+    "token_accuracy",
+    "sequence_accuracy_forced",
+)
 """Scores of teacher forcing, which every evaluation has; the others need outputs."""
-_SMALLER_IS_BETTER = ("loss", "perplexity")
+_SMALLER_IS_BETTER = ("loss", "perplexity", "word_perplexity", "bits_per_byte")
 
 
 def model_problems(recipe: Recipe, has_sources: bool) -> Iterator[Problem]:
-    """Yield a model that needs sources where the task's examples have none (`TaskConfig.has_sources`)."""
+    """Yield a model that the task's examples are not for, and settings that do nothing for them.
+
+    Args:
+        has_sources: `TaskConfig.has_sources`.
+    """
+    reads, data = recipe.model.reads, recipe.data
+    if data.target_tokenizer is not None and not recipe.model.generates:
+        reason = "an encoder-only model reads with data.tokenizer, and its labels are no text: remove it"
+        yield Problem("data.target_tokenizer", data.target_tokenizer.kind, reason)
+    if reads == "span" and recipe.training.label_smoothing:
+        reason = "most places of a span are impossible and can have no share of it: use 0"
+        yield Problem("training.label_smoothing", recipe.training.label_smoothing, reason)
     if has_sources:
+        if reads == "masked":
+            reason = f"the task {recipe.task.kind} has pairs: a masked head reads texts (files: task.model_kind)"
+            yield Problem("model.head.kind", reads, reason)
+        if data.block_length is not None:
+            yield Problem("data.block_length", data.block_length, "packs texts, and this task's examples have a source")
         return
     texts = f"the task {recipe.task.kind} with these settings has texts without a source"
-    if not isinstance(recipe.model, LanguageModelConfig):
-        yield Problem("model.kind", recipe.model.kind, f"{texts}, which is for model.kind=language_model")
-    elif recipe.model.mask == "prefix":
-        yield Problem("model.mask", "prefix", f"{texts}, so that there is no prefix: use causal")
+    if reads not in ("sequence", "masked"):
+        kinds = "model.kind=language_model, or encoder with model.head.kind=masked"
+        yield Problem("model.kind", recipe.model.kind, f"{texts}, which is for {kinds}")
 
 
 def metric_problems(recipe: Recipe, has_sources: bool) -> Iterator[Problem]:

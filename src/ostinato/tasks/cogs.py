@@ -94,6 +94,11 @@ class CogsTask(Task):
         """Return the five splits."""
         return ("train", "dev", "test", "gen", "train_100")
 
+    def published_sizes(self) -> dict[str, int]:
+        """Return the sizes of the five files."""
+        sizes = {split: _PUBLISHED[split][0] for split in self.splits()}
+        return sizes | {"train": sizes[self.config.train_file]}
+
     def _examples(self, split: str) -> Iterator[Example]:
         file = _FILES[self.config.train_file if split == "train" else split]
         is_variable_free = self.config.target_form == "variable_free"

@@ -3,53 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from ostinato.config.data import DataConfig
+from ostinato.config.data import DataConfig, FieldName
+from ostinato.data.example import Example
+from ostinato.data.lines import read_lines
 from ostinato.data.sources import read_examples
-from ostinato.errors import ConfigError, Problem
+from ostinato.errors import ConfigError, DataError, Problem
 from ostinato.tasks.base import Task, TaskConfig
 
 if TYPE_CHECKING:
-    from ostinato.data.example import Example
     from ostinato.data.registry import DataAccess
 
 _SPLITS = ("train", "dev", "test")
 
 
-class FilesConfig(TaskConfig):
-    """Settings of files of the user's own; the files themselves are named under `data`."""
+class OwnFilesTask(Task):
+    """Base of tasks whose splits are the files that `data` names."""
 
-    kind: Literal["files"] = "files"
-    model_kind: Literal["seq2seq", "language_model"] = "seq2seq"
-    """seq2seq: pairs of source and target, for any model. language_model: texts."""
-
-    @property
-    def has_sources(self) -> bool:
-        """Whether the files hold pairs."""
-        return self.model_kind == "seq2seq"
-
-
-class FilesTask(Task):
-    """Your own files: data.train, data.dev and data.test, pairs of texts or, with model_kind=language_model, texts.
-
-    Splits: train, and dev and test where they are given. Nothing is split off, so without data.dev no checkpoint can be
-    selected by held-out loss.
-    Tokens: as data.tokenizer says.
-    Metric: exact match and free-running token accuracy for pairs, nothing decoded for texts (loss, perplexity
-    and token accuracy are always there); evaluation.metrics chooses others, evaluation.by any column of the files.
-    Selection: as training.selection says.
-    """
-
-    config_type = FilesConfig
-    config: FilesConfig
+    reads_own_files = True
 
     def __init__(self, config: TaskConfig, data: DataConfig, access: DataAccess | None = None) -> None:
         super().__init__(config, data, access)
         check_paths(data)
-        if not self.config.has_sources:
-            self.metrics = ()
 
     @property
     def is_generated(self) -> bool:
@@ -64,8 +42,75 @@ class FilesTask(Task):
         """Name the setting that gives the split its files."""
         return f"data.{split} names no file" if split in _SPLITS else None
 
+
+class FilesConfig(TaskConfig):
+    """Settings of files of the user's own; the files themselves are named under `data`."""
+
+    kind: Literal["files"] = "files"
+    model_kind: Literal["seq2seq", "language_model"] = "seq2seq"
+    """seq2seq: pairs of source and target, for any model. language_model: texts, also for a masked head."""
+    documents: Literal["lines", "files"] = "lines"
+    """What one text is, for model_kind=language_model: a line (JSON lines: a row), or a whole file, line breaks in it.
+    data.block_length packs either into blocks."""
+
+    origin_column: FieldName | None = None
+    """Column that gets the name of the file each example is from, without folder and endings: for scores by file
+    (evaluation.by), and for data.mixture. Each file is read by itself then."""
+
+    def problems(self, path: str = "") -> Iterator[Problem]:
+        """Whole files are texts."""
+        if self.documents == "files" and self.has_sources:
+            yield Problem(f"{path}documents", "files", f"needs {path}model_kind=language_model")
+
+    @property
+    def has_sources(self) -> bool:
+        """Whether the files hold pairs."""
+        return self.model_kind == "seq2seq"
+
+
+class FilesTask(OwnFilesTask):
+    """Your own files: data.train, data.dev and data.test, pairs of texts or, with model_kind=language_model, texts.
+
+    Splits: train, and dev and test where they are given; with documents=files every file is one text. Nothing is split
+    off, so without data.dev no checkpoint can be selected by held-out loss.
+    Tokens: as data.tokenizer says.
+    Metric: exact match and free-running token accuracy for pairs, nothing decoded for texts (loss, perplexity and
+    token accuracy are always there, and for causal models word_perplexity and bits_per_byte); evaluation.metrics
+    chooses others, evaluation.by any column of the files.
+    Selection: as training.selection says.
+    """
+
+    config_type = FilesConfig
+    config: FilesConfig
+
+    def __init__(self, config: TaskConfig, data: DataConfig, access: DataAccess | None = None) -> None:
+        super().__init__(config, data, access)
+        if not self.config.has_sources:
+            self.metrics = ()
+
     def _examples(self, split: str) -> Iterator[Example]:
-        yield from read_examples(paths_of(self.data, split), self.data, self.config.model_kind)
+        paths, column = paths_of(self.data, split), self.config.origin_column
+        if column is None:
+            yield from self._read(paths)
+            return
+        for path in paths:
+            name = Path(path).name.partition(".")[0]
+            for example in self._read([path]):
+                yield replace(example, columns=example.columns | {column: name})
+
+    def _read(self, paths: list[str]) -> Iterator[Example]:
+        if self.config.documents == "files":
+            yield from _whole_files(paths)
+        else:
+            yield from read_examples(paths, self.data, self.config.model_kind)
+
+
+def _whole_files(paths: list[str]) -> Iterator[Example]:
+    for path in paths:
+        text = "\n".join(line for _, line in read_lines(Path(path)))
+        if not text.strip():
+            raise DataError(f"{path}: no text")
+        yield Example(None, text, {})
 
 
 def given_splits(data: DataConfig) -> tuple[str, ...]:

@@ -16,15 +16,19 @@ Grammar of the commands and their meaning [[.]] (their supplement):
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterator
+from functools import cached_property
 from itertools import product
 from typing import Annotated, Literal
 
 from pydantic import Field
 
+from ostinato.data.archive import open_member
 from ostinato.data.example import Example
 from ostinato.data.lines import bad_line
 from ostinato.data.registry import RemoteFile
+from ostinato.errors import DataError
 from ostinato.tasks.base import Task, TaskConfig
 
 Row = tuple[str, str]
@@ -58,6 +62,32 @@ _SIMPLE = {
         licence="BSD-3-Clause",
     ),
 }
+_ALL = RemoteFile(
+    repo=_REPO,
+    commit=_COMMIT,
+    path="tasks.txt",
+    sha256=None,
+    n_bytes=None,
+    n_rows=20910,
+    licence="BSD-3-Clause",
+)
+_MCD_LISTS = RemoteFile(
+    repo="google-research/google-research",
+    commit="1c1f5b9a835e8475e3562a50354fc2641a9ee9c8",
+    path="scan-splits.tar.gz",
+    sha256="e8fff9d88699abd1b88e8eeb44d199bc9706fb21dd9887c3a928dcb11f140785",
+    n_bytes=79199,
+    n_rows=None,
+    licence="CC BY 4.0",
+    url="https://storage.googleapis.com/cfq_dataset/scan-splits.tar.gz",
+)
+_SIZES = {
+    "simple": {"train": 16728, "test": 4182},
+    "length": {"train": 16990, "test": 3920},
+    "addprim_jump": {"train": 14670, "test": 7706},
+    "addprim_turn_left": {"train": 21890, "test": 1208},
+}
+_MCD_SIZES = {"train": 8365, "dev": 1045, "test": 1045}
 
 
 def _verb_phrases() -> Iterator[tuple[str, list[str]]]:
@@ -115,14 +145,14 @@ class ScanConfig(TaskConfig):
     """Settings of SCAN."""
 
     kind: Literal["scan"] = "scan"
-    split: Literal["simple", "length", "addprim_jump", "addprim_turn_left"] = "simple"
+    split: Literal["simple", "length", "addprim_jump", "addprim_turn_left", "mcd1", "mcd2", "mcd3"] = "simple"
     dev_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.05
     """Share of the training commands that become `dev`; 0: train whole, no dev."""
     dev_seed: Annotated[int, Field(ge=0)] = 0
 
 
 class ScanTask(Task):
-    """SCAN: simple commands with their action sequences, four published splits.
+    """SCAN: simple commands with their action sequences, seven published splits.
 
     Splits: train, dev, test of the published split named by `split`. simple: 16,728 / 4,182 at random, from the
     published files, in their order. length: up to 22 actions / 24 to 48 (16,990 / 3,920). addprim_jump and
@@ -132,11 +162,11 @@ class ScanTask(Task):
     are in grammar order (length: by number of actions, as published), and training shuffles them anyway.
     Tokens: words, separated by single blanks, on both sides; the markers IN: and OUT: are dropped.
     Metric: exact match of the whole action sequence, free running; by number of actions.
-    Selection: SCAN has no validation set. `dev` is a seeded 5 % of the distinct training commands (`dev_fraction`),
-    taken out of train; so it has training lengths and primitives, and says nothing of the generalisation the test asks
-    for. The primitive that an addprim split repeats always stays in train. dev_fraction=0 trains on the whole published
-    set, without dev: then select on another split or keep the last checkpoint. The papers report the last update of a
-    fixed number.
+    Selection: mcd has a published dev, drawn like its test. Otherwise SCAN has no validation set. `dev` is a seeded 5 %
+    of the distinct training commands (`dev_fraction`), taken out of train; so it has training lengths and primitives,
+    and says nothing of the generalisation the test asks for. The primitive that an addprim split repeats always stays
+    in train. dev_fraction=0 trains on the whole published set, without dev: then select on another split or keep the
+    last checkpoint. The papers report the last update of a fixed number.
     """
 
     config_type = ScanConfig
@@ -144,20 +174,33 @@ class ScanTask(Task):
     config: ScanConfig
 
     def files(self) -> tuple[RemoteFile, ...]:
-        """Return the two published files of the simple split, nothing for the others."""
+        """Return the two published files of the simple split, commands and lists of mcd, nothing for the others."""
+        if self._is_mcd:
+            return _ALL, _MCD_LISTS
         return tuple(_SIMPLE.values()) if self.config.split == "simple" else ()
 
     def splits(self) -> tuple[str, ...]:
-        """Return train, dev (unless dev_fraction is 0) and test."""
-        return ("train", "dev", "test") if self.config.dev_fraction > 0 else ("train", "test")
+        """Return train, dev (unless it would have to be cut from train and dev_fraction is 0) and test."""
+        return ("train", "dev", "test") if self._is_mcd or self.config.dev_fraction > 0 else ("train", "test")
+
+    @property
+    def _is_mcd(self) -> bool:
+        return self.config.split.startswith("mcd")
+
+    def published_sizes(self) -> dict[str, int]:
+        """Return the sizes that the papers state, without the dev set that is cut from train here."""
+        return _MCD_SIZES if self._is_mcd else _SIZES[self.config.split]
 
     def why_missing(self, split: str) -> str | None:
         """Explain that dev is cut from train."""
         return "SCAN has no validation set: task.dev_fraction above 0 cuts one from train" if split == "dev" else None
 
     def _examples(self, split: str) -> Iterator[Example]:
-        if split == "test":
-            chosen: Iterator[Row] = self._rows("test")
+        chosen: Iterator[Row]
+        if self._is_mcd:
+            chosen = (self._all_rows[number] for number in self._mcd_numbers[split])
+        elif split == "test":
+            chosen = self._rows("test")
         else:
             rows = list(self._rows("train"))
             dev = self._dev_commands(rows)
@@ -183,6 +226,27 @@ class ScanTask(Task):
             if not separator or not line.startswith("IN: "):
                 raise bad_line(path, number, "expected 'IN: command OUT: actions'")
             yield command, actions
+
+    @cached_property
+    def _mcd_numbers(self) -> dict[str, list[int]]:
+        """The numbers of the rows of every split of maximum compound divergence."""
+        path = self.access.fetch(_MCD_LISTS)
+        with open_member(path, f"{self.config.split}.json") as stream:
+            record = json.load(stream)
+        found = {split: list(record[f"{split}Idxs"]) for split in _MCD_SIZES}
+        sizes = {split: len(numbers) for split, numbers in found.items()}
+        if sizes != _MCD_SIZES:
+            raise DataError(f"{path}: {self.config.split} has {sizes} rows, but {_MCD_SIZES} were published")
+        return found
+
+    @cached_property
+    def _all_rows(self) -> list[Row]:
+        """All commands in the order of their file, which must be the grammar's, each of them once."""
+        rows, grammar = list(self._read(_ALL)), dict(all_commands())
+        wrong = next((number for number, row in enumerate(rows, 1) if grammar.pop(row[0], None) != row[1]), None)
+        if wrong is not None:
+            raise bad_line(self.access.fetch(_ALL), wrong, "the grammar has no such row, or the file has it twice")
+        return rows
 
     def _dev_commands(self, rows: list[Row]) -> set[str]:
         """Return the training commands of dev: those whose seeded hashes come first, so that no order matters."""

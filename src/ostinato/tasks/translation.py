@@ -94,6 +94,7 @@ class TranslationTask(Task):
     """
 
     config_type = TranslationConfig
+    reads_own_files = True
     config: TranslationConfig
     metrics = ("bleu", "chrf")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ostinato.config.data import TokenizerConfig
-from ostinato.config.model import LanguageModelConfig, ModelConfig
+from ostinato.config.model import EncoderConfig, LanguageModelConfig, ModelConfig
 from ostinato.config.recipe import Recipe
 from ostinato.data.registry import DataAccess
 from ostinato.data.tokenizer import Tokenizers
@@ -42,6 +42,8 @@ def size_model(
         ConfigError: none of them says.
     """
     model = recipe.model
+    if isinstance(model, EncoderConfig):
+        return _size_encoder(model, recipe, access, source, target)
     if isinstance(model, LanguageModelConfig):
         size = target or source or model.vocab_size
         origin = "given"
@@ -55,6 +57,22 @@ def size_model(
         source, target = source or found_source, target or found_target
     sizes = {"source_vocab_size": source, "target_vocab_size": target}
     return SizedModel(model.model_copy(update=sizes), source, target, origin)
+
+
+def _size_encoder(
+    model: EncoderConfig, recipe: Recipe, access: DataAccess | None, source: int | None, target: int | None
+) -> SizedModel:
+    """Set the rows of the embedding, the mask symbol's among them, and the number of labels."""
+    given = {"vocab_size": (source and source + 1) or model.vocab_size, "n_labels": target or model.n_labels}
+    needed = model.vocabulary_sizes(1, 1)
+    origin = "given"
+    if any(given[key] is None for key in needed):
+        (found_source, found_target), origin = _from_data(recipe, access)
+        given = {key: given[key] or size for key, size in model.vocabulary_sizes(found_source, found_target).items()}
+    sizes = {key: given[key] for key in needed}
+    rows = sizes["vocab_size"]
+    assert rows is not None  # just set
+    return SizedModel(model.model_copy(update=sizes), None, rows, origin)
 
 
 def _from_data(recipe: Recipe, access: DataAccess | None) -> tuple[tuple[int, int], str]:
@@ -80,7 +98,7 @@ def _train_tokenizers(recipe: Recipe, access: DataAccess) -> Tokenizers | None:
     offline = replace(access, mirror=str(access.cache)) if is_remote else access
     task = build_task(recipe.task, recipe.data, offline)
     try:
-        return Tokenizers.train(recipe.data, task.examples("train"))
+        return Tokenizers.train(recipe.data, task.examples("train"), recipe.model.reads)
     except DataError:
         if task.files():
             return None

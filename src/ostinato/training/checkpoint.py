@@ -28,7 +28,7 @@ from torch import Tensor
 
 from ostinato.data.disk import new_folder, remove_folder, remove_leftovers, write_json
 from ostinato.errors import CheckpointError
-from ostinato.models import LanguageModel, Seq2Seq, load_model, save_model
+from ostinato.models import Model, load_model, save_model
 from ostinato.training.optim import load_optimizer_tensors, optimizer_tensors
 from ostinato.training.rng import RandomState
 from ostinato.training.state import Progress
@@ -37,8 +37,6 @@ from ostinato.version import __version__
 FORMAT_VERSION = 1
 _TENSORS, _STATE = "state.safetensors", "state.json"
 _OPTIMIZER, _RANDOM = "optimizer/", "random/"
-
-Model = Seq2Seq | LanguageModel
 
 
 @dataclass(frozen=True, slots=True)

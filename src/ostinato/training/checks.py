@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from ostinato.config.model import LanguageModelConfig
 from ostinato.config.recipe import Recipe
 from ostinato.config.training import ExpertBackend
 from ostinato.errors import ConfigError, Problem
@@ -13,16 +12,19 @@ from ostinato.models.transformer import Transformer
 from ostinato.nn.expert_attention import ExpertAttention
 from ostinato.nn.experts import Routed
 from ostinato.training.freeze import freeze
+from ostinato.training.optim import check_scales
 
 
 def check_training(recipe: Recipe, device: torch.device) -> None:
-    """Check what is to be frozen, and the backend of the experts.
+    """Check what is to be frozen, the backend of the experts, and whether the model can be compiled.
 
     Raises:
-        ConfigError: patterns that match no parameter, or a backend that does not work here; all of them.
+        ConfigError: patterns that match no parameter, a backend that does not work here, or a model that cannot be
+            compiled, or not here; all of them.
     """
     config = recipe.training
-    if not config.freeze and config.expert_backend == "auto":
+    is_plain = not config.freeze and not config.optimizer.lr_scales and not config.compile
+    if is_plain and config.expert_backend == "auto":
         return
     model = _outline(recipe)
     problems: list[Problem] = []
@@ -30,8 +32,14 @@ def check_training(recipe: Recipe, device: torch.device) -> None:
         freeze(model, config.freeze)
     except ConfigError as error:
         problems += error.problems
+    try:
+        check_scales(model, config.optimizer.lr_scales)
+    except ConfigError as error:
+        problems += error.problems
     if config.expert_backend != "auto":
         problems += _backend_problems(model, config.expert_backend, device, config.precision == "bfloat16")
+    if config.compile and (reason := _uncompilable(model, device)) is not None:
+        problems.append(Problem("training.compile", True, reason))
     if problems:
         raise ConfigError(problems)
 
@@ -39,9 +47,26 @@ def check_training(recipe: Recipe, device: torch.device) -> None:
 def _outline(recipe: Recipe) -> Transformer:
     """Return the recipe's model with its names and shapes and without memory; vocabularies are yet to be built."""
     config = recipe.model
-    sizes = ["vocab_size"] if isinstance(config, LanguageModelConfig) else ["source_vocab_size", "target_vocab_size"]
     with torch.device("meta"):
-        return build_model(config.model_copy(update=dict.fromkeys(sizes, 8)))
+        return build_model(config.model_copy(update=config.vocabulary_sizes(8, 8)))
+
+
+def _uncompilable(model: Transformer, device: torch.device) -> str | None:
+    """Return why training passes cannot be compiled; None: they can."""
+    if any(True for _ in model.routed()):
+        return "models with experts cannot be compiled: their rows are gathered by where routers send them"
+    if model.halting_thresholds():
+        return "models whose tokens halt cannot be compiled: their rows are gathered by who is left"
+    try:
+        torch.compile(_double)(torch.ones(2, device=device))
+    except Exception as error:  # A compiler that is missing or fails, of any kind.
+        said = str(error).strip().splitlines() or [""]
+        return f"torch.compile does not work on {device} here: {type(error).__name__}: {said[0]}"
+    return None
+
+
+def _double(x: torch.Tensor) -> torch.Tensor:
+    return 2 * x
 
 
 def _backend_problems(model: Transformer, name: ExpertBackend, device: torch.device, lowered: bool) -> list[Problem]:

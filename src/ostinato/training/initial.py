@@ -1,54 +1,139 @@
-"""Start from a trained model: pre-training then fine-tuning, or a rule that joins a model that has learned."""
+"""Start from a trained model: pre-training then fine-tuning, or a rule that joins a model that has learned.
+
+Strict unless told otherwise: every weight of the run has a place in the model, of the same shape. What may differ is
+named: `training.init_except` leaves parameters out (an exchanged head), `training.extend_vocabulary` gives embeddings
+rows for new symbols. What became of every parameter is written to initial.json in the new run's directory.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
 
+from ostinato.config.training import TrainingConfig
+from ostinato.data.example import Example
 from ostinato.data.tokenizer import Tokenizers
 from ostinato.errors import ConfigError, Problem
-from ostinato.models import LanguageModel, Seq2Seq
+from ostinato.evaluation.loading import find_checkpoint
+from ostinato.models import Encoder, Model
 from ostinato.models.checkpoint import load_model
-from ostinato.training.checkpoint import Checkpoints
 from ostinato.training.rundir import RunDirectory
 
-_KEY = "training.init_from"
+_KEY, _EXCEPT = "training.init_from", "training.init_except"
+_BY_ID = ("source_weight", "target_weight", "output_weight")
+"""Matrices with a row for every id of a vocabulary."""
 
 
-def tokenizers_of(path: str) -> Tokenizers:
+@dataclass(frozen=True, slots=True)
+class InitialReport:
+    """What became of the parameters of a model that starts from a run, by name.
+
+    Args:
+        checkpoint: the folder they come from. taken: copied. fresh: of this model alone, or left out by a pattern: as
+            in a model that starts from nothing. resized: rows there and here; the first ones are copied. left: of the
+            run's model alone.
+    """
+
+    checkpoint: str
+    taken: list[str] = field(default_factory=list)
+    fresh: list[str] = field(default_factory=list)
+    resized: dict[str, tuple[int, int]] = field(default_factory=dict)
+    left: list[str] = field(default_factory=list)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as JSON."""
+        return asdict(self)
+
+
+def tokenizers_of(path: str, *, new: Sequence[Example] | None = None) -> Tokenizers:
     """Return the tokenizers of the run to start from: ids mean to a trained model what they meant when it learned.
 
+    Args:
+        new: examples whose symbols are added at the end where they are not there yet; None: nothing is added.
+
     Raises:
-        ConfigError: there is no run.
+        ConfigError: there is no run, or its tokenizers cannot be extended.
     """
     run = RunDirectory(Path(path))
     if not run.exists:
         raise ConfigError([Problem(_KEY, path, "holds no run: name a run directory, whose best checkpoint is taken")])
-    return Tokenizers.load(run.tokenizers)
+    tokenizers = Tokenizers.load(run.tokenizers)
+    return tokenizers if new is None else tokenizers.extended(new)
 
 
-def start_from(model: Seq2Seq | LanguageModel, path: str) -> list[str]:
-    """Give a new model the weights of a run's best checkpoint.
-
-    Returns:
-        Parameters that the run's model does not have: they start as they would without it.
+def start_from(model: Model, config: TrainingConfig) -> InitialReport:
+    """Give a new model the weights of a checkpoint of the run that `init_from` names.
 
     Raises:
-        ConfigError: weights the model has no place for, or of another shape.
+        ConfigError: weights the model has no place for, or of another shape, that no setting allows; patterns that
+            match no parameter of either model; no run is named.
         CheckpointError: the run has no checkpoint, or one that cannot be read.
     """
-    trained = load_model(Checkpoints(RunDirectory(Path(path)).checkpoints, keep_last=1).best_directory()).state_dict()
-    own = model.state_dict()
-    wrong = [f"{name} is not in this model" for name in trained if name not in own]
-    wrong += [
-        f"{name} is {list(found.shape)} there and {list(own[name].shape)} here"
-        for name, found in trained.items()
-        if name in own and own[name].shape != found.shape
-    ]
-    if wrong:
+    path = str(config.init_from)
+    folder = find_checkpoint(Path(path), config.init_checkpoint)
+    trained, own = load_model(folder).state_dict(), model.state_dict()
+    _check_patterns(config.init_except, [*trained, *own])
+    taken = {name: found for name, found in trained.items() if not _matches(name, config.init_except)}
+    grows = {name for name in taken if config.extend_vocabulary and _can_grow(name, taken, own)}
+    if wrong := list(_misfits(taken, own, grows)):
         raise ConfigError([Problem(_KEY, path, "its weights do not fit: " + "; ".join(wrong))])
     with torch.no_grad():
-        for name, found in trained.items():
-            own[name].copy_(found)
-    return [name for name in own if name not in trained]
+        for name, found in taken.items():
+            if name in grows:
+                _copy_rows(own[name], found, keeps_last=isinstance(model, Encoder))
+            else:
+                own[name].copy_(found)
+    return InitialReport(
+        checkpoint=str(folder),
+        taken=[name for name in taken if name not in grows],
+        fresh=[name for name in own if name not in taken],
+        resized={name: (len(taken[name]), len(own[name])) for name in taken if name in grows},
+        left=[name for name in trained if name not in taken],
+    )
+
+
+def _misfits(taken: Mapping[str, Tensor], own: Mapping[str, Tensor], grows: set[str]) -> list[str]:
+    wrong = [f"{name} is not in this model" for name in taken if name not in own]
+    wrong += [
+        f"{name} is {list(found.shape)} there and {list(own[name].shape)} here"
+        for name, found in taken.items()
+        if name in own and own[name].shape != found.shape and name not in grows
+    ]
+    if wrong:
+        wrong.append(f"{_EXCEPT} names what is not to be taken")
+    return wrong
+
+
+def _can_grow(name: str, taken: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> bool:
+    """Return whether a matrix has more rows here and is otherwise the same."""
+    if name not in _BY_ID or name not in own:
+        return False
+    return taken[name].shape[1:] == own[name].shape[1:] and len(taken[name]) < len(own[name])
+
+
+def _copy_rows(own_VD: Tensor, found_VD: Tensor, *, keeps_last: bool) -> None:
+    """Copy the first rows; an encoder's last one, the mask symbol's, stays the last."""
+    n_first = len(found_VD) - keeps_last
+    own_VD[:n_first].copy_(found_VD[:n_first])
+    if keeps_last:
+        own_VD[-1].copy_(found_VD[-1])
+
+
+def _matches(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _check_patterns(patterns: Sequence[str], names: Sequence[str]) -> None:
+    problems = [
+        Problem(_EXCEPT, pattern, "matches no parameter of either model")
+        for pattern in patterns
+        if not any(fnmatchcase(name, pattern) for name in names)
+    ]
+    if problems:
+        raise ConfigError(problems)

@@ -10,6 +10,7 @@ import torch
 
 import ostinato
 from ostinato.config.recipe import Recipe
+from ostinato.data.disk import write_json
 from ostinato.data.registry import DataAccess
 from ostinato.evaluation import evaluate
 from ostinato.evaluation.loading import resolve_device
@@ -75,8 +76,10 @@ def _train(prepared: Prepared, run: RunDirectory, reporter: Reporter, device: to
         "parameters": session.model.n_parameters(),
         "n_examples": len(prepared.batches.rows),
         "update": session.progress.update,
-        "new_parameters": session.new_parameters,
+        "new_parameters": [] if session.initial is None else session.initial.fresh,
     }
+    if session.initial is not None:
+        write_json(run.path / "initial.json", session.initial.as_dict())
     reporter.on_start(recipe, info)
     progress = session.run()
     splits = _evaluate_best(prepared, checkpoints, device)
@@ -103,6 +106,7 @@ def _evaluate_best(prepared: Prepared, checkpoints: Checkpoints, device: torch.d
             by=prepared.by,
             max_examples=recipe.evaluation.max_examples,
             name=split,
+            contrast=prepared.contrast(split),
         )
         for split in recipe.evaluation.splits or []
     }

@@ -8,13 +8,15 @@ are one tensor and appear once; frozen ones do not appear.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ostinato.config.training import OptimizerConfig, ScheduleConfig
-from ostinato.errors import CheckpointError
+from ostinato.config.training import LearningRateScale, OptimizerConfig, ScheduleConfig
+from ostinato.errors import CheckpointError, ConfigError, Problem
 from ostinato.models.transformer import Transformer
 from ostinato.nn.expert_attention import ExpertAttention
 from ostinato.nn.experts import ExpertMaps, SparseLayer
@@ -45,23 +47,39 @@ def learning_rate(
     return config.lr * (schedule.final_fraction + (1.0 - schedule.final_fraction) * left)
 
 
-def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Return the trained parameters that decay and those that do not; an empty group is left out.
+def parameter_groups(
+    model: nn.Module, weight_decay: float, scales: Sequence[LearningRateScale] = ()
+) -> list[dict[str, Any]]:
+    """Return the trained parameters that decay and those that do not, of every learning rate; no group is empty.
 
     Exempt are vectors (norms, biases), also those of experts, which are stacked; the embeddings of a `Transformer`
     (also where they are the output projection), its tables of relative positions, and the embeddings of experts in a
     `HypersphereRouter`, whose length is held.
     """
+    check_scales(model, scales)
     exempt = _embeddings(model) | _stacked_vectors(model)
-    decayed: list[Tensor] = []
-    others: list[Tensor] = []
-    for parameter in model.parameters():
+    found: dict[tuple[float, bool], list[Tensor]] = {}
+    for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
+        scale = next((one.scale for one in scales if fnmatchcase(name, one.pattern)), 1.0)
         is_exempt = parameter.ndim < 2 or id(parameter) in exempt
-        (others if is_exempt else decayed).append(parameter)
-    groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
-    return [group for group in groups if group["params"]]
+        found.setdefault((scale, is_exempt), []).append(parameter)
+    # Decaying ones first, as they always were, so that states of optimisers keep their order.
+    keys = sorted(found, key=lambda key: (key[0] != 1.0, key))
+    return [{"params": found[key], "weight_decay": 0.0 if key[1] else weight_decay, "scale": key[0]} for key in keys]
+
+
+def check_scales(model: nn.Module, scales: Sequence[LearningRateScale]) -> None:
+    """Raise a ConfigError that holds every pattern that matches no parameter."""
+    names = [name for name, _ in model.named_parameters()]
+    problems = [
+        Problem("training.optimizer.lr_scales", one.pattern, "matches no parameter of the model")
+        for one in scales
+        if not any(fnmatchcase(name, one.pattern) for name in names)
+    ]
+    if problems:
+        raise ConfigError(problems)
 
 
 def _embeddings(model: nn.Module) -> set[int]:
@@ -92,16 +110,16 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Op
     The fused implementation, where the device has one, does one pass over the weights per update.
     """
     kind: type[torch.optim.Adam] = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam}[config.kind]
-    groups = parameter_groups(model, config.weight_decay)
+    groups = parameter_groups(model, config.weight_decay, config.lr_scales)
     can_fuse = all(p.device.type in ("cpu", "cuda") for p in model.parameters())
     betas = (config.beta1, config.beta2)
     return kind(groups, lr=config.lr, betas=betas, eps=config.eps, fused=can_fuse)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, value: float) -> None:
-    """Use this learning rate for all parameters from now on."""
+    """Use this learning rate from now on, times the scale of each group of parameters."""
     for group in optimizer.param_groups:
-        group["lr"] = value
+        group["lr"] = value * group.get("scale", 1.0)
 
 
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

@@ -6,12 +6,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ostinato.config.model import LanguageModelConfig
+from ostinato.config.model import Reads
 from ostinato.config.recipe import Recipe
-from ostinato.data.batching import TrainingBatches, encode_examples
+from ostinato.data.batching import TrainingBatches
 from ostinato.data.disk import new_folder
 from ostinato.data.example import Example
+from ostinato.data.objectives import objective_of
 from ostinato.data.registry import DataAccess
+from ostinato.data.rows import encode_rows
 from ostinato.data.subset import take_evenly
 from ostinato.data.tokenizer import Tokenizers
 from ostinato.errors import ConfigError, Problem
@@ -37,6 +39,10 @@ class Prepared:
         """Decoded metrics of the final evaluation."""
         chosen = self.recipe.evaluation.metrics
         return list(self.task.metrics if chosen is None else chosen)
+
+    def contrast(self, split: str) -> str | None:
+        """Return the column of wrong targets in a split; the training split has none."""
+        return None if split == self.task.splits()[0] else self.task.contrast
 
     @property
     def by(self) -> list[str]:
@@ -71,17 +77,30 @@ def prepare(recipe: Recipe, run: RunDirectory, is_resumed: bool, access: DataAcc
             run.check_data(split, str(describe_split(split, task.examples(split))["sha256"]))
     else:
         examples = list(task.examples(train_split))
-        origin = recipe.training.init_from
-        tokenizers = Tokenizers.train(recipe.data, examples) if origin is None else tokenizers_of(origin)
+        origin, extends = recipe.training.init_from, recipe.training.extend_vocabulary
+        reads = recipe.model.reads
+        if origin is None:
+            tokenizers = Tokenizers.train(recipe.data, examples, reads)
+        else:
+            tokenizers = tokenizers_of(origin, new=_read_texts(examples, reads) if extends else None)
+            if not recipe.model.generates:
+                tokenizers = tokenizers.with_labels(examples, reads)
         recipe = _with_vocabulary(recipe, tokenizers)
-    joins = recipe.model.joins_pairs
-    rows = encode_examples(examples, tokenizers, recipe.data, training=True, name=train_split, joins_pairs=joins)
-    batches = TrainingBatches(rows, recipe.data.tokens_per_batch, recipe.seed)
+    rows = encode_rows(examples, tokenizers, recipe.data, recipe.model, training=True, name=train_split)
+    objective = objective_of(recipe.model, recipe.data, tokenizers)
+    batches = TrainingBatches(rows, recipe.data.tokens_per_batch, recipe.seed, objective, recipe.data.mixture)
     prepared = Prepared(recipe, task, tokenizers, batches)
     if not is_resumed:
         _check_scored_examples(prepared)
         _describe(run, recipe, task, tokenizers, examples)
     return prepared
+
+
+def _read_texts(examples: list[Example], reads: Reads) -> list[Example]:
+    """Return the examples with what a tokenizer of texts has to know: labels are none."""
+    if reads in ("classification", "tagging", "span"):
+        return [Example(None, example.source or "") for example in examples]
+    return examples
 
 
 def _check_scored_examples(prepared: Prepared) -> None:
@@ -94,11 +113,10 @@ def _check_scored_examples(prepared: Prepared) -> None:
     selection, final = recipe.training.selection, recipe.evaluation
     scored = [(selection.split, selection.max_examples, list[str]())]
     scored += [(split, final.max_examples, prepared.by) for split in final.splits or []]
-    # Whether a row can be encoded does not depend on how a model reads it.
     for split, max_examples, by in scored:
         name = split if max_examples is None else f"{split}, {max_examples} examples spread evenly"
         examples = _with_columns(take_evenly(task.examples(split), max_examples), by, name)
-        for _ in encode_examples(examples, prepared.tokenizers, recipe.data, training=False, name=name):
+        for _ in encode_rows(examples, prepared.tokenizers, recipe.data, recipe.model, training=False, name=name):
             pass
 
 
@@ -152,14 +170,10 @@ def _with_vocabulary(recipe: Recipe, tokenizers: Tokenizers) -> Recipe:
     Raises:
         ConfigError: the recipe names other sizes.
     """
-    source, target = tokenizers.source.vocab_size, tokenizers.target.vocab_size
-    if isinstance(recipe.model, LanguageModelConfig):
-        sizes = {"vocab_size": target}
-    else:
-        sizes = {"source_vocab_size": source, "target_vocab_size": target}
+    sizes = recipe.model.vocabulary_sizes(tokenizers.source.vocab_size, tokenizers.target.vocab_size)
     given = {key: getattr(recipe.model, key) for key in sizes}
     problems = [
-        Problem(f"model.{key}", given[key], f"the tokenizer has {size} ids; set it to null to take them")
+        Problem(f"model.{key}", given[key], f"the data gives {size}; set it to null to take that")
         for key, size in sizes.items()
         if given[key] not in (None, size)
     ]

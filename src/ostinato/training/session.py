@@ -12,12 +12,12 @@ from ostinato.data.example import Example
 from ostinato.data.subset import take_evenly
 from ostinato.errors import TrainingError
 from ostinato.evaluation import evaluate
-from ostinato.models import LanguageModel, Seq2Seq, build_model
+from ostinato.models import Model, build_model
 from ostinato.tasks.checks import FORCED_METRICS
 from ostinato.training.checkpoint import Checkpoints
 from ostinato.training.depth import DepthWatch
 from ostinato.training.freeze import freeze
-from ostinato.training.initial import start_from
+from ostinato.training.initial import InitialReport, start_from
 from ostinato.training.optim import build_optimizer
 from ostinato.training.prepare import Prepared
 from ostinato.training.records import Records
@@ -64,14 +64,14 @@ class Session:
         self.prepared, self.checkpoints, self.records, self.reporter = prepared, checkpoints, records, reporter
         self.config = prepared.recipe.training
         self.device = device
-        self.new_parameters: list[str] = []  # of a model that starts from another: those the other lacks
+        self.initial: InitialReport | None = None  # of a model that starts from another, in its first session
         checkpoints.recover()
         seed_everything(prepared.recipe.seed)
         if checkpoints.last_update() is None:
             self.progress = Progress()
-            self.model: Seq2Seq | LanguageModel = build_model(prepared.recipe.model).to(device)
+            self.model: Model = build_model(prepared.recipe.model).to(device)
             if self.config.init_from is not None:
-                self.new_parameters = start_from(self.model, self.config.init_from)
+                self.initial = start_from(self.model, self.config)
             self.optimizer = self._optimizer()
         else:
             self._go_on()
@@ -80,6 +80,7 @@ class Session:
         self.model.set_activation_checkpointing(self.config.checkpoint_activations)
         self.model.set_expert_backend(self.config.expert_backend)
         self.model.set_compaction(self.config.compaction)
+        self.model.set_dropout_draws(self.config.dropout_draws)
         self.model.train()
         self._earlier_seconds, self._began = self.progress.seconds, time.perf_counter()
         # Seconds inside updates, and their labels, since the last record: of this session only, unlike the window.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import islice
@@ -15,7 +15,8 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from ostinato.config.training import TrainingConfig
 from ostinato.data.batch import Batch
-from ostinato.models import LanguageModel, Seq2Seq
+from ostinato.models import Model
+from ostinato.models.output import ModelOutput
 from ostinato.training.balance import balance_loss
 from ostinato.training.depth import DepthObservation, depth_cost, observe_depth
 from ostinato.training.losses import LossSums, count_labels, label_smoothed_loss
@@ -60,8 +61,10 @@ class Updater:
         config: its loss, clipping, precision, and schedule.
     """
 
-    def __init__(self, model: Seq2Seq | LanguageModel, optimizer: torch.optim.Optimizer, config: TrainingConfig):
+    def __init__(self, model: Model, optimizer: torch.optim.Optimizer, config: TrainingConfig):
         self.model, self.optimizer, self.config = model, optimizer, config
+        # Of training passes alone: evaluations and decoding have many more shapes.
+        self._run: Callable[[Batch], ModelOutput] = torch.compile(model) if config.compile else model
 
     def accumulate(self, batches: Sequence[Batch], update: int | None = None, *, observed: bool = False) -> Gradient:
         """Add the gradient of the mean loss over the labels of all batches, which may be on any device.
@@ -119,7 +122,7 @@ class Updater:
             The sums of the losses, and where it is observed, what routers and halting rules did.
         """
         with self._precision():
-            output = self.model(batch)
+            output = self._run(batch)
         sums = label_smoothed_loss(output.logits_BTV, batch.labels_BT, batch.loss_BT, self.config.label_smoothing)
         loss = sums.loss / n_labels
         config, routings, temperatures = self.config, output.by_router(), self.model.balance_temperatures()

@@ -1,0 +1,60 @@
+"""Write the tables of docs/speed.md anew from the JSON lines in docs/results.
+
+    python benchmarks/speed_document.py
+    python benchmarks/speed_document.py --check
+
+A table stands between <!-- begin NAME --> and <!-- end NAME -->, where NAME.jsonl is what a study
+wrote; without one it says that nothing was measured yet.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from layer_study import read_runs
+
+ROOT = Path(__file__).parents[1]
+STUDIES = {"train-step": "update_report", "decode": "decode_report", "startup": "startup"}
+"""What judges and shows the rows of a file."""
+NOT_MEASURED = "Not measured yet."
+_TABLE = re.compile(r"(<!-- begin (?P<name>[\w-]+) -->\n).*?(<!-- end (?P=name) -->)", re.DOTALL)
+
+
+def tables(name: str, results: Path) -> str:
+    """Return the tables of one study."""
+    path = results / f"{name}.jsonl"
+    if not path.exists():
+        return NOT_MEASURED
+    study = importlib.import_module(STUDIES[name])
+    runs = read_runs([path])
+    return str(study.report(runs, study.verdicts(runs))).strip()
+
+
+def filled(text: str, results: Path) -> str:
+    """Return a document with its tables as the results have them."""
+
+    def fill(found: re.Match[str]) -> str:
+        return f"{found[1]}\n{tables(found['name'], results)}\n\n{found[3]}"
+
+    return _TABLE.sub(fill, text)
+
+
+def main(given: Sequence[str] | None = None) -> None:
+    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options.add_argument("--check", action="store_true", help="write nothing; fail where a table is not up to date")
+    options.add_argument("--root", type=Path, default=ROOT, help="of the project (default: this one)")
+    args = options.parse_args(given)
+    document = args.root / "docs" / "speed.md"
+    text = document.read_text(encoding="utf-8")
+    new = filled(text, args.root / "docs" / "results")
+    if args.check and new != text:
+        raise SystemExit(f"{document} is not what its results say: run python benchmarks/speed_document.py")
+    document.write_text(new, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,249 @@
+"""Sequences with labels of their own: what encoder-only models read, blocks of text, and parts that alone count.
+
+    classification  <bos> text <eos>, of a pair <bos> text <eos> text <eos>;   one label
+    tagging         <bos> words <eos>;                                          one label a word, at its first token
+    span            <bos> question <eos> passage <eos>;                         two labels, columns of the passage
+
+A pair is two texts with one tab between them. A label of -1 is there, and does not count.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from ostinato.data.batch import Batch, TextSize, Tokens
+from ostinato.data.pad import pad
+from ostinato.data.tokenizer import BOS_ID, EOS_ID, Tokenizer, Tokenizers
+from ostinato.errors import DataError
+
+if TYPE_CHECKING:
+    from ostinato.config.data import DataConfig
+    from ostinato.data.example import Example
+
+UNCOUNTED = -1
+_TAB = "\t"
+
+
+@dataclass(frozen=True, slots=True)
+class LabelledRow:
+    """One sequence as it is read.
+
+    Args:
+        ids: of all columns, special symbols included. labels: -1 where one does not count.
+        places: the column of every label; None where labels have no columns, or every column has one.
+        n_prefix: leading tokens that are no passage (span), or that see each other (prefix language models).
+        index: 0-based number in its split. size: of the text whose every token is a label, where that is so.
+    """
+
+    ids: list[int]
+    labels: list[int]
+    places: list[int] | None = None
+    n_prefix: int | None = None
+    columns: dict[str, object] = field(default_factory=dict)
+    index: int = 0
+    size: TextSize | None = None
+
+    @property
+    def length(self) -> int:
+        """Columns the row needs."""
+        return len(self.ids)
+
+
+def collate_labelled(rows: Sequence[LabelledRow]) -> Batch:
+    """Put rows side by side, padded on the right; labels that are not there do not count.
+
+    Raises:
+        DataError: only some rows have places, or prefixes.
+    """
+    places = [row.places for row in rows if row.places is not None]
+    prefixes = [row.n_prefix for row in rows if row.n_prefix is not None]
+    if len(places) not in (0, len(rows)) or len(prefixes) not in (0, len(rows)):
+        raise DataError("a batch needs rows of one kind: labels at places, or prefixes, in all of them or in none")
+    labels = pad([row.labels for row in rows])
+    names = dict.fromkeys(name for row in rows for name in row.columns)
+    return Batch(
+        Tokens(*pad([row.ids for row in rows])),
+        labels[0].clamp_min(0),
+        labels[1] & (labels[0] != UNCOUNTED),
+        places_BL=pad(places)[0] if places else None,
+        prefix_lengths_B=torch.tensor(prefixes) if prefixes else None,
+        indices=tuple(row.index for row in rows),
+        columns={name: [row.columns.get(name) for row in rows] for name in names},
+        sizes=tuple(row.size for row in rows),
+    )
+
+
+def classification_row(example: Example, tokenizers: Tokenizers, data: DataConfig, index: int) -> LabelledRow | None:
+    """Return a sentence or a pair with its one label; too long ones are cut at the longer text's end.
+
+    Returns:
+        None where it is too long and `data.over_length` is "drop".
+    """
+    parts = source_of(example).split(_TAB)
+    if len(parts) > 2:
+        raise DataError(f"{len(parts)} texts between tabs: one or two can be classified")
+    texts = [tokenizers.source.encode(part, unknown=data.unknown) for part in parts]
+    room = data.max_source_length - 1 - len(texts)
+    if sum(map(len, texts)) > room:
+        if data.over_length == "drop":
+            return None
+        _refuse_too_long(sum(map(len, texts)) + 1 + len(texts), data)
+        while sum(map(len, texts)) > room:
+            max(texts, key=len).pop()
+    ids = [BOS_ID, *(i for text in texts for i in (*text, EOS_ID))]
+    return LabelledRow(ids, tokenizers.target.encode(example.target), columns=example.columns, index=index)
+
+
+def tagging_row(example: Example, tokenizers: Tokenizers, data: DataConfig, index: int) -> LabelledRow | None:
+    """Return words with a label each, at the first token of each; labels of words that are cut off are left out.
+
+    Returns:
+        None where it is too long and `data.over_length` is "drop".
+
+    Raises:
+        DataError: another number of labels than of words, or a word without a token of its own.
+    """
+    text = source_of(example)
+    ids = tokenizers.source.encode(text, unknown=data.unknown)
+    labels = tokenizers.target.encode(example.target)
+    places = [1 + first for first in first_tokens(text, tokenizers.source)]
+    if len(labels) != len(places):
+        raise DataError(f"{len(labels)} labels for {len(places)} words: every word needs one")
+    room = data.max_source_length - 2
+    if len(ids) > room:
+        if data.over_length == "drop":
+            return None
+        _refuse_too_long(len(ids) + 2, data)
+        ids = ids[:room]
+        places = [place for place in places if place <= room]
+    return LabelledRow([BOS_ID, *ids, EOS_ID], labels[: len(places)], places, columns=example.columns, index=index)
+
+
+class Passage(NamedTuple):
+    """Where a passage's tokens stand: leading columns before it, its text, and the characters of every token."""
+
+    n_before: int
+    text: str
+    spans: list[tuple[int, int]]
+
+    def answer(self, start: int, end: int) -> str:
+        """Return the text of the columns start .. end."""
+        return self.text[self.spans[start - self.n_before][0] : self.spans[end - self.n_before][1]]
+
+
+def passage_of(example: Example, tokenizer: Tokenizer, data: DataConfig) -> tuple[list[int], Passage]:
+    """Return the ids of question and passage, before any end symbol but the question's, and where the passage is.
+
+    Raises:
+        DataError: not a question and a passage with one tab between them.
+    """
+    parts = source_of(example).split(_TAB)
+    if len(parts) != 2:
+        raise DataError("a question, one tab and a passage are needed")
+    question = [BOS_ID, *tokenizer.encode(parts[0], unknown=data.unknown), EOS_ID]
+    ids = [*question, *tokenizer.encode(parts[1], unknown=data.unknown)]
+    return ids, Passage(len(question), parts[1], tokenizer.spans(parts[1]))
+
+
+def span_row(example: Example, tokenizers: Tokenizers, data: DataConfig, index: int) -> LabelledRow | None:
+    """Return a question and a passage with the columns of the first answer's first and last token.
+
+    The answer is at the character `answer_start` of the passage (a column of the example), else where it is first
+    found. Of answers with tabs between them the first is learned from.
+
+    Returns:
+        None where it is too long, or its answer is cut off, and `data.over_length` is "drop".
+
+    Raises:
+        DataError: the passage does not hold the answer.
+    """
+    ids, passage = passage_of(example, tokenizers.source, data)
+    found = _answer_columns(example, passage)
+    room = data.max_source_length - 1
+    if len(ids) > room:
+        if data.over_length == "drop":
+            return None
+        _refuse_too_long(len(ids) + 1, data)
+        ids = ids[:room]
+        if passage.n_before >= room:
+            raise DataError(f"data.max_source_length = {data.max_source_length} leaves no room for the passage")
+    labels = list(found) if found[1] < len(ids) else [UNCOUNTED, UNCOUNTED]
+    row = LabelledRow([*ids, EOS_ID], labels, n_prefix=passage.n_before, columns=example.columns, index=index)
+    return row
+
+
+def _answer_columns(example: Example, passage: Passage) -> tuple[int, int]:
+    answer = example.target.split(_TAB)[0]
+    given = example.columns.get("answer_start")
+    start = given if isinstance(given, int) else passage.text.find(answer)
+    end = start + len(answer)
+    if start < 0 or passage.text[start:end] != answer:
+        raise DataError(f"the passage does not hold the answer {answer!r}{'' if given is None else f' at {given}'}")
+    touched = [n for n, (first, last) in enumerate(passage.spans) if first < end and last > start]
+    if not touched:
+        raise DataError(f"no token of the passage stands for the answer {answer!r}")
+    return passage.n_before + touched[0], passage.n_before + touched[-1]
+
+
+def continuation_row(example: Example, tokenizers: Tokenizers, data: DataConfig, index: int) -> LabelledRow:
+    """Return a text of which the last part alone counts: source and target with one blank, or the source's line break.
+
+    The part's first token is the first one that holds a character of it.
+
+    Raises:
+        DataError: it is too long: a source cannot be cut and be the same question.
+    """
+    source = source_of(example)
+    whole = f"{source}{'' if source[-1:].isspace() else ' '}{example.target}"
+    ids = tokenizers.target.encode(whole, unknown=data.unknown)
+    n_source = len(whole) - len(example.target)
+    first = next(n for n, (_, end) in enumerate(tokenizers.target.spans(whole)) if end > n_source)
+    if len(ids) > data.max_target_length:
+        raise DataError(
+            f"{len(ids)} tokens, but data.max_target_length is {data.max_target_length}: raise it (what comes before "
+            "the part that is scored is never cut)"
+        )
+    labels = [UNCOUNTED] * first + ids[first:]
+    size = TextSize(len(example.target.split()), len(example.target.encode()))
+    return LabelledRow([BOS_ID, *ids[:-1]], labels, columns=example.columns, index=index, size=size)
+
+
+def first_tokens(text: str, tokenizer: Tokenizer) -> Iterator[int]:
+    """Yield the number of the first token of every white-space separated word.
+
+    Raises:
+        DataError: a word begins inside a token of the word before it.
+    """
+    starts = {match.start(): match.group() for match in re.finditer(r"\S+", text)}
+    firsts: dict[int, int] = {}
+    for number, (start, end) in enumerate(tokenizer.spans(text)):
+        if start < end and start in starts:
+            firsts.setdefault(start, number)
+    for start, word in starts.items():
+        if start not in firsts:
+            raise DataError(f"the word {word!r} has no token of its own: choose a tokenizer that splits at white space")
+        yield firsts[start]
+
+
+def source_of(example: Example) -> str:
+    """Return the source.
+
+    Raises:
+        DataError: there is none.
+    """
+    if example.source is None:
+        raise DataError("has no source to read")
+    return example.source
+
+
+def _refuse_too_long(n_tokens: int, data: DataConfig) -> None:
+    if data.over_length != "truncate":
+        raise DataError(
+            f"{n_tokens} tokens with their begin and end symbols, but data.max_source_length is "
+            f"{data.max_source_length}: raise it, or set data.over_length to 'truncate'"
+        )

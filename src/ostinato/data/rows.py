@@ -1,0 +1,189 @@
+"""Examples as what a model reads: pairs, texts, blocks of texts, or sequences with labels, by what the model is for."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ostinato.data.batch import TextSize
+from ostinato.data.batching import AnyRow, encode_examples
+from ostinato.data.labelled import (
+    LabelledRow,
+    classification_row,
+    continuation_row,
+    span_row,
+    tagging_row,
+)
+from ostinato.data.objectives import objective_of
+from ostinato.data.tokenizer import BOS_ID, EOS_ID, Tokenizers
+from ostinato.errors import DataError
+
+if TYPE_CHECKING:
+    from ostinato.config.data import DataConfig
+    from ostinato.config.model import ModelConfig
+    from ostinato.data.example import Example
+
+_OF_HEADS: dict[str, Callable[[Example, Tokenizers, DataConfig, int], LabelledRow | None]] = {
+    "classification": classification_row,
+    "tagging": tagging_row,
+    "span": span_row,
+}
+_EVALUATION_SEED = 0
+
+
+def encode_rows(
+    examples: Iterable[Example],
+    tokenizers: Tokenizers,
+    data: DataConfig,
+    config: ModelConfig,
+    *,
+    training: bool,
+    name: str,
+) -> Iterator[AnyRow]:
+    """Turn examples into rows for a model, one at a time.
+
+    Texts are packed into blocks where `data.block_length` says so. In evaluation masks and prefixes are drawn here, the
+    same ones every time; in training `TrainingBatches` draws them anew in every epoch.
+
+    Args:
+        training: see `encode_examples`. name: of the split, for errors.
+
+    Raises:
+        DataError: an example that cannot be encoded; names it.
+    """
+    if (encode := _OF_HEADS.get(config.reads)) is not None:
+        yield from _of_head(examples, tokenizers, data, encode, training, name)
+        return
+    joins = config.joins_pairs
+    if data.block_length is not None:  # Blocks have their length; a text may have any.
+        data = data.model_copy(update={"max_target_length": sys.maxsize})
+    rows = _of_texts(examples, tokenizers, data, training=training, name=name, joins_pairs=joins)
+    objective = objective_of(config, data, tokenizers)
+    hidden = _as_labelled(rows, reads_whole=config.reads == "masked") if objective or data.block_length else rows
+    if data.block_length is not None:
+        hidden = _pack(hidden, data, data.block_length, labels_all=config.reads != "masked")
+    for row in hidden:
+        if training or objective is None or not isinstance(row, LabelledRow):
+            yield row
+        else:
+            yield objective(row, np.random.default_rng([_EVALUATION_SEED, row.index]))
+
+
+def _of_head(
+    examples: Iterable[Example],
+    tokenizers: Tokenizers,
+    data: DataConfig,
+    encode: Callable[[Example, Tokenizers, DataConfig, int], LabelledRow | None],
+    training: bool,
+    name: str,
+) -> Iterator[LabelledRow]:
+    for index, example in enumerate(examples):
+        try:
+            row = encode(example, tokenizers, data, index)
+        except DataError as error:
+            raise DataError(f"{name}: example {index + 1}: {error}") from error
+        if row is not None:
+            yield row
+        elif not training:
+            raise DataError(
+                f"{name}: example {index + 1} is too long: evaluation drops nothing, so raise data.max_source_length "
+                "or set data.over_length to 'truncate'"
+            )
+
+
+def _of_texts(
+    examples: Iterable[Example],
+    tokenizers: Tokenizers,
+    data: DataConfig,
+    *,
+    training: bool,
+    name: str,
+    joins_pairs: bool,
+) -> Iterator[AnyRow]:
+    """Yield pairs and texts; an example that goes on from its source is one text of which its target counts."""
+    for index, example in enumerate(examples):
+        if example.continues:
+            try:
+                yield continuation_row(example, tokenizers, data, index)
+            except DataError as error:
+                raise DataError(f"{name}: example {index + 1}: {error}") from error
+            continue
+        yield from encode_examples(
+            [example], tokenizers, data, training=training, name=name, joins_pairs=joins_pairs, first=index
+        )
+
+
+def _as_labelled(rows: Iterable[AnyRow], *, reads_whole: bool) -> Iterator[AnyRow]:
+    """Yield texts as sequences: all their tokens, or for a language model those before each label."""
+    for row in rows:
+        if isinstance(row, LabelledRow) or row.source_ids is not None:
+            yield row
+            continue
+        ids, columns = row.target_ids, row.columns
+        if reads_whole:
+            yield LabelledRow([BOS_ID, *ids, EOS_ID], [], columns=columns, index=row.index)
+        else:
+            labels = [*ids, EOS_ID]
+            yield LabelledRow([BOS_ID, *ids], labels, columns=columns, index=row.index, size=row.size)
+
+
+def _pack(rows: Iterable[AnyRow], data: DataConfig, length: int, *, labels_all: bool) -> Iterator[LabelledRow]:
+    """Cut texts into blocks; of a mixture those of every data set by themselves."""
+    column = None if data.mixture is None else data.mixture.column
+    packers: dict[str, _Packer] = {}
+    index = 0
+    for row in rows:
+        if not isinstance(row, LabelledRow):
+            raise DataError("data.block_length packs texts: these examples have a source")
+        columns = {} if column is None or column not in row.columns else {column: row.columns[column]}
+        packer = packers.setdefault(str(columns), _Packer(length, labels_all, columns))
+        for block in packer.add(row):
+            yield replace(block, index=index)
+            index += 1
+    for packer in packers.values():
+        if packer.held:
+            yield replace(packer.block(packer.held, packer.size), index=index)
+            index += 1
+
+
+class _Packer:
+    """Cuts texts, an end symbol after each, into blocks that each begin with the begin symbol.
+
+    A block's size is that of the texts that end in it, so that sizes add up to those of all texts.
+
+    Args:
+        length: columns of a block. labels_all: every token is a label, as in language models; the block's last is read
+            by none. columns: of every block.
+    """
+
+    def __init__(self, length: int, labels_all: bool, columns: dict[str, object]) -> None:
+        self._n_new, self._labels_all, self._columns = length if labels_all else length - 1, labels_all, columns
+        self.held: list[int] = []
+        """Tokens that are in no block yet."""
+        self.size: TextSize | None = TextSize(0, 0)
+
+    def add(self, row: LabelledRow) -> Iterator[LabelledRow]:
+        """Take a text, and yield the blocks that are full."""
+        self.held += row.labels if self._labels_all else row.ids[1:]
+        self.size = self.size + row.size if self.size is not None and row.size is not None else None
+        while len(self.held) >= self._n_new:
+            ends_here = len(self.held) == self._n_new
+            # What ends in a block is counted there: the text's own size moves on where its end is in a later one.
+            size = self.size if ends_here or row.size is None else _without(self.size, row.size)
+            yield self.block(self.held[: self._n_new], size)
+            self.size = TextSize(0, 0) if ends_here else row.size
+            self.held = self.held[self._n_new :]
+
+    def block(self, new: list[int], size: TextSize | None) -> LabelledRow:
+        """Return a block of these tokens."""
+        if self._labels_all:
+            return LabelledRow([BOS_ID, *new[:-1]], new, columns=self._columns, size=size)
+        return LabelledRow([BOS_ID, *new], [], columns=self._columns)
+
+
+def _without(size: TextSize | None, last: TextSize) -> TextSize | None:
+    return None if size is None else TextSize(size.n_words - last.n_words, size.n_bytes - last.n_bytes)

@@ -1,0 +1,60 @@
+"""What the head of an encoder-only model says of a batch, as outputs with scores, and outputs as texts.
+
+classification, tagging   the most probable label at every place; score: mean log-probability of those
+span                      the columns start <= end of the passage, at most `max_answer_length` tokens, whose
+                          start and end scores have the largest sum; score: the sum of their log-probabilities
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ostinato.config.data import DataConfig
+from ostinato.config.model import EncoderConfig, ModelConfig
+from ostinato.data.batch import Batch
+from ostinato.data.example import Example
+from ostinato.data.labelled import passage_of
+from ostinato.data.tokenizer import Tokenizers
+from ostinato.decoding import Hypothesis
+
+
+def read_out(config: EncoderConfig, logits_BLV: Tensor, batch: Batch) -> list[Hypothesis]:
+    """Return what the head says of every sentence: labels' ids, or an answer's first and last column."""
+    log_probs_BLV = logits_BLV.float().log_softmax(-1)
+    if config.head.kind == "span":
+        return _answers(log_probs_BLV, config.head.max_answer_length)
+    best = log_probs_BLV.max(-1)
+    n_labels = batch.loss_BT.sum(1).tolist()
+    rows = zip(best.indices.tolist(), best.values.tolist(), n_labels, strict=True)
+    return [_labels(ids[:n], values[:n]) for ids, values, n in rows]
+
+
+def _labels(ids: list[int], log_probs: list[float]) -> Hypothesis:
+    total = sum(log_probs)
+    return Hypothesis(ids, total / max(len(ids), 1), total, finished=True)
+
+
+def _answers(log_probs_B2T: Tensor, longest: int) -> list[Hypothesis]:
+    sums_BTT = log_probs_B2T[:, 0, :, None] + log_probs_B2T[:, 1, None, :]
+    allowed_TT = torch.ones_like(sums_BTT[0], dtype=torch.bool).triu().tril(longest - 1)
+    # Columns outside the passage hold the least float of all, whose sum with another is -inf.
+    best = sums_BTT.masked_fill(~allowed_TT, -torch.inf).flatten(1).max(1)
+    width = sums_BTT.shape[-1]
+    return [
+        Hypothesis(list(divmod(place, width)), value, value, finished=True)
+        for place, value in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    ]
+
+
+def text_of(config: ModelConfig, ids: list[int], example: Example, tokenizers: Tokenizers, data: DataConfig) -> str:
+    """Return an output as text: decoded, or cut out of the example's passage.
+
+    Words that were cut off where `data.over_length` is "truncate" get the most frequent label.
+    """
+    if config.reads == "span":
+        _, passage = passage_of(example, tokenizers.source, data)
+        return passage.answer(ids[0], ids[1])
+    if config.reads == "tagging":
+        ids = ids + [0] * (len((example.source or "").split()) - len(ids))
+    return tokenizers.target.decode(ids)

@@ -1,0 +1,158 @@
+"""Dropout whose random numbers cost little on a CPU: one 64-bit draw decides on eight elements, a byte on each.
+
+drop(x) = x * kept / (1 - q),   kept ~ Bernoulli(1 - q) for every element by itself,   q = round(256 p) / 256
+
+An element is dropped where its byte is below 256 q, so that the probability is q, at most 1/512 from the p asked for,
+and the mean is kept exactly, for it is q that the scale makes up for. Bytes come from torch's global CPU generator:
+what saves and restores its state (an interrupted run, steps that are recomputed) repeats the draws. What a backward
+pass keeps is one byte an element, and nothing where the dropped result tells (relu).
+
+On other devices, and for a p that rounds to 0 or 1, the draws are those of torch's own dropout; "torch" asks for them
+everywhere, as the plain twin, and to repeat runs that were drawn so.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from ostinato.kernels.activation import Activation, activate
+
+Draws = Literal["auto", "torch"]
+
+_LEVELS = 256
+_LEAST_WORD = -(2**63)
+
+
+class Kept(NamedTuple):
+    """What dropout keeps: 1 for a kept element and 0 for a dropped one, as bytes, and what makes up for the others."""
+
+    bytes: Tensor
+    scale: float
+
+
+def realised(p: float) -> float:
+    """Return the probability with which bytes drop an element when p is asked for."""
+    return round(_LEVELS * p) / _LEVELS
+
+
+def draws_bytes(p: float, device: torch.device, draws: Draws = "auto") -> bool:
+    """Return whether elements are dropped by bytes rather than by torch's own dropout."""
+    # What is compiled makes its own numbers, inside the operations around them.
+    is_free = draws == "auto" and not torch.compiler.is_compiling()
+    return is_free and device.type == "cpu" and 0.0 < realised(p) < 1.0
+
+
+def draw_kept(shape: tuple[int, ...] | torch.Size, p: float, device: torch.device, draws: Draws = "auto") -> Kept:
+    """Draw what is kept of so many elements, each dropped with probability p, 0 <= p < 1.
+
+    Args:
+        draws: "auto": by bytes where that is possible. "torch": by torch's draws of booleans.
+    """
+    if not draws_bytes(p, device, draws):
+        dropped = torch.empty(shape, dtype=torch.bool, device=device).bernoulli_(p)
+        return Kept(dropped.logical_not_().view(torch.uint8), 1.0 / (1.0 - p))
+    n = math.prod(shape)
+    # All 64 bits: without bounds the sign would always be 0, and every eighth byte below 128.
+    words = torch.empty(-(-n // 8), dtype=torch.int64).random_(_LEAST_WORD, None)
+    # In place and byte to byte: a comparison that makes booleans takes ten times as long.
+    kept = words.view(torch.uint8)[:n].view(shape).ge_(round(_LEVELS * p))
+    return Kept(kept, 1.0 / (1.0 - realised(p)))
+
+
+def drop(x: Tensor, p: float, draws: Draws = "auto") -> Tensor:
+    """Return x with every element dropped with probability p, and the others scaled up."""
+    if not draws_bytes(p, x.device, draws):
+        return F.dropout(x, p)
+    return drop_by(x, draw_kept(x.shape, p, x.device))
+
+
+def drop_by(x: Tensor, kept: Kept) -> Tensor:
+    """Return what is kept of x, scaled up."""
+    return _Drop.apply(x, *kept)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def add_dropped(residual: Tensor, x: Tensor, p: float, draws: Draws = "auto") -> Tensor:
+    """Return residual + drop(x), of one shape, in one pass over them."""
+    if not draws_bytes(p, x.device, draws) or residual.dtype != x.dtype:
+        return residual + drop(x, p, draws)
+    return add_by(residual, x, draw_kept(x.shape, p, x.device))
+
+
+def add_by(residual: Tensor, x: Tensor, kept: Kept) -> Tensor:
+    """Return the residual plus what is kept of x, scaled up."""
+    return _AddDropped.apply(residual, x, *kept)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def drop_activated(before: Tensor, activation: Activation, p: float, draws: Draws = "auto") -> Tensor:
+    """Return drop(act(before)). `before` may be overwritten: nothing else must need it."""
+    if activation != "relu" or not draws_bytes(p, before.device, draws):
+        return drop(activate(before, activation), p, draws)
+    return drop_relu_by(before, draw_kept(before.shape, p, before.device))
+
+
+def drop_relu_by(before: Tensor, kept: Kept) -> Tensor:
+    """Return what is kept of relu(before), scaled up, in the place of `before`."""
+    return _DropRelu.apply(before, *kept)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def factors(kept: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
+    """Return by how much every element is multiplied: 0 or the scale."""
+    return kept.to(dtype).mul_(scale)
+
+
+class _Drop(torch.autograd.Function):
+    """y = f x with the factors f, made anew in the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, kept: Tensor, scale: float) -> Tensor:
+        ctx.save_for_backward(kept)
+        ctx.scale = scale
+        return factors(kept, scale, x.dtype).mul_(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (kept,) = ctx.saved_tensors
+        return factors(kept, ctx.scale, grad.dtype).mul_(grad), None, None
+
+
+class _AddDropped(torch.autograd.Function):
+    """y = r + f x."""
+
+    @staticmethod
+    def forward(ctx: Any, residual: Tensor, x: Tensor, kept: Tensor, scale: float) -> Tensor:
+        ctx.save_for_backward(kept)
+        ctx.scale = scale
+        y = kept.to(x.dtype)
+        return torch.addcmul(residual, x, y, value=scale, out=y)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (kept,) = ctx.saved_tensors
+        of_x = factors(kept, ctx.scale, grad.dtype).mul_(grad) if ctx.needs_input_grad[1] else None
+        return grad, of_x, None, None
+
+
+class _DropRelu(torch.autograd.Function):
+    """y = f max(0, x) in place of x. Where y is 0, x was below 0 or dropped: the gradient needs nothing else."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, kept: Tensor, scale: float) -> Tensor:
+        x.clamp_min_(0.0).mul_(factors(kept, scale, x.dtype))
+        ctx.mark_dirty(x)
+        ctx.save_for_backward(x)
+        ctx.scale = scale
+        return x
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (y,) = ctx.saved_tensors
+        return torch.ops.aten.threshold_backward(grad, y, 0).mul_(ctx.scale), None, None

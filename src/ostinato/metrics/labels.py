@@ -1,0 +1,163 @@
+"""Scores of labels, tags and answers.
+
+    accuracy      = examples whose label is right / examples
+    macro_f1      = mean over classes c of 2 TP_c / (2 TP_c + FP_c + FN_c), over the classes that occur as a label or as
+                    a prediction; equal to scikit-learn's f1_score(average="macro")
+    tag_accuracy  = words whose tag is right / words
+    span_f1       = 2 C / (P + G) with P spans predicted, G in the reference, C in both with both ends and the type
+                    right: the score of CoNLL-2000 and 2003 (conlleval); 1 where there is no span at all
+    answer_em     = answers that equal one of the references after normalisation / answers          SQuAD
+    answer_f1     = mean over answers of the largest F1 of their words with those of a reference    SQuAD
+
+Spans follow conlleval: B- and S- begin one, and so do I- and E- where the word before has another type, is outside or
+has ended one (E-, S-). Tags without such a prefix are types of their own: adjacent equal ones are one span. Outside is
+O. Normalisation follows SQuAD v1.1's official script: lower case, then without ASCII punctuation, without the articles
+a, an, the, and with single blanks. References with tabs between them are several right answers.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
+
+from ostinato.metrics.base import Metric
+from ostinato.metrics.matching import ExactMatch
+
+_UNIT = 10**9
+"""F1 of one answer is counted in billionths, so that sums are whole numbers, whose order does not matter."""
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+class Accuracy(ExactMatch):
+    """Share of the examples, in [0, 1], whose label is right."""
+
+    name = "accuracy"
+
+
+class MacroF1(Metric):
+    """F1 of every class, in [0, 1], each class counting once."""
+
+    name = "macro_f1"
+
+    def __init__(self) -> None:
+        self._places: dict[str, int] = {}
+        super().__init__()
+        self._places.clear()
+        self._totals.clear()
+
+    def counts(self, prediction: str, reference: str) -> list[int]:
+        """Return TP and FP + FN for every class met so far, in the order they were met."""
+        prediction, reference = prediction.strip(), reference.strip()
+        for label in (reference, prediction):
+            self._places.setdefault(label, len(self._places))
+        found = [0] * (2 * len(self._places))
+        if prediction == reference:
+            found[2 * self._places[reference]] = 1
+        else:
+            found[2 * self._places[reference] + 1] = found[2 * self._places[prediction] + 1] = 1
+        return found
+
+    def score(self, totals: Sequence[int]) -> float:
+        """Return the mean of F1 over the classes with any count."""
+        pairs = [(right, wrong) for right, wrong in zip(totals[::2], totals[1::2], strict=True) if right or wrong]
+        return sum(2 * right / (2 * right + wrong) for right, wrong in pairs) / len(pairs)
+
+
+class TagAccuracy(Metric):
+    """Share of the words, in [0, 1], whose tag is right; missing tags are wrong."""
+
+    name = "tag_accuracy"
+
+    def counts(self, prediction: str, reference: str) -> list[int]:
+        """Return the words that are right, and the words."""
+        written, wanted = prediction.split(), reference.split()
+        return [sum(a == b for a, b in zip_longest(written[: len(wanted)], wanted)), len(wanted)]
+
+    def score(self, totals: Sequence[int]) -> float:
+        """Return the share that is right."""
+        n_right, n = totals
+        return n_right / n if n else 1.0
+
+
+class SpanF1(Metric):
+    """F1 of spans of words, in [0, 1], by the rules of CoNLL."""
+
+    name = "span_f1"
+
+    def counts(self, prediction: str, reference: str) -> list[int]:
+        """Return the spans in both, in the prediction, and in the reference."""
+        written, wanted = (set(spans_of_tags(text.split())) for text in (prediction, reference))
+        return [len(written & wanted), len(written), len(wanted)]
+
+    def score(self, totals: Sequence[int]) -> float:
+        """Return F1; 1 where neither has a span."""
+        n_right, n_written, n_wanted = totals
+        return 2 * n_right / (n_written + n_wanted) if n_written + n_wanted else 1.0
+
+
+def spans_of_tags(tags: Sequence[str]) -> Iterator[tuple[int, int, str]]:
+    """Yield the spans of a sentence as first word, one past the last word, type."""
+    start, before, kind = 0, "O", ""
+    for place, tag in enumerate([*tags, "O"]):
+        prefix, name = _parsed(tag)
+        if before != "O" and (prefix in ("O", "B", "S") or before in ("E", "S") or name != kind):
+            yield start, place, kind
+            before = "O"
+        if prefix != "O" and (before == "O" or prefix in ("B", "S")):
+            start = place
+        before, kind = prefix, name
+
+
+def _parsed(tag: str) -> tuple[str, str]:
+    """Return one of O B I E S, and the type."""
+    if tag == "O":
+        return "O", ""
+    prefix, dash, name = tag.partition("-")
+    return (prefix, name) if dash and prefix in ("B", "I", "E", "S") else ("I", tag)
+
+
+class AnswerEm(Metric):
+    """Share of the answers, in [0, 1], that are one of their references after SQuAD's normalisation."""
+
+    name = "answer_em"
+
+    def counts(self, prediction: str, reference: str) -> list[int]:
+        """Return whether it is right, and 1."""
+        return [int(normalised(prediction) in {normalised(one) for one in reference.split("\t")}), 1]
+
+    def score(self, totals: Sequence[int]) -> float:
+        """Return the share that is right."""
+        n_right, n = totals
+        return n_right / n
+
+
+class AnswerF1(Metric):
+    """Mean over answers, in [0, 1], of the best F1 of their words with those of a reference."""
+
+    name = "answer_f1"
+
+    def counts(self, prediction: str, reference: str) -> list[int]:
+        """Return the best F1 in billionths, and 1."""
+        return [round(_UNIT * max(_word_f1(prediction, one) for one in reference.split("\t"))), 1]
+
+    def score(self, totals: Sequence[int]) -> float:
+        """Return the mean."""
+        total, n = totals
+        return total / _UNIT / n
+
+
+def normalised(answer: str) -> str:
+    """Return an answer in lower case, without punctuation, articles and superfluous white space."""
+    return " ".join(_ARTICLES.sub(" ", answer.lower().translate(_PUNCTUATION)).split())
+
+
+def _word_f1(prediction: str, reference: str) -> float:
+    written, wanted = normalised(prediction).split(), normalised(reference).split()
+    if not written or not wanted:
+        return float(written == wanted)
+    n_both = sum((Counter(written) & Counter(wanted)).values())
+    return 2 * n_both / (len(written) + len(wanted))

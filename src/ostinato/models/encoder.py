@@ -1,0 +1,136 @@
+"""Encoder-only models: one stack whose tokens all see each other, and a head that reads their states."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import torch
+from torch import nn
+
+from ostinato.config.model import EncoderConfig
+from ostinato.data.batch import Batch
+from ostinato.errors import DataError
+from ostinato.models.output import ModelOutput
+from ostinato.models.transformer import Transformer, keep_or_none, vocabulary_size
+from ostinato.nn.cache import Cache
+from ostinato.nn.init import init_projection
+from ostinato.nn.shapes import Bool, Float, Int, Tensor
+
+
+class Encoder(Transformer):
+    """A bidirectional stack and a head.
+
+        states = encoder(E[tokens]),   of a label's place t, a sentence's pooled state p, or all places:
+        masked          logits = states_t O^T, O = E or a matrix of its own
+        classification  logits = W p + b, p the state of the begin symbol or the mean over real tokens
+        tagging         logits = W states_t + b
+        span            logits[start, t], logits[end, t] = W states_t + b, over the tokens of the passage
+
+    The tokens are the batch's `target`. Whatever the head, logits are `[B, L, V]` beside labels `[B, L]`: L labels of a
+    sentence, each one of V; a span has the labels start and end, each one of the T columns.
+
+    Args:
+        config: with the vocabulary size set, and for heads that choose a label how many there are.
+    """
+
+    config: EncoderConfig
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__(config, causal=frozenset())
+        self.target_weight = self._matrix(vocabulary_size(config, "vocab_size"))
+        self.output_weight = self._matrix(self.target_weight.shape[0]) if config.tie_embeddings == "none" else None
+        self.head: nn.Linear | None = None
+        if config.n_outputs is not None:
+            n_outputs = config.n_outputs or vocabulary_size(config, "n_labels")
+            self.head = nn.Linear(config.d_model, n_outputs)
+            init_projection(self.head, config.init)
+
+    @property
+    def mask_id(self) -> int:
+        """The id of the mask symbol: the embedding's last row."""
+        return self.target_weight.shape[0] - 1
+
+    def forward(self, batch: Batch, *, n_steps: int | None = None, request: Collection[str] = ()) -> ModelOutput:
+        """Read a batch.
+
+        Args:
+            n_steps: rounds to run instead of the plan's own (fully shared plans only).
+            request: captures to return with the stack's output, see `ostinato.nn.stack`.
+
+        Raises:
+            DataError: a span head, and a batch that does not say where the passages begin.
+        """
+        tokens = batch.target
+        encoder = self.stacks["encoder"](
+            self.embed(tokens.ids_BT, self.target_embedding),
+            keep_BT=keep_or_none(tokens),
+            positions_BT=tokens.positions_BT,
+            n_rounds=n_steps,
+            request=request,
+        )
+        return ModelOutput(self._read(encoder.states_BTD, batch), {"encoder": encoder})
+
+    def encode(self, batch: Batch, *, n_steps: int | None = None) -> Cache:
+        """Refuse: an encoder-only model writes nothing.
+
+        Raises:
+            DataError: always.
+        """
+        raise DataError(_NO_TEXT)
+
+    def step(
+        self, ids_BT: Int[Tensor, "B T"], cache: Cache, keep_BT: Bool[Tensor, "B T"] | None = None
+    ) -> Float[Tensor, "B V"]:
+        """Refuse, as `encode` does.
+
+        Raises:
+            DataError: always.
+        """
+        raise DataError(_NO_TEXT)
+
+    def _read(self, states_BTD: Float[Tensor, "B T D"], batch: Batch) -> Float[Tensor, "B L V"]:
+        """Return what the head makes of the states."""
+        head = self.config.head
+        if head.kind == "classification":
+            return self._project(_pool(states_BTD, batch.target.keep_BT, head.pooling)[:, None])
+        if head.kind == "span":
+            scores_BLT = self._project(states_BTD).transpose(1, 2)
+            return scores_BLT.masked_fill(~passages(batch)[:, None], torch.finfo(scores_BLT.dtype).min)
+        if batch.places_BL is not None:
+            places_BLD = batch.places_BL[..., None].expand(-1, -1, states_BTD.shape[-1])
+            states_BTD = states_BTD.gather(1, places_BLD)
+        return self.logits(states_BTD) if self.head is None else self._project(states_BTD)
+
+    def _project(self, states: Float[Tensor, "*B D"]) -> Float[Tensor, "*B V"]:
+        assert self.head is not None  # not user input: heads that come here have a projection
+        projected: Tensor = self.head(nn.functional.dropout(states, self.config.dropout, self.training))
+        return projected.float()
+
+
+_NO_TEXT = (
+    "an encoder-only model (model.kind=encoder) writes no text: what its head says of examples is what "
+    "`ostinato evaluate RUN --predictions FILE` writes"
+)
+
+
+def passages(batch: Batch) -> Bool[Tensor, "B T"]:
+    """Return which columns belong to the passage that an answer is a part of: after the prefix, before the end symbol.
+
+    Raises:
+        DataError: the batch does not say how long the prefixes are.
+    """
+    if batch.prefix_lengths_B is None:
+        raise DataError("a span head needs to know where every passage begins; these examples have no question")
+    keep_BT = batch.target.keep_BT
+    # Numbers real tokens from 1, wherever the padding stands.
+    number_BT = keep_BT.cumsum(1)
+    return keep_BT & (number_BT > batch.prefix_lengths_B[:, None]) & (number_BT < number_BT[:, -1:])
+
+
+def _pool(states_BTD: Float[Tensor, "B T D"], keep_BT: Bool[Tensor, "B T"], pooling: str) -> Float[Tensor, "B D"]:
+    """Return the state of the first real token, or the mean over real ones; of rows without any, some state or 0."""
+    if pooling == "first":
+        first_B = keep_BT.int().argmax(1)
+        return states_BTD[torch.arange(len(states_BTD), device=states_BTD.device), first_B]
+    n_B = keep_BT.sum(1, keepdim=True).clamp_min(1)
+    return states_BTD.masked_fill(~keep_BT[..., None], 0.0).sum(1) / n_B

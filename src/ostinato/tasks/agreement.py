@@ -1,0 +1,142 @@
+"""Subject-verb agreement: which form of the verb a language model prefers, by the nouns in between.
+
+The generator's grammar, with number in { singular, plural } for every noun:
+
+    sentence -> the N (P the N)^a V        V agrees with the first N
+
+an attractor being a noun in between whose number is not the first noun's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from random import Random
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from ostinato.config.data import DataConfig, FieldName
+from ostinato.data.example import Example
+from ostinato.data.registry import DataAccess
+from ostinato.data.sources import read_examples
+from ostinato.errors import DataError
+from ostinato.tasks.base import Task, TaskConfig
+from ostinato.tasks.files import check_paths, given_splits, paths_of
+
+Size = Annotated[int, Field(ge=1)]
+
+NOUNS = ("author", "bird", "boat", "doctor", "farmer", "garden", "key", "letter", "pilot", "river", "song", "tower")
+VERBS = ("appear", "change", "disappear", "fall", "move", "return", "shine", "sing", "sleep", "stand", "turn", "wait")
+PREPOSITIONS = ("above", "behind", "beside", "near", "of", "with")
+
+
+class AgreementConfig(TaskConfig):
+    """Settings of subject-verb agreement."""
+
+    kind: Literal["agreement"] = "agreement"
+    origin: Literal["generated", "files"] = "generated"
+    """files: data.train holds texts, data.dev and data.test pairs with a wrong target."""
+    n_train: Size = 20_000
+    n_eval: Size = 200
+    """generated: examples of each number of attractors in dev and in test."""
+    train_nouns: Annotated[int, Field(ge=0)] = 2
+    """generated: most nouns between subject and verb in train."""
+    max_attractors: Annotated[int, Field(ge=0)] = 5
+    """generated: most in dev and test."""
+    wrong_field: FieldName = "wrong"
+    """files: column of the wrong form."""
+    by_field: FieldName | None = "n_attractors"
+    """files: column that scores are reported by."""
+    seed: Annotated[int, Field(ge=0)] = 0
+    """generated: of the data; independent of the seed of training."""
+
+    @property
+    def has_sources(self) -> bool:
+        """False: texts, for language models."""
+        return False
+
+
+class AgreementTask(Task):
+    """Subject-verb agreement (Linzen et al. 2016): is the right form of the verb more probable than the wrong one?
+
+    Splits of origin=generated: train (`n_train` sentences, 0 to `train_nouns` nouns between subject and verb, of any
+    number), dev and test (`n_eval` for each of 0 to `max_attractors` attractors, no other nouns in between): more
+    attractors than train_nouns are longer than anything in training. Sentences with few nouns repeat between splits.
+    origin=files: data.train are texts (data.text_field, or plain text); data.dev and data.test are JSON lines with the
+    sentence up to the verb (data.source_field), the right form (data.target_field) and the wrong one (wrong_field).
+    In 4 rows of the Linzen test set of Gulordava et al. (2018) both forms are the same, which always counts as wrong.
+    The papers' data are Linzen et al.'s: 9 % of their dependencies train, 1 % validation, the rest test, all
+    intervening nouns attractors. Universal Transformers trains on sentences up to and including the verb.
+    Tokens: words for generated sentences, else data.tokenizer.
+    Metric: `ranking`: share of examples whose right form has the greater probability after the same words, forms of
+    several tokens by the product; by attractors, `macro` their mean. Chance is 0.5, and a model that follows the last
+    noun has 1 for no attractor and 0 for any. Loss and token accuracy are of the right form.
+    Selection: dev, by loss of the right forms.
+    """
+
+    config_type = AgreementConfig
+    config: AgreementConfig
+    metrics = ()
+    contrast = "wrong"
+
+    def __init__(self, config: TaskConfig, data: DataConfig, access: DataAccess | None = None) -> None:
+        super().__init__(config, data, access)
+        self.by = ("n_attractors",)
+        if self.config.origin == "files":
+            check_paths(data)
+            self.contrast = self.config.wrong_field
+            self.by = () if self.config.by_field is None else (self.config.by_field,)
+
+    @property
+    def is_generated(self) -> bool:
+        """Whether the sentences are drawn here."""
+        return self.config.origin == "generated"
+
+    def splits(self) -> tuple[str, ...]:
+        """Return train, dev and test, of files those that are given."""
+        return ("train", "dev", "test") if self.is_generated else given_splits(self.data)
+
+    def _examples(self, split: str) -> Iterator[Example]:
+        if not self.is_generated:
+            yield from self._read(split)
+            return
+        config = self.config
+        # Seeded by text: Python hashes it with SHA-512, the same everywhere.
+        rng = Random(f"{config.seed}/agreement/{split}")
+        if split == "train":
+            for _ in range(config.n_train):
+                is_plural = rng.random() < 0.5
+                others = [rng.random() < 0.5 for _ in range(rng.randint(0, config.train_nouns))]
+                prefix, verb, _ = _sentence(rng, is_plural, others)
+                yield Example(None, f"{prefix} {verb}")
+            return
+        for n_attractors in range(config.max_attractors + 1):
+            for _ in range(config.n_eval):
+                is_plural = rng.random() < 0.5
+                prefix, verb, wrong = _sentence(rng, is_plural, [not is_plural] * n_attractors)
+                columns: dict[str, object] = {"wrong": wrong, "n_attractors": n_attractors}
+                yield Example(prefix, verb, columns, continues=True)
+
+    def _read(self, split: str) -> Iterator[Example]:
+        paths = paths_of(self.data, split)
+        if split == self.splits()[0]:
+            yield from read_examples(paths, self.data, "language_model")
+            return
+        for number, example in enumerate(read_examples(paths, self.data), 1):
+            if not isinstance(example.columns.get(self.config.wrong_field), str):
+                raise DataError(f"{split}: example {number} has no text {self.config.wrong_field!r} (task.wrong_field)")
+            yield Example(example.source, example.target, example.columns, continues=True)
+
+
+def _sentence(rng: Random, is_plural: bool, others: list[bool]) -> tuple[str, str, str]:
+    """Return a sentence up to its verb, the verb's right and its wrong form; `others`: which nouns are plural."""
+    words = ["the", _noun(rng, is_plural)]
+    for other in others:
+        words += [rng.choice(PREPOSITIONS), "the", _noun(rng, other)]
+    plural = rng.choice(VERBS)
+    forms = [f"{plural}s", plural]
+    return " ".join(words), forms[is_plural], forms[not is_plural]
+
+
+def _noun(rng: Random, is_plural: bool) -> str:
+    return rng.choice(NOUNS) + "s" * is_plural

@@ -1,0 +1,140 @@
+"""Learning to Execute: read a program, write its result (Zaremba and Sutskever 2014; Dehghani et al. 2019, 4.5)."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from random import Random
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from ostinato.data.example import Example
+from ostinato.errors import Problem
+from ostinato.tasks.base import Task, TaskConfig
+from ostinato.tasks.programs import MEMORY, Program, draw_family, draw_script
+
+Size = Annotated[int, Field(ge=1)]
+Strategy = Literal["baseline", "naive", "mix", "combined"]
+
+_PARTS = ("train", "dev", "test")
+_PROGRAM_LENGTH, _MEMORY_LENGTH, _NESTING = 5, 55, 2
+_MOST_NESTING = 10
+"""Variables of a script: each of them is used once."""
+_MIX_SHARE = 0.2
+
+
+class LearningToExecuteConfig(TaskConfig):
+    """Settings of Learning to Execute; lengths are in digits."""
+
+    kind: Literal["learning_to_execute"] = "learning_to_execute"
+    generator: Literal["families", "scripts"] = "families"
+    """families: expressions of one kind, as for Universal Transformers. scripts: lines of Python (Zaremba, 2014)."""
+    family: Literal["copy", "double", "reverse", "addition", "algebra", "control", "program", "all"] = "program"
+    """families: which operations. copy, double and reverse repeat one number; program is + - if, control if for."""
+    max_length: Annotated[int, Field(ge=1, le=400)] | None = None
+    """None: 5, and 55 for copy, double and reverse."""
+    max_nesting: Annotated[int, Field(ge=1, le=_MOST_NESTING)] = _NESTING
+    """Operations in one program; copy, double and reverse have none."""
+    strategy: Strategy = "mix"
+    """Difficulty of train and dev. mix: uniform up to the maximum. baseline: always the maximum. naive: always the
+    stage. combined: up to the stage (scripts: one in five as mix, the others as naive)."""
+    stage_length: Size = 1
+    """naive, combined: the stage of the curriculum."""
+    stage_nesting: Size = 1
+    source_form: Literal["plain", "reversed", "doubled"] = "plain"
+    """How the program is read."""
+    n_train: Size = 100_000
+    n_eval: Size = 10_000
+    """Examples in each of dev and test."""
+    seed: Annotated[int, Field(ge=0)] = 0
+    """Of the data; independent of the seed of training."""
+
+    @property
+    def longest(self) -> int:
+        """Digits at the highest difficulty."""
+        if self.max_length is not None:
+            return self.max_length
+        return _MEMORY_LENGTH if self.generator == "families" and self.family in MEMORY else _PROGRAM_LENGTH
+
+    def problems(self, path: str = "") -> Iterator[Problem]:
+        """A stage lies below the maximum, and there must be enough programs to split in three."""
+        for name, most in (("length", self.longest), ("nesting", self.max_nesting)):
+            stage = getattr(self, f"stage_{name}")
+            if stage > most:
+                yield Problem(f"{path}stage_{name}", stage, f"must be at most the maximum, {most}")
+        if self.longest < 2 and self.generator == "families":
+            yield Problem(
+                f"{path}max_length", self.longest, "must be at least 2: shorter programs are too few to split"
+            )
+
+
+class LearningToExecuteTask(Task):
+    """Learning to Execute: read a program character by character, write what it gives; six tasks, two generators.
+
+    Splits: train (`n_train`), dev and test (`n_eval` each), drawn. A hash of program and result modulo 3 says which
+    split a program may be in, so that none is in two (Zaremba and Sutskever; the families' own generator has no such
+    rule). train and dev follow `strategy`, by default mix: length and nesting uniform up to the maximum. test always
+    has the maximum, 5 digits and 2 operations, or 55 digits for copy, double and reverse (Dehghani et al. 2019).
+    generator=families (default): the six tasks copy, double, reverse, addition, control, program, and algebra and all;
+    values modulo 10^(L+1). generator=scripts: Python with variables, loops and conditionals, values as they are, maybe
+    negative. Which of the two the UT paper used is not stated; the six names are those of the families.
+    Tokens: characters on both sides; `#` ends a line of a script, `@` the script, `.` its result.
+    Metric: character accuracy and whole results right, both as the papers have them, with the true characters before
+    given (token_accuracy, sequence_accuracy_forced) and free running (character_accuracy_free, exact_match), the end
+    symbol included; by length and nesting.
+    Selection: dev, which has all difficulties; nothing is selected on test.
+    Departures: training sees `n_train` programs again and again, where the papers draw fresh ones for every batch. A
+    stage of the curriculum (strategy naive or combined) is a run, the next one starts from its weights
+    (training.init_from); `ostinato.tasks.programs.stages` lists them, the papers move on at 95 % accuracy.
+    """
+
+    config_type = LearningToExecuteConfig
+    config: LearningToExecuteConfig
+    metrics = ("exact_match", "character_accuracy_free")
+    by = ("length", "nesting")
+
+    def splits(self) -> tuple[str, ...]:
+        """Return train, dev and test."""
+        return _PARTS
+
+    def _examples(self, split: str) -> Iterator[Example]:
+        config = self.config
+        strategy: Strategy = "baseline" if split == "test" else config.strategy
+        name = config.family if config.generator == "families" else "scripts"
+        stage = f"{config.stage_length}-{config.stage_nesting}" if strategy in ("naive", "combined") else ""
+        # Seeded by text: Python hashes it with SHA-512, the same everywhere.
+        rng = Random(f"{config.seed}/{name}/{split}/{strategy}{stage}/{config.longest}-{config.max_nesting}")
+        left = config.n_train if split == "train" else config.n_eval
+        while left:
+            program = self._draw(rng, strategy)
+            if _PARTS[_part(program)] != split:
+                continue
+            left -= 1
+            columns: dict[str, object] = {"length": program.length, "nesting": program.nesting}
+            yield Example(self._source(program.source), program.target, columns)
+
+    def _draw(self, rng: Random, strategy: Strategy) -> Program:
+        if self.config.generator == "scripts":
+            return draw_script(rng, lambda: self._difficulty(rng, strategy))
+        return draw_family(rng, self.config.family, *self._difficulty(rng, strategy))
+
+    def _difficulty(self, rng: Random, strategy: Strategy) -> tuple[int, int]:
+        """Return length and nesting, drawn where the strategy says so."""
+        config = self.config
+        most, stage = (config.longest, config.max_nesting), (config.stage_length, config.stage_nesting)
+        if strategy == "combined" and config.generator == "scripts":
+            strategy = "mix" if rng.random() < _MIX_SHARE else "naive"
+        if strategy in ("baseline", "naive"):
+            return most if strategy == "baseline" else stage
+        length, nesting = most if strategy == "mix" else stage
+        return rng.randint(1, length), rng.randint(1, nesting)
+
+    def _source(self, text: str) -> str:
+        return {"plain": text, "reversed": text[::-1], "doubled": text * 2}[self.config.source_form]
+
+
+def _part(program: Program) -> int:
+    """Return which of the three parts a program belongs to: a hash of the whole string, modulo 3."""
+    digest = hashlib.sha256(f"{program.source}\n{program.target}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") % len(_PARTS)

@@ -1,0 +1,89 @@
+"""Extractive question answering: an answer is a part of the passage."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+from ostinato.config.data import DataConfig
+from ostinato.data.example import Example
+from ostinato.data.registry import DataAccess
+from ostinato.data.sources import read_examples
+from ostinato.errors import DataError
+from ostinato.tasks.base import TaskConfig
+from ostinato.tasks.files import OwnFilesTask, paths_of
+from ostinato.tasks.languages import LanguagesConfig
+
+_BLANKS = str.maketrans("\t\r\n", "   ")
+
+
+class SpanExtractionConfig(LanguagesConfig):
+    """Settings of extractive question answering; the files are named under `data`."""
+
+    kind: Literal["span_extraction"] = "span_extraction"
+    format: Literal["squad", "lines"] = "squad"
+    """squad: JSON as SQuAD v1.1, XQuAD, MLQA and TyDiQA-GoldP have it. lines: JSON lines or TSV, the source a question,
+    one tab and a passage, the target one or several answers with tabs between them, and, where it is there, the
+    character of the passage at which the first answer begins in `answer_start`."""
+    languages: dict[str, str] | None = None
+    """squad: language of every file, by its name without folder; becomes the column `language_field`."""
+
+
+class SpanExtractionTask(OwnFilesTask):
+    """Question answering by extraction: which part of a passage answers a question; exact match and F1 of SQuAD.
+
+    Splits: data.train, data.dev, data.test as they are given. Every question of a file in SQuAD's form is an example;
+    training learns its first answer, and all answers are right when it is measured. Questions without an answer (SQuAD
+    2.0) are an error. With train_languages train and dev keep only those languages, and test keeps all.
+    Tokens: data.tokenizer; an encoder reads `<bos> question <eos> passage <eos>` and gives a start and an end. Passages
+    that are longer than data.max_source_length are cut (data.over_length=truncate), where others read several windows
+    of them: an answer behind the cut counts as wrong.
+    Metric: answer_em and answer_f1, normalised as by SQuAD's script (for English: articles and ASCII punctuation), by
+    language. MLQA's own script normalises by language; its numbers differ for languages with other articles.
+    Selection: dev, as training.selection says.
+    """
+
+    config_type = SpanExtractionConfig
+    config: SpanExtractionConfig
+    metrics = ("answer_em", "answer_f1")
+
+    def __init__(self, config: TaskConfig, data: DataConfig, access: DataAccess | None = None) -> None:
+        super().__init__(config, data, access)
+        self.by = self.config.by
+
+    def _examples(self, split: str) -> Iterator[Example]:
+        paths = paths_of(self.data, split)
+        if self.config.format == "lines":
+            examples = read_examples(paths, self.data)
+        else:
+            examples = (example for path in paths for example in self._read_squad(Path(path)))
+        yield from self.config.of_split(examples, split)
+
+    def _read_squad(self, path: Path) -> Iterator[Example]:
+        language = (self.config.languages or {}).get(path.name)
+        columns: dict[str, object] = {}
+        if language is not None and self.config.language_field is not None:
+            columns = {self.config.language_field: language}
+        try:
+            articles = json.loads(path.read_text(encoding="utf-8"))["data"]
+            for article in articles:
+                for paragraph in article["paragraphs"]:
+                    for question in paragraph["qas"]:
+                        yield _example(paragraph["context"], question, columns)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise DataError(f"{path}: not a file in SQuAD's form: {error!r}") from error
+        except DataError as error:
+            raise DataError(f"{path}: {error}") from error
+
+
+def _example(context: str, question: dict[str, Any], columns: dict[str, object]) -> Example:
+    """Return one question; white space becomes blanks one for one, so that places stay what they are."""
+    answers = [(answer["text"].translate(_BLANKS), answer["answer_start"]) for answer in question["answers"]]
+    if not answers:
+        raise DataError(f"the question {question['id']!r} has no answer: SQuAD 2.0's are not supported")
+    text, start = answers[0]
+    targets = dict.fromkeys(answer for answer, _ in answers)
+    source = f"{question['question'].translate(_BLANKS).strip()}\t{context.translate(_BLANKS)}"
+    return Example(source, "\t".join([text, *(t for t in targets if t != text)]), columns | {"answer_start": start})

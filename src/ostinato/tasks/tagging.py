@@ -1,0 +1,99 @@
+"""Tagging: a label for every word."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from ostinato.config.data import DataConfig
+from ostinato.data.example import Example
+from ostinato.data.lines import bad_line, read_lines
+from ostinato.data.registry import DataAccess
+from ostinato.data.sources import read_examples
+from ostinato.errors import DataError
+from ostinato.tasks.base import TaskConfig
+from ostinato.tasks.files import OwnFilesTask, paths_of
+from ostinato.tasks.languages import LanguagesConfig
+
+_DOCUMENT = "-DOCSTART-"
+
+
+class TaggingConfig(LanguagesConfig):
+    """Settings of tagging; the files are named under `data`."""
+
+    kind: Literal["tagging"] = "tagging"
+    format: Literal["sentences", "columns"] = "sentences"
+    """sentences: JSON lines or TSV, words and as many tags, both with blanks between them. columns: a word a line,
+    columns separated by white space, an empty line after every sentence (CoNLL)."""
+    word_column: int = 0
+    """columns: 0-based place of the word; negative ones count from the end."""
+    tag_column: int = -1
+    languages: Annotated[dict[str, str] | None, Field()] = None
+    """columns: language of every file, by its name without folder; becomes the column `language_field`."""
+
+
+class TaggingTask(OwnFilesTask):
+    """Tagging: a label for every word, such as parts of speech or names, from sentences or CoNLL columns.
+
+    Splits: data.train, data.dev, data.test as they are given; lines with -DOCSTART- and comments (#) are left out of
+    columns, and so are words with a range or an empty node for a number, where the first column numbers them
+    (CoNLL-U). With train_languages train and dev keep only those languages, and test keeps all.
+    Tokens: data.tokenizer, which must split at white space; a tag is read at its word's first token.
+    Metric: tag accuracy (over words; for parts of speech) and span F1 by the rules of CoNLL (conlleval: both ends and
+    the type of a span right; for names and chunks), by language. XTREME reports an F1 over parts of speech that is
+    micro-averaged over tags and so equals accuracy.
+    Selection: dev, as training.selection says.
+    """
+
+    config_type = TaggingConfig
+    config: TaggingConfig
+    metrics = ("tag_accuracy", "span_f1")
+
+    def __init__(self, config: TaskConfig, data: DataConfig, access: DataAccess | None = None) -> None:
+        super().__init__(config, data, access)
+        self.by = self.config.by
+
+    def _examples(self, split: str) -> Iterator[Example]:
+        paths = paths_of(self.data, split)
+        if self.config.format == "sentences":
+            examples = read_examples(paths, self.data)
+        else:
+            examples = (example for path in paths for example in self._read_columns(Path(path)))
+        for number, example in enumerate(self.config.of_split(examples, split), 1):
+            n_words, n_tags = len((example.source or "").split()), len(example.target.split())
+            if n_words != n_tags:
+                raise DataError(f"{split}: example {number} has {n_tags} tags for {n_words} words")
+            yield example
+
+    def _read_columns(self, path: Path) -> Iterator[Example]:
+        language = (self.config.languages or {}).get(path.name)
+        columns: dict[str, object] = {}
+        if language is not None and self.config.language_field is not None:
+            columns = {self.config.language_field: language}
+        words: list[str] = []
+        tags: list[str] = []
+        for number, line in read_lines(path):
+            cells = line.split()
+            if not cells and words:
+                yield Example(" ".join(words), " ".join(tags), columns)
+                words, tags = [], []
+            # A word `#` has columns beside it that a comment has not; numbers as 3-4 and 5.1 are CoNLL-U's.
+            if not cells or cells[0] == _DOCUMENT or line.startswith("# ") or _is_no_word(cells):
+                continue
+            try:
+                word, tag = cells[self.config.word_column], cells[self.config.tag_column]
+            except IndexError as error:
+                wanted = f"columns {self.config.word_column} and {self.config.tag_column}"
+                raise bad_line(path, number, f"{len(cells)} columns, but {wanted} are asked for") from error
+            words.append(word)
+            tags.append(tag)
+        if words:
+            yield Example(" ".join(words), " ".join(tags), columns)
+
+
+def _is_no_word(cells: list[str]) -> bool:
+    """Return whether a line of ten columns has a range of numbers, or a number with a point."""
+    return len(cells) == 10 and not cells[0].isdecimal() and cells[0].replace("-", "").replace(".", "").isdecimal()

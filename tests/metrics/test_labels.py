@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from ostinato.metrics import AnswerEm, AnswerF1, MacroF1, Metric, SpanF1, TagAccuracy, make_metric
+from ostinato.metrics.bootstrap import paired_bootstrap
+from ostinato.metrics.labels import normalised, spans_of_tags
+
+
+def _score(metric: Metric, pairs: list[tuple[str, str]]) -> float:
+    for prediction, reference in pairs:
+        metric.update(prediction, reference)
+    value = metric.compute()[metric.name]
+    assert isinstance(value, float)
+    return value
+
+
+def test_macro_f1_is_the_mean_over_classes_that_occur() -> None:
+    pairs = [("a", "a"), ("a", "a"), ("b", "a"), ("b", "b"), ("c", "b"), ("a", "a")]
+    # a: TP 3, FN 1 -> 6/7. b: TP 1, FP 1, FN 1 -> 1/2. c: predicted once, never right -> 0.
+    assert _score(MacroF1(), pairs) == pytest.approx((6 / 7 + 1 / 2 + 0) / 3)
+    assert _score(make_metric("accuracy"), pairs) == pytest.approx(4 / 6)
+    assert math.isnan(float(MacroF1().compute()["macro_f1"]))
+
+
+def test_macro_f1_can_be_resampled() -> None:
+    references = ["a", "b", "a", "b", "a", "b"] * 3
+    worse = ["a", "a", "a", "b", "c", "b"] * 3
+    first, second = paired_bootstrap(MacroF1(), [references, worse], references, n_samples=200)
+    assert first.score.value == 1.0
+    # a: TP 6, FP 3, FN 3 -> 2/3. b: TP 6, FN 3 -> 4/5. c: 0.
+    assert second.score.value == pytest.approx((2 / 3 + 4 / 5 + 0) / 3)
+    assert second.verdict == "lower"
+
+
+@pytest.mark.parametrize(
+    ("tags", "spans"),
+    [
+        ("O B-PER I-PER O", [(1, 3, "PER")]),
+        ("B-PER B-PER", [(0, 1, "PER"), (1, 2, "PER")]),
+        ("I-PER I-PER O I-LOC", [(0, 2, "PER"), (3, 4, "LOC")]),
+        ("B-PER I-LOC", [(0, 1, "PER"), (1, 2, "LOC")]),
+        ("B-X I-X E-X I-X S-X S-X", [(0, 3, "X"), (3, 4, "X"), (4, 5, "X"), (5, 6, "X")]),
+        ("NP NP VP O NP", [(0, 2, "NP"), (2, 3, "VP"), (4, 5, "NP")]),
+        ("O O", []),
+        ("", []),
+    ],
+)
+def test_spans_follow_the_rules_of_conlleval(tags: str, spans: list[tuple[int, int, str]]) -> None:
+    assert list(spans_of_tags(tags.split())) == spans
+
+
+def test_span_f1_counts_spans_with_both_ends_and_the_type_right() -> None:
+    pairs = [("B-PER I-PER O B-LOC", "B-PER I-PER O B-ORG"), ("O B-LOC I-LOC", "O B-LOC O"), ("B-LOC", "B-LOC")]
+    # Right: one of the first, none of the second, one of the third; written 4, wanted 4.
+    assert _score(SpanF1(), pairs) == pytest.approx(2 * 2 / (4 + 4))
+    assert _score(TagAccuracy(), pairs) == pytest.approx((3 + 2 + 1) / 8)
+    assert _score(TagAccuracy(), [("A", "A B")]) == 0.5
+
+
+def test_answers_are_compared_after_the_normalisation_of_squad() -> None:
+    assert normalised(" The  Cat's, an  A-B! ") == "cats ab"
+    pairs = [("the Cat", "cat\tdog"), ("in 1990", "1990"), ("x", "y"), ("", "the")]
+    assert _score(AnswerEm(), pairs) == pytest.approx(2 / 4)
+    # 1; 2 * 1 / (2 + 1); 0; both are nothing: 1.
+    assert _score(AnswerF1(), pairs) == pytest.approx((1 + 2 / 3 + 0 + 1) / 4)
+
+
+def test_the_best_reference_counts_for_an_answer() -> None:
+    assert _score(AnswerF1(), [("big red dog", "red\tbig dog\tx")]) == pytest.approx(2 * 2 / (3 + 2))

@@ -1,0 +1,278 @@
+"""The contract for encoder-only models: any plan, experts, halting and positions under every head."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from architectures import BOS, EOS, HEADS, Sentence, any_architecture, draws, left_padded, random_model, right_padded
+from contract import assert_all_equal, assert_equal, gradients
+from haltings import never_halting
+from ostinato.budget import MacCounter, count_bytes, count_macs, count_parameters
+from ostinato.config.model import EncoderConfig, RoutedConfig
+from ostinato.data.batch import Batch
+from ostinato.errors import ConfigError, DataError
+from ostinato.kernels import Dispatch, combine, dispatch
+from ostinato.models import Encoder, Model, build_model, load_model, save_model
+from ostinato.nn.experts import Decision, Routed
+from ostinato.training.losses import label_smoothed_loss
+
+ENCODERS = any_architecture(kind="encoder")
+
+
+@st.composite
+def _sentences(draw: st.DrawFn, config: EncoderConfig, max_sentences: int = 3) -> list[Sentence]:
+    """Draw texts behind a begin symbol and before an end symbol; before a passage stands a question of some tokens."""
+    assert config.vocab_size is not None
+    ids = st.lists(st.integers(EOS, config.vocab_size - 1), min_size=2, max_size=5)
+    drawn = [[BOS, *draw(ids), EOS] for _ in range(draw(st.integers(1, max_sentences)))]
+    return [Sentence(None, text, draw(st.integers(1, len(text) - 2))) for text in drawn]
+
+
+def _real_logits(model: Model, batch: Batch) -> list[Tensor]:
+    """Return of every sentence what does not belong to padding: rows of tokens, or columns of a span's scores."""
+    logits_BLV, keep_BT = model(batch).logits_BTV, batch.target.keep_BT
+    match model.config.reads:
+        case "classification":
+            return list(logits_BLV)
+        case "span":
+            return [row[:, keep].clamp_min(-1e30) for row, keep in zip(logits_BLV, keep_BT, strict=True)]
+    return [row[keep] for row, keep in zip(logits_BLV, keep_BT, strict=True)]
+
+
+def _weights(logits: list[Tensor]) -> list[Tensor]:
+    """Return random weights that leave alone what no logit is: a span's scores outside the passage."""
+    generator = torch.Generator().manual_seed(1)
+    drawn = [torch.randn(one.shape, generator=generator, dtype=torch.float64) for one in logits]
+    return [weight * (one > -1e29) for one, weight in zip(logits, drawn, strict=True)]
+
+
+@draws(25)
+@given(st.data())
+def test_padding_and_other_sentences_change_no_logit_and_no_gradient(data: st.DataObject) -> None:
+    config = data.draw(ENCODERS)
+    batch = data.draw(_sentences(config))
+    extra, fill = data.draw(st.integers(1, 3)), data.draw(st.integers(0, 4))
+    model = random_model(config)
+    plain = _real_logits(model, right_padded(batch))
+    weights = _weights(plain)
+    expected = gradients(model, plain, weights)
+    for name, padded in {"right": right_padded(batch, extra, fill), "left": left_padded(batch, extra, fill)}.items():
+        logits = _real_logits(model, padded)
+        for found, wanted in zip(logits, plain, strict=True):
+            assert_equal(found, wanted, f"padding on the {name}")
+        assert_all_equal(gradients(model, logits, weights), expected)
+    for i, sentence in enumerate(batch):
+        (alone,) = _real_logits(model, right_padded([sentence]))
+        assert_equal(plain[i], alone, "in a batch")
+
+
+@draws(10)
+@given(st.data())
+def test_every_token_sees_the_others_in_both_directions(data: st.DataObject) -> None:
+    stack = data.draw(ENCODERS.filter(lambda c: c.reads == "masked" and _attends(c)))
+    batch = right_padded([Sentence(None, [BOS, 2, 3, EOS])])
+    changed = replace(batch, target=replace(batch.target, ids_BT=torch.tensor([[BOS, 2, 4, EOS]])))
+    model = random_model(stack)
+    model.set_halting(False)
+    before, after = model(batch).logits_BTV[0], model(changed).logits_BTV[0]
+    assert not torch.allclose(before[0], after[0])
+    assert not torch.allclose(before[3], after[3])
+
+
+def _attends(config: EncoderConfig) -> bool:
+    return config.encoder.self_attention.share != "none" and "self_attention" in {
+        use.kind for use in config.plans()["encoder"].steps[-1].uses
+    }
+
+
+@draws(10)
+@given(st.data())
+def test_an_encoder_survives_its_file(data: st.DataObject) -> None:
+    config = data.draw(ENCODERS)
+    batch = right_padded(data.draw(_sentences(config)))
+    model = random_model(config).float()
+    with TemporaryDirectory() as folder:
+        save_model(model, Path(folder))
+        loaded = load_model(Path(folder))
+    assert isinstance(loaded, Encoder)
+    assert loaded.config == config
+    assert torch.equal(loaded(batch).logits_BTV, model(batch).logits_BTV)
+
+
+@draws(25)
+@given(ENCODERS)
+def test_parameters_of_an_encoder_are_counted_exactly(config: EncoderConfig) -> None:
+    model, count = build_model(config), count_parameters(config)
+    assert count.stored == model.n_parameters() == sum(count.by_part.values())
+    head = count.by_part.get("head", 0)
+    assert head == sum(p.numel() for name, p in model.named_parameters() if name.startswith("head."))
+
+
+def _counted(model: Model, run: Any) -> float:
+    model.set_expert_backend("loop")
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        run()
+    return counter.get_total_flops() / 2
+
+
+def _sums_by_gates(config: EncoderConfig, n_tokens: int) -> float:
+    """Count the sums weighted by gates, which a budget counts as element-wise."""
+    found = 0.0
+    plan = config.plans()["encoder"]
+    for use in plan.uses():
+        settings = config.stacks()["encoder"].settings_of(use)
+        if isinstance(settings, RoutedConfig):
+            k = settings.k
+            to = dispatch(torch.arange(k).expand(n_tokens, k), k)
+            with torch.no_grad(), FlopCounterMode(display=False) as counter:
+                combine(torch.ones(n_tokens * k, config.d_model), torch.ones(n_tokens, k), to)
+            found += counter.get_total_flops() / 2
+    return found
+
+
+@draws(20)
+@given(ENCODERS, st.integers(3, 9))
+def test_macs_of_an_encoder_agree_with_the_flop_counter(config: EncoderConfig, length: int) -> None:
+    batch = right_padded([Sentence(None, [BOS] + [3] * (length - 1), 1)])
+    model = never_halting(build_model(config))
+    measured = _counted(model, lambda: model(batch)) - _sums_by_gates(config, length)
+    count = count_macs(config, 1, length)
+    assert count.total == sum(count.by_part.values()) == pytest.approx(measured, rel=0.01)
+    assert count.per_generated_token == count.per_source_token == 0
+    rounds = config.plans()["encoder"].n_rounds
+    assert MacCounter(config).count({"encoder": [0] * (rounds - 1) + [length]}).full == count.total
+
+
+@draws(15)
+@given(ENCODERS, st.integers(1, 3))
+def test_activations_of_an_encoder_are_what_autograd_keeps(drawn: EncoderConfig, n_sentences: int) -> None:
+    config = EncoderConfig.model_validate(_grow(drawn.model_dump()) | {"dropout": 0.1})
+    batch = right_padded([Sentence(None, [BOS] + [3] * 11, 2) for _ in range(n_sentences)])
+    n_labels = {"classification": 1, "span": 2}.get(config.reads, 12)
+    labels = torch.full((n_sentences, n_labels), 2 if config.reads == "span" else 1)
+    batch = replace(batch, labels_BT=labels, loss_BT=torch.ones_like(labels, dtype=torch.bool))
+    counted = count_bytes(config, 1, 12, batch_size=n_sentences)
+    assert counted.cache == 0
+    assert counted.activations == pytest.approx(_kept_by_autograd(config, batch), rel=0.03)
+
+
+def _grow(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return settings at eight times the widths."""
+    grown = {key: _grow(value) if isinstance(value, dict) else value for key, value in settings.items()}
+    return grown | {key: 8 * grown[key] for key in ("d_model", "d_ff", "d_head") if grown.get(key)}
+
+
+def _kept_by_autograd(config: EncoderConfig, batch: Batch) -> int:
+    model = never_halting(build_model(config)).train()
+    parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    kept: dict[int, int] = {}
+    held: list[Dispatch] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.nbytes() and storage.data_ptr() not in parameters:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    def route(module: Routed, *args: Any) -> Decision:
+        decision = chosen(module, *args)
+        held.append(decision.to)
+        return decision
+
+    chosen = Routed.route
+    model(batch)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), patch.object(Routed, "route", route):
+        loss = label_smoothed_loss(model(batch).logits_BTV, batch.labels_BT, batch.loss_BT, 0.0).loss
+    assert loss.requires_grad
+    for to in held:
+        for tensor in (to.slots_M, to.rows_M, to.experts_M, to.ends_E):
+            pack(tensor)
+    return sum(kept.values())
+
+
+# --- heads -----------------------------------------------------------------------------------------------------------
+
+
+def _tiny(**changes: Any) -> EncoderConfig:
+    stack = {"n_steps": 1, "self_attention": {"n_heads": 2}, "ffn": {"d_ff": 8}}
+    settings = {"d_model": 8, "dropout": 0.0, "vocab_size": 9, "encoder": stack} | changes
+    return EncoderConfig.model_validate(settings)
+
+
+@pytest.mark.parametrize("head", HEADS, ids=lambda head: f"{head.kind}-{getattr(head, 'pooling', '')}")
+def test_heads_do_to_states_what_their_formulas_say(head: Any) -> None:
+    n_labels = 3 if head.kind in ("classification", "tagging") else None
+    model = random_model(_tiny(head=head.model_dump(), n_labels=n_labels))
+    assert isinstance(model, Encoder)
+    batch = right_padded([Sentence(None, [BOS, 4, 5, EOS, 6, 7, EOS], 4), Sentence(None, [BOS, 4, EOS], 1)])
+    output = model(batch)
+    states_BTD, keep_BT = output.stacks["encoder"].states_BTD, batch.target.keep_BT
+    if model.head is None:
+        expected = states_BTD @ model.target_weight.T
+    else:
+        read = states_BTD
+        if head.kind == "classification":
+            mean_BD = torch.stack([row[keep].mean(0) for row, keep in zip(states_BTD, keep_BT, strict=True)])
+            read = (states_BTD[:, 0] if head.pooling == "first" else mean_BD)[:, None]
+        expected = read @ model.head.weight.T + model.head.bias
+    if head.kind == "span":
+        # Tokens 4 and 5 of the first, 1 of the second: what lies between the prefix and the last end symbol.
+        first, second = output.logits_BTV
+        assert_equal(first[:, 4:6], expected[0, 4:6].T, "scores of the first passage")
+        assert_equal(second[:, 1:2], expected[1, 1:2].T, "scores of the second passage")
+        outside = torch.cat([first[:, :4], first[:, 6:], second[:, :1], second[:, 2:]], 1)
+        assert bool((outside == torch.finfo(outside.dtype).min).all())
+    else:
+        assert_equal(output.logits_BTV, expected, head.kind)
+
+
+def test_labels_are_read_from_their_places_only() -> None:
+    model = random_model(_tiny())
+    batch = right_padded([Sentence(None, [BOS, 4, 5, EOS]), Sentence(None, [BOS, 6, EOS])])
+    whole = model(batch).logits_BTV
+    places_BL = torch.tensor([[1, 2], [1, 0]])
+    picked = model(replace(batch, places_BL=places_BL)).logits_BTV
+    torch.testing.assert_close(picked[0], whole[0, 1:3])
+    torch.testing.assert_close(picked[1, 0], whole[1, 1])
+
+
+def test_a_tied_masked_head_has_no_parameters_and_the_mask_symbol_has_the_last_row() -> None:
+    tied, apart = build_model(_tiny()), build_model(_tiny(tie_embeddings="none"))
+    assert isinstance(tied, Encoder)
+    assert apart.n_parameters() - tied.n_parameters() == 9 * 8
+    assert tied.mask_id == 8
+    assert _tiny().vocabulary_sizes(8, 8) == {"vocab_size": 9}
+
+
+def test_an_encoder_refuses_to_write_and_settings_of_another_head() -> None:
+    model = build_model(_tiny())
+    batch = right_padded([Sentence(None, [BOS, 4, EOS])])
+    with pytest.raises(DataError, match="writes no text"):
+        model.encode(batch)
+    with pytest.raises(ConfigError, match="has no effect") as caught:
+        _tiny(head={"kind": "span"}, tie_embeddings="none", n_labels=2)
+    assert {problem.key for problem in caught.value.problems} == {"tie_embeddings", "n_labels"}
+    with pytest.raises(ConfigError, match="n_labels"):
+        build_model(_tiny(head={"kind": "tagging"}))
+    with pytest.raises(ConfigError, match="n_labels"):
+        count_parameters(_tiny(head={"kind": "classification"}))
+
+
+@pytest.mark.parametrize("variant", ["shared-enc", "no-enc", "one-wide"])
+def test_wide_feed_forward_variants_apply_to_an_encoder(variant: str) -> None:
+    stack = {"n_steps": 3, "self_attention": {"n_heads": 2}, "ffn": {"d_ff": 8}}
+    config = _tiny(encoder=stack, ffn_variant=variant)
+    widths = [config.stacks()["encoder"].ffn.d_ff for _ in config.plans()["encoder"].names("ffn")]
+    assert widths == {"shared-enc": [8], "no-enc": [], "one-wide": [24]}[variant]

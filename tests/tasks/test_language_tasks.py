@@ -1,0 +1,265 @@
+"""Classification, tagging, extraction, agreement and LAMBADA: what they read, and published data where it is there."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ostinato.config.data import DataConfig
+from ostinato.config.recipe import TaskRef
+from ostinato.data.example import Example
+from ostinato.errors import ConfigError, DataError
+from ostinato.tasks.agreement import NOUNS, VERBS
+from ostinato.tasks.base import Task
+from ostinato.tasks.registry import build_task, task_problems
+
+SHARED = Path(__file__).parents[2].parent / "shared" / "data"
+
+
+def _lines(path: Path, rows: list[dict[str, Any]]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return str(path)
+
+
+def _task(kind: str, data: DataConfig | None = None, **settings: Any) -> Task:
+    return build_task(TaskRef.model_validate({"kind": kind, **settings}), data or DataConfig())
+
+
+def _shared(kind: str, name: str, parts: dict[str, str], **settings: Any) -> Task:
+    folder = SHARED / name
+    if not folder.is_dir():
+        pytest.skip("no published data here")
+    paths: dict[str, Any] = {split: str(folder / file) for split, file in parts.items()}
+    return _task(kind, DataConfig(**paths), **settings)
+
+
+# --- classification --------------------------------------------------------------------------------------------------
+
+
+def test_pairs_of_columns_become_one_source_and_undecided_labels_are_left_out(tmp_path: Path) -> None:
+    rows = [
+        {"sentence1": "a\tb ", "sentence2": " c", "gold_label": "neutral", "id": 1},
+        {"sentence1": "d", "sentence2": "e", "gold_label": "-", "id": 2},
+    ]
+    path = _lines(tmp_path / "snli.jsonl", rows)
+    data = DataConfig(train=path, source_field="sentence1", target_field="gold_label")
+    task = _task("classification", data, pair_field="sentence2")
+    assert list(task.examples("train")) == [Example("a b\tc", "neutral", {"id": 1})]
+    with pytest.raises(DataError, match=r"train: example 1 has no text 'x' \(task.pair_field\)"):
+        list(_task("classification", data, pair_field="x").examples("train"))
+
+
+def test_zero_shot_transfer_trains_and_selects_in_some_languages_and_tests_in_all(tmp_path: Path) -> None:
+    rows = [{"source": language, "target": "x", "lang": language} for language in ("en", "de", "fr", "en")]
+    path = _lines(tmp_path / "a.jsonl", rows)
+    data = DataConfig(train=path, dev=path, test=path)
+    task = _task("classification", data, language_field="lang", train_languages=["en"])
+    assert task.by == ("lang",)
+    found = {split: [example.source for example in task.examples(split)] for split in task.splits()}
+    assert found == {"train": ["en", "en"], "dev": ["en", "en"], "test": ["en", "de", "fr", "en"]}
+    other = _task("classification", data, language_field="lang", train_languages=["ko"])
+    with pytest.raises(DataError, match="no example in ko; its languages are en, de, fr"):
+        list(other.examples("train"))
+    (problem,) = task_problems({"kind": "classification", "train_languages": ["en"]})
+    assert problem.key == "task.language_field"
+
+
+def test_snli_has_its_published_sizes_and_three_labels() -> None:
+    task = _shared("classification", "snli", {"train": "dev.jsonl.gz", "test": "test.jsonl.gz"})
+    counts = {split: Counter(example.target for example in task.examples(split)) for split in task.splits()}
+    assert {split: found.total() for split, found in counts.items()} == {"train": 9842, "test": 9824}
+    assert all(set(found) == {"entailment", "neutral", "contradiction"} for found in counts.values())
+    assert all(example.source and example.source.count("\t") == 1 for example in task.examples("test"))
+
+
+def test_sst2_has_its_published_sizes() -> None:
+    parts = {split: f"{split}.jsonl.gz" for split in ("train", "dev", "test")}
+    task = _shared("classification", "sst2", parts)
+    counts = {split: Counter(example.target for example in task.examples(split)) for split in task.splits()}
+    assert {split: found.total() for split, found in counts.items()} == {"train": 6920, "dev": 872, "test": 1821}
+    # The larger class of the published test set.
+    assert counts["test"]["0"] == 912
+
+
+def test_american_languages_are_told_apart() -> None:
+    parts = {"train": "dev.jsonl.gz", "test": "test.jsonl.gz"}
+    task = _shared("classification", "americas_nli", parts, language_field="lang", train_languages=["quy"])
+    assert sum(1 for _ in task.examples("train")) == 743
+    by_language = Counter(example.columns["lang"] for example in task.examples("test"))
+    assert (len(by_language), by_language.total(), by_language["nah"]) == (10, 7483, 735)
+
+
+# --- tagging ---------------------------------------------------------------------------------------------------------
+
+CONLL = """-DOCSTART- -X- O O
+
+EU NNP B-NP B-ORG
+rejects VBZ B-VP O
+
+# a comment
+Peter NNP B-NP B-PER
+Blackburn NNP I-NP I-PER
+"""
+CONLLU = """# text = vamonos
+1-2\tvamonos\t_\t_\t_\t_\t_\t_\t_\t_
+1\tvamos\tir\tVERB\t_\t_\t_\t_\t_\t_
+2\tnos\tnos\tPRON\t_\t_\t_\t_\t_\t_
+2.1\tx\tx\tX\t_\t_\t_\t_\t_\t_
+"""
+
+
+def test_columns_become_words_and_tags(tmp_path: Path) -> None:
+    (tmp_path / "en.conll").write_text(CONLL)
+    data = DataConfig(train=str(tmp_path / "en.conll"))
+    task = _task("tagging", data, format="columns", language_field="lang", languages={"en.conll": "en"})
+    assert list(task.examples("train")) == [
+        Example("EU rejects", "B-ORG O", {"lang": "en"}),
+        Example("Peter Blackburn", "B-PER I-PER", {"lang": "en"}),
+    ]
+    parts_of_speech = _task("tagging", data, format="columns", tag_column=1)
+    assert [example.target for example in parts_of_speech.examples("train")] == ["NNP VBZ", "NNP NNP"]
+    (tmp_path / "bad.conll").write_text("a b c d\n")
+    bad = _task("tagging", DataConfig(train=str(tmp_path / "bad.conll")), format="columns", tag_column=7)
+    with pytest.raises(DataError, match=r"line 1: 4 columns, but columns 0 and 7"):
+        list(bad.examples("train"))
+
+
+def test_numbers_of_conll_u_that_are_no_words_are_left_out(tmp_path: Path) -> None:
+    (tmp_path / "es.conllu").write_text(CONLLU)
+    data = DataConfig(train=str(tmp_path / "es.conllu"))
+    task = _task("tagging", data, format="columns", word_column=1, tag_column=3)
+    assert [(example.source, example.target) for example in task.examples("train")] == [("vamos nos", "VERB PRON")]
+
+
+def test_sentences_need_a_tag_for_every_word(tmp_path: Path) -> None:
+    path = _lines(tmp_path / "a.jsonl", [{"source": "a b", "target": "X"}])
+    with pytest.raises(DataError, match="train: example 1 has 1 tags for 2 words"):
+        list(_task("tagging", DataConfig(train=path)).examples("train"))
+
+
+# --- extraction ------------------------------------------------------------------------------------------------------
+
+SQUAD = {
+    "data": [
+        {
+            "paragraphs": [
+                {
+                    "context": "Ann\nmet Bob.",
+                    "qas": [
+                        {
+                            "id": "1",
+                            "question": "Who met\tBob?",
+                            "answers": [
+                                {"text": "Ann", "answer_start": 0},
+                                {"text": "Ann", "answer_start": 0},
+                                {"text": "Ann\nmet", "answer_start": 0},
+                            ],
+                        }
+                    ],
+                }
+            ]
+        }
+    ]
+}
+
+
+def test_questions_are_read_in_squads_form_with_all_their_answers(tmp_path: Path) -> None:
+    (tmp_path / "en.json").write_text(json.dumps(SQUAD))
+    data = DataConfig(train=str(tmp_path / "en.json"))
+    settings = {"language_field": "lang", "languages": {"en.json": "en"}}
+    (example,) = _task("span_extraction", data, **settings).examples("train")
+    assert example.source == "Who met Bob?\tAnn met Bob."
+    assert example.target == "Ann\tAnn met"
+    assert example.columns == {"lang": "en", "answer_start": 0}
+    SQUAD["data"][0]["paragraphs"][0]["qas"][0]["answers"].clear()  # type: ignore[index]
+    (tmp_path / "en.json").write_text(json.dumps(SQUAD))
+    with pytest.raises(DataError, match="the question '1' has no answer"):
+        list(_task("span_extraction", data).examples("train"))
+    (tmp_path / "en.json").write_text('{"data": 3}')
+    with pytest.raises(DataError, match="not a file in SQuAD's form"):
+        list(_task("span_extraction", data).examples("train"))
+
+
+# --- agreement -------------------------------------------------------------------------------------------------------
+
+
+def test_verbs_agree_with_the_first_noun_and_attractors_are_counted() -> None:
+    task = _task("agreement", n_eval=20, n_train=300)
+    seen = Counter[object]()
+    for example in task.examples("test"):
+        assert example.source is not None
+        nouns = [word for word in example.source.split() if word in NOUNS or word.removesuffix("s") in NOUNS]
+        is_plural = nouns[0] not in NOUNS
+        attractors = sum((noun not in NOUNS) != is_plural for noun in nouns[1:])
+        assert example.columns["n_attractors"] == attractors == len(nouns) - 1
+        assert (example.target in VERBS) == is_plural
+        assert example.columns["wrong"] == (f"{example.target}s" if is_plural else example.target[:-1])
+        assert example.continues
+        seen[attractors] += 1
+    assert seen == dict.fromkeys(range(6), 20)
+    train = list(task.examples("train"))
+    assert all(example.source is None for example in train)
+    assert {example.target.count(" the ") for example in train} == {0, 1, 2}
+    assert train == list(_task("agreement", n_eval=1, n_train=300).examples("train"))
+    for example in train:
+        first, verb = example.target.split()[1], example.target.split()[-1]
+        assert (first in NOUNS) != (verb in VERBS)
+
+
+def test_sentences_of_wikipedia_have_their_published_numbers(tmp_path: Path) -> None:
+    train = _lines(tmp_path / "a.jsonl", [{"text": "a"}])
+    if not SHARED.is_dir():
+        pytest.skip("no published data here")
+    data = DataConfig(train=train, test=str(SHARED / "agreement" / "test_linzen.jsonl.gz"))
+    found = list(_task("agreement", data, origin="files").examples("test"))
+    by_attractors = Counter(example.columns["n_attractors"] for example in found)
+    assert by_attractors == {0: 1972, 1: 1957, 2: 1943, 3: 1287, 4: 330}
+    assert all(example.continues for example in found)
+    # Words that are no verbs there, which no model can get right.
+    assert sum(example.target == example.columns["wrong"] for example in found) == 4
+    with pytest.raises(DataError, match=r"no text 'bad' \(task.wrong_field\)"):
+        list(_task("agreement", data, origin="files", wrong_field="bad").examples("test"))
+
+
+# --- LAMBADA ---------------------------------------------------------------------------------------------------------
+
+
+def test_last_words_go_on_from_their_passages(tmp_path: Path) -> None:
+    train = tmp_path / "novel.txt"
+    train.write_text("it was a dark night\nand cold\n")
+    pairs = _lines(tmp_path / "dev.jsonl", [{"source": "a b\n", "target": "c"}])
+    data = DataConfig(train=str(train), dev=pairs)
+    task = _task("lambada", data)
+    assert [example.target for example in task.examples("train")] == ["it was a dark night", "and cold"]
+    assert list(task.examples("dev")) == [Example("a b\n", "c", {}, continues=True)]
+    reading = _task("lambada", data, form="reading")
+    assert reading.metrics == ("exact_match",)
+    assert list(reading.examples("train")) == [Example("it was a dark", "night"), Example("and", "cold")]
+    assert list(reading.examples("dev")) == [Example("a b\n", "c")]
+    texts = _task("lambada", DataConfig(train=str(train), dev=str(train)), passages="texts")
+    assert next(iter(texts.examples("dev"))) == Example("it was a dark", "night", continues=True)
+
+
+def test_lambada_has_its_published_size() -> None:
+    if not SHARED.is_dir():
+        pytest.skip("no published data here")
+    path = str(SHARED / "lambada" / "test.jsonl.gz")
+    task = _task("lambada", DataConfig(train=path, test=path), form="reading", passages="pairs")
+    assert sum(1 for _ in task.examples("test")) == 5153
+
+
+# --- files -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_whole_file_can_be_one_text(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one line\n\nanother\n")
+    (tmp_path / "b.txt").write_text("b")
+    data = DataConfig(train=[str(tmp_path / "a.txt"), str(tmp_path / "b.txt")])
+    task = _task("files", data, model_kind="language_model", documents="files")
+    assert [example.target for example in task.examples("train")] == ["one line\n\nanother", "b"]
+    with pytest.raises(ConfigError, match="documents"):
+        _task("files", data, documents="files")
