@@ -9,7 +9,7 @@ import pytest
 from ostinato import __version__
 
 COMMANDS = [
-    *("train", "evaluate", "compare", "generate", "tune-threshold", "plan", "family", "solve"),
+    *("train", "evaluate", "analyze", "compare", "generate", "tune-threshold", "plan", "family", "solve"),
     *("recipes", "table", "transfer", "match", "data", "doctor", "demo"),
 ]
 

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from ostinato.cli import (
+    analyze,
     average,
     compare,
     data,
@@ -64,6 +65,7 @@ def _options(
 for _command in (
     train,
     evaluate,
+    analyze,
     compare,
     generate,
     tune_threshold,

@@ -102,8 +102,8 @@ def _progress(total: int | None) -> Iterator[Callable[[Point], None]]:
 
 
 def _print(found: Tuning) -> None:
+    from ostinato.analysis.canvas import HOW_TO_GET_FIGURES, can_draw
     from ostinato.cli.output import compact, print_table, say
-    from ostinato.experiments.canvas import HOW_TO_GET_FIGURES, can_draw
 
     stacks = list(found.trained.skipped)
     rows: list[list[object]] = []

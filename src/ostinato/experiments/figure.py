@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ostinato.experiments.canvas import COLOURS, new_figure, save_figure
+from ostinato.analysis.canvas import COLOURS, new_figure, save_figure
 from ostinato.experiments.comparison import Row, summary
 
 if TYPE_CHECKING:

@@ -20,12 +20,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ostinato.analysis.canvas import can_draw
 from ostinato.data.disk import write_json
 from ostinato.data.registry import DataAccess
 from ostinato.errors import ConfigError, Problem
 from ostinato.evaluation.loading import LoadedRun
 from ostinato.evaluation.threshold import TunedThreshold, trained_thresholds, write_tuned
-from ostinato.experiments.canvas import can_draw
 from ostinato.metrics import METRICS
 from ostinato.tasks.registry import build_task, task_config
 

@@ -1,0 +1,166 @@
+"""Every analysis that applies to some runs: data, figures and one report in a folder."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ostinato.analysis.canvas import save_figure
+from ostinato.analysis.report import Section, Shown, write_report
+from ostinato.analysis.studies import STUDIES, Finding, Study, Subject
+from ostinato.data.registry import DataAccess
+from ostinato.data.subset import take_evenly
+from ostinato.errors import ConfigError, Problem
+from ostinato.evaluation.loading import LoadedRun
+from ostinato.tasks.registry import build_task
+
+DEFAULT_EXAMPLES = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Analysed:
+    """What was written.
+
+    Args:
+        report: the HTML file. found: names of the analyses that applied. left_out: why the others did not, by name.
+        files: everything, the report first.
+    """
+
+    report: Path
+    found: tuple[str, ...]
+    left_out: dict[str, str]
+    files: tuple[Path, ...]
+
+
+def choose(only: Sequence[str] | None) -> tuple[Study, ...]:
+    """Return the analyses of these names, in the report's order; None: all.
+
+    Raises:
+        ConfigError: a name that is none.
+    """
+    names = [study.name for study in STUDIES]
+    unknown = [name for name in only or () if name not in names]
+    if unknown:
+        raise ConfigError([Problem("only", name, f"must be one of {', '.join(names)}") for name in unknown])
+    return tuple(study for study in STUDIES if only is None or study.name in only)
+
+
+def subjects(
+    runs: Sequence[LoadedRun], split: str | None, max_examples: int, access: DataAccess | None = None
+) -> list[Subject]:
+    """Return runs with the examples they are shown, under names that tell them apart.
+
+    Args:
+        split: None: the first of each run's recipe, else the task's last. max_examples: spread evenly over it.
+
+    Raises:
+        ConfigError: a task without the split. DataError: data that cannot be read.
+    """
+    found: list[Subject] = []
+    for run in runs:
+        task = build_task(run.recipe.task, run.recipe.data, access)
+        splits = run.recipe.evaluation.splits or [task.splits()[-1]]
+        examples = list(take_evenly(task.examples(split or splits[0]), max_examples))
+        by = run.recipe.evaluation.by
+        name = _unlike(run.directory.resolve().name, [subject.name for subject in found])
+        found.append(Subject(name, run, examples, tuple(task.by if by is None else by)))
+    return found
+
+
+def analyze(
+    given: Sequence[Subject],
+    out: Path,
+    *,
+    only: Sequence[str] | None = None,
+    on_start: Callable[[int], None] | None = None,
+    on_progress: Callable[[int], None] | None = None,
+) -> Analysed:
+    """Run the analyses that apply, and write their data, figures and the report into a folder.
+
+    Args:
+        given: see `subjects`; the first is the one others are compared with.
+        on_start: told how many examples will be run in all. on_progress: told how many more are done.
+
+    Raises:
+        ConfigError: an unknown name, or no matplotlib.
+    """
+    applying, reasons = _split(choose(only), given)
+    n_examples = len(given[0].examples)
+    if on_start is not None:
+        needing = [s for s in given if any(s in mine and study.needs for study, mine in applying)]
+        extra = sum(study.extra_passes(mine) for study, mine in applying)
+        on_start(sum(len(s.examples) for s in needing) + extra * n_examples)
+    for subject in given:
+        needs = {kind for study, mine in applying if subject in mine for kind in study.needs}
+        if needs:
+            subject.collect(needs, on_progress)
+    out.mkdir(parents=True, exist_ok=True)
+    sections, files = [], []
+    for study, mine in applying:
+        shown = [_write(finding, study, out) for finding in study.find(mine, on_progress)]
+        files += [path for one in shown for path in (one.svg, one.png, *one.data)]
+        sections.append(Section(study.name, study.title, study.reading, shown, reasons.get(study.name, "")))
+    left_out = {name: why for name, why in reasons.items() if name not in {study.name for study, _ in applying}}
+    report = write_report(out / "report.html", given, sections, left_out)
+    return Analysed(report, tuple(study.name for study, _ in applying), left_out, (report, *files))
+
+
+def _split(
+    studies: Sequence[Study], given: Sequence[Subject]
+) -> tuple[list[tuple[Study, list[Subject]]], dict[str, str]]:
+    """Return the studies that apply, each with its runs, and by name why one does not apply to some or all of them."""
+    applying, reasons = [], {}
+    for study in studies:
+        why_not = {subject.name: study.why_not(subject) for subject in given}
+        mine = [subject for subject in given if why_not[subject.name] is None]
+        told = [f"{name}: {why}" for name, why in why_not.items() if why is not None]
+        if len(given) > 1 and len(told) == len(given) and len(set(why_not.values())) == 1:
+            told = [f"all runs: {why_not[given[0].name]}"]
+        together = study.why_not_together(mine) if mine else None
+        if mine and together is None:
+            applying.append((study, mine))
+        if together is not None:
+            told.append(together)
+        if told:
+            reasons[study.name] = "; ".join(told)
+    return applying, reasons
+
+
+def _write(finding: Finding, study: Study, out: Path) -> Shown:
+    """Write numbers, arrays and the figure of a finding."""
+    stem = out / f"{study.name}-{re.sub(r'[^A-Za-z0-9._-]+', '-', finding.runs)}"
+    table = {"columns": finding.columns, "rows": finding.rows}
+    content = {"analysis": study.name, "runs": finding.runs, "note": finding.note, "table": table} | finding.data
+    text = json.dumps(_finite(content), indent=1, ensure_ascii=False, allow_nan=False)
+    data = [stem.with_name(f"{stem.name}.json")]
+    data[0].write_text(text + "\n", encoding="utf-8")
+    if finding.arrays:
+        data.append(stem.with_name(f"{stem.name}.npz"))
+        np.savez_compressed(data[1], **finding.arrays)  # type: ignore[arg-type]
+    svg, png = save_figure(finding.draw(), stem)
+    return Shown(finding, svg, png, tuple(data))
+
+
+def _finite(value: Any) -> Any:
+    """Return what JSON can hold: numbers that are none become null."""
+    if isinstance(value, dict):
+        return {str(key): _finite(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(one) for one in value]
+    if isinstance(value, float | np.floating):
+        return float(value) if math.isfinite(value) else None
+    return int(value) if isinstance(value, np.integer) else value
+
+
+def _unlike(name: str, taken: Sequence[str]) -> str:
+    number = 1
+    while (found := name if number == 1 else f"{name}-{number}") in taken:
+        number += 1
+    return found

@@ -1,0 +1,35 @@
+"""Reading what the measures are given: arrays of numbers, float64 from there on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ostinato.errors import DataError
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+
+def matrix(name: str, values: ArrayLike, *, min_rows: int = 1) -> Floats:
+    """Return rows of numbers as float64.
+
+    Raises:
+        DataError: no matrix, fewer rows than `min_rows`, or a number that is not finite.
+    """
+    found = np.asarray(values, dtype=np.float64)
+    if found.ndim != 2 or found.shape[0] < min_rows or not found.shape[1]:
+        raise DataError(f"{name} must be a matrix of at least {min_rows} rows, got the shape {found.shape}")
+    if not np.isfinite(found).all():
+        raise DataError(f"{name} holds numbers that are not finite")
+    return found
+
+
+def same_rows(**arrays: NDArray[Any]) -> None:
+    """Raise a DataError where arrays do not have the same number of rows."""
+    if len({len(array) for array in arrays.values()}) > 1:
+        counts = ", ".join(f"{name} has {len(array)}" for name, array in arrays.items())
+        raise DataError(f"as many rows are needed in each: {counts}")

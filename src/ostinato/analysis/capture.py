@@ -1,0 +1,103 @@
+"""A streamed pass over examples that feeds collectors: what a run has to show, in bounded memory.
+
+One teacher-forced pass serves all analyses of a run: every collector names what it needs of the forward pass
+(`request`, see `ostinato.nn.types.CaptureKey`), and sees one batch at a time, after which its captures are gone. What
+is held at once are the captures of one batch of `TOKENS` padded tokens, and what the collectors keep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ostinato.data.batch import Batch
+from ostinato.data.batching import encode_examples, evaluation_batches
+from ostinato.data.example import Example
+from ostinato.decoding.inference import inference
+from ostinato.evaluation.depth import real_tokens
+from ostinato.evaluation.loading import LoadedRun
+from ostinato.models.language_model import LanguageModel
+from ostinato.models.output import ModelOutput
+from ostinato.models.seq2seq import Seq2Seq
+
+TOKENS = 2048
+"""Padded tokens of a batch: 12 rounds of three sub-layers at width 128 are then 80 MB of captures of one kind."""
+Model = Seq2Seq | LanguageModel
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One batch, and all that the model returned for it."""
+
+    model: Model
+    batch: Batch
+    output: ModelOutput
+
+    def ids(self, stack: str) -> Tensor:
+        """Return the token ids that a stack reads, `[B, T]`."""
+        batch = self.batch
+        return batch.source.ids_BT if stack == "encoder" and batch.source is not None else batch.target.ids_BT
+
+    def keep(self, stack: str) -> Tensor:
+        """Return which of a stack's tokens are real, `[B, T]`."""
+        return real_tokens(stack, self.batch)
+
+    def ran(self, stack: str, round_: int) -> Tensor:
+        """Return which real tokens took part in a 0-based round, `[B, T]`; none in a round that did not run."""
+        keep_BT, trace = self.keep(stack), self.output.stacks[stack].halting
+        if trace is None:
+            return keep_BT
+        if round_ >= trace.executed_BTR.shape[-1]:
+            return torch.zeros_like(keep_BT)
+        return keep_BT & trace.executed_BTR[..., round_]
+
+
+class Collector(Protocol):
+    """What takes in batches one by one and keeps what an analysis needs of them."""
+
+    @property
+    def request(self) -> frozenset[str]:
+        """Captures the forward pass has to return: "input", "output", "residual", "weights"."""
+
+    def add(self, seen: Seen) -> None:
+        """Take in one batch."""
+
+
+def stream(
+    run: LoadedRun,
+    examples: Iterable[Example],
+    collectors: Sequence[Collector],
+    *,
+    model: Model | None = None,
+    tokens_per_batch: int = TOKENS,
+    on_progress: Callable[[int], None] | None = None,
+) -> None:
+    """Run a model over examples once, and show every batch to all collectors.
+
+    Batches are the same for the same examples, whatever the model. The model's mode is left as it was.
+
+    Args:
+        run: whose tokenizers and data settings are used. model: in place of the run's.
+        on_progress: told how many more examples are done.
+
+    Raises:
+        DataError: an example that cannot be encoded, or is too long.
+    """
+    model = run.model if model is None else model
+    request = frozenset[str]().union(*(collector.request for collector in collectors))
+    joins_pairs = model.config.joins_pairs
+    rows = encode_examples(
+        examples, run.tokenizers, run.recipe.data, training=False, name="examples", joins_pairs=joins_pairs
+    )
+    with inference(model):
+        for batch in evaluation_batches(rows, min(tokens_per_batch, run.recipe.data.eval_tokens_per_batch)):
+            there = batch.to(model.device)
+            seen = Seen(model, there, model(there, request=request))
+            for collector in collectors:
+                collector.add(seen)
+            if on_progress is not None:
+                on_progress(batch.n_sentences)

@@ -1,0 +1,138 @@
+"""One HTML file that opens anywhere, offline: figures inside it, numbers beside them, links to the data beside it."""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+
+from ostinato.analysis.studies.base import Finding, Subject
+from ostinato.version import __version__
+
+_MOST_ROWS = 200
+_STYLE = """
+:root { color-scheme: light; --ink: #1b1b1b; --faint: #5c5c5c; --line: #d8d8d8; --accent: #0b5fa5; }
+* { box-sizing: border-box; }
+body { margin: 0 auto; padding: 1rem; max-width: 1180px; color: var(--ink); background: #fff;
+  font: 16px/1.5 system-ui, sans-serif; overflow-wrap: anywhere; }
+h1 { font-size: 1.6rem; line-height: 1.2; } h2 { font-size: 1.25rem; margin: 2.5rem 0 .3rem; } h3 { font-size: 1rem; }
+a { color: var(--accent); } .note, figcaption, footer { color: var(--faint); font-size: .9rem; }
+nav ul { columns: 16rem; padding-left: 1.2rem; }
+.scroll { overflow-x: auto; border: 1px solid var(--line); border-radius: 4px; margin: .5rem 0; }
+.scroll img { display: block; max-width: 100%; min-width: min(100%, 340px); height: auto; margin: 0 auto; }
+@media (max-width: 700px) { .scroll.wide img { max-width: none; width: 640px; } }
+table { border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabular-nums; width: 100%; }
+th, td { padding: .25rem .6rem; border-bottom: 1px solid var(--line); text-align: left; white-space: nowrap; }
+td.number, th.number { text-align: right; } th { background: #f4f4f4; }
+details .scroll { max-height: 26rem; overflow-y: auto; } summary { cursor: pointer; color: var(--accent); }
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A finding and the files it was written to."""
+
+    finding: Finding
+    svg: Path
+    png: Path
+    data: tuple[Path, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """What one analysis has in the report; left_out: runs it does not apply to, and why."""
+
+    name: str
+    title: str
+    reading: str
+    shown: list[Shown]
+    left_out: str = ""
+
+
+def write_report(
+    path: Path, subjects: Sequence[Subject], sections: Sequence[Section], left_out: Mapping[str, str]
+) -> Path:
+    """Write and return the report; it asks nothing of the network, and finds its data in its own folder."""
+    names = ", ".join(subject.name for subject in subjects)
+    links = "".join(f'<li><a href="#{section.name}">{escape(section.title)}</a></li>' for section in sections)
+    missing = "".join(f"<li><b>{escape(name)}</b>: {escape(why)}</li>" for name, why in left_out.items())
+    body = "\n".join(map(_section, sections))
+    path.write_text(
+        f"""<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>Analysis of {escape(names)}</title><style>{_STYLE}</style></head><body>
+<h1>Analysis of {escape(names)}</h1>
+{_overview(subjects)}
+<nav aria-label="Analyses"><ul>{links}</ul></nav>
+{body}
+<h2 id="not-applicable">What does not apply</h2>
+<ul>{missing or "<li>Every analysis that was asked for applies.</li>"}</ul>
+<footer>ostinato {escape(__version__)}</footer>
+</body></html>
+""",
+        encoding="utf-8",
+    )
+    return path
+
+
+def _overview(subjects: Sequence[Subject]) -> str:
+    rows: list[list[object]] = []
+    for subject in subjects:
+        recipe, model = subject.run.recipe, subject.model
+        depths = ", ".join(f"{name} {stack.plan.n_rounds}" for name, stack in model.stacks.items())
+        task, d_model = recipe.task.kind, model.config.d_model
+        checkpoint = subject.run.checkpoint.name
+        numbers = [model.n_parameters(), d_model, depths, recipe.seed, checkpoint, len(subject.examples)]
+        rows.append([subject.name, recipe.name, task, *numbers])
+    names = ("run", "recipe", "task", "parameters", "d_model", "rounds", "seed", "checkpoint", "examples")
+    return f'<div class="scroll">{_table(names, rows)}</div>'
+
+
+def _section(section: Section) -> str:
+    note = f'<p class="note">Does not apply to {escape(section.left_out)}.</p>' if section.left_out else ""
+    found = "\n".join(_finding(shown, section.title) for shown in section.shown)
+    title, reading = escape(section.title), escape(section.reading)
+    return f'<section id="{section.name}"><h2>{title}</h2><p>{reading}</p>{note}\n{found}</section>'
+
+
+def _finding(shown: Shown, title: str) -> str:
+    finding = shown.finding
+    image = base64.b64encode(shown.svg.read_bytes()).decode("ascii")
+    files = [*shown.data, shown.svg, shown.png]
+    links = " ".join(f'<a href="{escape(file.name)}">{escape(file.suffix[1:].upper())}</a>' for file in files)
+    rows = finding.rows[:_MOST_ROWS]
+    cut = f", the first {_MOST_ROWS} of {len(finding.rows):,} rows" if len(rows) < len(finding.rows) else ""
+    alternative = escape(f"{title}: {finding.runs}")
+    return f"""<figure style="margin:1rem 0"><h3>{escape(finding.runs)}</h3>
+<div class="scroll wide" tabindex="0"><img alt="{alternative}" src="data:image/svg+xml;base64,{image}"></div>
+<figcaption>{escape(finding.note)} Data and figure: {links}</figcaption>
+<details{" open" if len(rows) <= 12 else ""}><summary>Numbers{cut}</summary>
+<div class="scroll" tabindex="0">{_table(finding.columns, rows)}</div></details></figure>"""
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    numeric = [all(_is_number(row[i]) for row in rows) for i in range(len(columns))]
+    kinds = [' class="number"' if is_number else "" for is_number in numeric]
+    head = "".join(f"<th{kind}>{escape(name)}</th>" for kind, name in zip(kinds, columns, strict=True))
+    lines = [
+        "".join(f"<td{kind}>{escape(_text(cell))}</td>" for kind, cell in zip(kinds, row, strict=True)) for row in rows
+    ]
+    return (
+        f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(f'<tr>{line}</tr>' for line in lines)}</tbody></table>"
+    )
+
+
+def _is_number(cell: object) -> bool:
+    return cell is None or isinstance(cell, int | float)
+
+
+def _text(cell: object) -> str:
+    """Return a number as people read it, nothing for one that is none."""
+    if cell is None or (isinstance(cell, float) and not math.isfinite(cell)):
+        return ""
+    if isinstance(cell, int):
+        return f"{cell:,}"
+    return f"{cell:.4g}" if isinstance(cell, float) else str(cell)

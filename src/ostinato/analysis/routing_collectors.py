@@ -1,0 +1,122 @@
+"""What is kept of a run's routes, batch by batch: loads, tokens by expert, states by expert, first experts."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from ostinato.analysis.arrays import Floats, Ints
+from ostinato.analysis.capture import Seen
+from ostinato.analysis.collapse import ClassMoments
+from ostinato.analysis.collectors import NONE
+from ostinato.analysis.routes import NOT_ROUTED
+from ostinato.evaluation.routing import RoutingTotals
+from ostinato.models.output import ModelOutput
+from ostinato.nn.types import Routing, StackOutput
+
+
+class Site(NamedTuple):
+    """A router at one step of a stack."""
+
+    router: str
+    stack: str
+    step: int
+
+    def __str__(self) -> str:
+        return f"{self.router} in step {self.step} of the {self.stack}"
+
+
+def _sites(seen: Seen) -> list[tuple[Site, Routing]]:
+    found = [routing for stack in seen.output.stacks.values() for routing in stack.routings]
+    return [(Site(routing.router, routing.stack, routing.step), routing) for routing in found]
+
+
+class ExpertTotals:
+    """How experts are used, by router and step (`RoutingTotals`), and which tokens go to them, by router and stack.
+
+    Memory: 8 V E bytes a router. A choice counts once, whatever its gate; the totals by step count it by the mass that
+    remains.
+    """
+
+    request = NONE
+
+    def __init__(self, vocabulary: dict[str, int]) -> None:
+        self._vocabulary = vocabulary
+        self.totals: dict[Site, RoutingTotals] = {}
+        self.tokens: dict[tuple[str, str], Floats] = {}
+
+    def add(self, seen: Seen) -> None:
+        """Take in one batch."""
+        for site, routing in _sites(seen):
+            stack = StackOutput(seen.output.stacks[site.stack].states_BTD, routings=(routing,))
+            self.totals.setdefault(site, RoutingTotals()).add(ModelOutput(seen.output.logits_BTV, {site.stack: stack}))
+            E, V = routing.probs_NE.shape[1], self._vocabulary[site.stack]
+            counts_VE = self.tokens.setdefault((site.router, site.stack), np.zeros((V, E)))
+            counted_N = routing.weight_N > 0
+            ids_NK = seen.ids(site.stack).flatten()[routing.rows_N[counted_N]][:, None]
+            cells = (ids_NK * E + routing.experts_NK[counted_N]).flatten()
+            counts_VE += torch.bincount(cells, minlength=V * E).view(V, E).cpu().numpy()
+
+    def loads(self) -> dict[str, Floats]:
+        """Return by router the choices of every expert, over all stacks and steps, `[E]`."""
+        found: dict[str, Floats] = {}
+        for (router, _), counts_VE in self.tokens.items():
+            found[router] = found.get(router, 0.0) + counts_VE.sum(0)
+        return found
+
+
+class ExpertStates:
+    """Sums over the states that enter a router by the first expert they are sent to: exact collapse of all of them.
+
+    Memory: 8 (D^2 + E D) bytes a router and step.
+    """
+
+    request = frozenset({"input"})
+
+    def __init__(self) -> None:
+        self.moments: dict[Site, ClassMoments] = {}
+
+    def add(self, seen: Seen) -> None:
+        """Take in one batch."""
+        for site, routing in _sites(seen):
+            kind = site.router.split(".", 1)[0]
+            states_BTD = seen.output.stacks[site.stack].captures[site.stack, site.step, kind, "input"]
+            counted_N = routing.weight_N > 0
+            states_ND = states_BTD.flatten(0, 1)[routing.rows_N[counted_N]]
+            moments = self.moments.setdefault(site, ClassMoments(routing.probs_NE.shape[1]))
+            moments.add(states_ND.double().cpu().numpy(), routing.experts_NK[counted_N, 0].cpu().numpy())
+
+
+class FirstExperts:
+    """The first expert of every real token, by router and step; the same tokens in the same places for every model.
+
+    Memory: 2 bytes a token, router and step.
+    """
+
+    request = NONE
+
+    def __init__(self) -> None:
+        self._parts: dict[Site, list[Ints]] = {}
+        self._missing: dict[str, list[Ints]] = {}
+
+    def add(self, seen: Seen) -> None:
+        """Take in one batch."""
+        for name in seen.output.stacks:
+            n = int(seen.keep(name).sum())
+            self._missing.setdefault(name, []).append(np.full(n, NOT_ROUTED, dtype=np.int16))
+        for site, routing in _sites(seen):
+            keep_BT, counted_N = seen.keep(site.stack), routing.weight_N > 0
+            first_M = torch.full((keep_BT.numel(),), NOT_ROUTED, dtype=torch.int16, device=keep_BT.device)
+            first_M[routing.rows_N[counted_N]] = routing.experts_NK[counted_N, 0].to(torch.int16)
+            # Rounds that did not run in a batch: nobody was routed there.
+            parts = self._parts.setdefault(site, list(self._missing[site.stack][:-1]))
+            parts.append(first_M[keep_BT.flatten()].cpu().numpy())
+        for site, parts in self._parts.items():
+            if len(parts) < len(self._missing[site.stack]):
+                parts.append(self._missing[site.stack][-1])
+
+    def experts(self) -> dict[Site, Ints]:
+        """Return the numbers of the experts, `NOT_ROUTED` where a token had halted."""
+        return {site: np.concatenate(parts) for site, parts in self._parts.items()}

@@ -1,0 +1,27 @@
+"""Analyses of runs: each says what it needs, whether it applies, and what it found, with its figure."""
+
+from ostinato.analysis.studies.attention import ATTENTION, ATTENTION_EXAMPLE
+from ostinato.analysis.studies.base import Finding, Study, Subject
+from ostinato.analysis.studies.depth import DEPTH, HALTING_MAP
+from ostinato.analysis.studies.experts import COLLAPSE, EXPERT_TOKENS, EXPERTS
+from ostinato.analysis.studies.similarity import BETWEEN_RUNS, SELF_SIMILARITY
+from ostinato.analysis.studies.spectra import SPECTRA
+from ostinato.analysis.studies.steadiness import CONSISTENCY, FLUCTUATION
+
+STUDIES: tuple[Study, ...] = (
+    DEPTH,
+    HALTING_MAP,
+    ATTENTION,
+    ATTENTION_EXAMPLE,
+    EXPERTS,
+    EXPERT_TOKENS,
+    COLLAPSE,
+    FLUCTUATION,
+    CONSISTENCY,
+    SELF_SIMILARITY,
+    BETWEEN_RUNS,
+    SPECTRA,
+)
+"""In the order of the report."""
+
+__all__ = ["STUDIES", "Finding", "Study", "Subject"]

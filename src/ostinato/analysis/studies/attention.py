@@ -1,0 +1,134 @@
+"""Studies of attention: entropy and mass by step, and the weights of one example."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ostinato.analysis.collectors import SHORT, AttentionSums, AttentionTotals, Module, OneExample
+from ostinato.analysis.studies.base import EachRun, Finding, OnProgress, Subject
+from ostinato.analysis.studies.drawing import MAP, finish, line, panels, scale, ticks, whole_numbers
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_MOST_MODULES, _MOST_HEADS = 4, 4
+
+
+def _no_attention(subject: Subject) -> str | None:
+    kinds = {use.kind for stack in subject.model.stacks.values() for use in stack.plan.uses()}
+    return None if kinds - {"ffn"} else "its model has no attention"
+
+
+class Attention(EachRun):
+    """Entropy and mass by step and head."""
+
+    name = "attention"
+    title = "Attention by step"
+    reading = (
+        "A line is a head, a point the mean over all queries of a step: the lower the entropy, the fewer keys a query "
+        "looks at. The table adds how much weight lies on the token itself, the first and the last key."
+    )
+    needs = (AttentionTotals,)
+
+    def why_not(self, subject: Subject) -> str | None:
+        """Say that there is no attention."""
+        return _no_attention(subject)
+
+    def of_run(self, subject: Subject, on_progress: OnProgress) -> Finding:
+        """Return entropy and masses of every sub-layer."""
+        totals: AttentionTotals = subject.collected[AttentionTotals]
+        sums = {module: found for module, found in totals.sums.items() if found.n}
+        rows: list[list[object]] = []
+        data = []
+        for module, found in sums.items():
+            own = found.own_H / found.n if module.kind == "self_attention" else None
+            values = {
+                "entropy_nats": (found.entropy_H / found.n).tolist(),
+                "mass_on_itself": None if own is None else own.tolist(),
+                "mass_on_first": (found.first_H / found.n).tolist(),
+                "mass_on_last": (found.last_H / found.n).tolist(),
+            }
+            data.append({"stack": module.stack, "step": module.step, "kind": module.kind, "n": found.n} | values)
+            means = [None if v is None else float(np.mean(v)) for v in values.values()]
+            rows.append([module.stack, str(module), found.n, *means])
+        names = ("stack", "sub-layer", "queries", "entropy, nats", "on itself", "on the first key", "on the last key")
+        return Finding(subject.name, names, rows, {"by_head": data}, lambda: _draw_entropy(sums))
+
+
+def _draw_entropy(sums: dict[Module, AttentionSums]) -> Figure:
+    groups = list(dict.fromkeys((module.stack, module.kind) for module in sums))
+    figure, axes = panels(len(groups))
+    for panel, (stack, kind) in zip(axes, groups, strict=True):
+        mine = [(m.step, found) for m, found in sums.items() if (m.stack, m.kind) == (stack, kind)]
+        n_heads = max(len(found.entropy_H) for _, found in mine)
+        for head in range(n_heads):
+            points = [(step, f.entropy_H[head] / f.n) for step, f in mine if head < len(f.entropy_H)]
+            line(panel, head, [x for x, _ in points], [y for _, y in points], f"head {head + 1}")
+        panel.set_xlim(-0.5, max(step for step, _ in mine) + 0.5)
+        panel.set_ylim(bottom=0)
+        whole_numbers(panel)
+        finish(panel, "step", "entropy, nats", f"{stack}, {kind.replace('_', '-')}", legend=n_heads <= 8)
+    return figure
+
+
+class AttentionExample(EachRun):
+    """Weights of one example by step and head."""
+
+    name = "attention-example"
+    title = "Attention in one example"
+    reading = (
+        "A panel is a sub-layer and a head, a row a query, a column the key it looks at: bright is much weight. "
+        "Sub-layers are numbered by step, sa is self-attention, ca cross-attention."
+    )
+    needs = (OneExample,)
+
+    def why_not(self, subject: Subject) -> str | None:
+        """Say that there is no attention."""
+        return _no_attention(subject)
+
+    def of_run(self, subject: Subject, on_progress: OnProgress) -> Finding:
+        """Return the weights of all steps and heads; the figure shows the first of each."""
+        example: OneExample = subject.collected[OneExample]
+        texts = {n: [subject.text(n, token) for token in stack.ids_T] for n, stack in example.stacks.items()}
+        weights = {module: found for stack in example.stacks.values() for module, found in stack.weights.items()}
+        arrays = {f"{m.stack}_{m.step}_{SHORT[m.kind]}_HTS": found for m, found in weights.items()}
+        rows: list[list[object]] = [[m.stack, str(m), *found.shape] for m, found in weights.items()]
+        note = f"Example {subject.shown() + 1:,}: the figure shows up to {_MOST_MODULES} sub-layers a stack and "
+        return Finding(
+            subject.name,
+            ("stack", "sub-layer", "heads", "queries", "keys"),
+            rows,
+            {"example": subject.shown(), "tokens": texts, "arrays": list(arrays)},
+            lambda: _draw_weights(weights, texts),
+            arrays,
+            note + f"{_MOST_HEADS} heads, spread evenly over depth; the data hold all.",
+        )
+
+
+def _draw_weights(weights: dict[Module, np.ndarray], texts: dict[str, list[str]]) -> Figure:
+    chosen: list[Module] = []
+    for stack in texts:
+        mine = [module for module in weights if module.stack == stack]
+        n = min(len(mine), _MOST_MODULES)
+        chosen += [mine[k * len(mine) // n] for k in range(n)]
+    n_heads = min(max(len(weights[module]) for module in chosen), _MOST_HEADS)
+    figure, axes = panels(len(chosen) * n_heads, width=2.6, height=2.4, columns=n_heads)
+    for i, panel in enumerate(axes):
+        module, head = chosen[i // n_heads], i % n_heads
+        if head >= len(weights[module]):
+            panel.set_axis_off()
+            continue
+        keys = texts["encoder" if module.kind == "cross_attention" else module.stack]
+        panel.imshow(weights[module][head], aspect="auto", interpolation="nearest", cmap=MAP, vmin=0, vmax=1)
+        # Queries and keys are the same in a row of panels.
+        ticks(panel, x=keys, y=texts[module.stack] if not head else [], size=5)
+        panel.set_xlabel("key", fontsize=7)
+        panel.set_ylabel("" if head else "query", fontsize=7)
+        panel.set_title(f"{module.stack} {module}, head {head + 1}", fontsize=8)
+    scale(axes, "weight")
+    return figure
+
+
+ATTENTION, ATTENTION_EXAMPLE = Attention(), AttentionExample()

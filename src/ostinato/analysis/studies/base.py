@@ -1,0 +1,141 @@
+"""What a study of runs is, and what it gives."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ostinato.analysis.arrays import Floats
+from ostinato.analysis.capture import Collector, Model, stream
+from ostinato.analysis.collectors import DepthByColumn, OneExample, SentenceVectors
+from ostinato.analysis.routing_collectors import ExpertTotals
+from ostinato.data.example import Example
+from ostinato.data.tokenizer import BOS_ID, EOS_ID, PAD_ID, UNK_ID, Tokenizer
+from ostinato.evaluation.loading import LoadedRun
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_SPECIAL = {PAD_ID: "<pad>", BOS_ID: "<bos>", EOS_ID: "<eos>", UNK_ID: "<unk>"}
+OnProgress = Callable[[int], None] | None
+
+
+@dataclass(slots=True)
+class Subject:
+    """A run under study, the examples it is shown, and what has been collected of it.
+
+    Args:
+        name: of the run, unlike all others. columns: metadata that depth is reported by.
+    """
+
+    name: str
+    run: LoadedRun
+    examples: list[Example]
+    columns: tuple[str, ...] = ()
+    collected: dict[type[Any], Any] = field(default_factory=dict)
+
+    @property
+    def model(self) -> Model:
+        """The run's model."""
+        return self.run.model
+
+    def tokenizer(self, stack: str) -> Tokenizer:
+        """Return that of the tokens a stack reads."""
+        tokenizers = self.run.tokenizers
+        return tokenizers.source if stack == "encoder" else tokenizers.target
+
+    def text(self, stack: str, token: int) -> str:
+        """Return a token as it is shown."""
+        return _SPECIAL.get(token) or self.tokenizer(stack).decode([token]).strip() or "\N{OPEN BOX}"
+
+    def shown(self) -> int:
+        """Return the number of the example that is looked at: the one of middle length."""
+        lengths = [len(example.source or "") + len(example.target) for example in self.examples]
+        return sorted(range(len(lengths)), key=lambda i: (lengths[i], i))[len(lengths) // 2]
+
+    def collector(self, kind: type[Any]) -> Collector:
+        """Return a new collector for this run."""
+        found: Collector
+        if kind is SentenceVectors:
+            found = SentenceVectors(len(self.examples))
+        elif kind is OneExample:
+            found = OneExample(self.shown())
+        elif kind is DepthByColumn:
+            found = DepthByColumn(self.columns)
+        elif kind is ExpertTotals:
+            found = ExpertTotals({name: self.tokenizer(name).vocab_size for name in self.model.stacks})
+        else:
+            found = kind()
+        return found
+
+    def collect(self, kinds: set[type[Any]], on_progress: OnProgress) -> None:
+        """Run the model over the examples once, for all collectors together."""
+        self.collected = {kind: self.collector(kind) for kind in kinds}
+        stream(self.run, self.examples, list(self.collected.values()), on_progress=on_progress)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What a study found.
+
+    Args:
+        runs: name of the run, or of what was compared. columns, rows: the numbers shown beside the figure.
+        data: all numbers, JSON. arrays: those of which there are many. draw: makes the figure.
+    """
+
+    runs: str
+    columns: tuple[str, ...]
+    rows: list[list[object]]
+    data: dict[str, Any]
+    draw: Callable[[], Figure]
+    arrays: dict[str, Floats] = field(default_factory=dict)
+    note: str = ""
+
+
+class Study(ABC):
+    """One analysis.
+
+    name: as `--only` knows it. title, reading: of its section in the report, and how its figure is read.
+    needs: collectors of the streamed pass.
+    """
+
+    name: str
+    title: str
+    reading: str
+    needs: tuple[type[Any], ...] = ()
+
+    @abstractmethod
+    def why_not(self, subject: Subject) -> str | None:
+        """Say why the study does not apply to a run; None where it does."""
+
+    def why_not_together(self, subjects: Sequence[Subject]) -> str | None:
+        """Say why it does not apply to the runs to which it applies one by one."""
+        return None
+
+    def extra_passes(self, subjects: Sequence[Subject]) -> int:
+        """Return the passes over the examples it makes beside the common one."""
+        return 0
+
+    @abstractmethod
+    def find(self, subjects: Sequence[Subject], on_progress: OnProgress) -> list[Finding]:
+        """Return what there is, for the runs to which the study applies; they have been collected."""
+
+
+class EachRun(Study):
+    """A study of one run at a time."""
+
+    def find(self, subjects: Sequence[Subject], on_progress: OnProgress) -> list[Finding]:
+        """Return what there is for every run."""
+        return [self.of_run(subject, on_progress) for subject in subjects]
+
+    @abstractmethod
+    def of_run(self, subject: Subject, on_progress: OnProgress) -> Finding:
+        """Return what there is for one run."""
+
+
+def no_router(subject: Subject) -> str | None:
+    """Say that a model has no router, where it has none."""
+    has_router = any(module.router is not None for module in subject.model.routed())
+    return None if has_router else "no sub-layer of its model chooses between experts"

@@ -1,0 +1,167 @@
+"""Studies of experts: how they are used, which tokens they are for, and whether states collapse onto them."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ostinato.analysis.arrays import Floats
+from ostinato.analysis.routing_collectors import ExpertStates, ExpertTotals, Site
+from ostinato.analysis.studies.base import EachRun, Finding, OnProgress, Subject, no_router
+from ostinato.analysis.studies.drawing import DIVERGING, finish, heat, line, panels, ticks, whole_numbers
+from ostinato.analysis.tokens import expert_token_pmi, top_tokens
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_SHOWN_TOKENS, _TOP = 30, 8
+_LARGEST_PMI = 3.0
+
+
+class Experts(EachRun):
+    """Load, its entropy, H(e|h) and dead experts, by router and step."""
+
+    name = "experts"
+    title = "Use of experts"
+    reading = (
+        "A row is a router at one step, a column an expert; even use is the same colour everywhere, a dark cell an "
+        "expert few tokens are sent to. In the table, load entropy near 1 is even use and H(e|h) near 0 sharp choice."
+    )
+    needs = (ExpertTotals,)
+
+    def why_not(self, subject: Subject) -> str | None:
+        """Say that there is no router."""
+        return no_router(subject)
+
+    def of_run(self, subject: Subject, on_progress: OnProgress) -> Finding:
+        """Return what every router did at every step."""
+        totals: ExpertTotals = subject.collected[ExpertTotals]
+        found = {site: total.compute()[site.router] for site, total in sorted(totals.totals.items())}
+        rows: list[list[object]] = []
+        for site, use in found.items():
+            even = math.log(len(use["load"]))
+            entropies = [use["load_entropy"] / even, use["row_entropy"]]
+            rows.append([site.router, site.stack, site.step, len(use["load"]), *entropies, use["n_dead"]])
+        data = [{"router": s.router, "stack": s.stack, "step": s.step} | use for s, use in found.items()]
+        names = ("router", "stack", "step", "experts", "load entropy / log E", "H(e|h), nats", "dead experts")
+        return Finding(subject.name, names, rows, {"by_step": data}, lambda: _draw_load(found))
+
+
+def _draw_load(found: dict[Site, dict[str, Any]]) -> Figure:
+    routers = list(dict.fromkeys(site.router for site in found))
+    figure, axes = panels(len(routers), width=4.2)
+    for panel, router in zip(axes, routers, strict=True):
+        mine = {site: use for site, use in found.items() if site.router == router}
+        heat(panel, [100 * np.array(use["load"]) for use in mine.values()], "share of choices, %", vmin=0)
+        ticks(panel, y=[f"{site.stack} {site.step}" for site in mine])
+        panel.set_xlabel("expert")
+        panel.set_ylabel("step")
+        panel.set_title(router, fontsize=9)
+    return figure
+
+
+class ExpertTokens(EachRun):
+    """Pointwise mutual information of tokens and experts."""
+
+    name = "expert-tokens"
+    title = "Tokens by expert"
+    reading = (
+        "Rows are the most frequent tokens, columns experts: orange (negative) where a token goes there less often "
+        "than tokens do on average, purple (positive) where more often; 0 is no preference. The table names each "
+        "expert's own tokens."
+    )
+    needs = (ExpertTotals,)
+
+    def why_not(self, subject: Subject) -> str | None:
+        """Say that there is no router."""
+        return no_router(subject)
+
+    def of_run(self, subject: Subject, on_progress: OnProgress) -> Finding:
+        """Return the information by router and stack, and every expert's tokens."""
+        totals: ExpertTotals = subject.collected[ExpertTotals]
+        counts = {key: counts_VE for key, counts_VE in totals.tokens.items() if counts_VE.sum() > 0}
+        rows: list[list[object]] = []
+        data = []
+        for (router, stack), counts_VE in counts.items():
+            best = [[subject.text(stack, int(t)) for t in one] for one in top_tokens(counts_VE, _TOP)]
+            rows += [[router, stack, e, int(counts_VE[:, e].sum()), "  ".join(one)] for e, one in enumerate(best)]
+            data.append({"router": router, "stack": stack, "top_tokens": best})
+        arrays = {f"{router}.{stack}_counts_VE": counts_VE for (router, stack), counts_VE in counts.items()}
+        return Finding(
+            subject.name,
+            ("router", "stack", "expert", "choices", "tokens of the highest PMI"),
+            rows,
+            {"routers": data},
+            lambda: _draw_pmi(subject, counts),
+            arrays,
+            "Counted over all steps of a stack that share the router.",
+        )
+
+
+def _draw_pmi(subject: Subject, counts: dict[tuple[str, str], Floats]) -> Figure:
+    figure, axes = panels(len(counts), width=4.2, height=4.4)
+    for panel, ((router, stack), counts_VE) in zip(axes, counts.items(), strict=True):
+        seen = np.flatnonzero(counts_VE.sum(1))
+        often = seen[np.argsort(-counts_VE.sum(1)[seen], kind="stable")[:_SHOWN_TOKENS]]
+        pmi = np.clip(expert_token_pmi(counts_VE)[often], -_LARGEST_PMI, _LARGEST_PMI)
+        heat(panel, pmi, "PMI, nats (cut at 3)", cmap=DIVERGING, vmin=-_LARGEST_PMI, vmax=_LARGEST_PMI)
+        ticks(panel, y=[subject.text(stack, int(token)) for token in often])
+        panel.set_xlabel("expert")
+        panel.set_ylabel("token")
+        panel.set_title(f"{router}, {stack}", fontsize=9)
+    return figure
+
+
+class Collapse(EachRun):
+    """Representation collapse and effective rank of the states that enter a router."""
+
+    name = "collapse"
+    title = "Representation collapse"
+    reading = (
+        "Left: RC = Tr(W B+) by step: the lower, the more the states of an expert's tokens fall together. Right: how "
+        "many directions the states use, of the model's width."
+    )
+    needs = (ExpertStates,)
+
+    def why_not(self, subject: Subject) -> str | None:
+        """Say that there is no router."""
+        return no_router(subject)
+
+    def of_run(self, subject: Subject, on_progress: OnProgress) -> Finding:
+        """Return both numbers for every router and step."""
+        states: ExpertStates = subject.collected[ExpertStates]
+        rows: list[list[object]] = []
+        for site, moments in sorted(states.moments.items()):
+            if moments.n:
+                used = int((moments.counts_C > 0).sum())
+                rows.append([*site, moments.n, used, moments.collapse(), moments.effective_rank()])
+        names = ("router", "stack", "step", "states", "experts used", "RC", "effective rank")
+        data = [dict(zip(names, row, strict=True)) for row in rows]
+        return Finding(
+            subject.name,
+            names,
+            rows,
+            {"d_model": subject.model.config.d_model, "by_step": data},
+            lambda: _draw_collapse(rows),
+            note="A state's class is the first expert it is sent to. RC is blank where one expert gets all.",
+        )
+
+
+def _draw_collapse(rows: list[list[Any]]) -> Figure:
+    figure, (left, right) = panels(2, width=4.5)
+    groups = list(dict.fromkeys((row[0], row[1]) for row in rows))
+    for i, (router, stack) in enumerate(groups):
+        mine = [row for row in rows if (row[0], row[1]) == (router, stack)]
+        steps = [row[2] for row in mine]
+        line(left, i, steps, [row[5] for row in mine], f"{router}, {stack}")
+        line(right, i, steps, [row[6] for row in mine], None)
+    left.set_yscale("log")
+    for axes, name in ((left, "RC (no unit)"), (right, "effective rank, directions")):
+        whole_numbers(axes)
+        finish(axes, "step", name)
+    return figure
+
+
+EXPERTS, EXPERT_TOKENS, COLLAPSE = Experts(), ExpertTokens(), Collapse()

@@ -1,0 +1,227 @@
+"""Studies of similarity: between the sub-layers of one run, and between runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from ostinato.analysis.arrays import Floats
+from ostinato.analysis.capture import stream
+from ostinato.analysis.cka import checkerboard, cka_matrix, linear_cka
+from ostinato.analysis.collectors import Module, SentenceVectors
+from ostinato.analysis.neighbours import chance_level, local_neighbourhood_similarity
+from ostinato.analysis.normalised import normalise
+from ostinato.analysis.studies.base import EachRun, Finding, OnProgress, Study, Subject
+from ostinato.analysis.studies.drawing import finish, heat, line, panels, ticks
+from ostinato.data.example import fingerprint
+from ostinato.models.build import build_model
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_UNTRAINED = "untrained"
+_FEWEST = 20
+"""Sentences below which neither measure says anything."""
+Pairs = dict[str, dict[Module, tuple[float, float]]]
+
+
+def _too_few(subject: Subject) -> str | None:
+    n = len(subject.examples)
+    return None if n >= _FEWEST else f"{n} examples are too few: it needs {_FEWEST}"
+
+
+class SelfSimilarity(EachRun):
+    """CKA of every sub-layer of a stack with every other."""
+
+    name = "self-similarity"
+    title = "Similarity of the sub-layers of a run"
+    reading = (
+        "CKA of every sub-layer's states with every other's, in the order they run: bright near the diagonal only is a "
+        "stack that keeps changing its states, bright all over one that repeats itself, a checkerboard one whose "
+        "sub-layers are more like their second neighbours than like their next ones."
+    )
+    needs = (SentenceVectors,)
+
+    def why_not(self, subject: Subject) -> str | None:
+        """Say that there are too few examples."""
+        return _too_few(subject)
+
+    def of_run(self, subject: Subject, on_progress: OnProgress) -> Finding:
+        """Return the matrices before and after the residual, by stack."""
+        vectors: SentenceVectors = subject.collected[SentenceVectors]
+        found: dict[tuple[str, str], tuple[list[str], Floats]] = {}
+        for stack in subject.model.stacks:
+            for where, kept in (("after", vectors.after), ("before", vectors.before)):
+                mine = {str(module): rows for module, rows in kept.items() if module.stack == stack}
+                found[stack, where] = list(mine), cka_matrix(list(mine.values()))
+        rows: list[list[object]] = []
+        for (stack, where), (names, matrix) in found.items():
+            neighbours = float(np.diagonal(matrix, 1).mean()) if len(names) > 1 else float("nan")
+            rows.append([stack, where, len(names), neighbours, checkerboard(matrix)])
+        data = {f"{s}_{w}": {"sub_layers": n, "cka": m.tolist()} for (s, w), (n, m) in found.items()}
+        columns = ("stack", "residual", "sub-layers", "CKA of neighbours", "checkerboard score")
+        return Finding(
+            subject.name,
+            columns,
+            rows,
+            {"n": len(subject.examples), "matrices": data},
+            lambda: _draw_matrices(found),
+            {f"{stack}_{where}_MM": matrix for (stack, where), (_, matrix) in found.items()},
+        )
+
+
+def _draw_matrices(found: dict[tuple[str, str], tuple[list[str], Floats]]) -> Figure:
+    figure, axes = panels(len(found), width=4.2, height=3.6, columns=2)
+    for panel, ((stack, where), (names, matrix)) in zip(axes, found.items(), strict=True):
+        heat(panel, matrix, "CKA", vmin=0, vmax=1)
+        ticks(panel, x=names, y=names)
+        panel.set_xlabel("sub-layer")
+        panel.set_ylabel("sub-layer")
+        panel.set_title(f"{stack}, {where} the residual", fontsize=9)
+    return figure
+
+
+class BetweenRuns(Study):
+    """CKA and LNS of runs with the first one, raw and in units of another seed."""
+
+    name = "similarity"
+    title = "Similarity between runs"
+    reading = (
+        "CKA and local neighbourhood similarity of each run's sub-layers with the first run's, after the residual: "
+        "lines of runs from another seed show what 'the same' looks like, the untrained model what nothing learnt does."
+    )
+    needs = (SentenceVectors,)
+
+    def why_not(self, subject: Subject) -> str | None:
+        """Say that there are too few examples."""
+        return _too_few(subject)
+
+    def why_not_together(self, subjects: Sequence[Subject]) -> str | None:
+        """Say that there is one run, that they read other examples, or have nothing in common."""
+        if len(subjects) < 2:
+            return "it compares runs, and one was given"
+        if len({fingerprint(subject.examples) for subject in subjects}) > 1:
+            return "the runs do not read the same examples: choose runs of one task, and a split they all have"
+        return None
+
+    def extra_passes(self, subjects: Sequence[Subject]) -> int:
+        """Return one, of the untrained model."""
+        return 1
+
+    def find(self, subjects: Sequence[Subject], on_progress: OnProgress) -> list[Finding]:
+        """Return the similarities of all runs to the first one."""
+        baseline, others = subjects[0], subjects[1:]
+        states = {subject.name: _states(subject.collected[SentenceVectors]) for subject in others}
+        states[_UNTRAINED] = _states(_untrained(baseline, on_progress))
+        mine = _states(baseline.collected[SentenceVectors])
+        raw = {name: _compare(mine, theirs) for name, theirs in states.items()}
+        seeds = [s.name for s in others if s.model.config == baseline.model.config]
+        rows = _rows(raw, seeds)
+        columns = ("run", "stack", "sub-layers", "CKA", "LNS", "CKA / other seeds", "LNS / other seeds")
+        n = len(baseline.examples)
+        by_module = {
+            name: [{"stack": m.stack, "sub_layer": str(m), "cka": c, "lns": o} for m, (c, o) in found.items()]
+            for name, found in raw.items()
+        }
+        told = (
+            f"Other seeds of {baseline.name}: {', '.join(seeds)}. "
+            if seeds
+            else ("None of the runs is the first one's model from another seed, so nothing is normalised. ")
+        )
+        return [
+            Finding(
+                f"against {baseline.name}",
+                columns,
+                rows,
+                {"baseline": baseline.name, "n": n, "chance_lns": chance_level(n), "seeds": seeds, "runs": by_module},
+                lambda: _draw_lines(raw, list(baseline.model.stacks), n),
+                note=told + f"{n:,} sentences; LNS of unrelated models: {chance_level(n):.3f}.",
+            )
+        ]
+
+
+def _states(vectors: SentenceVectors) -> dict[Module, Floats]:
+    """Return what is compared: states after the residual, by sub-layer."""
+    return vectors.after
+
+
+def _untrained(baseline: Subject, on_progress: OnProgress) -> SentenceVectors:
+    """Return the states of the first run's model as it is before training, from a fixed seed."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = build_model(baseline.model.config).to(baseline.model.device)
+    vectors = SentenceVectors(len(baseline.examples))
+    stream(baseline.run, baseline.examples, [vectors], model=model, on_progress=on_progress)
+    return vectors
+
+
+def _compare(mine: dict[Module, Floats], theirs: dict[Module, Floats]) -> dict[Module, tuple[float, float]]:
+    """Return CKA and LNS of the sub-layers that both have.
+
+    Where a stack of one lacks sub-layers, the states after every step are compared as a whole, under the first model's
+    last sub-layer of the step; where the numbers of steps differ, those after the last step only.
+    """
+    found: dict[Module, tuple[float, float]] = {}
+    for stack in dict.fromkeys(module.stack for module in mine):
+        left, right = ([m for m in states if m.stack == stack] for states in (mine, theirs))
+        if not right:
+            continue
+        pairs = pairs_of_stack(left, right)
+        for a, b in pairs:
+            x, y = mine[a], theirs[b]
+            found[a] = linear_cka(x, y), local_neighbourhood_similarity(x, y)
+    return found
+
+
+def pairs_of_stack(left: list[Module], right: list[Module]) -> list[tuple[Module, Module]]:
+    """Return what is compared of one stack of two models."""
+    if left == right:
+        return [(module, module) for module in left]
+    last_left, last_right = ({module.step: module for module in modules} for modules in (left, right))
+    if last_left.keys() == last_right.keys():
+        return [(module, last_right[step]) for step, module in last_left.items()]
+    return [(left[-1], right[-1])]
+
+
+def _rows(raw: Pairs, seeds: list[str]) -> list[list[object]]:
+    """Return means over the sub-layers of every run's every stack, and the same in units of the other seeds."""
+    rows: list[list[object]] = []
+    for name, found in raw.items():
+        for stack in dict.fromkeys(module.stack for module in found):
+            modules = [module for module in found if module.stack == stack]
+            values = np.array([found[module] for module in modules])
+            ratios: list[float | None] = [None, None]
+            if seeds:
+                benchmarks = np.array([[raw[seed][module] for module in modules] for seed in seeds])
+                ratios = [_normalised(values[:, i], benchmarks[..., i]) for i in range(2)]
+            rows.append([name, stack, len(modules), *values.mean(0).tolist(), *ratios])
+    return rows
+
+
+def _normalised(values_M: Floats, benchmarks_SM: Floats) -> float | None:
+    usable = (benchmarks_SM.mean(0) > 0).all() and np.isfinite(values_M).all()
+    return normalise(values_M.tolist(), benchmarks_SM).mean if usable else None
+
+
+def _draw_lines(raw: Pairs, stacks: list[str], n: int) -> Figure:
+    figure, axes = panels(2 * len(stacks), width=4.6, columns=2)
+    for row, stack in enumerate(stacks):
+        for column, measure in enumerate(("CKA", "LNS")):
+            panel = axes[2 * row + column]
+            # The untrained model has all of the first run's sub-layers, in the order they run.
+            names = [str(module) for module in raw[_UNTRAINED] if module.stack == stack]
+            for i, (run, found) in enumerate(raw.items()):
+                mine = [(names.index(str(m)), pair[column]) for m, pair in found.items() if m.stack == stack]
+                line(panel, i, [x for x, _ in mine], [y for _, y in mine], run)
+            if measure == "LNS":
+                panel.axhline(chance_level(n), color="gray", linewidth=1, label="chance")
+            ticks(panel, x=names)
+            panel.set_ylim(0, 1.02)
+            finish(panel, "sub-layer", measure, stack)
+    return figure
+
+
+SELF_SIMILARITY, BETWEEN_RUNS = SelfSimilarity(), BetweenRuns()

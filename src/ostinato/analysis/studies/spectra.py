@@ -1,0 +1,122 @@
+"""Study of the singular values of feed-forward maps, trained and at random initialisation."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from ostinato.analysis.arrays import Floats
+from ostinato.analysis.capture import Model
+from ostinato.analysis.spectrum import cumulative_share, effective_rank, excess_area, singular_values
+from ostinato.analysis.studies.base import EachRun, Finding, OnProgress, Subject
+from ostinato.analysis.studies.drawing import finish, line, panels
+from ostinato.models.build import build_model
+from ostinato.nn.experts import ExpertMaps
+from ostinato.nn.feedforward import FeedForward
+from ostinato.nn.separable import SeparableConv
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+class Spectra(EachRun):
+    """Spectra of every feed-forward map."""
+
+    name = "spectra"
+    title = "Spectra of feed-forward maps"
+    reading = (
+        "The share of a map's singular values that the greatest i of K make up: the further a line bends above that of "
+        "the same map before training (gray), the fewer directions the map uses."
+    )
+
+    def why_not(self, subject: Subject) -> str | None:
+        """Say that there is no feed-forward."""
+        return None if _maps(subject.model) else "its model has no feed-forward"
+
+    def of_run(self, subject: Subject, on_progress: OnProgress) -> Finding:
+        """Return values and effective ranks; of experts, means over them."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            untrained = build_model(subject.model.config)
+        trained, random = _values(subject.model), _values(untrained)
+        rows: list[list[object]] = []
+        for name, values_EK in trained.items():
+            K = values_EK.shape[1]
+            numbers = [
+                (np.mean([effective_rank(v) for v in of]) / K, np.mean([excess_area(v) for v in of]))
+                for of in (values_EK, random[name])
+            ]
+            (rank, area), (rank_0, area_0) = numbers
+            rows.append([*name, len(values_EK), K, *map(float, (rank, rank_0, area, area_0))])
+        names = ("effective rank / K", "the same before training", "area", "area before training")
+        columns = ("set", "map", "matrices", "K", *names)
+        data = [dict(zip(columns, row, strict=True)) for row in rows]
+        arrays = {
+            f"{when}_{name}_{part}_EK": values_EK
+            for when, values in (("trained", trained), ("random", random))
+            for (name, part), values_EK in values.items()
+        }
+        return Finding(
+            subject.name,
+            columns,
+            rows,
+            {"maps": data},
+            lambda: _draw(trained, random),
+            arrays,
+            "Area: between the line and the straight one of equal singular values. Of experts: means over all of them.",
+        )
+
+
+Name = tuple[str, str]
+
+
+def _maps(model: Model) -> dict[Name, list[torch.Tensor]]:
+    """Return the matrices of every feed-forward by parameter set and part: one, or one an expert."""
+    found: dict[Name, list[torch.Tensor]] = {}
+    for path, module in model.banks.ffn.named_modules():
+        parts: dict[str, list[torch.Tensor]] = {}
+        if isinstance(module, FeedForward):
+            up = module.up.weight.chunk(2) if module.is_gated else (module.up.weight,)
+            parts = {"gate": [up[0]], "up": [up[-1]], "down": [module.down.weight]}
+        elif isinstance(module, SeparableConv):
+            parts = {"gate": [], "up": [module.up.weight], "down": [module.down.weight]}
+        elif isinstance(module, ExpertMaps):
+            ups = module.up_EDF.chunk(2, 2) if module.is_gated else (module.up_EDF,)
+            parts = {"gate": list(ups[0]), "up": list(ups[-1]), "down": list(module.down_EFD)}
+        if parts and not getattr(module, "is_gated", False):
+            parts.pop("gate")
+        found |= {(path, part): matrices for part, matrices in parts.items()}
+    return found
+
+
+def _values(model: Model) -> dict[Name, Floats]:
+    """Return the singular values of every map, `[E, K]`."""
+    found = {}
+    for name, matrices in _maps(model).items():
+        weights = [weight.detach().double().cpu().numpy() for weight in matrices]
+        found[name] = np.stack([singular_values(weight) for weight in weights if weight.any()] or [np.ones(1)])
+    return found
+
+
+def _draw(trained: dict[Name, Floats], random: dict[Name, Floats]) -> Figure:
+    parts = list(dict.fromkeys(part for _, part in trained))
+    figure, axes = panels(len(parts), width=4.2)
+    for panel, part in zip(axes, parts, strict=True):
+        mine = [name for name in trained if name[1] == part]
+        for i, name in enumerate(mine):
+            for of, is_trained in ((random, False), (trained, True)):
+                shares = np.mean([cumulative_share(values) for values in of[name]], 0)
+                at = np.arange(1, len(shares) + 1) / len(shares)
+                if is_trained:
+                    line(panel, i, at, shares, name[0])
+                    panel.lines[-1].set_marker("")
+                else:
+                    panel.plot(at, shares, color="gray", linewidth=1, label=None if i else "before training")
+        panel.plot([0, 1], [0, 1], ":", color="black", linewidth=0.8, label=None)
+        finish(panel, "i / K", "cumulative share", part, legend=len(mine) <= 8)
+    return figure
+
+
+SPECTRA = Spectra()

@@ -1,0 +1,82 @@
+"""`ostinato analyze`: look inside finished runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ostinato.cli.options import CheckpointOption, DeviceOption, JsonOption, MirrorOption
+
+_EXAMPLE = "Example: ostinato analyze runs/x runs/x-seed-2 --only similarity --out analysis"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("analyze", epilog=_EXAMPLE)(analyze)
+
+
+def analyze(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN", help="Run directories; others are compared with the first.", show_default=False),
+    ],
+    only: Annotated[
+        list[str] | None,
+        typer.Option("--only", metavar="NAME", help="Analysis to make, may be repeated; default: all that apply."),
+    ] = None,
+    split: Annotated[
+        str | None,
+        typer.Option(help="Split to show the models; default: the first of the run's recipe.", show_default=False),
+    ] = None,
+    max_examples: Annotated[int, typer.Option(min=1, help="Show so many, spread evenly.")] = 2000,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder to write to; default: analysis in the first run.", show_default=False)
+    ] = None,
+    checkpoint: CheckpointOption = "best",
+    device: DeviceOption = "auto",
+    mirror: MirrorOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Look inside runs, in figures and numbers.
+
+    Makes every analysis that applies (depth, attention, experts, similarity, spectra), writes its numbers and figures,
+    and one report.html that opens offline.
+    """
+    from ostinato.analysis import analyze as logic
+    from ostinato.cli.output import print_json, say
+    from ostinato.data.registry import DataAccess
+    from ostinato.evaluation.loading import load
+
+    logic.choose(only)
+    loaded = [load(run, checkpoint=checkpoint, device=device) for run in runs]
+    given = logic.subjects(loaded, split, max_examples, DataAccess.default(mirror))
+    with _progress(not json) as (on_start, on_progress):
+        found = logic.analyze(given, out or runs[0] / "analysis", only=only, on_start=on_start, on_progress=on_progress)
+    if json:
+        files = [str(path) for path in found.files]
+        print_json({"report": str(found.report), "found": found.found, "left_out": found.left_out, "files": files})
+        return
+    for name in found.found:
+        say(f"made {name}")
+    for name, why in found.left_out.items():
+        say(f"left out {name}: {why}")
+    say(f"wrote {found.report} and {len(found.files) - 1} files beside it")
+
+
+@contextmanager
+def _progress(wanted: bool) -> Iterator[tuple[Callable[[int], None], Callable[[int], None]]]:
+    """Draw a bar of examples on a terminal's standard error; elsewhere nothing."""
+    import sys
+
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("examples"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    off = not wanted or not sys.stderr.isatty()
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=off) as progress:
+        bar = progress.add_task("examples", total=None)
+        yield lambda total: progress.update(bar, total=total), lambda n: progress.advance(bar, n)

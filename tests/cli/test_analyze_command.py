@@ -1,0 +1,27 @@
+"""Looking inside a run on the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from halting_runs import plain_run
+
+
+def test_the_command_writes_what_applies_and_says_what_does_not(run, tmp_path: Path) -> None:
+    folder = plain_run(tmp_path / "plain")
+    outcome = run("analyze", folder, "--only", "spectra", "--only", "depth", "--device", "cpu", "--max-examples", 3)
+    assert outcome.code == 0, outcome.err
+    assert "made spectra" in outcome.out
+    assert "left out depth: plain: no token of its model can halt" in outcome.out
+    assert (folder / "analysis" / "report.html").is_file()
+    outcome = run("analyze", folder, "--only", "spectra", "--device", "cpu", "--out", tmp_path / "out", "--json")
+    found = json.loads(outcome.out)
+    assert found["found"] == ["spectra"]
+    assert all(Path(path).parent == tmp_path / "out" for path in found["files"])
+
+
+def test_an_unknown_analysis_is_refused_before_anything_is_read(run, tmp_path: Path) -> None:
+    outcome = run("analyze", tmp_path / "nowhere", "--only", "everything")
+    assert outcome.code == 2
+    assert outcome.err.startswith("only is 'everything': must be one of depth, halting-map, attention")
