@@ -15,18 +15,17 @@ import torch
 from torch import Tensor
 
 from ostinato.data.batch import Batch
-from ostinato.data.batching import encode_examples, evaluation_batches
+from ostinato.data.batching import evaluation_batches
 from ostinato.data.example import Example
+from ostinato.data.rows import encode_rows
 from ostinato.decoding.inference import inference
 from ostinato.evaluation.depth import real_tokens
 from ostinato.evaluation.loading import LoadedRun
-from ostinato.models.language_model import LanguageModel
+from ostinato.models.build import Model
 from ostinato.models.output import ModelOutput
-from ostinato.models.seq2seq import Seq2Seq
 
 TOKENS = 2048
 """Padded tokens of a batch: 12 rounds of three sub-layers at width 128 are then 80 MB of captures of one kind."""
-Model = Seq2Seq | LanguageModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +88,11 @@ def stream(
     """
     model = run.model if model is None else model
     request = frozenset[str]().union(*(collector.request for collector in collectors))
-    joins_pairs = model.config.joins_pairs
-    rows = encode_examples(
-        examples, run.tokenizers, run.recipe.data, training=False, name="examples", joins_pairs=joins_pairs
-    )
+    # Every text by itself, also where training packs several into a block: rows are examples.
+    data = run.recipe.data.model_copy(update={"block_length": None})
+    rows = encode_rows(examples, run.tokenizers, data, model.config, training=False, name="examples")
     with inference(model):
-        for batch in evaluation_batches(rows, min(tokens_per_batch, run.recipe.data.eval_tokens_per_batch)):
+        for batch in evaluation_batches(rows, min(tokens_per_batch, data.eval_tokens_per_batch)):
             there = batch.to(model.device)
             seen = Seen(model, there, model(there, request=request))
             for collector in collectors:

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from ostinato.analysis.arrays import Floats
 from ostinato.analysis.attention import attention_entropy, mass_on
-from ostinato.analysis.capture import Model, Seen
+from ostinato.analysis.capture import Seen
 from ostinato.evaluation.depth import DepthTotals, sentence_depths
+from ostinato.models.build import Model
 
 NONE: frozenset[str] = frozenset()
 SHORT = {"self_attention": "sa", "cross_attention": "ca", "ffn": "ffn"}

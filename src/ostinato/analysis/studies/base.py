@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ostinato.analysis.arrays import Floats
-from ostinato.analysis.capture import Collector, Model, stream
+from ostinato.analysis.capture import Collector, stream
 from ostinato.analysis.collectors import DepthByColumn, OneExample, SentenceVectors
 from ostinato.analysis.routing_collectors import ExpertTotals
 from ostinato.data.example import Example
 from ostinato.data.tokenizer import BOS_ID, EOS_ID, PAD_ID, UNK_ID, Tokenizer
 from ostinato.evaluation.loading import LoadedRun
+from ostinato.models.build import Model
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
