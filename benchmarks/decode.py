@@ -22,13 +22,12 @@ from decode_limit import matmuls
 from decode_peers import Sizes, Work, peers
 from decode_report import DENSE, HALF, LIMIT, OURS, PAPERS, PEERS, report, verdicts
 from forced_depth import ForcedDepths, depths
-from layer_study import Row, run_cells
+from layer_study import Row, numbered, read_runs, run_cells
 from layers import Absent, Contestant
 
 from ostinato.budget import count_macs
 from ostinato.config.model import Seq2SeqConfig
 from ostinato.decoding.hypothesis import Hypothesis
-from ostinato.experiments.results import read_rows
 from ostinato.experiments.workloads import Bench, Candidate, Workload, random_batch
 from ostinato.kernels import packing
 
@@ -200,16 +199,15 @@ def _halting_config(model: Seq2SeqConfig) -> Seq2SeqConfig:
 def main(given: Sequence[str] | None = None) -> None:
     args = arguments(given)
     if args.read:
-        runs = [read_rows(path) for path in args.read]
+        runs = read_runs(args.read)
     else:
         phases = list(cells(args)[0].workloads)
         rest = 0.0 if args.quick else REST
         with packing():  # once for all calls, as `generate` does for all its texts, and others when they load a model
             runs = [run_cells("decode", cells(args), contestants, args, more, phases, rest=rest)]
-    measured = [[row for row in run if row["kind"] != "verdict"] for run in runs]
-    judged = verdicts(measured)
+    judged = verdicts(runs)
     rows = [{"study": "decode"} | verdict.row() for verdict in judged]
-    save([*(row for run in measured for row in run), *rows], report(measured, judged), args.out)
+    save([*numbered(runs), *rows], report(runs, judged), args.out)
 
 
 if __name__ == "__main__":
