@@ -18,6 +18,11 @@ pytestmark = pytest.mark.skipif(not FOLDER.is_dir(), reason="benchmarks are not 
 Script = Callable[[str], ModuleType]
 
 
+@pytest.fixture(autouse=True)
+def _fixed_numbers() -> None:
+    torch.manual_seed(0)
+
+
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch) -> Script:
     monkeypatch.syspath_prepend(str(FOLDER))
