@@ -12,15 +12,7 @@ from types import ModuleType
 import pytest
 import torch
 
-FOLDER = Path(__file__).parents[2] / "benchmarks"
-pytestmark = pytest.mark.skipif(not FOLDER.is_dir(), reason="benchmarks are not part of this distribution")
 Script = Callable[[str], ModuleType]
-
-
-@pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> Script:
-    monkeypatch.syspath_prepend(str(FOLDER))
-    return importlib.import_module
 
 
 def test_the_papers_models_are_timed_and_counted(

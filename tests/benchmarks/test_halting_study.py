@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import importlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -13,17 +12,9 @@ import torch
 
 from ostinato.experiments.workloads import Bench
 
-FOLDER = Path(__file__).parents[2] / "benchmarks"
-pytestmark = pytest.mark.skipif(not FOLDER.is_dir(), reason="benchmarks are not part of this distribution")
 Script = Callable[[str], ModuleType]
 CPU = torch.device("cpu")
 PHASES = ["encoding", "decoding, batch 1", "decoding, batch 3", "update"]
-
-
-@pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> Script:
-    monkeypatch.syspath_prepend(str(FOLDER))
-    return importlib.import_module
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -13,20 +12,12 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-FOLDER = Path(__file__).parents[2] / "benchmarks"
-pytestmark = pytest.mark.skipif(not FOLDER.is_dir(), reason="benchmarks are not part of this distribution")
 Script = Callable[[str], ModuleType]
 
 
 @pytest.fixture(autouse=True)
 def _fixed_numbers() -> None:
     torch.manual_seed(0)
-
-
-@pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> Script:
-    monkeypatch.syspath_prepend(str(FOLDER))
-    return importlib.import_module
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:

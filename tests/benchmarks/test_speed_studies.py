@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import importlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -9,15 +8,6 @@ from types import ModuleType
 import pytest
 
 from ostinato.experiments.studies import decoding_study
-
-FOLDER = Path(__file__).parents[2] / "benchmarks"
-pytestmark = pytest.mark.skipif(not FOLDER.is_dir(), reason="benchmarks are not part of this distribution")
-
-
-@pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
-    monkeypatch.syspath_prepend(str(FOLDER))
-    return importlib.import_module
 
 
 def test_the_decoding_study_runs_from_the_command_line(

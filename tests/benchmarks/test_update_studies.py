@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import sys
 from collections.abc import Callable
@@ -14,16 +13,8 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-FOLDER = Path(__file__).parents[2] / "benchmarks"
-pytestmark = pytest.mark.skipif(not FOLDER.is_dir(), reason="benchmarks are not part of this distribution")
 Script = Callable[[str], ModuleType]
 CPU = torch.device("cpu")
-
-
-@pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> Script:
-    monkeypatch.syspath_prepend(str(FOLDER))
-    return importlib.import_module
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:

@@ -58,6 +58,18 @@ def test_what_attention_reads_has_no_gaps_once_hypotheses_move_at_every_step() -
         assert seen.is_contiguous()
 
 
+def test_a_buffer_that_has_been_outgrown_is_freed() -> None:
+    kv = KeyValues()
+    for _ in range(33):
+        kv.append(torch.randn(2, 1, H, 1, K))
+    held = {
+        t.untyped_storage().data_ptr(): t.untyped_storage().nbytes()
+        for t in vars(kv).values()
+        if t is not None and not isinstance(t, int)
+    }
+    assert sum(held.values()) == 4 * 2 * H * 64 * K
+
+
 def test_two_buffers_take_turns() -> None:
     kv = KeyValues()
     places = []

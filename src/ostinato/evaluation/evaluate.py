@@ -2,6 +2,21 @@
 
 Examples stream through: what is held are a window of examples sorted into batches and running totals, whatever the size
 of the split. Numbers do not depend on the batch size beyond float rounding.
+
+The result holds
+
+    name, n (blocks where texts are packed), n_labels, loss (nats per label), perplexity, token_accuracy,
+    sequence_accuracy_forced (teacher-forced: see `ostinato.evaluation.scores`), of texts word_perplexity and
+    bits_per_byte, the metrics' own numbers and signatures; macs: multiply-accumulates of the teacher-forced pass over
+    an example, on average, at `full` depth and as `realised` by its tokens' depths (each example by itself:
+    `ostinato.budget.realised`); by: column -> value -> the same numbers; macro: column -> their means over the values,
+    each counting once; failed, with exact match: column -> values with more than 5 % of outputs wrong; depth: stack ->
+    rounds a real token took part in, on average, in the teacher-forced passes; where tokens halt, halting: stack ->
+    what `ostinato.evaluation.depth.describe` says of them, also for every value in `by`, and halting_threshold: stack
+    -> what it was; n_steps, seconds; where the model has routers, routing: router -> how it used its experts in those
+    passes (`RoutingTotals.compute`); and, where something was decoded, n_generated (tokens, end symbols included),
+    n_unfinished (outputs cut at their length limit), decoding_seconds (the search alone) and decoding (the settings);
+    with `contrast`, ranking: what `rank` returns.
 """
 
 from __future__ import annotations
@@ -60,18 +75,7 @@ def evaluate(
             columns), see `PredictionWriter`; decodes even where `metrics` is empty.
 
     Returns:
-        name, n (blocks where texts are packed), n_labels, loss (nats per label), perplexity, token_accuracy,
-        sequence_accuracy_forced (teacher-forced: see `ostinato.evaluation.scores`), of texts word_perplexity and
-        bits_per_byte, the metrics' own numbers and signatures; macs: multiply-accumulates of the teacher-forced pass
-        over an example, on average, at `full` depth and as `realised` by its tokens' depths (each example by itself:
-        `ostinato.budget.realised`); by: column -> value -> the same numbers; macro: column -> their means over the
-        values, each counting once; failed, with exact match: column -> values with more than 5 % of outputs wrong;
-        depth: stack -> rounds a real token took part in, on average, in the teacher-forced passes; where tokens halt,
-        halting: stack -> what `ostinato.evaluation.depth.describe` says of them, also for every value in `by`, and
-        halting_threshold: stack -> what it was; n_steps, seconds; where the model has routers, routing: router -> how
-        it used its experts in those passes (`RoutingTotals.compute`); and, where something was decoded, n_generated
-        (tokens, end symbols included), n_unfinished (outputs cut at their length limit), decoding_seconds (the search
-        alone) and decoding (the settings); with `contrast`, ranking: what `rank` returns.
+        The numbers listed at the head of this module.
 
     Raises:
         ConfigError: an unknown metric, or decoded metrics for texts, which have no source.
@@ -97,11 +101,11 @@ def evaluate(
     passes = Passes(model, decoding if is_decoding else None, metrics, n_steps)
     # A beam holds that many rows for every sentence.
     budget = max(1, data.eval_tokens_per_batch // (decoding.beam if is_decoding else 1))
-    with inference(model):
+    with inference(model, packs_weights=decoding.pack_weights):
         for batch in evaluation_batches(rows, budget):
-            blocks = _blocks(batch) if is_packed else {}
+            shown = _blocks(batch) if is_packed else {index: held.pop(index) for index in batch.indices}
             for index, found in zip(batch.indices, passes.run(batch.to(model.device)), strict=True):
-                tally.add(index, blocks.pop(index) if is_packed else held.pop(index), found)
+                tally.add(index, shown[index], found)
             if is_packed:
                 held.clear()
         ranking = {}

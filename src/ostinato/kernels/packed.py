@@ -86,7 +86,7 @@ class PackedMatrix:
                 self._transposed_DF = weight_FD.detach().t().contiguous()
         if self._transposed_DF is not None:
             product = by_threads if is_single else F.linear
-            return product(x_ND, self._transposed_DF.t(), bias_F)
+            return product(x_ND, _part(self._transposed_DF.t(), rows), None if bias_F is None else _part(bias_F, rows))
         key = None if rows is None else (rows.start, rows.stop)
         if (packed := self._packed.get(key)) is None:
             packed = self._packed[key] = _pack(_part(weight_FD.detach(), rows))

@@ -41,7 +41,9 @@ class KeyValues:
                 torch.index_select(old[:, :, :, :start], 1, self._rows_B, out=new[:, :, :, :start])
             elif old is not None:
                 new[:, :, :, :start] = old[:, :, :, :start]
-            self._kv_2BHSK, self._spare, self._rows_B = new, old, None
+            # Where no hypothesis moves, the shorter buffer is of no use any more.
+            self._spare = None if self._rows_B is None else old
+            self._kv_2BHSK, self._rows_B = new, None
             old = new
         old[:, :, :, start:end] = kv_2BHTK
         self.length = end
