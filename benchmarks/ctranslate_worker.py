@@ -1,4 +1,4 @@
-"""CTranslate2 in a process of its own: its threads bring their own OpenMP, beside which torch runs at half its speed.
+"""CTranslate2 in a process of its own: its threads bring their own OpenMP, beside which torch's slow down.
 
 Reads JSON lines: first the settings {model, threads, length, sources: {phase: rows of tokens}, beams: {phase: beam}},
 then phases; answers each with the best output of every source, as ids.

@@ -20,6 +20,7 @@ from ostinato.data.example import Example
 from ostinato.data.tokenizer import Tokenizers
 from ostinato.errors import ConfigError, DataError
 from ostinato.evaluation import PredictionWriter, evaluate
+from ostinato.kernels import packed
 from ostinato.models.language_model import LanguageModel
 from ostinato.models.seq2seq import Seq2Seq
 
@@ -301,3 +302,15 @@ def test_what_cannot_be_evaluated_is_a_named_error(
     settings = {"examples": letter_examples(3), "metrics": [], "by": []} | changes
     with pytest.raises(error, match=message):
         evaluate(model, tokenizers=tokenizers, data=DATA, decoding=GREEDY, name="dev", **settings)
+
+
+@pytest.mark.parametrize("packs", [True, False])
+def test_weights_are_packed_where_the_settings_say_so(
+    model: Seq2Seq, tokenizers: Tokenizers, packs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[bool] = []
+    pack = packed._pack
+    monkeypatch.setattr(packed, "_pack", lambda weight: seen.append(True) or pack(weight))
+    decoding = GREEDY.model_copy(update={"pack_weights": packs})
+    evaluate(model, letter_examples(5), tokenizers, data=DATA, decoding=decoding, metrics=["exact_match"])
+    assert bool(seen) == (packs and packed.has_packed_products())

@@ -21,8 +21,8 @@ class KeyValues:
     """Keys and values of one step, `[2, B, H, S, K]`, in a buffer that grows by blocks of positions.
 
     Moving hypotheses is put off until the next positions come: then both take one copy, into a buffer without room to
-    spare. What attention reads is one stretch of memory then, which takes it less than half as long as reading
-    stretches with gaps. Two buffers take turns: fresh memory at every step would cost more than the copy.
+    spare. What attention reads is one stretch of memory then, which is read faster than stretches with
+    gaps. Two buffers take turns: fresh memory at every step would cost more than the copy.
     """
 
     def __init__(self) -> None:
