@@ -4,10 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
-from tiny_sweeps import LONGER, LOSS, SEEN, TIME, settings, stamps, tiny
+from tiny_sweeps import LONGER, LOSS, SEEN, TIME, Recorder, settings, stamps, tiny
 
 from ostinato.errors import ConfigError
-from ostinato.experiments.executors import Outcome
 from ostinato.experiments.rows import read_sweep
 from ostinato.experiments.runs import plan_runs
 from ostinato.experiments.sweep import SweepError, load_sweep, results_folder, run_sweep, sweep_rows
@@ -16,11 +15,13 @@ from ostinato.tasks.recipes import load_recipe
 
 def test_every_arm_and_seed_is_one_row_and_is_trained_once(tmp_path: Path) -> None:
     sweep = tiny(measures=[LOSS, TIME, LONGER, LOSS | {"name": "all", "path": "by.length_bucket.*.loss"}])
-    ended: list[tuple[str, str]] = []
-    rows = run_sweep(sweep, tmp_path, on_outcome=lambda run, outcome: ended.append((run.name, outcome.how)))
+    watcher = Recorder()
+    rows = run_sweep(sweep, tmp_path, watcher=watcher)
     order = [("base", 1), ("base", 2), ("slow", 1), ("slow", 2)]
     assert [(row["arm"], row["seed"]) for row in rows] == order
-    assert ended == [(f"{arm}, seed {seed}", "done") for arm, seed in order]
+    assert watcher.outcomes == [(f"{arm}, seed {seed}", "done") for arm, seed in order]
+    kinds = [event.kind for event in watcher.events if event.name == "slow, seed 2"]
+    assert kinds == ["start", "update", "update", "evaluation", "update", "evaluation", "end"]
     results = json.loads((tmp_path / rows[2]["key"][:16] / "results.json").read_text())
     assert rows[2]["values"]["loss"] == results["splits"]["test"]["loss"]
     assert rows[2]["values"]["time"] == results["training_seconds"]
@@ -32,9 +33,9 @@ def test_every_arm_and_seed_is_one_row_and_is_trained_once(tmp_path: Path) -> No
 
     before, folder = stamps(tmp_path), results_folder(sweep, tmp_path)
     written = (folder / "results.jsonl").read_bytes()
-    again: list[Outcome] = []
-    assert run_sweep(sweep, tmp_path, on_outcome=lambda run, outcome: again.append(outcome)) == rows
-    assert not again
+    again = Recorder()
+    assert run_sweep(sweep, tmp_path, watcher=again) == rows
+    assert not again.outcomes
     assert stamps(tmp_path) == before
     assert (folder / "results.jsonl").read_bytes() == written
     assert sweep_rows(sweep, tmp_path) == (rows, [])
@@ -109,9 +110,9 @@ def test_budgets_that_are_said_to_be_equal_are_checked_before_anything_is_traine
 
 def test_arms_that_come_to_the_same_recipe_are_one_run(tmp_path: Path) -> None:
     sweep = tiny(seeds=[1], arms=[{"name": "a"}, {"name": "b", "set": {"training": {"n_updates": 3}}}])
-    ended: list[str] = []
-    rows = run_sweep(sweep, tmp_path, on_outcome=lambda run, outcome: ended.append(run.name))
-    assert ended == ["a, seed 1"]
+    watcher = Recorder()
+    rows = run_sweep(sweep, tmp_path, watcher=watcher)
+    assert watcher.outcomes == [("a, seed 1", "done")]
     assert [row["arm"] for row in rows] == ["a", "b"]
     assert rows[0]["key"] == rows[1]["key"]
 

@@ -11,12 +11,13 @@ from typing import Any
 from ostinato.config.sweep import SweepConfig
 from ostinato.data.registry import DataAccess
 from ostinato.errors import TrainingError
-from ostinato.experiments.executors import Executor, InProcess, Outcome
+from ostinato.experiments.executors import Executor, InProcess, Outcome, TakeEvent
 from ostinato.experiments.jobs import Job
+from ostinato.experiments.pool import LocalPool
 from ostinato.experiments.rows import SweepResults, collect_rows
 from ostinato.experiments.runs import PlannedRun, arm_budgets, check_equal, plan_runs
 from ostinato.experiments.sweep_files import load_sweep
-from ostinato.training.reporter import Reporter
+from ostinato.experiments.watch import SilentWatcher, Watcher
 
 __all__ = ["SweepError", "load_sweep", "results_folder", "run_sweep", "sweep_rows"]
 
@@ -57,18 +58,18 @@ def run_sweep(
     store: Path,
     *,
     access: DataAccess | None = None,
+    workers: int = 1,
     executor: Executor | None = None,
-    reporter: Reporter | None = None,
+    watcher: Watcher | None = None,
     n_threads: int | None = 1,
-    on_outcome: Callable[[PlannedRun, Outcome], None] = lambda run, outcome: None,
 ) -> list[dict[str, Any]]:
     """Train what is not there yet, measure it, and write results.jsonl and timings.jsonl.
 
     Args:
         store: directory of runs; every one is in a directory of its own, named by its content address.
         access: where published data comes from; None: the default cache and mirror.
-        executor: where the work is done; None: in this process. reporter: told about the runs done in this process.
-        n_threads: CPU threads of a run whose recipe names none. on_outcome: told how each run ended.
+        workers: processes of this machine that do the work; 1: this one. executor: does it in their place.
+        watcher: told how it goes on. n_threads: CPU threads of a run whose recipe names none.
 
     Returns:
         Rows (`ostinato.experiments.rows.sweep_row`) in the order of arms, then seeds.
@@ -82,20 +83,24 @@ def run_sweep(
         check_equal(sweep, arm_budgets(sweep, runs, access))
     store.mkdir(parents=True, exist_ok=True)
 
+    watcher = watcher or SilentWatcher()
     results = SweepResults(sweep, runs, results_folder(sweep, store))
 
     def on_end(run: PlannedRun, outcome: Outcome) -> None:
         results.update(run.key)
-        on_outcome(run, outcome)
+        watcher.on_outcome(run, outcome.how, outcome.reason)
 
-    own = executor or InProcess(reporter)
+    own = executor or (InProcess() if workers == 1 else LocalPool(workers))
     # Arms that come to the same recipe are one run.
-    waiting = {run.key: run for run in reversed(runs) if run.key in results.missing}
-    schedule = _Schedule(sweep, dict(reversed(waiting.items())), own, n_threads, access, on_end)
+    last_first = {run.key: run for run in reversed(runs) if run.key in results.missing}
+    waiting = dict(reversed(last_first.items()))
+    schedule = _Schedule(sweep, waiting, own, n_threads, access, watcher.on_event, on_end)
     try:
+        watcher.on_plan(list(waiting.values()), len({run.key for run in runs}) - len(waiting))
         schedule.run()
     finally:
         own.stop()
+        watcher.close()
     if failures := [(run, schedule.failures[run.key]) for run in runs if run.key in schedule.failures]:
         raise SweepError(failures)
     return results.rows
@@ -114,6 +119,7 @@ class _Schedule:
     executor: Executor
     n_threads: int | None
     access: DataAccess | None
+    on_event: TakeEvent
     on_end: Callable[[PlannedRun, Outcome], None]
     failures: dict[str, str] = field(default_factory=dict)
     _going: dict[Path, PlannedRun] = field(default_factory=dict)
@@ -127,7 +133,7 @@ class _Schedule:
             if not self._going:  # all that is left is being done by others
                 time.sleep(_PAUSE_S)
                 continue
-            outcome = self.executor.collect(_PAUSE_S if self._busy else None)
+            outcome = self.executor.collect(self.on_event, _PAUSE_S if self._busy else None)
             if outcome is not None:
                 self._follow_up(self._going.pop(outcome.job.directory), outcome)
 
