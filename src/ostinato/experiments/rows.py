@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ostinato.budget import count_macs
+from ostinato.config.measures import EvaluateMeasure
 from ostinato.config.sweep import EqualConfig, SweepConfig
 from ostinato.data.disk import write_text
 from ostinato.errors import DataError
@@ -33,7 +34,8 @@ def sweep_row(sweep: SweepConfig, run: PlannedRun) -> dict[str, Any]:
     Returns:
         sweep, arm, seed, key; recipe (its name), version, commit, data_sha256 (by split), parameters (stored), macs and
         macs_lengths (source and target tokens), n_updates, checkpoint (the one that was evaluated: "best of dev
-        loss", or "last"), training_seconds, seconds (with the final evaluation), values: by names of measures.
+        loss", or "last"), checkpoints (of measures that name one of their own, where any does), training_seconds,
+        seconds (with the final evaluation), values: by names of measures.
 
     Raises:
         LookupError: it is not finished, or has not been measured, or has no such number: in words.
@@ -62,6 +64,7 @@ def sweep_row(sweep: SweepConfig, run: PlannedRun) -> dict[str, Any]:
         "macs_lengths": list(lengths),
         "n_updates": results["n_updates"],
         "checkpoint": chosen_checkpoint(results),
+        **_own_checkpoints(sweep),
         **{name: results[name] for name in _TIMES},
         "values": values,
     }
@@ -71,6 +74,13 @@ def chosen_checkpoint(results: dict[str, Any]) -> str:
     """Return in words which checkpoint a run's results are of."""
     selection = results["selection"]
     return "last" if results["best_update"] is None else f"best of {selection['split']} {selection['metric']}"
+
+
+def _own_checkpoints(sweep: SweepConfig) -> dict[str, Any]:
+    """Return which checkpoint measures are of, where they are not of the best one."""
+    evaluated = [measure for measure in sweep.measures if isinstance(measure, EvaluateMeasure)]
+    named = {measure.name: measure.checkpoint for measure in evaluated if measure.checkpoint != "best"}
+    return {"checkpoints": named} if named else {}
 
 
 def collect_rows(sweep: SweepConfig, runs: Sequence[PlannedRun]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
