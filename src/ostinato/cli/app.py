@@ -11,6 +11,7 @@ import typer
 from ostinato.cli import (
     analyze,
     average,
+    claims,
     compare,
     data,
     demo,
@@ -76,6 +77,7 @@ for _command in (
     recipes,
     table,
     transfer,
+    claims,
     doctor,
     demo,
 ):
