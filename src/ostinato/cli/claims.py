@@ -29,7 +29,7 @@ def claims(
     outcomes: OutcomesOption = OUTCOMES,
     json: JsonOption = False,
 ) -> None:
-    """List the papers' claims, with what came of running them.
+    """List the papers' claims and what came of them.
 
     holds: every number lay in its band. fails: one did not. stale: the claim has changed since it was run.
     """
@@ -71,7 +71,7 @@ def reproduce(
     mirror: MirrorOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Run what a claim still needs, and compare every number with its band.
+    """Run a claim, and compare what is found with its band.
 
     Exit code 1 where a number lies outside. The outcome is kept, with the rows it comes from.
     """
