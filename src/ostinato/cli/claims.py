@@ -27,6 +27,7 @@ def register(app: typer.Typer) -> None:
 def claims(
     paper: Annotated[str | None, typer.Option("--paper", help="Only this paper's.", show_default=False)] = None,
     outcomes: OutcomesOption = OUTCOMES,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the library's own outcomes in full.")] = False,
     json: JsonOption = False,
 ) -> None:
     """List the papers' claims and what came of them.
@@ -36,6 +37,11 @@ def claims(
     from ostinato.cli.output import print_json, print_table, say
     from ostinato.experiments.claims import claims_directory, list_claims, read_outcome
 
+    if markdown:
+        from ostinato.experiments.claims_document import document
+
+        say(document(paper).rstrip())
+        return
     found = []
     for claim in list_claims():
         if paper in (None, claim.config.paper):
