@@ -19,8 +19,8 @@ from torch import Tensor
 
 from ostinato.data.batch import Batch
 from ostinato.evaluation.depth import depth_sums, describe, real_tokens
+from ostinato.models.base import TokenModel
 from ostinato.models.output import ModelOutput
-from ostinato.models.transformer import Transformer
 
 STUCK = 0.95
 """Part of a stack's tokens that may have one depth, the least or the greatest, without anybody being told."""
@@ -56,7 +56,7 @@ class DepthObservation:
 
 
 @torch.no_grad()
-def observe_depth(model: Transformer, output: ModelOutput, batch: Batch, weight: float) -> DepthObservation | None:
+def observe_depth(model: TokenModel, output: ModelOutput, batch: Batch, weight: float) -> DepthObservation | None:
     """Look at the depths of one batch; None where no token halts. Nothing waits for the device.
 
     Args:

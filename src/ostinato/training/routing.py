@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from ostinato.config.training import BalanceConfig
+from ostinato.models.base import TokenModel
 from ostinato.models.output import ByRouter
-from ostinato.models.transformer import Transformer
 from ostinato.nn import balance
 from ostinato.nn.types import Routing
 from ostinato.training.balance import LOSSES, loss_weights, raw_loss
@@ -62,7 +62,7 @@ class Observation:
         return found
 
 
-def rounds_of(model: Transformer) -> Rounds:
+def rounds_of(model: TokenModel) -> Rounds:
     """Return the 0-based round of every (stack, step) of a model that runs its plans as they are."""
     return {(name, step.index): step.round for name, stack in model.stacks.items() for step in stack.plan.steps}
 
