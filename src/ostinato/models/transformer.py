@@ -36,10 +36,12 @@ from ostinato.nn.halting import HaltingRule, NoHalting
 from ostinato.nn.init import init_embedding
 from ostinato.nn.norm import build_norm
 from ostinato.nn.positions import Coordinates, PositionSignal, Sinusoidal
+from ostinato.nn.precision import at_least_float32
 from ostinato.nn.relative import Buckets, RelativePositions, Rotary, Window
 from ostinato.nn.shapes import Bool, Float, Int, Tensor
 from ostinato.nn.stack import Compaction, Stack, router_name
 from ostinato.nn.stick_breaking import StickBreaking, StickBreakingUnit
+from ostinato.nn.types import Routing
 from ostinato.plan import Plan
 
 
@@ -133,6 +135,17 @@ class Transformer(nn.Module):
     def routed(self) -> Iterator[Routed]:
         """Yield the parameter sets that have experts, each once."""
         return (module for module in self.banks.modules() if isinstance(module, Routed))
+
+    def no_routings(self) -> Iterator[Routing]:
+        """Yield for every use of a router, in the order they run, a routing without rows."""
+        like = at_least_float32(torch.empty(0, device=self.device, dtype=next(self.parameters()).dtype))
+        for stack in self.stacks.values():
+            for step in stack.plan.steps:
+                for use in step.uses:
+                    module = getattr(self.banks, use.kind)[use.weights]
+                    if isinstance(module, Routed) and module.router is not None:
+                        sizes = (module.n_experts, module.gate.k)
+                        yield Routing.of_no_rows(router_name(use), stack.plan.stack, step.index, sizes, like)
 
     def project_routers(self) -> None:
         """Bring what routers hold fixed back to its place; to be called after every update."""
