@@ -45,9 +45,7 @@ def analyse(
     from ostinato.analysis.analyze import choose, subjects
 
     (chosen,) = choose([study])
-    loaded = [
-        load(path, device=load_recipe(path).training.device, halting_threshold="trained") for _, path in runs
-    ]
+    loaded = [load(path, device=load_recipe(path).training.device, halting_threshold="trained") for _, path in runs]
     given = [
         replace(subject, name=name)
         for subject, (name, _) in zip(subjects(loaded, split, max_examples, access), runs, strict=True)
@@ -56,7 +54,8 @@ def analyse(
     if not reasons and (together := chosen.why_not_together(given)) is not None:
         reasons = [together]
     if reasons:
-        raise DataError(f"the analysis {study} does not apply to {', '.join(str(path) for _, path in runs)}: {reasons[0]}")
+        names = ", ".join(str(path) for _, path in runs)
+        raise DataError(f"the analysis {study} does not apply to {names}: {reasons[0]}")
     for subject in given:
         if chosen.needs:
             subject.collect(set(chosen.needs), None)
