@@ -102,8 +102,8 @@ def all_here(values: Tensor) -> Tensor:
 class Rows:
     """The rows of all routings of one router; `total` is the sum of their weights, `everywhere` adds up over processes.
 
-    A loss is a function of sums over all rows. No row may look at such a sum before it is summed itself: the gradient
-    of what it saw would be needed from the rows of all processes, and none gets more than that of its own sums.
+    A loss is a function of sums over all rows. No part of a sum may depend on another sum: its gradient would be needed
+    from the rows of all processes, and each has its own alone.
     """
 
     logits_NE: Tensor

@@ -1,8 +1,8 @@
 """The processes of one run: which one this is, what of a batch is its, and how they talk.
 
 Every process holds the model, the optimiser and all the data, and knows every batch; it computes a share of the rows.
-What has to be known of all rows is summed (`Processes.sum`, `ostinato.training.gradients`), so that each of them does
-the same update. The first process alone evaluates and writes; what the others need to know of it, it tells them.
+What has to be known of all rows is summed (`Processes.with_sums`, `ostinato.training.gradients`), so that each of them
+does the same update. The first process alone evaluates and writes; what the others need to know of it, it tells them.
 
 A launcher says in the environment who is who (torchrun and `accelerate launch` alike: RANK, WORLD_SIZE, LOCAL_RANK,
 MASTER_ADDR, MASTER_PORT). Without WORLD_SIZE, or with 1, nothing here is set up, and every method is the identity.
@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from ostinato.data.batch import Batch
 from ostinato.errors import ConfigError, Problem, TrainingError
 from ostinato.evaluation.loading import resolve_device
+from ostinato.nn.balance import Sum, all_here
 
 T = TypeVar("T")
 
@@ -90,13 +91,31 @@ class Processes:
         """Return this process's rows of a batch, every `size`-th of them; there may be none."""
         return batch if self.is_alone else batch.rows(slice(self.rank, None, self.size))
 
-    def sum(self, values: Tensor) -> Tensor:
-        """Return the sum of all processes' values, which every process calls for.
+    def with_sums(self, compute: Callable[[Sum], T]) -> T:
+        """Return a function of sums over all processes, which every process calls for.
 
-        A function of it is the same in all of them, and its gradient goes to this one's values alone: the gradients of
-        the processes add up to that of one process with all rows.
+        The function is the same in all of them, and its gradient goes to this one's part of the sums alone: the
+        gradients of the processes add up to that of one process that has all rows.
+
+        Args:
+            compute: is given what makes a sum of this process's part of it, and calls that alike in every process. It
+                is called twice, so that all sums are sent at once: first to learn the parts, none of which may depend
+                on a sum, then with the sums.
         """
-        return values if self.is_alone else _Sum.apply(values)  # type: ignore[no-untyped-call]
+        if self.is_alone:
+            return compute(all_here)
+        parts: list[Tensor] = []
+
+        def note(part: Tensor) -> Tensor:
+            parts.append(part)
+            return part
+
+        found = compute(note)
+        if not parts:
+            return found
+        flat: Tensor = _Sum.apply(torch.cat([part.reshape(-1) for part in parts]))  # type: ignore[no-untyped-call]
+        sums = iter(torch.split(flat, [part.numel() for part in parts]))
+        return compute(lambda part: next(sums).view_as(part))
 
     def from_first(self, make: Callable[[], T]) -> T:
         """Let the first process alone make something, and return it in all; they wait as long as it takes."""
@@ -109,16 +128,17 @@ class Processes:
 
     @contextmanager
     def first_goes_first(self) -> Iterator[None]:
-        """Let the first process be through with what is inside before the others begin it."""
+        """Let the first process be through with what is inside before the others begin it, and all before any go on."""
         if not self.is_first:
-            self.wait_for_first()
+            self.meet()
         yield
         if self.is_first:
-            self.wait_for_first()
+            self.meet()
+        self.meet()
 
-    def wait_for_first(self) -> None:
-        """Wait until the first process is here, too."""
-        self.from_first(lambda: None)
+    def meet(self) -> None:
+        """Wait until all processes are here, as long as it takes."""
+        self.any(False)
 
     def gather(self, value: T) -> list[T]:
         """Return every process's value in the first one, by rank, and nothing in the others."""
@@ -160,10 +180,9 @@ def talking() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        said = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise TrainingError(
-            f"the other processes of this run cannot be reached, so it ends; one of them has probably failed, and says "
-            f"why itself ({said})"
+            "the other processes of this run cannot be reached, so this one ends; one of them has probably failed, and "
+            "says itself why"
         ) from error
 
 

@@ -77,7 +77,7 @@ class Session:
         self.initial: InitialReport | None = None  # of a model that starts from another, in its first session
         if processes.is_first:
             checkpoints.recover()
-        processes.wait_for_first()
+        processes.meet()
         seed_everything(prepared.recipe.seed)
         if checkpoints.last_update() is None:
             self._begin()
@@ -146,13 +146,14 @@ class Session:
             TrainingError: a loss or a gradient that is not finite, or other processes that cannot be reached.
         """
         with Interrupts(self.processes) as interrupts:
+            interrupts.check()
             while self.progress.update < self.config.n_updates and self.progress.stopped is None:
-                interrupts.check()
                 began = time.perf_counter()
                 rate, gradient = self._update()
                 self._busy += time.perf_counter() - began
                 with interrupts.at_once():
                     self._follow_up(rate, gradient)
+                interrupts.check()
         return self.progress
 
     def _update(self) -> tuple[float, Gradient]:

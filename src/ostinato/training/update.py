@@ -144,7 +144,8 @@ class Updater:
             routings = complete(routings, model)
         # Means of their own: a batch counts by its part of the update's labels.
         part, weight = whole.n_labels / n_labels, config.halting.weight_at(update)
-        if (balance := balance_loss(routings, config.balance, temperatures, processes.sum)) is not None:
+        balance = processes.with_sums(lambda add_up: balance_loss(routings, config.balance, temperatures, add_up))
+        if balance is not None:
             loss = loss + balance * part
         if weight and (cost := depth_cost(output, parts)) is not None:
             loss = loss + cost * (weight * part)
@@ -152,8 +153,9 @@ class Updater:
             loss.backward()  # type: ignore[no-untyped-call]
         if not observed:
             return sums, (None, None)
-        depth = observe_depth(model, output, batch, weight, parts)
-        return sums, (depth, observe(routings, config.balance, temperatures, rounds_of(model), processes.sum))
+        rounds = rounds_of(model)
+        routing = processes.with_sums(lambda add_up: observe(routings, config.balance, temperatures, rounds, add_up))
+        return sums, (observe_depth(model, output, batch, weight, parts), routing)
 
     def _forward(self, batch: Batch) -> tuple[ModelOutput, LossSums]:
         """Return what the model makes of a batch, and the losses: of no rows, no stacks and zeros."""
