@@ -74,7 +74,7 @@ def rows_of(source: Source, means: Means) -> Rows:
 def timed_rows(source: TimingSource, on_event: Callable[[str], None]) -> Rows:
     """Return seconds of every round, by workload; all arms take turns in each."""
     from ostinato.experiments.latency import Laboratory
-    from ostinato.experiments.timing import Effort
+    from ostinato.evaluation.timing import Effort
     from ostinato.experiments.workloads import Candidate, Workload
 
     laboratory = Laboratory(source.device, source.n_threads)

@@ -14,10 +14,10 @@ from typing import Any
 from ostinato.budget import count_macs, count_parameters
 from ostinato.config.common import SequenceModelConfig
 from ostinato.config.model import ModelConfig
+from ostinato.evaluation.timing import Effort
 from ostinato.experiments.comparison import Arm
 from ostinato.experiments.latency import Announcement, Laboratory, Measurement
 from ostinato.experiments.spread import speed_ratio
-from ostinato.experiments.timing import Effort
 from ostinato.experiments.workloads import Candidate, Workload
 from ostinato.tasks.recipes import load_recipe
 from ostinato.tasks.vocabulary import size_model

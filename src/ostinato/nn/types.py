@@ -14,7 +14,7 @@ from ostinato.nn.shapes import Bool, Float, Int, Tensor
 
 CaptureKey = tuple[str, int, str, str]
 """Stack, 0-based step, kind of sub-layer, and what: "input", "output" (before the residual), "residual" (after it and
-its norm) or "weights" (of attention)."""
+its norm), "weights" (of attention) or "seconds" (the sub-layer took, a number)."""
 
 
 @dataclass(frozen=True, slots=True)
