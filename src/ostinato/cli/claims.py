@@ -84,15 +84,15 @@ def reproduce(
     from ostinato.cli.output import complain, print_json, say
     from ostinato.data.registry import DataAccess
     from ostinato.experiments import claims as library
-    from ostinato.experiments.reproduce import Means
     from ostinato.experiments.reproduce import reproduce as run
+    from ostinato.experiments.swept import Means
 
     chosen = library.load_claim(claim)
     if variant is not None:
         chosen = library.variant(chosen, variant)
     if not json:
         say(f"{chosen.name} ({chosen.config.where}): {chosen.config.statement}")
-    means = Means(store, workers, DataAccess.default(mirror), _inputs(given or []), take or (), complain)
+    means = Means(store, workers, DataAccess.default(mirror), inputs_of(given or []), take or (), complain)
     outcome = run(chosen, means)
     path = library.write_outcome(chosen, outcome, outcomes)
     if json:
@@ -103,7 +103,7 @@ def reproduce(
         raise typer.Exit(1)
 
 
-def _inputs(given: list[str]) -> dict[str, str]:
+def inputs_of(given: list[str]) -> dict[str, str]:
     """Read NAME=PATH.
 
     Raises:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from ostinato.config.base import Config
+from ostinato.config.measures import TableSelection
 from ostinato.errors import Problem
 
 Paper = Literal["universal-transformer", "sparse-universal-transformer", "one-wide-ffn", "x-moe", "depth"]
@@ -125,15 +126,6 @@ class TimedWork(Config):
     source_length: Annotated[int, Field(ge=0)] = 32
     target_length: Annotated[int, Field(ge=1)] = 32
     beam: Annotated[int, Field(ge=1)] = 1
-
-
-class TableSelection(Config):
-    """One number of an analysis' table: one column of the rows where the named columns have these values."""
-
-    where: dict[str, str | int | float] = Field(default_factory=dict)
-    column: str
-    take: Literal["mean", "first", "last", "min", "max"] = "mean"
-    """Of the column's values in these rows, in the table's order."""
 
 
 class ComparedConfig(Config):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
@@ -16,7 +16,7 @@ from ostinato.experiments.measures import data_access, register_measure
 from ostinato.tasks.recipes import load_recipe
 
 Table = tuple[Sequence[str], Sequence[Sequence[Any]]]
-_TAKE = {
+_TAKE: dict[str, Callable[[list[float]], float]] = {
     "mean": fmean,
     "first": lambda values: values[0],
     "last": lambda values: values[-1],
@@ -76,7 +76,7 @@ def select(table: Table, selection: TableSelection, name: str) -> float:
     at = {column: place for place, column in enumerate(columns)}
     mine = [row for row in rows if all(row[at[key]] == value for key, value in selection.where.items())]
     values = [row[at[selection.column]] for row in mine]
-    numbers = [float(value) for value in values if isinstance(value, int | float)]
+    numbers: list[float] = [float(value) for value in values if isinstance(value, int | float)]
     if not numbers or len(numbers) < len(values):
         wanted = ", ".join(f"{key} {value}" for key, value in selection.where.items()) or "any"
         raise DataError(f"measure {name}: no number in {selection.column!r} of {wanted}: {values or 'no such row'}")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
@@ -18,19 +18,17 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import ValidationError
-
-from ostinato.config.base import DEFER_CHECKS, all_problems
-from ostinato.config.claim import ClaimConfig
+from ostinato.config.claim import ClaimConfig, SweepSource
 from ostinato.config.files import read_yaml
+from ostinato.config.load import check_settings
 from ostinato.data.disk import write_text
 from ostinato.errors import ConfigError, DataError, Problem
 from ostinato.experiments.results import read_rows
+from ostinato.experiments.sweep_files import read_sweep_settings
 
 Verdict = Literal["holds", "fails", "not run", "stale"]
-_DESCRIPTIVE = {"name", "where", "statement", "limits", "minutes", "gpu"}
+_DESCRIPTIVE = {"name", "where", "statement", "limits", "minutes", "gpu", "inputs", "description"}
 """What may be reworded without making an outcome stale."""
-_INPUT = "input:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +47,9 @@ class Claim:
     def address(self) -> str:
         """SHA-256 of all that decides the outcome: what is run, and what is expected."""
         content = self.config.model_dump(mode="json", exclude=_DESCRIPTIVE)
+        if isinstance(self.config.source, SweepSource) and isinstance(self.config.source.sweep, str):
+            sweep = read_sweep_settings(self.config.source.sweep)
+            content["source"]["sweep"] = {key: value for key, value in sweep.items() if key not in _DESCRIPTIVE}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
@@ -122,44 +123,6 @@ def variant(claim: Claim, name: str) -> Claim:
     return Claim(_checked(settings), claim.path)
 
 
-def with_inputs(claim: Claim, given: Mapping[str, str]) -> dict[str, Any]:
-    """Return the claim's source with every "input:NAME" replaced by the user's file, absolute.
-
-    Raises:
-        ConfigError: files that the claim needs and nobody named, or that it does not know, or that are not there.
-    """
-    wanted = claim.config.inputs
-    problems = [
-        Problem(f"input.{k}", v, f"{claim.name} has no such input: {_list(wanted)}")
-        for k, v in given.items()
-        if k not in wanted
-    ]
-    problems += [
-        Problem(f"input.{k}", None, f"needs a file: {what} (--input {k}=PATH)")
-        for k, what in wanted.items()
-        if k not in given
-    ]
-    problems += [Problem(f"input.{k}", v, "there is no such file") for k, v in given.items() if not Path(v).is_file()]
-    if problems:
-        raise ConfigError(problems)
-    paths = {name: str(Path(path).resolve()) for name, path in given.items()}
-
-    def filled(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: filled(one) for key, one in value.items()}
-        if isinstance(value, list):
-            return [filled(one) for one in value]
-        if isinstance(value, str) and value.startswith(_INPUT):
-            name = value.removeprefix(_INPUT)
-            if name not in paths:
-                raise ConfigError([Problem("source", value, f"is no input of {claim.name}: {_list(wanted)}")])
-            return paths[name]
-        return value
-
-    source: dict[str, Any] = filled(claim.config.source.model_dump(mode="json"))
-    return source
-
-
 def outcome_path(claim: Claim, directory: Path) -> Path:
     """Return where a claim's outcome lies in a folder of outcomes."""
     return directory / claim.config.paper / f"{claim.config.name}.jsonl"
@@ -192,25 +155,7 @@ def write_outcome(claim: Claim, outcome: Outcome, directory: Path) -> Path:
 
 
 def _checked(settings: dict[str, Any]) -> ClaimConfig:
-    try:
-        config = ClaimConfig.model_validate(settings, context=DEFER_CHECKS)
-    except ValidationError as error:
-        found = error.errors(include_url=False)
-        raise ConfigError(Problem(_dotted(item["loc"]), item.get("input"), item["msg"]) for item in found) from error
-    if problems := list(_problems(config)):
-        raise ConfigError(problems)
-    return config
-
-
-def _problems(config: ClaimConfig) -> Iterator[Problem]:
-    yield from all_problems(config)
-    for number, expectation in enumerate(config.expect):
-        yield from all_problems(expectation, f"expect.{number}.")
-        yield from expectation.statistic.problems(f"expect.{number}.statistic.")
-
-
-def _dotted(location: tuple[int | str, ...]) -> str:
-    return ".".join(str(part) for part in location)
+    return check_settings(settings, ClaimConfig)
 
 
 def _replace(settings: Any, path: list[str], value: Any, key: str) -> None:
@@ -230,7 +175,3 @@ def _inside(settings: Any, part: str, key: str) -> Any:
         return settings[int(part)] if isinstance(settings, list) else settings[part]
     except (KeyError, IndexError, ValueError, TypeError) as error:
         raise ConfigError([Problem("gpu", key, f"the claim has no {part!r} there")]) from error
-
-
-def _list(names: Mapping[str, str]) -> str:
-    return f"it has {', '.join(names)}" if names else "it has none"

@@ -5,44 +5,23 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter
-
 from ostinato.budget import Assumptions, count_budget
-from ostinato.config.claim import CountSource, Source, SweepSource, TimedArm, TimingSource
+from ostinato.config.claim import CountSource, SweepSource, TimedArm, TimingSource
 from ostinato.config.model import ModelConfig
 from ostinato.config.recipe import Recipe
 from ostinato.data.registry import DataAccess
-from ostinato.errors import ConfigError, Problem
-from ostinato.experiments.claims import Claim, Outcome, with_inputs
+from ostinato.experiments.claims import Claim, Outcome
 from ostinato.experiments.results import pass_lengths
 from ostinato.experiments.statistics import Centre, Found, evaluate
+from ostinato.experiments.swept import Means, Rows, swept_rows
 from ostinato.tasks.recipes import load_recipe
 from ostinato.tasks.vocabulary import size_model
 from ostinato.training.rundir import versions
-
-Rows = list[dict[str, Any]]
-
-
-@dataclass(frozen=True, slots=True)
-class Means:
-    """What running a claim may use.
-
-    Args:
-        store: folder of runs, see `ostinato.experiments.sweep`. workers: runs at once.
-        inputs: the user's files by the claim's names. on_event: told what goes on, a line at a time.
-    """
-
-    store: Path
-    workers: int = 1
-    access: DataAccess | None = None
-    inputs: Mapping[str, str] = field(default_factory=dict)
-    take: Sequence[Path] = ()
-    on_event: Callable[[str], None] = lambda line: None
 
 
 def reproduce(claim: Claim, means: Means) -> Outcome:
@@ -53,28 +32,24 @@ def reproduce(claim: Claim, means: Means) -> Outcome:
             was not measured. TrainingError: runs that failed, by arm and seed.
     """
     began = time.monotonic()
-    source: Source = TypeAdapter(Source).validate_python(with_inputs(claim, means.inputs))
-    rows = rows_of(source, means)
+    source = claim.config.source
+    rows = swept_rows(source, means) if isinstance(source, SweepSource) else rows_of(source, means)
     centre: Centre = "median" if isinstance(source, TimingSource) else "mean"
     found = [evaluate(expectation, rows, centre) for expectation in claim.config.expect]
     return Outcome(_head(claim, found, time.monotonic() - began), rows)
 
 
-def rows_of(source: Source, means: Means) -> Rows:
-    """Return what a claim's source gives: a row an arm and seed (of a timing: a row an arm and round)."""
-    match source:
-        case TimingSource():
-            return timed_rows(source, means.on_event)
-        case CountSource():
-            return counted_rows(source, means.access)
-        case SweepSource():
-            return swept_rows(source, means)
+def rows_of(source: TimingSource | CountSource, means: Means) -> Rows:
+    """Return what random models take or cost: a row an arm, and round of a timing."""
+    return (
+        timed_rows(source, means.on_event) if isinstance(source, TimingSource) else counted_rows(source, means.access)
+    )
 
 
 def timed_rows(source: TimingSource, on_event: Callable[[str], None]) -> Rows:
     """Return seconds of every round, by workload; all arms take turns in each."""
-    from ostinato.experiments.latency import Laboratory
     from ostinato.evaluation.timing import Effort
+    from ostinato.experiments.latency import Laboratory
     from ostinato.experiments.workloads import Candidate, Workload
 
     laboratory = Laboratory(source.device, source.n_threads)
@@ -150,8 +125,3 @@ def band_text(band: Sequence[float | None]) -> str:
     if low is None:
         return f"at most {high:g}"
     return f"at least {low:g}" if high is None else f"{low:g} to {high:g}"
-
-
-def swept_rows(source: SweepSource, means: Means) -> Rows:
-    """Return the rows of a sweep, and of its measures over several runs."""
-    raise ConfigError([Problem("source.kind", "sweep", "not merged yet")])
