@@ -32,7 +32,7 @@ from layers import timing
 from ostinato.evaluation.loading import resolve_device
 from ostinato.experiments.environment import describe_environment
 from ostinato.experiments.results import markdown
-from ostinato.experiments.timing import Stopwatch, interleave
+from ostinato.evaluation.timing import Stopwatch, interleave
 from ostinato.training.threads import cpu_threads
 from ostinato.version import __version__
 

@@ -11,6 +11,7 @@ import typer
 from ostinato.cli import (
     analyze,
     average,
+    claims,
     compare,
     data,
     demo,
@@ -80,6 +81,7 @@ for _command in (
     table,
     plot,
     transfer,
+    claims,
     doctor,
     demo,
 ):

@@ -40,6 +40,10 @@ def sweep(
         list[Path] | None,
         typer.Option("--take", metavar="RUN", help="Finished run to copy into the store; may be repeated."),
     ] = None,
+    given: Annotated[
+        list[str] | None,
+        typer.Option("--input", metavar="NAME=PATH", help="A file that the sweep needs; may be repeated."),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show the runs and what they cost; train nothing.")
     ] = False,
@@ -51,6 +55,7 @@ def sweep(
     A run that is in the store already is not trained again, one that was interrupted goes on. Ends with exit code 1
     where a run has failed; the others are done.
     """
+    from ostinato.cli.claims import inputs_of
     from ostinato.cli.output import console, print_json, say
     from ostinato.data.registry import DataAccess
     from ostinato.experiments.adopt import adopt_all
@@ -59,7 +64,7 @@ def sweep(
     from ostinato.experiments.sweep import load_sweep, results_folder, run_sweep
     from ostinato.experiments.watch import make_watcher
 
-    chosen = with_seeds(load_sweep(file), seeds)
+    chosen = with_seeds(load_sweep(file, inputs_of(given or [])), seeds)
     access = DataAccess.default(mirror)
     if take:
         for run in adopt_all(take, plan_runs(chosen, store, access)):

@@ -34,6 +34,8 @@ class Measure(Config):
     """Base of all measures."""
 
     name: Annotated[str, Field(min_length=1)]
+    arms: list[str] | None = None
+    """Arms of a sweep that it is taken of; None: all."""
 
     @property
     def picks(self) -> str | None:
@@ -47,7 +49,9 @@ class Measure(Config):
 
     def settings(self) -> dict[str, Any]:
         """Return all that what is found depends on beside the run."""
-        return self.model_dump(mode="json", exclude={"name"} if self.picks is None else {"name", "path"})
+        return self.model_dump(
+            mode="json", exclude={"name", "arms"} if self.picks is None else {"name", "arms", "path"}
+        )
 
 
 def _is_time(path: str) -> bool:
@@ -129,7 +133,28 @@ class EvaluateMeasure(Measure):
                 yield Problem(f"{path}set.{key}", value, f"must be one of {', '.join(f'{c}*' for c in _CHANGEABLE)}")
 
 
-AnyMeasure = Annotated[ResultMeasure | BudgetMeasure | EvaluateMeasure, Field(discriminator="kind")]
+class TableSelection(Config):
+    """One number of an analysis' table: one column of the rows where the named columns have these values."""
+
+    where: dict[str, str | int | float] = Field(default_factory=dict)
+    column: str
+    take: Literal["mean", "first", "last", "min", "max"] = "mean"
+    """Of the column's values in these rows, in the table's order."""
+
+
+class AnalysisMeasure(Measure):
+    """A number of the table that an analysis (`ostinato analyze --only STUDY`) shows of the run."""
+
+    kind: Literal["analysis"]
+    study: str
+    table: TableSelection
+    split: str | None = None
+    """None: the first of the recipe's evaluation.splits."""
+    max_examples: Size = 1000
+    """Spread evenly over the split."""
+
+
+AnyMeasure = Annotated[ResultMeasure | BudgetMeasure | EvaluateMeasure | AnalysisMeasure, Field(discriminator="kind")]
 
 
 def as_overrides(settings: dict[str, Any]) -> list[str]:

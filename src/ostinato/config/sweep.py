@@ -69,6 +69,10 @@ class SweepConfig(Config):
         """Return the arm of a name."""
         return next(arm for arm in self.arms if arm.name == name)
 
+    def measures_of(self, name: str) -> list[AnyMeasure]:
+        """Return what is measured of an arm's runs."""
+        return [measure for measure in self.measures if measure.arms is None or name in measure.arms]
+
     def start_seed(self, arm: ArmConfig, seed: int) -> int:
         """Return the seed of the run that a run of an arm with `after` starts from."""
         seeds = self.seeds_of(self.arm(str(arm.after)))
@@ -80,6 +84,11 @@ class SweepConfig(Config):
             yield Problem(f"{path}arms", [], "needs one arm or more")
         yield from _repeated([arm.name for arm in self.arms], f"{path}arms")
         yield from _repeated([measure.name for measure in self.measures], f"{path}measures")
+        names = [arm.name for arm in self.arms]
+        for place, measure in enumerate(self.measures):
+            for name in measure.arms or []:
+                if name not in names:
+                    yield Problem(f"{path}measures.{place}.arms", name, f"must be one of {', '.join(names)}")
         for place, arm in enumerate(self.arms):
             key = f"{path}arms.{place}."
             if arm.recipe is None and self.recipe is None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +98,7 @@ def take(measure: Measure, run: Path, *, only_kept: bool = False) -> Found:
         LookupError: `only_kept`, and it has not been taken. DataError: the run has no such number.
     """
     settings = measure.settings()
-    kind = MEASURES[str(settings["kind"])]
+    kind = _kind(str(settings["kind"]))
     if kind.is_quick:
         return _picked(measure, kind.function(measure, run), run)
     text = json.dumps([settings, __version__], sort_keys=True)
@@ -109,6 +110,13 @@ def take(measure: Measure, run: Path, *, only_kept: bool = False) -> Found:
         note.parent.mkdir(exist_ok=True)
         write_json(note, {"settings": settings, "version": __version__, "found": found})
     return _picked(measure, json.loads(note.read_text(encoding="utf-8"))["found"], run)
+
+
+def _kind(name: str) -> Kind:
+    """Return how a kind of measure is taken; what needs the analyses is imported when it is asked for."""
+    if name == "analysis":
+        import_module("ostinato.experiments.analysed")
+    return MEASURES[name]
 
 
 def _picked(measure: Measure, found: Any, run: Path) -> Found:

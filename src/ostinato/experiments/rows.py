@@ -44,7 +44,7 @@ def sweep_row(sweep: SweepConfig, run: PlannedRun) -> dict[str, Any]:
     if results is None:
         raise LookupError("not trained")
     try:
-        values = values_of(sweep.measures, run.directory, only_kept=True)
+        values = values_of(sweep.measures_of(run.arm), run.directory, only_kept=True)
     except (LookupError, DataError) as error:
         raise LookupError(f"not measured: {error.args[0]}") from error
     recipe, equal = load_recipe(run.directory), sweep.equal or EqualConfig()

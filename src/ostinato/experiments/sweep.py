@@ -164,7 +164,7 @@ class _Schedule:
     def _submit(self, run: PlannedRun) -> None:
         self.waiting.pop(run.key, None)
         self._going[run.directory] = run
-        measures = tuple(self.sweep.measures)
+        measures = tuple(self.sweep.measures_of(run.arm))
         self.executor.submit(Job(run.name, run.recipe, run.directory, measures, self.n_threads, self.access))
 
     def _fail(self, run: PlannedRun, reason: str) -> None:

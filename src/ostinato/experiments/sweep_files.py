@@ -10,7 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from ostinato.config.files import read_yaml
+from ostinato.config.files import fill_inputs, read_yaml
 from ostinato.config.load import check_settings
 from ostinato.config.recipe import Recipe
 from ostinato.config.sweep import ArmConfig, SweepConfig
@@ -51,19 +51,28 @@ def find_sweep(name_or_path: str | Path) -> Path:
     raise ConfigError([Problem("sweep", name, reason)])
 
 
-def load_sweep(source: str | Path | Mapping[str, Any]) -> SweepConfig:
+def load_sweep(source: str | Path | Mapping[str, Any], inputs: Mapping[str, str] | None = None) -> SweepConfig:
     """Load and check a sweep, and the recipe of each of its arms.
 
     Args:
         source: the name of a shipped sweep, a YAML file, or settings already read. In a file, recipes that are files
             are relative to it, and a sweep that gives itself no name is called after its own name or file.
+        inputs: files of the user's own, by the names that "input:NAME" in the sweep calls them.
 
     Raises:
         ConfigError: with every problem of the sweep, or else of its arms' recipes.
     """
-    if isinstance(source, Mapping):
-        return check_settings(dict(source), SweepConfig, _arm_problems)
-    path = find_sweep(source)
+    settings = dict(source) if isinstance(source, Mapping) else read_sweep_settings(source)
+    return check_settings(fill_inputs(settings, inputs or {}), SweepConfig, _arm_problems)
+
+
+def read_sweep_settings(name_or_path: str | Path) -> dict[str, Any]:
+    """Return the settings in a sweep's file, with its name and its recipes' paths made whole.
+
+    Raises:
+        ConfigError: there is no such sweep, or the file cannot be read.
+    """
+    path = find_sweep(name_or_path)
     settings = read_yaml(path)
     names = {file: name for name, file in shipped_sweeps().items()}
     settings.setdefault("name", names.get(path, path.stem))
@@ -71,7 +80,7 @@ def load_sweep(source: str | Path | Mapping[str, Any]) -> SweepConfig:
         recipe = group.get("recipe")
         if isinstance(recipe, str) and recipe.endswith(_SUFFIXES):
             group["recipe"] = str(path.parent / recipe)
-    return check_settings(settings, SweepConfig, _arm_problems)
+    return settings
 
 
 def arm_recipe(sweep: SweepConfig, arm: ArmConfig, seed: int, start: str | None = None) -> Recipe:
@@ -107,7 +116,7 @@ def _arm_problems(sweep: SweepConfig) -> Iterator[Problem]:
 def _split_problems(sweep: SweepConfig, arm: ArmConfig, recipe: Recipe) -> Iterator[Problem]:
     """Yield results that a run will not have, where the recipe says so itself."""
     splits = recipe.evaluation.splits
-    for measure in sweep.measures:
+    for measure in sweep.measures_of(arm.name):
         if measure.kind == "result" and measure.split and splits is not None and measure.split not in splits:
             reason = f"{arm.name} is evaluated on {', '.join(splits)}: name it in evaluation.splits"
             yield Problem(f"measures.{measure.name}.split", measure.split, reason)

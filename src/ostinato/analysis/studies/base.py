@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -9,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from ostinato.analysis.arrays import Floats
 from ostinato.analysis.capture import Collector, stream
-from ostinato.analysis.collectors import DepthByColumn, OneExample, SentenceVectors
+from ostinato.analysis.collectors import AttentionTotals, DepthByColumn, OneExample, SentenceVectors
+from ostinato.analysis.outcomes import Outcomes
 from ostinato.analysis.routing_collectors import ExpertTotals
 from ostinato.data.example import Example
 from ostinato.data.tokenizer import BOS_ID, EOS_ID, PAD_ID, UNK_ID, Tokenizer
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _SPECIAL = {PAD_ID: "<pad>", BOS_ID: "<bos>", EOS_ID: "<eos>", UNK_ID: "<unk>"}
+MARKS = "marked_words"
+"""Column of the words of a source, by their places from 0, that an answer rests on."""
 OnProgress = Callable[[int], None] | None
 
 
@@ -28,13 +32,15 @@ class Subject:
     """A run under study, the examples it is shown, and what has been collected of it.
 
     Args:
-        name: of the run, unlike all others. columns: metadata that depth is reported by.
+        name: of the run, unlike all others. columns: metadata that depth and accuracy are reported by. split: that the
+        examples are of.
     """
 
     name: str
     run: LoadedRun
     examples: list[Example]
     columns: tuple[str, ...] = ()
+    split: str = ""
     collected: dict[type[Any], Any] = field(default_factory=dict)
 
     @property
@@ -56,11 +62,30 @@ class Subject:
         lengths = [len(example.source or "") + len(example.target) for example in self.examples]
         return sorted(range(len(lengths)), key=lambda i: (lengths[i], i))[len(lengths) // 2]
 
+    def stored_results(self) -> dict[str, Any]:
+        """Return the run's results.json; nothing where it is not finished."""
+        path = self.run.directory / "results.json"
+        return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
+
+    def marks(self) -> dict[int, list[int]]:
+        """Return the places of the marked source tokens by number of the example, where tokens are words."""
+        found: dict[int, list[int]] = {}
+        for i, example in enumerate(self.examples):
+            marked = example.columns.get(MARKS)
+            if not isinstance(marked, list | tuple) or example.source is None:
+                continue
+            n_words = len(example.source.split())
+            if n_words == len(self.tokenizer("encoder").encode(example.source, unknown="replace")):
+                found[i] = [place for place in marked if isinstance(place, int) and 0 <= place < n_words]
+        return found
+
     def collector(self, kind: type[Any]) -> Collector:
         """Return a new collector for this run."""
         found: Collector
-        if kind is SentenceVectors:
-            found = SentenceVectors(len(self.examples))
+        if kind in (SentenceVectors, Outcomes):
+            found = kind(len(self.examples))
+        elif kind is AttentionTotals:
+            found = AttentionTotals(self.marks())
         elif kind is OneExample:
             found = OneExample(self.shown())
         elif kind is DepthByColumn:
@@ -115,8 +140,8 @@ class Study(ABC):
         """Say why it does not apply to the runs to which it applies one by one."""
         return None
 
-    def extra_passes(self, subjects: Sequence[Subject]) -> int:
-        """Return the passes over the examples it makes beside the common one."""
+    def extra_examples(self, subjects: Sequence[Subject]) -> int:
+        """Return how many examples it runs beside those of the common pass."""
         return 0
 
     @abstractmethod
@@ -140,3 +165,9 @@ def no_router(subject: Subject) -> str | None:
     """Say that a model has no router, where it has none."""
     has_router = any(module.router is not None for module in subject.model.routed())
     return None if has_router else "no sub-layer of its model chooses between experts"
+
+
+def natural(value: str) -> tuple[int, float, str]:
+    """Put numbers, and intervals by where they begin, in their order, other values in that of their letters."""
+    head = value.split("-")[0]
+    return (0, float(head), "") if head.replace(".", "", 1).isdigit() else (1, 0.0, value)

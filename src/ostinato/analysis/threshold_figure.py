@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ostinato.analysis.canvas import COLOURS, new_figure, save_figure
+from ostinato.analysis.canvas import COLOURS, save_figure
+from ostinato.analysis.drawing import panels
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
-    from ostinato.experiments.thresholds import Tuning
+    from ostinato.evaluation.threshold_curve import Tuning
 
 _SCORE, _CHOSEN = "black", "#D55E00"
 _LEAST_SPAN = 0.1
@@ -23,12 +25,20 @@ def draw_curve(tuning: Tuning, path: Path) -> tuple[Path, Path]:
     Raises:
         ConfigError: matplotlib is not installed.
     """
-    figure = new_figure(9.0, 3.6)
-    by_share, by_threshold = figure.subplots(1, 2)
+    return save_figure(figure_of(tuning), path)
+
+
+def figure_of(tuning: Tuning) -> Figure:
+    """Return the figure.
+
+    Raises:
+        ConfigError: matplotlib is not installed.
+    """
+    figure, (by_share, by_threshold) = panels(2, width=4.5, height=4.2, columns=2)
     _against_share(by_share, tuning)
     _against_threshold(by_threshold, tuning)
     figure.suptitle(f"{tuning.checkpoint}, {tuning.split}: {tuning.n:,} examples", fontsize=10)
-    return save_figure(figure, path)
+    return figure
 
 
 def _against_share(axes: Axes, tuning: Tuning) -> None:
@@ -44,7 +54,7 @@ def _against_share(axes: Axes, tuning: Tuning) -> None:
     axes.set_ylim(*_limits(tuning))
     axes.set_xlabel("token-rounds skipped, %")
     axes.set_ylabel(tuning.metric)
-    axes.legend(fontsize=8, frameon=False)
+    axes.legend(fontsize=7, frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3)
     axes.spines[["top", "right"]].set_visible(False)
 
 
@@ -79,6 +89,6 @@ def _against_threshold(axes: Axes, tuning: Tuning) -> None:
     shares.set_ylim(0, 105)
     shares.set_ylabel("%")
     handles = [*axes.get_legend_handles_labels()[0], *shares.get_legend_handles_labels()[0]]
-    axes.legend(handles=handles, fontsize=7, frameon=False)
+    axes.legend(handles=handles, fontsize=7, frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2)
     for one in (axes, shares):
         one.spines["top"].set_visible(False)

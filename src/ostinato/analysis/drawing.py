@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from numpy.typing import ArrayLike
@@ -17,13 +19,29 @@ MAP = "cividis"
 """Made to look alike to all common kinds of colour vision."""
 DIVERGING = "PuOr"
 LOOKS = ("-", "--", ":", "-.")
+NARROW = 3.9
+"""Inches of a narrow figure, at most."""
+_is_narrow: ContextVar[bool] = ContextVar("is_narrow", default=False)
+
+
+@contextmanager
+def narrow() -> Iterator[None]:
+    """Lay figures out for a narrow screen: half as many panels side by side."""
+    token = _is_narrow.set(True)
+    try:
+        yield
+    finally:
+        _is_narrow.reset(token)
 
 
 def panels(n: int, *, width: float = 3.6, height: float = 3.0, columns: int = 3) -> tuple[Figure, list[Axes]]:
-    """Return a figure of n panels in rows."""
+    """Return a figure of n panels in rows; see `narrow`."""
+    if _is_narrow.get():
+        columns = max(1, columns // 2)
+        width = min(width, NARROW / columns)
     across = min(n, columns)
     down = -(-n // across)
-    figure = new_figure(max(width * across, 4.5), height * down)
+    figure = new_figure(max(width * across, 3.6), height * down)
     axes = list(figure.subplots(down, across, squeeze=False).flat)
     for spare in axes[n:]:
         spare.set_axis_off()
@@ -56,11 +74,17 @@ def line(axes: Axes, i: int, x: ArrayLike, y: ArrayLike, label: str | None) -> N
     axes.plot(x, y, look, marker=".", color=COLOURS[i % len(COLOURS)], linewidth=1.3, label=label)
 
 
+def columns_of(figure: Figure) -> int:
+    """Return how many panels stand side by side."""
+    specs = [axes.get_subplotspec() for axes in figure.axes]
+    return max((spec.get_gridspec().ncols for spec in specs if spec is not None), default=1)
+
+
 def whole_numbers(axes: Axes) -> None:
     """Mark no fractions of a step on the horizontal axis."""
     from matplotlib.ticker import MaxNLocator
 
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True, min_n_ticks=1))
 
 
 def finish(axes: Axes, x: str, y: str, title: str = "", *, legend: bool = True) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ostinato.experiments.timing import Effort, Lap, Stopwatch, interleave, least_disturbed, thread_waits
+from ostinato.evaluation.timing import Effort, Lap, Stopwatch, interleave, least_disturbed, thread_waits
 
 
 class _Machine:
