@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ostinato.cli import main
 from ostinato.errors import ConfigError
-from ostinato.training import gradients
+from ostinato.training import gradients, processes
 from ostinato.training.gradients import sum_gradients
 from ostinato.training.interrupts import Interrupts
 from ostinato.training.processes import ALONE, Processes
@@ -75,6 +75,20 @@ def test_several_processes_are_refused_a_device_that_they_cannot_talk_from() -> 
         Processes(1, 2).device("meta")
 
 
+def test_every_process_of_a_machine_takes_a_gpu_of_its_own_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+    monkeypatch.setattr(processes, "resolve_device", torch.device)
+    for local, name in enumerate(["auto", "cuda", "auto", "cuda:0"]):
+        monkeypatch.setenv("LOCAL_RANK", str(local))
+        assert Processes(4 + local, 8).device(name) == taken[-1]
+    assert [str(device) for device in taken] == ["cuda:0", "cuda:1", "cuda:0", "cuda:0"]
+    assert ALONE.device("cuda") == torch.device("cuda")
+    assert len(taken) == 4
+
+
 def test_gradients_are_added_up_in_pieces_and_one_that_nobody_has_stays_away(monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[int] = []
 
@@ -83,7 +97,7 @@ def test_gradients_are_added_up_in_pieces_and_one_that_nobody_has_stays_away(mon
         sent.append(tensor.numel())
         tensor.mul_(2)
 
-    monkeypatch.setattr(gradients.dist, "all_reduce", double)
+    monkeypatch.setattr(gradients, "sum_in_place", double)
     monkeypatch.setattr(gradients, "_PIECE", 10)
     shapes: list[tuple[int, ...]] = [(2, 3), (4,), (5,), (30,), (3,), (2,), (1,)]
     parameters = [nn.Parameter(torch.randn(shape)) for shape in shapes]
