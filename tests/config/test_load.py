@@ -98,7 +98,8 @@ def test_a_wrong_value_is_told_in_plain_words(override: str, expected: str) -> N
 def test_a_wrong_kind_lists_the_valid_ones_and_does_not_hide_other_problems() -> None:
     found = lines({"model": {"kind": "seq3seq", "d_model": 0}}, "model.encoder.positions.kind=foo")
     assert found == [
-        "model.kind is 'seq3seq': must be one of seq2seq, language_model, encoder; did you mean seq2seq?",
+        "model.kind is 'seq3seq': must be one of seq2seq, language_model, encoder, "
+        "lstm_seq2seq, lstm_language_model; did you mean seq2seq?",
         "model.d_model is 0: must be an integer of at least 1",
         "model.encoder.positions.kind is 'foo': must be one of none, sinusoidal, coordinates",
     ]

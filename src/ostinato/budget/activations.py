@@ -20,6 +20,7 @@ With B sentences of T tokens, D = d_model, I = n_heads d_head, F = d_ff, H heads
     experts         attention: k times the queries, outputs, weights and positions of queries; keys and values as
                     without; where k > 1 a causal stack keeps its mask in the fused kernel, too, k T S. The rest:
                     `ostinato.budget.expert_activations`
+    LSTM            estimated: `ostinato.budget.recurrent`
     halting         gates, mixed states, and expected states of others: `ostinato.budget.halting_activations`
 
 and per pass the ids 8 B T, the states the output projection reads B T D, log-probabilities B T V *, and under autocast
@@ -41,6 +42,7 @@ from ostinato.budget.expert_activations import (
 from ostinato.budget.experts import n_choices
 from ostinato.budget.halting_activations import expected_states_bytes, halting_bytes, reads_expected_states
 from ostinato.budget.passes import FLOAT, ID, PER_HIDDEN_UNIT, TrainingPass
+from ostinato.budget.recurrent import recurrent_bytes
 from ostinato.budget.sizes import (
     PlannedUse,
     hidden_branches,
@@ -88,6 +90,7 @@ def activation_parts(run: TrainingPass, n_steps: int | None, vocab_size: int | N
         first = {planned.round: planned for planned in reversed(uses) if planned.stack == name}
         parts[f"{name}.halting"] += halting_bytes(run, name, [first.get(r) for r in range(plan.n_rounds)])
     parts.update(_shared(run, uses))
+    parts.update(recurrent_bytes(run))
     parts.update(_ends(run, vocabulary(config, "target", vocab_size)))
     return {part: n for part, n in parts.items() if n}
 
@@ -99,7 +102,7 @@ def _ends(run: TrainingPass, n_rows: int) -> Counter[str]:
         found["embeddings"] += ID * run.tokens(name)
         found[f"{name}.dropout"] += run.tokens(name) * config.d_model if config.dropout else 0
         found[f"{name}.norms"] += _norm(run, name) if stack.norm.placement == "pre" else 0
-    (*_, last), outputs = config.stacks(), n_outputs(config)
+    (*_, last), outputs = config.readers(), n_outputs(config)
     tokens = run.tokens(last)
     if outputs is not None:
         return found + _head(run, tokens, outputs)

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ostinato.budget.experts import expert_products, n_choices, router_products
+from ostinato.budget.recurrent import recurrent_parts
 from ostinato.budget.sizes import (
     PlannedUse,
     gate_products,
@@ -77,19 +78,21 @@ class Price(NamedTuple):
 
 
 def charges(config: ModelConfig, n_steps: int | None, vocab_size: int | None) -> dict[str, list[Charge]]:
-    """Return by stack what a pass charges; the output projection is the last stack's.
+    """Return by stack or recurrence what a pass charges; the output projection is the last one's.
 
     A head that says one thing of a whole sentence is not charged to its tokens: see `sentence_macs`.
 
     Raises:
         ConfigError: a vocabulary size that is neither set nor passed, or `n_steps` for stacks that cannot change it.
     """
-    found: dict[str, list[Charge]] = {name: [] for name in plans(config, n_steps)}
+    found: dict[str, list[Charge]] = {name: [] for name in config.readers()}
     projected: set[str] = set()
     for planned in planned_uses(config, n_steps):
         found[planned.stack] += _of_use(planned, config, projected)
     for name, plan in plans(config, n_steps).items():
         found[name] += _gates(name, config, plan.n_rounds)
+    for reader, charge in _recurrences(config):
+        found[reader].append(charge)
     last, outputs = list(found)[-1], n_outputs(config)
     if outputs is None:
         output = config.d_model * vocabulary(config, "target", vocab_size)
@@ -97,6 +100,17 @@ def charges(config: ModelConfig, n_steps: int | None, vocab_size: int | None) ->
     elif config.reads != "classification":
         found[last].append(Charge(HEAD, "target", 0, config.d_model * outputs, of_everyone=True))
     return found
+
+
+def _recurrences(config: ModelConfig) -> Iterator[tuple[str, Charge]]:
+    """Yield what recurrences over positions charge: every token, whatever the depth of others."""
+    for one in recurrent_parts(config):
+        if not one.per_source:
+            yield one.reader, Charge(one.part, config.side_of(one.reader), 0, one.products, of_everyone=True)
+            continue
+        yield one.reader, Charge(f"{one.part}.projections", "target", 0, one.products, of_everyone=True)
+        yield one.reader, Charge(f"{one.part}.{SCORES}", "target", 0, 0, one.per_source, "source", of_everyone=True)
+        yield one.reader, Charge(f"{one.part}.projections", "source", 0, one.memory, of_everyone=True)
 
 
 def sentence_macs(config: ModelConfig) -> int:

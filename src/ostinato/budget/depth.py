@@ -43,6 +43,10 @@ class Depth:
         return f"{self.expected:g} of {self.rounds} rounds ({rule}{saved})"
 
 
+ONE_ROUND = Depth(1.0, 1, "none")
+"""Of what has no rounds: a recurrence over positions runs once."""
+
+
 def expected_depths(
     config: ModelConfig, expected_depth: Mapping[str, float] | None = None, *, n_steps: int | None = None
 ) -> dict[str, Depth]:
@@ -57,11 +61,8 @@ def expected_depths(
             no token can halt, or `n_steps` for stacks that cannot change it.
     """
     given, stacks = dict(expected_depth or {}), config.stacks()
-    problems = [
-        Problem(f"expected_depth.{name}", given[name], f"the model's stacks are {', '.join(stacks)}")
-        for name in given
-        if name not in stacks
-    ]
+    known = f"the model's stacks are {', '.join(stacks)}" if stacks else "the model has no stacks, and no depth"
+    problems = [Problem(f"expected_depth.{name}", given[name], known) for name in given if name not in stacks]
     found: dict[str, Depth] = {}
     for name, plan in plans(config, n_steps).items():
         rounds, halting = plan.n_rounds, stacks[name].halting

@@ -202,6 +202,9 @@ def _without_biases(config: ModelConfig) -> ModelConfig:
 def _depth_paths(base: ModelConfig, stack: str | None) -> list[str]:
     """Return the settings that hold the depth of the stacks that vary."""
     stacks = base.stacks()
+    if not stacks:
+        reason = "a recurrence over positions has no steps of depth, so that there is no family of depths"
+        raise ConfigError([Problem("model.kind", base.kind, reason)])
     if stack is not None:
         if stack not in stacks:
             raise ConfigError([Problem("stack", stack, f"this model has the stacks {', '.join(stacks)}")])

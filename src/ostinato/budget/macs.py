@@ -41,6 +41,8 @@ every distribution of depths with this mean, because no cost grows faster the de
 computed all the same, d = R, whatever is assumed, by ACT with freeze_halted_state: false, which goes on changing them,
 and in a stack with separable convolutions, which read their columns.
 
+An LSTM has no rounds; its products are in `ostinato.budget.recurrent`.
+
 Biases, norms, activations, softmax, embeddings, rotations and gates are element-wise and are not counted, as in
 `torch.utils.flop_counter` (which counts 2 FLOPs for a MAC, and a sum weighted by gates where it is made by a matrix
 product). The counts of Sparse Universal Transformer, Table 1 are reproduced at S = T = 10 without scores and values:
@@ -55,7 +57,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from ostinato.budget.charges import HEAD, SCORES, WINDOW, Charge, charges, prices, sentence_macs
-from ostinato.budget.depth import Depth, expected_depths
+from ostinato.budget.depth import ONE_ROUND, Depth, expected_depths
 from ostinato.config.model import ModelConfig
 from ostinato.errors import ConfigError, Problem
 
@@ -148,11 +150,12 @@ def _token_costs(
     """Return what one token of every side pays of every part, exactly."""
     found: dict[tuple[str, str], Fraction] = {}
     for stack, of_stack in of_stacks.items():
-        counted = Fraction(depths[stack].counted)
+        depth_of = depths.get(stack, ONE_ROUND)
+        counted = Fraction(depth_of.counted)
         below = math.floor(counted)
         for depth, share in ((below, 1 - counted + below), (below + 1, counted - below)):
             if share:
-                for key, price in prices(of_stack, depth, depths[stack].rounds).items():
+                for key, price in prices(of_stack, depth, depth_of.rounds).items():
                     found[key] = found.get(key, Fraction()) + share * price.at(source_length, target_length)
     return found
 

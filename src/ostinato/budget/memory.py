@@ -8,7 +8,8 @@
                                                            twice for K > 1: hypotheses move between two buffers
                      separable convolution, per STEP       N K (D (kernel_in - 1) + F (kernel_out - 1))
                      cross-attention, per PARAMETER SET    2 N I S    (never per hypothesis)
-                     encoder output                        N S D
+                     encoder output                        N S D     (of an LSTM: where there is attention)
+                     LSTM                                  2 N K D a layer; keys of an additive score N S D
                  experts of an attention share their keys and values: I is one expert's, whatever E and k
 
 Sharing weights over depth saves bytes of weights, and of the cache those of cross-attention; keys and values of
@@ -30,6 +31,7 @@ from typing import Literal
 from ostinato.budget.activations import activation_parts
 from ostinato.budget.parameters import count_parameters
 from ostinato.budget.passes import FLOAT, TrainingPass
+from ostinato.budget.recurrent import state_numbers
 from ostinato.budget.sizes import inner_width, planned_uses
 from ostinato.config.model import AttentionConfig, ModelConfig, SeparableConvConfig
 from ostinato.errors import ConfigError, Problem
@@ -90,7 +92,7 @@ def count_bytes(
     if problems := [Problem(key, n, "must be at least 1") for key, n in sizes.items() if n < 1]:
         raise ConfigError(problems)
     of_side = {"source": source_length, "target": target_length}
-    lengths = {stack: of_side[config.side_of(stack)] for stack in config.stacks()}
+    lengths = {reader: of_side[config.side_of(reader)] for reader in config.readers()}
     run = TrainingPass(config, lengths, batch_size, precision == "bfloat16", checkpoint_activations)
     stored = count_parameters(config, n_steps=n_steps, vocab_size=vocab_size).by_part
     by_part = {
@@ -110,6 +112,10 @@ def _cache(
     room = -(-lengths["decoder"] // CACHE_BLOCK) * CACHE_BLOCK
     memory = n_sentences * lengths.get("encoder", 0)
     numbers["memory"] = memory * config.d_model
+    if (recurrence := config.recurrences().get("decoder")) is not None:
+        numbers["decoder.lstm"] = rows * state_numbers(config)
+        numbers["decoder.attention"] = memory * config.d_model if recurrence.score == "additive" else 0
+        numbers["memory"] *= recurrence.score != "none"
     projected: set[str] = set()
     for planned in planned_uses(config, n_steps):
         if planned.stack != "decoder":

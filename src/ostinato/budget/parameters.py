@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ostinato.budget.experts import expert_size, keys_values_size, router_size
+from ostinato.budget.recurrent import recurrent_parts
 from ostinato.budget.sizes import (
     PlannedUse,
     dense_size,
@@ -121,7 +122,7 @@ def count_parameters(
 
 
 def _items(config: ModelConfig, n_steps: int | None) -> Iterator[tuple[str, _Item]]:
-    """Yield the stack and the parameter sets of every use, then the final norms."""
+    """Yield the stack and the parameter sets of every use, then the final norms; then what recurrences are made of."""
     d_model = config.d_model
     uses = list(planned_uses(config, n_steps))
     owners: dict[tuple[str, str], set[str]] = {}
@@ -142,6 +143,8 @@ def _items(config: ModelConfig, n_steps: int | None) -> Iterator[tuple[str, _Ite
             yield name, _whole(("final norm", name), "norms", norm_size(stack.norm, d_model))
         if unit := halting_size(stack.halting, d_model):
             yield name, _whole(("halting", name), f"{name}.halting", unit)
+    for one in recurrent_parts(config):
+        yield one.reader, _Item(("recurrence", one.part), one.part, one.size, one.size, one.touched)
 
 
 def _whole(key: tuple[str, str], part: str, size: int) -> _Item:
@@ -211,4 +214,5 @@ def _part_order(config: ModelConfig) -> Iterator[str]:
         names += own
         yield from (f"{name}.{part}" for part in (*own, "halting"))
     yield from (f"{SHARED}.{part}" for part in dict.fromkeys(names))
+    yield from (one.part for one in recurrent_parts(config))
     yield from ("norms", "positions", "embeddings", "output", "head")

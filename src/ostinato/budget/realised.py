@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ostinato.budget.charges import Price, charges, prices, sentence_macs
-from ostinato.budget.depth import expected_depths
+from ostinato.budget.depth import ONE_ROUND, expected_depths
 from ostinato.config.model import ModelConfig
 
 
@@ -38,7 +38,8 @@ class MacCounter:
 
     def __init__(self, config: ModelConfig, *, n_steps: int | None = None) -> None:
         self._charges = charges(config, n_steps, None)
-        self._depths = expected_depths(config, n_steps=n_steps)
+        # A recurrence over positions is a stack of one round, in which every token takes part.
+        self._depths = dict.fromkeys(config.recurrences(), ONE_ROUND) | expected_depths(config, n_steps=n_steps)
         self._sides = {stack: config.side_of(stack) for stack in self._charges}
         self._once = sentence_macs(config)
         self._prices: dict[tuple[str, int, int], dict[str, Price]] = {}
@@ -48,7 +49,7 @@ class MacCounter:
 
         Args:
             depths: by stack how many of its tokens took part in 1, 2, ... rounds, as many numbers as the stack has
-                rounds.
+                rounds; by recurrence how many tokens it read, one number.
         """
         lengths = {self._sides[stack]: sum(found) for stack, found in depths.items()}
         source, target = lengths.get("source", 0), lengths["target"]

@@ -58,8 +58,9 @@ def plans(config: ModelConfig, n_steps: int | None) -> dict[str, Plan]:
     """Return the plan of every stack, run for `n_steps` rounds where that is given.
 
     Raises:
-        ConfigError: `n_steps` for a stack whose rounds differ.
+        ConfigError: `n_steps` for a stack whose rounds differ, or for a model that has none.
     """
+    config.check_rounds(n_steps)
     own = config.plans()
     return own if n_steps is None else {name: plan.with_rounds(n_steps) for name, plan in own.items()}
 

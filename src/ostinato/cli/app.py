@@ -11,6 +11,7 @@ import typer
 from ostinato.cli import (
     analyze,
     average,
+    claims,
     compare,
     data,
     demo,
@@ -22,6 +23,7 @@ from ostinato.cli import (
     plan,
     recipes,
     solve,
+    sweep,
     table,
     train,
     transfer,
@@ -74,8 +76,10 @@ for _command in (
     family,
     solve,
     recipes,
+    sweep,
     table,
     transfer,
+    claims,
     doctor,
     demo,
 ):

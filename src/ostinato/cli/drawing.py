@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from ostinato.config.model import SparseLayerConfig, StackConfig, SubLayerConfig
+    from ostinato.config.recurrent import Recurrence
     from ostinato.experiments.side_by_side import PlannedRecipe
     from ostinato.plan import Kind, Plan
 
@@ -38,10 +39,13 @@ def draw_recipe(planned: PlannedRecipe) -> None:
             say(_GAP + line)
         for drawn in drawing(plan, [kind for kind, _ in stack.sub_layers()], readable_width()):
             console().print(drawn, soft_wrap=True)
+    for name, recurrence in sized.model.recurrences().items():
+        say(f"\n{name}: {_layers(recurrence)}")
     say()
     for kind, bank, stacks in shared_banks(sized.model):
         say(f"{kind}: bank '{bank}' serves {' and '.join(stacks)} with the same sets")
-    say("depth: " + ", ".join(f"{name} {depth}" for name, depth in planned.budget.depth.items()))
+    if depths := planned.budget.depth:
+        say("depth: " + ", ".join(f"{name} {depth}" for name, depth in depths.items()))
     if any(depth.halting != "none" for depth in planned.budget.depth.values()):
         say("depth is assumed, for MACs; bytes are those of all rounds (--expected-depth, docs/budgets.md)")
     if experts := planned.budget.experts:
@@ -49,6 +53,14 @@ def draw_recipe(planned: PlannedRecipe) -> None:
             "experts a token: "
             + ", ".join(f"{part} {chosen.k} of {chosen.n_experts}" for part, chosen in experts.items())
         )
+
+
+def _layers(recurrence: Recurrence) -> str:
+    """Return what a recurrence over positions is: it has no steps to draw."""
+    layers = "1 layer" if recurrence.n_layers == 1 else f"{recurrence.n_layers} layers"
+    ways = ", read both ways" if recurrence.n_directions == 2 else ""
+    attention = "" if recurrence.score == "none" else f", attention to the source ({recurrence.score} score)"
+    return f"{layers} of LSTM{ways}{attention}; no steps of depth"
 
 
 def _about(plan: Plan, stack: StackConfig) -> str:

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator
 
 from ostinato.config.base import Config
+from ostinato.config.common import CommonModelConfig, Init, PairModelConfig, Reads, SequenceModelConfig
 from ostinato.config.experts import (
     ExpertAttentionConfig,
     ExpertFeedForwardConfig,
@@ -28,10 +29,10 @@ from ostinato.config.heads import (
     TaggingHeadConfig,
 )
 from ostinato.config.one_wide import FfnVariant, spread_feed_forwards, variant_problems
+from ostinato.config.recurrent import LstmLanguageModelConfig, LstmSeq2SeqConfig
 from ostinato.config.sub_layers import (
     AttentionConfig,
     DenseFeedForwardConfig,
-    Probability,
     SeparableConvConfig,
     Size,
     SubLayerConfig,
@@ -59,6 +60,8 @@ __all__ = [
     "Init",
     "LanguageModelConfig",
     "LinearRouterConfig",
+    "LstmLanguageModelConfig",
+    "LstmSeq2SeqConfig",
     "MaskedHeadConfig",
     "MlpRouterConfig",
     "ModelConfig",
@@ -66,6 +69,7 @@ __all__ = [
     "NoRelativeConfig",
     "NoSignalConfig",
     "NormConfig",
+    "Reads",
     "RelativeConfig",
     "RotaryConfig",
     "RoutedConfig",
@@ -265,53 +269,12 @@ class DecoderConfig(StackConfig):
         ]
 
 
-Init = Literal["xavier", "normal", "unit_scaling", "torch"]
-Reads = Literal["pair", "sequence", "masked", "classification", "tagging", "span"]
-"""pair: a source, and a target to write. sequence: one text, or a pair joined to one. The others: the heads of
-encoder-only models (`ostinato.config.heads`)."""
-
-
-class _ModelConfig(Config):
-    d_model: Size = 512
-    dropout: Probability = 0.1
-    """Dropout of the embeddings and of every sub-layer's output before its residual."""
-    init: Init = "xavier"
-    """Initialisation of the weights: see `ostinato.nn.init`."""
-    embedding_scale: bool = True
-    """Multiply embeddings by sqrt(d_model) (Vaswani et al. 2017, 3.4)."""
+class _StackedConfig(CommonModelConfig):
     ffn_variant: FfnVariant | None = None
     """Feed-forwards shared or dropped by a name of One Wide FFN: see `ostinato.config.one_wide`."""
     shared_d_ff: Size | Literal["parity"] | None = None
     """Width of the feed-forwards that `ffn_variant` shares; parity: all feed-forwards together stay as wide as they
     were. None: their d_ff as given (one-wide: parity)."""
-
-    @property
-    def reads(self) -> Reads:
-        """How an example becomes what the model reads and is to say of it."""
-        raise TypeError(type(self).__name__)
-
-    @property
-    def joins_pairs(self) -> bool:
-        """Whether source and target of a pair are read as one sequence."""
-        return self.reads == "sequence"
-
-    @property
-    def has_two_sides(self) -> bool:
-        """Whether source and target are read by stacks of their own; else there is one sequence, the target side."""
-        return self.reads == "pair"
-
-    @property
-    def generates(self) -> bool:
-        """Whether the model writes text, token by token."""
-        return self.reads in ("pair", "sequence")
-
-    def side_of(self, stack: str) -> Literal["source", "target"]:
-        """Return whose tokens a stack reads."""
-        return "source" if self.has_two_sides and stack == "encoder" else "target"
-
-    def vocabulary_sizes(self, source: int, target: int) -> dict[str, int]:
-        """Return the fields that hold sizes of vocabularies, with what they are for tokenizers of so many ids."""
-        raise TypeError(type(self).__name__)
 
     def given_stacks(self) -> dict[str, StackConfig]:
         """Return the stacks as configured, before `ffn_variant`, by name, in the order they run."""
@@ -321,12 +284,9 @@ class _ModelConfig(Config):
         """Return the stacks as they are built, by name, in the order they run."""
         return spread_feed_forwards(self.given_stacks(), self.ffn_variant, self.shared_d_ff)
 
-    def plans(self) -> dict[str, Plan]:
-        """Return the plan of every stack."""
-        return {name: stack.plan(name) for name, stack in self.stacks().items()}
-
     def problems(self, path: str = "") -> Iterator[Problem]:
         """Sizes that do not fit the width, variants the model cannot have, and banks whose users disagree."""
+        yield from super().problems(path)
         yield from variant_problems(self.given_stacks(), self.ffn_variant, self.shared_d_ff, path)
         for name, stack in self.stacks().items():
             yield from stack.size_problems(f"{path}{name}.", self.d_model)
@@ -373,72 +333,33 @@ def _leaves(path: str, settings: dict[str, object]) -> Iterator[tuple[str, objec
             yield f"{path}{key}", value
 
 
-class Seq2SeqConfig(_ModelConfig):
+class Seq2SeqConfig(_StackedConfig, PairModelConfig):
     """An encoder-decoder model."""
 
     kind: Literal["seq2seq"] = "seq2seq"
-    source_vocab_size: Size | None = None
-    """Rows of the source embedding; None: from the tokenizer."""
-    target_vocab_size: Size | None = None
-    tie_embeddings: Literal["none", "output", "all"] = "output"
-    """output: target embedding = output projection. all: the source embedding too (one joint vocabulary)."""
     encoder: StackConfig = StackConfig()
     decoder: DecoderConfig = DecoderConfig()
-
-    @property
-    def reads(self) -> Reads:
-        """Pairs, whose sides are read by stacks of their own."""
-        return "pair"
-
-    def vocabulary_sizes(self, source: int, target: int) -> dict[str, int]:
-        """Return the sizes of both sides."""
-        return {"source_vocab_size": source, "target_vocab_size": target}
 
     def given_stacks(self) -> dict[str, StackConfig]:
         """Return the stacks as configured, before `ffn_variant`, by name, in the order they run."""
         return {"encoder": self.encoder, "decoder": self.decoder}
 
-    def problems(self, path: str = "") -> Iterator[Problem]:
-        """One matrix for both sides needs one vocabulary size."""
-        yield from super().problems(path)
-        if self.tie_embeddings == "all" and self.source_vocab_size != self.target_vocab_size:
-            reason = (
-                f"needs one joint vocabulary, but source_vocab_size is {self.source_vocab_size} and "
-                f"target_vocab_size is {self.target_vocab_size}"
-            )
-            yield Problem(f"{path}tie_embeddings", self.tie_embeddings, reason)
 
-
-class LanguageModelConfig(_ModelConfig):
-    """A decoder-only model: one stack without cross-attention.
-
-    Trained on texts, or on pairs read as one sequence: source, end symbol, begin symbol, target. The loss is then on
-    the target and its end symbol.
-    """
+class LanguageModelConfig(_StackedConfig, SequenceModelConfig):
+    """A decoder-only model: one stack without cross-attention."""
 
     kind: Literal["language_model"] = "language_model"
     mask: Literal["causal", "prefix"] = "causal"
     """causal: a token sees none after it. prefix: the source's tokens also see each other in both directions (One Wide
     FFN, decoder-only model)."""
-    vocab_size: Size | None = None
-    tie_embeddings: Literal["none", "output"] = "output"
     decoder: StackConfig = StackConfig()
-
-    @property
-    def reads(self) -> Reads:
-        """Texts, and pairs as one sequence."""
-        return "sequence"
-
-    def vocabulary_sizes(self, source: int, target: int) -> dict[str, int]:
-        """Return the one size there is."""
-        return {"vocab_size": target}
 
     def given_stacks(self) -> dict[str, StackConfig]:
         """Return the stacks as configured, before `ffn_variant`, by name, in the order they run."""
         return {"decoder": self.decoder}
 
 
-class EncoderConfig(_ModelConfig):
+class EncoderConfig(_StackedConfig):
     """An encoder-only model: one stack whose tokens all see each other, and a head that reads their states.
 
     It reads ``<bos> text <eos>``, of a pair (two texts separated by a tab) ``<bos> text <eos> text <eos>``. The
@@ -485,4 +406,7 @@ class EncoderConfig(_ModelConfig):
             yield Problem(f"{path}n_labels", self.n_labels, f"{path}head.kind={self.head.kind} has no labels")
 
 
-ModelConfig = Annotated[Seq2SeqConfig | LanguageModelConfig | EncoderConfig, Field(discriminator="kind")]
+ModelConfig = Annotated[
+    Seq2SeqConfig | LanguageModelConfig | EncoderConfig | LstmSeq2SeqConfig | LstmLanguageModelConfig,
+    Field(discriminator="kind"),
+]

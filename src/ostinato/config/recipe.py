@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from ostinato.config.base import Config
+from ostinato.config.common import PairModelConfig
 from ostinato.config.data import DataConfig
 from ostinato.config.decoding import DecodingConfig
 from ostinato.config.model import ModelConfig, Seq2SeqConfig
@@ -78,13 +79,20 @@ class Recipe(Config):
         if self.model.joins_pairs:
             reason = "a language model has one vocabulary: remove it and use data.tokenizer"
             yield Problem(f"{path}data.target_tokenizer", self.data.target_tokenizer.kind, reason)
-        elif isinstance(self.model, Seq2SeqConfig) and self.model.tie_embeddings == "all":
+        elif isinstance(self.model, PairModelConfig) and self.model.tie_embeddings == "all":
             reason = "needs one joint tokenizer: remove data.target_tokenizer, or use 'output' or 'none'"
             yield Problem(f"{path}model.tie_embeddings", "all", reason)
 
     def _idle_problems(self, path: str) -> Iterator[Problem]:
         """Balance losses need a router, the cost of depth a stack whose tokens may halt."""
         stacks = self.model.stacks()
+        if not stacks:
+            reason = "has no effect: this model is a recurrence over positions, without steps of depth; remove it"
+            for group in ("balance", "halting"):
+                yield from _set_in(getattr(self.training, group), f"{path}training.{group}.", reason)
+            if self.training.checkpoint_activations:
+                yield Problem(f"{path}training.checkpoint_activations", True, reason)
+            return
         if not any(stack.has_router for stack in stacks.values()):
             reason = (
                 "has no effect, because no sub-layer of this model chooses between experts: remove it, or give "

@@ -16,8 +16,7 @@ from ostinato.decoding.inference import inference
 from ostinato.decoding.prompts import left_padded
 from ostinato.decoding.search import search_n_best
 from ostinato.errors import DataError
-from ostinato.models.language_model import LanguageModel
-from ostinato.models.seq2seq import Seq2Seq
+from ostinato.models import Writer
 
 _WINDOW = 4096
 """Inputs read before the first of them is answered: enough to sort into batches of equal length."""
@@ -48,7 +47,7 @@ class Generation:
 
 
 def generate_texts(
-    model: Seq2Seq | LanguageModel,
+    model: Writer,
     texts: Sequence[str | Input],
     tokenizers: Tokenizers,
     data: DataConfig,
@@ -73,7 +72,7 @@ def generate_texts(
 
 
 def generate_stream(
-    model: Seq2Seq | LanguageModel,
+    model: Writer,
     texts: Iterable[str | Input],
     tokenizers: Tokenizers,
     data: DataConfig,
@@ -118,7 +117,7 @@ class _Answerer:
 
     def __init__(
         self,
-        model: Seq2Seq | LanguageModel,
+        model: Writer,
         tokenizers: Tokenizers,
         data: DataConfig,
         config: DecodingConfig,

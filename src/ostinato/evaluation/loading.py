@@ -23,7 +23,7 @@ from ostinato.evaluation.averaging import average_checkpoints, parse_average
 from ostinato.evaluation.evaluate import evaluate
 from ostinato.evaluation.predictions import PredictionWriter, WriteRecord
 from ostinato.evaluation.threshold import TRAINED, TunedThreshold, read_tuned, threshold_origin
-from ostinato.models import Encoder, LanguageModel, Model, Seq2Seq
+from ostinato.models import Encoder, Model, Writer
 from ostinato.models.checkpoint import load_model
 from ostinato.tasks.recipes import load_recipe
 from ostinato.tasks.registry import build_task, task_config
@@ -166,7 +166,7 @@ class LoadedRun:
         return result
 
     @property
-    def writer(self) -> Seq2Seq | LanguageModel:
+    def writer(self) -> Writer:
         """The model, which can write text.
 
         Raises:

@@ -15,7 +15,7 @@ from ostinato.config.model import EncoderConfig
 from ostinato.data.batch import Batch, TextSize
 from ostinato.decoding import Hypothesis, search
 from ostinato.errors import ConfigError, Problem
-from ostinato.evaluation.depth import sentence_depths
+from ostinato.evaluation.depth import real_tokens, sentence_depths
 from ostinato.evaluation.readout import read_out
 from ostinato.evaluation.routing import RoutingTotals
 from ostinato.evaluation.scores import SentenceScores, score_sentences
@@ -28,8 +28,8 @@ class SentenceResult:
 
     Args:
         scores: teacher-forced. depths: by stack, see `ostinato.evaluation.depth.depth_sums`. macs: of the
-            teacher-forced pass; None for models that have no stacks. output: what was decoded, or what the head said,
-            if it was asked. size: of a text whose every token is a label.
+            teacher-forced pass; None for a model that says nothing of depth. output: what was decoded, or what the head
+            said, if it was asked. size: of a text whose every token is a label.
     """
 
     scores: SentenceScores
@@ -67,6 +67,8 @@ class Passes:
         scores, depths = self._forced(output, batch)
         outputs = self._decode(output, batch)
         counts = {stack: sums_BV[:, :-1].long().tolist() for stack, sums_BV in depths.items()}
+        for name in self.model.config.recurrences():
+            counts[name] = real_tokens(name, batch).sum(1, keepdim=True).tolist()
         return [
             SentenceResult(
                 scores[place],

@@ -69,7 +69,8 @@ def read_curve(run: Path) -> Curve:
     if not points:
         raise CheckpointError(f"{path}: no evaluations yet")
     saved = [int(folder.name.removeprefix("update-")) for folder in (run / "checkpoints").glob("update-[0-9]*")]
-    depth = max(stack.n_steps for stack in recipe.model.stacks().values())
+    model = recipe.model
+    depth = max([s.n_steps for s in model.stacks().values()] + [r.n_layers for r in model.recurrences().values()])
     return Curve(str(run), depth, sorted(points.items()), sorted(saved))
 
 

@@ -12,7 +12,8 @@ from time import monotonic
 from typing import Any
 
 from ostinato.budget import count_macs, count_parameters
-from ostinato.config.model import LanguageModelConfig, ModelConfig
+from ostinato.config.common import SequenceModelConfig
+from ostinato.config.model import ModelConfig
 from ostinato.evaluation.timing import Effort
 from ostinato.experiments.comparison import Arm
 from ostinato.experiments.latency import Announcement, Laboratory, Measurement
@@ -141,7 +142,7 @@ def workload_macs(model: ModelConfig, workload: Workload) -> dict[str, int]:
     hypothesis, in the middle of the target.
     """
     S, T = workload.source_length, workload.target_length
-    if isinstance(model, LanguageModelConfig):
+    if isinstance(model, SequenceModelConfig):
         whole, prompt = count_macs(model, 1, S + T), count_macs(model, 1, S + 1)
         before, per_source = S, (prompt.total - prompt.by_part["output"]) // (S + 1) if S else 0
         first = prompt.total - prompt.by_part["output"] * S // (S + 1)

@@ -70,9 +70,10 @@ def _check(run: LoadedRun, thresholds: Sequence[float], max_drop: float) -> list
     """Return the thresholds to be measured beside the trained ones, from high to low, each once."""
     trained = trained_thresholds(run.model)
     if not trained:
-        stack = next(iter(run.model.stacks))
+        stack = next(iter(run.model.stacks), None)
         reason = f"no token of {run.directory} can halt, so that there is no threshold to choose"
-        raise ConfigError([Problem(f"model.{stack}.halting.kind", "none", reason)])
+        key, value = ("model.kind", run.model.config.kind) if stack is None else (f"model.{stack}.halting.kind", "none")
+        raise ConfigError([Problem(key, value, reason)])
     problems = [Problem("thresholds", t, "must lie in [0, 1]") for t in thresholds if not 0.0 <= t <= 1.0]
     if not thresholds:
         problems.append(Problem("thresholds", list(thresholds), "name at least one, in [0, 1]"))

@@ -18,15 +18,16 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from ostinato.config.common import SequenceModelConfig
 from ostinato.config.decoding import DecodingConfig, LengthPenaltyConfig
-from ostinato.config.model import EncoderConfig, LanguageModelConfig, ModelConfig
+from ostinato.config.model import EncoderConfig, ModelConfig
 from ostinato.config.training import TrainingConfig
 from ostinato.data.batch import Batch, Tokens
 from ostinato.data.tokenizer import BOS_ID, EOS_ID
 from ostinato.decoding.inference import inference
 from ostinato.decoding.search import Decodable, search
 from ostinato.errors import ConfigError, Problem
-from ostinato.models import Encoder, LanguageModel, Model, Seq2Seq, build_model
+from ostinato.models import Encoder, Model, Writer, build_model
 from ostinato.nn.cache import Cache
 from ostinato.training.optim import build_optimizer
 from ostinato.training.rng import preserved_randomness
@@ -135,7 +136,7 @@ def _forward(model: Model, batch: Batch) -> Callable[[], object]:
     return call
 
 
-def _decoding(model: Seq2Seq | LanguageModel, batch: Batch, workload: Workload) -> Callable[[], object]:
+def _decoding(model: Writer, batch: Batch, workload: Workload) -> Callable[[], object]:
     config = DecodingConfig(
         strategy="beam" if workload.beam > 1 else "greedy",
         beam=workload.beam,
@@ -178,7 +179,7 @@ def random_batch(model: ModelConfig, workload: Workload, seed: int) -> Batch:
         raise ConfigError([Problem("model.kind", model.kind, "only models that write text are measured so far")])
     generator = torch.Generator().manual_seed(seed)
     B, S, T = workload.batch_size, workload.source_length, workload.target_length
-    if isinstance(model, LanguageModelConfig):
+    if isinstance(model, SequenceModelConfig):
         labels_BT = _ids(B, T, model.vocab_size, generator)
         if S == 0:
             return _texts(labels_BT)

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from ostinato.models.build import Model, build_model
+from ostinato.models.build import Model, Writer, build_model
 from ostinato.models.checkpoint import load_model, save_average, save_model
 from ostinato.models.encoder import Encoder
 from ostinato.models.language_model import LanguageModel
+from ostinato.models.lstm import LstmLanguageModel, LstmSeq2Seq
 from ostinato.models.output import ModelOutput
 from ostinato.models.seq2seq import Seq2Seq
 
 __all__ = [
     "Encoder",
     "LanguageModel",
+    "LstmLanguageModel",
+    "LstmSeq2Seq",
     "Model",
     "ModelOutput",
     "Seq2Seq",
+    "Writer",
     "build_model",
     "load_model",
     "save_average",

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from ostinato.config.model import EncoderConfig, ModelConfig, Seq2SeqConfig
+from ostinato.config.model import (
+    EncoderConfig,
+    LstmLanguageModelConfig,
+    LstmSeq2SeqConfig,
+    ModelConfig,
+    Seq2SeqConfig,
+)
 from ostinato.models.encoder import Encoder
 from ostinato.models.language_model import LanguageModel
+from ostinato.models.lstm import LstmLanguageModel, LstmSeq2Seq
 from ostinato.models.seq2seq import Seq2Seq
 
-Model = Seq2Seq | LanguageModel | Encoder
+Writer = Seq2Seq | LanguageModel | LstmSeq2Seq | LstmLanguageModel
+"""A model that writes text."""
+Model = Writer | Encoder
 """What a configuration becomes."""
 
 
@@ -22,4 +31,8 @@ def build_model(config: ModelConfig) -> Model:
             return Seq2Seq(config)
         case EncoderConfig():
             return Encoder(config)
+        case LstmSeq2SeqConfig():
+            return LstmSeq2Seq(config)
+        case LstmLanguageModelConfig():
+            return LstmLanguageModel(config)
     return LanguageModel(config)

@@ -10,8 +10,9 @@ from torch import nn
 from ostinato.config.model import EncoderConfig
 from ostinato.data.batch import Batch
 from ostinato.errors import DataError
+from ostinato.models.base import keep_or_none, vocabulary_size
 from ostinato.models.output import ModelOutput
-from ostinato.models.transformer import Transformer, keep_or_none, vocabulary_size
+from ostinato.models.transformer import Transformer
 from ostinato.nn.cache import Cache
 from ostinato.nn.init import init_projection
 from ostinato.nn.shapes import Bool, Float, Int, Tensor

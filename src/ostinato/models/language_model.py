@@ -7,8 +7,9 @@ from collections.abc import Collection
 from ostinato.config.model import LanguageModelConfig
 from ostinato.data.batch import Batch
 from ostinato.errors import DataError
+from ostinato.models.base import keep_or_none, vocabulary_size
 from ostinato.models.output import ModelOutput
-from ostinato.models.transformer import Transformer, keep_or_none, vocabulary_size
+from ostinato.models.transformer import Transformer
 from ostinato.nn.cache import Cache
 from ostinato.nn.shapes import Bool, Float, Int, Tensor
 

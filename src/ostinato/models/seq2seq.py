@@ -6,9 +6,9 @@ from collections.abc import Collection
 
 from ostinato.config.model import Seq2SeqConfig
 from ostinato.data.batch import Batch, Tokens
-from ostinato.errors import DataError
+from ostinato.models.base import keep_or_none, source_of, vocabulary_size
 from ostinato.models.output import ModelOutput
-from ostinato.models.transformer import Transformer, keep_or_none, vocabulary_size
+from ostinato.models.transformer import Transformer
 from ostinato.nn.cache import Cache
 from ostinato.nn.shapes import Tensor
 from ostinato.nn.types import StackOutput
@@ -45,7 +45,7 @@ class Seq2Seq(Transformer):
             n_steps: rounds to run in both stacks instead of the plans' own (fully shared plans only).
             request: captures to return with the stacks' outputs, see `ostinato.nn.stack`.
         """
-        source = _source(batch)
+        source = source_of(batch)
         encoder = self._encode(source, n_steps, request)
         target = batch.target
         decoder = self.stacks["decoder"](
@@ -61,7 +61,7 @@ class Seq2Seq(Transformer):
 
     def encode(self, batch: Batch, *, n_steps: int | None = None) -> Cache:
         """Run the encoder and return the cache that decoding starts from."""
-        source = _source(batch)
+        source = source_of(batch)
         memory = self._encode(source, n_steps, ()).states_BTD
         return Cache(
             memory_BSD=memory, memory_keep_BS=keep_or_none(source), n_steps=n_steps, device=source.ids_BT.device
@@ -75,9 +75,3 @@ class Seq2Seq(Transformer):
             n_rounds=n_steps,
             request=request,
         )
-
-
-def _source(batch: Batch) -> Tokens:
-    if batch.source is None:
-        raise DataError("a seq2seq model needs examples with a source; this batch has none")
-    return batch.source

@@ -3,7 +3,7 @@
 Self-attention keeps keys and values per step, in buffers grown by blocks. A separable convolution keeps the last few
 inputs of each of its two convolutions, per step. Cross-attention keeps keys and values per PARAMETER SET: one
 projection serves every step that shares the set, and it is never copied per beam; beams are folded into the query
-positions instead (`n_beams` hypotheses stand side by side for every sentence).
+positions instead (`n_beams` hypotheses stand side by side for every sentence). An LSTM keeps its state.
 """
 
 from __future__ import annotations
@@ -85,6 +85,18 @@ class Window:
             self._last_BWC = self._last_BWC.index_select(0, rows_B)
 
 
+class RecurrentState:
+    """Outputs and cells of the layers of an LSTM after the last real token, each `[L, B, D]`."""
+
+    def __init__(self, h_LBD: Float[Tensor, "L B D"], c_LBD: Float[Tensor, "L B D"]) -> None:
+        self.tensors = h_LBD, c_LBD
+
+    def select(self, rows_B: Int[Tensor, "B"]) -> None:
+        """Keep these rows, in this order."""
+        h_LBD, c_LBD = self.tensors
+        self.tensors = h_LBD.index_select(1, rows_B), c_LBD.index_select(1, rows_B)
+
+
 @dataclass(slots=True)
 class Cache:
     """State of a search over B sentences with `n_beams` hypotheses each.
@@ -97,7 +109,8 @@ class Cache:
         prefix_lengths_B: real tokens at the beginning that see each other in both directions, before the first step,
             which takes all of them; None afterwards and where there are none.
         memory_BSD, memory_keep_BS: encoder output and its keep mask (None where all are real), one row a sentence.
-        self_kv: by step index. cross_kv: by name of the parameter set. windows: of the two convolutions, by step index.
+        self_kv: by step index. cross_kv: by name of the parameter set, one sentence each in the second dimension.
+        windows: of the two convolutions, by step index. recurrent: of LSTMs, by name of the recurrence.
         n_steps: rounds asked for at call time; None for the plan's own.
         device: where the tensors are.
     """
@@ -111,6 +124,7 @@ class Cache:
     self_kv: dict[int, KeyValues] = field(default_factory=dict)
     cross_kv: dict[str, Tensor] = field(default_factory=dict)
     windows: dict[int, tuple[Window, Window]] = field(default_factory=dict)
+    recurrent: dict[str, RecurrentState] = field(default_factory=dict)
     n_steps: int | None = None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
@@ -124,6 +138,8 @@ class Cache:
         for pair in self.windows.values():
             for window in pair:
                 window.select(rows_B)
+        for state in self.recurrent.values():
+            state.select(rows_B)
         if self.keep_BS is not None:
             self.keep_BS = self.keep_BS.index_select(0, rows_B)
         if self.prefix_lengths_B is not None:

@@ -12,7 +12,8 @@ U(-1 / fan_in, 1 / fan_in) and their biases from U(-1 / sqrt(fan_out), 1 / sqrt(
 have their own initialisation. Depth-wise convolutions, whose outputs have one input a tap, take fan_in = fan_out =
 kernel; under "normal" their deviation is 1 / sqrt(kernel), since 0.02 is made for hundreds of inputs and would all but
 silence three or five.
-Biases are zero except under "torch". Norms start at one and zero, tables of relative positions at zero. Packed
+Biases are zero except under "torch", and 1 in an LSTM's forget gates. Norms start at one and zero, tables of relative
+positions at zero. Packed
 projections are initialised block by block, as if they stood apart. A parameter set shared by many steps is
 initialised once.
 """
@@ -29,6 +30,7 @@ from ostinato.nn.attention import Attention
 from ostinato.nn.expert_attention import ExpertAttention
 from ostinato.nn.experts import ExpertMaps
 from ostinato.nn.feedforward import FeedForward
+from ostinato.nn.recurrent import GlobalAttention, Lstm
 from ostinato.nn.separable import SeparableConv
 
 Init = Literal["xavier", "normal", "unit_scaling", "torch"]
@@ -91,6 +93,34 @@ def init_embedding(weight_VD: Tensor, init: Init) -> None:
 def init_projection(linear: nn.Linear, init: Init) -> None:
     """Initialise one projection that is no part of a step."""
     _init_linear(linear, 1, init)
+
+
+@torch.no_grad()
+def init_lstm(module: Lstm, init: Init) -> None:
+    """Initialise every gate's maps as projections of their own; forget gates begin open, with a bias of 1.
+
+    (Jozefowicz et al. 2015.) Under "torch" as `torch.nn.LSTM` does, U(-a, a), a = 1 / sqrt(units), biases too.
+    """
+    if init == "torch":
+        module.lstm.reset_parameters()
+        return
+    for name, parameter in module.lstm.named_parameters():
+        if name.startswith("weight"):
+            for block in parameter.chunk(4):
+                _init_map(block, block.shape[1], block.shape[0], init, 1.0)
+        else:
+            parameter.zero_()
+            if name.startswith("bias_ih"):
+                parameter.chunk(4)[1].fill_(1.0)
+
+
+def init_global_attention(module: GlobalAttention, init: Init) -> None:
+    """Initialise every map as a projection of its own."""
+    for linear in (module.query, module.key, module.out):
+        if linear is not None:
+            _init_linear(linear, 1, init)
+    if module.score_D is not None:
+        _init_map(module.score_D.detach()[None], module.score_D.shape[0], 1, init, 1.0)
 
 
 def _shrink(init: Init, n_steps: int) -> float:

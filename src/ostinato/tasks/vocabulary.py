@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from ostinato.config.common import SequenceModelConfig
 from ostinato.config.data import TokenizerConfig
-from ostinato.config.model import EncoderConfig, LanguageModelConfig, ModelConfig
+from ostinato.config.model import EncoderConfig, ModelConfig
 from ostinato.config.recipe import Recipe
 from ostinato.data.registry import DataAccess
 from ostinato.data.tokenizer import Tokenizers
@@ -44,7 +45,7 @@ def size_model(
     model = recipe.model
     if isinstance(model, EncoderConfig):
         return _size_encoder(model, recipe, access, source, target)
-    if isinstance(model, LanguageModelConfig):
+    if isinstance(model, SequenceModelConfig):
         size = target or source or model.vocab_size
         origin = "given"
         if size is None:

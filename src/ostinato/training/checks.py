@@ -8,7 +8,7 @@ from ostinato.config.recipe import Recipe
 from ostinato.config.training import ExpertBackend
 from ostinato.errors import ConfigError, Problem
 from ostinato.models import build_model
-from ostinato.models.transformer import Transformer
+from ostinato.models.base import TokenModel
 from ostinato.nn.expert_attention import ExpertAttention
 from ostinato.nn.experts import Routed
 from ostinato.training.freeze import freeze
@@ -44,19 +44,21 @@ def check_training(recipe: Recipe, device: torch.device) -> None:
         raise ConfigError(problems)
 
 
-def _outline(recipe: Recipe) -> Transformer:
+def _outline(recipe: Recipe) -> TokenModel:
     """Return the recipe's model with its names and shapes and without memory; vocabularies are yet to be built."""
     config = recipe.model
     with torch.device("meta"):
         return build_model(config.model_copy(update=config.vocabulary_sizes(8, 8)))
 
 
-def _uncompilable(model: Transformer, device: torch.device) -> str | None:
+def _uncompilable(model: TokenModel, device: torch.device) -> str | None:
     """Return why training passes cannot be compiled; None: they can."""
     if any(True for _ in model.routed()):
         return "models with experts cannot be compiled: their rows are gathered by where routers send them"
     if model.halting_thresholds():
         return "models whose tokens halt cannot be compiled: their rows are gathered by who is left"
+    if not model.stacks:
+        return "recurrent models cannot be compiled: their sentences are packed by length"
     try:
         torch.compile(_double)(torch.ones(2, device=device))
     except Exception as error:  # A compiler that is missing or fails, of any kind.
@@ -69,7 +71,7 @@ def _double(x: torch.Tensor) -> torch.Tensor:
     return 2 * x
 
 
-def _backend_problems(model: Transformer, name: ExpertBackend, device: torch.device, lowered: bool) -> list[Problem]:
+def _backend_problems(model: TokenModel, name: ExpertBackend, device: torch.device, lowered: bool) -> list[Problem]:
     """Run every parameter set with experts that has sizes of its own on two rows, and say which backend fails how.
 
     Args:

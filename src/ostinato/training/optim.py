@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ostinato.config.training import LearningRateScale, OptimizerConfig, ScheduleConfig
 from ostinato.errors import CheckpointError, ConfigError, Problem
-from ostinato.models.transformer import Transformer
+from ostinato.models.base import TokenModel
 from ostinato.nn.expert_attention import ExpertAttention
 from ostinato.nn.experts import ExpertMaps, SparseLayer
 from ostinato.nn.routing import HypersphereRouter
@@ -52,7 +52,7 @@ def parameter_groups(
 ) -> list[dict[str, Any]]:
     """Return the trained parameters that decay and those that do not, of every learning rate; no group is empty.
 
-    Exempt are vectors (norms, biases), also those of experts, which are stacked; the embeddings of a `Transformer`
+    Exempt are vectors (norms, biases), also those of experts, which are stacked; the embeddings of a `TokenModel`
     (also where they are the output projection), its tables of relative positions, and the embeddings of experts in a
     `HypersphereRouter`, whose length is held.
     """
@@ -84,7 +84,7 @@ def check_scales(model: nn.Module, scales: Sequence[LearningRateScale]) -> None:
 
 def _embeddings(model: nn.Module) -> set[int]:
     found = {id(p) for module in model.modules() if isinstance(module, nn.Embedding) for p in module.parameters()}
-    if isinstance(model, Transformer):
+    if isinstance(model, TokenModel):
         found |= {id(p) for name, p in model.named_parameters() if name in ("source_weight", "target_weight")}
         found |= {id(p) for p in model.banks.relative.parameters()}
     return found

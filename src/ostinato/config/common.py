@@ -1,0 +1,139 @@
+"""What every model has, whatever it is made of: its width, its vocabularies, and what it reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Literal
+
+from ostinato.config.base import Config
+from ostinato.config.sub_layers import Probability, Size
+from ostinato.errors import ConfigError, Problem
+from ostinato.plan import Plan
+
+if TYPE_CHECKING:
+    from ostinato.config.model import StackConfig
+    from ostinato.config.recurrent import Recurrence
+
+Init = Literal["xavier", "normal", "unit_scaling", "torch"]
+Reads = Literal["pair", "sequence", "masked", "classification", "tagging", "span"]
+"""pair: a source, and a target to write. sequence: one text, or a pair joined to one. The others: the heads of
+encoder-only models (`ostinato.config.heads`)."""
+
+
+class CommonModelConfig(Config):
+    """Width, dropout, and the questions that data, training, decoding and counts ask of a model.
+
+    What reads tokens is either a stack of steps, laid out by a plan, or a recurrence over positions. A model without
+    stacks has no plan, no rounds and nothing that halts.
+    """
+
+    d_model: Size = 512
+    dropout: Probability = 0.1
+    """Dropout of the embeddings and of every sub-layer's output before its residual."""
+    init: Init = "xavier"
+    """Initialisation of the weights: see `ostinato.nn.init`."""
+    embedding_scale: bool = True
+    """Multiply embeddings by sqrt(d_model) (Vaswani et al. 2017, 3.4)."""
+
+    @property
+    def reads(self) -> Reads:
+        """How an example becomes what the model reads and is to say of it."""
+        raise TypeError(type(self).__name__)
+
+    @property
+    def joins_pairs(self) -> bool:
+        """Whether source and target of a pair are read as one sequence."""
+        return self.reads == "sequence"
+
+    @property
+    def has_two_sides(self) -> bool:
+        """Whether source and target are read by parts of their own; else there is one sequence, the target side."""
+        return self.reads == "pair"
+
+    @property
+    def generates(self) -> bool:
+        """Whether the model writes text, token by token."""
+        return self.reads in ("pair", "sequence")
+
+    def side_of(self, reader: str) -> Literal["source", "target"]:
+        """Return whose tokens a reader (see `readers`) reads."""
+        return "source" if self.has_two_sides and reader == "encoder" else "target"
+
+    def vocabulary_sizes(self, source: int, target: int) -> dict[str, int]:
+        """Return the fields that hold sizes of vocabularies, with what they are for tokenizers of so many ids."""
+        raise TypeError(type(self).__name__)
+
+    def stacks(self) -> dict[str, StackConfig]:
+        """Return the stacks as they are built, by name, in the order they run."""
+        return {}
+
+    def plans(self) -> dict[str, Plan]:
+        """Return the plan of every stack."""
+        return {name: stack.plan(name) for name, stack in self.stacks().items()}
+
+    def recurrences(self) -> dict[str, Recurrence]:
+        """Return the recurrences over positions, by name, in the order they run."""
+        return {}
+
+    def readers(self) -> list[str]:
+        """Return the names of what reads tokens, in the order it runs: stacks, or recurrences."""
+        return [*self.stacks(), *self.recurrences()]
+
+    def check_rounds(self, n_steps: int | None) -> None:
+        """Refuse a number of rounds at call time where there are none.
+
+        Raises:
+            ConfigError: `n_steps` for a model without stacks.
+        """
+        if n_steps is not None and not self.stacks():
+            reason = "this model is a recurrence over positions: it has no rounds of depth to run more or fewer of"
+            raise ConfigError([Problem("n_steps", n_steps, reason)])
+
+
+class PairModelConfig(CommonModelConfig):
+    """What encoder-decoder models share: two vocabularies."""
+
+    source_vocab_size: Size | None = None
+    """Rows of the source embedding; None: from the tokenizer."""
+    target_vocab_size: Size | None = None
+    tie_embeddings: Literal["none", "output", "all"] = "output"
+    """output: target embedding = output projection. all: the source embedding too (one joint vocabulary)."""
+
+    @property
+    def reads(self) -> Reads:
+        """Pairs, whose sides are read by parts of their own."""
+        return "pair"
+
+    def vocabulary_sizes(self, source: int, target: int) -> dict[str, int]:
+        """Return the sizes of both sides."""
+        return {"source_vocab_size": source, "target_vocab_size": target}
+
+    def problems(self, path: str = "") -> Iterator[Problem]:
+        """One matrix for both sides needs one vocabulary size."""
+        yield from super().problems(path)
+        if self.tie_embeddings == "all" and self.source_vocab_size != self.target_vocab_size:
+            reason = (
+                f"needs one joint vocabulary, but source_vocab_size is {self.source_vocab_size} and "
+                f"target_vocab_size is {self.target_vocab_size}"
+            )
+            yield Problem(f"{path}tie_embeddings", self.tie_embeddings, reason)
+
+
+class SequenceModelConfig(CommonModelConfig):
+    """What language models share: one vocabulary.
+
+    Trained on texts, or on pairs read as one sequence: source, end symbol, begin symbol, target. The loss is then on
+    the target and its end symbol.
+    """
+
+    vocab_size: Size | None = None
+    tie_embeddings: Literal["none", "output"] = "output"
+
+    @property
+    def reads(self) -> Reads:
+        """Texts, and pairs as one sequence."""
+        return "sequence"
+
+    def vocabulary_sizes(self, source: int, target: int) -> dict[str, int]:
+        """Return the one size there is."""
+        return {"vocab_size": target}
