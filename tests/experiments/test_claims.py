@@ -14,6 +14,7 @@ from ostinato.config.measures import TableSelection
 from ostinato.errors import ConfigError, DataError
 from ostinato.experiments import claims
 from ostinato.experiments.analysed import select
+from ostinato.experiments.claims_document import document
 from ostinato.experiments.reproduce import reproduce
 from ostinato.experiments.statistics import terms_of
 from ostinato.experiments.swept import Means, source_sweep
@@ -284,3 +285,8 @@ def test_rounds_of_a_timing_are_its_seeds(tmp_path):
     outcome = reproduce(claim, Means(tmp_path))
     assert [row["seed"] for row in outcome.rows] == [1, 2, 3, 4, 5, 6] * 2
     assert outcome.head["holds"], outcome.head
+
+
+def test_the_document_of_results_is_what_the_command_prints():
+    path = Path(__file__).parents[2] / "docs/results/index.md"
+    assert path.read_text(encoding="utf-8") == document(), "ostinato claims --markdown > docs/results/index.md"
