@@ -115,7 +115,7 @@ def command() -> str:
 def checks(found: Mapping[str, Any]) -> Iterator[tuple[str, str, str, bool]]:
     """Yield for every expectation of an outcome: what, expected, found, whether it holds."""
     for one in found["expectations"]:
-        spread = f" (sd {one['sd']:.3g}, {len(one['by_seed'])} seeds)" if one["sd"] is not None else ""
+        spread = f" (sd {one['sd']:.3g}, n = {len(one['by_seed'])})" if one["sd"] is not None else ""
         yield one["what"], band_text(one["band"]), f"{one['value']:.4g}{spread}", bool(one["holds"])
 
 
