@@ -120,7 +120,8 @@ class SweepResults:
     def _look(self, runs: Sequence[PlannedRun]) -> None:
         rows, missing = collect_rows(self.sweep, runs)
         self._rows |= {(row["arm"], row["seed"]): row for row in rows}
-        self.missing = (self.missing | {line["key"] for line in missing}) - {row["key"] for row in rows}
+        # Of two arms that are one run, one may have more measured of it.
+        self.missing = (self.missing - {run.key for run in runs}) | {line["key"] for line in missing}
         write_sweep(self.sweep, self.rows, self.folder)
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ostinato.config.measures import AnyMeasure
 from ostinato.config.sweep import SweepConfig
 from ostinato.data.registry import DataAccess
 from ostinato.errors import TrainingError
@@ -94,7 +95,7 @@ def run_sweep(
     # Arms that come to the same recipe are one run.
     last_first = {run.key: run for run in reversed(runs) if run.key in results.missing}
     waiting = dict(reversed(last_first.items()))
-    schedule = _Schedule(sweep, waiting, own, n_threads, access, watcher.on_event, on_end)
+    schedule = _Schedule(_measures(sweep, runs), waiting, own, n_threads, access, watcher.on_event, on_end)
     try:
         watcher.on_plan(list(waiting.values()), len({run.key for run in runs}) - len(waiting))
         schedule.run()
@@ -106,15 +107,25 @@ def run_sweep(
     return results.rows
 
 
+def _measures(sweep: SweepConfig, runs: Sequence[PlannedRun]) -> dict[str, list[AnyMeasure]]:
+    """Return by key what is measured of a run for all arms that it is of."""
+    found: dict[str, list[AnyMeasure]] = {}
+    for run in runs:
+        own = found.setdefault(run.key, [])
+        own += [measure for measure in sweep.measures_of(run.arm) if measure not in own]
+    return found
+
+
 @dataclass
 class _Schedule:
     """Which jobs are submitted when: a run after the one it starts from, a busy one again after a pause.
 
     Args:
-        waiting: not submitted yet, by key. failures: why a run has none, by key.
+        measures: what is measured of a run, by key. waiting: not submitted yet, by key. failures: why a run
+            has none, by key.
     """
 
-    sweep: SweepConfig
+    measures: dict[str, list[AnyMeasure]]
     waiting: dict[str, PlannedRun]
     executor: Executor
     n_threads: int | None
@@ -164,7 +175,7 @@ class _Schedule:
     def _submit(self, run: PlannedRun) -> None:
         self.waiting.pop(run.key, None)
         self._going[run.directory] = run
-        measures = tuple(self.sweep.measures_of(run.arm))
+        measures = tuple(self.measures[run.key])
         self.executor.submit(Job(run.name, run.recipe, run.directory, measures, self.n_threads, self.access))
 
     def _fail(self, run: PlannedRun, reason: str) -> None:

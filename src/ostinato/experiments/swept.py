@@ -20,7 +20,7 @@ from ostinato.experiments.analysed import analyse, select
 from ostinato.experiments.runs import PlannedRun, plan_runs
 from ostinato.experiments.sweep import load_sweep, run_sweep
 from ostinato.experiments.sweep_files import read_sweep_settings
-from ostinato.training.reporter import Reporter
+from ostinato.experiments.watch import LinesWatcher
 from ostinato.version import __version__
 
 Rows = list[dict[str, Any]]
@@ -34,7 +34,7 @@ class Means:
     Args:
         store: folder of runs, see `ostinato.experiments.sweep`. workers: runs at once.
         inputs: the user's files by the sweep's names. take: finished runs to copy into the store.
-        on_event: told what goes on, a line at a time. reporter: told about runs done in this process.
+        on_event: told what goes on, a line at a time.
     """
 
     store: Path
@@ -43,7 +43,6 @@ class Means:
     inputs: Mapping[str, str] = field(default_factory=dict)
     take: Sequence[Path] = ()
     on_event: Callable[[str], None] = lambda line: None
-    reporter: Reporter | None = None
 
 
 def swept_rows(source: SweepSource, means: Means) -> Rows:
@@ -57,7 +56,9 @@ def swept_rows(source: SweepSource, means: Means) -> Rows:
     if means.take:
         for run in adopt_all(means.take, runs):
             means.on_event(f"taken: {run.name}")
-    rows = run_sweep(sweep, means.store, access=means.access, reporter=means.reporter)
+    rows = run_sweep(
+        sweep, means.store, access=means.access, workers=means.workers, watcher=LinesWatcher(means.on_event)
+    )
     for measure in source.compared:
         _compare(measure, rows, runs, means)
     return rows
