@@ -42,7 +42,9 @@ def sweep(
     seeds: SeedsOption = None,
     take: Annotated[
         list[Path] | None,
-        typer.Option("--take", metavar="RUN", help="Finished run to copy into the store; may be repeated."),
+        typer.Option(
+            "--take", metavar="RUN", help="Finished run, or folder of runs, to copy into the store; may be repeated."
+        ),
     ] = None,
     given: InputOption = None,
     dry_run: Annotated[

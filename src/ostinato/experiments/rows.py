@@ -13,10 +13,11 @@ from typing import Any
 
 from ostinato.budget import count_macs
 from ostinato.config.measures import EvaluateMeasure
+from ostinato.config.recipe import Recipe
 from ostinato.config.sweep import EqualConfig, SweepConfig
 from ostinato.data.disk import write_text
-from ostinato.errors import DataError
-from ostinato.experiments.keys import run_versions
+from ostinato.errors import CheckpointError, DataError
+from ostinato.experiments.keys import run_key, run_versions
 from ostinato.experiments.measures import values_of
 from ostinato.experiments.results import pass_lengths, read_rows
 from ostinato.experiments.runs import PlannedRun
@@ -39,6 +40,7 @@ def sweep_row(sweep: SweepConfig, run: PlannedRun) -> dict[str, Any]:
 
     Raises:
         LookupError: it is not finished, or has not been measured, or has no such number: in words.
+        CheckpointError: another run lies in its place.
     """
     results = RunDirectory(run.directory).results()
     if results is None:
@@ -48,6 +50,7 @@ def sweep_row(sweep: SweepConfig, run: PlannedRun) -> dict[str, Any]:
     except (LookupError, DataError) as error:
         raise LookupError(f"not measured: {error.args[0]}") from error
     recipe, equal = load_recipe(run.directory), sweep.equal or EqualConfig()
+    _check_address(run, recipe)
     lengths = (equal.source_length, equal.target_length)
     versions = run_versions(run.directory)
     return {
@@ -68,6 +71,17 @@ def sweep_row(sweep: SweepConfig, run: PlannedRun) -> dict[str, Any]:
         **{name: results[name] for name in _TIMES},
         "values": values,
     }
+
+
+def _check_address(run: PlannedRun, recipe: Recipe) -> None:
+    """Refuse a directory that holds another run than its name says: a default may have changed since."""
+    start = run.start.key if run.start else None
+    if start is None and recipe.training.init_from is not None:
+        return  # what it started from may be gone, and is part of its address
+    hashes = RunDirectory(run.directory).data_hashes()
+    version = run_versions(run.directory)["ostinato"]
+    if run_key(recipe, hashes, start=start, version=version) != run.key:
+        raise CheckpointError(f"{run.directory} holds another run than its name says: move it away, and run it again")
 
 
 def chosen_checkpoint(results: dict[str, Any]) -> str:
