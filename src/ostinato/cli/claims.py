@@ -81,18 +81,28 @@ def reproduce(
 
     Exit code 1 where a number lies outside. The outcome is kept, with the rows it comes from.
     """
-    from ostinato.cli.output import complain, print_json, say
+    from ostinato.cli.output import complain, console, print_json, say
     from ostinato.data.registry import DataAccess
     from ostinato.experiments import claims as library
+    from ostinato.experiments.pool import LocalPool
     from ostinato.experiments.reproduce import reproduce as run
     from ostinato.experiments.swept import Means
+    from ostinato.experiments.watch import make_watcher
 
     chosen = library.load_claim(claim)
     if variant is not None:
         chosen = library.variant(chosen, variant)
     if not json:
         say(f"{chosen.name} ({chosen.config.where}): {chosen.config.statement}")
-    means = Means(store, workers, DataAccess.default(mirror), inputs_of(given or []), take or (), complain)
+    means = Means(
+        store,
+        access=DataAccess.default(mirror),
+        inputs=inputs_of(given or []),
+        take=take or (),
+        on_event=complain,
+        executor=LocalPool(workers),
+        watcher=make_watcher(None if json else console(), complain),
+    )
     outcome = run(chosen, means)
     path = library.write_outcome(chosen, outcome, outcomes)
     if json:
