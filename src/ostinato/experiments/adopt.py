@@ -8,8 +8,8 @@ from shutil import copytree
 
 from ostinato.data.disk import PARTIAL, remove_folder, sync
 from ostinato.errors import CheckpointError, ConfigError, OstinatoError
-from ostinato.experiments.jobs import run_lock
 from ostinato.experiments.keys import key_of_run, key_settings, version_of_run
+from ostinato.experiments.locks import run_lock
 from ostinato.experiments.runs import PlannedRun
 from ostinato.tasks.recipes import load_recipe
 from ostinato.training.rundir import RunDirectory

@@ -24,6 +24,7 @@ from ostinato.config.recipe import Recipe
 from ostinato.data.disk import write_json
 from ostinato.data.registry import DataAccess
 from ostinato.errors import CheckpointError
+from ostinato.experiments.locks import write_lock
 from ostinato.tasks.base import Task
 from ostinato.tasks.recipes import load_recipe
 from ostinato.tasks.registry import build_task, task_config
@@ -148,7 +149,8 @@ class DataHashes:
         found = {split: str(describe_split(split, task.examples(split))["sha256"]) for split in splits}
         if note is not None:
             note.parent.mkdir(parents=True, exist_ok=True)
-            write_json(note, found)
+            with write_lock(note.parent.parent, _HASHES):
+                write_json(note, found)
         return found
 
 

@@ -18,6 +18,7 @@ from ostinato.config.sweep import EqualConfig, SweepConfig
 from ostinato.data.disk import write_text
 from ostinato.errors import CheckpointError, DataError
 from ostinato.experiments.keys import run_key, run_versions
+from ostinato.experiments.locks import write_lock
 from ostinato.experiments.measures import values_of
 from ostinato.experiments.results import pass_lengths, read_rows
 from ostinato.experiments.runs import PlannedRun
@@ -109,15 +110,20 @@ def collect_rows(sweep: SweepConfig, runs: Sequence[PlannedRun]) -> tuple[list[d
     return rows, missing
 
 
+def results_folder(sweep: SweepConfig, store: Path) -> Path:
+    """Return the folder of a sweep's results.jsonl and timings.jsonl."""
+    return store / "sweeps" / sweep.name.replace("/", "-")
+
+
 class SweepResults:
     """The rows of a sweep that is going on, and its files, which hold at any time what is there.
 
     Args:
-        folder: of results.jsonl and timings.jsonl.
+        store: directory of the runs.
     """
 
-    def __init__(self, sweep: SweepConfig, runs: Sequence[PlannedRun], folder: Path) -> None:
-        self.sweep, self.runs, self.folder = sweep, runs, folder
+    def __init__(self, sweep: SweepConfig, runs: Sequence[PlannedRun], store: Path) -> None:
+        self.sweep, self.runs, self.store, self.folder = sweep, runs, store, results_folder(sweep, store)
         self._rows: dict[tuple[str, int], dict[str, Any]] = {}
         self.missing: set[str] = set()
         self._look(runs)
@@ -136,7 +142,8 @@ class SweepResults:
         self._rows |= {(row["arm"], row["seed"]): row for row in rows}
         # Of two arms that are one run, one may have more measured of it.
         self.missing = (self.missing - {run.key for run in runs}) | {line["key"] for line in missing}
-        write_sweep(self.sweep, self.rows, self.folder)
+        with write_lock(self.store, f"sweep-{self.folder.name}"):
+            write_sweep(self.sweep, self.rows, self.folder)
 
 
 def write_sweep(sweep: SweepConfig, rows: Iterable[dict[str, Any]], folder: Path) -> None:

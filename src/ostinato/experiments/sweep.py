@@ -15,7 +15,7 @@ from ostinato.errors import TrainingError
 from ostinato.experiments.executors import Executor, InProcess, Outcome, TakeEvent
 from ostinato.experiments.jobs import Job
 from ostinato.experiments.pool import LocalPool
-from ostinato.experiments.rows import SweepResults, collect_rows
+from ostinato.experiments.rows import SweepResults, collect_rows, results_folder
 from ostinato.experiments.runs import PlannedRun, arm_budgets, check_equal, plan_runs
 from ostinato.experiments.sweep_files import load_sweep
 from ostinato.experiments.watch import SilentWatcher, Watcher
@@ -33,11 +33,6 @@ class SweepError(TrainingError):
         self.failures = list(failures)
         lines = [f"{run.name} ({run.directory}): {reason}" for run, reason in failures]
         super().__init__("\n".join([f"{len(failures)} of the sweep's runs failed", *lines]))
-
-
-def results_folder(sweep: SweepConfig, store: Path) -> Path:
-    """Return the folder of a sweep's results.jsonl and timings.jsonl."""
-    return store / "sweeps" / sweep.name.replace("/", "-")
 
 
 def sweep_rows(
@@ -85,19 +80,17 @@ def run_sweep(
     store.mkdir(parents=True, exist_ok=True)
 
     watcher = watcher or SilentWatcher()
-    results = SweepResults(sweep, runs, results_folder(sweep, store))
+    results = SweepResults(sweep, runs, store)
 
     def on_end(run: PlannedRun, outcome: Outcome) -> None:
         results.update(run.key)
         watcher.on_outcome(run, outcome.how, outcome.reason)
 
     own = executor or (InProcess() if workers == 1 else LocalPool(workers))
-    # Arms that come to the same recipe are one run.
-    last_first = {run.key: run for run in reversed(runs) if run.key in results.missing}
-    waiting = dict(reversed(last_first.items()))
+    waiting = {run.key: run for run in _one_each(runs) if run.key in results.missing}
     schedule = _Schedule(_measures(sweep, runs), waiting, own, n_threads, access, watcher.on_event, on_end)
     try:
-        watcher.on_plan(list(waiting.values()), len({run.key for run in runs}) - len(waiting))
+        watcher.on_plan(list(waiting.values()), len(_one_each(runs)) - len(waiting))
         schedule.run()
     finally:
         own.stop()
@@ -105,6 +98,14 @@ def run_sweep(
     if failures := [(run, schedule.failures[run.key]) for run in runs if run.key in schedule.failures]:
         raise SweepError(failures)
     return results.rows
+
+
+def _one_each(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
+    """Return the runs less those that another arm has too: arms that come to the same recipe are one run."""
+    found: dict[str, PlannedRun] = {}
+    for run in runs:
+        found.setdefault(run.key, run)
+    return list(found.values())
 
 
 def _measures(sweep: SweepConfig, runs: Sequence[PlannedRun]) -> dict[str, list[AnyMeasure]]:
