@@ -11,7 +11,7 @@ from filelock import FileLock
 from tiny_sweeps import LOSS, Recorder, tiny
 
 from ostinato.experiments.executors import InProcess, Outcome
-from ostinato.experiments.jobs import LOCKS, BusyError, run_lock
+from ostinato.experiments.locks import LOCKS, BusyError, run_lock
 from ostinato.experiments.pool import LocalPool, death_text
 from ostinato.experiments.runs import plan_runs
 from ostinato.experiments.sweep import SweepError, run_sweep, sweep_rows

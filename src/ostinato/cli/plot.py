@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ostinato.cli.options import MirrorOption
-from ostinato.cli.sweep import STORE, StoreOption
+from ostinato.cli.sweep import STORE, InputOption, StoreOption
 
 
 def register(app: typer.Typer) -> None:
@@ -34,19 +34,21 @@ def plot(
         typer.Option("--out", help="Where to write, without .svg and .png.", show_default=False),
     ] = None,
     store: StoreOption = STORE,
+    given: InputOption = None,
     mirror: MirrorOption = None,
 ) -> None:
     """Draw a sweep: a point for every seed, a bar for every arm's mean.
 
     Writes SVG and PNG, beside the sweep's results unless told otherwise.
     """
+    from ostinato.cli.claims import inputs_of
     from ostinato.cli.output import complain, say
     from ostinato.data.registry import DataAccess
     from ostinato.experiments.sweep import results_folder
     from ostinato.experiments.sweep_figure import draw_sweep
     from ostinato.experiments.sweep_source import open_sweep
 
-    source = open_sweep(file, store, DataAccess.default(mirror))
+    source = open_sweep(file, store, DataAccess.default(mirror), inputs_of(given or []))
     for line in source.missing:
         complain(f"{line['arm']}, seed {line['seed']}: {line['why']}")
     folder = file.parent if source.sweep is None else results_folder(source.sweep, store)

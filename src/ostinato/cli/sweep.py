@@ -19,6 +19,10 @@ SweepArgument = Annotated[
     str, typer.Argument(metavar="FILE", help="A sweep's name, or a YAML file.", show_default=False)
 ]
 StoreOption = Annotated[Path, typer.Option("--store", help="Directory of runs, each under its content address.")]
+InputOption = Annotated[
+    list[str] | None,
+    typer.Option("--input", metavar="NAME=PATH", help="A file that the sweep needs; may be repeated."),
+]
 SeedsOption = Annotated[
     str | None,
     typer.Option("--seeds", metavar="N,N", help="Seeds of every arm, in place of the file's.", show_default=False),
@@ -38,12 +42,11 @@ def sweep(
     seeds: SeedsOption = None,
     take: Annotated[
         list[Path] | None,
-        typer.Option("--take", metavar="RUN", help="Finished run to copy into the store; may be repeated."),
+        typer.Option(
+            "--take", metavar="RUN", help="Finished run, or folder of runs, to copy into the store; may be repeated."
+        ),
     ] = None,
-    given: Annotated[
-        list[str] | None,
-        typer.Option("--input", metavar="NAME=PATH", help="A file that the sweep needs; may be repeated."),
-    ] = None,
+    given: InputOption = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show the runs and what they cost; train nothing.")
     ] = False,

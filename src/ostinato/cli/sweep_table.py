@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ostinato.data.registry import DataAccess
-    from ostinato.experiments.sweep_source import SweepSource
+    from ostinato.experiments.sweep_source import OpenedSweep
 
 
-def show_sweep(path: Path, store: Path, form: str, *, examples: bool, access: DataAccess | None) -> None:
+def show_sweep(
+    path: Path, store: Path, form: str, *, examples: bool, access: DataAccess | None, inputs: Mapping[str, str]
+) -> None:
     """Print mean, standard deviation and number over seeds of every measure, and differences to the first arm.
 
     Args:
@@ -23,7 +25,7 @@ def show_sweep(path: Path, store: Path, form: str, *, examples: bool, access: Da
     from ostinato.experiments import summary
     from ostinato.experiments.sweep_source import open_sweep
 
-    source = open_sweep(path, store, access)
+    source = open_sweep(path, store, access, inputs)
     for line in source.missing:
         complain(f"{line['arm']}, seed {line['seed']}: {line['why']}")
     lines = summary.summarise(source.rows)
@@ -44,17 +46,17 @@ def show_sweep(path: Path, store: Path, form: str, *, examples: bool, access: Da
 
 
 def _print_tables(tables: Sequence[tuple[list[str], list[list[object]]]], form: str) -> None:
-    from ostinato.cli.output import print_table, say
+    from ostinato.cli.output import number, print_wide, say
     from ostinato.experiments.results import markdown
 
     for columns, body in tables:
         if form == "markdown":
             say(markdown(columns, body))
         else:
-            print_table(columns, body)
+            print_wide(columns, [[number(cell) for cell in line] for line in body])
 
 
-def _example_lines(source: SweepSource, path: Path, access: DataAccess | None) -> list[dict[str, Any]]:
+def _example_lines(source: OpenedSweep, path: Path, access: DataAccess | None) -> list[dict[str, Any]]:
     from ostinato.cli.output import complain
     from ostinato.errors import ConfigError
     from ostinato.experiments.example_intervals import example_differences

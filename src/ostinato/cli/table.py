@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from ostinato.cli.options import JsonOption, MirrorOption
-from ostinato.cli.sweep import STORE, StoreOption
+from ostinato.cli.sweep import STORE, InputOption, StoreOption
 
 
 def register(app: typer.Typer) -> None:
@@ -33,6 +33,7 @@ def table(
         bool, typer.Option("--examples", help="Of a sweep: intervals over test examples too; decodes what is not kept.")
     ] = False,
     store: StoreOption = STORE,
+    given: InputOption = None,
     mirror: MirrorOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -41,13 +42,19 @@ def table(
     Of a sweep: mean, standard deviation and number over the seeds, and paired differences to the first arm. Files that
     a speed study wrote are shown as tables of speeds.
     """
+    from ostinato.cli.claims import inputs_of
     from ostinato.cli.output import print_json, print_table, say
+    from ostinato.cli.sweep_table import show_sweep
+    from ostinato.data.registry import DataAccess
     from ostinato.experiments import results
     from ostinato.experiments.sweep_source import is_sweep
 
     if any(map(is_sweep, runs)):
         form = "json" if json else "csv" if csv else "markdown" if markdown else "text"
-        _show_one(runs, store, form, examples, mirror, jsonl)
+        if len(runs) > 1 or jsonl is not None:
+            raise typer.BadParameter("a sweep is shown alone, and has its results.jsonl already", param_hint="RUN")
+        access = DataAccess.default(mirror)
+        show_sweep(runs[0], store, form, examples=examples, access=access, inputs=inputs_of(given or []))
         return
     if csv or examples:
         raise typer.BadParameter("is for a sweep: name its file", param_hint="--csv" if csv else "--examples")
@@ -67,16 +74,6 @@ def table(
         say(results.markdown(columns, lines).rstrip())
     else:
         print_table(columns, lines)
-
-
-def _show_one(runs: list[Path], store: Path, form: str, examples: bool, mirror: str | None, jsonl: Path | None) -> None:
-    """Show a sweep, which must be the only thing to show."""
-    from ostinato.cli.sweep_table import show_sweep
-    from ostinato.data.registry import DataAccess
-
-    if len(runs) > 1 or jsonl is not None:
-        raise typer.BadParameter("a sweep is shown alone, and has its results.jsonl already", param_hint="RUN")
-    show_sweep(runs[0], store, form, examples=examples, access=DataAccess.default(mirror))
 
 
 def _table(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[object]]]:

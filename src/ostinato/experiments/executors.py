@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from ostinato.errors import OstinatoError
-from ostinato.experiments.jobs import BusyError, Job, do_job
+from ostinato.experiments.jobs import Job, do_job
+from ostinato.experiments.locks import BusyError
 from ostinato.experiments.watch import Event, EventReporter
 
 How = Literal["done", "busy", "failed", "died"]

@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ostinato.config.measures import AnyMeasure
 from ostinato.config.sweep import SweepConfig
 from ostinato.data.registry import DataAccess
 from ostinato.errors import TrainingError
 from ostinato.experiments.executors import Executor, InProcess, Outcome, TakeEvent
 from ostinato.experiments.jobs import Job
 from ostinato.experiments.pool import LocalPool
-from ostinato.experiments.rows import SweepResults, collect_rows
+from ostinato.experiments.rows import SweepResults, collect_rows, results_folder
 from ostinato.experiments.runs import PlannedRun, arm_budgets, check_equal, plan_runs
 from ostinato.experiments.sweep_files import load_sweep
 from ostinato.experiments.watch import SilentWatcher, Watcher
@@ -32,11 +33,6 @@ class SweepError(TrainingError):
         self.failures = list(failures)
         lines = [f"{run.name} ({run.directory}): {reason}" for run, reason in failures]
         super().__init__("\n".join([f"{len(failures)} of the sweep's runs failed", *lines]))
-
-
-def results_folder(sweep: SweepConfig, store: Path) -> Path:
-    """Return the folder of a sweep's results.jsonl and timings.jsonl."""
-    return store / "sweeps" / sweep.name.replace("/", "-")
 
 
 def sweep_rows(
@@ -84,19 +80,17 @@ def run_sweep(
     store.mkdir(parents=True, exist_ok=True)
 
     watcher = watcher or SilentWatcher()
-    results = SweepResults(sweep, runs, results_folder(sweep, store))
+    results = SweepResults(sweep, runs, store)
 
     def on_end(run: PlannedRun, outcome: Outcome) -> None:
         results.update(run.key)
         watcher.on_outcome(run, outcome.how, outcome.reason)
 
     own = executor or (InProcess() if workers == 1 else LocalPool(workers))
-    # Arms that come to the same recipe are one run.
-    last_first = {run.key: run for run in reversed(runs) if run.key in results.missing}
-    waiting = dict(reversed(last_first.items()))
-    schedule = _Schedule(sweep, waiting, own, n_threads, access, watcher.on_event, on_end)
+    waiting = {run.key: run for run in _one_each(runs) if run.key in results.missing}
+    schedule = _Schedule(_measures(sweep, runs), waiting, own, n_threads, access, watcher.on_event, on_end)
     try:
-        watcher.on_plan(list(waiting.values()), len({run.key for run in runs}) - len(waiting))
+        watcher.on_plan(list(waiting.values()), len(_one_each(runs)) - len(waiting))
         schedule.run()
     finally:
         own.stop()
@@ -106,15 +100,33 @@ def run_sweep(
     return results.rows
 
 
+def _one_each(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
+    """Return the runs less those that another arm has too: arms that come to the same recipe are one run."""
+    found: dict[str, PlannedRun] = {}
+    for run in runs:
+        found.setdefault(run.key, run)
+    return list(found.values())
+
+
+def _measures(sweep: SweepConfig, runs: Sequence[PlannedRun]) -> dict[str, list[AnyMeasure]]:
+    """Return by key what is measured of a run for all arms that it is of."""
+    found: dict[str, list[AnyMeasure]] = {}
+    for run in runs:
+        own = found.setdefault(run.key, [])
+        own += [measure for measure in sweep.measures_of(run.arm) if measure not in own]
+    return found
+
+
 @dataclass
 class _Schedule:
     """Which jobs are submitted when: a run after the one it starts from, a busy one again after a pause.
 
     Args:
-        waiting: not submitted yet, by key. failures: why a run has none, by key.
+        measures: what is measured of a run, by key. waiting: not submitted yet, by key. failures: why a run
+            has none, by key.
     """
 
-    sweep: SweepConfig
+    measures: dict[str, list[AnyMeasure]]
     waiting: dict[str, PlannedRun]
     executor: Executor
     n_threads: int | None
@@ -164,7 +176,7 @@ class _Schedule:
     def _submit(self, run: PlannedRun) -> None:
         self.waiting.pop(run.key, None)
         self._going[run.directory] = run
-        measures = tuple(self.sweep.measures_of(run.arm))
+        measures = tuple(self.measures[run.key])
         self.executor.submit(Job(run.name, run.recipe, run.directory, measures, self.n_threads, self.access))
 
     def _fail(self, run: PlannedRun, reason: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ _SUFFIXES = (".yaml", ".yml")
 
 
 @dataclass(frozen=True, slots=True)
-class SweepSource:
+class OpenedSweep:
     """What is there of a sweep.
 
     Args:
@@ -39,20 +40,22 @@ def is_sweep(path: Path) -> bool:
     return str(path) in shipped_sweeps() or path.suffix in _SUFFIXES or (path.is_file() and _holds_rows(path))
 
 
-def open_sweep(path: Path, store: Path, access: DataAccess | None = None) -> SweepSource:
+def open_sweep(
+    path: Path, store: Path, access: DataAccess | None = None, inputs: Mapping[str, str] | None = None
+) -> OpenedSweep:
     """Return the rows of a sweep: of a file of rows those, else those of the runs in the store.
 
     Raises:
         ConfigError: no such sweep, or one that cannot be used. DataError: there are no rows yet.
     """
     if path.is_file() and path.suffix not in _SUFFIXES:
-        source = SweepSource(read_sweep(path), [])
+        source = OpenedSweep(read_sweep(path), [])
     else:
-        sweep = load_sweep(str(path))
+        sweep = load_sweep(str(path), inputs)
         runs = plan_runs(sweep, store, access)
         rows, missing = collect_rows(sweep, runs)
         there = {(row["arm"], row["seed"]) for row in rows}
-        source = SweepSource(rows, missing, sweep, tuple(run for run in runs if (run.arm, run.seed) in there))
+        source = OpenedSweep(rows, missing, sweep, tuple(run for run in runs if (run.arm, run.seed) in there))
     if not source.rows:
         raise DataError(f"{path}: no run of it is in {store}: ostinato sweep {path} --store {store}")
     return source
