@@ -124,13 +124,14 @@ class Study(ABC):
     """One analysis.
 
     name: as `--only` knows it. title, reading: of its section in the report, and how its figure is read.
-    needs: collectors of the streamed pass.
+    needs: collectors of the streamed pass. needs_steps: it looks at steps of depth, which a recurrence has not.
     """
 
     name: str
     title: str
     reading: str
     needs: tuple[type[Any], ...] = ()
+    needs_steps: bool = True
 
     @abstractmethod
     def why_not(self, subject: Subject) -> str | None:
