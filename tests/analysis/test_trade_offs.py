@@ -123,7 +123,7 @@ def test_runs_are_placed_by_what_they_cost(given: list[Subject], surveyed: logic
     assert any("parameters" in str(row[-1]) for row in found.rows if row[1] == best)
 
 
-def test_words_are_marked_where_tokens_are_words(subject: Subject) -> None:
+def test_places_are_marked_where_tokens_are_words(subject: Subject) -> None:
     text = subject.examples[0].source
     assert text is not None
     marked = [Example(text, "", {MARKS: [0, 10**6]}), Example(text, ""), Example(text, "", {MARKS: "no list"})]

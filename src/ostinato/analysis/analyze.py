@@ -163,7 +163,10 @@ def _split(
     """Return the studies that apply, each with its runs, and by name why one does not apply to some or all of them."""
     applying, reasons = [], {}
     for study in studies:
-        why_not = {subject.name: _no_steps(subject) or study.why_not(subject) for subject in given}
+        why_not = {
+            subject.name: (_no_steps(subject) if study.needs_steps else None) or study.why_not(subject)
+            for subject in given
+        }
         mine = [subject for subject in given if why_not[subject.name] is None]
         told = [f"{name}: {why}" for name, why in why_not.items() if why is not None]
         if len(given) > 1 and len(told) == len(given) and len(set(why_not.values())) == 1:
@@ -179,7 +182,7 @@ def _split(
 
 
 def _no_steps(subject: Subject) -> str | None:
-    """Say that a model has no steps of depth, where it has none: every analysis looks at what they do."""
+    """Say that a model has no steps of depth, where it has none: most analyses look at what they do."""
     return None if subject.model.stacks else "its model is a recurrence over positions: it has no steps to look at"
 
 

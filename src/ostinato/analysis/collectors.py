@@ -105,7 +105,7 @@ class AttentionTotals:
     token chose.
 
     Args:
-        marks: places of the marked source tokens, by number of the example.
+        marks: marked places of the encoder, by number of the example.
     """
 
     request = frozenset({"weights"})
@@ -141,7 +141,7 @@ class AttentionTotals:
     def _marked(self, seen: Seen, looked_at: str, n_keys: int) -> Bools:
         """Return which keys of every sentence are marked, `[B, S]`; none of any stack's but the encoder's."""
         marked_BS = np.zeros((seen.batch.n_sentences, n_keys), dtype=np.bool_)
-        if looked_at == "encoder" and seen.batch.source is not None:
+        if looked_at == "encoder":
             for row, index in enumerate(seen.batch.indices):
                 marked_BS[row, list(self._marks.get(index, ()))] = True
         return marked_BS

@@ -8,7 +8,7 @@ from ostinato.analysis.arrays import Floats, Ints
 from ostinato.analysis.capture import Seen
 from ostinato.analysis.collectors import NONE
 from ostinato.budget import MacCounter
-from ostinato.evaluation.depth import DepthTotals, sentence_depths
+from ostinato.evaluation.depth import DepthTotals, real_tokens, sentence_depths
 from ostinato.evaluation.scores import score_sentences
 
 
@@ -57,8 +57,11 @@ class Outcomes:
         sums = sentence_depths(seen.output, batch, rounds)
         for i in range(batch.n_sentences):
             self.depths.add({name: sums_BV[i] for name, sums_BV in sums.items()})
-        if sums and rounds == {name: plan.n_rounds for name, plan in seen.model.config.plans().items()}:
-            self._counter = self._counter or MacCounter(seen.model.config)
+        config = seen.model.config
+        if rounds == {name: plan.n_rounds for name, plan in config.plans().items()}:
+            self._counter = self._counter or MacCounter(config)
             counts = {name: sums_BV[:, :-1].long().tolist() for name, sums_BV in sums.items()}
+            for name in config.recurrences():
+                counts[name] = real_tokens(name, batch).sum(1, keepdim=True).tolist()
             for i, place in enumerate(places):
                 self.macs_N2[place] = self._counter.count({name: found[i] for name, found in counts.items()})

@@ -31,7 +31,7 @@ class Attention(EachRun):
     reading = (
         "A line is a head, a point the mean over all queries of a step: the lower the entropy, the fewer keys a query "
         "looks at. The table adds how much weight lies on the token itself, the first and the last key, and where the "
-        "data mark words of the source (supporting facts), panels show how much lies on those."
+        "data mark places of the source (supporting facts), panels show how much lies on those."
     )
     needs = (AttentionTotals,)
 
@@ -61,10 +61,10 @@ class Attention(EachRun):
         n_marks = sum(map(len, subject.marks().values()))
         note = ""
         if n_marks:
-            note = f"Marked: the {n_marks:,} words of the sources that the column {MARKS} names (supporting facts)."
+            note = f"Marked: the {n_marks:,} places of the sources that the column {MARKS} names (supporting facts)."
         else:
             rows = [row[:-1] for row in rows]
-        columns = (*names, "on marked words") if n_marks else names
+        columns = (*names, "on marked places") if n_marks else names
         return Finding(subject.name, columns, rows, {"by_head": data}, lambda: _draw_sums(sums), note=note)
 
 
@@ -81,7 +81,7 @@ def _draw_sums(sums: dict[Module, AttentionSums]) -> Figure:
         panel.set_xlim(-0.5, max(step for step, _ in mine) + 0.5)
         panel.set_ylim(0, 102)
         whole_numbers(panel)
-        finish(panel, "step", "weight on marked words, %", f"{stack}, {kind.replace('_', '-')}", legend=False)
+        finish(panel, "step", "weight on marked places, %", f"{stack}, {kind.replace('_', '-')}", legend=False)
     return figure
 
 

@@ -17,13 +17,14 @@ from ostinato.data.example import Example
 from ostinato.data.tokenizer import BOS_ID, EOS_ID, PAD_ID, UNK_ID, Tokenizer
 from ostinato.evaluation.loading import LoadedRun
 from ostinato.models.build import Model
+from ostinato.models.seq2seq import Seq2Seq
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _SPECIAL = {PAD_ID: "<pad>", BOS_ID: "<bos>", EOS_ID: "<eos>", UNK_ID: "<unk>"}
-MARKS = "marked_words"
-"""Column of the words of a source, by their places from 0, that an answer rests on."""
+MARKS = "supporting"
+"""Column of the places of a source, from 0, that an answer rests on: words, or facts where a place is a fact."""
 OnProgress = Callable[[int], None] | None
 
 
@@ -57,7 +58,16 @@ class Subject:
         """Return a token as it is shown, or the tokens of a fact."""
         if isinstance(token, list):
             return " ".join(self.text(stack, one) for one in token if one != PAD_ID)
+        if token >= self.tokenizer(stack).vocab_size:
+            return "<mask>"
         return _SPECIAL.get(token) or self.tokenizer(stack).decode([token]).strip() or "\N{OPEN BOX}"
+
+    def n_ids(self, stack: str) -> int:
+        """Return how many different ids a stack may read: rows of its embedding, the mask symbol's among them."""
+        model = self.model
+        if stack == "encoder" and isinstance(model, Seq2Seq):
+            return len(model.source_embedding)
+        return len(model.target_embedding)
 
     def shown(self) -> int:
         """Return the number of the example that is looked at: the one of middle length."""
@@ -70,16 +80,23 @@ class Subject:
         return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
 
     def marks(self) -> dict[int, list[int]]:
-        """Return the places of the marked source tokens by number of the example, where tokens are words."""
+        """Return the marked places of the encoder by number of the example (`MARKS`)."""
         found: dict[int, list[int]] = {}
         for i, example in enumerate(self.examples):
             marked = example.columns.get(MARKS)
-            if not isinstance(marked, list | tuple) or example.source is None:
-                continue
-            n_words = len(example.source.split())
-            if n_words == len(self.tokenizer("encoder").encode(example.source, unknown="replace")):
-                found[i] = [place for place in marked if isinstance(place, int) and 0 <= place < n_words]
+            if isinstance(marked, list | tuple) and example.source is not None:
+                n = self._n_places(example.source)
+                found[i] = [place for place in marked if isinstance(place, int) and 0 <= place < n]
         return found
+
+    def _n_places(self, source: str) -> int:
+        """Return how many facts or words of a source are a place of the encoder; 0 where places are something else."""
+        config = self.model.config
+        if getattr(config, "max_words", None) is not None:
+            return source.count("\t") + 1
+        n_words = len(source.split())
+        are_words = config.has_two_sides and n_words == len(self.tokenizer("encoder").encode(source, unknown="replace"))
+        return n_words if are_words else 0
 
     def collector(self, kind: type[Any]) -> Collector:
         """Return a new collector for this run."""
@@ -93,7 +110,7 @@ class Subject:
         elif kind is DepthByColumn:
             found = DepthByColumn(self.columns)
         elif kind is ExpertTotals:
-            found = ExpertTotals({name: self.tokenizer(name).vocab_size for name in self.model.stacks})
+            found = ExpertTotals({name: self.n_ids(name) for name in self.model.stacks})
         else:
             found = kind()
         return found
@@ -126,13 +143,14 @@ class Study(ABC):
     """One analysis.
 
     name: as `--only` knows it. title, reading: of its section in the report, and how its figure is read.
-    needs: collectors of the streamed pass.
+    needs: collectors of the streamed pass. needs_steps: it looks at steps of depth, which a recurrence has not.
     """
 
     name: str
     title: str
     reading: str
     needs: tuple[type[Any], ...] = ()
+    needs_steps: bool = True
 
     @abstractmethod
     def why_not(self, subject: Subject) -> str | None:

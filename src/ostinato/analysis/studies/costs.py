@@ -45,8 +45,8 @@ class Costs(EachRun):
     needs = (Outcomes,)
 
     def why_not(self, subject: Subject) -> str | None:
-        """Say that the model has no stacks."""
-        return None if subject.model.stacks else "its model has no stacks of steps"
+        """Return None: it applies to all models with steps."""
+        return None
 
     def of_run(self, subject: Subject, on_progress: OnProgress) -> Finding:
         """Return the costs of every part."""

@@ -33,6 +33,7 @@ class Categories(EachRun):
         "its 95 % interval, dots the share of single labels; a category whose interval lies apart is really different."
     )
     needs = (Outcomes,)
+    needs_steps = False
 
     def why_not(self, subject: Subject) -> str | None:
         """Return None: it always applies."""
@@ -100,6 +101,7 @@ class Learning(Study):
         "Loss in training (thin) and on the evaluated split (dots) by update, then the scores of the evaluations, and "
         "where tokens halt the rounds they took part in: a gap that opens between the two losses is overfitting."
     )
+    needs_steps = False
 
     def why_not(self, subject: Subject) -> str | None:
         """Say that the run wrote nothing down."""

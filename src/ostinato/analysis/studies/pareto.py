@@ -33,6 +33,7 @@ class Pareto(Study):
         "Pareto front: no other run is at least as good and at most as dear."
     )
     needs = (Outcomes,)
+    needs_steps = False
 
     def why_not(self, subject: Subject) -> str | None:
         """Return None: what it needs are several runs."""
