@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from ostinato.experiments.timing import Effort, Lap, Stopwatch, interleave
+from ostinato.evaluation.timing import Effort, Lap, Stopwatch, interleave
 
 Role = Literal["dense", "limit", "ours", "reference", "peer"]
 FORWARD, BOTH = "forward", "forward+backward"

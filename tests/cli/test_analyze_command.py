@@ -24,4 +24,4 @@ def test_the_command_writes_what_applies_and_says_what_does_not(run, tmp_path: P
 def test_an_unknown_analysis_is_refused_before_anything_is_read(run, tmp_path: Path) -> None:
     outcome = run("analyze", tmp_path / "nowhere", "--only", "everything")
     assert outcome.code == 2
-    assert outcome.err.startswith("only is 'everything': must be one of depth, halting-map, attention")
+    assert outcome.err.startswith("only is 'everything': must be one of budget, learning, categories")

@@ -10,7 +10,7 @@ from ostinato import __version__
 
 COMMANDS = [
     *("train", "evaluate", "analyze", "compare", "generate", "tune-threshold", "plan", "family", "solve"),
-    *("recipes", "table", "transfer", "match", "data", "doctor", "demo"),
+    *("recipes", "sweep", "table", "plot", "transfer", "match", "claims", "reproduce", "data", "doctor", "demo"),
 ]
 
 _EVERY_HELP = """
@@ -69,3 +69,11 @@ def test_the_overview_lists_every_command() -> None:
 def test_the_version_is_the_packages(flag: str) -> None:
     done = python("-m", "ostinato", flag)
     assert (done.returncode, done.stdout) == (0, f"ostinato {__version__}\n")
+
+
+def test_a_recipe_imports_its_own_task_only() -> None:
+    code = (
+        "import sys; from ostinato.tasks.recipes import load_recipe; load_recipe('scan/universal'); "
+        "print(*sorted(m for m in sys.modules if m in ('ostinato.tasks.scan', 'ostinato.tasks.listops')))"
+    )
+    assert python("-c", code).stdout.split() == ["ostinato.tasks.scan"]

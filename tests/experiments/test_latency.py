@@ -8,9 +8,9 @@ import torch
 from tiny_candidates import language_model, seq2seq
 
 from ostinato.errors import ConfigError
+from ostinato.evaluation.timing import Effort, Lap, Stopwatch
 from ostinato.experiments.environment import cpu_name
 from ostinato.experiments.latency import Announcement, Laboratory, Measurement, workloads
-from ostinato.experiments.timing import Effort, Lap, Stopwatch
 from ostinato.experiments.workloads import Workload
 
 DECODING = Workload("decoding", batch_size=2, source_length=3, target_length=10, beam=2)

@@ -12,7 +12,8 @@ from halting_runs import N_ROUNDS, draw_gates, halting_run, plain_run
 from ostinato.config.load import check_recipe
 from ostinato.errors import ConfigError
 from ostinato.evaluation.threshold import TunedThreshold, read_tuned
-from ostinato.experiments.thresholds import THRESHOLDS, Point, choose, tune_threshold
+from ostinato.evaluation.threshold_curve import Point, choose
+from ostinato.experiments.thresholds import THRESHOLDS, tune_threshold
 from ostinato.training import train
 
 TRAINED = {"encoder": 0.9, "decoder": 0.95}

@@ -56,6 +56,19 @@ def test_what_is_requested_is_returned_for_every_use_and_changes_nothing(config:
 
 
 @given(any_architecture(), st.data())
+@settings(max_examples=5, deadline=None, derandomize=True)
+def test_seconds_are_taken_of_every_use_and_change_nothing(config: object, data: st.DataObject) -> None:
+    model = random_model(config).float().eval()  # type: ignore[arg-type]
+    batch = right_padded(data.draw(sentences(config)))  # type: ignore[arg-type]
+    plain, timed = model(batch), model(batch, request={"seconds"})
+    assert torch.equal(plain.logits_BTV, timed.logits_BTV)
+    for name, stack in timed.stacks.items():
+        steps = steps_run(model, name, stack)
+        assert set(stack.captures) == {(name, step.index, use.kind, "seconds") for step in steps for use in step.uses}
+        assert all(0 < float(seconds) < 60 for seconds in stack.captures.values())
+
+
+@given(any_architecture(), st.data())
 @settings(max_examples=15, deadline=None, derandomize=True)
 def test_without_dropout_the_residual_is_the_running_state_plus_the_output(config: object, data: st.DataObject) -> None:
     model = random_model(config).float().eval()  # type: ignore[arg-type]

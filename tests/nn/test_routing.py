@@ -198,3 +198,25 @@ def _effective_rank(rows_ND: torch.Tensor) -> float:
     p = torch.linalg.svdvals(rows_ND)
     p = p / p.sum()
     return float((-(p * p.log()).sum()).exp())
+
+
+@pytest.mark.parametrize(
+    "router", [MlpRouter(6, 4), HypersphereRouter(6, 4, 3), HypersphereRouter(6, 4, 3, is_normalised=False)]
+)
+def test_scores_are_products_with_the_projected_rows(router: MlpRouter | HypersphereRouter) -> None:
+    router.eval()
+    h_ND = torch.randn(5, 6, generator=torch.Generator().manual_seed(0))
+    projected = router.projected(h_ND)
+    assert projected is not None
+    if isinstance(router, MlpRouter):
+        experts = router.scores.weight
+    else:
+        experts = router.experts_EC
+        experts = torch.nn.functional.normalize(experts, dim=1) if router.is_normalised else experts
+    torch.testing.assert_close(projected @ experts.T, router(h_ND))
+
+
+def test_a_linear_router_looks_at_rows_as_they_are() -> None:
+    assert LinearRouter(6, 4).projected(torch.zeros(1, 6)) is None
+    unprojected = HypersphereRouter(6, 4, 3, has_projection=False, is_normalised=False)
+    assert unprojected.projected(torch.zeros(1, 6)) is None

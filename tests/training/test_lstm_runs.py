@@ -90,8 +90,11 @@ def test_what_an_lstm_has_not_is_refused_before_training(tmp_path: Path) -> None
 
 def test_no_analysis_of_steps_applies_and_the_report_says_so(tmp_path: Path) -> None:
     train(lstm_recipe(tmp_path, n_updates=2), tmp_path / "run")
-    subjects = logic.subjects([load(tmp_path / "run", device="cpu")], None, 10)
-    analysed = logic.analyze(subjects, tmp_path / "out")
-    assert analysed.found == ()
-    assert all("recurrence over positions" in why for why in analysed.left_out.values())
-    assert analysed.report.is_file()
+    run = load(tmp_path / "run", device="cpu")
+    found = logic.survey(logic.subjects([run, run], None, 10))
+    assert [study.name for study, _ in found.found] == ["learning", "categories", "pareto"]
+    assert all("recurrence over positions" in why for why in found.left_out.values())
+    (pareto,) = found.found[-1][1]
+    macs = run.evaluate("test", metrics=[], by=[], max_examples=10)["macs"]["realised"]
+    assert [row[3] for row in pareto.rows] == pytest.approx([macs / 1e6] * 2)
+    assert logic.analyze(logic.subjects([run], None, 10), tmp_path / "out", only=["attention"]).report.is_file()

@@ -60,7 +60,7 @@ def test_a_loaded_state_is_what_was_saved(tmp_path: Path) -> None:
     run.save(10)
     expected = torch.randn(3), random.random()
     saved = run.checkpoints.load(CPU)
-    saved.random.restore()
+    saved.randoms[0].restore()
     assert torch.equal(torch.randn(3), expected[0])
     assert random.random() == expected[1]
     assert saved.progress == run.progress

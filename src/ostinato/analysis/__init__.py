@@ -1,15 +1,18 @@
 """Looking inside: measures on arrays, studies of runs, figures and one report.
 
-The measures (`cka`, `neighbours`, `normalised`, `collapse`, `spectrum`, `routes`, `tokens`, `halting`, `attention`) are
-pure functions on arrays, in float64 throughout. `studies` applies them to runs.
+The measures (`cka`, `neighbours`, `normalised`, `collapse`, `spectrum`, `routes`, `tokens`, `halting`, `attention`,
+`accuracy`, `planar`) are pure functions on arrays, in float64 throughout. `studies` applies them to runs.
 """
 
+from ostinato.analysis.accuracy import GroupAccuracy, accuracy_by_category, pareto_front, wilson_interval
 from ostinato.analysis.attention import attention_entropy, mass_on
 from ostinato.analysis.cka import CrossCovariance, checkerboard, cka_matrix, linear_cka
 from ostinato.analysis.collapse import ClassMoments, representation_collapse
+from ostinato.analysis.curves import LearningCurves, learning_curves
 from ostinato.analysis.halting import halting_map, ponder_times
 from ostinato.analysis.neighbours import chance_level, local_neighbourhood_similarity, nearest_neighbours
 from ostinato.analysis.normalised import Normalised, normalise
+from ostinato.analysis.planar import class_purity, pca_plane, poincare_disk, umap_plane
 from ostinato.analysis.routes import inter_run_consistency, routing_fluctuation
 from ostinato.analysis.spectrum import cumulative_share, effective_rank, excess_area, singular_values
 from ostinato.analysis.tokens import expert_token_pmi, top_tokens
@@ -17,25 +20,35 @@ from ostinato.analysis.tokens import expert_token_pmi, top_tokens
 __all__ = [
     "ClassMoments",
     "CrossCovariance",
+    "GroupAccuracy",
+    "LearningCurves",
     "Normalised",
+    "accuracy_by_category",
     "attention_entropy",
     "chance_level",
     "checkerboard",
     "cka_matrix",
+    "class_purity",
     "cumulative_share",
     "effective_rank",
     "excess_area",
     "expert_token_pmi",
     "halting_map",
     "inter_run_consistency",
+    "learning_curves",
     "linear_cka",
     "local_neighbourhood_similarity",
     "mass_on",
     "nearest_neighbours",
     "normalise",
+    "pareto_front",
+    "pca_plane",
+    "poincare_disk",
     "ponder_times",
     "representation_collapse",
     "routing_fluctuation",
     "singular_values",
     "top_tokens",
+    "umap_plane",
+    "wilson_interval",
 ]

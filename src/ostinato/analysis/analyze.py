@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from ostinato.analysis.canvas import save_figure
+from ostinato.analysis.canvas import save_figure, svg_of
+from ostinato.analysis.drawing import NARROW, narrow
 from ostinato.analysis.report import Section, Shown, write_report
 from ostinato.analysis.studies import STUDIES, Finding, Study, Subject
 from ostinato.data.registry import DataAccess
@@ -67,11 +68,55 @@ def subjects(
     for run in runs:
         task = build_task(run.recipe.task, run.recipe.data, access)
         splits = run.recipe.evaluation.splits or [task.splits()[-1]]
-        examples = list(take_evenly(task.examples(split or splits[0]), max_examples))
+        chosen = split or splits[0]
+        examples = list(take_evenly(task.examples(chosen), max_examples))
         by = run.recipe.evaluation.by
         name = _unlike(run.directory.resolve().name, [subject.name for subject in found])
-        found.append(Subject(name, run, examples, tuple(task.by if by is None else by)))
+        found.append(Subject(name, run, examples, tuple(task.by if by is None else by), chosen))
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What was found, before anything is written.
+
+    Args:
+        found: the analyses that apply, with what each found. reasons: why one does not apply to some or all of the
+            runs, by name.
+    """
+
+    found: list[tuple[Study, list[Finding]]]
+    reasons: dict[str, str]
+
+    @property
+    def left_out(self) -> dict[str, str]:
+        """Why analyses apply to none of the runs, by name."""
+        names = {study.name for study, _ in self.found}
+        return {name: why for name, why in self.reasons.items() if name not in names}
+
+
+def survey(
+    given: Sequence[Subject],
+    *,
+    only: Sequence[str] | None = None,
+    on_start: Callable[[int], None] | None = None,
+    on_progress: Callable[[int], None] | None = None,
+) -> Survey:
+    """Run the analyses that apply; see `analyze`.
+
+    Raises:
+        ConfigError: an unknown name.
+    """
+    applying, reasons = _split(choose(only), given)
+    if on_start is not None:
+        needing = [s for s in given if any(s in mine and study.needs for study, mine in applying)]
+        extra = sum(study.extra_examples(mine) for study, mine in applying)
+        on_start(sum(len(s.examples) for s in needing) + extra)
+    for subject in given:
+        needs = {kind for study, mine in applying if subject in mine for kind in study.needs}
+        if needs:
+            subject.collect(needs, on_progress)
+    return Survey([(study, study.find(mine, on_progress)) for study, mine in applying], reasons)
 
 
 def analyze(
@@ -91,25 +136,25 @@ def analyze(
     Raises:
         ConfigError: an unknown name, or no matplotlib.
     """
-    applying, reasons = _split(choose(only), given)
-    n_examples = len(given[0].examples)
-    if on_start is not None:
-        needing = [s for s in given if any(s in mine and study.needs for study, mine in applying)]
-        extra = sum(study.extra_passes(mine) for study, mine in applying)
-        on_start(sum(len(s.examples) for s in needing) + extra * n_examples)
-    for subject in given:
-        needs = {kind for study, mine in applying if subject in mine for kind in study.needs}
-        if needs:
-            subject.collect(needs, on_progress)
+    return write(given, survey(given, only=only, on_start=on_start, on_progress=on_progress), out)
+
+
+def write(given: Sequence[Subject], surveyed: Survey, out: Path) -> Analysed:
+    """Write what was found of some runs into a folder.
+
+    Raises:
+        ConfigError: no matplotlib.
+    """
     out.mkdir(parents=True, exist_ok=True)
     sections, files = [], []
-    for study, mine in applying:
-        shown = [_write(finding, study, out) for finding in study.find(mine, on_progress)]
+    for study, findings in surveyed.found:
+        shown = [_write(finding, study, out) for finding in findings]
         files += [path for one in shown for path in (one.svg, one.png, *one.data)]
-        sections.append(Section(study.name, study.title, study.reading, shown, reasons.get(study.name, "")))
-    left_out = {name: why for name, why in reasons.items() if name not in {study.name for study, _ in applying}}
-    report = write_report(out / "report.html", given, sections, left_out)
-    return Analysed(report, tuple(study.name for study, _ in applying), left_out, (report, *files))
+        reason = surveyed.reasons.get(study.name, "")
+        sections.append(Section(study.name, study.title, study.reading, shown, reason))
+    report = write_report(out / "report.html", given, sections, surveyed.left_out)
+    names = tuple(study.name for study, _ in surveyed.found)
+    return Analysed(report, names, surveyed.left_out, (report, *files))
 
 
 def _split(
@@ -118,7 +163,10 @@ def _split(
     """Return the studies that apply, each with its runs, and by name why one does not apply to some or all of them."""
     applying, reasons = [], {}
     for study in studies:
-        why_not = {subject.name: _no_steps(subject) or study.why_not(subject) for subject in given}
+        why_not = {
+            subject.name: (_no_steps(subject) if study.needs_steps else None) or study.why_not(subject)
+            for subject in given
+        }
         mine = [subject for subject in given if why_not[subject.name] is None]
         told = [f"{name}: {why}" for name, why in why_not.items() if why is not None]
         if len(given) > 1 and len(told) == len(given) and len(set(why_not.values())) == 1:
@@ -134,7 +182,7 @@ def _split(
 
 
 def _no_steps(subject: Subject) -> str | None:
-    """Say that a model has no steps of depth, where it has none: every analysis looks at what they do."""
+    """Say that a model has no steps of depth, where it has none: most analyses look at what they do."""
     return None if subject.model.stacks else "its model is a recurrence over positions: it has no steps to look at"
 
 
@@ -149,8 +197,13 @@ def _write(finding: Finding, study: Study, out: Path) -> Shown:
     if finding.arrays:
         data.append(stem.with_name(f"{stem.name}.npz"))
         np.savez_compressed(data[1], **finding.arrays)  # type: ignore[arg-type]
-    svg, png = save_figure(finding.draw(), stem)
-    return Shown(finding, svg, png, tuple(data))
+    figure = finding.draw()
+    svg, png = save_figure(figure, stem)
+    small = ""
+    if figure.get_figwidth() > NARROW:
+        with narrow():
+            small = svg_of(finding.draw())
+    return Shown(finding, svg, png, tuple(data), small)
 
 
 def _finite(value: Any) -> Any:

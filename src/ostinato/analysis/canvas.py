@@ -34,6 +34,15 @@ def new_figure(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), layout="constrained")
 
 
+def svg_of(figure: Figure) -> str:
+    """Return a figure as SVG."""
+    from io import StringIO
+
+    text = StringIO()
+    figure.savefig(text, format="svg", dpi=150)
+    return text.getvalue()
+
+
 def save_figure(figure: Figure, path: Path) -> tuple[Path, Path]:
     """Write and return `path`.svg and `path`.png."""
     written = path.with_suffix(".svg"), path.with_suffix(".png")

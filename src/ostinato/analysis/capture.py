@@ -7,7 +7,7 @@ is held at once are the captures of one batch of `TOKENS` padded tokens, and wha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -60,7 +60,7 @@ class Collector(Protocol):
 
     @property
     def request(self) -> frozenset[str]:
-        """Captures the forward pass has to return: "input", "output", "residual", "weights"."""
+        """Captures the forward pass has to return: "input", "output", "residual", "weights", "seconds"."""
 
     def add(self, seen: Seen) -> None:
         """Take in one batch."""
@@ -88,14 +88,22 @@ def stream(
     """
     model = run.model if model is None else model
     request = frozenset[str]().union(*(collector.request for collector in collectors))
-    # Every text by itself, also where training packs several into a block: rows are examples.
-    data = run.recipe.data.model_copy(update={"block_length": None})
-    rows = encode_rows(examples, run.tokenizers, data, model.config, training=False, name="examples")
     with inference(model):
-        for batch in evaluation_batches(rows, min(tokens_per_batch, data.eval_tokens_per_batch)):
+        for batch in batches(run, examples, tokens_per_batch=tokens_per_batch):
             there = batch.to(model.device)
             seen = Seen(model, there, model(there, request=request))
             for collector in collectors:
                 collector.add(seen)
             if on_progress is not None:
                 on_progress(batch.n_sentences)
+
+
+def batches(run: LoadedRun, examples: Iterable[Example], *, tokens_per_batch: int = TOKENS) -> Iterator[Batch]:
+    """Return examples as batches of a run's model, on the host; every text by itself, also where training packs them.
+
+    Raises:
+        DataError: an example that cannot be encoded, or is too long.
+    """
+    data = run.recipe.data.model_copy(update={"block_length": None})
+    rows = encode_rows(examples, run.tokenizers, data, run.model.config, training=False, name="examples")
+    return evaluation_batches(rows, min(tokens_per_batch, data.eval_tokens_per_batch))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ostinato.analysis.arrays import Floats
+from ostinato.analysis.arrays import Bools, Floats, Ints
 from ostinato.analysis.attention import attention_entropy, mass_on
 from ostinato.analysis.capture import Seen
 from ostinato.evaluation.depth import DepthTotals, sentence_depths
@@ -86,26 +86,33 @@ def _means(values_BTD: Tensor, keep_BT: Tensor) -> Tensor:
 
 @dataclass(slots=True)
 class AttentionSums:
-    """Of one sub-layer: sums over its queries, by head. keys: visible to a query, summed."""
+    """Of one sub-layer: sums over its n queries, by head; marked_H over the n_marked ones whose example has marks."""
 
     entropy_H: Floats
     own_H: Floats
     first_H: Floats
     last_H: Floats
+    marked_H: Floats
     n: int = 0
+    n_marked: int = 0
 
 
 class AttentionTotals:
     """Entropy of the weights and their mass on some keys, by sub-layer and head, over all queries that took part.
 
-    Keys: the token itself (self-attention), the first one, and the last one (the end symbol of a source). Where
-    attention has experts, means over those a token chose.
+    Keys: the token itself (self-attention), the first one, and the last one (the end symbol of a source); of a source
+    also those that are marked, by queries whose example has marks. Where attention has experts, means over those a
+    token chose.
+
+    Args:
+        marks: marked places of the encoder, by number of the example.
     """
 
     request = frozenset({"weights"})
 
-    def __init__(self) -> None:
+    def __init__(self, marks: Mapping[int, Sequence[int]] | None = None) -> None:
         self.sums: dict[Module, AttentionSums] = {}
+        self._marks = dict(marks or {})
 
     def add(self, seen: Seen) -> None:
         """Take in one batch."""
@@ -115,27 +122,39 @@ class AttentionTotals:
                 continue
             ran_BT = seen.ran(module.stack, round_)
             looked_at = "encoder" if module.kind == "cross_attention" else module.stack
-            weights_NCHS, column_N, last_N = _of_queries(weights_BHQS, ran_BT, seen.keep(looked_at))
-            S = np.arange(weights_NCHS.shape[-1])
+            weights_NCHS, sentence_N, column_N, last_N = _of_queries(weights_BHQS, ran_BT, seen.keep(looked_at))
+            S: Ints = np.arange(weights_NCHS.shape[-1])
             keys = [column_N[:, None, None, None] == S, S == 0, last_N[:, None, None, None] == S]
+            marked_BS = self._marked(seen, looked_at, weights_NCHS.shape[-1])
+            keys.append(marked_BS[sentence_N, None, None])
             found = [attention_entropy(weights_NCHS), *(mass_on(weights_NCHS, positions) for positions in keys)]
             sums = [values.mean(1).sum(0) for values in found]
             if module not in self.sums:
                 self.sums[module] = AttentionSums(*(np.zeros_like(value) for value in sums))
             into = self.sums[module]
-            for total, value in zip((into.entropy_H, into.own_H, into.first_H, into.last_H), sums, strict=True):
+            totals = (into.entropy_H, into.own_H, into.first_H, into.last_H, into.marked_H)
+            for total, value in zip(totals, sums, strict=True):
                 total += value
             into.n += len(weights_NCHS)
+            into.n_marked += int(marked_BS[sentence_N].any(1).sum())
+
+    def _marked(self, seen: Seen, looked_at: str, n_keys: int) -> Bools:
+        """Return which keys of every sentence are marked, `[B, S]`; none of any stack's but the encoder's."""
+        marked_BS = np.zeros((seen.batch.n_sentences, n_keys), dtype=np.bool_)
+        if looked_at == "encoder":
+            for row, index in enumerate(seen.batch.indices):
+                marked_BS[row, list(self._marks.get(index, ()))] = True
+        return marked_BS
 
 
-def _of_queries(weights_BHQS: Tensor, ran_BT: Tensor, keep_BS: Tensor) -> tuple[Floats, Floats, Floats]:
-    """Return the weights of the queries that took part, `[N, C, H, S]`, their columns, and their last real key."""
+def _of_queries(weights_BHQS: Tensor, ran_BT: Tensor, keep_BS: Tensor) -> tuple[Floats, Ints, Ints, Ints]:
+    """Return the weights of the queries that took part, `[N, C, H, S]`, their sentences, columns and last real keys."""
     B, H, _, S = weights_BHQS.shape
     weights_BTCHS = weights_BHQS.view(B, H, ran_BT.shape[1], -1, S).permute(0, 2, 3, 1, 4)
     sentence_N, column_N = ran_BT.nonzero(as_tuple=True)
     last_B = keep_BS.shape[1] - 1 - keep_BS.int().flip(1).argmax(1)
     weights_NCHS = weights_BTCHS[sentence_N, column_N].double().cpu().numpy()
-    return weights_NCHS, column_N.cpu().numpy(), last_B[sentence_N].cpu().numpy()
+    return weights_NCHS, sentence_N.cpu().numpy(), column_N.cpu().numpy(), last_B[sentence_N].cpu().numpy()
 
 
 class DepthByColumn:
@@ -161,11 +180,11 @@ class DepthByColumn:
             mine = {name: sums_BV[i] for name, sums_BV in sums.items()}
             self.overall.add(mine)
             values = {name: str(seen.batch.columns.get(name, [None] * (i + 1))[i]) for name in self._columns}
-            for name, value in (values | {"length": _interval(lengths_B[i])}).items():
+            for name, value in (values | {"length": interval_of(lengths_B[i])}).items():
                 self.by[name].setdefault(value, DepthTotals()).add(mine)
 
 
-def _interval(length: int) -> str:
+def interval_of(length: int) -> str:
     """Return the powers of two that a length lies between: "5-8"."""
     top = 1 << (length - 1).bit_length()
     return f"{top // 2 + 1}-{top}" if top > 2 else str(top)

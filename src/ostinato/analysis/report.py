@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
+from ostinato.analysis.overview import facts, results
 from ostinato.analysis.studies.base import Finding, Subject
 from ostinato.version import __version__
 
@@ -22,8 +23,14 @@ h1 { font-size: 1.6rem; line-height: 1.2; } h2 { font-size: 1.25rem; margin: 2.5
 a { color: var(--accent); } .note, figcaption, footer { color: var(--faint); font-size: .9rem; }
 nav ul { columns: 16rem; padding-left: 1.2rem; }
 .scroll { overflow-x: auto; border: 1px solid var(--line); border-radius: 4px; margin: .5rem 0; }
-.scroll img { display: block; max-width: 100%; min-width: min(100%, 340px); height: auto; margin: 0 auto; }
-@media (max-width: 700px) { .scroll.wide img { max-width: none; width: 640px; } }
+.picture { border: 1px solid var(--line); border-radius: 4px; margin: .5rem 0; padding: .4rem; }
+.picture img { display: block; max-width: 100%; height: auto; margin: 0 auto; }
+@media (max-width: 700px) {
+  .picture img { width: 100%; }
+  table { font-size: .8rem; } th, td { padding: .25rem .4rem; } th, td:not(.number) { white-space: normal; }
+  td:not(.number) { min-width: 5rem; }
+}
+pre { padding: .5rem; font-size: .8rem; }
 table { border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabular-nums; width: 100%; }
 th, td { padding: .25rem .6rem; border-bottom: 1px solid var(--line); text-align: left; white-space: nowrap; }
 td.number, th.number { text-align: right; } th { background: #f4f4f4; }
@@ -33,12 +40,13 @@ details .scroll { max-height: 26rem; overflow-y: auto; } summary { cursor: point
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """A finding and the files it was written to."""
+    """A finding and the files it was written to; narrow: its figure for narrow screens, "" where one does for all."""
 
     finding: Finding
     svg: Path
     png: Path
     data: tuple[Path, ...]
+    narrow: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +71,7 @@ def write_report(
     path.write_text(
         f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
 <title>Analysis of {escape(names)}</title><style>{_STYLE}</style></head><body>
 <h1>Analysis of {escape(names)}</h1>
 {_overview(subjects)}
@@ -79,16 +88,21 @@ def write_report(
 
 
 def _overview(subjects: Sequence[Subject]) -> str:
-    rows: list[list[object]] = []
+    """Return recipe, budget and results of all runs, and the whole recipes to unfold."""
+    parts = [f'<h2>Overview</h2><div class="scroll" tabindex="0">{_table(*facts(subjects))}</div>']
+    if (scored := results(subjects)) is not None:
+        told = "As stored with the runs when they ended."
+        parts.append(
+            f'<h3>Results</h3><p class="note">{told}</p><div class="scroll" tabindex="0">{_table(*scored)}</div>'
+        )
     for subject in subjects:
-        recipe, model = subject.run.recipe, subject.model
-        depths = ", ".join(f"{name} {stack.plan.n_rounds}" for name, stack in model.stacks.items())
-        task, d_model = recipe.task.kind, model.config.d_model
-        checkpoint = subject.run.checkpoint.name
-        numbers = [model.n_parameters(), d_model, depths, recipe.seed, checkpoint, len(subject.examples)]
-        rows.append([subject.name, recipe.name, task, *numbers])
-    names = ("run", "recipe", "task", "parameters", "d_model", "rounds", "seed", "checkpoint", "examples")
-    return f'<div class="scroll">{_table(names, rows)}</div>'
+        path = subject.run.directory / "recipe.yaml"
+        text = path.read_text(encoding="utf-8") if path.is_file() else ""
+        summary = f"Recipe of {escape(subject.name)}: {escape(subject.run.recipe.description or '')}"
+        parts.append(
+            f'<details><summary>{summary}</summary><pre class="scroll" tabindex="0">{escape(text)}</pre></details>'
+        )
+    return "\n".join(parts)
 
 
 def _section(section: Section) -> str:
@@ -100,17 +114,22 @@ def _section(section: Section) -> str:
 
 def _finding(shown: Shown, title: str) -> str:
     finding = shown.finding
-    image = base64.b64encode(shown.svg.read_bytes()).decode("ascii")
+    image = _data(shown.svg.read_bytes())
+    narrow = f'<source media="(max-width: 700px)" srcset="{_data(shown.narrow.encode())}">' if shown.narrow else ""
     files = [*shown.data, shown.svg, shown.png]
     links = " ".join(f'<a href="{escape(file.name)}">{escape(file.suffix[1:].upper())}</a>' for file in files)
     rows = finding.rows[:_MOST_ROWS]
     cut = f", the first {_MOST_ROWS} of {len(finding.rows):,} rows" if len(rows) < len(finding.rows) else ""
     alternative = escape(f"{title}: {finding.runs}")
     return f"""<figure style="margin:1rem 0"><h3>{escape(finding.runs)}</h3>
-<div class="scroll wide" tabindex="0"><img alt="{alternative}" src="data:image/svg+xml;base64,{image}"></div>
+<div class="picture"><picture>{narrow}<img alt="{alternative}" src="{image}"></picture></div>
 <figcaption>{escape(finding.note)} Data and figure: {links}</figcaption>
 <details{" open" if len(rows) <= 12 else ""}><summary>Numbers{cut}</summary>
 <div class="scroll" tabindex="0">{_table(finding.columns, rows)}</div></details></figure>"""
+
+
+def _data(svg: bytes) -> str:
+    return f"data:image/svg+xml;base64,{base64.b64encode(svg).decode('ascii')}"
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:

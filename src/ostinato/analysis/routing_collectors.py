@@ -123,3 +123,54 @@ class FirstExperts:
     def experts(self) -> dict[Site, Ints]:
         """Return the numbers of the experts, `NOT_ROUTED` where a token had halted."""
         return {site: np.concatenate(parts) for site, parts in self._parts.items()}
+
+
+class Sample(NamedTuple):
+    """States that entered a router, the first expert of each, and the step it happened in."""
+
+    states_ND: np.ndarray
+    experts_N: np.ndarray
+    steps_N: np.ndarray
+
+
+class RoutedSample:
+    """A sample of the states that enter a router, by router and stack, with the expert each is first sent to.
+
+    Every routed state of every step has the same chance; the draws are seeded, and the same for the same batches.
+
+    Args:
+        n: states kept. Memory: 4 n D bytes a router, and as much again where it projects them.
+    """
+
+    request = frozenset({"input"})
+
+    def __init__(self, n: int = 1500, seed: int = 0) -> None:
+        self._n, self._rng = n, np.random.default_rng(seed)
+        self._keys: dict[tuple[str, str], Floats] = {}
+        self._kept: dict[tuple[str, str], Sample] = {}
+
+    def add(self, seen: Seen) -> None:
+        """Take in one batch."""
+        for site, routing in _sites(seen):
+            kind = site.router.split(".", 1)[0]
+            states_BTD = seen.output.stacks[site.stack].captures[site.stack, site.step, kind, "input"]
+            counted_N = routing.weight_N > 0
+            states_ND = states_BTD.flatten(0, 1)[routing.rows_N[counted_N]].float().cpu().numpy()
+            experts_N = routing.experts_NK[counted_N, 0].cpu().numpy()
+            steps_N = np.full(len(experts_N), site.step)
+            self._keep((site.router, site.stack), Sample(states_ND, experts_N, steps_N))
+
+    def _keep(self, key: tuple[str, str], new: Sample) -> None:
+        """Keep the rows that drew the smallest numbers: of all that ever came an even sample."""
+        draws_N = self._rng.random(len(new[0]))
+        if key in self._kept:
+            draws_N = np.concatenate([self._keys[key], draws_N])
+            old = self._kept[key]
+            new = Sample(*(np.concatenate(pair) for pair in zip(old, new, strict=True)))
+        order = np.argsort(draws_N, kind="stable")[: self._n]
+        self._keys[key] = draws_N[order]
+        self._kept[key] = Sample(*(values[order] for values in new))
+
+    def samples(self) -> dict[tuple[str, str], Sample]:
+        """Return what was kept, by router and stack."""
+        return dict(self._kept)

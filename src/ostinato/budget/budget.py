@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from ostinato.budget.depth import Depth, expected_depths
 from ostinato.budget.experts import TopK, chosen_experts
 from ostinato.budget.macs import MacCount, count_macs
 from ostinato.budget.memory import ByteCount, Precision, count_bytes
 from ostinato.budget.parameters import ParameterCount, count_parameters
+from ostinato.config.measures import FigureName
 from ostinato.config.model import ModelConfig
-
-BudgetName = Literal["parameters", "macs", "bytes"]
-"""What may be held equal. parameters: stored. macs: one teacher-forced pass over one sentence. bytes: weights,
-activations of a training pass and decoding cache together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,15 +54,24 @@ class Budget:
     assumptions: Assumptions
     has_two_sides: bool
 
-    def figure(self, name: BudgetName) -> int:
+    def figure(self, name: FigureName) -> int:
         """Return the number two models are compared by."""
+        parameters, macs, memory = self.parameters, self.macs, self.bytes
         match name:
             case "parameters":
-                return self.parameters.stored
+                return parameters.stored
+            case "active" | "executed":
+                return int(getattr(parameters, name))
             case "macs":
-                return self.macs.total
+                return macs.total
+            case "macs_without_attention":
+                return macs.without_attention
+            case "macs_per_generated_token":
+                return macs.per_generated_token
             case "bytes":
-                return self.bytes.weights + self.bytes.activations + self.bytes.cache
+                return memory.weights + memory.activations + memory.cache
+            case "weights" | "activations" | "cache":
+                return int(getattr(memory, name))
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything as plain data: parameters, macs, bytes, assumptions."""

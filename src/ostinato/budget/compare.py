@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from ostinato.budget.budget import BudgetName
+from ostinato.config.measures import BudgetName
 from ostinato.config.model import ModelConfig
 from ostinato.errors import ConfigError, Problem
 
@@ -56,7 +56,7 @@ def check_match(key: str, budget: BudgetName, figures: Mapping[str, int], tolera
     described = {name: f"{m.figure:,}" + ("" if name == reference else f" ({signed(m)})") for name, m in found.items()}
     reason = (
         f"their {_WORDS[budget]} must agree within {tolerance:.1%} of {reference}'s; solve a width for it, raise the "
-        "tolerance, or set matched to None to compare arms of different size"
+        "tolerance, or hold nothing equal to compare arms of different size"
     )
     raise ConfigError([Problem(key, described, reason)])
 

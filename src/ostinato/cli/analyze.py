@@ -43,8 +43,8 @@ def analyze(
 ) -> None:
     """Look inside runs, in figures and numbers.
 
-    Makes every analysis that applies (depth, attention, experts, similarity, spectra), writes its numbers and figures,
-    and one report.html that opens offline.
+    Makes every analysis that applies (budget, learning, accuracy, depth, attention, experts, similarity, spectra),
+    writes its numbers and figures, and one report.html that opens offline.
     """
     from ostinato.analysis import analyze as logic
     from ostinato.cli.output import print_json, say

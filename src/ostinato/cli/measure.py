@@ -75,9 +75,9 @@ def measure_recipes(
     from dataclasses import asdict
 
     from ostinato.cli.output import complain
+    from ostinato.evaluation.timing import Effort
     from ostinato.experiments.latency import Laboratory, workloads
     from ostinato.experiments.speed import measure_models
-    from ostinato.experiments.timing import Effort
     from ostinato.experiments.workloads import Candidate
 
     laboratory = Laboratory(timing.device, timing.threads)

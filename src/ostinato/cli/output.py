@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -34,9 +35,14 @@ def say(message: str = "") -> None:
     typer.echo(message)
 
 
+def rank() -> int:
+    """Return the number of this process among those that a launcher started together; 0: the first, or alone."""
+    return int(os.environ.get("RANK", "0")) if os.environ.get("WORLD_SIZE", "1") != "1" else 0
+
+
 def complain(message: str) -> None:
     """Write an error as plain lines: no colours and no wrapping, so that they can be searched for."""
-    typer.echo(message, err=True)
+    typer.echo(f"process {rank()}: {message}" if rank() else message, err=True)
 
 
 def print_json(data: object) -> None:

@@ -29,9 +29,10 @@ def train(
 ) -> None:
     """Train a model and write a run directory.
 
-    The best checkpoint is evaluated on the recipe's splits at the end.
+    The best checkpoint is evaluated on the recipe's splits at the end. Several processes: start them with
+    torchrun --nproc_per_node N -m ostinato train RECIPE.
     """
-    from ostinato.cli.output import console, print_json, say
+    from ostinato.cli.output import console, print_json, rank, say
     from ostinato.cli.results import print_splits
     from ostinato.data.registry import DataAccess
     from ostinato.tasks.recipes import load_recipe
@@ -40,10 +41,13 @@ def train(
 
     resolved = load_recipe(recipe, overrides or [])
     directory = run_dir or default_directory(recipe, resolved.name, resume)
-    if not json:
+    is_quiet = json or rank() > 0
+    if not is_quiet:
         say(f"run directory: {directory}")
-    reporter = make_reporter(None if json else console())
+    reporter = make_reporter(None if is_quiet else console())
     result = train_recipe(resolved, directory, resume=resume, access=DataAccess.default(mirror), reporter=reporter)
+    if rank():
+        return
     if json:
         print_json(result)
     else:

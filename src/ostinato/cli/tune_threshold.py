@@ -18,7 +18,7 @@ from ostinato.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from ostinato.experiments.thresholds import Point, Tuning
+    from ostinato.evaluation.threshold_curve import Point, Tuning
 
 
 def register(app: typer.Typer) -> None:

@@ -40,3 +40,7 @@ def all_problems(config: Config, path: str = "") -> Iterator[Problem]:
         child = getattr(config, name)
         if isinstance(child, Config):
             yield from all_problems(child, f"{path}{name}.")
+        elif isinstance(child, list):
+            for place, item in enumerate(child):
+                if isinstance(item, Config):
+                    yield from all_problems(item, f"{path}{name}.{place}.")

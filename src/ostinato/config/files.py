@@ -8,7 +8,7 @@ are kinds of one thing: what two of them have in common, such as d_ff and share,
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,6 +25,8 @@ FindBase = Callable[[str], Path]
 """Turns the name of a recipe into its file; raises ConfigError where there is none."""
 
 _SUFFIXES = (".yaml", ".yml")
+INPUT = "input:"
+"""Begins a value that stands for a file of the user's own."""
 
 
 def read_yaml(path: Path) -> Settings:
@@ -50,6 +52,39 @@ def read_yaml(path: Path) -> Settings:
     if not isinstance(data, dict):
         raise ConfigError(f"{path}: must hold settings as 'key: value' lines")
     return cast(Settings, _text_keys(data))
+
+
+def fill_inputs(settings: Settings, inputs: Mapping[str, str]) -> Settings:
+    """Return settings in which every "input:NAME" is the absolute path of the file that the user gave this name.
+
+    Raises:
+        ConfigError: names without a file, files that are not there, and names that occur nowhere.
+    """
+    wanted: dict[str, None] = {}
+
+    def filled(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: filled(one) for key, one in value.items()}
+        if isinstance(value, list):
+            return [filled(one) for one in value]
+        if isinstance(value, str) and value.startswith(INPUT):
+            name = value.removeprefix(INPUT)
+            wanted[name] = None
+            return str(Path(inputs.get(name, name)).absolute())
+        return value
+
+    found: Settings = filled(settings)
+    known = f"it has {', '.join(wanted)}" if wanted else "it has none"
+    missing = [name for name in wanted if name not in inputs]
+    problems = [Problem(f"input.{name}", None, f"needs a file: --input {name}=PATH") for name in missing]
+    for name, path in inputs.items():
+        if name not in wanted:
+            problems.append(Problem(f"input.{name}", path, f"no such input: {known}"))
+        elif not Path(path).is_file():
+            problems.append(Problem(f"input.{name}", path, "there is no such file"))
+    if problems:
+        raise ConfigError(problems)
+    return found
 
 
 def read_recipe(path: Path, find_base: FindBase, root: type[BaseModel], chain: tuple[Path, ...] = ()) -> Settings:

@@ -1,8 +1,8 @@
-"""From a recipe file and overrides to a checked `Recipe`, with everything that is wrong reported at once.
+"""From settings to a checked configuration, above all a `Recipe`, with everything that is wrong reported at once.
 
-A recipe is checked in two passes. The first collects unknown keys, wrong kinds and wrong types. The nodes at fault then
-fall back to their defaults, so that the second pass can look for impossible combinations among what is left; those
-that only arise from such a default are not reported.
+A configuration is checked in two passes. The first collects unknown keys, wrong kinds and wrong types. What is at fault
+then falls back to its default, so that the second pass can look for impossible combinations among what is left;
+those that only arise from such a default are not reported.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from ostinato.config.base import DEFER_CHECKS, all_problems
+from ostinato.config.base import DEFER_CHECKS, Config, all_problems
 from ostinato.config.files import (
     FindBase,
     Settings,
@@ -34,7 +34,9 @@ from ostinato.errors import ConfigError, Problem
 _UNSET = "???"
 """What a recipe writes where the user has to give a value."""
 
-ExtraProblems = Callable[[Recipe], Iterable[Problem]]
+C = TypeVar("C", bound=Config)
+
+ExtraProblems = Callable[[C], Iterable[Problem]]
 """Checks that need more than configuration knows, such as the task's own settings."""
 
 
@@ -47,7 +49,7 @@ def load_recipe_config(
     source: Path | Settings,
     overrides: Sequence[str] = (),
     find_base: FindBase = no_base,
-    extra_problems: ExtraProblems | None = None,
+    extra_problems: ExtraProblems[Recipe] | None = None,
     default_name: str | None = None,
 ) -> Recipe:
     """Read, merge, override and check a recipe.
@@ -77,21 +79,30 @@ def dump_recipe(recipe: Recipe, path: Path) -> None:
     write_yaml(recipe.model_dump(mode="json"), path)
 
 
-def check_recipe(settings: Settings, extra_problems: ExtraProblems | None = None) -> Recipe:
+def check_recipe(settings: Settings, extra_problems: ExtraProblems[Recipe] | None = None) -> Recipe:
     """Turn settings into a recipe.
 
     Raises:
         ConfigError: with every problem found.
     """
-    repair = _Repair(_with_kinds(settings, Recipe))
-    recipe = repair.run()
-    combined = list(all_problems(recipe))
+    return check_settings(settings, Recipe, extra_problems)
+
+
+def check_settings(settings: Settings, root: type[C], extra_problems: ExtraProblems[C] | None = None) -> C:
+    """Turn settings into a configuration of a type.
+
+    Raises:
+        ConfigError: with every problem found.
+    """
+    repair = _Repair(_with_kinds(settings, root), root)
+    config = repair.run()
+    combined = list(all_problems(config))
     if extra_problems is not None:
-        combined += extra_problems(recipe)
+        combined += extra_problems(config)
     problems = repair.problems + [problem for problem in combined if not repair.explains(problem)]
     if problems:
         raise ConfigError(_without_repeats(problems))
-    return recipe
+    return config
 
 
 def _without_repeats(problems: Iterable[Problem]) -> Iterator[Problem]:
@@ -108,33 +119,40 @@ def _with_kinds(settings: Settings, node: type[BaseModel]) -> Settings:
     filled = dict(settings)
     for key, value in settings.items():
         info = node.model_fields.get(key)
-        if info is None or not isinstance(value, dict):
-            continue
-        slot = slot_of(info)
-        if slot.is_union and slot.default_kind is not None:
-            value = {"kind": slot.default_kind} | value
-        inner = child(slot, value)
-        filled[key] = value if inner is None else _with_kinds(value, inner)
+        if info is not None and isinstance(value, dict):
+            filled[key] = _group_with_kinds(value, slot_of(info))
+        elif info is not None and isinstance(value, list):
+            slot = slot_of(info)
+            filled[key] = [_group_with_kinds(item, slot) if isinstance(item, dict) else item for item in value]
     return filled
 
 
+def _group_with_kinds(value: Settings, slot: Slot) -> Settings:
+    if slot.is_union and slot.default_kind is not None:
+        value = {"kind": slot.default_kind} | value
+    inner = child(slot, value)
+    return value if inner is None else _with_kinds(value, inner)
+
+
 @dataclass
-class _Repair:
-    """The first pass: collects problems and takes the faulty settings out until the rest is a recipe.
+class _Repair(Generic[C]):
+    """The first pass: collects problems and takes the faulty settings out until the rest is a configuration.
 
     Args:
-        settings: what the user gave, kinds filled in.
+        settings: what the user gave, kinds filled in, less what was wrong. root: what they are to be.
         problems: found so far.
         removed: paths that fell back to a default, and those an unknown key was probably meant for.
     """
 
     settings: Settings
+    root: type[C]
+    given: Settings = field(init=False)
     problems: list[Problem] = field(default_factory=list)
     removed: list[PathTuple] = field(default_factory=list)
 
-    def run(self) -> Recipe:
-        """Return the recipe that is left."""
-        self.settings = copy.deepcopy(self.settings)
+    def run(self) -> C:
+        """Return the configuration that is left."""
+        self.given, self.settings = self.settings, copy.deepcopy(self.settings)
         for path in list(_unset(self.settings)):
             self._add(path, _UNSET, f"must be given, for example {dotted(path)}=...")
             self._remove(path)
@@ -142,29 +160,34 @@ class _Repair:
         while self.settings != before:
             before = copy.deepcopy(self.settings)
             try:
-                return Recipe.model_validate(self.settings, context=DEFER_CHECKS)
+                return self.root.model_validate(self.settings, context=DEFER_CHECKS)
             except ValidationError as error:
                 found = error.errors(include_url=False)
             seen: set[PathTuple] = set()
             for item in found:
-                path, slot, node = _locate(item["loc"], self.settings)
+                path, slot, node = _locate(item["loc"], self.root)
                 if path in seen:
                     continue
                 seen.add(path)
+                if item["type"] == "missing" and path in self.removed:
+                    self._remove(_list_or_top(path))  # it was there, and what was wrong with it has been said
+                    continue
                 self._report(item["type"], path, slot, node)
         raise ConfigError(self.problems)
 
     def _report(self, kind: str, path: PathTuple, slot: Slot | None, node: type[BaseModel]) -> None:
         """Add one problem and repair it."""
         value = _get(self.settings, path)
+        if value is None:  # its list is out already
+            value = _get(self.given, path)
         if slot is None:
-            meant = suggestions(Recipe, node, path)
+            meant = suggestions(self.root, node, path)
             self.removed += meant
             self._add(path, value, _unknown(path, meant, node))
             self._remove(path)
         elif kind == "missing":
             self._add(path, None, f"is required: {describe(slot.annotation, slot.metadata)}")
-            self._remove(path[:1])
+            self._remove(_list_or_top(path))
         elif slot.is_union and isinstance(value, dict):
             self._wrong_kind(path, slot, value)
         else:
@@ -189,12 +212,12 @@ class _Repair:
 
     def _remove(self, path: PathTuple) -> None:
         """Take a setting out; of a list, all of it."""
-        first_index = next((i for i, key in enumerate(path) if isinstance(key, int)), len(path))
-        *parents, last = path[:first_index]
-        group = _get(self.settings, tuple(parents))
+        while isinstance(path[-1], int):
+            path = path[:-1]
+        group = _get(self.settings, path[:-1])
         if isinstance(group, dict):
-            group.pop(last, None)
-        self.removed.append(tuple(path[:first_index]))
+            group.pop(path[-1], None)
+        self.removed.append(path)
 
     def explains(self, problem: Problem) -> bool:
         """Return True where a problem of the second pass involves a setting that fell back to its default."""
@@ -206,12 +229,18 @@ class _Repair:
         return False
 
 
-def _locate(loc: tuple[int | str, ...], settings: Settings) -> tuple[PathTuple, Slot | None, type[BaseModel]]:
+def _list_or_top(path: PathTuple) -> PathTuple:
+    """Return the list a setting is in, where it is in one, else the group at the top."""
+    first_index = next((i for i, key in enumerate(path) if isinstance(key, int)), 1)
+    return path[:first_index]
+
+
+def _locate(loc: tuple[int | str, ...], root: type[BaseModel]) -> tuple[PathTuple, Slot | None, type[BaseModel]]:
     """Follow a validation error to the user's key: its path, what may stand there (None: unknown), and its group.
 
     Pydantic's locations also name the members of unions; those are dropped.
     """
-    node: type[BaseModel] = Recipe
+    node = root
     path: PathTuple = ()
     rest = list(loc)
     while rest:
@@ -221,12 +250,12 @@ def _locate(loc: tuple[int | str, ...], settings: Settings) -> tuple[PathTuple, 
         if info is None:
             return path, None, node
         slot = slot_of(info)
+        if slot.nodes and rest and isinstance(rest[0], int):
+            path = (*path, rest.pop(0))
         if slot.is_union and rest and rest[0] in slot.nodes:
             inner: type[BaseModel] | None = slot.nodes[str(rest.pop(0))]
         else:
             inner = slot.nodes.get("")
-        if inner is not None and rest and isinstance(rest[0], int):
-            path = (*path, rest.pop(0))
         if inner is None or not rest:
             return path, slot, node
         node = inner

@@ -35,8 +35,8 @@ class Slot:
 
 def slot_of(field: FieldInfo) -> Slot:
     """Return what a field may hold."""
-    members = [m for m in map(_element, _members(field.annotation)) if _is_node(m)]
-    is_union = field.discriminator is not None
+    members = [m for member in _members(field.annotation) for m in _elements(member) if _is_node(m)]
+    is_union = field.discriminator is not None or _is_list_of_kinds(field.annotation)
     nodes = {kind_of(m) if is_union else "": m for m in members}
     default = field.get_default(call_default_factory=True, validated_data={})
     return Slot(field.annotation, tuple(field.metadata), nodes, is_union, getattr(default, "kind", None))
@@ -156,9 +156,19 @@ def _bounds(metadata: Sequence[Any]) -> str:
     return words
 
 
-def _element(annotation: Any) -> Any:
-    """Return what a list holds, any other type as it is."""
-    return get_args(annotation)[0] if get_origin(annotation) is list else annotation
+def _elements(annotation: Any) -> tuple[Any, ...]:
+    """Return what a list may hold, any other type as it is."""
+    if get_origin(annotation) is not list:
+        return (annotation,)
+    held = get_args(annotation)[0]
+    return _members(get_args(held)[0] if get_origin(held) is Annotated else held)
+
+
+def _is_list_of_kinds(annotation: Any) -> bool:
+    """Return True for a list in which `kind` chooses between several configurations in every place."""
+    if get_origin(annotation) is not list or get_origin(held := get_args(annotation)[0]) is not Annotated:
+        return False
+    return any(getattr(m, "discriminator", None) is not None for m in get_args(held)[1:])
 
 
 def _is_node(annotation: Any) -> bool:

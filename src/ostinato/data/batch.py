@@ -23,6 +23,11 @@ class Tokens:
     keep_BT: Tensor
     positions_BT: Tensor | None = None
 
+    def rows(self, chosen: slice) -> Tokens:
+        """Return some of the rows, padded as they are."""
+        positions = None if self.positions_BT is None else self.positions_BT[chosen]
+        return Tokens(self.ids_BT[chosen], self.keep_BT[chosen], positions)
+
     def to(self, device: torch.device | str) -> Tokens:
         """Return the tokens on another device."""
         positions = None if self.positions_BT is None else self.positions_BT.to(device)
@@ -86,6 +91,20 @@ class Batch:
     def n_labels(self) -> int:
         """Labels that count."""
         return int(self.loss_BT.sum())
+
+    def rows(self, chosen: slice) -> Batch:
+        """Return some of the examples, maybe none, padded as they are."""
+        return Batch(
+            self.target.rows(chosen),
+            self.labels_BT[chosen],
+            self.loss_BT[chosen],
+            None if self.source is None else self.source.rows(chosen),
+            None if self.places_BL is None else self.places_BL[chosen],
+            None if self.prefix_lengths_B is None else self.prefix_lengths_B[chosen],
+            self.indices[chosen],
+            self.sizes[chosen],
+            {name: values[chosen] for name, values in self.columns.items()},
+        )
 
     def to(self, device: torch.device | str) -> Batch:
         """Return the batch on another device."""

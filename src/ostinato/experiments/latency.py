@@ -11,8 +11,8 @@ from typing import Any
 from ostinato.config.model import ModelConfig
 from ostinato.errors import ConfigError, Problem
 from ostinato.evaluation.loading import resolve_device
+from ostinato.evaluation.timing import Effort, Lap, Stopwatch, interleave
 from ostinato.experiments.environment import Environment, describe_environment
-from ostinato.experiments.timing import Effort, Lap, Stopwatch, interleave
 from ostinato.experiments.workloads import Bench, Candidate, Workload
 from ostinato.training.rng import preserved_randomness
 from ostinato.training.threads import cpu_threads

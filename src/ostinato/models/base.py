@@ -18,8 +18,10 @@ from ostinato.nn.dropout import Drops
 from ostinato.nn.experts import Routed
 from ostinato.nn.halting import NoHalting
 from ostinato.nn.init import init_embedding
+from ostinato.nn.precision import at_least_float32
 from ostinato.nn.shapes import Float, Int, Tensor
-from ostinato.nn.stack import Compaction, Stack
+from ostinato.nn.stack import Compaction, Stack, router_name
+from ostinato.nn.types import Routing
 
 
 class TokenModel(nn.Module):
@@ -105,6 +107,17 @@ class TokenModel(nn.Module):
     def routed(self) -> Iterator[Routed]:
         """Yield the parameter sets that have experts, each once."""
         return (module for module in self.banks.modules() if isinstance(module, Routed))
+
+    def no_routings(self) -> Iterator[Routing]:
+        """Yield for every use of a router, in the order they run, a routing without rows."""
+        like = at_least_float32(torch.empty(0, device=self.device, dtype=next(self.parameters()).dtype))
+        for stack in self.stacks.values():
+            for step in stack.plan.steps:
+                for use in step.uses:
+                    module = getattr(self.banks, use.kind)[use.weights]
+                    if isinstance(module, Routed) and module.router is not None:
+                        sizes = (module.n_experts, module.gate.k)
+                        yield Routing.of_no_rows(router_name(use), stack.plan.stack, step.index, sizes, like)
 
     def project_routers(self) -> None:
         """Bring what routers hold fixed back to its place; to be called after every update."""

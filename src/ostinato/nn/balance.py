@@ -14,12 +14,13 @@ is a mean, so that batch size and padding do not scale it. With E experts:
 P = sum_x w_x p_x: mean probabilities. F: fraction of the chosen places, F1: of the first choices; both without
 gradient. I: summed gates of every expert. H: entropy in nats.
 
-Every function takes routings, or the `Rows` made of them once where several functions read the same ones.
+Every function takes routings, or the `Rows` made of them once where several functions read the same ones. Where rows
+are spread over processes, their sums are added up and never their losses: see `Rows.of`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -47,13 +48,13 @@ def mutual_information(routings: Sequence[Routing] | Rows) -> Tensor:
     To be minimised: sharp rows, uniform use. (SUT, equation 1, in the sign its explanation asks for.)
     """
     rows = Rows.of(routings)
-    return (rows.weight_N * _entropy(rows.probs_NE)).sum() - _entropy(rows.mean(rows.probs_NE))
+    return rows.mean(_entropy(rows.probs_NE)) - _entropy(rows.mean(rows.probs_NE))
 
 
 def z(routings: Sequence[Routing] | Rows) -> Tensor:
     """Return the mean squared logsumexp of the raw scores (Zoph et al. 2022, eq. 5)."""
     rows = Rows.of(routings)
-    return (rows.weight_N * torch.logsumexp(rows.logits_NE, 1).square()).sum()
+    return rows.mean(torch.logsumexp(rows.logits_NE, 1).square())
 
 
 def importance(routings: Sequence[Routing] | Rows) -> Tensor:
@@ -85,12 +86,25 @@ def load(routings: Sequence[Routing] | Rows) -> Load:
     """Return how the experts were used over all routings of one router; rows of weight 0 do not count."""
     rows = Rows.of(routings)
     fraction_E = rows.fraction(rows.experts_NK)
-    return Load(fraction_E, _entropy(fraction_E), (rows.weight_N * _entropy(rows.probs_NE)).sum(), rows.total)
+    return Load(fraction_E, _entropy(fraction_E), rows.mean(_entropy(rows.probs_NE)), rows.total)
+
+
+Sum = Callable[[Tensor], Tensor]
+"""From what the rows here add up to, to what all rows do."""
+
+
+def all_here(values: Tensor) -> Tensor:
+    """Return the sums as they are: there are no other rows."""
+    return values
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The rows of all routings of one router; weights sum to 1 (to 0 where no row has any), their sum was `total`."""
+    """The rows of all routings of one router; `total` is the sum of their weights, `everywhere` adds up over processes.
+
+    A loss is a function of sums over all rows. No part of a sum may depend on another sum: its gradient would be needed
+    from the rows of all processes, and each has its own alone.
+    """
 
     logits_NE: Tensor
     probs_NE: Tensor
@@ -98,10 +112,14 @@ class Rows:
     gates_NK: Tensor
     weight_N: Tensor
     total: Tensor
+    everywhere: Sum = all_here
 
     @classmethod
-    def of(cls, routings: Sequence[Routing] | Rows) -> Rows:
+    def of(cls, routings: Sequence[Routing] | Rows, everywhere: Sum = all_here) -> Rows:
         """Join routings; what is joined already is returned as it is.
+
+        Args:
+            everywhere: adds up what rows of several processes sum to; every process calls it the same number of times.
 
         Raises:
             ValueError: there is none.
@@ -113,14 +131,14 @@ class Rows:
         weight_N = torch.cat([r.weight_N for r in routings]).to(routings[0].probs_NE.dtype)
         # Padding may hold anything, and NaN times 0 is NaN. Overwritten, not left out: an accelerator need not wait.
         ignored_N1 = (weight_N == 0)[:, None]
-        total = weight_N.sum()
         return cls(
             torch.cat([r.logits_NE for r in routings]).masked_fill(ignored_N1, 0.0),
             torch.cat([r.probs_NE for r in routings]).masked_fill(ignored_N1, 0.0),
             torch.cat([r.experts_NK for r in routings]),
             torch.cat([r.gates_NK for r in routings]).masked_fill(ignored_N1, 0.0),
-            weight_N / total.clamp_min(torch.finfo(weight_N.dtype).tiny),
-            total,
+            weight_N,
+            everywhere(weight_N.sum()),
+            everywhere,
         )
 
     @property
@@ -128,17 +146,22 @@ class Rows:
         """Return E."""
         return self.probs_NE.shape[1]
 
-    def mean(self, values_NE: Tensor) -> Tensor:
-        """Return the weighted mean over the rows."""
+    def mean(self, values: Tensor) -> Tensor:
+        """Return the weighted mean over the rows of values `[N]` or `[N, E]`; 0 where no row has any weight."""
         # No product of matrices: autocast would round one.
-        return (self.weight_N[:, None] * values_NE).sum(0)
+        weight = self.weight_N if values.ndim == 1 else self.weight_N[:, None]
+        return self._part(self.everywhere((weight * values).sum(0)))
 
     @torch.no_grad()
     def fraction(self, experts_NK: Tensor) -> Tensor:
         """Return every expert's part of the choices, rows by their weight."""
         counts = torch.zeros(self.n_experts, dtype=self.weight_N.dtype, device=self.weight_N.device)
         per_choice = (self.weight_N / experts_NK.shape[1])[:, None].expand_as(experts_NK)
-        return counts.index_add(0, experts_NK.reshape(-1), per_choice.reshape(-1))
+        counts = counts.index_add(0, experts_NK.reshape(-1), per_choice.reshape(-1))
+        return self._part(self.everywhere(counts))
+
+    def _part(self, sums: Tensor) -> Tensor:
+        return sums / self.total.clamp_min(torch.finfo(self.total.dtype).tiny)
 
 
 def _entropy(probs: Tensor) -> Tensor:

@@ -62,6 +62,10 @@ class Router(nn.Module, ABC):
     def project(self) -> None:
         """Bring parameters back to where they are held; called after every update of the optimiser."""
 
+    def projected(self, h_ND: Float[Tensor, "N D"]) -> Tensor | None:
+        """Return the rows in the space in which experts are told apart, `[N, C]`; None where that is their own."""
+        return None
+
     @abstractmethod
     def _scores(self, h_ND: Tensor) -> Tensor:
         """Return raw scores of rows that are at least float32."""
@@ -92,8 +96,12 @@ class MlpRouter(Drops, Router):
         self.scores = nn.Linear(d_model, n_experts, bias=False)
         self.dropout = dropout
 
+    def projected(self, h_ND: Float[Tensor, "N D"]) -> Tensor:
+        """Return tanh(W h + b)."""
+        return torch.tanh(self.hidden(h_ND))
+
     def _scores(self, h_ND: Tensor) -> Tensor:
-        return self.scores(self.drop(torch.tanh(self.hidden(h_ND))))  # type: ignore[no-any-return]
+        return self.scores(self.drop(self.projected(h_ND)))  # type: ignore[no-any-return]
 
 
 class HypersphereRouter(Router):
@@ -143,11 +151,21 @@ class HypersphereRouter(Router):
         if self.is_normalised and self.experts_EC.requires_grad:
             self._hold_norm()
 
+    def projected(self, h_ND: Float[Tensor, "N D"]) -> Tensor | None:
+        """Return W h, on the unit sphere where scores are cosines."""
+        if self.projection is None and not self.is_normalised:
+            return None
+        z_NC = self._rows(h_ND)
+        return F.normalize(z_NC, dim=1, eps=_SMALLEST_NORM) if self.is_normalised else z_NC
+
     def _hold_norm(self) -> None:
         self.experts_EC.mul_(self.norm / self.experts_EC.norm(dim=1, keepdim=True).clamp_min(_SMALLEST_NORM))
 
+    def _rows(self, h_ND: Tensor) -> Tensor:
+        return h_ND if self.projection is None else self.projection(h_ND)
+
     def _scores(self, h_ND: Tensor) -> Tensor:
-        z_NC = h_ND if self.projection is None else self.projection(h_ND)
+        z_NC = self._rows(h_ND)
         if not self.is_normalised:
             return F.linear(z_NC, self.experts_EC)
         return F.linear(F.normalize(z_NC, dim=1, eps=_SMALLEST_NORM), F.normalize(self.experts_EC, dim=1))

@@ -22,6 +22,7 @@ from ostinato.kernels import Draws, add_dropped, drop
 from ostinato.nn.attention import Attention, Visibility
 from ostinato.nn.bank import Banks
 from ostinato.nn.cache import Cache, KeyValues, Window
+from ostinato.nn.clock import now
 from ostinato.nn.expert_attention import ExpertAttention
 from ostinato.nn.experts import Decision, Routed
 from ostinato.nn.feedforward import FeedForward
@@ -107,7 +108,7 @@ class Stack:
             prefix_lengths_B: first real tokens that see each other in both directions.
             memory_BSD, memory_keep_BS: what cross-attention looks at.
             n_rounds: another number of rounds than the plan's (fully shared plans only).
-            request: captures to return: "input", "output", "residual", "weights".
+            request: captures to return: "input", "output", "residual", "weights", "seconds".
         """
         if positions_BT is None:
             positions_BT = torch.arange(embedded_BTD.shape[1], device=embedded_BTD.device)[None]
@@ -207,6 +208,7 @@ class Stack:
 
     def _uses(self, states_ND: Tensor, step: Step, run: Pass, here: Here) -> Tensor:
         for use in step.uses:
+            began = now(states_ND.device) if "seconds" in run.request else 0.0
             norm = self._norm(use)
             ffn = self.banks.feed_forward(use.weights) if use.kind == "ffn" else None
             # A convolution reads what is visible in all its columns, its own too.
@@ -226,6 +228,9 @@ class Stack:
             if not self.is_pre_norm:
                 states_ND = norm(states_ND)
             self._capture(run, here, step, use, "residual", states_ND)
+            if "seconds" in run.request:
+                key = self.plan.stack, step.index, use.kind, "seconds"
+                run.captures[key] = torch.tensor(now(states_ND.device) - began)
         return states_ND
 
     def _norm(self, use: Use) -> Norm:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import torch
+
 from ostinato.nn.shapes import Bool, Float, Int, Tensor
 
 CaptureKey = tuple[str, int, str, str]
 """Stack, 0-based step, kind of sub-layer, and what: "input", "output" (before the residual), "residual" (after it and
-its norm) or "weights" (of attention)."""
+its norm), "weights" (of attention) or "seconds" (the sub-layer took, a number)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,19 @@ class Routing:
     gates_NK: Float[Tensor, "N K"]
     weight_N: Float[Tensor, "N"]
     rows_N: Int[Tensor, "N"]
+
+    @classmethod
+    def of_no_rows(cls, router: str, stack: str, step: int, sizes: tuple[int, int], like: Tensor) -> Routing:
+        """Return what a router decided where it was not asked.
+
+        Args:
+            sizes: E and K. like: a tensor of the device and dtype of probabilities.
+        """
+        n_experts, k = sizes
+        scores_0E, gates_0K = like.new_empty(0, n_experts), like.new_empty(0, k)
+        nothing_0 = torch.empty(0, dtype=torch.long, device=like.device)
+        experts_0K = nothing_0.view(0, 1).expand(0, k)
+        return cls(router, stack, step, scores_0E, scores_0E, experts_0K, gates_0K, like.new_empty(0), nothing_0)
 
 
 @dataclass(frozen=True, slots=True)

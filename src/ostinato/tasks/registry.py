@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
@@ -13,53 +14,55 @@ from ostinato.config.data import DataConfig
 from ostinato.config.recipe import TaskRef
 from ostinato.config.schema import describe
 from ostinato.errors import ConfigError, Problem
-from ostinato.tasks.agreement import AgreementTask
-from ostinato.tasks.algorithmic import AlgorithmicTask
-from ostinato.tasks.babi import BabiTask
 from ostinato.tasks.base import Task, TaskConfig
-from ostinato.tasks.cfq import CfqTask
-from ostinato.tasks.classification import ClassificationTask
-from ostinato.tasks.cogs import CogsTask
-from ostinato.tasks.files import FilesTask
-from ostinato.tasks.geoquery import GeoQueryTask
-from ostinato.tasks.lambada import LambadaTask
-from ostinato.tasks.learning_to_execute import LearningToExecuteTask
-from ostinato.tasks.listops import ListOpsTask
-from ostinato.tasks.logical_inference import LogicalInferenceTask
-from ostinato.tasks.mcwq import McwqTask
-from ostinato.tasks.passivization import PassivizationTask
-from ostinato.tasks.pcfg_set import PcfgSetTask
-from ostinato.tasks.relay import RelayTask
-from ostinato.tasks.scan import ScanTask
-from ostinato.tasks.span_extraction import SpanExtractionTask
-from ostinato.tasks.tagging import TaggingTask
-from ostinato.tasks.translation import TranslationTask
 
 if TYPE_CHECKING:
     from ostinato.data.registry import DataAccess
 
-TASKS: dict[str, type[Task]] = {
-    "agreement": AgreementTask,
-    "algorithmic": AlgorithmicTask,
-    "babi": BabiTask,
-    "cfq": CfqTask,
-    "classification": ClassificationTask,
-    "cogs": CogsTask,
-    "files": FilesTask,
-    "geoquery": GeoQueryTask,
-    "lambada": LambadaTask,
-    "learning_to_execute": LearningToExecuteTask,
-    "listops": ListOpsTask,
-    "logical_inference": LogicalInferenceTask,
-    "mcwq": McwqTask,
-    "passivization": PassivizationTask,
-    "pcfg_set": PcfgSetTask,
-    "relay": RelayTask,
-    "scan": ScanTask,
-    "span_extraction": SpanExtractionTask,
-    "tagging": TaggingTask,
-    "translation": TranslationTask,
+_CLASSES = {
+    "agreement": "AgreementTask",
+    "algorithmic": "AlgorithmicTask",
+    "babi": "BabiTask",
+    "cfq": "CfqTask",
+    "classification": "ClassificationTask",
+    "cogs": "CogsTask",
+    "files": "FilesTask",
+    "geoquery": "GeoQueryTask",
+    "lambada": "LambadaTask",
+    "learning_to_execute": "LearningToExecuteTask",
+    "listops": "ListOpsTask",
+    "logical_inference": "LogicalInferenceTask",
+    "mcwq": "McwqTask",
+    "passivization": "PassivizationTask",
+    "pcfg_set": "PcfgSetTask",
+    "relay": "RelayTask",
+    "scan": "ScanTask",
+    "span_extraction": "SpanExtractionTask",
+    "tagging": "TaggingTask",
+    "translation": "TranslationTask",
 }
+"""The class of every task; its module has the task's name."""
+
+
+class _Tasks(Mapping[str, type[Task]]):
+    """Tasks by name, whose modules are imported when they are asked for: a run needs one of them."""
+
+    def __getitem__(self, kind: str) -> type[Task]:
+        name = _CLASSES[kind]
+        task: type[Task] = getattr(import_module(f"ostinato.tasks.{kind}"), name)
+        return task
+
+    def __contains__(self, kind: object) -> bool:
+        return kind in _CLASSES
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_CLASSES)
+
+    def __len__(self) -> int:
+        return len(_CLASSES)
+
+
+TASKS: Mapping[str, type[Task]] = _Tasks()
 """Every task by its `kind`."""
 
 

@@ -3,7 +3,8 @@
     checkpoints/
       update-000500/   model.safetensors, model.json    the model (`ostinato.models.checkpoint`)
                        state.safetensors                the optimiser's tensors, torch's random states
-                       state.json                       format version, progress, Python's and numpy's random states
+                       state.json                       format version, progress, Python's and numpy's random states,
+                                                        and those of the run's other processes
       last.json        {"directory": "update-000500", "update": 500}    where to go on
       best.json        the same, for the best one
       average-best-5/  model.safetensors, model.json, average.json: a mean of others (`ostinato.evaluation.averaging`)
@@ -16,36 +17,34 @@ by `Checkpoints.recover`.
 
 from __future__ import annotations
 
-import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from ostinato.data.disk import new_folder, remove_folder, remove_leftovers, write_json
 from ostinato.errors import CheckpointError
 from ostinato.models import Model, load_model, save_model
-from ostinato.training.optim import load_optimizer_tensors, optimizer_tensors
+from ostinato.training.optim import load_optimizer_tensors
 from ostinato.training.rng import RandomState
 from ostinato.training.state import Progress
-from ostinato.version import __version__
-
-FORMAT_VERSION = 1
-_TENSORS, _STATE = "state.safetensors", "state.json"
-_OPTIMIZER, _RANDOM = "optimizer/", "random/"
+from ostinato.training.state_files import read_json, read_progress, read_state, write_state
 
 
 @dataclass(frozen=True, slots=True)
 class SavedState:
-    """A training state read from disk; `optimizer` is by the names of `optimizer_tensors`."""
+    """A training state read from disk.
+
+    Args:
+        randoms: random states of every process of the run, by rank. optimizer: by the names of `optimizer_tensors`.
+    """
 
     model: Model
     progress: Progress
-    random: RandomState
+    randoms: list[RandomState]
     optimizer: dict[str, Tensor]
 
     def restore_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
@@ -69,12 +68,22 @@ class Checkpoints:
         """Return the folder of an update's checkpoint."""
         return self.root / f"update-{update:06d}"
 
-    def save(self, model: Model, optimizer: torch.optim.Optimizer, progress: Progress) -> Path:
-        """Write a checkpoint of the present update and make it the last one; return its folder."""
+    def save(
+        self,
+        model: Model,
+        optimizer: torch.optim.Optimizer,
+        progress: Progress,
+        randoms: Sequence[RandomState] | None = None,
+    ) -> Path:
+        """Write a checkpoint of the present update and make it the last one; return its folder.
+
+        Args:
+            randoms: random states of every process of the run; None: this one is alone.
+        """
         directory = self.directory(progress.update)
         with new_folder(directory) as folder:
             save_model(model, folder)
-            _save_state(folder, model, optimizer, progress)
+            write_state(folder, model, optimizer, progress, randoms)
         self._point("last", progress.update)
         if progress.best is not None:
             self._point("best", progress.best.update)
@@ -82,7 +91,12 @@ class Checkpoints:
         return directory
 
     def save_failed(
-        self, model: Model, optimizer: torch.optim.Optimizer, progress: Progress, report: dict[str, Any]
+        self,
+        model: Model,
+        optimizer: torch.optim.Optimizer,
+        progress: Progress,
+        report: dict[str, Any],
+        randoms: Sequence[RandomState] | None = None,
     ) -> Path:
         """Write the state before an update that failed, and a report, to `failed-update-N`.
 
@@ -92,7 +106,7 @@ class Checkpoints:
         directory = self.root / f"failed-update-{progress.update + 1}"
         with new_folder(directory) as folder:
             save_model(model, folder)
-            _save_state(folder, model, optimizer, progress)
+            write_state(folder, model, optimizer, progress, randoms)
             write_json(folder / "failed.json", report)
         return directory
 
@@ -110,12 +124,8 @@ class Checkpoints:
         if update is None:
             raise CheckpointError(f"{self.root} holds no checkpoint to go on from")
         directory = self.directory(update)
-        progress, random_json = _read_state(directory / _STATE)
-        tensors = _read_tensors(directory / _TENSORS)
-        torch_states = {k.removeprefix(_RANDOM): v for k, v in tensors.items() if k.startswith(_RANDOM)}
-        random = RandomState(random_json["python"], random_json["numpy"], torch_states)
-        optimizer = {k.removeprefix(_OPTIMIZER): v for k, v in tensors.items() if k.startswith(_OPTIMIZER)}
-        return SavedState(load_model(directory, device), progress, random, optimizer)
+        progress, randoms, optimizer = read_state(directory)
+        return SavedState(load_model(directory, device), progress, randoms, optimizer)
 
     def best_directory(self) -> Path:
         """Return the folder of the best checkpoint.
@@ -140,7 +150,7 @@ class Checkpoints:
         if last is None:
             (self.root / "best.json").unlink(missing_ok=True)
             return
-        progress, _ = _read_state(self.directory(last) / _STATE)
+        progress = read_progress(self.directory(last))
         if progress.best is not None and self._read_pointer("best") != progress.best.update:
             self._point("best", progress.best.update)
         self._prune(progress)
@@ -162,42 +172,4 @@ class Checkpoints:
         path = self.root / f"{role}.json"
         if not path.is_file():
             return None
-        return int(_read_json(path, "update"))
-
-
-def _save_state(folder: Path, model: Model, optimizer: torch.optim.Optimizer, progress: Progress) -> None:
-    random = RandomState.capture()
-    tensors = {f"{_OPTIMIZER}{name}": value for name, value in optimizer_tensors(model, optimizer).items()}
-    tensors |= {f"{_RANDOM}{name}": value for name, value in random.torch.items()}
-    save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, folder / _TENSORS)
-    content = {
-        "format_version": FORMAT_VERSION,
-        "ostinato": __version__,
-        "progress": progress.to_dict(),
-        "random": {"python": random.python, "numpy": random.numpy},
-    }
-    (folder / _STATE).write_text(json.dumps(content) + "\n", encoding="utf-8")
-
-
-def _read_state(path: Path) -> tuple[Progress, dict[str, Any]]:
-    version = _read_json(path, "format_version")
-    if version != FORMAT_VERSION:
-        raise CheckpointError(f"{path}: format version {version!r}, this ostinato {__version__} reads {FORMAT_VERSION}")
-    try:
-        return Progress.from_dict(_read_json(path, "progress")), dict(_read_json(path, "random"))
-    except (TypeError, KeyError) as error:
-        raise CheckpointError(f"{path}: not a training state: {error!r}") from error
-
-
-def _read_json(path: Path, key: str) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))[key]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{path}: cannot be read: {error!r}") from error
-
-
-def _read_tensors(path: Path) -> dict[str, Tensor]:
-    try:
-        return load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{path}: cannot be read: {error}") from error
+        return int(read_json(path, "update"))

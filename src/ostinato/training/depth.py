@@ -21,14 +21,34 @@ from ostinato.data.batch import Batch
 from ostinato.evaluation.depth import depth_sums, describe, real_tokens
 from ostinato.models.base import TokenModel
 from ostinato.models.output import ModelOutput
+from ostinato.nn.halting import NoHalting
 
 STUCK = 0.95
 """Part of a stack's tokens that may have one depth, the least or the greatest, without anybody being told."""
 
 
-def depth_cost(output: ModelOutput) -> Tensor | None:
-    """Return the sum of the stacks' mean costs of depth; None where no token halts."""
-    costs = [stack.depth_cost for stack in output.stacks.values() if stack.depth_cost is not None]
+Parts = Mapping[str, float]
+"""By stack, what part of a batch's real tokens this process has."""
+
+
+def parts_of(share: Batch, whole: Batch, model: TokenModel) -> Parts:
+    """Return the parts of a share."""
+    return {
+        name: float(real_tokens(name, share).sum()) / float(real_tokens(name, whole).sum()) for name in model.stacks
+    }
+
+
+def depth_cost(output: ModelOutput, parts: Parts | None = None) -> Tensor | None:
+    """Return the sum of the stacks' mean costs of depth; None where no token halts.
+
+    Args:
+        parts: the costs of several processes are to add up to those of all their tokens; None: all tokens are here.
+    """
+    costs = [
+        stack.depth_cost if parts is None else parts[name] * stack.depth_cost
+        for name, stack in output.stacks.items()
+        if stack.depth_cost is not None
+    ]
     return torch.stack(costs).sum() if costs else None
 
 
@@ -56,19 +76,26 @@ class DepthObservation:
 
 
 @torch.no_grad()
-def observe_depth(model: TokenModel, output: ModelOutput, batch: Batch, weight: float) -> DepthObservation | None:
+def observe_depth(
+    model: TokenModel, output: ModelOutput, batch: Batch, weight: float, parts: Parts | None = None
+) -> DepthObservation | None:
     """Look at the depths of one batch; None where no token halts. Nothing waits for the device.
 
     Args:
         weight: of the cost in this update.
+        parts: see `depth_cost`; the values of several processes add up to those of all their tokens.
     """
     values, rounds = [], {}
-    for name, stack in output.stacks.items():
-        if stack.halting is None or stack.depth_cost is None:
+    for name, stack in model.stacks.items():
+        if not stack.halts or isinstance(stack.halting, NoHalting):
             continue
-        rounds[name] = model.stacks[name].plan.n_rounds
-        sums_BV = depth_sums(stack.halting, real_tokens(name, batch), rounds[name])
-        values += [sums_BV.sum(0), stack.depth_cost[None].float()]
+        rounds[name] = n_rounds = stack.plan.n_rounds
+        found, part = output.stacks.get(name), 1.0 if parts is None else parts[name]
+        if found is None or found.depth_cost is None:  # of no tokens
+            values.append(torch.zeros(n_rounds + 2, device=model.device))
+            continue
+        sums_BV = depth_sums(found.halting, real_tokens(name, batch), n_rounds)
+        values += [sums_BV.sum(0), part * found.depth_cost[None].float()]
     return DepthObservation(torch.cat(values), rounds, weight) if values else None
 
 

@@ -13,12 +13,12 @@ from ostinato.config.recipe import Recipe
 from ostinato.data.disk import write_json
 from ostinato.data.registry import DataAccess
 from ostinato.evaluation import evaluate
-from ostinato.evaluation.loading import resolve_device
 from ostinato.models import load_model
 from ostinato.training.checkpoint import Checkpoints
 from ostinato.training.checks import check_training
 from ostinato.training.prepare import Prepared, prepare
-from ostinato.training.records import Records
+from ostinato.training.processes import Processes
+from ostinato.training.records import NoRecords, Records
 from ostinato.training.reporter import Reporter, SilentReporter
 from ostinato.training.rundir import RunDirectory
 from ostinato.training.session import Session
@@ -39,54 +39,69 @@ def train(
     On a CPU the same recipe gives the same weights and the same metrics.jsonl, byte for byte, whether or not the run
     was interrupted and resumed. The process's global random generators are seeded.
 
+    Started by a launcher, every process calls this with the same arguments, and returns the same
+    (`ostinato.training.processes`).
+
     Args:
-        directory: of the run, see `ostinato.training.rundir`; it must not hold a run yet.
+        directory: of the run, see `ostinato.training.rundir`; it must not hold a run yet. Of several processes the
+            first one's counts, which all of them must be able to read.
         resume: go on with the run in `directory` from its last checkpoint; begin it where there is none; return the
             results where it has finished.
         access: where published data comes from; None: the default cache and mirror.
-        reporter: told about every event; None: nobody is.
+        reporter: told about every event, by the first process; None: nobody is.
 
     Raises:
         ConfigError: settings that do not fit together, the task or this machine.
         DataError: data that cannot be had or used.
         CheckpointError: a directory that holds a run already, or (resume) one of another recipe or other data.
-        TrainingError: a loss or gradient that is not finite.
+        TrainingError: a loss or gradient that is not finite; other processes that have ended.
     """
-    reporter = reporter or SilentReporter()
-    device = resolve_device(recipe.training.device)
+    processes = Processes.of_environment()
+    reporter = reporter if reporter and processes.is_first else SilentReporter()
+    device = processes.device(recipe.training.device)
     check_training(recipe, device)
     with closing(reporter), cpu_threads(recipe.training.n_threads):
-        run = RunDirectory(directory)
-        is_resumed = run.open(resume)
-        prepared = prepare(recipe, run, is_resumed, access)
-        results = run.results() if is_resumed else None
+        run = RunDirectory(processes.from_first(lambda: directory))
+        with processes.first_goes_first():
+            # The others take up what the first has prepared, as a resumed run does, and find the same data or stop.
+            is_resumed = run.open(resume) if processes.is_first else True
+            prepared = prepare(recipe, run, is_resumed, access)
+        results = processes.from_first(lambda: run.results() if is_resumed else None)
         if results is None:
-            results = _train(prepared, run, reporter, device)
+            results = _train(prepared, run, reporter, device, processes)
         reporter.on_end(results)
         return results
 
 
-def _train(prepared: Prepared, run: RunDirectory, reporter: Reporter, device: torch.device) -> dict[str, Any]:
+def _train(
+    prepared: Prepared, run: RunDirectory, reporter: Reporter, device: torch.device, processes: Processes
+) -> dict[str, Any]:
     recipe = prepared.recipe
     checkpoints = Checkpoints(run.checkpoints, recipe.training.keep_last)
-    session = Session(prepared, checkpoints, Records(run.path), reporter, device)
+    records = Records(run.path) if processes.is_first else NoRecords(run.path)
+    session = Session(prepared, checkpoints, records, reporter, device, processes)
     info = {
         "directory": str(run.path),
         "device": str(device),
+        "processes": processes.size,
         "parameters": session.model.n_parameters(),
         "n_examples": len(prepared.batches.rows),
         "update": session.progress.update,
         "new_parameters": [] if session.initial is None else session.initial.fresh,
     }
-    if session.initial is not None:
+    if session.initial is not None and processes.is_first:
         write_json(run.path / "initial.json", session.initial.as_dict())
     reporter.on_start(recipe, info)
     progress = session.run()
-    splits = _evaluate_best(prepared, checkpoints, device)
-    data = {"data_sha256": run.data_hashes()}
-    results = _results(recipe, progress, info) | data | {"seconds": session.seconds, "splits": splits}
-    run.finish(results)
-    return results
+
+    def finish() -> dict[str, Any]:
+        splits = _evaluate_best(prepared, checkpoints, device)
+        data = {"data_sha256": run.data_hashes()}
+        results = _results(recipe, progress, info) | data | {"seconds": session.seconds, "splits": splits}
+        run.finish(results)
+        return results
+
+    return processes.from_first(finish)
 
 
 def _evaluate_best(prepared: Prepared, checkpoints: Checkpoints, device: torch.device) -> dict[str, Any]:
@@ -121,6 +136,7 @@ def _results(recipe: Recipe, progress: Progress, info: dict[str, Any]) -> dict[s
         "version": ostinato.__version__,
         "parameters": info["parameters"],
         "device": info["device"],
+        "processes": info["processes"],
         "n_updates": progress.update,
         "training_seconds": progress.seconds,
         "stopped": progress.stopped,

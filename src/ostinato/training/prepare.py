@@ -62,7 +62,7 @@ def prepare(recipe: Recipe, run: RunDirectory, is_resumed: bool, access: DataAcc
         CheckpointError: `is_resumed`, and recipe or data are not the run's.
     """
     task = build_task(recipe.task, recipe.data, access)
-    recipe = _with_splits(recipe, task)
+    recipe = with_splits(recipe, task)
     if problems := list(_problems(recipe, task)):
         raise ConfigError(problems)
     recipe = _absolute_paths(recipe)
@@ -73,7 +73,7 @@ def prepare(recipe: Recipe, run: RunDirectory, is_resumed: bool, access: DataAcc
         run.check_same(recipe)
         examples = list(task.examples(train_split))
         run.check_data(train_split, str(describe_split(train_split, examples)["sha256"]))
-        for split in _other_splits(recipe, train_split):
+        for split in other_splits(recipe, train_split):
             run.check_data(split, str(describe_split(split, task.examples(split))["sha256"]))
     else:
         examples = list(task.examples(train_split))
@@ -130,14 +130,14 @@ def _with_columns(examples: Iterable[Example], by: list[str], name: str) -> Iter
 def _describe(run: RunDirectory, recipe: Recipe, task: Task, tokenizers: Tokenizers, examples: list[Example]) -> None:
     """Write the tokenizers and the files that say what the run is."""
     train_split = task.splits()[0]
-    data = describe_data(task, recipe.data, _other_splits(recipe, train_split))
+    data = describe_data(task, recipe.data, other_splits(recipe, train_split))
     data["splits"] = {train_split: describe_split(train_split, examples), **data["splits"]}
     with new_folder(run.tokenizers) as folder:
         tokenizers.save(folder)
     run.describe(recipe, data)
 
 
-def _other_splits(recipe: Recipe, train_split: str) -> list[str]:
+def other_splits(recipe: Recipe, train_split: str) -> list[str]:
     """Return the splits a run reads beside the one it is trained on."""
     named = dict.fromkeys([recipe.training.selection.split, *(recipe.evaluation.splits or [])])
     return [split for split in named if split != train_split]
@@ -156,7 +156,7 @@ def _problems(recipe: Recipe, task: Task) -> Iterator[Problem]:
     yield from metric_problems(recipe, task.config.has_sources)
 
 
-def _with_splits(recipe: Recipe, task: Task) -> Recipe:
+def with_splits(recipe: Recipe, task: Task) -> Recipe:
     """Return the recipe with the splits of its final evaluation named."""
     if recipe.evaluation.splits is not None:
         return recipe

@@ -54,6 +54,20 @@ class Records:
             os.truncate(self.metrics, n_bytes)
 
 
+class NoRecords(Records):
+    """Of a process that writes nothing, because the first one of its run does."""
+
+    def add(self, record: dict[str, Any], timing: dict[str, Any]) -> None:
+        """Write nothing."""
+
+    def n_bytes(self) -> int:
+        """Return 0."""
+        return 0
+
+    def cut(self, n_bytes: int) -> None:
+        """Cut nothing."""
+
+
 def _append(path: Path, record: dict[str, Any]) -> None:
     with path.open("a", encoding="utf-8", newline="\n") as file:
         file.write(json.dumps(_strict(record), ensure_ascii=False, allow_nan=False) + "\n")

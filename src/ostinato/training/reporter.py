@@ -24,8 +24,8 @@ class Reporter(Protocol):
     """Told about every event of a run, in order."""
 
     def on_start(self, recipe: Recipe, info: dict[str, Any]) -> None:
-        """A run begins or goes on; `info`: directory, device, parameters, n_examples, update (0 for a new one),
-        new_parameters (those that `training.init_from` lacks)."""
+        """A run begins or goes on; `info`: directory, device, processes, parameters, n_examples, update (0 for a new
+        one), new_parameters (those that `training.init_from` lacks)."""
 
     def on_update(self, record: dict[str, Any]) -> None:
         """Every log_every updates: update, loss, nll, lr, grad_norm, n_labels, seconds, labels_per_second.
@@ -208,7 +208,10 @@ def duration(seconds: float) -> str:
 def start_line(recipe: Recipe, info: dict[str, Any]) -> str:
     """Return what a run is, in one line."""
     begin = f"resuming at update {info['update']}" if info["update"] else f"{recipe.training.n_updates} updates"
-    parts = f"{info['parameters']:,} parameters, {info['n_examples']:,} examples, {info['device']}"
+    where = info["device"]
+    if (n := info.get("processes", 1)) > 1:
+        where = f"{n} processes on {where.partition(':')[0]}"
+    parts = f"{info['parameters']:,} parameters, {info['n_examples']:,} examples, {where}"
     text = f"{recipe.name}: {parts}, seed {recipe.seed}, {begin}"
     if not (origin := recipe.training.init_from) or info["update"]:
         return text

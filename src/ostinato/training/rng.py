@@ -21,6 +21,17 @@ def seed_everything(seed: int) -> None:
     torch.manual_seed(seed)
 
 
+def seed_apart(seed: int, rank: int, update: int) -> None:
+    """Seed the generators of one process of several so that no two draw alike; the first draws on as it is.
+
+    Args:
+        update: after which the process joins the run.
+    """
+    if rank:
+        words = np.random.SeedSequence([seed, rank, update]).generate_state(2, np.uint32)
+        seed_everything(int(words[0]) << 31 ^ int(words[1]))
+
+
 @dataclass(frozen=True, slots=True)
 class RandomState:
     """All global generators at one moment.

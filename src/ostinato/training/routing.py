@@ -24,6 +24,7 @@ from ostinato.config.training import BalanceConfig
 from ostinato.models.base import TokenModel
 from ostinato.models.output import ByRouter
 from ostinato.nn import balance
+from ostinato.nn.balance import Sum
 from ostinato.nn.types import Routing
 from ostinato.training.balance import LOSSES, loss_weights, raw_loss
 
@@ -51,10 +52,13 @@ class Observation:
     weights: dict[str, float]
 
     def record(self, values: Sequence[float]) -> dict[str, Any]:
-        """Return the record that the values, now on the host, make."""
+        """Return the record that the values, now on the host, make; what no row got to is not in it."""
         left, found = iter(values), dict[str, Any]()
         for router, where, n_experts, k in self.groups:
-            numbers = _describe(list(islice(left, len(LOSSES) + 2 + n_experts)), self.weights)
+            total, *rest = islice(left, 1 + len(LOSSES) + 2 + n_experts)
+            if not total:
+                continue
+            numbers = _describe(rest, self.weights)
             if where is None:
                 found[router] = {"k": k, **numbers, "rounds": []}
             else:
@@ -69,12 +73,17 @@ def rounds_of(model: TokenModel) -> Rounds:
 
 @torch.no_grad()
 def observe(
-    routings: ByRouter, config: BalanceConfig, temperatures: Mapping[str, float], rounds: Rounds
+    routings: ByRouter,
+    config: BalanceConfig,
+    temperatures: Mapping[str, float],
+    rounds: Rounds,
+    everywhere: Sum = balance.all_here,
 ) -> Observation | None:
     """Look at the routings of one batch; None where there are none. Nothing waits for the device.
 
     Args:
         temperatures: tau_0 by router, where the configuration names none.
+        everywhere: adds up what the rows of all processes sum to.
     """
     groups: list[tuple[str, Round | None, int, int]] = []
     values: list[Tensor] = []
@@ -82,7 +91,7 @@ def observe(
         n_experts, k = mine[0].probs_NE.shape[1], mine[0].experts_NK.shape[1]
         for where, group in _groups(mine, rounds):
             groups.append((router, where, n_experts, k))
-            values.append(_numbers(group, config.temperature or temperatures[router]))
+            values.append(_numbers(group, config.temperature or temperatures[router], everywhere))
     return Observation(torch.cat(values), groups, loss_weights(config)) if values else None
 
 
@@ -95,11 +104,12 @@ def _groups(routings: list[Routing], rounds: Rounds) -> Iterator[tuple[Round | N
     yield from found.items()
 
 
-def _numbers(routings: list[Routing], temperature: float) -> Tensor:
-    rows = balance.Rows.of(routings)
+def _numbers(routings: list[Routing], temperature: float, everywhere: Sum) -> Tensor:
+    """Return the weight of all rows, losses, entropies and load."""
+    rows = balance.Rows.of(routings, everywhere)
     load = balance.load(rows)
     losses = [raw_loss(name, rows, temperature) for name in LOSSES]
-    return torch.cat([torch.stack([*losses, load.entropy, load.row_entropy]), load.fraction_E]).float()
+    return torch.cat([torch.stack([load.total, *losses, load.entropy, load.row_entropy]), load.fraction_E]).float()
 
 
 def _describe(values: list[float], weights: dict[str, float]) -> dict[str, Any]:

@@ -80,9 +80,8 @@ class RunDirectory:
         Raises:
             CheckpointError: naming every setting that differs, with both values.
         """
-        old, new = _flat(load_recipe(self.path / _RECIPE)), _flat(recipe)
-        keys = [key for key in old | new if not key.startswith(_FREE_TO_CHANGE)]
-        differing = [key for key in keys if old.get(key, _ABSENT) != new.get(key, _ABSENT)]
+        old, new = deciding_settings(load_recipe(self.path / _RECIPE)), deciding_settings(recipe)
+        differing = [key for key in old | new if old.get(key, _ABSENT) != new.get(key, _ABSENT)]
         if differing:
             lines = [f"  {key}: {_shown(old, key)} in the run, {_shown(new, key)} now" for key in differing]
             raise CheckpointError(
@@ -144,8 +143,8 @@ class RunDirectory:
 _ABSENT = object()
 
 
-def _flat(recipe: Recipe) -> dict[str, Any]:
-    """Return every setting by its dotted path."""
+def deciding_settings(recipe: Recipe) -> dict[str, Any]:
+    """Return, by their dotted paths, the settings that decide what a run finds: all but those that may change."""
 
     def walk(value: Any, path: str) -> Iterator[tuple[str, Any]]:
         if isinstance(value, dict) and value:
@@ -154,7 +153,13 @@ def _flat(recipe: Recipe) -> dict[str, Any]:
         else:
             yield path, value
 
-    return dict(walk(recipe.model_dump(mode="json"), ""))
+    settings = walk(recipe.model_dump(mode="json"), "")
+    return {key: value for key, value in settings if not may_change(key)}
+
+
+def may_change(key: str) -> bool:
+    """Return True for a setting, by its dotted path, that does not decide what a run finds."""
+    return key.startswith(_FREE_TO_CHANGE)
 
 
 def _shown(settings: dict[str, Any], key: str) -> str:

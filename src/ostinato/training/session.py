@@ -1,9 +1,13 @@
-"""The training loop: updates, records, evaluations and saves, from where the run stands to where it ends."""
+"""The training loop: updates, records, evaluations and saves, from where the run stands to where it ends.
+
+Every process of a run has a session and does all of it, but for what the first one does for all: evaluate, and write.
+Whatever decides how the run goes on is known to all of them: what the first one found, or a sum over them.
+"""
 
 from __future__ import annotations
 
-import math
 import time
+from typing import Any
 
 import torch
 
@@ -16,13 +20,16 @@ from ostinato.models import Model, build_model
 from ostinato.tasks.checks import FORCED_METRICS
 from ostinato.training.checkpoint import Checkpoints
 from ostinato.training.depth import DepthWatch
+from ostinato.training.failure import Failure
 from ostinato.training.freeze import freeze
 from ostinato.training.initial import InitialReport, start_from
+from ostinato.training.interrupts import Interrupts
 from ostinato.training.optim import build_optimizer
 from ostinato.training.prepare import Prepared
+from ostinato.training.processes import ALONE, Processes
 from ostinato.training.records import Records
 from ostinato.training.reporter import Reporter
-from ostinato.training.rng import preserved_randomness, seed_everything
+from ostinato.training.rng import RandomState, preserved_randomness, seed_apart, seed_everything
 from ostinato.training.routing import CollapseWatch
 from ostinato.training.state import Progress, Window
 from ostinato.training.update import Gradient, Updater
@@ -41,7 +48,6 @@ _NO_SCORES = (
     "seconds",
     "decoding_seconds",
 )
-_SHOWN_INDICES = 20
 
 
 class Session:
@@ -51,6 +57,8 @@ class Session:
         prepared: data, tokenizers and the resolved recipe.
         checkpoints: where the run goes on from, if there is a last one.
         records: cut back to what the last checkpoint knows of.
+        reporter: of a process that is not the first, one that says nothing.
+        processes: all of the run.
     """
 
     def __init__(
@@ -60,22 +68,22 @@ class Session:
         records: Records,
         reporter: Reporter,
         device: torch.device,
+        processes: Processes = ALONE,
     ) -> None:
         self.prepared, self.checkpoints, self.records, self.reporter = prepared, checkpoints, records, reporter
+        self.processes = processes
         self.config = prepared.recipe.training
         self.device = device
         self.initial: InitialReport | None = None  # of a model that starts from another, in its first session
-        checkpoints.recover()
+        if processes.is_first:
+            checkpoints.recover()
+        processes.meet()
         seed_everything(prepared.recipe.seed)
         if checkpoints.last_update() is None:
-            self.progress = Progress()
-            self.model: Model = build_model(prepared.recipe.model).to(device)
-            if self.config.init_from is not None:
-                self.initial = start_from(self.model, self.config)
-            self.optimizer = self._optimizer()
+            self._begin()
         else:
             self._go_on()
-        self.updater = Updater(self.model, self.optimizer, self.config)
+        self.updater = Updater(self.model, self.optimizer, self.config, processes)
         records.cut(self.progress.metrics_bytes)
         self.model.set_activation_checkpointing(self.config.checkpoint_activations)
         self.model.set_expert_backend(self.config.expert_backend)
@@ -89,6 +97,16 @@ class Session:
         self._depth_watch = DepthWatch(max(self.config.schedule.warmup, self.config.halting.settled))
         self._selection: list[Example] | None = None
 
+    def _begin(self) -> None:
+        """Make a new model: the same in every process, which draw apart from then on."""
+        self.progress = Progress()
+        self.model: Model = build_model(self.prepared.recipe.model).to(self.device)
+        if self.config.init_from is not None:
+            self.initial = start_from(self.model, self.config)
+        self.processes.take_weights(self.model)
+        self.optimizer = self._optimizer()
+        seed_apart(self.prepared.recipe.seed, self.processes.rank, 0)
+
     def _go_on(self) -> None:
         """Take up the last checkpoint: random states last, because building a model draws numbers."""
         saved = self.checkpoints.load(self.device)
@@ -96,7 +114,20 @@ class Session:
         self.optimizer = self._optimizer()
         saved.restore_optimizer(self.optimizer)
         self.prepared.batches.restore(self.progress.batches)
-        saved.random.restore()
+        self._draw_on(saved.randoms)
+
+    def _draw_on(self, saved: list[RandomState]) -> None:
+        """Draw the random numbers that would have followed; with another number of processes, others."""
+        rank, size, update = self.processes.rank, self.processes.size, self.progress.update
+        if rank < len(saved):
+            saved[rank].restore()
+        else:
+            seed_apart(self.prepared.recipe.seed, rank, update)
+        if size != len(saved):
+            message = (
+                f"goes on with {size} process(es), was saved by {len(saved)}: dropout draws other numbers from here"
+            )
+            self.reporter.on_warning(update, message)
 
     def _optimizer(self) -> torch.optim.Optimizer:
         """Return a new optimiser of what is to be trained."""
@@ -112,13 +143,17 @@ class Session:
         """Train until the last update, or until patience runs out.
 
         Raises:
-            TrainingError: a loss or a gradient that is not finite.
+            TrainingError: a loss or a gradient that is not finite, or other processes that cannot be reached.
         """
-        while self.progress.update < self.config.n_updates and self.progress.stopped is None:
-            began = time.perf_counter()
-            rate, gradient = self._update()
-            self._busy += time.perf_counter() - began
-            self._follow_up(rate, gradient)
+        with Interrupts(self.processes) as interrupts:
+            interrupts.check()
+            while self.progress.update < self.config.n_updates and self.progress.stopped is None:
+                began = time.perf_counter()
+                rate, gradient = self._update()
+                self._busy += time.perf_counter() - began
+                with interrupts.at_once():
+                    self._follow_up(rate, gradient)
+                interrupts.check()
         return self.progress
 
     def _update(self) -> tuple[float, Gradient]:
@@ -127,7 +162,8 @@ class Session:
         batches = [next(self.prepared.batches) for _ in range(self.config.accumulate)]
         gradient = self.updater.accumulate(batches, update, observed=self._is_logged(update))
         if not gradient.is_finite:
-            self._fail(update, gradient, batches)
+            self.progress.batches = self.prepared.batches.state()
+            raise TrainingError(self._failure(update, gradient, batches))
         rate = self.updater.apply(gradient, update)
         window = self.progress.window
         window.loss, window.nll = window.loss + sum(gradient.losses), window.nll + sum(gradient.nlls)
@@ -180,17 +216,8 @@ class Session:
 
     def _evaluate(self) -> None:
         """Evaluate on the selection split, and take note of how good this model is."""
-        selection, recipe = self.config.selection, self.prepared.recipe
-        with preserved_randomness():
-            result = evaluate(
-                self.model,
-                self._selection_examples(),
-                self.prepared.tokenizers,
-                data=recipe.data,
-                decoding=recipe.decoding,
-                metrics=[] if selection.metric in FORCED_METRICS else [selection.metric],
-                name=selection.split,
-            )
+        selection = self.config.selection
+        result = self.processes.from_first(self._scores)
         # Gates that nothing has trained yet say nothing about how long to wait.
         waits = self.progress.update > self.config.halting.off_updates
         is_best = self.progress.judge(
@@ -207,6 +234,20 @@ class Session:
         self.records.add(record, timing)
         self.reporter.on_evaluation(record | timing)
 
+    def _scores(self) -> dict[str, Any]:
+        """Return the scores of the present model on the selection split."""
+        selection, recipe = self.config.selection, self.prepared.recipe
+        with preserved_randomness():
+            return evaluate(
+                self.model,
+                self._selection_examples(),
+                self.prepared.tokenizers,
+                data=recipe.data,
+                decoding=recipe.decoding,
+                metrics=[] if selection.metric in FORCED_METRICS else [selection.metric],
+                name=selection.split,
+            )
+
     def _selection_examples(self) -> list[Example]:
         """Return the examples that choose the best model, held because reading them may cost more than scoring them."""
         if self._selection is None:
@@ -218,30 +259,15 @@ class Session:
         self.progress.batches = self.prepared.batches.state()
         self.progress.metrics_bytes = self.records.n_bytes()
         self.progress.seconds = self.seconds
-        directory = self.checkpoints.save(self.model, self.optimizer, self.progress)
-        self.reporter.on_save(self.progress.update, directory)
+        if randoms := self.processes.gather(RandomState.capture()):
+            directory = self.checkpoints.save(self.model, self.optimizer, self.progress, randoms)
+            self.reporter.on_save(self.progress.update, directory)
 
-    def _fail(self, update: int, gradient: Gradient, batches: list[Batch]) -> None:
-        """Save the state before this update, and stop.
-
-        Raises:
-            TrainingError: always.
-        """
-        parts = [
-            {"loss_sum": repr(loss), "is_finite": math.isfinite(loss), "indices": list(batch.indices)}
-            for loss, batch in zip(gradient.losses, batches, strict=True)
-        ]
-        suspects = [part for part in parts if not part["is_finite"]] or parts
-        loss, norm = sum(gradient.losses) / gradient.n_labels, gradient.norm
-        split = self.prepared.task.splits()[0]
-        report = {"update": update, "split": split, "loss": repr(loss), "grad_norm": repr(norm), "batches": parts}
-        self.progress.batches = self.prepared.batches.state()
-        directory = self.checkpoints.save_failed(self.model, self.optimizer, self.progress, report)
-        indices = [index for part in suspects for index in part["indices"]]  # type: ignore[attr-defined]
-        more = f", ... ({len(indices)} in all)" if len(indices) > _SHOWN_INDICES else ""
-        raise TrainingError(
-            f"update {update}: the loss is {loss} and the norm of its gradient {norm}; the run stops. "
-            f"The batch holds the examples {', '.join(map(str, indices[:_SHOWN_INDICES]))}{more} of {split} "
-            f"(0-based). The state before this update and all indices are in {directory}. Likely causes: a learning "
-            "rate that is too high (training.optimizer.lr), too few warm-up updates, or no clipping"
+    def _failure(self, update: int, gradient: Gradient, batches: list[Batch]) -> str:
+        """Save the state before an update whose gradient is not finite, and return what to say of it."""
+        failure = Failure(update, gradient, batches, self.prepared.task.splits()[0])
+        randoms = self.processes.gather(RandomState.capture())
+        directory = self.processes.from_first(
+            lambda: self.checkpoints.save_failed(self.model, self.optimizer, self.progress, failure.report(), randoms)
         )
+        return failure.message(directory)

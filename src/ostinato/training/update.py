@@ -17,13 +17,15 @@ from ostinato.config.training import TrainingConfig
 from ostinato.data.batch import Batch
 from ostinato.models import Model
 from ostinato.models.output import ModelOutput
-from ostinato.training.balance import balance_loss
-from ostinato.training.depth import DepthObservation, depth_cost, observe_depth
+from ostinato.training.balance import balance_loss, complete
+from ostinato.training.depth import DepthObservation, depth_cost, observe_depth, parts_of
+from ostinato.training.gradients import sum_gradients
 from ostinato.training.losses import LossSums, count_labels, label_smoothed_loss
 from ostinato.training.optim import learning_rate, set_learning_rate
+from ostinato.training.processes import ALONE, Processes
 from ostinato.training.routing import Observation, observe, rounds_of
 
-_Observations = tuple[Observation | None, DepthObservation | None]
+_Observations = tuple[DepthObservation | None, Observation | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,15 +61,20 @@ class Updater:
     Args:
         model, optimizer: what is updated.
         config: its loss, clipping, precision, and schedule.
+        processes: do every update together, each with its share of the rows.
     """
 
-    def __init__(self, model: Model, optimizer: torch.optim.Optimizer, config: TrainingConfig):
-        self.model, self.optimizer, self.config = model, optimizer, config
+    def __init__(
+        self, model: Model, optimizer: torch.optim.Optimizer, config: TrainingConfig, processes: Processes = ALONE
+    ):
+        self.model, self.optimizer, self.config, self.processes = model, optimizer, config, processes
         # Of training passes alone: evaluations and decoding have many more shapes.
         self._run: Callable[[Batch], ModelOutput] = torch.compile(model) if config.compile else model
 
     def accumulate(self, batches: Sequence[Batch], update: int | None = None, *, observed: bool = False) -> Gradient:
         """Add the gradient of the mean loss over the labels of all batches, which may be on any device.
+
+        All processes are given the same batches and return the same.
 
         Args:
             update: 1, 2, ..., which decides whether tokens halt and what depth costs; None: as at the end of training.
@@ -81,22 +88,26 @@ class Updater:
         try:
             for number, batch in enumerate(batches, 1):
                 is_observed = observed and number == n
-                found, observations = self._backward(batch.to(self.model.device), n_labels, update, is_observed)
+                found, observations = self._backward(batch, n_labels, update, is_observed)
                 sums.append(found)
         finally:
             self.model.set_halting(True)
+        depth, routing = observations
+        numbers_V = torch.stack([*(s.loss.detach().float() for s in sums), *(s.nll.float() for s in sums)])
+        if depth is not None:
+            numbers_V = torch.cat([numbers_V, depth.values_V])
+        if not self.processes.is_alone:
+            numbers_V = sum_gradients(self.model.parameters(), numbers_V)
         norm = get_total_norm([p.grad for p in self.model.parameters() if p.grad is not None])
-        numbers = [norm, *(s.loss.detach() for s in sums), *(s.nll for s in sums)]
-        tensors = [torch.stack([value.float() for value in numbers])]
-        tensors += [observation.values_V for observation in observations if observation is not None]
-        # The one moment of an update at which the host waits for the device.
-        values = torch.cat(tensors).tolist()
-        left = iter(values[1 + 2 * n :])
-        routing, depth = (
-            None if observation is None else observation.record(list(islice(left, len(observation.values_V))))
+        tensors = [norm[None].float(), numbers_V, *([] if routing is None else [routing.values_V])]
+        # The one moment of an update at which one process waits for its device.
+        values = iter(torch.cat(tensors).tolist())
+        total, losses, nlls = next(values), list(islice(values, n)), list(islice(values, n))
+        depths, routed = (
+            None if observation is None else observation.record(list(islice(values, len(observation.values_V))))
             for observation in observations
         )
-        return Gradient(norm, values[0], values[1 : 1 + n], values[1 + n : 1 + 2 * n], n_labels, routing, depth)
+        return Gradient(norm, total, losses, nlls, n_labels, routed, depths)
 
     def apply(self, gradient: Gradient, update: int) -> float:
         """Clip the gradient, do the optimiser's step of update 1, 2, ..., and forget the gradient.
@@ -115,28 +126,47 @@ class Updater:
         self.optimizer.zero_grad(set_to_none=True)
         return rate
 
-    def _backward(self, batch: Batch, n_labels: int, update: int, observed: bool) -> tuple[LossSums, _Observations]:
-        """Add one batch's part of the gradient of the mean loss over the update's `n_labels` labels.
+    def _backward(self, whole: Batch, n_labels: int, update: int, observed: bool) -> tuple[LossSums, _Observations]:
+        """Add this process's part of one batch's part of the gradient of the mean loss over the update's labels.
 
         Returns:
-            The sums of the losses, and where it is observed, what routers and halting rules did.
+            The sums of the losses of this process's rows, and where it is observed, what routers and halting rules did
+            with all rows.
         """
-        with self._precision():
-            output = self._run(batch)
-        sums = label_smoothed_loss(output.logits_BTV, batch.labels_BT, batch.loss_BT, self.config.label_smoothing)
+        config, model, processes = self.config, self.model, self.processes
+        share = processes.share(whole)
+        parts = None if processes.is_alone else parts_of(share, whole, model)
+        batch = share.to(model.device)
+        output, sums = self._forward(batch)
         loss = sums.loss / n_labels
-        config, routings, temperatures = self.config, output.by_router(), self.model.balance_temperatures()
+        routings, temperatures = output.by_router(), model.balance_temperatures()
+        if not processes.is_alone:
+            routings = complete(routings, model)
         # Means of their own: a batch counts by its part of the update's labels.
-        part, weight = batch.n_labels / n_labels, config.halting.weight_at(update)
-        if (balance := balance_loss(routings, config.balance, temperatures)) is not None:
+        part, weight = whole.n_labels / n_labels, config.halting.weight_at(update)
+        balance = processes.with_sums(lambda add_up: balance_loss(routings, config.balance, temperatures, add_up))
+        if balance is not None:
             loss = loss + balance * part
-        if weight and (cost := depth_cost(output)) is not None:
+        if weight and (cost := depth_cost(output, parts)) is not None:
             loss = loss + cost * (weight * part)
-        loss.backward()  # type: ignore[no-untyped-call]
+        if loss.requires_grad:  # there are rows
+            loss.backward()  # type: ignore[no-untyped-call]
         if not observed:
             return sums, (None, None)
-        routing = observe(routings, config.balance, temperatures, rounds_of(self.model))
-        return sums, (routing, observe_depth(self.model, output, batch, weight))
+        rounds = rounds_of(model)
+        routing = processes.with_sums(lambda add_up: observe(routings, config.balance, temperatures, rounds, add_up))
+        return sums, (observe_depth(model, output, batch, weight, parts), routing)
+
+    def _forward(self, batch: Batch) -> tuple[ModelOutput, LossSums]:
+        """Return what the model makes of a batch, and the losses: of no rows, no stacks and zeros."""
+        if not batch.n_sentences:
+            nothing = torch.zeros((), device=self.model.device)
+            return ModelOutput(nothing.new_zeros(0, 0, 0)), LossSums(nothing, nothing)
+        with self._precision():
+            output = self._run(batch)
+        return output, label_smoothed_loss(
+            output.logits_BTV, batch.labels_BT, batch.loss_BT, self.config.label_smoothing
+        )
 
     def _precision(self) -> AbstractContextManager[Any]:
         if self.config.precision == "float32":

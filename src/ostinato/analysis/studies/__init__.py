@@ -2,19 +2,31 @@
 
 from ostinato.analysis.studies.attention import ATTENTION, ATTENTION_EXAMPLE
 from ostinato.analysis.studies.base import Finding, Study, Subject
+from ostinato.analysis.studies.costs import COSTS
 from ostinato.analysis.studies.depth import DEPTH, HALTING_MAP
 from ostinato.analysis.studies.experts import COLLAPSE, EXPERT_TOKENS, EXPERTS
+from ostinato.analysis.studies.outcomes import CATEGORIES, LEARNING
+from ostinato.analysis.studies.pareto import PARETO
 from ostinato.analysis.studies.similarity import BETWEEN_RUNS, SELF_SIMILARITY
 from ostinato.analysis.studies.spectra import SPECTRA
 from ostinato.analysis.studies.steadiness import CONSISTENCY, FLUCTUATION
+from ostinato.analysis.studies.token_map import TOKEN_MAP
+from ostinato.analysis.studies.trade_offs import TEST_DEPTH, THRESHOLDS
 
 STUDIES: tuple[Study, ...] = (
+    COSTS,
+    LEARNING,
+    CATEGORIES,
+    PARETO,
     DEPTH,
     HALTING_MAP,
+    THRESHOLDS,
+    TEST_DEPTH,
     ATTENTION,
     ATTENTION_EXAMPLE,
     EXPERTS,
     EXPERT_TOKENS,
+    TOKEN_MAP,
     COLLAPSE,
     FLUCTUATION,
     CONSISTENCY,

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ostinato.analysis.collectors import SHORT, AttentionSums, AttentionTotals, Module, OneExample
-from ostinato.analysis.studies.base import EachRun, Finding, OnProgress, Subject
-from ostinato.analysis.studies.drawing import MAP, finish, line, panels, scale, ticks, whole_numbers
+from ostinato.analysis.drawing import MAP, columns_of, finish, line, panels, scale, ticks, whole_numbers
+from ostinato.analysis.studies.base import MARKS, EachRun, Finding, OnProgress, Subject
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 _MOST_MODULES, _MOST_HEADS = 4, 4
@@ -28,7 +30,8 @@ class Attention(EachRun):
     title = "Attention by step"
     reading = (
         "A line is a head, a point the mean over all queries of a step: the lower the entropy, the fewer keys a query "
-        "looks at. The table adds how much weight lies on the token itself, the first and the last key."
+        "looks at. The table adds how much weight lies on the token itself, the first and the last key, and where the "
+        "data mark places of the source (supporting facts), panels show how much lies on those."
     )
     needs = (AttentionTotals,)
 
@@ -49,17 +52,40 @@ class Attention(EachRun):
                 "mass_on_itself": None if own is None else own.tolist(),
                 "mass_on_first": (found.first_H / found.n).tolist(),
                 "mass_on_last": (found.last_H / found.n).tolist(),
+                "mass_on_marked": (found.marked_H / found.n_marked).tolist() if found.n_marked else None,
             }
             data.append({"stack": module.stack, "step": module.step, "kind": module.kind, "n": found.n} | values)
             means = [None if v is None else float(np.mean(v)) for v in values.values()]
             rows.append([module.stack, str(module), found.n, *means])
         names = ("stack", "sub-layer", "queries", "entropy, nats", "on itself", "on the first key", "on the last key")
-        return Finding(subject.name, names, rows, {"by_head": data}, lambda: _draw_entropy(sums))
+        n_marks = sum(map(len, subject.marks().values()))
+        note = ""
+        if n_marks:
+            note = f"Marked: the {n_marks:,} places of the sources that the column {MARKS} names (supporting facts)."
+        else:
+            rows = [row[:-1] for row in rows]
+        columns = (*names, "on marked places") if n_marks else names
+        return Finding(subject.name, columns, rows, {"by_head": data}, lambda: _draw_sums(sums), note=note)
 
 
-def _draw_entropy(sums: dict[Module, AttentionSums]) -> Figure:
+def _draw_sums(sums: dict[Module, AttentionSums]) -> Figure:
     groups = list(dict.fromkeys((module.stack, module.kind) for module in sums))
-    figure, axes = panels(len(groups))
+    marked = list(dict.fromkeys((module.stack, module.kind) for module, found in sums.items() if found.n_marked))
+    figure, axes = panels(len(groups) + len(marked))
+    _draw_entropy(axes[: len(groups)], groups, sums)
+    for panel, (stack, kind) in zip(axes[len(groups) :], marked, strict=True):
+        mine = [(m.step, found) for m, found in sums.items() if (m.stack, m.kind) == (stack, kind) and found.n_marked]
+        for head in range(max(len(found.marked_H) for _, found in mine)):
+            points = [(step, 100 * f.marked_H[head] / f.n_marked) for step, f in mine]
+            line(panel, head, [x for x, _ in points], [y for _, y in points], f"head {head + 1}")
+        panel.set_xlim(-0.5, max(step for step, _ in mine) + 0.5)
+        panel.set_ylim(0, 102)
+        whole_numbers(panel)
+        finish(panel, "step", "weight on marked places, %", f"{stack}, {kind.replace('_', '-')}", legend=False)
+    return figure
+
+
+def _draw_entropy(axes: Sequence[Axes], groups: list[tuple[str, str]], sums: dict[Module, AttentionSums]) -> None:
     for panel, (stack, kind) in zip(axes, groups, strict=True):
         mine = [(m.step, found) for m, found in sums.items() if (m.stack, m.kind) == (stack, kind)]
         n_heads = max(len(found.entropy_H) for _, found in mine)
@@ -70,7 +96,6 @@ def _draw_entropy(sums: dict[Module, AttentionSums]) -> Figure:
         panel.set_ylim(bottom=0)
         whole_numbers(panel)
         finish(panel, "step", "entropy, nats", f"{stack}, {kind.replace('_', '-')}", legend=n_heads <= 8)
-    return figure
 
 
 class AttentionExample(EachRun):
@@ -113,19 +138,17 @@ def _draw_weights(weights: dict[Module, np.ndarray], texts: dict[str, list[str]]
         mine = [module for module in weights if module.stack == stack]
         n = min(len(mine), _MOST_MODULES)
         chosen += [mine[k * len(mine) // n] for k in range(n)]
-    n_heads = min(max(len(weights[module]) for module in chosen), _MOST_HEADS)
-    figure, axes = panels(len(chosen) * n_heads, width=2.6, height=2.4, columns=n_heads)
-    for i, panel in enumerate(axes):
-        module, head = chosen[i // n_heads], i % n_heads
-        if head >= len(weights[module]):
-            panel.set_axis_off()
-            continue
+    shown = [(module, head) for module in chosen for head in range(min(len(weights[module]), _MOST_HEADS))]
+    figure, axes = panels(len(shown), width=2.6, height=2.4, columns=_MOST_HEADS)
+    across = columns_of(figure)
+    for i, (panel, (module, head)) in enumerate(zip(axes, shown, strict=True)):
         keys = texts["encoder" if module.kind == "cross_attention" else module.stack]
         panel.imshow(weights[module][head], aspect="auto", interpolation="nearest", cmap=MAP, vmin=0, vmax=1)
-        # Queries and keys are the same in a row of panels.
-        ticks(panel, x=keys, y=texts[module.stack] if not head else [], size=5)
+        # Queries are the same for all heads beside each other.
+        is_first = not head or not i % across
+        ticks(panel, x=keys, y=texts[module.stack] if is_first else [], size=5)
         panel.set_xlabel("key", fontsize=7)
-        panel.set_ylabel("" if head else "query", fontsize=7)
+        panel.set_ylabel("query" if is_first else "", fontsize=7)
         panel.set_title(f"{module.stack} {module}, head {head + 1}", fontsize=8)
     scale(axes, "weight")
     return figure

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -9,17 +10,21 @@ from typing import TYPE_CHECKING, Any
 
 from ostinato.analysis.arrays import Floats
 from ostinato.analysis.capture import Collector, stream
-from ostinato.analysis.collectors import DepthByColumn, OneExample, SentenceVectors
+from ostinato.analysis.collectors import AttentionTotals, DepthByColumn, OneExample, SentenceVectors
+from ostinato.analysis.outcomes import Outcomes
 from ostinato.analysis.routing_collectors import ExpertTotals
 from ostinato.data.example import Example
 from ostinato.data.tokenizer import BOS_ID, EOS_ID, PAD_ID, UNK_ID, Tokenizer
 from ostinato.evaluation.loading import LoadedRun
 from ostinato.models.build import Model
+from ostinato.models.seq2seq import Seq2Seq
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _SPECIAL = {PAD_ID: "<pad>", BOS_ID: "<bos>", EOS_ID: "<eos>", UNK_ID: "<unk>"}
+MARKS = "supporting"
+"""Column of the places of a source, from 0, that an answer rests on: words, or facts where a place is a fact."""
 OnProgress = Callable[[int], None] | None
 
 
@@ -28,13 +33,15 @@ class Subject:
     """A run under study, the examples it is shown, and what has been collected of it.
 
     Args:
-        name: of the run, unlike all others. columns: metadata that depth is reported by.
+        name: of the run, unlike all others. columns: metadata that depth and accuracy are reported by. split: that the
+        examples are of.
     """
 
     name: str
     run: LoadedRun
     examples: list[Example]
     columns: tuple[str, ...] = ()
+    split: str = ""
     collected: dict[type[Any], Any] = field(default_factory=dict)
 
     @property
@@ -51,24 +58,59 @@ class Subject:
         """Return a token as it is shown, or the tokens of a fact."""
         if isinstance(token, list):
             return " ".join(self.text(stack, one) for one in token if one != PAD_ID)
+        if token >= self.tokenizer(stack).vocab_size:
+            return "<mask>"
         return _SPECIAL.get(token) or self.tokenizer(stack).decode([token]).strip() or "\N{OPEN BOX}"
+
+    def n_ids(self, stack: str) -> int:
+        """Return how many different ids a stack may read: rows of its embedding, the mask symbol's among them."""
+        model = self.model
+        if stack == "encoder" and isinstance(model, Seq2Seq):
+            return len(model.source_embedding)
+        return len(model.target_embedding)
 
     def shown(self) -> int:
         """Return the number of the example that is looked at: the one of middle length."""
         lengths = [len(example.source or "") + len(example.target) for example in self.examples]
         return sorted(range(len(lengths)), key=lambda i: (lengths[i], i))[len(lengths) // 2]
 
+    def stored_results(self) -> dict[str, Any]:
+        """Return the run's results.json; nothing where it is not finished."""
+        path = self.run.directory / "results.json"
+        return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
+
+    def marks(self) -> dict[int, list[int]]:
+        """Return the marked places of the encoder by number of the example (`MARKS`)."""
+        found: dict[int, list[int]] = {}
+        for i, example in enumerate(self.examples):
+            marked = example.columns.get(MARKS)
+            if isinstance(marked, list | tuple) and example.source is not None:
+                n = self._n_places(example.source)
+                found[i] = [place for place in marked if isinstance(place, int) and 0 <= place < n]
+        return found
+
+    def _n_places(self, source: str) -> int:
+        """Return how many facts or words of a source are a place of the encoder; 0 where places are something else."""
+        config = self.model.config
+        if getattr(config, "max_words", None) is not None:
+            return source.count("\t") + 1
+        n_words = len(source.split())
+        are_words = config.has_two_sides and n_words == len(self.tokenizer("encoder").encode(source, unknown="replace"))
+        return n_words if are_words else 0
+
     def collector(self, kind: type[Any]) -> Collector:
         """Return a new collector for this run."""
         found: Collector
-        if kind is SentenceVectors:
-            found = SentenceVectors(len(self.examples))
+        if kind in (SentenceVectors, Outcomes):
+            found = kind(len(self.examples))
+        elif kind is AttentionTotals:
+            found = AttentionTotals(self.marks())
         elif kind is OneExample:
             found = OneExample(self.shown())
         elif kind is DepthByColumn:
             found = DepthByColumn(self.columns)
         elif kind is ExpertTotals:
-            found = ExpertTotals({name: self.tokenizer(name).vocab_size for name in self.model.stacks})
+            found = ExpertTotals({name: self.n_ids(name) for name in self.model.stacks})
         else:
             found = kind()
         return found
@@ -101,13 +143,14 @@ class Study(ABC):
     """One analysis.
 
     name: as `--only` knows it. title, reading: of its section in the report, and how its figure is read.
-    needs: collectors of the streamed pass.
+    needs: collectors of the streamed pass. needs_steps: it looks at steps of depth, which a recurrence has not.
     """
 
     name: str
     title: str
     reading: str
     needs: tuple[type[Any], ...] = ()
+    needs_steps: bool = True
 
     @abstractmethod
     def why_not(self, subject: Subject) -> str | None:
@@ -117,8 +160,8 @@ class Study(ABC):
         """Say why it does not apply to the runs to which it applies one by one."""
         return None
 
-    def extra_passes(self, subjects: Sequence[Subject]) -> int:
-        """Return the passes over the examples it makes beside the common one."""
+    def extra_examples(self, subjects: Sequence[Subject]) -> int:
+        """Return how many examples it runs beside those of the common pass."""
         return 0
 
     @abstractmethod
@@ -142,3 +185,9 @@ def no_router(subject: Subject) -> str | None:
     """Say that a model has no router, where it has none."""
     has_router = any(module.router is not None for module in subject.model.routed())
     return None if has_router else "no sub-layer of its model chooses between experts"
+
+
+def natural(value: str) -> tuple[int, float, str]:
+    """Put numbers, and intervals by where they begin, in their order, other values in that of their letters."""
+    head = value.split("-")[0]
+    return (0, float(head), "") if head.replace(".", "", 1).isdigit() else (1, 0.0, value)

@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ostinato.analysis.arrays import Floats
 from ostinato.analysis.canvas import COLOURS
 from ostinato.analysis.collectors import DepthByColumn, OneExample, StackExample
+from ostinato.analysis.drawing import MAP, finish, heat, panels, scale, ticks, whole_numbers
 from ostinato.analysis.halting import halting_map, ponder_times
-from ostinato.analysis.studies.base import EachRun, Finding, OnProgress, Subject
-from ostinato.analysis.studies.drawing import finish, heat, panels, ticks
+from ostinato.analysis.studies.base import EachRun, Finding, OnProgress, Subject, natural
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,8 +30,9 @@ class Depth(EachRun):
     name = "depth"
     title = "Depth by token"
     reading = (
-        "Left: how many tokens took part in how many rounds; then, for every column of the data, the mean number of "
-        "rounds by its value: values that need more depth stand higher."
+        "First how many tokens took part in how many rounds; then, for every column of the data, the mean number of "
+        "rounds by its value, and the histogram of every value as a column (bright: many tokens): values that need "
+        "more depth stand higher."
     )
     needs = (DepthByColumn,)
 
@@ -44,7 +46,7 @@ class Depth(EachRun):
         halting = set(subject.model.halting_thresholds())
         overall = {name: numbers for name, numbers in found.overall.compute().items() if name in halting}
         by = {
-            column: {value: totals.compute() for value, totals in sorted(values.items(), key=lambda kv: _order(kv[0]))}
+            column: {value: totals.compute() for value, totals in sorted(values.items(), key=lambda kv: natural(kv[0]))}
             for column, values in found.by.items()
         }
         by = {column: dict(list(values.items())[:_MOST_VALUES]) for column, values in by.items()}
@@ -67,27 +69,44 @@ class Depth(EachRun):
         )
 
 
-def _order(value: str) -> tuple[int, float, str]:
-    """Put numbers, and intervals by where they begin, in their order, other values in that of their letters."""
-    head = value.split("-")[0]
-    return (0, float(head), "") if head.replace(".", "", 1).isdigit() else (1, 0.0, value)
-
-
 def _draw_depth(overall: dict[str, Any], by: dict[str, dict[str, Any]]) -> Figure:
-    figure, axes = panels(1 + len(by))
+    figure, axes = panels(1 + len(by) * (1 + len(overall)))
     for i, (stack, numbers) in enumerate(overall.items()):
-        share = 100 * np.array(numbers["histogram"]) / max(sum(numbers["histogram"]), 1)
+        share = _shares(numbers)
         at = np.arange(1, len(share) + 1) + (i - (len(overall) - 1) / 2) * 0.8 / len(overall)
         axes[0].bar(at, share, 0.8 / len(overall), color=COLOURS[i], label=stack)
+    whole_numbers(axes[0])
     finish(axes[0], "rounds executed", "tokens, %", "all tokens")
-    for panel, (column, values) in zip(axes[1:], by.items(), strict=True):
+    rest = iter(axes[1:])
+    for column, values in by.items():
+        panel = next(rest)
         for i, stack in enumerate(overall):
             means = [numbers[stack]["mean"] if stack in numbers else np.nan for numbers in values.values()]
             at = np.arange(len(means)) + (i - (len(overall) - 1) / 2) * 0.8 / len(overall)
             panel.bar(at, means, 0.8 / len(overall), color=COLOURS[i], label=stack)
         ticks(panel, x=list(values))
-        finish(panel, column, "rounds executed, mean", f"by {column}")
+        finish(panel, column, "rounds executed, mean", f"mean by {column}", legend=False)
+        for stack in overall:
+            _histograms(next(rest), stack, column, {v: found[stack] for v, found in values.items() if stack in found})
     return figure
+
+
+def _histograms(axes: Axes, stack: str, column: str, values: dict[str, Any]) -> None:
+    """Draw the histogram of every value of a column as a column of a matrix."""
+    shares_RV = np.array([_shares(numbers) for numbers in values.values()]).T
+    axes.imshow(shares_RV, aspect="auto", interpolation="nearest", cmap=MAP, vmin=0, origin="lower")
+    scale([axes], "tokens, %")
+    rounds = range(0, len(shares_RV), max(len(shares_RV) // 8, 1))
+    axes.set_yticks(rounds, [str(r + 1) for r in rounds], fontsize=7)
+    ticks(axes, x=list(values))
+    axes.set_xlabel(column)
+    axes.set_ylabel("rounds executed")
+    axes.set_title(f"{stack}: histogram by {column}", fontsize=9)
+
+
+def _shares(numbers: dict[str, Any]) -> Floats:
+    shares: Floats = 100 * np.array(numbers["histogram"]) / max(sum(numbers["histogram"]), 1)
+    return shares
 
 
 class HaltingMap(EachRun):
@@ -144,6 +163,7 @@ def _draw_maps(found: dict[str, _Map]) -> Figure:
         heat(panel, map_TR.T, "mass left", vmin=0, vmax=1)
         panel.set_yticks(range(map_TR.shape[1]), [str(r + 1) for r in range(map_TR.shape[1])], fontsize=7)
         ticks(panel, x=texts)
+        panel.set_xlabel("token")
         panel.set_ylabel("round")
         panel.set_title(name, fontsize=9)
         _bars(bars, times, texts)
@@ -153,6 +173,7 @@ def _draw_maps(found: dict[str, _Map]) -> Figure:
 def _bars(axes: Axes, times: Any, texts: list[str]) -> None:
     axes.bar(range(len(texts)), times, color=COLOURS[0])
     axes.margins(x=0.01)
+    axes.locator_params(axis="y", integer=True, nbins=6)
     ticks(axes, x=texts)
     finish(axes, "token", "rounds")
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ostinato.analysis.arrays import Floats
+from ostinato.analysis.drawing import DIVERGING, finish, heat, line, panels, ticks, whole_numbers
 from ostinato.analysis.routing_collectors import ExpertStates, ExpertTotals, Site
 from ostinato.analysis.studies.base import EachRun, Finding, OnProgress, Subject, no_router
-from ostinato.analysis.studies.drawing import DIVERGING, finish, heat, line, panels, ticks, whole_numbers
 from ostinato.analysis.tokens import expert_token_pmi, top_tokens
 
 if TYPE_CHECKING:

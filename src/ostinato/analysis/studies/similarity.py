@@ -12,10 +12,10 @@ from ostinato.analysis.arrays import Floats
 from ostinato.analysis.capture import stream
 from ostinato.analysis.cka import checkerboard, cka_matrix, linear_cka
 from ostinato.analysis.collectors import Module, SentenceVectors
+from ostinato.analysis.drawing import finish, heat, line, panels, ticks
 from ostinato.analysis.neighbours import chance_level, local_neighbourhood_similarity
 from ostinato.analysis.normalised import normalise
 from ostinato.analysis.studies.base import EachRun, Finding, OnProgress, Study, Subject
-from ostinato.analysis.studies.drawing import finish, heat, line, panels, ticks
 from ostinato.data.example import fingerprint
 from ostinato.models.build import build_model
 
@@ -90,8 +90,9 @@ class BetweenRuns(Study):
     name = "similarity"
     title = "Similarity between runs"
     reading = (
-        "CKA and local neighbourhood similarity of each run's sub-layers with the first run's, after the residual: "
-        "lines of runs from another seed show what 'the same' looks like, the untrained model what nothing learnt does."
+        "CKA and local neighbourhood similarity of each run's sub-layers with the first run's, after and before the "
+        "residual (the states, and what a sub-layer adds to them): lines of runs from another seed show what 'the "
+        "same' looks like, the untrained model what nothing learnt does."
     )
     needs = (SentenceVectors,)
 
@@ -107,45 +108,43 @@ class BetweenRuns(Study):
             return "the runs do not read the same examples: choose runs of one task, and a split they all have"
         return None
 
-    def extra_passes(self, subjects: Sequence[Subject]) -> int:
-        """Return one, of the untrained model."""
-        return 1
+    def extra_examples(self, subjects: Sequence[Subject]) -> int:
+        """Return those of one pass of the untrained model."""
+        return len(subjects[0].examples)
 
     def find(self, subjects: Sequence[Subject], on_progress: OnProgress) -> list[Finding]:
-        """Return the similarities of all runs to the first one."""
+        """Return the similarities of all runs to the first one, after and before the residual."""
         baseline, others = subjects[0], subjects[1:]
-        states = {subject.name: _states(subject.collected[SentenceVectors]) for subject in others}
-        states[_UNTRAINED] = _states(_untrained(baseline, on_progress))
-        mine = _states(baseline.collected[SentenceVectors])
-        raw = {name: _compare(mine, theirs) for name, theirs in states.items()}
-        seeds = [s.name for s in others if s.model.config == baseline.model.config]
-        rows = _rows(raw, seeds)
-        columns = ("run", "stack", "sub-layers", "CKA", "LNS", "CKA / other seeds", "LNS / other seeds")
-        n = len(baseline.examples)
-        by_module = {
-            name: [{"stack": m.stack, "sub_layer": str(m), "cka": c, "lns": o} for m, (c, o) in found.items()]
-            for name, found in raw.items()
+        vectors = {subject.name: subject.collected[SentenceVectors] for subject in others}
+        vectors[_UNTRAINED] = _untrained(baseline, on_progress)
+        mine = baseline.collected[SentenceVectors]
+        raw: dict[str, Pairs] = {
+            "after": {name: _compare(mine.after, theirs.after) for name, theirs in vectors.items()},
+            "before": {name: _compare(mine.before, theirs.before) for name, theirs in vectors.items()},
         }
-        told = (
-            f"Other seeds of {baseline.name}: {', '.join(seeds)}. "
-            if seeds
-            else ("None of the runs is the first one's model from another seed, so nothing is normalised. ")
+        seeds = [s.name for s in others if s.model.config == baseline.model.config]
+        n = len(baseline.examples)
+        return [self._finding(baseline, raw, seeds, n)]
+
+    def _finding(self, baseline: Subject, raw: dict[str, Pairs], seeds: list[str], n: int) -> Finding:
+        columns = ("run", "residual", "stack", "sub-layers", "CKA", "LNS", "CKA / other seeds", "LNS / other seeds")
+        rows = [[row[0], where, *row[1:]] for where, pairs in raw.items() for row in _rows(pairs, seeds)]
+        by_module = {where: {name: _plain(found) for name, found in pairs.items()} for where, pairs in raw.items()}
+        told = f"Other seeds of {baseline.name}: {', '.join(seeds)}."
+        if not seeds:
+            told = "None of the runs is the first one's model from another seed, so nothing is normalised."
+        return Finding(
+            f"against {baseline.name}",
+            columns,
+            rows,
+            {"baseline": baseline.name, "n": n, "chance_lns": chance_level(n), "seeds": seeds} | by_module,
+            lambda: _draw_lines(raw, list(baseline.model.stacks), n),
+            note=f"{told} {n:,} sentences; LNS of unrelated models: {chance_level(n):.3f}.",
         )
-        return [
-            Finding(
-                f"against {baseline.name}",
-                columns,
-                rows,
-                {"baseline": baseline.name, "n": n, "chance_lns": chance_level(n), "seeds": seeds, "runs": by_module},
-                lambda: _draw_lines(raw, list(baseline.model.stacks), n),
-                note=told + f"{n:,} sentences; LNS of unrelated models: {chance_level(n):.3f}.",
-            )
-        ]
 
 
-def _states(vectors: SentenceVectors) -> dict[Module, Floats]:
-    """Return what is compared: states after the residual, by sub-layer."""
-    return vectors.after
+def _plain(found: dict[Module, tuple[float, float]]) -> list[dict[str, object]]:
+    return [{"stack": m.stack, "sub_layer": str(m), "cka": cka, "lns": lns} for m, (cka, lns) in found.items()]
 
 
 def _untrained(baseline: Subject, on_progress: OnProgress) -> SentenceVectors:
@@ -206,21 +205,22 @@ def _normalised(values_M: Floats, benchmarks_SM: Floats) -> float | None:
     return normalise(values_M.tolist(), benchmarks_SM).mean if usable else None
 
 
-def _draw_lines(raw: Pairs, stacks: list[str], n: int) -> Figure:
-    figure, axes = panels(2 * len(stacks), width=4.6, columns=2)
-    for row, stack in enumerate(stacks):
+def _draw_lines(raw: dict[str, Pairs], stacks: list[str], n: int) -> Figure:
+    figure, axes = panels(4 * len(stacks), width=4.6, columns=2)
+    rows = [(stack, where) for stack in stacks for where in raw]
+    for row, (stack, where) in enumerate(rows):
+        # The untrained model has all of the first run's sub-layers, in the order they run.
+        names = [str(module) for module in raw[where][_UNTRAINED] if module.stack == stack]
         for column, measure in enumerate(("CKA", "LNS")):
             panel = axes[2 * row + column]
-            # The untrained model has all of the first run's sub-layers, in the order they run.
-            names = [str(module) for module in raw[_UNTRAINED] if module.stack == stack]
-            for i, (run, found) in enumerate(raw.items()):
+            for i, (run, found) in enumerate(raw[where].items()):
                 mine = [(names.index(str(m)), pair[column]) for m, pair in found.items() if m.stack == stack]
                 line(panel, i, [x for x, _ in mine], [y for _, y in mine], run)
             if measure == "LNS":
                 panel.axhline(chance_level(n), color="gray", linewidth=1, label="chance")
             ticks(panel, x=names)
             panel.set_ylim(0, 1.02)
-            finish(panel, "sub-layer", measure, stack)
+            finish(panel, "sub-layer", f"{measure} (no unit)", f"{stack}, {where} the residual")
     return figure
 
 

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 
 from ostinato.analysis.arrays import Floats
+from ostinato.analysis.drawing import finish, line, panels
 from ostinato.analysis.spectrum import cumulative_share, effective_rank, excess_area, singular_values
 from ostinato.analysis.studies.base import EachRun, Finding, OnProgress, Subject
-from ostinato.analysis.studies.drawing import finish, line, panels
 from ostinato.models.build import Model, build_model
 from ostinato.nn.experts import ExpertMaps
 from ostinato.nn.feedforward import FeedForward

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ostinato.analysis.capture import stream
+from ostinato.analysis.drawing import finish, heat, line, panels, ticks
 from ostinato.analysis.routes import inter_run_consistency, load_correlations, routing_fluctuation
 from ostinato.analysis.routing_collectors import ExpertTotals, FirstExperts, Site
 from ostinato.analysis.studies.base import EachRun, Finding, OnProgress, Study, Subject, no_router
-from ostinato.analysis.studies.drawing import finish, heat, line, panels, ticks
 from ostinato.models.checkpoint import load_model
 
 if TYPE_CHECKING:
@@ -45,9 +45,9 @@ class Fluctuation(EachRun):
         n = len(checkpoints(subject))
         return None if n > 1 else f"it needs two checkpoints, and {n} is kept: training.keep_last=10 keeps more"
 
-    def extra_passes(self, subjects: Sequence[Subject]) -> int:
-        """Return one pass a checkpoint."""
-        return sum(len(checkpoints(subject)) for subject in subjects)
+    def extra_examples(self, subjects: Sequence[Subject]) -> int:
+        """Return those of one pass a checkpoint."""
+        return sum(len(checkpoints(subject)) * len(subject.examples) for subject in subjects)
 
     def of_run(self, subject: Subject, on_progress: OnProgress) -> Finding:
         """Return the fluctuation of every router."""

@@ -1,0 +1,95 @@
+"""Accuracy of groups, and which systems no other one beats.
+
+Wilson's interval of k right ones among n:
+    (k + z^2 / 2 +- z sqrt(k (n - k) / n + z^2 / 4)) / (n + z^2),   z = 1.96 for 95 %
+a system is on the Pareto front where no other is at least as good and at most as dear, and better in one of both
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from ostinato.analysis.arrays import Bools
+from ostinato.errors import DataError
+
+_Z = 1.959963984540054
+
+
+@dataclass(frozen=True, slots=True)
+class GroupAccuracy:
+    """Of the examples of one category.
+
+    Args:
+        n: examples. sequences: share with every label right, `low` and `high` its 95 % interval. tokens: share of the
+            labels that are right.
+    """
+
+    n: int
+    sequences: float
+    low: float
+    high: float
+    tokens: float
+
+
+def wilson_interval(n_right: int, n: int) -> tuple[float, float]:
+    """Return the 95 % interval of the share of right ones (Wilson 1927), which stays within [0, 1].
+
+    Raises:
+        DataError: nothing was counted, or more right ones than there are.
+    """
+    if not 0 <= n_right <= n or not n:
+        raise DataError(f"{n_right} right of {n}: at least one is needed, and no more right than there are")
+    z2 = _Z * _Z
+    half = _Z * (n_right * (n - n_right) / n + z2 / 4) ** 0.5
+    low, high = ((n_right + z2 / 2 + sign * half) / (n + z2) for sign in (-1, 1))
+    return max(0.0, low), min(1.0, high)
+
+
+def accuracy_by_category(
+    categories: Sequence[Hashable], right_N: ArrayLike, labels_N: ArrayLike
+) -> dict[Hashable, GroupAccuracy]:
+    """Return the accuracy of every category, in the order they first come.
+
+    Args:
+        categories: of every example. right_N, labels_N: its labels that are right, and all of them.
+
+    Raises:
+        DataError: not as many of each, or more right labels than labels.
+    """
+    right, labels = np.asarray(right_N, dtype=np.int64), np.asarray(labels_N, dtype=np.int64)
+    if not len(categories) == len(right) == len(labels):
+        raise DataError(f"{len(categories)} categories, {len(right)} and {len(labels)} counts: as many are needed")
+    if (right > labels).any() or (right < 0).any():
+        raise DataError("an example has more right labels than labels, or fewer than none")
+    places: dict[Hashable, list[int]] = {}
+    for i, category in enumerate(categories):
+        places.setdefault(category, []).append(i)
+    return {category: _group(right[mine], labels[mine]) for category, mine in places.items()}
+
+
+def _group(right_N: np.ndarray, labels_N: np.ndarray) -> GroupAccuracy:
+    n, n_labels = len(right_N), int(labels_N.sum())
+    n_whole = int((right_N == labels_N).sum())
+    return GroupAccuracy(n, n_whole / n, *wilson_interval(n_whole, n), right_N.sum() / n_labels if n_labels else np.nan)
+
+
+def pareto_front(costs_R: ArrayLike, qualities_R: ArrayLike) -> Bools:
+    """Return which systems are on the front, `[R]`: equal ones all are, one whose number is NaN is not.
+
+    Args:
+        costs_R: less is better. qualities_R: more is better.
+
+    Raises:
+        DataError: not as many of each.
+    """
+    costs, qualities = np.asarray(costs_R, dtype=np.float64), np.asarray(qualities_R, dtype=np.float64)
+    if costs.shape != qualities.shape or costs.ndim != 1:
+        raise DataError(f"{costs.shape} costs and {qualities.shape} qualities: one of each is needed for every system")
+    no_worse = (costs[None] <= costs[:, None]) & (qualities[None] >= qualities[:, None])
+    better = (costs[None] < costs[:, None]) | (qualities[None] > qualities[:, None])
+    found: Bools = ~(no_worse & better).any(1) & np.isfinite(costs) & np.isfinite(qualities)
+    return found

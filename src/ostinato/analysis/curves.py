@@ -1,0 +1,52 @@
+"""Learning curves: what a run wrote down while it learnt (metrics.jsonl)."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ostinato.data.lines import bad_line, read_lines
+
+METRICS = "metrics.jsonl"
+Line = list[tuple[int, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class LearningCurves:
+    """Numbers by update.
+
+    Args:
+        training: nats a label, of the updates since the last record, without smoothing and other losses.
+        scores: of evaluations, by split and name. depth: rounds a token took part in, by stack in which tokens halt.
+    """
+
+    training: Line = field(default_factory=list)
+    scores: dict[str, dict[str, Line]] = field(default_factory=dict)
+    depth: dict[str, Line] = field(default_factory=dict)
+
+
+def learning_curves(path: Path) -> LearningCurves:
+    """Return the curves of a run's metrics.jsonl.
+
+    Raises:
+        DataError: the file is missing, or a line is no record.
+    """
+    found = LearningCurves()
+    for number, line in read_lines(path):
+        try:
+            record = json.loads(line)
+            kind, update = record["kind"], int(record["update"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise bad_line(path, number, f"is no record of a run: {error!r}") from error
+        if kind == "training":
+            if record.get("nll") is not None:
+                found.training.append((update, float(record["nll"])))
+            for stack, numbers in (record.get("depth") or {}).items():
+                found.depth.setdefault(stack, []).append((update, float(numbers["mean"])))
+        elif kind == "evaluation":
+            mine = found.scores.setdefault(record["split"], {})
+            for name, value in record["scores"].items():
+                if isinstance(value, float):
+                    mine.setdefault(name, []).append((update, value))
+    return found

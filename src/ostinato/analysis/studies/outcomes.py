@@ -1,0 +1,160 @@
+"""Studies of what a run gets right: by category, and while it learnt."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from ostinato.analysis.accuracy import GroupAccuracy, accuracy_by_category
+from ostinato.analysis.canvas import COLOURS
+from ostinato.analysis.collectors import interval_of
+from ostinato.analysis.curves import METRICS, LearningCurves, learning_curves
+from ostinato.analysis.drawing import finish, line, panels, ticks, whole_numbers
+from ostinato.analysis.outcomes import Outcomes
+from ostinato.analysis.studies.base import EachRun, Finding, OnProgress, Study, Subject, natural
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_MOST_VALUES = 24
+_CURVES = {"token_accuracy": "labels right, %", "sequence_accuracy_forced": "every label right, %"}
+Groups = dict[str, dict[str, GroupAccuracy]]
+
+
+class Categories(EachRun):
+    """Accuracy by metadata column and by length."""
+
+    name = "categories"
+    title = "Accuracy by category"
+    reading = (
+        "For every column of the data, and for length: bars are the share of examples with every label right, whiskers "
+        "its 95 % interval, dots the share of single labels; a category whose interval lies apart is really different."
+    )
+    needs = (Outcomes,)
+    needs_steps = False
+
+    def why_not(self, subject: Subject) -> str | None:
+        """Return None: it always applies."""
+        return None
+
+    def of_run(self, subject: Subject, on_progress: OnProgress) -> Finding:
+        """Return the accuracy of every value of every column."""
+        found: Outcomes = subject.collected[Outcomes]
+        categories = {
+            name: [str(example.columns[name]) for example in subject.examples]
+            for name in subject.columns
+            if all(name in example.columns for example in subject.examples)
+        }
+        categories["length"] = [interval_of(n) for n in found.lengths_N.tolist()]
+        groups: Groups = {}
+        for name, values in categories.items():
+            mine = accuracy_by_category(values, found.right_N, found.labels_N)
+            groups[name] = {str(value): mine[value] for value in sorted(mine, key=lambda value: natural(str(value)))}
+        rows: list[list[object]] = [
+            [column, value, one.n, one.sequences, one.low, one.high, one.tokens]
+            for column, mine in groups.items()
+            for value, one in mine.items()
+        ]
+        names = ("column", "value", "examples", "every label right", "from", "to (95 %)", "labels right")
+        data = {name: {value: asdict(one) for value, one in mine.items()} for name, mine in groups.items()}
+        return Finding(
+            subject.name,
+            names,
+            rows,
+            {"by": data},
+            lambda: _draw_groups(groups),
+            note="Teacher-forced: the true labels before a label are given. Length: tokens the model reads.",
+        )
+
+
+def _draw_groups(groups: Groups) -> Figure:
+    figure, axes = panels(len(groups), width=4.6)
+    for panel, (column, mine) in zip(axes, groups.items(), strict=True):
+        shown = dict(list(mine.items())[:_MOST_VALUES])
+        _bars(panel, list(shown.values()))
+        ticks(panel, x=[f"{value} ({one.n:,})" for value, one in shown.items()])
+        panel.set_ylim(0, 108)
+        finish(panel, f"{column} (examples)", "right, %", f"by {column}", legend=False)
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper right", ncols=2, fontsize=7, frameon=False)
+    return figure
+
+
+def _bars(axes: Axes, groups: list[GroupAccuracy]) -> None:
+    at = range(len(groups))
+    heights = [100 * one.sequences for one in groups]
+    below = [100 * (one.sequences - one.low) for one in groups]
+    above = [100 * (one.high - one.sequences) for one in groups]
+    axes.bar(at, heights, color=COLOURS[5], label="examples")
+    axes.errorbar(at, heights, [below, above], fmt="none", ecolor="black", elinewidth=1, capsize=2)
+    axes.plot(at, [100 * one.tokens for one in groups], "o", color=COLOURS[4], markersize=4, label="labels")
+
+
+class Learning(Study):
+    """Loss, scores and depth by update."""
+
+    name = "learning"
+    title = "Learning curves"
+    reading = (
+        "Loss in training (thin) and on the evaluated split (dots) by update, then the scores of the evaluations, and "
+        "where tokens halt the rounds they took part in: a gap that opens between the two losses is overfitting."
+    )
+    needs_steps = False
+
+    def why_not(self, subject: Subject) -> str | None:
+        """Say that the run wrote nothing down."""
+        return None if (subject.run.directory / METRICS).is_file() else f"its directory holds no {METRICS}"
+
+    def find(self, subjects: Sequence[Subject], on_progress: OnProgress) -> list[Finding]:
+        """Return the curves of all runs, in one figure."""
+        curves = {subject.name: learning_curves(subject.run.directory / METRICS) for subject in subjects}
+        rows: list[list[object]] = []
+        for name, found in curves.items():
+            for split, scores in found.scores.items():
+                losses = scores.get("loss") or [(0, float("nan"))]
+                best = min(losses, key=lambda point: point[1])
+                accuracy = scores.get("token_accuracy")
+                rows.append([name, split, len(losses), losses[-1][0], losses[-1][1], best[1], best[0]])
+                rows[-1].append(max(value for _, value in accuracy) if accuracy else None)
+        names = ("run", "split", "evaluations", "last update", "loss there", "lowest loss", "at update")
+        return [
+            Finding(
+                " ".join(curves),
+                (*names, "highest token accuracy"),
+                rows,
+                {name: asdict(found) for name, found in curves.items()},
+                lambda: _draw_curves(curves),
+                note="Loss in nats a label, without label smoothing and other losses.",
+            )
+        ]
+
+
+def _draw_curves(curves: dict[str, LearningCurves]) -> Figure:
+    shown = [name for name in _CURVES if any(name in s for c in curves.values() for s in c.scores.values())]
+    has_depth = any(found.depth for found in curves.values())
+    figure, axes = panels(1 + len(shown) + has_depth, width=4.0)
+    for i, (run, found) in enumerate(curves.items()):
+        colour = COLOURS[i % len(COLOURS)]
+        label = run if len(curves) > 1 else None
+        if found.training:
+            axes[0].plot([x for x, _ in found.training], [y for _, y in found.training], color=colour, linewidth=0.7)
+        for split, scores in found.scores.items():
+            for panel, name in zip(axes, ("loss", *shown), strict=False):
+                if name in scores:
+                    factor = 1 if name == "loss" else 100
+                    line(panel, i, [x for x, _ in scores[name]], [factor * y for _, y in scores[name]], label or split)
+        for k, (stack, points) in enumerate(found.depth.items() if has_depth else ()):
+            name = f"{label} {stack}" if label else stack
+            line(axes[-1], i if len(curves) > 1 else k, [x for x, _ in points], [y for _, y in points], name)
+    for panel, name in zip(axes, ("loss, nats", *(_CURVES[name] for name in shown)), strict=False):
+        whole_numbers(panel)
+        finish(panel, "update", name)
+    if has_depth:
+        axes[-1].set_ylim(bottom=0)
+        finish(axes[-1], "update", "rounds a token takes part in")
+    return figure
+
+
+CATEGORIES, LEARNING = Categories(), Learning()

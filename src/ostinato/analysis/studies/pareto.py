@@ -1,0 +1,121 @@
+"""Study of what several runs are worth for what they cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ostinato.analysis.accuracy import pareto_front
+from ostinato.analysis.canvas import COLOURS
+from ostinato.analysis.drawing import finish, panels
+from ostinato.analysis.latency import pass_latencies, threads_and_device
+from ostinato.analysis.outcomes import Outcomes
+from ostinato.analysis.studies.base import Finding, OnProgress, Study, Subject
+from ostinato.data.example import fingerprint
+from ostinato.metrics import METRICS
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_COSTS = ("parameters", "M MACs an example", "ms an example")
+_MARKS = "osD^vP*X"
+
+
+class Pareto(Study):
+    """Quality against parameters, multiply-accumulates and latency."""
+
+    name = "pareto"
+    title = "Quality against cost"
+    reading = (
+        "A mark is a run: the higher the better, the further left the cheaper. Filled marks, on the line, are the "
+        "Pareto front: no other run is at least as good and at most as dear."
+    )
+    needs = (Outcomes,)
+    needs_steps = False
+
+    def why_not(self, subject: Subject) -> str | None:
+        """Return None: what it needs are several runs."""
+        return None
+
+    def why_not_together(self, subjects: Sequence[Subject]) -> str | None:
+        """Say that there is one run, or that they read other examples."""
+        if len(subjects) < 2:
+            return "it compares runs, and one was given"
+        if len({fingerprint(subject.examples) for subject in subjects}) > 1:
+            return "the runs do not read the same examples: choose runs of one task, and a split they all have"
+        return None
+
+    def find(self, subjects: Sequence[Subject], on_progress: OnProgress) -> list[Finding]:
+        """Return costs and quality of all runs, and who is on each front."""
+        quality_name, qualities = _quality(subjects)
+        outcomes: list[Outcomes] = [subject.collected[Outcomes] for subject in subjects]
+        latencies = pass_latencies([s.run for s in subjects], [s.examples for s in subjects])
+        costs = [
+            [float(subject.model.n_parameters()) for subject in subjects],
+            [float(found.macs_N2[:, 1].mean()) / 1e6 for found in outcomes],
+            [1e3 * latency.per_example for latency in latencies],
+        ]
+        fronts = [pareto_front(values, qualities) for values in costs]
+        names = [subject.name for subject in subjects]
+        rows: list[list[object]] = [
+            [name, qualities[i], int(costs[0][i]), costs[1][i], costs[2][i], _on(fronts, i)]
+            for i, name in enumerate(names)
+        ]
+        columns = ("run", quality_name, *_COSTS, "on the front of")
+        n = min(latency.n for latency in latencies)
+        return [
+            Finding(
+                " ".join(names),
+                columns,
+                rows,
+                {"runs": [dict(zip(columns, row, strict=True)) for row in rows]},
+                lambda: _draw_fronts(names, quality_name, qualities, costs, fronts),
+                note=f"MACs: realised, of a teacher-forced pass. Latency: passes over {n} examples in batches, the "
+                f"runs taking turns, on {threads_and_device(subjects[0].model)}.",
+            )
+        ]
+
+
+def _on(fronts: Sequence[np.ndarray], i: int) -> str:
+    return ", ".join(name for name, front in zip(("parameters", "MACs", "latency"), fronts, strict=True) if front[i])
+
+
+def _quality(subjects: Sequence[Subject]) -> tuple[str, list[float]]:
+    """Return a metric that all runs were given for the split when they were finished, else what the pass measured."""
+    stored = [(subject.stored_results().get("splits") or {}).get(subject.split) or {} for subject in subjects]
+    for name in METRICS:
+        values = [scores.get(name) for scores in stored]
+        if all(isinstance(value, int | float) for value in values):
+            return f"{name}, {subjects[0].split}", [float(value) for value in values if value is not None]
+    found = [subject.collected[Outcomes].token_accuracy for subject in subjects]
+    return f"token accuracy, {subjects[0].split}", found
+
+
+def _draw_fronts(
+    names: Sequence[str],
+    quality_name: str,
+    qualities: Sequence[float],
+    costs: Sequence[Sequence[float]],
+    fronts: Sequence[np.ndarray],
+) -> Figure:
+    figure, axes = panels(3, width=3.8, height=3.8)
+    for panel, label, values, front in zip(axes, _COSTS, costs, fronts, strict=True):
+        order = sorted(np.flatnonzero(front).tolist(), key=lambda i: (values[i], qualities[i]))
+        panel.plot([values[i] for i in order], [qualities[i] for i in order], "-", color="gray", linewidth=1, zorder=1)
+        for i, name in enumerate(names):
+            colour = COLOURS[i % len(COLOURS)]
+            face = colour if front[i] else "none"
+            axes_of = panel.scatter(
+                [values[i]], [qualities[i]], 60, marker=_MARKS[i % len(_MARKS)], label=name, zorder=2
+            )
+            axes_of.set(facecolor=face, edgecolor=colour)
+        panel.margins(0.12)
+        finish(panel, label, quality_name if panel is axes[0] else "", legend=False)
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=min(len(names), 4), fontsize=8, frameon=False)
+    return figure
+
+
+PARETO = Pareto()

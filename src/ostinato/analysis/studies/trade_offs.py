@@ -1,0 +1,189 @@
+"""Studies of what other depths would give: other halting thresholds, other numbers of rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from ostinato.analysis.capture import stream
+from ostinato.analysis.drawing import finish, line, panels, whole_numbers
+from ostinato.analysis.outcomes import Outcomes
+from ostinato.analysis.studies.base import EachRun, Finding, OnProgress, Subject
+from ostinato.analysis.threshold_figure import figure_of
+from ostinato.data.example import Example
+from ostinato.data.subset import take_evenly
+from ostinato.evaluation.evaluate import evaluate
+from ostinato.evaluation.threshold import trained_thresholds
+from ostinato.evaluation.threshold_curve import CURVE, Tuning, choose, read_curve, sweep
+from ostinato.models.build import Model
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+EXAMPLES = 400
+"""Shown to the model once for every point of these studies."""
+_THRESHOLDS = (0.99, 0.95, 0.9, 0.8, 0.6, 0.4, 0.2)
+_MAX_DROP = 0.002
+_METRIC = "token_accuracy"
+Points = dict[int, tuple[float, float, float, float]]
+
+
+def _few(subject: Subject) -> list[Example]:
+    return list(take_evenly(subject.examples, EXAMPLES))
+
+
+class Thresholds(EachRun):
+    """Score, skipped rounds and multiply-accumulates by halting threshold."""
+
+    name = "thresholds"
+    title = "What a lower halting threshold saves and loses"
+    reading = (
+        "Left: the score against the share of token-rounds that are skipped; a line that stays level far to the right "
+        "can halt early for nothing. Right: score, skipped rounds and multiply-accumulates by threshold. The square is "
+        "the trained threshold, the ring the cheapest one that loses no more than 0.2 points, or what was asked for."
+    )
+
+    def why_not(self, subject: Subject) -> str | None:
+        """Say that no token can halt."""
+        return None if trained_thresholds(subject.model) else "no token of its model can halt"
+
+    def extra_examples(self, subjects: Sequence[Subject]) -> int:
+        """Return those of one evaluation a threshold, where there is no stored curve."""
+        missing = [s for s in subjects if read_curve(s.run.directory, s.run.checkpoint.name) is None]
+        return sum((1 + len(_wanted(s.model))) * len(_few(s)) for s in missing)
+
+    def of_run(self, subject: Subject, on_progress: OnProgress) -> Finding:
+        """Return the curve that `ostinato tune-threshold` stored, else a teacher-forced one of some examples."""
+        found = read_curve(subject.run.directory, subject.run.checkpoint.name)
+        note = f"Read from the run's {CURVE}.json."
+        if found is None:
+            found = _measure(subject, on_progress)
+            note = f"Teacher-forced; `ostinato tune-threshold` measures the {subject.run.recipe.task.kind} metric."
+        stacks = list(found.trained.skipped)
+        rows: list[list[object]] = [
+            [
+                "trained" if point.threshold is None else point.threshold,
+                point.score,
+                *(100 * point.skipped[stack] for stack in stacks),
+                point.macs["realised"] / 1e6,
+                100 * point.macs["realised"] / point.macs["full"],
+            ]
+            for point in found.points
+        ]
+        skipped = [f"{stack} skipped, %" for stack in stacks]
+        names = ("threshold", found.metric, *skipped, "M MACs an example", "of full depth, %")
+        note = f"{found.n:,} examples of {found.split}, {found.checkpoint}. {note}"
+        return Finding(subject.name, names, rows, found.as_dict(), lambda: figure_of(found), note=note)
+
+
+def _wanted(model: Model) -> list[float]:
+    own = set(trained_thresholds(model).values())
+    return [threshold for threshold in _THRESHOLDS if own != {threshold}]
+
+
+def _measure(subject: Subject, on_progress: OnProgress) -> Tuning:
+    examples, run = _few(subject), subject.run
+    data = run.recipe.data.model_copy(update={"block_length": None})
+
+    def measured() -> dict[str, object]:
+        settings = {"data": data, "decoding": run.recipe.decoding, "metrics": []}
+        result = evaluate(run.model, examples, run.tokenizers, **settings)  # type: ignore[arg-type]
+        if on_progress is not None:
+            on_progress(len(examples))
+        return result
+
+    points, n = sweep(run.model, _METRIC, _wanted(run.model), measured)
+    chosen = choose(points, _MAX_DROP)
+    return Tuning(run.checkpoint.name, subject.split, _METRIC, 1.0, _MAX_DROP, n, tuple(points), chosen)
+
+
+@contextmanager
+def with_rounds(model: Model, stacks: Sequence[str], n_rounds: int) -> Iterator[None]:
+    """Run stacks whose rounds share all weights for another number of rounds, the others as they are."""
+    before = {name: model.stacks[name].plan for name in stacks}
+    try:
+        for name, plan in before.items():
+            model.stacks[name].plan = plan.with_rounds(n_rounds)
+        yield
+    finally:
+        for name, plan in before.items():
+            model.stacks[name].plan = plan
+
+
+def variable_stacks(model: Model) -> list[str]:
+    """Return the stacks of several rounds that all share their weights, whose number may change after training."""
+    return [name for name, stack in model.stacks.items() if stack.plan.n_rounds > 1 and stack.plan.is_fully_shared]
+
+
+def rounds_to_try(n_rounds: int) -> list[int]:
+    """Return numbers of rounds from 1 to twice those that were trained, them too."""
+    parts = (n_rounds // 4, n_rounds // 2, 3 * n_rounds // 4, n_rounds, 5 * n_rounds // 4, 3 * n_rounds // 2)
+    return sorted({1, *(max(1, part) for part in parts), 2 * n_rounds})
+
+
+class TestDepth(EachRun):
+    """Accuracy by the number of rounds at test time."""
+
+    name = "test-depth"
+    title = "Accuracy by rounds at test time"
+    reading = (
+        "The same weights, run for fewer and for more rounds than they were trained for (dashed line): flat to the "
+        "right is a stack whose states have settled, falling one that only knows its own depth."
+    )
+
+    def why_not(self, subject: Subject) -> str | None:
+        """Say that no stack can run for another number of rounds."""
+        reason = "no stack of its model has several rounds that share all weights"
+        return None if variable_stacks(subject.model) else reason
+
+    def extra_examples(self, subjects: Sequence[Subject]) -> int:
+        """Return those of a pass a number of rounds and stack."""
+        stacks = [(s, s.model.stacks[name].plan) for s in subjects for name in variable_stacks(s.model)]
+        return sum(len(rounds_to_try(plan.n_rounds)) * len(_few(subject)) for subject, plan in stacks)
+
+    def of_run(self, subject: Subject, on_progress: OnProgress) -> Finding:
+        """Return accuracy and loss of every stack by its rounds, the other stack as trained."""
+        found: dict[str, Points] = {}
+        for name in variable_stacks(subject.model):
+            trained = subject.model.stacks[name].plan.n_rounds
+            found[name] = {n: _at(subject, name, n, on_progress) for n in rounds_to_try(trained)}
+        trained_of = {name: subject.model.stacks[name].plan.n_rounds for name in found}
+        columns = ("stack", "rounds", "trained for", "token accuracy", "every label right", "loss, nats", "rounds run")
+        rows: list[list[object]] = [
+            [name, n, trained_of[name], *numbers] for name, points in found.items() for n, numbers in points.items()
+        ]
+        return Finding(
+            subject.name,
+            columns,
+            rows,
+            {"by_rounds": [dict(zip(columns, row, strict=True)) for row in rows]},
+            lambda: _draw_rounds(found, trained_of),
+            note=f"{len(_few(subject)):,} examples of {subject.split}, teacher-forced; one stack is varied at a time. "
+            "Rounds run: what a token took part in, which halting may leave below.",
+        )
+
+
+def _at(subject: Subject, stack: str, n_rounds: int, on_progress: OnProgress) -> tuple[float, float, float, float]:
+    examples = _few(subject)
+    outcomes = Outcomes(len(examples))
+    with with_rounds(subject.model, [stack], n_rounds):
+        stream(subject.run, examples, [outcomes], on_progress=on_progress)
+    loss = float(outcomes.nll_N.sum() / max(outcomes.labels_N.sum(), 1))
+    depth = float(outcomes.depths.compute()[stack]["mean"])
+    return outcomes.token_accuracy, outcomes.sequence_accuracy, loss, depth
+
+
+def _draw_rounds(found: dict[str, Points], trained: dict[str, int]) -> Figure:
+    figure, axes = panels(len(found), width=4.8)
+    for panel, (stack, points) in zip(axes, found.items(), strict=True):
+        for i, name in enumerate(("labels right", "examples with every label right")):
+            line(panel, i, list(points), [100 * numbers[i] for numbers in points.values()], name)
+        panel.axvline(trained[stack], color="gray", linestyle="--", linewidth=1, label="trained for")
+        panel.set_ylim(0, 104)
+        whole_numbers(panel)
+        finish(panel, f"rounds of the {stack}", "right, %", stack)
+    return figure
+
+
+THRESHOLDS, TEST_DEPTH = Thresholds(), TestDepth()

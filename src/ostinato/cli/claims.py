@@ -1,0 +1,156 @@
+"""`ostinato claims` and `ostinato reproduce`: what the papers say, and what comes of it here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ostinato.cli.options import JsonOption, MirrorOption
+
+if TYPE_CHECKING:
+    from ostinato.experiments.claims import Claim, Outcome
+
+OUTCOMES = Path("runs/claims")
+OutcomesOption = Annotated[
+    Path, typer.Option("--outcomes", help="Folder of your own outcomes; they come before those of the library.")
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command("claims", epilog="Example: ostinato claims --paper x-moe")(claims)
+    app.command("reproduce", epilog="Example: ostinato reproduce one-wide-ffn/decoding-speed")(reproduce)
+
+
+def claims(
+    paper: Annotated[str | None, typer.Option("--paper", help="Only this paper's.", show_default=False)] = None,
+    outcomes: OutcomesOption = OUTCOMES,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the library's own outcomes in full.")] = False,
+    json: JsonOption = False,
+) -> None:
+    """List the papers' claims and what came of them.
+
+    holds: every number lay in its band. fails: one did not. stale: the claim has changed since it was run.
+    """
+    from ostinato.cli.output import print_json, print_table, say
+    from ostinato.experiments.claims import claims_directory, list_claims, read_outcome
+
+    if markdown:
+        from ostinato.experiments.claims_document import document
+
+        say(document(paper).rstrip())
+        return
+    found = []
+    for claim in list_claims():
+        if paper in (None, claim.config.paper):
+            found.append(_described(claim, read_outcome(claim, [outcomes, claims_directory()])))
+    if json:
+        print_json(found)
+        return
+    columns = ["claim", "outcome", "date", "minutes", "what the paper says"]
+    rows = [[one["claim"], one["outcome"], one["date"], one["minutes"], one["statement"]] for one in found]
+    print_table(columns, rows)
+    counts = {kind: sum(one["outcome"] == kind for one in found) for kind in ("holds", "fails", "stale", "not run")}
+    say(", ".join(f"{n} {kind}" for kind, n in counts.items() if n))
+
+
+def reproduce(
+    claim: Annotated[str, typer.Argument(metavar="CLAIM", help="A claim's name, or a claim file.")],
+    variant: Annotated[
+        str | None, typer.Option("--variant", help="gpu: sized for an hour of a large GPU.", show_default=False)
+    ] = None,
+    given: Annotated[
+        list[str] | None,
+        typer.Option("--input", metavar="NAME=PATH", help="A file that the claim needs; may be repeated."),
+    ] = None,
+    store: Annotated[Path, typer.Option("--store", help="Folder of runs; what is there is not run again.")] = Path(
+        "runs/store"
+    ),
+    workers: Annotated[int, typer.Option(min=1, help="Runs at once.")] = 1,
+    outcomes: OutcomesOption = OUTCOMES,
+    take: Annotated[
+        list[Path] | None,
+        typer.Option("--take", metavar="RUN", help="A finished run to take over, if it is one of the claim's."),
+    ] = None,
+    mirror: MirrorOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Run a claim, and compare what is found with its band.
+
+    Exit code 1 where a number lies outside. The outcome is kept, with the rows it comes from.
+    """
+    from ostinato.cli.output import complain, console, print_json, say
+    from ostinato.data.registry import DataAccess
+    from ostinato.experiments import claims as library
+    from ostinato.experiments.pool import LocalPool
+    from ostinato.experiments.reproduce import reproduce as run
+    from ostinato.experiments.swept import Means
+    from ostinato.experiments.watch import make_watcher
+
+    chosen = library.load_claim(claim)
+    if variant is not None:
+        chosen = library.variant(chosen, variant)
+    if not json:
+        say(f"{chosen.name} ({chosen.config.where}): {chosen.config.statement}")
+    means = Means(
+        store,
+        access=DataAccess.default(mirror),
+        inputs=inputs_of(given or []),
+        take=take or (),
+        on_event=complain,
+        executor=LocalPool(workers),
+        watcher=make_watcher(None if json else console(), complain),
+    )
+    outcome = run(chosen, means)
+    path = library.write_outcome(chosen, outcome, outcomes)
+    if json:
+        print_json(outcome.head)
+    else:
+        _print_outcome(outcome, path)
+    if not outcome.head["holds"]:
+        raise typer.Exit(1)
+
+
+def inputs_of(given: list[str]) -> dict[str, str]:
+    """Read NAME=PATH.
+
+    Raises:
+        ConfigError: every one that is not of this form.
+    """
+    from ostinato.errors import ConfigError, Problem
+
+    pairs = [text.partition("=") for text in given]
+    wrong = [text for text, (name, sign, path) in zip(given, pairs, strict=True) if not (name and sign and path)]
+    if wrong:
+        raise ConfigError([Problem("--input", text, "must look like NAME=PATH") for text in wrong])
+    return {name: path for name, _, path in pairs}
+
+
+def _print_outcome(outcome: Outcome, path: Path) -> None:
+    from ostinato.cli.output import print_table, say
+    from ostinato.experiments.reproduce import checks
+
+    rows = [[what, expected, found, "yes" if ok else "NO"] for what, expected, found, ok in checks(outcome.head)]
+    print_table(["what", "expected", "found", "holds"], rows)
+    say("holds" if outcome.head["holds"] else "fails")
+    say(f"outcome: {path}")
+
+
+def _described(claim: Claim, outcome: Outcome | None) -> dict[str, Any]:
+    """Return a claim and what came of it as JSON."""
+    head = outcome.head if outcome else {}
+    return {
+        "claim": claim.name,
+        "where": claim.config.where,
+        "statement": claim.config.statement,
+        "outcome": outcome.verdict(claim) if outcome else "not run",
+        "date": head.get("date"),
+        "command": f"ostinato reproduce {claim.name}" + "".join(f" --input {name}=..." for name in claim.config.inputs),
+        "ran": head.get("command"),
+        "minutes": claim.config.minutes,
+        "gpu": claim.config.gpu is not None,
+        "limits": claim.config.limits,
+        "expectations": head.get("expectations"),
+    }

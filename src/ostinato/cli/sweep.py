@@ -1,0 +1,129 @@
+"""`ostinato sweep`: every arm of a sweep with every seed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ostinato.cli.options import JsonOption, MirrorOption
+
+if TYPE_CHECKING:
+    from ostinato.budget import Budget
+    from ostinato.config.sweep import SweepConfig
+    from ostinato.experiments.runs import PlannedRun
+
+STORE = Path("runs/store")
+SweepArgument = Annotated[
+    str, typer.Argument(metavar="FILE", help="A sweep's name, or a YAML file.", show_default=False)
+]
+StoreOption = Annotated[Path, typer.Option("--store", help="Directory of runs, each under its content address.")]
+InputOption = Annotated[
+    list[str] | None,
+    typer.Option("--input", metavar="NAME=PATH", help="A file that the sweep needs; may be repeated."),
+]
+SeedsOption = Annotated[
+    str | None,
+    typer.Option("--seeds", metavar="N,N", help="Seeds of every arm, in place of the file's.", show_default=False),
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("sweep", epilog="Example: ostinato sweep demo --workers 2")(sweep)
+
+
+def sweep(
+    file: SweepArgument,
+    store: StoreOption = STORE,
+    workers: Annotated[int, typer.Option("--workers", min=1, help="Runs at once, each in a process of its own.")] = 1,
+    threads: Annotated[int, typer.Option("--threads", min=1, help="CPU threads of a run whose recipe names none.")] = 1,
+    seeds: SeedsOption = None,
+    take: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--take", metavar="RUN", help="Finished run, or folder of runs, to copy into the store; may be repeated."
+        ),
+    ] = None,
+    given: InputOption = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show the runs and what they cost; train nothing.")
+    ] = False,
+    mirror: MirrorOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Train every arm of a sweep with every seed, once.
+
+    A run that is in the store already is not trained again, one that was interrupted goes on. Ends with exit code 1
+    where a run has failed; the others are done.
+    """
+    from ostinato.cli.claims import inputs_of
+    from ostinato.cli.output import console, print_json, say
+    from ostinato.data.registry import DataAccess
+    from ostinato.experiments.adopt import adopt_all
+    from ostinato.experiments.pool import LocalPool
+    from ostinato.experiments.runs import plan_runs
+    from ostinato.experiments.sweep import load_sweep, results_folder, run_sweep
+    from ostinato.experiments.watch import make_watcher
+
+    chosen = with_seeds(load_sweep(file, inputs_of(given or [])), seeds)
+    access = DataAccess.default(mirror)
+    if take:
+        for run in adopt_all(take, plan_runs(chosen, store, access)):
+            if not json:
+                say(f"taken: {run.name}, into {run.directory}")
+    if dry_run:
+        _show_plan(chosen, store, access, json)
+        return
+    watcher = make_watcher(None if json else console(), say)
+    pool = LocalPool(workers)  # also for one: what kills a run does not kill the sweep
+    rows = run_sweep(chosen, store, access=access, executor=pool, watcher=watcher, n_threads=threads)
+    if json:
+        print_json(rows)
+        return
+    say(f"results: {results_folder(chosen, store) / 'results.jsonl'}")
+
+
+def with_seeds(sweep: SweepConfig, seeds: str | None) -> SweepConfig:
+    """Return a sweep with other seeds for all of its arms.
+
+    Raises:
+        typer.BadParameter: not a list of numbers.
+    """
+    if seeds is None:
+        return sweep
+    parts = [part.strip() for part in seeds.split(",")]
+    if not all(part.isdecimal() for part in parts) or len(set(parts)) < len(parts):
+        raise typer.BadParameter(f"{seeds!r} is no list of different numbers such as 1,2,3", param_hint="--seeds")
+    arms = [arm.model_copy(update={"seeds": None}) for arm in sweep.arms]
+    return sweep.model_copy(update={"seeds": [int(part) for part in parts], "arms": arms})
+
+
+def _show_plan(sweep: SweepConfig, store: Path, access: Any, json: bool) -> None:
+    """Print arms, seeds, keys and budgets, and which runs are there."""
+    from ostinato.cli.output import print_json, print_table
+    from ostinato.experiments.rows import collect_rows
+    from ostinato.experiments.runs import arm_budgets, check_equal, plan_runs
+
+    runs = plan_runs(sweep, store, access)
+    budgets = arm_budgets(sweep, runs, access)
+    missing = {(line["arm"], line["seed"]): line["why"] for line in collect_rows(sweep, runs)[1]}
+    lines = [_plan_line(run, budgets[run.arm], missing.get((run.arm, run.seed))) for run in runs]
+    if json:
+        print_json(lines)
+    else:
+        print_table(list(lines[0]), [list(line.values()) for line in lines])
+    check_equal(sweep, budgets)
+
+
+def _plan_line(run: PlannedRun, budget: Budget, why_missing: str | None) -> dict[str, Any]:
+    return {
+        "arm": run.arm,
+        "seed": run.seed,
+        "key": run.directory.name,
+        "parameters": budget.figure("parameters"),
+        "MACs": budget.figure("macs"),
+        "starts from": run.start.name if run.start else None,
+        "state": "there" if why_missing is None else why_missing,
+    }

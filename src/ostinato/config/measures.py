@@ -1,0 +1,170 @@
+"""What is measured of a finished run: a number it wrote, a number counted from it, or a new evaluation of it.
+
+A measure has a name, under which tables show it, and settings, which are all that its value depends on beside the run:
+two measures of equal settings and different names are measured once.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from ostinato.config.base import Config
+from ostinato.errors import Problem
+
+Size = Annotated[int, Field(ge=1)]
+BudgetName = Literal["parameters", "macs", "bytes"]
+"""What may be held equal. parameters: stored. macs: one teacher-forced pass over one sentence. bytes: weights,
+activations of a training pass and decoding cache together."""
+FigureName = (
+    BudgetName
+    | Literal["active", "executed", "macs_without_attention", "macs_per_generated_token"]
+    | Literal["weights", "activations", "cache"]
+)
+"""Figures of a budget. parameters: stored. active, executed: see `ostinato.budget.ParameterCount`. weights,
+activations, cache: bytes of each."""
+_TIMES = ("seconds", "per_second")
+_CHANGEABLE = ("decoding.", "data.", "task.")
+
+
+class Measure(Config):
+    """Base of all measures."""
+
+    name: Annotated[str, Field(min_length=1)]
+    arms: list[str] | None = None
+    """Arms of a sweep that it is taken of; None: all."""
+
+    @property
+    def picks(self) -> str | None:
+        """The dotted path of the number in what is found; None: what is found is the number, or numbers by name."""
+        return None
+
+    @property
+    def is_timing(self) -> bool:
+        """True where the value is a time: it differs from run to run, and is kept apart from what does not."""
+        return False
+
+    def settings(self) -> dict[str, Any]:
+        """Return all that what is found depends on beside the run."""
+        return self.model_dump(
+            mode="json", exclude={"name", "arms"} if self.picks is None else {"name", "arms", "path"}
+        )
+
+
+def _is_time(path: str) -> bool:
+    return path.rpartition(".")[2].endswith(_TIMES)
+
+
+class ResultMeasure(Measure):
+    """A number that training wrote to results.json."""
+
+    kind: Literal["result"]
+    path: str
+    """Dotted, below the split: exact_match, by.bin.7.exact_match, halting.encoder.mean. A part that is `*` stands for
+    all names there: by.bin.*.exact_match gives a number for every bin."""
+    split: str | None = None
+    """One of the recipe's evaluation.splits; None: the path begins at the top of the results (training_seconds)."""
+
+    @property
+    def picks(self) -> str:
+        """The path below the split."""
+        return self.path
+
+    @property
+    def is_timing(self) -> bool:
+        """True for seconds, and for what is counted by the second."""
+        return _is_time(self.path)
+
+
+class BudgetMeasure(Measure):
+    """A number counted from the run's model configuration, as `ostinato plan` counts it."""
+
+    kind: Literal["budget"]
+    figure: FigureName = "parameters"
+    source_length: Size = 16
+    target_length: Size = 16
+    """Tokens of the sentence whose pass is counted."""
+
+
+class EvaluateMeasure(Measure):
+    """A number of a new evaluation of the trained model."""
+
+    kind: Literal["evaluate"]
+    path: str
+    """Dotted, in what `ostinato evaluate` finds, as for `result`."""
+    split: str = "test"
+    checkpoint: str = "best"
+    """best, last, a mean (best:5), or a name such as update-000500."""
+    metrics: list[str] | None = None
+    """None: the recipe's. An empty list: what teacher forcing gives, and no decoding."""
+    by: list[str] | None = None
+    """Columns to report by; None: the recipe's."""
+    n_steps: Size | None = None
+    """Rounds of depth, for models whose rounds share all weights; None: the trained number."""
+    halting_threshold: float | None = None
+    """None: as in training, whatever `ostinato tune-threshold` chose for the run."""
+    max_examples: Size | None = None
+    """Spread evenly over the split; None: what the recipe says."""
+    set: dict[str, Any] = Field(default_factory=dict)
+    """Settings of the recipe to evaluate with: decoding.beam: 4, task.max_length: 40."""
+
+    @property
+    def picks(self) -> str:
+        """The path in what is found."""
+        return self.path
+
+    @property
+    def is_timing(self) -> bool:
+        """True for seconds, and for what is counted by the second."""
+        return _is_time(self.path)
+
+    def overrides(self) -> list[str]:
+        """Return `set` as `dotted.key=value`."""
+        return as_overrides(self.set)
+
+    def problems(self, path: str = "") -> Iterator[Problem]:
+        """What a model is and how it was trained cannot be changed any more."""
+        for text in self.overrides():
+            if not text.startswith(_CHANGEABLE):
+                key, _, value = text.partition("=")
+                yield Problem(f"{path}set.{key}", value, f"must be one of {', '.join(f'{c}*' for c in _CHANGEABLE)}")
+
+
+class TableSelection(Config):
+    """One number of an analysis' table: one column of the rows where the named columns have these values."""
+
+    where: dict[str, str | int | float] = Field(default_factory=dict)
+    column: str
+    take: Literal["mean", "first", "last", "min", "max"] = "mean"
+    """Of the column's values in these rows, in the table's order."""
+
+
+class AnalysisMeasure(Measure):
+    """A number of the table that an analysis (`ostinato analyze --only STUDY`) shows of the run."""
+
+    kind: Literal["analysis"]
+    study: str
+    table: TableSelection
+    split: str | None = None
+    """None: the first of the recipe's evaluation.splits."""
+    max_examples: Size = 1000
+    """Spread evenly over the split."""
+
+
+AnyMeasure = Annotated[ResultMeasure | BudgetMeasure | EvaluateMeasure | AnalysisMeasure, Field(discriminator="kind")]
+
+
+def as_overrides(settings: dict[str, Any]) -> list[str]:
+    """Return settings, dotted or nested, as `dotted.key=value` with the value in JSON, which is YAML."""
+    return [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in _leaves(settings, "")]
+
+
+def _leaves(settings: dict[str, Any], path: str) -> Iterator[tuple[str, Any]]:
+    for key, value in settings.items():
+        if isinstance(value, dict) and value:
+            yield from _leaves(value, f"{path}{key}.")
+        else:
+            yield f"{path}{key}", value

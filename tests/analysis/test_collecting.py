@@ -1,0 +1,161 @@
+"""What a streamed pass keeps: the same for batches of any size, and what the captures say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from ostinato.analysis import analyze as logic
+from ostinato.analysis import linear_cka, representation_collapse
+from ostinato.analysis.capture import Seen, stream
+from ostinato.analysis.collectors import AttentionTotals, Module, SentenceVectors
+from ostinato.analysis.outcomes import Outcomes
+from ostinato.analysis.routing_collectors import ExpertStates, ExpertTotals, FirstExperts, RoutedSample
+from ostinato.analysis.studies import Subject
+from ostinato.analysis.studies.similarity import pairs_of_stack
+from ostinato.evaluation.loading import load
+
+
+class Keeping:
+    """Keeps batches as they are."""
+
+    request = frozenset({"input", "output", "residual", "weights"})
+
+    def __init__(self) -> None:
+        self.seen: list[Seen] = []
+
+    def add(self, seen: Seen) -> None:
+        self.seen.append(seen)
+
+
+def test_small_batches_collect_what_large_ones_do(subject: Subject) -> None:
+    kinds = [SentenceVectors, AttentionTotals, ExpertTotals, ExpertStates]
+    large, small = ([subject.collector(kind) for kind in kinds] for _ in range(2))
+    stream(subject.run, subject.examples, large)
+    stream(subject.run, subject.examples, small, tokens_per_batch=20)
+    for module, rows in large[0].after.items():
+        np.testing.assert_allclose(small[0].after[module], rows, atol=1e-5)
+        np.testing.assert_allclose(small[0].before[module], large[0].before[module], atol=1e-5)
+    for module, sums in large[1].sums.items():
+        assert small[1].sums[module].n == sums.n
+        np.testing.assert_allclose(small[1].sums[module].entropy_H, sums.entropy_H, rtol=1e-5)
+    for key, counts_VE in large[2].tokens.items():
+        np.testing.assert_array_equal(small[2].tokens[key], counts_VE)
+    for site, moments in large[3].moments.items():
+        assert small[3].moments[site].n == moments.n
+        assert small[3].moments[site].collapse() == pytest.approx(moments.collapse(), rel=1e-3, nan_ok=True)
+
+
+def test_a_sentence_is_the_mean_of_its_tokens_and_halted_ones_stand_still(subject: Subject) -> None:
+    vectors, keeping = SentenceVectors(len(subject.examples)), Keeping()
+    stream(subject.run, subject.examples, [vectors, keeping], tokens_per_batch=40)
+    n_frozen = 0
+    for seen in keeping.seen:
+        for name, stack in seen.output.stacks.items():
+            assert stack.halting is not None
+            for b, t in seen.keep(name).nonzero().tolist()[:1]:
+                n_tokens = int(seen.keep(name)[b].sum())
+                state: dict[int, torch.Tensor] = {}
+                for module in (m for m in vectors.after if m.stack == name):
+                    total = torch.zeros(subject.model.config.d_model)
+                    for token in range(t, t + n_tokens):
+                        ran = module.step < stack.halting.executed_BTR.shape[-1]
+                        if ran and stack.halting.executed_BTR[b, token, module.step]:
+                            state[token] = stack.captures[*module, "residual"][b, token]
+                        else:
+                            n_frozen += 1
+                        total += state[token]
+                    expected = (total / n_tokens).numpy()
+                    np.testing.assert_allclose(vectors.after[module][seen.batch.indices[b]], expected, atol=1e-5)
+    assert n_frozen > 0
+
+
+def test_collapse_of_a_stream_is_that_of_all_its_states(subject: Subject) -> None:
+    collector, keeping = ExpertStates(), Keeping()
+    stream(subject.run, subject.examples, [collector, keeping], tokens_per_batch=40)
+    for site, moments in collector.moments.items():
+        states, classes = [], []
+        for seen in keeping.seen:
+            stack = seen.output.stacks[site.stack]
+            for routing in (r for r in stack.routings if (r.router, r.step) == (site.router, site.step)):
+                inputs = stack.captures[site.stack, site.step, site.router.split(".")[0], "input"].flatten(0, 1)
+                for row in (routing.weight_N > 0).nonzero()[:, 0].tolist():
+                    states.append(inputs[routing.rows_N[row]].numpy())
+                    classes.append(int(routing.experts_NK[row, 0]))
+        assert len(states) == moments.n
+        expected = representation_collapse(np.stack(states), classes)
+        assert moments.collapse() == pytest.approx(expected, rel=1e-6, nan_ok=True)
+
+
+def test_first_experts_of_one_model_do_not_fluctuate(subject: Subject, runs: list[Path]) -> None:
+    first, second, other = FirstExperts(), FirstExperts(), FirstExperts()
+    stream(subject.run, subject.examples, [first], tokens_per_batch=40)
+    stream(subject.run, subject.examples, [second], tokens_per_batch=40)
+    stream(subject.run, subject.examples, [other], model=load(runs[1], device="cpu").model, tokens_per_batch=40)
+    found = first.experts()
+    assert all((second.experts()[site] == experts).all() for site, experts in found.items())
+    assert any((other.experts()[site] != experts).any() for site, experts in found.items())
+    assert len({len(experts) for experts in found.values()}) == 1
+
+
+def test_the_exact_cka_of_a_run_is_that_of_its_sentences(subject: Subject, surveyed: logic.Survey) -> None:
+    vectors = SentenceVectors(len(subject.examples))
+    stream(subject.run, subject.examples, [vectors])
+    finding = next(found[0] for study, found in surveyed.found if study.name == "self-similarity")
+    rows = [rows for module, rows in vectors.after.items() if module.stack == "encoder"]
+    assert finding.arrays["encoder_after_MM"][0, 3] == pytest.approx(linear_cka(rows[0], rows[3]), abs=1e-6)
+
+
+def test_stacks_that_lack_sub_layers_are_compared_after_every_step() -> None:
+    whole = [Module("decoder", step, kind) for step in range(2) for kind in ("self_attention", "ffn")]
+    lacking = [Module("decoder", step, "self_attention") for step in range(2)]
+    assert pairs_of_stack(whole, whole) == [(module, module) for module in whole]
+    assert pairs_of_stack(whole, lacking) == [(whole[1], lacking[0]), (whole[3], lacking[1])]
+    assert pairs_of_stack(whole, lacking[:1]) == [(whole[3], lacking[0])]
+
+
+def test_outcomes_are_those_of_an_evaluation(subject: Subject) -> None:
+    outcomes = Outcomes(len(subject.examples))
+    stream(subject.run, subject.examples, [outcomes], tokens_per_batch=40)
+    result = subject.run.evaluate(subject.split, metrics=[], by=[], max_examples=len(subject.examples))
+    assert outcomes.token_accuracy == result["token_accuracy"]
+    assert outcomes.sequence_accuracy == result["sequence_accuracy_forced"]
+    assert outcomes.nll_N.sum() / outcomes.labels_N.sum() == pytest.approx(result["loss"], rel=1e-6)
+    assert outcomes.macs_N2.mean(0) == pytest.approx([result["macs"]["full"], result["macs"]["realised"]])
+    depth, expected = outcomes.depths.compute()["encoder"], result["halting"]["encoder"]
+    assert depth["histogram"] == expected["histogram"]
+    assert depth["expected"] == pytest.approx(expected["expected"], rel=1e-6)
+
+
+def test_a_sample_holds_all_there_is_where_that_is_little_and_few_of_many(subject: Subject) -> None:
+    every, few, states = RoutedSample(10**6), RoutedSample(7), ExpertStates()
+    stream(subject.run, subject.examples, [every, few, states], tokens_per_batch=40)
+    for (router, stack), sample in every.samples().items():
+        sites = [moments for site, moments in states.moments.items() if (site.router, site.stack) == (router, stack)]
+        assert len(sample.states_ND) == sum(moments.n for moments in sites)
+        counts = np.bincount(sample.experts_N, minlength=len(sites[0].counts_C))
+        np.testing.assert_array_equal(counts, sum(moments.counts_C for moments in sites))
+        taken = few.samples()[router, stack]
+        assert len(taken.states_ND) == len(taken.experts_N) == len(taken.steps_N) == 7
+        assert all((sample.states_ND == row).all(1).any() for row in taken.states_ND)
+
+
+def test_marked_words_get_the_weight_that_lies_on_them(subject: Subject) -> None:
+    marks = {i: [0, 2] for i in range(0, len(subject.examples), 2)}
+    totals, keeping = AttentionTotals(marks), Keeping()
+    stream(subject.run, subject.examples, [totals, keeping], tokens_per_batch=40)
+    module = Module("decoder", 0, "cross_attention")
+    expected, n = 0.0, 0
+    for seen in keeping.seen:
+        weights_BHTS = seen.output.stacks["decoder"].captures[(*module, "weights")]
+        for row, index in enumerate(seen.batch.indices):
+            if index in marks:
+                kept_T = seen.ran("decoder", 0)[row]
+                expected = expected + weights_BHTS[row][:, kept_T][..., [0, 2]].double().sum((1, 2)).numpy()
+                n += int(kept_T.sum())
+    assert totals.sums[module].n_marked == n
+    np.testing.assert_allclose(totals.sums[module].marked_H, expected, rtol=1e-9)
+    assert totals.sums[Module("decoder", 0, "self_attention")].n_marked == 0

@@ -1,0 +1,131 @@
+"""Other depths than the trained one, costs by part, and what is timed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ostinato.analysis import analyze as logic
+from ostinato.analysis.capture import stream
+from ostinato.analysis.latency import part_latencies, parts_of
+from ostinato.analysis.outcomes import Outcomes
+from ostinato.analysis.studies import Finding, Subject
+from ostinato.analysis.studies.base import MARKS
+from ostinato.analysis.studies.trade_offs import rounds_to_try, variable_stacks, with_rounds
+from ostinato.budget import count_macs, count_parameters
+from ostinato.data.example import Example
+from ostinato.errors import CheckpointError, ConfigError
+from ostinato.evaluation.loading import load
+from ostinato.evaluation.threshold_curve import read_curve
+from ostinato.experiments.thresholds import tune_threshold
+
+
+def finding(surveyed: logic.Survey, name: str) -> Finding:
+    return next(found[0] for study, found in surveyed.found if study.name == name)
+
+
+def test_rounds_run_from_one_to_twice_the_trained_ones() -> None:
+    assert rounds_to_try(12) == [1, 3, 6, 9, 12, 15, 18, 24]
+    assert rounds_to_try(2) == [1, 2, 3, 4]
+
+
+def test_a_stack_runs_other_rounds_inside_and_its_own_afterwards(subject: Subject) -> None:
+    assert variable_stacks(subject.model) == ["encoder", "decoder"]
+    before = subject.model.stacks["encoder"].plan
+    with with_rounds(subject.model, ["encoder"], 5):
+        assert subject.model.stacks["encoder"].plan.n_rounds == 5
+        assert subject.model.stacks["decoder"].plan.n_rounds == 3
+    assert subject.model.stacks["encoder"].plan is before
+    with pytest.raises(ConfigError, match="at least 1"), with_rounds(subject.model, ["encoder"], 0):
+        pass
+    assert subject.model.stacks["encoder"].plan is before
+
+
+def test_fewer_rounds_are_what_an_evaluation_with_fewer_steps_says(subject: Subject) -> None:
+    outcomes = Outcomes(len(subject.examples))
+    with with_rounds(subject.model, ["encoder", "decoder"], 2):
+        stream(subject.run, subject.examples, [outcomes])
+    result = subject.run.evaluate(subject.split, metrics=[], by=[], n_steps=2, max_examples=len(subject.examples))
+    assert outcomes.nll_N.sum() / outcomes.labels_N.sum() == pytest.approx(result["loss"], rel=1e-6)
+    assert not outcomes.macs_N2.any()
+
+
+def test_the_trained_number_of_rounds_scores_as_the_model_does(subject: Subject, surveyed: logic.Survey) -> None:
+    outcomes = Outcomes(len(subject.examples))
+    stream(subject.run, subject.examples, [outcomes])
+    rows = [row for row in finding(surveyed, "test-depth").rows if row[1] == row[2]]
+    assert [row[0] for row in rows] == ["encoder", "decoder"]
+    for row in rows:
+        assert row[3:5] == [outcomes.token_accuracy, outcomes.sequence_accuracy]
+
+
+def test_a_curve_without_a_stored_one_is_measured_and_leaves_the_threshold(subject: Subject) -> None:
+    before = subject.model.halting_thresholds()
+    ((_, (found,)),) = logic.survey([subject], only=["thresholds"]).found
+    assert subject.model.halting_thresholds() == before
+    result = subject.run.evaluate(subject.split, metrics=[], by=[], max_examples=len(subject.examples))
+    assert found.data["points"][0]["score"] == result["token_accuracy"]
+    assert found.data["points"][0]["macs"]["realised"] == pytest.approx(result["macs"]["realised"])
+    macs = [point["macs"]["realised"] for point in found.data["points"][1:]]
+    assert macs == sorted(macs, reverse=True)
+
+
+def test_a_stored_curve_is_read_for_its_checkpoint_only(runs: list[Path], tmp_path: Path) -> None:
+    import shutil
+
+    folder = tmp_path / "run"
+    shutil.copytree(runs[0], folder)
+    run = load(folder, device="cpu")
+    tuned = tune_threshold(run, "dev", thresholds=[0.5], metric="token_accuracy")
+    assert read_curve(folder, "another") is None
+    found = read_curve(folder, run.checkpoint.name)
+    assert found is not None
+    assert found.as_dict() == tuned.as_dict()
+    given = logic.subjects([run], None, 8)
+    told: list[int] = []
+    ((_, (shown,)),) = logic.survey(given, only=["thresholds"], on_start=told.append).found
+    assert told == [0]
+    assert shown.data["split"] == "dev"
+    (folder / "threshold-curve.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(CheckpointError, match=r"threshold-curve.json: cannot be read"):
+        read_curve(folder, run.checkpoint.name)
+
+
+def test_parts_add_up_to_the_counts_of_the_model(subject: Subject, surveyed: logic.Survey) -> None:
+    found = finding(surveyed, "budget")
+    parts, config = found.data["parts"], subject.model.config
+    lengths = found.data["lengths"]
+    assert sum(part["parameters"] for part in parts.values()) == count_parameters(config).stored
+    total = count_macs(config, lengths["source"], lengths["target"]).total
+    assert sum(part["full"] for part in parts.values()) == total
+    assert all(part["realised"] <= part["full"] for part in parts.values())
+    assert list(parts)[-1] == "everything else"
+    assert {"encoder.self_attention", "encoder.ffn", "decoder.cross_attention"} < parts.keys()
+
+
+def test_the_time_of_a_pass_is_spent_in_its_parts_or_elsewhere(subject: Subject) -> None:
+    found = part_latencies(subject.run, subject.examples)
+    assert set(found.by_part) == set(parts_of(subject.model).values())
+    assert all(seconds > 0 for seconds in found.by_part.values())
+    assert found.n == len(subject.examples)
+    assert found.rest >= 0
+    assert found.per_example == found.seconds / found.n > 0
+
+
+def test_runs_are_placed_by_what_they_cost(given: list[Subject], surveyed: logic.Survey) -> None:
+    found = finding(surveyed, "pareto")
+    assert found.columns[1] == "exact_match, test"
+    for row, subject in zip(found.rows, given, strict=True):
+        assert row[0] == subject.name
+        assert row[2] == subject.model.n_parameters()
+    best = max(float(str(row[1])) for row in found.rows)
+    assert any("parameters" in str(row[-1]) for row in found.rows if row[1] == best)
+
+
+def test_places_are_marked_where_tokens_are_words(subject: Subject) -> None:
+    text = subject.examples[0].source
+    assert text is not None
+    marked = [Example(text, "", {MARKS: [0, 10**6]}), Example(text, ""), Example(text, "", {MARKS: "no list"})]
+    found = Subject("marked", subject.run, marked).marks()
+    assert found == {0: [0]}

@@ -1,0 +1,118 @@
+"""Updates that several processes do together, or one alone: cases without anything random in them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from routed_models import tiny_batches, tiny_model
+from tiny_runs import BALANCE, HALTING, tiny_recipe
+from torch import Tensor
+
+from ostinato.config.recipe import Recipe
+from ostinato.config.training import BalanceConfig, DepthCostConfig
+from ostinato.data.batch import Batch
+from ostinato.models import Seq2Seq
+from ostinato.training.optim import build_optimizer
+from ostinato.training.processes import ALONE, Processes
+from ostinato.training.update import Gradient, Updater
+
+N_UPDATES = 2
+NO_BALANCE = dict.fromkeys(BALANCE, 0.0)
+ALL_BALANCE = {"switch": 0.5, "hypersphere": 0.5, "mutual_information": 0.5, "z": 0.1, "importance": 0.5}
+Case = tuple[Recipe, list[Batch]]
+
+
+def _without_chance(settings: Any) -> Any:
+    if isinstance(settings, dict):
+        nothing = {"dropout": 0.0, "n_sampled": 0}
+        return {key: nothing.get(key, _without_chance(value)) for key, value in settings.items()}
+    return [_without_chance(value) for value in settings] if isinstance(settings, list) else settings
+
+
+def still(recipe: Recipe) -> Recipe:
+    """Return a recipe without dropout and sampled experts."""
+    settings = _without_chance(recipe.model.model_dump(mode="json"))
+    return recipe.model_copy(update={"model": type(recipe.model).model_validate(settings)})
+
+
+def _recipe(folder: Path, *, balance: dict[str, float] = NO_BALANCE, off_updates: int = 0, **settings: Any) -> Recipe:
+    recipe = still(tiny_recipe(folder, **{"clip_norm": 0.5, "n_updates": N_UPDATES} | settings))
+    # Gradients that are nothing but rounding would else move their parameters as far as others do.
+    optimizer = recipe.training.optimizer.model_copy(update={"eps": 1e-2})
+    halting = DepthCostConfig(**HALTING | {"off_updates": off_updates, "warmup": 0, "weight": 0.3})
+    update = {"optimizer": optimizer, "balance": BalanceConfig(**balance), "halting": halting}
+    return recipe.model_copy(update={"training": recipe.training.model_copy(update=update)})
+
+
+def _universal(folder: Path) -> Recipe:
+    recipe = _recipe(folder)
+    steps = {"n_steps": 3, "share": "all"}
+    stacks = {name: stack.model_copy(update=steps) for name, stack in recipe.model.stacks().items()}
+    return recipe.model_copy(update={"model": recipe.model.model_copy(update=stacks)})
+
+
+def _everything(folder: Path, **settings: Any) -> Recipe:
+    return _recipe(folder, experts=True, halting=True, balance=ALL_BALANCE, **settings)
+
+
+FIRST, SECOND = tiny_batches()
+LONELY = FIRST.rows(slice(1, 2))
+"""One row: a second process has none."""
+
+
+def _balanced(name: str) -> Callable[[Path], Case]:
+    return lambda folder: (_recipe(folder, experts=True, balance=NO_BALANCE | {name: 1.0}), [SECOND, LONELY])
+
+
+CASES: dict[str, Callable[[Path], Case]] = {
+    "universal": lambda folder: (_universal(folder), [FIRST]),
+    **{f"experts, {name}": _balanced(name) for name in BALANCE},
+    "halting": lambda folder: (_recipe(folder, halting=True, compaction="always"), [FIRST]),
+    "not halting yet": lambda folder: (_recipe(folder, halting=True, off_updates=N_UPDATES), [FIRST]),
+    "everything": lambda folder: (_everything(folder), [FIRST, SECOND, LONELY]),
+    "recomputed": lambda folder: (_everything(folder, checkpoint_activations=True), [FIRST, SECOND, LONELY]),
+    "one row": lambda folder: (_everything(folder), [LONELY]),
+}
+
+
+def shared_model(recipe: Recipe) -> Seq2Seq:
+    """Return the model of a case as it starts."""
+    model = tiny_model(recipe).train()
+    _spread_depths(model)
+    model.set_activation_checkpointing(recipe.training.checkpoint_activations)
+    model.set_compaction(recipe.training.compaction)
+    return model
+
+
+def updates(case: Case, processes: Processes = ALONE) -> tuple[dict[str, Tensor], list[Gradient]]:
+    """Do some updates; return the gradients of the first one and the weights after the last, and what was said."""
+    recipe, batches = case
+    model = shared_model(recipe)
+    updater = Updater(model, build_optimizer(model, recipe.training.optimizer), recipe.training, processes)
+    found: dict[str, Tensor] = {}
+    said = []
+    for update in range(1, N_UPDATES + 1):
+        said.append(updater.accumulate(batches, update, observed=update == 1))
+        if update == 1:
+            gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+            found |= {f"gradient/{name}": _kept(gradient) for name, gradient in gradients.items()}
+        updater.apply(said[-1], update)
+    found |= {f"weight/{name}": _kept(p.detach()) for name, p in model.named_parameters()}
+    return found, said
+
+
+def _kept(tensor: Tensor) -> Tensor:
+    return tensor.clone(memory_format=torch.contiguous_format)
+
+
+@torch.no_grad()
+def _spread_depths(model: Seq2Seq) -> None:
+    """Draw gates with which all tokens of one process halt at once, and some of the other's late."""
+    generator = torch.Generator().manual_seed(1)
+    for unit in model.banks.halting.values():
+        for name, parameter in unit.named_parameters():
+            if name.endswith("weight"):
+                parameter.copy_(4 * torch.randn(parameter.shape, generator=generator))
