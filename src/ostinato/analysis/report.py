@@ -25,16 +25,17 @@ nav ul { columns: 16rem; padding-left: 1.2rem; }
 .scroll { overflow-x: auto; border: 1px solid var(--line); border-radius: 4px; margin: .5rem 0; }
 .picture { border: 1px solid var(--line); border-radius: 4px; margin: .5rem 0; padding: .4rem; }
 .picture img { display: block; max-width: 100%; height: auto; margin: 0 auto; }
+pre { padding: .5rem; font-size: .8rem; }
+table { border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabular-nums; width: 100%;
+  overflow-wrap: break-word; }
+th, td { padding: .25rem .6rem; border-bottom: 1px solid var(--line); text-align: left; white-space: nowrap; }
+td.number, th.number { text-align: right; } th { background: #f4f4f4; }
+details .scroll { max-height: 26rem; overflow-y: auto; } summary { cursor: pointer; color: var(--accent); }
 @media (max-width: 700px) {
   .picture img { width: 100%; }
   table { font-size: .8rem; } th, td { padding: .25rem .4rem; } th, td:not(.number) { white-space: normal; }
   td:not(.number) { min-width: 5rem; }
 }
-pre { padding: .5rem; font-size: .8rem; }
-table { border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabular-nums; width: 100%; }
-th, td { padding: .25rem .6rem; border-bottom: 1px solid var(--line); text-align: left; white-space: nowrap; }
-td.number, th.number { text-align: right; } th { background: #f4f4f4; }
-details .scroll { max-height: 26rem; overflow-y: auto; } summary { cursor: pointer; color: var(--accent); }
 """
 
 

@@ -115,14 +115,17 @@ def _draw_parts(parts: dict[str, Part], rounds: dict[str, tuple[int, float]]) ->
         ("M MACs an example", [one.realised / 1e6 for one in parts.values()]),
         ("ms an example", [one.milliseconds for one in parts.values()]),
     )
+    halts = any(mean < of for of, mean in rounds.values())
     for i, (panel, (label, values)) in enumerate(zip(axes, series, strict=False)):
-        if i == 1:
+        if i == 1 and halts:
             panel.barh(at, [one.full / 1e6 for one in parts.values()], color=COLOURS[5], label="full depth")
-        panel.barh(at, values, color=COLOURS[0], label="realised" if i == 1 else None)
+        panel.barh(at, values, color=COLOURS[0], label="realised" if i == 1 and halts else None)
         _name_bars(panel, names if not i % columns_of(figure) else [""] * len(names), label)
     stacks = list(rounds)
-    axes[3].barh(range(len(stacks)), [of for of, _ in rounds.values()], 0.5, color=COLOURS[5], label="of the plan")
-    axes[3].barh(range(len(stacks)), [mean for _, mean in rounds.values()], 0.5, color=COLOURS[0], label="realised")
+    if halts:
+        axes[3].barh(range(len(stacks)), [of for of, _ in rounds.values()], 0.5, color=COLOURS[5], label="of the plan")
+    label = "realised" if halts else None
+    axes[3].barh(range(len(stacks)), [mean for _, mean in rounds.values()], 0.5, color=COLOURS[0], label=label)
     axes[3].set_ylim(-0.8, max(len(stacks), 3) - 0.2)
     _name_bars(axes[3], stacks, "rounds a token takes part in, mean")
     return figure
@@ -133,7 +136,7 @@ def _name_bars(axes: Axes, names: Sequence[str], label: str) -> None:
     axes.invert_yaxis()
     finish(axes, label, "", legend=False)
     if axes.get_legend_handles_labels()[1]:
-        axes.legend(fontsize=7, frameon=False, loc="lower right")
+        axes.legend(fontsize=7, frameon=False, loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=2)
 
 
 COSTS = Costs()
