@@ -15,7 +15,7 @@ from ostinato.errors import ConfigError, DataError
 from ostinato.experiments import claims
 from ostinato.experiments.analysed import select
 from ostinato.experiments.claims_document import document
-from ostinato.experiments.reproduce import reproduce
+from ostinato.experiments.reproduce import command, reproduce
 from ostinato.experiments.statistics import terms_of
 from ostinato.experiments.swept import Means, source_sweep
 
@@ -57,6 +57,12 @@ def test_every_claim_of_the_library_can_be_read():
 @pytest.mark.parametrize("claim", [c for c in claims.list_claims() if c.config.gpu], ids=lambda claim: claim.name)
 def test_every_gpu_variant_can_be_read(claim):
     assert claims.variant(claim, "gpu").address != claim.address
+
+
+def test_the_command_of_a_variant_names_the_claim_and_the_variant():
+    claim = claims.load_claim("depth/perplexity")
+    assert command(claim) == "ostinato reproduce depth/perplexity --input text=... --input held_out=..."
+    assert command(claims.variant(claim, "gpu")).startswith("ostinato reproduce depth/perplexity --variant gpu --input")
 
 
 def test_terms_of_counted_and_timed_claims_exist():

@@ -140,6 +140,8 @@ def _print_outcome(outcome: Outcome, path: Path) -> None:
 
 def _described(claim: Claim, outcome: Outcome | None) -> dict[str, Any]:
     """Return a claim and what came of it as JSON."""
+    from ostinato.experiments.reproduce import command
+
     head = outcome.head if outcome else {}
     return {
         "claim": claim.name,
@@ -147,8 +149,7 @@ def _described(claim: Claim, outcome: Outcome | None) -> dict[str, Any]:
         "statement": claim.config.statement,
         "outcome": outcome.verdict(claim) if outcome else "not run",
         "date": head.get("date"),
-        "command": f"ostinato reproduce {claim.name}" + "".join(f" --input {name}=..." for name in claim.config.inputs),
-        "ran": head.get("command"),
+        "command": command(claim),
         "minutes": claim.config.minutes,
         "gpu": claim.config.gpu is not None,
         "limits": claim.config.limits,
