@@ -6,11 +6,11 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from ostinato.evaluation.timing import Effort
 from ostinato.experiments.latency import Laboratory
 from ostinato.experiments.results import markdown, write_rows
 from ostinato.experiments.speed import Study, conditions, speed_table
 from ostinato.experiments.spread import FEWEST_ROUNDS
-from ostinato.evaluation.timing import Effort
 
 QUICK = Effort(rounds=2, least=2, repeats=0)
 

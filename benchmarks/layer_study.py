@@ -14,9 +14,9 @@ from layers import BOTH, PHASES, Absent, Contestant, Share, forget, measure, tri
 from live_memory import peak_bytes
 
 from ostinato.evaluation.loading import resolve_device
+from ostinato.evaluation.timing import Stopwatch
 from ostinato.experiments.environment import describe_environment
 from ostinato.experiments.results import read_rows
-from ostinato.evaluation.timing import Stopwatch
 from ostinato.training.rng import preserved_randomness
 from ostinato.training.threads import cpu_threads
 from ostinato.version import __version__

@@ -30,9 +30,9 @@ from layer_tables import Run, Verdict, pick, times, verdict_table
 from layers import timing
 
 from ostinato.evaluation.loading import resolve_device
+from ostinato.evaluation.timing import Stopwatch, interleave
 from ostinato.experiments.environment import describe_environment
 from ostinato.experiments.results import markdown
-from ostinato.evaluation.timing import Stopwatch, interleave
 from ostinato.training.threads import cpu_threads
 from ostinato.version import __version__
 

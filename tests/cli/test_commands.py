@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from ostinato.cli.train import default_directory
+from ostinato.config.sweep import SweepConfig
 
 UPSTREAM = Path(__file__).parents[3] / "shared" / "data" / "upstream"
 
@@ -173,23 +174,25 @@ def test_a_run_is_resumed_where_it_is(tmp_path: Path) -> None:
 def test_the_demonstration_prints_every_seed_and_the_spread(
     run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ostinato.experiments import demo
-    from ostinato.experiments.comparison import Row
-
+    pytest.importorskip("matplotlib")
+    described = {"sweep": "demo", "arm": "transformer", "recipe": "demo/transformer", "checkpoint": "best of dev loss"}
+    sizes = {"parameters": 1000, "macs": 2_000_000, "macs_lengths": [10, 10], "seconds": 3.0}
     rows = [
-        Row("transformer", "demo/transformer", seed, 1000, 2000, (10, 10), {"longer": accuracy}, 3.0)
-        for seed, accuracy in ((1, 0.2), (2, 0.4))
+        {**described, **sizes, "seed": seed, "values": {"longer": accuracy}} for seed, accuracy in ((1, 0.2), (2, 0.4))
     ]
+    asked: list[str] = []
 
-    def run_demo(directory: Path, reporter: object) -> list[Row]:
-        (directory / "results.jsonl").write_text("{}\n", encoding="utf-8")
+    def run_sweep(sweep: SweepConfig, store: Path, watcher: object) -> list[dict[str, object]]:
+        asked.append(sweep.name)
         return rows
 
-    monkeypatch.setattr(demo, "run_demo", run_demo)
+    monkeypatch.setattr("ostinato.experiments.sweep.run_sweep", run_sweep)
+    (tmp_path / "sweeps" / "demo").mkdir(parents=True)
     text = " ".join(run("demo", "--run-dir", tmp_path).out.split())
-    assert "transformer 1 1,000 2,000 20.0 % 3" in text
-    assert "transformer 30.0 % ± 14.1 %" in text
-    assert text.endswith("results.jsonl")
+    assert asked == ["demo"]
+    assert "transformer 1 0.2 3" in text
+    assert "transformer 2 1,000 2 best of dev loss 0.3 ± 0.1414" in text
+    assert text.endswith("demo.png, demo.svg")
     assert [row["seed"] for row in json.loads(run("demo", "--run-dir", tmp_path, "--json").out)] == [1, 2]
 
 

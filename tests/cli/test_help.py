@@ -10,7 +10,7 @@ from ostinato import __version__
 
 COMMANDS = [
     *("train", "evaluate", "analyze", "compare", "generate", "tune-threshold", "plan", "family", "solve"),
-    *("recipes", "table", "transfer", "match", "claims", "reproduce", "data", "doctor", "demo"),
+    *("recipes", "sweep", "table", "plot", "transfer", "match", "claims", "reproduce", "data", "doctor", "demo"),
 ]
 
 _EVERY_HELP = """

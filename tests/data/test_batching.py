@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ostinato.config.data import DataConfig
-from ostinato.data.batch import Batch
+from ostinato.data.batch import Batch, TextSize
 from ostinato.data.batching import Row, TrainingBatches, collate, encode_examples, evaluation_batches
 from ostinato.data.example import Example
+from ostinato.data.labelled import LabelledRow
 from ostinato.data.tokenizer import BOS_ID, EOS_ID, PAD_ID, UNK_ID, Tokenizers
 from ostinato.errors import CheckpointError, DataError
 
@@ -209,6 +210,28 @@ def test_joined_rows_are_one_sequence_whose_labels_begin_at_the_begin_symbol() -
     assert batch.target.ids_BT.shape == (2, max(row.length for row in rows))
     with pytest.raises(DataError, match="1 of 2 rows are one sequence"):
         collate([Row([4], [5], is_joined=True), Row([4], [5])])
+
+
+@pytest.mark.parametrize("chosen", [slice(0, None, 2), slice(1, None, 2), slice(4, None, 5)])
+def test_some_rows_of_a_batch_are_those_rows_with_all_that_belongs_to_them(chosen: slice) -> None:
+    apart = [Row([7] * n, [5] * n, {"k": n}, n, size=TextSize(n, n)) for n in (1, 2, 3)]
+    joined = [Row([7] * n, [5] * n, {"k": n}, n, is_joined=True) for n in (1, 2, 3)]
+    ids = [BOS_ID, 7, 8, EOS_ID]
+    labelled = [LabelledRow(ids[: n + 1], [0] * n, list(range(n)), columns={"k": n}, index=n) for n in (1, 2, 3)]
+    for rows in (apart, joined, labelled):
+        whole = collate(rows)
+        found, numbers_B = whole.rows(chosen), list(range(3))[chosen]
+        assert found.n_sentences == len(numbers_B)
+        assert (found.indices, found.columns["k"]) == (tuple(n + 1 for n in numbers_B), [n + 1 for n in numbers_B])
+        assert found.sizes == tuple(whole.sizes[n] for n in numbers_B if whole.sizes)
+        for name in ("labels_BT", "loss_BT", "places_BL", "prefix_lengths_B"):
+            one, other = getattr(found, name), getattr(whole, name)
+            assert one is other is None or torch.equal(one, other[numbers_B]), name
+        for one, other in ((found.target, whole.target), (found.source, whole.source)):
+            assert (one is None) == (other is None)
+            if one is not None and other is not None:
+                assert torch.equal(one.ids_BT, other.ids_BT[numbers_B])
+                assert torch.equal(one.keep_BT, other.keep_BT[numbers_B])
 
 
 def test_joined_rows_keep_to_the_budget_and_to_the_longest_length_of_each_side() -> None:

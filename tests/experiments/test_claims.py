@@ -9,10 +9,15 @@ import pytest
 import yaml
 
 from ostinato.cli.app import main
-from ostinato.errors import ConfigError
+from ostinato.config.files import fill_inputs
+from ostinato.config.measures import TableSelection
+from ostinato.errors import ConfigError, DataError
 from ostinato.experiments import claims
-from ostinato.experiments.reproduce import Means, reproduce
+from ostinato.experiments.analysed import select
+from ostinato.experiments.claims_document import document
+from ostinato.experiments.reproduce import command, reproduce
 from ostinato.experiments.statistics import terms_of
+from ostinato.experiments.swept import Means, source_sweep
 
 ARMS = [
     {"name": "two", "recipe": "algorithmic/copy-universal"},
@@ -52,6 +57,12 @@ def test_every_claim_of_the_library_can_be_read():
 @pytest.mark.parametrize("claim", [c for c in claims.list_claims() if c.config.gpu], ids=lambda claim: claim.name)
 def test_every_gpu_variant_can_be_read(claim):
     assert claims.variant(claim, "gpu").address != claim.address
+
+
+def test_the_command_of_a_variant_names_the_claim_and_the_variant():
+    claim = claims.load_claim("depth/perplexity")
+    assert command(claim) == "ostinato reproduce depth/perplexity --input text=... --input held_out=..."
+    assert command(claims.variant(claim, "gpu")).startswith("ostinato reproduce depth/perplexity --variant gpu --input")
 
 
 def test_terms_of_counted_and_timed_claims_exist():
@@ -140,19 +151,124 @@ def test_an_unknown_name_gets_the_nearest_ones():
         claims.load_claim("depth/latencies")
 
 
+TINY = {
+    "name": "tiny",
+    "recipe": "demo/universal",
+    "overrides": [
+        "task.n_train=60", "task.n_eval=24", "training.n_updates=4", "training.evaluate_every=4", "model.d_model=16",
+        "training.save_every=4", "evaluation.splits=[test]", "training.selection.max_examples=8",
+    ],
+    "seeds": [1, 2],
+    "arms": [{"name": "two"}, {"name": "three", "seeds": [1], "set": {"model.encoder.n_steps": 3}}],
+    "measures": [
+        {"name": "loss", "kind": "result", "split": "test", "path": "loss"},
+        {
+            "name": "entropy",
+            "kind": "analysis",
+            "study": "attention",
+            "max_examples": 8,
+            "table": {"where": {"stack": "encoder"}, "column": "entropy, nats", "take": "first"},
+            "arms": ["two"],
+        },
+    ],
+}  # fmt: skip
+ALIKE = {
+    "name": "alike",
+    "study": "similarity",
+    "arm": "two",
+    "others": ["three"],
+    "over": "all",
+    "max_examples": 24,
+    "table": {"where": {"run": "three", "stack": "encoder"}, "column": "CKA"},
+}
+
+
+def swept_claim(folder: Path, term: str, **source) -> claims.Claim:
+    expect = [{"what": "it", "statistic": {"kind": "mean", "of": term}, "band": [0.0, None]}]
+    return claims.load_claim(claim_file(folder, source={"kind": "sweep", "sweep": TINY} | source, expect=expect))
+
+
+def test_a_sweep_is_run_and_measured_by_seed_by_analysis_and_by_comparison(tmp_path):
+    claim = swept_claim(tmp_path, "two/alike", compared=[ALIKE])
+    outcome = reproduce(claim, Means(tmp_path / "store"))
+    assert [(row["arm"], row["seed"], sorted(row["values"])) for row in outcome.rows] == [
+        ("two", 1, ["alike", "entropy", "loss"]),
+        ("two", 2, ["entropy", "loss"]),
+        ("three", 1, ["loss"]),
+    ]
+    assert 0 <= outcome.rows[0]["values"]["alike"] <= 1
+    assert outcome.rows[0]["values"]["entropy"] > 0
+    again = reproduce(claim, Means(tmp_path / "store"))
+    assert [row["values"] for row in again.rows] == [row["values"] for row in outcome.rows]
+
+
+def test_a_claims_own_seeds_and_changes_come_last(tmp_path):
+    claim = swept_claim(tmp_path, "two/loss", seeds=[5], overrides=["model.encoder.n_steps=1"])
+    sweep = source_sweep(claim.config.source, {})
+    assert [sweep.seeds_of(arm) for arm in sweep.arms] == [[5], [5]]
+    assert all("model.encoder.n_steps=1" in arm.overrides()[-1] for arm in sweep.arms)
+
+
+def test_an_analysis_that_does_not_apply_says_why(tmp_path):
+    source = {**TINY, "seeds": [1], "arms": TINY["arms"][:1], "measures": TINY["measures"][:1]}
+    experts = ALIKE | {"name": "IC", "study": "consistency", "others": [], "table": {"column": "IC"}}
+    claim = swept_claim(tmp_path, "two/IC", sweep=source, compared=[experts])
+    with pytest.raises(DataError, match="consistency does not apply"):
+        reproduce(claim, Means(tmp_path / "store"))
+
+
+@pytest.mark.parametrize(
+    ("selection", "said"),
+    [
+        ({"column": "CKA"}, "no column 'CKA'; there are router, IC"),
+        ({"where": {"router": "c"}, "column": "IC"}, "of router c: no such row"),
+        ({"where": {"router": "b"}, "column": "IC"}, r"of router b: \[None\]"),
+    ],
+)
+def test_a_number_that_a_table_lacks_is_named(selection, said):
+    table = (("router", "IC"), [["a", 0.5], ["b", None]])
+    with pytest.raises(DataError, match=said):
+        select(table, TableSelection.model_validate(selection), "it")
+
+
+def test_numbers_of_a_table_are_taken_as_asked():
+    table = (("step", "x"), [[0, 3.0], [1, 1.0], [2, 5.0]])
+    found = {
+        take: select(table, TableSelection(column="x", take=take), "it") for take in ("mean", "first", "last", "min")
+    }
+    assert found == {"mean": 3.0, "first": 3.0, "last": 5.0, "min": 1.0}
+
+
 def test_inputs_are_asked_for_checked_and_filled_in(tmp_path):
-    arms = [{**ARMS[0], "overrides": ["data.train=x"]}, {"name": "own", "recipe": "input:recipe"}]
-    path = claim_file(tmp_path, inputs={"recipe": "a recipe"}, source={"kind": "count", "arms": arms})
-    claim = claims.load_claim(path)
-    with pytest.raises(ConfigError, match=r"input\.recipe is None: needs a file: a recipe"):
-        claims.with_inputs(claim, {})
-    with pytest.raises(ConfigError, match=r"input.other is .*it has recipe"):
-        claims.with_inputs(claim, {"recipe": str(path), "other": "x"})
+    file = tmp_path / "text.jsonl"
+    settings = {"arms": [{"set": {"data.train": "input:text", "other": ["input:text", 3]}}]}
+    with pytest.raises(ConfigError, match=r"input\.text is None: needs a file: --input text=PATH"):
+        fill_inputs(settings, {})
     with pytest.raises(ConfigError, match="there is no such file"):
-        claims.with_inputs(claim, {"recipe": str(tmp_path / "none.yaml")})
-    filled = claims.with_inputs(claim, {"recipe": str(path)})
-    assert filled["arms"][1]["recipe"] == str(path.resolve())
-    assert filled["arms"][0]["overrides"] == ["data.train=x"]
+        fill_inputs(settings, {"text": str(file)})
+    file.touch()
+    with pytest.raises(ConfigError, match=r"no such input: it has text"):
+        fill_inputs(settings, {"text": str(file), "labels": str(file)})
+    assert fill_inputs(settings, {"text": str(file)})["arms"][0]["set"] == {
+        "data.train": str(file),
+        "other": [str(file), 3],
+    }
+
+
+def test_terms_and_inputs_of_swept_claims_exist():
+    swept = [claim for claim in claims.list_claims() if claim.config.source.kind == "sweep"]
+    sweeps = {}
+    for claim in swept:
+        source = claim.config.source
+        if source.sweep not in sweeps:  # reading all of its arms' recipes takes a while
+            inputs = dict.fromkeys(claim.config.inputs, __file__)
+            sweeps[source.sweep] = source_sweep(source, inputs)
+            source_sweep(claims.variant(claim, "gpu").config.source, inputs)
+        sweep = sweeps[source.sweep]
+        known = {f"{arm.name}/{measure.name}" for arm in sweep.arms for measure in sweep.measures_of(arm.name)}
+        known |= {f"{one.arm}/{one.name}" for one in source.compared}
+        assert {term for e in claim.config.expect for term in terms_of(e.statistic)} <= known, claim.name
+        assert claim.config.gpu is not None
 
 
 def test_rounds_of_a_timing_are_its_seeds(tmp_path):
@@ -175,3 +291,8 @@ def test_rounds_of_a_timing_are_its_seeds(tmp_path):
     outcome = reproduce(claim, Means(tmp_path))
     assert [row["seed"] for row in outcome.rows] == [1, 2, 3, 4, 5, 6] * 2
     assert outcome.head["holds"], outcome.head
+
+
+def test_the_document_of_results_is_what_the_command_prints():
+    path = Path(__file__).parents[2] / "docs/results/index.md"
+    assert path.read_text(encoding="utf-8") == document(), "ostinato claims --markdown > docs/results/index.md"

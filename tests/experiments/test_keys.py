@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_sweeps import SMALL, tiny
+from tiny_sweeps import SMALL, stamps, tiny
 
 from ostinato.config.recipe import Recipe
+from ostinato.config.training import TrainingConfig
 from ostinato.errors import CheckpointError, ConfigError
 from ostinato.experiments import keys
 from ostinato.experiments.adopt import adopt_all
@@ -44,6 +45,42 @@ def test_what_describes_a_run_or_says_where_it_runs_is_not_in_its_key() -> None:
 )
 def test_what_decides_the_result_is_in_the_key(change: str) -> None:
     assert (key(change) == key()) == (change == "decoding.beam=1")  # the recipe's own
+
+
+class _Later(TrainingConfig):
+    """A later version's settings: one more, at its default."""
+
+    new_setting: int = 7
+
+
+def test_a_setting_that_is_added_later_leaves_keys_as_they_are_while_it_is_at_its_default() -> None:
+    recipe = load_recipe("demo/transformer")
+
+    def later(**changes: Any) -> dict[str, Any]:
+        training = _Later(**recipe.training.model_dump() | changes)
+        return keys.key_settings(recipe.model_copy(update={"training": training}))
+
+    # The group is not of its default's type any more, in this test alone.
+    before = keys.key_settings(recipe) | {"training": "set"}
+    assert later() == later(new_setting=7) == before
+    assert later(new_setting=8) == before | {"training.new_setting": 8}
+
+
+def test_groups_are_told_apart_by_their_kind_and_from_no_group_even_where_all_is_at_its_default() -> None:
+    positions = [key(f"model.encoder.positions={{kind: {kind}}}") for kind in ("none", "sinusoidal", "coordinates")]
+    assert len(set(positions)) == 3
+    assert key("data.target_tokenizer={kind: words}", "model.tie_embeddings=none") != key("model.tie_embeddings=none")
+    assert key("training.optimizer.kind=adam") != key("training.optimizer.kind=adamw") == key()
+
+
+def test_a_directory_that_holds_another_run_than_its_name_says_is_refused(tmp_path: Path) -> None:
+    sweep = tiny(seeds=[1])
+    run_sweep(sweep, tmp_path)
+    base, slow = plan_runs(sweep, tmp_path)
+    shutil.rmtree(slow.directory)
+    shutil.copytree(base.directory, slow.directory)
+    with pytest.raises(CheckpointError, match="holds another run than its name says"):
+        sweep_rows(sweep, tmp_path)
 
 
 def test_version_data_and_the_start_are_in_the_key() -> None:
@@ -113,6 +150,20 @@ def test_a_finished_run_is_taken_into_a_store_instead_of_being_trained_again(tmp
     assert [row["arm"] for row in rows] == ["base"]
     assert [line["arm"] for line in missing] == ["slow"]
     assert not list(store.glob(".partial-*"))
+
+
+def test_of_a_folder_of_runs_those_of_the_sweep_are_taken(tmp_path: Path) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    arms = [{"name": "base"}, {"name": "next", "after": "base"}]
+    run_sweep(tiny(seeds=[1], arms=[*arms, {"name": "slow", "set": {"training.optimizer.lr": 1e-4}}]), old)
+    (old / "unfinished").mkdir()
+    sweep = tiny(seeds=[1], arms=arms)
+    taken = adopt_all([old], plan_runs(sweep, new))
+    assert sorted(run.name for run in taken) == ["base, seed 1", "next, seed 1"]
+    before = stamps(new)
+    rows = run_sweep(sweep, new)
+    assert [row["arm"] for row in rows] == ["base", "next"]
+    assert stamps(new) == before
 
 
 def test_a_run_that_is_not_of_the_sweep_is_refused_with_its_differences(tmp_path: Path) -> None:

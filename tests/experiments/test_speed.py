@@ -12,9 +12,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from ostinato.budget import count_macs, count_parameters
 from ostinato.errors import DataError
 from ostinato.evaluation.timing import Effort, Lap, Stopwatch
-from ostinato.experiments.comparison import Arm
 from ostinato.experiments.latency import Laboratory, Measurement
-from ostinato.experiments.speed import Group, Study, conditions, measure_models, row, speed_table, workload_macs
+from ostinato.experiments.speed import Arm, Group, Study, conditions, measure_models, row, speed_table, workload_macs
 from ostinato.experiments.studies import Size, decoding_study, depth_line, depth_study, line_text
 from ostinato.experiments.workloads import Bench, Candidate, Workload
 from ostinato.tasks.recipes import load_recipe

@@ -1,26 +1,31 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
-from tiny_sweeps import LONGER, LOSS, SEEN, TIME, settings, stamps, tiny
+from tiny_sweeps import LONGER, LOSS, SEEN, SMALL, TIME, Recorder, stamps, tiny
 
+from ostinato.budget import count_macs
+from ostinato.budget.compare import check_match
 from ostinato.errors import ConfigError
-from ostinato.experiments.executors import Outcome
 from ostinato.experiments.rows import read_sweep
 from ostinato.experiments.runs import plan_runs
 from ostinato.experiments.sweep import SweepError, load_sweep, results_folder, run_sweep, sweep_rows
+from ostinato.experiments.sweep_files import arm_recipe, shipped_sweeps
 from ostinato.tasks.recipes import load_recipe
 
 
 def test_every_arm_and_seed_is_one_row_and_is_trained_once(tmp_path: Path) -> None:
     sweep = tiny(measures=[LOSS, TIME, LONGER, LOSS | {"name": "all", "path": "by.length_bucket.*.loss"}])
-    ended: list[tuple[str, str]] = []
-    rows = run_sweep(sweep, tmp_path, on_outcome=lambda run, outcome: ended.append((run.name, outcome.how)))
+    watcher = Recorder()
+    rows = run_sweep(sweep, tmp_path, watcher=watcher)
     order = [("base", 1), ("base", 2), ("slow", 1), ("slow", 2)]
     assert [(row["arm"], row["seed"]) for row in rows] == order
-    assert ended == [(f"{arm}, seed {seed}", "done") for arm, seed in order]
+    assert watcher.outcomes == [(f"{arm}, seed {seed}", "done") for arm, seed in order]
+    kinds = [event.kind for event in watcher.events if event.name == "slow, seed 2"]
+    assert kinds == ["start", "update", "update", "evaluation", "update", "evaluation", "end"]
     results = json.loads((tmp_path / rows[2]["key"][:16] / "results.json").read_text())
     assert rows[2]["values"]["loss"] == results["splits"]["test"]["loss"]
     assert rows[2]["values"]["time"] == results["training_seconds"]
@@ -32,9 +37,9 @@ def test_every_arm_and_seed_is_one_row_and_is_trained_once(tmp_path: Path) -> No
 
     before, folder = stamps(tmp_path), results_folder(sweep, tmp_path)
     written = (folder / "results.jsonl").read_bytes()
-    again: list[Outcome] = []
-    assert run_sweep(sweep, tmp_path, on_outcome=lambda run, outcome: again.append(outcome)) == rows
-    assert not again
+    again = Recorder()
+    assert run_sweep(sweep, tmp_path, watcher=again) == rows
+    assert not again.outcomes
     assert stamps(tmp_path) == before
     assert (folder / "results.jsonl").read_bytes() == written
     assert sweep_rows(sweep, tmp_path) == (rows, [])
@@ -109,11 +114,42 @@ def test_budgets_that_are_said_to_be_equal_are_checked_before_anything_is_traine
 
 def test_arms_that_come_to_the_same_recipe_are_one_run(tmp_path: Path) -> None:
     sweep = tiny(seeds=[1], arms=[{"name": "a"}, {"name": "b", "set": {"training": {"n_updates": 3}}}])
-    ended: list[str] = []
-    rows = run_sweep(sweep, tmp_path, on_outcome=lambda run, outcome: ended.append(run.name))
-    assert ended == ["a, seed 1"]
+    watcher = Recorder()
+    rows = run_sweep(sweep, tmp_path, watcher=watcher)
+    assert watcher.outcomes == [("a, seed 1", "done")]
     assert [row["arm"] for row in rows] == ["a", "b"]
     assert rows[0]["key"] == rows[1]["key"]
+
+
+def test_the_refusal_names_every_arm_with_its_figure_and_its_difference() -> None:
+    with pytest.raises(ConfigError) as error:
+        check_match("x: equal.budget", "macs", {"a": 1000, "b": 1009, "c": 1243, "d": 800}, 0.01)
+    (problem,) = error.value.problems
+    assert problem.value == {"a": "1,000", "b": "1,009 (+0.9 %)", "c": "1,243 (+24.3 %)", "d": "800 (-20.0 %)"}
+    check_match("x: equal.budget", "macs", {"a": 1000, "b": 1010, "c": 990}, 0.01)
+
+
+def test_an_arm_that_reads_pairs_as_one_sequence_is_counted_for_both_sides(tmp_path: Path) -> None:
+    equal = {"budget": "macs", "source_length": 10, "target_length": 10}
+    arms = [{"name": "one", "set": {"model": {"kind": "language_model", "d_model": 16}}}]
+    size = {"name": "macs", "kind": "budget", "figure": "macs", "source_length": 10, "target_length": 10}
+    overrides = [text for text in SMALL if "encoder" not in text and "cross" not in text]
+    (row,) = run_sweep(
+        tiny(seeds=[1], arms=arms, overrides=overrides, equal=equal, measures=[LOSS, size]), tmp_path / "store"
+    )
+    model = load_recipe(tmp_path / "store" / row["key"][:16]).model
+    assert row["macs"] == row["values"]["macs"] == count_macs(model, 10, 20).total
+    assert row["macs_lengths"] == [10, 10]
+    both = tiny(arms=[*arms, {"name": "two"}], overrides=overrides, equal=equal)
+    with pytest.raises(ConfigError, match=f"'one': '{row['macs']:,}'"):
+        run_sweep(both, tmp_path / "other")
+
+
+def test_of_arms_that_are_one_run_each_has_its_own_measures(tmp_path: Path) -> None:
+    measures = [LONGER | {"name": name, "arms": [name], "n_steps": steps} for name, steps in (("a", 1), ("b", None))]
+    sweep = tiny(seeds=[1], arms=[{"name": "a"}, {"name": "b"}], measures=[LOSS, *measures])
+    rows = run_sweep(sweep, tmp_path)
+    assert [sorted(row["values"]) for row in rows] == [["a", "loss"], ["b", "loss"]]
 
 
 def test_a_run_that_was_started_under_another_name_goes_on(tmp_path: Path) -> None:
@@ -158,6 +194,23 @@ def test_a_sweep_in_a_file_names_itself_and_finds_recipes_beside_it(tmp_path: Pa
         load_sweep("dmo")
 
 
-def test_shipped_sweeps_are_sound() -> None:
-    assert load_sweep("demo").name == "demo"
-    assert settings()["name"] == "tiny"
+def test_the_demonstration_compares_arms_that_differ_in_depth_sharing_only() -> None:
+    sweep = load_sweep("demo")
+    first, second = (arm_recipe(sweep, arm, 1) for arm in sweep.arms)
+    assert (first.task, first.training, first.data) == (second.task, second.training, second.data)
+    assert set(second.model.plans()["encoder"].row("ffn")) == {"encoder_0"}
+    assert sweep.equal is not None
+    assert len(sweep.seeds) == 3
+
+
+@pytest.mark.parametrize("name", sorted(shipped_sweeps()))
+def test_shipped_sweeps_are_sound_and_say_what_they_are(name: str, tmp_path: Path) -> None:
+    text = shipped_sweeps()[name].read_text(encoding="utf-8")
+    needed = {found: str(tmp_path / found) for found in re.findall(r"input:(\w+)", text)}
+    for path in needed.values():
+        Path(path).write_text("text\n")
+    sweep = load_sweep(name, needed)
+    assert sweep.description
+    assert sweep.measures
+    assert all(f"# {line}:" in text for line in ("What", "Source", "Command"))
+    assert f"ostinato sweep {name}" in text

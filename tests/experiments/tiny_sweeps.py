@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from ostinato.config.sweep import SweepConfig
+from ostinato.experiments.runs import PlannedRun
 from ostinato.experiments.sweep_files import load_sweep
+from ostinato.experiments.watch import Event, SilentWatcher
 
 SMALL = [
     *("task.n_train=60", "task.n_eval=12", "training.device=cpu", "training.log_every=1"),
@@ -40,3 +42,19 @@ def tiny(**changes: Any) -> SweepConfig:
 def stamps(store: Path) -> dict[Path, int]:
     """Return when every file of the runs' checkpoints was written."""
     return {path: path.stat().st_mtime_ns for path in store.glob("*/checkpoints/**/*")}
+
+
+class Recorder(SilentWatcher):
+    """Remembers how every run ended, and what happened meanwhile."""
+
+    def __init__(self) -> None:
+        self.outcomes: list[tuple[str, str]] = []
+        self.reasons: list[str] = []
+        self.events: list[Event] = []
+
+    def on_event(self, event: Event) -> None:
+        self.events.append(event)
+
+    def on_outcome(self, run: PlannedRun, how: str, reason: str) -> None:
+        self.outcomes.append((run.name, how))
+        self.reasons.append(reason)

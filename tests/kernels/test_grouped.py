@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils.checkpoint import checkpoint
 
 from ostinato.errors import ConfigError
 from ostinato.kernels import Backend, Dispatch, choose_backend, dispatch, gather, routed_linear
@@ -223,3 +224,24 @@ def test_a_backend_with_wrong_results_is_not_chosen(monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(PRODUCTS, "padded", lambda *args: 2 * right(*args))
     failure = choose_module._failure.__wrapped__("padded", torch.device("cpu"), torch.float32, LinearTrial(4, 4))
     assert failure == "its results differ from the plain loop's"
+
+
+def test_a_first_trial_inside_a_recomputed_region_is_no_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    original, trials = choose_module._failure.__wrapped__, list[str]()
+
+    def first(name: Backend, *rest: Any) -> str | None:
+        trials.append(name)
+        return original(name, *rest) if len(trials) == 1 else None
+
+    monkeypatch.setattr(choose_module, "_failure", first)
+    x, weight = torch.randn(4, 6, requires_grad=True), torch.randn(3, 6, 5)
+    to = dispatch(torch.tensor([[0], [2], [0], [1]]), 3)
+
+    def region(x: torch.Tensor) -> torch.Tensor:
+        return routed_linear(x.square(), weight, None, to, backend="padded").square()
+
+    recomputed = checkpoint(region, x, use_reentrant=False)
+    [found] = torch.autograd.grad(recomputed.sum(), x)
+    [expected] = torch.autograd.grad(region(x).sum(), x)
+    assert len(trials) == 3
+    torch.testing.assert_close(found, expected)

@@ -12,7 +12,7 @@ from test_translation_metrics import damaged
 
 from ostinato.errors import ConfigError, DataError
 from ostinato.metrics import METRICS, Bleu, Chrf, ExactMatch, make_metric
-from ostinato.metrics.bootstrap import Compared, Estimate, paired_bootstrap
+from ostinato.metrics.bootstrap import Compared, Estimate, paired_bootstrap, paired_means
 
 TEXT = "a man in the blue shirt is standing on a ladder and cleans two old windows of his small house ."
 
@@ -157,3 +157,21 @@ def test_what_cannot_be_resampled_is_named() -> None:
     with pytest.raises(ConfigError) as caught:
         paired_bootstrap(ExactMatch(), [["x"] * 9], ["x"] * 9, n_samples=10, seed=-1, level=1.0)
     assert [problem.key for problem in caught.value.problems] == ["n_samples", "seed", "level"]
+
+
+def test_groups_of_systems_are_compared_by_their_mean_scores_on_the_same_drawn_sentences() -> None:
+    references = sentences(30)
+    first, second = [worsened(references, 1)], [worsened(references, seed) for seed in (2, 3)]
+    rng = np.random.default_rng(5)
+    differences = []
+    for _ in range(100):
+        drawn = rng.choice(30, 30)
+        scores = [
+            BLEU().corpus_score([outputs[i] for i in drawn], [[references[i] for i in drawn]]).score
+            for outputs in [*first, *second]
+        ]
+        differences.append((scores[1] + scores[2]) / 2 - scores[0])
+    found = paired_means(Bleu(), [first, second], references, n_samples=100, seed=5)
+    expected = tuple(np.quantile(differences, [0.025, 0.975]))
+    assert (found[1].difference.low, found[1].difference.high) == pytest.approx(expected, abs=1e-9)
+    assert found[0] == paired_bootstrap(Bleu(), first, references, n_samples=100, seed=5)[0]

@@ -79,6 +79,24 @@ def test_supporting_facts_are_those_of_the_rows(access, oracle) -> None:
     assert [list(question.supporting) for question in found] == [row["supporting"] for row in rows]
 
 
+def test_facts_are_written_with_tabs_and_supporting_ones_are_numbered_as_they_are_read(open_published) -> None:
+    plain = list(open_published("babi", number=3, answer_form="label").examples("test"))
+    facts = list(open_published("babi", number=3, answer_form="label", form="facts").examples("test"))
+    assert [e.source.replace("\t", " ") for e in facts] == [e.source for e in plain]
+    assert [e.target for e in facts] == [e.target for e in plain]
+    assert all(e.source.count("\t") == min(e.columns["n_facts"], 130) for e in facts)
+    short = list(open_published("babi", number=3, answer_form="label", form="facts", max_facts=20).examples("test"))
+    cut = 0
+    for whole, last in zip(facts, short, strict=True):
+        told, kept = whole.source.split("\t"), last.source.split("\t")
+        named = [told[place] for place in whole.columns["supporting"]]
+        left = [kept[place] for place in last.columns["supporting"]]
+        assert all(place < len(kept) - 1 for place in last.columns["supporting"])
+        assert left == named[len(named) - len(left) :] or set(left) <= set(named)
+        cut += len(left) < len(named)
+    assert cut > 0
+
+
 @pytest.mark.slow
 def test_the_ten_thousand_questions_at_hand_are_read(open_published, oracle) -> None:
     rows = oracle("babi/train_10k")

@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-TIME_LIMIT = 150.0
+TIME_LIMIT = 400.0
 
 
 def launch(script: Path, *arguments: str, n: int = 2) -> list[tuple[int, str]]:

@@ -37,7 +37,7 @@ class Seen:
     output: ModelOutput
 
     def ids(self, stack: str) -> Tensor:
-        """Return the token ids that a stack reads, `[B, T]`."""
+        """Return the token ids that a stack reads, `[B, T]`; where a position is a fact `[B, T, W]`."""
         batch = self.batch
         return batch.source.ids_BT if stack == "encoder" and batch.source is not None else batch.target.ids_BT
 

@@ -55,7 +55,10 @@ class ExpertTotals:
             E, V = routing.probs_NE.shape[1], self._vocabulary[site.stack]
             counts_VE = self.tokens.setdefault((site.router, site.stack), np.zeros((V, E)))
             counted_N = routing.weight_N > 0
-            ids_NK = seen.ids(site.stack).flatten()[routing.rows_N[counted_N]][:, None]
+            ids_BT = seen.ids(site.stack)
+            if ids_BT.ndim == 3:  # A fact is counted under its first token.
+                ids_BT = ids_BT[..., 0]
+            ids_NK = ids_BT.flatten()[routing.rows_N[counted_N]][:, None]
             cells = (ids_NK * E + routing.experts_NK[counted_N]).flatten()
             counts_VE += torch.bincount(cells, minlength=V * E).view(V, E).cpu().numpy()
 

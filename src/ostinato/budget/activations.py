@@ -99,7 +99,10 @@ def _ends(run: TrainingPass, n_rows: int) -> Counter[str]:
     """Return what embeddings, final norms, output projection and loss keep."""
     config, found = run.config, Counter[str]()
     for name, stack in config.stacks().items():
-        found["embeddings"] += ID * run.tokens(name)
+        words = run.tokens(name) * (config.max_words or 1)
+        found["embeddings"] += ID * words
+        # The words that masks multiply, and which of them are padding: every fact is taken to be the longest.
+        found["facts"] += 0 if config.max_words is None else words * (FLOAT * config.d_model + 1)
         found[f"{name}.dropout"] += run.tokens(name) * config.d_model if config.dropout else 0
         found[f"{name}.norms"] += _norm(run, name) if stack.norm.placement == "pre" else 0
     (*_, last), outputs = config.readers(), n_outputs(config)

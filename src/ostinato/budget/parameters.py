@@ -50,8 +50,8 @@ class ParameterCount:
         by_part: the stored parameters by part, adding up to `stored`: ``encoder.self_attention``, ``decoder.ffn``, ...
             (``shared.ffn`` for sets of a bank that serves two stacks), ``decoder.sparse_layer`` (its norms included),
             each with its ``.router`` as a part beside it; ``norms``, ``positions``, ``embeddings``, ``output`` where
-            the output projection is a matrix of its own, and the ``head`` of an encoder-only model. Parts without
-            parameters are left out.
+            the output projection is a matrix of its own, and of an encoder-only model the ``head`` and the masks of
+            ``facts``. Parts without parameters are left out.
     """
 
     stored: int
@@ -188,7 +188,10 @@ def _embeddings(config: ModelConfig, vocab_size: int | None) -> _Rows:
     target = vocabulary(config, "target", vocab_size) * d_model
     if (outputs := n_outputs(config)) is not None:
         head = outputs * (d_model + 1)
-        return _Rows({"embeddings": target, "head": head}, active=d_model + head, executed=d_model + head)
+        masks = 0 if config.max_words is None else 2 * config.max_words * d_model
+        # A position of facts has as many rows as it has tokens, and as many rows of masks.
+        row = d_model * (1 if config.max_words is None else 2 * config.max_words)
+        return _Rows({"embeddings": target, "facts": masks, "head": head}, active=row + head, executed=row + head)
     source = 0
     source_row = 0
     if config.has_two_sides:
@@ -215,4 +218,4 @@ def _part_order(config: ModelConfig) -> Iterator[str]:
         yield from (f"{name}.{part}" for part in (*own, "halting"))
     yield from (f"{SHARED}.{part}" for part in dict.fromkeys(names))
     yield from (one.part for one in recurrent_parts(config))
-    yield from ("norms", "positions", "embeddings", "output", "head")
+    yield from ("norms", "positions", "embeddings", "facts", "output", "head")

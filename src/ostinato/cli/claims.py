@@ -81,18 +81,28 @@ def reproduce(
 
     Exit code 1 where a number lies outside. The outcome is kept, with the rows it comes from.
     """
-    from ostinato.cli.output import complain, print_json, say
+    from ostinato.cli.output import complain, console, print_json, say
     from ostinato.data.registry import DataAccess
     from ostinato.experiments import claims as library
+    from ostinato.experiments.pool import LocalPool
     from ostinato.experiments.reproduce import reproduce as run
     from ostinato.experiments.swept import Means
+    from ostinato.experiments.watch import make_watcher
 
     chosen = library.load_claim(claim)
     if variant is not None:
         chosen = library.variant(chosen, variant)
     if not json:
         say(f"{chosen.name} ({chosen.config.where}): {chosen.config.statement}")
-    means = Means(store, workers, DataAccess.default(mirror), inputs_of(given or []), take or (), complain)
+    means = Means(
+        store,
+        access=DataAccess.default(mirror),
+        inputs=inputs_of(given or []),
+        take=take or (),
+        on_event=complain,
+        executor=LocalPool(workers),
+        watcher=make_watcher(None if json else console(), complain),
+    )
     outcome = run(chosen, means)
     path = library.write_outcome(chosen, outcome, outcomes)
     if json:
@@ -130,6 +140,8 @@ def _print_outcome(outcome: Outcome, path: Path) -> None:
 
 def _described(claim: Claim, outcome: Outcome | None) -> dict[str, Any]:
     """Return a claim and what came of it as JSON."""
+    from ostinato.experiments.reproduce import command
+
     head = outcome.head if outcome else {}
     return {
         "claim": claim.name,
@@ -137,8 +149,7 @@ def _described(claim: Claim, outcome: Outcome | None) -> dict[str, Any]:
         "statement": claim.config.statement,
         "outcome": outcome.verdict(claim) if outcome else "not run",
         "date": head.get("date"),
-        "command": f"ostinato reproduce {claim.name}" + "".join(f" --input {name}=..." for name in claim.config.inputs),
-        "ran": head.get("command"),
+        "command": command(claim),
         "minutes": claim.config.minutes,
         "gpu": claim.config.gpu is not None,
         "limits": claim.config.limits,

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 
 from ostinato.cli.options import JsonOption
 
-if TYPE_CHECKING:
-    from ostinato.experiments.comparison import Row
+_SWEEP = "demo"
+_TITLE = "Reversing digits: lengths 1-10 in training, 11-13 beyond"
 
 
 def register(app: typer.Typer) -> None:
@@ -27,39 +26,34 @@ def demo(
 ) -> None:
     """Compare two models of equal size in a few minutes.
 
-    A Transformer and a Universal Transformer, on data like that of their training and beyond it, three seeds each.
+    A Transformer and a Universal Transformer, on data like that of their training and beyond it, three seeds each: the
+    sweep `demo`, with its table and its figure.
     """
     from ostinato.cli.output import console, print_json, say
-    from ostinato.experiments.demo import run_demo
-    from ostinato.training.reporter import make_reporter
+    from ostinato.experiments.sweep import load_sweep, results_folder, run_sweep
+    from ostinato.experiments.sweep_figure import draw_sweep
+    from ostinato.experiments.watch import make_watcher
 
-    rows = run_demo(run_dir, make_reporter(None if json else console()))
+    sweep = load_sweep(_SWEEP)
+    rows = run_sweep(sweep, run_dir, watcher=make_watcher(None if json else console(), say))
+    folder = results_folder(sweep, run_dir)
+    draw_sweep(rows, folder / _SWEEP, title=_TITLE)
     if json:
-        print_json([asdict(row) for row in rows])
+        print_json(rows)
         return
     _print_rows(rows)
-    say(f"written to {run_dir}: {', '.join(sorted(path.name for path in run_dir.iterdir() if path.is_file()))}")
+    say(f"written to {folder}: {', '.join(sorted(path.name for path in folder.iterdir() if path.is_file()))}")
 
 
-def _print_rows(rows: list[Row]) -> None:
+def _print_rows(rows: list[dict[str, Any]]) -> None:
     """Print every run, then mean and spread over the seeds of each arm."""
     from ostinato.cli.output import print_table
-    from ostinato.experiments.comparison import summary
+    from ostinato.experiments.summary import number_text, summarise, summary_table
 
-    titles = list(rows[0].metrics)
-    source, target = rows[0].macs_lengths
-    columns = ["arm", "seed", "parameters", f"MACs ({source} to {target} tokens)", *titles, "seconds"]
+    titles = list(rows[0]["values"])
     cells = [
-        [row.arm, row.seed, row.parameters, row.macs, *(_percent(row.metrics[t]) for t in titles), round(row.seconds)]
+        [row["arm"], row["seed"], *(number_text(row["values"][title]) for title in titles), round(row["seconds"])]
         for row in rows
     ]
-    print_table(columns, cells)
-    spreads = [
-        [arm, *(f"{_percent(mean)} ± {_percent(spread)}" for mean, spread in metrics.values())]
-        for arm, metrics in summary(rows)
-    ]
-    print_table(["mean ± standard deviation over seeds", *titles], spreads)
-
-
-def _percent(fraction: float) -> str:
-    return f"{100 * fraction:.1f} %"
+    print_table(["arm", "seed", *titles, "seconds"], cells, right=True)
+    print_table(*summary_table(summarise(rows)), title="mean ± standard deviation over seeds", right=True)

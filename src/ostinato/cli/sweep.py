@@ -19,6 +19,10 @@ SweepArgument = Annotated[
     str, typer.Argument(metavar="FILE", help="A sweep's name, or a YAML file.", show_default=False)
 ]
 StoreOption = Annotated[Path, typer.Option("--store", help="Directory of runs, each under its content address.")]
+InputOption = Annotated[
+    list[str] | None,
+    typer.Option("--input", metavar="NAME=PATH", help="A file that the sweep needs; may be repeated."),
+]
 SeedsOption = Annotated[
     str | None,
     typer.Option("--seeds", metavar="N,N", help="Seeds of every arm, in place of the file's.", show_default=False),
@@ -33,16 +37,16 @@ def register(app: typer.Typer) -> None:
 def sweep(
     file: SweepArgument,
     store: StoreOption = STORE,
+    workers: Annotated[int, typer.Option("--workers", min=1, help="Runs at once, each in a process of its own.")] = 1,
     threads: Annotated[int, typer.Option("--threads", min=1, help="CPU threads of a run whose recipe names none.")] = 1,
     seeds: SeedsOption = None,
     take: Annotated[
         list[Path] | None,
-        typer.Option("--take", metavar="RUN", help="Finished run to copy into the store; may be repeated."),
+        typer.Option(
+            "--take", metavar="RUN", help="Finished run, or folder of runs, to copy into the store; may be repeated."
+        ),
     ] = None,
-    given: Annotated[
-        list[str] | None,
-        typer.Option("--input", metavar="NAME=PATH", help="A file that the sweep needs; may be repeated."),
-    ] = None,
+    given: InputOption = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show the runs and what they cost; train nothing.")
     ] = False,
@@ -58,9 +62,10 @@ def sweep(
     from ostinato.cli.output import console, print_json, say
     from ostinato.data.registry import DataAccess
     from ostinato.experiments.adopt import adopt_all
+    from ostinato.experiments.pool import LocalPool
     from ostinato.experiments.runs import plan_runs
     from ostinato.experiments.sweep import load_sweep, results_folder, run_sweep
-    from ostinato.training.reporter import make_reporter
+    from ostinato.experiments.watch import make_watcher
 
     chosen = with_seeds(load_sweep(file, inputs_of(given or [])), seeds)
     access = DataAccess.default(mirror)
@@ -71,8 +76,9 @@ def sweep(
     if dry_run:
         _show_plan(chosen, store, access, json)
         return
-    reporter = make_reporter(None if json else console())
-    rows = run_sweep(chosen, store, access=access, reporter=reporter, n_threads=threads)
+    watcher = make_watcher(None if json else console(), say)
+    pool = LocalPool(workers)  # also for one: what kills a run does not kill the sweep
+    rows = run_sweep(chosen, store, access=access, executor=pool, watcher=watcher, n_threads=threads)
     if json:
         print_json(rows)
         return

@@ -55,6 +55,11 @@ class CommonModelConfig(Config):
         """Whether the model writes text, token by token."""
         return self.reads in ("pair", "sequence")
 
+    @property
+    def max_words(self) -> int | None:
+        """Tokens of the longest fact, where a position holds the tokens of a fact; None: it holds one token."""
+        return None
+
     def side_of(self, reader: str) -> Literal["source", "target"]:
         """Return whose tokens a reader (see `readers`) reads."""
         return "source" if self.has_two_sides and reader == "encoder" else "target"

@@ -9,6 +9,7 @@ from pydantic import Field, field_validator
 
 from ostinato.config.base import Config
 from ostinato.config.common import CommonModelConfig, Init, PairModelConfig, Reads, SequenceModelConfig
+from ostinato.config.embedders import EmbedderConfig, FactsConfig, TokensConfig
 from ostinato.config.experts import (
     ExpertAttentionConfig,
     ExpertFeedForwardConfig,
@@ -52,6 +53,7 @@ __all__ = [
     "EncoderConfig",
     "ExpertAttentionConfig",
     "ExpertFeedForwardConfig",
+    "FactsConfig",
     "FeedForwardConfig",
     "GateConfig",
     "HaltingConfig",
@@ -374,6 +376,8 @@ class EncoderConfig(_StackedConfig):
     """Labels of a classification or tagging head; None: from the training split."""
     tie_embeddings: Literal["none", "output"] = "output"
     """Whether a masked head reads with the embeddings, or with a matrix of its own."""
+    embedder: EmbedderConfig = TokensConfig()
+    """facts: a story's facts and its question, with tabs between them, are positions; for a classification head."""
     encoder: StackConfig = StackConfig()
     head: HeadConfig = MaskedHeadConfig()
 
@@ -381,6 +385,11 @@ class EncoderConfig(_StackedConfig):
     def reads(self) -> Reads:
         """What the head is for."""
         return self.head.kind
+
+    @property
+    def max_words(self) -> int | None:
+        """Tokens of the longest fact; None where a position is a token."""
+        return self.embedder.max_words if isinstance(self.embedder, FactsConfig) else None
 
     @property
     def n_outputs(self) -> int | None:
@@ -402,6 +411,9 @@ class EncoderConfig(_StackedConfig):
         if self.tie_embeddings == "none" and self.head.kind != "masked":
             reason = f"has no effect: {path}head.kind={self.head.kind} has no output over the vocabulary"
             yield Problem(f"{path}tie_embeddings", "none", reason)
+        if isinstance(self.embedder, FactsConfig) and getattr(self.head, "pooling", "first") != "mean":
+            reason = f"has no begin symbol and no words: needs {path}head={{kind: classification, pooling: mean}}"
+            yield Problem(f"{path}embedder.kind", self.embedder.kind, reason)
         if self.n_labels is not None and self.head.kind in ("masked", "span"):
             yield Problem(f"{path}n_labels", self.n_labels, f"{path}head.kind={self.head.kind} has no labels")
 

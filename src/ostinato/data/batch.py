@@ -13,7 +13,7 @@ class Tokens:
     """Padded token ids.
 
     Args:
-        ids_BT: int64 ids; padding holds the pad id.
+        ids_BT: int64 ids; padding holds the pad id. Where a position is a fact of W words: `[B, T, W]`.
         keep_BT: True for real tokens.
         positions_BT: position of every token in its own sentence, from 0; None where all rows are padded on the right
             only, so that position t is column t.

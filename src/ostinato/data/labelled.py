@@ -3,8 +3,10 @@
     classification  <bos> text <eos>, of a pair <bos> text <eos> text <eos>;   one label
     tagging         <bos> words <eos>;                                          one label a word, at its first token
     span            <bos> question <eos> passage <eos>;                         two labels, columns of the passage
+    facts           fact, fact, ..., question: a column each;                   one label
 
-A pair is two texts with one tab between them. A label of -1 is there, and does not count.
+A pair is two texts with one tab between them; facts and their question have one tab between each two. A label of -1 is
+there, and does not count.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import torch
 
 from ostinato.data.batch import Batch, TextSize, Tokens
 from ostinato.data.pad import pad
-from ostinato.data.tokenizer import BOS_ID, EOS_ID, Tokenizer, Tokenizers
+from ostinato.data.tokenizer import BOS_ID, EOS_ID, PAD_ID, LabelTokenizer, Tokenizer, Tokenizers
 from ostinato.errors import DataError
 
 if TYPE_CHECKING:
@@ -38,6 +40,7 @@ class LabelledRow:
         places: the column of every label; None where labels have no columns, or every column has one.
         n_prefix: leading tokens that are no passage (span), or that see each other (prefix language models).
         index: 0-based number in its split. size: of the text whose every token is a label, where that is so.
+        facts: ids of every column, where a column is a fact; `ids` is then empty.
     """
 
     ids: list[int]
@@ -47,27 +50,31 @@ class LabelledRow:
     columns: dict[str, object] = field(default_factory=dict)
     index: int = 0
     size: TextSize | None = None
+    facts: list[list[int]] | None = None
 
     @property
     def length(self) -> int:
         """Columns the row needs."""
-        return len(self.ids)
+        return len(self.ids if self.facts is None else self.facts)
 
 
 def collate_labelled(rows: Sequence[LabelledRow]) -> Batch:
     """Put rows side by side, padded on the right; labels that are not there do not count.
 
     Raises:
-        DataError: only some rows have places, or prefixes.
+        DataError: only some rows have places, prefixes or facts.
     """
     places = [row.places for row in rows if row.places is not None]
     prefixes = [row.n_prefix for row in rows if row.n_prefix is not None]
-    if len(places) not in (0, len(rows)) or len(prefixes) not in (0, len(rows)):
-        raise DataError("a batch needs rows of one kind: labels at places, or prefixes, in all of them or in none")
+    facts = [row.facts for row in rows if row.facts is not None]
+    if any(len(found) not in (0, len(rows)) for found in (places, prefixes, facts)):
+        raise DataError(
+            "a batch needs rows of one kind: labels at places, prefixes, or facts, in all of them or in none"
+        )
     labels = pad([row.labels for row in rows])
     names = dict.fromkeys(name for row in rows for name in row.columns)
     return Batch(
-        Tokens(*pad([row.ids for row in rows])),
+        _grid(facts) if facts else Tokens(*pad([row.ids for row in rows])),
         labels[0].clamp_min(0),
         labels[1] & (labels[0] != UNCOUNTED),
         places_BL=pad(places)[0] if places else None,
@@ -76,6 +83,50 @@ def collate_labelled(rows: Sequence[LabelledRow]) -> Batch:
         columns={name: [row.columns.get(name) for row in rows] for name in names},
         sizes=tuple(row.size for row in rows),
     )
+
+
+def _grid(stories: Sequence[list[list[int]]]) -> Tokens:
+    """Return stories side by side, `[B, T, W]`: facts padded to the longest, stories to the one with most facts."""
+    words_NW, _ = pad([fact for story in stories for fact in story])
+    keep_BT = pad([[1] * len(story) for story in stories])[1]
+    ids_BTW = words_NW.new_full((*keep_BT.shape, words_NW.shape[1]), PAD_ID)
+    ids_BTW[keep_BT] = words_NW
+    return Tokens(ids_BTW, keep_BT)
+
+
+def facts_row(
+    example: Example, tokenizers: Tokenizers, data: DataConfig, index: int, *, max_words: int
+) -> LabelledRow | None:
+    """Return a story's facts, its question last, and its one label; of too many facts the last ones are kept.
+
+    With `data.unknown` "replace" a label that training never had does not count in the loss; no output is it.
+
+    Args:
+        max_words: tokens of the longest fact.
+
+    Returns:
+        None where there are too many facts and `data.over_length` is "drop".
+
+    Raises:
+        DataError: no facts, an empty one, or one that is too long.
+    """
+    parts = source_of(example).split(_TAB)
+    if len(parts) == 1:
+        raise DataError("no facts: a source of facts with tabs between them, the question last, is needed")
+    facts = [tokenizers.source.encode(part, unknown=data.unknown) for part in parts]
+    for number, (part, fact) in enumerate(zip(parts, facts, strict=True), start=1):
+        if not 1 <= len(fact) <= max_words:
+            limit = f"has {len(fact)} tokens, and model.embedder.max_words is {max_words}: raise it"
+            raise DataError(f"fact {number} ({part!r}) {limit if fact else 'is empty'}")
+    if len(facts) > data.max_source_length:
+        if data.over_length == "drop":
+            return None
+        _refuse_too_long(len(facts), data, "facts with the question")
+        facts = facts[-data.max_source_length :]
+    target = tokenizers.target
+    is_new = data.unknown == "replace" and isinstance(target, LabelTokenizer) and not target.knows(example.target)
+    labels = [UNCOUNTED] if is_new else target.encode(example.target)
+    return LabelledRow([], labels, columns=example.columns, index=index, facts=facts)
 
 
 def classification_row(example: Example, tokenizers: Tokenizers, data: DataConfig, index: int) -> LabelledRow | None:
@@ -241,9 +292,9 @@ def source_of(example: Example) -> str:
     return example.source
 
 
-def _refuse_too_long(n_tokens: int, data: DataConfig) -> None:
+def _refuse_too_long(n: int, data: DataConfig, what: str = "tokens with their begin and end symbols") -> None:
     if data.over_length != "truncate":
         raise DataError(
-            f"{n_tokens} tokens with their begin and end symbols, but data.max_source_length is "
+            f"{n} {what}, but data.max_source_length is "
             f"{data.max_source_length}: raise it, or set data.over_length to 'truncate'"
         )

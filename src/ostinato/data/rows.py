@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,6 +16,7 @@ from ostinato.data.labelled import (
     LabelledRow,
     classification_row,
     continuation_row,
+    facts_row,
     span_row,
     tagging_row,
 )
@@ -55,7 +57,10 @@ def encode_rows(
     Raises:
         DataError: an example that cannot be encoded; names it.
     """
-    if (encode := _OF_HEADS.get(config.reads)) is not None:
+    encode = _OF_HEADS.get(config.reads)
+    if config.max_words is not None:
+        encode = partial(facts_row, max_words=config.max_words)
+    if encode is not None:
         yield from _of_head(examples, tokenizers, data, encode, training, name)
         return
     joins = config.joins_pairs

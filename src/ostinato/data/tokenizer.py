@@ -234,6 +234,10 @@ class LabelTokenizer(Tokenizer):
                 raise DataError(f"{label!r} is not among the {len(self.labels)} labels of the training data ({some})")
         return [self._ids[label] for label in found]
 
+    def knows(self, text: str) -> bool:
+        """Return whether training had all labels of a text."""
+        return all(label in self._ids for label in _labels(self.kind, text))
+
     def decode(self, ids: Iterable[int]) -> str:
         """Return the labels of ids, with blanks between them."""
         return self._text(list(ids))

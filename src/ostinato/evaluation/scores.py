@@ -3,7 +3,7 @@
     loss = sum of -log p(label) / number of labels        nats per label, no label smoothing, the end symbol included
     perplexity = exp(loss)
     token_accuracy = labels that are the most probable token / labels
-    sequence_accuracy_forced = sentences with every label right / sentences
+    sequence_accuracy_forced = sentences with every label right, and at least one label / sentences
 
 and of texts whose every token is a label, with their end as one word and one byte more:
 
@@ -78,7 +78,7 @@ class Totals:
         self.n_labels += scores.n_labels
         self._nll += scores.nll
         self._n_right += scores.n_right
-        self._n_sentences_right += scores.n_right == scores.n_labels
+        self._n_sentences_right += 0 < scores.n_labels == scores.n_right
 
     def add_prediction(self, prediction: str, reference: str) -> None:
         """Count one example's output."""

@@ -7,9 +7,9 @@ from pathlib import Path
 from shutil import copytree
 
 from ostinato.data.disk import PARTIAL, remove_folder, sync
-from ostinato.errors import CheckpointError, ConfigError
-from ostinato.experiments.jobs import run_lock
+from ostinato.errors import CheckpointError, ConfigError, OstinatoError
 from ostinato.experiments.keys import key_of_run, key_settings, version_of_run
+from ostinato.experiments.locks import run_lock
 from ostinato.experiments.runs import PlannedRun
 from ostinato.tasks.recipes import load_recipe
 from ostinato.training.rundir import RunDirectory
@@ -80,14 +80,32 @@ def _difference(path: Path, runs: Sequence[PlannedRun]) -> str:
     return f"of {name} it differs in: {'; '.join(found[:_SHOWN])}{more}"
 
 
+def _finished_in(folder: Path) -> dict[Path, str]:
+    """Return the finished runs in a directory, with their keys; of some nobody can tell it any more."""
+    found = {}
+    for path in sorted(folder.glob("[!.]*/results.json")):
+        try:
+            found[path.parent] = key_of_run(path.parent)
+        except (OstinatoError, OSError):
+            continue
+    return found
+
+
 def adopt_all(paths: Sequence[Path], runs: Sequence[PlannedRun]) -> list[PlannedRun]:
     """Take several runs into a store.
+
+    Args:
+        paths: run directories; of a directory of run directories (a store) those that are the sweep's.
 
     Raises:
         ConfigError: naming every run that is none of these; the others are taken.
     """
     taken, refused = [], []
     for path in paths:
+        if not RunDirectory(path).exists and (found := _finished_in(path)):
+            keys = {run.key for run in runs}
+            taken += [adopt(inner, runs) for inner, key in found.items() if key in keys]
+            continue
         try:
             taken.append(adopt(path, runs))
         except CheckpointError as error:

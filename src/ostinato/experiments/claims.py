@@ -33,10 +33,11 @@ _DESCRIPTIVE = {"name", "where", "statement", "limits", "minutes", "gpu", "input
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A claim and the file it is in."""
+    """A claim and the file it is in; `variant` names what was made of it, None: the claim itself."""
 
     config: ClaimConfig
     path: Path
+    variant: str | None = None
 
     @property
     def name(self) -> str:
@@ -120,7 +121,7 @@ def variant(claim: Claim, name: str) -> Claim:
     for key, value in changes.items():
         _replace(settings, key.split("."), value, key)
     settings["name"] = f"{claim.config.name}-{name}"
-    return Claim(_checked(settings), claim.path)
+    return Claim(_checked(settings), claim.path, name)
 
 
 def outcome_path(claim: Claim, directory: Path) -> Path:

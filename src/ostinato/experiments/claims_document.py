@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ostinato.experiments.claims import Claim, Outcome, Verdict, claims_directory, list_claims, read_outcome
-from ostinato.experiments.reproduce import band_text, checks
+from ostinato.experiments.reproduce import band_text, checks, command
 from ostinato.experiments.results import markdown
 
 TITLES = {
@@ -64,8 +64,7 @@ def _claim(claim: Claim, outcome: Outcome | None) -> Iterator[str]:
     if config.limits:
         yield f"{config.limits}\n"
     ran = f"Run on {outcome.head['date']} with ostinato {outcome.head['versions']['ostinato']}. " if outcome else ""
-    inputs = "".join(f" --input {name}=..." for name in config.inputs)
-    yield f"{ran}About {config.minutes:g} minutes on two cores: `ostinato reproduce {claim.name}{inputs}`\n"
+    yield f"{ran}About {config.minutes:g} minutes on two cores: `{command(claim)}`\n"
 
 
 def _verdict(claim: Claim, outcome: Outcome | None) -> Verdict:

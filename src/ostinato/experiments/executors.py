@@ -1,17 +1,20 @@
-"""Where the jobs of a sweep are done: here, in processes of this machine, or one day on a cluster."""
+"""Where the jobs of a sweep are done: here, in processes of this machine (`pool`), or one day on a cluster."""
 
 from __future__ import annotations
 
 import traceback
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from ostinato.errors import OstinatoError
-from ostinato.experiments.jobs import BusyError, Job, do_job
-from ostinato.training.reporter import Reporter
+from ostinato.experiments.jobs import Job, do_job
+from ostinato.experiments.locks import BusyError
+from ostinato.experiments.watch import Event, EventReporter
 
 How = Literal["done", "busy", "failed", "died"]
+TakeEvent = Callable[[Event], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,41 +37,40 @@ class Executor(Protocol):
     def submit(self, job: Job) -> None:
         """Take a job; return at once."""
 
-    def collect(self, timeout: float | None = None) -> Outcome | None:
-        """Wait until a job that was submitted has ended, and return how; None where that took too many seconds."""
+    def collect(self, on_event: TakeEvent, timeout: float | None = None) -> Outcome | None:
+        """Wait until a job that was submitted has ended, and return how; None where that took too many seconds.
+
+        Args:
+            on_event: told meanwhile what happens in all runs.
+        """
 
     def stop(self) -> None:
         """End all work that is going on; runs stay as their last checkpoints left them."""
 
 
 class InProcess:
-    """Does one job after the other in this process, when its outcome is asked for.
+    """Does one job after the other in this process, when its outcome is asked for."""
 
-    Args:
-        reporter: told about every event of every run.
-    """
-
-    def __init__(self, reporter: Reporter | None = None) -> None:
-        self.reporter = reporter
+    def __init__(self) -> None:
         self._waiting: deque[Job] = deque()
 
     def submit(self, job: Job) -> None:
         """Take a job."""
         self._waiting.append(job)
 
-    def collect(self, timeout: float | None = None) -> Outcome:
+    def collect(self, on_event: TakeEvent, timeout: float | None = None) -> Outcome:
         """Do the next job, however long it takes."""
-        return attempt(self._waiting.popleft(), self.reporter)
+        return attempt(self._waiting.popleft(), on_event)
 
     def stop(self) -> None:
         """Forget the jobs that wait."""
         self._waiting.clear()
 
 
-def attempt(job: Job, reporter: Reporter | None = None) -> Outcome:
+def attempt(job: Job, on_event: TakeEvent) -> Outcome:
     """Do a job and say how it ended; a fault of this package is reported with its traceback."""
     try:
-        do_job(job, reporter)
+        do_job(job, EventReporter(job.name, on_event))
     except BusyError as error:
         return Outcome(job, "busy", str(error))
     except OstinatoError as error:

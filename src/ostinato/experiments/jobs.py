@@ -1,34 +1,23 @@
 """What a worker does for a sweep: train one run, or go on with it, and measure what takes time.
 
-A run is trained by one process at a time: the worker that holds the lock beside its directory. The system gives a lock
-back when the process that holds it ends, however it ends, so that none is left behind by what was killed.
+A run is trained by one process at a time: the worker that holds its lock (`ostinato.experiments.locks`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-
-from filelock import FileLock, Timeout
 
 from ostinato.config.measures import AnyMeasure
 from ostinato.config.recipe import Recipe
 from ostinato.data.registry import DataAccess
-from ostinato.errors import OstinatoError
+from ostinato.experiments.locks import run_lock
 from ostinato.experiments.measures import using_access, values_of
 from ostinato.tasks.recipes import load_recipe
 from ostinato.training.loop import train
 from ostinato.training.reporter import Reporter, SilentReporter
 from ostinato.training.rundir import RunDirectory
 from ostinato.training.threads import cpu_threads
-
-LOCKS = "locks"
-
-
-class BusyError(OstinatoError):
-    """Another process is at work on the run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,19 +54,3 @@ def do_job(job: Job, reporter: Reporter | None = None) -> None:
             recipe = load_recipe(job.directory) if run.exists else job.recipe
             train(recipe, job.directory, resume=True, access=job.access, reporter=reporter or SilentReporter())
         values_of(job.measures, job.directory)
-
-
-@contextmanager
-def run_lock(directory: Path) -> Iterator[None]:
-    """Hold the lock of a run's directory.
-
-    Raises:
-        BusyError: another process holds it.
-    """
-    path = directory.parent / LOCKS / f"{directory.name}.lock"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with FileLock(path, timeout=0):
-            yield
-    except Timeout as error:
-        raise BusyError(f"{directory}: another process is at work on this run") from error

@@ -2,31 +2,34 @@
 
     key = SHA-256 of (settings that decide the result, version of this package, SHA-256 of every split's examples)
 
-Settings are the resolved recipe's without those that describe it or may change freely (`ostinato.training.rundir`).
+Settings are the resolved recipe's without those that describe it or may change freely (`ostinato.training.rundir`), and
+without those at their defaults, so that a setting that is added later leaves the runs there are where they are.
 What only says where something lies is left out, and what is there stands in its place: for files of examples the hash
 of the splits, for a tokenizer's file its own, for the run that training starts from that run's key. Vocabulary sizes
-follow from the data and are left out. The task's settings are taken with their defaults. The commit is not part of a
-key: it is recorded beside the results.
+follow from the data and are left out. The commit is not part of a key: it is recorded beside the results.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from pydantic import BaseModel
 
 from ostinato.config.recipe import Recipe
 from ostinato.data.disk import write_json
 from ostinato.data.registry import DataAccess
 from ostinato.errors import CheckpointError
+from ostinato.experiments.locks import write_lock
 from ostinato.tasks.base import Task
 from ostinato.tasks.recipes import load_recipe
 from ostinato.tasks.registry import build_task, task_config
 from ostinato.training.prepare import other_splits, with_splits
-from ostinato.training.rundir import RunDirectory, deciding_settings, describe_split
+from ostinato.training.rundir import RunDirectory, describe_split, may_change
 from ostinato.version import __version__
 
 _FILES = ("data.train", "data.dev", "data.test")
@@ -48,16 +51,28 @@ def run_key(recipe: Recipe, hashes: Mapping[str, str], *, start: str | None = No
 
 def key_settings(recipe: Recipe, start: str | None = None) -> dict[str, Any]:
     """Return the settings that a key is made of, by their dotted paths."""
-    found = deciding_settings(recipe)
     sizes = {f"model.{name}" for name in recipe.model.vocabulary_sizes(1, 1)}
     left_out = {"name", _START, *_FILES, *_TOKENIZER_FILES, *sizes}
-    # A list of files is one setting, and so is the absence of all.
-    settings = {key: value for key, value in found.items() if key not in left_out and not key.startswith("task.")}
+    stated = dict(_stated(recipe.model_copy(update={"task": task_config(recipe.task)})))
+    found = {key: value for key, value in stated.items() if key not in left_out and not may_change(key)}
     for key in _TOKENIZER_FILES:
-        if path := found.get(key):
+        if path := stated.get(key):
             with Path(path).open("rb") as file:
-                settings[key] = hashlib.file_digest(file, "sha256").hexdigest()
-    return settings | {"task": task_config(recipe.task).model_dump(mode="json"), _START: start}
+                found[key] = hashlib.file_digest(file, "sha256").hexdigest()
+    return found if start is None else found | {_START: start}
+
+
+def _stated(config: BaseModel, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield every setting that is not at its default, and of every group that is not of its default kind the kind."""
+    values = config.model_dump(mode="json")
+    for name, info in type(config).model_fields.items():
+        value, default = getattr(config, name), info.get_default(call_default_factory=True, validated_data={})
+        if isinstance(value, BaseModel):
+            if type(value) is not type(default):
+                yield f"{path}{name}", getattr(value, "kind", "set")
+            yield from _stated(value, f"{path}{name}.")
+        elif value != default:
+            yield f"{path}{name}", values[name]
 
 
 def key_of_run(directory: Path) -> str:
@@ -134,7 +149,8 @@ class DataHashes:
         found = {split: str(describe_split(split, task.examples(split))["sha256"]) for split in splits}
         if note is not None:
             note.parent.mkdir(parents=True, exist_ok=True)
-            write_json(note, found)
+            with write_lock(note.parent.parent, _HASHES):
+                write_json(note, found)
         return found
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 from ostinato.budget import Assumptions, count_budget
@@ -100,22 +98,23 @@ def _head(claim: Claim, found: Sequence[Found], seconds: float) -> dict[str, Any
         "holds": all(one.holds for one in found),
         "expectations": [one.as_dict() for one in found],
         "date": datetime.now(UTC).date().isoformat(),
-        "command": command(),
+        "command": command(claim),
         "seconds": round(seconds, 1),
         "versions": versions(),
     }
 
 
-def command() -> str:
-    """Return the command line as it was given, without the folder of the program."""
-    program, *arguments = sys.argv
-    return " ".join(["ostinato" if Path(program).stem in ("ostinato", "__main__") else Path(program).name, *arguments])
+def command(claim: Claim) -> str:
+    """Return the command that runs a claim again; files are the user's own, and are named only."""
+    inputs = "".join(f" --input {name}=..." for name in claim.config.inputs)
+    chosen = "" if claim.variant is None else f" --variant {claim.variant}"
+    return f"ostinato reproduce {claim.name.removesuffix(f'-{claim.variant}')}{chosen}{inputs}"
 
 
 def checks(found: Mapping[str, Any]) -> Iterator[tuple[str, str, str, bool]]:
     """Yield for every expectation of an outcome: what, expected, found, whether it holds."""
     for one in found["expectations"]:
-        spread = f" (sd {one['sd']:.3g}, {len(one['by_seed'])} seeds)" if one["sd"] is not None else ""
+        spread = f" (sd {one['sd']:.3g}, n = {len(one['by_seed'])})" if one["sd"] is not None else ""
         yield one["what"], band_text(one["band"]), f"{one['value']:.4g}{spread}", bool(one["holds"])
 
 

@@ -12,10 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from ostinato.budget import count_macs
+from ostinato.config.measures import EvaluateMeasure
+from ostinato.config.recipe import Recipe
 from ostinato.config.sweep import EqualConfig, SweepConfig
 from ostinato.data.disk import write_text
-from ostinato.errors import DataError
-from ostinato.experiments.keys import run_versions
+from ostinato.errors import CheckpointError, DataError
+from ostinato.experiments.keys import run_key, run_versions
+from ostinato.experiments.locks import write_lock
 from ostinato.experiments.measures import values_of
 from ostinato.experiments.results import pass_lengths, read_rows
 from ostinato.experiments.runs import PlannedRun
@@ -33,10 +36,12 @@ def sweep_row(sweep: SweepConfig, run: PlannedRun) -> dict[str, Any]:
     Returns:
         sweep, arm, seed, key; recipe (its name), version, commit, data_sha256 (by split), parameters (stored), macs and
         macs_lengths (source and target tokens), n_updates, checkpoint (the one that was evaluated: "best of dev
-        loss", or "last"), training_seconds, seconds (with the final evaluation), values: by names of measures.
+        loss", or "last"), checkpoints (of measures that name one of their own, where any does), training_seconds,
+        seconds (with the final evaluation), values: by names of measures.
 
     Raises:
         LookupError: it is not finished, or has not been measured, or has no such number: in words.
+        CheckpointError: another run lies in its place.
     """
     results = RunDirectory(run.directory).results()
     if results is None:
@@ -46,6 +51,7 @@ def sweep_row(sweep: SweepConfig, run: PlannedRun) -> dict[str, Any]:
     except (LookupError, DataError) as error:
         raise LookupError(f"not measured: {error.args[0]}") from error
     recipe, equal = load_recipe(run.directory), sweep.equal or EqualConfig()
+    _check_address(run, recipe)
     lengths = (equal.source_length, equal.target_length)
     versions = run_versions(run.directory)
     return {
@@ -62,15 +68,34 @@ def sweep_row(sweep: SweepConfig, run: PlannedRun) -> dict[str, Any]:
         "macs_lengths": list(lengths),
         "n_updates": results["n_updates"],
         "checkpoint": chosen_checkpoint(results),
+        **_own_checkpoints(sweep),
         **{name: results[name] for name in _TIMES},
         "values": values,
     }
+
+
+def _check_address(run: PlannedRun, recipe: Recipe) -> None:
+    """Refuse a directory that holds another run than its name says: a default may have changed since."""
+    start = run.start.key if run.start else None
+    if start is None and recipe.training.init_from is not None:
+        return  # what it started from may be gone, and is part of its address
+    hashes = RunDirectory(run.directory).data_hashes()
+    version = run_versions(run.directory)["ostinato"]
+    if run_key(recipe, hashes, start=start, version=version) != run.key:
+        raise CheckpointError(f"{run.directory} holds another run than its name says: move it away, and run it again")
 
 
 def chosen_checkpoint(results: dict[str, Any]) -> str:
     """Return in words which checkpoint a run's results are of."""
     selection = results["selection"]
     return "last" if results["best_update"] is None else f"best of {selection['split']} {selection['metric']}"
+
+
+def _own_checkpoints(sweep: SweepConfig) -> dict[str, Any]:
+    """Return which checkpoint measures are of, where they are not of the best one."""
+    evaluated = [measure for measure in sweep.measures if isinstance(measure, EvaluateMeasure)]
+    named = {measure.name: measure.checkpoint for measure in evaluated if measure.checkpoint != "best"}
+    return {"checkpoints": named} if named else {}
 
 
 def collect_rows(sweep: SweepConfig, runs: Sequence[PlannedRun]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -85,15 +110,20 @@ def collect_rows(sweep: SweepConfig, runs: Sequence[PlannedRun]) -> tuple[list[d
     return rows, missing
 
 
+def results_folder(sweep: SweepConfig, store: Path) -> Path:
+    """Return the folder of a sweep's results.jsonl and timings.jsonl."""
+    return store / "sweeps" / sweep.name.replace("/", "-")
+
+
 class SweepResults:
     """The rows of a sweep that is going on, and its files, which hold at any time what is there.
 
     Args:
-        folder: of results.jsonl and timings.jsonl.
+        store: directory of the runs.
     """
 
-    def __init__(self, sweep: SweepConfig, runs: Sequence[PlannedRun], folder: Path) -> None:
-        self.sweep, self.runs, self.folder = sweep, runs, folder
+    def __init__(self, sweep: SweepConfig, runs: Sequence[PlannedRun], store: Path) -> None:
+        self.sweep, self.runs, self.store, self.folder = sweep, runs, store, results_folder(sweep, store)
         self._rows: dict[tuple[str, int], dict[str, Any]] = {}
         self.missing: set[str] = set()
         self._look(runs)
@@ -110,8 +140,10 @@ class SweepResults:
     def _look(self, runs: Sequence[PlannedRun]) -> None:
         rows, missing = collect_rows(self.sweep, runs)
         self._rows |= {(row["arm"], row["seed"]): row for row in rows}
-        self.missing = (self.missing | {line["key"] for line in missing}) - {row["key"] for row in rows}
-        write_sweep(self.sweep, self.rows, self.folder)
+        # Of two arms that are one run, one may have more measured of it.
+        self.missing = (self.missing - {run.key for run in runs}) | {line["key"] for line in missing}
+        with write_lock(self.store, f"sweep-{self.folder.name}"):
+            write_sweep(self.sweep, self.rows, self.folder)
 
 
 def write_sweep(sweep: SweepConfig, rows: Iterable[dict[str, Any]], folder: Path) -> None:

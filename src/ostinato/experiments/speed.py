@@ -15,7 +15,6 @@ from ostinato.budget import count_macs, count_parameters
 from ostinato.config.common import SequenceModelConfig
 from ostinato.config.model import ModelConfig
 from ostinato.evaluation.timing import Effort
-from ostinato.experiments.comparison import Arm
 from ostinato.experiments.latency import Announcement, Laboratory, Measurement
 from ostinato.experiments.spread import speed_ratio
 from ostinato.experiments.workloads import Candidate, Workload
@@ -25,6 +24,15 @@ from ostinato.version import __version__
 
 _BACKWARD = 3
 """A pass with its backward costs three times the pass: gradients of inputs and of weights are a product each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One variant of a study: a recipe, and what is changed in it."""
+
+    name: str
+    recipe: str
+    overrides: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,7 @@ from typing import Any
 from ostinato.budget.family import make_family
 from ostinato.errors import DataError
 from ostinato.evaluation.timing import Effort
-from ostinato.experiments.comparison import Arm
-from ostinato.experiments.speed import Group, Study
+from ostinato.experiments.speed import Arm, Group, Study
 from ostinato.experiments.spread import Line, fit_line
 from ostinato.experiments.workloads import Workload
 from ostinato.tasks.recipes import load_recipe

@@ -8,15 +8,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ostinato.config.measures import AnyMeasure
 from ostinato.config.sweep import SweepConfig
 from ostinato.data.registry import DataAccess
 from ostinato.errors import TrainingError
-from ostinato.experiments.executors import Executor, InProcess, Outcome
+from ostinato.experiments.executors import Executor, InProcess, Outcome, TakeEvent
 from ostinato.experiments.jobs import Job
-from ostinato.experiments.rows import SweepResults, collect_rows
+from ostinato.experiments.pool import LocalPool
+from ostinato.experiments.rows import SweepResults, collect_rows, results_folder
 from ostinato.experiments.runs import PlannedRun, arm_budgets, check_equal, plan_runs
 from ostinato.experiments.sweep_files import load_sweep
-from ostinato.training.reporter import Reporter
+from ostinato.experiments.watch import SilentWatcher, Watcher
 
 __all__ = ["SweepError", "load_sweep", "results_folder", "run_sweep", "sweep_rows"]
 
@@ -31,11 +33,6 @@ class SweepError(TrainingError):
         self.failures = list(failures)
         lines = [f"{run.name} ({run.directory}): {reason}" for run, reason in failures]
         super().__init__("\n".join([f"{len(failures)} of the sweep's runs failed", *lines]))
-
-
-def results_folder(sweep: SweepConfig, store: Path) -> Path:
-    """Return the folder of a sweep's results.jsonl and timings.jsonl."""
-    return store / "sweeps" / sweep.name.replace("/", "-")
 
 
 def sweep_rows(
@@ -57,18 +54,18 @@ def run_sweep(
     store: Path,
     *,
     access: DataAccess | None = None,
+    workers: int = 1,
     executor: Executor | None = None,
-    reporter: Reporter | None = None,
+    watcher: Watcher | None = None,
     n_threads: int | None = 1,
-    on_outcome: Callable[[PlannedRun, Outcome], None] = lambda run, outcome: None,
 ) -> list[dict[str, Any]]:
     """Train what is not there yet, measure it, and write results.jsonl and timings.jsonl.
 
     Args:
         store: directory of runs; every one is in a directory of its own, named by its content address.
         access: where published data comes from; None: the default cache and mirror.
-        executor: where the work is done; None: in this process. reporter: told about the runs done in this process.
-        n_threads: CPU threads of a run whose recipe names none. on_outcome: told how each run ended.
+        workers: processes of this machine that do the work; 1: this one. executor: does it in their place.
+        watcher: told how it goes on. n_threads: CPU threads of a run whose recipe names none.
 
     Returns:
         Rows (`ostinato.experiments.rows.sweep_row`) in the order of arms, then seeds.
@@ -82,23 +79,42 @@ def run_sweep(
         check_equal(sweep, arm_budgets(sweep, runs, access))
     store.mkdir(parents=True, exist_ok=True)
 
-    results = SweepResults(sweep, runs, results_folder(sweep, store))
+    watcher = watcher or SilentWatcher()
+    results = SweepResults(sweep, runs, store)
 
     def on_end(run: PlannedRun, outcome: Outcome) -> None:
         results.update(run.key)
-        on_outcome(run, outcome)
+        watcher.on_outcome(run, outcome.how, outcome.reason)
 
-    own = executor or InProcess(reporter)
-    # Arms that come to the same recipe are one run.
-    waiting = {run.key: run for run in reversed(runs) if run.key in results.missing}
-    schedule = _Schedule(sweep, dict(reversed(waiting.items())), own, n_threads, access, on_end)
+    own = executor or (InProcess() if workers == 1 else LocalPool(workers))
+    waiting = {run.key: run for run in _one_each(runs) if run.key in results.missing}
+    schedule = _Schedule(_measures(sweep, runs), waiting, own, n_threads, access, watcher.on_event, on_end)
     try:
+        watcher.on_plan(list(waiting.values()), len(_one_each(runs)) - len(waiting))
         schedule.run()
     finally:
         own.stop()
+        watcher.close()
     if failures := [(run, schedule.failures[run.key]) for run in runs if run.key in schedule.failures]:
         raise SweepError(failures)
     return results.rows
+
+
+def _one_each(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
+    """Return the runs less those that another arm has too: arms that come to the same recipe are one run."""
+    found: dict[str, PlannedRun] = {}
+    for run in runs:
+        found.setdefault(run.key, run)
+    return list(found.values())
+
+
+def _measures(sweep: SweepConfig, runs: Sequence[PlannedRun]) -> dict[str, list[AnyMeasure]]:
+    """Return by key what is measured of a run for all arms that it is of."""
+    found: dict[str, list[AnyMeasure]] = {}
+    for run in runs:
+        own = found.setdefault(run.key, [])
+        own += [measure for measure in sweep.measures_of(run.arm) if measure not in own]
+    return found
 
 
 @dataclass
@@ -106,14 +122,16 @@ class _Schedule:
     """Which jobs are submitted when: a run after the one it starts from, a busy one again after a pause.
 
     Args:
-        waiting: not submitted yet, by key. failures: why a run has none, by key.
+        measures: what is measured of a run, by key. waiting: not submitted yet, by key. failures: why a run
+            has none, by key.
     """
 
-    sweep: SweepConfig
+    measures: dict[str, list[AnyMeasure]]
     waiting: dict[str, PlannedRun]
     executor: Executor
     n_threads: int | None
     access: DataAccess | None
+    on_event: TakeEvent
     on_end: Callable[[PlannedRun, Outcome], None]
     failures: dict[str, str] = field(default_factory=dict)
     _going: dict[Path, PlannedRun] = field(default_factory=dict)
@@ -127,7 +145,7 @@ class _Schedule:
             if not self._going:  # all that is left is being done by others
                 time.sleep(_PAUSE_S)
                 continue
-            outcome = self.executor.collect(_PAUSE_S if self._busy else None)
+            outcome = self.executor.collect(self.on_event, _PAUSE_S if self._busy else None)
             if outcome is not None:
                 self._follow_up(self._going.pop(outcome.job.directory), outcome)
 
@@ -158,7 +176,7 @@ class _Schedule:
     def _submit(self, run: PlannedRun) -> None:
         self.waiting.pop(run.key, None)
         self._going[run.directory] = run
-        measures = tuple(self.sweep.measures_of(run.arm))
+        measures = tuple(self.measures[run.key])
         self.executor.submit(Job(run.name, run.recipe, run.directory, measures, self.n_threads, self.access))
 
     def _fail(self, run: PlannedRun, reason: str) -> None:

@@ -17,10 +17,11 @@ from ostinato.data.registry import DataAccess
 from ostinato.errors import ConfigError, Problem
 from ostinato.experiments.adopt import adopt_all
 from ostinato.experiments.analysed import analyse, select
+from ostinato.experiments.executors import Executor
 from ostinato.experiments.runs import PlannedRun, plan_runs
 from ostinato.experiments.sweep import load_sweep, run_sweep
 from ostinato.experiments.sweep_files import read_sweep_settings
-from ostinato.training.reporter import Reporter
+from ostinato.experiments.watch import Watcher
 from ostinato.version import __version__
 
 Rows = list[dict[str, Any]]
@@ -32,18 +33,19 @@ class Means:
     """What running a claim may use.
 
     Args:
-        store: folder of runs, see `ostinato.experiments.sweep`. workers: runs at once.
+        store: folder of runs, see `ostinato.experiments.sweep`.
         inputs: the user's files by the sweep's names. take: finished runs to copy into the store.
-        on_event: told what goes on, a line at a time. reporter: told about runs done in this process.
+        executor: trains the runs; None: this process. watcher: told how they go on.
+        on_event: told what else goes on, a line at a time.
     """
 
     store: Path
-    workers: int = 1
     access: DataAccess | None = None
     inputs: Mapping[str, str] = field(default_factory=dict)
     take: Sequence[Path] = ()
     on_event: Callable[[str], None] = lambda line: None
-    reporter: Reporter | None = None
+    executor: Executor | None = None
+    watcher: Watcher | None = None
 
 
 def swept_rows(source: SweepSource, means: Means) -> Rows:
@@ -57,7 +59,7 @@ def swept_rows(source: SweepSource, means: Means) -> Rows:
     if means.take:
         for run in adopt_all(means.take, runs):
             means.on_event(f"taken: {run.name}")
-    rows = run_sweep(sweep, means.store, access=means.access, reporter=means.reporter)
+    rows = run_sweep(sweep, means.store, access=means.access, executor=means.executor, watcher=means.watcher)
     for measure in source.compared:
         _compare(measure, rows, runs, means)
     return rows

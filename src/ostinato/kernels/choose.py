@@ -51,13 +51,23 @@ def _first_that_works(device: torch.device, dtype: torch.dtype, trial: Trial) ->
     return "loop"
 
 
+def _kept(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
 @lru_cache(maxsize=256)
 def _failure(name: Backend, device: torch.device, dtype: torch.dtype, trial: Trial) -> str | None:
     """Run a backend forward and backward; return what went wrong, None if nothing did."""
     if name == "loop":
         return None
     try:
-        with torch.enable_grad(), torch.inference_mode(False), torch.autocast(device.type, enabled=False):
+        with (
+            torch.enable_grad(),
+            torch.inference_mode(False),
+            torch.autocast(device.type, enabled=False),
+            # Inside a step that will be recomputed, what the trial keeps is none of the step's: it is not run again.
+            torch.autograd.graph.saved_tensors_hooks(_kept, _kept),
+        ):
             found, expected = trial.run(name, device, dtype), trial.run("loop", device, dtype)
     except (RuntimeError, AttributeError, NotImplementedError, TypeError) as error:
         return str(error).strip().splitlines()[0]

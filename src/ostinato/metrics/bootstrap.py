@@ -81,6 +81,48 @@ def paired_bootstrap(
         DataError: a system with another number of outputs than there are references; so few sentences that no
             difference could be told from chance: if all N favour one system, that has a probability of 2^(1 - N).
     """
+    real_S, drawn_BS = _drawn(metric, systems, references, n_samples, seed, level)
+    scores = _estimates(real_S, drawn_BS, level)
+    differences = _estimates(real_S - real_S[0], drawn_BS - drawn_BS[:, :1], level)
+    return [Compared(score, difference) for score, difference in zip(scores, differences, strict=True)]
+
+
+def paired_means(
+    metric: Metric,
+    groups: Sequence[Sequence[Sequence[str]]],
+    references: Sequence[str],
+    *,
+    n_samples: int = N_SAMPLES,
+    seed: int = SEED,
+    level: float = LEVEL,
+) -> list[Compared]:
+    """Return every group's mean score over its systems, and its difference to the first group's, with intervals.
+
+    As `paired_bootstrap`, with the systems of a group (one model, several training seeds) scored on the same drawn
+    sentences and their scores averaged. The seeds are taken as they are: what is drawn are sentences.
+
+    Raises:
+        As `paired_bootstrap`.
+    """
+    systems = [outputs for group in groups for outputs in group]
+    real_S, drawn_BS = _drawn(metric, systems, references, n_samples, seed, level)
+    ends = np.cumsum([len(group) for group in groups])[:-1]
+    real_G = np.array([part.mean() for part in np.split(real_S, ends)])
+    drawn_BG = np.stack([part.mean(1) for part in np.split(drawn_BS, ends, axis=1)], 1)
+    scores = _estimates(real_G, drawn_BG, level)
+    differences = _estimates(real_G - real_G[0], drawn_BG - drawn_BG[:, :1], level)
+    return [Compared(score, difference) for score, difference in zip(scores, differences, strict=True)]
+
+
+def _drawn(
+    metric: Metric,
+    systems: Sequence[Sequence[str]],
+    references: Sequence[str],
+    n_samples: int,
+    seed: int,
+    level: float,
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the scores of all systems on the real set, [S], and on every drawn set, [B, S]."""
     _check(n_samples, seed, level)
     n = len(references)
     for number, outputs in enumerate(systems, 1):
@@ -91,9 +133,7 @@ def paired_bootstrap(
     counts_SNK = _counts(metric, systems, references)
     real_S = _scores(metric, counts_SNK.sum(1))
     drawn_BS = np.array([_scores(metric, totals_SK) for totals_SK in _resampled(counts_SNK, n_samples, seed)])
-    scores = _estimates(real_S, drawn_BS, level)
-    differences = _estimates(real_S - real_S[0], drawn_BS - drawn_BS[:, :1], level)
-    return [Compared(score, difference) for score, difference in zip(scores, differences, strict=True)]
+    return real_S, drawn_BS
 
 
 def _check(n_samples: int, seed: int, level: float) -> None:

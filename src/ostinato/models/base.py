@@ -148,9 +148,9 @@ class TokenModel(nn.Module):
         """O, `[V, D]`: what turns states into logits."""
         return self.target_weight if self.output_weight is None else self.output_weight
 
-    def embed(self, ids_BT: Int[Tensor, "B T"], weight_VD: Float[Tensor, "V D"]) -> Float[Tensor, "B T D"]:
+    def embed(self, ids: Int[Tensor, "*B"], weight_VD: Float[Tensor, "V D"]) -> Float[Tensor, "*B D"]:
         """Return embeddings, scaled by sqrt(d_model) where the configuration says so."""
-        embedded = F.embedding(ids_BT, weight_VD)
+        embedded = F.embedding(ids, weight_VD)
         return embedded * math.sqrt(self.config.d_model) if self.config.embedding_scale else embedded
 
     def logits(self, states: Float[Tensor, "*B D"]) -> Float[Tensor, "*B V"]:

@@ -8,12 +8,14 @@ import torch
 from torch import nn
 
 from ostinato.config.model import EncoderConfig
-from ostinato.data.batch import Batch
+from ostinato.data.batch import Batch, Tokens
+from ostinato.data.tokenizer import PAD_ID
 from ostinato.errors import DataError
 from ostinato.models.base import keep_or_none, vocabulary_size
 from ostinato.models.output import ModelOutput
 from ostinato.models.transformer import Transformer
 from ostinato.nn.cache import Cache
+from ostinato.nn.facts import FactEmbedder
 from ostinato.nn.init import init_projection
 from ostinato.nn.shapes import Bool, Float, Int, Tensor
 
@@ -26,6 +28,8 @@ class Encoder(Transformer):
         classification  logits = W p + b, p the state of the begin symbol or the mean over real tokens
         tagging         logits = W states_t + b
         span            logits[start, t], logits[end, t] = W states_t + b, over the tokens of the passage
+
+    With `embedder: facts` a position is a fact, whose state is made of its tokens' embeddings (`ostinato.nn.facts`).
 
     The tokens are the batch's `target`. Whatever the head, logits are `[B, L, V]` beside labels `[B, L]`: L labels of a
     sentence, each one of V; a span has the labels start and end, each one of the T columns.
@@ -40,6 +44,7 @@ class Encoder(Transformer):
         super().__init__(config, causal=frozenset())
         self.target_weight = self._matrix(vocabulary_size(config, "vocab_size"))
         self.output_weight = self._matrix(self.target_weight.shape[0]) if config.tie_embeddings == "none" else None
+        self.facts = None if config.max_words is None else FactEmbedder(config.max_words, config.d_model)
         self.head: nn.Linear | None = None
         if config.n_outputs is not None:
             n_outputs = config.n_outputs or vocabulary_size(config, "n_labels")
@@ -63,7 +68,7 @@ class Encoder(Transformer):
         """
         tokens = batch.target
         encoder = self.stacks["encoder"](
-            self.embed(tokens.ids_BT, self.target_embedding),
+            self._states(tokens),
             keep_BT=keep_or_none(tokens),
             positions_BT=tokens.positions_BT,
             n_rounds=n_steps,
@@ -88,6 +93,11 @@ class Encoder(Transformer):
             DataError: always.
         """
         raise DataError(_NO_TEXT)
+
+    def _states(self, tokens: Tokens) -> Float[Tensor, "B T D"]:
+        """Return the embeddings of the positions: of tokens, or of facts made of them."""
+        embedded = self.embed(tokens.ids_BT, self.target_embedding)
+        return embedded if self.facts is None else self.facts(embedded, tokens.ids_BT != PAD_ID, tokens.keep_BT)
 
     def _read(self, states_BTD: Float[Tensor, "B T D"], batch: Batch) -> Float[Tensor, "B L V"]:
         """Return what the head makes of the states."""

@@ -110,6 +110,9 @@ class BabiConfig(TaskConfig):
     """Training questions for every task."""
     max_facts: Annotated[int, Field(ge=1)] | None = None
     """So many facts before the question at most, the last ones; None: 70, and 130 for task 3."""
+    form: Literal["plain", "facts"] = "plain"
+    """How a story is written. plain: word after word, for models that read tokens. facts: with a tab between facts,
+    the question last, for an encoder with model.embedder.kind=facts."""
     answer_form: Literal["words", "label"] = "words"
     """How an answer of several words is written. words: one after the other. label: as one token, as in the papers."""
     dev_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.1
@@ -129,8 +132,9 @@ class BabiTask(Task):
     Metric: exact match, free running, by task: 1 minus it is the error of a task, its mean over tasks (macro) gives the
     papers' average, and a task fails with more than 5 % (`failed` in the results).
     Selection: dev. Dehghani et al. 2019 report the best of ten seeds by a validation set they do not describe.
-    Departures: they encode every fact as one position and classify over all answers; here a decoder writes the answer
-    to a sequence of words.
+    Forms: facts is the papers', a position for every fact and one for the question, and a choice among all answers
+    of the training split (theirs: of train and test); column `supporting` has the positions of the supporting facts,
+    from 0. plain departs from it: a decoder writes the answer to a sequence of words.
     """
 
     config_type = BabiConfig
@@ -183,13 +187,17 @@ class BabiTask(Task):
 
     def _example(self, number: int, question: Question) -> Example:
         most = self.config.max_facts or (_MOST_FACTS_OF_TASK_3 if number == _THREE_FACTS else _MOST_FACTS)
-        source = " ".join(map(spaced, (*question.facts[-most:], question.text)))
+        between = "\t" if self.config.form == "facts" else " "
+        source = between.join(map(spaced, (*question.facts[-most:], question.text)))
         target = question.answer if self.config.answer_form == "label" else spaced(question.answer)
         columns: dict[str, object] = {
             "task": number,
             "n_facts": len(question.facts),
             "n_supporting": len(question.supporting),
         }
+        if self.config.form == "facts":
+            n_left_out = max(0, len(question.facts) - most)
+            columns["supporting"] = [place - n_left_out for place in question.supporting if place >= n_left_out]
         return Example(source, target, columns)
 
 

@@ -13,10 +13,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
-from ostinato.training.processes import talking
+from ostinato.training.processes import sum_in_place
 
 _PIECE = 2**23
 """Elements that are sent together: 32 MiB in float32. A larger parameter is sent alone."""
@@ -34,11 +33,10 @@ def sum_gradients(parameters: Iterable[nn.Parameter], numbers_V: Tensor) -> Tens
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     has_P = torch.tensor([parameter.grad is not None for parameter in trained], dtype=numbers_V.dtype)
     together = torch.cat([numbers_V, has_P.to(numbers_V.device)])
-    with talking():
-        dist.all_reduce(together)
-        anywhere = together[len(numbers_V) :].tolist()
-        for piece in _pieces([parameter for parameter, n in zip(trained, anywhere, strict=True) if n]):
-            _sum_piece(piece)
+    sum_in_place(together)
+    anywhere = together[len(numbers_V) :].tolist()
+    for piece in _pieces([parameter for parameter, n in zip(trained, anywhere, strict=True) if n]):
+        _sum_piece(piece)
     return together[: len(numbers_V)]
 
 
@@ -63,7 +61,7 @@ def _sum_piece(parameters: Sequence[nn.Parameter]) -> None:
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     # In the order of elements, not of memory, in which gradients need not lie alike everywhere.
     flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
-    dist.all_reduce(flat)
+    sum_in_place(flat)
     sizes = [gradient.numel() for gradient in gradients]
     for gradient, summed in zip(gradients, torch.split(flat, sizes), strict=True):
         gradient.copy_(summed.view_as(gradient))

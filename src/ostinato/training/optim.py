@@ -20,6 +20,7 @@ from ostinato.errors import CheckpointError, ConfigError, Problem
 from ostinato.models.base import TokenModel
 from ostinato.nn.expert_attention import ExpertAttention
 from ostinato.nn.experts import ExpertMaps, SparseLayer
+from ostinato.nn.facts import FactEmbedder
 from ostinato.nn.routing import HypersphereRouter
 
 
@@ -87,6 +88,9 @@ def _embeddings(model: nn.Module) -> set[int]:
     if isinstance(model, TokenModel):
         found |= {id(p) for name, p in model.named_parameters() if name in ("source_weight", "target_weight")}
         found |= {id(p) for p in model.banks.relative.parameters()}
+    for module in model.modules():
+        if isinstance(module, FactEmbedder):  # its masks begin at one, and are to mean something there
+            found |= {id(p) for p in module.parameters()}
     return found
 
 

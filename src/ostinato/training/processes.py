@@ -76,14 +76,14 @@ class Processes:
         Raises:
             ConfigError: it is not there, or it is none that several processes can talk from.
         """
+        if not self.is_alone and name in ("auto", "cuda") and torch.cuda.is_available():
+            local = int(os.environ.get("LOCAL_RANK", self.rank))
+            name = f"cuda:{local % torch.cuda.device_count()}"
         device = resolve_device(name)
         if self.is_alone or device.type == "cpu":
             return device
         if device.type != "cuda":
             raise ConfigError([Problem("training.device", name, "several processes need 'cuda' or 'cpu'")])
-        if str(device) == "cuda":  # none is named
-            local = int(os.environ.get("LOCAL_RANK", self.rank))
-            device = torch.device("cuda", local % torch.cuda.device_count())
         torch.cuda.set_device(device)
         return device
 
@@ -122,7 +122,7 @@ class Processes:
         if self.is_alone:
             return make()
         box: list[Any] = [make() if self.is_first else None]
-        with talking():
+        with _talking():
             dist.broadcast_object_list(box, src=0, group=_control(dist.group.WORLD), device=torch.device("cpu"))
         return box[0]  # type: ignore[no-any-return]
 
@@ -145,7 +145,7 @@ class Processes:
         if self.is_alone:
             return [value]
         found: list[Any] | None = [None] * self.size if self.is_first else None
-        with talking():
+        with _talking():
             dist.gather_object(value, found, dst=0, group=_control(dist.group.WORLD))
         return found or []
 
@@ -154,7 +154,7 @@ class Processes:
         if self.is_alone:
             return value
         number = torch.tensor(float(value))
-        with talking():
+        with _talking():
             dist.all_reduce(number, group=_control(dist.group.WORLD))
         return bool(number)
 
@@ -163,7 +163,7 @@ class Processes:
         if self.is_alone:
             return
         for tensor in model.state_dict().values():
-            with talking():
+            with _talking():
                 dist.broadcast(tensor, src=0)
 
 
@@ -171,7 +171,7 @@ ALONE = Processes()
 
 
 @contextmanager
-def talking() -> Iterator[None]:
+def _talking() -> Iterator[None]:
     """Say what it means where the others cannot be reached.
 
     Raises:
@@ -182,16 +182,25 @@ def talking() -> Iterator[None]:
     except RuntimeError as error:
         raise TrainingError(
             "the other processes of this run cannot be reached, so this one ends; one of them has probably failed, and "
-            "says itself why"
+            "says itself why (--debug shows what was seen here)"
         ) from error
+
+
+def sum_in_place(values: Tensor) -> None:
+    """Replace values on the device of the run by their sum over all processes, which there must be several of.
+
+    Raises:
+        TrainingError: the others cannot be reached.
+    """
+    with _talking():
+        dist.all_reduce(values)
 
 
 class _Sum(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, values: Tensor) -> Tensor:
         total = values.clone()
-        with talking():
-            dist.all_reduce(total)
+        sum_in_place(total)
         return total
 
     @staticmethod
@@ -208,7 +217,7 @@ def _meet() -> None:
     n_local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     # NCCL wants a GPU for each process; gloo also talks between processes that share one.
     has_own_gpus = dist.is_nccl_available() and n_local <= torch.cuda.device_count()
-    with talking():
+    with _talking():
         dist.init_process_group("cpu:gloo,cuda:nccl" if has_own_gpus else "gloo")
     atexit.register(_leave)
 

@@ -208,7 +208,9 @@ def duration(seconds: float) -> str:
 def start_line(recipe: Recipe, info: dict[str, Any]) -> str:
     """Return what a run is, in one line."""
     begin = f"resuming at update {info['update']}" if info["update"] else f"{recipe.training.n_updates} updates"
-    where = info["device"] if info.get("processes", 1) == 1 else f"{info['processes']} processes on {info['device']}"
+    where = info["device"]
+    if (n := info.get("processes", 1)) > 1:
+        where = f"{n} processes on {where.partition(':')[0]}"
     parts = f"{info['parameters']:,} parameters, {info['n_examples']:,} examples, {where}"
     text = f"{recipe.name}: {parts}, seed {recipe.seed}, {begin}"
     if not (origin := recipe.training.init_from) or info["update"]:

@@ -154,7 +154,12 @@ def deciding_settings(recipe: Recipe) -> dict[str, Any]:
             yield path, value
 
     settings = walk(recipe.model_dump(mode="json"), "")
-    return {key: value for key, value in settings if not key.startswith(_FREE_TO_CHANGE)}
+    return {key: value for key, value in settings if not may_change(key)}
+
+
+def may_change(key: str) -> bool:
+    """Return True for a setting, by its dotted path, that does not decide what a run finds."""
+    return key.startswith(_FREE_TO_CHANGE)
 
 
 def _shown(settings: dict[str, Any], key: str) -> str:

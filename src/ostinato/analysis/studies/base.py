@@ -54,8 +54,10 @@ class Subject:
         tokenizers = self.run.tokenizers
         return tokenizers.source if stack == "encoder" else tokenizers.target
 
-    def text(self, stack: str, token: int) -> str:
-        """Return a token as it is shown."""
+    def text(self, stack: str, token: int | list[int]) -> str:
+        """Return a token as it is shown, or the tokens of a fact."""
+        if isinstance(token, list):
+            return " ".join(self.text(stack, one) for one in token if one != PAD_ID)
         if token >= self.tokenizer(stack).vocab_size:
             return "<mask>"
         return _SPECIAL.get(token) or self.tokenizer(stack).decode([token]).strip() or "\N{OPEN BOX}"

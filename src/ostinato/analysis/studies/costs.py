@@ -124,8 +124,8 @@ def _draw_parts(parts: dict[str, Part], rounds: dict[str, tuple[int, float]]) ->
     stacks = list(rounds)
     if halts:
         axes[3].barh(range(len(stacks)), [of for of, _ in rounds.values()], 0.5, color=COLOURS[5], label="of the plan")
-    label = "realised" if halts else None
-    axes[3].barh(range(len(stacks)), [mean for _, mean in rounds.values()], 0.5, color=COLOURS[0], label=label)
+    means = [mean for _, mean in rounds.values()]
+    axes[3].barh(range(len(stacks)), means, 0.5, color=COLOURS[0], label="realised" if halts else None)
     axes[3].set_ylim(-0.8, max(len(stacks), 3) - 0.2)
     _name_bars(axes[3], stacks, "rounds a token takes part in, mean")
     return figure

@@ -1,0 +1,58 @@
+"""`ostinato plot`: one figure of a sweep."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ostinato.cli.options import MirrorOption
+from ostinato.cli.sweep import STORE, InputOption, StoreOption
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("plot", epilog="Example: ostinato plot demo --x macs --y longer")(plot)
+
+
+def plot(
+    file: Annotated[
+        Path,
+        typer.Argument(metavar="FILE", help="A sweep's file or name, or its results.jsonl.", show_default=False),
+    ],
+    x: Annotated[
+        str | None,
+        typer.Option("--x", help="A measure, parameters, macs, n_updates, seconds; default: arms.", show_default=False),
+    ] = None,
+    y: Annotated[
+        list[str] | None,
+        typer.Option("--y", help="Measure to draw; may be repeated; default: all.", show_default=False),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="Where to write, without .svg and .png.", show_default=False),
+    ] = None,
+    store: StoreOption = STORE,
+    given: InputOption = None,
+    mirror: MirrorOption = None,
+) -> None:
+    """Draw a sweep: a point for every seed, a bar for every arm's mean.
+
+    Writes SVG and PNG, beside the sweep's results unless told otherwise.
+    """
+    from ostinato.cli.claims import inputs_of
+    from ostinato.cli.output import complain, say
+    from ostinato.data.registry import DataAccess
+    from ostinato.experiments.sweep import results_folder
+    from ostinato.experiments.sweep_figure import draw_sweep
+    from ostinato.experiments.sweep_source import open_sweep
+
+    source = open_sweep(file, store, DataAccess.default(mirror), inputs_of(given or []))
+    for line in source.missing:
+        complain(f"{line['arm']}, seed {line['seed']}: {line['why']}")
+    folder = file.parent if source.sweep is None else results_folder(source.sweep, store)
+    target = out or folder / ("plot" if x is None else f"plot-{x.replace('/', '-')}")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    for path in draw_sweep(source.rows, target, x=x, y=y or (), title=source.rows[0]["sweep"]):
+        say(f"written: {path}")

@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from ostinato.config.files import write_yaml
+from ostinato.experiments.executors import InProcess
+
+SWEEP = {
+    "recipe": "demo/transformer",
+    "overrides": [
+        *("task.n_train=60", "task.n_eval=12", "training.device=cpu", "training.n_updates=2", "decoding.max_length=4"),
+        *("model.d_model=16", "model.encoder.n_steps=1", "model.decoder.n_steps=1"),
+        *("model.encoder.ffn.d_ff=16", "model.decoder.ffn.d_ff=16"),
+    ],
+    "seeds": [1, 2],
+    "arms": [{"name": "base"}, {"name": "longer", "set": {"training": {"n_updates": 3}}}],
+    "measures": [
+        {"name": "loss", "kind": "result", "split": "test", "path": "loss"},
+        {"name": "exact", "kind": "result", "split": "test", "path": "exact_match"},
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A sweep's file, and a store with its runs."""
+    from ostinato.experiments.sweep import load_sweep, run_sweep
+
+    found = tmp_path_factory.mktemp("sweep")
+    write_yaml(SWEEP, found / "mine.yaml")
+    run_sweep(load_sweep(found / "mine.yaml"), found / "store")
+    return found
+
+
+@pytest.fixture(autouse=True)
+def no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Do the work of workers here: starting one takes longer than all runs."""
+    monkeypatch.setattr("ostinato.experiments.pool.LocalPool", lambda n_workers: InProcess())
+
+
+def test_a_dry_run_shows_arms_seeds_keys_and_what_is_there_and_trains_nothing(run, folder: Path) -> None:
+    lines = json.loads(run("sweep", folder / "mine.yaml", "--store", folder / "none", "--dry-run", "--json").out)
+    assert [(line["arm"], line["seed"], line["state"]) for line in lines] == [
+        *(("base", 1, "not trained"), ("base", 2, "not trained")),
+        *(("longer", 1, "not trained"), ("longer", 2, "not trained")),
+    ]
+    assert not (folder / "none").exists()
+    outcome = run("sweep", folder / "mine.yaml", "--store", folder / "store", "--dry-run", "--seeds", "2,3")
+    assert outcome.code == 0
+    assert [line.split()[-1] for line in outcome.out.splitlines() if line.startswith(" base")] == ["there", "trained"]
+
+
+def test_a_sweep_trains_what_is_missing_takes_runs_over_and_says_where_results_are(
+    run, folder: Path, tmp_path: Path
+) -> None:
+    there = json.loads((folder / "store" / "sweeps" / "mine" / "results.jsonl").read_text().splitlines()[0])
+    own = folder / "store" / there["key"][:16]
+    store = tmp_path / "store"
+    outcome = run("sweep", folder / "mine.yaml", "--store", store, "--seeds", "1", "--take", own)
+    assert outcome.code == 0
+    lines = outcome.out.splitlines()
+    assert lines[0] == f"taken: base, seed 1, into {store / there['key'][:16]}"
+    assert lines[1] == "1 runs to do, 1 there"
+    assert lines[-1] == f"results: {store}/sweeps/mine/results.jsonl"
+    assert len((store / "sweeps" / "mine" / "results.jsonl").read_text().splitlines()) == 2
+
+
+def test_a_run_that_fails_gives_exit_code_1_and_is_named(run, folder: Path, tmp_path: Path) -> None:
+    broken = {"name": "broken", "set": {"training.optimizer.lr": 1e30, "training.schedule.warmup": 0}}
+    write_yaml(SWEEP | {"arms": [broken], "seeds": [1]}, tmp_path / "broken.yaml")
+    outcome = run("sweep", tmp_path / "broken.yaml", "--store", tmp_path / "store")
+    assert outcome.code == 1
+    assert outcome.err.startswith("1 of the sweep's runs failed\nbroken, seed 1 (")
+    assert "broken, seed 1: failed: update 1: the loss is" in outcome.out.replace("update 2", "update 1")
+
+
+def test_wrong_seeds_are_refused(run, folder: Path) -> None:
+    outcome = run("sweep", folder / "mine.yaml", "--seeds", "1,1")
+    assert outcome.code == 2
+    assert "is no list of different numbers such as 1,2,3" in outcome.err
+
+
+def test_the_table_of_a_sweep_is_the_same_from_its_file_and_from_its_results(run, folder: Path) -> None:
+    results = folder / "store" / "sweeps" / "mine" / "results.jsonl"
+    first = run("table", folder / "mine.yaml", "--store", folder / "store", "--markdown")
+    assert first.code == 0
+    assert first.out == run("table", results, "--markdown").out
+    assert "| base | 2 |" in first.out
+    assert "| difference to base | loss | exact |" in first.out
+    data = json.loads(run("table", results, "--json").out)
+    assert [line["arm"] for line in data["arms"]] == ["base", "longer"]
+    assert set(data["arms"][1]["values"]["loss"]["by_seed"]) == {"1", "2"}
+    rows = list(csv.DictReader(io.StringIO(run("table", results, "--csv").out)))
+    assert float(rows[1]["loss: mean"]) == data["arms"][1]["values"]["loss"]["mean"]
+
+
+def test_a_table_says_what_is_missing(run, folder: Path, tmp_path: Path) -> None:
+    write_yaml(SWEEP | {"seeds": [1, 3]}, tmp_path / "mine.yaml")
+    outcome = run("table", tmp_path / "mine.yaml", "--store", folder / "store")
+    assert outcome.code == 0
+    assert outcome.err == "base, seed 3: not trained\nlonger, seed 3: not trained\n"
+    outcome = run("table", folder / "mine.yaml", "--store", tmp_path)
+    assert outcome.code == 2
+    assert "no run of it is in" in outcome.err
+
+
+def test_intervals_over_examples_need_outputs_which_are_kept(run, folder: Path) -> None:
+    arguments = ("table", folder / "mine.yaml", "--store", folder / "store", "--examples")
+    first = run(*arguments)
+    assert first.code == 0
+    assert len([line for line in first.err.splitlines() if line.endswith("12 outputs decoded")]) == 4
+    again = run(*arguments, "--json")
+    assert again.err == ""
+    lines = json.loads(again.out)["examples"]
+    assert [(line["measure"], line["arm"], line["n_seeds"], line["n_examples"]) for line in lines] == [
+        *(("exact", "base", 2, 12), ("exact", "longer", 2, 12))
+    ]
+    assert lines[0]["difference"] is None
+    assert lines[1]["verdict"] == "no difference shown"
+    results = folder / "store" / "sweeps" / "mine" / "results.jsonl"
+    assert "--examples needs the sweep's file or name" in run("table", results, "--examples").err
+    assert run("table", folder, "--csv").code == 2
+
+
+def test_plot_writes_figures_beside_the_results(run, folder: Path) -> None:
+    pytest.importorskip("matplotlib")
+    outcome = run("plot", folder / "mine.yaml", "--store", folder / "store", "--x", "macs", "--y", "loss")
+    assert outcome.code == 0, outcome.err
+    written = folder / "store" / "sweeps" / "mine"
+    assert outcome.out == f"written: {written}/plot-macs.svg\nwritten: {written}/plot-macs.png\n"
+    assert (written / "plot-macs.png").stat().st_size > 1000

@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import get_args
+
+import pytest
+import yaml
+from documents import ROOT, blocks, rows
+
+from ostinato.config.measures import AnyMeasure, FigureName
+from ostinato.config.schema import kind_of
+from ostinato.experiments.sweep import load_sweep
+
+DOCUMENT = ROOT / "docs" / "sweeps.md"
+
+
+def test_the_example_is_a_sound_sweep(tmp_path: Path) -> None:
+    (text,) = blocks(DOCUMENT, "yaml")
+    (tmp_path / "mine.yaml").write_text(text, encoding="utf-8")
+    sweep = load_sweep(tmp_path / "mine.yaml")
+    assert sweep.arms[1].overrides() == [
+        *('model.encoder.ffn.share="all"', "model.encoder.ffn.d_ff=512"),
+    ]
+    assert yaml.safe_load(text)["arms"][3]["after"] == sweep.arms[3].after == "universal"
+
+
+def test_every_kind_of_measure_is_described() -> None:
+    described = [
+        line[0].strip("`")
+        for line in rows(DOCUMENT)
+        if line[0].strip("`") in ("result", "budget", "evaluate", "analysis")
+    ]
+    union, _ = get_args(AnyMeasure)
+    assert described == [kind_of(node) for node in get_args(union)]
+
+
+@pytest.mark.parametrize("figure", [name for part in get_args(FigureName) for name in (get_args(part) or (part,))])
+def test_every_figure_is_named(figure: str) -> None:
+    (line,) = [line for line in rows(DOCUMENT) if line[0] == "`budget`"]
+    assert figure in line[2]
