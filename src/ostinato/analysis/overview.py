@@ -46,7 +46,7 @@ def _of_run(subject: Subject) -> dict[str, object]:
         "width of states": model.config.d_model,
         "rounds": ", ".join(f"{name} {stack.plan.n_rounds}" for name, stack in model.stacks.items()),
         "parameters stored": f"{parameters.stored:,}",
-        "parameters a generated token touches": f"{parameters.active:,}",
+        "parameters a token touches": f"{parameters.active:,}",
         "parameters executed, a use each": f"{parameters.executed:,}",
         "examples shown here": f"{len(subject.examples):,} of {subject.split}",
     }

@@ -132,7 +132,9 @@ class Learning(Study):
 
 
 def _draw_curves(curves: dict[str, LearningCurves]) -> Figure:
-    shown = [name for name in _CURVES if any(name in s for c in curves.values() for s in c.scores.values())]
+    # Long texts are never right as a whole: a curve of zeros says nothing.
+    splits = [scores for found in curves.values() for scores in found.scores.values()]
+    shown = [name for name in _CURVES if any(value > 0 for scores in splits for _, value in scores.get(name, ()))]
     has_depth = any(found.depth for found in curves.values())
     figure, axes = panels(1 + len(shown) + has_depth, width=4.0)
     for i, (run, found) in enumerate(curves.items()):
