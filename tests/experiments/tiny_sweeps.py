@@ -12,7 +12,7 @@ from ostinato.experiments.watch import Event, SilentWatcher
 
 SMALL = [
     *("task.n_train=60", "task.n_eval=12", "training.device=cpu", "training.log_every=1"),
-    *("training.n_updates=3", "training.evaluate_every=2", "training.save_every=1", "decoding.max_length=4"),
+    *("training.n_updates=3", "training.evaluate_every=3", "training.save_every=3", "decoding.max_length=4"),
     *("model.d_model=16", "model.encoder.n_steps=1", "model.decoder.n_steps=1"),
     *("model.encoder.self_attention.n_heads=2", "model.decoder.self_attention.n_heads=2"),
     *("model.decoder.cross_attention.n_heads=2", "model.encoder.ffn.d_ff=16", "model.decoder.ffn.d_ff=16"),
