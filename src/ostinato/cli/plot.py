@@ -37,7 +37,7 @@ def plot(
     given: InputOption = None,
     mirror: MirrorOption = None,
 ) -> None:
-    """Draw a sweep: a point for every seed, a bar for every arm's mean.
+    """Draw a sweep: points of seeds, bars of means.
 
     Writes SVG and PNG, beside the sweep's results unless told otherwise.
     """

@@ -37,7 +37,7 @@ def table(
     mirror: MirrorOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Show what finished runs cost and scored, one line a split; of a sweep, one line an arm.
+    """Show what runs cost and scored, or a sweep by arm.
 
     Of a sweep: mean, standard deviation and number over the seeds, and paired differences to the first arm. Files that
     a speed study wrote are shown as tables of speeds.
