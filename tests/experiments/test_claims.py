@@ -202,6 +202,22 @@ def test_a_sweep_is_run_and_measured_by_seed_by_analysis_and_by_comparison(tmp_p
     assert [row["values"] for row in again.rows] == [row["values"] for row in outcome.rows]
 
 
+def test_a_comparison_of_each_seed_gives_every_row_its_own_number(tmp_path):
+    entropy = {"column": "entropy, nats", "where": {"stack": "encoder"}, "take": "first"}
+    one = ALIKE | {
+        "name": "again",
+        "study": "attention",
+        "others": [],
+        "over": "each",
+        "max_examples": 8,
+        "table": entropy,
+    }
+    outcome = reproduce(swept_claim(tmp_path, "two/again", compared=[one]), Means(tmp_path / "store"))
+    for row in outcome.rows[:2]:
+        assert row["values"]["again"] == pytest.approx(row["values"]["entropy"])
+    assert "again" not in outcome.rows[2]["values"]
+
+
 def test_a_claims_own_seeds_and_changes_come_last(tmp_path):
     claim = swept_claim(tmp_path, "two/loss", seeds=[5], overrides=["model.encoder.n_steps=1"])
     sweep = source_sweep(claim.config.source, {})

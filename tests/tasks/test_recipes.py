@@ -9,8 +9,9 @@ import pytest
 from ostinato.budget import count_macs, count_parameters
 from ostinato.config.load import dump_recipe
 from ostinato.config.model import ModelConfig, RoutedConfig
+from ostinato.config.shipped import shipped_directory
 from ostinato.errors import ConfigError
-from ostinato.tasks.recipes import find_recipe, list_recipes, load_recipe, recipes_directory
+from ostinato.tasks.recipes import find_recipe, list_recipes, load_recipe
 from ostinato.tasks.registry import task_problems
 
 NAMES = [recipe.name for recipe in list_recipes()]
@@ -105,7 +106,7 @@ def test_the_published_sizes_are_met() -> None:
 
 
 def test_a_recipe_is_found_by_name_by_file_and_by_run(tmp_path: Path) -> None:
-    assert find_recipe("scan/universal") == recipes_directory() / "scan" / "universal.yaml"
+    assert find_recipe("scan/universal") == shipped_directory("recipes") / "scan" / "universal.yaml"
     mine = tmp_path / "mine.yaml"
     mine.write_text("base: scan/universal\nseed: 7\n", encoding="utf-8")
     assert find_recipe(mine) == mine

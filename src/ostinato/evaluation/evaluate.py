@@ -93,11 +93,7 @@ def evaluate(
     is_packed = data.block_length is not None
     if is_packed:
         _check_by_of_blocks(by, data)
-
-    def as_text(ids: list[int], example: Example) -> str:
-        return text_of(model.config, ids, example, tokenizers, data)
-
-    tally = Tally(metrics, by, name, as_text, predictions)
+    tally = Tally(metrics, by, name, lambda ids, row: text_of(model.config, ids, row, tokenizers, data), predictions)
     passes = Passes(model, decoding if is_decoding else None, metrics, n_steps)
     # A beam holds that many rows for every sentence.
     budget = max(1, data.eval_tokens_per_batch // (decoding.beam if is_decoding else 1))

@@ -12,21 +12,20 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
-from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
 from ostinato.config.claim import ClaimConfig, SweepSource
 from ostinato.config.files import read_yaml
 from ostinato.config.load import check_settings
+from ostinato.config.shipped import did_you_mean, shipped_directory, shipped_files
 from ostinato.data.disk import write_text
 from ostinato.errors import ConfigError, DataError, Problem
 from ostinato.experiments.results import read_rows
 from ostinato.experiments.sweep_files import read_sweep_settings
 
 Verdict = Literal["holds", "fails", "not run", "stale"]
+_FOLDER = "claims"
 _DESCRIPTIVE = {"name", "where", "statement", "limits", "minutes", "gpu", "inputs", "description"}
 """What may be reworded without making an outcome stale."""
 
@@ -74,18 +73,12 @@ class Outcome:
 
 def claims_directory() -> Path:
     """Return the folder of the claims that come with the library."""
-    return Path(str(files("ostinato"))) / "claims"
-
-
-@cache
-def _shipped() -> dict[str, Path]:
-    root = claims_directory()
-    return {path.relative_to(root).with_suffix("").as_posix(): path for path in sorted(root.rglob("*.yaml"))}
+    return shipped_directory(_FOLDER)
 
 
 def list_claims() -> list[Claim]:
     """Return the claims that come with the library, by paper and name."""
-    return [load_claim(name) for name in _shipped()]
+    return [load_claim(name) for name in shipped_files(_FOLDER)]
 
 
 def load_claim(name_or_path: str | Path) -> Claim:
@@ -95,13 +88,10 @@ def load_claim(name_or_path: str | Path) -> Claim:
         ConfigError: nothing of that name, with the nearest ones; or all that is wrong with the file.
     """
     name = str(name_or_path)
-    path = _shipped().get(name, Path(name_or_path))
+    path = shipped_files(_FOLDER).get(name, Path(name_or_path))
     if not path.is_file():
-        near = get_close_matches(name, list(_shipped()), n=3)
-        hint = f"; did you mean {' or '.join(near)}?" if near else ""
-        raise ConfigError(
-            [Problem("claim", name, f"no claim or file of that name{hint} (`ostinato claims` lists them)")]
-        )
+        reason = f"no claim or file of that name{did_you_mean(_FOLDER, name)} (`ostinato claims` lists them)"
+        raise ConfigError([Problem("claim", name, reason)])
     settings = read_yaml(path)
     settings.setdefault("name", path.stem)
     return Claim(_checked(settings), path)

@@ -4,33 +4,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from difflib import get_close_matches
-from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from ostinato.config.files import fill_inputs, read_yaml
 from ostinato.config.load import check_settings
 from ostinato.config.recipe import Recipe
+from ostinato.config.shipped import did_you_mean, shipped_files
 from ostinato.config.sweep import ArmConfig, SweepConfig
 from ostinato.errors import ConfigError, Problem
 from ostinato.tasks.recipes import load_recipe
 
 _SUFFIXES = (".yaml", ".yml")
+_FOLDER = "sweeps"
 _ELSEWHERE = "another-arm's-run"
 
 
-def sweeps_directory() -> Path:
-    """Return the folder of the shipped sweeps."""
-    return Path(str(files("ostinato"))) / "sweeps"
-
-
-@cache
 def shipped_sweeps() -> dict[str, Path]:
     """Return the files of the shipped sweeps by name."""
-    root = sweeps_directory()
-    return {path.relative_to(root).with_suffix("").as_posix(): path for path in sorted(root.rglob("*.yaml"))}
+    return shipped_files(_FOLDER)
 
 
 def find_sweep(name_or_path: str | Path) -> Path:
@@ -45,8 +37,7 @@ def find_sweep(name_or_path: str | Path) -> Path:
     path = Path(name_or_path)
     if path.is_file():
         return path
-    near = get_close_matches(name, shipped_sweeps(), n=3)
-    hint = f"; did you mean {' or '.join(near)}?" if near else f"; shipped are {', '.join(shipped_sweeps())}"
+    hint = did_you_mean(_FOLDER, name) or f"; shipped are {', '.join(shipped_sweeps())}"
     reason = "there is no such file" if path.suffix in _SUFFIXES else f"no sweep or file of that name{hint}"
     raise ConfigError([Problem("sweep", name, reason)])
 

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
-from functools import cache
-from importlib.resources import files
 from pathlib import Path
 
 from ostinato.config.files import read_yaml
 from ostinato.config.load import load_recipe_config
 from ostinato.config.recipe import Recipe
+from ostinato.config.shipped import did_you_mean, shipped_files
 from ostinato.errors import ConfigError, Problem
 
 _SUFFIXES = (".yaml", ".yml")
 _RUN_RECIPE = "recipe.yaml"
+_FOLDER = "recipes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,21 +25,11 @@ class RecipeInfo:
     description: str
 
 
-def recipes_directory() -> Path:
-    """Return the folder of the shipped recipes."""
-    return Path(str(files("ostinato"))) / "recipes"
-
-
-@cache
-def _shipped() -> dict[str, Path]:
-    root = recipes_directory()
-    found = sorted(root.rglob("*.yaml"))
-    return {path.relative_to(root).with_suffix("").as_posix(): path for path in found}
-
-
 def list_recipes() -> list[RecipeInfo]:
     """Return the shipped recipes in alphabetical order."""
-    return [RecipeInfo(name, str(read_yaml(path).get("description", ""))) for name, path in _shipped().items()]
+    return [
+        RecipeInfo(name, str(read_yaml(path).get("description", ""))) for name, path in shipped_files(_FOLDER).items()
+    ]
 
 
 def find_recipe(name_or_path: str | Path) -> Path:
@@ -54,8 +43,8 @@ def find_recipe(name_or_path: str | Path) -> Path:
         ConfigError: nothing of that name, with the nearest names.
     """
     name = str(name_or_path)
-    if name in _shipped():
-        return _shipped()[name]
+    if (shipped := shipped_files(_FOLDER).get(name)) is not None:
+        return shipped
     path = Path(name_or_path)
     if path.is_file():
         return path
@@ -69,10 +58,7 @@ def _not_found(name: str, path: Path) -> str:
         return f"this folder holds no {_RUN_RECIPE}, so it is not a run"
     if path.suffix in _SUFFIXES:
         return "there is no such file"
-    known = list(_shipped())
-    beginning = [other for other in known if other.startswith(f"{name.rstrip('/')}/")]
-    near = beginning or get_close_matches(name, known, n=3)
-    hint = f"; did you mean {' or '.join(near)}?" if near else ""
+    hint = did_you_mean(_FOLDER, name)
     return f"no recipe, file or run directory of that name{hint} (`ostinato recipes` lists the names)"
 
 
@@ -89,7 +75,7 @@ def load_recipe(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Reci
 
 
 def _default_name(path: Path) -> str:
-    by_path = {shipped: name for name, shipped in _shipped().items()}
+    by_path = {shipped: name for name, shipped in shipped_files(_FOLDER).items()}
     if path in by_path:
         return by_path[path]
     return path.resolve().parent.name if path.name == _RUN_RECIPE else path.stem

@@ -13,7 +13,7 @@ from ostinato.analysis.capture import Collector, stream
 from ostinato.analysis.collectors import AttentionTotals, DepthByColumn, OneExample, SentenceVectors
 from ostinato.analysis.outcomes import Outcomes
 from ostinato.analysis.routing_collectors import ExpertTotals
-from ostinato.data.example import Example
+from ostinato.data.example import Example, fingerprint
 from ostinato.data.tokenizer import BOS_ID, EOS_ID, PAD_ID, UNK_ID, Tokenizer
 from ostinato.evaluation.loading import LoadedRun
 from ostinato.models.build import Model
@@ -191,3 +191,12 @@ def natural(value: str) -> tuple[int, float, str]:
     """Put numbers, and intervals by where they begin, in their order, other values in that of their letters."""
     head = value.split("-")[0]
     return (0, float(head), "") if head.replace(".", "", 1).isdigit() else (1, 0.0, value)
+
+
+def not_comparable(subjects: Sequence[Subject]) -> str | None:
+    """Say that there is one run, or that the runs read other examples; None where they can be compared."""
+    if len(subjects) < 2:
+        return "it compares runs, and one was given"
+    if len({fingerprint(subject.examples) for subject in subjects}) > 1:
+        return "the runs do not read the same examples: choose runs of one task, and a split they all have"
+    return None

@@ -12,8 +12,7 @@ from ostinato.analysis.canvas import COLOURS
 from ostinato.analysis.drawing import finish, panels
 from ostinato.analysis.latency import pass_latencies, threads_and_device
 from ostinato.analysis.outcomes import Outcomes
-from ostinato.analysis.studies.base import Finding, OnProgress, Study, Subject
-from ostinato.data.example import fingerprint
+from ostinato.analysis.studies.base import Finding, OnProgress, Study, Subject, not_comparable
 from ostinato.metrics import METRICS
 
 if TYPE_CHECKING:
@@ -41,11 +40,7 @@ class Pareto(Study):
 
     def why_not_together(self, subjects: Sequence[Subject]) -> str | None:
         """Say that there is one run, or that they read other examples."""
-        if len(subjects) < 2:
-            return "it compares runs, and one was given"
-        if len({fingerprint(subject.examples) for subject in subjects}) > 1:
-            return "the runs do not read the same examples: choose runs of one task, and a split they all have"
-        return None
+        return not_comparable(subjects)
 
     def find(self, subjects: Sequence[Subject], on_progress: OnProgress) -> list[Finding]:
         """Return costs and quality of all runs, and who is on each front."""

@@ -15,8 +15,7 @@ from ostinato.analysis.collectors import Module, SentenceVectors
 from ostinato.analysis.drawing import finish, heat, line, panels, ticks
 from ostinato.analysis.neighbours import chance_level, local_neighbourhood_similarity
 from ostinato.analysis.normalised import normalise
-from ostinato.analysis.studies.base import EachRun, Finding, OnProgress, Study, Subject
-from ostinato.data.example import fingerprint
+from ostinato.analysis.studies.base import EachRun, Finding, OnProgress, Study, Subject, not_comparable
 from ostinato.models.build import build_model
 
 if TYPE_CHECKING:
@@ -101,12 +100,8 @@ class BetweenRuns(Study):
         return _too_few(subject)
 
     def why_not_together(self, subjects: Sequence[Subject]) -> str | None:
-        """Say that there is one run, that they read other examples, or have nothing in common."""
-        if len(subjects) < 2:
-            return "it compares runs, and one was given"
-        if len({fingerprint(subject.examples) for subject in subjects}) > 1:
-            return "the runs do not read the same examples: choose runs of one task, and a split they all have"
-        return None
+        """Say that there is one run, or that they read other examples."""
+        return not_comparable(subjects)
 
     def extra_examples(self, subjects: Sequence[Subject]) -> int:
         """Return those of one pass of the untrained model."""
