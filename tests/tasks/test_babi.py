@@ -97,6 +97,15 @@ def test_facts_are_written_with_tabs_and_supporting_ones_are_numbered_as_they_ar
     assert cut > 0
 
 
+def test_of_a_story_in_words_the_words_of_supporting_facts_are_marked(open_published) -> None:
+    plain = list(open_published("babi", number=3, max_facts=20).examples("test"))
+    facts = list(open_published("babi", number=3, max_facts=20, form="facts").examples("test"))
+    for words, told in zip(plain, facts, strict=True):
+        parts = told.source.split("\t")
+        wanted = [word for place in sorted(set(told.columns["supporting"])) for word in parts[place].split()]
+        assert [words.source.split()[place] for place in words.columns["supporting"]] == wanted
+
+
 @pytest.mark.slow
 def test_the_ten_thousand_questions_at_hand_are_read(open_published, oracle) -> None:
     rows = oracle("babi/train_10k")

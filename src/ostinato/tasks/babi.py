@@ -6,6 +6,7 @@ import hashlib
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -133,8 +134,8 @@ class BabiTask(Task):
     papers' average, and a task fails with more than 5 % (`failed` in the results).
     Selection: dev. Dehghani et al. 2019 report the best of ten seeds by a validation set they do not describe.
     Forms: facts is the papers', a position for every fact and one for the question, and a choice among all answers
-    of the training split (theirs: of train and test); column `supporting` has the positions of the supporting facts,
-    from 0. plain departs from it: a decoder writes the answer to a sequence of words.
+    of the training split (theirs: of train and test). plain departs from it: a decoder writes the answer to a sequence
+    of words. Column `supporting` has the positions of the supporting facts, in plain of their words, from 0.
     """
 
     config_type = BabiConfig
@@ -195,10 +196,18 @@ class BabiTask(Task):
             "n_facts": len(question.facts),
             "n_supporting": len(question.supporting),
         }
-        if self.config.form == "facts":
-            n_left_out = max(0, len(question.facts) - most)
-            columns["supporting"] = [place - n_left_out for place in question.supporting if place >= n_left_out]
+        n_left_out = max(0, len(question.facts) - most)
+        supporting = [place - n_left_out for place in question.supporting if place >= n_left_out]
+        columns["supporting"] = (
+            supporting if self.config.form == "facts" else _words_of(supporting, question.facts[n_left_out:])
+        )
         return Example(source, target, columns)
+
+
+def _words_of(places: Sequence[int], facts: Sequence[str]) -> list[int]:
+    """Return the places of the words of some facts in a story that is read word by word, in order."""
+    ends = list(accumulate(len(spaced(fact).split()) for fact in facts))
+    return [word for place in sorted(set(places)) for word in range(ends[place - 1] if place else 0, ends[place])]
 
 
 @dataclass(frozen=True, slots=True)
