@@ -85,6 +85,16 @@ def test_a_training_file_with_a_wrong_target_is_refused(tmp_path: Path) -> None:
         list(task.examples("train"))
 
 
+def test_the_noun_that_comes_second_in_the_target_is_marked() -> None:
+    task = generated(n_train=10)
+    for split in ("dev", "gen"):
+        for example in task.examples(split):
+            (place,) = example.columns["supporting"]
+            assert str(example.source).split()[place] == example.target.split()[1]
+            if example.columns["transformation"] == "passiv":
+                assert place > 3
+
+
 def test_generated_splits_have_their_kinds_and_no_sentence_twice() -> None:
     task = generated()
     rows = {split: list(task.examples(split)) for split in task.splits()}

@@ -77,7 +77,8 @@ class PassivizationTask(Task):
     says 10,000 for dev.) origin=generated draws all of them from the published grammar, no sentence twice.
     Tokens: words. Every target is checked against the rule of the passive.
     Metric: exact match, free running, and second_word: whether the second word is right, that is whether the right noun
-    was moved; by transformation (decl, passiv). The published scripts ignore case, which sentences here do not have.
+    was moved; by transformation (decl, passiv). Column `supporting` has that noun's place in the source, from 0. The
+    published scripts ignore case, which sentences here do not have.
     Selection: dev, without a sentence of the kind gen asks for; gen is for the final measurement only.
     Departures: the depth study (Petty et al. 2023) fine-tunes a language model and reports its last update.
     """
@@ -193,4 +194,7 @@ def parse_phrase(words: list[str], start: int) -> Phrase:
 
 
 def _example(source: str, target: str) -> Example:
-    return Example(source, target, {"transformation": source.rsplit(" ", 1)[1]})
+    """Return a pair whose target follows from its source."""
+    words = source.split()
+    first = 0 if words[-1] == COPY else 1 + len(parse_phrase(words, 0).words)
+    return Example(source, target, {"transformation": words[-1], "supporting": [first + 1]})
