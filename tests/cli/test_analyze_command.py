@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import torch
+import yaml
+
 from halting_runs import plain_run
 
 
@@ -25,3 +28,16 @@ def test_an_unknown_analysis_is_refused_before_anything_is_read(run, tmp_path: P
     outcome = run("analyze", tmp_path / "nowhere", "--only", "everything")
     assert outcome.code == 2
     assert outcome.err.startswith("only is 'everything': must be one of budget, learning, categories")
+
+
+def test_it_runs_on_as_many_threads_as_the_run_was_trained_with(run, tmp_path: Path) -> None:
+    folder, before = plain_run(tmp_path / "plain"), torch.get_num_threads()
+    path = folder / "recipe.yaml"
+    recipe = yaml.safe_load(path.read_text(encoding="utf-8"))
+    recipe["training"]["n_threads"] = before + 1
+    path.write_text(yaml.safe_dump(recipe), encoding="utf-8")
+    outcome = run("analyze", folder, "--only", "budget", "--device", "cpu", "--max-examples", 3)
+    assert outcome.code == 0, outcome.err
+    (found,) = (folder / "analysis").glob("budget-*.json")
+    assert f"on CPU, {before + 1} threads" in json.loads(found.read_text(encoding="utf-8"))["note"]
+    assert torch.get_num_threads() == before

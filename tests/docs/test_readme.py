@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from documents import README, Command, blocks, commands
 
+from ostinato.analysis.studies import STUDIES
 from ostinato.cli import main
 
 TINY = [
     "model.d_model=16",
-    "model.decoder.ffn.d_ff=16",
     "data.tokens_per_batch=256",
     "training.n_updates=2",
     "training.n_threads=1",
@@ -27,12 +27,14 @@ UPSTREAM = Path(__file__).parents[3] / "shared" / "data" / "upstream"
 
 def tiny(name: str) -> list[str]:
     """Return what makes a recipe tiny."""
-    short = ["task.n_train=60", "task.n_eval=8", "task.max_length=8", "task.long_max_length=12"]
-    return [
-        *TINY,
-        *(short if name.startswith("algorithmic/") else []),
-        *([] if name.startswith("lm/") else ["model.encoder.ffn.d_ff=16"]),
-    ]
+    stacks = {"lm": ["decoder"], "x-moe": ["encoder"]}.get(name.partition("/")[0], ["encoder", "decoder"])
+    own = {
+        "algorithmic": ["task.n_train=60", "task.n_eval=8", "task.max_length=8", "task.long_max_length=12"],
+        "passivization": ["task.n_train=60", "training.halting.off_updates=1", "training.save_every=1"],
+        "one-wide-ffn": ["data.tokenizer.vocab_size=300"],
+        "x-moe": ["data.tokenizer.vocab_size=262", "data.block_length=8", "model.encoder.sparse_layer.d_ff=16"],
+    }
+    return [*TINY, *(f"model.{stack}.ffn.d_ff=16" for stack in stacks), *own.get(name.partition("/")[0], [])]
 
 
 @pytest.fixture
@@ -54,6 +56,10 @@ def adapted(command: Command) -> list[str] | None:
     if arguments[0] == "train" and not arguments[1].startswith("runs/"):
         # Before the user's own settings, which win.
         arguments[2:2] = tiny(arguments[1])
+    if arguments[0] == "analyze" and "--only" not in arguments:
+        arguments += ["--max-examples", "20"]
+    if "multi30k" in " ".join(arguments) and "--mirror" not in arguments:
+        arguments += ["--mirror", ""]
     if "--mirror" in arguments:
         if not UPSTREAM.is_dir():
             return None
@@ -76,11 +82,12 @@ def test_the_python_example_runs(folder: Path, capsys: pytest.CaptureFixture[str
     assert sum(1 for line in code.splitlines() if line) <= 10
 
 
-def test_the_tour_of_the_command_line_runs_from_top_to_bottom(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    n_run = 0
-    for command in commands(README):
+def run(
+    chosen: list[Command], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> list[tuple[list[str], str]]:
+    """Run commands, made tiny, from top to bottom; return the arguments of each that ran, and what it wrote."""
+    outputs = []
+    for command in chosen:
         if (arguments := adapted(command)) is None:
             continue
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO((command.stdin or "").encode())))
@@ -92,10 +99,38 @@ def test_the_tour_of_the_command_line_runs_from_top_to_bottom(
             assert out.count("\n") == 1
         elif "--predictions" not in arguments:
             assert out.strip(), command
-        n_run += 1
-    assert n_run >= 15
+        outputs.append((arguments, out))
+    return outputs
+
+
+def is_of_a_report(command: Command) -> bool:
+    """Return whether a command makes one of the three reports."""
+    names = ("passivization", "one-wide-ffn/multi30k", "one-wide-ffn-multi30k", "x-moe")
+    return any(word.startswith((*names, *(f"runs/{name}" for name in names))) for word in command.arguments)
+
+
+def test_the_tour_of_the_command_line_runs_from_top_to_bottom(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ran = run([command for command in commands(README) if not is_of_a_report(command)], monkeypatch, capsys)
+    assert len(ran) >= 15
     trained = {path.parent.name for path in (folder / "runs").glob("*/results.json")}
     assert trained == {"scan-length-universal", "deeper", "deeper-again", "mine", "lm-universal"}
     metrics = [(folder / "runs" / name / "metrics.jsonl").read_bytes() for name in ("deeper", "deeper-again")]
     assert metrics[0] == metrics[1]
     assert len((folder / "runs" / "predictions.jsonl").read_text(encoding="utf-8").splitlines()) == 4
+
+
+@pytest.mark.slow
+def test_the_three_reports_are_made_and_every_analysis_applies_to_the_first(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("ostinato.analysis.studies.token_map.can_umap", lambda: False)  # compiling it takes a minute
+    ran = run([command for command in commands(README) if is_of_a_report(command)], monkeypatch, capsys)
+    outputs = {arguments[1]: out for arguments, out in ran if arguments[0] == "analyze"}
+    wanted = ["passivization-universal-sparse-halting", "one-wide-ffn-multi30k-baseline", "x-moe-small-x-moe"]
+    assert list(outputs) == [f"runs/{name}" for name in wanted if "multi30k" not in name or UPSTREAM.is_dir()]
+    first = next(iter(outputs.values()))
+    assert "left out" not in first
+    assert first.count("made ") == len(STUDIES)
+    assert all((folder / name / "analysis" / "report.html").is_file() for name in outputs)

@@ -53,7 +53,7 @@ class ClassMoments:
             self._sums_CD, self._products_DD = np.zeros((n_classes, D)), np.zeros((D, D))
         states = states - self._shift
         self.counts_C += np.bincount(classes, minlength=n_classes)
-        np.add.at(self._sums_CD, classes, states)
+        self._sums_CD += (classes == np.arange(n_classes)[:, None]).astype(np.float64) @ states
         self._products_DD += states.T @ states
 
     @property

@@ -25,7 +25,7 @@ from ostinato.evaluation.timing import Effort, Stopwatch, interleave
 from ostinato.models.build import Model
 
 EXAMPLES = 64
-_EFFORT = Effort(rounds=5, seconds=10.0)
+_EFFORT = Effort(rounds=5, seconds=5.0)
 
 
 @dataclass(frozen=True, slots=True)

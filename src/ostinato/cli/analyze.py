@@ -44,17 +44,21 @@ def analyze(
     """Look inside runs, in figures and numbers.
 
     Makes every analysis that applies (budget, learning, accuracy, depth, attention, experts, similarity, spectra),
-    writes its numbers and figures, and one report.html that opens offline.
+    writes its numbers and figures, and one report.html that opens offline. Runs on as many CPU threads as the first run
+    was trained with.
     """
     from ostinato.analysis import analyze as logic
     from ostinato.cli.output import print_json, say
     from ostinato.data.registry import DataAccess
     from ostinato.evaluation.loading import load
+    from ostinato.training.threads import cpu_threads
 
     logic.choose(only)
     loaded = [load(run, checkpoint=checkpoint, device=device) for run in runs]
     given = logic.subjects(loaded, split, max_examples, DataAccess.default(mirror))
-    with _progress(not json) as (on_start, on_progress):
+    # With as many threads as it was trained with: more are slower for small models, above all beside other work.
+    threads = cpu_threads(loaded[0].recipe.training.n_threads)
+    with threads, _progress(not json) as (on_start, on_progress):
         found = logic.analyze(given, out or runs[0] / "analysis", only=only, on_start=on_start, on_progress=on_progress)
     if json:
         files = [str(path) for path in found.files]
