@@ -86,7 +86,7 @@ def _draw(rows: list[list[object]]) -> Figure:
     for panel, other in zip(axes, ("last", "next"), strict=True):
         ticks(panel, x=names)
         panel.set_ylim(bottom=0)
-        finish(panel, "checkpoint", f"routed otherwise than at the {other}, %")
+        finish(panel, "checkpoint", "tokens routed otherwise, %", f"than at the {other} checkpoint")
     return figure
 
 
