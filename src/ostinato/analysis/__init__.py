@@ -1,7 +1,8 @@
 """Looking inside: measures on arrays, studies of runs, figures and one report.
 
-The measures (`cka`, `neighbours`, `normalised`, `collapse`, `spectrum`, `routes`, `tokens`, `halting`, `attention`,
-`accuracy`, `planar`) are pure functions on arrays, in float64 throughout. `studies` applies them to runs.
+The measures (`cka`, `neighbours`, `normalised`, `collapse`, `spectrum`, `expert_use`, `routes`, `tokens`,
+`halting`, `attention`, `accuracy`, `planar`) are pure functions on arrays, in float64 throughout. `studies` applies them
+to runs.
 """
 
 from ostinato.analysis.accuracy import GroupAccuracy, accuracy_by_category, pareto_front, wilson_interval
@@ -9,6 +10,7 @@ from ostinato.analysis.attention import attention_entropy, mass_on
 from ostinato.analysis.cka import CrossCovariance, checkerboard, cka_matrix, linear_cka
 from ostinato.analysis.collapse import ClassMoments, representation_collapse
 from ostinato.analysis.curves import LearningCurves, learning_curves
+from ostinato.analysis.expert_use import ExpertUse, expert_use
 from ostinato.analysis.halting import halting_map, ponder_times
 from ostinato.analysis.neighbours import chance_level, local_neighbourhood_similarity, nearest_neighbours
 from ostinato.analysis.normalised import Normalised, normalise
@@ -20,6 +22,7 @@ from ostinato.analysis.tokens import expert_token_pmi, top_tokens
 __all__ = [
     "ClassMoments",
     "CrossCovariance",
+    "ExpertUse",
     "GroupAccuracy",
     "LearningCurves",
     "Normalised",
@@ -33,6 +36,7 @@ __all__ = [
     "effective_rank",
     "excess_area",
     "expert_token_pmi",
+    "expert_use",
     "halting_map",
     "inter_run_consistency",
     "learning_curves",
