@@ -112,7 +112,9 @@ def _print_task(described: dict[str, Any]) -> None:
     print_table(columns, [[s, n, *([published.get(s)] if published else [])] for s, n in described["sizes"].items()])
     for split, found in described["overlap"].items():
         say(f"{split}: {number(found['n_seen_sources'])} of {number(found['n'])} sources are in train")
-    say(f"metrics: {', '.join(described['metrics'])}")
+    for kind, names in (("metrics", described["metrics"]), ("without decoding", described["forced"])):
+        if names:
+            say(f"{kind}: {', '.join(names)}")
     if described["by"]:
         say(f"reported by: {', '.join(described['by'])}")
     for file in described["files"]:

@@ -114,6 +114,10 @@ class TranslationTask(Task):
             return ()
         return tuple(file for name in _FILE_OF.values() for file in _multi30k(name))
 
+    def published_sizes(self) -> dict[str, int]:
+        """Return the sizes of Multi30k."""
+        return {} if self.config.corpus == "files" else {split: _HASHES[name][0] for split, name in _FILE_OF.items()}
+
     def splits(self) -> tuple[str, ...]:
         """Return the splits of the corpus."""
         return given_splits(self.data) if self.config.corpus == "files" else tuple(_FILE_OF)
