@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ostinato.nn.attention import Attention, Visibility
@@ -30,12 +31,14 @@ class DepthFloor:
     Args:
         stack: whose plan and weights are run.
         depths_BT: rounds of every token.
+        reads_all: steps of decoding read the keys of all sentences, also of those whose token has stopped: then it is
+            the products with weights alone that shrink.
     """
 
-    def __init__(self, stack: Stack, depths_BT: Tensor) -> None:
+    def __init__(self, stack: Stack, depths_BT: Tensor, *, reads_all: bool = False) -> None:
         if not stack.plan.is_fully_shared or any(len(steps) > 1 for _, steps in stack.plan.rounds()):
             raise ValueError("the floor is that of a stack which runs the same weights once every round")
-        self._stack, self._column = stack, 0
+        self._stack, self._column, self._reads_all = stack, 0, reads_all
         runs_RBT = depths_BT > torch.arange(stack.plan.n_rounds)[:, None, None]
         # Columns of a sentence in a round: those of the mean sentence. Rows of one step of decoding: as many as run.
         self._columns_R: list[int] = [-(-int(n) // depths_BT.shape[0]) for n in runs_RBT.sum((1, 2))]
@@ -69,7 +72,7 @@ class DepthFloor:
             seen[:] = [torch.cat([kv, seen[0][kv.shape[0] :]]) if kv.shape[0] < B else kv]
             # Later tokens may be deeper, and look at this column of all sentences.
             k, v = cache.self_kv.setdefault(step.index, KeyValues()).append(attention.key_value_heads(seen[0]))
-            return k[:n], v[:n], Visibility()
+            return k, v, Visibility()
 
         memory = _projected(cache.memory_BSD, cache.cross_kv)
         output = self._rounds(embedded_B1D, 0, rows_R, torch.tensor([[cache.length]]), look, memory)
@@ -119,7 +122,10 @@ class DepthFloor:
                     return states
             else:
                 (k, v), q, visibility = memory(use, attention), attention.queries(rows), Visibility()
-            mixed = attention.mix(attention.query_heads(q.view(B, A, attention.inner)), k[:B], v[:B], visibility)
+            heads = attention.query_heads(q.view(B, A, attention.inner))
+            n = len(k) if self._reads_all else B
+            heads = F.pad(heads, (0, 0, 0, 0, 0, 0, 0, n - B)) if n > B else heads
+            mixed = attention.mix(heads, k[:n], v[:n], visibility)[:B]
             output = attention.output(attention.join_heads(mixed).flatten(0, 1)).view_as(inner)
         return states + output if self._stack.is_pre_norm else norm(states + output)
 

@@ -20,7 +20,9 @@ from layer_tables import (
     verdict_table,
 )
 
-FULL, AUTO, FLOOR = "full depth", "auto", "floor"
+FULL, AUTO = "full depth", "auto"
+FLOOR, PRODUCTS = "floor", "floor, products only"
+"""Of all work of tokens that have stopped, and of their products with weights only: attention reads all keys."""
 MODES = {AUTO: "auto", "always gathered": "always", "masked": "never"}
 """Forced depths, by when halted tokens are gathered away."""
 GATES = {"act": "ACT, nobody halts", "stick_breaking": "stick-breaking, nobody halts"}
@@ -28,7 +30,8 @@ _WIDTH = 512
 _HALF = 0.79
 """Half of the tokens at half depth, encoding and update: the most times as long as full depth; 0.75 is the work."""
 _OVER_FLOOR = 0.05
-"""The same in decoding, batch 32: what may be added to the floor, both in times of full depth."""
+"""The same in decoding, batch 32: what may be added to the floor that the smaller products set, both in times of full
+depth."""
 _OVERHEAD = 1.02
 """Nobody halts: the most times as long as full depth."""
 
@@ -56,8 +59,8 @@ def verdicts(runs: Sequence[Run]) -> list[Verdict]:
 
 
 def _over_floor(runs: Sequence[Run], cell: Row | None, phase: str) -> Verdict:
-    target = f"width {_WIDTH}, half at half depth, {phase}: (auto - floor) / full depth"
-    both = [ratio(runs, cell, phase, name, FULL) for name in (AUTO, FLOOR)] if cell is not None else []
+    target = f"width {_WIDTH}, half at half depth, {phase}: (auto - {PRODUCTS}) / full depth"
+    both = [ratio(runs, cell, phase, name, FULL) for name in (AUTO, PRODUCTS)] if cell is not None else []
     if None in both or not both:
         return Verdict(target, _OVER_FLOOR, None)
     return Verdict(target, _OVER_FLOOR, both[0].value - both[1].value, f"{both[0]} - {both[1]}")

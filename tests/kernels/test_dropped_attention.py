@@ -1,4 +1,4 @@
-"""Attention with dropped weights against its formula, by autograd, on the same draws."""
+"""Attention with dropped weights against its formula, by autograd, on the same draws; attention of some sentences."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from ostinato.kernels.attention import attend_by, attend_dropped
+from ostinato.kernels.attention import attend_by, attend_dropped, attend_stretches
 from ostinato.kernels.dropout import Kept, draw_kept
 
 B, H, K = 2, 3, 4
@@ -96,3 +96,22 @@ def test_autocast_multiplies_in_its_type() -> None:
     for mine, other in zip(grads, torch.autograd.grad(exact.square().sum(), [q, k, v]), strict=True):
         assert mine.dtype == torch.float32
         assert (mine - other).norm() < 0.05 * other.norm()
+
+
+@pytest.mark.parametrize("mask_shape", [None, (1, 1, 1), (5, 1, 1), (1, H, 2), (5, H, 2)])
+@pytest.mark.parametrize("stretches", [[], [(0, 5)], [(1, 2), (3, 5)], [(0, 1), (2, 3), (4, 5)]])
+def test_stretches_of_sentences_read_what_all_do(
+    stretches: list[tuple[int, int]], mask_shape: tuple[int, ...] | None
+) -> None:
+    leaves = [numbers(5, H, n, K, seed=seed) for seed, n in enumerate((2, 7, 7))]
+    mask = None if mask_shape is None else numbers(*mask_shape, 7, seed=7)
+    is_read = torch.zeros(5, dtype=torch.bool)
+    for first, end in stretches:
+        is_read[first:end] = True
+    read = F.scaled_dot_product_attention(*leaves, attn_mask=mask, scale=0.5)
+    expected = torch.where(is_read[:, None, None, None], read, 0.0)
+    found = attend_stretches(*leaves, mask, 0.5, stretches)
+    if not stretches:
+        assert torch.equal(found, expected)
+        return
+    assert_same(found, expected, leaves if mask is None else [*leaves, mask])

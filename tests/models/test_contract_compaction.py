@@ -14,11 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+import ostinato.nn.attention
+import ostinato.nn.rows
 from architectures import Model, Sentence, any_architecture, draws, left_padded, random_model, right_padded, sentences
 from contract import assert_all_equal, assert_equal, gradients
-from ostinato.config.model import ActConfig, HaltingConfig, LanguageModelConfig, StickBreakingConfig
+from ostinato.config.model import ActConfig, HaltingConfig, LanguageModelConfig, Seq2SeqConfig, StickBreakingConfig
 from ostinato.config.training import BalanceConfig
 from ostinato.data.batch import Batch
+from ostinato.kernels import attend_stretches
 from ostinato.models.output import ModelOutput
 from ostinato.training.balance import balance_loss
 
@@ -94,27 +97,57 @@ def assert_same_trace(expected: Any, found: Any) -> None:
 @draws(25)
 @given(st.data())
 def test_cached_steps_that_gather_equal_those_that_mask(data: st.DataObject) -> None:
-    """Also of sentences with padding on the left, and after beams have changed places."""
+    """Also of sentences with padding on the left, and of beams that change places."""
     config = data.draw(any_architecture())
     batch = left_padded(data.draw(sentences(config)))
     model = random_model(config)
-    found = []
-    order = torch.randperm(len(batch.target.ids_BT), generator=torch.Generator().manual_seed(0))
-    for compaction in ("never", "always"):
-        model.set_compaction(compaction)  # type: ignore[arg-type]
-        with torch.no_grad():
-            cache = model.encode(batch)
-            logits = []
-            if isinstance(config, LanguageModelConfig):
-                logits.append(model.step(batch.target.ids_BT, cache, batch.target.keep_BT))
-            for token in (2, 3, 2, 4):
-                ids_B1 = torch.full((len(order), 1), token)
-                logits.append(model.step(ids_B1, cache))
-                if not isinstance(config, LanguageModelConfig):
-                    continue
-                cache.reorder(order)
-        found.append(torch.stack(logits))
+    n_beams = data.draw(st.integers(1, 2))
+    found = [steps_of_beams(model, batch, compaction, n_beams) for compaction in ("never", "always")]
     assert_equal(found[1], found[0], "logits of cached steps")
+
+
+@pytest.mark.parametrize("halting", [StickBreakingConfig(threshold=0.99), ActConfig()])
+def test_sentences_with_a_gap_between_them_are_read_in_stretches(
+    halting: HaltingConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stretches: list[tuple[int, int]] = []
+
+    def noted(*given: Any) -> Tensor:
+        stretches.append((len(given[1]), len(given[-1])))  # sentences that have keys, stretches of them
+        return attend_stretches(*given)
+
+    monkeypatch.setattr(ostinato.nn.attention, "attend_stretches", noted)
+    monkeypatch.setattr(ostinato.nn.rows, "_WORTH_A_CALL", 0)
+    stack = {"n_steps": 4, "self_attention": {"n_heads": 2}, "ffn": {"d_ff": 6}, "relative": {"kind": "buckets"}}
+    decoder = stack | {"halting": halting.model_dump(), "cross_attention": {"n_heads": 2}}
+    sizes = {"d_model": 8, "dropout": 0.0, "source_vocab_size": 9, "target_vocab_size": 9}
+    model = random_model(Seq2SeqConfig.model_validate(sizes | {"encoder": stack, "decoder": decoder}))
+    batch = right_padded([Sentence([3 + i % 5] * (1 + i), [1, 3]) for i in range(6)])
+    found = [steps_of_beams(model, batch, compaction, n_beams=2) for compaction in ("never", "always")]
+    assert_equal(found[1], found[0], "logits of cached steps")
+    # Hypotheses have keys of their own in self-attention, and share those of their sentence in cross-attention.
+    for n_with_keys in (12, 6):
+        assert any(n > 1 for among, n in stretches if among == n_with_keys), stretches
+
+
+def steps_of_beams(model: Model, batch: Batch, compaction: Any, n_beams: int) -> Tensor:
+    """Return the logits of some cached steps, `[steps, B n_beams, V]`; hypotheses change places after each."""
+    model.set_compaction(compaction)
+    n_sentences = len(batch.target.ids_BT)
+    is_text = isinstance(model.config, LanguageModelConfig)
+    make = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        cache = model.encode(batch)
+        if is_text:
+            model.step(batch.target.ids_BT, cache, batch.target.keep_BT)
+        cache.expand(n_beams, n_sentences)
+        logits = []
+        for _ in range(4):
+            ids_B1 = torch.randint(2, 5, (n_sentences * n_beams, 1), generator=make)
+            logits.append(model.step(ids_B1, cache))
+            moves_BG = torch.randint(n_beams, (n_sentences, n_beams), generator=make)
+            cache.reorder((torch.arange(n_sentences)[:, None] * n_beams + moves_BG).flatten())
+    return torch.stack(logits)
 
 
 def model_of(halting: HaltingConfig, n_steps: int = 4, **stack: Any) -> Model:

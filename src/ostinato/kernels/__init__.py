@@ -7,7 +7,7 @@ D input width, F output width.
 from __future__ import annotations
 
 from ostinato.kernels.activation import Activation, activate
-from ostinato.kernels.attention import attend_dropped
+from ostinato.kernels.attention import attend_dropped, attend_stretches
 from ostinato.kernels.choose import BackendChoice, choose_backend
 from ostinato.kernels.dispatch import Dispatch, combine, dispatch, gather
 from ostinato.kernels.dropout import Draws, Kept, add_dropped, draw_kept, drop, drop_activated
@@ -28,6 +28,7 @@ __all__ = [
     "activate",
     "add_dropped",
     "attend_dropped",
+    "attend_stretches",
     "choose_backend",
     "combine",
     "dispatch",

@@ -1,4 +1,4 @@
-"""Attention whose weights are dropped: y = drop(softmax(s q k^T + m)) v, with an own backward.
+"""Attention whose weights are dropped, y = drop(softmax(s q k^T + m)) v, with an own backward; and of some sentences.
 
 torch's fused kernels drop no weights on a CPU; what it falls back to draws one random number a weight and looks for
 rows that see nothing, which masks here never have (hidden keys are large and finite). Kept for the backward pass are
@@ -7,6 +7,7 @@ q, k, v, the weights and one byte a weight.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -65,6 +66,36 @@ def attend_by(
     mask = None if mask is None else mask.to(dtype)
     with torch.autocast(q_BHQK.device.type, enabled=False):
         return _Attend.apply(q_BHQK, k_BHSK, v_BHSK, mask, scale, *kept)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def attend_stretches(
+    q_BHQK: Tensor,
+    k_BHSK: Tensor,
+    v_BHSK: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    stretches: Sequence[tuple[int, int]],
+) -> Tensor:
+    """Return what the queries of some sentences read, `[B, H, Q, K]`, zeros for the others, nothing dropped.
+
+    Keys and values lie in large buffers: to gather those of the sentences would take longer than to read them all,
+    slices cost nothing.
+
+    Args:
+        mask: added to the scaled scores, `[B or 1, H or 1, Q or 1, S]`; None: nothing.
+        stretches: of sentences, each from one to before another, in order.
+    """
+    read_BHQK = torch.zeros_like(q_BHQK)
+    for first, end in stretches:
+        part = slice(first, end)
+        read_BHQK[part] = F.scaled_dot_product_attention(
+            q_BHQK[part],
+            k_BHSK[part],
+            v_BHSK[part],
+            attn_mask=mask if mask is None or mask.shape[0] == 1 else mask[part],
+            scale=scale,
+        )
+    return read_BHQK
 
 
 class _Attend(torch.autograd.Function):

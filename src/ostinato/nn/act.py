@@ -73,7 +73,7 @@ class Act:
 
 
 class ActState(HaltingPass):
-    """One pass: `total` is the sum of p so far, `remainder` what the halting round was given, by token."""
+    """One pass: `total` is the sum of p so far and `rest` what is left of it, by token."""
 
     def __init__(self, rule: Act, states_ND: Tensor, rows: Rows, keep_N: Tensor | None, n_rounds: int) -> None:
         super().__init__(states_ND, rows, keep_N)
@@ -81,8 +81,10 @@ class ActState(HaltingPass):
         self._next_N = keep_N
         self._total_N = self._zeros_N
         self._real_BT = rows.grid(torch.ones_like(self._zeros_N, dtype=torch.bool) if keep_N is None else keep_N)
-        self._remainder_BT = self._rounds_BT = rows.grid(self._zeros_N)
         self._mix_ND = torch.zeros_like(states_ND)
+        # By round: who took part in it, frozen or not, and who halted after it.
+        self._ran: list[Tensor] = []
+        self._halts: list[Tensor] = []
 
     def active(self, index: int, states_ND: Float[Tensor, "N D"]) -> Bool[Tensor, "N"] | None:
         """Those whose probabilities do not add up yet."""
@@ -92,9 +94,10 @@ class ActState(HaltingPass):
     def before(self, index: int, states_ND: Float[Tensor, "N D"]) -> Round:
         """Halted tokens show the state that left their last round."""
         active_N = self.active_N
+        self._rest_N = 1.0 - self._total_N
         if not self._rule.freezes:
             return Round(None, unchanged)
-        weight_N = where_active(active_N, 1.0 - self._total_N, 0.0)
+        weight_N = where_active(active_N, self._rest_N, 0.0)
         if active_N is None or not index:
             return Round(weight_N, unchanged)
         return Round(weight_N, lambda later_ND: where_active(active_N, later_ND, states_ND))
@@ -105,20 +108,19 @@ class ActState(HaltingPass):
         p_N = rule.unit(states_ND)
         if rule.is_global:
             p_N = self._mean_of_sentences(p_N)
-        rest_N = 1.0 - self._total_N
-        halts_N = (self._total_N + p_N).detach() > 1.0 - rule.epsilon
         if rule.forces_remainder and index == self._n_rounds - 1:
-            halts_N = torch.ones_like(halts_N)
-        weight_N = where_active(active_N, torch.where(halts_N, rest_N, p_N), 0.0)
-        runs_N = self._runs_N()
-        self._note(self._left, rest_N)
+            halts_N = torch.ones_like(p_N, dtype=torch.bool)
+        else:
+            halts_N = (self._total_N + p_N).detach() > 1.0 - rule.epsilon
+        weight_N = where_active(active_N, torch.where(halts_N, self._rest_N, p_N), 0.0)
+        self._note(self._left, self._rest_N)
         self._note(self._probs, p_N)
         self._note(self._weights, weight_N)
-        self._executed.append(self.rows.grid(runs_N) if rule.freezes else self._real_BT)
-        self._remainder_BT = self._remainder_BT + self.rows.grid(torch.where(halts_N & runs_N, rest_N, 0.0))
-        self._rounds_BT = self._rounds_BT + self.rows.grid(runs_N)
+        self._note(self._halts, halts_N)
+        self._note(self._ran, self._runs_N())
+        self._executed.append(self._ran[-1] if rule.freezes else self._real_BT)
         self._total_N = self._total_N + weight_N
-        self._next_N = runs_N & ~halts_N
+        self._next_N = ~halts_N if active_N is None else active_N & ~halts_N
         self._weight_N1 = weight_N[:, None]
 
     def _mean_of_sentences(self, p_N: Tensor) -> Tensor:
@@ -134,12 +136,15 @@ class ActState(HaltingPass):
         weight_N1 = self._weight_N1.to(left_ND.dtype)
         # There is nothing to keep of before the first round, and autograd would keep it.
         kept_ND = self._mix_ND if self._rule.mix == "accumulate" or not index else (1.0 - weight_N1) * self._mix_ND
-        self._mix_ND = kept_ND + weight_N1 * left_ND
+        self._mix_ND = torch.addcmul(kept_ND, weight_N1, left_ND)
         return where_active(self.active_N, left_ND, entered_ND) if self._rule.freezes else left_ND
 
     def aux_loss(self) -> Tensor:
         """Return the ponder cost, rounds + remainder, as the mean over real tokens; its gradient is the remainder's."""
-        return self._mean(self._rounds_BT + self._remainder_BT)
+        # The remainder is the weight of the round after which a token halts; tokens that ran no more weigh nothing.
+        weights_BTR, halts_BTR = torch.stack(self._weights, -1), torch.stack(self._halts, -1)
+        remainder_BT = torch.where(halts_BTR, weights_BTR, 0.0).sum(-1)
+        return self._mean(torch.stack(self._ran, -1).sum(-1) + remainder_BT)
 
     def _final(self, states_ND: Tensor) -> Tensor:
         return self._mix_ND

@@ -6,6 +6,7 @@ output = concat_h(attention_h) W_O        Vaswani et al. 2017, eq. 1; Universal 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ostinato.kernels import attend_dropped
+from ostinato.kernels import attend_dropped, attend_stretches
 from ostinato.nn.dropout import Drops
 from ostinato.nn.linear import Linear
 from ostinato.nn.shapes import Bool, Float, Int, Tensor
@@ -111,10 +112,12 @@ class MultiHead(Drops):
         v_BHSK: Float[Tensor, "B H S K"],
         visibility: Visibility,
         bias: Tensor | None = None,
+        stretches: Sequence[tuple[int, int]] | None = None,
     ) -> Float[Tensor, "B H Q K"]:
         """Return what every query reads; Q = T `n_choices`, the choices of a token side by side.
 
-        `bias` is added to the scaled scores, `[B or 1, H, Q or T, S]`.
+        `bias` is added to the scaled scores, `[B or 1, H, Q or T, S]`. Of sentences outside `stretches`, each from one
+        to before another, nothing is read, and zeros are returned; None: all are read.
         """
         Q, S = q_BHQK.shape[2], k_BHSK.shape[2]
         is_plain_causal = visibility.is_plain_causal and bias is None and Q == S and Q > 1 and self.n_choices == 1
@@ -122,6 +125,8 @@ class MultiHead(Drops):
         if self.drops:
             given = (q_BHQK, k_BHSK, v_BHSK, mask, self.dropout, self.scale)
             return attend_dropped(*given, is_causal=is_plain_causal, draws=self.draws)
+        if stretches is not None and not is_plain_causal:
+            return attend_stretches(q_BHQK, k_BHSK, v_BHSK, mask, self.scale, stretches)
         return F.scaled_dot_product_attention(
             q_BHQK,
             k_BHSK,

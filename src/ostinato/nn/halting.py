@@ -149,7 +149,7 @@ class HaltingPass(ABC):
     def _set_active(self, active_N: Tensor | None) -> None:
         """Note who takes part. Waits for an accelerator."""
         n = len(self.rows)
-        self.n_active = n if active_N is None else int(active_N.sum())
+        self.n_active = n if active_N is None else int(torch.count_nonzero(active_N))
         self.active_N = None if self.n_active == n else active_N
 
     def _runs_N(self) -> Bool[Tensor, "N"]:

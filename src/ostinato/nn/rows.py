@@ -13,6 +13,9 @@ import torch
 
 from ostinato.nn.shapes import Bool, Int, Tensor
 
+_WORTH_A_CALL = 2**14
+"""Numbers that attention reads in the time of a call."""
+
 
 @dataclass(frozen=True, slots=True)
 class Rows:
@@ -23,6 +26,7 @@ class Rows:
         index_N: place b T + t of every row; None: all tokens.
         slots_N: place b A + a of every row among the queries; None: they lie side by side already.
         n_queries: A.
+        asking: the sentences that have a row, in order; None: it is not known, or all have.
     """
 
     n_sentences: int
@@ -30,6 +34,7 @@ class Rows:
     index_N: Int[Tensor, "N"] | None = None
     slots_N: Int[Tensor, "N"] | None = None
     n_queries: int = 0
+    asking: tuple[int, ...] | None = None
 
     @classmethod
     def all(cls, n_sentences: int, n_columns: int) -> Rows:
@@ -42,7 +47,8 @@ class Rows:
         index_M = kept_M if self.index_N is None else self.index_N[kept_M]
         n = index_M.shape[0]
         if T == 1:  # one query a sentence, also where it has none: decoding
-            return Rows(B, T, index_M, None if n == B else index_M, 1)
+            asking = tuple(index_M.tolist()) if n < B and index_M.device.type == "cpu" else None
+            return Rows(B, T, index_M, None if n == B else index_M, 1, asking)
         sentence_M = index_M.div(T, rounding_mode="floor")
         counts_B = torch.bincount(sentence_M, minlength=B)
         most = int(counts_B.max()) if n else 0
@@ -81,6 +87,23 @@ class Rows:
     def from_queries(self, x_BA: Tensor) -> Tensor:
         """Return what the queries of a sentence gave as rows: the inverse of `queries`."""
         return take_rows(x_BA.flatten(0, 1), self.slots_N)
+
+    def stretches(self, k_BHSK: Tensor, n_beams: int = 1) -> list[tuple[int, int]] | None:
+        """Return which sentences attention must look at, given keys of B / `n_beams` of them; None: all.
+
+        Each stretch is a call of its own, so that a gap is bridged where to read it takes no longer than a call.
+        """
+        if self.asking is None:
+            return None
+        widest = _WORTH_A_CALL // (2 * k_BHSK[0].numel())
+        found: list[list[int]] = []
+        for row in self.asking:
+            sentence = row // n_beams
+            if found and sentence - found[-1][1] <= widest:
+                found[-1][1] = sentence + 1
+            else:
+                found.append([sentence, sentence + 1])
+        return [(first, last) for first, last in found]
 
     def places(self, device: torch.device) -> Int[Tensor, "N"]:
         """Return b T + t of every row."""

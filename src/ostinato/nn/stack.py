@@ -277,7 +277,7 @@ class Stack:
                 bias = _of_queries(self._static_bias(use, run), here.visibility.columns_BA)
         if "weights" in run.request:
             self._capture_weights(run, here, step, use, attention.weights(q, k, here.visibility, bias))
-        x = attention.join_heads(attention.mix(q, k, v, here.visibility, bias))
+        x = attention.join_heads(attention.mix(q, k, v, here.visibility, bias, rows.stretches(k)))
         return attention.output(rows.from_queries(x), decision)
 
     def _keys_values(
@@ -353,7 +353,7 @@ class Stack:
         (BG, H, Q, K), G = q.shape, run.n_beams
         if G > 1:
             q = q.view(BG // G, G, H, Q, K).transpose(1, 2).reshape(BG // G, H, G * Q, K)
-        x = attention.mix(q, k, v, run.memory_visibility)
+        x = attention.mix(q, k, v, run.memory_visibility, stretches=here.rows.stretches(k, G))
         if G > 1:
             x = x.view(BG // G, H, G, Q, K).transpose(1, 2).reshape(BG, H, Q, K)
         return attention.output(here.rows.from_queries(attention.join_heads(x)), decision)

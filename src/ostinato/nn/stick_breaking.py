@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ostinato.nn.halting import HaltingPass, Round, unchanged, where_active
+from ostinato.nn.linear import Linear
 from ostinato.nn.precision import at_least_float32
 from ostinato.nn.rows import Rows
 from ostinato.nn.shapes import Bool, Float, Tensor
@@ -38,7 +39,7 @@ class StickBreakingUnit(nn.Module):
 
     def __init__(self, d_model: int, *, dropout: float, initial_bias: float | None) -> None:
         super().__init__()
-        self.hidden = nn.Linear(d_model, d_model)
+        self.hidden = Linear(d_model, d_model, bias=True)
         self.out = nn.Linear(d_model, 2, bias=False)
         self.bias = None if initial_bias is None else nn.Parameter(torch.tensor(float(initial_bias)))
         self.dropout = dropout
