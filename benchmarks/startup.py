@@ -6,6 +6,7 @@
 Every call is a fresh process; all take turns. `ostinato train` reads 512 pairs of 24 words from JSON lines, builds a
 vocabulary and a transformer of 6 + 6 steps of width 256, and does one update; a script with torch.nn.Transformer does
 the same with the same sizes (`startup_torch.py`). The time ends when the first update is reported, on the same pipe.
+Modules are compiled before, as an installer does it.
 """
 
 from __future__ import annotations
@@ -115,6 +116,8 @@ def until(command: Sequence[str], text: str | None = None) -> None:
         RuntimeError: it ended without, or badly.
     """
     environment = os.environ | {"PYTHONUNBUFFERED": "1"}
+    # As installers leave it: modules are compiled once, not by every process.
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     with subprocess.Popen(
         [sys.executable, *command],
         stdout=subprocess.PIPE,
