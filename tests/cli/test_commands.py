@@ -111,6 +111,16 @@ def test_what_cannot_be_shown_or_fetched_is_one_line(run, arguments: list[str], 
     assert outcome.err.count("\n") == 1
 
 
+def test_baselines_are_those_of_the_splits_a_recipe_is_scored_on(run) -> None:
+    arguments = ["data", "baselines", "algorithmic/copy-transformer", "task.n_train=50", "task.n_eval=20"]
+    found = json.loads(run(*arguments, "--json").out)
+    assert set(found) == {"test", "long"}
+    assert found["long"]["copy"] == {"exact_match": 1.0, "token_accuracy_free": 1.0}
+    assert found["long"]["majority"]["exact_match"] == 0
+    lines = [line.split() for line in run(*arguments).out.splitlines()]
+    assert ["long", "copy", "exact_match", "1"] in lines
+
+
 def test_a_generated_task_needs_no_download(run) -> None:
     assert run("data", "fetch", "algorithmic").out == "algorithmic needs no download\n"
 

@@ -51,7 +51,15 @@ def test_importing_the_package_takes_less_than_three_tenths_of_a_second_and_no_t
 def test_every_help_shows_an_example_and_imports_nothing_heavy() -> None:
     calls = [
         [name, "--help"]
-        for name in [*COMMANDS, "data list", "data fetch", "data show", "match perplexity", "match loss"]
+        for name in [
+            *COMMANDS,
+            "data list",
+            "data fetch",
+            "data show",
+            "data baselines",
+            "match perplexity",
+            "match loss",
+        ]
     ]
     split = [[*name.split(), flag] for name, flag in calls]
     done = python("-c", _EVERY_HELP.format(calls=[["--help"], ["--version"], *split]))

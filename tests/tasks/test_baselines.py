@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import json
+import math
 from pathlib import Path
 
 import pytest
 
 from ostinato.config.data import DataConfig
 from ostinato.config.recipe import TaskRef
-from ostinato.tasks.baselines import trivial_scores
+from ostinato.tasks.baselines import baseline_scores, trivial_scores
+from ostinato.tasks.recipes import load_recipe
 from ostinato.tasks.registry import build_task
 
 
@@ -22,3 +25,68 @@ def test_trivial_answers_are_scored_like_those_of_a_model(tmp_path: Path) -> Non
     assert set(trivial_scores(build_task(TaskRef(kind="files"), data), "test", ["second_word"])["copy"]) == {
         "second_word"
     }
+
+
+def test_words_are_tagged_as_most_often_in_training(tmp_path: Path) -> None:
+    (tmp_path / "train.conll").write_text("a B-x\nb O\nc O\n\na B-x\nb B-y\nb B-y\nc O\n", encoding="utf-8")
+    (tmp_path / "test.conll").write_text("a B-x\nb O\nnew O\n\nc B-x\n", encoding="utf-8")
+    data = DataConfig(train=str(tmp_path / "train.conll"), test=str(tmp_path / "test.conll"))
+    task = build_task(TaskRef.model_validate({"kind": "tagging", "format": "columns"}), data)
+    found = trivial_scores(task, "test")
+    # O for every word: 2 of 4. By word: B-x B-y O, and O: 2 of 4; one span of three and two right.
+    assert found["majority"] == {"tag_accuracy": 2 / 4, "span_f1": 0}
+    assert found["by_word"] == {"tag_accuracy": 2 / 4, "span_f1": pytest.approx(2 * 1 / (2 + 2))}
+
+
+def test_the_last_answer_that_a_passage_names_is_a_baseline_of_extraction(tmp_path: Path) -> None:
+    def write(name: str, rows: list[tuple[str, str]]) -> str:
+        lines = [json.dumps({"source": f"where?\t{passage}", "target": answer}) + "\n" for passage, answer in rows]
+        (tmp_path / name).write_text("".join(lines), encoding="utf-8")
+        return str(tmp_path / name)
+
+    train = write(
+        "train.jsonl", [("to the hall", "hall"), ("a hall", "hall"), ("big hall", "big hall"), ("pond", "pond")]
+    )
+    test = write(
+        "test.jsonl", [("pond, then hall", "hall"), ("hall, pond", "hall"), ("big hall", "big hall"), ("-", "-")]
+    )
+    task = build_task(
+        TaskRef.model_validate({"kind": "span_extraction", "format": "lines"}), DataConfig(train=train, test=test)
+    )
+    found = trivial_scores(task, "test")
+    assert found["majority"]["answer_em"] == 2 / 4
+    # hall, pond, hall (it begins last), and hall where nothing is named.
+    assert found["last"]["answer_em"] == 1 / 4
+
+
+def test_frequencies_of_training_say_how_probable_last_words_are(tmp_path: Path) -> None:
+    (tmp_path / "train.txt").write_text("a b a\na c\n", encoding="utf-8")
+    (tmp_path / "test.jsonl").write_text(
+        '{"source": "b c", "target": "a"}\n{"source": "a a", "target": "c"}\n', encoding="utf-8"
+    )
+    recipe = load_recipe(
+        "lambada/transformer",
+        [
+            f"data.train={tmp_path / 'train.txt'}",
+            f"data.test={tmp_path / 'test.jsonl'}",
+            "data.tokenizer={kind: words}",
+            "evaluation.splits=[test]",
+        ],
+    )
+    found = baseline_scores(recipe, build_task(recipe.task, recipe.data), "test")
+    # Of seven tokens, two ends among them, a is three and c one; four special symbols and a, b, c are the vocabulary.
+    expected = math.exp(-(math.log(4 / 14) + math.log(2 / 14)) / 2)
+    assert found["unigram"] == pytest.approx({"perplexity": expected, "word_perplexity": expected})
+    assert found["majority"] == {"token_accuracy": 0.5, "sequence_accuracy_forced": 0.5}
+
+
+def test_the_baselines_of_a_recipe_are_on_the_examples_that_it_is_scored_on(tmp_path: Path) -> None:
+    (tmp_path / "train.tsv").write_text("source\ttarget\nq\tx\n", encoding="utf-8")
+    (tmp_path / "test.tsv").write_text("source\ttarget\na\tx\nb\tb\nc\tx\nd\td\n", encoding="utf-8")
+    recipe = load_recipe(
+        "files/template",
+        [f"data.{part}={tmp_path / f'{part}.tsv'}" for part in ("train", "test")]
+        + [f"data.dev={tmp_path / 'test.tsv'}", "evaluation.max_examples=2"],
+    )
+    found = baseline_scores(recipe, build_task(recipe.task, recipe.data), "test")
+    assert found == {"majority": {"exact_match": 1.0}, "copy": {"exact_match": 0.0}}

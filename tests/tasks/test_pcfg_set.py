@@ -154,6 +154,14 @@ def test_generated_sequences_are_new_in_every_split_and_divided_as_published() -
     assert all(e.columns["has_held_out_pair"] for e in pairs.examples("test"))
 
 
+def test_generated_sequences_can_be_kept_short() -> None:
+    task = pcfg_set(origin="generated", n_train=2000, max_functions=2)
+    counts = Counter(e.columns["n_functions"] for e in task.examples("train"))
+    assert set(counts) == {1, 2}
+    # 154 of the published test sequences have one function, 1,243 two.
+    assert counts[2] / counts[1] == pytest.approx(1243 / 154, rel=0.2)
+
+
 def test_generated_functions_and_their_numbers_are_those_of_the_published_test(oracle) -> None:
     drawn = list(islice(draw_edits(Random(0)), 4000))
     published = [row["source"] for row in oracle("pcfg_set/pcfgset_test")]
@@ -171,6 +179,9 @@ def test_synonyms_and_sizes_of_published_files_are_refused_where_they_are_not() 
     assert problem.key == "task.origin"
     (problem,) = task_problems({"kind": "pcfg_set", "n_train": 5})
     assert "task.origin=generated" in problem.reason
+    for settings in ({}, {"origin": "generated", "split": "productivity"}):
+        (problem,) = task_problems({"kind": "pcfg_set", "max_functions": 2, **settings})
+        assert problem.key == "task.max_functions"
 
 
 def test_consistency_counts_equal_outputs_whether_right_or_wrong() -> None:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ostinato.cli.options import JsonOption, MirrorOption
+from ostinato.cli.options import JsonOption, MirrorOption, OverridesArgument, RecipeArgument
 
 EPILOG = "Example: ostinato data show scan split=length"
 
@@ -74,6 +74,32 @@ def show(
         _print_task(described)
 
 
+@app.command("baselines", epilog="Example: ostinato data baselines geoquery/transformer")
+def baselines(
+    recipe: RecipeArgument,
+    overrides: OverridesArgument = None,
+    mirror: MirrorOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Print what needs no model scores on a recipe's splits: the most frequent answer, the source, frequencies."""
+    from ostinato.cli.output import print_json, print_table
+    from ostinato.data.registry import DataAccess
+    from ostinato.tasks.baselines import baseline_scores
+    from ostinato.tasks.recipes import load_recipe
+    from ostinato.tasks.registry import build_task
+    from ostinato.training.prepare import with_splits
+
+    resolved = load_recipe(recipe, overrides or [])
+    task = build_task(resolved.task, resolved.data, DataAccess.default(mirror))
+    splits = with_splits(resolved, task).evaluation.splits or []
+    found = {split: baseline_scores(resolved, task, split) for split in splits}
+    if json:
+        print_json(found)
+        return
+    rows = [(s, b, m, value) for s, scores in found.items() for b, by in scores.items() for m, value in by.items()]
+    print_table(["split", "baseline", "score", "value"], rows)
+
+
 def _print_task(described: dict[str, Any]) -> None:
     from ostinato.cli.output import number, print_table, say
 
@@ -86,7 +112,9 @@ def _print_task(described: dict[str, Any]) -> None:
     print_table(columns, [[s, n, *([published.get(s)] if published else [])] for s, n in described["sizes"].items()])
     for split, found in described["overlap"].items():
         say(f"{split}: {number(found['n_seen_sources'])} of {number(found['n'])} sources are in train")
-    say(f"metrics: {', '.join(described['metrics'])}")
+    for kind, names in (("metrics", described["metrics"]), ("without decoding", described["forced"])):
+        if names:
+            say(f"{kind}: {', '.join(names)}")
     if described["by"]:
         say(f"reported by: {', '.join(described['by'])}")
     for file in described["files"]:

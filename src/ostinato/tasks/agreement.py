@@ -77,6 +77,7 @@ class AgreementTask(Task):
     config_type = AgreementConfig
     config: AgreementConfig
     metrics = ()
+    forced = ("ranking",)
     contrast = "wrong"
 
     def __init__(self, config: TaskConfig, data: DataConfig, access: DataAccess | None = None) -> None:

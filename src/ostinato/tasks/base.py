@@ -48,6 +48,8 @@ class Task(ABC):
     config: TaskConfig
     metrics: tuple[str, ...] = ("exact_match", "token_accuracy_free")
     """Decoded metrics, by their names in `ostinato.metrics`."""
+    forced: tuple[str, ...] = ()
+    """Scores that need no decoding and that the task is reported by, beside or in the place of `metrics`."""
     by: tuple[str, ...] = ()
     """Metadata columns that every metric is reported by."""
     contrast: str | None = None

@@ -1,22 +1,50 @@
-"""What needs no model: answering with the most frequent target, and copying the source.
+"""What needs no model: the most frequent answer, the source as the answer, and how often tokens occur.
 
-A trained model has learned something where it is above both.
+A trained model has learned something where it is above all of them.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+import math
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from itertools import chain
+from typing import TYPE_CHECKING
 
 from ostinato.data.example import Example
+from ostinato.data.labelled import UNCOUNTED, LabelledRow
+from ostinato.data.rows import encode_rows
 from ostinato.data.subset import take_evenly
+from ostinato.data.tokenizer import EOS_ID, Tokenizers
 from ostinato.metrics import make_metric
 from ostinato.tasks.base import Task
+
+if TYPE_CHECKING:
+    from ostinato.config.recipe import Recipe
+    from ostinato.data.batching import AnyRow
+
+Scores = dict[str, dict[str, float]]
+"""Scores by baseline and metric."""
+
+
+def baseline_scores(recipe: Recipe, task: Task, split: str) -> Scores:
+    """Return the scores of a recipe's split without a model: those that the recipe's own evaluation has.
+
+    Decoded metrics as `trivial_scores`, texts without any as `frequency_scores`.
+
+    Raises:
+        ConfigError: no such split or metric.
+        DataError: the data cannot be had.
+    """
+    metrics = task.metrics if recipe.evaluation.metrics is None else recipe.evaluation.metrics
+    if metrics:
+        return trivial_scores(task, split, metrics, recipe.evaluation.max_examples)
+    return frequency_scores(recipe, task, split)
 
 
 def trivial_scores(
     task: Task, split: str, metrics: Sequence[str] | None = None, max_examples: int | None = None
-) -> dict[str, dict[str, float]]:
+) -> Scores:
     """Return the scores of a task's split without a model, by baseline and metric.
 
     Args:
@@ -25,18 +53,96 @@ def trivial_scores(
 
     Returns:
         ``majority``: the training split's most frequent target as every answer. ``copy``: the source as the answer.
+        Tagging: ``majority``, the most frequent tag for every word, and ``by_word``, the tag that the word has most
+        often in training (words that training lacks: the most frequent). Extraction: ``majority``, and ``last``, what
+        stands last in the passage of all that is an answer in training.
 
     Raises:
         ConfigError: no such split or metric.
         DataError: the data cannot be had.
     """
-    ((majority, _),) = Counter(example.target for example in task.examples("train")).most_common(1)
     rows = list(take_evenly(task.examples(split), max_examples))
     names = task.metrics if metrics is None else metrics
+    answers = {"tagging": _tags, "span_extraction": _spans}.get(task.name, _targets)
+    outputs = answers(task.examples(task.splits()[0]), rows)
+    return {name: _scores(names, rows, found) for name, found in outputs.items()}
+
+
+def frequency_scores(recipe: Recipe, task: Task, split: str) -> Scores:
+    """Return what the frequencies of tokens in the training split say of a split's labels: texts, masked places, words.
+
+    Returns:
+        ``majority``: token_accuracy of the most frequent label as every label, and sequence_accuracy_forced, examples
+        all of whose labels it is. ``unigram``: perplexity of labels by (n(label) + 1) / (N + V), n and N counted over
+        training texts and their ends, V the vocabulary; word_perplexity where every token is one of a whole word.
+
+    Raises:
+        ConfigError, DataError: as of training on the recipe.
+    """
+    examples = list(task.examples(task.splits()[0]))
+    tokenizers = Tokenizers.train(recipe.data, examples, recipe.model.reads)
+    encoder = tokenizers.target if recipe.model.generates else tokenizers.source
+    counts: Counter[int] = Counter()
+    for example in examples:
+        counts.update([*encoder.encode(example.target, unknown=recipe.data.unknown), EOS_ID])
+    chosen = take_evenly(task.examples(split), recipe.evaluation.max_examples)
+    rows = list(encode_rows(chosen, tokenizers, recipe.data, recipe.model, training=False, name=split))
+    labels = [_labels(row) for row in rows]
+    ((majority, _),) = counts.most_common(1)
+    n_right = [row.count(majority) for row in labels]
+    n_labels, total = sum(map(len, labels)), counts.total() + encoder.vocab_size
+    nll = sum(-n * math.log((counts[label] + 1) / total) for label, n in Counter(chain(*labels)).items())
+    n_words = sum(row.size.n_words for row in rows if row.size is not None)
+    unigram = {"perplexity": math.exp(nll / n_labels)} | (
+        {"word_perplexity": math.exp(nll / n_words)} if n_words else {}
+    )
+    n_rows_right = sum(0 < len(row) == right for row, right in zip(labels, n_right, strict=True))
+    scores = {"token_accuracy": sum(n_right) / n_labels, "sequence_accuracy_forced": n_rows_right / len(rows)}
+    return {"majority": scores, "unigram": unigram}
+
+
+def _labels(row: AnyRow) -> list[int]:
+    """Return the labels that count."""
+    if isinstance(row, LabelledRow):
+        return [label for label in row.labels if label != UNCOUNTED]
+    return [*row.target_ids, EOS_ID]
+
+
+def _targets(training: Iterable[Example], rows: Sequence[Example]) -> dict[str, list[str]]:
+    majority = _most_frequent(example.target for example in training)
+    return {"majority": [majority] * len(rows), "copy": [example.source or "" for example in rows]}
+
+
+def _tags(training: Iterable[Example], rows: Sequence[Example]) -> dict[str, list[str]]:
+    by_word: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for example in training:
+        for word, tag in zip((example.source or "").split(), example.target.split(), strict=True):
+            by_word[word][tag] += 1
+    usual = {word: _most_frequent(counts.elements()) for word, counts in by_word.items()}
+    majority = _most_frequent(tag for counts in by_word.values() for tag in counts.elements())
+    words = [(example.source or "").split() for example in rows]
     return {
-        "majority": _scores(names, rows, [majority] * len(rows)),
-        "copy": _scores(names, rows, [example.source or "" for example in rows]),
+        "majority": [" ".join([majority] * len(sentence)) for sentence in words],
+        "by_word": [" ".join(usual.get(word, majority) for word in sentence) for sentence in words],
     }
+
+
+def _spans(training: Iterable[Example], rows: Sequence[Example]) -> dict[str, list[str]]:
+    answers = Counter(example.target.partition("\t")[0] for example in training)
+    ((majority, _),) = answers.most_common(1)
+    return {"majority": [majority] * len(rows), "last": [_last(example, answers) or majority for example in rows]}
+
+
+def _last(example: Example, answers: Iterable[str]) -> str:
+    """Return the answer that begins last in the passage, of several the longest; empty where there is none."""
+    passage = (example.source or "").partition("\t")[2]
+    found = [(passage.rfind(answer), len(answer), answer) for answer in answers if answer in passage]
+    return max(found)[2] if found else ""
+
+
+def _most_frequent(items: Iterable[str]) -> str:
+    ((found, _),) = Counter(items).most_common(1)
+    return found
 
 
 def _scores(names: Sequence[str], rows: Iterable[Example], outputs: Iterable[str]) -> dict[str, float]:

@@ -120,6 +120,7 @@ def describe_task(task: Task) -> dict[str, Any]:
         "published": task.published_sizes(),
         "overlap": {split: asdict(measure_overlap(task, split)) for split in splits if split == "test"},
         "metrics": list(task.metrics),
+        "forced": list(task.forced),
         "by": list(task.by),
         "files": [asdict(file) for file in task.files()],
         "examples": [_shown(example.source, example.target, example.columns) for example in first],

@@ -87,6 +87,7 @@ class FilesTask(OwnFilesTask):
         super().__init__(config, data, access)
         if not self.config.has_sources:
             self.metrics = ()
+            self.forced = ("perplexity", "word_perplexity", "bits_per_byte")
 
     def _examples(self, split: str) -> Iterator[Example]:
         paths, column = paths_of(self.data, split), self.config.origin_column

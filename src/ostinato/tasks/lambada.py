@@ -13,6 +13,8 @@ from ostinato.errors import DataError
 from ostinato.tasks.base import TaskConfig
 from ostinato.tasks.files import OwnFilesTask, paths_of
 
+_SIZES = {"dev": 4_869, "test": 5_153}
+
 
 class LambadaConfig(TaskConfig):
     """Settings of LAMBADA; the files are named under `data`."""
@@ -53,6 +55,11 @@ class LambadaTask(OwnFilesTask):
     def __init__(self, config: TaskConfig, data: DataConfig, access: DataAccess | None = None) -> None:
         super().__init__(config, data, access)
         self.metrics = ("exact_match",) if self.config.has_sources else ()
+        self.forced = () if self.config.has_sources else ("word_perplexity", "sequence_accuracy_forced")
+
+    def published_sizes(self) -> dict[str, int]:
+        """Return the sizes of LAMBADA's own splits."""
+        return {split: n for split, n in _SIZES.items() if split in self.splits()}
 
     def _examples(self, split: str) -> Iterator[Example]:
         is_training = split == self.splits()[0]

@@ -92,6 +92,7 @@ class LearningToExecuteTask(Task):
     config_type = LearningToExecuteConfig
     config: LearningToExecuteConfig
     metrics = ("exact_match", "character_accuracy_free")
+    forced = ("token_accuracy", "sequence_accuracy_forced")
     by = ("length", "nesting")
 
     def splits(self) -> tuple[str, ...]:

@@ -120,6 +120,8 @@ class PcfgSetConfig(TaskConfig):
     """Keep the sequences of dev that have what the split's training set lacks; they then guide selection."""
     n_train: Annotated[int, Field(ge=1)] | None = None
     """generated: training sequences before the split takes some away; None: as published, 82,622."""
+    max_functions: Annotated[int, Field(ge=1)] | None = None
+    """generated, iid: most functions of a sequence; None: as published, 24."""
     seed: Annotated[int, Field(ge=0)] = 0
     """generated: of the data; independent of the seed of training."""
 
@@ -129,6 +131,8 @@ class PcfgSetConfig(TaskConfig):
             yield Problem(f"{path}origin", self.origin, f"must be published with {path}split={self.split}")
         if self.origin == "published" and self.n_train is not None:
             yield Problem(f"{path}n_train", self.n_train, f"is for {path}origin=generated")
+        if self.max_functions is not None and (self.origin, self.split) != ("generated", "iid"):
+            yield Problem(f"{path}max_functions", self.max_functions, f"is for {path}origin=generated and split=iid")
 
 
 class PcfgSetTask(Task):
@@ -139,7 +143,8 @@ class PcfgSetTask(Task):
     train 82,168 without. substitutivity: test and test_twin 10,000 each, one function replaced by its synonym, which
     training has as often as the function (equal) or only in sequences of one function (primitive). dev is the one of
     iid for all; by default it loses the sequences that have what the split's training set lacks, whole_dev keeps them.
-    origin=generated draws other sequences: functions and letters uniform, as many functions as in the published test.
+    origin=generated draws other sequences: functions and letters uniform, as many functions as in the published test,
+    or with max_functions, which is no published task, only the shorter ones of them.
     Tokens: words. Every target, published or not, is checked against the functions' definition.
     Metric: exact match, free running; by number of functions. Substitutivity: `ostinato.metrics.consistency` of the
     outputs for test and test_twin, right or wrong. Localism: `ostinato.tasks.localism`.
@@ -216,7 +221,7 @@ class PcfgSetTask(Task):
     def _drawn(self) -> dict[str, list[Example]]:
         """The generated examples of the random split; no sequence is in it twice. Test and dev are drawn first."""
         n_train, n_dev, n_test = _N_GENERATED
-        sources = _distinct(draw_edits(Random(f"{self.config.seed}/pcfg_set")))
+        sources = _distinct(draw_edits(Random(f"{self.config.seed}/pcfg_set"), self.config.max_functions))
         sizes = {"test": n_test, "dev": n_dev, "train": self.config.n_train or n_train}
         return {part: [_example(s, apply_edits(s)) for s in islice(sources, n)] for part, n in sizes.items()}
 

@@ -93,16 +93,17 @@ def has_held_out_pair(source: str) -> bool:
     return any(pair in HELD_OUT_PAIRS for pair in pairwise(tokens))
 
 
-def draw_edits(rng: Random) -> Iterator[str]:
-    """Yield random sequences without end, repetitions among them.
+def draw_edits(rng: Random, most: int | None = None) -> Iterator[str]:
+    """Yield random sequences without end, repetitions among them, of up to `most` functions (None: 24).
 
     The number of functions is drawn as often as the published test set has it, every function with equal probability,
     what is left of them after a binary function is divided uniformly, and arguments are 2 to 5 uniform letters. Longer
     ones than 500 characters are drawn again, as published.
     """
-    sizes = range(1, len(_SIZES) + 1)
+    weights = _SIZES[:most]
+    sizes = range(1, len(weights) + 1)
     while True:
-        source = " ".join(_draw(rng, rng.choices(sizes, _SIZES)[0]))
+        source = " ".join(_draw(rng, rng.choices(sizes, weights)[0]))
         if len(source) < _MOST_CHARACTERS:
             yield source
 

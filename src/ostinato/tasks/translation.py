@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
-from ostinato.config.data import DataConfig
+from ostinato.config.data import DataConfig, FieldName
 from ostinato.data.example import Example
 from ostinato.data.lines import bad_line
 from ostinato.data.registry import RemoteFile
 from ostinato.data.sources import read_examples
+from ostinato.errors import DataError, Problem
 from ostinato.tasks.base import Task, TaskConfig
 from ostinato.tasks.files import check_paths, given_splits, paths_of
 
@@ -53,6 +55,10 @@ _FILE_OF = {
 }
 
 
+_COMMAS = str.maketrans("\u015e\u015f\u0162\u0163", "\u0218\u0219\u021a\u021b")
+"""S, s, T and t with cedilla, and with comma below."""
+
+
 def _multi30k(name: str) -> tuple[RemoteFile, RemoteFile]:
     n_rows, *sides = _HASHES[name]
     english, german = (
@@ -78,6 +84,21 @@ class TranslationConfig(TaskConfig):
     """files: data.train, data.dev, data.test; two text files side by side, JSON lines or TSV."""
     swap_sides: bool = False
     """Translate the other way round: for Multi30k from German to English."""
+    target_tag: FieldName | None = None
+    """files: column with the language of the target. `<2de>` and a blank are written before a source whose target is
+    German (`de`), so that one model translates in many directions."""
+    normalise: Literal["none", "romanian"] = "none"
+    """files: romanian writes s and t of the target with commas below in the place of cedillas, as WMT16's scripts do;
+    diacritics stay."""
+
+    def problems(self, path: str = "") -> Iterator[Problem]:
+        """Tags name targets, and Romanian is in no corpus of ours."""
+        is_own = self.corpus == "files"
+        if self.target_tag is not None and (self.swap_sides or not is_own):
+            reason = f"is for {path}corpus=files, with {path}swap_sides=false"
+            yield Problem(f"{path}target_tag", self.target_tag, reason)
+        if self.normalise != "none" and not is_own:
+            yield Problem(f"{path}normalise", self.normalise, f"is for {path}corpus=files")
 
 
 class TranslationTask(Task):
@@ -86,7 +107,8 @@ class TranslationTask(Task):
     Splits of Multi30k (task 1, raw text, the 2016-2018 shared tasks): train 29,000, dev 1,014 (val), test 1,000 (2016
     flickr, the one papers report), test_2017 1,000 and test_2018 1,071 (flickr). The ambiguous COCO test set of 2017 is
     left out. Blanks at the ends of lines are dropped; nothing else is changed, and nothing is lowercased or tokenised
-    beforehand. With corpus=files the splits are the files given.
+    beforehand. With corpus=files the splits are the files given; target_tag names a column of target languages, which
+    are written before the sources (many-to-many; scores by language), normalise=romanian is WMT16's of the target side.
     Tokens: data.tokenizer; subwords (bpe or unigram, about 8,000 joint ones for Multi30k) are the customary choice.
     Metric: sacreBLEU's corpus BLEU (13a, mixed case) and chrF2 of the plain output text, each with its signature. Many
     papers score tokenised or lowercased output, so their numbers are not comparable.
@@ -102,6 +124,8 @@ class TranslationTask(Task):
         super().__init__(config, data, access)
         if self.config.corpus == "files":
             check_paths(data)
+        if self.config.target_tag is not None:
+            self.by = (self.config.target_tag,)
 
     @property
     def is_generated(self) -> bool:
@@ -114,17 +138,34 @@ class TranslationTask(Task):
             return ()
         return tuple(file for name in _FILE_OF.values() for file in _multi30k(name))
 
+    def published_sizes(self) -> dict[str, int]:
+        """Return the sizes of Multi30k."""
+        return {} if self.config.corpus == "files" else {split: _HASHES[name][0] for split, name in _FILE_OF.items()}
+
     def splits(self) -> tuple[str, ...]:
         """Return the splits of the corpus."""
         return given_splits(self.data) if self.config.corpus == "files" else tuple(_FILE_OF)
 
     def _examples(self, split: str) -> Iterator[Example]:
         if self.config.corpus == "files":
-            pairs = read_examples(paths_of(self.data, split), self.data)
+            pairs = self._read_own(split)
         else:
             pairs = self._read_multi30k(_FILE_OF[split])
         for example in pairs:
             yield _swapped(example) if self.config.swap_sides else example
+
+    def _read_own(self, split: str) -> Iterator[Example]:
+        """Yield the user's pairs, with a tag and normalised where that is asked for."""
+        tag = self.config.target_tag
+        for number, example in enumerate(read_examples(paths_of(self.data, split), self.data), 1):
+            source, target = example.source or "", example.target
+            if tag is not None:
+                if tag not in example.columns:
+                    raise DataError(f"{split}: example {number} has no column {tag!r} (task.target_tag)")
+                source = f"<2{example.columns[tag]}> {source}"
+            if self.config.normalise == "romanian":
+                target = target.translate(_COMMAS)
+            yield replace(example, source=source, target=target)
 
     def _read_multi30k(self, name: str) -> Iterator[Example]:
         english, german = _multi30k(name)

@@ -1,0 +1,79 @@
+"""What `ostinato data show` prints of a task: protocol, sizes, scores and examples."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ostinato.metrics import METRICS
+from ostinato.tasks.catalog import describe_task, open_task, protocol
+from ostinato.tasks.checks import FORCED_METRICS
+from ostinato.tasks.registry import TASKS
+
+SMALL = {
+    "agreement": ["n_train=20", "n_eval=5"],
+    "algorithmic": ["n_train=20", "n_eval=5"],
+    "learning_to_execute": ["n_train=20", "n_eval=5"],
+    "listops": ["version=small", "n_train=20", "n_eval=5"],
+    "logical_inference": ["origin=generated", "n_pairs=2000"],
+    "passivization": ["origin=generated", "n_train=20"],
+    "pcfg_set": ["origin=generated", "n_train=20"],
+    "relay": ["n_train=20", "n_eval=5"],
+    "scan": ["split=length"],
+}
+"""Tasks that need no files, with settings that make them short."""
+ROWS: dict[str, list[dict[str, Any]]] = {
+    "classification": [{"source": "a b", "target": "x"}] * 3,
+    "files": [{"source": "a b", "target": "b a"}] * 3,
+    "lambada": [{"text": "a b c", "source": "a b", "target": "c"}] * 3,
+    "span_extraction": [{"source": "who?\ta b", "target": "b"}] * 3,
+    "tagging": [{"source": "a b", "target": "O B-x"}] * 3,
+}
+"""Rows of tasks that read files of the user's own."""
+
+
+@pytest.mark.parametrize("kind", TASKS)
+def test_every_protocol_says_splits_tokens_metric_and_selection(kind: str) -> None:
+    text = protocol(TASKS[kind])
+    assert [name for name in ("Splits", "Tokens", "Metric", "Selection") if name not in text] == []
+
+
+@pytest.mark.parametrize("kind", SMALL)
+def test_tasks_without_files_are_shown_with_scores_sizes_and_three_examples(kind: str) -> None:
+    check(describe_task(open_task(kind, SMALL[kind])))
+
+
+@pytest.mark.parametrize("kind", ROWS)
+def test_tasks_on_own_files_are_shown_with_scores_sizes_and_three_examples(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in ROWS[kind]), encoding="utf-8")
+    form = ["format=lines"] if kind == "span_extraction" else []
+    shown = describe_task(open_task(kind, [*form, f"data.train={path}", f"data.test={path}"]))
+    check(shown)
+    assert shown["published"] == ({"test": 5153} if kind == "lambada" else {})
+
+
+def test_texts_are_reported_by_what_needs_no_decoding(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("a b\nc d\ne f\n", encoding="utf-8")
+    shown = describe_task(open_task("files", ["model_kind=language_model", f"data.train={path}"]))
+    assert (shown["metrics"], shown["forced"]) == ([], ["perplexity", "word_perplexity", "bits_per_byte"])
+    shown = describe_task(open_task("lambada", ["form=reading", f"data.train={path}", "passages=texts"]))
+    assert (shown["metrics"], shown["forced"]) == (["exact_match"], [])
+
+
+def test_the_sizes_of_multi30k_are_shown_as_published() -> None:
+    published = open_task("translation").published_sizes()
+    assert published == {"train": 29_000, "dev": 1_014, "test": 1_000, "test_2017": 1_000, "test_2018": 1_071}
+
+
+def check(shown: dict[str, Any]) -> None:
+    """Compare what is shown with what has to be."""
+    assert len(shown["examples"]) == 3
+    assert all(n > 0 for n in shown["sizes"].values())
+    named = [*shown["metrics"], *shown["forced"]]
+    assert named
+    assert set(named) <= {*METRICS, *FORCED_METRICS, "ranking"}
