@@ -65,3 +65,10 @@ def test_equal_systems_are_both_on_the_front_and_unknown_ones_are_not() -> None:
     assert pareto_front([1, 2, math.nan], [5, math.nan, 9]).tolist() == [True, False, False]
     with pytest.raises(DataError, match="one of each"):
         pareto_front([1, 2], [1])
+
+
+def test_the_share_lies_in_its_interval_where_rounding_says_otherwise() -> None:
+    for n in (*range(1, 60), 511, 512, 2000):
+        for n_right in {0, 1, n // 2, n - 1, n}:
+            low, high = wilson_interval(n_right, n)
+            assert 0 <= low <= n_right / n <= high <= 1

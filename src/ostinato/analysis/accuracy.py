@@ -46,7 +46,8 @@ def wilson_interval(n_right: int, n: int) -> tuple[float, float]:
     z2 = _Z * _Z
     half = _Z * (n_right * (n - n_right) / n + z2 / 4) ** 0.5
     low, high = ((n_right + z2 / 2 + sign * half) / (n + z2) for sign in (-1, 1))
-    return max(0.0, low), min(1.0, high)
+    # The share is inside, also where none or all are right and rounding says otherwise.
+    return min(max(0.0, low), n_right / n), max(min(1.0, high), n_right / n)
 
 
 def accuracy_by_category(
