@@ -33,3 +33,10 @@ def same_rows(**arrays: NDArray[Any]) -> None:
     if len({len(array) for array in arrays.values()}) > 1:
         counts = ", ".join(f"{name} has {len(array)}" for name, array in arrays.items())
         raise DataError(f"as many rows are needed in each: {counts}")
+
+
+def entropy(shares_XS: NDArray[Any]) -> Floats:
+    """Return -sum_s p_s log p_s over the last axis, in nats, `[...]` of `[..., S]`; 0 log 0 = 0."""
+    logs = np.log(np.where(shares_XS > 0, shares_XS, 1.0))
+    found: Floats = np.maximum(-(shares_XS * logs).sum(-1), 0.0)
+    return found

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ostinato.analysis.arrays import Floats
+from ostinato.analysis.arrays import Floats, entropy
 from ostinato.errors import DataError
 
 
@@ -20,9 +20,7 @@ def attention_entropy(weights_XS: ArrayLike) -> Floats:
     weights = np.asarray(weights_XS, dtype=np.float64)
     if (weights < 0).any():
         raise DataError("weights of attention must be at least 0")
-    logs = np.log(np.where(weights > 0, weights, 1.0))
-    found: Floats = np.maximum(-(weights * logs).sum(-1), 0.0)
-    return found
+    return entropy(weights)
 
 
 def mass_on(weights_XS: ArrayLike, positions_XS: ArrayLike) -> Floats:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ostinato.analysis.arrays import Floats, matrix, same_rows
+from ostinato.analysis.arrays import Floats, entropy, matrix, same_rows
 from ostinato.errors import DataError
 
 
@@ -58,10 +58,5 @@ def expert_use(experts_NK: ArrayLike, probs_NE: ArrayLike, weight_N: ArrayLike |
     places = np.repeat(weights[:, None], experts.shape[1], axis=1)
     counts = np.bincount(experts.ravel(), weights=places.ravel(), minlength=n_experts)
     load = counts / counts.sum()
-    row_entropy = float((weights * _entropy(probs)).sum() / weights.sum())
-    return ExpertUse(load, float(_entropy(load)), row_entropy, tuple(np.flatnonzero(counts == 0).tolist()))
-
-
-def _entropy(probs: Floats) -> Floats:
-    """Return H over the last dimension, 0 log 0 = 0."""
-    return -(probs * np.log(np.where(probs > 0, probs, 1.0))).sum(-1)  # type: ignore[no-any-return]
+    row_entropy = float((weights * entropy(probs)).sum() / weights.sum())
+    return ExpertUse(load, float(entropy(load)), row_entropy, tuple(np.flatnonzero(counts == 0).tolist()))
