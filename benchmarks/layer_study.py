@@ -17,6 +17,7 @@ from ostinato.evaluation.loading import resolve_device
 from ostinato.evaluation.timing import Stopwatch
 from ostinato.experiments.environment import describe_environment
 from ostinato.experiments.results import read_rows
+from ostinato.kernels import keep_freed_memory
 from ostinato.training.rng import preserved_randomness
 from ostinato.training.threads import cpu_threads
 from ostinato.version import __version__
@@ -49,9 +50,10 @@ def run_cells(
 
     Every row has study, kind, cell, version and environment. Kinds: time (see `layers.measure`), memory {name, role,
     live_bytes, gradient_bytes}, absent {name, reason}, and those of `more`, which sees the contestants of every cell.
-    `rest`: seconds before every timed call.
+    `rest`: seconds before every timed call. The process keeps memory it has released, as `ostinato train` lets it.
     """
     device = resolve_device(args.device)
+    keep_freed_memory()
     rows = []
     with cpu_threads(args.threads), preserved_randomness():
         environment = asdict(describe_environment(device))

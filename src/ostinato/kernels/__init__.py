@@ -13,6 +13,7 @@ from ostinato.kernels.dispatch import Dispatch, combine, dispatch, gather
 from ostinato.kernels.dropout import Draws, Kept, add_dropped, draw_kept, drop, drop_activated
 from ostinato.kernels.feedforward import ExpertWeights, expert_feed_forward
 from ostinato.kernels.linear import routed_linear
+from ostinato.kernels.memory import keep_freed_memory
 from ostinato.kernels.packed import PackedMatrix, lay_out, packing
 from ostinato.kernels.trial import Backend
 
@@ -37,6 +38,7 @@ __all__ = [
     "drop_activated",
     "expert_feed_forward",
     "gather",
+    "keep_freed_memory",
     "lay_out",
     "packing",
     "routed_linear",

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ostinato.kernels.dispatch import Dispatch
+from ostinato.kernels.memory import room_for_gradient
 
 Order = Literal["rows", "slots", "places"]
 """How the rows of a tensor stand: N rows, N K slots (the choices of a row side by side), or M places sorted by expert.
@@ -106,11 +107,10 @@ class MapGradients:
     """
 
     def __init__(self, weight_EDF: Tensor, bias_EF: Tensor | None, *, needs_weight: bool, needs_bias: bool) -> None:
-        contiguous = torch.contiguous_format
-        self.weight = torch.empty_like(weight_EDF, memory_format=contiguous) if needs_weight else None
+        self.weight = room_for_gradient(weight_EDF) if needs_weight else None
         self.bias = None
         if needs_bias and bias_EF is not None:
-            self.bias = torch.zeros_like(bias_EF, memory_format=contiguous)
+            self.bias = torch.zeros_like(bias_EF, memory_format=torch.contiguous_format)
 
     def write(self, expert: int, x: Tensor, grad: Tensor) -> None:
         """Write the gradients of one expert, of the rows it read and the gradient of what it gave."""

@@ -13,6 +13,7 @@ from ostinato.config.recipe import Recipe
 from ostinato.data.disk import write_json
 from ostinato.data.registry import DataAccess
 from ostinato.evaluation import evaluate
+from ostinato.kernels import keep_freed_memory
 from ostinato.models import load_model
 from ostinato.training.checkpoint import Checkpoints
 from ostinato.training.checks import check_training
@@ -37,7 +38,8 @@ def train(
     """Train a model, evaluate its best checkpoint on the recipe's splits, and return what results.json holds.
 
     On a CPU the same recipe gives the same weights and the same metrics.jsonl, byte for byte, whether or not the run
-    was interrupted and resumed. The process's global random generators are seeded.
+    was interrupted and resumed. The process's global random generators are seeded, and it keeps memory it has released
+    (`ostinato.kernels.keep_freed_memory`).
 
     Started by a launcher, every process calls this with the same arguments, and returns the same
     (`ostinato.training.processes`).
@@ -60,6 +62,7 @@ def train(
     reporter = reporter if reporter and processes.is_first else SilentReporter()
     device = processes.device(recipe.training.device)
     check_training(recipe, device)
+    keep_freed_memory()
     with closing(reporter), cpu_threads(recipe.training.n_threads):
         run = RunDirectory(processes.from_first(lambda: directory))
         with processes.first_goes_first():
