@@ -12,7 +12,8 @@ def take_evenly(items: Iterable[T], n: int | None) -> Iterable[T]:
     """Return n of N items in their order, spread evenly over all: items floor(k N / n), k = 0 .. n - 1, from 0.
 
     The first n would say little of a split that is sorted, by length for example. The same items are taken every time,
-    and where n divides m, those n are among the m that would be taken.
+    and where n divides m, those n are among the m that would be taken. Where the rows have a rhythm, all may be of one
+    kind: every fifth question of bAbI is the first of its story.
 
     Args:
         items: read to the end, because their number has to be known; an endless stream is for `itertools.islice`.
