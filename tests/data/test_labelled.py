@@ -13,7 +13,7 @@ from ostinato.config.data import DataConfig, MaskingConfig, TokenizerConfig
 from ostinato.config.model import EncoderConfig, LanguageModelConfig, ModelConfig
 from ostinato.data.batch import TextSize
 from ostinato.data.batching import TrainingBatches, collate
-from ostinato.data.example import Example
+from ostinato.data.example import NOT_IN_PASSAGE, Example
 from ostinato.data.labelled import (
     LabelledRow,
     classification_row,
@@ -130,6 +130,9 @@ def test_an_answer_is_found_where_it_is_said_to_be() -> None:
     cut = span_row(example, JOINT, DataConfig(max_source_length=7, over_length="truncate"), 0)
     assert cut is not None
     assert (cut.ids[-2:], cut.labels) == ([D, EOS_ID], [-1, -1])
+    nowhere = span_row(Example("a\tc d", "x", {"answer_start": NOT_IN_PASSAGE}), JOINT, DATA, 0)
+    assert nowhere is not None
+    assert (nowhere.ids, nowhere.labels) == ([BOS_ID, A, EOS_ID, C, D, EOS_ID], [-1, -1])
 
 
 def test_batches_of_labelled_rows_count_the_labels_that_are_there() -> None:

@@ -80,6 +80,26 @@ def test_frequencies_of_training_say_how_probable_last_words_are(tmp_path: Path)
     assert found["majority"] == {"token_accuracy": 0.5, "sequence_accuracy_forced": 0.5}
 
 
+def test_words_of_the_passage_are_the_baselines_of_lambadas_pairs(tmp_path: Path) -> None:
+    def write(name: str, rows: list[tuple[str, str]]) -> str:
+        lines = [json.dumps({"source": source, "target": word}) + "\n" for source, word in rows]
+        (tmp_path / name).write_text("".join(lines), encoding="utf-8")
+        return str(tmp_path / name)
+
+    (tmp_path / "train.txt").write_text("so it was over\nand over\n", encoding="utf-8")
+    test = write(
+        "test.jsonl", [("No Ann, the the Ann. The men, I see, saw", "Ann"), ("x x", "x"), ("the end is", "over")]
+    )
+    data = DataConfig(train=str(tmp_path / "train.txt"), test=test)
+    found = trivial_scores(build_task(TaskRef.model_validate({"kind": "lambada", "form": "reading"}), data), "test")
+    assert found["majority"] == {"exact_match": 1 / 3}
+    # Ann and the are there twice, Ann first; x.
+    assert found["frequent"] == {"exact_match": 2 / 3}
+    # Names: Ann (not No, The or I), and twice none, so the majority.
+    assert found["name"] == {"exact_match": 2 / 3}
+    assert found["random"]["exact_match"] in {1 / 3, 2 / 3}
+
+
 def test_the_baselines_of_a_recipe_are_on_the_examples_that_it_is_scored_on(tmp_path: Path) -> None:
     (tmp_path / "train.tsv").write_text("source\ttarget\nq\tx\n", encoding="utf-8")
     (tmp_path / "test.tsv").write_text("source\ttarget\na\tx\nb\tb\nc\tx\nd\td\n", encoding="utf-8")

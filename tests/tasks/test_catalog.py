@@ -36,9 +36,9 @@ ROWS: dict[str, list[dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("kind", TASKS)
-def test_every_protocol_says_splits_tokens_metric_and_selection(kind: str) -> None:
+def test_every_protocol_says_splits_tokens_metric_selection_and_departures(kind: str) -> None:
     text = protocol(TASKS[kind])
-    assert [name for name in ("Splits", "Tokens", "Metric", "Selection") if name not in text] == []
+    assert [name for name in ("Splits", "Tokens", "Metric", "Selection", "Departures") if name not in text] == []
 
 
 @pytest.mark.parametrize("kind", SMALL)

@@ -11,7 +11,7 @@ import pytest
 
 from ostinato.config.data import DataConfig
 from ostinato.config.recipe import TaskRef
-from ostinato.data.example import Example
+from ostinato.data.example import NOT_IN_PASSAGE, Example
 from ostinato.errors import ConfigError, DataError
 from ostinato.tasks.agreement import NOUNS, VERBS
 from ostinato.tasks.base import Task
@@ -242,6 +242,29 @@ def test_last_words_go_on_from_their_passages(tmp_path: Path) -> None:
     assert list(reading.examples("dev")) == [Example("a b\n", "c")]
     texts = _task("lambada", DataConfig(train=str(train), dev=str(train)), passages="texts")
     assert next(iter(texts.examples("dev"))) == Example("it was a dark", "night", continues=True)
+
+
+def test_last_words_are_pointed_at_where_the_passage_names_them_last(tmp_path: Path) -> None:
+    train = tmp_path / "novel.txt"
+    train.write_text('Ann saw Bob. "Bob!" she said. He was Bob\nAnn left. Then came Eve\n')
+    dev = _lines(
+        tmp_path / "dev.jsonl", [{"source": "Bobby ran.\n\nI saw", "target": "Bob"}, {"source": "a b", "target": "a"}]
+    )
+    task = _task("lambada", DataConfig(train=str(train), dev=dev), form="extraction")
+    assert task.metrics == ("exact_match",)
+    # The second text names Eve nowhere else: nothing can be learned from it.
+    (example,) = task.examples("train")
+    assert example == Example('He was\tAnn saw Bob. "Bob!" she said.', "Bob", {"answer_start": 14})
+    assert list(task.examples("dev")) == [
+        Example("I saw\tBobby ran.", "Bob", {"answer_start": NOT_IN_PASSAGE}),
+        Example("a b\ta b", "a", {"answer_start": 0}),
+    ]
+
+
+def test_answers_said_to_be_nowhere_are_no_questions_of_extraction(tmp_path: Path) -> None:
+    path = _lines(tmp_path / "a.jsonl", [{"source": "who?\ta b", "target": "c", "answer_start": -1}])
+    with pytest.raises(DataError, match="does not hold the answer 'c'"):
+        list(_task("span_extraction", DataConfig(train=path), format="lines").examples("train"))
 
 
 def test_lambada_has_its_published_size() -> None:

@@ -48,6 +48,8 @@ class ReferenceRow(Config):
     split: str
     metric: str
     value: float
+    by: dict[str, int | str] | None = None
+    """Column and value of the examples it is of, such as {bin: 7}; None: the whole split."""
     band: tuple[float, float] | None = Field(default=None, strict=False)
     """Where our own result is expected."""
 

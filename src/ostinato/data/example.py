@@ -7,6 +7,9 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+NOT_IN_PASSAGE = -1
+"""`answer_start` of a question whose answer the passage does not hold: nothing to learn, and no output is right."""
+
 
 @dataclass(frozen=True, slots=True)
 class Example:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from ostinato.data.batch import Batch, TextSize, Tokens
+from ostinato.data.example import NOT_IN_PASSAGE
 from ostinato.data.pad import pad
 from ostinato.data.tokenizer import BOS_ID, EOS_ID, PAD_ID, LabelTokenizer, Tokenizer, Tokenizers
 from ostinato.errors import DataError
@@ -205,7 +206,8 @@ def span_row(example: Example, tokenizers: Tokenizers, data: DataConfig, index: 
     """Return a question and a passage with the columns of the first answer's first and last token.
 
     The answer is at the character `answer_start` of the passage (a column of the example), else where it is first
-    found. Of answers with tabs between them the first is learned from.
+    found. Of answers with tabs between them the first is learned from. With `answer_start` = `NOT_IN_PASSAGE` no label
+    counts.
 
     Returns:
         None where it is too long, or its answer is cut off, and `data.over_length` is "drop".
@@ -214,7 +216,8 @@ def span_row(example: Example, tokenizers: Tokenizers, data: DataConfig, index: 
         DataError: the passage does not hold the answer.
     """
     ids, passage = passage_of(example, tokenizers.source, data)
-    found = _answer_columns(example, passage)
+    is_there = example.columns.get("answer_start") != NOT_IN_PASSAGE
+    found = _answer_columns(example, passage) if is_there else (UNCOUNTED, UNCOUNTED)
     room = data.max_source_length - 1
     if len(ids) > room:
         if data.over_length == "drop":

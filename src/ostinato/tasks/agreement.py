@@ -65,13 +65,14 @@ class AgreementTask(Task):
     origin=files: data.train are texts (data.text_field, or plain text); data.dev and data.test are JSON lines with the
     sentence up to the verb (data.source_field), the right form (data.target_field) and the wrong one (wrong_field).
     In 4 rows of the Linzen test set of Gulordava et al. (2018) both forms are the same, which always counts as wrong.
-    The papers' data are Linzen et al.'s: 9 % of their dependencies train, 1 % validation, the rest test, all
-    intervening nouns attractors. Universal Transformers trains on sentences up to and including the verb.
     Tokens: words for generated sentences, else data.tokenizer.
     Metric: `ranking`: share of examples whose right form has the greater probability after the same words, forms of
     several tokens by the product; by attractors, `macro` their mean. Chance is 0.5, and a model that follows the last
     noun has 1 for no attractor and 0 for any. Loss and token accuracy are of the right form.
     Selection: dev, by loss of the right forms.
+    Departures: generated sentences stand in for those of Wikipedia (Linzen et al.: 9 % of the dependencies train, 1 %
+    validation, the rest test, all intervening nouns attractors). Universal Transformers trains on sentences up to and
+    including the verb, here on whole ones.
     """
 
     config_type = AgreementConfig

@@ -74,7 +74,8 @@ class AlgorithmicTask(Task):
     Metric: exact match (the papers' seq-acc) and token accuracy with the end symbol (char-acc), both free running, by
     length; teacher-forced token accuracy, which tensor2tensor reports, stands beside them in every result.
     Selection: dev, which has the training lengths; nothing is selected on long.
-    Differs from tensor2tensor: eleven symbols are declared for addition, where it declares ten for eleven.
+    Departures from tensor2tensor: outputs are searched for, where its scores are teacher-forced; eleven symbols are
+    declared for addition, where it declares ten for eleven.
     """
 
     config_type = AlgorithmicConfig

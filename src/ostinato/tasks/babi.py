@@ -132,10 +132,11 @@ class BabiTask(Task):
     Tokens: words; full stops, question marks and commas are separate.
     Metric: exact match, free running, by task: 1 minus it is the error of a task, its mean over tasks (macro) gives the
     papers' average, and a task fails with more than 5 % (`failed` in the results).
-    Selection: dev. Dehghani et al. 2019 report the best of ten seeds by a validation set they do not describe.
-    Forms: facts is the papers', a position for every fact and one for the question, and a choice among all answers
-    of the training split (theirs: of train and test). plain departs from it: a decoder writes the answer to a sequence
-    of words. Column `supporting` has the positions of the supporting facts, in plain of their words, from 0.
+    Selection: dev.
+    Departures: Dehghani et al. 2019 report the best of ten seeds by a validation set they do not describe. form=facts
+    is theirs, a position for every fact and one for the question, but the choice is among all answers of the training
+    split (theirs: of train and test); of form=plain a decoder writes the answer to a sequence of words.
+    Column `supporting` has the positions of the supporting facts, in plain of their words, from 0.
     """
 
     config_type = BabiConfig

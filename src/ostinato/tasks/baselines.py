@@ -6,6 +6,8 @@ A trained model has learned something where it is above all of them.
 from __future__ import annotations
 
 import math
+import random
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import chain
@@ -22,6 +24,9 @@ from ostinato.tasks.base import Task
 if TYPE_CHECKING:
     from ostinato.config.recipe import Recipe
     from ostinato.data.batching import AnyRow
+
+_WORD = re.compile(r"[^\W\d_]+(?:'[^\W\d_]+)*")
+_NAME = re.compile(r"(?<=[\w,;] )(?!I\b)[A-Z][^\W\d_]*")
 
 Scores = dict[str, dict[str, float]]
 """Scores by baseline and metric."""
@@ -55,7 +60,9 @@ def trivial_scores(
         ``majority``: the training split's most frequent target as every answer. ``copy``: the source as the answer.
         Tagging: ``majority``, the most frequent tag for every word, and ``by_word``, the tag that the word has most
         often in training (words that training lacks: the most frequent). Extraction: ``majority``, and ``last``, what
-        stands last in the passage of all that is an answer in training.
+        stands last in the passage of all that is an answer in training. LAMBADA's pairs: ``majority``, and of the
+        words of the passage ``random``, one drawn with a fixed seed, ``frequent``, the most frequent, and ``name``, the
+        most frequent that has a capital and does not begin a sentence.
 
     Raises:
         ConfigError: no such split or metric.
@@ -63,7 +70,7 @@ def trivial_scores(
     """
     rows = list(take_evenly(task.examples(split), max_examples))
     names = task.metrics if metrics is None else metrics
-    answers = {"tagging": _tags, "span_extraction": _spans}.get(task.name, _targets)
+    answers = {"tagging": _tags, "span_extraction": _spans, "lambada": _words}.get(task.name, _targets)
     outputs = answers(task.examples(task.splits()[0]), rows)
     return {name: _scores(names, rows, found) for name, found in outputs.items()}
 
@@ -138,6 +145,19 @@ def _last(example: Example, answers: Iterable[str]) -> str:
     passage = (example.source or "").partition("\t")[2]
     found = [(passage.rfind(answer), len(answer), answer) for answer in answers if answer in passage]
     return max(found)[2] if found else ""
+
+
+def _words(training: Iterable[Example], rows: Sequence[Example]) -> dict[str, list[str]]:
+    majority, draw = _most_frequent(example.target for example in training), random.Random(0)
+    texts = [" ".join(reversed((example.source or "").split("\t"))) for example in rows]
+    words = [_WORD.findall(text) or [""] for text in texts]
+    names = [[match.group() for match in _NAME.finditer(text)] for text in texts]
+    return {
+        "majority": [majority] * len(rows),
+        "random": [draw.choice(found) for found in words],
+        "frequent": [_most_frequent(found) for found in words],
+        "name": [_most_frequent(found or [majority]) for found in names],
+    }
 
 
 def _most_frequent(items: Iterable[str]) -> str:

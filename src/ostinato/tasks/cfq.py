@@ -53,7 +53,8 @@ class CfqTask(Task):
     Tokens: words; blanks stand round the punctuation of a question.
     Metric: exact match of the query, free running; clauses in another order count as wrong.
     Selection: dev, which is drawn like test: choosing on it uses the kind of generalisation that the test asks for, as
-    the papers do. Tan et al. 2023 choose on MCD1's dev.
+    the papers do.
+    Departures: Tan et al. 2023 choose on MCD1's dev for all splits; here every split has its own.
     """
 
     config_type = CfqConfig

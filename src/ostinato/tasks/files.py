@@ -78,6 +78,7 @@ class FilesTask(OwnFilesTask):
     token accuracy are always there, and for causal models word_perplexity and bits_per_byte); evaluation.metrics
     chooses others, evaluation.by any column of the files.
     Selection: as training.selection says.
+    Departures: none, the protocol is yours.
     """
 
     config_type = FilesConfig

@@ -108,7 +108,8 @@ class GeoQueryTask(Task):
     Tokens: words; brackets, commas and names of the query are separate.
     Metric: exact match of the query, free running. No query is run: what it answers is not compared.
     Selection: dev; where there is none, a seeded share of the training rows (`dev_fraction`), taken out of train, which
-    says nothing of the generalisation the test asks for. The papers train a fixed number of updates.
+    says nothing of the generalisation the test asks for.
+    Departures: the papers train a fixed number of updates on all training rows, without a dev set.
     """
 
     config_type = GeoQueryConfig

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Literal
 
 from ostinato.config.data import DataConfig
-from ostinato.data.example import Example
+from ostinato.data.example import NOT_IN_PASSAGE, Example
 from ostinato.data.registry import DataAccess
 from ostinato.data.sources import read_examples
 from ostinato.errors import DataError
@@ -14,15 +15,16 @@ from ostinato.tasks.base import TaskConfig
 from ostinato.tasks.files import OwnFilesTask, paths_of
 
 _SIZES = {"dev": 4_869, "test": 5_153}
+_SENTENCE_END = re.compile(r"[.!?][\"')\]]*\s+(?=\S)")
 
 
 class LambadaConfig(TaskConfig):
     """Settings of LAMBADA; the files are named under `data`."""
 
     kind: Literal["lambada"] = "lambada"
-    form: Literal["language_model", "reading"] = "language_model"
+    form: Literal["language_model", "reading", "extraction"] = "language_model"
     """language_model: the last word is scored after its passage. reading: passage and last word are a pair, in training
-    too."""
+    too. extraction: reading by an encoder with model.head.kind=span, which points at a word of the passage."""
 
     passages: Literal["pairs", "texts"] = "pairs"
     """Of dev and test. pairs: passage and last word apart, JSON lines. texts: whole, cut before their last word."""
@@ -30,7 +32,7 @@ class LambadaConfig(TaskConfig):
     @property
     def has_sources(self) -> bool:
         """Whether passage and last word are read as a pair."""
-        return self.form == "reading"
+        return self.form != "language_model"
 
 
 class LambadaTask(OwnFilesTask):
@@ -40,13 +42,17 @@ class LambadaTask(OwnFilesTask):
     JSON lines with passage and last word (data.source_field, data.target_field), or with passages=texts texts, whose
     last white-space separated word is taken. Published: dev 4,869, test 5,153 passages.
     form=language_model: training reads whole texts; of dev and test only the last word counts. form=reading: pairs, of
-    training texts too.
+    training texts too. form=extraction: the last sentence, without its last word, is a question to the passage before
+    it, and the last word is to be found there; training texts where it is not are left out, in dev and test they stay
+    and count as wrong (the word occurs before the last sentence in 80 % of the published test passages).
     Metric: of form=language_model loss per token of last words, `word_perplexity`, the perplexity of last words, and
-    `sequence_accuracy_forced`, their accuracy: a word is right where each of its tokens is the most probable one. The
-    papers' are over a vocabulary of 60,000 words with unknown words in it; with subwords perplexities of words are
-    comparable and accuracy is stricter. Of form=reading exact match of what is written or classified.
+    `sequence_accuracy_forced`, their accuracy: a word is right where each of its tokens is the most probable one. Of
+    the other forms exact match of what is written, classified or pointed at.
     Tokens: data.tokenizer; passages are not cut, so data.max_target_length must hold them (form=language_model).
     Selection: dev; without dev on a part of the training text that is kept apart by hand.
+    Departures: the papers' scores are over a vocabulary of 60,000 words with unknown words in it; with subwords
+    perplexities of words are comparable and accuracy is stricter. How the reading form of Dehghani et al. (2019) gives
+    its answer is not described; ours writes it, or points at it (extraction).
     """
 
     config_type = LambadaConfig
@@ -70,7 +76,13 @@ class LambadaTask(OwnFilesTask):
                 yield example
                 continue
             source, target = _split(example, f"{split}: example {number}")
-            yield Example(source, target, example.columns, continues=not self.config.has_sources)
+            if self.config.form != "extraction":
+                yield Example(source, target, example.columns, continues=not self.config.has_sources)
+                continue
+            question, passage = question_of(source)
+            start = last_place(target, passage)
+            if start != NOT_IN_PASSAGE or not is_training:
+                yield Example(f"{question}\t{passage}", target, example.columns | {"answer_start": start})
 
 
 def _split(example: Example, where: str) -> tuple[str, str]:
@@ -81,3 +93,16 @@ def _split(example: Example, where: str) -> tuple[str, str]:
     if not before.strip():
         raise DataError(f"{where} has one word only: there is nothing before it")
     return before, last
+
+
+def question_of(text: str) -> tuple[str, str]:
+    """Return the last sentence of a text and what is before it, white space as blanks; of one sentence it is both."""
+    text = re.sub(r"\s", " ", text).strip()
+    ends = [match.end() for match in _SENTENCE_END.finditer(text)]
+    return (text[ends[-1] :], text[: ends[-1]].rstrip()) if ends else (text, text)
+
+
+def last_place(word: str, passage: str) -> int:
+    """Return the character at which a passage names a word, whole and for the last time; `NOT_IN_PASSAGE` if never."""
+    places = [match.start() for match in re.finditer(rf"(?<!\w){re.escape(word)}(?!\w)", passage)]
+    return places[-1] if places else NOT_IN_PASSAGE

@@ -65,6 +65,7 @@ class McwqTask(Task):
     Tokens: words.
     Metric: exact match of the query, free running; clauses in another order count as wrong.
     Selection: dev, which is drawn like test: choosing on it uses the kind of generalisation the test asks for.
+    Departures: only the published targets compare with published scores; the authors also shorten theirs, otherwise.
     """
 
     config_type = McwqConfig

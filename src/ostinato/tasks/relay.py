@@ -59,6 +59,7 @@ class RelayTask(Task):
     Tokens: words, separated by blanks; the target is one digit.
     Metric: exact match, which with one symbol is accuracy, by hops; chance is 10 %.
     Selection: dev; nothing is selected on far.
+    Departures: none, the task is our own and has no published number.
     How many rounds it needs depends on what a model knows of positions: with relative or absolute ones an encoder of
     one round finds the first digit and counts what stands before it.
     """

@@ -166,7 +166,8 @@ class ScanTask(Task):
     of the distinct training commands (`dev_fraction`), taken out of train; so it has training lengths and primitives,
     and says nothing of the generalisation the test asks for. The primitive that an addprim split repeats always stays
     in train. dev_fraction=0 trains on the whole published set, without dev: then select on another split or keep the
-    last checkpoint. The papers report the last update of a fixed number.
+    last checkpoint.
+    Departures: the papers train on all training rows and report the last update of a fixed number.
     """
 
     config_type = ScanConfig

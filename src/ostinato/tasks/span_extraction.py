@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ostinato.config.data import DataConfig
-from ostinato.data.example import Example
+from ostinato.data.example import NOT_IN_PASSAGE, Example
 from ostinato.data.registry import DataAccess
 from ostinato.data.sources import read_examples
 from ostinato.errors import DataError
@@ -41,8 +41,10 @@ class SpanExtractionTask(OwnFilesTask):
     that are longer than data.max_source_length are cut (data.over_length=truncate), where others read several windows
     of them: an answer behind the cut counts as wrong.
     Metric: answer_em and answer_f1, normalised as by SQuAD's script (for English: articles and ASCII punctuation), by
-    language. MLQA's own script normalises by language; its numbers differ for languages with other articles.
+    language.
     Selection: dev, as training.selection says.
+    Departures: one window of a passage; MLQA's own script normalises by language, so that its numbers differ for
+    languages with other articles.
     """
 
     config_type = SpanExtractionConfig
@@ -56,7 +58,7 @@ class SpanExtractionTask(OwnFilesTask):
     def _examples(self, split: str) -> Iterator[Example]:
         paths = paths_of(self.data, split)
         if self.config.format == "lines":
-            examples = read_examples(paths, self.data)
+            examples = (_with_answer(example) for example in read_examples(paths, self.data))
         else:
             examples = (example for path in paths for example in self._read_squad(Path(path)))
         yield from self.config.of_split(examples, split)
@@ -76,6 +78,13 @@ class SpanExtractionTask(OwnFilesTask):
             raise DataError(f"{path}: not a file in SQuAD's form: {error!r}") from error
         except DataError as error:
             raise DataError(f"{path}: {error}") from error
+
+
+def _with_answer(example: Example) -> Example:
+    """Return an example of a file of lines; unanswered ones are as little supported there as in SQuAD's form."""
+    if example.columns.get("answer_start") == NOT_IN_PASSAGE:
+        raise DataError(f"the passage does not hold the answer {example.target!r}: answer_start is {NOT_IN_PASSAGE}")
+    return example
 
 
 def _example(context: str, question: dict[str, Any], columns: dict[str, object]) -> Example:

@@ -43,9 +43,10 @@ class TaggingTask(OwnFilesTask):
     (CoNLL-U). With train_languages train and dev keep only those languages, and test keeps all.
     Tokens: data.tokenizer, which must split at white space; a tag is read at its word's first token.
     Metric: tag accuracy (over words; for parts of speech) and span F1 by the rules of CoNLL (conlleval: both ends and
-    the type of a span right; for names and chunks), by language. XTREME reports an F1 over parts of speech that is
-    micro-averaged over tags and so equals accuracy.
+    the type of a span right; for names and chunks), by language.
     Selection: dev, as training.selection says.
+    Departures: XTREME reports an F1 over parts of speech that is micro-averaged over tags and so equals tag accuracy;
+    tags are chosen one by one, without a random field over them.
     """
 
     config_type = TaggingConfig

@@ -110,9 +110,9 @@ class TranslationTask(Task):
     beforehand. With corpus=files the splits are the files given; target_tag names a column of target languages, which
     are written before the sources (many-to-many; scores by language), normalise=romanian is WMT16's of the target side.
     Tokens: data.tokenizer; subwords (bpe or unigram, about 8,000 joint ones for Multi30k) are the customary choice.
-    Metric: sacreBLEU's corpus BLEU (13a, mixed case) and chrF2 of the plain output text, each with its signature. Many
-    papers score tokenised or lowercased output, so their numbers are not comparable.
+    Metric: sacreBLEU's corpus BLEU (13a, mixed case) and chrF2 of the plain output text, each with its signature.
     Selection: dev, by loss or BLEU.
+    Departures: many papers score tokenised, lowercased or compound-split output, so their numbers are not comparable.
     """
 
     config_type = TranslationConfig
