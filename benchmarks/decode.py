@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,10 @@ import torch
 from common import parser, save
 from decode_limit import matmuls
 from decode_peers import Sizes, Work, peers
+from decode_profile import purpose
 from decode_report import DENSE, HALF, LIMIT, OURS, PAPERS, PEERS, report, verdicts
 from forced_depth import ForcedDepths, depths
+from layer_parts import parts
 from layer_study import Row, numbered, read_runs, run_cells
 from layers import Absent, Contestant
 
@@ -61,7 +64,9 @@ class Cell:
 def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     options = parser(__doc__.splitlines()[0], minutes=20.0)
     options.add_argument("--vocab", type=int, nargs="+", default=[2000, 32000], metavar="V", help="default: 2000 32000")
+    options.add_argument("--without", nargs="+", default=[], metavar="NAME", help="leave these contestants out")
     options.add_argument("--studies", nargs="+", choices=(PEERS, PAPERS), default=[PEERS, PAPERS])
+    options.add_argument("--profile", action="store_true", help="also where the time of ours goes")
     options.add_argument("--read", type=Path, nargs="+", metavar="JSONL", help="measure nothing: judge these runs")
     return options.parse_args(given)
 
@@ -168,9 +173,11 @@ def _halting(bench: Bench, cell: Cell, workload: Workload) -> Callable[[], objec
     return halting
 
 
-def more(cell: Cell, present: Sequence[Contestant]) -> Iterator[Row]:
-    """Yield whether others give our outputs, and the multiply-accumulates of a token."""
+def more(args: argparse.Namespace, cell: Cell, present: Sequence[Contestant]) -> Iterator[Row]:
+    """Yield whether others give our outputs, the multiply-accumulates of a token, and where the time of ours goes."""
     by_name = {one.name: one for one in present}
+    for phase, call in by_name[OURS].calls.items() if args.profile and OURS in by_name else ():
+        yield from ({"kind": "part", "phase": phase} | row for row in parts(call, 3, purpose))
     if cell.study == PAPERS:
         for name, model in paper_models(cell.sizes).items():
             expected = {"decoder": 0.75 * cell.sizes.n_steps} if name == HALF else None
@@ -203,8 +210,12 @@ def main(given: Sequence[str] | None = None) -> None:
     else:
         phases = list(cells(args)[0].workloads)
         rest = 0.0 if args.quick else REST
+
+        def build(cell: Cell, device: torch.device) -> Iterator[Contestant | Absent]:
+            return (one for one in contestants(cell, device) if one.name not in args.without)
+
         with packing():  # once for all calls, as `generate` does for all its texts, and others when they load a model
-            runs = [run_cells("decode", cells(args), contestants, args, more, phases, rest=rest)]
+            runs = [run_cells("decode", cells(args), build, args, partial(more, args), phases, rest=rest)]
     judged = verdicts(runs)
     rows = [{"study": "decode"} | verdict.row() for verdict in judged]
     save([*numbered(runs), *rows], report(runs, judged), args.out)

@@ -49,7 +49,7 @@ def report(runs: Sequence[Run], judged: Sequence[Verdict]) -> str:
             sections += [title, _times(runs, cell, OURS, "ours"), _times(runs, cell, LIMIT, "the matmul limit")]
         else:
             sections += ["### The papers' models\n", _times(runs, cell, DENSE, "the dense model"), _macs(runs, cell)]
-        sections += [_speeds(runs, cell), _equal(runs, cell)]
+        sections += [_speeds(runs, cell), _equal(runs, cell), _parts(runs, cell)]
     sections.append(absent(runs, lambda cell: f"vocabulary {cell['vocabulary']:,}"))
     return "\n".join(section for section in sections if section)
 
@@ -87,3 +87,13 @@ def _equal(runs: Sequence[Run], cell: Row) -> str:
     rows = pick(runs[0], kind="equal", cell=cell)
     lines = [[row["name"], row["phase"], f"{row['equal']} of {row['sentences']}"] for row in rows]
     return f"Outputs equal to ours, on the same weights\n\n{markdown(['', 'load', 'equal'], lines)}" if lines else ""
+
+
+def _parts(runs: Sequence[Run], cell: Row) -> str:
+    """Return the share of each part in the time of ours, of the first run that looked."""
+    rows = next((found for run in runs if (found := pick(run, kind="part", cell=cell))), [])
+    share = {(row["part"], row["phase"]): row["share"] for row in rows}
+    of = [phase for phase in phases(cell) if any(key[1] == phase for key in share)]
+    parts = sorted({part for part, _ in share}, key=lambda part: -sum(share.get((part, phase), 0.0) for phase in of))
+    lines = [[part, *(f"{share.get((part, phase), 0.0):.0%}" for phase in of)] for part in parts]
+    return f"Where the time of ours goes, by sentences:beam\n\n{markdown(['', *of], lines)}" if lines else ""

@@ -12,6 +12,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 Sizes = list[list[int]]
 FORWARD, BACKWARD = "forward", "backward"
 _CALL = "a profiled call"
+_LIBRARIES = ("aten::", "mkldnn::")
 _NODE = "autograd::engine::evaluate_function"
 _BETWEEN = "Python and autograd between operations"
 
@@ -40,7 +41,7 @@ def parts(call: Callable[[], object], n: int, name_of: Callable[[str, Sizes, str
     count: Counter[tuple[str, str]] = Counter()
     for place, event in enumerate(calls):
         for operation, direction in _operations(event, FORWARD):
-            key = name_of(operation.name.removeprefix("aten::"), _sizes(operation), direction), direction
+            key = name_of(operation.name.split("::", 1)[1], _sizes(operation), direction), direction
             spent[key][place] += operation.duration_time_ns
             count[key] += 1
     nanoseconds = {key: median(found) for key, found in spent.items()}
@@ -62,7 +63,7 @@ def _operations(event: Any, direction: str) -> Iterator[tuple[Any, str]]:
     """Yield the outermost operations of torch under an event, whatever functions they stand in."""
     for child in event.children:
         name = getattr(child, "name", "")
-        if name.startswith("aten::"):
+        if name.startswith(_LIBRARIES):
             yield child, direction
         else:
             yield from _operations(child, BACKWARD if name.startswith(_NODE) else direction)

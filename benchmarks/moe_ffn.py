@@ -25,7 +25,7 @@ from layer_parts import parts
 from layer_study import Row, gradients, run_cells
 from layers import BOTH, Absent, Contestant, trial
 from live_memory import resident_bytes
-from moe_layers import Cell, Work, dense, grouped_mm, limit, limit_of_experts, make_work, ours
+from moe_layers import Cell, Work, dense, grouped_mm, limit, limit_of_experts, make_work, ours, ours_in_new_memory
 from moe_peers import peers
 from moe_profile import purpose
 from moe_report import report, verdicts
@@ -85,6 +85,7 @@ def _all(args: argparse.Namespace, work: Work) -> Iterator[Contestant | Absent]:
     yield from (dense(work), dense(work, "geglu"), limit(work), limit_of_experts(work))
     yield from (ours(work), ours(work, activation="geglu"))
     yield from (ours(work, backend) for backend in args.backends)
+    yield ours_in_new_memory(work)
     yield grouped_mm(work)
     yield from peers(work)
 

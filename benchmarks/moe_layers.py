@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -14,7 +15,7 @@ from layers import BOTH, FORWARD, Contestant, layer
 from torch import Tensor, nn
 
 from ostinato.config.model import DenseFeedForwardConfig, ExpertFeedForwardConfig
-from ostinato.kernels import BackendChoice
+from ostinato.kernels import BackendChoice, memory
 from ostinato.models.sub_layers import build_sub_layer
 from ostinato.nn.experts import ExpertFeedForward
 from ostinato.nn.feedforward import Activation
@@ -115,6 +116,20 @@ def ours(work: Work, backend: BackendChoice = "auto", activation: Activation = "
         return module(x_ND, module.route(x_ND)).view_as(x_BTD)
 
     return layer(name, "ours", module, work.x_BTD, run=run, note=str(cell.d_ff))
+
+
+def ours_in_new_memory(work: Work) -> Contestant:
+    """Ours without the memory of earlier gradients: the twin of `kernels.memory.room_for_gradient`."""
+    one = ours(work)
+
+    def both() -> None:
+        before, memory.LEAST_BYTES = memory.LEAST_BYTES, sys.maxsize
+        try:
+            one.calls[BOTH]()
+        finally:
+            memory.LEAST_BYTES = before
+
+    return replace(one, name="ours new memory", calls=dict(one.calls) | {BOTH: both})
 
 
 def our_module(work: Work, activation: Activation = "relu") -> ExpertFeedForward:

@@ -21,6 +21,8 @@ _FEW_TOKENS = 256
 
 _PACKAGES = {"st-moe": "st_moe_pytorch", "mixture-of-experts": "mixture_of_experts"}
 """Those that are not of transformers."""
+DROPS = "drops tokens"
+"""Noted of those that do less work: tokens beyond an expert's capacity are left out."""
 MIXTRAL = ("eager", "grouped_mm", "batched_mm")
 
 
@@ -95,7 +97,7 @@ def st_moe(work: Work) -> Contestant:
     cell = work.cell
     mult = (cell.d_gated + 0.01) * 1.5 / cell.d_model  # It takes two thirds of this, rounded down.
     block = found.MoE(cell.d_model, num_experts=cell.n_experts, gating_top_n=cell.k, expert_hidden_mult=mult)
-    note = "gated; drops tokens"
+    note = f"gated; {DROPS}"
     return _layer("st-moe", work, block, lambda: block.gate.to_gates.weight, run=lambda x: block(x)[0], note=note)
 
 
@@ -110,7 +112,7 @@ def mixture_of_experts(work: Work) -> Contestant:
         block,
         lambda: block.gate.w_gating,
         run=lambda x: block(x)[0],
-        note="drops tokens",
+        note=DROPS,
     )
 
 

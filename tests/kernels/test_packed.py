@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ostinato.kernels import PackedMatrix, lay_out, packing
+from ostinato.kernels import PackedMatrix, packing
 from ostinato.kernels import packed as packed_module
-from ostinato.kernels.packed import by_threads, has_packed_products
+from ostinato.kernels.packed import has_packed_products, summed_columns, sums_columns_fast
 from ostinato.training.threads import cpu_threads
 
 SIZES = [(1, 1, 1), (2, 3, 5), (7, 16, 8), (32, 8, 33), (160, 64, 24)]
@@ -42,12 +42,11 @@ def numbers(n: int, d: int, f: int) -> tuple[torch.Tensor, nn.Parameter, nn.Para
 
 
 @pytest.mark.parametrize("sizes", SIZES)
-@pytest.mark.parametrize("is_table", [False, True])
 @pytest.mark.parametrize("has_bias", [False, True])
-def test_the_product_is_the_plain_one(sizes: tuple[int, int, int], is_table: bool, has_bias: bool) -> None:
+def test_the_product_is_the_plain_one(sizes: tuple[int, int, int], has_bias: bool) -> None:
     x, weight, bias = numbers(*sizes)
     given = bias if has_bias else None
-    matrix = PackedMatrix(is_table)
+    matrix = PackedMatrix()
     with torch.no_grad(), packing():
         for rows in (x, x[:1], x, x[:, None].expand(-1, 2, -1)):
             torch.testing.assert_close(matrix.product(rows, weight, given), F.linear(rows, weight, given))
@@ -96,7 +95,7 @@ def test_a_copy_is_made_once_while_packing_is_on_and_forgotten_with_it(made: lis
 
 def test_an_error_inside_forgets_the_copies_too() -> None:
     x, weight, _ = numbers(4, 3, 5)
-    matrix = PackedMatrix(is_table=True)
+    matrix = PackedMatrix()
 
     def fails() -> None:
         with torch.no_grad(), packing():
@@ -105,16 +104,34 @@ def test_an_error_inside_forgets_the_copies_too() -> None:
 
     with pytest.raises(ValueError, match="no"):
         fails()
-    assert vars(matrix) == vars(PackedMatrix(is_table=True))
+    assert vars(matrix) == vars(PackedMatrix())
 
 
-def test_a_table_that_a_single_row_meets_first_is_not_packed(made: list[torch.Size]) -> None:
-    x, weight, _ = numbers(4, 3, 5)
-    matrix = PackedMatrix(is_table=True)
+@pytest.mark.skipif(not sums_columns_fast(), reason="no fast sums of columns here")
+def test_the_first_product_decides_which_copy_serves_all(
+    made: list[torch.Size], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packed_module, "_WORTH_A_COPY", 1)
+    x, weight, bias = numbers(4, 3, 5)
+    single, several = PackedMatrix(), PackedMatrix()
     with torch.no_grad(), packing():
-        matrix.product(x[:1], weight)
-        torch.testing.assert_close(matrix.product(x, weight), F.linear(x, weight))
-    assert not made
+        for rows in (x[:1], x, x[:1]):
+            torch.testing.assert_close(single.product(rows, weight, bias), F.linear(rows, weight, bias))
+        assert not made
+        for rows in (x, x[:1], x):
+            torch.testing.assert_close(several.product(rows, weight, bias), F.linear(rows, weight, bias))
+        assert made == [weight.shape]
+        part = single.product(x[:1], weight, bias, slice(1, 3))
+        torch.testing.assert_close(part, F.linear(x[:1], weight, bias)[:, 1:3])
+    assert vars(single) == vars(several) == vars(PackedMatrix())
+
+
+def test_a_small_matrix_meets_a_single_row_without_a_copy(made: list[torch.Size]) -> None:
+    x, weight, bias = numbers(1, 3, 5)
+    matrix = PackedMatrix()
+    with torch.no_grad(), packing():
+        assert torch.equal(matrix.product(x, weight, bias), F.linear(x, weight, bias)) or not sums_columns_fast()
+        assert not matrix._columns
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
@@ -141,62 +158,25 @@ def test_it_can_be_switched_off(made: list[torch.Size]) -> None:
 
 def test_copies_of_a_model_do_not_take_its_packed_matrices_along() -> None:
     x, weight, _ = numbers(4, 3, 5)
-    matrix = PackedMatrix(is_table=True)
+    matrix = PackedMatrix()
     with torch.no_grad(), packing():
         matrix.product(x, weight)
         for other in (copy.deepcopy(matrix), pickle.loads(pickle.dumps(matrix))):
-            assert vars(other) == vars(PackedMatrix(is_table=True))
+            assert vars(other) == vars(PackedMatrix())
             torch.testing.assert_close(other.product(x, weight), F.linear(x, weight))
 
 
-@pytest.mark.parametrize("is_laid_out", [False, True])
 @pytest.mark.parametrize("has_bias", [False, True])
-@pytest.mark.parametrize("sizes", [(256, 384), (384, 256), (512, 101), (8, 4)])
-def test_a_single_row_is_multiplied_by_all_threads_alike(
-    sizes: tuple[int, int], has_bias: bool, is_laid_out: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("sizes", [(256, 384), (1024, 256), (512, 101), (3, 4), (1, 1)])
+def test_a_single_row_is_multiplied_by_all_threads_alike(sizes: tuple[int, int], has_bias: bool) -> None:
     n_in, n_out = sizes
     weight, bias = torch.randn(n_out, n_in) / n_in, torch.randn(n_out) if has_bias else None
-    if is_laid_out:
-        weight = weight.t().contiguous().t()
     x = torch.randn(1, 1, n_in)
-    split: list[int] = []
-    for name in ("bmm", "baddbmm"):
-        original = getattr(torch, name)
-        monkeypatch.setattr(torch, name, lambda *a, f=original: split.append(1) or f(*a))
+    kept = None if bias is None else bias.clone()
     for n_threads in (1, 2, 3):
-        with cpu_threads(n_threads):
-            split.clear()
-            found = by_threads(x, weight, bias)
+        with cpu_threads(n_threads), torch.inference_mode():
+            found = summed_columns(x, weight.t().contiguous(), bias)
             assert found.shape == (1, 1, n_out)
             torch.testing.assert_close(found, F.linear(x, weight, bias))
-            assert bool(split) == (n_threads > 1 and n_out % n_threads == 0 and n_in * n_out >= 2**15)
-
-
-def test_the_longer_side_of_a_projection_lies_together_and_nothing_else_changes() -> None:
-    wide, narrow = nn.Linear(4, 9), nn.Linear(9, 4)
-    model = nn.Sequential(wide, narrow)
-    plain = copy.deepcopy(model)
-    lay_out(model)
-    assert wide.weight.stride() == (1, 9)
-    assert narrow.weight.stride() == (9, 1)
-    for name, tensor in plain.state_dict().items():
-        assert torch.equal(model.state_dict()[name], tensor)
-
-
-def test_a_model_laid_out_learns_the_same() -> None:
-    plain = nn.Sequential(nn.Linear(4, 9), nn.Tanh(), nn.Linear(9, 4))
-    model = copy.deepcopy(plain)
-    lay_out(model)
-    x = torch.randn(6, 4)
-    for one in (plain, model):
-        optimizer = torch.optim.AdamW(one.parameters(), lr=0.1, fused=True)
-        for _ in range(3):
-            optimizer.zero_grad()
-            one(x).square().sum().backward()
-            optimizer.step()
-        for parameter in one.parameters():
-            assert parameter.grad is not None
-            assert parameter.grad.stride() == parameter.stride()
-    for name, tensor in plain.state_dict().items():
-        torch.testing.assert_close(model.state_dict()[name], tensor)
+    if bias is not None and kept is not None:
+        assert torch.equal(bias, kept)

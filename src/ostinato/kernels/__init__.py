@@ -14,7 +14,7 @@ from ostinato.kernels.dropout import Draws, Kept, add_dropped, draw_kept, drop, 
 from ostinato.kernels.feedforward import ExpertWeights, expert_feed_forward
 from ostinato.kernels.linear import routed_linear
 from ostinato.kernels.memory import keep_freed_memory
-from ostinato.kernels.packed import PackedMatrix, lay_out, packing
+from ostinato.kernels.packed import PackedMatrix, packing
 from ostinato.kernels.trial import Backend
 
 __all__ = [
@@ -39,7 +39,6 @@ __all__ = [
     "expert_feed_forward",
     "gather",
     "keep_freed_memory",
-    "lay_out",
     "packing",
     "routed_linear",
 ]

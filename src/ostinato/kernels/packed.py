@@ -3,9 +3,9 @@
     y = x W^T + b        x: [N, D], W: [F, D], N small
 
 Such a product takes as long as reading W does, so what counts is how W lies in memory. While `packing()` is on, a copy
-is packed in the form oneDNN reads fastest when W is first used, and forgotten at the end: in between W must not change.
-A single row is an exception: there W itself is read as fast, if its longer side is contiguous (`lay_out`) and every
-thread reads a part of it.
+is made when W is first used, and forgotten at the end: in between W must not change. The copy is packed in the form
+oneDNN reads fastest, or, where a single row comes first, it is W^T, whose rows torch adds up as fast as memory gives
+them (`summed_columns`). Whichever copy there is serves all products.
 
 The plain twin is `torch.nn.functional.linear`: used without `packing()`, wherever gradients are wanted, on
 accelerators, in other types than float32, and where torch has no such product.
@@ -21,11 +21,11 @@ from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 _log = logging.getLogger(__name__)
-_WORTH_THREADS, _LEAST_OUTPUTS = 2**15, 64
-"""Numbers in a matrix, and outputs of a part, below which splitting it takes longer than it saves."""
+_WORTH_A_COPY = 2**15
+"""Numbers in a matrix below which a single row is multiplied by the matrix as it is."""
 _Session = list["PackedMatrix"]
 """What has been packed since `packing()` was switched on."""
 _session: ContextVar[_Session | None] = ContextVar("packing", default=None)
@@ -51,71 +51,75 @@ def packing(enabled: bool = True) -> Iterator[None]:
 
 
 class PackedMatrix:
-    """Copies of one matrix and of stretches of its rows.
+    """Copies of one matrix and of stretches of its rows."""
 
-    Args:
-        is_table: the matrix is a table of embeddings, which cannot be laid out as one pleases: where a single row comes
-            first, the copy is the transposed matrix. Whichever copy there is serves all products.
-    """
-
-    def __init__(self, is_table: bool = False) -> None:
-        self._is_table = is_table
+    def __init__(self) -> None:
         self.forget()
 
     def forget(self) -> None:
         """Free the copies."""
         self._session: _Session | None = None
         self._packed: dict[tuple[int, int] | None, Tensor] = {}
-        self._transposed_DF: Tensor | None = None
+        self._columns: dict[tuple[int, int] | None, Tensor] = {}
 
     def product(
         self, x_ND: Tensor, weight_FD: Tensor, bias_F: Tensor | None = None, rows: slice | None = None
     ) -> Tensor:
         """Return x W^T + b, `[..., F]`, of x `[..., D]`, or those outputs that `rows` names."""
+        if rows is not None:
+            bias_F = None if bias_F is None else bias_F[rows]
         session = _session.get()
         if session is None or not _fits(x_ND, weight_FD):
-            return F.linear(x_ND, _part(weight_FD, rows), None if bias_F is None else _part(bias_F, rows))
-        is_single = x_ND.numel() == x_ND.shape[-1]
-        if is_single and not self._is_table:
-            return by_threads(x_ND, _part(weight_FD, rows), None if bias_F is None else _part(bias_F, rows))
+            return F.linear(x_ND, _part(weight_FD, rows), bias_F)
         if self._session is not session:
             self.forget()
             self._session = session
             session.append(self)
-            if is_single:
-                self._transposed_DF = weight_FD.detach().t().contiguous()
-        if self._transposed_DF is not None:
-            product = by_threads if is_single else F.linear
-            return product(x_ND, _part(self._transposed_DF.t(), rows), None if bias_F is None else _part(bias_F, rows))
         key = None if rows is None else (rows.start, rows.stop)
+        is_single = x_ND.numel() == x_ND.shape[-1]
         if (packed := self._packed.get(key)) is None:
+            columns_DF = self._columns.get(key)
+            if columns_DF is None and is_single and sums_columns_fast():
+                part_FD = _part(weight_FD.detach(), rows)
+                if part_FD.numel() < _WORTH_A_COPY:
+                    return F.linear(x_ND, part_FD, bias_F)
+                columns_DF = self._columns[key] = part_FD.t().contiguous()
+            if columns_DF is not None:
+                return summed_columns(x_ND, columns_DF, bias_F) if is_single else F.linear(x_ND, columns_DF.t(), bias_F)
             packed = self._packed[key] = _pack(_part(weight_FD.detach(), rows))
-        return _product(x_ND, packed, None if bias_F is None else _part(bias_F, rows))
+        return _product(x_ND, packed, bias_F)
 
     def __deepcopy__(self, memo: dict[int, object]) -> PackedMatrix:
-        return PackedMatrix(self._is_table)
+        return PackedMatrix()
 
-    def __reduce__(self) -> tuple[type[PackedMatrix], tuple[bool]]:
-        return PackedMatrix, (self._is_table,)
+    def __reduce__(self) -> tuple[type[PackedMatrix], tuple[()]]:
+        return PackedMatrix, ()
 
 
-def by_threads(x_1D: Tensor, weight_FD: Tensor, bias_F: Tensor | None) -> Tensor:
-    """Return x W^T + b of a single row, `[..., F]`, each thread with its part of the outputs.
+def summed_columns(x_1D: Tensor, columns_DF: Tensor, bias_F: Tensor | None) -> Tensor:
+    """Return x W^T + b of a single row, `[..., F]`: the rows of W^T, `[D, F]`, weighted by x and added up.
 
-    torch gives such a product to one thread; of several matrices each has its own. Plain twin:
-    `torch.nn.functional.linear`, which small matrices, and outputs that do not divide, take.
+    Every thread adds up its part of them, as a bag of embeddings: torch reads those several times faster than the
+    matrix of a product with one row. Plain twin: `torch.nn.functional.linear`.
     """
-    n_out, n_in = weight_FD.shape
-    parts = min(torch.get_num_threads(), n_out // _LEAST_OUTPUTS)
-    if parts < 2 or n_out % parts or weight_FD.numel() < _WORTH_THREADS:
-        return F.linear(x_1D, weight_FD, bias_F)
-    x_P1D = x_1D.reshape(1, 1, n_in).expand(parts, 1, n_in)
-    weight_PDO = weight_FD.view(parts, -1, n_in).transpose(1, 2)
-    if bias_F is None:
-        y_P1O = torch.bmm(x_P1D, weight_PDO)
-    else:
-        y_P1O = torch.baddbmm(bias_F.view(parts, 1, -1), x_P1D, weight_PDO)
-    return y_P1O.reshape(*x_1D.shape[:-1], n_out)
+    n_in, n_out = columns_DF.shape
+    places_D, firsts_P = _bags(n_in, torch.get_num_threads())
+    sums_PF = torch.embedding_bag(columns_DF, places_D, firsts_P, False, 0, False, x_1D.reshape(n_in))[0]
+    y_F = sums_PF.sum(0)
+    return (y_F if bias_F is None else y_F.add_(bias_F)).view(*x_1D.shape[:-1], n_out)
+
+
+@lru_cache(maxsize=64)
+def _bags(n: int, n_bags: int) -> tuple[Tensor, Tensor]:
+    """Return the places 0 .. n - 1, and where each of the bags that share them begins."""
+    with torch.inference_mode(False):
+        return torch.arange(n), torch.arange(n_bags) * n // n_bags
+
+
+@lru_cache(maxsize=1)
+def sums_columns_fast() -> bool:
+    """Return whether torch has the kernel that `summed_columns` lives on: on processors with AVX2 or AVX-512."""
+    return torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
 
 
 def _part(x: Tensor, rows: slice | None) -> Tensor:
@@ -131,18 +135,6 @@ def _fits(x_ND: Tensor, weight_FD: Tensor) -> bool:
         and not torch.is_autocast_enabled("cpu")
         and has_packed_products()
     )
-
-
-@torch.no_grad()
-def lay_out(module: nn.Module) -> None:
-    """Store the weights of every projection, `[out, in]`, with the longer side contiguous.
-
-    Shapes, values and names are the same, and files hold the usual order. Autograd gives gradients the strides of their
-    parameter, and optimisers their state: to be called before there are any.
-    """
-    for linear in module.modules():
-        if isinstance(linear, nn.Linear) and linear.out_features > linear.in_features:
-            linear.weight.data = linear.weight.data.t().contiguous().t()
 
 
 @lru_cache(maxsize=1)

@@ -45,7 +45,7 @@ class TokenModel(nn.Module):
         self.banks = Banks()
         self.stacks: dict[str, Stack] = {}
         self._temperatures: dict[str, float] = {}
-        self._packed_output = PackedMatrix(is_table=True)
+        self._packed_output = PackedMatrix()
 
     def set_activation_checkpointing(self, enabled: bool) -> None:
         """Keep only the states between steps in training, and recompute the rest in the backward pass."""

@@ -18,7 +18,6 @@ from ostinato.config.model import (
     StickBreakingConfig,
     WindowConfig,
 )
-from ostinato.kernels import lay_out
 from ostinato.models.base import TokenModel
 from ostinato.models.sub_layers import build_sub_layer
 from ostinato.nn.act import Act, ActUnit
@@ -75,9 +74,9 @@ class Transformer(TokenModel):
                 settings = stack.settings_of(use)
                 if isinstance(settings, RoutedConfig):
                     self._temperatures[router_name(use)] = settings.temperature
-                module = build_sub_layer(settings, config.d_model, config.init, stack.n_steps, stack.norm.eps)
-                lay_out(module)
-                bank[use.weights] = module
+                bank[use.weights] = build_sub_layer(
+                    settings, config.d_model, config.init, stack.n_steps, stack.norm.eps
+                )
             if use.norm is not None and use.norm not in self.banks.norm:
                 self.banks.norm[use.norm] = build_norm(stack.norm.kind, config.d_model, stack.norm.eps)
             if use.position is not None and use.position not in self.banks.relative:
