@@ -2,14 +2,19 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from routed_models import tiny_batches, tiny_model
 from tiny_runs import tiny_recipe
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from ostinato.data.batching import Row, collate
 from ostinato.models import build_model
-from ostinato.training.losses import count_labels, label_smoothed_loss
+from ostinato.training import update
+from ostinato.training.losses import LossSums, count_labels, label_smoothed_loss
+from ostinato.training.optim import build_optimizer
 
 
 def _by_hand(logits: torch.Tensor, label: int, eps: float) -> tuple[float, float]:
@@ -94,3 +99,24 @@ def test_accumulated_batches_give_the_gradient_of_one_large_batch(tmp_path: Path
     assert gradients[0].keys() == gradients[1].keys()
     for name, gradient in gradients[0].items():
         torch.testing.assert_close(gradients[1][name], gradient, rtol=1e-5, atol=1e-7, msg=name)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_logits_are_gone_when_the_backward_pass_begins(
+    smoothing: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logits: list[StorageWeakRef] = []
+    gone: list[bool] = []
+
+    def noted(logits_BTV: torch.Tensor, *rest: Any) -> LossSums:
+        logits.append(StorageWeakRef(logits_BTV.untyped_storage()))
+        sums = label_smoothed_loss(logits_BTV, *rest)
+        sums.loss.register_hook(lambda _: gone.append(logits[-1].expired()))
+        return sums
+
+    monkeypatch.setattr(update, "label_smoothed_loss", noted)
+    recipe = tiny_recipe(tmp_path)
+    model, config = tiny_model(recipe), recipe.training.model_copy(update={"label_smoothing": smoothing})
+    update.Updater(model, build_optimizer(model, config.optimizer), config).accumulate(tiny_batches())
+    assert gone
+    assert all(gone)

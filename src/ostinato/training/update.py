@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
@@ -158,15 +158,16 @@ class Updater:
         return sums, (observe_depth(model, output, batch, weight, parts), routing)
 
     def _forward(self, batch: Batch) -> tuple[ModelOutput, LossSums]:
-        """Return what the model makes of a batch, and the losses: of no rows, no stacks and zeros."""
+        """Return what the stacks made of a batch, and the losses: of no rows, no stacks and zeros."""
         if not batch.n_sentences:
             nothing = torch.zeros((), device=self.model.device)
             return ModelOutput(nothing.new_zeros(0, 0, 0)), LossSums(nothing, nothing)
         with self._precision():
             output = self._run(batch)
-        return output, label_smoothed_loss(
-            output.logits_BTV, batch.labels_BT, batch.loss_BT, self.config.label_smoothing
-        )
+        logits_BTV = output.logits_BTV
+        sums = label_smoothed_loss(logits_BTV, batch.labels_BT, batch.loss_BT, self.config.label_smoothing)
+        # The backward pass begins with gradients as large as the logits, which nobody reads any more.
+        return replace(output, logits_BTV=logits_BTV.new_empty(0, 0, 0)), sums
 
     def _precision(self) -> AbstractContextManager[Any]:
         if self.config.precision == "float32":
