@@ -81,7 +81,7 @@ def _memory(runs: Sequence[Run], key: Row | None, name: str) -> Verdict:
 def _against_peers(runs: Sequence[Run], key: Row, phase: str, drops: bool) -> Verdict:
     """Judge ours by the best peer of those that drop tokens, which is less work, or of the others."""
     timed = [row for run in runs for row in run if row["kind"] == "time"]
-    notes = {row["name"]: row["note"] for row in timed if row["role"] in ("peer", "reference")}
+    notes = {row["name"]: row.get("note", "") for row in timed if row["role"] in ("peer", "reference")}
     others = [name for name, note in notes.items() if (DROPS in note) is drops]
     rivals = {name: found for name in others if (found := ratio(runs, key, phase, name)) is not None}
     target = f"{series(key)}, {size(key)}, {phase}: ours / best peer" + (" that drops tokens" if drops else "")

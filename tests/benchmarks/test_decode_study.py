@@ -33,11 +33,29 @@ def test_the_papers_models_are_timed_and_counted(
 @pytest.mark.skipif(importlib.util.find_spec("ctranslate2") is None, reason="ctranslate2 is not installed")
 def test_ctranslate2_gives_our_outputs_on_our_weights(script: Script) -> None:
     study = script("decode")
-    (cell,) = study.cells(study.arguments(["--quick", "--studies", "peers"]))
+    args = study.arguments(["--quick", "--studies", "peers"])
+    (cell,) = study.cells(args)
     present = [one for one in study.contestants(cell, torch.device("cpu")) if hasattr(one, "calls")]
-    equal = [row for row in study.more(cell, present) if row["kind"] == "equal"]
+    equal = [row for row in study.more(args, cell, present) if row["kind"] == "equal"]
     assert {row["phase"] for row in equal} == {"1:1", "3:2"}
     assert all(row["equal"] == row["sentences"] for row in equal)
+
+
+def test_the_parts_of_our_time_are_named_and_shown(
+    script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(script("decode_peers").importlib.util, "find_spec", lambda name: None)
+    study, out = script("decode"), tmp_path / "decode"
+    given = ["--quick", "--threads", "1", "--studies", "peers", "--profile", "--without", "matmul limit"]
+    study.main([*given, "--out", str(out)])
+    rows = [json.loads(line) for line in out.with_suffix(".jsonl").read_text().splitlines()]
+    assert {row["name"] for row in rows if row["kind"] == "time"} == {"ours"}
+    for phase in ("1:1", "3:2"):
+        shares = {row["part"]: row["share"] for row in rows if row["kind"] == "part" and row["phase"] == phase}
+        assert {"products", "attention", "norms", "caches", "scores and choices"} <= set(shares)
+        assert sum(shares.values()) == pytest.approx(1.0)
+        assert shares.get("other operations", 0.0) < 0.1
+    assert "Where the time of ours goes" in out.with_suffix(".md").read_text()
 
 
 def test_targets_are_judged_against_the_faster_model_of_transformers(script: Script) -> None:

@@ -40,7 +40,7 @@ def test_the_feed_forward_study_runs_without_peers_and_names_them(
     timed = [row for row in rows if row["kind"] == "time"]
     wanted = {"study", "cell", "phase", "name", "role", "median_s", "low_s", "high_s", "n", "undisturbed", "seconds"}
     assert all(wanted | {"is_disturbed", "environment", "version", "parameters"} <= row.keys() for row in timed)
-    everyone = {"dense", "dense geglu", "limit", "limit of experts", "ours", "ours geglu", "ours loop"}
+    everyone = {"dense", "dense geglu", "limit", "limit of experts", "ours", "ours geglu", "ours loop", "ours new memory"}
     assert {row["name"] for row in timed} == everyone | {"torch grouped_mm"}
     assert {row["phase"] for row in timed} == {"forward", "forward+backward"}
     assert {row["cell"]["routing"] for row in timed} == {"uniform", "zipf"}
@@ -245,6 +245,7 @@ def test_verdicts_are_medians_over_runs_against_the_best_peer(script: Script) ->
             timed("ours", [ours] * 6, "ours"),
             timed("slow", [3.0] * 6, "peer"),
             timed("fast", [1.0] * 6, "peer"),
+            timed("careless", [0.5] * 6, "peer") | {"note": "gated; drops tokens"},
         ]
         runs.append([row | {"cell": cell} for row in rows])
     found = {verdict.target: verdict for verdict in script("moe_report").verdicts(runs)}
@@ -252,6 +253,10 @@ def test_verdicts_are_medians_over_runs_against_the_best_peer(script: Script) ->
     assert (target.measured, target.spread, target.word) == (pytest.approx(1.1), "1.00-1.30", "holds")
     (peer,) = [verdict for name, verdict in found.items() if name.endswith("8:2, forward+backward: ours / best peer")]
     assert (peer.measured, peer.note, peer.word) == (pytest.approx(1.1), "fast", "missed")
+    less = next(
+        one for name, one in found.items() if name.endswith("8:2, forward+backward: ours / best peer that drops tokens")
+    )
+    assert (less.measured, less.note) == (pytest.approx(2.2), "careless")
     assert found["32:2, forward+backward: ours / dense"].word == "not measured"
 
 
