@@ -40,7 +40,16 @@ def test_the_feed_forward_study_runs_without_peers_and_names_them(
     timed = [row for row in rows if row["kind"] == "time"]
     wanted = {"study", "cell", "phase", "name", "role", "median_s", "low_s", "high_s", "n", "undisturbed", "seconds"}
     assert all(wanted | {"is_disturbed", "environment", "version", "parameters"} <= row.keys() for row in timed)
-    everyone = {"dense", "dense geglu", "limit", "limit of experts", "ours", "ours geglu", "ours loop", "ours new memory"}
+    everyone = {
+        "dense",
+        "dense geglu",
+        "limit",
+        "limit of experts",
+        "ours",
+        "ours geglu",
+        "ours loop",
+        "ours new memory",
+    }
     assert {row["name"] for row in timed} == everyone | {"torch grouped_mm"}
     assert {row["phase"] for row in timed} == {"forward", "forward+backward"}
     assert {row["cell"]["routing"] for row in timed} == {"uniform", "zipf"}

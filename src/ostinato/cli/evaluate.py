@@ -63,10 +63,11 @@ def evaluate(
 ) -> None:
     """Score a run on splits of its task.
 
-    Loss, perplexity, token accuracy and the task's metrics, each also by metadata column.
+    Loss, perplexity, token accuracy and the task's metrics, each also by metadata column; published numbers of the
+    recipe stand below, beside those measured here.
     """
     from ostinato.cli.output import print_json
-    from ostinato.cli.results import print_splits
+    from ostinato.cli.results import print_published, print_splits
     from ostinato.data.registry import DataAccess
     from ostinato.evaluation import PredictionWriter
     from ostinato.evaluation.loading import load
@@ -96,3 +97,4 @@ def evaluate(
         print_json(results)
     else:
         print_splits(results)
+        print_published(loaded.recipe.reference, results)

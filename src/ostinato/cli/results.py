@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from ostinato.cli.output import flat, print_table, say
+
+if TYPE_CHECKING:
+    from ostinato.config.recipe import ReferenceRow
 
 _NOT_SCORES = (
     *("by", "macro", "name", "decoding", "halting", "halting_threshold", "halting_threshold_from"),
@@ -40,6 +43,29 @@ def print_splits(results: Mapping[str, Scores]) -> None:
         for column, values in (result.get("by") or {}).items():
             macro = (result.get("macro") or {}).get(column)
             _print_groups(f"{split} by {column}", values, macro, [*_FORCED, *METRICS])
+
+
+def print_published(rows: Sequence[ReferenceRow], results: Mapping[str, Scores]) -> None:
+    """Print the published numbers of the splits that were scored, with ours beside them where they were measured."""
+    lines = []
+    for row in rows:
+        if row.split in results:
+            of = ", ".join(f"{column} {value}" for column, value in (row.by or {}).items())
+            ours = _scores_of(row, results[row.split]).get(row.metric)
+            lines.append([row.source, row.split, of or "all", row.metric, row.value, ours])
+    if lines:
+        print_table(["published", "split", "examples", "score", "theirs", "ours"], lines)
+
+
+def _scores_of(row: ReferenceRow, scores: Scores) -> Scores:
+    """Return the scores of the examples that a published number is of; nothing where they were not told apart."""
+    if row.by is None:
+        return scores
+    if len(row.by) > 1:
+        return {}
+    ((column, value),) = row.by.items()
+    found: Scores = ((scores.get("by") or {}).get(column) or {}).get(str(value)) or {}
+    return found
 
 
 def _print_halting(split: str, result: Scores) -> None:

@@ -33,7 +33,7 @@ def train(
     torchrun --nproc_per_node N -m ostinato train RECIPE.
     """
     from ostinato.cli.output import console, print_json, rank, say
-    from ostinato.cli.results import print_splits
+    from ostinato.cli.results import print_published, print_splits
     from ostinato.data.registry import DataAccess
     from ostinato.tasks.recipes import load_recipe
     from ostinato.training import train as train_recipe
@@ -52,6 +52,7 @@ def train(
         print_json(result)
     else:
         print_splits(result["splits"])
+        print_published(resolved.reference, result["splits"])
         say(f"results: {directory / 'results.json'}")
 
 
