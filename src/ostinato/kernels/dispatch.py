@@ -35,6 +35,7 @@ class Dispatch:
     n_rows: int
     n_chosen: int
     _bounds: list[tuple[int, int]] = field(default_factory=list, repr=False, compare=False)
+    _bags: list[Tensor] = field(default_factory=list, repr=False, compare=False)
 
     @property
     def n_experts(self) -> int:
@@ -52,6 +53,15 @@ class Dispatch:
             ends = self.ends_E.tolist()
             self._bounds.extend(zip([0, *ends[:-1]], ends, strict=True))
         return self._bounds
+
+    def bags(self) -> tuple[Tensor, Tensor]:
+        """Return the places `[M]` in the order of their slots, and where those of every row begin among them, `[N]`."""
+        if not self._bags:
+            places_M = torch.argsort(self.slots_M)
+            counts_N = torch.bincount(self.rows_M, minlength=self.n_rows)
+            self._bags.extend((places_M, counts_N.cumsum(0) - counts_N))
+        places_M, firsts_N = self._bags
+        return places_M, firsts_N
 
     def longest(self) -> int:
         """Return how many places the expert with most has."""

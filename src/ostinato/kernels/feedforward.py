@@ -158,10 +158,8 @@ class _FeedForward(torch.autograd.Function):
         setting: _Setting,
     ) -> Tensor:
         to, side = setting.to, Side.of(setting.order, setting.to)
-        out = side.room(x, down_EFD.shape[2])
-        gates_M1 = gates_of_places(gates_NK, to, x.dtype)
+        out_MD = x.new_empty(to.slots_M.shape[0], down_EFD.shape[2])
         kept_MF = x.new_empty(to.slots_M.shape[0] if setting.keeps else to.longest(), up_EDF.shape[2])
-        scratch = x.new_empty(to.longest(), out.shape[1])
         for at in occupied(to):
             e = at.expert
             kept = kept_MF[at.places if setting.keeps else slice(at.length)]
@@ -170,14 +168,13 @@ class _FeedForward(torch.autograd.Function):
             if setting.activation == "relu":
                 _drop_(kept.clamp_min_(0.0), units, setting.scale)
             hidden = _hidden(kept, setting.activation, units, setting.scale)
-            y = product(hidden, down_EFD[e], None if down_bias_ED is None else down_bias_ED[e], scratch[: at.length])
-            side.add(out, at, y if gates_M1 is None else y.mul_(gates_M1[at.places]))
+            product(hidden, down_EFD[e], None if down_bias_ED is None else down_bias_ED[e], out_MD[at.places])
         if setting.keeps:
             # Where relu's result is 0 nothing comes back, whether it was dropped or not.
             units_MF = None if setting.activation == "relu" else units_MF
             ctx.save_for_backward(x, up_EDF, up_bias_EF, down_EFD, down_bias_ED, gates_NK, units_MF, kept_MF)
             ctx.setting = setting
-        return out
+        return side.bring(out_MD, gates_of_places(gates_NK, to, x.dtype))
 
     @staticmethod
     @once_differentiable
@@ -188,10 +185,11 @@ class _FeedForward(torch.autograd.Function):
         needs_x, needs_up, needs_up_bias, needs_down, needs_down_bias, needs_gates, *_ = ctx.needs_input_grad
         up = MapGradients(up_EDF, up_bias_EF, needs_weight=needs_up, needs_bias=needs_up_bias)
         down = MapGradients(down_EFD, down_bias_ED, needs_weight=needs_down, needs_bias=needs_down_bias)
-        grad_x = side.room(x, x.shape[1]) if needs_x else None
-        gates_M1 = gates_of_places(gates_NK, to, x.dtype)
+        grad_x_MD = x.new_empty(to.slots_M.shape[0], x.shape[1]) if needs_x else None
+        gates_M = gates_of_places(gates_NK, to, x.dtype)
+        gates_M1 = None if gates_M is None else gates_M[:, None]
         grad_gates_M = x.new_empty(to.slots_M.shape[0]) if needs_gates else None
-        wide, narrow = x.new_empty(to.longest(), down_EFD.shape[1]), x.new_empty(to.longest(), x.shape[1])
+        wide = x.new_empty(to.longest(), down_EFD.shape[1])
         for at in occupied(to):
             e, kept = at.expert, kept_MF[at.places]
             units = None if units_MF is None else units_MF[at.places]
@@ -208,9 +206,10 @@ class _FeedForward(torch.autograd.Function):
             down.write(e, hidden, grad_y)
             grad_before = activation_gradient(_drop_(grad_hidden, units, setting.scale), kept, setting.activation)
             up.write(e, side.take(x, at), grad_before)
-            if grad_x is not None:
-                side.add(grad_x, at, torch.mm(grad_before, up_EDF[e].t(), out=narrow[: at.length]))
+            if grad_x_MD is not None:
+                torch.mm(grad_before, up_EDF[e].t(), out=grad_x_MD[at.places])
         up.skip_empty(to)
         down.skip_empty(to)
+        grad_x = None if grad_x_MD is None else side.bring(grad_x_MD)
         grad_gates = gates_gradient(grad_gates_M, gates_NK, to)
         return grad_x, up.weight, up.bias, down.weight, down.bias, grad_gates, None, None

@@ -118,16 +118,11 @@ class _Linear(torch.autograd.Function):
         to, source, target = setting.to, Side.of(setting.reads, setting.to), Side.of(setting.writes, setting.to)
         ctx.save_for_backward(x, weight_EDF, bias_EF, gates_NK)
         ctx.setting = setting
-        gates_M1 = gates_of_places(gates_NK, to, x.dtype)
-        out = target.room(x, weight_EDF.shape[2])
-        scratch = None if target.index_M is None else x.new_empty(to.longest(), out.shape[1])
+        out_MF = x.new_empty(to.slots_M.shape[0], weight_EDF.shape[2])
         for at in occupied(to):
-            y = out[at.places] if scratch is None else scratch[: at.length]
-            product(source.take(x, at), weight_EDF[at.expert], None if bias_EF is None else bias_EF[at.expert], y)
-            if gates_M1 is not None:
-                y.mul_(gates_M1[at.places])
-            target.add(out, at, y)
-        return out
+            bias_F = None if bias_EF is None else bias_EF[at.expert]
+            product(source.take(x, at), weight_EDF[at.expert], bias_F, out_MF[at.places])
+        return target.bring(out_MF, gates_of_places(gates_NK, to, x.dtype))
 
     @staticmethod
     @once_differentiable
@@ -137,14 +132,14 @@ class _Linear(torch.autograd.Function):
         to: Dispatch = ctx.setting.to
         source, target = Side.of(ctx.setting.reads, to), Side.of(ctx.setting.writes, to)
         grads = MapGradients(weight_EDF, bias_EF, needs_weight=needs_weight, needs_bias=needs_bias)
-        grad_x = source.room(x, x.shape[1]) if needs_x else None
-        gates_M1 = gates_of_places(gates_NK, to, x.dtype)
+        gates_M = gates_of_places(gates_NK, to, x.dtype)
+        gates_M1 = None if gates_M is None else gates_M[:, None]
         grad_gates_M = x.new_empty(to.slots_M.shape[0]) if needs_gates else None
-        scratch = x.new_empty(to.longest(), x.shape[1])
+        grad_x_MD = x.new_empty(to.slots_M.shape[0], x.shape[1]) if needs_x or needs_gates else None
         for at in occupied(to):
             rows, grad_y, weight = source.take(x, at), target.take(grad, at), weight_EDF[at.expert]
-            if needs_x or needs_gates:
-                grad_rows = torch.mm(grad_y, weight.t(), out=scratch[: at.length])
+            if grad_x_MD is not None:
+                grad_rows = torch.mm(grad_y, weight.t(), out=grad_x_MD[at.places])
             if grad_gates_M is not None:
                 torch.sum(grad_rows * rows, 1, out=grad_gates_M[at.places])
                 if bias_EF is not None:
@@ -152,9 +147,6 @@ class _Linear(torch.autograd.Function):
             if gates_M1 is not None:
                 grad_y = grad_y * gates_M1[at.places]
             grads.write(at.expert, rows, grad_y)
-            if grad_x is not None:
-                if gates_M1 is not None:
-                    grad_rows.mul_(gates_M1[at.places])
-                source.add(grad_x, at, grad_rows)
         grads.skip_empty(to)
+        grad_x = source.bring(grad_x_MD, gates_M) if grad_x_MD is not None and needs_x else None
         return grad_x, grads.weight, grads.bias, gates_gradient(grad_gates_M, gates_NK, to), None

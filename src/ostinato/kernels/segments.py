@@ -1,7 +1,7 @@
 """Walking over the experts one by one: where the rows of each are read and where its results go.
 
-The rows of one expert are taken out of their order, mapped, and put back while they are still in the cache: neither
-the sorted rows nor the sorted results of all experts ever stand in memory.
+The rows of one expert are taken out of their order and mapped while they are in the cache: the sorted rows of all
+experts never stand in memory. What they give stands side by side, by place, until it is brought to its order.
 """
 
 from __future__ import annotations
@@ -43,22 +43,14 @@ class Segment(NamedTuple):
 class Side:
     """One side of a map: an order, and what leads from places to it (None: places themselves)."""
 
+    order: Order
+    to: Dispatch
     index_M: Tensor | None
-    count: int
 
     @classmethod
     def of(cls, order: Order, to: Dispatch) -> Side:
         """Return the side of an order."""
-        if order == "rows":
-            return cls(to.rows_M, to.n_rows)
-        if order == "slots":
-            return cls(to.slots_M, to.n_rows * to.n_chosen)
-        return cls(None, to.slots_M.shape[0])
-
-    def room(self, like: Tensor, width: int) -> Tensor:
-        """Return what results are added to, `[count, width]`; places are all written, and need no zeros."""
-        make = like.new_empty if self.index_M is None else like.new_zeros
-        return make(self.count, width)
+        return cls(order, to, {"rows": to.rows_M, "slots": to.slots_M, "places": None}[order])
 
     def take(self, x: Tensor, at: Segment) -> Tensor:
         """Return the rows of one expert; without an index a view."""
@@ -66,12 +58,23 @@ class Side:
             return x[at.places]
         return x.index_select(0, self.index_M[at.places])
 
-    def add(self, out: Tensor, at: Segment, values: Tensor) -> None:
-        """Add the results of one expert to where they belong."""
-        if self.index_M is not None:
-            out.index_add_(0, self.index_M[at.places], values)
-        elif out[at.places].data_ptr() != values.data_ptr():
-            out[at.places] = values
+    def bring(self, values_MF: Tensor, gates_M: Tensor | None = None) -> Tensor:
+        """Return what stands by place in this order, weighted by gates of places: rows are sums over their places.
+
+        Rows are bags of places, which torch adds up faster than it adds to rows (`Tensor.index_add_`, the plain twin).
+        """
+        if self.order == "rows":
+            places_M, firsts_N = self.to.bags()
+            weights_M = None if gates_M is None else gates_M[places_M]
+            return torch.embedding_bag(values_MF, places_M, firsts_N, False, 0, False, weights_M)[0]
+        if gates_M is not None:
+            values_MF = values_MF * gates_M[:, None]
+        if self.order == "places":
+            return values_MF
+        if self.to.is_complete:
+            return values_MF.index_select(0, self.to.bags()[0])
+        slots_SF = values_MF.new_zeros(self.to.n_rows * self.to.n_chosen, values_MF.shape[1])
+        return slots_SF.index_copy_(0, self.to.slots_M, values_MF)
 
 
 def occupied(to: Dispatch) -> Iterator[Segment]:
@@ -87,8 +90,8 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> Tens
 
 
 def gates_of_places(gates_NK: Tensor | None, to: Dispatch, dtype: torch.dtype) -> Tensor | None:
-    """Return the gate of every place as a column, `[M, 1]`."""
-    return None if gates_NK is None else gates_NK.reshape(-1).index_select(0, to.slots_M).to(dtype)[:, None]
+    """Return the gate of every place, `[M]`."""
+    return None if gates_NK is None else gates_NK.reshape(-1).index_select(0, to.slots_M).to(dtype)
 
 
 def gates_gradient(grad_M: Tensor | None, gates_NK: Tensor | None, to: Dispatch) -> Tensor | None:
