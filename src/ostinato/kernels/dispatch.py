@@ -112,12 +112,13 @@ def from_slots(x_SD: Tensor, to: Dispatch) -> Tensor:
     return _FromSlots.apply(x_SD, to)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def _by_slot(y_MD: Tensor, to: Dispatch) -> Tensor:
+def by_slot(y_MD: Tensor, to: Dispatch) -> Tensor:
     """Return sorted places in the order of their slots, `[N, K, D]`, zeros where a slot was left out."""
-    make = y_MD.new_empty if to.is_complete else y_MD.new_zeros
-    slots = make(to.n_rows * to.n_chosen, y_MD.shape[1])
-    slots.index_copy_(0, to.slots_M, y_MD)
-    return slots.view(to.n_rows, to.n_chosen, -1)
+    if to.is_complete:
+        slots = y_MD.index_select(0, to.bags()[0])
+    else:
+        slots = y_MD.new_zeros(to.n_rows * to.n_chosen, y_MD.shape[1]).index_copy_(0, to.slots_M, y_MD)
+    return slots.view(to.n_rows, to.n_chosen, y_MD.shape[1])
 
 
 class _Gather(torch.autograd.Function):
@@ -131,8 +132,8 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_MD: Tensor) -> tuple[Tensor, None]:
-        by_slot = _by_slot(grad_MD, ctx.to)
-        return by_slot.squeeze(1) if ctx.to.n_chosen == 1 else by_slot.sum(1), None
+        grad_NKD = by_slot(grad_MD, ctx.to)
+        return grad_NKD.squeeze(1) if ctx.to.n_chosen == 1 else grad_NKD.sum(1), None
 
 
 class _ToSlots(torch.autograd.Function):
@@ -141,7 +142,7 @@ class _ToSlots(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, y_MD: Tensor, to: Dispatch) -> Tensor:
         ctx.to = to
-        return _by_slot(y_MD, to).flatten(0, 1)
+        return by_slot(y_MD, to).flatten(0, 1)
 
     @staticmethod
     @once_differentiable
@@ -160,7 +161,7 @@ class _FromSlots(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_MD: Tensor) -> tuple[Tensor, None]:
-        return _by_slot(grad_MD, ctx.to).flatten(0, 1), None
+        return by_slot(grad_MD, ctx.to).flatten(0, 1), None
 
 
 class _Combine(torch.autograd.Function):
@@ -173,7 +174,7 @@ class _Combine(torch.autograd.Function):
         gates = gates_NK.to(y_MD.dtype)
         if not to.is_complete:
             gates = _gates_of_places(gates, to)
-        return torch.bmm(gates[:, None], _by_slot(y_MD, to)).squeeze(1)
+        return torch.bmm(gates[:, None], by_slot(y_MD, to)).squeeze(1)
 
     @staticmethod
     @once_differentiable

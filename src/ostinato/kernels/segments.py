@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ostinato.kernels.dispatch import Dispatch
+from ostinato.kernels.dispatch import Dispatch, by_slot
 from ostinato.kernels.memory import room_for_gradient
 
 Order = Literal["rows", "slots", "places"]
@@ -69,12 +69,7 @@ class Side:
             return torch.embedding_bag(values_MF, places_M, firsts_N, False, 0, False, weights_M)[0]
         if gates_M is not None:
             values_MF = values_MF * gates_M[:, None]
-        if self.order == "places":
-            return values_MF
-        if self.to.is_complete:
-            return values_MF.index_select(0, self.to.bags()[0])
-        slots_SF = values_MF.new_zeros(self.to.n_rows * self.to.n_chosen, values_MF.shape[1])
-        return slots_SF.index_copy_(0, self.to.slots_M, values_MF)
+        return values_MF if self.order == "places" else by_slot(values_MF, self.to).flatten(0, 1)
 
 
 def occupied(to: Dispatch) -> Iterator[Segment]:
