@@ -12,8 +12,8 @@ from torch import nn
 
 from ostinato.kernels import PackedMatrix, packing
 from ostinato.kernels import packed as packed_module
-from ostinato.kernels.packed import has_packed_products, summed_columns, sums_columns_fast
-from ostinato.training.threads import cpu_threads
+from ostinato.kernels.native import library
+from ostinato.kernels.packed import compiled_session, has_packed_products
 
 SIZES = [(1, 1, 1), (2, 3, 5), (7, 16, 8), (32, 8, 33), (160, 64, 24)]
 
@@ -74,7 +74,7 @@ def test_where_gradients_are_wanted_the_plain_product_gives_them(made: list[torc
 
 @pytest.mark.skipif(not has_packed_products(), reason="this torch has no packed products")
 def test_a_copy_is_made_once_while_packing_is_on_and_forgotten_with_it(made: list[torch.Size]) -> None:
-    x, weight, _ = numbers(4, 3, 5)
+    x, weight, _ = numbers(20, 3, 5)
     matrix = PackedMatrix()
     with torch.no_grad():
         with packing():
@@ -94,12 +94,12 @@ def test_a_copy_is_made_once_while_packing_is_on_and_forgotten_with_it(made: lis
 
 
 def test_an_error_inside_forgets_the_copies_too() -> None:
-    x, weight, _ = numbers(4, 3, 5)
+    x, weight, _ = numbers(20, 3, 5)
     matrix = PackedMatrix()
 
     def fails() -> None:
         with torch.no_grad(), packing():
-            matrix.product(x[:1], weight)
+            matrix.product(x, weight)
             raise ValueError("no")
 
     with pytest.raises(ValueError, match="no"):
@@ -107,36 +107,29 @@ def test_an_error_inside_forgets_the_copies_too() -> None:
     assert vars(matrix) == vars(PackedMatrix())
 
 
-@pytest.mark.skipif(not sums_columns_fast(), reason="no fast sums of columns here")
-def test_the_first_product_decides_which_copy_serves_all(
-    made: list[torch.Size], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(packed_module, "_WORTH_A_COPY", 1)
+@pytest.mark.skipif(library() is None, reason="no C compiler here")
+def test_few_rows_need_no_copy(made: list[torch.Size]) -> None:
     x, weight, bias = numbers(4, 3, 5)
-    single, several = PackedMatrix(), PackedMatrix()
     with torch.no_grad(), packing():
-        for rows in (x[:1], x, x[:1]):
-            torch.testing.assert_close(single.product(rows, weight, bias), F.linear(rows, weight, bias))
-        assert not made
-        for rows in (x, x[:1], x):
-            torch.testing.assert_close(several.product(rows, weight, bias), F.linear(rows, weight, bias))
-        assert made == [weight.shape]
-        part = single.product(x[:1], weight, bias, slice(1, 3))
-        torch.testing.assert_close(part, F.linear(x[:1], weight, bias)[:, 1:3])
-    assert vars(single) == vars(several) == vars(PackedMatrix())
+        matrix = PackedMatrix()
+        torch.testing.assert_close(matrix.product(x, weight, bias), F.linear(x, weight, bias))
+        torch.testing.assert_close(matrix.product(x, weight, bias, slice(1, 3)), F.linear(x, weight, bias)[:, 1:3])
+        assert vars(matrix) == vars(PackedMatrix())
+    assert not made
 
 
-def test_a_small_matrix_meets_a_single_row_without_a_copy(made: list[torch.Size]) -> None:
-    x, weight, bias = numbers(1, 3, 5)
-    matrix = PackedMatrix()
+@pytest.mark.parametrize("n_rows", [1, 4, 20])
+def test_without_a_compiler_products_are_the_same(n_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed_module, "library", lambda: None)
+    x, weight, bias = numbers(n_rows, 3, 5)
     with torch.no_grad(), packing():
-        assert torch.equal(matrix.product(x, weight, bias), F.linear(x, weight, bias)) or not sums_columns_fast()
-        assert not matrix._columns
+        assert compiled_session(x) is None
+        torch.testing.assert_close(PackedMatrix().product(x, weight, bias), F.linear(x, weight, bias))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_other_types_take_the_plain_product(dtype: torch.dtype, made: list[torch.Size]) -> None:
-    x, weight, _ = (t.to(dtype) for t in numbers(4, 3, 5))
+    x, weight, _ = (t.to(dtype) for t in numbers(20, 3, 5))
     with torch.no_grad(), packing():
         assert torch.equal(PackedMatrix().product(x, weight), F.linear(x, weight))
     assert not made
@@ -157,26 +150,10 @@ def test_it_can_be_switched_off(made: list[torch.Size]) -> None:
 
 
 def test_copies_of_a_model_do_not_take_its_packed_matrices_along() -> None:
-    x, weight, _ = numbers(4, 3, 5)
+    x, weight, _ = numbers(20, 3, 5)
     matrix = PackedMatrix()
     with torch.no_grad(), packing():
         matrix.product(x, weight)
         for other in (copy.deepcopy(matrix), pickle.loads(pickle.dumps(matrix))):
             assert vars(other) == vars(PackedMatrix())
             torch.testing.assert_close(other.product(x, weight), F.linear(x, weight))
-
-
-@pytest.mark.parametrize("has_bias", [False, True])
-@pytest.mark.parametrize("sizes", [(256, 384), (1024, 256), (512, 101), (3, 4), (1, 1)])
-def test_a_single_row_is_multiplied_by_all_threads_alike(sizes: tuple[int, int], has_bias: bool) -> None:
-    n_in, n_out = sizes
-    weight, bias = torch.randn(n_out, n_in) / n_in, torch.randn(n_out) if has_bias else None
-    x = torch.randn(1, 1, n_in)
-    kept = None if bias is None else bias.clone()
-    for n_threads in (1, 2, 3):
-        with cpu_threads(n_threads), torch.inference_mode():
-            found = summed_columns(x, weight.t().contiguous(), bias)
-            assert found.shape == (1, 1, n_out)
-            torch.testing.assert_close(found, F.linear(x, weight, bias))
-    if bias is not None and kept is not None:
-        assert torch.equal(bias, kept)

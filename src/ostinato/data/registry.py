@@ -15,7 +15,6 @@ import hashlib
 import http.client
 import os
 import shutil
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -29,6 +28,7 @@ from urllib.parse import quote
 from urllib.request import Request, urlopen
 
 from ostinato.errors import DataError
+from ostinato.folders import cache_folder
 
 _BASE = "https://raw.githubusercontent.com"
 _CHUNK = 1 << 20
@@ -102,9 +102,7 @@ class DataAccess:
     @classmethod
     def default(cls, mirror: str | None = None) -> DataAccess:
         """Use OSTINATO_CACHE or the platform's cache folder, and `mirror` or else OSTINATO_MIRROR."""
-        cache = os.environ.get("OSTINATO_CACHE")
-        folder = Path(cache).expanduser() if cache else _platform_cache() / "ostinato"
-        return cls(folder / "data", mirror or os.environ.get("OSTINATO_MIRROR") or None)
+        return cls(cache_folder() / "data", mirror or os.environ.get("OSTINATO_MIRROR") or None)
 
     def cached(self, file: RemoteFile) -> Path | None:
         """Return the path of a file that is in the cache and sound; opens no socket."""
@@ -250,13 +248,3 @@ def _remove_stale(path: Path) -> None:
                 part.unlink()
         except FileNotFoundError:  # another process was faster
             continue
-
-
-def _platform_cache() -> Path:
-    """Return the folder in which programs of this platform keep what can be fetched again."""
-    if sys.platform == "win32":
-        local = os.environ.get("LOCALAPPDATA")
-        return Path(local) if local else Path.home() / "AppData" / "Local"
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")

@@ -14,17 +14,23 @@ from ostinato.kernels.dropout import Draws, Kept, add_dropped, draw_kept, drop, 
 from ostinato.kernels.feedforward import ExpertWeights, expert_feed_forward
 from ostinato.kernels.linear import routed_linear
 from ostinato.kernels.memory import keep_freed_memory
-from ostinato.kernels.packed import PackedMatrix, packing
+from ostinato.kernels.native import AttentionLink, CachedKeys, Chain, FeedForwardLink, NormOf, read_cache
+from ostinato.kernels.packed import PackedMatrix, compiled_session, packing
 from ostinato.kernels.trial import Backend
 
 __all__ = [
     "Activation",
+    "AttentionLink",
     "Backend",
     "BackendChoice",
+    "CachedKeys",
+    "Chain",
     "Dispatch",
     "Draws",
     "ExpertWeights",
+    "FeedForwardLink",
     "Kept",
+    "NormOf",
     "PackedMatrix",
     "activate",
     "add_dropped",
@@ -32,6 +38,7 @@ __all__ = [
     "attend_stretches",
     "choose_backend",
     "combine",
+    "compiled_session",
     "dispatch",
     "draw_kept",
     "drop",
@@ -40,5 +47,6 @@ __all__ = [
     "gather",
     "keep_freed_memory",
     "packing",
+    "read_cache",
     "routed_linear",
 ]

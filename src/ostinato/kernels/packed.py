@@ -1,11 +1,10 @@
-"""Products of few rows with a matrix that is used many times: what decoding does at every token.
+"""Products with a matrix that is used many times and does not change meanwhile: what decoding does at every token.
 
     y = x W^T + b        x: [N, D], W: [F, D], N small
 
-Such a product takes as long as reading W does, so what counts is how W lies in memory. While `packing()` is on, a copy
-is made when W is first used, and forgotten at the end: in between W must not change. The copy is packed in the form
-oneDNN reads fastest, or, where a single row comes first, it is W^T, whose rows torch adds up as fast as memory gives
-them (`summed_columns`). Whichever copy there is serves all products.
+Such a product takes as long as reading W does, so what counts is how W is read. While `packing()` is on, few rows meet
+W as it lies, in kernels of ours where there is a compiler (`ostinato.kernels.native`); for more rows a copy is packed
+in the form oneDNN reads fastest when W is first used, and forgotten at the end: in between W must not change.
 
 The plain twin is `torch.nn.functional.linear`: used without `packing()`, wherever gradients are wanted, on
 accelerators, in other types than float32, and where torch has no such product.
@@ -18,17 +17,28 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ostinato.kernels.native import few_rows, library
+
 _log = logging.getLogger(__name__)
-_WORTH_A_COPY = 2**15
-"""Numbers in a matrix below which a single row is multiplied by the matrix as it is."""
-_Session = list["PackedMatrix"]
-"""What has been packed since `packing()` was switched on."""
-_session: ContextVar[_Session | None] = ContextVar("packing", default=None)
+_FEW, _FEW_OF_MANY, _MANY = 12, 4, 2**22
+"""Rows up to which our kernels are faster than packed copies, also where the matrix has more than so many numbers."""
+
+
+class Session:
+    """What belongs to one `packing()`: matrices with packed copies, and calls that are prepared, by whose they are."""
+
+    def __init__(self) -> None:
+        self.matrices: list[PackedMatrix] = []
+        self.calls: dict[Any, Any] = {}
+
+
+_session: ContextVar[Session | None] = ContextVar("packing", default=None)
 
 
 @contextmanager
@@ -40,14 +50,20 @@ def packing(enabled: bool = True) -> Iterator[None]:
     if not enabled or _session.get() is not None:
         yield
         return
-    session: _Session = []
+    session = Session()
     token = _session.set(session)
     try:
         yield
     finally:
         _session.reset(token)
-        for matrix in session:
+        for matrix in session.matrices:
             matrix.forget()
+
+
+def compiled_session(x: Tensor) -> Session | None:
+    """Return the `packing()` that is on, where compiled kernels may run on x; None: plain code must."""
+    session = _session.get()
+    return session if session is not None and _is_plain_float(x) and library() is not None else None
 
 
 class PackedMatrix:
@@ -58,35 +74,29 @@ class PackedMatrix:
 
     def forget(self) -> None:
         """Free the copies."""
-        self._session: _Session | None = None
+        self._session: Session | None = None
         self._packed: dict[tuple[int, int] | None, Tensor] = {}
-        self._columns: dict[tuple[int, int] | None, Tensor] = {}
 
     def product(
         self, x_ND: Tensor, weight_FD: Tensor, bias_F: Tensor | None = None, rows: slice | None = None
     ) -> Tensor:
         """Return x W^T + b, `[..., F]`, of x `[..., D]`, or those outputs that `rows` names."""
-        if rows is not None:
-            bias_F = None if bias_F is None else bias_F[rows]
         session = _session.get()
-        if session is None or not _fits(x_ND, weight_FD):
-            return F.linear(x_ND, _part(weight_FD, rows), bias_F)
+        part_FD, bias_F = _part(weight_FD, rows), None if bias_F is None else _part(bias_F, rows)
+        if session is None or not _is_plain_float(x_ND) or weight_FD.dtype != torch.float32:
+            return F.linear(x_ND, part_FD, bias_F)
+        most = _FEW if part_FD.numel() < _MANY else _FEW_OF_MANY
+        if x_ND.numel() <= most * x_ND.shape[-1] and library() is not None and part_FD.is_contiguous():
+            return few_rows(x_ND, part_FD, bias_F)
+        if not has_packed_products():
+            return F.linear(x_ND, part_FD, bias_F)
         if self._session is not session:
             self.forget()
             self._session = session
-            session.append(self)
+            session.matrices.append(self)
         key = None if rows is None else (rows.start, rows.stop)
-        is_single = x_ND.numel() == x_ND.shape[-1]
         if (packed := self._packed.get(key)) is None:
-            columns_DF = self._columns.get(key)
-            if columns_DF is None and is_single and sums_columns_fast():
-                part_FD = _part(weight_FD.detach(), rows)
-                if part_FD.numel() < _WORTH_A_COPY:
-                    return F.linear(x_ND, part_FD, bias_F)
-                columns_DF = self._columns[key] = part_FD.t().contiguous()
-            if columns_DF is not None:
-                return summed_columns(x_ND, columns_DF, bias_F) if is_single else F.linear(x_ND, columns_DF.t(), bias_F)
-            packed = self._packed[key] = _pack(_part(weight_FD.detach(), rows))
+            packed = self._packed[key] = _pack(part_FD.detach())
         return _product(x_ND, packed, bias_F)
 
     def __deepcopy__(self, memo: dict[int, object]) -> PackedMatrix:
@@ -96,44 +106,17 @@ class PackedMatrix:
         return PackedMatrix, ()
 
 
-def summed_columns(x_1D: Tensor, columns_DF: Tensor, bias_F: Tensor | None) -> Tensor:
-    """Return x W^T + b of a single row, `[..., F]`: the rows of W^T, `[D, F]`, weighted by x and added up.
-
-    Every thread adds up its part of them, as a bag of embeddings: torch reads those several times faster than the
-    matrix of a product with one row. Plain twin: `torch.nn.functional.linear`.
-    """
-    n_in, n_out = columns_DF.shape
-    places_D, firsts_P = _bags(n_in, torch.get_num_threads())
-    sums_PF = torch.embedding_bag(columns_DF, places_D, firsts_P, False, 0, False, x_1D.reshape(n_in))[0]
-    y_F = sums_PF.sum(0)
-    return (y_F if bias_F is None else y_F.add_(bias_F)).view(*x_1D.shape[:-1], n_out)
-
-
-@lru_cache(maxsize=64)
-def _bags(n: int, n_bags: int) -> tuple[Tensor, Tensor]:
-    """Return the places 0 .. n - 1, and where each of the bags that share them begins."""
-    with torch.inference_mode(False):
-        return torch.arange(n), torch.arange(n_bags) * n // n_bags
-
-
-@lru_cache(maxsize=1)
-def sums_columns_fast() -> bool:
-    """Return whether torch has the kernel that `summed_columns` lives on: on processors with AVX2 or AVX-512."""
-    return torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
-
-
 def _part(x: Tensor, rows: slice | None) -> Tensor:
     # The whole is not sliced: under autocast only a parameter itself is cast once for all its uses.
     return x if rows is None else x[rows]
 
 
-def _fits(x_ND: Tensor, weight_FD: Tensor) -> bool:
+def _is_plain_float(x: Tensor) -> bool:
     return (
         not torch.is_grad_enabled()
-        and x_ND.dtype == weight_FD.dtype == torch.float32
-        and x_ND.device.type == "cpu"
+        and x.dtype == torch.float32
+        and x.device.type == "cpu"
         and not torch.is_autocast_enabled("cpu")
-        and has_packed_products()
     )
 
 

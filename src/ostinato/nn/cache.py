@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+from ostinato.kernels import CachedKeys
+from ostinato.nn.keys_in_place import KeyValuesInPlace, Tables
 from ostinato.nn.shapes import Bool, Float, Int, Tensor
 
 _BLOCK = 32
@@ -59,7 +61,7 @@ class KeyValues:
         used = end if self._rows_B is not None else room
         return memory.as_strided((2, B, H, used, K), (B * H * used * K, H * used * K, used * K, K, 1))
 
-    def select(self, rows_B: Int[Tensor, "B"]) -> None:
+    def select(self, rows_B: Int[Tensor, "B"], tables: Tables) -> None:
         """Keep these rows, in this order, from the next positions on."""
         self._rows_B = rows_B if self._rows_B is None else self._rows_B.index_select(0, rows_B)
 
@@ -110,6 +112,7 @@ class Cache:
             which takes all of them; None afterwards and where there are none.
         memory_BSD, memory_keep_BS: encoder output and its keep mask (None where all are real), one row a sentence.
         self_kv: by step index. cross_kv: by name of the parameter set, one sentence each in the second dimension.
+        cross_keys: the same as compiled kernels read them.
         windows: of the two convolutions, by step index. recurrent: of LSTMs, by name of the recurrence.
         n_steps: rounds asked for at call time; None for the plan's own.
         device: where the tensors are.
@@ -121,8 +124,9 @@ class Cache:
     prefix_lengths_B: Int[Tensor, "B"] | None = None
     memory_BSD: Float[Tensor, "B S D"] | None = None
     memory_keep_BS: Bool[Tensor, "B S"] | None = None
-    self_kv: dict[int, KeyValues] = field(default_factory=dict)
+    self_kv: dict[int, KeyValues | KeyValuesInPlace] = field(default_factory=dict)
     cross_kv: dict[str, Tensor] = field(default_factory=dict)
+    cross_keys: dict[str, CachedKeys] = field(default_factory=dict)
     windows: dict[int, tuple[Window, Window]] = field(default_factory=dict)
     recurrent: dict[str, RecurrentState] = field(default_factory=dict)
     n_steps: int | None = None
@@ -133,8 +137,9 @@ class Cache:
 
         Works on what differs between hypotheses only; what belongs to the sentence stays where it is.
         """
+        tables: Tables = {}
         for kv in self.self_kv.values():
-            kv.select(rows_B)
+            kv.select(rows_B, tables)
         for pair in self.windows.values():
             for window in pair:
                 window.select(rows_B)

@@ -8,6 +8,7 @@ from functools import lru_cache
 
 from ostinato.nn.attention import Visibility
 from ostinato.nn.cache import Cache
+from ostinato.nn.chains import Chains
 from ostinato.nn.halting import Round
 from ostinato.nn.rows import Rows
 from ostinato.nn.shapes import Bool, Int, Tensor
@@ -45,6 +46,7 @@ class Pass:
 
     `positions` are those of the new columns, `key_positions` those of all visible columns (cached ones first).
     `visibility` is that of all new columns as queries. `keep_BT` tells the real ones among them; None where all are.
+    `chains` run what compiled kernels can, where they may.
     `known` is what rounds to come may reuse of keys and values, `last_uses` the last step at which each is read.
     """
 
@@ -56,6 +58,7 @@ class Pass:
     memory_visibility: Visibility = field(default_factory=Visibility)
     cache: Cache | None = None
     cross_kv: dict[str, Tensor] = field(default_factory=dict)
+    chains: Chains | None = None
     biases: dict[str, Tensor | None] = field(default_factory=dict)
     known: dict[KeysOf, Known] = field(default_factory=dict)
     last_uses: Mapping[KeysOf, int] = field(default_factory=dict)
@@ -67,6 +70,11 @@ class Pass:
     def n_beams(self) -> int:
         """Hypotheses that share a sentence's memory."""
         return 1 if self.cache is None else self.cache.n_beams
+
+    @property
+    def single(self) -> Chains | None:
+        """What runs the sub-layers of a single new column by compiled kernels; None: plain code does."""
+        return self.chains if self.positions.shape[1] == 1 else None
 
 
 @dataclass(frozen=True, slots=True)

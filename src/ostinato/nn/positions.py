@@ -53,6 +53,8 @@ class PositionSignal:
     """
 
     first_position = 0
+    acts_on_rounds = False
+    """Whether something is added before every round."""
 
     def __init__(self, d_model: int, random_offset: int = 0) -> None:
         self.d_model = d_model
@@ -94,6 +96,7 @@ class Coordinates(PositionSignal):
     """Sinusoids of position and step, before every round."""
 
     first_position = 1
+    acts_on_rounds = True
 
     def prepare(self, positions: Int[Tensor, "B T"], *, n_sentences: int, training: bool) -> Tensor | None:
         """Return P[i]."""

@@ -12,16 +12,17 @@ What f is, which weights it has, and whether there is one at all, is the plan's 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from typing import Literal
 
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from ostinato.kernels import Draws, add_dropped, drop
+from ostinato.kernels import Draws, add_dropped, drop, read_cache
 from ostinato.nn.attention import Attention, Visibility
 from ostinato.nn.bank import Banks
 from ostinato.nn.cache import Cache, KeyValues, Window
+from ostinato.nn.chains import chains_of
 from ostinato.nn.clock import now
 from ostinato.nn.expert_attention import ExpertAttention
 from ostinato.nn.experts import Decision, Routed
@@ -142,6 +143,7 @@ class Stack:
             Visibility(keep_BS=cache.memory_keep_BS),
             cache,
             cache.cross_kv,
+            chains_of(embedded_BTD, self.banks, self, is_pre_norm=self.is_pre_norm),
         )
         output = self._loop(embedded_BTD, run, cache.n_steps)
         cache.length, cache.prefix_lengths_B = end, None
@@ -162,7 +164,7 @@ class Stack:
         if gathers and not isinstance(rule, NoHalting) and not self._recomputes(run):
             run.last_uses = last_uses(plan, is_pre_norm=self.is_pre_norm)
         halted: tuple[Halted, ...] = ()
-        for index, steps in plan.rounds():
+        for index, steps in self._rounds(plan, rule, run):
             active_N = halting.active(index, states_ND)
             if gathers and active_N is not None and self._pays(halting):
                 states_ND, halted = _narrow(index, active_N, states_ND, halting, halted)
@@ -175,8 +177,7 @@ class Stack:
             if (tick := self.signal.at_round(signal, index)) is not None:
                 states_ND = states_ND + here.rows.take(tick)
             halting.enter(index, states_ND)
-            for step in steps:
-                states_ND = self._run_step(states_ND, step, run, here.knowing(run))
+            states_ND = self._run_steps(states_ND, steps, run, here)
             states_ND = halting.after(index, entered_ND, states_ND)
         states_BTD = halting.output(states_ND)
         if (name := self.final_norm) is not None:
@@ -184,6 +185,28 @@ class Stack:
         # A cost is for training; the steps of decoding would pay for it, token by token.
         cost = halting.aux_loss() if run.cache is None else None
         return StackOutput(states_BTD, halting.trace(), cost, tuple(run.routings), run.captures)
+
+    def _rounds(self, plan: Plan, rule: HaltingRule, run: Pass) -> Iterable[tuple[int, tuple[Step, ...]]]:
+        """Return rounds and their steps; all as one where kernels may run them and nothing happens in between."""
+        is_one = run.single is not None and type(rule) is NoHalting and not self.signal.acts_on_rounds and plan.steps
+        return [(0, plan.steps)] if is_one else plan.rounds()
+
+    def _run_steps(self, states_ND: Tensor, steps: tuple[Step, ...], run: Pass, here: Here) -> Tensor:
+        places = tuple((step, use) for step in steps for use in step.uses) if run.single is not None else ()
+        if (moved_ND := self._chained(states_ND, places, run, here)) is not None:
+            return moved_ND
+        for step in steps:
+            states_ND = self._run_step(states_ND, step, run, here.knowing(run))
+        return states_ND
+
+    def _chained(self, states_ND: Tensor, places: tuple[tuple[Step, Use], ...], run: Pass, here: Here) -> Tensor | None:
+        """Return the states after sub-layers that compiled kernels run; None: plain code must."""
+        if run.single is None or not places:
+            return None
+        for _, use in places:
+            if use.kind == "cross_attention" and use.weights not in run.cross_kv:
+                self._memory_keys_values(self.banks.attention(use.kind, use.weights), use, run)
+        return run.single.run(states_ND, places, run, here)
 
     def _gathers(self, rule: HaltingRule) -> bool:
         """Whether halted tokens can be gathered away: not where something still reads or changes their columns."""
@@ -208,6 +231,9 @@ class Stack:
 
     def _uses(self, states_ND: Tensor, step: Step, run: Pass, here: Here) -> Tensor:
         for use in step.uses:
+            if (moved_ND := self._chained(states_ND, ((step, use),), run, here)) is not None:
+                states_ND = moved_ND
+                continue
             began = now(states_ND.device) if "seconds" in run.request else 0.0
             norm = self._norm(use)
             ffn = self.banks.feed_forward(use.weights) if use.kind == "ffn" else None
@@ -264,6 +290,8 @@ class Stack:
             q_NI, kv_NI = attention.queries_keys_values(inner_ND, decision)
         else:
             q_NI, kv_NI = attention.queries(inner_ND, decision), None
+        if run.single is not None and run.single.is_in_place(step, use, run):
+            return attention.output(self._read_next(q_NI, visible_ND, kv_NI, use, step, run, here), decision)
         k, v = self._keys_values(visible_ND, kv_NI, use, step, run, here)
         q = attention.query_heads(rows.queries(q_NI))
         bias = None
@@ -297,8 +325,21 @@ class Stack:
         if run.cache is None:
             return seen, v
         new_2BHTK = kv_2BHTK if seen is k else torch.stack([seen, v])
-        k, v = run.cache.self_kv.setdefault(step.index, KeyValues()).append(new_2BHTK).unbind(0)
+        kv = (
+            run.cache.self_kv.setdefault(step.index, KeyValues())
+            if run.chains is None
+            else run.chains.cached(step, use, run)
+        )
+        k, v = kv.append(new_2BHTK).unbind(0)
         return k, v
+
+    def _read_next(
+        self, q_NI: Tensor, visible_ND: Tensor, kv_NI: Tensor | None, use: Use, step: Step, run: Pass, here: Here
+    ) -> Tensor:
+        """Put keys and values of a single new column into the cache; return what the queries, if any, read there."""
+        assert run.chains is not None
+        kv_MI = self._keys_values_of_columns(visible_ND, kv_NI, use, step, run, here)
+        return read_cache(run.chains.next_keys(step, run, here), q_NI, kv_MI)
 
     def _keys_values_of_columns(
         self, visible_ND: Tensor, kv_NI: Tensor | None, use: Use, step: Step, run: Pass, here: Here
@@ -340,12 +381,24 @@ class Stack:
             for step in steps if number >= index else ():
                 for use in step.uses:
                     if use.kind == "self_attention":
-                        self._keys_values(states_0D, None, use, step, run, here.knowing(run))
+                        self._fill(states_0D, use, step, run, here.knowing(run))
+
+    def _fill(self, states_0D: Tensor, use: Use, step: Step, run: Pass, here: Here) -> None:
+        """Put keys and values of the new columns into the cache of a step that nobody takes part in."""
+        if run.single is not None and run.single.is_in_place(step, use, run):
+            q_0I = states_0D.new_empty(0, self.banks.attention(use.kind, use.weights).inner)
+            self._read_next(q_0I, states_0D, None, use, step, run, here)
+        else:
+            self._keys_values(states_0D, None, use, step, run, here)
 
     def _cross_attention(self, inner_ND: Tensor, use: Use, step: Step, run: Pass, here: Here) -> Tensor:
         attention = self.banks.attention(use.kind, use.weights)
         decision = self._route(attention, inner_ND, use, step, run, here)
-        k, v = self._memory_keys_values(attention, use, run)
+        kv_2BHSK = self._memory_keys_values(attention, use, run)
+        if run.single is not None:
+            x_NI = read_cache(run.single.memory_keys(use, run, here), attention.queries(inner_ND, decision))
+            return attention.output(x_NI, decision)
+        k, v = kv_2BHSK.unbind(0)
         q = attention.query_heads(here.rows.queries(attention.queries(inner_ND, decision)))
         if "weights" in run.request:
             self._capture_weights(run, here, step, use, attention.weights(q, k, run.memory_visibility))
@@ -358,16 +411,15 @@ class Stack:
             x = x.view(BG // G, H, G, Q, K).transpose(1, 2).reshape(BG, H, Q, K)
         return attention.output(here.rows.from_queries(attention.join_heads(x)), decision)
 
-    def _memory_keys_values(self, attention: Attention | ExpertAttention, use: Use, run: Pass) -> tuple[Tensor, Tensor]:
-        """Project the memory once per parameter set, whatever the number of steps that use it."""
+    def _memory_keys_values(self, attention: Attention | ExpertAttention, use: Use, run: Pass) -> Tensor:
+        """Project the memory once per parameter set, whatever the number of steps that use it: `[2, B, H, S, K]`."""
         if use.weights not in run.cross_kv:
             if run.memory_BSD is None:
                 raise ValueError(f"the {self.plan.stack} has cross-attention but was given nothing to look at")
             found = attention.key_value_heads(attention.keys_values(run.memory_BSD))
             # Decoding reads them once a token: every head in one stretch is read faster.
             run.cross_kv[use.weights] = found if run.cache is None else found.contiguous()
-        k, v = run.cross_kv[use.weights].unbind(0)
-        return k, v
+        return run.cross_kv[use.weights]
 
     def _static_bias(self, use: Use, run: Pass) -> Tensor | None:
         """Return a bias that depends on positions only, computed once a pass."""

@@ -1,0 +1,122 @@
+/* Attention of one new position over cached keys and values.
+ *
+ *     y = sum_s w_s v_s,   w = softmax(scale q k_s)
+ *
+ * Keys and values lie in a buffer [2, R, H, room, K] and are never moved: where hypotheses have changed places, `places`
+ * [B, n_placed] says in which of the R rows of the buffer position s of hypothesis b lies; later positions lie in row b.
+ */
+
+#ifndef OSTINATO_ATTENTION_H
+#define OSTINATO_ATTENTION_H
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "products.h"
+
+#define HIDDEN -1e30f /* as in plain attention: finite, so that who sees nothing gets numbers */
+
+typedef struct {
+    float *buffer;
+    int64_t value_stride, row_stride, head_stride; /* in numbers; a position has K */
+    int64_t length;         /* keys, the new one included */
+    const int32_t *places;  /* or NULL: every position in its own row */
+    int64_t n_placed;
+    const uint8_t *keep;    /* [B, length]: real keys; or NULL: all */
+    int64_t keep_stride;
+    int64_t n_beams;        /* hypotheses that share a row of the buffer */
+    const int64_t *rows;    /* [N]: the hypothesis of every query; or NULL: in order */
+    int64_t n_heads, d_head, n_choices;
+    float scale;
+} Keys;
+
+INLINE int64_t place(const Keys *k, int64_t row, int64_t s) {
+    return s < k->n_placed ? k->places[row * k->n_placed + s] : row;
+}
+
+INLINE float highest(const float *x, int64_t n) {
+    float found = x[0];
+    for (int64_t i = 1; i < n; i++) found = x[i] > found ? x[i] : found;
+    return found;
+}
+
+/* Softmax in place; room for whole vectors behind x. Returns what the weights must be divided by. */
+INLINE float exponentials(float *x, int64_t n) {
+    const float top = highest(x, n);
+    for (int64_t i = n; i % LANES; i++) x[i] = -INFINITY;
+    vec sums = {0};
+    for (int64_t i = 0; i < n; i += LANES) {
+        const vec y = exp_below_zero(load(x + i) - top);
+        store(x + i, y);
+        sums += y;
+    }
+    return sum_lanes(sums);
+}
+
+/* A stretch of positions that lie in one row: up to where the next one begins. */
+INLINE int64_t stretch_end(const Keys *k, int64_t row, int64_t s) {
+    if (s >= k->n_placed) return k->length;
+    const int32_t *places = k->places + row * k->n_placed;
+    int64_t end = s + 1;
+    while (end < k->n_placed && places[end] == places[s]) end++;
+    return end;
+}
+
+INLINE void add_values(float *y, const float *weights, const float *values, int64_t n, int64_t K) {
+    int64_t i = 0;
+    for (; i + 2 * LANES <= K; i += 2 * LANES) {
+        vec a = load(y + i), b = load(y + i + LANES);
+        for (int64_t s = 0; s < n; s++) {
+            a += weights[s] * load(values + s * K + i);
+            b += weights[s] * load(values + s * K + i + LANES);
+        }
+        store(y + i, a), store(y + i + LANES, b);
+    }
+    for (; i < K; i++)
+        for (int64_t s = 0; s < n; s++) y[i] += weights[s] * values[s * K + i];
+}
+
+INLINE void attend_head(const Keys *k, int64_t hypothesis, int64_t head, const float *q, float *y, float *scores) {
+    const int64_t row = hypothesis / k->n_beams, K = k->d_head;
+    const float *of_head = k->buffer + head * k->head_stride;
+    const uint8_t *keep = k->keep ? k->keep + row * k->keep_stride : NULL;
+    for (int64_t s = 0; s < k->length;) {
+        const int64_t end = stretch_end(k, row, s);
+        const float *keys = of_head + place(k, row, s) * k->row_stride;
+        for (; s < end; s++) scores[s] = keep && !keep[s] ? HIDDEN : k->scale * dot(q, keys + s * K, (int)K);
+    }
+    const float total = exponentials(scores, k->length);
+    memset(y, 0, K * sizeof(float));
+    for (int64_t s = 0; s < k->length;) {
+        const int64_t end = stretch_end(k, row, s);
+        const float *values = of_head + k->value_stride + place(k, row, s) * k->row_stride;
+        add_values(y, scores + s, values + s * K, end - s, K);
+        s = end;
+    }
+    for (int64_t i = 0; i < K; i++) y[i] /= total;
+}
+
+/* What the heads of a share read for all rows: q [N, C H K], rows of `q_width` numbers, y [N, C H K]. A share counts pairs
+ * of head and row, head by head, so that what hypotheses have in common is read while it is near. */
+static void attend(const Keys *k, const float *q, int64_t q_width, int64_t n_rows, float *y, Share mine) {
+    const int64_t heads = k->n_choices * k->n_heads, K = k->d_head;
+    float *scores = malloc((k->length + LANES) * sizeof(float));
+    for (int64_t i = mine.first; i < mine.last; i++) {
+        const int64_t n = i % n_rows, head = i / n_rows;
+        const int64_t hypothesis = k->rows ? k->rows[n] : n;
+        attend_head(k, hypothesis, head % k->n_heads, q + n * q_width + head * K, y + (n * heads + head) * K, scores);
+    }
+    free(scores);
+}
+
+/* Put new keys and values of some heads, rows [B, 2 H K] of `width` numbers, at the last position. */
+static void append(const Keys *k, const float *kv, int64_t width, int64_t n_rows, Share heads) {
+    const int64_t K = k->d_head, H = k->n_heads;
+    for (int64_t row = 0; row < n_rows; row++)
+        for (int64_t part = 0; part < 2; part++)
+            for (int64_t head = heads.first; head < heads.last; head++)
+                memcpy(k->buffer + part * k->value_stride + row * k->row_stride + head * k->head_stride + (k->length - 1) * K,
+                       kv + row * width + (part * H + head) * K, K * sizeof(float));
+}
+
+#endif

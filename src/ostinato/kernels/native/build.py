@@ -1,0 +1,87 @@
+"""The compiled kernels: C files of ours, made into a library by the machine's own compiler when first wanted.
+
+The library lies in the cache folder, under a name that tells its sources, the compiler's options and the processor, so
+that it is made once a machine. It is loaded by ctypes and knows nothing of torch; it shares torch's OpenMP threads,
+because both ask the loader for the same library. Without a compiler, or where anything fails, plain code runs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import logging
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import tempfile
+from functools import lru_cache
+from pathlib import Path
+
+from ostinato.folders import cache_folder
+
+_log = logging.getLogger(__name__)
+_SOURCES = Path(__file__).parent
+_ENTRY = "sub_layers.c"
+_OPTIONS = ("-O3", "-march=native", "-fopenmp", "-shared", "-fPIC", "-lm")
+_TIMEOUT_S = 120.0
+
+
+@lru_cache(maxsize=1)
+def library() -> ctypes.CDLL | None:
+    """Return the compiled kernels; None where there are none, and why is in the log."""
+    if os.environ.get("OSTINATO_NATIVE") == "0":
+        return None
+    try:
+        return ctypes.CDLL(str(_made()))
+    except (OSError, subprocess.SubprocessError) as error:
+        _log.info("no compiled kernels, decoding on a CPU is slower: %s", _reason(error))
+        return None
+
+
+def _made() -> Path:
+    """Return the library's file, compiled now where the cache has none.
+
+    Raises:
+        OSError: no compiler, or nowhere to write. SubprocessError: the compiler failed.
+    """
+    compiler = (
+        shlex.split(os.environ.get("CC", "")) or [name for name in ("cc", "gcc", "clang") if shutil.which(name)][:1]
+    )
+    if platform.system() != "Linux" or not compiler:
+        raise OSError("they need Linux and a C compiler (cc, gcc, clang, or CC)")
+    folder = cache_folder() / "kernels"
+    path = folder / f"{_ENTRY.removesuffix('.c')}-{_key(compiler)}.so"
+    if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+            # Under a name of its own first: other processes find all of it, or nothing.
+            made = Path(scratch) / path.name
+            command = [*compiler, str(_SOURCES / _ENTRY), "-o", str(made), *_OPTIONS]
+            subprocess.run(command, check=True, capture_output=True, text=True, timeout=_TIMEOUT_S)
+            made.replace(path)
+    return path
+
+
+def _key(compiler: list[str]) -> str:
+    """Return what tells this library from others."""
+    found = hashlib.sha256(repr((compiler, _OPTIONS, platform.machine(), _processor())).encode())
+    for source in sorted([*_SOURCES.glob("*.h"), *_SOURCES.glob("*.c")]):
+        found.update(source.read_bytes())
+    return found.hexdigest()[:16]
+
+
+def _processor() -> list[str]:
+    """Return what the processor can do: machines that share a cache folder may differ."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:
+        return [platform.processor()]
+    return sorted({line for line in lines if line.startswith(("flags", "Features", "model name"))})
+
+
+def _reason(error: Exception) -> str:
+    """Return one line."""
+    said = (error.stderr or "") if isinstance(error, subprocess.CalledProcessError) else ""
+    return (str(said).strip() or str(error)).splitlines()[0]

@@ -1,0 +1,237 @@
+"""The compiled kernels as functions of tensors: float32, on a CPU, rows contiguous, without gradients.
+
+Nothing here looks at what it is given: who calls has made sure of types and shapes (`ostinato.nn.one_call`). Structures
+hold addresses, so every one is kept beside the tensors it points into.
+
+Letters: N rows, B hypotheses, H heads of width K, C choices of a token, D, F widths, S cached positions.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from ctypes import byref, c_float, c_int32, c_int64, c_void_p
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ostinato.kernels.activation import Activation
+from ostinato.kernels.native.build import library
+
+_ACTIVATIONS: dict[Activation | None, int] = {None: 0, "relu": 1, "gelu": 2, "geglu": 3}
+
+
+_SIGNATURES = {
+    "few_rows": "pppnn",
+    "read_cache": "ppnnpnnpn",
+    "chain": "pnppppnnn",
+}
+"""What the functions take, in order: p an address, n a count."""
+
+
+class NormOf(NamedTuple):
+    """A norm over the last dimension: (x - mean) / sqrt(var + eps), or x / sqrt(mean(x^2) + eps), weighted."""
+
+    is_rms: bool
+    weight_D: Tensor | None
+    bias_D: Tensor | None
+    width: int
+    eps: float
+
+
+class _Matrix(ctypes.Structure):
+    _fields_ = [("weight", c_void_p), ("bias", c_void_p), ("n_in", c_int64), ("n_out", c_int64)]
+
+    @classmethod
+    def of(cls, weight_FD: Tensor, bias_F: Tensor | None) -> _Matrix:
+        return cls(weight_FD.data_ptr(), _address(bias_F), weight_FD.shape[1], weight_FD.shape[0])
+
+
+class _Norm(ctypes.Structure):
+    _fields_ = [
+        *(("weight", c_void_p), ("bias", c_void_p), ("width", c_int64)),
+        *(("eps", c_float), ("kind", c_int32), ("is_before", c_int32)),
+    ]
+
+    @classmethod
+    def of(cls, norm: NormOf | None, *, is_before: bool) -> _Norm:
+        if norm is None:
+            return cls()
+        return cls(_address(norm.weight_D), _address(norm.bias_D), norm.width, norm.eps, norm.is_rms, is_before)
+
+
+class _Attention(ctypes.Structure):
+    _fields_ = [("norm", _Norm), ("queries", _Matrix), ("keys_values", _Matrix), ("output", _Matrix)]
+
+
+class _FeedForward(ctypes.Structure):
+    _fields_ = [("norm", _Norm), ("up", _Matrix), ("down", _Matrix), ("activation", c_int64)]
+
+
+class _Keys(ctypes.Structure):
+    _fields_ = [
+        *(("buffer", c_void_p), ("value_stride", c_int64), ("row_stride", c_int64), ("head_stride", c_int64)),
+        *(("length", c_int64), ("places", c_void_p), ("n_placed", c_int64)),
+        *(("keep", c_void_p), ("keep_stride", c_int64), ("n_beams", c_int64), ("rows", c_void_p)),
+        *(("n_heads", c_int64), ("d_head", c_int64), ("n_choices", c_int64), ("scale", c_float)),
+    ]
+
+
+class _Link(ctypes.Structure):
+    _fields_ = [("attention", c_void_p), ("feed_forward", c_void_p), ("keys", c_void_p)]
+
+
+class CachedKeys:
+    """Keys and values as attention finds them, `[2, R, H, room, K]`, and who reads what of them.
+
+    Args:
+        kv_2RHSK: a buffer, the last dimension contiguous, positions side by side. scale: of the scores.
+        n_choices: C, queries of one token by head.
+    """
+
+    def __init__(self, kv_2RHSK: Tensor, scale: float, n_choices: int = 1) -> None:
+        self.kv_2RHSK = kv_2RHSK
+        _, _, H, S, K = kv_2RHSK.shape
+        value, row, head, _, _ = kv_2RHSK.stride()
+        self._held: tuple[Tensor | None, ...] = ()
+        self.keys = _Keys(kv_2RHSK.data_ptr(), value, row, head, S, None, 0, None, 0, 1, None, H, K, n_choices, scale)
+
+    def see(
+        self,
+        length: int,
+        places_BS: Tensor | None = None,
+        keep_BS: Tensor | None = None,
+        rows_N: Tensor | None = None,
+        n_beams: int = 1,
+    ) -> CachedKeys:
+        """Say what is read next, and return this.
+
+        Args:
+            length: positions, new ones included.
+            places_BS: int32, rows of the buffer in which the first positions of every hypothesis lie; None: its own.
+            keep_BS: real positions, rows contiguous; None: all.
+            rows_N: the hypothesis of every query, int64; None: in order.
+            n_beams: hypotheses that share a row of the buffer.
+        """
+        keys = self.keys
+        keys.length, keys.n_beams = length, n_beams
+        self._held = places_BS, keep_BS, rows_N
+        keys.places = _address(places_BS)
+        keys.n_placed = 0 if places_BS is None else places_BS.shape[1]
+        keys.keep = _address(keep_BS)
+        keys.keep_stride = 0 if keep_BS is None else keep_BS.stride(0)
+        keys.rows = _address(rows_N)
+        return self
+
+
+class AttentionLink:
+    """One attention sub-layer of a new position a sentence: norm, projections, reading, and what they are added to.
+
+    Args:
+        norm: None: there is none. is_before: pre-norm.
+        queries, keys_values, output: weights `[F, D]` and biases; keys_values None: they are made elsewhere.
+    """
+
+    def __init__(
+        self,
+        norm: NormOf | None,
+        *,
+        is_before: bool,
+        queries: tuple[Tensor, Tensor | None],
+        keys_values: tuple[Tensor, Tensor | None] | None,
+        output: tuple[Tensor, Tensor | None],
+    ) -> None:
+        self._held: Any = (norm, queries, keys_values, output)
+        made = _Matrix() if keys_values is None else _Matrix.of(*keys_values)
+        self.call = _Attention(_Norm.of(norm, is_before=is_before), _Matrix.of(*queries), made, _Matrix.of(*output))
+        self.width = 2 * queries[0].shape[0] + (0 if keys_values is None else keys_values[0].shape[0])
+
+
+class FeedForwardLink:
+    """One feed-forward sub-layer: norm, both maps, and what they are added to. Arguments as of `AttentionLink`."""
+
+    def __init__(
+        self,
+        norm: NormOf | None,
+        activation: Activation,
+        *,
+        is_before: bool,
+        up: tuple[Tensor, Tensor | None],
+        down: tuple[Tensor, Tensor | None],
+    ) -> None:
+        self._held: Any = (norm, up, down)
+        made = _Norm.of(norm, is_before=is_before)
+        self.call = _FeedForward(made, _Matrix.of(*up), _Matrix.of(*down), _ACTIVATIONS[activation])
+        self.width = down[0].shape[1] + (up[0].shape[0] if activation == "geglu" else 0)
+
+
+class Chain:
+    """Sub-layers that follow each other, in one call."""
+
+    def __init__(self, links: Sequence[AttentionLink | FeedForwardLink]) -> None:
+        self._held: Any = links
+        self._links = (_Link * len(links))()
+        for made, link in zip(self._links, links, strict=True):
+            name = "attention" if isinstance(link, AttentionLink) else "feed_forward"
+            setattr(made, name, ctypes.addressof(link.call))
+        self._width = max(link.width for link in links)
+        self._keys: list[CachedKeys | None] = [None] * len(links)
+
+    def read(self, index: int, keys: CachedKeys) -> None:
+        """Say what the attention at this place in the chain reads."""
+        if self._keys[index] is not keys:
+            self._keys[index] = keys
+            self._links[index].keys = ctypes.addressof(keys.keys)
+
+    def __call__(self, x_ND: Tensor, shown_ND: Tensor | None = None) -> Tensor:
+        """Return the states after the last sub-layer.
+
+        Args:
+            shown_ND: what an attention in the first place makes keys and values of; None: the states. New keys and
+                values are put at the last position.
+        """
+        N, D = x_ND.shape
+        y_ND, work = torch.empty_like(x_ND), torch.empty(N * (D + self._width))
+        addresses = (x_ND.data_ptr(), _address(shown_ND), y_ND.data_ptr(), work.data_ptr())
+        _kernels().chain(self._links, len(self._links), *addresses, N, D, torch.get_num_threads())
+        return y_ND
+
+
+def few_rows(x_ND: Tensor, weight_FD: Tensor, bias_F: Tensor | None) -> Tensor:
+    """Return x W^T + b, `[..., F]`, reading W once, as it lies. Plain twin: `torch.nn.functional.linear`."""
+    x_ND, y_NF = x_ND.contiguous(), x_ND.new_empty(*x_ND.shape[:-1], weight_FD.shape[0])
+    matrix, n_rows = _Matrix.of(weight_FD, bias_F), x_ND.numel() // x_ND.shape[-1]
+    _kernels().few_rows(byref(matrix), x_ND.data_ptr(), y_NF.data_ptr(), n_rows, torch.get_num_threads())
+    return y_NF
+
+
+def read_cache(keys: CachedKeys, q_NI: Tensor, new_BJ: Tensor | None = None) -> Tensor:
+    """Return what every query reads, `[N, C H K]`, once new keys and values are at the last position.
+
+    Args:
+        q_NI: queries, rows of C H K numbers, which may lie apart. new_BJ: new keys and values of all hypotheses, rows
+            of 2 H K numbers.
+    """
+    y_NI = torch.empty(q_NI.shape, dtype=q_NI.dtype)
+    of_new = (None, 0, 0) if new_BJ is None else (new_BJ.data_ptr(), new_BJ.stride(0), new_BJ.shape[0])
+    of_queries = (q_NI.data_ptr(), q_NI.stride(0), q_NI.shape[0])
+    _kernels().read_cache(byref(keys.keys), *of_queries, *of_new, y_NI.data_ptr(), torch.get_num_threads())
+    return y_NI
+
+
+@lru_cache(maxsize=1)
+def _kernels() -> ctypes.CDLL:
+    """Return the library, its functions told what they take: addresses and counts."""
+    found = library()
+    if found is None:
+        raise RuntimeError("there are no compiled kernels on this machine")
+    for name, signature in _SIGNATURES.items():
+        function = getattr(found, name)
+        function.restype, function.argtypes = None, [c_void_p if letter == "p" else c_int64 for letter in signature]
+    return found
+
+
+def _address(x: Tensor | None) -> int | None:
+    return None if x is None else x.data_ptr()

@@ -1,0 +1,90 @@
+/* y = x W^T + b of few rows: x [N, D], W [F, D], both row by row.
+ *
+ * Such a product takes as long as reading W does. A block of rows of W meets a block of rows of x, the sums of all pairs
+ * in registers; W is read once and as it lies, without a packed copy. Every output is one sum in one order, whatever
+ * the number of threads.
+ */
+
+#ifndef OSTINATO_PRODUCTS_H
+#define OSTINATO_PRODUCTS_H
+
+#include "vectors.h"
+
+enum { NO_ACTIVATION = 0, RELU = 1, GELU = 2, GEGLU = 3 };
+
+/* Rows of W in a block: with the rows of x no more sums than there are registers. */
+#define WIDE 8
+#if LANES == 16
+#define TALL 2
+#else
+#define TALL 1
+#endif
+
+typedef struct {
+    const float *weight; /* [F, D] */
+    const float *bias;   /* [F], or NULL */
+    int64_t n_in, n_out;
+} Matrix;
+
+INLINE float activated(float x, int activation) {
+    if (activation == RELU) return x > 0 ? x : 0;
+    return activation == GELU ? gelu(x) : x;
+}
+
+INLINE void block(int n_rows, int n_out, const float *x, const Matrix *m, int64_t f, float *y, int64_t width, int activation) {
+    const int64_t D = m->n_in;
+    const float *w = m->weight + f * D;
+    vec sums[TALL][WIDE];
+    int64_t d = 0;
+#pragma GCC unroll 8
+    for (int n = 0; n < n_rows; n++)
+#pragma GCC unroll 8
+        for (int i = 0; i < n_out; i++) sums[n][i] = (vec){0};
+    for (; d + LANES <= D; d += LANES) {
+        vec row[WIDE];
+#pragma GCC unroll 8
+        for (int i = 0; i < n_out; i++) row[i] = load(w + i * D + d);
+#pragma GCC unroll 8
+        for (int n = 0; n < n_rows; n++) {
+            const vec value = load(x + n * D + d);
+#pragma GCC unroll 8
+            for (int i = 0; i < n_out; i++) sums[n][i] += value * row[i];
+        }
+    }
+    for (int n = 0; n < n_rows; n++)
+        for (int i = 0; i < n_out; i++) {
+            float sum = sum_lanes(sums[n][i]);
+            for (int64_t rest = d; rest < D; rest++) sum += x[n * D + rest] * w[i * D + rest];
+            if (m->bias) sum += m->bias[f + i];
+            y[n * width + f + i] = activated(sum, activation);
+        }
+}
+
+INLINE void rows_of_block(int n_out, int64_t n_rows, const float *x, const Matrix *m, int64_t f, float *y, int64_t width, int activation) {
+    int64_t n = 0;
+    for (; n + TALL <= n_rows; n += TALL) block(TALL, n_out, x + n * m->n_in, m, f, y + n * width, width, activation);
+#if TALL > 2
+    for (; n + 2 <= n_rows; n += 2) block(2, n_out, x + n * m->n_in, m, f, y + n * width, width, activation);
+#endif
+    for (; n < n_rows; n++) block(1, n_out, x + n * m->n_in, m, f, y + n * width, width, activation);
+}
+
+/* Outputs `first` to before `last` of all rows, into rows of `width` numbers. */
+static void product(const float *x, int64_t n_rows, const Matrix *m, int64_t first, int64_t last, float *y, int64_t width, int activation) {
+    int64_t f = first;
+    for (; f + WIDE <= last; f += WIDE) rows_of_block(WIDE, n_rows, x, m, f, y, width, activation);
+    for (; f < last; f++) rows_of_block(1, n_rows, x, m, f, y, width, activation);
+}
+
+/* The part of n things that a thread does, in whole blocks. */
+typedef struct {
+    int64_t first, last;
+} Share;
+
+INLINE Share share(int64_t n, int64_t unit, int thread, int n_threads) {
+    const int64_t units = (n + unit - 1) / unit;
+    const int64_t first = units * thread / n_threads * unit, last = units * (thread + 1) / n_threads * unit;
+    return (Share){first < n ? first : n, last < n ? last : n};
+}
+
+#endif

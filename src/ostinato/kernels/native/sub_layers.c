@@ -1,0 +1,168 @@
+/* Sub-layers of one new position a sentence, any number in one call: what cached decoding does at every token.
+ *
+ *     post-norm:  y = norm(x + f(x))        pre-norm:  y = x + f(norm(x))
+ *
+ * Threads share the outputs of every product and the heads of attention, and wait for each other in between.
+ */
+
+#include <omp.h>
+
+#include "attention.h"
+
+enum { LAYER_NORM = 0, RMS_NORM = 1 };
+
+typedef struct {
+    const float *weight, *bias; /* [D], or NULL */
+    int64_t width;              /* 0: no norm at all */
+    float eps;
+    int32_t kind, is_before;
+} Norm;
+
+typedef struct {
+    Norm norm;
+    Matrix queries, keys_values, output; /* keys_values of no outputs: they are made elsewhere */
+} Attention;
+
+typedef struct {
+    Norm norm;
+    Matrix up, down;
+    int64_t activation;
+} FeedForward;
+
+typedef struct {
+    const Attention *attention; /* or NULL */
+    const FeedForward *feed_forward;
+    const Keys *keys; /* of attention */
+} Link;
+
+static void normalise(const Norm *norm, const float *x, float *y) {
+    const int64_t D = norm->width;
+    vec sums = {0}, squares = {0};
+    float sum = 0, square = 0;
+    int64_t i = 0;
+    for (; i + LANES <= D; i += LANES) sums += load(x + i);
+    for (sum = sum_lanes(sums); i < D; i++) sum += x[i];
+    const float mean = norm->kind == LAYER_NORM ? sum / D : 0;
+    for (i = 0; i + LANES <= D; i += LANES) {
+        const vec away = load(x + i) - mean;
+        squares += away * away;
+    }
+    for (square = sum_lanes(squares); i < D; i++) square += (x[i] - mean) * (x[i] - mean);
+    const float factor = 1.0f / sqrtf(square / D + norm->eps);
+    for (i = 0; i < D; i++) {
+        float value = (x[i] - mean) * factor;
+        if (norm->weight) value *= norm->weight[i];
+        y[i] = norm->bias ? value + norm->bias[i] : value;
+    }
+}
+
+/* What a sub-layer reads of n rows: x, or `room` where a norm stands before it. */
+static const float *entered(const Norm *norm, const float *x, int64_t n, int64_t D, float *room) {
+    if (!norm->width || !norm->is_before) return x;
+    for (int64_t row = 0; row < n; row++) normalise(norm, x + row * D, room + row * D);
+    return room;
+}
+
+/* x + f, normalised where the norm stands behind. */
+static void leave(const Norm *norm, const float *x, const float *f, float *y, int64_t n, int64_t D) {
+    for (int64_t i = 0; i < n * D; i++) y[i] = x[i] + f[i];
+    if (!norm->width || norm->is_before) return;
+    for (int64_t row = 0; row < n; row++) normalise(norm, y + row * D, y + row * D);
+}
+
+/* y [N, F] = x W^T + b. */
+void few_rows(const Matrix *m, const float *x, float *y, int64_t n, int64_t n_threads) {
+#pragma omp parallel num_threads(n_threads) if (n_threads > 1)
+    {
+        const Share mine = share(m->n_out, WIDE, omp_get_thread_num(), omp_get_num_threads());
+        product(x, n, m, mine.first, mine.last, y, m->n_out, NO_ACTIVATION);
+    }
+}
+
+/* Append new keys and values [B, 2 H K], where there are any, and read with N queries. */
+void read_cache(const Keys *k, const float *q, int64_t q_width, int64_t n, const float *kv, int64_t kv_width, int64_t n_new,
+                float *y, int64_t n_threads) {
+#pragma omp parallel num_threads(n_threads) if (n_threads > 1)
+    {
+        const int thread = omp_get_thread_num(), all = omp_get_num_threads();
+        if (kv) {
+            append(k, kv, kv_width, n_new, share(k->n_heads, 1, thread, all));
+#pragma omp barrier
+        }
+        attend(k, q, q_width, n, y, share(n * k->n_heads * k->n_choices, 1, thread, all));
+    }
+}
+
+/* One attention sub-layer of n rows, f of x, by one of the threads. Keys and values are made of `shown`. */
+static void attention(const Attention *a, const Keys *k, const float *x, const float *shown, float *f, float *work, float *own,
+                      int64_t n, int thread, int all) {
+    const int64_t D = a->output.n_out, I = a->queries.n_out, J = a->keys_values.n_out, K = k->d_head;
+    float *q = work, *kv = q + n * I, *read = kv + n * J;
+    /* A thread makes what its own heads need, and waits for nobody, where every thread has as many heads. */
+    const int is_apart = k->n_heads % all == 0;
+    const Share heads = share(k->n_heads, 1, thread, all);
+    Share mine = is_apart ? (Share){heads.first * K, heads.last * K} : share(I, WIDE, thread, all);
+    const float *inner = entered(&a->norm, x, n, D, own);
+    product(inner, n, &a->queries, mine.first, mine.last, q, I, NO_ACTIVATION);
+    if (J) {
+        if (shown != x) inner = entered(&a->norm, shown, n, D, own);
+        product(inner, n, &a->keys_values, mine.first, mine.last, kv, J, NO_ACTIVATION);
+        product(inner, n, &a->keys_values, I + mine.first, I + mine.last, kv, J, NO_ACTIVATION);
+    }
+    if (!is_apart) {
+#pragma omp barrier
+    }
+    if (J) append(k, kv, J, n, heads);
+    if (!is_apart) {
+#pragma omp barrier
+    }
+    attend(k, q, I, n, read, is_apart ? (Share){heads.first * n, heads.last * n} : share(n * k->n_heads, 1, thread, all));
+#pragma omp barrier
+    mine = share(D, WIDE, thread, all);
+    product(read, n, &a->output, mine.first, mine.last, f, D, NO_ACTIVATION);
+}
+
+/* One feed-forward sub-layer of n rows, f of x, by one of the threads. */
+static void feed_forward(const FeedForward *m, const float *x, float *f, float *work, float *own, int64_t n, int thread, int all) {
+    const int64_t D = m->down.n_out, F = m->down.n_in, U = m->up.n_out;
+    const float *inner = entered(&m->norm, x, n, D, own);
+    Share mine = share(F, WIDE, thread, all);
+    if (m->activation == GEGLU) {
+        /* Gates first, the linear branch behind them; every thread has both halves of its part. */
+        float *gates = work + n * F;
+        product(inner, n, &m->up, mine.first, mine.last, gates, U, NO_ACTIVATION);
+        product(inner, n, &m->up, F + mine.first, F + mine.last, gates, U, NO_ACTIVATION);
+        for (int64_t row = 0; row < n; row++)
+            for (int64_t i = mine.first; i < mine.last; i++)
+                work[row * F + i] = gelu(gates[row * U + i]) * gates[row * U + F + i];
+    } else {
+        product(inner, n, &m->up, mine.first, mine.last, work, F, (int)m->activation);
+    }
+#pragma omp barrier
+    mine = share(D, WIDE, thread, all);
+    product(work, n, &m->down, mine.first, mine.last, f, D, NO_ACTIVATION);
+}
+
+/* Sub-layers one after the other, from x to y [n, D]. `work`: room for what the widest one makes, and n D more. */
+void chain(const Link *links, int64_t n_links, const float *x, const float *shown, float *y, float *work, int64_t n, int64_t D,
+           int64_t n_threads) {
+#pragma omp parallel num_threads(n_threads) if (n_threads > 1)
+    {
+        const int thread = omp_get_thread_num(), all = omp_get_num_threads();
+        /* Every thread has states of its own: to add and to normalise takes less time than to wait. */
+        float *states = malloc(2 * n * D * sizeof(float)), *own = states + n * D, *f = work;
+        memcpy(states, x, n * D * sizeof(float));
+        for (int64_t i = 0; i < n_links; i++) {
+            const Attention *a = links[i].attention;
+            const FeedForward *m = links[i].feed_forward;
+            if (a)
+                attention(a, links[i].keys, states, i || !shown ? states : shown, f, work + n * D, own, n, thread, all);
+            else
+                feed_forward(m, states, f, work + n * D, own, n, thread, all);
+#pragma omp barrier
+            leave(a ? &a->norm : &m->norm, states, f, states, n, D);
+        }
+        if (!thread) memcpy(y, states, n * D * sizeof(float));
+        free(states);
+    }
+}

@@ -1,0 +1,73 @@
+/* Vectors of floats, as wide as the processor's registers, by the extensions that GCC and Clang share. */
+
+#ifndef OSTINATO_VECTORS_H
+#define OSTINATO_VECTORS_H
+
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(__AVX512F__)
+#define LANES 16
+#else
+#define LANES 8
+#endif
+
+/* Unaligned: rows of a matrix begin where its width says. */
+typedef float vec __attribute__((vector_size(4 * LANES), aligned(4)));
+typedef int32_t ivec __attribute__((vector_size(4 * LANES), aligned(4)));
+
+#define INLINE static inline __attribute__((always_inline))
+
+INLINE vec load(const float *at) { return *(const vec *)at; }
+INLINE void store(float *at, vec value) { *(vec *)at = value; }
+
+/* Sum of all lanes, by halves. */
+typedef float vec4 __attribute__((vector_size(16), aligned(4)));
+typedef union {
+    vec whole;
+    vec4 parts[LANES / 4];
+    float lanes[LANES];
+} Lanes;
+
+INLINE float sum_lanes(vec value) {
+    Lanes x = {.whole = value};
+#if LANES == 16
+    x.parts[0] += x.parts[2];
+    x.parts[1] += x.parts[3];
+#endif
+    x.parts[0] += x.parts[1];
+    return (x.lanes[0] + x.lanes[2]) + (x.lanes[1] + x.lanes[3]);
+}
+
+INLINE float dot(const float *a, const float *b, int n) {
+    vec sums = {0};
+    int i = 0;
+    for (; i + LANES <= n; i += LANES) sums += load(a + i) * load(b + i);
+    float sum = sum_lanes(sums);
+    for (; i < n; i++) sum += a[i] * b[i];
+    return sum;
+}
+
+/* e^x of x <= 0, to about 1e-7 of it: 2^n e^r, |r| <= ln(2) / 2, e^r by its series; 0 below the least normal number. */
+INLINE vec exp_below_zero(vec x) {
+    const ivec is_tiny = x < -87.0f;
+    x = (vec)(((ivec)x & ~is_tiny) | ((ivec)((vec){0} - 87.0f) & is_tiny));
+    const ivec n = __builtin_convertvector(x * 1.44269504f - 0.5f, ivec); /* towards zero: the nearest of x <= 0 */
+    const vec whole = __builtin_convertvector(n, vec);
+    const vec r = (x - whole * 0.693359375f) + whole * 2.12194440e-4f;
+    vec y = r * (1.0f / 5040) + 1.0f / 720;
+    y = y * r + 1.0f / 120;
+    y = y * r + 1.0f / 24;
+    y = y * r + 1.0f / 6;
+    y = y * r + 0.5f;
+    y = y * r + 1.0f;
+    y = y * r + 1.0f;
+    y *= (vec)((n + 127) << 23);
+    return (vec)((ivec)y & ~is_tiny);
+}
+
+/* x Phi(x) */
+INLINE float gelu(float x) { return 0.5f * x * (1.0f + erff(x * 0.70710678f)); }
+
+#endif

@@ -1,0 +1,200 @@
+"""Sub-layers of one new position a sentence as calls of compiled kernels: what cached decoding does at every token.
+
+A token meets few rows and many small operations: what takes time then is to say what is to be done. Where weights are
+dense and attention knows no relative positions, the sub-layers that follow each other are one call, norms and residuals
+included. Where there are more rows, experts, or tokens that were gathered away, keys and values are read by a kernel,
+and the rest is the depth loop's own code (`ostinato.nn.stack`), which is the plain twin of all of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import nn
+
+from ostinato.kernels import (
+    AttentionLink,
+    CachedKeys,
+    Chain,
+    FeedForwardLink,
+    NormOf,
+    compiled_session,
+)
+from ostinato.nn.attention import Attention
+from ostinato.nn.bank import Banks
+from ostinato.nn.cache import KeyValues
+from ostinato.nn.feedforward import FeedForward
+from ostinato.nn.keys_in_place import KeyValuesInPlace
+from ostinato.nn.relative import RelativePositions
+from ostinato.nn.shapes import Bool, Float, Tensor
+from ostinato.plan import Step, Use
+
+if TYPE_CHECKING:
+    from ostinato.nn.passes import Here, Pass
+
+MOST_ROWS = 12
+"""More rows are multiplied faster by packed copies of the weights, each product a call of its own."""
+_Place = tuple[Step, Use]
+
+
+class _Prepared(NamedTuple):
+    """A chain, and where in it attention stands."""
+
+    chain: Chain
+    self_attention: list[tuple[int, _Place]]
+    cross_attention: list[tuple[int, _Place]]
+
+
+class Chains:
+    """The chains of one stack, each prepared when it is first wanted.
+
+    Args:
+        banks: where the weights are; they stay as they are while this lives. is_pre_norm: placement of the norms.
+    """
+
+    def __init__(self, banks: Banks, *, is_pre_norm: bool) -> None:
+        self._banks, self._is_pre_norm = banks, is_pre_norm
+        self._prepared: dict[tuple[int, int, str], _Prepared | None] = {}
+
+    def reads(self, use: Use) -> bool:
+        """Return whether kernels can read the keys of a self-attention, dense or of experts."""
+        relation = self._banks.relation(use.position)
+        return relation is None or type(relation) is RelativePositions
+
+    def run(self, states_ND: Float[Tensor, "N D"], places: Sequence[_Place], run: Pass, here: Here) -> Tensor | None:
+        """Return the states after some sub-layers that follow each other; None where plain code must run them."""
+        if states_ND.shape[0] > MOST_ROWS:
+            return None
+        (first, use), (last, _) = places[0], places[-1]
+        key = first.index, last.index, use.kind if len(places) == 1 else ""
+        if key not in self._prepared:
+            self._prepared[key] = self._prepare(places)
+        prepared = self._prepared[key]
+        if prepared is None:
+            return None
+        chain, of_self, of_cross = prepared
+        shown_ND: Tensor | None = here.around.visible(states_ND)
+        if shown_ND is states_ND:
+            shown_ND = None
+        if of_self and not self._can_write(of_self, here, run, shown_ND):
+            return None
+        for index, (step, _) in of_self:
+            chain.read(index, self.next_keys(step, run, here))
+        for index, (_, use) in of_cross:
+            chain.read(index, self.memory_keys(use, run, here))
+        return chain(states_ND.contiguous(), None if shown_ND is None else shown_ND.contiguous())
+
+    def _can_write(self, of_self: list[tuple[int, _Place]], here: Here, run: Pass, shown_ND: Tensor | None) -> bool:
+        """Return whether a chain makes the keys and values of all tokens, of what is to be seen of them."""
+        if here.rows.index_N is not None or (shown_ND is not None and [index for index, _ in of_self] != [0]):
+            return False
+        return all(self.is_in_place(step, use, run) for _, (step, use) in of_self)
+
+    def is_in_place(self, step: Step, use: Use, run: Pass) -> bool:
+        """Return whether kernels read what this step's self-attention has cached."""
+        return isinstance(self.cached(step, use, run), KeyValuesInPlace)
+
+    def cached(self, step: Step, use: Use, run: Pass) -> KeyValues | KeyValuesInPlace:
+        """Return the cache of a step's self-attention, made when it is first used."""
+        assert run.cache is not None
+        if (found := run.cache.self_kv.get(step.index)) is None:
+            attention = self._banks.attention(use.kind, use.weights)
+            found = KeyValuesInPlace(attention) if self.reads(use) else KeyValues()
+            run.cache.self_kv[step.index] = found
+        return found
+
+    def next_keys(self, step: Step, run: Pass, here: Here) -> CachedKeys:
+        """Return what a kernel reads at the new position, whose keys and values are still to be written."""
+        assert run.cache is not None
+        kv = run.cache.self_kv[step.index]
+        assert isinstance(kv, KeyValuesInPlace)
+        return kv.next(here.rows.n_sentences, _in_rows(run.cache.keep_BS), here.rows.index_N)
+
+    def memory_keys(self, use: Use, run: Pass, here: Here) -> CachedKeys:
+        """Return the keys of the sentences' memory, which have been made."""
+        assert run.cache is not None
+        attention, kv_2BHSK = self._banks.attention(use.kind, use.weights), run.cross_kv[use.weights]
+        found = run.cache.cross_keys.get(use.weights)
+        if found is None or found.kv_2RHSK is not kv_2BHSK:
+            found = run.cache.cross_keys[use.weights] = CachedKeys(kv_2BHSK, attention.scale, attention.n_choices)
+        keep_BS = _in_rows(run.cache.memory_keep_BS)
+        return found.see(kv_2BHSK.shape[3], None, keep_BS, here.rows.index_N, run.n_beams)
+
+    def _prepare(self, places: Sequence[_Place]) -> _Prepared | None:
+        """Return the chain of some sub-layers; None where kernels do not know one of them."""
+        links = [self._link(use) for _, use in places]
+        known = [link for link in links if link is not None]
+        if len(known) < len(links):
+            return None
+        of_self, of_cross = (
+            [(index, place) for index, place in enumerate(places) if place[1].kind == kind]
+            for kind in ("self_attention", "cross_attention")
+        )
+        return _Prepared(Chain(known), of_self, of_cross)
+
+    def _link(self, use: Use) -> AttentionLink | FeedForwardLink | None:
+        module = None if use.norm is None else self._banks.norm[use.norm]
+        norm = None if module is None else _norm_of(module)
+        if (module is not None and norm is None) or use.delta is not None:
+            return None
+        return self._feed_forward(use, norm) if use.kind == "ffn" else self._attention(use, norm)
+
+    def _attention(self, use: Use, norm: NormOf | None) -> AttentionLink | None:
+        module = self._banks.attention(use.kind, use.weights)
+        if not isinstance(module, Attention) or not self.reads(use):
+            return None
+        weight, bias, output = module.qkv.weight, module.qkv.bias, (module.out.weight, module.out.bias)
+        if not _are_plain(weight, bias, *output):
+            return None
+        parts = slice(module.inner), slice(module.inner, None)
+        queries, keys_values = ((weight[part], None if bias is None else bias[part]) for part in parts)
+        made = keys_values if use.kind == "self_attention" else None
+        return AttentionLink(norm, is_before=self._is_pre_norm, queries=queries, keys_values=made, output=output)
+
+    def _feed_forward(self, use: Use, norm: NormOf | None) -> FeedForwardLink | None:
+        module = self._banks.feed_forward(use.weights)
+        if not isinstance(module, FeedForward):
+            return None
+        up, down = (module.up.weight, module.up.bias), (module.down.weight, module.down.bias)
+        if not _are_plain(*up, *down):
+            return None
+        return FeedForwardLink(norm, module.activation, is_before=self._is_pre_norm, up=up, down=down)
+
+
+def chains_of(x: Tensor, banks: Banks, owner: object, *, is_pre_norm: bool) -> Chains | None:
+    """Return the chains of a stack, kept as long as weights stay as they are; None where plain code must run.
+
+    Args:
+        x: states. owner: whose they are.
+    """
+    session = None if banks.training else compiled_session(x)
+    if session is None:
+        return None
+    if owner not in session.calls:
+        session.calls[owner] = Chains(banks, is_pre_norm=is_pre_norm)
+    found: Chains = session.calls[owner]
+    return found
+
+
+def _norm_of(module: nn.Module) -> NormOf | None:
+    """Return a norm as kernels know it; None where they do not."""
+    if not isinstance(module, nn.LayerNorm | nn.RMSNorm):
+        return None
+    bias = module.bias if isinstance(module, nn.LayerNorm) else None
+    if not _are_plain(module.weight, bias):
+        return None
+    eps = torch.finfo(torch.float32).eps if module.eps is None else module.eps
+    return NormOf(isinstance(module, nn.RMSNorm), module.weight, bias, module.normalized_shape[0], eps)
+
+
+def _in_rows(keep_BS: Bool[Tensor, "B S"] | None) -> Bool[Tensor, "B S"] | None:
+    """Return a keep mask whose rows lie in one stretch each."""
+    return keep_BS if keep_BS is None or keep_BS.stride(1) == 1 else keep_BS.contiguous()
+
+
+def _are_plain(*tensors: Tensor | None) -> bool:
+    return all(
+        x is None or (x.dtype == torch.float32 and x.device.type == "cpu" and x.is_contiguous()) for x in tensors
+    )

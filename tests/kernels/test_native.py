@@ -1,0 +1,211 @@
+"""The compiled kernels against plain code of a few lines, and how the library is made."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from ostinato.kernels.activation import activate
+from ostinato.kernels.native import (
+    AttentionLink,
+    CachedKeys,
+    Chain,
+    FeedForwardLink,
+    NormOf,
+    build,
+    few_rows,
+    library,
+    read_cache,
+)
+from ostinato.training.threads import cpu_threads
+
+needs_kernels = pytest.mark.skipif(library() is None, reason="no C compiler here")
+THREADS = (1, 2, 3)
+
+
+def numbers(*sizes: int, seed: int = 0) -> Tensor:
+    return torch.randn(*sizes, generator=torch.Generator().manual_seed(seed))
+
+
+def test_this_machine_has_them_or_says_why(caplog: pytest.LogCaptureFixture) -> None:
+    build.library.cache_clear()
+    with caplog.at_level("INFO"):
+        found = build.library()
+    assert (found is None) == ("no compiled kernels" in caplog.text)
+
+
+@needs_kernels
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("sizes", [(1, 256, 384), (5, 1024, 40), (2, 33, 101), (12, 7, 9), (3, 16, 8), (1, 1, 1)])
+def test_few_rows_are_the_plain_product_whatever_the_number_of_threads(
+    sizes: tuple[int, int, int], has_bias: bool
+) -> None:
+    N, D, n_out = sizes
+    x, weight, bias = numbers(N, D), numbers(n_out, D, seed=1) / D**0.5, numbers(n_out, seed=2) if has_bias else None
+    found = []
+    for n in THREADS:
+        with cpu_threads(n):
+            found.append(few_rows(x[:, None], weight, bias))
+    torch.testing.assert_close(found[0], F.linear(x, weight, bias)[:, None])
+    assert all(torch.equal(found[0], other) for other in found)
+    torch.testing.assert_close(few_rows(x.t().contiguous().t(), weight, bias), F.linear(x, weight, bias))
+
+
+def read_plainly(
+    kv: Tensor, q: Tensor, rows: list[int], places: list[list[int]], keep: Tensor | None, n_beams: int, scale: float
+) -> Tensor:
+    """Return what every query reads, key by key."""
+    _, _, H, _, K = kv.shape
+    read = torch.empty_like(q)
+    for n, hypothesis in enumerate(rows):
+        b = hypothesis // n_beams
+        at = torch.tensor(places[b]), torch.arange(len(places[b]))
+        for head in range(q.shape[1] // K):
+            keys, values = kv[0, at[0], head % H, at[1]], kv[1, at[0], head % H, at[1]]
+            scores = scale * keys @ q[n, head * K : (head + 1) * K]
+            if keep is not None:
+                scores = scores.masked_fill(~keep[b], -1e30)
+            read[n, head * K : (head + 1) * K] = torch.softmax(scores, 0) @ values
+    return read
+
+
+@needs_kernels
+@settings(max_examples=80, deadline=None, derandomize=True, database=None)
+@given(st.data())
+def test_reading_a_cache_is_attention(data: st.DataObject) -> None:
+    """Of heads of any width, hypotheses that have changed places, padding, beams that share a memory, and choices."""
+    draw = data.draw
+    H, K = draw(st.integers(1, 4)), draw(st.sampled_from([1, 3, 8, 16, 32, 40, 64]))
+    S, n_choices, n_beams = draw(st.integers(1, 70)), draw(st.integers(1, 2)), draw(st.integers(1, 3))
+    B, seed = draw(st.integers(1, 4)), draw(st.integers(0, 999))
+    make = torch.Generator().manual_seed(seed)
+    is_new = draw(st.booleans()) and n_beams == 1
+    size = draw(st.sampled_from([0.1, 1.0, 9.0]))
+    kv = torch.randn(2, B, H, S + draw(st.integers(0, 3)), K, generator=make) * size
+    n_placed = draw(st.integers(0, S - is_new)) if n_beams == 1 else 0
+    table = torch.randint(B, (B, n_placed), generator=make, dtype=torch.int32)
+    keep = torch.rand(B, S, generator=make) < 0.6 if draw(st.booleans()) else None
+    asks = sorted(draw(st.sets(st.integers(0, B * n_beams - 1), min_size=1))) if draw(st.booleans()) else None
+    rows = list(range(B * n_beams)) if asks is None else asks
+    wide = torch.randn(len(rows), n_choices * H * K + 5, generator=make)
+    q, new = wide[:, : n_choices * H * K], torch.randn(B, 2 * H * K, generator=make)
+    found = []
+    for n in THREADS:
+        keys = CachedKeys(kv.clone(), 0.3, n_choices)
+        keys.see(S, table if n_placed else None, keep, None if asks is None else torch.tensor(asks), n_beams)
+        with cpu_threads(n):
+            found.append(read_cache(keys, q, new if is_new else None))
+        cached = keys.kv_2RHSK
+    if is_new:
+        assert torch.equal(cached[:, :, :, S - 1], new.view(B, 2, H, K).transpose(0, 1))
+    places = [[*table[b].tolist(), *[b] * (S - n_placed)] for b in range(B)]
+    expected = read_plainly(cached, q, rows, places, keep, n_beams, 0.3)
+    torch.testing.assert_close(found[0], expected, rtol=1e-4, atol=1e-5 * max(1.0, size))
+    assert all(torch.equal(found[0], other) for other in found)
+
+
+def normed(x: Tensor, norm: NormOf | None) -> Tensor:
+    if norm is None:
+        return x
+    if norm.is_rms:
+        return F.rms_norm(x, (norm.width,), norm.weight_D, norm.eps)
+    return F.layer_norm(x, (norm.width,), norm.weight_D, norm.bias_D, norm.eps)
+
+
+@needs_kernels
+@settings(max_examples=80, deadline=None, derandomize=True, database=None)
+@given(st.data())
+def test_a_chain_is_its_sub_layers_one_after_the_other(data: st.DataObject) -> None:
+    draw = data.draw
+    N, H, K = draw(st.integers(1, 12)), draw(st.integers(1, 4)), draw(st.sampled_from([4, 5, 16]))
+    D, is_before, has_bias = draw(st.sampled_from([4, 24, 37])), draw(st.booleans()), draw(st.booleans())
+    make = torch.Generator().manual_seed(draw(st.integers(0, 999)))
+
+    def affine(n_in: int, n_out: int) -> tuple[Tensor, Tensor | None]:
+        bias = torch.randn(n_out, generator=make) if has_bias else None
+        return torch.randn(n_out, n_in, generator=make) / n_in**0.5, bias
+
+    def norm() -> NormOf | None:
+        kind = draw(st.sampled_from(["layer", "rms", "bare", "none"]))
+        weight, bias = torch.rand(D, generator=make) + 0.5, torch.randn(D, generator=make)
+        known = {"layer": (False, weight, bias), "rms": (True, weight, None), "bare": (False, None, None)}
+        return None if kind == "none" else NormOf(*known[kind], D, 1e-5)
+
+    x = torch.randn(N, D, generator=make)
+    shown = torch.randn(N, D, generator=make) if draw(st.booleans()) else None
+    links: list[Any] = []
+    expected, readers = x, {}
+    for i, kind in enumerate(
+        draw(st.lists(st.sampled_from(["self", "cross", "relu", "gelu", "geglu"]), min_size=1, max_size=4))
+    ):
+        of_norm = norm()
+        entered = normed(expected, of_norm) if is_before else expected
+        if kind in ("self", "cross"):
+            q, kv, out = affine(D, H * K), affine(D, 2 * H * K), affine(H * K, D)
+            seen = normed(shown, of_norm) if is_before and shown is not None else shown
+            made = F.linear(seen if seen is not None and i == 0 else entered, *kv)
+            cache = torch.randn(2, N, H, 6, K, generator=make)
+            keys = CachedKeys(cache, K**-0.5).see(5)
+            after = cache.clone()
+            if kind == "self":
+                after[:, :, :, 4] = made.view(N, 2, H, K).transpose(0, 1)
+            places = [[b] * 5 for b in range(N)]
+            f = F.linear(read_plainly(after, F.linear(entered, *q), list(range(N)), places, None, 1, K**-0.5), *out)
+            given_kv = kv if kind == "self" else None
+            links.append(AttentionLink(of_norm, is_before=is_before, queries=q, keys_values=given_kv, output=out))
+            readers[i] = keys
+        else:
+            up, down = affine(D, 2 * 9 if kind == "geglu" else 9), affine(9, D)
+            f = F.linear(activate(F.linear(entered, *up), kind), *down)  # type: ignore[arg-type]
+            links.append(FeedForwardLink(of_norm, kind, is_before=is_before, up=up, down=down))  # type: ignore[arg-type]
+        expected = expected + f if is_before else normed(expected + f, of_norm)
+    chain = Chain(links)
+    for i, keys in readers.items():
+        chain.read(i, keys)
+    for n in THREADS:
+        with cpu_threads(n):
+            torch.testing.assert_close(chain(x, shown), expected, rtol=2e-4, atol=2e-4)
+
+
+@pytest.fixture
+def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Forget the library, and give it an empty cache folder."""
+    monkeypatch.setenv("OSTINATO_CACHE", str(tmp_path))
+    monkeypatch.delenv("OSTINATO_NATIVE", raising=False)
+    build.library.cache_clear()
+    yield tmp_path  # type: ignore[misc]
+    build.library.cache_clear()
+
+
+@needs_kernels
+def test_the_library_is_compiled_once(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert build.library() is not None
+    made = list((fresh / "kernels").iterdir())
+    assert [path.suffix for path in made] == [".so"]
+    build.library.cache_clear()
+    monkeypatch.setattr(build.subprocess, "run", None)
+    assert build.library() is not None
+
+
+@pytest.mark.parametrize("compiler", ["/nowhere/cc", "false"])
+def test_without_a_compiler_that_works_there_are_none(
+    fresh: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, compiler: str
+) -> None:
+    monkeypatch.setenv("CC", compiler)
+    with caplog.at_level("INFO"):
+        assert build.library() is None
+    assert "no compiled kernels" in caplog.text
+    assert not list(fresh.rglob("*.so"))
+
+
+def test_they_can_be_switched_off(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OSTINATO_NATIVE", "0")
+    assert build.library() is None
+    assert not list(fresh.iterdir())

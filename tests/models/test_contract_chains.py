@@ -1,0 +1,98 @@
+"""Contract 4 for compiled kernels: cached steps by them equal those of plain code, for every architecture."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+import ostinato.nn.stack
+from architectures import Model, any_architecture, draws, left_padded, random_model, right_padded, sentences
+from ostinato.config.model import LanguageModelConfig
+from ostinato.data.batch import Batch
+from ostinato.kernels import Chain, packing
+from ostinato.kernels.native import library
+
+pytestmark = pytest.mark.skipif(library() is None, reason="no C compiler here")
+
+
+def logits_of_steps(model: Model, batch: Batch, n_beams: int, keep: list[int]) -> list[Tensor]:
+    """Return the logits of cached steps; hypotheses change places after each, and after some, sentences leave."""
+    n_sentences = len(batch.target.ids_BT)
+    make = torch.Generator().manual_seed(0)
+    cache = model.encode(batch)
+    if isinstance(model.config, LanguageModelConfig):
+        model.step(batch.target.ids_BT, cache, batch.target.keep_BT)
+    cache.expand(n_beams, n_sentences)
+    logits = []
+    for step in range(10):  # more than two blocks of positions
+        ids_B1 = torch.randint(2, 5, (n_sentences * n_beams, 1), generator=make)
+        logits.append(model.step(ids_B1, cache))
+        moves_BG = torch.randint(n_beams, (n_sentences, n_beams), generator=make)
+        cache.reorder((torch.arange(n_sentences)[:, None] * n_beams + moves_BG).flatten())
+        if step == 3 and keep:
+            cache.keep(torch.tensor(keep))
+            n_sentences = len(keep)
+    return logits
+
+
+def assert_near(found: list[Tensor], expected: list[Tensor]) -> None:
+    for step, (a, b) in enumerate(zip(found, expected, strict=True)):
+        scale = max(1.0, float(b.abs().max()))
+        torch.testing.assert_close(a, b, rtol=0.0, atol=2e-4 * scale, msg=lambda text, step=step: f"{step}: {text}")
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Count what kernels do."""
+    found: Counter[str] = Counter()
+    chain, read = Chain.__call__, ostinato.nn.stack.read_cache
+
+    def chained(self: Chain, *given: Any) -> Tensor:
+        found["chains"] += 1
+        found["links"] += len(self._links)
+        return chain(self, *given)
+
+    def reading(*given: Any) -> Tensor:
+        found["reads"] += 1
+        return read(*given)
+
+    monkeypatch.setattr(Chain, "__call__", chained)
+    monkeypatch.setattr(ostinato.nn.stack, "read_cache", reading)
+    return found
+
+
+def test_cached_steps_are_those_of_plain_code(calls: Counter[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: Counter[str] = Counter()
+
+    monkeypatch.setattr("ostinato.nn.keys_in_place._BLOCK", 4)
+
+    @draws(120)
+    @given(st.data())
+    def check(data: st.DataObject) -> None:
+        config = data.draw(any_architecture())
+        pad = data.draw(st.sampled_from([right_padded, left_padded])) if hasattr(config, "encoder") else left_padded
+        batch = pad(data.draw(sentences(config)))
+        model = random_model(config).float()
+        model.set_compaction(data.draw(st.sampled_from(["auto", "always", "never"])))
+        n_beams = data.draw(st.integers(1, 3))
+        n_sentences = len(batch.target.ids_BT)
+        keep = sorted(data.draw(st.sets(st.integers(0, n_sentences - 1), min_size=1)))
+        # Most rows of a chain: all there are, one, or none, so that keys are read by themselves.
+        monkeypatch.setattr("ostinato.nn.chains.MOST_ROWS", data.draw(st.sampled_from([12, 12, 1, 0])))
+        with torch.no_grad():
+            expected = logits_of_steps(model, batch, n_beams, keep)
+            calls.clear()
+            with packing():
+                found = logits_of_steps(model, batch, n_beams, keep)
+        assert_near(found, expected)
+        seen.update({name: 1 for name, n in calls.items() if n})
+        seen["none"] += not calls
+
+    check()
+    assert min(seen[name] for name in ("chains", "reads", "none")) >= 10, seen
