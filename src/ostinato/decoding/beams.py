@@ -171,6 +171,8 @@ class Beams:
     def _finish(self, proposals: Proposals, ends_SN: Tensor) -> None:
         """Set the first K proposals that end aside, and remember the K best of all that ever did."""
         K = self.n_beams
+        if not bool(ends_SN[:, :K].any()):  # to ask takes less time, also of a GPU, than to rank what is known
+            return
         log_prob_SK = proposals.log_prob_SN[:, :K]
         counts_SK = ends_SN[:, :K] & ~self.stopped_S[:, None]
         score_SK = (log_prob_SK / length_penalty(self._penalty, self.length)).masked_fill(~counts_SK, -torch.inf)

@@ -72,11 +72,32 @@ class Beam:
         S, K = log_prob_SK.shape
         V = log_p_RV.shape[1]
         total = (log_prob_SK[:, :, None] + log_p_RV.view(S, K, V)).view(S, K * V)
-        top = total.topk(min(2 * K, K * V), dim=1)
-        return Proposals(top.indices % V, top.indices // V, top.values)
+        values_SN, indices_SN = highest(total, min(2 * K, K * V))
+        return Proposals(indices_SN % V, indices_SN // V, values_SN)
 
     def keep(self, sentences_S: Tensor) -> None:
         """Nothing belongs to a sentence."""
+
+
+def highest(x_SM: Tensor, n: int, *, width: int = 64, least: int = 2**15) -> tuple[Tensor, Tensor]:
+    """Return the n highest numbers of every row, best first, and where they are. Plain twin: `torch.topk`.
+
+    Numbers are looked at in blocks of `width`. The n highest lie in the n blocks whose own highest are highest, so only
+    those are ranked, which is faster from rows of about `least` numbers on. Of equal numbers any is returned.
+    """
+    S, M = x_SM.shape
+    n_blocks = M // width
+    if least > M or n_blocks < 4 * n:
+        return x_SM.topk(n, dim=1)
+    within = n_blocks * width
+    blocks_SBW = x_SM[:, :within].unflatten(1, (n_blocks, width))
+    best_SN = blocks_SBW.amax(2).topk(n, dim=1).indices
+    places_SC = (best_SN[:, :, None] * width + torch.arange(width, device=x_SM.device)).flatten(1)
+    if within < M:
+        rest = torch.arange(within, M, device=x_SM.device).expand(S, -1)
+        places_SC = torch.cat([places_SC, rest], dim=1)
+    values_SN, chosen_SN = x_SM.gather(1, places_SC).topk(n, dim=1)
+    return values_SN, places_SC.gather(1, chosen_SN)
 
 
 class Sampling:

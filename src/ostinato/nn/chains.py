@@ -115,9 +115,9 @@ class Chains:
     def memory_keys(self, use: Use, run: Pass, here: Here) -> CachedKeys:
         """Return the keys of the sentences' memory, which have been made."""
         assert run.cache is not None
-        attention, kv_2BHSK = self._banks.attention(use.kind, use.weights), run.cross_kv[use.weights]
-        found = run.cache.cross_keys.get(use.weights)
+        kv_2BHSK, found = run.cross_kv[use.weights], run.cache.cross_keys.get(use.weights)
         if found is None or found.kv_2RHSK is not kv_2BHSK:
+            attention = self._banks.attention(use.kind, use.weights)
             found = run.cache.cross_keys[use.weights] = CachedKeys(kv_2BHSK, attention.scale, attention.n_choices)
         keep_BS = _in_rows(run.cache.memory_keep_BS)
         return found.see(kv_2BHSK.shape[3], None, keep_BS, here.rows.index_N, run.n_beams)

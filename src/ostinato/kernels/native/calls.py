@@ -95,7 +95,7 @@ class CachedKeys:
         self.kv_2RHSK = kv_2RHSK
         _, _, H, S, K = kv_2RHSK.shape
         value, row, head, _, _ = kv_2RHSK.stride()
-        self._held: tuple[Tensor | None, ...] = ()
+        self._held: tuple[Tensor | None, Tensor | None, Tensor | None] = (None, None, None)
         self.keys = _Keys(kv_2RHSK.data_ptr(), value, row, head, S, None, 0, None, 0, 1, None, H, K, n_choices, scale)
 
     def see(
@@ -115,14 +115,16 @@ class CachedKeys:
             rows_N: the hypothesis of every query, int64; None: in order.
             n_beams: hypotheses that share a row of the buffer.
         """
-        keys = self.keys
+        keys, (places, keep, rows) = self.keys, self._held
         keys.length, keys.n_beams = length, n_beams
         self._held = places_BS, keep_BS, rows_N
-        keys.places = _address(places_BS)
-        keys.n_placed = 0 if places_BS is None else places_BS.shape[1]
-        keys.keep = _address(keep_BS)
-        keys.keep_stride = 0 if keep_BS is None else keep_BS.stride(0)
-        keys.rows = _address(rows_N)
+        # To set an address takes longer than to see that it is still the same.
+        if places is not places_BS:
+            keys.places, keys.n_placed = _address(places_BS), 0 if places_BS is None else places_BS.shape[1]
+        if keep is not keep_BS:
+            keys.keep, keys.keep_stride = _address(keep_BS), 0 if keep_BS is None else keep_BS.stride(0)
+        if rows is not rows_N:
+            keys.rows = _address(rows_N)
         return self
 
 

@@ -12,12 +12,15 @@
 
 enum { NO_ACTIVATION = 0, RELU = 1, GELU = 2, GEGLU = 3 };
 
-/* Rows of W in a block: with the rows of x no more sums than there are registers. */
+/* Rows of W in a block, and of x: with as many sums as there are registers, or half as many where there are few. */
 #define WIDE 8
+#define NARROW 4
 #if LANES == 16
 #define TALL 2
+#define MOST_TALL 6
 #else
 #define TALL 1
+#define MOST_TALL TALL
 #endif
 
 typedef struct {
@@ -34,7 +37,7 @@ INLINE float activated(float x, int activation) {
 INLINE void block(int n_rows, int n_out, const float *x, const Matrix *m, int64_t f, float *y, int64_t width, int activation) {
     const int64_t D = m->n_in;
     const float *w = m->weight + f * D;
-    vec sums[TALL][WIDE];
+    vec sums[MOST_TALL][WIDE];
     int64_t d = 0;
 #pragma GCC unroll 8
     for (int n = 0; n < n_rows; n++)
@@ -60,20 +63,27 @@ INLINE void block(int n_rows, int n_out, const float *x, const Matrix *m, int64_
         }
 }
 
-INLINE void rows_of_block(int n_out, int64_t n_rows, const float *x, const Matrix *m, int64_t f, float *y, int64_t width, int activation) {
+/* All rows of x, `tall` of them at a time, and what is left one by one. */
+INLINE void column(int tall, int n_out, int64_t n_rows, const float *x, const Matrix *m, int64_t f, float *y, int64_t width,
+                   int activation) {
     int64_t n = 0;
-    for (; n + TALL <= n_rows; n += TALL) block(TALL, n_out, x + n * m->n_in, m, f, y + n * width, width, activation);
-#if TALL > 2
-    for (; n + 2 <= n_rows; n += 2) block(2, n_out, x + n * m->n_in, m, f, y + n * width, width, activation);
-#endif
+    for (; n + tall <= n_rows; n += tall) block(tall, n_out, x + n * m->n_in, m, f, y + n * width, width, activation);
     for (; n < n_rows; n++) block(1, n_out, x + n * m->n_in, m, f, y + n * width, width, activation);
 }
 
 /* Outputs `first` to before `last` of all rows, into rows of `width` numbers. */
-static void product(const float *x, int64_t n_rows, const Matrix *m, int64_t first, int64_t last, float *y, int64_t width, int activation) {
+static void product(const float *x, int64_t n_rows, const Matrix *m, int64_t first, int64_t last, float *y, int64_t width,
+                    int activation) {
     int64_t f = first;
-    for (; f + WIDE <= last; f += WIDE) rows_of_block(WIDE, n_rows, x, m, f, y, width, activation);
-    for (; f < last; f++) rows_of_block(1, n_rows, x, m, f, y, width, activation);
+    if (n_rows > TALL && n_rows <= MOST_TALL) /* the hypotheses of one sentence: all rows in one block */
+        for (; f + NARROW <= last; f += NARROW) {
+            if (n_rows == 3) column(3, NARROW, 3, x, m, f, y, width, activation);
+            if (n_rows == 4) column(4, NARROW, 4, x, m, f, y, width, activation);
+            if (n_rows == 5) column(5, NARROW, 5, x, m, f, y, width, activation);
+            if (n_rows == 6) column(6, NARROW, 6, x, m, f, y, width, activation);
+        }
+    for (; f + WIDE <= last; f += WIDE) column(TALL, WIDE, n_rows, x, m, f, y, width, activation);
+    for (; f < last; f++) column(TALL, 1, n_rows, x, m, f, y, width, activation);
 }
 
 /* The part of n things that a thread does, in whole blocks. */
