@@ -29,7 +29,7 @@ from ostinato.nn.feedforward import FeedForward
 from ostinato.nn.halting import WHOLE, HaltingPass, HaltingRule, NoHalting, unchanged
 from ostinato.nn.passes import Halted, Here, Known, Pass, keys_of, last_uses
 from ostinato.nn.positions import PositionSignal, positions_from_keep
-from ostinato.nn.rows import Rows, kept_and_halted, put_rows
+from ostinato.nn.rows import Rows, kept_and_halted, lay_rows
 from ostinato.nn.separable import SeparableConv
 from ostinato.nn.shapes import Bool, Float, Int, Tensor
 from ostinato.nn.types import StackOutput
@@ -309,21 +309,23 @@ class Stack:
         look like now; from then on they are the same and reused. Weights or a norm not used before make all of them.
         """
         maker, attention = keys_of(use, is_pre_norm=self.is_pre_norm), self.banks.attention(use.kind, use.weights)
-        known, gone = here.known.get(maker), self._gone(use, here)
+        known, gone, index_N = here.known.get(maker), self._gone(use, here), here.rows.index_N
         if kv_NI is None:
             seen = torch.cat([visible_ND, *(rows.seen_LD for rows in gone)]) if gone else visible_ND
             kv_NI = attention.keys_values(self._norm(use)(seen) if self.is_pre_norm else seen)
-        kv_MI, index_N = kv_NI, here.rows.index_N
-        if index_N is not None:
-            places = torch.cat([index_N, *(rows.places_L for rows in gone)]) if gone else index_N
-            if known is None:
-                kv_MI = put_rows(kv_NI, places, here.rows.n_tokens)
-            elif torch.is_grad_enabled():
-                kv_MI = known.kv_MI.index_copy(0, places, kv_NI)
-            else:  # nobody reads the former ones any more
-                kv_MI = known.kv_MI.index_copy_(0, places, kv_NI)
+        away = () if known is None else known.away
+        if index_N is None:
+            kv_MI = kv_NI
+        elif known is not None and not torch.is_grad_enabled():  # nobody reads the former ones any more
+            kv_MI = known.kv_MI.index_copy_(0, torch.cat([index_N, *(rows.places_L for rows in gone)]), kv_NI)
+        else:
+            places = [index_N, *(rows.places_L for rows in gone)]
+            made = torch.split(kv_NI, [len(part) for part in places])
+            now_here, *now_away = zip(places, made, strict=True)
+            away = (*away, *now_away)
+            kv_MI = lay_rows([now_here, *away], here.rows.n_tokens)
         if run.last_uses.get(maker, -1) > step.index:
-            run.known[maker] = Known(here.index, kv_MI)
+            run.known[maker] = Known(here.index, kv_MI, away)
         return kv_MI
 
     def _gone(self, use: Use, here: Here) -> list[Halted]:
