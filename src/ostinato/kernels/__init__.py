@@ -15,6 +15,7 @@ from ostinato.kernels.feedforward import ExpertWeights, expert_feed_forward
 from ostinato.kernels.linear import routed_linear
 from ostinato.kernels.memory import keep_freed_memory
 from ostinato.kernels.packed import PackedMatrix, packing
+from ostinato.kernels.sums import current_sums, summing
 from ostinato.kernels.trial import Backend
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "attend_stretches",
     "choose_backend",
     "combine",
+    "current_sums",
     "dispatch",
     "draw_kept",
     "drop",
@@ -41,4 +43,5 @@ __all__ = [
     "keep_freed_memory",
     "packing",
     "routed_linear",
+    "summing",
 ]

@@ -13,12 +13,13 @@ What f is, which weights it has, and whether there is one at all, is the plan's 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager, nullcontext
 from typing import Literal
 
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from ostinato.kernels import Draws, add_dropped, drop
+from ostinato.kernels import Draws, add_dropped, current_sums, drop, summing
 from ostinato.nn.attention import Attention, Visibility
 from ostinato.nn.bank import Banks
 from ostinato.nn.cache import Cache, KeyValues, Window
@@ -121,7 +122,8 @@ class Stack:
             Visibility(keep_BS=memory_keep_BS),
             request=request,
         )
-        return self._loop(embedded_BTD, run, n_rounds)
+        with summing() if self._sums() else nullcontext():
+            return self._loop(embedded_BTD, run, n_rounds)
 
     def step(self, embedded_BTD: Float[Tensor, "B T D"], cache: Cache) -> StackOutput:
         """Run all steps over T new columns after the cached ones.
@@ -200,11 +202,22 @@ class Stack:
         # What a pass computes once and keeps for later steps must not be made inside a recomputed region.
         for use in step.uses:
             self._prepare(use, run)
-        return checkpoint(self._uses, states_ND, step, run, here, use_reentrant=False)  # type: ignore[no-any-return]
+        sums = current_sums()
+
+        def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+            return nullcontext(), nullcontext() if sums is None else summing(sums)
+
+        given = (states_ND, step, run, here)
+        return checkpoint(self._uses, *given, use_reentrant=False, context_fn=contexts)  # type: ignore[no-any-return]
 
     def _recomputes(self, run: Pass) -> bool:
         # A region that is run twice would write a cache twice.
         return self.checkpoint_activations and self.banks.training and torch.is_grad_enabled() and run.cache is None
+
+    def _sums(self) -> bool:
+        """Whether the gradients of weights are added up in place."""
+        # What is compiled makes its own backward pass.
+        return self.banks.training and torch.is_grad_enabled() and not torch.compiler.is_compiling()
 
     def _uses(self, states_ND: Tensor, step: Step, run: Pass, here: Here) -> Tensor:
         for use in step.uses:
