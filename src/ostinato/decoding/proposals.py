@@ -90,7 +90,7 @@ def highest(x_SM: Tensor, n: int, *, width: int = 64, least: int = 2**15) -> tup
     if least > M or n_blocks < 4 * n:
         return x_SM.topk(n, dim=1)
     within = n_blocks * width
-    blocks_SBW = x_SM[:, :within].unflatten(1, (n_blocks, width))
+    blocks_SBW = x_SM[:, :within].view(S, n_blocks, width)
     best_SN = blocks_SBW.amax(2).topk(n, dim=1).indices
     places_SC = (best_SN[:, :, None] * width + torch.arange(width, device=x_SM.device)).flatten(1)
     if within < M:

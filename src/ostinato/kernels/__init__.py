@@ -16,6 +16,7 @@ from ostinato.kernels.linear import routed_linear
 from ostinato.kernels.memory import keep_freed_memory
 from ostinato.kernels.native import AttentionLink, CachedKeys, Chain, FeedForwardLink, NormOf, read_cache
 from ostinato.kernels.packed import PackedMatrix, compiled_session, packing
+from ostinato.kernels.sums import current_sums, summing
 from ostinato.kernels.trial import Backend
 
 __all__ = [
@@ -39,6 +40,7 @@ __all__ = [
     "choose_backend",
     "combine",
     "compiled_session",
+    "current_sums",
     "dispatch",
     "draw_kept",
     "drop",
@@ -49,4 +51,5 @@ __all__ = [
     "packing",
     "read_cache",
     "routed_linear",
+    "summing",
 ]

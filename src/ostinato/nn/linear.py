@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from torch import nn
 
-from ostinato.kernels import PackedMatrix
+from ostinato.kernels import PackedMatrix, current_sums
 from ostinato.nn.shapes import Float, Tensor
 
 
 class Linear(nn.Linear):
-    """x W^T + b, or some of its outputs: `torch.nn.Linear`, with packed copies of W where nothing is learned."""
+    """x W^T + b, or some of its outputs: `torch.nn.Linear`, with packed copies of W where nothing is learned.
+
+    Where the same W is learned by many steps, its gradients are added up in place: see `ostinato.kernels.sums`.
+    """
 
     def __init__(self, in_features: int, out_features: int, *, bias: bool) -> None:
         super().__init__(in_features, out_features, bias=bias)
@@ -17,8 +20,13 @@ class Linear(nn.Linear):
 
     def forward(self, input: Float[Tensor, "*N D"]) -> Float[Tensor, "*N F"]:
         """Return all outputs."""
-        return self._packed.product(input, self.weight, self.bias)
+        return self._product(input, None)
 
     def part(self, x: Float[Tensor, "*N D"], start: int, end: int) -> Float[Tensor, "*N P"]:
         """Return outputs `start` to `end` only."""
-        return self._packed.product(x, self.weight, self.bias, slice(start, end))
+        return self._product(x, slice(start, end))
+
+    def _product(self, x: Tensor, rows: slice | None) -> Tensor:
+        if (sums := current_sums()) is not None:
+            return sums.product(x, self.weight, self.bias, rows)
+        return self._packed.product(x, self.weight, self.bias, rows)

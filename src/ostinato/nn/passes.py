@@ -34,10 +34,15 @@ class Halted:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """Keys and values of all tokens as one parameter set last made them, in the 0-based round `round`."""
+    """Keys and values of all tokens as one parameter set last made them, in the 0-based round `round`.
+
+    Args:
+        away: those of tokens that had been gathered away by then, which stay what they are: (places, rows) each.
+    """
 
     round: int
     kv_MI: Tensor
+    away: tuple[tuple[Tensor, Tensor], ...] = ()
 
 
 @dataclass(slots=True)

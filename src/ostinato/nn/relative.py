@@ -116,3 +116,19 @@ class Rotary(RelativePositions):
         cos, sin = angles.cos().to(x_BHTK.dtype), angles.sin().to(x_BHTK.dtype)
         first, second = x_BHTK[..., :half], x_BHTK[..., half:]
         return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+
+
+def repeat_for_choices(values: Tensor, n: int) -> Tensor:
+    """Return positions `[B, T]` or distances `[B, T, S]` of the queries, n of which belong to one token."""
+    return values if n == 1 else values.repeat_interleave(n, dim=1)
+
+
+def bias_of_queries(bias: Tensor | None, columns_BA: Tensor | None) -> Tensor | None:
+    """Return the rows of a bias, `[B or 1, H, T, S]`, that belong to these columns, `[B, H, A, S]`."""
+    if bias is None or columns_BA is None:
+        return bias
+    if bias.shape[0] == 1:
+        rows = bias[0].index_select(1, columns_BA.flatten())
+        return rows.view(bias.shape[1], *columns_BA.shape, -1).transpose(0, 1)
+    index = columns_BA[:, None, :, None].expand(-1, bias.shape[1], -1, bias.shape[3])
+    return bias.gather(2, index)

@@ -7,7 +7,9 @@ sentence with most has A, zeros behind the others'.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -117,6 +119,36 @@ class Rows:
 def put_rows(x_N: Tensor, index_N: Tensor | None, n: int) -> Tensor:
     """Return n rows with these in the given places, which differ, and zeros elsewhere; None: they are all."""
     return x_N if index_N is None else x_N.new_zeros(n, *x_N.shape[1:]).index_copy_(0, index_N, x_N)
+
+
+def lay_rows(parts: Sequence[tuple[Tensor, Tensor]], n: int) -> Tensor:
+    """Return n rows made of parts, (places, rows) each, all places different; zeros elsewhere.
+
+    The gradient of every part is its own rows of what comes back. Plain twin: one `index_copy` into another, where the
+    gradient is copied whole for every part.
+    """
+    places, rows = zip(*parts, strict=True)
+    return _Laid.apply(n, places, *rows)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _Laid(torch.autograd.Function):
+    """Rows of several tensors side by side in the order of their places."""
+
+    @staticmethod
+    def forward(ctx: Any, n: int, places: tuple[Tensor, ...], *parts: Tensor) -> Tensor:
+        ctx.places = places
+        shape = (n, *parts[0].shape[1:])
+        is_full = sum(len(part) for part in parts) == n
+        laid = parts[0].new_empty(shape) if is_full else parts[0].new_zeros(shape)
+        for index, part in zip(places, parts, strict=True):
+            laid.index_copy_(0, index, part)
+        return laid
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        needs = ctx.needs_input_grad[2:]
+        parts = zip(ctx.places, needs, strict=True)
+        return None, None, *(grad.index_select(0, index) if needed else None for index, needed in parts)
 
 
 def take_rows(x: Tensor, index_N: Tensor | None) -> Tensor:

@@ -13,12 +13,13 @@ What f is, which weights it has, and whether there is one at all, is the plan's 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Literal
 
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from ostinato.kernels import Draws, add_dropped, drop, read_cache
+from ostinato.kernels import Draws, add_dropped, current_sums, drop, read_cache, summing
 from ostinato.nn.attention import Attention, Visibility
 from ostinato.nn.bank import Banks
 from ostinato.nn.cache import Cache, KeyValues, Window
@@ -30,7 +31,8 @@ from ostinato.nn.feedforward import FeedForward
 from ostinato.nn.halting import WHOLE, HaltingPass, HaltingRule, NoHalting, unchanged
 from ostinato.nn.passes import Halted, Here, Known, Pass, keys_of, last_uses
 from ostinato.nn.positions import PositionSignal, positions_from_keep
-from ostinato.nn.rows import Rows, kept_and_halted, put_rows
+from ostinato.nn.relative import bias_of_queries, repeat_for_choices
+from ostinato.nn.rows import Rows, kept_and_halted, lay_rows
 from ostinato.nn.separable import SeparableConv
 from ostinato.nn.shapes import Bool, Float, Int, Tensor
 from ostinato.nn.types import StackOutput
@@ -122,7 +124,8 @@ class Stack:
             Visibility(keep_BS=memory_keep_BS),
             request=request,
         )
-        return self._loop(embedded_BTD, run, n_rounds)
+        with summing() if self._sums() else nullcontext():
+            return self._loop(embedded_BTD, run, n_rounds)
 
     def step(self, embedded_BTD: Float[Tensor, "B T D"], cache: Cache) -> StackOutput:
         """Run all steps over T new columns after the cached ones.
@@ -223,11 +226,22 @@ class Stack:
         # What a pass computes once and keeps for later steps must not be made inside a recomputed region.
         for use in step.uses:
             self._prepare(use, run)
-        return checkpoint(self._uses, states_ND, step, run, here, use_reentrant=False)  # type: ignore[no-any-return]
+        sums = current_sums()
+
+        def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+            return nullcontext(), nullcontext() if sums is None else summing(sums)
+
+        given = (states_ND, step, run, here)
+        return checkpoint(self._uses, *given, use_reentrant=False, context_fn=contexts)  # type: ignore[no-any-return]
 
     def _recomputes(self, run: Pass) -> bool:
         # A region that is run twice would write a cache twice.
         return self.checkpoint_activations and self.banks.training and torch.is_grad_enabled() and run.cache is None
+
+    def _sums(self) -> bool:
+        """Whether the gradients of weights are added up in place."""
+        # What is compiled makes its own backward pass.
+        return self.banks.training and torch.is_grad_enabled() and not torch.compiler.is_compiling()
 
     def _uses(self, states_ND: Tensor, step: Step, run: Pass, here: Here) -> Tensor:
         for use in step.uses:
@@ -297,12 +311,12 @@ class Stack:
         bias = None
         if (relation := self.banks.relation(use.position)) is not None:
             n = attention.n_choices
-            q = relation.rotate(q, _repeat(here.positions_BA, n))
+            q = relation.rotate(q, repeat_for_choices(here.positions_BA, n))
             if relation.depends_on_queries:
                 distance_BAS = run.key_positions[:, None, :] - here.positions_BA[:, :, None]
-                bias = relation.bias(q, _repeat(distance_BAS, n), attention.scale, self.looks_back_only)
+                bias = relation.bias(q, repeat_for_choices(distance_BAS, n), attention.scale, self.looks_back_only)
             else:
-                bias = _of_queries(self._static_bias(use, run), here.visibility.columns_BA)
+                bias = bias_of_queries(self._static_bias(use, run), here.visibility.columns_BA)
         if "weights" in run.request:
             self._capture_weights(run, here, step, use, attention.weights(q, k, here.visibility, bias))
         x = attention.join_heads(attention.mix(q, k, v, here.visibility, bias, rows.stretches(k)))
@@ -350,21 +364,23 @@ class Stack:
         look like now; from then on they are the same and reused. Weights or a norm not used before make all of them.
         """
         maker, attention = keys_of(use, is_pre_norm=self.is_pre_norm), self.banks.attention(use.kind, use.weights)
-        known, gone = here.known.get(maker), self._gone(use, here)
+        known, gone, index_N = here.known.get(maker), self._gone(use, here), here.rows.index_N
         if kv_NI is None:
             seen = torch.cat([visible_ND, *(rows.seen_LD for rows in gone)]) if gone else visible_ND
             kv_NI = attention.keys_values(self._norm(use)(seen) if self.is_pre_norm else seen)
-        kv_MI, index_N = kv_NI, here.rows.index_N
-        if index_N is not None:
-            places = torch.cat([index_N, *(rows.places_L for rows in gone)]) if gone else index_N
-            if known is None:
-                kv_MI = put_rows(kv_NI, places, here.rows.n_tokens)
-            elif torch.is_grad_enabled():
-                kv_MI = known.kv_MI.index_copy(0, places, kv_NI)
-            else:  # nobody reads the former ones any more
-                kv_MI = known.kv_MI.index_copy_(0, places, kv_NI)
+        away = () if known is None else known.away
+        if index_N is None:
+            kv_MI = kv_NI
+        elif known is not None and not torch.is_grad_enabled():  # nobody reads the former ones any more
+            kv_MI = known.kv_MI.index_copy_(0, torch.cat([index_N, *(rows.places_L for rows in gone)]), kv_NI)
+        else:
+            places = [index_N, *(rows.places_L for rows in gone)]
+            made = torch.split(kv_NI, [len(part) for part in places])
+            now_here, *now_away = zip(places, made, strict=True)
+            away = (*away, *now_away)
+            kv_MI = lay_rows([now_here, *away], here.rows.n_tokens)
         if run.last_uses.get(maker, -1) > step.index:
-            run.known[maker] = Known(here.index, kv_MI)
+            run.known[maker] = Known(here.index, kv_MI, away)
         return kv_MI
 
     def _gone(self, use: Use, here: Here) -> list[Halted]:
@@ -466,22 +482,6 @@ def _prefix(positions: Int[Tensor, "#B S"], lengths_B: Int[Tensor, "B"] | None) 
 def router_name(use: Use) -> str:
     """Return the name of the router of a sub-layer with experts: steps that share the sub-layer share it."""
     return f"{use.kind}.{use.weights}"
-
-
-def _repeat(values: Tensor, n: int) -> Tensor:
-    """Return positions `[B, T]` or distances `[B, T, S]` of the queries, n of which belong to one token."""
-    return values if n == 1 else values.repeat_interleave(n, dim=1)
-
-
-def _of_queries(bias: Tensor | None, columns_BA: Tensor | None) -> Tensor | None:
-    """Return the rows of a bias, `[B or 1, H, T, S]`, that belong to these columns, `[B, H, A, S]`."""
-    if bias is None or columns_BA is None:
-        return bias
-    if bias.shape[0] == 1:
-        rows = bias[0].index_select(1, columns_BA.flatten())
-        return rows.view(bias.shape[1], *columns_BA.shape, -1).transpose(0, 1)
-    index = columns_BA[:, None, :, None].expand(-1, bias.shape[1], -1, bias.shape[3])
-    return bias.gather(2, index)
 
 
 def _narrow(
