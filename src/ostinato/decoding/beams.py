@@ -92,7 +92,7 @@ class Beams:
         self._history = _History(self._scores)
         self._rows = list(range(S))
         # Known without asking the device: when no sentence is too short any more, and when one may be cut.
-        self._longest_minimum = max(least for least, _ in lengths)
+        self._shortest_minimum, self._longest_minimum = (found(least for least, _ in lengths) for found in (min, max))
         self._limits = {most for _, most in lengths}
         self._minimum_S, self._limit_S = torch.tensor(lengths, device=device).unbind(1)
         penalties = [length_penalty(self._penalty, most) for _, most in lengths]
@@ -109,7 +109,9 @@ class Beams:
 
     def allowed(self, log_p_RV: Tensor) -> Tensor:
         """Return the log-probabilities, in place -inf for the end symbol where it would come too early."""
-        if self.length + 1 < self._longest_minimum:
+        if self.length + 1 < self._shortest_minimum:
+            log_p_RV[:, EOS_ID] = -torch.inf
+        elif self.length + 1 < self._longest_minimum:
             is_short_R = (self._minimum_S > self.length + 1).repeat_interleave(self.n_beams)
             log_p_RV[:, EOS_ID].masked_fill_(is_short_R, -torch.inf)
         return log_p_RV

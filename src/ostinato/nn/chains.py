@@ -34,8 +34,8 @@ from ostinato.plan import Step, Use
 if TYPE_CHECKING:
     from ostinato.nn.passes import Here, Pass
 
-MOST_ROWS = 12
-"""More rows are multiplied faster by packed copies of the weights, each product a call of its own."""
+MOST_ROWS = 32
+"""Many more rows are multiplied so much faster by packed copies of the weights that each product may be a call."""
 _Place = tuple[Step, Use]
 
 

@@ -34,7 +34,9 @@ INLINE float activated(float x, int activation) {
     return activation == GELU ? gelu(x) : x;
 }
 
-INLINE void block(int n_rows, int n_out, const float *x, const Matrix *m, int64_t f, float *y, int64_t width, int activation) {
+/* The first block of a column asks for the rows of W that a later column reads. */
+INLINE void block(int n_rows, int n_out, int is_first, const float *x, const Matrix *m, int64_t f, float *y, int64_t width,
+                  int activation) {
     const int64_t D = m->n_in;
     const float *w = m->weight + f * D;
     vec sums[MOST_TALL][WIDE];
@@ -46,7 +48,10 @@ INLINE void block(int n_rows, int n_out, const float *x, const Matrix *m, int64_
     for (; d + LANES <= D; d += LANES) {
         vec row[WIDE];
 #pragma GCC unroll 8
-        for (int i = 0; i < n_out; i++) row[i] = load(w + i * D + d);
+        for (int i = 0; i < n_out; i++) {
+            row[i] = load(w + i * D + d);
+            if (is_first) __builtin_prefetch(w + (WIDE + i) * D + d); /* what no processor sees coming */
+        }
 #pragma GCC unroll 8
         for (int n = 0; n < n_rows; n++) {
             const vec value = load(x + n * D + d);
@@ -67,8 +72,9 @@ INLINE void block(int n_rows, int n_out, const float *x, const Matrix *m, int64_
 INLINE void column(int tall, int n_out, int64_t n_rows, const float *x, const Matrix *m, int64_t f, float *y, int64_t width,
                    int activation) {
     int64_t n = 0;
-    for (; n + tall <= n_rows; n += tall) block(tall, n_out, x + n * m->n_in, m, f, y + n * width, width, activation);
-    for (; n < n_rows; n++) block(1, n_out, x + n * m->n_in, m, f, y + n * width, width, activation);
+    if (n_rows >= tall) block(tall, n_out, 1, x, m, f, y, width, activation), n = tall;
+    for (; n + tall <= n_rows; n += tall) block(tall, n_out, 0, x + n * m->n_in, m, f, y + n * width, width, activation);
+    for (; n < n_rows; n++) block(1, n_out, !n, x + n * m->n_in, m, f, y + n * width, width, activation);
 }
 
 /* Outputs `first` to before `last` of all rows, into rows of `width` numbers. */
