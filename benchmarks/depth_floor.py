@@ -11,11 +11,15 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ostinato.nn.attention import Attention, Visibility
 from ostinato.nn.cache import Cache, KeyValues
+from ostinato.nn.chains import Chains, chains_of
+from ostinato.nn.halting import WHOLE
+from ostinato.nn.keys_in_place import KeyValuesInPlace
+from ostinato.nn.passes import Here, Pass
+from ostinato.nn.rows import Rows
 from ostinato.nn.stack import Stack
 from ostinato.nn.types import StackOutput
 from ostinato.plan import Step, Use
@@ -31,14 +35,12 @@ class DepthFloor:
     Args:
         stack: whose plan and weights are run.
         depths_BT: rounds of every token.
-        reads_all: steps of decoding read the keys of all sentences, also of those whose token has stopped: then it is
-            the products with weights alone that shrink.
     """
 
-    def __init__(self, stack: Stack, depths_BT: Tensor, *, reads_all: bool = False) -> None:
+    def __init__(self, stack: Stack, depths_BT: Tensor) -> None:
         if not stack.plan.is_fully_shared or any(len(steps) > 1 for _, steps in stack.plan.rounds()):
             raise ValueError("the floor is that of a stack which runs the same weights once every round")
-        self._stack, self._column, self._reads_all = stack, 0, reads_all
+        self._stack, self._column = stack, 0
         runs_RBT = depths_BT > torch.arange(stack.plan.n_rounds)[:, None, None]
         # Columns of a sentence in a round: those of the mean sentence. Rows of one step of decoding: as many as run.
         self._columns_R: list[int] = [-(-int(n) // depths_BT.shape[0]) for n in runs_RBT.sum((1, 2))]
@@ -62,10 +64,13 @@ class DepthFloor:
         return self._rounds(embedded_BTD, 1, self._columns_R, positions, look, _projected(memory_BSD, {}))
 
     def step(self, embedded_B1D: Tensor, cache: Cache) -> StackOutput:
-        """Run one new column after the cached ones."""
+        """Run one new column after the cached ones, by compiled kernels where the stack itself would."""
         B = embedded_B1D.shape[0]
         rows_R = self._rows_TR[self._column]
         self._column = (self._column + 1) % len(self._rows_TR)
+        chains = chains_of(embedded_B1D, self._stack.banks, self._stack, is_pre_norm=self._stack.is_pre_norm)
+        if chains is not None:
+            return self._by_chains(chains, embedded_B1D, cache, rows_R)
         seen: list[Tensor] = []
 
         def look(step: Step, attention: Attention, kv: Tensor, n: int) -> tuple[Tensor, Tensor, Visibility]:
@@ -78,6 +83,49 @@ class DepthFloor:
         output = self._rounds(embedded_B1D, 0, rows_R, torch.tensor([[cache.length]]), look, memory)
         cache.length += 1
         return output
+
+    def _by_chains(self, chains: Chains, embedded_B1D: Tensor, cache: Cache, rows_R: list[int]) -> StackOutput:
+        """Run one new column by kernels: in every round a chain of the first rows, and one copy of others' keys."""
+        stack, B, states_ND = self._stack, embedded_B1D.shape[0], embedded_B1D.flatten(0, 1)
+        positions = torch.tensor([[cache.length]])
+        signal = stack.signal.prepare(positions, n_sentences=B, training=False)
+        states_ND = states_ND if (start := stack.signal.at_start(signal)) is None else states_ND + start.flatten(0, 1)
+        run = Pass(
+            Visibility(), positions, positions, memory_BSD=cache.memory_BSD, cache=cache, cross_kv=cache.cross_kv
+        )
+        run.chains = chains
+        halted: list[Tensor] = []
+        kv_LJ = None
+        for (index, (step,)), n in zip(stack.plan.rounds(), rows_R, strict=True):
+            use = next(use for use in step.uses if use.kind == "self_attention")
+            attention = stack.banks.attention(use.kind, use.weights)
+            if n < len(states_ND):
+                states_ND, gone_LD = states_ND.tensor_split((n,))
+                halted.append(gone_LD)
+                made_LJ = attention.keys_values(stack.banks.norm[use.norm](gone_LD) if stack.is_pre_norm else gone_LD)
+                kv_LJ = made_LJ if kv_LJ is None else torch.cat([made_LJ, kv_LJ])
+            here = Here(index, WHOLE, Rows(B, 1, torch.arange(n), n_queries=1), None, positions, run.visibility)
+            if n:
+                tick = stack.signal.at_round(signal, index)
+                memory = _projected(cache.memory_BSD, cache.cross_kv)
+                for other in step.uses:
+                    if other.kind == "cross_attention":
+                        memory(other, stack.banks.attention(other.kind, other.weights))
+                entered_ND = states_ND if tick is None else states_ND + tick[0]
+                left_ND = chains.run(entered_ND, [(step, other) for other in step.uses], run, here)
+                if left_ND is None:
+                    raise ValueError("kernels do not run these sub-layers, or not as many rows")
+                states_ND = left_ND
+            else:
+                chains.cached(step, use, run)
+                chains.next_keys(step, run, here)
+            if kv_LJ is not None:
+                kv = cache.self_kv[step.index]
+                assert isinstance(kv, KeyValuesInPlace)
+                kv.newest()[:, n:] = kv_LJ.view(-1, 2, attention.n_heads, attention.d_head).transpose(0, 1)
+        output = torch.cat([states_ND, *reversed(halted)]).unsqueeze(1)
+        name = stack.final_norm
+        return StackOutput(output if name is None else stack.banks.norm[name](output), None, None, (), {})
 
     def _rounds(
         self, states: Tensor, dim: int, sizes_R: list[int], positions: Tensor, look: Look, memory: Memory
@@ -123,9 +171,7 @@ class DepthFloor:
             else:
                 (k, v), q, visibility = memory(use, attention), attention.queries(rows), Visibility()
             heads = attention.query_heads(q.view(B, A, attention.inner))
-            n = len(k) if self._reads_all else B
-            heads = F.pad(heads, (0, 0, 0, 0, 0, 0, 0, n - B)) if n > B else heads
-            mixed = attention.mix(heads, k[:n], v[:n], visibility)[:B]
+            mixed = attention.mix(heads, k[:B], v[:B], visibility)
             output = attention.output(attention.join_heads(mixed).flatten(0, 1)).view_as(inner)
         return states + output if self._stack.is_pre_norm else norm(states + output)
 

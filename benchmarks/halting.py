@@ -20,7 +20,7 @@ import torch
 from common import parser, save
 from depth_floor import DepthFloor
 from forced_depth import PATTERNS, ForcedDepths, Pattern, Trace, depths, read_trace
-from halting_report import FLOOR, FULL, GATES, MODES, PRODUCTS, report, verdicts
+from halting_report import FLOOR, FULL, GATES, MODES, report, verdicts
 from layer_study import Row, run_cells
 from layers import Contestant
 from torch import Tensor
@@ -186,8 +186,6 @@ def contestants(wanted: Sequence[str], trace: Trace, cell: Cell, device: torch.d
     for name, mode in MODES.items():
         yield Contestant(name, "ours", {phase: call(phase, partial(_forced, mode)) for phase in timed})
     yield Contestant(FLOOR, "limit", {phase: call(phase, DepthFloor) for phase in timed})
-    steps = [phase for phase in timed if phase.startswith("decoding")]
-    yield Contestant(PRODUCTS, "limit", {phase: call(phase, partial(DepthFloor, reads_all=True)) for phase in steps})
     for gate, name in GATES.items() if cell.pattern == "none" else ():
         yield Contestant(name, "ours", works(Bench(candidate(cell, gate), device), cell, wanted))
 

@@ -21,8 +21,8 @@ from layer_tables import (
 )
 
 FULL, AUTO = "full depth", "auto"
-FLOOR, PRODUCTS = "floor", "floor, products only"
-"""Of all work of tokens that have stopped, and of their products with weights only: attention reads all keys."""
+FLOOR = "floor"
+"""The same work without what chooses and gathers: tokens stand in the order of their depths."""
 MODES = {AUTO: "auto", "always gathered": "always", "masked": "never"}
 """Forced depths, by when halted tokens are gathered away."""
 GATES = {"act": "ACT, nobody halts", "stick_breaking": "stick-breaking, nobody halts"}
@@ -59,8 +59,8 @@ def verdicts(runs: Sequence[Run]) -> list[Verdict]:
 
 
 def _over_floor(runs: Sequence[Run], cell: Row | None, phase: str) -> Verdict:
-    target = f"width {_WIDTH}, half at half depth, {phase}: (auto - {PRODUCTS}) / full depth"
-    both = [ratio(runs, cell, phase, name, FULL) for name in (AUTO, PRODUCTS)] if cell is not None else []
+    target = f"width {_WIDTH}, half at half depth, {phase}: (auto - {FLOOR}) / full depth"
+    both = [ratio(runs, cell, phase, name, FULL) for name in (AUTO, FLOOR)] if cell is not None else []
     if None in both or not both:
         return Verdict(target, _OVER_FLOOR, None)
     return Verdict(target, _OVER_FLOOR, both[0].value - both[1].value, f"{both[0]} - {both[1]}")

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from ostinato.experiments.workloads import Bench
+from ostinato.kernels import packing
 
 Script = Callable[[str], ModuleType]
 CPU = torch.device("cpu")
@@ -39,7 +40,7 @@ def test_the_halting_study_runs_and_judges_itself_again(
     timed = [row for row in rows if row["kind"] == "time"]
     assert {row["cell"]["pattern"] for row in timed} == {"none", "trace"}
     assert list(dict.fromkeys(row["phase"] for row in timed)) == PHASES
-    everyone = {"full depth", "auto", "always gathered", "masked", "floor", "floor, products only"}
+    everyone = {"full depth", "auto", "always gathered", "masked", "floor"}
     assert {row["name"] for row in timed if row["cell"]["pattern"] == "trace"} == everyone
     gates = {"ACT, nobody halts", "stick-breaking, nobody halts"}
     assert {row["name"] for row in timed if row["cell"]["pattern"] == "none"} == everyone | gates
@@ -158,9 +159,9 @@ def test_the_floor_computes_what_the_stack_does_of_tokens_in_the_order_of_their_
     assert not torch.allclose(whole_pass(bench, stack, name, inputs)[0], found[0], atol=1e-3)
 
 
-@pytest.mark.parametrize("reads_all", [False, True])
+@pytest.mark.parametrize("by_kernels", [False, True])
 def test_decoding_at_the_floor_gives_what_the_stack_gives_of_sentences_in_the_order_of_their_depths(
-    script: Script, reads_all: bool
+    script: Script, by_kernels: bool
 ) -> None:
     study, cell = script("halting"), small(script, "uniform")
     bench = Bench(study.candidate(cell), CPU)
@@ -170,10 +171,10 @@ def test_decoding_at_the_floor_gives_what_the_stack_gives_of_sentences_in_the_or
     states = torch.randn(4, 3, 1, cell.d_model, generator=torch.Generator().manual_seed(3))
     memory = torch.randn(3, 5, cell.d_model, generator=torch.Generator().manual_seed(4))
     outputs = []
-    for runner in (stack, script("depth_floor").DepthFloor(stack, depths, reads_all=reads_all)):
+    for runner in (stack, script("depth_floor").DepthFloor(stack, depths)):
         stack.halting, stack.compaction = script("forced_depth").ForcedDepths(depths), "always"
         cache = study.Cache(memory_BSD=memory)
-        with torch.no_grad():
+        with torch.no_grad(), packing(by_kernels):
             outputs.append(torch.stack([runner.step(column, cache).states_BTD for column in states]))
     torch.testing.assert_close(outputs[1], outputs[0], rtol=1e-4, atol=1e-5)
 
@@ -214,11 +215,11 @@ def test_targets_are_judged_against_full_depth_and_decoding_against_the_floor(sc
     rows += [timed("auto", "encoding", half, 0.78), timed("auto", "encoding", none, 1.03)]
     rows += [
         timed("auto", "decoding, batch 32", half, 0.9),
-        timed("floor, products only", "decoding, batch 32", half, 0.86),
+        timed("floor", "decoding, batch 32", half, 0.86),
     ]
     found = {verdict.target: verdict for verdict in verdicts([rows])}
     assert found["width 512, half at half depth, encoding: auto / full depth"].word == "holds"
     assert found["width 512, half at half depth, update: auto / full depth"].word == "not measured"
-    above = found["width 512, half at half depth, decoding, batch 32: (auto - floor, products only) / full depth"]
+    above = found["width 512, half at half depth, decoding, batch 32: (auto - floor) / full depth"]
     assert (above.measured, above.word) == (pytest.approx(0.04), "holds")
     assert found["width 512, nobody halts, encoding: auto / full depth"].word == "missed"

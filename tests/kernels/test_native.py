@@ -35,10 +35,10 @@ def numbers(*sizes: int, seed: int = 0) -> Tensor:
 
 
 def test_this_machine_has_them_or_says_why(caplog: pytest.LogCaptureFixture) -> None:
-    build.library.cache_clear()
+    build._loaded.cache_clear()
     with caplog.at_level("INFO"):
         found = build.library()
-    assert (found is None) == ("no compiled kernels" in caplog.text)
+    assert (found is None) == ("compiled kernels: none" in caplog.text)
 
 
 @needs_kernels
@@ -179,9 +179,9 @@ def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Forget the library, and give it an empty cache folder."""
     monkeypatch.setenv("OSTINATO_CACHE", str(tmp_path))
     monkeypatch.delenv("OSTINATO_NATIVE", raising=False)
-    build.library.cache_clear()
+    build._loaded.cache_clear()
     yield tmp_path  # type: ignore[misc]
-    build.library.cache_clear()
+    build._loaded.cache_clear()
 
 
 @needs_kernels
@@ -189,7 +189,7 @@ def test_the_library_is_compiled_once(fresh: Path, monkeypatch: pytest.MonkeyPat
     assert build.library() is not None
     made = list((fresh / "kernels").iterdir())
     assert [path.suffix for path in made] == [".so"]
-    build.library.cache_clear()
+    build._loaded.cache_clear()
     monkeypatch.setattr(build.subprocess, "run", None)
     assert build.library() is not None
 
@@ -201,11 +201,13 @@ def test_without_a_compiler_that_works_there_are_none(
     monkeypatch.setenv("CC", compiler)
     with caplog.at_level("INFO"):
         assert build.library() is None
-    assert "no compiled kernels" in caplog.text
+    assert "compiled kernels: none" in caplog.text
+    assert build.described().startswith("none")
     assert not list(fresh.rglob("*.so"))
 
 
 def test_they_can_be_switched_off(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OSTINATO_NATIVE", "0")
     assert build.library() is None
+    assert "switched off" in build.described()
     assert not list(fresh.iterdir())

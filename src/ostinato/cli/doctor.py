@@ -25,6 +25,7 @@ def doctor(json: JsonOption = False) -> None:
     else:
         print_table(["package", "version", "needed for"], _package_rows(found))
         print_table(["device", "what it is"], [(name, text) for name, text in found["devices"].items()])
+        print_table(["compiled kernels", "state"], [(name, text) for name, text in found["kernels"].items()])
         print_table(["data", "where"], [(name, text) for name, text in found["data"].items()])
         for line in found["advice"]:
             say(line)

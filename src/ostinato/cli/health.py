@@ -18,7 +18,7 @@ _DEVELOPERS = "dev"
 
 
 def examine() -> dict[str, Any]:
-    """Return versions, devices, data folders, and a pip line for everything that is missing."""
+    """Return versions, devices, compiled kernels, data folders, and a pip line for everything that is missing."""
     packages = [_package(requirement) for requirement in requires(_PACKAGE) or []]
     packages = [p for p in packages if p["name"].lower() != _PACKAGE and p["extra"] != _DEVELOPERS]
     missing = [p for p in packages if p["version"] is None]
@@ -29,6 +29,7 @@ def examine() -> dict[str, Any]:
         "system": f"{platform.system()} {platform.machine()}",
         "packages": [_own(), *packages],
         "devices": _devices() if ok else {},
+        "kernels": _kernels() if ok else {},
         "data": _data() if ok else {},
         "advice": [_advice(extra, missing) for extra in sorted({p["extra"] for p in missing})],
         "ok": ok,
@@ -77,6 +78,13 @@ def _devices() -> dict[str, str]:
     if torch.backends.mps.is_available():
         found["mps"] = "Apple GPU"
     return found
+
+
+def _kernels() -> dict[str, str]:
+    """Return whether there are compiled kernels; they are compiled now where they were not."""
+    from ostinato.kernels.native import described
+
+    return {"cached decoding": described()}
 
 
 def _data() -> dict[str, str]:

@@ -46,7 +46,8 @@ class DecodingConfig(Config):
     top_k: Size | None = None
     seed: Annotated[int, Field(ge=0)] = 0
     pack_weights: bool = True
-    """On a CPU, search with copies of the weights in the form it multiplies by fastest, in as much memory again."""
+    """On a CPU, search with compiled kernels and with copies of the weights in the form it multiplies by fastest, in as
+    much memory again. False: plain products."""
 
     def problems(self, path: str = "") -> Iterator[Problem]:
         """A beam is for beam search, and a search must be allowed to write something."""

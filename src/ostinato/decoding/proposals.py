@@ -35,7 +35,10 @@ class Proposer(Protocol):
     """Turns the model's next-token distribution into proposals."""
 
     def __call__(self, log_p_RV: Tensor, log_prob_SK: Tensor, length: int) -> Proposals:
-        """Propose the token after `length` generated ones, from `log_prob_SK` of the hypotheses so far."""
+        """Propose the token after `length` generated ones, from `log_prob_SK` of the hypotheses so far.
+
+        `log_p_RV` may be overwritten: with a large vocabulary, new memory takes longer than a sum.
+        """
 
     def keep(self, sentences_S: Tensor) -> None:
         """Keep these sentences, in this order."""
@@ -71,7 +74,7 @@ class Beam:
         """Propose 2K continuations a sentence, or all there are."""
         S, K = log_prob_SK.shape
         V = log_p_RV.shape[1]
-        total = (log_prob_SK[:, :, None] + log_p_RV.view(S, K, V)).view(S, K * V)
+        total = log_p_RV.view(S, K, V).add_(log_prob_SK[:, :, None]).view(S, K * V)
         values_SN, indices_SN = highest(total, min(2 * K, K * V))
         return Proposals(indices_SN % V, indices_SN // V, values_SN)
 

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from ostinato.nn.halting import HaltingPass, Round, unchanged, where_active
-from ostinato.nn.precision import at_least_float32
+from ostinato.nn.precision import at_least_float32, without_autocast
 from ostinato.nn.rows import Rows
 from ostinato.nn.shapes import Bool, Float, Tensor
 
@@ -36,7 +36,7 @@ class ActUnit(nn.Module):
 
     def forward(self, states_BTD: Float[Tensor, "*B D"]) -> Float[Tensor, "*B"]:
         """Return p in float32 also under autocast."""
-        with torch.autocast(states_BTD.device.type, enabled=False):
+        with without_autocast(states_BTD.device):
             return torch.sigmoid(self.map(at_least_float32(states_BTD))).squeeze(-1)
 
 
@@ -113,12 +113,13 @@ class ActState(HaltingPass):
         else:
             halts_N = (self._total_N + p_N).detach() > 1.0 - rule.epsilon
         weight_N = where_active(active_N, torch.where(halts_N, self._rest_N, p_N), 0.0)
-        self._note(self._left, self._rest_N)
-        self._note(self._probs, p_N)
-        self._note(self._weights, weight_N)
-        self._note(self._halts, halts_N)
-        self._note(self._ran, self._runs_N())
-        self._executed.append(self._ran[-1] if rule.freezes else self._real_BT)
+        if self.keeps_notes:
+            self._note(self._left, self._rest_N)
+            self._note(self._probs, p_N)
+            self._note(self._weights, weight_N)
+            self._note(self._halts, halts_N)
+            self._note(self._ran, self._runs_N())
+            self._executed.append(self._ran[-1] if rule.freezes else self._real_BT)
         self._total_N = self._total_N + weight_N
         self._next_N = ~halts_N if active_N is None else active_N & ~halts_N
         self._weight_N1 = weight_N[:, None]

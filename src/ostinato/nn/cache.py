@@ -15,8 +15,17 @@ import torch
 from ostinato.kernels import CachedKeys
 from ostinato.nn.keys_in_place import KeyValuesInPlace, Tables
 from ostinato.nn.shapes import Bool, Float, Int, Tensor
+from ostinato.plan import Use
 
 _BLOCK = 32
+
+KeysOf = tuple[str, str | None]
+"""What makes keys and values of a state: the name of the weights, and of the norm where it stands before them."""
+
+
+def keys_of(use: Use, *, is_pre_norm: bool) -> KeysOf:
+    """Return what makes keys and values at a use of self-attention."""
+    return use.weights, use.norm if is_pre_norm else None
 
 
 class KeyValues:

@@ -24,7 +24,7 @@ from ostinato.kernels import (
 )
 from ostinato.nn.attention import Attention
 from ostinato.nn.bank import Banks
-from ostinato.nn.cache import KeyValues
+from ostinato.nn.cache import KeyValues, keys_of
 from ostinato.nn.feedforward import FeedForward
 from ostinato.nn.keys_in_place import KeyValuesInPlace
 from ostinato.nn.relative import RelativePositions
@@ -45,6 +45,14 @@ class _Prepared(NamedTuple):
     chain: Chain
     self_attention: list[tuple[int, _Place]]
     cross_attention: list[tuple[int, _Place]]
+
+
+class HaltedKeys(NamedTuple):
+    """Keys and values of rows that were gathered away, `[L, 2 H K]`: of the first groups of them, and their places."""
+
+    n_groups: int
+    places_L: Tensor
+    kv_LJ: Tensor
 
 
 class Chains:
@@ -78,19 +86,41 @@ class Chains:
         shown_ND: Tensor | None = here.around.visible(states_ND)
         if shown_ND is states_ND:
             shown_ND = None
-        if of_self and not self._can_write(of_self, here, run, shown_ND):
+        if of_self and not self._can_write(of_self, run, shown_ND):
             return None
-        for index, (step, _) in of_self:
-            chain.read(index, self.next_keys(step, run, here))
+        for index, (step, use) in of_self:
+            keys = self.next_keys(step, run, here)
+            if here.halted:
+                self._write_halted(step, use, run, here)
+            chain.read(index, keys)
         for index, (_, use) in of_cross:
             chain.read(index, self.memory_keys(use, run, here))
         return chain(states_ND.contiguous(), None if shown_ND is None else shown_ND.contiguous())
 
-    def _can_write(self, of_self: list[tuple[int, _Place]], here: Here, run: Pass, shown_ND: Tensor | None) -> bool:
-        """Return whether a chain makes the keys and values of all tokens, of what is to be seen of them."""
-        if here.rows.index_N is not None or (shown_ND is not None and [index for index, _ in of_self] != [0]):
+    def _can_write(self, of_self: list[tuple[int, _Place]], run: Pass, shown_ND: Tensor | None) -> bool:
+        """Return whether a chain makes keys and values of what is to be seen of its rows."""
+        if shown_ND is not None and [index for index, _ in of_self] != [0]:
             return False
         return all(self.is_in_place(step, use, run) for _, (step, use) in of_self)
+
+    def _write_halted(self, step: Step, use: Use, run: Pass, here: Here) -> None:
+        """Put keys and values of rows that were gathered away at the new position, of what the rows look like since.
+
+        They are made once by the same weights (and a norm before them).
+        """
+        maker = keys_of(use, is_pre_norm=self._is_pre_norm)
+        known = run.halted_keys.get(maker)
+        n_known = 0 if known is None else known.n_groups
+        if known is None or n_known < len(here.halted):
+            seen_LD = torch.cat([rows.seen_LD for rows in here.halted[n_known:]])
+            if self._is_pre_norm and use.norm is not None:
+                seen_LD = self._banks.norm[use.norm](seen_LD)
+            made_LJ = self._banks.attention(use.kind, use.weights).keys_values(seen_LD)
+            made_LJ = made_LJ if known is None else torch.cat([known.kv_LJ, made_LJ])
+            places_L = torch.cat([rows.places_L for rows in here.halted])
+            known = run.halted_keys[maker] = HaltedKeys(len(here.halted), places_L, made_LJ)
+        newest_2RHK = self._in_place(step, run).newest()
+        newest_2RHK[:, known.places_L] = known.kv_LJ.view(-1, 2, *newest_2RHK.shape[2:]).transpose(0, 1)
 
     def is_in_place(self, step: Step, use: Use, run: Pass) -> bool:
         """Return whether kernels read what this step's self-attention has cached."""
@@ -108,9 +138,14 @@ class Chains:
     def next_keys(self, step: Step, run: Pass, here: Here) -> CachedKeys:
         """Return what a kernel reads at the new position, whose keys and values are still to be written."""
         assert run.cache is not None
+        kv = self._in_place(step, run)
+        return kv.next(here.rows.n_sentences, _in_rows(run.cache.keep_BS), here.rows.index_N)
+
+    def _in_place(self, step: Step, run: Pass) -> KeyValuesInPlace:
+        assert run.cache is not None
         kv = run.cache.self_kv[step.index]
         assert isinstance(kv, KeyValuesInPlace)
-        return kv.next(here.rows.n_sentences, _in_rows(run.cache.keep_BS), here.rows.index_N)
+        return kv
 
     def memory_keys(self, use: Use, run: Pass, here: Here) -> CachedKeys:
         """Return the keys of the sentences' memory, which have been made."""

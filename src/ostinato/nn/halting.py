@@ -68,7 +68,10 @@ class HaltingPass(ABC):
     Attributes:
         rows: the tokens that states and all else `[N, ...]` are of.
         active_N: those that take part in the round; None: all. n_active: their number.
+        keeps_notes: whether what tokens did is noted, for `trace` and `aux_loss`; may be switched off after `start`.
     """
+
+    keeps_notes = True
 
     def __init__(self, states_ND: Float[Tensor, "N D"], rows: Rows, keep_N: Bool[Tensor, "N"] | None) -> None:
         self.rows = rows
@@ -125,7 +128,9 @@ class HaltingPass(ABC):
         return everything.grid(all_ND)
 
     def trace(self) -> HaltingTrace | None:
-        """Return what every token did; None where no token can halt."""
+        """Return what every token did; None where no token can halt, or no notes were kept."""
+        if not self.keeps_notes:
+            return None
         stacked = (torch.stack(values, -1) for values in (self._probs, self._left, self._executed, self._weights))
         return HaltingTrace(*stacked)
 
@@ -159,7 +164,8 @@ class HaltingPass(ABC):
 
     def _note(self, values: list[Tensor], value_N: Tensor) -> None:
         """Add what the rows did to what is known of all tokens; 0 for the others."""
-        values.append(self.rows.grid(value_N))
+        if self.keeps_notes:
+            values.append(self.rows.grid(value_N))
 
     def _mean(self, cost_BT: Tensor) -> Tensor:
         """Return the mean over real tokens."""

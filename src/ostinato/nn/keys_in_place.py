@@ -60,6 +60,11 @@ class KeyValuesInPlace:
         self.length, self._n_hypotheses = self.length + 1, n_hypotheses
         return self._keys.see(self.length, self._places_BS, keep_BS, rows_N)
 
+    def newest(self) -> Float[Tensor, "2 R H K"]:
+        """Return the last position of the buffer's rows, to be written."""
+        assert self._kv_2RHSK is not None
+        return self._kv_2RHSK[:, :, :, self.length - 1]
+
     def select(self, rows_B: Int[Tensor, "B"], tables: Tables) -> None:
         """Keep these hypotheses, in this order."""
         if self._kv_2RHSK is None:
@@ -80,7 +85,8 @@ class KeyValuesInPlace:
     def _move(self, n_rows: int, length: int) -> Tensor:
         """Write all positions in order to a new buffer, one row a hypothesis, with room for `length` of them."""
         room, n_heads = -(-length // _BLOCK) * _BLOCK, self._attention.n_heads
-        new = torch.empty(2, n_rows, n_heads, room, self._attention.d_head)
+        # Zeros: positions of padding are never written, and their weights of 0 need numbers to meet.
+        new = torch.zeros(2, n_rows, n_heads, room, self._attention.d_head)
         if self._kv_2RHSK is not None:
             rows_BHS = self._table().long()[:, None, :]
             heads_H1, places_S = torch.arange(n_heads)[:, None], torch.arange(self.length)

@@ -7,16 +7,13 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from ostinato.nn.attention import Visibility
-from ostinato.nn.cache import Cache
-from ostinato.nn.chains import Chains
+from ostinato.nn.cache import Cache, KeysOf, keys_of
+from ostinato.nn.chains import Chains, HaltedKeys
 from ostinato.nn.halting import Round
 from ostinato.nn.rows import Rows
 from ostinato.nn.shapes import Bool, Int, Tensor
 from ostinato.nn.types import CaptureKey, Routing
-from ostinato.plan import Plan, Use
-
-KeysOf = tuple[str, str | None]
-"""What makes keys and values of a state: the name of the weights, and of the norm where it stands before them."""
+from ostinato.plan import Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +49,8 @@ class Pass:
     `positions` are those of the new columns, `key_positions` those of all visible columns (cached ones first).
     `visibility` is that of all new columns as queries. `keep_BT` tells the real ones among them; None where all are.
     `chains` run what compiled kernels can, where they may.
-    `known` is what rounds to come may reuse of keys and values, `last_uses` the last step at which each is read.
+    `known` is what rounds to come may reuse of keys and values, `last_uses` the last step at which each is read,
+    `halted_keys` what chains reuse of tokens that have halted.
     """
 
     visibility: Visibility
@@ -67,6 +65,7 @@ class Pass:
     biases: dict[str, Tensor | None] = field(default_factory=dict)
     known: dict[KeysOf, Known] = field(default_factory=dict)
     last_uses: Mapping[KeysOf, int] = field(default_factory=dict)
+    halted_keys: dict[KeysOf, HaltedKeys] = field(default_factory=dict)
     request: Collection[str] = ()
     captures: dict[CaptureKey, Tensor] = field(default_factory=dict)
     routings: list[Routing] = field(default_factory=list)
@@ -123,11 +122,6 @@ class Here:
     def weight_N(self) -> Tensor | None:
         """What is left of every row for this round; None: 1."""
         return self.keep_N if self.around.weight_N is None else self.around.weight_N
-
-
-def keys_of(use: Use, *, is_pre_norm: bool) -> KeysOf:
-    """Return what makes keys and values at a use of self-attention."""
-    return use.weights, use.norm if is_pre_norm else None
 
 
 @lru_cache(maxsize=256)

@@ -22,14 +22,14 @@ from torch.utils.checkpoint import checkpoint
 from ostinato.kernels import Draws, add_dropped, current_sums, drop, read_cache, summing
 from ostinato.nn.attention import Attention, Visibility
 from ostinato.nn.bank import Banks
-from ostinato.nn.cache import Cache, KeyValues, Window
+from ostinato.nn.cache import Cache, KeyValues, Window, keys_of
 from ostinato.nn.chains import chains_of
 from ostinato.nn.clock import now
 from ostinato.nn.expert_attention import ExpertAttention
 from ostinato.nn.experts import Decision, Routed
 from ostinato.nn.feedforward import FeedForward
 from ostinato.nn.halting import WHOLE, HaltingPass, HaltingRule, NoHalting, unchanged
-from ostinato.nn.passes import Halted, Here, Known, Pass, keys_of, last_uses
+from ostinato.nn.passes import Halted, Here, Known, Pass, last_uses
 from ostinato.nn.positions import PositionSignal, positions_from_keep
 from ostinato.nn.relative import bias_of_queries, repeat_for_choices
 from ostinato.nn.rows import Rows, kept_and_halted, lay_rows
@@ -162,6 +162,7 @@ class Stack:
         rule = self.halting if self.halts else NoHalting()
         keep_N = None if run.keep_BT is None else run.keep_BT.flatten()
         halting = rule.start(states_ND, Rows.all(B, T), keep_N, plan.n_rounds)
+        halting.keeps_notes = run.single is None
         gathers = self._gathers(rule)
         # Rounds to come reuse keys and values of tokens that have halted. To keep any is what recomputed steps avoid.
         if gathers and not isinstance(rule, NoHalting) and not self._recomputes(run):

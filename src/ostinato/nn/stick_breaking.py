@@ -18,7 +18,7 @@ from torch import nn
 
 from ostinato.nn.halting import HaltingPass, Round, unchanged, where_active
 from ostinato.nn.linear import Linear
-from ostinato.nn.precision import at_least_float32
+from ostinato.nn.precision import at_least_float32, without_autocast
 from ostinato.nn.rows import Rows
 from ostinato.nn.shapes import Bool, Float, Tensor
 
@@ -47,7 +47,7 @@ class StickBreakingUnit(nn.Module):
 
     def forward(self, states_BTD: Float[Tensor, "*B D"]) -> tuple[Tensor, Tensor]:
         """Return log (1 - a) and log a of every state, in float32 also under autocast."""
-        with torch.autocast(states_BTD.device.type, enabled=False):
+        with without_autocast(states_BTD.device):
             hidden = F.gelu(self.hidden(at_least_float32(states_BTD)))
             if self.dropout and self.training:
                 hidden = F.dropout(hidden, self.dropout)
@@ -112,7 +112,8 @@ class StickBreakingState(HaltingPass):
         else:
             seen_ND = self._mean_ND + left_N[:, None].to(states_ND.dtype) * states_ND
             self._frozen_ND = where_active(active_N, seen_ND, self._frozen_ND)
-            self._note(self._weights, torch.where(goes_on_N, alpha_N, where_active(active_N, left_N, 0.0)))
+            if self.keeps_notes:
+                self._note(self._weights, torch.where(goes_on_N, alpha_N, where_active(active_N, left_N, 0.0)))
         self._mean_ND = self._mean_ND + alpha_N[:, None].to(states_ND.dtype) * states_ND
         self._log_left_N = where_active(self.active_N, next_N, self._log_left_N)
         self._left_N = self._log_left_N.exp()
@@ -120,8 +121,9 @@ class StickBreakingState(HaltingPass):
     def before(self, index: int, states_ND: Float[Tensor, "N D"]) -> Round:
         """Halted tokens show s of their last round, the others their s so far."""
         weight_N = where_active(self.active_N, self._left_N, 0.0)
-        self._note(self._executed, self._runs_N())
-        self._note(self._left, weight_N)
+        if self.keeps_notes:
+            self._note(self._executed, self._runs_N())
+            self._note(self._left, weight_N)
         visible = self._view() if index else unchanged
         return Round(weight_N.detach() if self._rule.detaches_weight else weight_N, visible)
 

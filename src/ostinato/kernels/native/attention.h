@@ -109,14 +109,17 @@ static void attend(const Keys *k, const float *q, int64_t q_width, int64_t n_row
     free(scores);
 }
 
-/* Put new keys and values of some heads, rows [B, 2 H K] of `width` numbers, at the last position. */
-static void append(const Keys *k, const float *kv, int64_t width, int64_t n_rows, Share heads) {
+/* Put new keys and values of some heads, rows [N, 2 H K] of `width` numbers, at the last position of all hypotheses, or of
+ * those that `rows` names. */
+static void append(const Keys *k, const float *kv, int64_t width, int64_t n_rows, const int64_t *rows, Share heads) {
     const int64_t K = k->d_head, H = k->n_heads;
-    for (int64_t row = 0; row < n_rows; row++)
+    for (int64_t n = 0; n < n_rows; n++) {
+        const int64_t row = rows ? rows[n] : n;
         for (int64_t part = 0; part < 2; part++)
             for (int64_t head = heads.first; head < heads.last; head++)
                 memcpy(k->buffer + part * k->value_stride + row * k->row_stride + head * k->head_stride + (k->length - 1) * K,
-                       kv + row * width + (part * H + head) * K, K * sizeof(float));
+                       kv + n * width + (part * H + head) * K, K * sizeof(float));
+    }
 }
 
 #endif

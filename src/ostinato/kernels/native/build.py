@@ -28,16 +28,27 @@ _OPTIONS = ("-O3", "-march=native", "-fopenmp", "-shared", "-fPIC", "-lm")
 _TIMEOUT_S = 120.0
 
 
-@lru_cache(maxsize=1)
 def library() -> ctypes.CDLL | None:
     """Return the compiled kernels; None where there are none, and why is in the log."""
+    return _loaded()[0]
+
+
+def described() -> str:
+    """Return where the compiled kernels are, or why there are none."""
+    return _loaded()[1]
+
+
+@lru_cache(maxsize=1)
+def _loaded() -> tuple[ctypes.CDLL | None, str]:
     if os.environ.get("OSTINATO_NATIVE") == "0":
-        return None
+        return None, "switched off (OSTINATO_NATIVE=0)"
     try:
-        return ctypes.CDLL(str(_made()))
+        path = _made()
+        return ctypes.CDLL(str(path)), f"compiled, {path}"
     except (OSError, subprocess.SubprocessError) as error:
-        _log.info("no compiled kernels, decoding on a CPU is slower: %s", _reason(error))
-        return None
+        why = f"none, decoding on a CPU is slower: {_reason(error)}"
+        _log.info("compiled kernels: %s", why)
+        return None, why
 
 
 def _made() -> Path:

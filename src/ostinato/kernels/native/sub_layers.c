@@ -86,7 +86,7 @@ void read_cache(const Keys *k, const float *q, int64_t q_width, int64_t n, const
     {
         const int thread = omp_get_thread_num(), all = omp_get_num_threads();
         if (kv) {
-            append(k, kv, kv_width, n_new, share(k->n_heads, 1, thread, all));
+            append(k, kv, kv_width, n_new, NULL, share(k->n_heads, 1, thread, all));
 #pragma omp barrier
         }
         attend(k, q, q_width, n, y, share(n * k->n_heads * k->n_choices, 1, thread, all));
@@ -112,7 +112,7 @@ static void attention(const Attention *a, const Keys *k, const float *x, const f
     if (!is_apart) {
 #pragma omp barrier
     }
-    if (J) append(k, kv, J, n, heads);
+    if (J) append(k, kv, J, n, k->rows, heads);
     if (!is_apart) {
 #pragma omp barrier
     }
