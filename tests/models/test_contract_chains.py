@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import ostinato.nn.stack
-from architectures import Model, any_architecture, draws, left_padded, random_model, right_padded, sentences
+from architectures import Model, Sentence, any_architecture, draws, left_padded, random_model, right_padded, sentences
 from ostinato.config.model import LanguageModelConfig
 from ostinato.data.batch import Batch
 from ostinato.kernels import Chain, packing
@@ -96,3 +96,28 @@ def test_cached_steps_are_those_of_plain_code(calls: Counter[str], monkeypatch: 
 
     check()
     assert min(seen[name] for name in ("chains", "reads", "none")) >= 10, seen
+
+
+@pytest.mark.parametrize("where", ["self_attention", "ffn", "norm", "everywhere"])
+def test_modules_that_somebody_looks_at_are_called(where: str, calls: Counter[str]) -> None:
+    stack = {"n_steps": 2, "self_attention": {"n_heads": 2}, "ffn": {"d_ff": 6}}
+    config = {"d_model": 8, "dropout": 0.0, "vocab_size": 9, "decoder": stack}
+    model = random_model(LanguageModelConfig.model_validate(config)).float()
+    seen: Counter[str] = Counter()
+
+    def look(module: torch.nn.Module, *given: Any) -> None:
+        seen[type(module).__name__] += 1
+
+    if where == "everywhere":
+        handles = [torch.nn.modules.module.register_module_forward_hook(look)]
+    else:
+        handles = [module.register_forward_hook(look) for module in getattr(model.banks, where).values()]
+    if where == "self_attention":  # which is no call by itself: its maps are
+        handles = [module.qkv.register_forward_hook(look) for module in model.banks.self_attention.values()]
+    for _ in range(2):
+        with torch.no_grad(), packing():
+            model.step(torch.tensor([[3]]), model.encode(right_padded([Sentence(None, [1, 3])])))
+        for handle in handles:
+            handle.remove()
+    assert sum(seen.values()) > 0
+    assert calls["chains"] > 0

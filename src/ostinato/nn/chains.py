@@ -27,6 +27,7 @@ from ostinato.nn.bank import Banks
 from ostinato.nn.cache import KeyValues, keys_of
 from ostinato.nn.feedforward import FeedForward
 from ostinato.nn.keys_in_place import KeyValuesInPlace
+from ostinato.nn.linear import Linear
 from ostinato.nn.relative import RelativePositions
 from ostinato.nn.shapes import Bool, Float, Tensor
 from ostinato.plan import Step, Use
@@ -172,13 +173,14 @@ class Chains:
     def _link(self, use: Use) -> AttentionLink | FeedForwardLink | None:
         module = None if use.norm is None else self._banks.norm[use.norm]
         norm = None if module is None else _norm_of(module)
-        if (module is not None and norm is None) or use.delta is not None:
+        if (module is not None and norm is None) or use.delta is not None or _is_watched(module):
             return None
         return self._feed_forward(use, norm) if use.kind == "ffn" else self._attention(use, norm)
 
     def _attention(self, use: Use, norm: NormOf | None) -> AttentionLink | None:
         module = self._banks.attention(use.kind, use.weights)
-        if not isinstance(module, Attention) or not self.reads(use):
+        # Exactly these: what others have put in their place, or look at, must be called.
+        if type(module) is not Attention or _is_changed(module, module.qkv, module.out) or not self.reads(use):
             return None
         weight, bias, output = module.qkv.weight, module.qkv.bias, (module.out.weight, module.out.bias)
         if not _are_plain(weight, bias, *output):
@@ -190,7 +192,7 @@ class Chains:
 
     def _feed_forward(self, use: Use, norm: NormOf | None) -> FeedForwardLink | None:
         module = self._banks.feed_forward(use.weights)
-        if not isinstance(module, FeedForward):
+        if type(module) is not FeedForward or _is_changed(module, module.up, module.down):
             return None
         up, down = (module.up.weight, module.up.bias), (module.down.weight, module.down.bias)
         if not _are_plain(*up, *down):
@@ -211,6 +213,19 @@ def chains_of(x: Tensor, banks: Banks, owner: object, *, is_pre_norm: bool) -> C
         session.calls[owner] = Chains(banks, is_pre_norm=is_pre_norm)
     found: Chains = session.calls[owner]
     return found
+
+
+def _is_changed(module: nn.Module, *maps: nn.Module) -> bool:
+    """Return whether somebody has put other maps into a module, or looks at what it does."""
+    return any(type(one) is not Linear for one in maps) or any(_is_watched(one) for one in (module, *maps))
+
+
+def _is_watched(module: nn.Module | None) -> bool:
+    """Return whether hooks want to see what a module, or any module, is given or gives."""
+    everywhere = torch.nn.modules.module
+    if everywhere._global_forward_hooks or everywhere._global_forward_pre_hooks:
+        return True
+    return module is not None and bool(module._forward_hooks or module._forward_pre_hooks)
 
 
 def _norm_of(module: nn.Module) -> NormOf | None:
