@@ -194,7 +194,7 @@ def test_the_library_is_compiled_once(fresh: Path, monkeypatch: pytest.MonkeyPat
     assert build.library() is not None
 
 
-@pytest.mark.parametrize("compiler", ["/nowhere/cc", "false"])
+@pytest.mark.parametrize("compiler", ["/nowhere/cc", "false", 'cc "'])
 def test_without_a_compiler_that_works_there_are_none(
     fresh: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, compiler: str
 ) -> None:
@@ -211,3 +211,12 @@ def test_they_can_be_switched_off(fresh: Path, monkeypatch: pytest.MonkeyPatch) 
     assert build.library() is None
     assert "switched off" in build.described()
     assert not list(fresh.iterdir())
+
+
+def test_nor_without_a_home(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(build, "cache_folder", homeless)
+    assert build.library() is None
+    assert "home" in build.described()

@@ -157,3 +157,11 @@ def test_copies_of_a_model_do_not_take_its_packed_matrices_along() -> None:
         for other in (copy.deepcopy(matrix), pickle.loads(pickle.dumps(matrix))):
             assert vars(other) == vars(PackedMatrix())
             torch.testing.assert_close(other.product(x, weight), F.linear(x, weight))
+
+
+@pytest.mark.parametrize("wrong", ["width", "bias"])
+def test_what_does_not_fit_is_refused_as_torch_refuses_it(wrong: str) -> None:
+    x, weight, bias = numbers(2, 3, 5)
+    given = (x[:, :2], weight, bias) if wrong == "width" else (x, weight, bias[:4])
+    with torch.no_grad(), packing(), pytest.raises(RuntimeError):
+        PackedMatrix().product(*given)

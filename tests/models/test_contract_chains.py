@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextvars
+import threading
 from collections import Counter
 from typing import Any
 
@@ -17,6 +19,7 @@ from ostinato.config.model import LanguageModelConfig
 from ostinato.data.batch import Batch
 from ostinato.kernels import Chain, packing
 from ostinato.kernels.native import library
+from ostinato.nn.chains import chains_of
 
 pytestmark = pytest.mark.skipif(library() is None, reason="no C compiler here")
 
@@ -100,9 +103,7 @@ def test_cached_steps_are_those_of_plain_code(calls: Counter[str], monkeypatch: 
 
 @pytest.mark.parametrize("where", ["self_attention", "ffn", "norm", "everywhere"])
 def test_modules_that_somebody_looks_at_are_called(where: str, calls: Counter[str]) -> None:
-    stack = {"n_steps": 2, "self_attention": {"n_heads": 2}, "ffn": {"d_ff": 6}}
-    config = {"d_model": 8, "dropout": 0.0, "vocab_size": 9, "decoder": stack}
-    model = random_model(LanguageModelConfig.model_validate(config)).float()
+    model = small_model()
     seen: Counter[str] = Counter()
 
     def look(module: torch.nn.Module, *given: Any) -> None:
@@ -121,3 +122,43 @@ def test_modules_that_somebody_looks_at_are_called(where: str, calls: Counter[st
             handle.remove()
     assert sum(seen.values()) > 0
     assert calls["chains"] > 0
+
+
+def small_model() -> Model:
+    stack = {"n_steps": 2, "self_attention": {"n_heads": 2}, "ffn": {"d_ff": 6}}
+    config = {"d_model": 8, "dropout": 0.0, "vocab_size": 9, "decoder": stack}
+    return random_model(LanguageModelConfig.model_validate(config)).float()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_other_default_types_change_nothing(dtype: torch.dtype, calls: Counter[str]) -> None:
+    model, batch = small_model(), right_padded([Sentence(None, [1, 3, 4]), Sentence(None, [1, 4, 3])])
+    with torch.no_grad():
+        expected = logits_of_steps(model, batch, 2, [])
+        torch.set_default_dtype(dtype)
+        try:
+            with packing():
+                found = logits_of_steps(model, batch, 2, [])
+        finally:
+            torch.set_default_dtype(torch.float32)
+    assert_near(found, expected)
+    assert calls["chains"]
+
+
+def test_threads_that_share_a_session_do_not_share_chains() -> None:
+    model = small_model()
+    seen: list[object] = []
+    with torch.no_grad(), packing():
+        here = contextvars.copy_context()
+
+        def look() -> None:
+            with torch.no_grad():
+                found = here.run(chains_of, torch.zeros(1, 8), model.banks, model, is_pre_norm=True)
+                seen.append(found)
+
+        look()
+        thread = threading.Thread(target=look)
+        thread.start()
+        thread.join()
+    assert None not in seen
+    assert seen[0] is not seen[1]

@@ -83,10 +83,15 @@ class PackedMatrix:
         """Return x W^T + b, `[..., F]`, of x `[..., D]`, or those outputs that `rows` names."""
         session = _session.get()
         part_FD, bias_F = _part(weight_FD, rows), None if bias_F is None else _part(bias_F, rows)
-        if session is None or not _is_plain_float(x_ND) or weight_FD.dtype != torch.float32:
+        if session is None or not _is_plain_float(x_ND) or not _meets(x_ND, part_FD, bias_F):
             return F.linear(x_ND, part_FD, bias_F)
         most = _FEW if part_FD.numel() < _MANY else _FEW_OF_MANY
-        if x_ND.numel() <= most * x_ND.shape[-1] and library() is not None and part_FD.is_contiguous():
+        if (
+            x_ND.numel() <= most * x_ND.shape[-1]
+            and library() is not None
+            and part_FD.is_contiguous()
+            and (bias_F is None or bias_F.is_contiguous())
+        ):
             return few_rows(x_ND, part_FD, bias_F)
         if not has_packed_products():
             return F.linear(x_ND, part_FD, bias_F)
@@ -109,6 +114,14 @@ class PackedMatrix:
 def _part(x: Tensor, rows: slice | None) -> Tensor:
     # The whole is not sliced: under autocast only a parameter itself is cast once for all its uses.
     return x if rows is None else x[rows]
+
+
+def _meets(x_ND: Tensor, weight_FD: Tensor, bias_F: Tensor | None) -> bool:
+    """Return whether the sizes and types are right; where they are not, torch's product says so."""
+    maps = (weight_FD,) if bias_F is None else (weight_FD, bias_F)
+    return x_ND.shape[-1] == weight_FD.shape[1] and all(
+        x.dtype == torch.float32 and x.device.type == "cpu" and x.shape[0] == weight_FD.shape[0] for x in maps
+    )
 
 
 def _is_plain_float(x: Tensor) -> bool:

@@ -9,6 +9,7 @@ and the rest is the depth loop's own code (`ostinato.nn.stack`), which is the pl
 from __future__ import annotations
 
 from collections.abc import Sequence
+from threading import get_ident
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -103,6 +104,12 @@ class Chains:
         if shown_ND is not None and [index for index, _ in of_self] != [0]:
             return False
         return all(self.is_in_place(step, use, run) for _, (step, use) in of_self)
+
+    def fill(self, step: Step, use: Use, run: Pass, here: Here) -> None:
+        """Put keys and values of the new position into the cache of a step in which no row takes part any more."""
+        self.next_keys(step, run, here)
+        if here.halted:
+            self._write_halted(step, use, run, here)
 
     def _write_halted(self, step: Step, use: Use, run: Pass, here: Here) -> None:
         """Put keys and values of rows that were gathered away at the new position, of what the rows look like since.
@@ -209,15 +216,18 @@ def chains_of(x: Tensor, banks: Banks, owner: object, *, is_pre_norm: bool) -> C
     session = None if banks.training else compiled_session(x)
     if session is None:
         return None
-    if owner not in session.calls:
-        session.calls[owner] = Chains(banks, is_pre_norm=is_pre_norm)
-    found: Chains = session.calls[owner]
+    # A chain says what it reads before it is called: every thread needs its own.
+    key = owner, get_ident()
+    if key not in session.calls:
+        session.calls[key] = Chains(banks, is_pre_norm=is_pre_norm)
+    found: Chains = session.calls[key]
     return found
 
 
 def _is_changed(module: nn.Module, *maps: nn.Module) -> bool:
     """Return whether somebody has put other maps into a module, or looks at what it does."""
-    return any(type(one) is not Linear for one in maps) or any(_is_watched(one) for one in (module, *maps))
+    is_other = any(type(one) is not Linear for one in maps)
+    return is_other or module.training or any(_is_watched(one) for one in (module, *maps))
 
 
 def _is_watched(module: nn.Module | None) -> bool:
@@ -241,7 +251,9 @@ def _norm_of(module: nn.Module) -> NormOf | None:
 
 def _in_rows(keep_BS: Bool[Tensor, "B S"] | None) -> Bool[Tensor, "B S"] | None:
     """Return a keep mask whose rows lie in one stretch each."""
-    return keep_BS if keep_BS is None or keep_BS.stride(1) == 1 else keep_BS.contiguous()
+    if keep_BS is None or (keep_BS.stride(1) == 1 and keep_BS.dtype == torch.bool):
+        return keep_BS
+    return keep_BS.bool().contiguous()
 
 
 def _are_plain(*tensors: Tensor | None) -> bool:

@@ -14,6 +14,8 @@ from ostinato.nn.attention import MultiHead
 from ostinato.nn.shapes import Bool, Float, Int, Tensor
 
 _BLOCK = 32
+_DEVICE = torch.device("cpu")
+"""Whatever torch's default is."""
 
 Tables = dict[int, tuple[Tensor | None, Tensor]]
 """Tables before and after a move, by the identity of the one before: made once for all steps that share it."""
@@ -79,17 +81,21 @@ class KeyValuesInPlace:
         """Return the row of every position up to now."""
         known = self._places_BS
         n = self.length if known is None else self.length - known.shape[1]
-        own = torch.arange(self._n_hypotheses, dtype=torch.int32)[:, None].expand(-1, n)
+        own = torch.arange(self._n_hypotheses, dtype=torch.int32, device=_DEVICE)[:, None].expand(-1, n)
         return own if known is None else torch.cat([known, own], dim=1)
 
     def _move(self, n_rows: int, length: int) -> Tensor:
         """Write all positions in order to a new buffer, one row a hypothesis, with room for `length` of them."""
         room, n_heads = -(-length // _BLOCK) * _BLOCK, self._attention.n_heads
         # Zeros: positions of padding are never written, and their weights of 0 need numbers to meet.
-        new = torch.zeros(2, n_rows, n_heads, room, self._attention.d_head)
+        sizes = (2, n_rows, n_heads, room, self._attention.d_head)
+        new = torch.zeros(sizes, dtype=torch.float32, device=_DEVICE)
         if self._kv_2RHSK is not None:
             rows_BHS = self._table().long()[:, None, :]
-            heads_H1, places_S = torch.arange(n_heads)[:, None], torch.arange(self.length)
+            heads_H1, places_S = (
+                torch.arange(n_heads, device=_DEVICE)[:, None],
+                torch.arange(self.length, device=_DEVICE),
+            )
             new[:, :, :, : self.length] = self._kv_2RHSK[:, rows_BHS, heads_H1, places_S]
         self._kv_2RHSK, self._places_BS, self._keys = new, None, None
         return new

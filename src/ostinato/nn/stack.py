@@ -306,7 +306,9 @@ class Stack:
         else:
             q_NI, kv_NI = attention.queries(inner_ND, decision), None
         if run.single is not None and run.single.is_in_place(step, use, run):
-            return attention.output(self._read_next(q_NI, visible_ND, kv_NI, use, step, run, here), decision)
+            kv_MI = self._keys_values_of_columns(visible_ND, kv_NI, use, step, run, here)
+            x_NI = read_cache(run.single.next_keys(step, run, here), q_NI, kv_MI)
+            return attention.output(x_NI, decision)
         k, v = self._keys_values(visible_ND, kv_NI, use, step, run, here)
         q = attention.query_heads(rows.queries(q_NI))
         bias = None
@@ -347,14 +349,6 @@ class Stack:
         )
         k, v = kv.append(new_2BHTK).unbind(0)
         return k, v
-
-    def _read_next(
-        self, q_NI: Tensor, visible_ND: Tensor, kv_NI: Tensor | None, use: Use, step: Step, run: Pass, here: Here
-    ) -> Tensor:
-        """Put keys and values of a single new column into the cache; return what the queries, if any, read there."""
-        assert run.chains is not None
-        kv_MI = self._keys_values_of_columns(visible_ND, kv_NI, use, step, run, here)
-        return read_cache(run.chains.next_keys(step, run, here), q_NI, kv_MI)
 
     def _keys_values_of_columns(
         self, visible_ND: Tensor, kv_NI: Tensor | None, use: Use, step: Step, run: Pass, here: Here
@@ -403,8 +397,7 @@ class Stack:
     def _fill(self, states_0D: Tensor, use: Use, step: Step, run: Pass, here: Here) -> None:
         """Put keys and values of the new columns into the cache of a step that nobody takes part in."""
         if run.single is not None and run.single.is_in_place(step, use, run):
-            q_0I = states_0D.new_empty(0, self.banks.attention(use.kind, use.weights).inner)
-            self._read_next(q_0I, states_0D, None, use, step, run, here)
+            run.single.fill(step, use, run, here)
         else:
             self._keys_values(states_0D, None, use, step, run, here)
 

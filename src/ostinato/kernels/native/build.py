@@ -45,7 +45,7 @@ def _loaded() -> tuple[ctypes.CDLL | None, str]:
     try:
         path = _made()
         return ctypes.CDLL(str(path)), f"compiled, {path}"
-    except (OSError, subprocess.SubprocessError) as error:
+    except Exception as error:  # Of any kind: there is plain code for all of it.
         why = f"none, decoding on a CPU is slower: {_reason(error)}"
         _log.info("compiled kernels: %s", why)
         return None, why
@@ -58,7 +58,7 @@ def _made() -> Path:
         OSError: no compiler, or nowhere to write. SubprocessError: the compiler failed.
     """
     compiler = (
-        shlex.split(os.environ.get("CC", "")) or [name for name in ("cc", "gcc", "clang") if shutil.which(name)][:1]
+        shlex.split(os.environ.get("CC", "")) or [name for name in ("gcc", "cc", "clang") if shutil.which(name)][:1]
     )
     if platform.system() != "Linux" or not compiler:
         raise OSError("they need Linux and a C compiler (cc, gcc, clang, or CC)")
@@ -70,7 +70,7 @@ def _made() -> Path:
             # Under a name of its own first: other processes find all of it, or nothing.
             made = Path(scratch) / path.name
             command = [*compiler, str(_SOURCES / _ENTRY), "-o", str(made), *_OPTIONS]
-            subprocess.run(command, check=True, capture_output=True, text=True, timeout=_TIMEOUT_S)
+            subprocess.run(command, check=True, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT_S)
             made.replace(path)
     return path
 
@@ -95,4 +95,4 @@ def _processor() -> list[str]:
 def _reason(error: Exception) -> str:
     """Return one line."""
     said = (error.stderr or "") if isinstance(error, subprocess.CalledProcessError) else ""
-    return (str(said).strip() or str(error)).splitlines()[0]
+    return (str(said).strip() or str(error).strip() or type(error).__name__).splitlines()[0]

@@ -23,6 +23,8 @@ from ostinato.kernels.native.build import library
 _ACTIVATIONS: dict[Activation | None, int] = {None: 0, "relu": 1, "gelu": 2, "geglu": 3}
 
 
+_WORTH_A_THREAD = 2**14
+
 _SIGNATURES = {
     "few_rows": "pppnn",
     "read_cache": "ppnnpnnpn",
@@ -149,6 +151,7 @@ class AttentionLink:
         made = _Matrix() if keys_values is None else _Matrix.of(*keys_values)
         self.call = _Attention(_Norm.of(norm, is_before=is_before), _Matrix.of(*queries), made, _Matrix.of(*output))
         self.width = 2 * queries[0].shape[0] + (0 if keys_values is None else keys_values[0].shape[0])
+        self.n_weights = sum(map[0].numel() for map in (queries, keys_values, output) if map is not None)
 
 
 class FeedForwardLink:
@@ -167,6 +170,7 @@ class FeedForwardLink:
         made = _Norm.of(norm, is_before=is_before)
         self.call = _FeedForward(made, _Matrix.of(*up), _Matrix.of(*down), _ACTIVATIONS[activation])
         self.width = down[0].shape[1] + (up[0].shape[0] if activation == "geglu" else 0)
+        self.n_weights = up[0].numel() + down[0].numel()
 
 
 class Chain:
@@ -179,6 +183,7 @@ class Chain:
             name = "attention" if isinstance(link, AttentionLink) else "feed_forward"
             setattr(made, name, ctypes.addressof(link.call))
         self._width = max(link.width for link in links)
+        self._n_weights = sum(link.n_weights for link in links)
         self._keys: list[CachedKeys | None] = [None] * len(links)
 
     def read(self, index: int, keys: CachedKeys) -> None:
@@ -195,9 +200,9 @@ class Chain:
                 values are put at the last position.
         """
         N, D = x_ND.shape
-        y_ND, work = torch.empty_like(x_ND), torch.empty(N * (D + self._width))
+        y_ND, work = torch.empty_like(x_ND), _room(N * (D + self._width))
         addresses = (x_ND.data_ptr(), _address(shown_ND), y_ND.data_ptr(), work.data_ptr())
-        _kernels().chain(self._links, len(self._links), *addresses, N, D, torch.get_num_threads())
+        _kernels().chain(self._links, len(self._links), *addresses, N, D, _threads(N * self._n_weights))
         return y_ND
 
 
@@ -205,7 +210,7 @@ def few_rows(x_ND: Tensor, weight_FD: Tensor, bias_F: Tensor | None) -> Tensor:
     """Return x W^T + b, `[..., F]`, reading W once, as it lies. Plain twin: `torch.nn.functional.linear`."""
     x_ND, y_NF = x_ND.contiguous(), x_ND.new_empty(*x_ND.shape[:-1], weight_FD.shape[0])
     matrix, n_rows = _Matrix.of(weight_FD, bias_F), x_ND.numel() // x_ND.shape[-1]
-    _kernels().few_rows(byref(matrix), x_ND.data_ptr(), y_NF.data_ptr(), n_rows, torch.get_num_threads())
+    _kernels().few_rows(byref(matrix), x_ND.data_ptr(), y_NF.data_ptr(), n_rows, _threads(n_rows * weight_FD.numel()))
     return y_NF
 
 
@@ -216,10 +221,12 @@ def read_cache(keys: CachedKeys, q_NI: Tensor, new_BJ: Tensor | None = None) -> 
         q_NI: queries, rows of C H K numbers, which may lie apart. new_BJ: new keys and values of all hypotheses, rows
             of 2 H K numbers.
     """
-    y_NI = torch.empty(q_NI.shape, dtype=q_NI.dtype)
+    y_NI = _room(*q_NI.shape)
     of_new = (None, 0, 0) if new_BJ is None else (new_BJ.data_ptr(), new_BJ.stride(0), new_BJ.shape[0])
     of_queries = (q_NI.data_ptr(), q_NI.stride(0), q_NI.shape[0])
-    _kernels().read_cache(byref(keys.keys), *of_queries, *of_new, y_NI.data_ptr(), torch.get_num_threads())
+    _kernels().read_cache(
+        byref(keys.keys), *of_queries, *of_new, y_NI.data_ptr(), _threads(q_NI.numel() * keys.keys.length)
+    )
     return y_NI
 
 
@@ -233,6 +240,16 @@ def _kernels() -> ctypes.CDLL:
         function = getattr(found, name)
         function.restype, function.argtypes = None, [c_void_p if letter == "p" else c_int64 for letter in signature]
     return found
+
+
+def _room(*sizes: int) -> Tensor:
+    # Whatever torch's default type and device are: kernels know one type.
+    return torch.empty(sizes, dtype=torch.float32, device="cpu")
+
+
+def _threads(n_products: int) -> int:
+    """Return how many threads share some multiplications: one, where to wake others takes longer."""
+    return torch.get_num_threads() if n_products > _WORTH_A_THREAD else 1
 
 
 def _address(x: Tensor | None) -> int | None:
