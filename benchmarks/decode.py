@@ -21,7 +21,7 @@ import torch
 from common import parser, save
 from decode_limit import matmuls
 from decode_peers import Sizes, Work, peers
-from decode_profile import purpose
+from decode_profile import purpose, seen_kernels
 from decode_report import DENSE, HALF, LIMIT, OURS, PAPERS, PEERS, report, verdicts
 from forced_depth import ForcedDepths, depths
 from layer_parts import parts
@@ -177,7 +177,9 @@ def more(args: argparse.Namespace, cell: Cell, present: Sequence[Contestant]) ->
     """Yield whether others give our outputs, the multiply-accumulates of a token, and where the time of ours goes."""
     by_name = {one.name: one for one in present}
     for phase, call in by_name[OURS].calls.items() if args.profile and OURS in by_name else ():
-        yield from ({"kind": "part", "phase": phase} | row for row in parts(call, 3, purpose))
+        with seen_kernels():
+            found = parts(call, 3, purpose)
+        yield from ({"kind": "part", "phase": phase} | row for row in found)
     if cell.study == PAPERS:
         for name, model in paper_models(cell.sizes).items():
             expected = {"decoder": 0.75 * cell.sizes.n_steps} if name == HALF else None

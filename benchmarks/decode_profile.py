@@ -2,11 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
 from layer_parts import Sizes
+from torch.profiler import record_function
+
+from ostinato.kernels.native import calls
 
 _PURPOSE = {
-    "products": ("linear", "addmm", "mm", "matmul", "bmm", "baddbmm", "_linear_pointwise", "_reorder_linear_weight"),
-    "attention": ("scaled_dot_product_attention", "_scaled_dot_product_flash_attention_for_cpu", "softmax"),
+    "sub-layers in one call": ("chain",),
+    "products": (
+        "few_rows",
+        "linear",
+        "addmm",
+        "mm",
+        "matmul",
+        "bmm",
+        "baddbmm",
+        "_linear_pointwise",
+        "_reorder_linear_weight",
+    ),
+    "attention": (
+        "read_cache",
+        "scaled_dot_product_attention",
+        "_scaled_dot_product_flash_attention_for_cpu",
+        "softmax",
+    ),
     "norms": ("layer_norm", "rms_norm"),
     "additions and activations": ("add", "add_", "relu", "relu_", "clamp_min_", "mul", "mul_", "addcmul"),
     "caches": ("copy_", "cat", "stack", "index_select", "index", "index_copy_", "contiguous", "clone", "gather"),
@@ -57,3 +80,26 @@ _NAMES = {operation: part for part, operations in _PURPOSE.items() for operation
 def purpose(operation: str, sizes: Sizes, direction: str) -> str:
     """Return the part of a search that an operation belongs to."""
     return _NAMES.get(operation, "other operations")
+
+
+@contextmanager
+def seen_kernels() -> Iterator[None]:
+    """Let torch's profiler see the compiled kernels, by their names."""
+    plain = calls._kernels
+
+    class Shown:
+        def __getattr__(self, name: str) -> Callable[..., None]:
+            function = getattr(plain(), name)
+
+            def shown(*given: Any) -> None:
+                with record_function(f"ostinato::{name}"):
+                    function(*given)
+
+            return shown
+
+    found = Shown()
+    calls._kernels = lambda: found
+    try:
+        yield
+    finally:
+        calls._kernels = plain

@@ -12,7 +12,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 Sizes = list[list[int]]
 FORWARD, BACKWARD = "forward", "backward"
 _CALL = "a profiled call"
-_LIBRARIES = ("aten::", "mkldnn::")
+_LIBRARIES = ("aten::", "mkldnn::", "ostinato::")
 _NODE = "autograd::engine::evaluate_function"
 _BETWEEN = "Python and autograd between operations"
 

@@ -46,7 +46,8 @@ def _laboratory() -> Laboratory:
 def test_the_work_of_a_call_is_what_torchs_counter_sees(
     candidate: Candidate, kind: Any, beam: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ostinato.kernels.packed.has_packed_products", lambda: False)  # the counter does not know them
+    for name in ("has_packed_products", "library"):  # the counter does not know them
+        monkeypatch.setattr(f"ostinato.kernels.packed.{name}", lambda: None)
     workload = Workload(kind, batch_size=3, source_length=5, target_length=8, beam=beam)
     call = Bench(candidate, CPU).call(workload)
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
