@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextvars
 import threading
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ import ostinato.nn.stack
 from architectures import Model, Sentence, any_architecture, draws, left_padded, random_model, right_padded, sentences
 from ostinato.config.model import LanguageModelConfig
 from ostinato.data.batch import Batch
-from ostinato.kernels import Chain, packing
+from ostinato.kernels import ActGate, Chain, StickBreakingGate, packing
 from ostinato.kernels.native import library
 from ostinato.nn.chains import chains_of
 
@@ -50,6 +51,14 @@ def assert_near(found: list[Tensor], expected: list[Tensor]) -> None:
         torch.testing.assert_close(a, b, rtol=0.0, atol=2e-4 * scale, msg=lambda text, step=step: f"{step}: {text}")
 
 
+def counted(gate: type, method: Callable[..., Any], found: Counter[str]) -> Callable[..., Any]:
+    def call(*given: Any, **named: Any) -> Any:
+        found[gate.__name__] += 1
+        return method(*given, **named)
+
+    return call
+
+
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Count what kernels do."""
@@ -65,6 +74,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         found["reads"] += 1
         return read(*given)
 
+    for gate, name in (ActGate, "enter"), (StickBreakingGate, "__call__"):
+        monkeypatch.setattr(gate, name, counted(gate, getattr(gate, name), found))
     monkeypatch.setattr(Chain, "__call__", chained)
     monkeypatch.setattr(ostinato.nn.stack, "read_cache", reading)
     return found
@@ -98,7 +109,7 @@ def test_cached_steps_are_those_of_plain_code(calls: Counter[str], monkeypatch: 
         seen["none"] += not calls
 
     check()
-    assert min(seen[name] for name in ("chains", "reads", "none")) >= 10, seen
+    assert min(seen[name] for name in ("chains", "reads", "ActGate", "StickBreakingGate", "none")) >= 10, seen
 
 
 @pytest.mark.parametrize("where", ["self_attention", "ffn", "norm", "everywhere"])

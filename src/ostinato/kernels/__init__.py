@@ -14,12 +14,24 @@ from ostinato.kernels.dropout import Draws, Kept, add_dropped, draw_kept, drop, 
 from ostinato.kernels.feedforward import ExpertWeights, expert_feed_forward
 from ostinato.kernels.linear import routed_linear
 from ostinato.kernels.memory import keep_freed_memory
-from ostinato.kernels.native import AttentionLink, CachedKeys, Chain, FeedForwardLink, NormOf, read_cache
+from ostinato.kernels.native import (
+    MOST_ROWS,
+    ActGate,
+    AttentionLink,
+    CachedKeys,
+    Chain,
+    FeedForwardLink,
+    NormOf,
+    StickBreakingGate,
+    read_cache,
+)
 from ostinato.kernels.packed import PackedMatrix, compiled_session, packing
 from ostinato.kernels.sums import current_sums, summing
 from ostinato.kernels.trial import Backend
 
 __all__ = [
+    "MOST_ROWS",
+    "ActGate",
     "Activation",
     "AttentionLink",
     "Backend",
@@ -33,6 +45,7 @@ __all__ = [
     "Kept",
     "NormOf",
     "PackedMatrix",
+    "StickBreakingGate",
     "activate",
     "add_dropped",
     "attend_dropped",

@@ -17,6 +17,8 @@ from typing import Literal
 import torch
 from torch import nn
 
+from ostinato.kernels import ActGate
+from ostinato.nn.chains import are_plain, is_changed
 from ostinato.nn.halting import HaltingPass, Round, unchanged, where_active
 from ostinato.nn.precision import at_least_float32, without_autocast
 from ostinato.nn.rows import Rows
@@ -38,6 +40,13 @@ class ActUnit(nn.Module):
         """Return p in float32 also under autocast."""
         with without_autocast(states_BTD.device):
             return torch.sigmoid(self.map(at_least_float32(states_BTD))).squeeze(-1)
+
+    def compiled(self) -> ActGate | None:
+        """Return the gate as a compiled kernel; None where its modules must be called."""
+        if type(self) is not ActUnit or is_changed(self, self.map):
+            return None
+        maps = self.map.weight, self.map.bias
+        return ActGate(*maps) if are_plain(*maps) else None
 
 
 class Act:
@@ -79,16 +88,24 @@ class ActState(HaltingPass):
         super().__init__(states_ND, rows, keep_N)
         self._rule, self._n_rounds = rule, n_rounds
         self._next_N = keep_N
+        self._n_next: int | None = None  # where it is known
         self._total_N = self._zeros_N
         self._real_BT = rows.grid(torch.ones_like(self._zeros_N, dtype=torch.bool) if keep_N is None else keep_N)
         self._mix_ND = torch.zeros_like(states_ND)
         # By round: who took part in it, frozen or not, and who halted after it.
         self._ran: list[Tensor] = []
         self._halts: list[Tensor] = []
+        self._gate: ActGate | None = None
+
+    def use_kernels(self) -> None:
+        """See `HaltingPass`."""
+        super().use_kernels()
+        if self._rule.freezes and not self._rule.is_global:
+            self._gate, self._total_N = self._rule.unit.compiled(), torch.zeros_like(self._zeros_N)
 
     def active(self, index: int, states_ND: Float[Tensor, "N D"]) -> Bool[Tensor, "N"] | None:
         """Those whose probabilities do not add up yet."""
-        self._set_active(self._next_N)
+        self._set_active(self._next_N, self._n_next)
         return self.active_N
 
     def before(self, index: int, states_ND: Float[Tensor, "N D"]) -> Round:
@@ -105,10 +122,15 @@ class ActState(HaltingPass):
     def enter(self, index: int, states_ND: Float[Tensor, "N D"]) -> None:
         """Ask the gate, and decide who halts after this round."""
         rule, active_N = self._rule, self.active_N
+        is_last = rule.forces_remainder and index == self._n_rounds - 1
+        if self._gate is not None:
+            made = self._gate.enter(states_ND, self._total_N, active_N, rule.threshold, is_last=is_last)
+            self._weight_N, self._next_N, self._n_next = made
+            return
         p_N = rule.unit(states_ND)
         if rule.is_global:
             p_N = self._mean_of_sentences(p_N)
-        if rule.forces_remainder and index == self._n_rounds - 1:
+        if is_last:
             halts_N = torch.ones_like(p_N, dtype=torch.bool)
         else:
             halts_N = (self._total_N + p_N).detach() > 1.0 - rule.epsilon
@@ -122,7 +144,7 @@ class ActState(HaltingPass):
             self._executed.append(self._ran[-1] if rule.freezes else self._real_BT)
         self._total_N = self._total_N + weight_N
         self._next_N = ~halts_N if active_N is None else active_N & ~halts_N
-        self._weight_N1 = weight_N[:, None]
+        self._weight_N = weight_N
 
     def _mean_of_sentences(self, p_N: Tensor) -> Tensor:
         """Return for every row the mean over the real tokens of its sentence, all of which run or none."""
@@ -134,7 +156,10 @@ class ActState(HaltingPass):
         self, index: int, entered_ND: Float[Tensor, "N D"], left_ND: Float[Tensor, "N D"]
     ) -> Float[Tensor, "N D"]:
         """Mix the round into the output."""
-        weight_N1 = self._weight_N1.to(left_ND.dtype)
+        if self._gate is not None:
+            given = entered_ND, left_ND, self._weight_N, self._mix_ND, self.active_N
+            return self._gate.after(*given, interpolates=self._rule.mix == "interpolate")
+        weight_N1 = self._weight_N[:, None].to(left_ND.dtype)
         # There is nothing to keep of before the first round, and autograd would keep it.
         kept_ND = self._mix_ND if self._rule.mix == "accumulate" or not index else (1.0 - weight_N1) * self._mix_ND
         self._mix_ND = torch.addcmul(kept_ND, weight_N1, left_ND)

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from ostinato.kernels import (
+    MOST_ROWS,
     AttentionLink,
     CachedKeys,
     Chain,
@@ -36,8 +37,6 @@ from ostinato.plan import Step, Use
 if TYPE_CHECKING:
     from ostinato.nn.passes import Here, Pass
 
-MOST_ROWS = 32
-"""Many more rows are multiplied so much faster by packed copies of the weights that each product may be a call."""
 _Place = tuple[Step, Use]
 
 
@@ -187,10 +186,10 @@ class Chains:
     def _attention(self, use: Use, norm: NormOf | None) -> AttentionLink | None:
         module = self._banks.attention(use.kind, use.weights)
         # Exactly these: what others have put in their place, or look at, must be called.
-        if type(module) is not Attention or _is_changed(module, module.qkv, module.out) or not self.reads(use):
+        if type(module) is not Attention or is_changed(module, module.qkv, module.out) or not self.reads(use):
             return None
         weight, bias, output = module.qkv.weight, module.qkv.bias, (module.out.weight, module.out.bias)
-        if not _are_plain(weight, bias, *output):
+        if not are_plain(weight, bias, *output):
             return None
         parts = slice(module.inner), slice(module.inner, None)
         queries, keys_values = ((weight[part], None if bias is None else bias[part]) for part in parts)
@@ -199,10 +198,10 @@ class Chains:
 
     def _feed_forward(self, use: Use, norm: NormOf | None) -> FeedForwardLink | None:
         module = self._banks.feed_forward(use.weights)
-        if type(module) is not FeedForward or _is_changed(module, module.up, module.down):
+        if type(module) is not FeedForward or is_changed(module, module.up, module.down):
             return None
         up, down = (module.up.weight, module.up.bias), (module.down.weight, module.down.bias)
-        if not _are_plain(*up, *down):
+        if not are_plain(*up, *down):
             return None
         return FeedForwardLink(norm, module.activation, is_before=self._is_pre_norm, up=up, down=down)
 
@@ -224,9 +223,9 @@ def chains_of(x: Tensor, banks: Banks, owner: object, *, is_pre_norm: bool) -> C
     return found
 
 
-def _is_changed(module: nn.Module, *maps: nn.Module) -> bool:
+def is_changed(module: nn.Module, *maps: nn.Module) -> bool:
     """Return whether somebody has put other maps into a module, or looks at what it does."""
-    is_other = any(type(one) is not Linear for one in maps)
+    is_other = any(type(one) not in (Linear, nn.Linear) for one in maps)
     return is_other or module.training or any(_is_watched(one) for one in (module, *maps))
 
 
@@ -243,7 +242,7 @@ def _norm_of(module: nn.Module) -> NormOf | None:
     if not isinstance(module, nn.LayerNorm | nn.RMSNorm):
         return None
     bias = module.bias if isinstance(module, nn.LayerNorm) else None
-    if not _are_plain(module.weight, bias):
+    if not are_plain(module.weight, bias):
         return None
     eps = torch.finfo(torch.float32).eps if module.eps is None else module.eps
     return NormOf(isinstance(module, nn.RMSNorm), module.weight, bias, module.normalized_shape[0], eps)
@@ -256,7 +255,8 @@ def _in_rows(keep_BS: Bool[Tensor, "B S"] | None) -> Bool[Tensor, "B S"] | None:
     return keep_BS.bool().contiguous()
 
 
-def _are_plain(*tensors: Tensor | None) -> bool:
+def are_plain(*tensors: Tensor | None) -> bool:
+    """Return whether kernels can read these as they lie."""
     return all(
         x is None or (x.dtype == torch.float32 and x.device.type == "cpu" and x.is_contiguous()) for x in tensors
     )

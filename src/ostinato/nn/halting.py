@@ -68,7 +68,7 @@ class HaltingPass(ABC):
     Attributes:
         rows: the tokens that states and all else `[N, ...]` are of.
         active_N: those that take part in the round; None: all. n_active: their number.
-        keeps_notes: whether what tokens did is noted, for `trace` and `aux_loss`; may be switched off after `start`.
+        keeps_notes: whether what tokens did is noted, for `trace` and `aux_loss`.
     """
 
     keeps_notes = True
@@ -84,6 +84,10 @@ class HaltingPass(ABC):
         self._left: list[Tensor] = []
         self._weights: list[Tensor] = []
         self._executed: list[Tensor] = []
+
+    def use_kernels(self) -> None:
+        """Decide by compiled kernels from now on, where the rule has any, and keep no notes: right after `start`."""
+        self.keeps_notes = False
 
     def active(self, index: int, states_ND: Float[Tensor, "N D"]) -> Bool[Tensor, "N"] | None:
         """Return who takes part in the 0-based round `index`, given the states it starts from; None: all rows."""
@@ -151,10 +155,12 @@ class HaltingPass(ABC):
     def _keep_rows(self, kept_M: Tensor) -> None:
         """Keep what is held of these rows only."""
 
-    def _set_active(self, active_N: Tensor | None) -> None:
-        """Note who takes part. Waits for an accelerator."""
+    def _set_active(self, active_N: Tensor | None, n_active: int | None = None) -> None:
+        """Note who takes part; where their number is not given, this waits for an accelerator."""
         n = len(self.rows)
-        self.n_active = n if active_N is None else int(torch.count_nonzero(active_N))
+        if n_active is None:
+            n_active = n if active_N is None else int(torch.count_nonzero(active_N))
+        self.n_active = n_active
         self.active_N = None if self.n_active == n else active_N
 
     def _runs_N(self) -> Bool[Tensor, "N"]:

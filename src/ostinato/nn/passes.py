@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 
 from ostinato.nn.attention import Visibility
 from ostinato.nn.cache import Cache, KeysOf, keys_of
@@ -124,7 +123,6 @@ class Here:
         return self.keep_N if self.around.weight_N is None else self.around.weight_N
 
 
-@lru_cache(maxsize=256)
 def last_uses(plan: Plan, *, is_pre_norm: bool) -> dict[KeysOf, int]:
     """Return the last step at which every maker of keys and values is used."""
     return {

@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 from ostinato.kernels import Draws, add_dropped, current_sums, drop, read_cache, summing
 from ostinato.nn.attention import Attention, Visibility
 from ostinato.nn.bank import Banks
-from ostinato.nn.cache import Cache, KeyValues, Window, keys_of
+from ostinato.nn.cache import Cache, KeysOf, KeyValues, Window, keys_of
 from ostinato.nn.chains import chains_of
 from ostinato.nn.clock import now
 from ostinato.nn.expert_attention import ExpertAttention
@@ -85,6 +85,8 @@ class Stack:
         uses = (use for use in plan.uses() if use.kind == "ffn")
         self._mixes_columns = any(isinstance(banks.feed_forward(use.weights), SeparableConv) for use in uses)
         self.checkpoint_activations = False
+        # Of the plan that ran last: to find them takes as long as a round of decoding.
+        self._last_uses: tuple[Plan, dict[KeysOf, int]] | None = None
 
     @property
     def final_norm(self) -> str | None:
@@ -162,11 +164,14 @@ class Stack:
         rule = self.halting if self.halts else NoHalting()
         keep_N = None if run.keep_BT is None else run.keep_BT.flatten()
         halting = rule.start(states_ND, Rows.all(B, T), keep_N, plan.n_rounds)
-        halting.keeps_notes = run.single is None
+        if run.single is not None:
+            halting.use_kernels()
         gathers = self._gathers(rule)
         # Rounds to come reuse keys and values of tokens that have halted. To keep any is what recomputed steps avoid.
         if gathers and not isinstance(rule, NoHalting) and not self._recomputes(run):
-            run.last_uses = last_uses(plan, is_pre_norm=self.is_pre_norm)
+            if self._last_uses is None or self._last_uses[0] is not plan:
+                self._last_uses = plan, last_uses(plan, is_pre_norm=self.is_pre_norm)
+            run.last_uses = self._last_uses[1]
         halted: tuple[Halted, ...] = ()
         for index, steps in self._rounds(plan, rule, run):
             active_N = halting.active(index, states_ND)

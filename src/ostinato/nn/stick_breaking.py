@@ -10,12 +10,15 @@ is seen as s_r from then on. So the weights of a token's rounds add up to one, w
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from ostinato.kernels import StickBreakingGate
+from ostinato.nn.chains import are_plain, is_changed
 from ostinato.nn.halting import HaltingPass, Round, unchanged, where_active
 from ostinato.nn.linear import Linear
 from ostinato.nn.precision import at_least_float32, without_autocast
@@ -56,6 +59,13 @@ class StickBreakingUnit(nn.Module):
             logs = torch.log_softmax(torch.stack([go, stop], -1), -1)
             return logs[..., 0], logs[..., 1]
 
+    def compiled(self) -> StickBreakingGate | None:
+        """Return the gate as a compiled kernel; None where its modules must be called."""
+        if type(self) is not StickBreakingUnit or is_changed(self, self.hidden, self.out):
+            return None
+        maps = self.hidden.weight, self.hidden.bias, self.out.weight, self.bias
+        return StickBreakingGate(*maps) if are_plain(*maps) else None
+
 
 class StickBreaking:
     """The rule of one stack.
@@ -78,19 +88,29 @@ class StickBreaking:
 
 
 class StickBreakingState(HaltingPass):
-    """One pass: `left` is N and `log_left` its log, `mean` the sum of alpha h, `frozen` the s of halted rows."""
+    """One pass: `left` is N of rows that take part and 0 of the others, `mean` the sum of alpha h, their s."""
 
     def __init__(self, rule: StickBreaking, states_ND: Tensor, rows: Rows, keep_N: Tensor | None) -> None:
         super().__init__(states_ND, rows, keep_N)
         self._rule = rule
         self._log_left_N = self._zeros_N
-        self._left_N = torch.ones_like(self._zeros_N)
-        self._mean_ND = torch.zeros_like(states_ND)
-        self._frozen_ND = states_ND
+        self._left_N = torch.ones_like(self._zeros_N) if keep_N is None else keep_N.to(self._zeros_N.dtype)
+        # Padding has halted, and looks as it did.
+        self._mean_ND = torch.zeros_like(states_ND) if keep_N is None else where_active(~keep_N, states_ND, 0.0)
+        self._gate: StickBreakingGate | None = None
+
+    def use_kernels(self) -> None:
+        """See `HaltingPass`."""
+        super().use_kernels()
+        self._gate = self._rule.unit.compiled()
 
     def active(self, index: int, states_ND: Float[Tensor, "N D"]) -> Bool[Tensor, "N"] | None:
-        """Ask the gate of the round before; freeze who has too little left."""
-        if index:
+        """Ask the gate of the round before; whoever has too little left halts."""
+        if index and self._gate is not None and self._gate.takes(states_ND):
+            least = max(1.0 - self._rule.threshold, _LEAST_MASS) if self._rule.threshold else math.inf
+            masses = self._log_left_N, self._left_N, self._mean_ND
+            self._set_active(*self._gate(states_ND, *masses, self.active_N, least))
+        elif index:
             self._halt(states_ND)
         return self.active_N
 
@@ -103,37 +123,29 @@ class StickBreakingState(HaltingPass):
         has_enough_N = next_N.detach().exp() >= max(1.0 - self._rule.threshold, _LEAST_MASS)
         # At threshold 0 nothing is enough, not even the whole mass of a gate that is exactly 0.
         goes_on_N = has_enough_N if self._rule.threshold else torch.zeros_like(has_enough_N)
-        goes_on_N = where_active(active_N, goes_on_N, False)
-        self._set_active(goes_on_N)
+        self._set_active(where_active(active_N, goes_on_N, False))
+        # Who halts gives out all that is left, and who has halted has nothing left.
+        alpha_N = where_active(self.active_N, left_N * halt_N, left_N)
         self._note(self._probs, halt_N)
-        alpha_N = where_active(self.active_N, left_N * halt_N, 0.0)
-        if self.active_N is None:
-            self._note(self._weights, alpha_N)
-        else:
-            seen_ND = self._mean_ND + left_N[:, None].to(states_ND.dtype) * states_ND
-            self._frozen_ND = where_active(active_N, seen_ND, self._frozen_ND)
-            if self.keeps_notes:
-                self._note(self._weights, torch.where(goes_on_N, alpha_N, where_active(active_N, left_N, 0.0)))
+        self._note(self._weights, alpha_N)
         self._mean_ND = self._mean_ND + alpha_N[:, None].to(states_ND.dtype) * states_ND
         self._log_left_N = where_active(self.active_N, next_N, self._log_left_N)
-        self._left_N = self._log_left_N.exp()
+        self._left_N = where_active(self.active_N, self._log_left_N.exp(), 0.0)
 
     def before(self, index: int, states_ND: Float[Tensor, "N D"]) -> Round:
         """Halted tokens show s of their last round, the others their s so far."""
-        weight_N = where_active(self.active_N, self._left_N, 0.0)
+        weight_N = self._left_N
         if self.keeps_notes:
             self._note(self._executed, self._runs_N())
             self._note(self._left, weight_N)
-        visible = self._view() if index else unchanged
+        # As things stand: rounds to come change what is held.
+        visible = partial(self._shown, self._mean_ND, weight_N) if index else unchanged
         return Round(weight_N.detach() if self._rule.detaches_weight else weight_N, visible)
 
-    def _view(self) -> Callable[[Tensor], Tensor]:
-        """Return the map from states to expected halted states, as things stand."""
-        mean_ND, left_N1 = self._mean_ND, self._left_N[:, None].to(self._mean_ND.dtype)
-        if (active_N := self.active_N) is None:  # then nothing is held of halted rows
-            return lambda states_ND: mean_ND + left_N1 * states_ND
-        frozen_ND = self._frozen_ND
-        return lambda states_ND: where_active(active_N, mean_ND + left_N1 * states_ND, frozen_ND)
+    @staticmethod
+    def _shown(mean_ND: Tensor, left_N: Tensor, states_ND: Tensor) -> Tensor:
+        """Return expected halted states."""
+        return torch.addcmul(mean_ND, left_N[:, None].to(states_ND.dtype), states_ND)
 
     def after(
         self, index: int, entered_ND: Float[Tensor, "N D"], left_ND: Float[Tensor, "N D"]
@@ -145,7 +157,7 @@ class StickBreakingState(HaltingPass):
         """Return s of the last round."""
         # Where the loop ended because nobody was active, the last weights were given out by `active`.
         if len(self._weights) < len(self._executed):
-            self._note(self._weights, where_active(self.active_N, self._left_N, 0.0))
+            self._note(self._weights, self._left_N)
             self._note(self._probs, self._runs_N().to(self._left_N.dtype))
         return super().output(states_ND)
 
@@ -156,12 +168,11 @@ class StickBreakingState(HaltingPass):
         return self._mean((weights_BTR * rounds_R).sum(-1))
 
     def _final(self, states_ND: Tensor) -> Tensor:
-        return self._view()(states_ND)
+        return self._shown(self._mean_ND, self._left_N, states_ND)
 
     def _halted(self, states_ND: Tensor) -> tuple[Tensor, Tensor]:
-        return self._frozen_ND, self._frozen_ND
+        return self._mean_ND, self._mean_ND
 
     def _keep_rows(self, kept_M: Tensor) -> None:
         self._log_left_N, self._left_N = self._log_left_N[kept_M], self._left_N[kept_M]
         self._mean_ND = self._mean_ND.index_select(0, kept_M)
-        self._frozen_ND = self._mean_ND  # nobody here has halted

@@ -10,13 +10,17 @@ from ostinato.kernels.native.calls import (
     few_rows,
     read_cache,
 )
+from ostinato.kernels.native.gates import MOST_ROWS, ActGate, StickBreakingGate
 
 __all__ = [
+    "MOST_ROWS",
+    "ActGate",
     "AttentionLink",
     "CachedKeys",
     "Chain",
     "FeedForwardLink",
     "NormOf",
+    "StickBreakingGate",
     "described",
     "few_rows",
     "library",

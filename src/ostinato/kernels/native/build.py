@@ -23,7 +23,7 @@ from ostinato.folders import cache_folder
 
 _log = logging.getLogger(__name__)
 _SOURCES = Path(__file__).parent
-_ENTRY = "sub_layers.c"
+_NAME = "kernels"
 _OPTIONS = ("-O3", "-march=native", "-fopenmp", "-shared", "-fPIC", "-lm")
 _TIMEOUT_S = 120.0
 
@@ -63,13 +63,14 @@ def _made() -> Path:
     if platform.system() != "Linux" or not compiler:
         raise OSError("they need Linux and a C compiler (cc, gcc, clang, or CC)")
     folder = cache_folder() / "kernels"
-    path = folder / f"{_ENTRY.removesuffix('.c')}-{_key(compiler)}.so"
+    path = folder / f"{_NAME}-{_key(compiler)}.so"
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
             # Under a name of its own first: other processes find all of it, or nothing.
             made = Path(scratch) / path.name
-            command = [*compiler, str(_SOURCES / _ENTRY), "-o", str(made), *_OPTIONS]
+            sources = map(str, sorted(_SOURCES.glob("*.c")))
+            command = [*compiler, *sources, "-o", str(made), *_OPTIONS]
             subprocess.run(command, check=True, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT_S)
             made.replace(path)
     return path

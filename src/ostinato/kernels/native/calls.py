@@ -25,12 +25,18 @@ _ACTIVATIONS: dict[Activation | None, int] = {None: 0, "relu": 1, "gelu": 2, "ge
 
 _WORTH_A_THREAD = 2**14
 
+_TYPES = {"p": c_void_p, "n": c_int64, "f": c_float}
 _SIGNATURES = {
     "few_rows": "pppnn",
     "read_cache": "ppnnpnnpn",
     "chain": "pnppppnnn",
+    "act_enter": "ppnpfnppp",
+    "act_after": "pppnppnn",
+    "stick_halt": "ppnpfpppppn",
 }
-"""What the functions take, in order: p an address, n a count."""
+"""What the functions take, in order: p an address, n a count, f a number."""
+_COUNTING = {"act_enter", "stick_halt"}
+"""They return a count, the others nothing."""
 
 
 class NormOf(NamedTuple):
@@ -43,12 +49,15 @@ class NormOf(NamedTuple):
     eps: float
 
 
-class _Matrix(ctypes.Structure):
+class MatrixOf(ctypes.Structure):
+    """A map: weight `[F, D]`, bias `[F]` or none."""
+
     _fields_ = [("weight", c_void_p), ("bias", c_void_p), ("n_in", c_int64), ("n_out", c_int64)]
 
     @classmethod
-    def of(cls, weight_FD: Tensor, bias_F: Tensor | None) -> _Matrix:
-        return cls(weight_FD.data_ptr(), _address(bias_F), weight_FD.shape[1], weight_FD.shape[0])
+    def of(cls, weight_FD: Tensor, bias_F: Tensor | None) -> MatrixOf:
+        """Return the map; who calls keeps both."""
+        return cls(weight_FD.data_ptr(), address(bias_F), weight_FD.shape[1], weight_FD.shape[0])
 
 
 class _Norm(ctypes.Structure):
@@ -61,15 +70,15 @@ class _Norm(ctypes.Structure):
     def of(cls, norm: NormOf | None, *, is_before: bool) -> _Norm:
         if norm is None:
             return cls()
-        return cls(_address(norm.weight_D), _address(norm.bias_D), norm.width, norm.eps, norm.is_rms, is_before)
+        return cls(address(norm.weight_D), address(norm.bias_D), norm.width, norm.eps, norm.is_rms, is_before)
 
 
 class _Attention(ctypes.Structure):
-    _fields_ = [("norm", _Norm), ("queries", _Matrix), ("keys_values", _Matrix), ("output", _Matrix)]
+    _fields_ = [("norm", _Norm), ("queries", MatrixOf), ("keys_values", MatrixOf), ("output", MatrixOf)]
 
 
 class _FeedForward(ctypes.Structure):
-    _fields_ = [("norm", _Norm), ("up", _Matrix), ("down", _Matrix), ("activation", c_int64)]
+    _fields_ = [("norm", _Norm), ("up", MatrixOf), ("down", MatrixOf), ("activation", c_int64)]
 
 
 class _Keys(ctypes.Structure):
@@ -122,11 +131,11 @@ class CachedKeys:
         self._held = places_BS, keep_BS, rows_N
         # To set an address takes longer than to see that it is still the same.
         if places is not places_BS:
-            keys.places, keys.n_placed = _address(places_BS), 0 if places_BS is None else places_BS.shape[1]
+            keys.places, keys.n_placed = address(places_BS), 0 if places_BS is None else places_BS.shape[1]
         if keep is not keep_BS:
-            keys.keep, keys.keep_stride = _address(keep_BS), 0 if keep_BS is None else keep_BS.stride(0)
+            keys.keep, keys.keep_stride = address(keep_BS), 0 if keep_BS is None else keep_BS.stride(0)
         if rows is not rows_N:
-            keys.rows = _address(rows_N)
+            keys.rows = address(rows_N)
         return self
 
 
@@ -148,8 +157,8 @@ class AttentionLink:
         output: tuple[Tensor, Tensor | None],
     ) -> None:
         self._held: Any = (norm, queries, keys_values, output)
-        made = _Matrix() if keys_values is None else _Matrix.of(*keys_values)
-        self.call = _Attention(_Norm.of(norm, is_before=is_before), _Matrix.of(*queries), made, _Matrix.of(*output))
+        made = MatrixOf() if keys_values is None else MatrixOf.of(*keys_values)
+        self.call = _Attention(_Norm.of(norm, is_before=is_before), MatrixOf.of(*queries), made, MatrixOf.of(*output))
         self.width = 2 * queries[0].shape[0] + (0 if keys_values is None else keys_values[0].shape[0])
         self.n_weights = sum(map[0].numel() for map in (queries, keys_values, output) if map is not None)
 
@@ -168,7 +177,7 @@ class FeedForwardLink:
     ) -> None:
         self._held: Any = (norm, up, down)
         made = _Norm.of(norm, is_before=is_before)
-        self.call = _FeedForward(made, _Matrix.of(*up), _Matrix.of(*down), _ACTIVATIONS[activation])
+        self.call = _FeedForward(made, MatrixOf.of(*up), MatrixOf.of(*down), _ACTIVATIONS[activation])
         self.width = down[0].shape[1] + (up[0].shape[0] if activation == "geglu" else 0)
         self.n_weights = up[0].numel() + down[0].numel()
 
@@ -200,17 +209,17 @@ class Chain:
                 values are put at the last position.
         """
         N, D = x_ND.shape
-        y_ND, work = torch.empty_like(x_ND), _room(N * (D + self._width))
-        addresses = (x_ND.data_ptr(), _address(shown_ND), y_ND.data_ptr(), work.data_ptr())
-        _kernels().chain(self._links, len(self._links), *addresses, N, D, _threads(N * self._n_weights))
+        y_ND, work = torch.empty_like(x_ND), room(N * (D + self._width))
+        addresses = (x_ND.data_ptr(), address(shown_ND), y_ND.data_ptr(), work.data_ptr())
+        kernels().chain(self._links, len(self._links), *addresses, N, D, n_threads(N * self._n_weights))
         return y_ND
 
 
 def few_rows(x_ND: Tensor, weight_FD: Tensor, bias_F: Tensor | None) -> Tensor:
     """Return x W^T + b, `[..., F]`, reading W once, as it lies. Plain twin: `torch.nn.functional.linear`."""
     x_ND, y_NF = x_ND.contiguous(), x_ND.new_empty(*x_ND.shape[:-1], weight_FD.shape[0])
-    matrix, n_rows = _Matrix.of(weight_FD, bias_F), x_ND.numel() // x_ND.shape[-1]
-    _kernels().few_rows(byref(matrix), x_ND.data_ptr(), y_NF.data_ptr(), n_rows, _threads(n_rows * weight_FD.numel()))
+    matrix, n_rows = MatrixOf.of(weight_FD, bias_F), x_ND.numel() // x_ND.shape[-1]
+    kernels().few_rows(byref(matrix), x_ND.data_ptr(), y_NF.data_ptr(), n_rows, n_threads(n_rows * weight_FD.numel()))
     return y_NF
 
 
@@ -221,36 +230,43 @@ def read_cache(keys: CachedKeys, q_NI: Tensor, new_BJ: Tensor | None = None) -> 
         q_NI: queries, rows of C H K numbers, which may lie apart. new_BJ: new keys and values of all hypotheses, rows
             of 2 H K numbers.
     """
-    y_NI = _room(*q_NI.shape)
+    y_NI = room(*q_NI.shape)
     of_new = (None, 0, 0) if new_BJ is None else (new_BJ.data_ptr(), new_BJ.stride(0), new_BJ.shape[0])
     of_queries = (q_NI.data_ptr(), q_NI.stride(0), q_NI.shape[0])
-    _kernels().read_cache(
-        byref(keys.keys), *of_queries, *of_new, y_NI.data_ptr(), _threads(q_NI.numel() * keys.keys.length)
+    kernels().read_cache(
+        byref(keys.keys), *of_queries, *of_new, y_NI.data_ptr(), n_threads(q_NI.numel() * keys.keys.length)
     )
     return y_NI
 
 
 @lru_cache(maxsize=1)
-def _kernels() -> ctypes.CDLL:
-    """Return the library, its functions told what they take: addresses and counts."""
+def kernels() -> ctypes.CDLL:
+    """Return the library, its functions told what they take.
+
+    Raises:
+        RuntimeError: there are no compiled kernels.
+    """
     found = library()
     if found is None:
         raise RuntimeError("there are no compiled kernels on this machine")
     for name, signature in _SIGNATURES.items():
         function = getattr(found, name)
-        function.restype, function.argtypes = None, [c_void_p if letter == "p" else c_int64 for letter in signature]
+        function.restype = c_int64 if name in _COUNTING else None
+        function.argtypes = [_TYPES[letter] for letter in signature]
     return found
 
 
-def _room(*sizes: int) -> Tensor:
+def room(*sizes: int) -> Tensor:
+    """Return memory for so many numbers."""
     # Whatever torch's default type and device are: kernels know one type.
     return torch.empty(sizes, dtype=torch.float32, device="cpu")
 
 
-def _threads(n_products: int) -> int:
+def n_threads(n_products: int) -> int:
     """Return how many threads share some multiplications: one, where to wake others takes longer."""
     return torch.get_num_threads() if n_products > _WORTH_A_THREAD else 1
 
 
-def _address(x: Tensor | None) -> int | None:
+def address(x: Tensor | None) -> int | None:
+    """Return where a tensor lies; None: there is none."""
     return None if x is None else x.data_ptr()
