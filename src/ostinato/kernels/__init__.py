@@ -22,6 +22,7 @@ from ostinato.kernels.native import (
     Chain,
     FeedForwardLink,
     NormOf,
+    RouteOf,
     StickBreakingGate,
     read_cache,
 )
@@ -45,6 +46,7 @@ __all__ = [
     "Kept",
     "NormOf",
     "PackedMatrix",
+    "RouteOf",
     "StickBreakingGate",
     "activate",
     "add_dropped",

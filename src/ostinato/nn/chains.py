@@ -22,15 +22,19 @@ from ostinato.kernels import (
     Chain,
     FeedForwardLink,
     NormOf,
+    RouteOf,
     compiled_session,
 )
 from ostinato.nn.attention import Attention
 from ostinato.nn.bank import Banks
 from ostinato.nn.cache import KeyValues, keys_of
+from ostinato.nn.expert_attention import ExpertAttention
+from ostinato.nn.experts import ExpertFeedForward, ExpertMaps, Routed
 from ostinato.nn.feedforward import FeedForward
 from ostinato.nn.keys_in_place import KeyValuesInPlace
 from ostinato.nn.linear import Linear
 from ostinato.nn.relative import RelativePositions
+from ostinato.nn.routing import Gate
 from ostinato.nn.shapes import Bool, Float, Tensor
 from ostinato.plan import Step, Use
 
@@ -186,7 +190,11 @@ class Chains:
     def _attention(self, use: Use, norm: NormOf | None) -> AttentionLink | None:
         module = self._banks.attention(use.kind, use.weights)
         # Exactly these: what others have put in their place, or look at, must be called.
-        if type(module) is not Attention or is_changed(module, module.qkv, module.out) or not self.reads(use):
+        if not self.reads(use):
+            return None
+        if type(module) is ExpertAttention:
+            return self._expert_attention(module, use, norm)
+        if type(module) is not Attention or is_changed(module, module.qkv, module.out):
             return None
         weight, bias, output = module.qkv.weight, module.qkv.bias, (module.out.weight, module.out.bias)
         if not are_plain(weight, bias, *output):
@@ -196,8 +204,29 @@ class Chains:
         made = keys_values if use.kind == "self_attention" else None
         return AttentionLink(norm, is_before=self._is_pre_norm, queries=queries, keys_values=made, output=output)
 
+    def _expert_attention(self, module: ExpertAttention, use: Use, norm: NormOf | None) -> AttentionLink | None:
+        route = _route_of(module)
+        queries, output = (module.query_EDI, module.query_bias_EI), (module.out_EID, module.out_bias_ED)
+        if route is None or is_changed(module, module.kv) or not are_plain(*queries, *output):
+            return None
+        keys_values = module.kv.weight, module.kv.bias
+        if not are_plain(*keys_values):
+            return None
+        made = keys_values if use.kind == "self_attention" else None
+        maps = {"queries": queries, "keys_values": made, "output": output}
+        return AttentionLink(norm, is_before=self._is_pre_norm, **maps, route=route)
+
+    def _expert_feed_forward(self, module: ExpertFeedForward, norm: NormOf | None) -> FeedForwardLink | None:
+        maps, route = module.experts, _route_of(module)
+        up, down = (maps.up_EDF, maps.up_bias_EF), (maps.down_EFD, maps.down_bias_ED)
+        if route is None or type(maps) is not ExpertMaps or is_changed(maps) or not are_plain(*up, *down):
+            return None
+        return FeedForwardLink(norm, maps.activation, is_before=self._is_pre_norm, up=up, down=down, route=route)
+
     def _feed_forward(self, use: Use, norm: NormOf | None) -> FeedForwardLink | None:
         module = self._banks.feed_forward(use.weights)
+        if type(module) is ExpertFeedForward:
+            return self._expert_feed_forward(module, norm)
         if type(module) is not FeedForward or is_changed(module, module.up, module.down):
             return None
         up, down = (module.up.weight, module.up.bias), (module.down.weight, module.down.bias)
@@ -235,6 +264,22 @@ def _is_watched(module: nn.Module | None) -> bool:
     if everywhere._global_forward_hooks or everywhere._global_forward_pre_hooks:
         return True
     return module is not None and bool(module._forward_hooks or module._forward_pre_hooks)
+
+
+def _route_of(module: Routed) -> RouteOf | None:
+    """Return a router and its gate as kernels know them; None where they do not, or another backend is asked for."""
+    router, gate = module.router, module.gate
+    if router is None or module.backend != "auto" or type(gate) is not Gate or is_changed(module):
+        return None
+    parts = router.parts()
+    if parts is None or is_changed(router, *parts.maps) or not are_plain(parts.scores_EC):
+        return None
+    hidden = None if parts.hidden is None else (parts.hidden.weight, parts.hidden.bias)
+    if hidden is not None and not are_plain(*hidden):
+        return None
+    temperature = float(router.temperature())
+    scores = parts.scores_EC, hidden, parts.has_tanh, parts.is_normalised, temperature
+    return RouteOf(*scores, gate.k, gate.kind, gate.is_renormalised)
 
 
 def _norm_of(module: nn.Module) -> NormOf | None:

@@ -38,6 +38,22 @@ class Choice(NamedTuple):
     gates_NK: Tensor
 
 
+class Parts(NamedTuple):
+    """What a router is made of, for who computes its scores: (hidden, tanh, or x as it is) W^T.
+
+    Args:
+        scores_EC: W. hidden: the map before it; None: there is none. has_tanh: behind that.
+        is_normalised: scores are cosines, and rows of W have length 1.
+        maps: the modules that are called.
+    """
+
+    scores_EC: Tensor
+    hidden: nn.Linear | None = None
+    has_tanh: bool = False
+    is_normalised: bool = False
+    maps: tuple[nn.Module, ...] = ()
+
+
 class Router(nn.Module, ABC):
     """A map from rows to scores.
 
@@ -66,6 +82,10 @@ class Router(nn.Module, ABC):
         """Return the rows in the space in which experts are told apart, `[N, C]`; None where that is their own."""
         return None
 
+    def parts(self) -> Parts | None:
+        """Return what the scores are made of as things stand; None where they can only be asked for."""
+        return None
+
     @abstractmethod
     def _scores(self, h_ND: Tensor) -> Tensor:
         """Return raw scores of rows that are at least float32."""
@@ -78,6 +98,10 @@ class LinearRouter(Router):
         super().__init__(d_model, n_experts)
         self.experts_ED = nn.Parameter(torch.empty(n_experts, d_model))
         nn.init.normal_(self.experts_ED, std=d_model**-0.5)
+
+    def parts(self) -> Parts | None:
+        """Return E."""
+        return Parts(self.experts_ED) if type(self) is LinearRouter else None
 
     def _scores(self, h_ND: Tensor) -> Tensor:
         return F.linear(h_ND, self.experts_ED)
@@ -99,6 +123,12 @@ class MlpRouter(Drops, Router):
     def projected(self, h_ND: Float[Tensor, "N D"]) -> Tensor:
         """Return tanh(W h + b)."""
         return torch.tanh(self.hidden(h_ND))
+
+    def parts(self) -> Parts | None:
+        """Return W, tanh and E."""
+        if type(self) is not MlpRouter:
+            return None
+        return Parts(self.scores.weight, self.hidden, has_tanh=True, maps=(self.hidden, self.scores))
 
     def _scores(self, h_ND: Tensor) -> Tensor:
         return self.scores(self.drop(self.projected(h_ND)))  # type: ignore[no-any-return]
@@ -157,6 +187,14 @@ class HypersphereRouter(Router):
             return None
         z_NC = self._rows(h_ND)
         return F.normalize(z_NC, dim=1, eps=_SMALLEST_NORM) if self.is_normalised else z_NC
+
+    def parts(self) -> Parts | None:
+        """Return W and the embeddings, of length 1 where scores are cosines."""
+        if type(self) is not HypersphereRouter:
+            return None
+        experts_EC = F.normalize(self.experts_EC, dim=1) if self.is_normalised else self.experts_EC
+        maps = () if self.projection is None else (self.projection,)
+        return Parts(experts_EC, self.projection, is_normalised=self.is_normalised, maps=maps)
 
     def _hold_norm(self) -> None:
         self.experts_EC.mul_(self.norm / self.experts_EC.norm(dim=1, keepdim=True).clamp_min(_SMALLEST_NORM))

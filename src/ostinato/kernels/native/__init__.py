@@ -7,6 +7,7 @@ from ostinato.kernels.native.calls import (
     Chain,
     FeedForwardLink,
     NormOf,
+    RouteOf,
     few_rows,
     read_cache,
 )
@@ -20,6 +21,7 @@ __all__ = [
     "Chain",
     "FeedForwardLink",
     "NormOf",
+    "RouteOf",
     "StickBreakingGate",
     "described",
     "few_rows",

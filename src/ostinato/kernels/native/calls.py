@@ -21,7 +21,8 @@ from ostinato.kernels.activation import Activation
 from ostinato.kernels.native.build import library
 
 _ACTIVATIONS: dict[Activation | None, int] = {None: 0, "relu": 1, "gelu": 2, "geglu": 3}
-
+_TANH = 4
+_GATES = {"softmax": 0, "topk_softmax": 1, "sigmoid": 2}
 
 _WORTH_A_THREAD = 2**14
 
@@ -49,6 +50,25 @@ class NormOf(NamedTuple):
     eps: float
 
 
+class RouteOf(NamedTuple):
+    """A router and its gate: scores = (hidden or x) W^T / temperature, of which the k highest are chosen.
+
+    Args:
+        scores_EC: W. hidden: a map before it and its bias; None: there is none. has_tanh: behind that map.
+        is_normalised: scores are cosines; rows of W have length 1 already.
+        k, gate, is_renormalised: see `ostinato.nn.routing.Gate`.
+    """
+
+    scores_EC: Tensor
+    hidden: tuple[Tensor, Tensor | None] | None
+    has_tanh: bool
+    is_normalised: bool
+    temperature: float
+    k: int
+    gate: str
+    is_renormalised: bool
+
+
 class MatrixOf(ctypes.Structure):
     """A map: weight `[F, D]`, bias `[F]` or none."""
 
@@ -58,6 +78,13 @@ class MatrixOf(ctypes.Structure):
     def of(cls, weight_FD: Tensor, bias_F: Tensor | None) -> MatrixOf:
         """Return the map; who calls keeps both."""
         return cls(weight_FD.data_ptr(), address(bias_F), weight_FD.shape[1], weight_FD.shape[0])
+
+    @classmethod
+    def of_part(cls, weight: Tensor, bias: Tensor | None) -> MatrixOf:
+        """Return a map, or those of experts, `[E, D, F]`, of which a router chooses."""
+        if weight.dim() == 2:
+            return cls.of(weight, bias)
+        return cls(weight.data_ptr(), address(bias), weight.shape[1], weight.shape[2])
 
 
 class _Norm(ctypes.Structure):
@@ -73,12 +100,30 @@ class _Norm(ctypes.Structure):
         return cls(address(norm.weight_D), address(norm.bias_D), norm.width, norm.eps, norm.is_rms, is_before)
 
 
+class _Route(ctypes.Structure):
+    _fields_ = [
+        *(("hidden", MatrixOf), ("scores", MatrixOf), ("is_normalised", c_int64)),
+        *(("n_chosen", c_int64), ("gate", c_int64), ("is_renormalised", c_int64)),
+        *(("hidden_activation", c_int64), ("factor", c_float)),
+    ]
+
+    @classmethod
+    def of(cls, route: RouteOf) -> _Route:
+        hidden = MatrixOf() if route.hidden is None else MatrixOf.of(*route.hidden)
+        gate = route.k, _GATES[route.gate], route.is_renormalised
+        scores = MatrixOf.of(route.scores_EC, None)
+        return cls(hidden, scores, route.is_normalised, *gate, _TANH * route.has_tanh, 1.0 / route.temperature)
+
+
 class _Attention(ctypes.Structure):
-    _fields_ = [("norm", _Norm), ("queries", MatrixOf), ("keys_values", MatrixOf), ("output", MatrixOf)]
+    _fields_ = [
+        *(("norm", _Norm), ("route", c_void_p)),
+        *(("queries", MatrixOf), ("keys_values", MatrixOf), ("output", MatrixOf)),
+    ]
 
 
 class _FeedForward(ctypes.Structure):
-    _fields_ = [("norm", _Norm), ("up", MatrixOf), ("down", MatrixOf), ("activation", c_int64)]
+    _fields_ = [("norm", _Norm), ("route", c_void_p), ("up", MatrixOf), ("down", MatrixOf), ("activation", c_int64)]
 
 
 class _Keys(ctypes.Structure):
@@ -139,12 +184,33 @@ class CachedKeys:
         return self
 
 
+Map = tuple[Tensor, Tensor | None]
+"""Weight and bias: `[F, D]` and `[F]`, or those of experts, `[E, D, F]` and `[E, F]`."""
+
+
+class _Routes:
+    """Where the rows of a sub-layer go: to experts, or all the same way.
+
+    Args:
+        route: None: there are no experts. maps: all of the sub-layer's.
+    """
+
+    def __init__(self, route: RouteOf | None, *maps: Map) -> None:
+        self._route = None if route is None else _Route.of(route)
+        self.address = None if self._route is None else ctypes.addressof(self._route)
+        self.k, hidden = (1, None) if route is None else (route.k, route.hidden)
+        self.width = 0 if hidden is None else hidden[0].shape[0]
+        run = [weight if weight.dim() == 2 else weight[: self.k] for weight, _ in maps]
+        self.n_weights = sum(weight.numel() for weight in run)
+
+
 class AttentionLink:
     """One attention sub-layer of a new position a sentence: norm, projections, reading, and what they are added to.
 
     Args:
         norm: None: there is none. is_before: pre-norm.
-        queries, keys_values, output: weights `[F, D]` and biases; keys_values None: they are made elsewhere.
+        queries, keys_values, output: keys_values None: they are made elsewhere.
+        route: with it queries and output are those of experts.
     """
 
     def __init__(
@@ -152,15 +218,19 @@ class AttentionLink:
         norm: NormOf | None,
         *,
         is_before: bool,
-        queries: tuple[Tensor, Tensor | None],
-        keys_values: tuple[Tensor, Tensor | None] | None,
-        output: tuple[Tensor, Tensor | None],
+        queries: Map,
+        keys_values: Map | None,
+        output: Map,
+        route: RouteOf | None = None,
     ) -> None:
-        self._held: Any = (norm, queries, keys_values, output)
         made = MatrixOf() if keys_values is None else MatrixOf.of(*keys_values)
-        self.call = _Attention(_Norm.of(norm, is_before=is_before), MatrixOf.of(*queries), made, MatrixOf.of(*output))
-        self.width = 2 * queries[0].shape[0] + (0 if keys_values is None else keys_values[0].shape[0])
-        self.n_weights = sum(map[0].numel() for map in (queries, keys_values, output) if map is not None)
+        routes = _Routes(route, queries, output, *(() if keys_values is None else (keys_values,)))
+        self._held: Any = (norm, queries, keys_values, output, route, routes)
+        of_norm, maps = _Norm.of(norm, is_before=is_before), (MatrixOf.of_part(*queries), made)
+        self.call = _Attention(of_norm, routes.address, *maps, MatrixOf.of_part(*output))
+        # Queries, keys and values, what is read, and what a router makes in between.
+        self.width = 2 * routes.k * maps[0].n_out + made.n_out + routes.width
+        self.n_weights = routes.n_weights
 
 
 class FeedForwardLink:
@@ -172,14 +242,17 @@ class FeedForwardLink:
         activation: Activation,
         *,
         is_before: bool,
-        up: tuple[Tensor, Tensor | None],
-        down: tuple[Tensor, Tensor | None],
+        up: Map,
+        down: Map,
+        route: RouteOf | None = None,
     ) -> None:
-        self._held: Any = (norm, up, down)
-        made = _Norm.of(norm, is_before=is_before)
-        self.call = _FeedForward(made, MatrixOf.of(*up), MatrixOf.of(*down), _ACTIVATIONS[activation])
-        self.width = down[0].shape[1] + (up[0].shape[0] if activation == "geglu" else 0)
-        self.n_weights = up[0].numel() + down[0].numel()
+        routes = _Routes(route, up, down)
+        self._held: Any = (norm, up, down, route, routes)
+        first, second = MatrixOf.of_part(*up), MatrixOf.of_part(*down)
+        of_norm = _Norm.of(norm, is_before=is_before)
+        self.call = _FeedForward(of_norm, routes.address, first, second, _ACTIVATIONS[activation])
+        self.width = routes.k * (second.n_in + (first.n_out if activation == "geglu" else 0)) + routes.width
+        self.n_weights = routes.n_weights
 
 
 class Chain:

@@ -10,7 +10,7 @@
 
 #include "vectors.h"
 
-enum { NO_ACTIVATION = 0, RELU = 1, GELU = 2, GEGLU = 3 };
+enum { NO_ACTIVATION = 0, RELU = 1, GELU = 2, GEGLU = 3, TANH = 4 };
 
 /* Rows of W in a block, and of x: with as many sums as there are registers, or half as many where there are few. */
 #define WIDE 8
@@ -31,6 +31,7 @@ typedef struct {
 
 INLINE float activated(float x, int activation) {
     if (activation == RELU) return x > 0 ? x : 0;
+    if (activation == TANH) return tanhf(x);
     return activation == GELU ? gelu(x) : x;
 }
 

@@ -8,6 +8,7 @@
 #include <omp.h>
 
 #include "attention.h"
+#include "experts.h"
 
 enum { LAYER_NORM = 0, RMS_NORM = 1 };
 
@@ -18,13 +19,16 @@ typedef struct {
     int32_t kind, is_before;
 } Norm;
 
+/* With a route, queries and output, up and down are those of experts, [E, D, F]. */
 typedef struct {
     Norm norm;
+    const Route *route;
     Matrix queries, keys_values, output; /* keys_values of no outputs: they are made elsewhere */
 } Attention;
 
 typedef struct {
     Norm norm;
+    const Route *route;
     Matrix up, down;
     int64_t activation;
 } FeedForward;
@@ -93,19 +97,42 @@ void read_cache(const Keys *k, const float *q, int64_t q_width, int64_t n, const
     }
 }
 
+/* One of the threads, and memory of its own: what a sub-layer reads [n, D], scores and choices. */
+typedef struct {
+    int thread, all;
+    float *inner, *scores;
+    Chosen *chosen;
+} Own;
+
+/* Where n rows go, and whether they go anywhere: NULL without experts. `hidden`: room that threads share. */
+static const Chosen *routed(const Route *r, const float *x, int64_t n, float *hidden, const Own *own) {
+    if (!r) return NULL;
+    if (r->hidden.n_out) {
+        route_hidden(r, x, n, hidden, own->thread, own->all);
+#pragma omp barrier
+    }
+    route(r, x, hidden, n, own->scores, own->chosen);
+    return own->chosen;
+}
+
 /* One attention sub-layer of n rows, f of x, by one of the threads. Keys and values are made of `shown`. */
-static void attention(const Attention *a, const Keys *k, const float *x, const float *shown, float *f, float *work, float *own,
-                      int64_t n, int thread, int all) {
-    const int64_t D = a->output.n_out, I = a->queries.n_out, J = a->keys_values.n_out, K = k->d_head;
-    float *q = work, *kv = q + n * I, *read = kv + n * J;
+static void attention(const Attention *a, const Keys *k, const float *x, const float *shown, float *f, float *work, int64_t n,
+                      const Own *own) {
+    const int thread = own->thread, all = own->all;
+    const int64_t D = a->output.n_out, C = k->n_choices, I = a->queries.n_out, J = a->keys_values.n_out, K = k->d_head;
+    float *q = work, *kv = q + n * C * I, *read = kv + n * J;
     /* A thread makes what its own heads need, and waits for nobody, where every thread has as many heads. */
     const int is_apart = k->n_heads % all == 0;
     const Share heads = share(k->n_heads, 1, thread, all);
     Share mine = is_apart ? (Share){heads.first * K, heads.last * K} : share(I, WIDE, thread, all);
-    const float *inner = entered(&a->norm, x, n, D, own);
-    product(inner, n, &a->queries, mine.first, mine.last, q, I, NO_ACTIVATION);
+    const float *inner = entered(&a->norm, x, n, D, own->inner);
+    const Chosen *chosen = routed(a->route, inner, n, read + n * C * I, own);
+    if (chosen)
+        of_choices(inner, &a->queries, chosen, C, n, mine, q);
+    else
+        product(inner, n, &a->queries, mine.first, mine.last, q, I, NO_ACTIVATION);
     if (J) {
-        if (shown != x) inner = entered(&a->norm, shown, n, D, own);
+        if (shown != x) inner = entered(&a->norm, shown, n, D, own->inner);
         product(inner, n, &a->keys_values, mine.first, mine.last, kv, J, NO_ACTIVATION);
         product(inner, n, &a->keys_values, I + mine.first, I + mine.last, kv, J, NO_ACTIVATION);
     }
@@ -116,53 +143,84 @@ static void attention(const Attention *a, const Keys *k, const float *x, const f
     if (!is_apart) {
 #pragma omp barrier
     }
-    attend(k, q, I, n, read, is_apart ? (Share){heads.first * n, heads.last * n} : share(n * k->n_heads, 1, thread, all));
-#pragma omp barrier
-    mine = share(D, WIDE, thread, all);
-    product(read, n, &a->output, mine.first, mine.last, f, D, NO_ACTIVATION);
-}
-
-/* One feed-forward sub-layer of n rows, f of x, by one of the threads. */
-static void feed_forward(const FeedForward *m, const float *x, float *f, float *work, float *own, int64_t n, int thread, int all) {
-    const int64_t D = m->down.n_out, F = m->down.n_in, U = m->up.n_out;
-    const float *inner = entered(&m->norm, x, n, D, own);
-    Share mine = share(F, WIDE, thread, all);
-    if (m->activation == GEGLU) {
-        /* Gates first, the linear branch behind them; every thread has both halves of its part. */
-        float *gates = work + n * F;
-        product(inner, n, &m->up, mine.first, mine.last, gates, U, NO_ACTIVATION);
-        product(inner, n, &m->up, F + mine.first, F + mine.last, gates, U, NO_ACTIVATION);
-        for (int64_t row = 0; row < n; row++)
-            for (int64_t i = mine.first; i < mine.last; i++)
-                work[row * F + i] = gelu(gates[row * U + i]) * gates[row * U + F + i];
-    } else {
-        product(inner, n, &m->up, mine.first, mine.last, work, F, (int)m->activation);
+    for (int64_t c = 0; c < C; c++) {
+        const int64_t first = c * k->n_heads * n, part = k->n_heads * n;
+        const Share own_heads = is_apart ? (Share){heads.first * n, heads.last * n} : share(part, 1, thread, all);
+        attend(k, q, C * I, n, read, (Share){first + own_heads.first, first + own_heads.last});
     }
 #pragma omp barrier
     mine = share(D, WIDE, thread, all);
-    product(work, n, &m->down, mine.first, mine.last, f, D, NO_ACTIVATION);
+    if (chosen)
+        over_choices(read, &a->output, chosen, C, n, mine, f);
+    else
+        product(read, n, &a->output, mine.first, mine.last, f, D, NO_ACTIVATION);
 }
+
+/* The hidden layer of n rows, some columns of it: `work` [n, F], behind which gates are kept. */
+static void hidden_layer(const FeedForward *m, const float *x, const Chosen *chosen, float *work, int64_t n, Share mine) {
+    const int64_t F = m->down.n_in, U = m->up.n_out, k = chosen ? m->route->n_chosen : 1;
+    const int is_gated = m->activation == GEGLU;
+    float *before = is_gated ? work + n * k * F : work;
+    /* Gates first, the linear branch behind them; every thread has both halves of its part. */
+    for (int64_t half = 0; half <= is_gated; half++) {
+        const Share columns = {half * F + mine.first, half * F + mine.last};
+        if (chosen)
+            of_choices(x, &m->up, chosen, k, n, columns, before);
+        else
+            product(x, n, &m->up, columns.first, columns.last, before, U, is_gated ? NO_ACTIVATION : (int)m->activation);
+    }
+    if (!is_gated && !chosen) return;
+    for (int64_t row = 0; row < n * k; row++)
+        for (int64_t i = mine.first; i < mine.last; i++) {
+            const float value = before[row * U + i];
+            work[row * F + i] = is_gated ? gelu(value) * before[row * U + F + i] : activated(value, (int)m->activation);
+        }
+}
+
+/* One feed-forward sub-layer of n rows, f of x, by one of the threads. */
+static void feed_forward(const FeedForward *m, const float *x, float *f, float *work, int64_t n, const Own *own) {
+    const int64_t D = m->down.n_out, F = m->down.n_in, k = m->route ? m->route->n_chosen : 1;
+    const float *inner = entered(&m->norm, x, n, D, own->inner);
+    const Chosen *chosen = routed(m->route, inner, n, work + n * k * (F + (m->activation == GEGLU ? m->up.n_out : 0)), own);
+    hidden_layer(m, inner, chosen, work, n, share(F, WIDE, own->thread, own->all));
+#pragma omp barrier
+    const Share mine = share(D, WIDE, own->thread, own->all);
+    if (chosen)
+        over_choices(work, &m->down, chosen, k, n, mine, f);
+    else
+        product(work, n, &m->down, mine.first, mine.last, f, D, NO_ACTIVATION);
+}
+
+static const Route *route_of(const Link *link) { return link->attention ? link->attention->route : link->feed_forward->route; }
 
 /* Sub-layers one after the other, from x to y [n, D]. `work`: room for what the widest one makes, and n D more. */
 void chain(const Link *links, int64_t n_links, const float *x, const float *shown, float *y, float *work, int64_t n, int64_t D,
            int64_t n_threads) {
+    int64_t most_experts = 0, most_chosen = 0;
+    for (int64_t i = 0; i < n_links; i++) {
+        const Route *r = route_of(links + i);
+        if (r && r->scores.n_out > most_experts) most_experts = r->scores.n_out;
+        if (r && r->n_chosen > most_chosen) most_chosen = r->n_chosen;
+    }
 #pragma omp parallel num_threads(n_threads) if (n_threads > 1)
     {
-        const int thread = omp_get_thread_num(), all = omp_get_num_threads();
         /* Every thread has states of its own: to add and to normalise takes less time than to wait. */
-        float *states = malloc(2 * n * D * sizeof(float)), *own = states + n * D, *f = work;
+        float *states = malloc(n * (2 * D + most_experts) * sizeof(float)), *f = work;
+        Chosen *chosen = malloc(n * most_chosen * sizeof(Chosen));
+        const Own own = {omp_get_thread_num(), omp_get_num_threads(), states + n * D, states + 2 * n * D, chosen};
         memcpy(states, x, n * D * sizeof(float));
         for (int64_t i = 0; i < n_links; i++) {
             const Attention *a = links[i].attention;
             const FeedForward *m = links[i].feed_forward;
             if (a)
-                attention(a, links[i].keys, states, i || !shown ? states : shown, f, work + n * D, own, n, thread, all);
+                attention(a, links[i].keys, states, i || !shown ? states : shown, f, work + n * D, n, &own);
             else
-                feed_forward(m, states, f, work + n * D, own, n, thread, all);
+                feed_forward(m, states, f, work + n * D, n, &own);
 #pragma omp barrier
             leave(a ? &a->norm : &m->norm, states, f, states, n, D);
         }
-        if (!thread) memcpy(y, states, n * D * sizeof(float));
+        if (!own.thread) memcpy(y, states, n * D * sizeof(float));
+        free(chosen);
         free(states);
     }
 }
