@@ -203,7 +203,7 @@ _PURPOSES = {
         "_scaled_dot_product_flash_attention_for_cpu_backward",
     ),
     "random numbers": ("random_", "bernoulli_"),
-    "loss": ("cross_entropy_loss", "_log_softmax_backward_data", "nll_loss_backward"),
+    "loss": ("log_softmax", "nll_loss_nd", "exp_"),
     "softmax": ("softmax", "_softmax_backward_data"),
     "norms": ("layer_norm", "native_layer_norm_backward"),
     "activations": ("relu", "clamp_min_", "threshold_backward", "tanh", "tanh_backward"),

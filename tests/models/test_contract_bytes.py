@@ -24,7 +24,7 @@ from ostinato.training.losses import label_smoothed_loss
 
 Config = Seq2SeqConfig | LanguageModelConfig
 UNCOUNTED = 0.02
-"""The loss keeps a byte a label for its mask; tensors of one number are not counted either."""
+"""Tensors of one number are not counted."""
 
 
 def _batch(config: Config, n_sentences: int, source_length: int, target_length: int) -> Batch:

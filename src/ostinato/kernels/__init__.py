@@ -9,6 +9,7 @@ from __future__ import annotations
 from ostinato.kernels.activation import Activation, activate
 from ostinato.kernels.attention import attend_dropped, attend_stretches
 from ostinato.kernels.choose import BackendChoice, choose_backend
+from ostinato.kernels.cross_entropy import IGNORED, cross_entropy_sums
 from ostinato.kernels.dispatch import Dispatch, combine, dispatch, gather
 from ostinato.kernels.dropout import Draws, Kept, add_dropped, draw_kept, drop, drop_activated
 from ostinato.kernels.feedforward import ExpertWeights, expert_feed_forward
@@ -31,6 +32,7 @@ from ostinato.kernels.sums import current_sums, summing
 from ostinato.kernels.trial import Backend
 
 __all__ = [
+    "IGNORED",
     "MOST_ROWS",
     "ActGate",
     "Activation",
@@ -55,6 +57,7 @@ __all__ = [
     "choose_backend",
     "combine",
     "compiled_session",
+    "cross_entropy_sums",
     "current_sums",
     "dispatch",
     "draw_kept",

@@ -15,12 +15,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from ostinato.data.batch import Batch
-
-_IGNORED = -100
+from ostinato.kernels import IGNORED, cross_entropy_sums
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,19 +37,9 @@ def label_smoothed_loss(logits_BTV: Tensor, labels_BT: Tensor, counts_BT: Tensor
     Args:
         smoothing: eps in [0, 1).
     """
-    logits = logits_BTV.float()
-    labels_BT = labels_BT.masked_fill(~counts_BT, _IGNORED)
-    loss = F.cross_entropy(
-        logits.flatten(0, 1), labels_BT.flatten(), ignore_index=_IGNORED, reduction="sum", label_smoothing=smoothing
-    )
-    if not smoothing:
-        return LossSums(loss, loss.detach())
-    # With lse = log sum exp: loss = lse - (1 - eps) * gold - eps * mean, nll = lse - gold. The plain loss therefore
-    # needs one more sum over the logits and no second softmax.
-    logits = logits.detach()
-    gold_BT = logits.gather(-1, labels_BT.clamp(min=0)[..., None])[..., 0]
-    excess_BT = (logits.mean(-1) - gold_BT).masked_fill(~counts_BT, 0.0)
-    return LossSums(loss, loss.detach() + smoothing * excess_BT.sum())
+    labels_BT = labels_BT.masked_fill(~counts_BT, IGNORED)
+    logits_NV = logits_BTV.float().flatten(0, 1)
+    return LossSums(*cross_entropy_sums(logits_NV, labels_BT.flatten(), smoothing))
 
 
 def count_labels(batches: Sequence[Batch]) -> int:
