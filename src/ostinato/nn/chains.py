@@ -1,9 +1,10 @@
 """Sub-layers of one new position a sentence as calls of compiled kernels: what cached decoding does at every token.
 
-A token meets few rows and many small operations: what takes time then is to say what is to be done. Where weights are
-dense and attention knows no relative positions, the sub-layers that follow each other are one call, norms and residuals
-included. Where there are more rows, experts, or tokens that were gathered away, keys and values are read by a kernel,
-and the rest is the depth loop's own code (`ostinato.nn.stack`), which is the plain twin of all of it.
+A token meets few rows and many small operations: what takes time then is to say what is to be done. Sub-layers that
+follow each other are one call, norms, residuals and experts included, where attention knows no relative positions and
+`ostinato.nn.links` knows all modules. Where there are more rows, keys and values are read by a kernel, and the rest is
+the depth loop's own code (`ostinato.nn.stack`), which is the plain twin of all of it. What a chain does leaves no
+records of routing.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from threading import get_ident
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-from torch import nn
 
 from ostinato.kernels import (
     MOST_ROWS,
@@ -21,20 +21,13 @@ from ostinato.kernels import (
     CachedKeys,
     Chain,
     FeedForwardLink,
-    NormOf,
-    RouteOf,
     compiled_session,
 )
-from ostinato.nn.attention import Attention
 from ostinato.nn.bank import Banks
 from ostinato.nn.cache import KeyValues, keys_of
-from ostinato.nn.expert_attention import ExpertAttention
-from ostinato.nn.experts import ExpertFeedForward, ExpertMaps, Routed
-from ostinato.nn.feedforward import FeedForward
 from ostinato.nn.keys_in_place import KeyValuesInPlace
-from ostinato.nn.linear import Linear
+from ostinato.nn.links import attention_link, feed_forward_link
 from ostinato.nn.relative import RelativePositions
-from ostinato.nn.routing import Gate
 from ostinato.nn.shapes import Bool, Float, Tensor
 from ostinato.plan import Step, Use
 
@@ -181,58 +174,15 @@ class Chains:
         return _Prepared(Chain(known), of_self, of_cross)
 
     def _link(self, use: Use) -> AttentionLink | FeedForwardLink | None:
-        module = None if use.norm is None else self._banks.norm[use.norm]
-        norm = None if module is None else _norm_of(module)
-        if (module is not None and norm is None) or use.delta is not None or _is_watched(module):
+        norm = None if use.norm is None else self._banks.norm[use.norm]
+        if use.delta is not None or not self.reads(use):
             return None
-        return self._feed_forward(use, norm) if use.kind == "ffn" else self._attention(use, norm)
-
-    def _attention(self, use: Use, norm: NormOf | None) -> AttentionLink | None:
-        module = self._banks.attention(use.kind, use.weights)
-        # Exactly these: what others have put in their place, or look at, must be called.
-        if not self.reads(use):
-            return None
-        if type(module) is ExpertAttention:
-            return self._expert_attention(module, use, norm)
-        if type(module) is not Attention or is_changed(module, module.qkv, module.out):
-            return None
-        weight, bias, output = module.qkv.weight, module.qkv.bias, (module.out.weight, module.out.bias)
-        if not are_plain(weight, bias, *output):
-            return None
-        parts = slice(module.inner), slice(module.inner, None)
-        queries, keys_values = ((weight[part], None if bias is None else bias[part]) for part in parts)
-        made = keys_values if use.kind == "self_attention" else None
-        return AttentionLink(norm, is_before=self._is_pre_norm, queries=queries, keys_values=made, output=output)
-
-    def _expert_attention(self, module: ExpertAttention, use: Use, norm: NormOf | None) -> AttentionLink | None:
-        route = _route_of(module)
-        queries, output = (module.query_EDI, module.query_bias_EI), (module.out_EID, module.out_bias_ED)
-        if route is None or is_changed(module, module.kv) or not are_plain(*queries, *output):
-            return None
-        keys_values = module.kv.weight, module.kv.bias
-        if not are_plain(*keys_values):
-            return None
-        made = keys_values if use.kind == "self_attention" else None
-        maps = {"queries": queries, "keys_values": made, "output": output}
-        return AttentionLink(norm, is_before=self._is_pre_norm, **maps, route=route)
-
-    def _expert_feed_forward(self, module: ExpertFeedForward, norm: NormOf | None) -> FeedForwardLink | None:
-        maps, route = module.experts, _route_of(module)
-        up, down = (maps.up_EDF, maps.up_bias_EF), (maps.down_EFD, maps.down_bias_ED)
-        if route is None or type(maps) is not ExpertMaps or is_changed(maps) or not are_plain(*up, *down):
-            return None
-        return FeedForwardLink(norm, maps.activation, is_before=self._is_pre_norm, up=up, down=down, route=route)
-
-    def _feed_forward(self, use: Use, norm: NormOf | None) -> FeedForwardLink | None:
-        module = self._banks.feed_forward(use.weights)
-        if type(module) is ExpertFeedForward:
-            return self._expert_feed_forward(module, norm)
-        if type(module) is not FeedForward or is_changed(module, module.up, module.down):
-            return None
-        up, down = (module.up.weight, module.up.bias), (module.down.weight, module.down.bias)
-        if not are_plain(*up, *down):
-            return None
-        return FeedForwardLink(norm, module.activation, is_before=self._is_pre_norm, up=up, down=down)
+        if use.kind == "ffn":
+            module = self._banks.feed_forward(use.weights)
+            return feed_forward_link(module, norm, is_before=self._is_pre_norm)
+        attention = self._banks.attention(use.kind, use.weights)
+        makes_keys = use.kind == "self_attention"
+        return attention_link(attention, norm, is_before=self._is_pre_norm, makes_keys=makes_keys)
 
 
 def chains_of(x: Tensor, banks: Banks, owner: object, *, is_pre_norm: bool) -> Chains | None:
@@ -252,56 +202,8 @@ def chains_of(x: Tensor, banks: Banks, owner: object, *, is_pre_norm: bool) -> C
     return found
 
 
-def is_changed(module: nn.Module, *maps: nn.Module) -> bool:
-    """Return whether somebody has put other maps into a module, or looks at what it does."""
-    is_other = any(type(one) not in (Linear, nn.Linear) for one in maps)
-    return is_other or module.training or any(_is_watched(one) for one in (module, *maps))
-
-
-def _is_watched(module: nn.Module | None) -> bool:
-    """Return whether hooks want to see what a module, or any module, is given or gives."""
-    everywhere = torch.nn.modules.module
-    if everywhere._global_forward_hooks or everywhere._global_forward_pre_hooks:
-        return True
-    return module is not None and bool(module._forward_hooks or module._forward_pre_hooks)
-
-
-def _route_of(module: Routed) -> RouteOf | None:
-    """Return a router and its gate as kernels know them; None where they do not, or another backend is asked for."""
-    router, gate = module.router, module.gate
-    if router is None or module.backend != "auto" or type(gate) is not Gate or is_changed(module):
-        return None
-    parts = router.parts()
-    if parts is None or is_changed(router, *parts.maps) or not are_plain(parts.scores_EC):
-        return None
-    hidden = None if parts.hidden is None else (parts.hidden.weight, parts.hidden.bias)
-    if hidden is not None and not are_plain(*hidden):
-        return None
-    temperature = float(router.temperature())
-    scores = parts.scores_EC, hidden, parts.has_tanh, parts.is_normalised, temperature
-    return RouteOf(*scores, gate.k, gate.kind, gate.is_renormalised)
-
-
-def _norm_of(module: nn.Module) -> NormOf | None:
-    """Return a norm as kernels know it; None where they do not."""
-    if not isinstance(module, nn.LayerNorm | nn.RMSNorm):
-        return None
-    bias = module.bias if isinstance(module, nn.LayerNorm) else None
-    if not are_plain(module.weight, bias):
-        return None
-    eps = torch.finfo(torch.float32).eps if module.eps is None else module.eps
-    return NormOf(isinstance(module, nn.RMSNorm), module.weight, bias, module.normalized_shape[0], eps)
-
-
 def _in_rows(keep_BS: Bool[Tensor, "B S"] | None) -> Bool[Tensor, "B S"] | None:
     """Return a keep mask whose rows lie in one stretch each."""
     if keep_BS is None or (keep_BS.stride(1) == 1 and keep_BS.dtype == torch.bool):
         return keep_BS
     return keep_BS.bool().contiguous()
-
-
-def are_plain(*tensors: Tensor | None) -> bool:
-    """Return whether kernels can read these as they lie."""
-    return all(
-        x is None or (x.dtype == torch.float32 and x.device.type == "cpu" and x.is_contiguous()) for x in tensors
-    )

@@ -18,9 +18,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from ostinato.kernels import StickBreakingGate
-from ostinato.nn.chains import are_plain, is_changed
 from ostinato.nn.halting import HaltingPass, Round, unchanged, where_active
 from ostinato.nn.linear import Linear
+from ostinato.nn.links import are_plain, is_changed
 from ostinato.nn.precision import at_least_float32, without_autocast
 from ostinato.nn.rows import Rows
 from ostinato.nn.shapes import Bool, Float, Tensor

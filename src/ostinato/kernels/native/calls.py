@@ -1,6 +1,6 @@
 """The compiled kernels as functions of tensors: float32, on a CPU, rows contiguous, without gradients.
 
-Nothing here looks at what it is given: who calls has made sure of types and shapes (`ostinato.nn.one_call`). Structures
+Nothing here looks at what it is given: who calls has made sure of types and shapes (`ostinato.nn.chains`). Structures
 hold addresses, so every one is kept beside the tensors it points into.
 
 Letters: N rows, B hypotheses, H heads of width K, C choices of a token, D, F widths, S cached positions.
@@ -9,20 +9,13 @@ Letters: N rows, B hypotheses, H heads of width K, C choices of a token, D, F wi
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
-from ctypes import byref, c_float, c_int32, c_int64, c_void_p
+from ctypes import byref, c_float, c_int64, c_void_p
 from functools import lru_cache
-from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ostinato.kernels.activation import Activation
 from ostinato.kernels.native.build import library
-
-_ACTIVATIONS: dict[Activation | None, int] = {None: 0, "relu": 1, "gelu": 2, "geglu": 3}
-_TANH = 4
-_GATES = {"softmax": 0, "topk_softmax": 1, "sigmoid": 2}
 
 _WORTH_A_THREAD = 2**14
 
@@ -40,90 +33,16 @@ _COUNTING = {"act_enter", "stick_halt"}
 """They return a count, the others nothing."""
 
 
-class NormOf(NamedTuple):
-    """A norm over the last dimension: (x - mean) / sqrt(var + eps), or x / sqrt(mean(x^2) + eps), weighted."""
-
-    is_rms: bool
-    weight_D: Tensor | None
-    bias_D: Tensor | None
-    width: int
-    eps: float
-
-
-class RouteOf(NamedTuple):
-    """A router and its gate: scores = (hidden or x) W^T / temperature, of which the k highest are chosen.
-
-    Args:
-        scores_EC: W. hidden: a map before it and its bias; None: there is none. has_tanh: behind that map.
-        is_normalised: scores are cosines; rows of W have length 1 already.
-        k, gate, is_renormalised: see `ostinato.nn.routing.Gate`.
-    """
-
-    scores_EC: Tensor
-    hidden: tuple[Tensor, Tensor | None] | None
-    has_tanh: bool
-    is_normalised: bool
-    temperature: float
-    k: int
-    gate: str
-    is_renormalised: bool
-
-
 class MatrixOf(ctypes.Structure):
-    """A map: weight `[F, D]`, bias `[F]` or none."""
+    """A map: weight `[F, D]`, or those of experts, `[E, D, F]`; bias or none."""
 
     _fields_ = [("weight", c_void_p), ("bias", c_void_p), ("n_in", c_int64), ("n_out", c_int64)]
 
     @classmethod
-    def of(cls, weight_FD: Tensor, bias_F: Tensor | None) -> MatrixOf:
+    def of(cls, weight: Tensor, bias: Tensor | None) -> MatrixOf:
         """Return the map; who calls keeps both."""
-        return cls(weight_FD.data_ptr(), address(bias_F), weight_FD.shape[1], weight_FD.shape[0])
-
-    @classmethod
-    def of_part(cls, weight: Tensor, bias: Tensor | None) -> MatrixOf:
-        """Return a map, or those of experts, `[E, D, F]`, of which a router chooses."""
-        if weight.dim() == 2:
-            return cls.of(weight, bias)
-        return cls(weight.data_ptr(), address(bias), weight.shape[1], weight.shape[2])
-
-
-class _Norm(ctypes.Structure):
-    _fields_ = [
-        *(("weight", c_void_p), ("bias", c_void_p), ("width", c_int64)),
-        *(("eps", c_float), ("kind", c_int32), ("is_before", c_int32)),
-    ]
-
-    @classmethod
-    def of(cls, norm: NormOf | None, *, is_before: bool) -> _Norm:
-        if norm is None:
-            return cls()
-        return cls(address(norm.weight_D), address(norm.bias_D), norm.width, norm.eps, norm.is_rms, is_before)
-
-
-class _Route(ctypes.Structure):
-    _fields_ = [
-        *(("hidden", MatrixOf), ("scores", MatrixOf), ("is_normalised", c_int64)),
-        *(("n_chosen", c_int64), ("gate", c_int64), ("is_renormalised", c_int64)),
-        *(("hidden_activation", c_int64), ("factor", c_float)),
-    ]
-
-    @classmethod
-    def of(cls, route: RouteOf) -> _Route:
-        hidden = MatrixOf() if route.hidden is None else MatrixOf.of(*route.hidden)
-        gate = route.k, _GATES[route.gate], route.is_renormalised
-        scores = MatrixOf.of(route.scores_EC, None)
-        return cls(hidden, scores, route.is_normalised, *gate, _TANH * route.has_tanh, 1.0 / route.temperature)
-
-
-class _Attention(ctypes.Structure):
-    _fields_ = [
-        *(("norm", _Norm), ("route", c_void_p)),
-        *(("queries", MatrixOf), ("keys_values", MatrixOf), ("output", MatrixOf)),
-    ]
-
-
-class _FeedForward(ctypes.Structure):
-    _fields_ = [("norm", _Norm), ("route", c_void_p), ("up", MatrixOf), ("down", MatrixOf), ("activation", c_int64)]
+        n_in, n_out = weight.shape[1:] if weight.dim() == 3 else weight.shape[::-1]
+        return cls(weight.data_ptr(), address(bias), n_in, n_out)
 
 
 class _Keys(ctypes.Structure):
@@ -133,10 +52,6 @@ class _Keys(ctypes.Structure):
         *(("keep", c_void_p), ("keep_stride", c_int64), ("n_beams", c_int64), ("rows", c_void_p)),
         *(("n_heads", c_int64), ("d_head", c_int64), ("n_choices", c_int64), ("scale", c_float)),
     ]
-
-
-class _Link(ctypes.Structure):
-    _fields_ = [("attention", c_void_p), ("feed_forward", c_void_p), ("keys", c_void_p)]
 
 
 class CachedKeys:
@@ -182,110 +97,6 @@ class CachedKeys:
         if rows is not rows_N:
             keys.rows = address(rows_N)
         return self
-
-
-Map = tuple[Tensor, Tensor | None]
-"""Weight and bias: `[F, D]` and `[F]`, or those of experts, `[E, D, F]` and `[E, F]`."""
-
-
-class _Routes:
-    """Where the rows of a sub-layer go: to experts, or all the same way.
-
-    Args:
-        route: None: there are no experts. maps: all of the sub-layer's.
-    """
-
-    def __init__(self, route: RouteOf | None, *maps: Map) -> None:
-        self._route = None if route is None else _Route.of(route)
-        self.address = None if self._route is None else ctypes.addressof(self._route)
-        self.k, hidden = (1, None) if route is None else (route.k, route.hidden)
-        self.width = 0 if hidden is None else hidden[0].shape[0]
-        run = [weight if weight.dim() == 2 else weight[: self.k] for weight, _ in maps]
-        self.n_weights = sum(weight.numel() for weight in run)
-
-
-class AttentionLink:
-    """One attention sub-layer of a new position a sentence: norm, projections, reading, and what they are added to.
-
-    Args:
-        norm: None: there is none. is_before: pre-norm.
-        queries, keys_values, output: keys_values None: they are made elsewhere.
-        route: with it queries and output are those of experts.
-    """
-
-    def __init__(
-        self,
-        norm: NormOf | None,
-        *,
-        is_before: bool,
-        queries: Map,
-        keys_values: Map | None,
-        output: Map,
-        route: RouteOf | None = None,
-    ) -> None:
-        made = MatrixOf() if keys_values is None else MatrixOf.of(*keys_values)
-        routes = _Routes(route, queries, output, *(() if keys_values is None else (keys_values,)))
-        self._held: Any = (norm, queries, keys_values, output, route, routes)
-        of_norm, maps = _Norm.of(norm, is_before=is_before), (MatrixOf.of_part(*queries), made)
-        self.call = _Attention(of_norm, routes.address, *maps, MatrixOf.of_part(*output))
-        # Queries, keys and values, what is read, and what a router makes in between.
-        self.width = 2 * routes.k * maps[0].n_out + made.n_out + routes.width
-        self.n_weights = routes.n_weights
-
-
-class FeedForwardLink:
-    """One feed-forward sub-layer: norm, both maps, and what they are added to. Arguments as of `AttentionLink`."""
-
-    def __init__(
-        self,
-        norm: NormOf | None,
-        activation: Activation,
-        *,
-        is_before: bool,
-        up: Map,
-        down: Map,
-        route: RouteOf | None = None,
-    ) -> None:
-        routes = _Routes(route, up, down)
-        self._held: Any = (norm, up, down, route, routes)
-        first, second = MatrixOf.of_part(*up), MatrixOf.of_part(*down)
-        of_norm = _Norm.of(norm, is_before=is_before)
-        self.call = _FeedForward(of_norm, routes.address, first, second, _ACTIVATIONS[activation])
-        self.width = routes.k * (second.n_in + (first.n_out if activation == "geglu" else 0)) + routes.width
-        self.n_weights = routes.n_weights
-
-
-class Chain:
-    """Sub-layers that follow each other, in one call."""
-
-    def __init__(self, links: Sequence[AttentionLink | FeedForwardLink]) -> None:
-        self._held: Any = links
-        self._links = (_Link * len(links))()
-        for made, link in zip(self._links, links, strict=True):
-            name = "attention" if isinstance(link, AttentionLink) else "feed_forward"
-            setattr(made, name, ctypes.addressof(link.call))
-        self._width = max(link.width for link in links)
-        self._n_weights = sum(link.n_weights for link in links)
-        self._keys: list[CachedKeys | None] = [None] * len(links)
-
-    def read(self, index: int, keys: CachedKeys) -> None:
-        """Say what the attention at this place in the chain reads."""
-        if self._keys[index] is not keys:
-            self._keys[index] = keys
-            self._links[index].keys = ctypes.addressof(keys.keys)
-
-    def __call__(self, x_ND: Tensor, shown_ND: Tensor | None = None) -> Tensor:
-        """Return the states after the last sub-layer.
-
-        Args:
-            shown_ND: what an attention in the first place makes keys and values of; None: the states. New keys and
-                values are put at the last position.
-        """
-        N, D = x_ND.shape
-        y_ND, work = torch.empty_like(x_ND), room(N * (D + self._width))
-        addresses = (x_ND.data_ptr(), address(shown_ND), y_ND.data_ptr(), work.data_ptr())
-        kernels().chain(self._links, len(self._links), *addresses, N, D, n_threads(N * self._n_weights))
-        return y_ND
 
 
 def few_rows(x_ND: Tensor, weight_FD: Tensor, bias_F: Tensor | None) -> Tensor:

@@ -50,7 +50,8 @@ static void choose(const Route *r, const float *scores, Chosen *chosen) {
         if (r->gate == SOFTMAX) chosen[c].gate /= all;
         sum += chosen[c].gate;
     }
-    const float part = r->gate == TOPK_SOFTMAX ? sum : r->is_renormalised ? sum + LEAST_SUM : 1.0f;
+    const int is_of_all = r->gate == SOFTMAX && r->is_renormalised;
+    const float part = r->gate == TOPK_SOFTMAX ? sum : is_of_all ? sum + LEAST_SUM : 1.0f;
     for (int64_t c = 0; c < K; c++) chosen[c].gate /= part;
 }
 

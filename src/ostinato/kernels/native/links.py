@@ -1,0 +1,198 @@
+"""Sub-layers of a new position a sentence as compiled kernels, any number of them in one call.
+
+Structures hold addresses, so every one is kept beside the tensors it points into. Letters: N rows, D, F widths, E
+experts, C width of what their scores are made of.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from ctypes import c_float, c_int32, c_int64, c_void_p
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ostinato.kernels.activation import Activation
+from ostinato.kernels.native.calls import CachedKeys, MatrixOf, address, kernels, n_threads, room
+
+_ACTIVATIONS: dict[Activation | None, int] = {None: 0, "relu": 1, "gelu": 2, "geglu": 3}
+_TANH = 4
+_GATES = {"softmax": 0, "topk_softmax": 1, "sigmoid": 2}
+
+
+class NormOf(NamedTuple):
+    """A norm over the last dimension: (x - mean) / sqrt(var + eps), or x / sqrt(mean(x^2) + eps), weighted."""
+
+    is_rms: bool
+    weight_D: Tensor | None
+    bias_D: Tensor | None
+    width: int
+    eps: float
+
+
+class RouteOf(NamedTuple):
+    """A router and its gate: scores = (hidden or x) W^T / temperature, of which the k highest are chosen.
+
+    Args:
+        scores_EC: W. hidden: a map before it and its bias; None: there is none. has_tanh: behind that map.
+        is_normalised: scores are cosines; rows of W have length 1 already.
+        k, gate, is_renormalised: see `ostinato.nn.routing.Gate`.
+    """
+
+    scores_EC: Tensor
+    hidden: tuple[Tensor, Tensor | None] | None
+    has_tanh: bool
+    is_normalised: bool
+    temperature: float
+    k: int
+    gate: str
+    is_renormalised: bool
+
+
+class _Norm(ctypes.Structure):
+    _fields_ = [
+        *(("weight", c_void_p), ("bias", c_void_p), ("width", c_int64)),
+        *(("eps", c_float), ("kind", c_int32), ("is_before", c_int32)),
+    ]
+
+    @classmethod
+    def of(cls, norm: NormOf | None, *, is_before: bool) -> _Norm:
+        if norm is None:
+            return cls()
+        return cls(address(norm.weight_D), address(norm.bias_D), norm.width, norm.eps, norm.is_rms, is_before)
+
+
+class _Route(ctypes.Structure):
+    _fields_ = [
+        *(("hidden", MatrixOf), ("scores", MatrixOf), ("is_normalised", c_int64)),
+        *(("n_chosen", c_int64), ("gate", c_int64), ("is_renormalised", c_int64)),
+        *(("hidden_activation", c_int64), ("factor", c_float)),
+    ]
+
+    @classmethod
+    def of(cls, route: RouteOf) -> _Route:
+        hidden = MatrixOf() if route.hidden is None else MatrixOf.of(*route.hidden)
+        gate = route.k, _GATES[route.gate], route.is_renormalised
+        scores = MatrixOf.of(route.scores_EC, None)
+        return cls(hidden, scores, route.is_normalised, *gate, _TANH * route.has_tanh, 1.0 / route.temperature)
+
+
+class _Attention(ctypes.Structure):
+    _fields_ = [
+        *(("norm", _Norm), ("route", c_void_p)),
+        *(("queries", MatrixOf), ("keys_values", MatrixOf), ("output", MatrixOf)),
+    ]
+
+
+class _FeedForward(ctypes.Structure):
+    _fields_ = [("norm", _Norm), ("route", c_void_p), ("up", MatrixOf), ("down", MatrixOf), ("activation", c_int64)]
+
+
+class _Link(ctypes.Structure):
+    _fields_ = [("attention", c_void_p), ("feed_forward", c_void_p), ("keys", c_void_p)]
+
+
+Map = tuple[Tensor, Tensor | None]
+"""Weight and bias: `[F, D]` and `[F]`, or those of experts, `[E, D, F]` and `[E, F]`."""
+
+
+class _Routes:
+    """Where the rows of a sub-layer go: to experts, or all the same way.
+
+    Args:
+        route: None: there are no experts. maps: all of the sub-layer's.
+    """
+
+    def __init__(self, route: RouteOf | None, *maps: Map) -> None:
+        self._route = None if route is None else _Route.of(route)
+        self.address = None if self._route is None else ctypes.addressof(self._route)
+        self.k, hidden = (1, None) if route is None else (route.k, route.hidden)
+        self.width = 0 if hidden is None else hidden[0].shape[0]
+        run = [weight if weight.dim() == 2 else weight[: self.k] for weight, _ in maps]
+        self.n_weights = sum(weight.numel() for weight in run)
+
+
+class AttentionLink:
+    """One attention sub-layer of a new position a sentence: norm, projections, reading, and what they are added to.
+
+    Args:
+        norm: None: there is none. is_before: pre-norm.
+        queries, keys_values, output: keys_values None: they are made elsewhere.
+        route: with it queries and output are those of experts.
+    """
+
+    def __init__(
+        self,
+        norm: NormOf | None,
+        *,
+        is_before: bool,
+        queries: Map,
+        keys_values: Map | None,
+        output: Map,
+        route: RouteOf | None = None,
+    ) -> None:
+        made = MatrixOf() if keys_values is None else MatrixOf.of(*keys_values)
+        routes = _Routes(route, queries, output, *(() if keys_values is None else (keys_values,)))
+        self._held: Any = (norm, queries, keys_values, output, route, routes)
+        of_norm, maps = _Norm.of(norm, is_before=is_before), (MatrixOf.of(*queries), made)
+        self.call = _Attention(of_norm, routes.address, *maps, MatrixOf.of(*output))
+        # Queries, keys and values, what is read, and what a router makes in between.
+        self.width = 2 * routes.k * maps[0].n_out + made.n_out + routes.width
+        self.n_weights = routes.n_weights
+
+
+class FeedForwardLink:
+    """One feed-forward sub-layer: norm, both maps, and what they are added to. Arguments as of `AttentionLink`."""
+
+    def __init__(
+        self,
+        norm: NormOf | None,
+        activation: Activation,
+        *,
+        is_before: bool,
+        up: Map,
+        down: Map,
+        route: RouteOf | None = None,
+    ) -> None:
+        routes = _Routes(route, up, down)
+        self._held: Any = (norm, up, down, route, routes)
+        first, second = MatrixOf.of(*up), MatrixOf.of(*down)
+        of_norm = _Norm.of(norm, is_before=is_before)
+        self.call = _FeedForward(of_norm, routes.address, first, second, _ACTIVATIONS[activation])
+        self.width = routes.k * (second.n_in + (first.n_out if activation == "geglu" else 0)) + routes.width
+        self.n_weights = routes.n_weights
+
+
+class Chain:
+    """Sub-layers that follow each other, in one call."""
+
+    def __init__(self, links: Sequence[AttentionLink | FeedForwardLink]) -> None:
+        self.links = links
+        self._links = (_Link * len(links))()
+        for made, link in zip(self._links, links, strict=True):
+            name = "attention" if isinstance(link, AttentionLink) else "feed_forward"
+            setattr(made, name, ctypes.addressof(link.call))
+        self._width = max(link.width for link in links)
+        self._n_weights = sum(link.n_weights for link in links)
+        self._keys: list[CachedKeys | None] = [None] * len(links)
+
+    def read(self, index: int, keys: CachedKeys) -> None:
+        """Say what the attention at this place in the chain reads."""
+        if self._keys[index] is not keys:
+            self._keys[index] = keys
+            self._links[index].keys = ctypes.addressof(keys.keys)
+
+    def __call__(self, x_ND: Tensor, shown_ND: Tensor | None = None) -> Tensor:
+        """Return the states after the last sub-layer.
+
+        Args:
+            shown_ND: what an attention in the first place makes keys and values of; None: the states. New keys and
+                values are put at the last position.
+        """
+        N, D = x_ND.shape
+        y_ND, work = torch.empty_like(x_ND), room(N * (D + self._width))
+        addresses = (x_ND.data_ptr(), address(shown_ND), y_ND.data_ptr(), work.data_ptr())
+        kernels().chain(self._links, len(self._links), *addresses, N, D, n_threads(N * self._n_weights))
+        return y_ND

@@ -1,0 +1,141 @@
+"""Sub-layers of experts by compiled kernels against the modules themselves, and which modules kernels leave alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from ostinato.kernels import CachedKeys, Chain
+from ostinato.kernels.native import library
+from ostinato.nn.expert_attention import ExpertAttention
+from ostinato.nn.experts import ExpertFeedForward, ExpertMaps
+from ostinato.nn.links import attention_link, feed_forward_link
+from ostinato.nn.routing import Gate, HypersphereRouter, LinearRouter, MlpRouter, Router
+from ostinato.training.threads import cpu_threads
+
+pytestmark = pytest.mark.skipif(library() is None, reason="no C compiler here")
+LENGTH = 5
+
+
+def a_router(kind: str, d_model: int, n_experts: int) -> Router:
+    if kind == "linear":
+        return LinearRouter(d_model, n_experts)
+    if kind == "mlp":
+        return MlpRouter(d_model, n_experts, dropout=0.3)
+    flags = {"is_normalised": kind != "projected", "has_projection": kind != "cosine"}
+    return HypersphereRouter(d_model, n_experts, 3, temperature=0.2, **flags)
+
+
+@st.composite
+def routes(draw: st.DrawFn, d_model: int) -> tuple[Router, Gate]:
+    n_experts = draw(st.integers(2, 5))
+    kind = draw(st.sampled_from(["softmax", "topk_softmax", "sigmoid"]))
+    k, is_renormalised = draw(st.integers(2, n_experts)), draw(st.booleans())
+    router = a_router(
+        draw(st.sampled_from(["linear", "mlp", "hypersphere", "cosine", "projected"])), d_model, n_experts
+    )
+    return router, Gate(kind, k, n_experts, is_renormalised)
+
+
+def randomised(module: nn.Module, seed: int) -> None:
+    make = torch.Generator().manual_seed(seed)
+    for name, parameter in module.named_parameters():
+        if "tau" not in name:
+            parameter.data = torch.randn(parameter.shape, generator=make) / max(1, parameter.shape[-1]) ** 0.5
+    module.eval()
+
+
+def attended(module: ExpertAttention, x_ND: Tensor, seen_ND: Tensor, kv_2NHSK: Tensor) -> Tensor:
+    """Return what an attention of experts gives, whose last keys and values are made of `seen_ND`; plainly."""
+    N, H, K = x_ND.shape[0], module.n_heads, module.d_head
+    decision = module.route(x_ND)
+    q_NCHK = module.queries(x_ND, decision).view(N, -1, H, K)
+    kv_2NHSK[:, :, :, LENGTH - 1] = module.keys_values(seen_ND).view(N, 2, H, K).transpose(0, 1)
+    keys, values = kv_2NHSK[:, :, :, :LENGTH]
+    weights = torch.softmax(module.scale * torch.einsum("nchk,nhsk->nchs", q_NCHK, keys), -1)
+    return module.output(torch.einsum("nchs,nhsk->nchk", weights, values).reshape(N, -1), decision)
+
+
+@settings(max_examples=120, deadline=None, derandomize=True, database=None)
+@given(st.data())
+def test_experts_in_a_chain_are_the_modules(data: st.DataObject) -> None:
+    draw = data.draw
+    N, D, is_before = draw(st.integers(1, 9)), draw(st.sampled_from([6, 32, 37])), draw(st.booleans())
+    H, K, F = draw(st.integers(1, 4)), draw(st.sampled_from([4, 16])), draw(st.sampled_from([5, 16, 70]))
+    bias, seed = draw(st.booleans()), draw(st.integers(0, 999))
+    of_attention, of_maps = draw(routes(D)), draw(routes(D))
+    attention = ExpertAttention(*of_attention, D, H, K, bias=bias, dropout=0.2)
+    activation = draw(st.sampled_from(["relu", "gelu", "geglu"]))
+    maps = ExpertMaps(of_maps[1].n_experts, D, F, activation, bias=bias, dropout=0.2)
+    experts, norms = ExpertFeedForward(*of_maps, maps), [nn.LayerNorm(D), nn.RMSNorm(D)]
+    for i, module in enumerate((attention, experts, *norms)):
+        randomised(module, seed + i)
+    make = torch.Generator().manual_seed(seed)
+    x_ND, shown_ND = torch.randn(N, D, generator=make), torch.randn(N, D, generator=make)
+    kv_2NHSK = torch.randn(2, N, H, 8, K, generator=make)
+
+    def entered(norm: nn.Module, states_ND: Tensor) -> Tensor:
+        return norm(states_ND) if is_before else states_ND
+
+    def left(norm: nn.Module, states_ND: Tensor) -> Tensor:
+        return states_ND if is_before else norm(states_ND)
+
+    with torch.no_grad():
+        written = kv_2NHSK.clone()
+        read_ND = attended(attention, entered(norms[0], x_ND), entered(norms[0], shown_ND), written)
+        between_ND = left(norms[0], x_ND + read_ND)
+        inner_ND = entered(norms[1], between_ND)
+        expected = left(norms[1], between_ND + experts(inner_ND, experts.route(inner_ND)))
+        first = attention_link(attention, norms[0], is_before=is_before, makes_keys=True)
+        second = feed_forward_link(experts, norms[1], is_before=is_before)
+        assert first is not None
+        assert second is not None
+        chain = Chain([first, second])
+        for n in (1, 2, 3):
+            found = CachedKeys(kv_2NHSK.clone(), attention.scale, attention.n_choices)
+            chain.read(0, found.see(LENGTH))
+            with cpu_threads(n):
+                torch.testing.assert_close(chain(x_ND, shown_ND), expected, rtol=2e-4, atol=2e-4)
+            torch.testing.assert_close(found.kv_2RHSK, written, rtol=1e-4, atol=1e-4)
+
+
+class OtherGate(Gate):
+    """A gate that somebody has put in place of another."""
+
+
+class OtherRouter(LinearRouter):
+    """A router that somebody has put in place of another."""
+
+
+CHANGES = ["nothing", "hook", "router's hook", "map's hook", "other gate", "other router", "backend", "training"]
+
+
+@pytest.mark.parametrize("what", [*CHANGES, "float64", "one expert"])
+def test_experts_that_somebody_has_changed_are_called(what: str) -> None:
+    gate = (OtherGate if what == "other gate" else Gate)("softmax", 2, 3)
+    router: Router | None = OtherRouter(4, 3) if what == "other router" else MlpRouter(4, 3)
+    if what == "one expert":
+        router, gate = None, Gate("softmax", 1, 1)
+    maps = ExpertMaps(gate.n_experts, 4, 6, "relu", bias=True, dropout=0.0)
+    experts = ExpertFeedForward(router, gate, maps)
+    attention = ExpertAttention(router, gate, 4, 1, 4, bias=True, dropout=0.0)
+    for module, own in ((experts, maps), (attention, attention.kv)):
+        module.eval()
+        if what.endswith("hook"):
+            looked_at = {"hook": module, "router's hook": router, "map's hook": own}[what]
+            assert looked_at is not None
+            looked_at.register_forward_hook(lambda *given: None)
+        elif what == "backend":
+            module.backend = "loop"
+        elif what == "training":
+            module.train()
+        elif what == "float64":
+            module.double()
+    links = (
+        feed_forward_link(experts, None, is_before=True),
+        attention_link(attention, None, is_before=True, makes_keys=True),
+    )
+    assert [link is not None for link in links] == [what == "nothing"] * 2
