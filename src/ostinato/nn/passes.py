@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from ostinato.nn.attention import Visibility
 from ostinato.nn.cache import Cache, KeysOf, keys_of
 from ostinato.nn.chains import Chains, HaltedKeys
-from ostinato.nn.halting import Round
-from ostinato.nn.rows import Rows
+from ostinato.nn.halting import HaltingPass, Round
+from ostinato.nn.rows import Rows, kept_and_halted
 from ostinato.nn.shapes import Bool, Int, Tensor
 from ostinato.nn.types import CaptureKey, Routing
 from ostinato.plan import Plan
@@ -131,3 +131,16 @@ def last_uses(plan: Plan, *, is_pre_norm: bool) -> dict[KeysOf, int]:
         for use in step.uses
         if use.kind == "self_attention"
     }
+
+
+def narrow(
+    index: int, active_N: Tensor, states_ND: Tensor, halting: HaltingPass, halted: tuple[Halted, ...]
+) -> tuple[Tensor, tuple[Halted, ...]]:
+    """Gather away the rows that take no part in a round; return the states of the others, and who is away."""
+    kept_M, halted_L = kept_and_halted(active_N)
+    rows = halting.rows
+    shown_LD = halting.narrow(kept_M, halted_L, states_ND)
+    places_L = halted_L if rows.index_N is None else rows.index_N[halted_L]
+    # Before the first round it is padding, at which nobody looks.
+    gone = (Halted(index, places_L, shown_LD),) if index else ()
+    return states_ND.index_select(0, kept_M), halted + gone

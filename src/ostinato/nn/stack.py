@@ -22,17 +22,17 @@ from torch.utils.checkpoint import checkpoint
 from ostinato.kernels import Draws, add_dropped, current_sums, drop, read_cache, summing
 from ostinato.nn.attention import Attention, Visibility
 from ostinato.nn.bank import Banks
-from ostinato.nn.cache import Cache, KeysOf, KeyValues, Window, keys_of
+from ostinato.nn.cache import Cache, KeyValues, Window, keys_of
 from ostinato.nn.chains import chains_of
 from ostinato.nn.clock import now
 from ostinato.nn.expert_attention import ExpertAttention
 from ostinato.nn.experts import Decision, Routed
 from ostinato.nn.feedforward import FeedForward
 from ostinato.nn.halting import WHOLE, HaltingPass, HaltingRule, NoHalting, unchanged
-from ostinato.nn.passes import Halted, Here, Known, Pass, last_uses
+from ostinato.nn.passes import Halted, Here, Known, Pass, last_uses, narrow
 from ostinato.nn.positions import PositionSignal, positions_from_keep
 from ostinato.nn.relative import bias_of_queries, repeat_for_choices
-from ostinato.nn.rows import Rows, kept_and_halted, lay_rows
+from ostinato.nn.rows import Rows, lay_rows
 from ostinato.nn.separable import SeparableConv
 from ostinato.nn.shapes import Bool, Float, Int, Tensor
 from ostinato.nn.types import StackOutput
@@ -68,9 +68,9 @@ class Stack:
         has_prefix: bool = False,
         halting: HaltingRule | None = None,
     ) -> None:
+        self.is_pre_norm = placement == "pre"
         self.plan = plan
         self.banks = banks
-        self.is_pre_norm = placement == "pre"
         self.dropout = dropout
         self.draws: Draws = "auto"
         self.signal = signal
@@ -85,8 +85,16 @@ class Stack:
         uses = (use for use in plan.uses() if use.kind == "ffn")
         self._mixes_columns = any(isinstance(banks.feed_forward(use.weights), SeparableConv) for use in uses)
         self.checkpoint_activations = False
-        # Of the plan that ran last: to find them takes as long as a round of decoding.
-        self._last_uses: tuple[Plan, dict[KeysOf, int]] | None = None
+
+    @property
+    def plan(self) -> Plan:
+        """What runs at every step; another one may be set that uses the same weights."""
+        return self._plan
+
+    @plan.setter
+    def plan(self, plan: Plan) -> None:
+        # Every token of a decoding asks for it.
+        self._plan, self._last_uses = plan, last_uses(plan, is_pre_norm=self.is_pre_norm)
 
     @property
     def final_norm(self) -> str | None:
@@ -169,14 +177,13 @@ class Stack:
         gathers = self._gathers(rule)
         # Rounds to come reuse keys and values of tokens that have halted. To keep any is what recomputed steps avoid.
         if gathers and not isinstance(rule, NoHalting) and not self._recomputes(run):
-            if self._last_uses is None or self._last_uses[0] is not plan:
-                self._last_uses = plan, last_uses(plan, is_pre_norm=self.is_pre_norm)
-            run.last_uses = self._last_uses[1]
+            is_own = plan is self.plan
+            run.last_uses = self._last_uses if is_own else last_uses(plan, is_pre_norm=self.is_pre_norm)
         halted: tuple[Halted, ...] = ()
         for index, steps in self._rounds(plan, rule, run):
             active_N = halting.active(index, states_ND)
             if gathers and active_N is not None and self._pays(halting):
-                states_ND, halted = _narrow(index, active_N, states_ND, halting, halted)
+                states_ND, halted = narrow(index, active_N, states_ND, halting, halted)
             # Later tokens of a cached pass may go deeper, and look at these.
             if not halting.n_active and (gathers or run.cache is None):
                 self._complete(plan, index, run, states_ND, halting.rows, halted)
@@ -481,16 +488,3 @@ def _prefix(positions: Int[Tensor, "#B S"], lengths_B: Int[Tensor, "B"] | None) 
 def router_name(use: Use) -> str:
     """Return the name of the router of a sub-layer with experts: steps that share the sub-layer share it."""
     return f"{use.kind}.{use.weights}"
-
-
-def _narrow(
-    index: int, active_N: Tensor, states_ND: Tensor, halting: HaltingPass, halted: tuple[Halted, ...]
-) -> tuple[Tensor, tuple[Halted, ...]]:
-    """Gather away the rows that take no part in a round; return the states of the others, and who is away."""
-    kept_M, halted_L = kept_and_halted(active_N)
-    rows = halting.rows
-    shown_LD = halting.narrow(kept_M, halted_L, states_ND)
-    places_L = halted_L if rows.index_N is None else rows.index_N[halted_L]
-    # Before the first round it is padding, at which nobody looks.
-    gone = (Halted(index, places_L, shown_LD),) if index else ()
-    return states_ND.index_select(0, kept_M), halted + gone

@@ -78,7 +78,7 @@ class StackOutput:
     Args:
         states_BTD: output states (after the final norm of a pre-norm stack).
         halting: None where no token can halt. depth_cost: mean over real tokens, see the rule's `aux_loss`.
-        routings: in the order they happened.
+        routings: in the order they happened; none of sub-layers that compiled kernels ran in a cached step.
         captures: what `request` named, by (stack, step, kind, what).
     """
 
