@@ -34,13 +34,16 @@ from ostinato.plan import Step, Use
 if TYPE_CHECKING:
     from ostinato.nn.passes import Here, Pass
 
+_MORE_OF_EXPERTS = 8
+"""Times as many rows, where plain code would sort and gather them."""
 _Place = tuple[Step, Use]
 
 
 class _Prepared(NamedTuple):
-    """A chain, and where in it attention stands."""
+    """A chain, how many times `MOST_ROWS` it takes, and where in it attention stands."""
 
     chain: Chain
+    more_rows: int
     self_attention: list[tuple[int, _Place]]
     cross_attention: list[tuple[int, _Place]]
 
@@ -71,16 +74,14 @@ class Chains:
 
     def run(self, states_ND: Float[Tensor, "N D"], places: Sequence[_Place], run: Pass, here: Here) -> Tensor | None:
         """Return the states after some sub-layers that follow each other; None where plain code must run them."""
-        if states_ND.shape[0] > MOST_ROWS:
-            return None
         (first, use), (last, _) = places[0], places[-1]
         key = first.index, last.index, use.kind if len(places) == 1 else ""
         if key not in self._prepared:
             self._prepared[key] = self._prepare(places)
         prepared = self._prepared[key]
-        if prepared is None:
+        if prepared is None or states_ND.shape[0] > MOST_ROWS * prepared.more_rows:
             return None
-        chain, of_self, of_cross = prepared
+        chain, _, of_self, of_cross = prepared
         shown_ND: Tensor | None = here.around.visible(states_ND)
         if shown_ND is states_ND:
             shown_ND = None
@@ -171,7 +172,8 @@ class Chains:
             [(index, place) for index, place in enumerate(places) if place[1].kind == kind]
             for kind in ("self_attention", "cross_attention")
         )
-        return _Prepared(Chain(known), of_self, of_cross)
+        more_rows = _MORE_OF_EXPERTS if any(link.call.route for link in known) else 1
+        return _Prepared(Chain(known), more_rows, of_self, of_cross)
 
     def _link(self, use: Use) -> AttentionLink | FeedForwardLink | None:
         norm = None if use.norm is None else self._banks.norm[use.norm]

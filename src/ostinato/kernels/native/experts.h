@@ -8,6 +8,8 @@
 #ifndef OSTINATO_EXPERTS_H
 #define OSTINATO_EXPERTS_H
 
+#include <string.h>
+
 #include "products.h"
 
 enum { SOFTMAX = 0, TOPK_SOFTMAX = 1, SIGMOID = 2 };
@@ -77,56 +79,90 @@ static void route(const Route *r, const float *x, const float *hidden, int64_t n
     }
 }
 
-/* `n_vecs` vectors of outputs from f on: y = gate (x W_e + b_e), or that added to y. Even and odd inputs have sums of their
- * own, so that one does not wait for the other. */
-INLINE void expert_block(int n_vecs, const float *x, const Matrix *m, int64_t expert, int64_t f, float gate, int adds, float *y) {
+/* What an expert makes of a row: y += gate (x W_e + b_e). */
+typedef struct {
+    const float *x;
+    float *y, gate;
+} Visit;
+
+#define MOST_VISITS 4
+
+/* `n_vecs` vectors of outputs from f on, of some rows. Even and odd inputs have sums of their own: a sum alone would wait for
+ * itself. */
+INLINE void expert_block(int n_rows, int n_vecs, const Visit *visits, const Matrix *m, int64_t expert, int64_t f) {
     const int64_t D = m->n_in, F = m->n_out;
     const float *w = m->weight + expert * D * F + f;
-    vec even[4], odd[4];
+    vec even[MOST_VISITS][4], odd[MOST_VISITS][4];
     int64_t d = 0;
 #pragma GCC unroll 4
-    for (int i = 0; i < n_vecs; i++) even[i] = odd[i] = (vec){0};
+    for (int n = 0; n < n_rows; n++)
+#pragma GCC unroll 4
+        for (int i = 0; i < n_vecs; i++) even[n][i] = odd[n][i] = (vec){0};
     for (; d + 2 <= D; d += 2) {
 #pragma GCC unroll 4
         for (int i = 0; i < n_vecs; i++) {
-            even[i] += x[d] * load(w + d * F + i * LANES);
-            odd[i] += x[d + 1] * load(w + (d + 1) * F + i * LANES);
+            const vec first = load(w + d * F + i * LANES), second = load(w + (d + 1) * F + i * LANES);
+#pragma GCC unroll 4
+            for (int n = 0; n < n_rows; n++) {
+                even[n][i] += visits[n].x[d] * first;
+                odd[n][i] += visits[n].x[d + 1] * second;
+            }
         }
     }
 #pragma GCC unroll 4
-    for (int i = 0; i < n_vecs; i++) {
-        vec sum = even[i] + odd[i];
-        if (d < D) sum += x[d] * load(w + d * F + i * LANES);
-        if (m->bias) sum += load(m->bias + expert * F + f + i * LANES);
-        sum *= gate;
-        if (adds) sum += load(y + f + i * LANES);
-        store(y + f + i * LANES, sum);
-    }
+    for (int n = 0; n < n_rows; n++)
+#pragma GCC unroll 4
+        for (int i = 0; i < n_vecs; i++) {
+            vec sum = even[n][i] + odd[n][i];
+            if (d < D) sum += visits[n].x[d] * load(w + d * F + i * LANES);
+            if (m->bias) sum += load(m->bias + expert * F + f + i * LANES);
+            float *y = visits[n].y + f + i * LANES;
+            store(y, load(y) + visits[n].gate * sum);
+        }
 }
 
-/* Outputs `first` to before `last` of what one expert makes of one row. */
-static void expert_row(const float *x, const Matrix *m, int64_t expert, float gate, int adds, Share columns, float *y) {
+/* Some columns of a block of rows that chose the same expert. */
+INLINE void expert_columns(int n_rows, int n_vecs, const Visit *visits, const Matrix *m, int64_t expert, Share columns) {
     const int64_t D = m->n_in, F = m->n_out;
     int64_t f = columns.first;
-    for (; f + 4 * LANES <= columns.last; f += 4 * LANES) expert_block(4, x, m, expert, f, gate, adds, y);
-    for (; f + LANES <= columns.last; f += LANES) expert_block(1, x, m, expert, f, gate, adds, y);
-    for (; f < columns.last; f++) {
-        float sum = m->bias ? m->bias[expert * F + f] : 0;
-        for (int64_t d = 0; d < D; d++) sum += x[d] * m->weight[(expert * D + d) * F + f];
-        y[f] = gate * sum + (adds ? y[f] : 0);
+    for (; f + n_vecs * LANES <= columns.last; f += n_vecs * LANES) expert_block(n_rows, n_vecs, visits, m, expert, f);
+    for (; f + LANES <= columns.last; f += LANES) expert_block(n_rows, 1, visits, m, expert, f);
+    for (; f < columns.last; f++)
+        for (int n = 0; n < n_rows; n++) {
+            float sum = m->bias ? m->bias[expert * F + f] : 0;
+            for (int64_t d = 0; d < D; d++) sum += visits[n].x[d] * m->weight[(expert * D + d) * F + f];
+            visits[n].y[f] += visits[n].gate * sum;
+        }
+}
+
+/* Some columns of what all choices make, expert by expert, so that one's weights are read once for a few rows. Choice c of
+ * row n reads x [n, k, D] or, with `is_shared`, x [n, D], and adds to y [n, k, F] or, with `is_summed`, y [n, F]. */
+static void visit_experts(const float *x, int is_shared, const Matrix *m, const Route *r, const Chosen *chosen, int64_t n,
+                          Share columns, float *y, int is_summed) {
+    const int64_t D = m->n_in, F = m->n_out, k = r->n_chosen, E = r->scores.n_out;
+    for (int64_t row = 0; row < (is_summed ? n : n * k); row++)
+        memset(y + row * F + columns.first, 0, (columns.last - columns.first) * sizeof(float));
+    for (int64_t e = 0; e < E; e++) {
+        Visit visits[MOST_VISITS];
+        int n_visits = 0;
+        for (int64_t i = 0; i < n * k; i++) {
+            if (chosen[i].expert != e) continue;
+            const float gate = is_summed ? chosen[i].gate : 1.0f;
+            visits[n_visits++] = (Visit){x + (is_shared ? i / k : i) * D, y + (is_summed ? i / k : i) * F, gate};
+            if (n_visits == MOST_VISITS) expert_columns(MOST_VISITS, 2, visits, m, e, columns), n_visits = 0;
+        }
+        for (int v = 0; v < n_visits; v++) expert_columns(1, 4, visits + v, m, e, columns);
     }
 }
 
-/* What every choice makes of its row, side by side: y [n, k, F]. */
-static void of_choices(const float *x, const Matrix *m, const Chosen *chosen, int64_t k, int64_t n, Share columns, float *y) {
-    for (int64_t i = 0; i < n * k; i++)
-        expert_row(x + i / k * m->n_in, m, chosen[i].expert, 1.0f, 0, columns, y + i * m->n_out);
+/* What every choice makes of its row, side by side: x [n, D], y [n, k, F]. */
+static void of_choices(const float *x, const Matrix *m, const Route *r, const Chosen *chosen, int64_t n, Share columns, float *y) {
+    visit_experts(x, 1, m, r, chosen, n, columns, y, 0);
 }
 
 /* The sum over its choices of every row, each of which has an x of its own: x [n, k, D], y [n, F]. */
-static void over_choices(const float *x, const Matrix *m, const Chosen *chosen, int64_t k, int64_t n, Share columns, float *y) {
-    for (int64_t i = 0; i < n * k; i++)
-        expert_row(x + i * m->n_in, m, chosen[i].expert, chosen[i].gate, i % k > 0, columns, y + i / k * m->n_out);
+static void over_choices(const float *x, const Matrix *m, const Route *r, const Chosen *chosen, int64_t n, Share columns, float *y) {
+    visit_experts(x, 0, m, r, chosen, n, columns, y, 1);
 }
 
 #endif

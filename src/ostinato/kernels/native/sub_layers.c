@@ -128,7 +128,7 @@ static void attention(const Attention *a, const Keys *k, const float *x, const f
     const float *inner = entered(&a->norm, x, n, D, own->inner);
     const Chosen *chosen = routed(a->route, inner, n, read + n * C * I, own);
     if (chosen)
-        of_choices(inner, &a->queries, chosen, C, n, mine, q);
+        of_choices(inner, &a->queries, a->route, chosen, n, mine, q);
     else
         product(inner, n, &a->queries, mine.first, mine.last, q, I, NO_ACTIVATION);
     if (J) {
@@ -151,7 +151,7 @@ static void attention(const Attention *a, const Keys *k, const float *x, const f
 #pragma omp barrier
     mine = share(D, WIDE, thread, all);
     if (chosen)
-        over_choices(read, &a->output, chosen, C, n, mine, f);
+        over_choices(read, &a->output, a->route, chosen, n, mine, f);
     else
         product(read, n, &a->output, mine.first, mine.last, f, D, NO_ACTIVATION);
 }
@@ -165,7 +165,7 @@ static void hidden_layer(const FeedForward *m, const float *x, const Chosen *cho
     for (int64_t half = 0; half <= is_gated; half++) {
         const Share columns = {half * F + mine.first, half * F + mine.last};
         if (chosen)
-            of_choices(x, &m->up, chosen, k, n, columns, before);
+            of_choices(x, &m->up, m->route, chosen, n, columns, before);
         else
             product(x, n, &m->up, columns.first, columns.last, before, U, is_gated ? NO_ACTIVATION : (int)m->activation);
     }
@@ -186,7 +186,7 @@ static void feed_forward(const FeedForward *m, const float *x, float *f, float *
 #pragma omp barrier
     const Share mine = share(D, WIDE, own->thread, own->all);
     if (chosen)
-        over_choices(work, &m->down, chosen, k, n, mine, f);
+        over_choices(work, &m->down, m->route, chosen, n, mine, f);
     else
         product(work, n, &m->down, mine.first, mine.last, f, D, NO_ACTIVATION);
 }
