@@ -120,10 +120,13 @@ class ForcedPass(HaltingPass):
     def __init__(self, states_ND: Tensor, rows: Rows, keep_N: Tensor | None, depths_N: Tensor) -> None:
         super().__init__(states_ND, rows, keep_N)
         self._depths_N = depths_N if keep_N is None else torch.where(keep_N, depths_N, 0)
+        # Prescribed, so that no round has to count; a rule's own work is no part of what is measured.
+        self._known = self._depths_N.tolist()
 
     def active(self, index: int, states_ND: Tensor) -> Tensor | None:
         """Those who have rounds to go."""
-        self._set_active(self._depths_N > index)
+        n = sum(depth > index for depth in self._known)
+        self._set_active(None if n == len(self._known) else self._depths_N > index, n)
         return self.active_N
 
     def before(self, index: int, states_ND: Tensor) -> Round:
@@ -151,3 +154,4 @@ class ForcedPass(HaltingPass):
 
     def _keep_rows(self, kept_M: Tensor) -> None:
         self._depths_N = self._depths_N.index_select(0, kept_M)
+        self._known = self._depths_N.tolist()

@@ -20,6 +20,8 @@ from layer_tables import (
     verdict_table,
 )
 
+from ostinato.experiments.results import markdown
+
 FULL, AUTO = "full depth", "auto"
 FLOOR = "floor"
 """The same work without what chooses and gathers: tokens stand in the order of their depths."""
@@ -74,7 +76,7 @@ def phases(runs: Sequence[Run], of_cells: Sequence[Row]) -> list[str]:
 
 def report(runs: Sequence[Run], judged: Sequence[Verdict]) -> str:
     """Return all tables as Markdown."""
-    sections = [conditions(runs[0]), f"Targets:\n\n{verdict_table(judged)}"]
+    sections = [conditions(runs[0]), f"Targets:\n\n{verdict_table(judged)}", _summary(runs), _gates(runs)]
     for width in dict.fromkeys(cell["d_model"] for cell in cells(runs)):
         mine = [cell for cell in cells(runs) if cell["d_model"] == width]
         sections.append(f"### Width {width}, {mine[0]['n_rounds']} rounds, sentences of {mine[0]['length']} tokens\n")
@@ -84,6 +86,39 @@ def report(runs: Sequence[Run], judged: Sequence[Verdict]) -> str:
     return "\n".join(section for section in sections if section)
 
 
+def _summary(runs: Sequence[Run]) -> str:
+    """Return a line for every pattern and phase: times full depth."""
+    columns = (AUTO, *(mode for mode in MODES if mode != AUTO), FLOOR)
+    lines = []
+    for cell in cells(runs):
+        for phase in phases(runs, [cell]):
+            rounds = _rounds(runs, cell, phase)
+            needed = "" if rounds is None else f"{rounds['needed'] / rounds['full']:.2f}"
+            found = (ratio(runs, cell, phase, name, FULL) for name in columns)
+            lines.append([cell["d_model"], show(cell), phase, needed, *(str(one or "") for one in found)])
+    return f"Times full depth:\n\n{markdown(['width', 'pattern', 'phase', 'token-rounds', *columns], lines)}"
+
+
+def _gates(runs: Sequence[Run]) -> str:
+    """Return what gates cost that stop nobody: times full depth."""
+    mine = [cell for cell in cells(runs) if cell["pattern"] == "none"]
+    if not mine:
+        return ""
+    columns = phases(runs, mine)
+    lines = [
+        [cell["d_model"], name, *(str(ratio(runs, cell, phase, name, FULL) or "") for phase in columns)]
+        for cell in mine
+        for name in GATES.values()
+    ]
+    return f"With a real gate:\n\n{markdown(['width', 'gate', *columns], lines)}"
+
+
+def _rounds(runs: Sequence[Run], cell: Row, phase: str) -> Row | None:
+    """Return the rounds of tokens of a cell, of the first run that has it."""
+    found = (pick(run, kind="rounds", cell=cell, phase=phase) for run in runs)
+    return next((rows[0] for rows in found if rows), None)
+
+
 def _ratios(runs: Sequence[Run], mine: Sequence[Row], phase: str) -> str:
     """Return time / time of full depth, and the rounds of tokens in times of all."""
     work = {"token-rounds": "needed", **{f"token-rounds computed, {mode}": mode for mode in MODES}}
@@ -91,11 +126,10 @@ def _ratios(runs: Sequence[Run], mine: Sequence[Row], phase: str) -> str:
     def entry(cell: Row, name: str) -> object:
         if name not in work:
             return ratio(runs, cell, phase, name, FULL)
-        rows = pick(runs[0], kind="rounds", cell=cell, phase=phase)
-        if not rows:
+        if (rounds := _rounds(runs, cell, phase)) is None:
             return None
-        done = rows[0]["needed"] if name == "token-rounds" else rows[0]["computed"][work[name]]
-        return f"{done / rows[0]['full']:.3f}"
+        done = rounds["needed"] if name == "token-rounds" else rounds["computed"][work[name]]
+        return f"{done / rounds['full']:.3f}"
 
     lines = [*work, *(name for name in names(runs, mine) if name != FULL)]
     return table(f"Times full depth, {phase}, by pattern", lines, mine, show, entry)

@@ -25,8 +25,12 @@ from ostinato.nn.chains import chains_of
 pytestmark = pytest.mark.skipif(library() is None, reason="no C compiler here")
 
 
-def logits_of_steps(model: Model, batch: Batch, n_beams: int, keep: list[int]) -> list[Tensor]:
-    """Return the logits of cached steps; hypotheses change places after each, and after some, sentences leave."""
+def logits_of_steps(model: Model, batch: Batch, n_beams: int, keep: list[int], pads: bool = False) -> list[Tensor]:
+    """Return the logits of cached steps; hypotheses change places after each, and after some, sentences leave.
+
+    Args:
+        keep: sentences that stay. pads: some hypotheses get padding in one step, whose logits are 0.
+    """
     n_sentences = len(batch.target.ids_BT)
     make = torch.Generator().manual_seed(0)
     cache = model.encode(batch)
@@ -36,7 +40,9 @@ def logits_of_steps(model: Model, batch: Batch, n_beams: int, keep: list[int]) -
     logits = []
     for step in range(10):  # more than two blocks of positions
         ids_B1 = torch.randint(2, 5, (n_sentences * n_beams, 1), generator=make)
-        logits.append(model.step(ids_B1, cache))
+        keep_B1 = torch.rand(ids_B1.shape, generator=make) < 0.5 if pads and step == 2 else None
+        made_B1V = model.step(ids_B1, cache, keep_B1)
+        logits.append(made_B1V if keep_B1 is None else made_B1V.masked_fill(~keep_B1[..., None], 0.0))
         moves_BG = torch.randint(n_beams, (n_sentences, n_beams), generator=make)
         cache.reorder((torch.arange(n_sentences)[:, None] * n_beams + moves_BG).flatten())
         if step == 3 and keep:
@@ -96,14 +102,15 @@ def test_cached_steps_are_those_of_plain_code(calls: Counter[str], monkeypatch: 
         model.set_compaction(data.draw(st.sampled_from(["auto", "always", "never"])))
         n_beams = data.draw(st.integers(1, 3))
         n_sentences = len(batch.target.ids_BT)
+        pads = data.draw(st.booleans())
         keep = sorted(data.draw(st.sets(st.integers(0, n_sentences - 1), min_size=1)))
         # Most rows of a chain: all there are, one, or none, so that keys are read by themselves.
         monkeypatch.setattr("ostinato.nn.chains.MOST_ROWS", data.draw(st.sampled_from([12, 12, 1, 0])))
         with torch.no_grad():
-            expected = logits_of_steps(model, batch, n_beams, keep)
+            expected = logits_of_steps(model, batch, n_beams, keep, pads)
             calls.clear()
             with packing():
-                found = logits_of_steps(model, batch, n_beams, keep)
+                found = logits_of_steps(model, batch, n_beams, keep, pads)
         assert_near(found, expected)
         seen.update({name: 1 for name, n in calls.items() if n})
         seen["none"] += not calls

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -20,6 +21,14 @@ from ostinato.training.threads import cpu_threads
 
 pytestmark = pytest.mark.skipif(library() is None, reason="no C compiler here")
 _ROUNDS = 5
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _every_thread() -> Iterator[None]:
+    """Small as the products are, let all threads share them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ostinato.kernels.native.calls._WORTH_A_THREAD", 0)
+        yield
 
 
 def a_rule(data: st.DataObject, d_model: int, make: torch.Generator) -> HaltingRule:
@@ -64,7 +73,7 @@ def followed(
         assert around.weight_N is not None
         # What a round does: here, to become something else.
         moved_ND = states_RND[index + 1].index_select(0, halting.rows.places(states_ND.device))
-        said += [around.weight_N.clone(), around.visible(states_ND + 1.0).clone()]
+        said += [around.weight_N, around.visible(states_ND + 1.0)]
         halting.enter(index, states_ND)
         states_ND = halting.after(index, entered_ND, moved_ND.clone())
         said.append(states_ND)
@@ -82,8 +91,9 @@ def test_by_kernels_or_not_is_the_same() -> None:
         rule = a_rule(data, D, make)
         states_RND = torch.randn(_ROUNDS + 1, N, D, generator=make)
         keep_N = data.draw(st.sampled_from([None, torch.rand(N, generator=make) < 0.7]))
+        seen["padding"] += keep_N is not None and not bool(keep_N.all())
         gathers = data.draw(st.lists(st.booleans(), min_size=_ROUNDS, max_size=_ROUNDS))
-        with torch.no_grad(), cpu_threads(data.draw(st.sampled_from([1, 2]))):
+        with torch.no_grad(), cpu_threads(data.draw(st.sampled_from([1, 2, 7]))):
             given_states = states_RND.clone()
             expected, plain = followed(rule, states_RND, keep_N, gathers, by_kernels=False)
             found, fast = followed(rule, states_RND, keep_N, gathers, by_kernels=True)
@@ -95,12 +105,26 @@ def test_by_kernels_or_not_is_the_same() -> None:
         assert not fast.keeps_notes
         kind = type(rule).__name__
         seen[kind] += 1
-        seen[f"{kind}, some halt"] += any(0 < len(one) < N for one in found if one.dim() == 1)
-        seen[f"{kind}, some stay"] += any(bool((one == 0).any()) and bool(one.any()) for one in found[::4])
+        for what, of_rounds in (("gathered", len(fast.rows) < N), ("halted", fast.n_active < len(fast.rows))):
+            seen[f"{kind}, {what}"] += of_rounds
 
     check()
     assert min(seen.values()) >= 10, seen
-    assert len(seen) == 6
+    assert len(seen) == 7
+
+
+def test_nothing_is_left_of_a_token_whose_probabilities_are_1() -> None:
+    # Else the next round would have no weight, and experts leave tokens without weight out.
+    unit = ActUnit(4, 0.0).eval()
+    torch.nn.init.zeros_(unit.map.weight)
+    rule = Act(unit, 0.0, mix="accumulate", freezes=True, forces_remainder=True, is_global=False)
+    for by_kernels in (False, True):
+        with torch.no_grad():
+            states_RND = torch.ones(_ROUNDS + 1, 2, 4)
+            said, halting = followed(rule, states_RND, None, [False] * _ROUNDS, by_kernels=by_kernels)
+        assert halting.n_active == 0
+        # Twice half of it: who takes part, weight, what is seen, states; then nobody.
+        assert [one.tolist() for one in said[8:9]] == [[0.0, 0.0]]
 
 
 class OtherMap(nn.Linear):
@@ -108,7 +132,7 @@ class OtherMap(nn.Linear):
 
 
 @pytest.mark.parametrize("kind", ["act", "stick_breaking"])
-@pytest.mark.parametrize("what", ["nothing", "hook", "map", "training", "float64", "subclass"])
+@pytest.mark.parametrize("what", ["nothing", "hook", "map", "bias", "width", "training", "float64", "subclass"])
 def test_gates_that_somebody_has_changed_are_called(kind: str, what: str) -> None:
     made: ActUnit | StickBreakingUnit
     made = ActUnit(4, 0.0) if kind == "act" else StickBreakingUnit(4, dropout=0.0, initial_bias=None)
@@ -118,13 +142,18 @@ def test_gates_that_somebody_has_changed_are_called(kind: str, what: str) -> Non
         getattr(made, name).register_forward_hook(lambda *given: None)
     elif what == "map":
         setattr(made, name, OtherMap(4, 1).eval())
+    elif what == "bias":  # none where there was one, and one where there was none
+        setattr(made, name, nn.Linear(4, 1 if kind == "act" else 2, bias=kind != "act").eval())
+    elif what == "width" and isinstance(made, StickBreakingUnit):
+        made.hidden, made.out = Linear(4, 3, bias=True).eval(), nn.Linear(3, 2, bias=False).eval()
     elif what == "training":
         made.train()
     elif what == "float64":
         made.double()
     elif what == "subclass":
         made.__class__ = type("Changed", (type(made),), {})
-    assert (made.compiled() is not None) == (what == "nothing")
+    is_ours = what == "nothing" or (what == "width" and kind == "act")
+    assert (made.compiled() is not None) == is_ours
 
 
 def test_a_pass_of_many_rows_multiplies_by_packed_copies(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -18,6 +22,33 @@ from ostinato.training.threads import cpu_threads
 
 pytestmark = pytest.mark.skipif(library() is None, reason="no C compiler here")
 LENGTH = 5
+BEHIND = 64
+"""Numbers behind the room that a chain asks for."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _every_thread() -> Iterator[None]:
+    """Small as the products are, let all threads share them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ostinato.kernels.native.calls._WORTH_A_THREAD", 0)
+        yield
+
+
+@contextmanager
+def guarded_room() -> Iterator[None]:
+    """Make sure that no kernel writes behind the room it asks for."""
+    behind = []
+
+    def room(*sizes: int) -> Tensor:
+        memory = torch.full((math.prod(sizes) + BEHIND,), math.nan)
+        behind.append(memory[-BEHIND:])
+        return memory[:-BEHIND].view(sizes)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ostinato.kernels.native.links.room", room)
+        yield
+    assert behind
+    assert all(bool(memory.isnan().all()) for memory in behind)
 
 
 def a_router(kind: str, d_model: int, n_experts: int) -> Router:
@@ -33,7 +64,9 @@ def a_router(kind: str, d_model: int, n_experts: int) -> Router:
 def routes(draw: st.DrawFn, d_model: int) -> tuple[Router, Gate]:
     n_experts = draw(st.integers(2, 5))
     kind = draw(st.sampled_from(["softmax", "topk_softmax", "sigmoid"]))
-    k, is_renormalised = draw(st.integers(2, n_experts)), draw(st.booleans())
+    is_renormalised = draw(st.booleans())
+    # Of one expert no gate may be 1 for ever.
+    k = draw(st.integers(2 if kind == "topk_softmax" or is_renormalised else 1, n_experts))
     router = a_router(
         draw(st.sampled_from(["linear", "mlp", "hypersphere", "cosine", "projected"])), d_model, n_experts
     )
@@ -48,12 +81,13 @@ def randomised(module: nn.Module, seed: int) -> None:
     module.eval()
 
 
-def attended(module: ExpertAttention, x_ND: Tensor, seen_ND: Tensor, kv_2NHSK: Tensor) -> Tensor:
-    """Return what an attention of experts gives, whose last keys and values are made of `seen_ND`; plainly."""
+def attended(module: ExpertAttention, x_ND: Tensor, seen_ND: Tensor | None, kv_2NHSK: Tensor) -> Tensor:
+    """Return what an attention of experts gives, whose last keys and values are made of `seen_ND`, if any; plainly."""
     N, H, K = x_ND.shape[0], module.n_heads, module.d_head
     decision = module.route(x_ND)
     q_NCHK = module.queries(x_ND, decision).view(N, -1, H, K)
-    kv_2NHSK[:, :, :, LENGTH - 1] = module.keys_values(seen_ND).view(N, 2, H, K).transpose(0, 1)
+    if seen_ND is not None:
+        kv_2NHSK[:, :, :, LENGTH - 1] = module.keys_values(seen_ND).view(N, 2, H, K).transpose(0, 1)
     keys, values = kv_2NHSK[:, :, :, :LENGTH]
     weights = torch.softmax(module.scale * torch.einsum("nchk,nhsk->nchs", q_NCHK, keys), -1)
     return module.output(torch.einsum("nchs,nhsk->nchk", weights, values).reshape(N, -1), decision)
@@ -76,6 +110,8 @@ def test_experts_in_a_chain_are_the_modules(data: st.DataObject) -> None:
     make = torch.Generator().manual_seed(seed)
     x_ND, shown_ND = torch.randn(N, D, generator=make), torch.randn(N, D, generator=make)
     kv_2NHSK = torch.randn(2, N, H, 8, K, generator=make)
+    # Of a memory keys and values are there already.
+    makes_keys = draw(st.booleans())
 
     def entered(norm: nn.Module, states_ND: Tensor) -> Tensor:
         return norm(states_ND) if is_before else states_ND
@@ -85,11 +121,12 @@ def test_experts_in_a_chain_are_the_modules(data: st.DataObject) -> None:
 
     with torch.no_grad():
         written = kv_2NHSK.clone()
-        read_ND = attended(attention, entered(norms[0], x_ND), entered(norms[0], shown_ND), written)
+        seen_ND = entered(norms[0], shown_ND) if makes_keys else None
+        read_ND = attended(attention, entered(norms[0], x_ND), seen_ND, written)
         between_ND = left(norms[0], x_ND + read_ND)
         inner_ND = entered(norms[1], between_ND)
         expected = left(norms[1], between_ND + experts(inner_ND, experts.route(inner_ND)))
-        first = attention_link(attention, norms[0], is_before=is_before, makes_keys=True)
+        first = attention_link(attention, norms[0], is_before=is_before, makes_keys=makes_keys)
         second = feed_forward_link(experts, norms[1], is_before=is_before)
         assert first is not None
         assert second is not None
@@ -97,7 +134,7 @@ def test_experts_in_a_chain_are_the_modules(data: st.DataObject) -> None:
         for n in (1, 2, 3):
             found = CachedKeys(kv_2NHSK.clone(), attention.scale, attention.n_choices)
             chain.read(0, found.see(LENGTH))
-            with cpu_threads(n):
+            with cpu_threads(n), guarded_room():
                 torch.testing.assert_close(chain(x_ND, shown_ND), expected, rtol=2e-4, atol=2e-4)
             torch.testing.assert_close(found.kv_2RHSK, written, rtol=1e-4, atol=1e-4)
 
@@ -110,10 +147,23 @@ class OtherRouter(LinearRouter):
     """A router that somebody has put in place of another."""
 
 
-CHANGES = ["nothing", "hook", "router's hook", "map's hook", "other gate", "other router", "backend", "training"]
+CHANGES = [
+    "nothing",
+    "router's bias",
+    "other k",
+    "hook",
+    "router's hook",
+    "map's hook",
+    "other gate",
+    "other router",
+    "backend",
+    "training",
+    "float64",
+    "one expert",
+]
 
 
-@pytest.mark.parametrize("what", [*CHANGES, "float64", "one expert"])
+@pytest.mark.parametrize("what", CHANGES)
 def test_experts_that_somebody_has_changed_are_called(what: str) -> None:
     gate = (OtherGate if what == "other gate" else Gate)("softmax", 2, 3)
     router: Router | None = OtherRouter(4, 3) if what == "other router" else MlpRouter(4, 3)
@@ -128,6 +178,11 @@ def test_experts_that_somebody_has_changed_are_called(what: str) -> None:
             looked_at = {"hook": module, "router's hook": router, "map's hook": own}[what]
             assert looked_at is not None
             looked_at.register_forward_hook(lambda *given: None)
+        elif what == "router's bias":
+            assert isinstance(router, MlpRouter)
+            router.scores = nn.Linear(4, 3).eval()
+        elif what == "other k":  # which its heads do not know
+            attention.gate = Gate("sigmoid", 1, 3)
         elif what == "backend":
             module.backend = "loop"
         elif what == "training":
@@ -138,4 +193,4 @@ def test_experts_that_somebody_has_changed_are_called(what: str) -> None:
         feed_forward_link(experts, None, is_before=True),
         attention_link(attention, None, is_before=True, makes_keys=True),
     )
-    assert [link is not None for link in links] == [what == "nothing"] * 2
+    assert [link is not None for link in links] == [what in ("nothing", "other k"), what == "nothing"]

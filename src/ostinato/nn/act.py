@@ -25,6 +25,7 @@ from ostinato.nn.rows import Rows
 from ostinato.nn.shapes import Bool, Float, Tensor
 
 Mix = Literal["accumulate", "interpolate"]
+_BELOW_ONE = 1.0 - 2.0**-24
 
 
 class ActUnit(nn.Module):
@@ -45,8 +46,9 @@ class ActUnit(nn.Module):
         """Return the gate as a compiled kernel; None where its modules must be called."""
         if type(self) is not ActUnit or is_changed(self, self.map):
             return None
-        maps = self.map.weight, self.map.bias
-        return ActGate(*maps) if are_plain(*maps) else None
+        weight_1D = self.map.weight
+        bias_1: Tensor | None = self.map.bias
+        return ActGate(weight_1D, bias_1) if bias_1 is not None and are_plain(weight_1D, bias_1) else None
 
 
 class Act:
@@ -123,8 +125,10 @@ class ActState(HaltingPass):
         """Ask the gate, and decide who halts after this round."""
         rule, active_N = self._rule, self.active_N
         is_last = rule.forces_remainder and index == self._n_rounds - 1
+        # At 1 nothing is left of a token, whatever epsilon.
+        threshold = min(rule.threshold, _BELOW_ONE)
         if self._gate is not None:
-            made = self._gate.enter(states_ND, self._total_N, active_N, rule.threshold, is_last=is_last)
+            made = self._gate.enter(states_ND, self._total_N, active_N, threshold, is_last=is_last)
             self._weight_N, self._next_N, self._n_next = made
             return
         p_N = rule.unit(states_ND)
@@ -133,7 +137,7 @@ class ActState(HaltingPass):
         if is_last:
             halts_N = torch.ones_like(p_N, dtype=torch.bool)
         else:
-            halts_N = (self._total_N + p_N).detach() > 1.0 - rule.epsilon
+            halts_N = (self._total_N + p_N).detach() > threshold
         weight_N = where_active(active_N, torch.where(halts_N, self._rest_N, p_N), 0.0)
         if self.keeps_notes:
             self._note(self._left, self._rest_N)

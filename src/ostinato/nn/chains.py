@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from ostinato.nn.passes import Here, Pass
 
 _MORE_OF_EXPERTS = 8
-"""Times as many rows, where plain code would sort and gather them."""
+"""Times as many rows, where all are experts: plain code sorts and gathers them."""
 _Place = tuple[Step, Use]
 
 
@@ -172,7 +172,7 @@ class Chains:
             [(index, place) for index, place in enumerate(places) if place[1].kind == kind]
             for kind in ("self_attention", "cross_attention")
         )
-        more_rows = _MORE_OF_EXPERTS if any(link.call.route for link in known) else 1
+        more_rows = _MORE_OF_EXPERTS if all(link.call.route for link in known) else 1
         return _Prepared(Chain(known), more_rows, of_self, of_cross)
 
     def _link(self, use: Use) -> AttentionLink | FeedForwardLink | None:

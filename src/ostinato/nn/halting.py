@@ -26,6 +26,8 @@ from ostinato.nn.types import HaltingTrace
 class Round:
     """What a round is to its rows. It never changes, so that a step may be recomputed when later rounds have run.
 
+    Only where compiled kernels decide, what is visible is told until the next round: nothing is recomputed there.
+
     Args:
         weight_N: how much of a token is left for this round, 0 where it does not run; None: every row runs whole.
         visible: from states to those that keys and values are made of: a halted token shows its last visible state.
@@ -132,8 +134,8 @@ class HaltingPass(ABC):
         return everything.grid(all_ND)
 
     def trace(self) -> HaltingTrace | None:
-        """Return what every token did; None where no token can halt, or no notes were kept."""
-        if not self.keeps_notes:
+        """Return what every token did; None where no token can halt, none took part, or no notes were kept."""
+        if not self._executed:
             return None
         stacked = (torch.stack(values, -1) for values in (self._probs, self._left, self._executed, self._weights))
         return HaltingTrace(*stacked)

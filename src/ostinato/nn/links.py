@@ -41,6 +41,8 @@ def attention_link(
         return None
     if not _knows_norm(norm) or is_changed(module, *dense) or not all(are_plain(*of_map) for of_map in maps):
         return None
+    if module.n_choices != (1 if route is None else route.k):
+        return None
     queries, keys_values, output = maps
     made = keys_values if makes_keys else None
     return AttentionLink(

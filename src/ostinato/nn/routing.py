@@ -126,7 +126,8 @@ class MlpRouter(Drops, Router):
 
     def parts(self) -> Parts | None:
         """Return W, tanh and E."""
-        if type(self) is not MlpRouter:
+        bias_E: Tensor | None = self.scores.bias
+        if type(self) is not MlpRouter or bias_E is not None:
             return None
         return Parts(self.scores.weight, self.hidden, has_tanh=True, maps=(self.hidden, self.scores))
 

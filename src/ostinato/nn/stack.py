@@ -88,7 +88,7 @@ class Stack:
 
     @property
     def plan(self) -> Plan:
-        """What runs at every step; another one may be set that uses the same weights."""
+        """What runs at every step; outside `packing()` another one may be set that uses the same weights."""
         return self._plan
 
     @plan.setter
@@ -170,7 +170,8 @@ class Stack:
             states_BTD = states_BTD + start
         states_ND = self._drop(states_BTD).flatten(0, 1)
         rule = self.halting if self.halts else NoHalting()
-        keep_N = None if run.keep_BT is None else run.keep_BT.flatten()
+        # Of one new column a view with gaps, and kernels read rows side by side.
+        keep_N = None if run.keep_BT is None else run.keep_BT.flatten().contiguous()
         halting = rule.start(states_ND, Rows.all(B, T), keep_N, plan.n_rounds)
         if run.single is not None:
             halting.use_kernels()

@@ -63,8 +63,12 @@ class StickBreakingUnit(nn.Module):
         """Return the gate as a compiled kernel; None where its modules must be called."""
         if type(self) is not StickBreakingUnit or is_changed(self, self.hidden, self.out):
             return None
-        maps = self.hidden.weight, self.hidden.bias, self.out.weight, self.bias
-        return StickBreakingGate(*maps) if are_plain(*maps) else None
+        hidden_DD, bias_D, map_2D = self.hidden.weight, self.hidden.bias, self.out.weight
+        bias_2: Tensor | None = self.out.bias
+        is_ours = bias_2 is None and hidden_DD.shape[0] == hidden_DD.shape[1]
+        if not is_ours or not are_plain(hidden_DD, bias_D, map_2D, self.bias):
+            return None
+        return StickBreakingGate(hidden_DD, bias_D, map_2D, self.bias)
 
 
 class StickBreaking:
@@ -102,7 +106,8 @@ class StickBreakingState(HaltingPass):
     def use_kernels(self) -> None:
         """See `HaltingPass`."""
         super().use_kernels()
-        self._gate = self._rule.unit.compiled()
+        # What the kernel changes is this pass's own.
+        self._gate, self._log_left_N = self._rule.unit.compiled(), torch.zeros_like(self._zeros_N)
 
     def active(self, index: int, states_ND: Float[Tensor, "N D"]) -> Bool[Tensor, "N"] | None:
         """Ask the gate of the round before; whoever has too little left halts."""
@@ -134,11 +139,11 @@ class StickBreakingState(HaltingPass):
 
     def before(self, index: int, states_ND: Float[Tensor, "N D"]) -> Round:
         """Halted tokens show s of their last round, the others their s so far."""
-        weight_N = self._left_N
+        # A kernel changes it in its place, and a round is what it was.
+        weight_N = self._left_N if self._gate is None else self._left_N.clone()
         if self.keeps_notes:
             self._note(self._executed, self._runs_N())
             self._note(self._left, weight_N)
-        # As things stand: rounds to come change what is held.
         visible = partial(self._shown, self._mean_ND, weight_N) if index else unchanged
         return Round(weight_N.detach() if self._rule.detaches_weight else weight_N, visible)
 
