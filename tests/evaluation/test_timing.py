@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -31,12 +32,25 @@ class _Machine:
         return call
 
 
-def test_calls_take_turns_and_every_round_begins_one_later() -> None:
+def test_calls_take_turns_and_none_always_follows_the_same() -> None:
     machine = _Machine()
-    calls = {name: machine.work(name, [1.0]) for name in "abc"}
-    laps = interleave(calls, Effort(rounds=4, warmup=2), machine.stopwatch())
-    assert "".join(machine.called) == "abc" * 2 + "abc" + "bca" + "cab" + "abc"
-    assert {name: len(times) for name, times in laps.items()} == {"a": 4, "b": 4, "c": 4}
+    calls = {name: machine.work(name, [1.0]) for name in "abcd"}
+    laps = interleave(calls, Effort(rounds=40, warmup=2), machine.stopwatch())
+    assert {name: len(times) for name, times in laps.items()} == dict.fromkeys("abcd", 40)
+    called = "".join(machine.called).removeprefix("abcd" * 2)
+    rounds = [called[start : start + 4] for start in range(0, len(called), 4)]
+    assert all(sorted(one) == list("abcd") for one in rounds)
+    assert "".join(one[0] for one in rounds) == "abcd" * 10
+    pairs = Counter(one[place : place + 2] for one in rounds for place in range(3))
+    assert len(pairs) == 12
+    assert max(pairs.values()) <= 20
+
+
+def test_the_order_is_the_same_in_every_run() -> None:
+    machines = [_Machine(), _Machine()]
+    for machine in machines:
+        interleave({name: machine.work(name, [1.0]) for name in "abcd"}, Effort(rounds=5), machine.stopwatch())
+    assert machines[0].called == machines[1].called
 
 
 def test_a_lap_is_in_the_place_of_its_round() -> None:

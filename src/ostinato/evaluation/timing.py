@@ -7,6 +7,7 @@ say for how long threads waited (anything but Linux), no call counts as disturbe
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -114,7 +115,10 @@ def interleave(
     stopwatch: Stopwatch,
     on_plan: Callable[[int, float], None] = lambda rounds, seconds: None,
 ) -> dict[str, list[Lap]]:
-    """Time calls in turns; every round begins one call later than the round before, so that none is always first.
+    """Time calls in turns; every round begins with another call, and the others follow in an order drawn for it.
+
+    So none is always first, nor always behind the same one: what a call leaves in caches, and threads that still wait,
+    speed up or slow down the next by several percent.
 
     Args:
         calls: by name.
@@ -131,7 +135,8 @@ def interleave(
     spent = sum(warm)
     for number in range(rounds):
         first = number % len(names)
-        for name in names[first:] + names[:first]:
+        others = names[:first] + names[first + 1 :]
+        for name in [names[first], *random.Random(number).sample(others, len(others))]:
             tries = _tries(calls[name], effort, spent, stopwatch)
             spent += sum(lap.seconds for lap in tries)
             laps[name].append(least_disturbed(tries))
