@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -19,16 +18,11 @@ from ostinato.nn.rows import Rows, kept_and_halted
 from ostinato.nn.stick_breaking import StickBreaking, StickBreakingUnit
 from ostinato.training.threads import cpu_threads
 
-pytestmark = pytest.mark.skipif(library() is None, reason="no C compiler here")
+pytestmark = [
+    pytest.mark.skipif(library() is None, reason="no C compiler here"),
+    pytest.mark.usefixtures("every_thread"),
+]
 _ROUNDS = 5
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _every_thread() -> Iterator[None]:
-    """Small as the products are, let all threads share them."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ostinato.kernels.native.calls._WORTH_A_THREAD", 0)
-        yield
 
 
 def a_rule(data: st.DataObject, d_model: int, make: torch.Generator) -> HaltingRule:

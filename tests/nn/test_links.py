@@ -20,18 +20,13 @@ from ostinato.nn.links import attention_link, feed_forward_link
 from ostinato.nn.routing import Gate, HypersphereRouter, LinearRouter, MlpRouter, Router
 from ostinato.training.threads import cpu_threads
 
-pytestmark = pytest.mark.skipif(library() is None, reason="no C compiler here")
+pytestmark = [
+    pytest.mark.skipif(library() is None, reason="no C compiler here"),
+    pytest.mark.usefixtures("every_thread"),
+]
 LENGTH = 5
 BEHIND = 64
 """Numbers behind the room that a chain asks for."""
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _every_thread() -> Iterator[None]:
-    """Small as the products are, let all threads share them."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ostinato.kernels.native.calls._WORTH_A_THREAD", 0)
-        yield
 
 
 @contextmanager
