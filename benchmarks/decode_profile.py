@@ -9,10 +9,11 @@ from typing import Any
 from layer_parts import Sizes
 from torch.profiler import record_function
 
-from ostinato.kernels.native import calls
+from ostinato.kernels.native import calls, gates, links
 
 _PURPOSE = {
     "sub-layers in one call": ("chain",),
+    "gates of tokens that may halt": ("act_enter", "act_after", "stick_halt"),
     "products": (
         "few_rows",
         "linear",
@@ -85,21 +86,24 @@ def purpose(operation: str, sizes: Sizes, direction: str) -> str:
 @contextmanager
 def seen_kernels() -> Iterator[None]:
     """Let torch's profiler see the compiled kernels, by their names."""
-    plain = calls._kernels
+    plain = calls.kernels
 
     class Shown:
-        def __getattr__(self, name: str) -> Callable[..., None]:
+        def __getattr__(self, name: str) -> Callable[..., Any]:
             function = getattr(plain(), name)
 
-            def shown(*given: Any) -> None:
+            def shown(*given: Any) -> Any:
                 with record_function(f"ostinato::{name}"):
-                    function(*given)
+                    return function(*given)
 
             return shown
 
     found = Shown()
-    calls._kernels = lambda: found
+    users = (calls, links, gates)
+    for module in users:
+        module.kernels = lambda: found
     try:
         yield
     finally:
-        calls._kernels = plain
+        for module in users:
+            module.kernels = plain

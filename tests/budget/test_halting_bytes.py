@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack, nullcontext
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -105,9 +106,13 @@ def _kept(config: Config, precision: str = "float32", *, recompute: bool = False
 
     def note_round(around: Round) -> None:
         # Recomputed steps hold what visible states are made of.
-        for cell in around.visible.__closure__ or () if recompute else ():
-            if isinstance(cell.cell_contents, torch.Tensor):
-                pack(cell.cell_contents)
+        if isinstance(around.visible, partial):
+            held = around.visible.args
+        else:
+            held = tuple(cell.cell_contents for cell in around.visible.__closure__ or ())
+        for tensor in held if recompute else ():
+            if isinstance(tensor, torch.Tensor):
+                pack(tensor)
 
     autocast = torch.autocast("cpu", dtype=torch.bfloat16) if precision == "bfloat16" else nullcontext()
     with autocast:

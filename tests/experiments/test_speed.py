@@ -140,14 +140,14 @@ def test_update_times_of_a_family_lie_on_a_line_against_depth() -> None:
     assert [arm.name.split(",")[0] for arm in group.arms] == ["n_steps 1", "n_steps 2", "n_steps 3"]
     rows = list(study.run(_laboratory()))
     line = depth_line(rows)
-    # Calls 4, 5, 6 and 9, 7, 8: the rounds begin one arm later each time.
-    assert [r["seconds"] for r in rows] == [[4.0, 9.0], [5.0, 7.0], [6.0, 8.0]]
-    assert (line.slope, line.intercept) == pytest.approx((0.25, 6.0))
+    # Calls 4, 6, 5 and 8, 7, 9: the rounds begin with the first and the second arm.
+    assert [r["seconds"] for r in rows] == [[4.0, 8.0], [6.0, 7.0], [5.0, 9.0]]
+    assert (line.slope, line.intercept) == pytest.approx((0.5, 5.5))
     largest = max(r["parameters"] for r in rows)
     assert largest - min(r["parameters"] for r in rows) < 0.01 * largest
     text = line_text(line, rows)
-    assert text.startswith("update time = 6000.0 ms + 250.00 ms per step")
-    assert "from 1 to 3 steps the time is 1.08 times" in text
+    assert text.startswith("update time = 5500.0 ms + 500.00 ms per step")
+    assert "from 1 to 3 steps the time is 1.17 times" in text
 
 
 def test_a_line_needs_two_depths_and_rows_of_its_study() -> None:
