@@ -128,6 +128,16 @@ def test_held_out_patterns_never_reach_training(pattern):
     assert len(kept) + len(removed) == len(everything)
 
 
+@pytest.mark.parametrize("pattern", ["none", "B"])
+def test_a_curriculum_takes_rows_away_and_moves_none(pattern):
+    whole, short = (generated(held_out=pattern, max_operators=n) for n in (6, 3))
+    for split in ("train", "dev"):
+        kept = [example for example in whole.examples(split) if example.columns["bin"] <= 3]
+        assert list(short.examples(split)) == kept
+        assert {example.columns["bin"] for example in kept} == {0, 1, 2, 3}
+    assert list(short.examples("test")) == list(whole.examples("test"))
+
+
 def test_removed_rows_exist_only_with_a_pattern():
     with pytest.raises(ConfigError, match=r"task\.held_out=none removes no rows"):
         generated().examples("test_removed")

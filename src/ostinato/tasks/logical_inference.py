@@ -81,6 +81,8 @@ class LogicalInferenceConfig(TaskConfig):
     """generated: the same distribution, drawn here."""
     held_out: Literal["none", "A", "B", "C"] = "none"
     """Pattern that no training row contains."""
+    max_operators: Annotated[int, Field(ge=1, le=_LAST_TRAINED)] = _LAST_TRAINED
+    """Bins up to this one are train and dev: fewer for the first stages of a curriculum (training.init_from)."""
     n_pairs: Annotated[int, Field(ge=1000)] = 500_000
     """generated: pairs drawn, before repetitions are removed."""
     seed: Annotated[int, Field(ge=0)] = 0
@@ -91,10 +93,11 @@ class LogicalInferenceTask(Task):
     """Logical inference: which of seven relations holds between two propositional formulas, by number of operators.
 
     Splits by bin, the operators of the longer formula (12: 12 or more): train and dev from the training rows of bins
-    0-6 (135,529 in all; every tenth row is dev), test 37,367 rows of bins 0-12. With held_out A, B or C (Shen et al.
-    2019): train and dev lose every row in which either formula has the pattern (128,969 / 87,948 / 51,896 rows are
-    left, every tenth of them dev), test is the test rows with it, of all bins, and test_removed the training rows that
-    were taken out, which later work measures on. Which test set the papers mean is not certain: report both.
+    0-6 (135,529 in all; every tenth row is dev), or of fewer with max_operators, test 37,367 rows of bins 0-12. With
+    held_out A, B or C (Shen et al. 2019): train and dev lose every row in which either formula has the pattern (128,969
+    / 87,948 / 51,896 rows are left, every tenth of them dev), test is the test rows with it, of all bins, and
+    test_removed the training rows that were taken out, which later work measures on. Which test set the papers mean is
+    not certain: report both.
     origin=published reads Bowman's files, as Ordered Memory published them. origin=generated draws n_pairs pairs by the
     same rules, removes repetitions within a bin, and takes the first 85 % of each bin for training: the sizes come out
     close to the published ones, the rows are others.
@@ -141,7 +144,8 @@ class LogicalInferenceTask(Task):
         else:
             kept = (row for row in rows if held_out not in str(row.columns["patterns"]))
             for number, row in enumerate(kept, start=1):
-                if (number % _DEV_EVERY == 0) == (split == "dev"):
+                is_wanted = int(str(row.columns["bin"])) <= self.config.max_operators
+                if is_wanted and (number % _DEV_EVERY == 0) == (split == "dev"):
                     yield row
 
     def _rows(self, part: Literal["train", "test"]) -> Iterator[Example]:
