@@ -197,7 +197,7 @@ def more(args: argparse.Namespace, cell: Cell, present: Sequence[Contestant]) ->
 
 
 _PURPOSES = {
-    "matrix products": ("mm", "addmm", "bmm", "baddbmm", "linear", "addmv_"),
+    "matrix products": ("mm", "addmm", "bmm", "baddbmm", "matmul", "linear", "addmv_"),
     "torch's fused attention": (
         "scaled_dot_product_attention",
         "_scaled_dot_product_flash_attention_for_cpu_backward",

@@ -46,6 +46,13 @@ def test_the_study_of_updates_runs_without_peers_and_names_them(
         ("sparse", "ours"),
         ("sparse", "ours, sparse universal"),
     }
+    products = {
+        row["direction"]: row["operations"]
+        for row in rows
+        if row["kind"] == "part" and row["cell"]["family"] == "dense" and row["part"] == "matrix products"
+    }
+    # A product has two gradients, however they are computed.
+    assert products["backward"] == 2 * products["forward"] > 0
     assert all(row["live_bytes"] > 0 for row in rows if row["kind"] == "memory")
     verdicts = [row["target"] for row in rows if row["kind"] == "verdict"]
     assert verdicts == [

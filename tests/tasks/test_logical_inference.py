@@ -138,6 +138,13 @@ def test_a_curriculum_takes_rows_away_and_moves_none(pattern):
     assert list(short.examples("test")) == list(whole.examples("test"))
 
 
+def test_the_published_size_is_that_of_the_bins_that_are_read(open_published):
+    task = open_published("logical_inference", max_operators=2)
+    sizes = {split: sum(1 for _ in task.examples(split)) for split in ("train", "dev")}
+    assert task.published_sizes() == {"train": 30 + 2319 + 12451, "test": 37367}
+    assert sum(sizes.values()) == task.published_sizes()["train"]
+
+
 def test_removed_rows_exist_only_with_a_pattern():
     with pytest.raises(ConfigError, match=r"task\.held_out=none removes no rows"):
         generated().examples("test_removed")
