@@ -15,7 +15,7 @@ from ostinato.config.model import AttentionConfig, ExpertAttentionConfig
 from ostinato.kernels import BackendChoice
 from ostinato.models.sub_layers import build_sub_layer
 from ostinato.nn.attention import Attention, Visibility
-from ostinato.nn.expert_attention import ExpertAttention
+from ostinato.nn.experts import ExpertAttention
 from ostinato.nn.relative import Window
 
 _ALL = Visibility()

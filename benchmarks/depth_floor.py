@@ -17,7 +17,7 @@ from ostinato.nn.attention import Attention, Visibility
 from ostinato.nn.cache import Cache, KeyValues
 from ostinato.nn.chains import Chains, chains_of
 from ostinato.nn.halting import WHOLE
-from ostinato.nn.keys_in_place import KeyValuesInPlace
+from ostinato.nn.compiled import KeyValuesInPlace
 from ostinato.nn.passes import Here, Pass
 from ostinato.nn.rows import Rows
 from ostinato.nn.stack import Stack

@@ -12,8 +12,7 @@ from ostinato.version import __version__
 
 if TYPE_CHECKING:
     from ostinato.evaluation.loading import LoadedRun, load
-    from ostinato.models.language_model import LanguageModel
-    from ostinato.models.seq2seq import Seq2Seq
+    from ostinato.models import LanguageModel, Seq2Seq
 
 _HOMES = {
     "LanguageModel": "ostinato.models.language_model",

@@ -40,14 +40,12 @@ class Use:
         weights: name of the parameter set in that bank.
         norm: name of the parameter set in the bank of norms; None where the weights bring norms of their own.
         position: name of the table in the bank of relative positions; None where the sub-layer uses none.
-        delta: name of a small per-step change to the weights (relaxed sharing); None for none.
     """
 
     kind: Kind
     weights: str
     norm: str | None
     position: str | None = None
-    delta: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from ostinato.decoding.generate import Generation, generate_stream, generate_tex
 from ostinato.decoding.inference import inference
 from ostinato.decoding.prompts import left_padded
 from ostinato.errors import DataError
-from ostinato.models.seq2seq import Seq2Seq
+from ostinato.models import Seq2Seq
 
 GREEDY = DecodingConfig(max_length=8)
 SAMPLE = DecodingConfig(strategy="sample", max_length=8, seed=3)

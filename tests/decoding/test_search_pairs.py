@@ -17,7 +17,7 @@ from ostinato.decoding import length_penalty, search
 from ostinato.decoding.generate import Generation, generate_stream, generate_texts
 from ostinato.decoding.prompts import left_padded, make_prompt
 from ostinato.errors import DataError
-from ostinato.models.language_model import LanguageModel
+from ostinato.models import LanguageModel
 from ostinato.nn.cache import Cache
 
 BOS, EOS, VOCAB, LIMIT = 1, 2, 10, 8

@@ -24,8 +24,8 @@ from ostinato.config.model import (
 from ostinato.data.batching import Row, TrainingBatches
 from ostinato.data.example import Example
 from ostinato.data.tokenizer import Tokenizers
-from ostinato.models.language_model import LanguageModel
-from ostinato.models.seq2seq import Seq2Seq
+from ostinato.models import LanguageModel
+from ostinato.models import Seq2Seq
 
 WORDS = "do re mi fa sol la si ut"
 DATA = DataConfig(tokenizer=TokenizerConfig(kind="words"), eval_tokens_per_batch=40)

@@ -16,7 +16,7 @@ from ostinato.config.recipe import TaskRef
 from ostinato.data.batching import Row, collate
 from ostinato.data.tokenizer import Tokenizers
 from ostinato.evaluation import evaluate
-from ostinato.models.language_model import LanguageModel
+from ostinato.models import LanguageModel
 from ostinato.tasks.registry import build_task
 
 PAIRS = [("ann saw bob and bob saw", "ann"), ("it was her", "cab"), ("so they went", "on")]

@@ -20,7 +20,7 @@ from ostinato.data.example import Example
 from ostinato.errors import ConfigError
 from ostinato.evaluation import evaluate
 from ostinato.experiments.results import table
-from ostinato.models.seq2seq import Seq2Seq
+from ostinato.models import Seq2Seq
 
 GREEDY = DecodingConfig(max_length=8)
 N_ROUNDS = 4

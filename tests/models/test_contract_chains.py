@@ -90,7 +90,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 def test_cached_steps_are_those_of_plain_code(calls: Counter[str], monkeypatch: pytest.MonkeyPatch) -> None:
     seen: Counter[str] = Counter()
 
-    monkeypatch.setattr("ostinato.nn.keys_in_place._BLOCK", 4)
+    monkeypatch.setattr("ostinato.nn.compiled._BLOCK", 4)
 
     @draws(120)
     @given(st.data())
@@ -105,7 +105,7 @@ def test_cached_steps_are_those_of_plain_code(calls: Counter[str], monkeypatch: 
         pads = data.draw(st.booleans())
         keep = sorted(data.draw(st.sets(st.integers(0, n_sentences - 1), min_size=1)))
         # Most rows of a chain: all there are, one, or none, so that keys are read by themselves.
-        monkeypatch.setattr("ostinato.nn.chains.MOST_ROWS", data.draw(st.sampled_from([12, 12, 1, 0])))
+        monkeypatch.setattr("ostinato.nn.compiled.MOST_ROWS", data.draw(st.sampled_from([12, 12, 1, 0])))
         with torch.no_grad():
             expected = logits_of_steps(model, batch, n_beams, keep, pads)
             calls.clear()

@@ -22,7 +22,7 @@ from ostinato.data.tokenizer import PAD_ID
 from ostinato.errors import ConfigError
 from ostinato.evaluation.loading import load
 from ostinato.models import Encoder, build_model
-from ostinato.nn.facts import FactEmbedder
+from ostinato.models.embeddings import FactEmbedder
 from ostinato.training import train
 from ostinato.training.optim import parameter_groups
 

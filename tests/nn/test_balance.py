@@ -14,7 +14,7 @@ from ostinato.nn.routing import Gate
 from ostinato.nn.types import Routing
 
 E, TAU = 4, 0.3
-LOSSES: dict[str, Callable[[Sequence[Routing] | balance.Rows], torch.Tensor]] = {
+LOSSES: dict[str, Callable[[Sequence[Routing] | balance.JoinedRoutings], torch.Tensor]] = {
     "switch": balance.switch,
     "hypersphere": partial(balance.hypersphere, temperature=TAU),
     "mutual_information": balance.mutual_information,
@@ -177,7 +177,7 @@ def test_probabilities_that_underflow_give_finite_gradients(name: str) -> None:
 @pytest.mark.parametrize("name", LOSSES)
 def test_losses_of_rows_joined_once_are_those_of_the_routings(name: str) -> None:
     routings = [routing(random_logits(4), k=2), routing(random_logits(3, seed=1), k=2, step=1)]
-    assert torch.equal(LOSSES[name](balance.Rows.of(routings)), LOSSES[name](routings))
+    assert torch.equal(LOSSES[name](balance.JoinedRoutings.of(routings)), LOSSES[name](routings))
 
 
 @pytest.mark.parametrize("name", LOSSES)

@@ -19,7 +19,7 @@ from ostinato.config.model import (
 )
 from ostinato.models.sub_layers import build_sub_layer
 from ostinato.nn.attention import Attention, Visibility
-from ostinato.nn.expert_attention import ExpertAttention
+from ostinato.nn.experts import ExpertAttention
 from ostinato.nn.experts import ExpertFeedForward, Routed, SparseLayer
 from ostinato.nn.feedforward import FeedForward
 from ostinato.nn.init import Init

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ostinato.kernels.native import library
 from ostinato.nn.act import Act, ActUnit
 from ostinato.nn.halting import HaltingPass, HaltingRule
-from ostinato.nn.linear import Linear
+from ostinato.nn.layers import Linear
 from ostinato.nn.rows import Rows, kept_and_halted
 from ostinato.nn.stick_breaking import StickBreaking, StickBreakingUnit
 from ostinato.training.threads import cpu_threads

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ostinato.kernels import CachedKeys, Chain
 from ostinato.kernels.native import library
-from ostinato.nn.expert_attention import ExpertAttention
+from ostinato.nn.experts import ExpertAttention
 from ostinato.nn.experts import ExpertFeedForward, ExpertMaps
 from ostinato.nn.links import attention_link, feed_forward_link
 from ostinato.nn.routing import Gate, HypersphereRouter, LinearRouter, MlpRouter, Router

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ostinato.nn.attention import Attention, Visibility
 from ostinato.nn.feedforward import Activation, FeedForward
-from ostinato.nn.norm import build_norm
+from ostinato.nn.layers import build_norm
 from reference.equations import gelu, layer_norm, relu, rms_norm, softmax
 from reference.grids import by_head, put_out
 from reference.weights import read_affine, read_heads

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ostinato.nn.bank import Banks
 from ostinato.nn.cache import Window
 from ostinato.nn.halting import NoHalting, Round, WholePass
-from ostinato.nn.norm import build_norm
+from ostinato.nn.layers import build_norm
 from ostinato.nn.positions import PositionSignal
 from ostinato.nn.rows import Rows
 from ostinato.nn.separable import SeparableConv, padding

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from ostinato.nn.attention import Attention
-from ostinato.nn.expert_attention import ExpertAttention
+from ostinato.nn.experts import ExpertAttention
 from ostinato.nn.experts import Decision
 
 AnyAttention = Attention | ExpertAttention

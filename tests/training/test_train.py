@@ -19,7 +19,7 @@ from ostinato.errors import CheckpointError, TrainingError
 from ostinato.evaluation import evaluate
 from ostinato.evaluation.loading import load
 from ostinato.models import Seq2Seq
-from ostinato.nn.linear import Linear
+from ostinato.nn.layers import Linear
 from ostinato.tasks.recipes import load_recipe
 from ostinato.training import SilentReporter, session, train, update
 

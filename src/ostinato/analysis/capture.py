@@ -21,8 +21,8 @@ from ostinato.data.rows import encode_rows
 from ostinato.decoding.inference import inference
 from ostinato.evaluation.depth import real_tokens
 from ostinato.evaluation.loading import LoadedRun
+from ostinato.models.base import ModelOutput
 from ostinato.models.build import Model
-from ostinato.models.output import ModelOutput
 
 TOKENS = 2048
 """Padded tokens of a batch: 12 rounds of three sub-layers at width 128 are then 80 MB of captures of one kind."""

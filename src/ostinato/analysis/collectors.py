@@ -173,7 +173,7 @@ class DepthByColumn:
 
     def add(self, seen: Seen) -> None:
         """Take in one batch."""
-        rounds = {name: stack.plan.n_rounds for name, stack in seen.model.stacks.items()}
+        rounds = seen.model.n_rounds()
         sums = sentence_depths(seen.output, seen.batch, rounds)
         lengths_B = seen.keep(next(iter(seen.output.stacks))).sum(1).tolist()
         for i in range(seen.batch.n_sentences):

@@ -53,7 +53,7 @@ class Outcomes:
         tokens = batch.target if batch.source is None else batch.source
         self.lengths_N[places] = tokens.keep_BT.sum(1).cpu().numpy()
         self.targets_N[places] = batch.target.keep_BT.sum(1).cpu().numpy()
-        rounds = {name: stack.plan.n_rounds for name, stack in seen.model.stacks.items()}
+        rounds = seen.model.n_rounds()
         sums = sentence_depths(seen.output, batch, rounds)
         for i in range(batch.n_sentences):
             self.depths.add({name: sums_BV[i] for name, sums_BV in sums.items()})

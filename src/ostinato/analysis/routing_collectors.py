@@ -13,7 +13,7 @@ from ostinato.analysis.collapse import ClassMoments
 from ostinato.analysis.collectors import NONE
 from ostinato.analysis.routes import NOT_ROUTED
 from ostinato.evaluation.routing import RoutingTotals
-from ostinato.models.output import ModelOutput
+from ostinato.models.base import ModelOutput
 from ostinato.nn.types import Routing, StackOutput
 
 

@@ -25,6 +25,7 @@ from ostinato.evaluation.predictions import PredictionWriter, WriteRecord
 from ostinato.evaluation.threshold import TRAINED, TunedThreshold, read_tuned, threshold_origin
 from ostinato.models import Encoder, Model, Writer
 from ostinato.models.checkpoint import load_model
+from ostinato.nn.execution import Execution
 from ostinato.tasks.recipes import load_recipe
 from ostinato.tasks.registry import build_task, task_config
 
@@ -232,7 +233,6 @@ def load(
     where = find_checkpoint(directory, checkpoint)
     recipe = load_recipe(directory, overrides)
     tokenizers = Tokenizers.load(directory / _TOKENIZERS)
-    model = load_model(where, resolve_device(device))
     # Who says what to use has no need of the choice, and can replace one that cannot be read.
     tuned = read_tuned(directory) if halting_threshold is None else None
     if tuned is not None and tuned.checkpoint != where.name:
@@ -241,8 +241,8 @@ def load(
     if isinstance(chosen, str):
         if chosen != TRAINED:
             raise ConfigError([Problem("halting_threshold", chosen, f"must be a number in [0, 1], or {TRAINED}")])
-    elif chosen is not None:
-        model.set_halting_threshold(chosen)
+        chosen = None
+    model = load_model(where, resolve_device(device), Execution(halting_threshold=chosen))
     return LoadedRun(directory, where, recipe, tokenizers, model, tuned)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ostinato.models.output import ModelOutput
+from ostinato.models.base import ModelOutput
 from ostinato.nn import balance
 from ostinato.nn.types import Routing
 
@@ -44,7 +44,7 @@ class RoutingTotals:
 
 def _sums(routings: list[Routing]) -> Tensor:
     """Return weight, weighted entropies, tokens, choices, and every expert's weighted choices."""
-    rows = balance.Rows.of(routings)
+    rows = balance.JoinedRoutings.of(routings)
     load = balance.load(rows)
     n_rows = torch.stack([(r.weight_N > 0).sum() for r in routings]).sum()
     n_choices = torch.stack([(r.weight_N > 0).sum() * r.experts_NK.shape[1] for r in routings]).sum()

@@ -14,15 +14,12 @@ thresholds, in parts of a perfect score: 0.002 is 0.2 points of accuracy in perc
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from copy import copy
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from ostinato.errors import CheckpointError
-from ostinato.evaluation.threshold import trained_thresholds
 from ostinato.models import Model
 
 CURVE, CURVE_FORMAT = "threshold-curve", 1
@@ -87,21 +84,17 @@ def sweep(
 ) -> tuple[list[Point], int]:
     """Return the points of a model at its trained thresholds and at others, and the number of examples.
 
-    The model has its thresholds of before when this returns.
-
     Args:
         metric: of the result. thresholds: each for all stacks in which tokens halt.
         evaluate: measures the model as it is (`ostinato.evaluation.evaluate`). on_point: told each one as it is known.
     """
     points, n = [], 0
-    with _own_rules(model):
-        for threshold in (None, *thresholds):
-            if threshold is not None:
-                model.set_halting_threshold(threshold)
+    for threshold in (None, *thresholds):
+        with model.execution(halting_threshold=threshold):
             result = evaluate()
-            n = result["n"]
-            points.append(_point(threshold, metric, result))
-            on_point(points[-1])
+        n = result["n"]
+        points.append(_point(threshold, metric, result))
+        on_point(points[-1])
     return points, n
 
 
@@ -138,20 +131,6 @@ def read_curve(directory: Path, checkpoint: str) -> Tuning | None:
         reason = f"cannot be read: {error!r}; remove it, or measure it again with ostinato tune-threshold"
         raise CheckpointError(f"{path}: {reason}") from error
     return found if found.checkpoint == checkpoint else None
-
-
-@contextmanager
-def _own_rules(model: Model) -> Iterator[None]:
-    """Run the trained thresholds, and put back the rules that were there."""
-    stacks, before = model.stacks, {name: stack.halting for name, stack in model.stacks.items()}
-    try:
-        for name, threshold in trained_thresholds(model).items():
-            stacks[name].halting = copy(before[name])
-            stacks[name].halting.threshold = threshold
-        yield
-    finally:
-        for name, rule in before.items():
-            stacks[name].halting = rule
 
 
 def _point(threshold: float | None, metric: str, result: dict[str, Any]) -> Point:

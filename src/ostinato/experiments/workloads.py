@@ -31,7 +31,7 @@ from ostinato.models import Encoder, Model, Writer, build_model
 from ostinato.nn.cache import Cache
 from ostinato.training.optim import build_optimizer
 from ostinato.training.rng import preserved_randomness
-from ostinato.training.update import Updater
+from ostinato.training.update import Updater, execution_of
 
 _FIRST_ID = 4
 """Ids below are padding, begin, end and unknown."""
@@ -102,9 +102,7 @@ class Bench:
         self.candidate, self.device, self.seed = candidate, device, seed
         with preserved_randomness():
             torch.manual_seed(seed)
-            self.model = build_model(candidate.model).to(device)
-        self.model.set_activation_checkpointing(candidate.training.checkpoint_activations)
-        self.model.set_dropout_draws(candidate.training.dropout_draws)
+            self.model = build_model(candidate.model, execution_of(candidate.training)).to(device)
 
     def call(self, workload: Workload) -> Callable[[], object]:
         """Return a function that does the work once, on the same ids every time.

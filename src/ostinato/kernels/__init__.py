@@ -7,7 +7,7 @@ D input width, F output width.
 from __future__ import annotations
 
 from ostinato.kernels.activation import Activation, activate
-from ostinato.kernels.attention import attend_dropped, attend_stretches
+from ostinato.kernels.attention import attend_dropped, attend_some
 from ostinato.kernels.choose import BackendChoice, choose_backend
 from ostinato.kernels.cross_entropy import IGNORED, cross_entropy_sums
 from ostinato.kernels.dispatch import Dispatch, combine, dispatch, gather
@@ -27,8 +27,8 @@ from ostinato.kernels.native import (
     StickBreakingGate,
     read_cache,
 )
-from ostinato.kernels.packed import PackedMatrix, compiled_session, packing
-from ostinato.kernels.sums import current_sums, summing
+from ostinato.kernels.packed import PackedMatrix, Packing, active_packing, compiled_packing, packing
+from ostinato.kernels.sums import active_sums, summing
 from ostinato.kernels.trial import Backend
 
 __all__ = [
@@ -48,17 +48,19 @@ __all__ = [
     "Kept",
     "NormOf",
     "PackedMatrix",
+    "Packing",
     "RouteOf",
     "StickBreakingGate",
     "activate",
+    "active_packing",
+    "active_sums",
     "add_dropped",
     "attend_dropped",
-    "attend_stretches",
+    "attend_some",
     "choose_backend",
     "combine",
-    "compiled_session",
+    "compiled_packing",
     "cross_entropy_sums",
-    "current_sums",
     "dispatch",
     "draw_kept",
     "drop",

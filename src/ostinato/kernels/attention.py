@@ -68,13 +68,13 @@ def attend_by(
         return _Attend.apply(q_BHQK, k_BHSK, v_BHSK, mask, scale, *kept)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def attend_stretches(
+def attend_some(
     q_BHQK: Tensor,
     k_BHSK: Tensor,
     v_BHSK: Tensor,
     mask: Tensor | None,
     scale: float,
-    stretches: Sequence[tuple[int, int]],
+    ranges: Sequence[tuple[int, int]],
 ) -> Tensor:
     """Return what the queries of some sentences read, `[B, H, Q, K]`, zeros for the others, nothing dropped.
 
@@ -83,10 +83,10 @@ def attend_stretches(
 
     Args:
         mask: added to the scaled scores, `[B or 1, H or 1, Q or 1, S]`; None: nothing.
-        stretches: of sentences, each from one to before another, in order.
+        ranges: of sentences, (first, end) each, in order.
     """
     read_BHQK = torch.zeros_like(q_BHQK)
-    for first, end in stretches:
+    for first, end in ranges:
         part = slice(first, end)
         read_BHQK[part] = F.scaled_dot_product_attention(
             q_BHQK[part],

@@ -6,6 +6,8 @@ Such a product takes as long as reading W does, so what counts is how W is read.
 W as it lies, in kernels of ours where there is a compiler (`ostinato.kernels.native`); for more rows a copy is packed
 in the form oneDNN reads fastest when W is first used, and forgotten at the end: in between W must not change.
 
+Whether packing is on is a context variable: it belongs to a search and not to the model, which other threads may use.
+
 The plain twin is `torch.nn.functional.linear`: used without `packing()`, wherever gradients are wanted, on
 accelerators, in other types than float32, and where torch has no such product.
 """
@@ -26,19 +28,23 @@ from torch import Tensor
 from ostinato.kernels.native import few_rows, library
 
 _log = logging.getLogger(__name__)
-_FEW, _FEW_OF_MANY, _MANY = 12, 4, 2**22
-"""Rows up to which our kernels are faster than packed copies, also where the matrix has more than so many numbers."""
+_MOST_ROWS, _LARGE_MATRIX, _MOST_ROWS_OF_LARGE = 12, 2**22, 4
+"""Rows up to which our kernels are faster than packed copies; fewer where the matrix has more numbers than that."""
 
 
-class Session:
-    """What belongs to one `packing()`: matrices with packed copies, and calls that are prepared, by whose they are."""
+class Packing:
+    """What belongs to one `packing()`.
+
+    Attributes:
+        matrices: those with packed copies. compiled: calls that were prepared, by owner (`ostinato.nn.compiled`).
+    """
 
     def __init__(self) -> None:
         self.matrices: list[PackedMatrix] = []
-        self.calls: dict[Any, Any] = {}
+        self.compiled: dict[Any, Any] = {}
 
 
-_session: ContextVar[Session | None] = ContextVar("packing", default=None)
+active_packing: ContextVar[Packing | None] = ContextVar("packing", default=None)
 
 
 @contextmanager
@@ -47,23 +53,23 @@ def packing(enabled: bool = True) -> Iterator[None]:
 
     The weights must not change meanwhile. Inside another `packing()` its copies are used, and nothing is forgotten.
     """
-    if not enabled or _session.get() is not None:
+    if not enabled or active_packing.get() is not None:
         yield
         return
-    session = Session()
-    token = _session.set(session)
+    new = Packing()
+    token = active_packing.set(new)
     try:
         yield
     finally:
-        _session.reset(token)
-        for matrix in session.matrices:
+        active_packing.reset(token)
+        for matrix in new.matrices:
             matrix.forget()
 
 
-def compiled_session(x: Tensor) -> Session | None:
+def compiled_packing(x: Tensor) -> Packing | None:
     """Return the `packing()` that is on, where compiled kernels may run on x; None: plain code must."""
-    session = _session.get()
-    return session if session is not None and _is_plain_float(x) and library() is not None else None
+    found = active_packing.get()
+    return found if found is not None and _is_plain_float(x) and library() is not None else None
 
 
 class PackedMatrix:
@@ -74,18 +80,18 @@ class PackedMatrix:
 
     def forget(self) -> None:
         """Free the copies."""
-        self._session: Session | None = None
+        self._made_in: Packing | None = None
         self._packed: dict[tuple[int, int] | None, Tensor] = {}
 
     def product(
         self, x_ND: Tensor, weight_FD: Tensor, bias_F: Tensor | None = None, rows: slice | None = None
     ) -> Tensor:
         """Return x W^T + b, `[..., F]`, of x `[..., D]`, or those outputs that `rows` names."""
-        session = _session.get()
+        active = active_packing.get()
         part_FD, bias_F = _part(weight_FD, rows), None if bias_F is None else _part(bias_F, rows)
-        if session is None or not _is_plain_float(x_ND) or not _meets(x_ND, part_FD, bias_F):
+        if active is None or not _is_plain_float(x_ND) or not _meets(x_ND, part_FD, bias_F):
             return F.linear(x_ND, part_FD, bias_F)
-        most = _FEW if part_FD.numel() < _MANY else _FEW_OF_MANY
+        most = _MOST_ROWS if part_FD.numel() < _LARGE_MATRIX else _MOST_ROWS_OF_LARGE
         if (
             x_ND.numel() <= most * x_ND.shape[-1]
             and library() is not None
@@ -95,10 +101,10 @@ class PackedMatrix:
             return few_rows(x_ND, part_FD, bias_F)
         if not has_packed_products():
             return F.linear(x_ND, part_FD, bias_F)
-        if self._session is not session:
+        if self._made_in is not active:
             self.forget()
-            self._session = session
-            session.matrices.append(self)
+            self._made_in = active
+            active.matrices.append(self)
         key = None if rows is None else (rows.start, rows.stop)
         if (packed := self._packed.get(key)) is None:
             packed = self._packed[key] = _pack(part_FD.detach())

@@ -1,19 +1,25 @@
-"""Walking over the experts one by one: where the rows of each are read and where its results go.
+"""The backend `segments`: maps of experts one by one, with their own backward passes.
 
 The rows of one expert are taken out of their order and mapped while they are in the cache: the sorted rows of all
 experts never stand in memory. What they give stands side by side, by place, until it is brought to its order.
+
+The gradient of a gate needs no output of an expert: with d the gradient of y_n,
+<d, a V + c> = <d V^T, a> + <d, c>, and d V^T is computed anyway.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
+from ostinato.kernels.activation import Activation, activate, activation_gradient
 from ostinato.kernels.dispatch import Dispatch, by_slot
+from ostinato.kernels.dropout import factors
 from ostinato.kernels.memory import room_for_gradient
 
 Order = Literal["rows", "slots", "places"]
@@ -123,3 +129,158 @@ class MapGradients:
             for expert, (start, end) in enumerate(to.bounds()):
                 if start == end:
                     self.weight[expert].zero_()
+
+
+class SegmentedLinear(torch.autograd.Function):
+    """x W + b of every expert: one product each; the rows of an expert are the only copies there are."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight_EDF: Tensor,
+        bias_EF: Tensor | None,
+        gates_NK: Tensor | None,
+        to: Dispatch,
+        reads: Order,
+        writes: Order,
+    ) -> Tensor:
+        """Map rows to rows."""
+        source, target = Side.of(reads, to), Side.of(writes, to)
+        ctx.save_for_backward(x, weight_EDF, bias_EF, gates_NK)
+        ctx.to, ctx.reads, ctx.writes = to, reads, writes
+        out_MF = x.new_empty(to.slots_M.shape[0], weight_EDF.shape[2])
+        for at in occupied(to):
+            bias_F = None if bias_EF is None else bias_EF[at.expert]
+            product(source.take(x, at), weight_EDF[at.expert], bias_F, out_MF[at.places])
+        return target.bring(out_MF, gates_of_places(gates_NK, to, x.dtype))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients of rows, weights, biases and gates."""
+        x, weight_EDF, bias_EF, gates_NK = ctx.saved_tensors
+        needs_x, needs_weight, needs_bias, needs_gates, *_ = ctx.needs_input_grad
+        to: Dispatch = ctx.to
+        source, target = Side.of(ctx.reads, to), Side.of(ctx.writes, to)
+        grads = MapGradients(weight_EDF, bias_EF, needs_weight=needs_weight, needs_bias=needs_bias)
+        gates_M = gates_of_places(gates_NK, to, x.dtype)
+        gates_M1 = None if gates_M is None else gates_M[:, None]
+        grad_gates_M = x.new_empty(to.slots_M.shape[0]) if needs_gates else None
+        grad_x_MD = x.new_empty(to.slots_M.shape[0], x.shape[1]) if needs_x or needs_gates else None
+        for at in occupied(to):
+            rows, grad_y, weight = source.take(x, at), target.take(grad, at), weight_EDF[at.expert]
+            if grad_x_MD is not None:
+                grad_rows = torch.mm(grad_y, weight.t(), out=grad_x_MD[at.places])
+            if grad_gates_M is not None:
+                torch.sum(grad_rows * rows, 1, out=grad_gates_M[at.places])
+                if bias_EF is not None:
+                    grad_gates_M[at.places].addmv_(grad_y, bias_EF[at.expert])
+            if gates_M1 is not None:
+                grad_y = grad_y * gates_M1[at.places]
+            grads.write(at.expert, rows, grad_y)
+        grads.skip_empty(to)
+        grad_x = source.bring(grad_x_MD, gates_M) if grad_x_MD is not None and needs_x else None
+        return grad_x, grads.weight, grads.bias, gates_gradient(grad_gates_M, gates_NK, to), None, None, None
+
+
+@dataclass(frozen=True, slots=True)
+class FeedForwardSetting:
+    """What of a segmented feed-forward is no tensor.
+
+    Args:
+        scale: makes up for dropped units; None where none are. keeps: the hidden layer, for a backward pass.
+    """
+
+    to: Dispatch
+    activation: Activation
+    order: Order
+    scale: float | None
+    keeps: bool
+
+
+def _drop_(hidden: Tensor, units: Tensor | None, scale: float | None) -> Tensor:
+    """Drop all but these units; None: what is dropped is 0 already, or will be."""
+    if scale is None:
+        return hidden
+    return hidden.mul_(scale if units is None else factors(units, scale, hidden.dtype))
+
+
+def _hidden(before: Tensor, activation: Activation, units: Tensor | None, scale: float | None) -> Tensor:
+    """Return the hidden layer of one expert from what was kept of it; relu's is kept as it is (see `forward`)."""
+    return before if activation == "relu" else _drop_(activate(before, activation), units, scale)
+
+
+class SegmentedFeedForward(torch.autograd.Function):
+    """The whole map, one expert after the other, forward and backward."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        up_EDF: Tensor,
+        up_bias_EF: Tensor | None,
+        down_EFD: Tensor,
+        down_bias_ED: Tensor | None,
+        gates_NK: Tensor | None,
+        units_MF: Tensor | None,
+        setting: FeedForwardSetting,
+    ) -> Tensor:
+        """Map rows to rows."""
+        to, side = setting.to, Side.of(setting.order, setting.to)
+        out_MD = x.new_empty(to.slots_M.shape[0], down_EFD.shape[2])
+        kept_MF = x.new_empty(to.slots_M.shape[0] if setting.keeps else to.longest(), up_EDF.shape[2])
+        for at in occupied(to):
+            e = at.expert
+            kept = kept_MF[at.places if setting.keeps else slice(at.length)]
+            units = None if units_MF is None else units_MF[at.places]
+            product(side.take(x, at), up_EDF[e], None if up_bias_EF is None else up_bias_EF[e], kept)
+            if setting.activation == "relu":
+                _drop_(kept.clamp_min_(0.0), units, setting.scale)
+            hidden = _hidden(kept, setting.activation, units, setting.scale)
+            product(hidden, down_EFD[e], None if down_bias_ED is None else down_bias_ED[e], out_MD[at.places])
+        if setting.keeps:
+            # Where relu's result is 0 nothing comes back, whether it was dropped or not.
+            units_MF = None if setting.activation == "relu" else units_MF
+            ctx.save_for_backward(x, up_EDF, up_bias_EF, down_EFD, down_bias_ED, gates_NK, units_MF, kept_MF)
+            ctx.setting = setting
+        return side.bring(out_MD, gates_of_places(gates_NK, to, x.dtype))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients of rows, weights, biases and gates."""
+        x, up_EDF, up_bias_EF, down_EFD, down_bias_ED, gates_NK, units_MF, kept_MF = ctx.saved_tensors
+        setting: FeedForwardSetting = ctx.setting
+        to, side = setting.to, Side.of(setting.order, setting.to)
+        needs_x, needs_up, needs_up_bias, needs_down, needs_down_bias, needs_gates, *_ = ctx.needs_input_grad
+        up = MapGradients(up_EDF, up_bias_EF, needs_weight=needs_up, needs_bias=needs_up_bias)
+        down = MapGradients(down_EFD, down_bias_ED, needs_weight=needs_down, needs_bias=needs_down_bias)
+        grad_x_MD = x.new_empty(to.slots_M.shape[0], x.shape[1]) if needs_x else None
+        gates_M = gates_of_places(gates_NK, to, x.dtype)
+        gates_M1 = None if gates_M is None else gates_M[:, None]
+        grad_gates_M = x.new_empty(to.slots_M.shape[0]) if needs_gates else None
+        wide = x.new_empty(to.longest(), down_EFD.shape[1])
+        for at in occupied(to):
+            e, kept = at.expert, kept_MF[at.places]
+            units = None if units_MF is None else units_MF[at.places]
+            hidden = _hidden(kept, setting.activation, units, setting.scale)
+            grad_y = side.take(grad, at)
+            grad_hidden = torch.mm(grad_y, down_EFD[e].t(), out=wide[: at.length])
+            if grad_gates_M is not None:
+                torch.sum(grad_hidden * hidden, 1, out=grad_gates_M[at.places])
+                if down_bias_ED is not None:
+                    grad_gates_M[at.places].addmv_(grad_y, down_bias_ED[e])
+            if gates_M1 is not None:
+                grad_y = grad_y.mul_(gates_M1[at.places])
+                grad_hidden.mul_(gates_M1[at.places])
+            down.write(e, hidden, grad_y)
+            grad_before = activation_gradient(_drop_(grad_hidden, units, setting.scale), kept, setting.activation)
+            up.write(e, side.take(x, at), grad_before)
+            if grad_x_MD is not None:
+                torch.mm(grad_before, up_EDF[e].t(), out=grad_x_MD[at.places])
+        up.skip_empty(to)
+        down.skip_empty(to)
+        grad_x = None if grad_x_MD is None else side.bring(grad_x_MD)
+        grad_gates = gates_gradient(grad_gates_M, gates_NK, to)
+        return grad_x, up.weight, up.bias, down.weight, down.bias, grad_gates, None, None

@@ -9,6 +9,9 @@ larger the part of its time that saves.
 A pass collects what it uses in a `GradientSums`, made for it by `summing()`. Each matrix enters the graph once, and all
 its products hang on that one node, which autograd runs after the last of them and which hands on the sum.
 
+The pass in which a product is made is a context variable and no argument: it concerns every product of a pass and no
+layer between the loop and the product.
+
 The plain twin is `torch.nn.functional.linear`: used without `summing()`, under autocast, and for weights that want no
 gradient. Gradients that are to be differentiated again are left to autograd.
 """
@@ -24,7 +27,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-_sums: ContextVar[GradientSums | None] = ContextVar("sums", default=None)
+active_sums: ContextVar[GradientSums | None] = ContextVar("gradient_sums", default=None)
+"""Those of the `summing()` around; None: there is none."""
 
 
 @contextmanager
@@ -34,16 +38,11 @@ def summing(sums: GradientSums | None = None) -> Iterator[None]:
     Args:
         sums: those of a pass a part of which is run again; None: a new pass.
     """
-    token = _sums.set(GradientSums() if sums is None else sums)
+    token = active_sums.set(GradientSums() if sums is None else sums)
     try:
         yield
     finally:
-        _sums.reset(token)
-
-
-def current_sums() -> GradientSums | None:
-    """Return those of the `summing()` around; None: there is none."""
-    return _sums.get()
+        active_sums.reset(token)
 
 
 class GradientSums:

@@ -1,108 +1,118 @@
-"""What every model shares: embeddings and logits, and the stacks and banks it may have."""
+"""What every model is: token ids to logits, the stacks and banks it may have, and how it runs."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import nn
 
 from ostinato.config.model import ModelConfig
 from ostinato.data.batch import Batch, Tokens
 from ostinato.errors import ConfigError, DataError, Problem
-from ostinato.kernels import BackendChoice, Draws, PackedMatrix
+from ostinato.models.embeddings import Embeddings
 from ostinato.nn.bank import Banks
-from ostinato.nn.dropout import Drops
+from ostinato.nn.execution import Execution
 from ostinato.nn.experts import Routed
 from ostinato.nn.halting import NoHalting
-from ostinato.nn.init import init_embedding
-from ostinato.nn.precision import at_least_float32
-from ostinato.nn.shapes import Float, Int, Tensor
-from ostinato.nn.stack import Compaction, Stack, router_name
-from ostinato.nn.types import Routing
+from ostinato.nn.layers import at_least_float32
+from ostinato.nn.shapes import Float, Tensor
+from ostinato.nn.stack import Stack
+from ostinato.nn.sub_layer import router_name
+from ostinato.nn.types import Routing, StackOutput
+
+ByRouter = dict[str, list[Routing]]
 
 
-class TokenModel(nn.Module):
-    """Base of all models: token ids to states and states to logits.
+@dataclass(frozen=True, slots=True)
+class ModelOutput:
+    """Logits, and what every stack returns beside them.
 
-    A recurrent model has no stacks and empty banks: what is said of halting, routers and recomputed steps is then said
-    to nobody.
+    Args:
+        logits_BTV: float32, for every column of the target.
+        stacks: by name, in the order they ran.
+    """
+
+    logits_BTV: Float[Tensor, "B T V"]
+    stacks: dict[str, StackOutput] = field(default_factory=dict)
+
+    def by_router(self) -> ByRouter:
+        """Return the routings of all stacks by router, in the order they happened."""
+        found: ByRouter = {}
+        for stack in self.stacks.values():
+            for routing in stack.routings:
+                found.setdefault(routing.router, []).append(routing)
+        return found
+
+
+class TokenModel(Embeddings):
+    """Base of all models.
+
+    A recurrent model has no stacks and empty banks: it has no routers and nothing that halts.
 
     Args:
         config: the model's configuration, vocabulary sizes set.
-
-    A subclass makes `target_weight` and `output_weight` (None where the target embedding serves as output projection).
+        execution: how it runs where a call does not say otherwise; None: as `Execution` does by default.
     """
 
-    target_weight: nn.Parameter
-    output_weight: nn.Parameter | None
-
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        self.config = config
+    def __init__(self, config: ModelConfig, execution: Execution | None = None) -> None:
+        super().__init__(config)
         self.banks = Banks()
         self.stacks: dict[str, Stack] = {}
         self._temperatures: dict[str, float] = {}
-        self._packed_output = PackedMatrix()
+        self._execution = execution or Execution()
 
-    def set_activation_checkpointing(self, enabled: bool) -> None:
-        """Keep only the states between steps in training, and recompute the rest in the backward pass."""
-        for stack in self.stacks.values():
-            stack.checkpoint_activations = enabled
+    @property
+    def current_execution(self) -> Execution:
+        """How the model runs now."""
+        return self._execution
 
-    def set_halting(self, enabled: bool) -> None:
-        """Let tokens halt as the rules say, or run every round; with `enabled` False gates are not asked."""
-        for stack in self.stacks.values():
-            stack.halts = enabled
-
-    def set_compaction(self, value: Compaction) -> None:
-        """Say when halted tokens and padding are gathered away before a round, in every stack.
+    @contextmanager
+    def execution(self, execution: Execution | None = None, **changes: Any) -> Iterator[None]:
+        """Run the model in another way inside; it runs as before afterwards.
 
         Args:
-            value: "auto": where few enough take part for it to pay. "always": wherever one takes no part. "never": all
-                tokens are computed, and the results of the others thrown away.
-        """
-        for stack in self.stacks.values():
-            stack.compaction = value
-
-    def set_halting_threshold(self, value: float) -> None:
-        """Halt tokens earlier or later than they were trained to, in every stack with a halting rule.
-
-        Args:
-            value: in [0, 1]; a token halts once so much of its mass is given out (ACT: 1 - epsilon). 0: after round 1.
+            execution: None: as it runs now. changes: fields of it by name, for example `halting=False`.
 
         Raises:
-            ConfigError: a value outside, or no stack in which tokens halt.
+            ConfigError: a value that is not valid, or a threshold for a model whose tokens do not halt.
         """
-        rules = [stack.halting for stack in self.stacks.values() if not isinstance(stack.halting, NoHalting)]
-        if not rules:
+        before = self._execution
+        self._execution = self.checked(replace(execution or before, **changes))
+        try:
+            yield
+        finally:
+            self._execution = before
+
+    def checked(self, execution: Execution | None) -> Execution:
+        """Return how a call runs: as it is told, or as the model does.
+
+        Raises:
+            ConfigError: a threshold, and no stack in which tokens halt.
+        """
+        if execution is None:
+            return self._execution
+        if execution.halting_threshold is not None and not self._halting_rules():
             why = " and ".join(f"model.{name}.halting.kind is none" for name in self.stacks) or "it has no rounds"
             reason = f"no token of this model can halt ({why})"
-            raise ConfigError([Problem("halting_threshold", value, reason)])
-        if not 0.0 <= value <= 1.0:
-            raise ConfigError([Problem("halting_threshold", value, "must lie in [0, 1]")])
-        for rule in rules:
-            rule.threshold = value
+            raise ConfigError([Problem("halting_threshold", execution.halting_threshold, reason)])
+        return execution
+
+    def n_rounds(self) -> dict[str, int]:
+        """Return how many rounds every stack runs where a call does not say otherwise."""
+        given = self._execution.rounds
+        return {name: given.get(name, stack.plan.n_rounds) for name, stack in self.stacks.items()}
 
     def halting_thresholds(self) -> dict[str, float]:
-        """Return the threshold of every stack in which tokens halt."""
+        """Return the threshold in force of every stack in which tokens halt."""
+        given = self._execution.halting_threshold
+        return {name: own if given is None else given for name, own in self._halting_rules().items()}
+
+    def _halting_rules(self) -> dict[str, float]:
         rules = {name: stack.halting for name, stack in self.stacks.items()}
         return {name: rule.threshold for name, rule in rules.items() if not isinstance(rule, NoHalting)}
-
-    def set_dropout_draws(self, value: Draws) -> None:
-        """Say where the random numbers of dropout come from: "auto", or "torch" for those of torch's own dropout."""
-        for stack in self.stacks.values():
-            stack.draws = value
-        for module in self.modules():
-            if isinstance(module, Drops):
-                module.draws = value
-
-    def set_expert_backend(self, name: BackendChoice) -> None:
-        """Force one way to multiply rows by their experts' weights, by name; "auto" chooses on the device."""
-        for module in self.routed():
-            module.backend = name
 
     def routed(self) -> Iterator[Routed]:
         """Yield the parameter sets that have experts, each once."""
@@ -116,7 +126,7 @@ class TokenModel(nn.Module):
                 for use in step.uses:
                     module = getattr(self.banks, use.kind)[use.weights]
                     if isinstance(module, Routed) and module.router is not None:
-                        sizes = (module.n_experts, module.gate.k)
+                        sizes = (module.n_experts, module.gate.top_k)
                         yield Routing.of_no_rows(router_name(use), stack.plan.stack, step.index, sizes, like)
 
     def project_routers(self) -> None:
@@ -138,48 +148,40 @@ class TokenModel(nn.Module):
         """Return the number of stored parameters; a shared one counts once."""
         return sum(p.numel() for p in self.parameters())
 
-    @property
-    def target_embedding(self) -> Tensor:
-        """E_t, `[V, D]`: embeddings of the tokens that are predicted."""
-        return self.target_weight
 
-    @property
-    def output_projection(self) -> Tensor:
-        """O, `[V, D]`: what turns states into logits."""
-        return self.target_weight if self.output_weight is None else self.output_weight
+def as_batch(
+    given: Batch | Tensor, keep: Tensor | None, target: Tensor | None = None, target_keep: Tensor | None = None
+) -> Batch:
+    """Return what a model is called with as a batch.
 
-    def embed(self, ids: Int[Tensor, "*B"], weight_VD: Float[Tensor, "V D"]) -> Float[Tensor, "*B D"]:
-        """Return embeddings, scaled by sqrt(d_model) where the configuration says so."""
-        embedded = F.embedding(ids, weight_VD)
-        return embedded * math.sqrt(self.config.d_model) if self.config.embedding_scale else embedded
+    Args:
+        given: a batch, or token ids `[B, T]`: of the source where there is a target. keep: real tokens; None: all.
+        target, target_keep: ids of the target `[B, T]`, begin symbol first, and its real tokens.
 
-    def logits(self, states: Float[Tensor, "*B D"]) -> Float[Tensor, "*B V"]:
-        """Return float32 logits."""
-        return self._packed_output.product(states, self.output_projection).float()
+    Raises:
+        DataError: ids that are no whole numbers `[B, T]`, or a mask of another shape.
+    """
+    if isinstance(given, Batch):
+        return given
+    first = _tokens(given, keep, "ids" if target is None else "source ids")
+    if target is None:
+        return Batch(first, first.ids_BT, first.keep_BT)
+    second = _tokens(target, target_keep, "target ids")
+    return Batch(second, second.ids_BT, second.keep_BT, source=first)
 
-    def _matrix(self, n_rows: int) -> nn.Parameter:
-        weight_VD = nn.Parameter(torch.empty(n_rows, self.config.d_model))
-        init_embedding(weight_VD, self.config.init)
-        return weight_VD
+
+def _tokens(ids: Tensor, keep: Tensor | None, name: str) -> Tokens:
+    if ids.ndim != 2 or ids.is_floating_point() or ids.dtype == torch.bool:
+        raise DataError(f"{name} must be whole numbers [B, T], got {ids.dtype} of shape {tuple(ids.shape)}")
+    keep = torch.ones_like(ids, dtype=torch.bool) if keep is None else keep.bool()
+    if keep.shape != ids.shape:
+        raise DataError(f"the mask of {name} must have their shape {tuple(ids.shape)}, got {tuple(keep.shape)}")
+    return Tokens(ids.long(), keep)
 
 
 def keep_or_none(tokens: Tokens) -> Tensor | None:
     """Return the keep mask, or None where nothing is padding: attention is faster without a mask."""
     return None if bool(tokens.keep_BT.all()) else tokens.keep_BT
-
-
-def vocabulary_size(config: ModelConfig, field: str) -> int:
-    """Return a vocabulary size that must be known by now.
-
-    Raises:
-        ConfigError: it is not set.
-    """
-    size: int | None = getattr(config, field)
-    if size is None:
-        raise ConfigError(
-            [Problem(f"model.{field}", None, "must be set to build a model (training takes it from the data)")]
-        )
-    return size
 
 
 def source_of(batch: Batch) -> Tokens:

@@ -10,9 +10,9 @@ from ostinato.config.model import (
     Seq2SeqConfig,
 )
 from ostinato.models.encoder import Encoder
-from ostinato.models.language_model import LanguageModel
 from ostinato.models.lstm import LstmLanguageModel, LstmSeq2Seq
-from ostinato.models.seq2seq import Seq2Seq
+from ostinato.models.transformer import LanguageModel, Seq2Seq
+from ostinato.nn.execution import Execution
 
 Writer = Seq2Seq | LanguageModel | LstmSeq2Seq | LstmLanguageModel
 """A model that writes text."""
@@ -20,19 +20,22 @@ Model = Writer | Encoder
 """What a configuration becomes."""
 
 
-def build_model(config: ModelConfig) -> Model:
+def build_model(config: ModelConfig, execution: Execution | None = None) -> Model:
     """Return a freshly initialised model; torch's global generator decides the weights.
+
+    Args:
+        execution: how it runs where a call does not say otherwise, see `ostinato.nn.execution`.
 
     Raises:
         ConfigError: a vocabulary size is not set.
     """
     match config:
         case Seq2SeqConfig():
-            return Seq2Seq(config)
+            return Seq2Seq(config, execution)
         case EncoderConfig():
-            return Encoder(config)
+            return Encoder(config, execution)
         case LstmSeq2SeqConfig():
-            return LstmSeq2Seq(config)
+            return LstmSeq2Seq(config, execution)
         case LstmLanguageModelConfig():
-            return LstmLanguageModel(config)
-    return LanguageModel(config)
+            return LstmLanguageModel(config, execution)
+    return LanguageModel(config, execution)

@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from ostinato.config.model import ModelConfig
 from ostinato.errors import CheckpointError
 from ostinato.models.build import Model, build_model
+from ostinato.nn.execution import Execution
 from ostinato.version import __version__
 
 FORMAT_VERSION = 1
@@ -31,11 +32,15 @@ def save_model(model: Model, directory: Path) -> None:
     _write_description(directory, model.config.model_dump(mode="json"))
 
 
-def load_model(directory: Path, device: torch.device | str = "cpu") -> Model:
+def load_model(directory: Path, device: torch.device | str = "cpu", execution: Execution | None = None) -> Model:
     """Build the model a directory describes and load its weights, strictly.
+
+    Args:
+        execution: how it runs where a call does not say otherwise, see `ostinato.nn.execution`.
 
     Raises:
         CheckpointError: a file is missing, damaged, of a newer format, or its weights are not the model's.
+        ConfigError: an execution that the model does not know.
     """
     description = _read_description(directory / _DESCRIPTION)
     try:
@@ -44,9 +49,10 @@ def load_model(directory: Path, device: torch.device | str = "cpu") -> Model:
         raise CheckpointError(f"{directory / _DESCRIPTION}: not a model configuration: {error}") from error
     path = directory / _WEIGHTS
     weights = _read_weights(path, device)
-    model = build_model(config).to(device)
+    model = build_model(config, execution).to(device)
     _check_names(path, weights, model.state_dict())
     model.load_state_dict(weights)
+    model.checked(execution)
     return model.eval()
 
 

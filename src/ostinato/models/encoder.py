@@ -11,11 +11,11 @@ from ostinato.config.model import EncoderConfig
 from ostinato.data.batch import Batch, Tokens
 from ostinato.data.tokenizer import PAD_ID
 from ostinato.errors import DataError
-from ostinato.models.base import keep_or_none, vocabulary_size
-from ostinato.models.output import ModelOutput
+from ostinato.models.base import ModelOutput, as_batch, keep_or_none
+from ostinato.models.embeddings import FactEmbedder
 from ostinato.models.transformer import Transformer
 from ostinato.nn.cache import Cache
-from ostinato.nn.facts import FactEmbedder
+from ostinato.nn.execution import Execution
 from ostinato.nn.init import init_projection
 from ostinato.nn.shapes import Bool, Float, Int, Tensor
 
@@ -29,7 +29,7 @@ class Encoder(Transformer):
         tagging         logits = W states_t + b
         span            logits[start, t], logits[end, t] = W states_t + b, over the tokens of the passage
 
-    With `embedder: facts` a position is a fact, whose state is made of its tokens' embeddings (`ostinato.nn.facts`).
+    With `embedder: facts` a position is a fact, whose state is made of its tokens' embeddings (`FactEmbedder`).
 
     The tokens are the batch's `target`. Whatever the head, logits are `[B, L, V]` beside labels `[B, L]`: L labels of a
     sentence, each one of V; a span has the labels start and end, each one of the T columns.
@@ -40,14 +40,13 @@ class Encoder(Transformer):
 
     config: EncoderConfig
 
-    def __init__(self, config: EncoderConfig) -> None:
-        super().__init__(config, causal=frozenset())
-        self.target_weight = self._matrix(vocabulary_size(config, "vocab_size"))
-        self.output_weight = self._matrix(self.target_weight.shape[0]) if config.tie_embeddings == "none" else None
+    def __init__(self, config: EncoderConfig, execution: Execution | None = None) -> None:
+        super().__init__(config, execution)
+        self.make_embeddings("vocab_size")
         self.facts = None if config.max_words is None else FactEmbedder(config.max_words, config.d_model)
         self.head: nn.Linear | None = None
         if config.n_outputs is not None:
-            n_outputs = config.n_outputs or vocabulary_size(config, "n_labels")
+            n_outputs = config.n_outputs or self.vocabulary_size("n_labels")
             self.head = nn.Linear(config.d_model, n_outputs)
             init_projection(self.head, config.init)
 
@@ -56,16 +55,28 @@ class Encoder(Transformer):
         """The id of the mask symbol: the embedding's last row."""
         return self.target_weight.shape[0] - 1
 
-    def forward(self, batch: Batch, *, n_steps: int | None = None, request: Collection[str] = ()) -> ModelOutput:
+    def forward(
+        self,
+        batch: Batch | Tensor,
+        *,
+        keep: Bool[Tensor, "B T"] | None = None,
+        n_steps: int | None = None,
+        request: Collection[str] = (),
+        execution: Execution | None = None,
+    ) -> ModelOutput:
         """Read a batch.
 
         Args:
+            batch: tokens; or token ids, `[B, T]` (heads without passages, facts or places only). keep: real tokens,
+                where ids are given; None: all.
             n_steps: rounds to run instead of the plan's own (fully shared plans only).
             request: captures to return with the stack's output, see `ostinato.nn.stack`.
+            execution: how to run; None: as the model does.
 
         Raises:
             DataError: a span head, and a batch that does not say where the passages begin.
         """
+        batch = as_batch(batch, keep)
         tokens = batch.target
         encoder = self.stacks["encoder"](
             self._states(tokens),
@@ -73,10 +84,11 @@ class Encoder(Transformer):
             positions_BT=tokens.positions_BT,
             n_rounds=n_steps,
             request=request,
+            execution=self.checked(execution),
         )
         return ModelOutput(self._read(encoder.states_BTD, batch), {"encoder": encoder})
 
-    def encode(self, batch: Batch, *, n_steps: int | None = None) -> Cache:
+    def encode(self, batch: Batch, *, n_steps: int | None = None, execution: Execution | None = None) -> Cache:
         """Refuse: an encoder-only model writes nothing.
 
         Raises:

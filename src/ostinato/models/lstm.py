@@ -7,9 +7,9 @@ from collections.abc import Collection
 from ostinato.config.model import LstmLanguageModelConfig, LstmSeq2SeqConfig, ModelConfig
 from ostinato.data.batch import Batch
 from ostinato.errors import ConfigError, Problem
-from ostinato.models.base import TokenModel, keep_or_none, source_of, vocabulary_size
-from ostinato.models.output import ModelOutput
+from ostinato.models.base import ModelOutput, TokenModel, as_batch, keep_or_none, source_of
 from ostinato.nn.cache import Cache, RecurrentState
+from ostinato.nn.execution import Execution
 from ostinato.nn.init import init_global_attention, init_lstm
 from ostinato.nn.recurrent import GlobalAttention, Lstm, LstmState
 from ostinato.nn.shapes import Bool, Float, Int, Tensor
@@ -29,41 +29,44 @@ class LstmSeq2Seq(TokenModel):
 
     config: LstmSeq2SeqConfig
 
-    def __init__(self, config: LstmSeq2SeqConfig) -> None:
-        super().__init__(config)
+    def __init__(self, config: LstmSeq2SeqConfig, execution: Execution | None = None) -> None:
+        super().__init__(config, execution)
         self.encoder = _lstm(config, "encoder")
         self.decoder = _lstm(config, "decoder")
         self.attention: GlobalAttention | None = None
         if config.attention != "none":
             self.attention = GlobalAttention(config.d_model, config.attention)
             init_global_attention(self.attention, config.init)
-        self.target_weight = self._matrix(vocabulary_size(config, "target_vocab_size"))
-        n_source = vocabulary_size(config, "source_vocab_size")
-        self.source_weight = None if config.tie_embeddings == "all" else self._matrix(n_source)
-        self.output_weight = self._matrix(self.target_weight.shape[0]) if config.tie_embeddings == "none" else None
+        self.make_embeddings("target_vocab_size", "source_vocab_size")
 
-    @property
-    def source_embedding(self) -> Tensor:
-        """E_s, `[V, D]`."""
-        return self.target_weight if self.source_weight is None else self.source_weight
-
-    def forward(self, batch: Batch, *, n_steps: int | None = None, request: Collection[str] = ()) -> ModelOutput:
+    def forward(
+        self,
+        batch: Batch | Tensor,
+        target: Int[Tensor, "B T"] | None = None,
+        *,
+        keep: Bool[Tensor, "B S"] | None = None,
+        target_keep: Bool[Tensor, "B T"] | None = None,
+        n_steps: int | None = None,
+        request: Collection[str] = (),
+        execution: Execution | None = None,
+    ) -> ModelOutput:
         """Run a teacher-forced pass.
 
         Raises:
             ConfigError: `n_steps` or `request`, which ask of steps of depth. DataError: a batch without sources.
         """
         _refuse(self.config, n_steps, request)
-        source, target = source_of(batch), batch.target
+        batch, draws = as_batch(batch, keep, target, target_keep), self.checked(execution).dropout_draws
+        source, words = source_of(batch), batch.target
         keep_BS = keep_or_none(source)
-        memory_BSD, state = self.encoder(self.embed(source.ids_BT, self.source_embedding), keep_BS)
-        embedded_BTD = self.embed(target.ids_BT, self.target_embedding)
-        states_BTD, _ = self.decoder(embedded_BTD, keep_or_none(target), state)
+        memory_BSD, state = self.encoder(self.embed(source.ids_BT, self.source_embedding), keep_BS, draws=draws)
+        embedded_BTD = self.embed(words.ids_BT, self.target_embedding)
+        states_BTD, _ = self.decoder(embedded_BTD, keep_or_none(words), state, draws=draws)
         if self.attention is not None:
             states_BTD = self.attention(states_BTD, memory_BSD, keep_BS, self.attention.keys(memory_BSD))
         return ModelOutput(self.logits(states_BTD))
 
-    def encode(self, batch: Batch, *, n_steps: int | None = None) -> Cache:
+    def encode(self, batch: Batch, *, n_steps: int | None = None, execution: Execution | None = None) -> Cache:
         """Run the encoder and return the cache that decoding starts from: its last states, and what attention reads.
 
         Raises:
@@ -108,24 +111,33 @@ class LstmLanguageModel(TokenModel):
 
     config: LstmLanguageModelConfig
 
-    def __init__(self, config: LstmLanguageModelConfig) -> None:
-        super().__init__(config)
+    def __init__(self, config: LstmLanguageModelConfig, execution: Execution | None = None) -> None:
+        super().__init__(config, execution)
         self.decoder = _lstm(config, "decoder")
-        self.target_weight = self._matrix(vocabulary_size(config, "vocab_size"))
-        self.output_weight = self._matrix(self.target_weight.shape[0]) if config.tie_embeddings == "none" else None
+        self.make_embeddings("vocab_size")
 
-    def forward(self, batch: Batch, *, n_steps: int | None = None, request: Collection[str] = ()) -> ModelOutput:
+    def forward(
+        self,
+        batch: Batch | Tensor,
+        *,
+        keep: Bool[Tensor, "B T"] | None = None,
+        n_steps: int | None = None,
+        request: Collection[str] = (),
+        execution: Execution | None = None,
+    ) -> ModelOutput:
         """Run a teacher-forced pass over `batch.target`.
 
         Raises:
             ConfigError: `n_steps` or `request`, which ask of steps of depth.
         """
         _refuse(self.config, n_steps, request)
-        target = batch.target
-        states_BTD, _ = self.decoder(self.embed(target.ids_BT, self.target_embedding), keep_or_none(target))
+        target = as_batch(batch, keep).target
+        draws = self.checked(execution).dropout_draws
+        embedded_BTD = self.embed(target.ids_BT, self.target_embedding)
+        states_BTD, _ = self.decoder(embedded_BTD, keep_or_none(target), draws=draws)
         return ModelOutput(self.logits(states_BTD))
 
-    def encode(self, batch: Batch, *, n_steps: int | None = None) -> Cache:
+    def encode(self, batch: Batch, *, n_steps: int | None = None, execution: Execution | None = None) -> Cache:
         """Return an empty cache; the prompt is the first `step`.
 
         Raises:

@@ -1,42 +1,33 @@
-"""What every transformer of ours shares: banks filled from a configuration, stacks, embeddings and logits."""
+"""Transformers: stacks of one depth loop on common banks, with embeddings; encoder-decoder models, language models."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import torch
 
-from ostinato.config.model import (
-    ActConfig,
-    BucketsConfig,
-    CoordinatesConfig,
-    HaltingConfig,
-    ModelConfig,
-    RotaryConfig,
-    RoutedConfig,
-    SignalConfig,
-    SinusoidalConfig,
-    StackConfig,
-    StickBreakingConfig,
-    WindowConfig,
-)
-from ostinato.models.base import TokenModel
-from ostinato.models.sub_layers import build_sub_layer
-from ostinato.nn.act import Act, ActUnit
+from ostinato.config.model import LanguageModelConfig, ModelConfig, RoutedConfig, Seq2SeqConfig, StackConfig
+from ostinato.data.batch import Batch, Tokens
+from ostinato.errors import DataError
+from ostinato.models.base import ModelOutput, TokenModel, as_batch, keep_or_none, source_of
+from ostinato.models.parts import build_halting, build_relation, build_signal, build_sub_layer
 from ostinato.nn.cache import Cache
-from ostinato.nn.halting import HaltingRule
-from ostinato.nn.norm import build_norm
-from ostinato.nn.positions import Coordinates, PositionSignal, Sinusoidal
-from ostinato.nn.relative import Buckets, RelativePositions, Rotary, Window
+from ostinato.nn.compiled import compiled_step
+from ostinato.nn.execution import Execution
+from ostinato.nn.layers import build_norm
 from ostinato.nn.shapes import Bool, Float, Int, Tensor
-from ostinato.nn.stack import Stack, router_name
-from ostinato.nn.stick_breaking import StickBreaking, StickBreakingUnit
+from ostinato.nn.stack import Stack
+from ostinato.nn.sub_layer import router_name
+from ostinato.nn.types import StackOutput
 from ostinato.plan import Plan
 
 
 class Transformer(TokenModel):
-    """Base of `Seq2Seq`, `LanguageModel` and `Encoder`: stacks, and banks that their plans fill.
+    """Stacks, and banks that their plans fill.
 
     Args:
         config: the model's configuration, vocabulary sizes set.
+        execution: see `TokenModel`.
         causal: names of the stacks whose tokens see no later ones.
         prefixed: names of those among them that may begin with tokens which see each other in both directions.
     """
@@ -44,14 +35,28 @@ class Transformer(TokenModel):
     def __init__(
         self,
         config: ModelConfig,
-        causal: frozenset[str],
-        prefixed: frozenset[str] = frozenset(),
+        execution: Execution | None = None,
+        *,
+        causal: Collection[str] = (),
+        prefixed: Collection[str] = (),
     ) -> None:
-        super().__init__(config)
+        super().__init__(config, execution)
         for name, stack in config.stacks().items():
             plan = stack.plan(name)
             self._fill_banks(plan, stack)
-            self.stacks[name] = self._stack(plan, stack, is_causal=name in causal, has_prefix=name in prefixed)
+            halting = build_halting(stack.halting, config.d_model)
+            if halting is not None:
+                self.banks.halting[name] = halting[0]
+            self.stacks[name] = Stack(
+                plan,
+                self.banks,
+                placement=stack.norm.placement,
+                dropout=config.dropout,
+                signal=build_signal(stack.positions, config.d_model),
+                is_causal=name in causal,
+                has_prefix=name in prefixed,
+                halting=None if halting is None else halting[1],
+            )
 
     def step(
         self, ids_BT: Int[Tensor, "B T"], cache: Cache, keep_BT: Bool[Tensor, "B T"] | None = None
@@ -62,7 +67,7 @@ class Transformer(TokenModel):
             ids_BT: ids, one row a hypothesis. keep_BT: real tokens among them; None where all are.
         """
         _extend_keep(cache, ids_BT, keep_BT)
-        output = self.stacks["decoder"].step(self.embed(ids_BT, self.target_embedding), cache)
+        output = compiled_step(self.stacks["decoder"], self.embed(ids_BT, self.target_embedding), cache)
         return self.logits(output.states_BTD[:, -1])
 
     def _fill_banks(self, plan: Plan, stack: StackConfig) -> None:
@@ -80,63 +85,171 @@ class Transformer(TokenModel):
             if use.norm is not None and use.norm not in self.banks.norm:
                 self.banks.norm[use.norm] = build_norm(stack.norm.kind, config.d_model, stack.norm.eps)
             if use.position is not None and use.position not in self.banks.relative:
-                self.banks.relative[use.position] = _relation(stack, config.d_model)
+                self.banks.relative[use.position] = build_relation(stack, config.d_model)
         if stack.norm.placement == "pre":
             name = f"final_{plan.stack}"
             self.banks.norm[name] = build_norm(stack.norm.kind, config.d_model, stack.norm.eps)
 
-    def _stack(self, plan: Plan, stack: StackConfig, *, is_causal: bool, has_prefix: bool) -> Stack:
-        return Stack(
-            plan,
-            self.banks,
-            placement=stack.norm.placement,
-            dropout=self.config.dropout,
-            signal=_signal(stack.positions, self.config.d_model),
-            is_causal=is_causal,
-            has_prefix=has_prefix,
-            halting=self._halting_rule(plan.stack, stack.halting),
+
+class Seq2Seq(Transformer):
+    """An encoder and a decoder whose depth is laid out by plans.
+
+        memory = encoder(E_s[source]),   logits = decoder(E_t[target], memory) O^T
+
+    Args:
+        config: with both vocabulary sizes set. `tie_embeddings`: "output": O = E_t; "all": O = E_t = E_s.
+    """
+
+    config: Seq2SeqConfig
+
+    def __init__(self, config: Seq2SeqConfig, execution: Execution | None = None) -> None:
+        super().__init__(config, execution, causal={"decoder"})
+        self.make_embeddings("target_vocab_size", "source_vocab_size")
+
+    def forward(
+        self,
+        batch: Batch | Tensor,
+        target: Int[Tensor, "B T"] | None = None,
+        *,
+        keep: Bool[Tensor, "B S"] | None = None,
+        target_keep: Bool[Tensor, "B T"] | None = None,
+        n_steps: int | None = None,
+        request: Collection[str] = (),
+        execution: Execution | None = None,
+    ) -> ModelOutput:
+        """Run a teacher-forced pass.
+
+        Args:
+            batch: source and target tokens; or token ids of the source, `[B, S]`, beside those of the `target`.
+            keep, target_keep: real tokens, where ids are given; None: all are.
+            n_steps: rounds to run in both stacks instead of the plans' own (fully shared plans only).
+            request: captures to return with the stacks' outputs, see `ostinato.nn.stack`.
+            execution: how to run; None: as the model does.
+        """
+        batch, execution = as_batch(batch, keep, target, target_keep), self.checked(execution)
+        source = source_of(batch)
+        encoder = self._encode(source, n_steps, request, execution)
+        target_tokens = batch.target
+        decoder = self.stacks["decoder"](
+            self.embed(target_tokens.ids_BT, self.target_embedding),
+            keep_BT=keep_or_none(target_tokens),
+            positions_BT=target_tokens.positions_BT,
+            memory_BSD=encoder.states_BTD,
+            memory_keep_BS=keep_or_none(source),
+            n_rounds=n_steps,
+            request=request,
+            execution=execution,
+        )
+        return ModelOutput(self.logits(decoder.states_BTD), {"encoder": encoder, "decoder": decoder})
+
+    def encode(self, batch: Batch, *, n_steps: int | None = None, execution: Execution | None = None) -> Cache:
+        """Run the encoder and return the cache that decoding starts from."""
+        source, execution = source_of(batch), self.checked(execution)
+        memory_BSD = self._encode(source, n_steps, (), execution).states_BTD
+        return Cache(
+            memory_BSD=memory_BSD,
+            memory_keep_BS=keep_or_none(source),
+            n_steps=n_steps,
+            execution=execution,
+            device=source.ids_BT.device,
         )
 
-    def _halting_rule(self, name: str, config: HaltingConfig) -> HaltingRule | None:
-        """Return the rule of a stack, its unit in the bank; None where no token halts."""
-        d_model = self.config.d_model
-        match config:
-            case StickBreakingConfig() as c:
-                stick = StickBreakingUnit(d_model, dropout=c.dropout, initial_bias=c.initial_bias)
-                self.banks.halting[name] = stick
-                return StickBreaking(stick, c.threshold, detaches_weight=c.detach_router_weight)
-            case ActConfig() as c:
-                unit = ActUnit(d_model, c.initial_bias)
-                self.banks.halting[name] = unit
-                return Act(
-                    unit,
-                    c.epsilon,
-                    mix=c.mix,
-                    freezes=c.freeze_halted_state,
-                    forces_remainder=c.force_remainder_at_max,
-                    is_global=c.scope == "global",
+    def _encode(
+        self, source: Tokens, n_steps: int | None, request: Collection[str], execution: Execution
+    ) -> StackOutput:
+        return self.stacks["encoder"](
+            self.embed(source.ids_BT, self.source_embedding),
+            keep_BT=keep_or_none(source),
+            positions_BT=source.positions_BT,
+            n_rounds=n_steps,
+            request=request,
+            execution=execution,
+        )
+
+
+class LanguageModel(Transformer):
+    """One stack without cross-attention: logits = decoder(E[tokens]) O^T.
+
+    With `mask="prefix"` a token of the first `batch.prefix_lengths_B` sees all of them, later ones see everything up to
+    themselves (One Wide FFN, decoder-only model): the prefix is a source, the rest begins with the begin symbol.
+
+    Args:
+        config: with the vocabulary size set. `tie_embeddings`: "output": O = E.
+    """
+
+    config: LanguageModelConfig
+
+    def __init__(self, config: LanguageModelConfig, execution: Execution | None = None) -> None:
+        prefixed = {"decoder"} if config.mask == "prefix" else set()
+        super().__init__(config, execution, causal={"decoder"}, prefixed=prefixed)
+        self.make_embeddings("vocab_size")
+
+    def forward(
+        self,
+        batch: Batch | Tensor,
+        *,
+        keep: Bool[Tensor, "B T"] | None = None,
+        n_steps: int | None = None,
+        request: Collection[str] = (),
+        execution: Execution | None = None,
+    ) -> ModelOutput:
+        """Run a teacher-forced pass over `batch.target`.
+
+        Args:
+            batch: tokens; or token ids, `[B, T]` (causal models only).
+            keep: real tokens, where ids are given; None: all.
+            n_steps: rounds to run instead of the plan's own (fully shared plans only).
+            request: captures to return with the stack's output, see `ostinato.nn.stack`.
+            execution: how to run; None: as the model does.
+
+        Raises:
+            DataError: a prefix language model, and a batch that does not say how long the prefixes are.
+        """
+        batch = as_batch(batch, keep)
+        target = batch.target
+        decoder = self.stacks["decoder"](
+            self.embed(target.ids_BT, self.target_embedding),
+            keep_BT=keep_or_none(target),
+            positions_BT=target.positions_BT,
+            prefix_lengths_B=self._prefix_lengths(batch),
+            n_rounds=n_steps,
+            request=request,
+            execution=self.checked(execution),
+        )
+        return ModelOutput(self.logits(decoder.states_BTD), {"decoder": decoder})
+
+    def encode(self, batch: Batch, *, n_steps: int | None = None, execution: Execution | None = None) -> Cache:
+        """Return an empty cache; the prompt is the first `step`, of a prefix language model with the whole prefix."""
+        return Cache(
+            n_steps=n_steps,
+            execution=self.checked(execution),
+            prefix_lengths_B=self._prefix_lengths(batch),
+            device=batch.target.ids_BT.device,
+        )
+
+    def step(
+        self, ids_BT: Int[Tensor, "B T"], cache: Cache, keep_BT: Bool[Tensor, "B T"] | None = None
+    ) -> Float[Tensor, "B V"]:
+        """Add T columns to the cache and return the logits after the last one; see `Transformer.step`.
+
+        Raises:
+            DataError: a first step without the whole prefix, whose tokens would see later ones that are not there yet.
+        """
+        if cache.prefix_lengths_B is not None:
+            n_given = ids_BT.shape[1] if keep_BT is None else keep_BT.sum(1)
+            if bool((cache.prefix_lengths_B > n_given).any()):
+                raise DataError(
+                    "the first step of a prefix language model must hold the whole prefix, whose tokens see each "
+                    f"other: prefixes of up to {int(cache.prefix_lengths_B.max())} tokens, a step of {ids_BT.shape[1]}"
                 )
-        return None
+        return super().step(ids_BT, cache, keep_BT)
 
-
-def _signal(config: SignalConfig, d_model: int) -> PositionSignal:
-    if isinstance(config, SinusoidalConfig):
-        return Sinusoidal(d_model, config.random_offset)
-    if isinstance(config, CoordinatesConfig):
-        return Coordinates(d_model, config.random_offset)
-    return PositionSignal(d_model)
-
-
-def _relation(stack: StackConfig, d_model: int) -> RelativePositions:
-    heads, width = stack.self_attention.n_heads, stack.self_attention.head_width(d_model)
-    relative = stack.relative
-    if isinstance(relative, WindowConfig):
-        return Window(heads, width, relative.window)
-    if isinstance(relative, BucketsConfig):
-        return Buckets(heads, relative.n_buckets, relative.max_distance)
-    if isinstance(relative, RotaryConfig):
-        return Rotary(width, relative.base)
-    return RelativePositions()
+    def _prefix_lengths(self, batch: Batch) -> Int[Tensor, "B"] | None:
+        if self.config.mask == "causal":
+            return None
+        if batch.prefix_lengths_B is None:
+            raise DataError("a prefix language model needs the length of every prefix; this batch has no sources")
+        return batch.prefix_lengths_B
 
 
 def _extend_keep(cache: Cache, ids_BT: Tensor, keep_BT: Tensor | None) -> None:

@@ -8,19 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ostinato.kernels import attend_dropped, attend_stretches
-from ostinato.nn.dropout import Drops
-from ostinato.nn.linear import Linear
+from ostinato.kernels import Draws, attend_dropped, attend_some
+from ostinato.nn.layers import Dropping, Linear
 from ostinato.nn.shapes import Bool, Float, Int, Tensor
-
-if TYPE_CHECKING:
-    from ostinato.nn.experts import Decision
 
 # Finite, so that a row without any visible key (a padded query) gives numbers and not NaN; beside any real score the
 # softmax of it is exactly zero.
@@ -74,11 +69,11 @@ class Visibility:
         return seen | (in_prefix[:, None, :, None] & self.prefix_BS[:, None, None, :])
 
 
-class MultiHead(Drops):
-    """What all attention has in common, however its projections are made.
+class MultiHead(Dropping):
+    """What dense attention and attention of experts have in common.
 
     Projections map rows `[N, D]` to rows: `queries` `[N, C H K]` (C choices of a token, side by side), `keys_values`
-    `[N, 2 H K]`, and back with `output`. `heads` brings rows of sentences into the form that `mix` reads.
+    `[N, 2 H K]`, and back with `output`. `attend` reads the rows of a sentence side by side, split into heads.
     """
 
     n_choices: int = 1
@@ -100,41 +95,38 @@ class MultiHead(Drops):
         B, S, _ = kv_BSI.shape
         return kv_BSI.view(B, S, 2, self.n_heads, self.d_head).permute(2, 0, 3, 1, 4)
 
-    def join_heads(self, x_BHQK: Float[Tensor, "B H Q K"]) -> Float[Tensor, "B A I"]:
-        """Return what was read, heads and choices of a token side by side: the inverse of `query_heads`."""
-        B, _, Q, _ = x_BHQK.shape
-        return x_BHQK.transpose(1, 2).reshape(B, Q // self.n_choices, self.n_choices * self.inner)
-
-    def mix(
+    def attend(
         self,
         q_BHQK: Float[Tensor, "B H Q K"],
         k_BHSK: Float[Tensor, "B H S K"],
         v_BHSK: Float[Tensor, "B H S K"],
         visibility: Visibility,
         bias: Tensor | None = None,
-        stretches: Sequence[tuple[int, int]] | None = None,
-    ) -> Float[Tensor, "B H Q K"]:
-        """Return what every query reads; Q = T `n_choices`, the choices of a token side by side.
+        *,
+        ranges: Sequence[tuple[int, int]] | None = None,
+        draws: Draws = "auto",
+    ) -> Float[Tensor, "B A I"]:
+        """Return what every token reads, its heads and choices side by side.
 
-        `bias` is added to the scaled scores, `[B or 1, H, Q or T, S]`. Of sentences outside `stretches`, each from one
-        to before another, nothing is read, and zeros are returned; None: all are read.
+        Args:
+            bias: added to the scaled scores, `[B or 1, H, Q or A, S]`.
+            ranges: sentences that have queries, (first, end) each: the others' keys are not read, and zeros are
+                returned for them; None: all have.
+            draws: where the random numbers of dropout come from, see `ostinato.kernels.dropout`.
         """
         Q, S = q_BHQK.shape[2], k_BHSK.shape[2]
         is_plain_causal = visibility.is_plain_causal and bias is None and Q == S and Q > 1 and self.n_choices == 1
         mask = None if is_plain_causal else self._mask(visibility, bias, Q, S, q_BHQK)
-        if self.drops:
+        if self.training and self.dropout:
             given = (q_BHQK, k_BHSK, v_BHSK, mask, self.dropout, self.scale)
-            return attend_dropped(*given, is_causal=is_plain_causal, draws=self.draws)
-        if stretches is not None and not is_plain_causal:
-            return attend_stretches(q_BHQK, k_BHSK, v_BHSK, mask, self.scale, stretches)
-        return F.scaled_dot_product_attention(
-            q_BHQK,
-            k_BHSK,
-            v_BHSK,
-            attn_mask=mask,
-            is_causal=is_plain_causal,
-            scale=self.scale,
-        )
+            x_BHQK = attend_dropped(*given, is_causal=is_plain_causal, draws=draws)
+        elif ranges is not None and not is_plain_causal:
+            x_BHQK = attend_some(q_BHQK, k_BHSK, v_BHSK, mask, self.scale, ranges)
+        else:
+            x_BHQK = F.scaled_dot_product_attention(
+                q_BHQK, k_BHSK, v_BHSK, attn_mask=mask, is_causal=is_plain_causal, scale=self.scale
+            )
+        return x_BHQK.transpose(1, 2).reshape(x_BHQK.shape[0], Q // self.n_choices, self.n_choices * self.inner)
 
     def weights(
         self, q_BHQK: Tensor, k_BHSK: Tensor, visibility: Visibility, bias: Tensor | None = None
@@ -174,26 +166,20 @@ class Attention(MultiHead, nn.Module):
         self.qkv = Linear(d_model, 3 * self.inner, bias=bias)
         self.out = Linear(self.inner, d_model, bias=bias)
 
-    def route(self, x_ND: Float[Tensor, "N D"], weight_N: Tensor | None = None) -> Decision | None:
-        """Return where every row goes; None: all run all weights."""
-        return None
-
-    def queries_keys_values(
-        self, x_ND: Float[Tensor, "N D"], decision: Decision | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Return queries, and keys and values, of the same rows."""
-        # Their backward pass is one concatenation; that of tensor_split fills two tensors of the whole width.
+    def queries_keys_values(self, x_ND: Float[Tensor, "N D"], decision: None = None) -> tuple[Tensor, Tensor]:
+        """Return queries, and keys and values, of the same rows: one product."""
+        # The backward pass of split is one concatenation; that of tensor_split fills two tensors of the whole width.
         q, kv = self.qkv(x_ND).split((self.inner, 2 * self.inner), dim=-1)
         return q, kv
 
-    def queries(self, x_ND: Float[Tensor, "N D"], decision: Decision | None = None) -> Float[Tensor, "N I"]:
+    def queries(self, x_ND: Float[Tensor, "N D"], decision: None = None) -> Float[Tensor, "N I"]:
         """Return queries."""
-        return self.qkv.part(x_ND, 0, self.inner)
+        return self.qkv(x_ND, slice(0, self.inner))  # type: ignore[no-any-return]
 
     def keys_values(self, x_ND: Float[Tensor, "*N D"]) -> Float[Tensor, "*N J"]:
         """Return keys and values side by side."""
-        return self.qkv.part(x_ND, self.inner, 3 * self.inner)
+        return self.qkv(x_ND, slice(self.inner, 3 * self.inner))  # type: ignore[no-any-return]
 
-    def output(self, x_NI: Float[Tensor, "N I"], decision: Decision | None = None) -> Float[Tensor, "N D"]:
+    def output(self, x_NI: Float[Tensor, "N I"], decision: None = None) -> Float[Tensor, "N D"]:
         """Return the output of all heads."""
         return self.out(x_NI)  # type: ignore[no-any-return]

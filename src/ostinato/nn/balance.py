@@ -14,8 +14,8 @@ is a mean, so that batch size and padding do not scale it. With E experts:
 P = sum_x w_x p_x: mean probabilities. F: fraction of the chosen places, F1: of the first choices; both without
 gradient. I: summed gates of every expert. H: entropy in nats.
 
-Every function takes routings, or the `Rows` made of them once where several functions read the same ones. Where rows
-are spread over processes, their sums are added up and never their losses: see `Rows.of`.
+Every function takes routings, or the `JoinedRoutings` made of them once where several functions read the same ones.
+Where rows are spread over processes, their sums are added up and never their losses: see `JoinedRoutings.of`.
 """
 
 from __future__ import annotations
@@ -29,37 +29,37 @@ from ostinato.nn.shapes import Float, Tensor
 from ostinato.nn.types import Routing
 
 
-def switch(routings: Sequence[Routing] | Rows) -> Tensor:
+def switch(routings: Sequence[Routing] | JoinedRoutings) -> Tensor:
     """Return E sum_e P_e F_e (Fedus et al. 2022, eq. 4, over all chosen places; SUT's ablation)."""
-    rows = Rows.of(routings)
+    rows = JoinedRoutings.of(routings)
     return rows.n_experts * (rows.mean(rows.probs_NE) * rows.fraction(rows.experts_NK)).sum()
 
 
-def hypersphere(routings: Sequence[Routing] | Rows, temperature: float) -> Tensor:
+def hypersphere(routings: Sequence[Routing] | JoinedRoutings, temperature: float) -> Tensor:
     """Return E sum_e F1_e mean_x softmax_e(s_x / tau_0), tau_0 a constant (X-MoE, section 2.4)."""
-    rows = Rows.of(routings)
+    rows = JoinedRoutings.of(routings)
     probs_NE = torch.softmax(rows.logits_NE / temperature, 1)
     return rows.n_experts * (rows.mean(probs_NE) * rows.fraction(rows.experts_NK[:, :1])).sum()
 
 
-def mutual_information(routings: Sequence[Routing] | Rows) -> Tensor:
+def mutual_information(routings: Sequence[Routing] | JoinedRoutings) -> Tensor:
     """Return sum_x w_x H(p_x) - H(P), the negative mutual information of rows and experts, in [-log E, 0].
 
     To be minimised: sharp rows, uniform use. (SUT, equation 1, in the sign its explanation asks for.)
     """
-    rows = Rows.of(routings)
+    rows = JoinedRoutings.of(routings)
     return rows.mean(_entropy(rows.probs_NE)) - _entropy(rows.mean(rows.probs_NE))
 
 
-def z(routings: Sequence[Routing] | Rows) -> Tensor:
+def z(routings: Sequence[Routing] | JoinedRoutings) -> Tensor:
     """Return the mean squared logsumexp of the raw scores (Zoph et al. 2022, eq. 5)."""
-    rows = Rows.of(routings)
+    rows = JoinedRoutings.of(routings)
     return rows.mean(torch.logsumexp(rows.logits_NE, 1).square())
 
 
-def importance(routings: Sequence[Routing] | Rows) -> Tensor:
+def importance(routings: Sequence[Routing] | JoinedRoutings) -> Tensor:
     """Return the squared coefficient of variation of the summed gates (Shazeer et al. 2017, eq. 7)."""
-    rows = Rows.of(routings)
+    rows = JoinedRoutings.of(routings)
     gates = torch.zeros_like(rows.probs_NE).scatter(1, rows.experts_NK, rows.gates_NK.to(rows.probs_NE.dtype))
     total_E = rows.mean(gates)
     mean = total_E.mean()
@@ -82,9 +82,9 @@ class Load:
 
 
 @torch.no_grad()
-def load(routings: Sequence[Routing] | Rows) -> Load:
+def load(routings: Sequence[Routing] | JoinedRoutings) -> Load:
     """Return how the experts were used over all routings of one router; rows of weight 0 do not count."""
-    rows = Rows.of(routings)
+    rows = JoinedRoutings.of(routings)
     fraction_E = rows.fraction(rows.experts_NK)
     return Load(fraction_E, _entropy(fraction_E), rows.mean(_entropy(rows.probs_NE)), rows.total)
 
@@ -99,8 +99,8 @@ def all_here(values: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
-    """The rows of all routings of one router; `total` is the sum of their weights, `everywhere` adds up over processes.
+class JoinedRoutings:
+    """The rows of all routings of one router; `total` is the sum of their weights, `all_reduce` adds up over processes.
 
     A loss is a function of sums over all rows. No part of a sum may depend on another sum: its gradient would be needed
     from the rows of all processes, and each has its own alone.
@@ -112,19 +112,19 @@ class Rows:
     gates_NK: Tensor
     weight_N: Tensor
     total: Tensor
-    everywhere: Sum = all_here
+    all_reduce: Sum = all_here
 
     @classmethod
-    def of(cls, routings: Sequence[Routing] | Rows, everywhere: Sum = all_here) -> Rows:
+    def of(cls, routings: Sequence[Routing] | JoinedRoutings, all_reduce: Sum = all_here) -> JoinedRoutings:
         """Join routings; what is joined already is returned as it is.
 
         Args:
-            everywhere: adds up what rows of several processes sum to; every process calls it the same number of times.
+            all_reduce: adds up what rows of several processes sum to; every process calls it the same number of times.
 
         Raises:
             ValueError: there is none.
         """
-        if isinstance(routings, Rows):
+        if isinstance(routings, JoinedRoutings):
             return routings
         if not routings:
             raise ValueError("a balance loss needs at least one routing")
@@ -137,8 +137,8 @@ class Rows:
             torch.cat([r.experts_NK for r in routings]),
             torch.cat([r.gates_NK for r in routings]).masked_fill(ignored_N1, 0.0),
             weight_N,
-            everywhere(weight_N.sum()),
-            everywhere,
+            all_reduce(weight_N.sum()),
+            all_reduce,
         )
 
     @property
@@ -150,7 +150,7 @@ class Rows:
         """Return the weighted mean over the rows of values `[N]` or `[N, E]`; 0 where no row has any weight."""
         # No product of matrices: autocast would round one.
         weight = self.weight_N if values.ndim == 1 else self.weight_N[:, None]
-        return self._part(self.everywhere((weight * values).sum(0)))
+        return self._part(self.all_reduce((weight * values).sum(0)))
 
     @torch.no_grad()
     def fraction(self, experts_NK: Tensor) -> Tensor:
@@ -158,7 +158,7 @@ class Rows:
         counts = torch.zeros(self.n_experts, dtype=self.weight_N.dtype, device=self.weight_N.device)
         per_choice = (self.weight_N / experts_NK.shape[1])[:, None].expand_as(experts_NK)
         counts = counts.index_add(0, experts_NK.reshape(-1), per_choice.reshape(-1))
-        return self._part(self.everywhere(counts))
+        return self._part(self.all_reduce(counts))
 
     def _part(self, sums: Tensor) -> Tensor:
         return sums / self.total.clamp_min(torch.finfo(self.total.dtype).tiny)

@@ -10,8 +10,7 @@ from __future__ import annotations
 from torch import nn
 
 from ostinato.nn.attention import Attention
-from ostinato.nn.expert_attention import ExpertAttention
-from ostinato.nn.experts import ExpertFeedForward, SparseLayer
+from ostinato.nn.experts import ExpertAttention, ExpertFeedForward, SparseLayer
 from ostinato.nn.feedforward import FeedForward
 from ostinato.nn.relative import RelativePositions
 from ostinato.nn.separable import SeparableConv

@@ -9,23 +9,26 @@ positions instead (`n_beams` hypotheses stand side by side for every sentence). 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 
-from ostinato.kernels import CachedKeys
-from ostinato.nn.keys_in_place import KeyValuesInPlace, Tables
+from ostinato.nn.execution import Execution
 from ostinato.nn.shapes import Bool, Float, Int, Tensor
-from ostinato.plan import Use
 
 _BLOCK = 32
 
-KeysOf = tuple[str, str | None]
-"""What makes keys and values of a state: the name of the weights, and of the norm where it stands before them."""
 
+class CachedKeyValues(Protocol):
+    """Keys and values of one step."""
 
-def keys_of(use: Use, *, is_pre_norm: bool) -> KeysOf:
-    """Return what makes keys and values at a use of self-attention."""
-    return use.weights, use.norm if is_pre_norm else None
+    def append(self, kv_2BHTK: Float[Tensor, "2 B H T K"]) -> Float[Tensor, "2 B H S K"]:
+        """Add the keys and values of T new positions; return all of them, in order."""
+        ...
+
+    def select(self, rows_B: Int[Tensor, "B"]) -> None:
+        """Keep these rows, in this order, from the next positions on."""
+        ...
 
 
 class KeyValues:
@@ -70,12 +73,12 @@ class KeyValues:
         used = end if self._rows_B is not None else room
         return memory.as_strided((2, B, H, used, K), (B * H * used * K, H * used * K, used * K, K, 1))
 
-    def select(self, rows_B: Int[Tensor, "B"], tables: Tables) -> None:
+    def select(self, rows_B: Int[Tensor, "B"]) -> None:
         """Keep these rows, in this order, from the next positions on."""
         self._rows_B = rows_B if self._rows_B is None else self._rows_B.index_select(0, rows_B)
 
 
-class Window:
+class ColumnWindow:
     """Last inputs of one convolution at one step, `[B, W, C]`. Before the first column stand zeros."""
 
     def __init__(self) -> None:
@@ -121,9 +124,9 @@ class Cache:
             which takes all of them; None afterwards and where there are none.
         memory_BSD, memory_keep_BS: encoder output and its keep mask (None where all are real), one row a sentence.
         self_kv: by step index. cross_kv: by name of the parameter set, one sentence each in the second dimension.
-        cross_keys: the same as compiled kernels read them.
         windows: of the two convolutions, by step index. recurrent: of LSTMs, by name of the recurrence.
-        n_steps: rounds asked for at call time; None for the plan's own.
+        n_steps: rounds asked for at call time; None for the plan's own. execution: how the search runs; None: as the
+            model does.
         device: where the tensors are.
     """
 
@@ -133,12 +136,12 @@ class Cache:
     prefix_lengths_B: Int[Tensor, "B"] | None = None
     memory_BSD: Float[Tensor, "B S D"] | None = None
     memory_keep_BS: Bool[Tensor, "B S"] | None = None
-    self_kv: dict[int, KeyValues | KeyValuesInPlace] = field(default_factory=dict)
+    self_kv: dict[int, CachedKeyValues] = field(default_factory=dict)
     cross_kv: dict[str, Tensor] = field(default_factory=dict)
-    cross_keys: dict[str, CachedKeys] = field(default_factory=dict)
-    windows: dict[int, tuple[Window, Window]] = field(default_factory=dict)
+    windows: dict[int, tuple[ColumnWindow, ColumnWindow]] = field(default_factory=dict)
     recurrent: dict[str, RecurrentState] = field(default_factory=dict)
     n_steps: int | None = None
+    execution: Execution | None = None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
     def reorder(self, rows_B: Int[Tensor, "B"]) -> None:
@@ -146,9 +149,8 @@ class Cache:
 
         Works on what differs between hypotheses only; what belongs to the sentence stays where it is.
         """
-        tables: Tables = {}
         for kv in self.self_kv.values():
-            kv.select(rows_B, tables)
+            kv.select(rows_B)
         for pair in self.windows.values():
             for window in pair:
                 window.select(rows_B)

@@ -1,6 +1,8 @@
-"""Sub-layers of experts: every token runs a few of many parameter sets, chosen by a router.
+"""Parameter sets of experts: every token runs a few of many, chosen by a router.
 
-y = sum_k gate_k(x) f_{e_k(x)}(x)        Sparse Universal Transformer, section 2.2; X-MoE, section 2.1
+    y = sum_k gate_k(x) f_{e_k(x)}(x)        Sparse Universal Transformer, section 2.2; X-MoE, section 2.1
+
+Feed-forwards of experts, a sparse layer between two steps, and attention whose experts own queries and outputs.
 
 Rows are sorted by expert once a decision and multiplied by the kernels' grouped products: what an update costs depends
 on the experts a token gets, not on how many there are.
@@ -18,13 +20,16 @@ from ostinato.kernels import (
     Activation,
     BackendChoice,
     Dispatch,
+    Draws,
     ExpertWeights,
     combine,
     dispatch,
     expert_feed_forward,
     gather,
+    routed_linear,
 )
-from ostinato.nn.dropout import Drops
+from ostinato.nn.attention import MultiHead
+from ostinato.nn.layers import Dropping, Linear
 from ostinato.nn.routing import Gate, Router
 from ostinato.nn.shapes import Float, Tensor
 from ostinato.nn.types import Routing
@@ -37,6 +42,7 @@ class Decision:
     Args:
         to: rows sorted by expert. logits_NE, probs_NE: None where there is one expert, and no router.
         experts_NK, gates_NK, weight_N: see `Routing`.
+        backend: what multiplies the rows by their experts' weights, see `ostinato.kernels.choose_backend`.
     """
 
     to: Dispatch
@@ -45,6 +51,7 @@ class Decision:
     weight_N: Tensor
     logits_NE: Tensor | None = None
     probs_NE: Tensor | None = None
+    backend: BackendChoice = "auto"
 
     def routing(self, router: str, stack: str, step: int, rows_N: Tensor) -> Routing | None:
         """Return what balance losses and analyses read; None where there was nothing to choose."""
@@ -65,26 +72,34 @@ class Routed(nn.Module):
     def __init__(self, router: Router | None, gate: Gate, n_experts: int) -> None:
         super().__init__()
         self.router, self.gate, self.n_experts = router, gate, n_experts
-        self.backend: BackendChoice = "auto"
 
-    def route(self, x_ND: Float[Tensor, "N D"], weight_N: Tensor | None = None) -> Decision:
+    def route(
+        self,
+        x_ND: Float[Tensor, "N D"],
+        weight_N: Tensor | None = None,
+        *,
+        backend: BackendChoice = "auto",
+        draws: Draws = "auto",
+    ) -> Decision:
         """Choose experts for every row that takes part; padding and halted tokens go nowhere.
 
         Args:
             weight_N: what is left of every token, 0 (or False) for padding and halted ones; None: 1 for all.
+            backend: of the products that follow. draws: of a router's dropout, see `ostinato.kernels.dropout`.
         """
         kept = None if weight_N is None else weight_N.to(torch.promote_types(x_ND.dtype, weight_N.dtype))
         weight_N = x_ND.new_ones(x_ND.shape[0]) if kept is None else kept
         if self.router is None:
             experts_NK = torch.zeros(x_ND.shape[0], 1, dtype=torch.long, device=x_ND.device)
-            return Decision(dispatch(experts_NK, 1, kept), experts_NK, x_ND.new_ones(x_ND.shape[0], 1), weight_N)
-        logits_NE = self.router(x_ND)
+            gates_NK = x_ND.new_ones(x_ND.shape[0], 1)
+            return Decision(dispatch(experts_NK, 1, kept), experts_NK, gates_NK, weight_N, backend=backend)
+        logits_NE = self.router(x_ND, draws)
         choice = self.gate(logits_NE / self.router.temperature(), training=self.training)
         to = dispatch(choice.experts_NK, self.n_experts, kept)
-        return Decision(to, choice.experts_NK, choice.gates_NK, weight_N, logits_NE, choice.probs_NE)
+        return Decision(to, choice.experts_NK, choice.gates_NK, weight_N, logits_NE, choice.probs_NE, backend)
 
 
-class ExpertMaps(Drops, nn.Module):
+class ExpertMaps(Dropping, nn.Module):
     """The two maps of every expert: dropout(act(x U_e + b_e)) V_e + c_e, weights stacked over the experts.
 
     Args:
@@ -105,13 +120,19 @@ class ExpertMaps(Drops, nn.Module):
         self.down_bias_ED = nn.Parameter(torch.zeros(n_experts, d_model)) if bias else None
 
     def forward(
-        self, x: Float[Tensor, "N D"], to: Dispatch, backend: BackendChoice, gates_NK: Tensor | None = None
+        self,
+        x: Float[Tensor, "N D"],
+        to: Dispatch,
+        gates_NK: Tensor | None = None,
+        *,
+        backend: BackendChoice,
+        draws: Draws,
     ) -> Float[Tensor, "N D"]:
         """Map rows sorted by expert; with gates, rows of any order to the sum of their experts' results."""
         weights = ExpertWeights(self.up_EDF, self.up_bias_EF, self.down_EFD, self.down_bias_ED)
         dropout = self.dropout if self.training else 0.0
         return expert_feed_forward(
-            x, weights, gates_NK, to, self.activation, dropout=dropout, draws=self.draws, backend=backend
+            x, weights, gates_NK, to, self.activation, dropout=dropout, draws=draws, backend=backend
         )
 
 
@@ -126,9 +147,9 @@ class ExpertFeedForward(Routed):
         super().__init__(router, gate, maps.up_EDF.shape[0])
         self.experts = maps
 
-    def forward(self, x_ND: Float[Tensor, "N D"], decision: Decision) -> Float[Tensor, "N D"]:
+    def forward(self, x_ND: Float[Tensor, "N D"], decision: Decision, draws: Draws = "auto") -> Float[Tensor, "N D"]:
         """Map every row by its experts; padding gives 0."""
-        return self.experts(x_ND, decision.to, self.backend, decision.gates_NK)  # type: ignore[no-any-return]
+        return self.experts(x_ND, decision.to, decision.gates_NK, backend=decision.backend, draws=draws)  # type: ignore[no-any-return]
 
 
 class SparseLayer(Routed):
@@ -151,12 +172,74 @@ class SparseLayer(Routed):
         self.norm_weights = nn.ParameterList(torch.ones(n_experts, d_model) for _ in layers)
         self.norm_biases = nn.ParameterList(torch.zeros(n_experts, d_model) for _ in layers)
 
-    def forward(self, x_ND: Float[Tensor, "N D"], decision: Decision) -> Float[Tensor, "N D"]:
+    def forward(self, x_ND: Float[Tensor, "N D"], decision: Decision, draws: Draws = "auto") -> Float[Tensor, "N D"]:
         """Return what is added to the states; padding gives 0."""
         to = decision.to
         entered_MD = x_MD = gather(x_ND, to)
         for maps, weight_ED, bias_ED in zip(self.experts, self.norm_weights, self.norm_biases, strict=True):
             normed_MD = F.layer_norm(x_MD, x_MD.shape[1:], eps=self.eps)
             normed_MD = normed_MD * weight_ED.index_select(0, to.experts_M) + bias_ED.index_select(0, to.experts_M)
-            x_MD = x_MD + maps(normed_MD, to, self.backend)
+            x_MD = x_MD + maps(normed_MD, to, backend=decision.backend, draws=draws)
         return combine(x_MD - entered_MD, decision.gates_NK, to)
+
+
+class ExpertAttention(MultiHead, Routed):
+    """Mixture of multi-head attentions: an expert owns the queries and the output projection of H heads.
+
+        q_j = W_Q^{e_j} x,   o_j = softmax(scale q_j K^T + bias + mask) V,   y = sum_j gate_j W_O^{e_j} o_j
+
+    j = 1 .. k. Keys and values are shared by all experts and choices (Sparse Universal Transformer, section 2.3; MoA is
+    H = 1). The k choices of a token stand side by side as query positions t k .. t k + k - 1: keys and values are never
+    copied. One decision serves queries and outputs.
+
+    Args:
+        router, gate: who goes where. n_heads, d_head: H, of one expert, and their width.
+        bias: in all projections. dropout: of the attention weights.
+    """
+
+    def __init__(
+        self,
+        router: Router | None,
+        gate: Gate,
+        d_model: int,
+        n_heads: int,
+        d_head: int,
+        *,
+        bias: bool,
+        dropout: float,
+    ) -> None:
+        super().__init__(router, gate, gate.n_experts)
+        self.set_sizes(n_heads, d_head, dropout)
+        self.n_choices = gate.top_k
+        self.query_EDI = nn.Parameter(torch.empty(gate.n_experts, d_model, self.inner))
+        self.out_EID = nn.Parameter(torch.empty(gate.n_experts, self.inner, d_model))
+        self.query_bias_EI = nn.Parameter(torch.zeros(gate.n_experts, self.inner)) if bias else None
+        self.out_bias_ED = nn.Parameter(torch.zeros(gate.n_experts, d_model)) if bias else None
+        self.kv = Linear(d_model, 2 * self.inner, bias=bias)
+
+    def queries_keys_values(self, x_ND: Float[Tensor, "N D"], decision: Decision) -> tuple[Tensor, Tensor]:
+        """Return queries, and keys and values, of the same rows."""
+        return self.queries(x_ND, decision), self.keys_values(x_ND)
+
+    def queries(self, x_ND: Float[Tensor, "N D"], decision: Decision) -> Float[Tensor, "N I"]:
+        """Return queries of every row's choices, side by side; those of padding are 0."""
+        maps = (self.query_EDI, self.query_bias_EI)
+        q_SI = routed_linear(x_ND, *maps, decision.to, reads="rows", writes="slots", backend=decision.backend)
+        return q_SI.view(x_ND.shape[0], -1)
+
+    def keys_values(self, x_ND: Float[Tensor, "*N D"]) -> Float[Tensor, "*N J"]:
+        """Return keys and values side by side."""
+        return self.kv(x_ND)  # type: ignore[no-any-return]
+
+    def output(self, x_NI: Float[Tensor, "N I"], decision: Decision) -> Float[Tensor, "N D"]:
+        """Return the sum over a row's choices of its experts' outputs, weighted by their gates."""
+        return routed_linear(
+            x_NI.reshape(-1, self.inner),
+            self.out_EID,
+            self.out_bias_ED,
+            decision.to,
+            reads="slots",
+            writes="rows",
+            gates_NK=decision.gates_NK,
+            backend=decision.backend,
+        )

@@ -1,16 +1,17 @@
-"""Position-wise feed-forward maps."""
+"""The feed-forward: a map of every position by itself, and the sub-layer that it is."""
 
 from __future__ import annotations
 
 from torch import nn
 
-from ostinato.kernels import Activation, activate, drop_activated
-from ostinato.nn.dropout import Drops
-from ostinato.nn.linear import Linear
+from ostinato.kernels import Activation, Draws, activate, drop_activated
+from ostinato.nn.context import Pass, Round
+from ostinato.nn.layers import Dropping, Linear
 from ostinato.nn.shapes import Float, Tensor
+from ostinato.nn.sub_layer import SubLayer
 
 
-class FeedForward(Drops, nn.Module):
+class FeedForward(Dropping, nn.Module):
     """The transition of one step.
 
         relu, gelu:  dropout(act(x W1 + b1)) W2 + b2                  Vaswani et al. 2017, eq. 2
@@ -29,14 +30,26 @@ class FeedForward(Drops, nn.Module):
         self.up = Linear(d_model, 2 * d_ff if self.is_gated else d_ff, bias=bias)
         self.down = Linear(d_ff, d_model, bias=bias)
 
-    def route(self, x_ND: Float[Tensor, "N D"], weight_N: Tensor | None = None) -> None:
-        """Return None: every row runs all weights."""
+    def forward(
+        self, x_BTD: Float[Tensor, "*B D"], decision: None = None, draws: Draws = "auto"
+    ) -> Float[Tensor, "*B D"]:
+        """Map every position by itself.
 
-    def forward(self, x_BTD: Float[Tensor, "*B D"], decision: None = None) -> Float[Tensor, "*B D"]:
-        """Map every position by itself."""
+        Args:
+            draws: where the random numbers of dropout come from, see `ostinato.kernels.dropout`.
+        """
         before = self.up(x_BTD)
-        if self.drops:
-            hidden = drop_activated(before, self.activation, self.dropout, self.draws)
+        if self.training and self.dropout:
+            hidden = drop_activated(before, self.activation, self.dropout, draws)
         else:
             hidden = activate(before, self.activation)
         return self.down(hidden)  # type: ignore[no-any-return]
+
+
+class FeedForwardSubLayer(SubLayer):
+    """One use of a feed-forward, dense, of experts, or a sparse layer. Args: see `SubLayer`."""
+
+    def transform(self, read_ND: Tensor, states_ND: Tensor, run: Pass, here: Round) -> Float[Tensor, "N D"]:
+        """Map every row."""
+        decision = self.route(read_ND, run, here) if self.has_experts else None
+        return self.module(read_ND, decision, run.execution.dropout_draws)  # type: ignore[no-any-return]

@@ -1,9 +1,9 @@
 """Halting: which tokens still take part in a round, and what the others look like to them.
 
-One protocol for every rule. The depth loop asks, for every round: `active` (who takes part?), `before` (how does the
-round look to the tokens?), `enter` (with the round's signal added), `after` (the states to go on with), and at the end
-`output`, `trace` and `aux_loss`. Where the loop gathers halted tokens away, it says so with `narrow`. A rule's state
-lives for one pass and is made by `start`; nothing is kept on modules.
+One protocol for every rule. The depth loop asks, for every round: `active` (who takes part?), `enter` (how much of
+every token is left, and what do the halted look like?), `leave` (the states to go on with), and at the end `output`,
+`trace` and `aux_loss`. Where the loop gathers halted tokens away, it says so with `narrow`. A rule's state lives for
+one pass and is made by `start`; nothing is kept on modules.
 """
 
 from __future__ import annotations
@@ -11,30 +11,18 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import torch
 
-from ostinato.nn.precision import at_least_float32
+from ostinato.nn.layers import at_least_float32
 from ostinato.nn.rows import Rows
 from ostinato.nn.shapes import Bool, Float, Int, Tensor
 from ostinato.nn.types import HaltingTrace
 
-
-@dataclass(frozen=True, slots=True)
-class Round:
-    """What a round is to its rows. It never changes, so that a step may be recomputed when later rounds have run.
-
-    Only where compiled kernels decide, what is visible is told until the next round: nothing is recomputed there.
-
-    Args:
-        weight_N: how much of a token is left for this round, 0 where it does not run; None: every row runs whole.
-        visible: from states to those that keys and values are made of: a halted token shows its last visible state.
-    """
-
-    weight_N: Float[Tensor, "N"] | None
-    visible: Callable[[Tensor], Tensor]
+Visible = Callable[[Tensor], Tensor] | None
+"""From the states of rows to those that keys and values are made of: a halted token shows its last visible state. None:
+all rows show their present states."""
 
 
 @runtime_checkable
@@ -42,15 +30,22 @@ class HaltingRule(Protocol):
     """A halting rule of one stack.
 
     Args:
-        threshold: of a token's mass: once so much of it is given out, the token halts. May be changed at any time.
+        threshold: of a token's mass: once so much of it is given out, the token halts.
         freezes: a halted token stays as it was; only then is there nothing left to compute for it.
     """
 
-    threshold: float
+    @property
+    def threshold(self) -> float:
+        """See above."""
+        ...
 
     @property
     def freezes(self) -> bool:
         """See above."""
+        ...
+
+    def at(self, threshold: float) -> HaltingRule:
+        """Return the same rule, with the same unit, at another threshold."""
         ...
 
     def start(
@@ -70,10 +65,7 @@ class HaltingPass(ABC):
     Attributes:
         rows: the tokens that states and all else `[N, ...]` are of.
         active_N: those that take part in the round; None: all. n_active: their number.
-        keeps_notes: whether what tokens did is noted, for `trace` and `aux_loss`.
     """
-
-    keeps_notes = True
 
     def __init__(self, states_ND: Float[Tensor, "N D"], rows: Rows, keep_N: Bool[Tensor, "N"] | None) -> None:
         self.rows = rows
@@ -87,29 +79,30 @@ class HaltingPass(ABC):
         self._weights: list[Tensor] = []
         self._executed: list[Tensor] = []
 
-    def use_kernels(self) -> None:
-        """Decide by compiled kernels from now on, where the rule has any, and keep no notes: right after `start`."""
-        self.keeps_notes = False
-
     def active(self, index: int, states_ND: Float[Tensor, "N D"]) -> Bool[Tensor, "N"] | None:
         """Return who takes part in the 0-based round `index`, given the states it starts from; None: all rows."""
         return self.active_N
 
     @abstractmethod
-    def before(self, index: int, states_ND: Float[Tensor, "N D"]) -> Round:
-        """Return what the round is."""
+    def enter(
+        self, index: int, states_ND: Float[Tensor, "N D"], entered_ND: Float[Tensor, "N D"]
+    ) -> tuple[Float[Tensor, "N"] | None, Visible]:
+        """Begin a round.
 
-    def enter(self, index: int, states_ND: Float[Tensor, "N D"]) -> None:  # noqa: B027 (not every rule looks)
-        """Take note of the states that the first step of the round will read."""
+        Args:
+            states_ND: after the round before. entered_ND: with this round's signal added, as its first step reads them.
 
-    def after(
-        self, index: int, entered_ND: Float[Tensor, "N D"], left_ND: Float[Tensor, "N D"]
-    ) -> Float[Tensor, "N D"]:
-        """Return the states after a round, given those before its signal and those that left it."""
+        Returns:
+            How much of every row is left for the round, 0 where it does not take part (None: all of all rows), and
+            what rows look like to others. Neither changes later, so that a step can be run again.
+        """
+
+    def leave(self, index: int, states_ND: Float[Tensor, "N D"], left_ND: Float[Tensor, "N D"]) -> Float[Tensor, "N D"]:
+        """Return the states after a round, given those after the round before it and those that its last step gave."""
         return left_ND
 
     def narrow(self, kept_M: Int[Tensor, "M"], halted_L: Int[Tensor, "L"], states_ND: Float[Tensor, "N D"]) -> Tensor:
-        """Give halted rows their output and forget them; called between `active` and `before`.
+        """Give halted rows their output and forget them; called between `active` and `enter`.
 
         Returns:
             What they look like to others from now on, `[L, D]`.
@@ -134,7 +127,7 @@ class HaltingPass(ABC):
         return everything.grid(all_ND)
 
     def trace(self) -> HaltingTrace | None:
-        """Return what every token did; None where no token can halt, none took part, or no notes were kept."""
+        """Return what every token did; None where no token can halt, or none took part."""
         if not self._executed:
             return None
         stacked = (torch.stack(values, -1) for values in (self._probs, self._left, self._executed, self._weights))
@@ -170,10 +163,9 @@ class HaltingPass(ABC):
         n, device = len(self.rows), self._zeros_N.device
         return torch.ones(n, dtype=torch.bool, device=device) if self.active_N is None else self.active_N
 
-    def _note(self, values: list[Tensor], value_N: Tensor) -> None:
+    def _record(self, values: list[Tensor], value_N: Tensor) -> None:
         """Add what the rows did to what is known of all tokens; 0 for the others."""
-        if self.keeps_notes:
-            values.append(self.rows.grid(value_N))
+        values.append(self.rows.grid(value_N))
 
     def _mean(self, cost_BT: Tensor) -> Tensor:
         """Return the mean over real tokens."""
@@ -187,20 +179,15 @@ def where_active(active_N: Tensor | None, values: Tensor, otherwise: Tensor | fl
     return torch.where(active_N.view(-1, *(1 for _ in values.shape[1:])), values, otherwise)
 
 
-def unchanged(states: Tensor) -> Tensor:
-    """Return the states: no token has halted."""
-    return states
-
-
-WHOLE = Round(None, unchanged)
-"""Every row runs whole, and shows its present state."""
-
-
 class NoHalting:
     """Every real token takes part in every round."""
 
     threshold = math.inf
     freezes = True
+
+    def at(self, threshold: float) -> NoHalting:
+        """Return this rule: it has no threshold."""
+        return self
 
     def start(
         self, states_ND: Float[Tensor, "N D"], rows: Rows, keep_N: Bool[Tensor, "N"] | None, n_rounds: int
@@ -212,9 +199,9 @@ class NoHalting:
 class WholePass(HaltingPass):
     """One pass in which only padding has nothing to do."""
 
-    def before(self, index: int, states_ND: Float[Tensor, "N D"]) -> Round:
+    def enter(self, index: int, states_ND: Tensor, entered_ND: Tensor) -> tuple[None, None]:
         """Every token runs whole, and shows its present state."""
-        return WHOLE
+        return None, None
 
     def trace(self) -> HaltingTrace | None:
         """No token can halt."""

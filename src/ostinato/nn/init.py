@@ -27,8 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from ostinato.nn.attention import Attention
-from ostinato.nn.expert_attention import ExpertAttention
-from ostinato.nn.experts import ExpertMaps
+from ostinato.nn.experts import ExpertAttention, ExpertMaps
 from ostinato.nn.feedforward import FeedForward
 from ostinato.nn.recurrent import GlobalAttention, Lstm
 from ostinato.nn.separable import SeparableConv

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from ostinato.nn.dropout import Drops
-from ostinato.nn.linear import Linear
+from ostinato.kernels import Draws
+from ostinato.nn.layers import Dropping, Linear
 from ostinato.nn.shapes import Bool, Float, Int, Tensor
 
 LstmState = tuple[Tensor, Tensor]
@@ -23,7 +23,7 @@ _HIDDEN = -1e30
 """Score of a masked place: finite, so that a row without any visible one gives numbers."""
 
 
-class Lstm(nn.Module, Drops):
+class Lstm(nn.Module, Dropping):
     """Layers of `torch.nn.LSTM`, each D wide, with dropout before, between and behind them.
 
         i, f, o = sigmoid(...), g = tanh(...) of W x_t + U h_(t-1) + b + b'
@@ -49,17 +49,22 @@ class Lstm(nn.Module, Drops):
         )
 
     def forward(
-        self, x_BTD: Float[Tensor, "B T D"], keep_BT: Bool[Tensor, "B T"] | None = None, state: LstmState | None = None
+        self,
+        x_BTD: Float[Tensor, "B T D"],
+        keep_BT: Bool[Tensor, "B T"] | None = None,
+        state: LstmState | None = None,
+        draws: Draws = "auto",
     ) -> tuple[Float[Tensor, "B T D"], LstmState]:
         """Read T columns.
 
         Args:
             keep_BT: real tokens; None where all are. state: where a stack of one direction goes on; None: zeros.
+            draws: where the random numbers of dropout come from, see `ostinato.kernels.dropout`.
 
         Returns:
             Outputs, and the state after the last real token of every row.
         """
-        x_BTD = self.drop(x_BTD)
+        x_BTD = self.drop(x_BTD, draws)
         with torch.autocast(x_BTD.device.type, enabled=False):
             x_BTD = x_BTD.to(next(self.lstm.parameters()).dtype)
             if keep_BT is None:
@@ -67,7 +72,7 @@ class Lstm(nn.Module, Drops):
                 state = self._side_by_side(h), self._side_by_side(c)
             else:
                 out_BTD, state = self._packed(x_BTD, keep_BT, state)
-        return self.drop(out_BTD), state
+        return self.drop(out_BTD, draws), state
 
     def _packed(
         self, x_BTD: Float[Tensor, "B T D"], keep_BT: Bool[Tensor, "B T"], state: LstmState | None

@@ -36,7 +36,7 @@ class RelativePositions(nn.Module):
         return None
 
 
-class Window(RelativePositions):
+class RelativeWindow(RelativePositions):
     """Learned key offsets within a window (Shaw et al. 2018, eq. 4; keys only, clamped, zero-initialised as in SUT).
 
         bias[h, t, s] = scale * q[h, t] . r[h, :, clamp(s - t, -W, W) + W]

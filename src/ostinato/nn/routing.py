@@ -20,8 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ostinato.nn.dropout import Drops
-from ostinato.nn.precision import at_least_float32
+from ostinato.kernels import Draws
+from ostinato.nn.layers import Dropping, at_least_float32, without_autocast
 from ostinato.nn.shapes import Float, Int, Tensor
 
 GateKind = Literal["softmax", "topk_softmax", "sigmoid"]
@@ -38,22 +38,6 @@ class Choice(NamedTuple):
     gates_NK: Tensor
 
 
-class Parts(NamedTuple):
-    """What a router is made of, for who computes its scores: (hidden, tanh, or x as it is) W^T.
-
-    Args:
-        scores_EC: W. hidden: the map before it; None: there is none. has_tanh: behind that.
-        is_normalised: scores are cosines, and rows of W have length 1.
-        maps: the modules that are called.
-    """
-
-    scores_EC: Tensor
-    hidden: nn.Linear | None = None
-    has_tanh: bool = False
-    is_normalised: bool = False
-    maps: tuple[nn.Module, ...] = ()
-
-
 class Router(nn.Module, ABC):
     """A map from rows to scores.
 
@@ -65,10 +49,14 @@ class Router(nn.Module, ABC):
         super().__init__()
         self.d_model, self.n_experts = d_model, n_experts
 
-    def forward(self, h_ND: Float[Tensor, "N D"]) -> Float[Tensor, "N E"]:
-        """Return raw scores in float32, before any temperature."""
-        with torch.autocast(h_ND.device.type, enabled=False):
-            return self._scores(at_least_float32(h_ND))
+    def forward(self, h_ND: Float[Tensor, "N D"], draws: Draws = "auto") -> Float[Tensor, "N E"]:
+        """Return raw scores in float32, before any temperature.
+
+        Args:
+            draws: of a router's dropout, see `ostinato.kernels.dropout`.
+        """
+        with without_autocast(h_ND.device):
+            return self._scores(at_least_float32(h_ND), draws)
 
     def temperature(self) -> Tensor | float:
         """Return what scores are divided by before the gate."""
@@ -82,12 +70,8 @@ class Router(nn.Module, ABC):
         """Return the rows in the space in which experts are told apart, `[N, C]`; None where that is their own."""
         return None
 
-    def parts(self) -> Parts | None:
-        """Return what the scores are made of as things stand; None where they can only be asked for."""
-        return None
-
     @abstractmethod
-    def _scores(self, h_ND: Tensor) -> Tensor:
+    def _scores(self, h_ND: Tensor, draws: Draws) -> Tensor:
         """Return raw scores of rows that are at least float32."""
 
 
@@ -99,15 +83,11 @@ class LinearRouter(Router):
         self.experts_ED = nn.Parameter(torch.empty(n_experts, d_model))
         nn.init.normal_(self.experts_ED, std=d_model**-0.5)
 
-    def parts(self) -> Parts | None:
-        """Return E."""
-        return Parts(self.experts_ED) if type(self) is LinearRouter else None
-
-    def _scores(self, h_ND: Tensor) -> Tensor:
+    def _scores(self, h_ND: Tensor, draws: Draws) -> Tensor:
         return F.linear(h_ND, self.experts_ED)
 
 
-class MlpRouter(Drops, Router):
+class MlpRouter(Dropping, Router):
     """s = E dropout(tanh(W h + b)); torch's initialisation, as in SUT.
 
     Args:
@@ -124,15 +104,8 @@ class MlpRouter(Drops, Router):
         """Return tanh(W h + b)."""
         return torch.tanh(self.hidden(h_ND))
 
-    def parts(self) -> Parts | None:
-        """Return W, tanh and E."""
-        bias_E: Tensor | None = self.scores.bias
-        if type(self) is not MlpRouter or bias_E is not None:
-            return None
-        return Parts(self.scores.weight, self.hidden, has_tanh=True, maps=(self.hidden, self.scores))
-
-    def _scores(self, h_ND: Tensor) -> Tensor:
-        return self.scores(self.drop(self.projected(h_ND)))  # type: ignore[no-any-return]
+    def _scores(self, h_ND: Tensor, draws: Draws) -> Tensor:
+        return self.scores(self.drop(self.projected(h_ND), draws))  # type: ignore[no-any-return]
 
 
 class HypersphereRouter(Router):
@@ -189,21 +162,13 @@ class HypersphereRouter(Router):
         z_NC = self._rows(h_ND)
         return F.normalize(z_NC, dim=1, eps=_SMALLEST_NORM) if self.is_normalised else z_NC
 
-    def parts(self) -> Parts | None:
-        """Return W and the embeddings, of length 1 where scores are cosines."""
-        if type(self) is not HypersphereRouter:
-            return None
-        experts_EC = F.normalize(self.experts_EC, dim=1) if self.is_normalised else self.experts_EC
-        maps = () if self.projection is None else (self.projection,)
-        return Parts(experts_EC, self.projection, is_normalised=self.is_normalised, maps=maps)
-
     def _hold_norm(self) -> None:
         self.experts_EC.mul_(self.norm / self.experts_EC.norm(dim=1, keepdim=True).clamp_min(_SMALLEST_NORM))
 
     def _rows(self, h_ND: Tensor) -> Tensor:
         return h_ND if self.projection is None else self.projection(h_ND)
 
-    def _scores(self, h_ND: Tensor) -> Tensor:
+    def _scores(self, h_ND: Tensor, draws: Draws) -> Tensor:
         z_NC = self._rows(h_ND)
         if not self.is_normalised:
             return F.linear(z_NC, self.experts_EC)
@@ -219,29 +184,29 @@ class Gate:
         sigmoid        g_k = sigmoid(s_k) of the K largest
 
     Args:
-        k: experts a row. is_renormalised: see softmax. n_sampled: in training, that many of the K are not the next
-            largest but drawn without replacement from the remaining probabilities (SUT's sample_topk).
+        top_k: K, experts a row. is_renormalised: see softmax. n_sampled: in training, that many of the K are not the
+            next largest but drawn without replacement from the remaining probabilities (SUT's sample_topk).
 
     Raises:
-        ValueError: a gate that is always 1, and so gives the router no gradient (contract 11), or k > E.
+        ValueError: a gate that is always 1, and so gives the router no gradient (contract 11), or top_k > E.
     """
 
     kind: GateKind
-    k: int
+    top_k: int
     n_experts: int
     is_renormalised: bool = False
     n_sampled: int = 0
 
     def __post_init__(self) -> None:
-        if not 1 <= self.k <= self.n_experts:
-            raise ValueError(f"k must be in [1, {self.n_experts}], the number of experts, got {self.k}")
-        if not 0 <= self.n_sampled <= self.k:
-            raise ValueError(f"n_sampled must be in [0, {self.k}], got {self.n_sampled}")
+        if not 1 <= self.top_k <= self.n_experts:
+            raise ValueError(f"top_k must be in [1, {self.n_experts}], the number of experts, got {self.top_k}")
+        if not 0 <= self.n_sampled <= self.top_k:
+            raise ValueError(f"n_sampled must be in [0, {self.top_k}], got {self.n_sampled}")
         is_constant = self.kind == "topk_softmax" or (self.kind == "softmax" and self.is_renormalised)
-        if self.n_experts > 1 and self.k == 1 and is_constant:
+        if self.n_experts > 1 and self.top_k == 1 and is_constant:
             raise ValueError(
                 "one expert of several, renormalised, always has gate 1: its router would get no gradient; use "
-                "k >= 2, or a gate that is not renormalised"
+                "top_k >= 2, or a gate that is not renormalised"
             )
 
     def __call__(self, scores_NE: Float[Tensor, "N E"], *, training: bool = False) -> Choice:
@@ -261,7 +226,7 @@ class Gate:
     def _choose(self, scores_NE: Tensor, probs_NE: Tensor, training: bool) -> Int[Tensor, "N K"]:
         n_sampled = self.n_sampled if training and scores_NE.shape[0] else 0
         # By scores: probabilities underflow, and those at 0 are all alike.
-        top_NK = scores_NE.topk(self.k - n_sampled, dim=1).indices
+        top_NK = scores_NE.topk(self.top_k - n_sampled, dim=1).indices
         if not n_sampled:
             return top_NK
         left_NE = (probs_NE + _EPS).scatter(1, top_NK, 0.0)

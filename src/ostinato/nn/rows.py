@@ -15,7 +15,7 @@ import torch
 
 from ostinato.nn.shapes import Bool, Int, Tensor
 
-_WORTH_A_CALL = 2**14
+_NUMBERS_A_CALL = 2**14
 """Numbers that attention reads in the time of a call."""
 
 
@@ -28,7 +28,7 @@ class Rows:
         index_N: place b T + t of every row; None: all tokens.
         slots_N: place b A + a of every row among the queries; None: they lie side by side already.
         n_queries: A.
-        asking: the sentences that have a row, in order; None: it is not known, or all have.
+        occupied: the sentences that have a row, in order; None: all have, or it is not known.
     """
 
     n_sentences: int
@@ -36,7 +36,7 @@ class Rows:
     index_N: Int[Tensor, "N"] | None = None
     slots_N: Int[Tensor, "N"] | None = None
     n_queries: int = 0
-    asking: tuple[int, ...] | None = None
+    occupied: tuple[int, ...] | None = None
 
     @classmethod
     def all(cls, n_sentences: int, n_columns: int) -> Rows:
@@ -49,8 +49,8 @@ class Rows:
         index_M = kept_M if self.index_N is None else self.index_N[kept_M]
         n = index_M.shape[0]
         if T == 1:  # one query a sentence, also where it has none: decoding
-            asking = tuple(index_M.tolist()) if n < B and index_M.device.type == "cpu" else None
-            return Rows(B, T, index_M, None if n == B else index_M, 1, asking)
+            occupied = tuple(index_M.tolist()) if n < B and index_M.device.type == "cpu" else None
+            return Rows(B, T, index_M, None if n == B else index_M, 1, occupied)
         sentence_M = index_M.div(T, rounding_mode="floor")
         counts_B = torch.bincount(sentence_M, minlength=B)
         most = int(counts_B.max()) if n else 0
@@ -90,18 +90,19 @@ class Rows:
         """Return what the queries of a sentence gave as rows: the inverse of `queries`."""
         return take_rows(x_BA.flatten(0, 1), self.slots_N)
 
-    def stretches(self, k_BHSK: Tensor, n_beams: int = 1) -> list[tuple[int, int]] | None:
-        """Return which sentences attention must look at, given keys of B / `n_beams` of them; None: all.
+    def ranges(self, k_BHSK: Tensor, n_beams: int = 1) -> list[tuple[int, int]]:
+        """Return which sentences attention must look at, (first, end) each, where not all are `occupied`.
 
-        Each stretch is a call of its own, so that a gap is bridged where to read it takes no longer than a call.
+        Each range is a call of its own, so that a gap is bridged where to read it takes no longer than a call.
+
+        Args:
+            k_BHSK: keys of B / `n_beams` sentences.
         """
-        if self.asking is None:
-            return None
-        widest = _WORTH_A_CALL // (2 * k_BHSK[0].numel())
+        widest_gap = _NUMBERS_A_CALL // (2 * k_BHSK[0].numel())
         found: list[list[int]] = []
-        for row in self.asking:
+        for row in self.occupied or ():
             sentence = row // n_beams
-            if found and sentence - found[-1][1] <= widest:
+            if found and sentence - found[-1][1] <= widest_gap:
                 found[-1][1] = sentence + 1
             else:
                 found.append([sentence, sentence + 1])

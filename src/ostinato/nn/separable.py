@@ -6,17 +6,21 @@ y = sepconv(dropout(relu(sepconv(x; kernel_in))); kernel_out)          Universal
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ostinato.nn.cache import Window
-from ostinato.nn.dropout import Drops
-from ostinato.nn.linear import Linear
+from ostinato.kernels import Draws
+from ostinato.nn.cache import ColumnWindow
+from ostinato.nn.context import Pass, Round
+from ostinato.nn.layers import Dropping, Linear
 from ostinato.nn.shapes import Bool, Float, Tensor
+from ostinato.nn.sub_layer import SubLayer
 
 
-class SeparableConv(Drops, nn.Module):
+class SeparableConv(Dropping, nn.Module):
     """The transition of one step, by two separable convolutions over the columns of a sentence.
 
     Args:
@@ -39,7 +43,8 @@ class SeparableConv(Drops, nn.Module):
         *,
         is_causal: bool,
         keep_BT: Bool[Tensor, "B T"] | None = None,
-        windows: tuple[Window, Window] | None = None,
+        windows: tuple[ColumnWindow, ColumnWindow] | None = None,
+        draws: Draws = "auto",
     ) -> Float[Tensor, "B T D"]:
         """Map every column and its neighbours.
 
@@ -48,6 +53,7 @@ class SeparableConv(Drops, nn.Module):
             keep_BT: real columns; None where all are. Padding is zeroed before EACH of the two convolutions, as if
                 the sentence ended there: otherwise the biases of the first map would tell the second where it ends.
             windows: what came before these columns, one window a convolution; extended by them. Causal only.
+            draws: where the random numbers of dropout come from, see `ostinato.kernels.dropout`.
 
         Raises:
             ValueError: windows without `is_causal`: columns that are still to come cannot be seen.
@@ -56,7 +62,38 @@ class SeparableConv(Drops, nn.Module):
             raise ValueError("only a causal convolution can run column by column: pass is_causal=True with windows")
         first, second = (None, None) if windows is None else windows
         hidden_BTF = F.relu(self.up(_depthwise(x_BTD, self.taps_in_KD, is_causal, keep_BT, first)))
-        return self.down(_depthwise(self.drop(hidden_BTF), self.taps_out_KF, is_causal, keep_BT, second))  # type: ignore[no-any-return]
+        return self.down(_depthwise(self.drop(hidden_BTF, draws), self.taps_out_KF, is_causal, keep_BT, second))  # type: ignore[no-any-return]
+
+
+class SeparableConvSubLayer(SubLayer):
+    """One use of separable convolutions. It reads neighbours, so that no row may be gathered away in its stack.
+
+    Args:
+        is_causal: a column sees none after it, also in a prefix: only attention sees that whole.
+        given: see `SubLayer`.
+    """
+
+    def __init__(self, *given: Any, is_causal: bool, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self.is_causal = is_causal
+
+    def reads(self, states_ND: Tensor, here: Round) -> Tensor:
+        """Return what is visible in all columns, a row's own too."""
+        return states_ND if here.visible is None else here.visible(states_ND)
+
+    def transform(self, read_ND: Tensor, states_ND: Tensor, run: Pass, here: Round) -> Float[Tensor, "N D"]:
+        """Map every column and its neighbours."""
+        windows = None
+        if run.cache is not None:
+            windows = run.cache.windows.setdefault(self.step, (ColumnWindow(), ColumnWindow()))
+        columns_BTD = self.module(
+            here.rows.grid(read_ND),
+            is_causal=self.is_causal,
+            keep_BT=run.keep_BT,
+            windows=windows,
+            draws=run.execution.dropout_draws,
+        )
+        return columns_BTD.flatten(0, 1)  # type: ignore[no-any-return]
 
 
 def padding(kernel: int, is_causal: bool) -> tuple[int, int]:
@@ -75,7 +112,7 @@ def _taps(kernel: int, channels: int) -> nn.Parameter:
 
 
 def _depthwise(
-    x_BTC: Tensor, taps_KC: Tensor, is_causal: bool, keep_BT: Tensor | None, window: Window | None
+    x_BTC: Tensor, taps_KC: Tensor, is_causal: bool, keep_BT: Tensor | None, window: ColumnWindow | None
 ) -> Tensor:
     """Return sum_k taps[k] * x[t - left + k] for every channel by itself."""
     if keep_BT is not None:

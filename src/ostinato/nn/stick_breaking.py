@@ -10,22 +10,19 @@ is seen as s_r from then on. So the weights of a token's rounds add up to one, w
 
 from __future__ import annotations
 
-import math
+from copy import copy
 from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ostinato.kernels import StickBreakingGate
-from ostinato.nn.halting import HaltingPass, Round, unchanged, where_active
-from ostinato.nn.linear import Linear
-from ostinato.nn.links import are_plain, is_changed
-from ostinato.nn.precision import at_least_float32, without_autocast
+from ostinato.nn.halting import HaltingPass, Visible, where_active
+from ostinato.nn.layers import Linear, at_least_float32, without_autocast
 from ostinato.nn.rows import Rows
 from ostinato.nn.shapes import Bool, Float, Tensor
 
-_LEAST_MASS = 1e-8
+LEAST_MASS = 1e-8
 """A token with less left stops even at threshold 1: products of such masses become denormal numbers, on which a CPU is
 several times slower."""
 
@@ -59,23 +56,12 @@ class StickBreakingUnit(nn.Module):
             logs = torch.log_softmax(torch.stack([go, stop], -1), -1)
             return logs[..., 0], logs[..., 1]
 
-    def compiled(self) -> StickBreakingGate | None:
-        """Return the gate as a compiled kernel; None where its modules must be called."""
-        if type(self) is not StickBreakingUnit or is_changed(self, self.hidden, self.out):
-            return None
-        hidden_DD, bias_D, map_2D = self.hidden.weight, self.hidden.bias, self.out.weight
-        bias_2: Tensor | None = self.out.bias
-        is_ours = bias_2 is None and hidden_DD.shape[0] == hidden_DD.shape[1]
-        if not is_ours or not are_plain(hidden_DD, bias_D, map_2D, self.bias):
-            return None
-        return StickBreakingGate(hidden_DD, bias_D, map_2D, self.bias)
-
 
 class StickBreaking:
     """The rule of one stack.
 
     Args:
-        unit: the gate. threshold: see the module; may be changed at any time.
+        unit: the gate. threshold: see the module.
         detaches_weight: routers do not pass the gradient of what is left of a token on to the gate.
     """
 
@@ -84,14 +70,20 @@ class StickBreaking:
     def __init__(self, unit: StickBreakingUnit, threshold: float, *, detaches_weight: bool) -> None:
         self.unit, self.threshold, self.detaches_weight = unit, threshold, detaches_weight
 
+    def at(self, threshold: float) -> StickBreaking:
+        """Return the same rule at another threshold."""
+        found = copy(self)
+        found.threshold = threshold
+        return found
+
     def start(
         self, states_ND: Float[Tensor, "N D"], rows: Rows, keep_N: Bool[Tensor, "N"] | None, n_rounds: int
-    ) -> StickBreakingState:
+    ) -> StickBreakingPass:
         """Begin a pass."""
-        return StickBreakingState(self, states_ND, rows, keep_N)
+        return StickBreakingPass(self, states_ND, rows, keep_N)
 
 
-class StickBreakingState(HaltingPass):
+class StickBreakingPass(HaltingPass):
     """One pass: `left` is N of rows that take part and 0 of the others, `mean` the sum of alpha h, their s."""
 
     def __init__(self, rule: StickBreaking, states_ND: Tensor, rows: Rows, keep_N: Tensor | None) -> None:
@@ -101,21 +93,10 @@ class StickBreakingState(HaltingPass):
         self._left_N = torch.ones_like(self._zeros_N) if keep_N is None else keep_N.to(self._zeros_N.dtype)
         # Padding has halted, and looks as it did.
         self._mean_ND = torch.zeros_like(states_ND) if keep_N is None else where_active(~keep_N, states_ND, 0.0)
-        self._gate: StickBreakingGate | None = None
-
-    def use_kernels(self) -> None:
-        """See `HaltingPass`."""
-        super().use_kernels()
-        # What the kernel changes is this pass's own.
-        self._gate, self._log_left_N = self._rule.unit.compiled(), torch.zeros_like(self._zeros_N)
 
     def active(self, index: int, states_ND: Float[Tensor, "N D"]) -> Bool[Tensor, "N"] | None:
         """Ask the gate of the round before; whoever has too little left halts."""
-        if index and self._gate is not None and self._gate.takes(states_ND):
-            least = max(1.0 - self._rule.threshold, _LEAST_MASS) if self._rule.threshold else math.inf
-            masses = self._log_left_N, self._left_N, self._mean_ND
-            self._set_active(*self._gate(states_ND, *masses, self.active_N, least))
-        elif index:
+        if index:
             self._halt(states_ND)
         return self.active_N
 
@@ -125,45 +106,43 @@ class StickBreakingState(HaltingPass):
         halt_N = log_halt_N.exp()
         left_N, active_N = self._left_N, self.active_N
         next_N = self._log_left_N + log_go_N
-        has_enough_N = next_N.detach().exp() >= max(1.0 - self._rule.threshold, _LEAST_MASS)
+        has_enough_N = next_N.detach().exp() >= max(1.0 - self._rule.threshold, LEAST_MASS)
         # At threshold 0 nothing is enough, not even the whole mass of a gate that is exactly 0.
         goes_on_N = has_enough_N if self._rule.threshold else torch.zeros_like(has_enough_N)
         self._set_active(where_active(active_N, goes_on_N, False))
         # Who halts gives out all that is left, and who has halted has nothing left.
         alpha_N = where_active(self.active_N, left_N * halt_N, left_N)
-        self._note(self._probs, halt_N)
-        self._note(self._weights, alpha_N)
+        self._record(self._probs, halt_N)
+        self._record(self._weights, alpha_N)
         self._mean_ND = self._mean_ND + alpha_N[:, None].to(states_ND.dtype) * states_ND
         self._log_left_N = where_active(self.active_N, next_N, self._log_left_N)
         self._left_N = where_active(self.active_N, self._log_left_N.exp(), 0.0)
 
-    def before(self, index: int, states_ND: Float[Tensor, "N D"]) -> Round:
+    def enter(
+        self, index: int, states_ND: Float[Tensor, "N D"], entered_ND: Float[Tensor, "N D"]
+    ) -> tuple[Tensor | None, Visible]:
         """Halted tokens show s of their last round, the others their s so far."""
-        # A kernel changes it in its place, and a round is what it was.
-        weight_N = self._left_N if self._gate is None else self._left_N.clone()
-        if self.keeps_notes:
-            self._note(self._executed, self._runs_N())
-            self._note(self._left, weight_N)
-        visible = partial(self._shown, self._mean_ND, weight_N) if index else unchanged
-        return Round(weight_N.detach() if self._rule.detaches_weight else weight_N, visible)
+        left_N = self._left_N
+        self._record(self._executed, self._runs_N())
+        self._record(self._left, left_N)
+        visible = partial(self._shown, self._mean_ND, left_N) if index else None
+        return left_N.detach() if self._rule.detaches_weight else left_N, visible
 
     @staticmethod
     def _shown(mean_ND: Tensor, left_N: Tensor, states_ND: Tensor) -> Tensor:
         """Return expected halted states."""
         return torch.addcmul(mean_ND, left_N[:, None].to(states_ND.dtype), states_ND)
 
-    def after(
-        self, index: int, entered_ND: Float[Tensor, "N D"], left_ND: Float[Tensor, "N D"]
-    ) -> Float[Tensor, "N D"]:
+    def leave(self, index: int, states_ND: Float[Tensor, "N D"], left_ND: Float[Tensor, "N D"]) -> Float[Tensor, "N D"]:
         """Halted tokens keep their states."""
-        return where_active(self.active_N, left_ND, entered_ND)
+        return where_active(self.active_N, left_ND, states_ND)
 
     def output(self, states_ND: Float[Tensor, "N D"]) -> Float[Tensor, "B T D"]:
         """Return s of the last round."""
         # Where the loop ended because nobody was active, the last weights were given out by `active`.
         if len(self._weights) < len(self._executed):
-            self._note(self._weights, self._left_N)
-            self._note(self._probs, self._runs_N().to(self._left_N.dtype))
+            self._record(self._weights, self._left_N)
+            self._record(self._probs, self._runs_N().to(self._left_N.dtype))
         return super().output(states_ND)
 
     def aux_loss(self) -> Tensor:

@@ -11,20 +11,19 @@ from collections.abc import Callable, Mapping, Sequence
 from torch import Tensor
 
 from ostinato.config.training import BalanceConfig
-from ostinato.models.base import TokenModel
-from ostinato.models.output import ByRouter
+from ostinato.models.base import ByRouter, TokenModel
 from ostinato.nn import balance
-from ostinato.nn.balance import Rows, Sum, all_here
+from ostinato.nn.balance import JoinedRoutings, Sum, all_here
 from ostinato.nn.types import Routing
 
 LOSSES = ("switch", "hypersphere", "mutual_information", "z", "importance")
 
 
-def raw_loss(name: str, routings: Sequence[Routing] | Rows, temperature: float) -> Tensor:
+def raw_loss(name: str, routings: Sequence[Routing] | JoinedRoutings, temperature: float) -> Tensor:
     """Return one loss of one router; `temperature` is tau_0 of X-MoE's."""
     if name == "hypersphere":
         return balance.hypersphere(routings, temperature)
-    loss: Callable[[Sequence[Routing] | Rows], Tensor] = getattr(balance, name)
+    loss: Callable[[Sequence[Routing] | JoinedRoutings], Tensor] = getattr(balance, name)
     return loss(routings)
 
 
@@ -53,7 +52,7 @@ def balance_loss(
     weights = loss_weights(config)
     total: Tensor | None = None
     for router, mine in routings.items() if weights else ():
-        rows, tau_0 = Rows.of(mine, everywhere), config.temperature or temperatures[router]
+        rows, tau_0 = JoinedRoutings.of(mine, everywhere), config.temperature or temperatures[router]
         for name, weight in weights.items():
             loss = weight * raw_loss(name, rows, tau_0)
             total = loss if total is None else total + loss

@@ -28,6 +28,7 @@ from torch import Tensor
 from ostinato.data.disk import new_folder, remove_folder, remove_leftovers, write_json
 from ostinato.errors import CheckpointError
 from ostinato.models import Model, load_model, save_model
+from ostinato.nn.execution import Execution
 from ostinato.training.optim import load_optimizer_tensors
 from ostinato.training.rng import RandomState
 from ostinato.training.state import Progress
@@ -114,8 +115,11 @@ class Checkpoints:
         """Return the update of the last checkpoint, None where there is none yet."""
         return self._read_pointer("last")
 
-    def load(self, device: torch.device) -> SavedState:
+    def load(self, device: torch.device, execution: Execution | None = None) -> SavedState:
         """Read the last checkpoint.
+
+        Args:
+            execution: how its model runs, see `ostinato.nn.execution`.
 
         Raises:
             CheckpointError: there is none, or it is damaged or of another format version.
@@ -125,7 +129,7 @@ class Checkpoints:
             raise CheckpointError(f"{self.root} holds no checkpoint to go on from")
         directory = self.directory(update)
         progress, randoms, optimizer = read_state(directory)
-        return SavedState(load_model(directory, device), progress, randoms, optimizer)
+        return SavedState(load_model(directory, device, execution), progress, randoms, optimizer)
 
     def best_directory(self) -> Path:
         """Return the folder of the best checkpoint.

@@ -9,8 +9,7 @@ from ostinato.config.training import ExpertBackend
 from ostinato.errors import ConfigError, Problem
 from ostinato.models import build_model
 from ostinato.models.base import TokenModel
-from ostinato.nn.expert_attention import ExpertAttention
-from ostinato.nn.experts import Routed
+from ostinato.nn.experts import ExpertAttention, Routed
 from ostinato.training.freeze import freeze
 from ostinato.training.optim import check_scales
 
@@ -77,25 +76,25 @@ def _backend_problems(model: TokenModel, name: ExpertBackend, device: torch.devi
     Args:
         lowered: also in bfloat16; evaluation is in float32, whatever training is.
     """
-    model.eval().set_expert_backend(name)
+    model.eval()
     kinds = {(type(module), *(tuple(p.shape) for p in module.parameters())): module for module in model.routed()}
     for module in kinds.values():
         module.to_empty(device=device)
         for is_low in (False, True) if lowered else (False,):
             try:
                 with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=is_low):
-                    _run(module, model.config.d_model, device)
+                    _run(module, model.config.d_model, device, name)
             except ConfigError as error:
                 return [Problem("training.expert_backend", name, problem.reason) for problem in error.problems]
     return []
 
 
-def _run(module: Routed, d_model: int, device: torch.device) -> None:
+def _run(module: Routed, d_model: int, device: torch.device, backend: ExpertBackend) -> None:
     """Send two rows through a parameter set whose weights may hold anything."""
     x_ND = torch.zeros(2, d_model, device=device)
     for parameter in [] if module.router is None else module.router.parameters():
         parameter.zero_()
-    decision = module.route(x_ND)
+    decision = module.route(x_ND, backend=backend)
     if isinstance(module, ExpertAttention):
         module.output(module.queries(x_ND, decision), decision)
     else:

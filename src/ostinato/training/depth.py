@@ -19,8 +19,7 @@ from torch import Tensor
 
 from ostinato.data.batch import Batch
 from ostinato.evaluation.depth import depth_sums, describe, real_tokens
-from ostinato.models.base import TokenModel
-from ostinato.models.output import ModelOutput
+from ostinato.models.base import ModelOutput, TokenModel
 from ostinato.nn.halting import NoHalting
 
 STUCK = 0.95
@@ -87,7 +86,7 @@ def observe_depth(
     """
     values, rounds = [], {}
     for name, stack in model.stacks.items():
-        if not stack.halts or isinstance(stack.halting, NoHalting):
+        if not model.current_execution.halting or isinstance(stack.halting, NoHalting):
             continue
         rounds[name] = n_rounds = stack.plan.n_rounds
         found, part = output.stacks.get(name), 1.0 if parts is None else parts[name]

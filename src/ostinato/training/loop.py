@@ -25,6 +25,7 @@ from ostinato.training.rundir import RunDirectory
 from ostinato.training.session import Session
 from ostinato.training.state import Progress
 from ostinato.training.threads import cpu_threads
+from ostinato.training.update import execution_of
 
 
 def train(
@@ -110,9 +111,7 @@ def _train(
 def _evaluate_best(prepared: Prepared, checkpoints: Checkpoints, device: torch.device) -> dict[str, Any]:
     """Return the scores of the best checkpoint on every split of the recipe."""
     recipe = prepared.recipe
-    model = load_model(checkpoints.best_directory(), device)
-    model.set_expert_backend(recipe.training.expert_backend)
-    model.set_compaction(recipe.training.compaction)
+    model = load_model(checkpoints.best_directory(), device, execution_of(recipe.training))
     return {
         split: evaluate(
             model,

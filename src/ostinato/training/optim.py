@@ -18,9 +18,8 @@ from torch import Tensor, nn
 from ostinato.config.training import LearningRateScale, OptimizerConfig, ScheduleConfig
 from ostinato.errors import CheckpointError, ConfigError, Problem
 from ostinato.models.base import TokenModel
-from ostinato.nn.expert_attention import ExpertAttention
-from ostinato.nn.experts import ExpertMaps, SparseLayer
-from ostinato.nn.facts import FactEmbedder
+from ostinato.models.embeddings import FactEmbedder
+from ostinato.nn.experts import ExpertAttention, ExpertMaps, SparseLayer
 from ostinato.nn.routing import HypersphereRouter
 
 

@@ -21,8 +21,7 @@ import torch
 from torch import Tensor
 
 from ostinato.config.training import BalanceConfig
-from ostinato.models.base import TokenModel
-from ostinato.models.output import ByRouter
+from ostinato.models.base import ByRouter, TokenModel
 from ostinato.nn import balance
 from ostinato.nn.balance import Sum
 from ostinato.nn.types import Routing
@@ -106,7 +105,7 @@ def _groups(routings: list[Routing], rounds: Rounds) -> Iterator[tuple[Round | N
 
 def _numbers(routings: list[Routing], temperature: float, everywhere: Sum) -> Tensor:
     """Return the weight of all rows, losses, entropies and load."""
-    rows = balance.Rows.of(routings, everywhere)
+    rows = balance.JoinedRoutings.of(routings, everywhere)
     load = balance.load(rows)
     losses = [raw_loss(name, rows, temperature) for name in LOSSES]
     return torch.cat([torch.stack([load.total, *losses, load.entropy, load.row_entropy]), load.fraction_E]).float()

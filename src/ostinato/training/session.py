@@ -32,7 +32,7 @@ from ostinato.training.reporter import Reporter
 from ostinato.training.rng import RandomState, preserved_randomness, seed_apart, seed_everything
 from ostinato.training.routing import CollapseWatch
 from ostinato.training.state import Progress, Window
-from ostinato.training.update import Gradient, Updater
+from ostinato.training.update import Gradient, Updater, execution_of
 
 _NO_SCORES = (
     "name",
@@ -85,10 +85,6 @@ class Session:
             self._go_on()
         self.updater = Updater(self.model, self.optimizer, self.config, processes)
         records.cut(self.progress.metrics_bytes)
-        self.model.set_activation_checkpointing(self.config.checkpoint_activations)
-        self.model.set_expert_backend(self.config.expert_backend)
-        self.model.set_compaction(self.config.compaction)
-        self.model.set_dropout_draws(self.config.dropout_draws)
         self.model.train()
         self._earlier_seconds, self._began = self.progress.seconds, time.perf_counter()
         # Seconds inside updates, and their labels, since the last record: of this session only, unlike the window.
@@ -100,7 +96,7 @@ class Session:
     def _begin(self) -> None:
         """Make a new model: the same in every process, which draw apart from then on."""
         self.progress = Progress()
-        self.model: Model = build_model(self.prepared.recipe.model).to(self.device)
+        self.model: Model = build_model(self.prepared.recipe.model, execution_of(self.config)).to(self.device)
         if self.config.init_from is not None:
             self.initial = start_from(self.model, self.config)
         self.processes.take_weights(self.model)
@@ -109,7 +105,7 @@ class Session:
 
     def _go_on(self) -> None:
         """Take up the last checkpoint: random states last, because building a model draws numbers."""
-        saved = self.checkpoints.load(self.device)
+        saved = self.checkpoints.load(self.device, execution_of(self.config))
         self.progress, self.model = saved.progress, saved.model
         self.optimizer = self._optimizer()
         saved.restore_optimizer(self.optimizer)

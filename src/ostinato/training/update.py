@@ -16,7 +16,8 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from ostinato.config.training import TrainingConfig
 from ostinato.data.batch import Batch
 from ostinato.models import Model
-from ostinato.models.output import ModelOutput
+from ostinato.models.base import ModelOutput
+from ostinato.nn.execution import Execution
 from ostinato.training.balance import balance_loss, complete
 from ostinato.training.depth import DepthObservation, depth_cost, observe_depth, parts_of
 from ostinato.training.gradients import sum_gradients
@@ -55,6 +56,16 @@ class Gradient:
         return all(map(math.isfinite, [self.norm, *self.losses, *self.nlls]))
 
 
+def execution_of(config: TrainingConfig) -> Execution:
+    """Return how a model runs in training, and in the evaluations of its run."""
+    return Execution(
+        compaction=config.compaction,
+        expert_backend=config.expert_backend,
+        dropout_draws=config.dropout_draws,
+        recompute=config.checkpoint_activations,
+    )
+
+
 class Updater:
     """Does updates of a model, which must be in training mode.
 
@@ -84,14 +95,11 @@ class Updater:
         update = self.config.n_updates if update is None else update
         sums: list[LossSums] = []
         observations: _Observations = (None, None)
-        self.model.set_halting(update > self.config.halting.off_updates)
-        try:
+        with self.model.execution(halting=update > self.config.halting.off_updates):
             for number, batch in enumerate(batches, 1):
                 is_observed = observed and number == n
                 found, observations = self._backward(batch, n_labels, update, is_observed)
                 sums.append(found)
-        finally:
-            self.model.set_halting(True)
         depth, routing = observations
         numbers_V = torch.stack([*(s.loss.detach().float() for s in sums), *(s.nll.float() for s in sums)])
         if depth is not None:

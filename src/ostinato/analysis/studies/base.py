@@ -16,8 +16,8 @@ from ostinato.analysis.routing_collectors import ExpertTotals
 from ostinato.data.example import Example, fingerprint
 from ostinato.data.tokenizer import BOS_ID, EOS_ID, PAD_ID, UNK_ID, Tokenizer
 from ostinato.evaluation.loading import LoadedRun
+from ostinato.models import Seq2Seq
 from ostinato.models.build import Model
-from ostinato.models.seq2seq import Seq2Seq
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ostinato.analysis.capture import stream
@@ -98,19 +97,6 @@ def _measure(subject: Subject, on_progress: OnProgress) -> Tuning:
     return Tuning(run.checkpoint.name, subject.split, _METRIC, 1.0, _MAX_DROP, n, tuple(points), chosen)
 
 
-@contextmanager
-def with_rounds(model: Model, stacks: Sequence[str], n_rounds: int) -> Iterator[None]:
-    """Run stacks whose rounds share all weights for another number of rounds, the others as they are."""
-    before = {name: model.stacks[name].plan for name in stacks}
-    try:
-        for name, plan in before.items():
-            model.stacks[name].plan = plan.with_rounds(n_rounds)
-        yield
-    finally:
-        for name, plan in before.items():
-            model.stacks[name].plan = plan
-
-
 def variable_stacks(model: Model) -> list[str]:
     """Return the stacks of several rounds that all share their weights, whose number may change after training."""
     return [name for name, stack in model.stacks.items() if stack.plan.n_rounds > 1 and stack.plan.is_fully_shared]
@@ -167,7 +153,7 @@ class TestDepth(EachRun):
 def _at(subject: Subject, stack: str, n_rounds: int, on_progress: OnProgress) -> tuple[float, float, float, float]:
     examples = _few(subject)
     outcomes = Outcomes(len(examples))
-    with with_rounds(subject.model, [stack], n_rounds):
+    with subject.model.execution(rounds={stack: n_rounds}):
         stream(subject.run, examples, [outcomes], on_progress=on_progress)
     loss = float(outcomes.nll_N.sum() / max(outcomes.labels_N.sum(), 1))
     depth = float(outcomes.depths.compute()[stack]["mean"])

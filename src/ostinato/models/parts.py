@@ -1,26 +1,37 @@
-"""From the settings of a sub-layer to a freshly initialised parameter set."""
+"""From settings to the parts of a model, freshly initialised: parameter sets, positions, halting rules."""
 
 from __future__ import annotations
 
 from torch import nn
 
 from ostinato.config.model import (
+    ActConfig,
     AttentionConfig,
+    BucketsConfig,
+    CoordinatesConfig,
     DenseFeedForwardConfig,
     ExpertAttentionConfig,
     ExpertFeedForwardConfig,
+    HaltingConfig,
     HypersphereRouterConfig,
     Init,
     MlpRouterConfig,
+    RotaryConfig,
     RoutedConfig,
     SeparableConvConfig,
+    SignalConfig,
+    SinusoidalConfig,
     SparseLayerConfig,
+    StackConfig,
+    StickBreakingConfig,
     SubLayerConfig,
+    WindowConfig,
 )
+from ostinato.nn.act import Act, ActUnit
 from ostinato.nn.attention import Attention
-from ostinato.nn.expert_attention import ExpertAttention
-from ostinato.nn.experts import ExpertFeedForward, ExpertMaps, SparseLayer
+from ostinato.nn.experts import ExpertAttention, ExpertFeedForward, ExpertMaps, SparseLayer
 from ostinato.nn.feedforward import FeedForward
+from ostinato.nn.halting import HaltingRule
 from ostinato.nn.init import (
     init_attention,
     init_expert_attention,
@@ -29,8 +40,11 @@ from ostinato.nn.init import (
     init_separable_conv,
     zero_second_maps,
 )
+from ostinato.nn.positions import Coordinates, PositionSignal, Sinusoidal
+from ostinato.nn.relative import Buckets, RelativePositions, RelativeWindow, Rotary
 from ostinato.nn.routing import Gate, HypersphereRouter, LinearRouter, MlpRouter, Router
 from ostinato.nn.separable import SeparableConv
+from ostinato.nn.stick_breaking import StickBreaking, StickBreakingUnit
 
 
 def build_sub_layer(
@@ -102,3 +116,45 @@ def _router(c: RoutedConfig, d_model: int) -> Router | None:
             return MlpRouter(d_model, c.n_experts, r.dropout)
         case _:
             return LinearRouter(d_model, c.n_experts)
+
+
+def build_signal(config: SignalConfig, d_model: int) -> PositionSignal:
+    """Return what a stack adds to its states for positions and rounds."""
+    if isinstance(config, SinusoidalConfig):
+        return Sinusoidal(d_model, config.random_offset)
+    if isinstance(config, CoordinatesConfig):
+        return Coordinates(d_model, config.random_offset)
+    return PositionSignal(d_model)
+
+
+def build_relation(stack: StackConfig, d_model: int) -> RelativePositions:
+    """Return a table of relative positions."""
+    heads, width = stack.self_attention.n_heads, stack.self_attention.head_width(d_model)
+    relative = stack.relative
+    if isinstance(relative, WindowConfig):
+        return RelativeWindow(heads, width, relative.window)
+    if isinstance(relative, BucketsConfig):
+        return Buckets(heads, relative.n_buckets, relative.max_distance)
+    if isinstance(relative, RotaryConfig):
+        return Rotary(width, relative.base)
+    return RelativePositions()
+
+
+def build_halting(config: HaltingConfig, d_model: int) -> tuple[nn.Module, HaltingRule] | None:
+    """Return a halting unit and its rule; None where no token halts."""
+    match config:
+        case StickBreakingConfig() as c:
+            stick = StickBreakingUnit(d_model, dropout=c.dropout, initial_bias=c.initial_bias)
+            return stick, StickBreaking(stick, c.threshold, detaches_weight=c.detach_router_weight)
+        case ActConfig() as c:
+            unit = ActUnit(d_model, c.initial_bias)
+            rule = Act(
+                unit,
+                1.0 - c.epsilon,
+                mix=c.mix,
+                freezes=c.freeze_halted_state,
+                forces_remainder=c.force_remainder_at_max,
+                is_global=c.scope == "global",
+            )
+            return unit, rule
+    return None

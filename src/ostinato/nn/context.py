@@ -1,0 +1,120 @@
+"""What goes through the depth loop beside the states: what a pass knows, and what a round knows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field, replace
+
+from ostinato.nn.attention import Visibility
+from ostinato.nn.cache import Cache
+from ostinato.nn.execution import DEFAULT_EXECUTION, Execution
+from ostinato.nn.rows import Rows
+from ostinato.nn.shapes import Bool, Float, Int, Tensor
+from ostinato.nn.types import CaptureKey, Routing
+
+KeysOf = tuple[str, str | None]
+"""What makes keys and values of a state: the name of the weights, and of the norm where it stands before them."""
+
+
+@dataclass(frozen=True, slots=True)
+class HaltedRows:
+    """Rows that were gathered away before a round.
+
+    Args:
+        places_L: b T + t of every row. visible_LD: what they look like to others from then on.
+    """
+
+    places_L: Int[Tensor, "L"]
+    visible_LD: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class HaltedKeys:
+    """Keys and values of rows that were gathered away, as some weights make them.
+
+    Args:
+        n_groups: the first ones of `Round.halted`. places_L, kv_LJ: of all their rows, `[L, 2 H K]`.
+    """
+
+    n_groups: int
+    places_L: Int[Tensor, "L"]
+    kv_LJ: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """What one pass through a stack knows; made anew for every call.
+
+    Args:
+        visibility: of all new columns as queries. memory_visibility: of what cross-attention looks at.
+        positions: of the new columns. key_positions: of all visible columns (cached ones first).
+        keep_BT: real tokens among the new columns; None where all are.
+        memory_BSD: what cross-attention looks at. cache: of a cached pass.
+        execution: how to run. recomputes: steps are run again in the backward pass. request: captures to return.
+        cross_kv: keys and values of the memory, `[2, B, H, S, K]`, by parameter set, made once a pass or search.
+        biases: of attention, where they depend on positions only, by table.
+        halted_keys: of rows that were gathered away, by what made them.
+        captures, routings: what is returned beside the states.
+    """
+
+    visibility: Visibility
+    positions: Int[Tensor, "#B T"]
+    key_positions: Int[Tensor, "#B S"]
+    keep_BT: Bool[Tensor, "B T"] | None = None
+    memory_BSD: Tensor | None = None
+    memory_visibility: Visibility = field(default_factory=Visibility)
+    cache: Cache | None = None
+    execution: Execution = DEFAULT_EXECUTION
+    recomputes: bool = False
+    request: Collection[str] = ()
+    cross_kv: dict[str, Tensor] = field(default_factory=dict)
+    biases: dict[str, Tensor | None] = field(default_factory=dict)
+    halted_keys: dict[KeysOf, HaltedKeys] = field(default_factory=dict)
+    captures: dict[CaptureKey, Tensor] = field(default_factory=dict)
+    routings: list[Routing] = field(default_factory=list)
+
+    @property
+    def n_beams(self) -> int:
+        """Hypotheses that share a sentence's memory."""
+        return 1 if self.cache is None else self.cache.n_beams
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What one round knows. It never changes, so that a step can be run again when later rounds have run.
+
+    Args:
+        index: 0-based. rows: the tokens it computes.
+        weight_N: how much of every row is left for this round, 0 where it does not take part; None: 1.
+        visible: from states to those that keys and values are made of: a halted token shows its last visible state.
+            None: all show their present states.
+        positions_BA, visibility: of the rows as queries.
+        halted: all rows that were gathered away so far, a group for every round before which there were any.
+    """
+
+    index: int
+    rows: Rows
+    weight_N: Float[Tensor, "N"] | None
+    visible: Callable[[Tensor], Tensor] | None
+    positions_BA: Int[Tensor, "#B A"]
+    visibility: Visibility
+    halted: tuple[HaltedRows, ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        run: Pass,
+        index: int,
+        rows: Rows,
+        weight_N: Tensor | None,
+        visible: Callable[[Tensor], Tensor] | None,
+        halted: tuple[HaltedRows, ...],
+    ) -> Round:
+        """Return a round of a pass, given the rows that are left in it."""
+        if weight_N is None and rows.index_N is None and run.keep_BT is not None:
+            weight_N = run.keep_BT.flatten()
+        columns_BA = None if rows.index_N is None else rows.columns()
+        if columns_BA is None:
+            return cls(index, rows, weight_N, visible, run.positions, run.visibility, halted)
+        positions_BA = run.positions.expand(rows.n_sentences, -1).gather(1, columns_BA)
+        return cls(index, rows, weight_N, visible, positions_BA, replace(run.visibility, columns_BA=columns_BA), halted)

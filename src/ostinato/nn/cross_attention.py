@@ -1,0 +1,50 @@
+"""Cross-attention as a sub-layer: what the decoder reads in the encoder's output, the memory.
+
+Keys and values of the memory are projected once per parameter set, whatever the number of steps that use it, and never
+copied per beam: the hypotheses of a sentence are queries side by side.
+"""
+
+from __future__ import annotations
+
+from ostinato.nn.context import Pass, Round
+from ostinato.nn.shapes import Float, Tensor
+from ostinato.nn.sub_layer import SubLayer, capture_weights
+
+
+class CrossAttention(SubLayer):
+    """One use of cross-attention, dense or of experts. Args: see `SubLayer`."""
+
+    def transform(self, read_ND: Tensor, states_ND: Tensor, run: Pass, here: Round) -> Float[Tensor, "N D"]:
+        """Return what every row reads in its sentence's memory."""
+        decision = self.route(read_ND, run, here) if self.has_experts else None
+        return self.module.output(self.read(self.module.queries(read_ND, decision), run, here), decision)  # type: ignore[no-any-return]
+
+    def read(self, q_NI: Tensor, run: Pass, here: Round) -> Float[Tensor, "N I"]:
+        """Return what the queries of the rows read, heads and choices side by side."""
+        attention, rows, (k, v) = self.module, here.rows, self.memory(run).unbind(0)
+        q_BAI, G = rows.queries(q_NI), run.n_beams
+        B, A, _ = q_BAI.shape
+        q = attention.query_heads(q_BAI.view(B // G, G * A, -1))
+        if "weights" in run.request:
+            capture_weights(self, attention.weights(q, k, run.memory_visibility), run, here)
+        draws, ranges = run.execution.dropout_draws, None if rows.occupied is None else rows.ranges(k, G)
+        x = attention.attend(q, k, v, run.memory_visibility, ranges=ranges, draws=draws)
+        return rows.from_queries(x.view(B, A, -1))
+
+    def memory(self, run: Pass) -> Float[Tensor, "2 B H S K"]:
+        """Return keys and values of the memory.
+
+        Raises:
+            ValueError: the pass has none.
+        """
+        if self.use.weights not in run.cross_kv:
+            if run.memory_BSD is None:
+                raise ValueError(f"the {self.stack} has cross-attention but was given nothing to look at")
+            made = self.module.key_value_heads(self.module.keys_values(run.memory_BSD))
+            # Decoding reads them once a token: every head in one stretch of memory is read faster.
+            run.cross_kv[self.use.weights] = made if run.cache is None else made.contiguous()
+        return run.cross_kv[self.use.weights]
+
+    def prepare(self, run: Pass) -> None:
+        """Project the memory."""
+        self.memory(run)

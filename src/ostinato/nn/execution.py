@@ -1,0 +1,48 @@
+"""How a model runs, as opposed to what it computes: one value, given to a call or to `with model.execution(...)`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from ostinato.errors import ConfigError, Problem
+from ostinato.kernels import BackendChoice, Draws
+
+Compaction = Literal["auto", "always", "never"]
+
+
+@dataclass(frozen=True, slots=True)
+class Execution:
+    """How a model runs: nothing here is learned or stored with it.
+
+    Args:
+        compaction: when rows of halted tokens and padding are gathered away before a round. "auto": where few enough
+            take part for it to pay. "always": wherever one takes no part. "never": all are computed, and the results of
+            the others thrown away (the plain twin).
+        halting: False: every token runs every round, and gates are not asked.
+        halting_threshold: in [0, 1], in place of every rule's own: a token halts once so much of its mass is given out
+            (ACT: 1 - epsilon). 0: after round 1. None: each rule's own.
+        rounds: rounds of a stack, by its name, in place of the plan's (stacks whose rounds share all weights only).
+        expert_backend: how rows are multiplied by their experts' weights (`ostinato.kernels`); "auto": chosen by trial.
+        dropout_draws: where the random numbers of dropout come from; "torch": torch's own dropout.
+        recompute: in training keep only the states between steps, and run each step again in the backward pass.
+
+    Raises:
+        ConfigError: a threshold outside [0, 1].
+    """
+
+    compaction: Compaction = "auto"
+    halting: bool = True
+    halting_threshold: float | None = None
+    rounds: Mapping[str, int] = field(default_factory=dict)
+    expert_backend: BackendChoice = "auto"
+    dropout_draws: Draws = "auto"
+    recompute: bool = False
+
+    def __post_init__(self) -> None:
+        if self.halting_threshold is not None and not 0.0 <= self.halting_threshold <= 1.0:
+            raise ConfigError([Problem("halting_threshold", self.halting_threshold, "must lie in [0, 1]")])
+
+
+DEFAULT_EXECUTION = Execution()

@@ -1,0 +1,71 @@
+"""What sub-layers are made of: projections, norms, dropout, and what stays exact under autocast."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ostinato.kernels import Draws, PackedMatrix, active_packing, active_sums, drop
+from ostinato.nn.shapes import Float, Tensor
+
+
+class Linear(nn.Linear):
+    """x W^T + b, or some of its outputs: `torch.nn.Linear` with two faster ways to make the same product.
+
+    In a training pass the gradients of a W that many steps use are added up in place (`ostinato.kernels.sums`). In
+    decoding, packed copies of W are read (`ostinato.kernels.packed`).
+    """
+
+    def __init__(self, in_features: int, out_features: int, *, bias: bool) -> None:
+        super().__init__(in_features, out_features, bias=bias)
+        self._packed = PackedMatrix()
+
+    def forward(self, input: Float[Tensor, "*N D"], rows: slice | None = None) -> Float[Tensor, "*N F"]:
+        """Return all outputs, or those that `rows` of W make."""
+        if (sums := active_sums.get()) is not None:
+            return sums.product(input, self.weight, self.bias, rows)
+        if active_packing.get() is not None:
+            return self._packed.product(input, self.weight, self.bias, rows)
+        if rows is None:
+            return F.linear(input, self.weight, self.bias)
+        return F.linear(input, self.weight[rows], None if self.bias is None else self.bias[rows])
+
+
+class Dropping:
+    """A module that drops units with a probability, in training only."""
+
+    training: bool
+    dropout: float
+
+    def drop(self, x: Tensor, draws: Draws = "auto") -> Tensor:
+        """Return x; in training with units dropped.
+
+        Args:
+            draws: where random numbers come from, see `ostinato.kernels.dropout`.
+        """
+        return drop(x, self.dropout, draws) if self.training and self.dropout else x
+
+
+def build_norm(kind: Literal["layer", "rms"], d_model: int, eps: float) -> nn.Module:
+    """Return a norm over the last dimension, in float32 whatever the autocast type.
+
+    layer: (x - mean) / sqrt(var + eps) * weight + bias     Ba et al. 2016
+    rms:   x / sqrt(mean(x^2) + eps) * weight               Zhang and Sennrich 2019; T5's "layer norm"
+    """
+    return nn.LayerNorm(d_model, eps=eps) if kind == "layer" else nn.RMSNorm(d_model, eps=eps)
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager[object]:
+    """Return a context in which routers and gates keep the types they are given."""
+    # To switch autocast off takes longer than a gate of few rows: only where it is on.
+    kind = device.type
+    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    """Return x in float32, or in float64 where it is that."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))

@@ -1,0 +1,123 @@
+"""Self-attention as a sub-layer: its keys, its cache, its positions, and what is left of tokens that have halted.
+
+Queries are made of the rows of the round. Keys and values are those of all columns: of the rows as they are visible,
+of tokens that were gathered away as they last looked, of cached columns as they were. What a halted token looks like
+never changes, so that the same weights (and norm before them) make its keys and values once.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ostinato.nn.cache import KeyValues
+from ostinato.nn.context import HaltedKeys, KeysOf, Pass, Round
+from ostinato.nn.relative import RelativePositions, bias_of_queries, repeat_for_choices
+from ostinato.nn.rows import lay_rows
+from ostinato.nn.shapes import Float, Tensor
+from ostinato.nn.sub_layer import SubLayer, capture_weights
+
+
+class SelfAttention(SubLayer):
+    """One use of self-attention, dense or of experts.
+
+    Args:
+        relation: relative positions; None: there are none.
+        looks_back_only: no token of the stack ever sees a later one.
+        given: see `SubLayer`.
+    """
+
+    def __init__(self, *given: Any, relation: RelativePositions | None, looks_back_only: bool, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self.relation, self.looks_back_only = relation, looks_back_only
+        self.keys_of: KeysOf = self.use.weights, self.use.norm if self.is_pre_norm else None
+
+    def transform(self, read_ND: Tensor, states_ND: Tensor, run: Pass, here: Round) -> Float[Tensor, "N D"]:
+        """Return what every row reads in its sentence."""
+        decision = self.route(read_ND, run, here) if self.has_experts else None
+        if here.visible is None:
+            q_NI, kv_NJ = self.module.queries_keys_values(read_ND, decision)
+        else:
+            q_NI, kv_NJ = self.module.queries(read_ND, decision), self.keys_values(here.visible(states_ND))
+        return self.module.output(self.read(q_NI, self.of_columns(kv_NJ, run, here), run, here), decision)  # type: ignore[no-any-return]
+
+    def read(self, q_NI: Tensor, kv_MJ: Tensor, run: Pass, here: Round) -> Float[Tensor, "N I"]:
+        """Return what the queries of the rows read, heads and choices side by side, given keys of the new columns."""
+        attention, rows, relation = self.module, here.rows, self.relation
+        k, v = self.remember(kv_MJ, run, here).unbind(0)
+        q = attention.query_heads(rows.queries(q_NI))
+        bias = None
+        if relation is not None:
+            n = attention.n_choices
+            q = relation.rotate(q, repeat_for_choices(here.positions_BA, n))
+            if relation.depends_on_queries:
+                distance_BAS = run.key_positions[:, None, :] - here.positions_BA[:, :, None]
+                bias = relation.bias(q, repeat_for_choices(distance_BAS, n), attention.scale, self.looks_back_only)
+            elif relation.needs_bias:
+                bias = bias_of_queries(self._static_bias(relation, run), here.visibility.columns_BA)
+        if "weights" in run.request:
+            capture_weights(self, attention.weights(q, k, here.visibility, bias), run, here)
+        draws, ranges = run.execution.dropout_draws, None if rows.occupied is None else rows.ranges(k)
+        return rows.from_queries(attention.attend(q, k, v, here.visibility, bias, ranges=ranges, draws=draws))
+
+    def keys_values(self, visible_LD: Tensor) -> Float[Tensor, "L J"]:
+        """Return keys and values of rows that look like this."""
+        if self.is_pre_norm and self.norm is not None:
+            visible_LD = self.norm(visible_LD)
+        return self.module.keys_values(visible_LD)  # type: ignore[no-any-return]
+
+    def of_columns(self, kv_NJ: Tensor, run: Pass, here: Round) -> Float[Tensor, "M J"]:
+        """Return keys and values of all new columns, M = B T, given those of the rows; zeros of gathered padding."""
+        if here.rows.index_N is None:
+            return kv_NJ
+        parts = [(here.rows.index_N, kv_NJ)]
+        if (halted := self.of_halted(run, here)) is not None:
+            parts.append((halted.places_L, halted.kv_LJ))
+        return lay_rows(parts, here.rows.n_tokens)
+
+    def of_halted(self, run: Pass, here: Round) -> HaltedKeys | None:
+        """Return keys and values of the rows that were gathered away; None where there are none."""
+        known = run.halted_keys.get(self.keys_of)
+        new = here.halted if known is None else here.halted[known.n_groups :]
+        if new:
+            visible_LD = torch.cat([rows.visible_LD for rows in new])
+            places_L, kv_LJ = torch.cat([rows.places_L for rows in new]), self.keys_values(visible_LD)
+            if known is not None:
+                places_L, kv_LJ = torch.cat([known.places_L, places_L]), torch.cat([known.kv_LJ, kv_LJ])
+            known = HaltedKeys(len(here.halted), places_L, kv_LJ)
+            if not run.recomputes:  # a step that is run again must find what it found the first time
+                run.halted_keys[self.keys_of] = known
+        return known
+
+    def remember(self, kv_MJ: Tensor, run: Pass, here: Round) -> Float[Tensor, "2 B H S K"]:
+        """Return keys and values by head of all columns, cached ones first; add the new ones to the cache."""
+        kv_2BHTK: Tensor = self.module.key_value_heads(kv_MJ.view(here.rows.n_sentences, here.rows.n_columns, -1))
+        if self.relation is not None:
+            k, v = kv_2BHTK.unbind(0)
+            rotated = self.relation.rotate(k, run.positions)
+            kv_2BHTK = kv_2BHTK if rotated is k else torch.stack([rotated, v])
+        if run.cache is None:
+            return kv_2BHTK
+        if self.step not in run.cache.self_kv:
+            run.cache.self_kv[self.step] = KeyValues()
+        return run.cache.self_kv[self.step].append(kv_2BHTK)
+
+    def fill_cache(self, states_0D: Tensor, run: Pass, here: Round) -> None:
+        """Cache the new columns of a round in which no row takes part."""
+        self.remember(self.of_columns(self.keys_values(states_0D), run, here), run, here)
+
+    def prepare(self, run: Pass) -> None:
+        """Make a bias that depends on positions only."""
+        if self.relation is not None and self.relation.needs_bias and not self.relation.depends_on_queries:
+            self._static_bias(self.relation, run)
+
+    def _static_bias(self, relation: RelativePositions, run: Pass) -> Tensor | None:
+        """Return the bias of all new columns, computed once a pass for all sub-layers with the same table."""
+        assert self.use.position is not None  # not user input: it has a relation
+        if self.use.position not in run.biases:
+            # In place of queries, of which a token may have several: the bias depends on positions only.
+            like = run.positions[:, None, :, None].float()
+            distance_BTS = run.key_positions[:, None, :] - run.positions[:, :, None]
+            run.biases[self.use.position] = relation.bias(like, distance_BTS, 1.0, self.looks_back_only)
+        return run.biases[self.use.position]

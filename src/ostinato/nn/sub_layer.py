@@ -1,0 +1,137 @@
+"""A sub-layer of a plan: what every one of them has around its function f.
+
+    post-norm   states = norm(states + dropout(f(states)))       Universal Transformers, section 2.1
+    pre-norm    states = states + dropout(f(norm(states)))
+
+f is a subclass's: self-attention, cross-attention, feed-forward (dense or of experts), separable convolution.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from ostinato.kernels import active_sums, add_dropped, summing
+from ostinato.nn.context import Pass, Round
+from ostinato.nn.experts import Decision, Routed
+from ostinato.nn.shapes import Float, Tensor
+from ostinato.plan import Step, Use
+
+
+class SubLayer(ABC):
+    """One use of a parameter set at one step, made once. It refers to its modules and owns no parameters.
+
+    Args:
+        stack: name of the stack. step, use: its place in the plan.
+        module: the parameter set. norm: None where the set brings norms of its own.
+        placement: of the norm. dropout: of the output of f.
+    """
+
+    def __init__(
+        self,
+        stack: str,
+        step: Step,
+        use: Use,
+        module: nn.Module,
+        norm: nn.Module | None,
+        *,
+        placement: Literal["post", "pre"],
+        dropout: float,
+    ) -> None:
+        self.stack, self.step, self.use = stack, step.index, use
+        self.module: Any = module
+        self.has_experts = isinstance(module, Routed)
+        self.norm, self.is_pre_norm, self.dropout = norm, placement == "pre", dropout
+
+    def __call__(self, states_ND: Float[Tensor, "N D"], run: Pass, here: Round) -> Float[Tensor, "N D"]:
+        """Return the states after the sub-layer."""
+        started = _seconds(states_ND.device) if "seconds" in run.request else 0.0
+        read_ND = self.reads(states_ND, here)
+        if self.is_pre_norm and self.norm is not None:
+            read_ND = self.norm(read_ND)
+        output_ND = self.transform(read_ND, states_ND, run, here)
+        if self.dropout and self.module.training:
+            moved_ND = add_dropped(states_ND, output_ND, self.dropout, run.execution.dropout_draws)
+        else:
+            moved_ND = states_ND + output_ND
+        if not self.is_pre_norm and self.norm is not None:
+            moved_ND = self.norm(moved_ND)
+        if run.request:
+            for what, value_ND in (("input", read_ND), ("output", output_ND), ("residual", moved_ND)):
+                if what in run.request:
+                    run.captures[self.stack, self.step, self.use.kind, what] = here.rows.grid(value_ND)
+            if "seconds" in run.request:
+                took = torch.tensor(_seconds(states_ND.device) - started)
+                run.captures[self.stack, self.step, self.use.kind, "seconds"] = took
+        return moved_ND
+
+    def reads(self, states_ND: Tensor, here: Round) -> Tensor:
+        """Return what f reads before any norm: of every row its own state."""
+        return states_ND
+
+    @abstractmethod
+    def transform(self, read_ND: Tensor, states_ND: Tensor, run: Pass, here: Round) -> Tensor:
+        """Return f of what was read and normed; `states_ND` is what others' keys are made of."""
+
+    def prepare(self, run: Pass) -> None:  # noqa: B027 (most sub-layers have nothing of the kind)
+        """Make what a pass computes once for many steps, outside of steps that are run again."""
+
+    def fill_cache(self, states_0D: Tensor, run: Pass, here: Round) -> None:  # noqa: B027 (only self-attention does)
+        """Cache the new columns in a round in which no row takes part: later tokens may go deeper, and look back."""
+
+    def route(self, x_ND: Tensor, run: Pass, here: Round) -> Decision:
+        """Choose experts for every row, and record what was chosen."""
+        execution = run.execution
+        decision: Decision = self.module.route(
+            x_ND, here.weight_N, backend=execution.expert_backend, draws=execution.dropout_draws
+        )
+        routing = decision.routing(router_name(self.use), self.stack, self.step, here.rows.places(x_ND.device))
+        if routing is not None:
+            run.routings.append(routing)
+        return decision
+
+
+def recomputed(step: Sequence[SubLayer], states_ND: Tensor, run: Pass, here: Round) -> Tensor:
+    """Run a step whose inner results are not kept: the backward pass runs it again."""
+    for sub_layer in step:
+        sub_layer.prepare(run)
+    sums = active_sums.get()
+
+    def inside() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+        # The second run is in another thread: it adds to the gradient sums of its own pass.
+        return nullcontext(), nullcontext() if sums is None else summing(sums)
+
+    def run_step(states_ND: Tensor) -> Tensor:
+        for sub_layer in step:
+            states_ND = sub_layer(states_ND, run, here)
+        return states_ND
+
+    return checkpoint(run_step, states_ND, use_reentrant=False, context_fn=inside)  # type: ignore[no-any-return]
+
+
+def capture_weights(sub_layer: SubLayer, weights_BHQS: Tensor, run: Pass, here: Round) -> None:
+    """Return attention weights beside the states, by column; zeros for columns without a query."""
+    rows = here.rows
+    weights_BHACS = weights_BHQS.view(*weights_BHQS.shape[:2], rows.n_queries, -1, weights_BHQS.shape[3])
+    weights_BTHCS = rows.grid(rows.from_queries(weights_BHACS.transpose(1, 2)))
+    key = sub_layer.stack, sub_layer.step, sub_layer.use.kind, "weights"
+    run.captures[key] = weights_BTHCS.transpose(1, 2).flatten(2, 3)
+
+
+def router_name(use: Use) -> str:
+    """Return the name of the router of a sub-layer with experts: steps that share the sub-layer share it."""
+    return f"{use.kind}.{use.weights}"
+
+
+def _seconds(device: torch.device) -> float:
+    """Return seconds of a clock that only goes forward, once the device has done its work."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
