@@ -4,8 +4,10 @@
     python benchmarks/against_checkout.py ../old --only "decoding 1:1" --threads 2
 
 One process for each checkout, which keeps its models; the two do the same work in turns. Every round draws anew in
-which order the workloads come and which checkout begins. A ratio of a round is old seconds / new seconds: above 1 the
-new checkout is faster. Both must find the same numbers, and the largest difference is told.
+which order the workloads come and which checkout begins. The processes are started anew a few times: two processes of
+the same code were seen to differ by several percent for as long as they lived. A ratio of a round is old seconds / new
+seconds: above 1 the new checkout is faster. Both must find the same numbers, and the largest difference is told.
+Compare a checkout with its twin first: what ratios come out then are the noise of the machine.
 
 What the processes ask of a checkout is kept small, so that checkouts with other insides can be compared: recipes,
 `build_model`, batches, the search, and the updater. Where one of these has moved, `named` has both places.
@@ -338,6 +340,9 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     options.add_argument("old", type=Path, metavar="OLD_CHECKOUT", nargs="?", help="the other checkout")
     options.add_argument("--new", type=Path, default=HERE.parents[1], help="default: the one this file is in")
     options.add_argument("--rounds", type=int, default=9, help="at least 7 say something (default %(default)s)")
+    options.add_argument(
+        "--sessions", type=int, default=3, help="so often the processes are started anew (default %(default)s)"
+    )
     options.add_argument("--threads", type=int, default=1, help="CPU threads (default %(default)s)")
     options.add_argument("--only", nargs="+", metavar="NAME", help=f"of: {'; '.join(names)}")
     options.add_argument("--quick", action="store_true", help="tiny models: shows that it runs")
@@ -346,6 +351,8 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     found = options.parse_args(given)
     if found.old is None and not found.worker:
         options.error("name the other checkout")
+    if not 1 <= found.sessions <= found.rounds:
+        options.error(f"--sessions {found.sessions}: must lie in 1 .. {found.rounds}, the number of rounds")
     return found
 
 
@@ -355,27 +362,39 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
     if unknown := set(args.only or ()) - set(names):
         raise SystemExit(f"--only {', '.join(sorted(unknown))}: must be of {', '.join(names)}")
     names = [name for name in names if not args.only or name in args.only]
-    options = ["--quick"] if args.quick else []
     laps: dict[str, dict[str, list[dict[str, Any]]]] = {name: {OLD: [], NEW: []} for name in names}
     differences = dict.fromkeys(names, 0.0)
-    with ExitStack() as ending:
-        workers = {}
-        for side, checkout in ((OLD, args.old), (NEW, args.new)):
-            workers[side] = Worker(checkout, args.threads, options)
-            ending.callback(workers[side].close)
-        about = {side: worker.about() for side, worker in workers.items()} | {"threads": args.threads}
-        for name in names:
-            for worker in workers.values():
-                worker.ask(prepare=name)
-        for number in range(args.rounds):
-            print(f"round {number + 1} of {args.rounds}", file=sys.stderr, flush=True)
-            for name in random.sample(names, len(names)):
-                found = {side: workers[side].ask(run=name) for side in random.sample((OLD, NEW), 2)}
-                numbers = [found[side].pop("numbers") for side in (OLD, NEW)]
-                differences[name] = max(differences[name], difference(*numbers))
-                for side, lap in found.items():
-                    laps[name][side].append(lap)
+    for session in range(args.sessions):
+        with ExitStack() as ending:
+            workers, about = start(args, names, ending)
+            for number in range(session, args.rounds, args.sessions):
+                print(f"session {session + 1}, round {number + 1} of {args.rounds}", file=sys.stderr, flush=True)
+                for name in random.sample(names, len(names)):
+                    found = {side: workers[side].ask(run=name) for side in random.sample((OLD, NEW), 2)}
+                    numbers = [found[side].pop("numbers") for side in (OLD, NEW)]
+                    differences[name] = max(differences[name], difference(*numbers))
+                    for side, lap in found.items():
+                        laps[name][side].append(lap | {"session": session})
     return [row(name, laps[name], differences[name]) | about for name in names]
+
+
+def start(
+    args: argparse.Namespace, names: Sequence[str], ending: ExitStack
+) -> tuple[dict[str, Worker], dict[str, Any]]:
+    """Start both processes, which `ending` ends, and make all workloads ready; return also what they say of themselves.
+
+    Either checkout's process may be the first one.
+    """
+    options = ["--quick"] if args.quick else []
+    workers = {}
+    for side, checkout in random.sample(((OLD, args.old), (NEW, args.new)), 2):
+        workers[side] = Worker(checkout, args.threads, options)
+        ending.callback(workers[side].close)
+    about = {side: worker.about() for side, worker in workers.items()} | {"threads": args.threads}
+    for name in names:
+        for worker in workers.values():
+            worker.ask(prepare=name)
+    return workers, about
 
 
 def difference(old: Sequence[float], new: Sequence[float]) -> float:

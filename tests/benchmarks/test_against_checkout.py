@@ -18,7 +18,9 @@ CHECKOUT = Path(__file__).parents[2]
 
 
 def compare_with_itself(script: Script, out: Path, *options: str) -> dict[str, dict[str, Any]]:
-    script("against_checkout").main([str(CHECKOUT), "--quick", "--rounds", "2", "--out", str(out), *options])
+    script("against_checkout").main(
+        [str(CHECKOUT), "--quick", "--rounds", "2", "--sessions", "1", "--out", str(out), *options]
+    )
     rows = [json.loads(line) for line in out.with_suffix(".jsonl").read_text(encoding="utf-8").splitlines()]
     for row in rows:
         assert row["difference"] == 0
@@ -46,6 +48,8 @@ def test_what_is_no_checkout_is_named(script: Script, tmp_path: Path) -> None:
     against = script("against_checkout")
     with pytest.raises(SystemExit, match="is no checkout of this project: it has no src/ostinato"):
         against.main([str(tmp_path), "--quick"])
+    with pytest.raises(SystemExit, match="2"):
+        against.main([str(CHECKOUT), "--quick", "--rounds", "2"])
     with pytest.raises(SystemExit, match="--only decoding: must be of update, dense"):
         against.main([str(CHECKOUT), "--quick", "--only", "decoding"])
 
