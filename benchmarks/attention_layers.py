@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ostinato.config.model import AttentionConfig, ExpertAttentionConfig
 from ostinato.kernels import BackendChoice
-from ostinato.models.sub_layers import build_sub_layer
+from ostinato.models.parts import build_sub_layer
 from ostinato.nn.attention import Attention, Visibility
 from ostinato.nn.experts import ExpertAttention
 from ostinato.nn.relative import Window

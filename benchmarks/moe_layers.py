@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ostinato.config.model import DenseFeedForwardConfig, ExpertFeedForwardConfig
 from ostinato.kernels import BackendChoice, memory
-from ostinato.models.sub_layers import build_sub_layer
+from ostinato.models.parts import build_sub_layer
 from ostinato.nn.experts import ExpertFeedForward
 from ostinato.nn.feedforward import Activation
 
