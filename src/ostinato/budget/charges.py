@@ -18,16 +18,18 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ostinato.budget.experts import expert_products, n_choices, router_products
 from ostinato.budget.recurrent import recurrent_parts
 from ostinato.budget.sizes import (
     PlannedUse,
+    expert_products,
     gate_products,
     hidden_branches,
     inner_width,
+    n_choices,
     n_outputs,
     planned_uses,
     plans,
+    router_products,
     separable_products,
     vocabulary,
 )

@@ -22,16 +22,17 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ostinato.budget.experts import expert_size, keys_values_size, router_size
 from ostinato.budget.recurrent import recurrent_parts
 from ostinato.budget.sizes import (
     PlannedUse,
     dense_size,
+    expert_size,
     halting_size,
+    keys_values_size,
     n_outputs,
     norm_size,
-    part_of,
     planned_uses,
+    router_size,
     table_size,
     vocabulary,
 )
@@ -158,7 +159,7 @@ def _set(planned: PlannedUse, where: str, d_model: int) -> Iterator[_Item]:
     A generated token touches no projection of cross-attention that makes keys and values.
     """
     kind, weights, sub = planned.use.kind, planned.use.weights, planned.sub
-    part = f"{where}.{part_of(planned)}"
+    part = f"{where}.{planned.name}"
     # Attention with experts is an AttentionConfig, too: all experts share one projection to keys and values.
     shared = keys_values_size(sub, d_model) if isinstance(sub, AttentionConfig) else 0
     if shared:
