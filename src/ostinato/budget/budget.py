@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ostinato.budget.depth import Depth, expected_depths
+from ostinato.budget.depth import ExpectedDepth, expected_depths
 from ostinato.budget.macs import MacCount, count_macs
 from ostinato.budget.memory import ByteCount, Precision, count_bytes
 from ostinato.budget.parameters import ParameterCount, count_parameters
@@ -49,7 +49,7 @@ class Budget:
     parameters: ParameterCount
     macs: MacCount
     bytes: ByteCount
-    depth: dict[str, Depth]
+    depth: dict[str, ExpectedDepth]
     experts: dict[str, TopK]
     assumptions: Assumptions
     has_two_sides: bool
