@@ -28,9 +28,10 @@ in a run's first updates, `training.halting.off_updates`). One whose tokens halt
 halt can save more: rounds then have masks or places of rows, and act a second input of keys and values.
 """
 
-# Why formulas: running the model under `torch.autograd.graph.saved_tensors_hooks` gives the same numbers (the tests do
-# it), but not before anything is built. Meta and fake tensors stop at the first question about values (is there
-# padding? who halts? which expert?), and real passes at small lengths, extrapolated, take a thousand times as long.
+# Why formulas, when running the model under `torch.autograd.graph.saved_tensors_hooks` gives the same numbers (tests do
+# that)? A pass needs values where a count has none: meta and fake tensors stop at the first question about them (is
+# there padding, who halts, which expert). Real passes over a few short sentences, extrapolated, take about a thousand
+# times as long and need torch; and hooks say neither which part a tensor belongs to nor what a recomputed step saves.
 
 from __future__ import annotations
 

@@ -25,8 +25,8 @@ and of sub-layers with E experts, k = top_k of them a token (Sparse Universal Tr
 
 so that E costs something in the router only.
 
-A token that takes part in d of the R rounds of its stack and is then frozen costs nothing more but the keys and values
-that others look at. Where every round has one use of each kind:
+A token that takes part in d of the R rounds of its stack is then frozen: of later rounds it costs only the keys and
+values that others attend to. Where every round has one use of each kind:
 
     of the first d rounds          queries and output 2 D I, scores and values 2 I S over all S keys, window scores,
                                    feed-forward, experts, routers, cross-attention's 2 D I and 2 I S
@@ -38,9 +38,9 @@ that others look at. Where every round has one use of each kind:
 
 and for a d between two whole numbers what lies between their costs, linearly. An expected depth is taken for every
 token's, and some token is taken to run all R rounds: where all rounds share their weights that is an upper limit for
-every distribution of depths with this mean, because no cost grows faster the deeper a token is. Halted tokens are
-computed all the same, d = R, whatever is assumed, by ACT with freeze_halted_state: false, which goes on changing them,
-and in a stack with separable convolutions, which read their columns.
+every distribution of depths with this mean, because no cost grows faster the deeper a token is. Two kinds of stacks
+compute halted tokens all the same, so that d = R whatever is assumed: ACT with freeze_halted_state: false, which goes
+on changing them, and stacks with separable convolutions, which read their columns.
 
 An LSTM has no rounds; its products are in `ostinato.budget.recurrent`.
 

@@ -1,11 +1,11 @@
 """The matrix products of a model, use by use, and what they cost a token that halts after some rounds.
 
 A `Product` is one matrix product of one use, in multiply-accumulates (MACs) for one token: a fixed number, and a number
-for every token that its attention looks at. Which tokens it is made for:
+for every token that its attention looks at. The tokens it is made for:
 
     most products    queries and output, scores and values, window scores, feed-forwards, experts, routers, gates:
                      tokens that take part in the round
-    keys and values  of self-attention: tokens that take part, and halted ones, at which others go on looking, once
+    keys and values  of self-attention: tokens that take part, and halted ones, to which others go on attending, once
                      for all later uses of the same weights (in pre-norm stacks: and norm), because their states are
                      frozen
     of every token   the output projection, heads, the memory's keys and values (once a set), recurrences: halted or not

@@ -4,9 +4,9 @@
 
     solve(config, count_parameters(reference).stored, free="d_ff").config
 
-Costs grow with every free variable, so the search is a bisection over the counting functions themselves: no closed
-form that could disagree with them. Counts are matched by the integer that is nearest. What is measured (latency) has
-noise: there the search is coarse, and stops within a tolerance.
+Costs grow with every free variable, so that the search is a bisection over the counting functions themselves; there is
+no closed form that could disagree with them. Counts are matched by the nearest integer. What is measured (latency) is
+noisy: there the search is coarse and stops within a tolerance.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Rounding = Literal["nearest", "down"]
 
 _LARGEST = 2**40
 _MOST_STEPS = 10_000
-"""A count lays out every step, so that a depth without end would never come back."""
+"""The largest depth that is tried, as a count goes through every step."""
 _SEARCHES = 3
 _FURTHEST = 6
 """Doublings or halvings from the present value that are measured before a target counts as out of reach."""
@@ -152,7 +152,7 @@ def _least(at: Callable[[int], float], lead: Setting) -> int:
 def _best(at: Callable[[int], float], lead: Setting, least: int, target: float, rounding: Rounding) -> int | None:
     """Return the best value, or None where the smallest one costs too much.
 
-    Costing too much is, rounded to the nearest, more than half of what one value makes: zero would be nearer.
+    Rounded to the nearest, the smallest value still is the best one where it costs at most half a step too much.
     """
     step = lead.multiple
     if at(least) > target:
@@ -208,8 +208,8 @@ def solve_measured(
     The search starts at the configuration's own value, doubles or halves it until the target lies between two
     measured values, and bisects between them. It ends as soon as a value lies within `tolerance` of the target. Where
     neighbouring values are within `tolerance` of each other and none is near enough, noise has misled a comparison: the
-    search begins anew, up to `_SEARCHES` times, every value it meets being read `repeats` times more. A value costs
-    the median of all its readings (of an even number the lower: what disturbs a call makes it slower). The answer is
+    search starts again, up to `_SEARCHES` times, and measures every value `repeats` times more. A value costs the
+    median of all its measurements (of an even number the lower: disturbances only make a call slower). The answer is
     the nearest of all values.
 
     Args:
@@ -223,6 +223,10 @@ def solve_measured(
     """
     variable = free_variable(config, free, lambda c: count_macs(c, 8, 8).total)
     readings: dict[int, list[float]] = {}
+
+    def distance(value: int) -> float:
+        return abs(statistics.median_low(readings[value]) - target)
+
     value = variable.lead.near(variable.lead.value)
     for search in range(1, _SEARCHES + 1):
 
@@ -234,12 +238,11 @@ def solve_measured(
             return statistics.median_low(seen)
 
         value = _search(at, variable.lead, value, target, tolerance)
-        if abs(at(value) - target) <= tolerance * target:
+        if distance(value) <= tolerance * target:
             break
-    value = min(readings, key=lambda v: abs(statistics.median_low(readings[v]) - target))
+    value = min(readings, key=distance)
     values = variable.at(value)
-    achieved = statistics.median_low(readings[value])
-    return Solution(with_settings(config, values), free, values, achieved, target)
+    return Solution(with_settings(config, values), free, values, statistics.median_low(readings[value]), target)
 
 
 def _search(at: Callable[[int], float], lead: Setting, start: int, target: float, tolerance: float) -> int:
@@ -260,12 +263,11 @@ def _bracket(
     at: Callable[[int], float], is_met: Callable[[int], bool], lead: Setting, start: int, target: float
 ) -> tuple[int, int]:
     """Return two values between whose costs the target lies, or one value twice where it is met."""
-    value = start
-    goes_up = at(value) <= target
+    value, goes_up = start, at(start) <= target
     for _ in range(_FURTHEST):
-        following = 2 * value if goes_up else lead.near(value // 2)
         if is_met(value):
-            return value, value
+            break
+        following = 2 * value if goes_up else lead.near(value // 2)
         if following == value:
             break
         if (at(following) > target) == goes_up:

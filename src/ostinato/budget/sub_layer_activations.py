@@ -160,11 +160,12 @@ def copied_weights(planned: PlannedUse, d_model: int) -> tuple[int, int]:
     """
     is_cross = planned.use.kind == "cross_attention"
     match planned.sub:
-        case RoutedConfig() as routed:
-            norms = 2 * d_model * routed.n_layers if isinstance(routed, SparseLayerConfig) else 0
-            is_self = isinstance(routed, ExpertAttentionConfig) and not is_cross
-            keys_values = 2 * d_model * inner_width(routed, d_model) if is_self else 0
-            return routed.n_experts * (expert_size(routed, d_model) - norms), keys_values
+        case ExpertAttentionConfig() as attention:
+            keys_values = 0 if is_cross else 2 * d_model * inner_width(attention, d_model)
+            return attention.n_experts * expert_size(attention, d_model), keys_values
+        case ExpertFeedForwardConfig() | SparseLayerConfig() as experts:
+            norms = 2 * d_model * experts.n_layers if isinstance(experts, SparseLayerConfig) else 0
+            return experts.n_experts * (expert_size(experts, d_model) - norms), 0
         case AttentionConfig() as attention:
             one_map = d_model * inner_width(attention, d_model)
             if is_cross:
