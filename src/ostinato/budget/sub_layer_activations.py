@@ -230,8 +230,7 @@ def _attention(run: TrainingPass, planned: PlannedUse, attention: AttentionConfi
     tokens, is_cross = run.tokens(planned.stack), planned.use.kind == "cross_attention"
     seen = "encoder" if is_cross else planned.stack
     inner, rows = inner_width(attention, run.config.d_model), n_choices(attention) * tokens
-    has_experts = isinstance(attention, ExpertAttentionConfig)
-    has_own_queries = is_cross or has_experts or reads_expected_states(planned)
+    has_own_queries = is_cross or isinstance(attention, ExpertAttentionConfig) or reads_expected_states(planned)
     keys = run.tokens(seen) * inner
     heads = _Heads(
         rows=rows,
@@ -243,9 +242,8 @@ def _attention(run: TrainingPass, planned: PlannedUse, attention: AttentionConfi
     )
     states = run.width * tokens * run.config.d_model
     if isinstance(attention, ExpertAttentionConfig):
-        kept = _states_of_experts(run, attention, tokens)
         # Queries, and keys and values, have each a copy of the states in autocast's type.
-        kept += states if run.is_mixed and not is_cross else 0
+        kept = _states_of_experts(run, attention, tokens) + (states if run.is_mixed and not is_cross else 0)
     else:
         kept = states
     positions = 0 if is_cross else _positions(run, planned, attention, heads)
