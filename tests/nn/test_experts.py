@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from ostinato.models.parts import build_sub_layer
 from torch import Tensor, nn
 
 from ostinato.config.model import (
@@ -18,6 +17,7 @@ from ostinato.config.model import (
     RoutedConfig,
     SparseLayerConfig,
 )
+from ostinato.models.parts import build_sub_layer
 from ostinato.nn.attention import Attention, Visibility
 from ostinato.nn.experts import ExpertAttention, ExpertFeedForward, Routed, SparseLayer
 from ostinato.nn.feedforward import FeedForward
