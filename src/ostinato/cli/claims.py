@@ -84,8 +84,8 @@ def reproduce(
     from ostinato.cli.output import complain, console, print_json, say
     from ostinato.data.registry import DataAccess
     from ostinato.experiments.claims import files as library
+    from ostinato.experiments.claims.reproduce import Resources as Means
     from ostinato.experiments.claims.reproduce import reproduce as run
-    from ostinato.experiments.claims.rows import Resources as Means
     from ostinato.experiments.sweep.pool import LocalPool
     from ostinato.experiments.sweep.watch import make_watcher
 

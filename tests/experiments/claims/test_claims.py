@@ -14,8 +14,7 @@ from ostinato.config.measures import TableSelection
 from ostinato.errors import ConfigError, DataError
 from ostinato.experiments.claims import files as claims
 from ostinato.experiments.claims.document import document
-from ostinato.experiments.claims.reproduce import reproduce
-from ostinato.experiments.claims.rows import Resources, source_sweep
+from ostinato.experiments.claims.reproduce import Resources, reproduce, source_sweep
 from ostinato.experiments.claims.statistics import terms_of
 from ostinato.experiments.sweep.measures import select
 
@@ -312,5 +311,5 @@ def test_rounds_of_a_timing_are_its_seeds(tmp_path):
 
 
 def test_the_document_of_results_is_what_the_command_prints():
-    path = Path(__file__).parents[2] / "docs/results/index.md"
+    path = Path(__file__).parents[3] / "docs/results/index.md"
     assert path.read_text(encoding="utf-8") == document(), "ostinato claims --markdown > docs/results/index.md"

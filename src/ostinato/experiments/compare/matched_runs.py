@@ -81,11 +81,9 @@ def reached(points: Sequence[tuple[int, float]], loss: float) -> float | None:
         if value <= loss:
             if before is None or before[1] == value:
                 return float(update)
+            # Between two evaluations the loss is taken to fall along a line.
             return before[0] + (before[1] - loss) / (before[1] - value) * (update - before[0])
-        if before is None or value < before[1]:
-            before = update, value
-        else:
-            before = update, before[1]
+        before = update, value if before is None else min(value, before[1])
     return None
 
 
@@ -102,22 +100,25 @@ def match_perplexity(curves: Sequence[Curve]) -> list[dict[str, Any]]:
     for place, reference in enumerate(ordered):
         wanted = reference.final
         for curve in ordered[place:]:
+            # The reference is at its final loss at its end, though its running minimum may have been there before.
             update = float(curve.points[-1][0]) if curve is reference else reached(curve.points, wanted)
             losses = {at: loss for at, loss in curve.points if at in curve.checkpoints}
-            chosen = min(losses, key=lambda at: (abs(losses[at] - wanted), at)) if losses else None
-            has_one = update is not None and chosen is not None
-            rows.append(
-                {
-                    "reference": reference.name,
-                    "run": curve.name,
-                    "depth": curve.depth,
-                    "perplexity": math.exp(wanted),
-                    "reached": update,
-                    "checkpoint": f"update-{chosen:06d}" if has_one else None,
-                    "own": math.exp(losses[chosen]) if has_one and chosen is not None else None,
-                    "mismatch": losses[chosen] - wanted if has_one and chosen is not None else None,
-                }
-            )
+            row = {
+                "reference": reference.name,
+                "run": curve.name,
+                "depth": curve.depth,
+                "perplexity": math.exp(wanted),
+                "reached": update,
+                "checkpoint": None,
+                "own": None,
+                "mismatch": None,
+            }
+            if update is not None and losses:
+                nearest = min(losses, key=lambda at: (abs(losses[at] - wanted), at))
+                row["checkpoint"] = f"update-{nearest:06d}"
+                row["own"] = math.exp(losses[nearest])
+                row["mismatch"] = losses[nearest] - wanted
+            rows.append(row)
     return rows
 
 

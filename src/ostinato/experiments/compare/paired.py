@@ -17,7 +17,7 @@ from ostinato.evaluation.stored import Outputs
 from ostinato.experiments.compare.systems import Choices, System, decoding_costs, open_systems, same_references
 from ostinato.experiments.results import first_row, read_rows
 from ostinato.metrics import make_metric
-from ostinato.metrics.bootstrap import LEVEL, Compared, paired_bootstrap
+from ostinato.metrics.bootstrap import LEVEL, paired_bootstrap
 from ostinato.tasks.registry import build_task
 from ostinato.version import __version__
 
@@ -29,7 +29,7 @@ def compare(
 
     Args:
         paths: run directories and files of predictions, the reference first; or only files of rows that an earlier
-            comparison wrote, which are read. on_line: told what happens.
+            comparison wrote, which are read. on_line: called with a line for people whenever outputs are there.
 
     Returns:
         split, system, reference (the first system), n, metrics: name -> {value, low, high, signature, difference:
@@ -48,26 +48,27 @@ def compare(
         return [row for path in paths for row in read_rows(path)]
     systems = open_systems(paths)
     metrics, splits = _metrics(systems, choices), _splits(systems, choices)
+    # All references first: systems that cannot be compared are refused before anything is decoded.
     references = [same_references(systems, split, choices) for split in splits]
-    outputs = [_outputs(system, splits, choices, on_line) for system in systems]
+    outputs = _outputs(systems, splits, choices, on_line)
     costs = [system.costs(choices) for system in systems]
     rows: list[dict[str, Any]] = []
-    for split, wanted, written in zip(splits, references, zip(*outputs, strict=True), strict=True):
+    for split, wanted, written in zip(splits, references, outputs, strict=True):
         scores = {name: _scores(name, written, wanted, choices) for name in metrics}
-        rows += [
-            {
-                "split": split,
-                "system": system.name,
-                "reference": systems[0].name,
-                "n": len(wanted),
-                "metrics": {name: found[i] for name, found in scores.items()},
-                "bootstrap": {"n_samples": choices.n_samples, "seed": choices.seed, "level": LEVEL},
-                **costs[i],
-                "decoding": decoding_costs(written[i]),
-                "version": __version__,
-            }
-            for i, system in enumerate(systems)
-        ]
+        for i, system in enumerate(systems):
+            rows.append(
+                {
+                    "split": split,
+                    "system": system.name,
+                    "reference": systems[0].name,
+                    "n": len(wanted),
+                    "metrics": {name: found[i] for name, found in scores.items()},
+                    "bootstrap": {"n_samples": choices.n_samples, "seed": choices.seed, "level": LEVEL},
+                    **costs[i],
+                    "decoding": decoding_costs(written[i]),
+                    "version": __version__,
+                }
+            )
     return rows
 
 
@@ -94,12 +95,15 @@ def _splits(systems: Sequence[System], choices: Choices) -> Sequence[str | None]
 
 
 def _outputs(
-    system: System, splits: Sequence[str | None], choices: Choices, on_line: Callable[[str], None]
-) -> list[Outputs]:
-    found = []
-    for split, outputs in zip(splits, system.outputs(splits, choices), strict=True):
-        found.append(outputs)
-        on_line(f"{system.name}{f', {split}' if split else ''}: {_origin(outputs)}")
+    systems: Sequence[System], splits: Sequence[str | None], choices: Choices, on_line: Callable[[str], None]
+) -> list[list[Outputs]]:
+    """Return for every split what each system wrote."""
+    found: list[list[Outputs]] = [[] for _ in splits]
+    for system in systems:  # system by system: a model is in memory only while its own outputs are decoded
+        for place, outputs in enumerate(system.outputs(splits, choices)):
+            found[place].append(outputs)
+            where = f", {splits[place]}" if splits[place] else ""
+            on_line(f"{system.name}{where}: {_origin(outputs)}")
     return found
 
 
@@ -120,13 +124,12 @@ def _scores(name: str, written: Sequence[Outputs], references: Sequence[str], ch
     metric = make_metric(name)
     predictions = [outputs.predictions for outputs in written]
     compared = paired_bootstrap(metric, predictions, references, n_samples=choices.n_samples, seed=choices.seed)
-    return [_score(found, metric.signature(), is_reference=i == 0) for i, found in enumerate(compared)]
-
-
-def _score(found: Compared, signature: str | None, *, is_reference: bool) -> dict[str, Any]:
-    return {
-        **found.score.as_dict(),
-        "signature": signature,
-        "difference": None if is_reference else found.difference.as_dict(),
-        "verdict": None if is_reference else found.verdict,
-    }
+    return [
+        {
+            **found.score.as_dict(),
+            "signature": metric.signature(),
+            "difference": None if found is compared[0] else found.difference.as_dict(),
+            "verdict": None if found is compared[0] else found.verdict,
+        }
+        for found in compared
+    ]

@@ -13,6 +13,9 @@ def score_table(rows: Sequence[Row]) -> Table:
     """Return one line for every split and system: scores, and their differences to the reference's, with intervals."""
     names = _metrics(rows)
     is_one_system = all(row["system"] == row["reference"] for row in rows)
+    # Scores out of 100 have two digits, shares four.
+    highest = {name: max(row["metrics"][name]["high"] for row in rows if name in row["metrics"]) for name in names}
+    digits = {name: 2 if high > 1 else 4 for name, high in highest.items()}
     columns = ["split", "system", "n"]
     for name in names:
         columns += [name] if is_one_system else [name, f"{name} - reference"]
@@ -20,7 +23,7 @@ def score_table(rows: Sequence[Row]) -> Table:
     for row in rows:
         line: list[object] = [row["split"], row["system"], row["n"]]
         for name in names:
-            cells = _score_cells(row["metrics"].get(name), _digits(rows, name))
+            cells = _score_cells(row["metrics"].get(name), digits[name])
             line += cells[:1] if is_one_system else cells
         lines.append(line)
     return columns, lines
@@ -62,30 +65,20 @@ def notes(rows: Sequence[Row]) -> list[str]:
         lines.append(
             f"MACs: one forward pass over {macs['source_length']} source and {macs['target_length']} target tokens."
         )
-    lines += _decoding_notes(rows)
+    decoding = [row["decoding"] for row in rows if row["decoding"]]
+    places = dict.fromkeys(f"{part['device']}, CPU threads: {part['n_threads']}" for part in decoding)
+    if places:
+        lines.append(f"Decoded on: {'; '.join(places)}.")
+    if any(part["settings"] != decoding[0]["settings"] for part in decoding):
+        lines.append("The systems were decoded with different settings: they are in the rows (--jsonl, --json).")
     for name in _metrics(rows):
         signatures = dict.fromkeys(row["metrics"][name]["signature"] for row in rows if name in row["metrics"])
         lines += [f"{name}: {signature}" for signature in signatures if signature]
     return lines
 
 
-def _decoding_notes(rows: Sequence[Row]) -> list[str]:
-    """Say where outputs were decoded, and whether in the same way."""
-    found = [row["decoding"] for row in rows if row["decoding"]]
-    places = dict.fromkeys(f"{part['device']}, CPU threads: {part['n_threads']}" for part in found)
-    lines = [f"Decoded on: {'; '.join(places)}."] if places else []
-    if any(part["settings"] != found[0]["settings"] for part in found):
-        lines.append("The systems were decoded with different settings: they are in the rows (--jsonl, --json).")
-    return lines
-
-
 def _metrics(rows: Sequence[Row]) -> list[str]:
     return list(dict.fromkeys(name for row in rows for name in row["metrics"]))
-
-
-def _digits(rows: Sequence[Row], name: str) -> int:
-    """Return two digits for scores out of 100, four for shares."""
-    return 2 if any(row["metrics"][name]["high"] > 1 for row in rows if name in row["metrics"]) else 4
 
 
 def _score_cells(score: Row | None, digits: int) -> tuple[str, str]:

@@ -14,7 +14,7 @@ from ostinato.config.recipe import Recipe
 from ostinato.config.training import TrainingConfig
 from ostinato.data.registry import DataAccess
 from ostinato.experiments.results import pass_lengths
-from ostinato.plan import Kind, Plan
+from ostinato.plan import Kind
 from ostinato.tasks.recipes import load_recipe
 from ostinato.tasks.vocabulary import SizedModel, size_model
 
@@ -42,7 +42,10 @@ class PlannedRecipe:
     def as_dict(self) -> dict[str, Any]:
         """Return everything as plain data."""
         vocabulary = {"source": self.sized.source, "target": self.sized.target, "from": self.sized.origin}
-        plans = {stack: _steps(plan) for stack, plan in self.model.plans().items()}
+        plans = {
+            stack: [{"step": s.index, "round": s.round, "uses": [asdict(use) for use in s.uses]} for s in plan.steps]
+            for stack, plan in self.model.plans().items()
+        }
         return {"recipe": self.name, "vocabulary": vocabulary, "plans": plans, **self.budget.as_dict()}
 
 
@@ -136,9 +139,3 @@ def shared_banks(model: ModelConfig) -> list[tuple[Kind, str, list[str]]]:
         if len(stacks) > 1:
             found.setdefault((kind, weights.rpartition("_")[0]), {}).update(stacks)
     return [(kind, bank, list(stacks)) for (kind, bank), stacks in found.items()]
-
-
-def _steps(plan: Plan) -> list[dict[str, Any]]:
-    return [
-        {"step": step.index, "round": step.round, "uses": [asdict(use) for use in step.uses]} for step in plan.steps
-    ]

@@ -101,7 +101,8 @@ class System:
             return dict.fromkeys(_OF_A_RUN)
         model, (source_length, target_length) = self.recipe.model, choices.lengths
         macs = count_macs(model, *pass_lengths(self.recipe, choices.lengths))
-        results = _json(self.path / "results.json")
+        path = self.path / "results.json"
+        results = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
         values = (
             self.recipe.name,
             self.recipe.task.settings(),
@@ -178,8 +179,3 @@ def training_speed(run: Path) -> float | None:
     path = run / "timings.jsonl"
     found = [t["labels_per_second"] for t in (read_rows(path) if path.is_file() else []) if t["kind"] == "training"]
     return median(found) if found else None
-
-
-def _json(path: Path) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    return content

@@ -214,6 +214,7 @@ def select(table: Table, selection: TableSelection, name: str) -> float:
     at = {column: place for place, column in enumerate(columns)}
     mine = [row for row in rows if all(row[at[key]] == value for key, value in selection.where.items())]
     values = [row[at[selection.column]] for row in mine]
+    # A single cell that is no number is refused: the rest would be averaged as if they were all.
     numbers: list[float] = [float(value) for value in values if isinstance(value, int | float)]
     if not numbers or len(numbers) < len(values):
         wanted = ", ".join(f"{key} {value}" for key, value in selection.where.items()) or "any"

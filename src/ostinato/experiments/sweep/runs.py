@@ -64,18 +64,16 @@ def plan_runs(sweep: SweepConfig, store: Path, access: DataAccess | None = None)
             start = None if arm.after is None else plan(arm.after, sweep.start_seed(arm, seed))
             recipe = arm_recipe(sweep, arm, seed, None if start is None else str(start.directory.absolute()))
             recipe, data = hashes.resolve(recipe)
-            key = run_key(recipe, data, start=_start_key(recipe, start))
+            if start is not None:
+                start_key = start.key
+            else:
+                origin = recipe.training.init_from
+                start_key = None if origin is None else key_of_run(Path(origin))
+            key = run_key(recipe, data, start=start_key)
             found[name, seed] = PlannedRun(name, seed, key, recipe, store / key[:_NAME_LENGTH], start)
         return found[name, seed]
 
     return [plan(arm.name, seed) for arm in sweep.arms for seed in sweep.seeds_of(arm)]
-
-
-def _start_key(recipe: Recipe, start: PlannedRun | None) -> str | None:
-    if start is not None:
-        return start.key
-    origin = recipe.training.init_from
-    return None if origin is None else key_of_run(Path(origin))
 
 
 def arm_budgets(sweep: SweepConfig, runs: Sequence[PlannedRun], access: DataAccess | None = None) -> dict[str, Budget]:

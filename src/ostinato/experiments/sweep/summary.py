@@ -40,21 +40,27 @@ def summarise(rows: Sequence[Row]) -> list[dict[str, Any]]:
     lines = []
     for arm, own in arms.items():
         described = {key: own[0].get(key) for key in ("recipe", "parameters", "macs", "macs_lengths", "checkpoint")}
-        values = {name: _values(own, None if own is first else first, name) for name in names}
-        line = {"sweep": own[0]["sweep"], "arm": arm, "seeds": [row["seed"] for row in own], **described}
+        values = {name: _values(own, [] if own is first else first, name) for name in names}
         lines.append(
-            line | {"checkpoints": own[0].get("checkpoints", {}), "values": {k: v for k, v in values.items() if v}}
+            {
+                "sweep": own[0]["sweep"],
+                "arm": arm,
+                "seeds": [row["seed"] for row in own],
+                **described,
+                "checkpoints": own[0].get("checkpoints", {}),
+                "values": {name: found for name, found in values.items() if found},
+            }
         )
     return lines
 
 
-def _values(own: Sequence[Row], first: Sequence[Row] | None, name: str) -> dict[str, Any] | None:
-    """Return what the seeds of an arm say about one measure, None where they say nothing."""
+def _values(own: Sequence[Row], first: Sequence[Row], name: str) -> dict[str, Any] | None:
+    """Return mean, spread and difference of one measure over the seeds of an arm, None where no seed has it."""
     found = {row["seed"]: float(row["values"][name]) for row in own if name in row["values"]}
     if not found:
         return None
     numbers = list(found.values())
-    theirs = {row["seed"]: float(row["values"][name]) for row in first or [] if name in row["values"]}
+    theirs = {row["seed"]: float(row["values"][name]) for row in first if name in row["values"]}
     pairs = [value - theirs[seed] for seed, value in found.items() if seed in theirs]
     return {
         "mean": mean(numbers),
@@ -72,6 +78,7 @@ def seed_difference(pairs: Sequence[float]) -> dict[str, Any]:
         value, low, high, n, verdict: higher, lower, no difference shown, or too few seeds.
     """
     found = np.asarray(pairs, dtype=np.float64)
+    # Each row of `drawn` is one bootstrap sample: as many pairs as there are, with replacement.
     drawn = np.random.default_rng(_SEED).integers(len(found), size=(_DRAWS, len(found)))
     low, high = np.quantile(found[drawn].mean(1), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     if len(found) < FEWEST_ROUNDS:

@@ -39,7 +39,7 @@ def describe_environment(device: torch.device) -> Environment:
     return Environment(
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else str(device),
         cpu=cpu_name(),
-        cores=_cores(),
+        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         threads=torch.get_num_threads(),
         system=f"{platform.system()} {platform.machine()}",
         python=platform.python_version(),
@@ -58,9 +58,3 @@ def cpu_name(cpuinfo: Path = _CPUINFO) -> str:
         if key.strip() == "model name":
             return value.strip()
     return platform.processor() or platform.machine()
-
-
-def _cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
