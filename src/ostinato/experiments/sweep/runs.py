@@ -64,11 +64,11 @@ def plan_runs(sweep: SweepConfig, store: Path, access: DataAccess | None = None)
             start = None if arm.after is None else plan(arm.after, sweep.start_seed(arm, seed))
             recipe = arm_recipe(sweep, arm, seed, None if start is None else str(start.directory.absolute()))
             recipe, data = hashes.resolve(recipe)
+            start_key, origin = None, recipe.training.init_from
             if start is not None:
                 start_key = start.key
-            else:
-                origin = recipe.training.init_from
-                start_key = None if origin is None else key_of_run(Path(origin))
+            elif origin is not None:
+                start_key = key_of_run(Path(origin))
             key = run_key(recipe, data, start=start_key)
             found[name, seed] = PlannedRun(name, seed, key, recipe, store / key[:_NAME_LENGTH], start)
         return found[name, seed]
