@@ -6,11 +6,13 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from speed_studies import SpeedStudy
+
 from ostinato.evaluation.timing import Effort
-from ostinato.experiments.latency import Laboratory
 from ostinato.experiments.results import markdown, write_rows
-from ostinato.experiments.speed import Study, conditions, speed_table
-from ostinato.experiments.spread import FEWEST_ROUNDS
+from ostinato.experiments.timing.latency import Timer
+from ostinato.experiments.timing.speed import conditions, speed_table
+from ostinato.experiments.timing.spread import FEWEST_ROUNDS
 
 QUICK = Effort(rounds=2, least=2, repeats=0)
 
@@ -41,22 +43,22 @@ def effort(arguments: argparse.Namespace, most: int) -> Effort:
     return Effort(rounds=most, least=FEWEST_ROUNDS, seconds=60 * arguments.minutes)
 
 
-def run(study: Study, arguments: argparse.Namespace) -> tuple[list[dict[str, Any]], str]:
+def run(study: SpeedStudy, arguments: argparse.Namespace) -> tuple[list[dict[str, Any]], str]:
     """Run a study, saying what is to come; return its rows and its tables in Markdown."""
-    laboratory = Laboratory(arguments.device, arguments.threads)
-    environment = laboratory.environment()
+    timer = Timer(arguments.device, arguments.threads)
+    environment = timer.environment()
     print(
         f"{study.name} on {environment.cpu}, {environment.device}, {environment.threads} threads; {plan(study)}",
         flush=True,
     )
     rows = []
-    for row in study.run(laboratory, lambda next_up: print(f"  {next_up}", flush=True)):
+    for row in study.run(timer, lambda next_up: print(f"  {next_up}", flush=True)):
         rows.append(row)
         print(f"    {row['name']}: {1e3 * row['median_s']:.1f} ms, {row['tokens_per_s']:.1f} tokens/s", flush=True)
     return rows, tables(rows)
 
 
-def plan(study: Study) -> str:
+def plan(study: SpeedStudy) -> str:
     """Return in words how long a study should take, as far as that is known before its warm-ups."""
     n = sum(len(group.workloads) for group in study.groups)
     seconds = study.effort.seconds

@@ -31,7 +31,7 @@ from layers import Absent, Contestant
 from ostinato.budget import count_macs
 from ostinato.config.model import Seq2SeqConfig
 from ostinato.decoding.hypothesis import Hypothesis
-from ostinato.experiments.workloads import Bench, Candidate, Workload, random_batch
+from ostinato.experiments.timing.workloads import Bench, Candidate, Workload, random_batch
 from ostinato.kernels import packing
 
 REST = 0.3

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from decode_peers import Sizes
 
-from ostinato.experiments.workloads import Workload
+from ostinato.experiments.timing.workloads import Workload
 
 
 def matmuls(sizes: Sizes, workload: Workload) -> Callable[[], None]:

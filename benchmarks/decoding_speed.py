@@ -12,8 +12,7 @@ import argparse
 from collections.abc import Sequence
 
 from common import add_vocabulary, effort, parser, run, save
-
-from ostinato.experiments.studies import Size, decoding_study
+from speed_studies import Size, decoding_study
 
 TINY = Size(d_model=32, n_heads=2, d_ff=64, n_steps=2)
 

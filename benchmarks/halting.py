@@ -31,7 +31,7 @@ from ostinato.data.batch import Batch
 from ostinato.decoding.inference import inference
 from ostinato.decoding.search import search
 from ostinato.experiments.results import read_rows
-from ostinato.experiments.workloads import Bench, Candidate, Endless, Workload, random_batch
+from ostinato.experiments.timing.workloads import Bench, Candidate, Endless, Workload, random_batch
 from ostinato.models import Seq2Seq
 from ostinato.nn.cache import Cache
 from ostinato.nn.feedforward import FeedForward

@@ -15,8 +15,8 @@ from live_memory import peak_bytes
 
 from ostinato.evaluation.loading import resolve_device
 from ostinato.evaluation.timing import Stopwatch
-from ostinato.experiments.environment import describe_environment
 from ostinato.experiments.results import read_rows
+from ostinato.experiments.timing.environment import describe_environment
 from ostinato.kernels import keep_freed_memory
 from ostinato.training.rng import preserved_randomness
 from ostinato.training.threads import cpu_threads

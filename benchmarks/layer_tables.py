@@ -11,7 +11,7 @@ from typing import Any
 from layers import PHASES
 
 from ostinato.experiments.results import markdown
-from ostinato.experiments.spread import speed_ratio
+from ostinato.experiments.timing.spread import speed_ratio
 
 Row = dict[str, Any]
 Run = Sequence[Row]

@@ -32,8 +32,8 @@ from layers import timing
 
 from ostinato.evaluation.loading import resolve_device
 from ostinato.evaluation.timing import Stopwatch, interleave
-from ostinato.experiments.environment import describe_environment
 from ostinato.experiments.results import markdown
+from ostinato.experiments.timing.environment import describe_environment
 from ostinato.training.threads import cpu_threads
 from ostinato.version import __version__
 

@@ -31,7 +31,7 @@ from update_report import LIMIT, OURS, SPARSE, report, verdicts
 from ostinato.config.model import Seq2SeqConfig
 from ostinato.config.training import TrainingConfig
 from ostinato.data.batch import Batch
-from ostinato.experiments.workloads import Bench, Candidate, Workload, random_batch
+from ostinato.experiments.timing.workloads import Bench, Candidate, Workload, random_batch
 
 _EXPERTS = {"kind": "experts", "share": "all", "n_experts": 16, "k": 4, "router": {"kind": "mlp"}}
 

@@ -12,9 +12,8 @@ import argparse
 from collections.abc import Sequence
 
 from common import add_vocabulary, effort, parser, run, save
-
-from ostinato.experiments.speed_figure import draw_update_times
-from ostinato.experiments.studies import depth_line, depth_study, line_text
+from depth_line import depth_line, draw_update_times, line_text
+from speed_studies import depth_study
 
 TINY = [
     "model.d_model=32",

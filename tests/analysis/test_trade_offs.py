@@ -18,7 +18,7 @@ from ostinato.data.example import Example
 from ostinato.errors import CheckpointError, ConfigError
 from ostinato.evaluation.loading import load
 from ostinato.evaluation.threshold_curve import read_curve
-from ostinato.experiments.thresholds import tune_threshold
+from ostinato.experiments.compare.thresholds import tune_threshold
 
 
 def finding(surveyed: logic.Survey, name: str) -> Finding:

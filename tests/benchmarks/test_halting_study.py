@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from ostinato.experiments.workloads import Bench
+from ostinato.experiments.timing.workloads import Bench
 from ostinato.kernels import packing
 
 Script = Callable[[str], ModuleType]

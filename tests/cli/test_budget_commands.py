@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ostinato.budget import count_parameters
-from ostinato.experiments.matching import MATCHES
+from ostinato.experiments.compare.matched_models import MATCHES
 from ostinato.tasks.recipes import load_recipe
 
 

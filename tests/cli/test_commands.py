@@ -196,7 +196,7 @@ def test_the_demonstration_prints_every_seed_and_the_spread(
         asked.append(sweep.name)
         return rows
 
-    monkeypatch.setattr("ostinato.experiments.sweep.run_sweep", run_sweep)
+    monkeypatch.setattr("ostinato.experiments.sweep.schedule.run_sweep", run_sweep)
     (tmp_path / "sweeps" / "demo").mkdir(parents=True)
     text = " ".join(run("demo", "--run-dir", tmp_path).out.split())
     assert asked == ["demo"]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ostinato.config.files import write_yaml
-from ostinato.experiments.executors import InProcess
+from ostinato.experiments.sweep.executors import InProcess
 
 SWEEP = {
     "recipe": "demo/transformer",
@@ -29,7 +29,8 @@ SWEEP = {
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A sweep's file, and a store with its runs."""
-    from ostinato.experiments.sweep import load_sweep, run_sweep
+    from ostinato.experiments.sweep.files import load_sweep
+    from ostinato.experiments.sweep.schedule import run_sweep
 
     found = tmp_path_factory.mktemp("sweep")
     write_yaml(SWEEP, found / "mine.yaml")
@@ -40,7 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Do the work of workers here: starting one takes longer than all runs."""
-    monkeypatch.setattr("ostinato.experiments.pool.LocalPool", lambda n_workers: InProcess())
+    monkeypatch.setattr("ostinato.experiments.sweep.pool.LocalPool", lambda n_workers: InProcess())
 
 
 def test_a_dry_run_shows_arms_seeds_keys_and_what_is_there_and_trains_nothing(run, folder: Path) -> None:

@@ -9,7 +9,7 @@ from documents import ROOT, blocks, rows
 
 from ostinato.config.measures import AnyMeasure, FigureName
 from ostinato.config.schema import kind_of
-from ostinato.experiments.sweep import load_sweep
+from ostinato.experiments.sweep.files import load_sweep
 
 DOCUMENT = ROOT / "docs" / "sweeps.md"
 

@@ -20,7 +20,7 @@ from ostinato.data.rows import encode_rows
 from ostinato.errors import ConfigError
 from ostinato.evaluation import evaluate
 from ostinato.evaluation.loading import LoadedRun, load
-from ostinato.experiments.paired import compare
+from ostinato.experiments.compare.paired import compare
 from ostinato.tasks.registry import build_task
 from ostinato.training import SilentReporter, train
 

@@ -10,12 +10,12 @@ from ostinato.cli.output import compact, print_wide, say
 
 if TYPE_CHECKING:
     from ostinato.budget import Budget
-    from ostinato.experiments.side_by_side import PlannedRecipe
+    from ostinato.experiments.compare.plans import PlannedRecipe
 
 
 def print_budgets(planned: Sequence[PlannedRecipe]) -> None:
     """Write parameters, multiply-accumulates and bytes, one column a recipe."""
-    from ostinato.experiments.side_by_side import short_names
+    from ostinato.experiments.compare.plans import short_names
 
     names, budgets = short_names([one.name for one in planned]), [one.budget for one in planned]
     # A decoder-only model of pairs is counted for both lengths together: the others say what they are.
@@ -31,7 +31,7 @@ def print_budgets(planned: Sequence[PlannedRecipe]) -> None:
 def print_differences(planned: Sequence[PlannedRecipe], tolerance: float) -> None:
     """Write the settings and plans that differ, and whether budgets match the first recipe's."""
     from ostinato.budget.compare import differing_plans, differing_settings, signed
-    from ostinato.experiments.side_by_side import budget_matches, short_names
+    from ostinato.experiments.compare.plans import budget_matches, short_names
 
     full = [one.name for one in planned]
     names, models = short_names(full), {one.name: one.model for one in planned}

@@ -10,7 +10,7 @@ import typer
 from ostinato.cli.options import JsonOption, MirrorOption
 
 if TYPE_CHECKING:
-    from ostinato.experiments.claims import Claim, Outcome
+    from ostinato.experiments.claims.files import Claim, Outcome
 
 OUTCOMES = Path("runs/claims")
 OutcomesOption = Annotated[
@@ -35,10 +35,10 @@ def claims(
     holds: every number lay in its band. fails: one did not. stale: the claim has changed since it was run.
     """
     from ostinato.cli.output import print_json, print_table, say
-    from ostinato.experiments.claims import claims_directory, list_claims, read_outcome
+    from ostinato.experiments.claims.files import claims_directory, list_claims, read_outcome
 
     if markdown:
-        from ostinato.experiments.claims_document import document
+        from ostinato.experiments.claims.document import document
 
         say(document(paper).rstrip())
         return
@@ -83,11 +83,11 @@ def reproduce(
     """
     from ostinato.cli.output import complain, console, print_json, say
     from ostinato.data.registry import DataAccess
-    from ostinato.experiments import claims as library
-    from ostinato.experiments.pool import LocalPool
-    from ostinato.experiments.reproduce import reproduce as run
-    from ostinato.experiments.swept import Means
-    from ostinato.experiments.watch import make_watcher
+    from ostinato.experiments.claims import files as library
+    from ostinato.experiments.claims.reproduce import Resources as Means
+    from ostinato.experiments.claims.reproduce import reproduce as run
+    from ostinato.experiments.sweep.pool import LocalPool
+    from ostinato.experiments.sweep.watch import make_watcher
 
     chosen = library.load_claim(claim)
     if variant is not None:
@@ -130,7 +130,7 @@ def inputs_of(given: list[str]) -> dict[str, str]:
 
 def _print_outcome(outcome: Outcome, path: Path) -> None:
     from ostinato.cli.output import print_table, say
-    from ostinato.experiments.reproduce import checks
+    from ostinato.experiments.claims.document import checks
 
     rows = [[what, expected, found, "yes" if ok else "NO"] for what, expected, found, ok in checks(outcome.head)]
     print_table(["what", "expected", "found", "holds"], rows)
@@ -140,7 +140,7 @@ def _print_outcome(outcome: Outcome, path: Path) -> None:
 
 def _described(claim: Claim, outcome: Outcome | None) -> dict[str, Any]:
     """Return a claim and what came of it as JSON."""
-    from ostinato.experiments.reproduce import command
+    from ostinato.experiments.claims.files import command
 
     head = outcome.head if outcome else {}
     return {

@@ -54,9 +54,9 @@ def compare(
     """
     from ostinato.cli.output import complain, print_json
     from ostinato.data.registry import DataAccess
-    from ostinato.experiments.paired import compare as compare_systems
+    from ostinato.experiments.compare.paired import compare as compare_systems
+    from ostinato.experiments.compare.systems import Choices
     from ostinato.experiments.results import write_rows
-    from ostinato.experiments.systems import Choices
 
     choices = Choices(
         splits=split,
@@ -82,7 +82,7 @@ def compare(
 
 def _print(rows: list[dict[str, Any]], markdown: bool) -> None:
     from ostinato.cli.output import print_table, say
-    from ostinato.experiments import paired_tables
+    from ostinato.experiments.compare import paired_tables
     from ostinato.experiments.results import markdown as as_markdown
 
     for columns, lines in (paired_tables.score_table(rows), paired_tables.cost_table(rows)):

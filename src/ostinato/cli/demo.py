@@ -30,9 +30,11 @@ def demo(
     sweep `demo`, with its table and its figure.
     """
     from ostinato.cli.output import console, print_json, say
-    from ostinato.experiments.sweep import load_sweep, results_folder, run_sweep
-    from ostinato.experiments.sweep_figure import draw_sweep
-    from ostinato.experiments.watch import make_watcher
+    from ostinato.experiments.sweep.figure import draw_sweep
+    from ostinato.experiments.sweep.files import load_sweep
+    from ostinato.experiments.sweep.rows import results_folder
+    from ostinato.experiments.sweep.schedule import run_sweep
+    from ostinato.experiments.sweep.watch import make_watcher
 
     sweep = load_sweep(_SWEEP)
     rows = run_sweep(sweep, run_dir, watcher=make_watcher(None if json else console(), say))
@@ -48,7 +50,7 @@ def demo(
 def _print_rows(rows: list[dict[str, Any]]) -> None:
     """Print every run, then mean and spread over the seeds of each arm."""
     from ostinato.cli.output import print_table
-    from ostinato.experiments.summary import number_text, summarise, summary_table
+    from ostinato.experiments.sweep.summary import number_text, summarise, summary_table
 
     titles = list(rows[0]["values"])
     cells = [

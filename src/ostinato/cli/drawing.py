@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from ostinato.config.model import SparseLayerConfig, StackConfig, SubLayerConfig
     from ostinato.config.recurrent import Recurrence
-    from ostinato.experiments.side_by_side import PlannedRecipe
+    from ostinato.experiments.compare.plans import PlannedRecipe
     from ostinato.plan import Kind, Plan
 
 _COLOURS = ("cyan", "yellow", "green", "magenta", "blue", "red", "bright_cyan", "bright_yellow", "bright_green")
@@ -26,7 +26,7 @@ _GAP = "  "
 
 def draw_recipe(planned: PlannedRecipe) -> None:
     """Write a recipe's sizes, its stacks step by step, and how deep they are assumed to run."""
-    from ostinato.experiments.side_by_side import shared_banks
+    from ostinato.experiments.compare.plans import shared_banks
 
     sized = planned.sized
     sizes = f"{sized.target:,}" if sized.source is None else f"{sized.source:,} source, {sized.target:,} target"

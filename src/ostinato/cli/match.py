@@ -23,7 +23,7 @@ def perplexity(runs: RunsArgument, json: JsonOption = False) -> None:
     training.keep_last says.
     """
     from ostinato.cli.output import print_json, print_table
-    from ostinato.experiments.matched import match_perplexity, read_curve
+    from ostinato.experiments.compare.matched_runs import match_perplexity, read_curve
 
     rows = match_perplexity([read_curve(run) for run in runs])
     if json:
@@ -44,7 +44,7 @@ def loss(
 ) -> None:
     """Score every saved checkpoint of each run on a split, and compare runs at equal held-out loss."""
     from ostinato.cli.output import print_json, print_table
-    from ostinato.experiments.matched import match_loss, read_curve, score_pairs
+    from ostinato.experiments.compare.matched_runs import match_loss, read_curve, score_pairs
 
     pairs = {str(run): score_pairs(run, read_curve(run), split, metric, max_examples=max_examples) for run in runs}
     rows = match_loss(pairs, n_points)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from ostinato.experiments.side_by_side import PlannedRecipe
+    from ostinato.experiments.compare.plans import PlannedRecipe
 
 MeasureOption = Annotated[
     bool, typer.Option("--measure", help="Time updates, passes and decoding too, on random weights and random ids.")
@@ -57,7 +57,7 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One recipe's timings: a row a workload, see `ostinato.experiments.speed.row`; the same workloads for all."""
+    """One recipe's timings: a row a workload, see `experiments.timing.speed.row`; the same workloads for all."""
 
     name: str
     environment: dict[str, Any]
@@ -76,9 +76,10 @@ def measure_recipes(
 
     from ostinato.cli.output import complain
     from ostinato.evaluation.timing import Effort
-    from ostinato.experiments.latency import Laboratory, workloads
-    from ostinato.experiments.speed import measure_models
-    from ostinato.experiments.workloads import Candidate
+    from ostinato.experiments.timing.latency import Timer as Laboratory
+    from ostinato.experiments.timing.latency import workloads
+    from ostinato.experiments.timing.speed import measure_models
+    from ostinato.experiments.timing.workloads import Candidate
 
     laboratory = Laboratory(timing.device, timing.threads)
     candidates = [Candidate(one.name, one.model, one.training) for one in planned]
@@ -108,8 +109,8 @@ def _write(measured: Sequence[Measured], path: Path) -> None:
 def print_measured(measured: Sequence[Measured]) -> None:
     """Write a block a workload: milliseconds, their quartiles, tokens a second, and the speed against the first."""
     from ostinato.cli.output import print_wide, say
-    from ostinato.experiments.side_by_side import short_names
-    from ostinato.experiments.speed import conditions, work_name
+    from ostinato.experiments.compare.plans import short_names
+    from ostinato.experiments.timing.speed import conditions, work_name
 
     rows: list[list[str]] = []
     for found in zip(*(one.rows for one in measured), strict=True):

@@ -31,7 +31,7 @@ from ostinato.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from ostinato.experiments.side_by_side import PlannedRecipe
+    from ostinato.experiments.compare.plans import PlannedRecipe
 
 
 def register(app: typer.Typer) -> None:
@@ -84,7 +84,7 @@ def plan(
     from ostinato.budget import Assumptions
     from ostinato.cli.output import print_json
     from ostinato.data.registry import DataAccess
-    from ostinato.experiments.side_by_side import as_dicts, plan_recipes
+    from ostinato.experiments.compare.plans import as_dicts, plan_recipes
 
     names, settings = split_settings(recipes)
     if not names:

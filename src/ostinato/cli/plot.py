@@ -44,9 +44,8 @@ def plot(
     from ostinato.cli.claims import inputs_of
     from ostinato.cli.output import complain, say
     from ostinato.data.registry import DataAccess
-    from ostinato.experiments.sweep import results_folder
-    from ostinato.experiments.sweep_figure import draw_sweep
-    from ostinato.experiments.sweep_source import open_sweep
+    from ostinato.experiments.sweep.figure import draw_sweep
+    from ostinato.experiments.sweep.rows import open_sweep, results_folder
 
     source = open_sweep(file, store, DataAccess.default(mirror), inputs_of(given or []))
     for line in source.missing:

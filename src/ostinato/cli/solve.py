@@ -87,7 +87,7 @@ def solve(
     """
     from ostinato.cli.output import print_json, say
     from ostinato.data.registry import DataAccess
-    from ostinato.experiments.matching import Wanted, match_model
+    from ostinato.experiments.compare.matched_models import Wanted, match_model
     from ostinato.tasks.recipes import load_recipe
     from ostinato.tasks.vocabulary import size_model
 

@@ -12,7 +12,7 @@ from ostinato.cli.options import JsonOption, MirrorOption
 if TYPE_CHECKING:
     from ostinato.budget import Budget
     from ostinato.config.sweep import SweepConfig
-    from ostinato.experiments.runs import PlannedRun
+    from ostinato.experiments.sweep.runs import PlannedRun
 
 STORE = Path("runs/store")
 SweepArgument = Annotated[
@@ -61,11 +61,13 @@ def sweep(
     from ostinato.cli.claims import inputs_of
     from ostinato.cli.output import console, print_json, say
     from ostinato.data.registry import DataAccess
-    from ostinato.experiments.adopt import adopt_all
-    from ostinato.experiments.pool import LocalPool
-    from ostinato.experiments.runs import plan_runs
-    from ostinato.experiments.sweep import load_sweep, results_folder, run_sweep
-    from ostinato.experiments.watch import make_watcher
+    from ostinato.experiments.sweep.files import load_sweep
+    from ostinato.experiments.sweep.import_runs import import_runs as adopt_all
+    from ostinato.experiments.sweep.pool import LocalPool
+    from ostinato.experiments.sweep.rows import results_folder
+    from ostinato.experiments.sweep.runs import plan_runs
+    from ostinato.experiments.sweep.schedule import run_sweep
+    from ostinato.experiments.sweep.watch import make_watcher
 
     chosen = with_seeds(load_sweep(file, inputs_of(given or [])), seeds)
     access = DataAccess.default(mirror)
@@ -103,8 +105,8 @@ def with_seeds(sweep: SweepConfig, seeds: str | None) -> SweepConfig:
 def _show_plan(sweep: SweepConfig, store: Path, access: Any, json: bool) -> None:
     """Print arms, seeds, keys and budgets, and which runs are there."""
     from ostinato.cli.output import print_json, print_table
-    from ostinato.experiments.rows import collect_rows
-    from ostinato.experiments.runs import arm_budgets, check_equal, plan_runs
+    from ostinato.experiments.sweep.rows import collect_rows
+    from ostinato.experiments.sweep.runs import arm_budgets, check_equal, plan_runs
 
     runs = plan_runs(sweep, store, access)
     budgets = arm_budgets(sweep, runs, access)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ostinato.data.registry import DataAccess
-    from ostinato.experiments.sweep_source import OpenedSweep
+    from ostinato.experiments.sweep.rows import OpenedSweep
 
 
 def show_sweep(
@@ -22,8 +22,8 @@ def show_sweep(
         form: text, markdown, csv or json. examples: intervals over test examples too.
     """
     from ostinato.cli.output import complain, print_json, say
-    from ostinato.experiments import summary
-    from ostinato.experiments.sweep_source import open_sweep
+    from ostinato.experiments.sweep import summary
+    from ostinato.experiments.sweep.rows import open_sweep
 
     source = open_sweep(path, store, access, inputs)
     for line in source.missing:
@@ -59,7 +59,7 @@ def _print_tables(tables: Sequence[tuple[list[str], list[list[object]]]], form: 
 def _example_lines(source: OpenedSweep, path: Path, access: DataAccess | None) -> list[dict[str, Any]]:
     from ostinato.cli.output import complain
     from ostinato.errors import ConfigError
-    from ostinato.experiments.example_intervals import example_differences
+    from ostinato.experiments.sweep.example_intervals import example_differences
 
     if source.sweep is None:
         raise ConfigError(
@@ -69,7 +69,7 @@ def _example_lines(source: OpenedSweep, path: Path, access: DataAccess | None) -
 
 
 def _example_table(lines: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[object]]] | None:
-    from ostinato.experiments.summary import number_text
+    from ostinato.experiments.sweep.summary import number_text
 
     if not lines:
         return None
@@ -84,7 +84,7 @@ def _example_table(lines: Sequence[dict[str, Any]]) -> tuple[list[str], list[lis
 
 
 def _interval(found: dict[str, float]) -> str:
-    from ostinato.experiments.summary import number_text
+    from ostinato.experiments.sweep.summary import number_text
 
     return f"[{number_text(found['low'])}, {number_text(found['high'])}]"
 

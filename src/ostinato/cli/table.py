@@ -47,7 +47,7 @@ def table(
     from ostinato.cli.sweep_table import show_sweep
     from ostinato.data.registry import DataAccess
     from ostinato.experiments import results
-    from ostinato.experiments.sweep_source import is_sweep
+    from ostinato.experiments.sweep.rows import is_sweep
 
     if any(map(is_sweep, runs)):
         form = "json" if json else "csv" if csv else "markdown" if markdown else "text"
@@ -90,6 +90,6 @@ def _table(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[object]]]:
         return results.table(rows)
     if n_speeds < len(rows):
         raise ConfigError(f"{n_speeds} of {len(rows)} rows are measured speeds, the others runs: show them apart")
-    from ostinato.experiments.speed import speed_table
+    from ostinato.experiments.timing.speed import speed_table
 
     return speed_table(rows)

@@ -24,7 +24,7 @@ def transfer(
 ) -> None:
     """Average scores over languages, then over seeds."""
     from ostinato.cli.output import print_json, print_table
-    from ostinato.experiments.transfer import transfer as average
+    from ostinato.experiments.compare.transfer import transfer as average
 
     found = average(runs, split, metric, column)
     if json:

@@ -56,7 +56,7 @@ def tune_threshold(
     from ostinato.cli.output import print_json
     from ostinato.data.registry import DataAccess
     from ostinato.evaluation.loading import load
-    from ostinato.experiments import thresholds as logic
+    from ostinato.experiments.compare import thresholds as logic
 
     wanted = logic.THRESHOLDS if thresholds is None else _numbers(thresholds)
     loaded = load(run, checkpoint=checkpoint, device=device, halting_threshold="trained")

@@ -118,7 +118,7 @@ class TimedArm(Config):
 
 
 class TimedWork(Config):
-    """One workload (see `ostinato.experiments.workloads`); its name is the measure's."""
+    """One workload (see `ostinato.experiments.timing.workloads`); its name is the measure's."""
 
     name: str
     kind: Literal["update", "forward", "decoding"]

@@ -1,4 +1,4 @@
-"""Finished runs as rows of data, and rows as a table."""
+"""What all experiments share: finished runs as rows of data, rows as JSON lines, and rows as a table."""
 
 from __future__ import annotations
 
@@ -29,6 +29,19 @@ def pass_lengths(recipe: Recipe, lengths: tuple[int, int]) -> tuple[int, int]:
     return (source, source + target) if joins else lengths
 
 
+def read_results(run: Path) -> dict[str, Any]:
+    """Return results.json of a finished run.
+
+    Raises:
+        CheckpointError: the run is not finished.
+    """
+    path = run / "results.json"
+    if not path.is_file():
+        raise CheckpointError(f"{run}: no results.json: the run is not finished (ostinato train ... --resume)")
+    results: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return results
+
+
 def run_row(run: Path, lengths: tuple[int, int] = LENGTHS) -> dict[str, Any]:
     """Return everything a finished run found as one JSON-able row.
 
@@ -41,10 +54,7 @@ def run_row(run: Path, lengths: tuple[int, int] = LENGTHS) -> dict[str, Any]:
     Raises:
         CheckpointError: the run is not finished.
     """
-    path = run / "results.json"
-    if not path.exists():
-        raise CheckpointError(f"{run}: no results.json: the run is not finished (ostinato train ... --resume)")
-    results: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    results = read_results(run)
     recipe = load_recipe(str(run / "recipe.yaml"))
     total = count_macs(recipe.model, *pass_lengths(recipe, lengths)).total
     macs = {"source_length": lengths[0], "target_length": lengths[1], "total": total}
@@ -59,6 +69,17 @@ def write_rows(rows: Iterable[dict[str, Any]], path: Path) -> None:
 def read_rows(path: Path) -> list[dict[str, Any]]:
     """Read rows from JSON lines."""
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+
+
+def first_row(path: Path) -> dict[str, Any] | None:
+    """Return the first row of a file of JSON lines, None where its first line is no JSON object."""
+    with path.open("rb") as file:
+        line = file.readline()
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) else None
 
 
 def table(rows: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[object]]]:

@@ -1,0 +1,94 @@
+"""The claims as a document: what the papers say, what was found, at which scale, by which command."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from ostinato.experiments.claims.files import (
+    Claim,
+    Outcome,
+    Verdict,
+    claims_directory,
+    command,
+    list_claims,
+    read_outcome,
+)
+from ostinato.experiments.results import markdown
+
+TITLES = {
+    "universal-transformer": "Universal Transformers (Dehghani et al. 2019)",
+    "sparse-universal-transformer": "Sparse Universal Transformer (Tan et al. 2023)",
+    "one-wide-ffn": "One Wide Feedforward is All You Need (Pessoa Pires et al. 2023)",
+    "x-moe": "On the Representation Collapse of Sparse Mixture of Experts (Chi et al. 2022)",
+    "depth": "The Impact of Depth on Compositional Generalization (Petty et al. 2024)",
+}
+"""Every paper by the name its claims have."""
+_HEAD = """\
+# What the papers say, and what we found
+
+Made by `ostinato claims --markdown` from the claim files and their outcomes, which `ostinato reproduce` writes; none
+is edited by hand. A claim's numbers and bands are written before it is run. `holds`: every number lay in its band;
+`fails`: one did not; `not run`: nobody has run it here yet. A claim that fails stays. All runs are small: what a
+claim's scale cannot show is said beside it, and most have a `gpu` variant (`--variant gpu`) that nobody has run.
+"""
+
+
+def document(paper: str | None = None) -> str:
+    """Return the document, of one paper or of all; every outcome is the library's own."""
+    papers = [name for name in TITLES if paper in (None, name)]
+    found = [(claim, read_outcome(claim, [claims_directory()])) for claim in list_claims()]
+    parts = [_HEAD, *(_overview(papers, found))]
+    for name in papers:
+        mine = [pair for pair in found if pair[0].config.paper == name]
+        parts.append(f"## {TITLES[name]}\n")
+        parts += [part for claim, outcome in mine for part in _claim(claim, outcome)]
+    return "\n".join(parts)
+
+
+def _overview(papers: Sequence[str], found: Sequence[tuple[Claim, Outcome | None]]) -> Iterator[str]:
+    """Yield how many claims of every paper came out how."""
+    kinds: tuple[Verdict, ...] = ("holds", "fails", "stale", "not run")
+    lines: list[list[object]] = []
+    for name in papers:
+        verdicts = [_verdict(claim, outcome) for claim, outcome in found if claim.config.paper == name]
+        lines.append([TITLES[name], *(verdicts.count(kind) for kind in kinds)])
+    yield markdown(["paper", *kinds], lines)
+
+
+def _claim(claim: Claim, outcome: Outcome | None) -> Iterator[str]:
+    """Yield what is said of one claim."""
+    config = claim.config
+    yield f"### {claim.name}: {_verdict(claim, outcome)}\n"
+    yield f"{config.statement} ({config.where})\n"
+    if outcome is None:
+        lines = [[e.what, band_text(e.band), ""] for e in config.expect]
+    else:
+        lines = [
+            [what, expected, f"{value}{'' if ok else ' (outside)'}"]
+            for what, expected, value, ok in checks(outcome.head)
+        ]
+    yield markdown(["what", "expected", "found"], lines)
+    if config.limits:
+        yield f"{config.limits}\n"
+    ran = f"Run on {outcome.head['date']} with ostinato {outcome.head['versions']['ostinato']}. " if outcome else ""
+    yield f"{ran}About {config.minutes:g} minutes on two cores: `{command(claim)}`\n"
+
+
+def _verdict(claim: Claim, outcome: Outcome | None) -> Verdict:
+    return "not run" if outcome is None else outcome.verdict(claim)
+
+
+def checks(found: Mapping[str, Any]) -> Iterator[tuple[str, str, str, bool]]:
+    """Yield for every expectation of an outcome: what, expected, found, whether it holds."""
+    for one in found["expectations"]:
+        spread = f" (sd {one['sd']:.3g}, n = {len(one['by_seed'])})" if one["sd"] is not None else ""
+        yield one["what"], band_text(one["band"]), f"{one['value']:.4g}{spread}", bool(one["holds"])
+
+
+def band_text(band: Sequence[float | None]) -> str:
+    """Return a band in words."""
+    low, high = band
+    if low is None:
+        return f"at most {high:g}"
+    return f"at least {low:g}" if high is None else f"{low:g} to {high:g}"

@@ -1,0 +1,171 @@
+"""Claims of the papers by name: their files, and the outcomes of running them.
+
+A claim is `claims/<paper>/<name>.yaml`, written by hand before its first run. Its outcome is `<paper>/<name>.jsonl`
+in a folder of outcomes, written by `ostinato reproduce` only: a first line with verdict, date, command, versions and
+every number beside its band, then the rows it was computed from. The outcomes that come with the library lie beside
+the claims. An outcome is of the claim it was made with: where expectations or runs have changed since, it is stale.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from ostinato.config.claim import ClaimConfig, SweepSource
+from ostinato.config.files import read_yaml
+from ostinato.config.load import check_settings
+from ostinato.config.shipped import did_you_mean, shipped_directory, shipped_files
+from ostinato.data.disk import write_text
+from ostinato.errors import ConfigError, DataError, Problem
+from ostinato.experiments.results import read_rows
+from ostinato.experiments.sweep.files import read_sweep_settings
+
+Verdict = Literal["holds", "fails", "not run", "stale"]
+_FOLDER = "claims"
+_DESCRIPTIVE = {"name", "where", "statement", "limits", "minutes", "gpu", "inputs", "description"}
+"""What may be reworded without making an outcome stale."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A claim and the file it is in; `variant`: the name of the variant that this is, None for the claim itself."""
+
+    config: ClaimConfig
+    path: Path
+    variant: str | None = None
+
+    @property
+    def name(self) -> str:
+        """`<paper>/<name>`."""
+        return f"{self.config.paper}/{self.config.name}"
+
+    @property
+    def address(self) -> str:
+        """SHA-256 of all that decides the outcome: what is run, and what is expected."""
+        content = self.config.model_dump(mode="json", exclude=_DESCRIPTIVE)
+        if isinstance(self.config.source, SweepSource) and isinstance(self.config.source.sweep, str):
+            sweep = read_sweep_settings(self.config.source.sweep)
+            content["source"]["sweep"] = {key: value for key, value in sweep.items() if key not in _DESCRIPTIVE}
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What `ostinato reproduce` found.
+
+    Args:
+        head: verdict, date, command, versions, expectations. rows: {arm, seed, values}, one an arm and seed.
+    """
+
+    head: dict[str, Any]
+    rows: list[dict[str, Any]]
+
+    def verdict(self, claim: Claim) -> Verdict:
+        """Say whether the claim held, and whether it is still that claim."""
+        if self.head["claim"] != claim.address:
+            return "stale"
+        return "holds" if self.head["holds"] else "fails"
+
+
+def claims_directory() -> Path:
+    """Return the folder of the claims that come with the library."""
+    return shipped_directory(_FOLDER)
+
+
+def list_claims() -> list[Claim]:
+    """Return the claims that come with the library, by paper and name."""
+    return [load_claim(name) for name in shipped_files(_FOLDER)]
+
+
+def load_claim(name_or_path: str | Path) -> Claim:
+    """Return a claim by its name, or from a YAML file.
+
+    Raises:
+        ConfigError: nothing of that name, with the nearest ones; or all that is wrong with the file.
+    """
+    name = str(name_or_path)
+    path = shipped_files(_FOLDER).get(name, Path(name_or_path))
+    if not path.is_file():
+        reason = f"no claim or file of that name{did_you_mean(_FOLDER, name)} (`ostinato claims` lists them)"
+        raise ConfigError([Problem("claim", name, reason)])
+    settings = read_yaml(path)
+    settings.setdefault("name", path.stem)
+    return Claim(check_settings(settings, ClaimConfig), path)
+
+
+def variant(claim: Claim, name: str) -> Claim:
+    """Return a claim as its variant says, for now `gpu`: settings that replace those of the claim, by dotted keys.
+
+    Raises:
+        ConfigError: there is no such variant, or a key that does not exist.
+    """
+    changes = claim.config.gpu if name == "gpu" else None
+    if changes is None:
+        known = "gpu" if claim.config.gpu is not None else "none"
+        raise ConfigError([Problem("variant", name, f"{claim.name} has {known}")])
+    settings = claim.config.model_dump(mode="json", exclude={"gpu"})
+    for key, value in changes.items():
+        _replace(settings, key.split("."), value, key)
+    settings["name"] = f"{claim.config.name}-{name}"
+    return Claim(check_settings(settings, ClaimConfig), claim.path, name)
+
+
+def command(claim: Claim) -> str:
+    """Return the command that runs a claim again; files are the user's own, and are named only."""
+    inputs = "".join(f" --input {name}=..." for name in claim.config.inputs)
+    chosen = "" if claim.variant is None else f" --variant {claim.variant}"
+    return f"ostinato reproduce {claim.name.removesuffix(f'-{claim.variant}')}{chosen}{inputs}"
+
+
+def outcome_path(claim: Claim, directory: Path) -> Path:
+    """Return where a claim's outcome lies in a folder of outcomes."""
+    return directory / claim.config.paper / f"{claim.config.name}.jsonl"
+
+
+def read_outcome(claim: Claim, directories: Sequence[Path]) -> Outcome | None:
+    """Return the outcome in the first folder that has one, None where none has.
+
+    Raises:
+        DataError: a file that is no outcome.
+    """
+    for directory in directories:
+        path = outcome_path(claim, directory)
+        if path.is_file():
+            try:
+                head, *rows = read_rows(path)
+                return Outcome({**head, "claim": str(head["claim"]), "holds": bool(head["holds"])}, rows)
+            except (ValueError, KeyError, TypeError) as error:
+                raise DataError(f"{path}: is no outcome of a claim: {error!r}") from error
+    return None
+
+
+def write_outcome(claim: Claim, outcome: Outcome, directory: Path) -> Path:
+    """Write an outcome, whole or not at all; return its file."""
+    path = outcome_path(claim, directory)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = [json.dumps(line, ensure_ascii=False) for line in (outcome.head, *outcome.rows)]
+    write_text(path, "\n".join(lines) + "\n")
+    return path
+
+
+def _replace(settings: Any, path: list[str], value: Any, key: str) -> None:
+    """Set what a dotted key names; numbers are places in lists."""
+    for part in path[:-1]:
+        settings = _inside(settings, part, key)
+    last = path[-1]
+    if isinstance(settings, list):
+        _inside(settings, last, key)
+        settings[int(last)] = value
+    else:
+        settings[last] = value
+
+
+def _inside(settings: Any, part: str, key: str) -> Any:
+    try:
+        return settings[int(part)] if isinstance(settings, list) else settings[part]
+    except (KeyError, IndexError, ValueError, TypeError) as error:
+        raise ConfigError([Problem("gpu", key, f"the claim has no {part!r} there")]) from error

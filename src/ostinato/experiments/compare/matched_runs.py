@@ -1,0 +1,181 @@
+"""Models of different depth compared where they are equally good at something else (Petty et al. 2024).
+
+At equal perplexity (their section 3.3): of runs of pre-training the shallowest is the reference, r its held-out loss at
+the end. For every run at least as deep it is found where its held-out loss first reaches r: the running minimum over
+the run's evaluations, and between two of them, as log perplexity is the loss, a line in the loss. The saved checkpoint
+whose loss is nearest to r is what is to be fine-tuned; what it is off by is reported. Then the next deeper run is the
+reference, for those at least as deep as it.
+
+At equal in-distribution loss (section 3.4): of runs of fine-tuning every saved checkpoint gives a pair, its held-out
+loss and its score on another split. Along the running minimum of the loss, which makes it single-valued, the score is
+interpolated over log loss, on a grid of losses that all runs reached.
+
+Both leave one thing unequal: where in its schedule of learning rates a run stood.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ostinato.errors import CheckpointError, DataError
+from ostinato.evaluation.loading import check_run, load
+from ostinato.tasks.recipes import load_recipe
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Held-out losses of one run.
+
+    Args:
+        name: the run's directory. depth: steps of the model's deepest stack. points: update and loss of every
+            evaluation, in order. checkpoints: updates that are saved.
+    """
+
+    name: str
+    depth: int
+    points: list[tuple[int, float]]
+    checkpoints: list[int]
+
+    @property
+    def final(self) -> float:
+        """The loss of the last evaluation."""
+        return self.points[-1][1]
+
+
+def read_curve(run: Path) -> Curve:
+    """Read the evaluations of a run on its selection split, and which of its checkpoints are there.
+
+    Raises:
+        CheckpointError: no run, no evaluations, or records that cannot be read.
+    """
+    check_run(run)
+    recipe = load_recipe(run)
+    path = run / "metrics.jsonl"
+    points: dict[int, float] = {}
+    try:
+        for line in path.read_text(encoding="utf-8").splitlines():
+            record = json.loads(line)
+            if record["kind"] == "evaluation":
+                points[int(record["update"])] = float(record["scores"]["loss"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{path}: cannot be read: {error!r}") from error
+    if not points:
+        raise CheckpointError(f"{path}: no evaluations yet")
+    saved = [int(folder.name.removeprefix("update-")) for folder in (run / "checkpoints").glob("update-[0-9]*")]
+    model = recipe.model
+    depth = max([s.n_steps for s in model.stacks().values()] + [r.n_layers for r in model.recurrences().values()])
+    return Curve(str(run), depth, sorted(points.items()), sorted(saved))
+
+
+def reached(points: Sequence[tuple[int, float]], loss: float) -> float | None:
+    """Return the update at which the running minimum of a curve first reaches a loss; None where it never does."""
+    before: tuple[int, float] | None = None
+    for update, value in points:
+        if value <= loss:
+            if before is None or before[1] == value:
+                return float(update)
+            # Between two evaluations the loss is taken to fall along a line.
+            return before[0] + (before[1] - loss) / (before[1] - value) * (update - before[0])
+        before = update, value if before is None else min(value, before[1])
+    return None
+
+
+def match_perplexity(curves: Sequence[Curve]) -> list[dict[str, Any]]:
+    """Return a row for every reference and every run at least as deep, the shallowest reference first.
+
+    Returns:
+        reference, run, depth, reached (the update, None where the run never does), checkpoint (name; None likewise, or
+        where no evaluated checkpoint is saved), perplexity (of the reference; `own` of that checkpoint), mismatch (own
+        loss less the reference's).
+    """
+    ordered = sorted(curves, key=lambda curve: curve.depth)
+    rows: list[dict[str, Any]] = []
+    for place, reference in enumerate(ordered):
+        wanted = reference.final
+        for curve in ordered[place:]:
+            # The reference is at its final loss at its end, though its running minimum may have been there before.
+            update = float(curve.points[-1][0]) if curve is reference else reached(curve.points, wanted)
+            losses = {at: loss for at, loss in curve.points if at in curve.checkpoints}
+            row = {
+                "reference": reference.name,
+                "run": curve.name,
+                "depth": curve.depth,
+                "perplexity": math.exp(wanted),
+                "reached": update,
+                "checkpoint": None,
+                "own": None,
+                "mismatch": None,
+            }
+            if update is not None and losses:
+                nearest = min(losses, key=lambda at: (abs(losses[at] - wanted), at))
+                row["checkpoint"] = f"update-{nearest:06d}"
+                row["own"] = math.exp(losses[nearest])
+                row["mismatch"] = losses[nearest] - wanted
+            rows.append(row)
+    return rows
+
+
+def score_pairs(run: Path, curve: Curve, split: str, metric: str, **options: Any) -> list[tuple[float, float]]:
+    """Return held-out loss and score on `split` of every saved checkpoint that was evaluated, in the order of updates.
+
+    Args:
+        options: of `LoadedRun.evaluate`, for example max_examples=100.
+
+    Raises:
+        DataError: no such checkpoint: a run keeps as many as training.keep_last says. ConfigError: no such split.
+    """
+    losses = dict(curve.points)
+    pairs = []
+    for update in curve.checkpoints:
+        if update in losses:
+            loaded = load(run, checkpoint=f"update-{update:06d}", device="auto")
+            found = loaded.evaluate(split, metrics=[metric], **options)
+            pairs.append((losses[update], float(found[metric])))
+    if not pairs:
+        raise DataError(f"{run}: none of its saved checkpoints was evaluated: train with a larger training.keep_last")
+    return pairs
+
+
+def match_loss(pairs: dict[str, list[tuple[float, float]]], n_points: int = 5) -> list[dict[str, Any]]:
+    """Return for losses that all runs reached the score that each had there.
+
+    Args:
+        pairs: by run, loss and score of its checkpoints, in the order of updates. n_points: of the grid.
+
+    Returns:
+        loss, and scores: run -> score.
+
+    Raises:
+        DataError: no loss that all runs had.
+    """
+    curves = {run: _falling(points) for run, points in pairs.items()}
+    high = min(max(loss for loss, _ in points) for points in curves.values())
+    low = max(min(loss for loss, _ in points) for points in curves.values())
+    if low > high:
+        raise DataError(f"no loss that all runs had: one never fell below {low:.4g}, another began at {high:.4g}")
+    grid = np.exp(np.linspace(math.log(high), math.log(low), n_points if low < high else 1))
+    rows = []
+    for loss in grid.tolist():
+        scores = {}
+        for run, points in curves.items():
+            # Losses fall along the curve; interpolation wants them to rise.
+            logs, values = zip(*[(math.log(x), y) for x, y in reversed(points)], strict=True)
+            scores[run] = float(np.interp(math.log(loss), logs, values))
+        rows.append({"loss": loss, "scores": scores})
+    return rows
+
+
+def _falling(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return the points at which the loss is lower than ever before."""
+    kept: list[tuple[float, float]] = []
+    for loss, score in points:
+        if not kept or loss < kept[-1][0]:
+            kept.append((loss, score))
+    return kept

@@ -1,0 +1,135 @@
+"""Finished systems on the same references: scores with bootstrap intervals, differences to the first system, costs.
+
+A difference is claimed only where its interval excludes 0 (`ostinato.metrics.bootstrap`). Nothing is asked of the
+systems but that they were to write the same texts: what each of them stores, costs and was trained for is reported
+beside its scores, and whether that is a fair comparison is for the reader to see.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ostinato.errors import ConfigError, Problem
+from ostinato.evaluation.scores import check_metrics
+from ostinato.evaluation.stored import Outputs
+from ostinato.experiments.compare.systems import Choices, System, decoding_costs, open_systems, same_references
+from ostinato.experiments.results import first_row, read_rows
+from ostinato.metrics import make_metric
+from ostinato.metrics.bootstrap import LEVEL, paired_bootstrap
+from ostinato.tasks.registry import build_task
+from ostinato.version import __version__
+
+
+def compare(
+    paths: Sequence[Path], choices: Choices | None = None, on_line: Callable[[str], None] = lambda line: None
+) -> list[dict[str, Any]]:
+    """Return one JSON-able row for every split and system.
+
+    Args:
+        paths: run directories and files of predictions, the reference first; or only files of rows that an earlier
+            comparison wrote, which are read. on_line: called with a line for people whenever outputs are there.
+
+    Returns:
+        split, system, reference (the first system), n, metrics: name -> {value, low, high, signature, difference:
+        {value, low, high}, verdict}, the last two None for the reference; bootstrap: {n_samples, seed, level}; recipe,
+        task, seed, parameters (stored), macs: {source_length, target_length, total, per_generated_token}, n_updates,
+        training_seconds, training_tokens_per_second (target tokens, median over the run), checkpoint; decoding:
+        {seconds, tokens_per_second (of the outputs, end symbols included), n_generated, n_unfinished, device,
+        n_threads, settings, is_new (decoded for this comparison)}; version. What is not known of a file is None.
+
+    Raises:
+        ConfigError: an unknown metric, split or setting, a directory that is no run. CheckpointError: no checkpoint.
+        DataError: systems with different references, a file that cannot be used, or too few sentences.
+    """
+    choices = choices or Choices()
+    if all(path.is_file() and "bootstrap" in (first_row(path) or {}) for path in paths):
+        return [row for path in paths for row in read_rows(path)]
+    systems = open_systems(paths)
+    metrics, splits = _metrics(systems, choices), _splits(systems, choices)
+    # All references first: systems that cannot be compared are refused before anything is decoded.
+    references = [same_references(systems, split, choices) for split in splits]
+    outputs = _outputs(systems, splits, choices, on_line)
+    costs = [system.costs(choices) for system in systems]
+    rows: list[dict[str, Any]] = []
+    for split, wanted, written in zip(splits, references, outputs, strict=True):
+        scores = {name: _scores(name, written, wanted, choices) for name in metrics}
+        for i, system in enumerate(systems):
+            rows.append(
+                {
+                    "split": split,
+                    "system": system.name,
+                    "reference": systems[0].name,
+                    "n": len(wanted),
+                    "metrics": {name: found[i] for name, found in scores.items()},
+                    "bootstrap": {"n_samples": choices.n_samples, "seed": choices.seed, "level": LEVEL},
+                    **costs[i],
+                    "decoding": decoding_costs(written[i]),
+                    "version": __version__,
+                }
+            )
+    return rows
+
+
+def _metrics(systems: Sequence[System], choices: Choices) -> Sequence[str]:
+    found = choices.metrics
+    recipe = next((system.recipe for system in systems if system.recipe is not None), None)
+    if found is None and recipe is not None:
+        own = recipe.evaluation.metrics
+        found = build_task(recipe.task, recipe.data, choices.access).metrics if own is None else own
+    if not found:
+        raise ConfigError([Problem("metrics", list(found or []), "name what to compare by, for example exact_match")])
+    check_metrics(found)
+    return found
+
+
+def _splits(systems: Sequence[System], choices: Choices) -> Sequence[str | None]:
+    recipes = [system.recipe for system in systems if system.recipe is not None]
+    splits = list(dict.fromkeys(choices.splits or (recipes[0].evaluation.splits if recipes else None) or []))
+    if len(recipes) < len(systems) and len(splits) > 1:
+        raise ConfigError([Problem("splits", splits, "a file of predictions is of one split: choose that one")])
+    if recipes and not splits:
+        raise ConfigError([Problem("splits", splits, "the first run's recipe names no split: choose one")])
+    return splits or [None]
+
+
+def _outputs(
+    systems: Sequence[System], splits: Sequence[str | None], choices: Choices, on_line: Callable[[str], None]
+) -> list[list[Outputs]]:
+    """Return for every split what each system wrote."""
+    found: list[list[Outputs]] = [[] for _ in splits]
+    for system in systems:  # system by system: a model is in memory only while its own outputs are decoded
+        for place, outputs in enumerate(system.outputs(splits, choices)):
+            found[place].append(outputs)
+            where = f", {splits[place]}" if splits[place] else ""
+            on_line(f"{system.name}{where}: {_origin(outputs)}")
+    return found
+
+
+def _origin(outputs: Outputs) -> str:
+    n = len(outputs.predictions)
+    if outputs.evaluation is None:
+        return f"{n:,} predictions read"
+    tuned = outputs.evaluation.get("halting_threshold_from") == "tuned"
+    how = ", at the halting threshold that was tuned for the run" if tuned else ""
+    if outputs.is_new:
+        seconds = outputs.evaluation.get("decoding_seconds", outputs.evaluation["seconds"])
+        return f"{n:,} outputs decoded in {seconds:.1f} s{how}"
+    return f"{n:,} outputs kept from before in {outputs.file}{how}"
+
+
+def _scores(name: str, written: Sequence[Outputs], references: Sequence[str], choices: Choices) -> list[dict[str, Any]]:
+    """Return for every system what a row holds of one metric."""
+    metric = make_metric(name)
+    predictions = [outputs.predictions for outputs in written]
+    compared = paired_bootstrap(metric, predictions, references, n_samples=choices.n_samples, seed=choices.seed)
+    return [
+        {
+            **found.score.as_dict(),
+            "signature": metric.signature(),
+            "difference": None if found is compared[0] else found.difference.as_dict(),
+            "verdict": None if found is compared[0] else found.verdict,
+        }
+        for found in compared
+    ]

@@ -1,0 +1,111 @@
+"""A comparison's rows as tables for people, and what has to be said below them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Row = Mapping[str, Any]
+Table = tuple[list[str], list[list[object]]]
+
+
+def score_table(rows: Sequence[Row]) -> Table:
+    """Return one line for every split and system: scores, and their differences to the reference's, with intervals."""
+    names = _metrics(rows)
+    is_one_system = all(row["system"] == row["reference"] for row in rows)
+    # Scores out of 100 have two digits, shares four.
+    highest = {name: max(row["metrics"][name]["high"] for row in rows if name in row["metrics"]) for name in names}
+    digits = {name: 2 if high > 1 else 4 for name, high in highest.items()}
+    columns = ["split", "system", "n"]
+    for name in names:
+        columns += [name] if is_one_system else [name, f"{name} - reference"]
+    lines: list[list[object]] = []
+    for row in rows:
+        line: list[object] = [row["split"], row["system"], row["n"]]
+        for name in names:
+            cells = _score_cells(row["metrics"].get(name), digits[name])
+            line += cells[:1] if is_one_system else cells
+        lines.append(line)
+    return columns, lines
+
+
+def cost_table(rows: Sequence[Row]) -> Table:
+    """Return one line for every system: size, multiply-accumulates, training, and decoding speed over all splits."""
+    columns = [
+        *("system", "seed", "parameters", "M MACs", "M MACs / generated token"),
+        *("updates", "training s", "training tokens/s", "decoding tokens/s"),
+    ]
+    lines: list[list[object]] = []
+    for name in dict.fromkeys(row["system"] for row in rows):
+        mine = [row for row in rows if row["system"] == name]
+        row, macs = mine[0], mine[0]["macs"] or {}
+        counts = [_millions(macs.get("total")), _millions(macs.get("per_generated_token"))]
+        times = [_rounded(row["training_seconds"]), _rounded(row["training_tokens_per_second"])]
+        lines.append([name, row["seed"], row["parameters"], *counts, row["n_updates"], *times, _speed(mine)])
+    return columns, lines
+
+
+def notes(rows: Sequence[Row]) -> list[str]:
+    """Return lines that say how the numbers were made and what they do not say."""
+    if not rows:
+        return []
+    found = rows[0]["bootstrap"]
+    tested = [score for row in rows for score in row["metrics"].values() if score["difference"] is not None]
+    lines = [
+        f"Intervals: {found['level']:.0%} of {found['n_samples']:,} bootstrap samples of the test sentences, seed "
+        f"{found['seed']}; they do not cover how scores vary with the training seed.",
+    ]
+    if tested:
+        lines.append(
+            f"Reference: {rows[0]['reference']}. {len(tested)} differences were tested; of equal systems, about 1 in "
+            f"{1 / (1 - found['level']):.0f} intervals excludes 0 by chance."
+        )
+    macs: Mapping[str, Any] = next((row["macs"] for row in rows if row["macs"]), {})
+    if macs:
+        lines.append(
+            f"MACs: one forward pass over {macs['source_length']} source and {macs['target_length']} target tokens."
+        )
+    decoding = [row["decoding"] for row in rows if row["decoding"]]
+    places = dict.fromkeys(f"{part['device']}, CPU threads: {part['n_threads']}" for part in decoding)
+    if places:
+        lines.append(f"Decoded on: {'; '.join(places)}.")
+    if any(part["settings"] != decoding[0]["settings"] for part in decoding):
+        lines.append("The systems were decoded with different settings: they are in the rows (--jsonl, --json).")
+    for name in _metrics(rows):
+        signatures = dict.fromkeys(row["metrics"][name]["signature"] for row in rows if name in row["metrics"])
+        lines += [f"{name}: {signature}" for signature in signatures if signature]
+    return lines
+
+
+def _metrics(rows: Sequence[Row]) -> list[str]:
+    return list(dict.fromkeys(name for row in rows for name in row["metrics"]))
+
+
+def _score_cells(score: Row | None, digits: int) -> tuple[str, str]:
+    if score is None:
+        return "", ""
+    value = _interval(score, digits)
+    return value, f"{_interval(score['difference'], digits, '+')} {score['verdict']}" if score["difference"] else ""
+
+
+def _interval(estimate: Row, digits: int, sign: str = "") -> str:
+    value, low, high = (f"{estimate[key]:{sign}.{digits}f}" for key in ("value", "low", "high"))
+    return f"{value} [{low}, {high}]"
+
+
+def _millions(n: int | None) -> float | None:
+    return None if n is None else n / 1e6
+
+
+def _rounded(value: float | None) -> int | None:
+    return None if value is None else round(value)
+
+
+def _speed(rows: Sequence[Row]) -> int | None:
+    """Return tokens a second over all splits, None where a split's time is not known."""
+    found = [row["decoding"] for row in rows]
+    if any(part is None for part in found):
+        return None
+    return round(
+        sum(int(part["n_generated"]) for part in found) / max(sum(float(part["seconds"]) for part in found), 1e-9)
+    )

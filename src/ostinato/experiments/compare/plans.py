@@ -1,0 +1,141 @@
+"""Recipes before they are built: their plans and budgets, alone or beside each other."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from ostinato.budget import Assumptions, Budget, BudgetName, count_budget
+from ostinato.budget.compare import Match, match_figures
+from ostinato.config.model import ModelConfig
+from ostinato.config.recipe import Recipe
+from ostinato.config.training import TrainingConfig
+from ostinato.data.registry import DataAccess
+from ostinato.experiments.results import pass_lengths
+from ostinato.plan import Kind
+from ostinato.tasks.recipes import load_recipe
+from ostinato.tasks.vocabulary import SizedModel, size_model
+
+MATCHED: tuple[BudgetName, ...] = ("parameters", "macs", "bytes")
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRecipe:
+    """One recipe: its model with vocabulary sizes, how that is trained, and what it costs.
+
+    Args:
+        name: as it was asked for; a recipe that was asked for twice is numbered.
+    """
+
+    name: str
+    sized: SizedModel
+    training: TrainingConfig
+    budget: Budget
+
+    @property
+    def model(self) -> ModelConfig:
+        """The model's configuration."""
+        return self.sized.model
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return everything as plain data."""
+        vocabulary = {"source": self.sized.source, "target": self.sized.target, "from": self.sized.origin}
+        plans = {
+            stack: [{"step": s.index, "round": s.round, "uses": [asdict(use) for use in s.uses]} for s in plan.steps]
+            for stack, plan in self.model.plans().items()
+        }
+        return {"recipe": self.name, "vocabulary": vocabulary, "plans": plans, **self.budget.as_dict()}
+
+
+def plan_recipes(
+    names: Sequence[str],
+    overrides: Sequence[str] = (),
+    *,
+    assumptions: Assumptions | None = None,
+    access: DataAccess | None = None,
+    source_vocab: int | None = None,
+    target_vocab: int | None = None,
+) -> list[PlannedRecipe]:
+    """Load recipes, size their vocabularies and count what they cost.
+
+    Args:
+        names: recipes, YAML files, run directories. overrides: settings to change in all of them.
+        assumptions: what to count for; whether activations are recomputed is each recipe's to say, a decoder-only
+            model of pairs is counted for one sequence of both lengths, and an expected depth is for the recipes in
+            whose stack of that name tokens halt.
+        source_vocab, target_vocab: rows of the vocabularies; None: as the recipe or its data says.
+
+    Raises:
+        ConfigError: a recipe that cannot be used, whose vocabulary is not known, or an expected depth that is not
+            possible, or not in any of the recipes.
+    """
+    recipes = [load_recipe(name, overrides) for name in names]
+    given = assumptions or Assumptions()
+    found, seen = [], Counter[str]()
+    for name, recipe in zip(names, recipes, strict=True):
+        sized = size_model(recipe, access, source=source_vocab, target=target_vocab)
+        source, target = pass_lengths(recipe, (given.source_length, given.target_length))
+        assumed = replace(
+            given,
+            source_length=source,
+            target_length=target,
+            checkpoint_activations=recipe.training.checkpoint_activations,
+            expected_depth=_depths_of(sized.model, recipes, given.expected_depth or {}) or None,
+        )
+        budget = count_budget(sized.model, assumed)
+        seen[name] += 1
+        unique = name if seen[name] == 1 else f"{name} ({seen[name]})"
+        found.append(PlannedRecipe(unique, sized, recipe.training, budget))
+    return found
+
+
+def _depths_of(model: ModelConfig, recipes: Sequence[Recipe], given: Mapping[str, float]) -> dict[str, float]:
+    """Return the expected depths that are meant for one of several models; what fits none of them is left to fail."""
+    fits_some = {name for recipe in recipes for name in _halting_stacks(recipe.model)}
+    return {name: d for name, d in given.items() if name in _halting_stacks(model) or name not in fits_some}
+
+
+def _halting_stacks(model: ModelConfig) -> set[str]:
+    return {name for name, stack in model.stacks().items() if stack.halting.kind != "none"}
+
+
+def budget_matches(planned: Sequence[PlannedRecipe], tolerance: float) -> dict[BudgetName, dict[str, Match]]:
+    """Return for every budget how far each recipe is from the first one."""
+    return {name: match_figures({p.name: p.budget.figure(name) for p in planned}, tolerance) for name in MATCHED}
+
+
+def as_dicts(planned: Sequence[PlannedRecipe], tolerance: float) -> list[dict[str, Any]]:
+    """Return the recipes as plain data; of several, each says under `matches` how far it is from the first."""
+    found = [one.as_dict() for one in planned]
+    if len(planned) == 1:
+        return found
+    matches = budget_matches(planned, tolerance)
+    for one, data in zip(planned, found, strict=True):
+        data["matches"] = {"reference": planned[0].name, "tolerance": tolerance}
+        data["matches"] |= {budget: asdict(by_name[one.name]) for budget, by_name in matches.items()}
+    return found
+
+
+def short_names(names: Sequence[str]) -> list[str]:
+    """Return names without the folders that all of them begin with."""
+    folders = [name.split("/")[:-1] for name in names]
+    n_common = 0
+    if len(names) > 1:
+        while all(len(f) > n_common and f[n_common] == folders[0][n_common] for f in folders):
+            n_common += 1
+    return ["/".join(name.split("/")[n_common:]) for name in names]
+
+
+def shared_banks(model: ModelConfig) -> list[tuple[Kind, str, list[str]]]:
+    """Return the banks whose sets serve more than one stack: kind, bank, stacks."""
+    users: dict[tuple[Kind, str], dict[str, None]] = {}
+    for stack, plan in model.plans().items():
+        for use in plan.uses():
+            users.setdefault((use.kind, use.weights), {})[stack] = None
+    found: dict[tuple[Kind, str], dict[str, None]] = {}
+    for (kind, weights), stacks in users.items():
+        if len(stacks) > 1:
+            found.setdefault((kind, weights.rpartition("_")[0]), {}).update(stacks)
+    return [(kind, bank, list(stacks)) for (kind, bank), stacks in found.items()]

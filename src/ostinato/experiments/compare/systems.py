@@ -1,0 +1,181 @@
+"""What is compared: run directories and files of predictions, with what they were to write, wrote, and cost."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from ostinato.budget import count_macs, count_parameters
+from ostinato.config.recipe import Recipe
+from ostinato.data.registry import DataAccess
+from ostinato.data.subset import take_evenly
+from ostinato.errors import DataError
+from ostinato.evaluation.loading import find_checkpoint, load
+from ostinato.evaluation.stored import Outputs, read_outputs, run_outputs
+from ostinato.experiments.results import LENGTHS, pass_lengths, read_rows
+from ostinato.metrics.bootstrap import N_SAMPLES, SEED
+from ostinato.tasks.recipes import load_recipe
+from ostinato.tasks.registry import build_task
+from ostinato.training.threads import cpu_threads
+
+_SHOWN = 60
+_OF_A_RUN = (
+    *("recipe", "task", "seed", "parameters", "macs", "n_updates", "training_seconds"),
+    *("training_tokens_per_second", "checkpoint"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """What is compared, and how.
+
+    Args:
+        splits: None: those of the first run's recipe. Files of predictions are of one split, and need one at most.
+        metrics: None: those of the first run's recipe, else of its task.
+        checkpoint: of every run. max_examples: spread evenly. decoding: settings to use instead of the recipes'.
+        n_samples, seed: of the bootstrap. lengths: source and target tokens of the sentence whose MACs are counted.
+        fresh: decode again where outputs are kept. device: to decode on. access: where data files are found.
+    """
+
+    splits: Sequence[str] | None = None
+    metrics: Sequence[str] | None = None
+    checkpoint: str = "best"
+    max_examples: int | None = None
+    decoding: Mapping[str, Any] | None = None
+    n_samples: int = N_SAMPLES
+    seed: int = SEED
+    lengths: tuple[int, int] = LENGTHS
+    fresh: bool = False
+    device: str = "auto"
+    access: DataAccess | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """A run's directory, or (no recipe) a file of predictions.
+
+    Args:
+        name: short, and its own among those compared.
+    """
+
+    path: Path
+    name: str
+    recipe: Recipe | None
+
+    def references(self, split: str | None, choices: Choices) -> list[str]:
+        """Return what the system was to write; nothing is decoded for it."""
+        if self.recipe is None or split is None:
+            return read_outputs(self.path).take(choices.max_examples).references
+        task = build_task(self.recipe.task, self.recipe.data, choices.access)
+        n = choices.max_examples or self.recipe.evaluation.max_examples
+        return [example.target for example in take_evenly(task.examples(split), n)]
+
+    def outputs(self, splits: Sequence[str | None], choices: Choices) -> Iterator[Outputs]:
+        """Yield what the system wrote, split by split; the model is held only meanwhile.
+
+        A run decodes with as many CPU threads as it was trained with, like its own final evaluation.
+        """
+        run = load(self.path, checkpoint=choices.checkpoint, device=choices.device) if self.recipe else None
+        for split in splits:
+            if run is None or split is None:
+                yield read_outputs(self.path).take(choices.max_examples)
+                continue
+            with cpu_threads(run.recipe.training.n_threads):
+                found = run_outputs(
+                    run,
+                    split,
+                    max_examples=choices.max_examples,
+                    access=choices.access,
+                    fresh=choices.fresh,
+                    **(choices.decoding or {}),
+                )
+            yield found
+
+    def costs(self, choices: Choices) -> dict[str, Any]:
+        """Return size, cost and training of a run; nothing is known of a file, and every value is None."""
+        if self.recipe is None:
+            return dict.fromkeys(_OF_A_RUN)
+        model, (source_length, target_length) = self.recipe.model, choices.lengths
+        macs = count_macs(model, *pass_lengths(self.recipe, choices.lengths))
+        path = self.path / "results.json"
+        results = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        values = (
+            self.recipe.name,
+            self.recipe.task.settings(),
+            self.recipe.seed,
+            count_parameters(model).stored,
+            {
+                "source_length": source_length,
+                "target_length": target_length,
+                "total": macs.total,
+                "per_generated_token": macs.per_generated_token,
+            },
+            results.get("n_updates"),
+            results.get("training_seconds"),
+            training_speed(self.path),
+            find_checkpoint(self.path, choices.checkpoint).name,
+        )
+        return dict(zip(_OF_A_RUN, values, strict=True))
+
+
+def open_systems(paths: Sequence[Path]) -> list[System]:
+    """Return the systems, named by the last part of their paths, or by all of it where two end alike.
+
+    Raises:
+        DataError: a path that is not there.
+    """
+    missing = [str(path) for path in paths if not path.exists()]
+    if missing:
+        raise DataError(f"{', '.join(missing)}: no such file or run directory")
+    names = [path.resolve().name if path.is_dir() else path.stem for path in paths]
+    if len(set(names)) < len(names):
+        names = [str(path) for path in paths]
+    return [
+        System(path, name, load_recipe(path) if path.is_dir() else None)
+        for path, name in zip(paths, names, strict=True)
+    ]
+
+
+def same_references(systems: Sequence[System], split: str | None, choices: Choices) -> list[str]:
+    """Return what all systems were to write.
+
+    Raises:
+        DataError: two systems were to write different texts, naming the first difference.
+    """
+    first = systems[0].references(split, choices)
+    for system in systems[1:]:
+        theirs = system.references(split, choices)
+        if theirs == first:
+            continue
+        where = f"{system.path} cannot be compared with {systems[0].path}" + (f" on {split}" if split else "")
+        if len(theirs) != len(first):
+            raise DataError(f"{where}: {len(theirs)} references against {len(first)}")
+        index = next(i for i, (a, b) in enumerate(zip(theirs, first, strict=True)) if a != b)
+        texts = " against ".join(repr(texts[index][:_SHOWN]) for texts in (theirs, first))
+        raise DataError(f"{where}: their references differ, first at index {index}: {texts}")
+    return first
+
+
+def decoding_costs(outputs: Outputs) -> dict[str, Any] | None:
+    """Return what decoding a split took, None where it is not known, or a head said all in one pass."""
+    result = outputs.evaluation
+    if result is None or "decoding_seconds" not in result:
+        return None
+    return {
+        "seconds": result["decoding_seconds"],
+        "tokens_per_second": result["n_generated"] / max(result["decoding_seconds"], 1e-9),
+        **{key: result[key] for key in ("n_generated", "n_unfinished", "device", "n_threads")},
+        "settings": result["decoding"],
+        "is_new": outputs.is_new,
+    }
+
+
+def training_speed(run: Path) -> float | None:
+    """Return the target tokens a run trained on in a second: the median over its records, None where it has none."""
+    path = run / "timings.jsonl"
+    found = [t["labels_per_second"] for t in (read_rows(path) if path.is_file() else []) if t["kind"] == "training"]
+    return median(found) if found else None

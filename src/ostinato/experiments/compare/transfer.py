@@ -1,0 +1,66 @@
+"""Cross-lingual transfer over several runs: the mean over languages of each run, then over seeds.
+
+    s_r = mean over languages l of score(run r, l)        each language counting once
+    score = mean over runs r of s_r,  sd = standard deviation of the s_r over runs (n - 1)
+
+the order of XTREME's and X-MoE's tables, in which the spread is that of seeds and not of languages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from ostinato.errors import DataError
+from ostinato.experiments.results import read_results
+
+
+def transfer(runs: Sequence[Path], split: str, metric: str, column: str) -> dict[str, Any]:
+    """Return a score by language and in all, over finished runs that differ in their seeds only.
+
+    Args:
+        column: of languages, by which the runs were scored.
+
+    Returns:
+        split, metric, n_runs, seeds; by: language -> mean over runs; mean; sd (None for one run); runs: directory ->
+        its mean over languages.
+
+    Raises:
+        CheckpointError: a run that is not finished.
+        DataError: a run without such scores, with other languages or of another recipe than the first, or a seed twice.
+    """
+    found = {str(run): read_results(run) for run in runs}
+    scores = {run: _by_language(run, results, split, metric, column) for run, results in found.items()}
+    first_run, first = next(iter(scores.items()))
+    for run, values in scores.items():
+        if values.keys() != first.keys():
+            raise DataError(f"{run} has the languages {', '.join(values)}, and {first_run} {', '.join(first)}")
+        if found[run]["name"] != found[first_run]["name"]:
+            raise DataError(
+                f"{run} is of the recipe {found[run]['name']}, and {first_run} of {found[first_run]['name']}"
+            )
+    seeds = [results["seed"] for results in found.values()]
+    if len(set(seeds)) < len(seeds):
+        raise DataError(f"the seeds of the runs are {seeds}: a seed that is there twice counts once only")
+    means = {run: fmean(values.values()) for run, values in scores.items()}
+    return {
+        "split": split,
+        "metric": metric,
+        "n_runs": len(runs),
+        "seeds": seeds,
+        "by": {language: fmean(values[language] for values in scores.values()) for language in first},
+        "mean": fmean(means.values()),
+        "sd": stdev(means.values()) if len(means) > 1 else None,
+        "runs": means,
+    }
+
+
+def _by_language(run: str, results: dict[str, Any], split: str, metric: str, column: str) -> dict[str, float]:
+    try:
+        values = results["splits"][split]["by"][column]
+        return {language: float(scores[metric]) for language, scores in sorted(values.items())}
+    except KeyError as error:
+        reason = f"no {error} among its scores ({split}, by {column}, {metric})"
+        raise DataError(f"{run}: {reason}: was it scored so? (task.language_field, evaluation.splits)") from error

@@ -1,0 +1,1 @@
+"""Sweeps: arms and seeds planned as runs, trained once, measured, and written as rows, tables and figures."""

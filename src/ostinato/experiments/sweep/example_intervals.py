@@ -1,0 +1,88 @@
+"""Differences between the arms of a sweep with intervals over test examples: BLEU's too.
+
+The runs' outputs are those kept beside them, else they are decoded once and kept. Of each arm the mean score over its
+seeds is compared with the first arm's on the same drawn examples (`ostinato.metrics.bootstrap.paired_means`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ostinato.config.measures import ResultMeasure
+from ostinato.config.sweep import SweepConfig
+from ostinato.data.registry import DataAccess
+from ostinato.errors import ConfigError, DataError, Problem
+from ostinato.evaluation.loading import load
+from ostinato.evaluation.stored import Outputs, run_outputs
+from ostinato.experiments.sweep.runs import PlannedRun
+from ostinato.metrics import METRICS, make_metric
+from ostinato.metrics.bootstrap import paired_means
+from ostinato.training.threads import cpu_threads
+
+
+def example_differences(
+    sweep: SweepConfig,
+    runs: Sequence[PlannedRun],
+    *,
+    access: DataAccess | None = None,
+    on_line: Callable[[str], None] = lambda line: None,
+) -> list[dict[str, Any]]:
+    """Return, for every measure of decoded outputs and every arm, score and difference to the first arm.
+
+    Args:
+        runs: the sweep's, finished ones. on_line: told what is decoded.
+
+    Returns:
+        measure, metric, split, arm, n_seeds, n_examples, score and difference: {value, low, high} each, verdict;
+        difference and verdict are None for the first arm.
+
+    Raises:
+        ConfigError: no measure is of decoded outputs. DataError: arms that were to write different texts.
+    """
+    measures = [m for m in sweep.measures if isinstance(m, ResultMeasure) and m.split and m.path in METRICS]
+    if not measures:
+        names = [measure.name for measure in sweep.measures]
+        reason = f"none is a result of decoded outputs on a split: {', '.join(METRICS)}"
+        raise ConfigError([Problem("measures", names, reason)])
+    outputs = {split: _outputs(runs, split, access, on_line) for split in dict.fromkeys(m.split for m in measures)}
+    return [line for measure in measures for line in _compare(measure, runs, outputs[measure.split])]
+
+
+def _outputs(
+    runs: Sequence[PlannedRun], split: str | None, access: DataAccess | None, on_line: Callable[[str], None]
+) -> list[Outputs]:
+    found = []
+    for run in runs:
+        with cpu_threads(run.recipe.training.n_threads or 1):
+            loaded = load(run.directory, device=run.recipe.training.device, halting_threshold="trained")
+            outputs = run_outputs(loaded, str(split), access=access)
+        if outputs.is_new:
+            on_line(f"{run.name}, {split}: {len(outputs.predictions):,} outputs decoded")
+        found.append(outputs)
+    return found
+
+
+def _compare(measure: ResultMeasure, runs: Sequence[PlannedRun], outputs: Sequence[Outputs]) -> list[dict[str, Any]]:
+    arms: dict[str, list[Outputs]] = {}
+    for run, written in zip(runs, outputs, strict=True):
+        if written.references != outputs[0].references:
+            raise DataError(f"{measure.name}: {run.name} was to write other texts than {runs[0].name}")
+        arms.setdefault(run.arm, []).append(written)
+    groups = [[written.predictions for written in group] for group in arms.values()]
+    compared = paired_means(make_metric(measure.path), groups, outputs[0].references)
+    first = next(iter(arms))
+    return [
+        {
+            "measure": measure.name,
+            "metric": measure.path,
+            "split": measure.split,
+            "arm": arm,
+            "n_seeds": len(group),
+            "n_examples": len(outputs[0].references),
+            "score": found.score.as_dict(),
+            "difference": None if arm == first else found.difference.as_dict(),
+            "verdict": None if arm == first else found.verdict,
+        }
+        for (arm, group), found in zip(arms.items(), compared, strict=True)
+    ]

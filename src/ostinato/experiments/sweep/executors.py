@@ -1,0 +1,125 @@
+"""The jobs of a sweep, and where they are done: in this process, or in processes of this machine (`sweep.pool`).
+
+A job trains one run, or goes on with it, and measures what takes time. A run is trained by one process at a time: the
+one that holds its lock (`ostinato.experiments.sweep.locks`).
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+from ostinato.config.measures import AnyMeasure
+from ostinato.config.recipe import Recipe
+from ostinato.data.registry import DataAccess
+from ostinato.errors import OstinatoError
+from ostinato.experiments.sweep.locks import BusyError, run_lock
+from ostinato.experiments.sweep.measures import values_of
+from ostinato.experiments.sweep.watch import Event, EventReporter
+from ostinato.tasks.recipes import load_recipe
+from ostinato.training.loop import train
+from ostinato.training.reporter import Reporter
+from ostinato.training.rundir import RunDirectory
+from ostinato.training.threads import cpu_threads
+
+Status = Literal["done", "busy", "failed", "died"]
+TakeEvent = Callable[[Event], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One run that is to be trained and measured.
+
+    Args:
+        name: for people. directory: of the run. n_threads: CPU threads where the recipe names none; None: torch's
+            choice. access: where published data comes from; None: the default cache and mirror.
+    """
+
+    name: str
+    recipe: Recipe
+    directory: Path
+    measures: tuple[AnyMeasure, ...] = ()
+    n_threads: int | None = 1
+    access: DataAccess | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JobResult:
+    """How a job ended.
+
+    Args:
+        status: done; busy: another process works on the run; failed: with an error; died: with its process.
+        reason: why, for people; empty where it was done.
+    """
+
+    job: Job
+    status: Status
+    reason: str = ""
+
+
+class Executor(Protocol):
+    """Does jobs, in any order; every job that is submitted has one result."""
+
+    def submit(self, job: Job) -> None:
+        """Take a job; return at once."""
+
+    def collect(self, on_event: TakeEvent, timeout: float | None = None) -> JobResult | None:
+        """Wait until a job that was submitted has ended, and return how; None where that took too many seconds.
+
+        Args:
+            on_event: called meanwhile with what happens in any of the runs.
+        """
+
+    def stop(self) -> None:
+        """End all work that is going on; runs stay as their last checkpoints left them."""
+
+
+class InProcess:
+    """Does one job after the other in this process, when its result is asked for."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[Job] = deque()
+
+    def submit(self, job: Job) -> None:
+        """Take a job."""
+        self._waiting.append(job)
+
+    def collect(self, on_event: TakeEvent, timeout: float | None = None) -> JobResult:
+        """Do the next job, however long it takes."""
+        return attempt(self._waiting.popleft(), on_event)
+
+    def stop(self) -> None:
+        """Forget the jobs that wait."""
+        self._waiting.clear()
+
+
+def attempt(job: Job, on_event: TakeEvent) -> JobResult:
+    """Do a job and return how it ended; an error that is not one of this package's own comes with its traceback."""
+    try:
+        do_job(job, EventReporter(job.name, on_event))
+    except BusyError as error:
+        return JobResult(job, "busy", str(error))
+    except OstinatoError as error:
+        return JobResult(job, "failed", str(error))
+    except Exception:
+        return JobResult(job, "failed", traceback.format_exc())
+    return JobResult(job, "done")
+
+
+def do_job(job: Job, reporter: Reporter) -> None:
+    """Train and measure; what is there already is not done again.
+
+    Raises:
+        BusyError: another process works on this run. OstinatoError: whatever training or measuring raises.
+    """
+    with run_lock(job.directory), cpu_threads(job.recipe.training.n_threads or job.n_threads):
+        run = RunDirectory(job.directory)
+        if run.results() is None:
+            # What was started under this key is the same run, even if it was called otherwise.
+            recipe = load_recipe(job.directory) if run.exists else job.recipe
+            train(recipe, job.directory, resume=True, access=job.access, reporter=reporter)
+        values_of(job.measures, job.directory, job.access)

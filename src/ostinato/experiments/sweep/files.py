@@ -1,0 +1,113 @@
+"""Sweeps by name: those shipped with the library, and YAML files of the user's own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ostinato.config.files import fill_inputs, read_yaml
+from ostinato.config.load import check_settings
+from ostinato.config.recipe import Recipe
+from ostinato.config.shipped import did_you_mean, shipped_files
+from ostinato.config.sweep import ArmConfig, SweepConfig
+from ostinato.errors import ConfigError, Problem
+from ostinato.tasks.recipes import load_recipe
+
+SUFFIXES = (".yaml", ".yml")
+_FOLDER = "sweeps"
+_ELSEWHERE = "another-arm's-run"
+
+
+def shipped_sweeps() -> dict[str, Path]:
+    """Return the files of the shipped sweeps by name."""
+    return shipped_files(_FOLDER)
+
+
+def find_sweep(name_or_path: str | Path) -> Path:
+    """Return the file of a shipped sweep, or of the user's own.
+
+    Raises:
+        ConfigError: nothing of that name, with the nearest names.
+    """
+    name = str(name_or_path)
+    if name in shipped_sweeps():
+        return shipped_sweeps()[name]
+    path = Path(name_or_path)
+    if path.is_file():
+        return path
+    hint = did_you_mean(_FOLDER, name) or f"; shipped are {', '.join(shipped_sweeps())}"
+    reason = "there is no such file" if path.suffix in SUFFIXES else f"no sweep or file of that name{hint}"
+    raise ConfigError([Problem("sweep", name, reason)])
+
+
+def load_sweep(source: str | Path | Mapping[str, Any], inputs: Mapping[str, str] | None = None) -> SweepConfig:
+    """Load and check a sweep, and the recipe of each of its arms.
+
+    Args:
+        source: the name of a shipped sweep, a YAML file, or settings already read. In a file, recipes that are files
+            are relative to it, and a sweep that gives itself no name is called after its own name or file.
+        inputs: files of the user's own, by the names that "input:NAME" in the sweep calls them.
+
+    Raises:
+        ConfigError: with every problem of the sweep, or else of its arms' recipes.
+    """
+    settings = dict(source) if isinstance(source, Mapping) else read_sweep_settings(source)
+    return check_settings(fill_inputs(settings, inputs or {}), SweepConfig, _arm_problems)
+
+
+def read_sweep_settings(name_or_path: str | Path) -> dict[str, Any]:
+    """Return the settings in a sweep's file, with its name and its recipes' paths made whole.
+
+    Raises:
+        ConfigError: there is no such sweep, or the file cannot be read.
+    """
+    path = find_sweep(name_or_path)
+    settings = read_yaml(path)
+    names = {file: name for name, file in shipped_sweeps().items()}
+    settings.setdefault("name", names.get(path, path.stem))
+    for group in [settings, *(arm for arm in settings.get("arms") or [] if isinstance(arm, dict))]:
+        recipe = group.get("recipe")
+        if isinstance(recipe, str) and recipe.endswith(SUFFIXES):
+            group["recipe"] = str(path.parent / recipe)
+    return settings
+
+
+def arm_recipe(sweep: SweepConfig, arm: ArmConfig, seed: int, start: str | None = None) -> Recipe:
+    """Return the recipe that one arm is trained with.
+
+    Args:
+        start: the run directory that an arm with `after` starts from.
+
+    Raises:
+        ConfigError: with every problem.
+    """
+    overrides = [*sweep.overrides, *arm.overrides(), f"seed={seed}"]
+    if start is not None:
+        overrides.append(f"training.init_from={json.dumps(start)}")
+    return load_recipe(str(arm.recipe or sweep.recipe), overrides)
+
+
+def _arm_problems(sweep: SweepConfig) -> Iterator[Problem]:
+    if list(sweep.problems()):
+        return  # an arm with problems of its own has no recipe to check
+    for arm in sweep.arms:
+        try:
+            recipe = arm_recipe(sweep, arm, sweep.seeds_of(arm)[0], None if arm.after is None else _ELSEWHERE)
+        except ConfigError as error:
+            if not error.problems:
+                yield Problem(f"arms.{arm.name}", arm.recipe or sweep.recipe, str(error))
+            for problem in error.problems:
+                yield Problem(f"arms.{arm.name}: {problem.key}", problem.value, problem.reason)
+        else:
+            yield from _split_problems(sweep, arm, recipe)
+
+
+def _split_problems(sweep: SweepConfig, arm: ArmConfig, recipe: Recipe) -> Iterator[Problem]:
+    """Yield results that a run will not have, where the recipe says so itself."""
+    splits = recipe.evaluation.splits
+    for measure in sweep.measures_of(arm.name):
+        if measure.kind == "result" and measure.split and splits is not None and measure.split not in splits:
+            reason = f"{arm.name} is evaluated on {', '.join(splits)}: name it in evaluation.splits"
+            yield Problem(f"measures.{measure.name}.split", measure.split, reason)

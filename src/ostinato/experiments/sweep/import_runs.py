@@ -1,0 +1,115 @@
+"""Finished runs from elsewhere, copied into a store in place of the runs that a sweep would train."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from shutil import copytree
+
+from ostinato.data.disk import PARTIAL, remove_folder, sync
+from ostinato.errors import CheckpointError, ConfigError, OstinatoError
+from ostinato.experiments.sweep.locks import run_lock
+from ostinato.experiments.sweep.run_key import key_of_run, key_settings, run_versions
+from ostinato.experiments.sweep.runs import PlannedRun
+from ostinato.tasks.recipes import load_recipe
+from ostinato.training.rundir import RunDirectory
+from ostinato.version import __version__
+
+_SHOWN = 8
+
+
+def import_run(path: Path, runs: Sequence[PlannedRun]) -> PlannedRun:
+    """Copy a finished run into its place in the store; return the planned run that it is.
+
+    The run that it started from, where it did, need not be in the store.
+
+    Raises:
+        CheckpointError: it is no run, is not finished, or is none of these; the message says how it differs.
+        BusyError: another process works on the run in the store.
+    """
+    results = RunDirectory(path).results()
+    key = key_of_run(path)
+    if results is None:
+        raise CheckpointError(f"{path} is not finished: go on with it (ostinato train {path} --resume)")
+    mine = [run for run in runs if run.key == key]
+    if not mine:
+        raise CheckpointError(f"{path} is no run of this sweep: {_difference(path, runs)}")
+    target = mine[0].directory
+    if path.resolve() == target.resolve():
+        return mine[0]
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with run_lock(target):
+        if not mine[0].is_finished:
+            _copy(path, target)
+    return mine[0]
+
+
+def _copy(path: Path, target: Path) -> None:
+    """Copy a directory such that it is never there in part."""
+    partial = target.with_name(f"{PARTIAL}{target.name}")
+    remove_folder(partial)
+    copytree(path, partial)
+    for file in sorted(partial.rglob("*")):
+        sync(file)
+    remove_folder(target)
+    partial.replace(target)
+    sync(target.parent)
+
+
+def _difference(path: Path, runs: Sequence[PlannedRun]) -> str:
+    """Say how a run differs from the most similar one of a sweep."""
+    version = run_versions(path)["ostinato"]
+    if version != __version__:
+        return f"it was trained by version {version}, this is {__version__}"
+    own = key_settings(load_recipe(path))
+
+    def differing(run: PlannedRun) -> list[str]:
+        other = key_settings(run.recipe)
+        return [
+            f"{key} is {own.get(key)!r} there and {other.get(key)!r} in the sweep"
+            for key in own | other
+            if own.get(key) != other.get(key)
+        ]
+
+    differences = {run.name: differing(run) for run in runs}
+    name = min(differences, key=lambda name: len(differences[name]))
+    found = differences[name]
+    if not found:
+        return f"it has the settings of {name}, but other data, or it starts from another run"
+    more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+    return f"of {name} it differs in: {'; '.join(found[:_SHOWN])}{more}"
+
+
+def _finished_in(folder: Path) -> dict[Path, str]:
+    """Return the finished runs in a folder with their keys, without those whose key can no longer be computed."""
+    found = {}
+    for path in sorted(folder.glob("[!.]*/results.json")):
+        try:
+            found[path.parent] = key_of_run(path.parent)
+        except (OstinatoError, OSError):
+            continue
+    return found
+
+
+def import_runs(paths: Sequence[Path], runs: Sequence[PlannedRun]) -> list[PlannedRun]:
+    """Copy several finished runs into a store.
+
+    Args:
+        paths: run directories; of a directory of run directories (a store) those that are the sweep's.
+
+    Raises:
+        ConfigError: naming every run that is none of these; the others are copied.
+    """
+    taken, refused = [], []
+    for path in paths:
+        if not RunDirectory(path).exists and (finished := _finished_in(path)):
+            keys = {run.key for run in runs}
+            taken += [import_run(inner, runs) for inner, key in finished.items() if key in keys]
+            continue
+        try:
+            taken.append(import_run(path, runs))
+        except CheckpointError as error:
+            refused.append(str(error))
+    if refused:
+        raise ConfigError("\n".join(refused))
+    return taken

@@ -1,0 +1,222 @@
+"""What measures find in a finished run, and where it is kept so that nothing is measured twice.
+
+`_found` has a case for every kind of measure (`ostinato.config.measures`). Results and budgets are quick: they are read
+from what the run wrote each time. The others are kept in the run's directory, as measures/<key>.json, the key being a
+hash of the measure's settings and this package's version.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from ostinato.budget import Assumptions, count_budget
+from ostinato.config.measures import (
+    AnalysisMeasure,
+    BudgetMeasure,
+    EvaluateMeasure,
+    Measure,
+    ResultMeasure,
+    TableSelection,
+)
+from ostinato.data.disk import write_json
+from ostinato.data.registry import DataAccess
+from ostinato.errors import DataError
+from ostinato.evaluation.loading import load
+from ostinato.experiments.results import pass_lengths, read_results
+from ostinato.tasks.recipes import load_recipe
+from ostinato.version import __version__
+
+_FOLDER = "measures"
+Table = tuple[Sequence[str], Sequence[Sequence[Any]]]
+_TAKE: dict[str, Callable[[list[float]], float]] = {
+    "mean": fmean,
+    "first": lambda values: values[0],
+    "last": lambda values: values[-1],
+    "min": min,
+    "max": max,
+}
+
+
+def values_of(
+    measures: Sequence[Measure], run: Path, access: DataAccess | None = None, *, only_kept: bool = False
+) -> dict[str, float]:
+    """Return the values of all measures of a run by name; one that finds several has names such as `name.key`.
+
+    Args:
+        access: where published data comes from; None: the default cache and mirror.
+        only_kept: measure nothing that takes time.
+
+    Raises:
+        LookupError: `only_kept`, and a measure has not been taken; its name. DataError: the run has no such number.
+    """
+    values: dict[str, float] = {}
+    for measure in measures:
+        found, path = take(measure, run, access, only_kept=only_kept), measure.picks
+        try:
+            number = found if path is None else look_up(found, path)
+        except LookupError as error:
+            raise DataError(f"measure {measure.name}: {path}: {error.args[0]} ({run})") from error
+        if isinstance(number, dict):
+            values |= {f"{measure.name}.{key}": value for key, value in number.items()}
+        else:
+            values[measure.name] = number
+    return values
+
+
+def take(measure: Measure, run: Path, access: DataAccess | None = None, *, only_kept: bool = False) -> Any:
+    """Return what a measure finds in a finished run, before `Measure.picks` chooses the number in it.
+
+    It is read where it was kept, else measured now and kept.
+
+    Raises:
+        LookupError: `only_kept`, and it has not been taken. DataError: the run has no such number.
+    """
+    if isinstance(measure, ResultMeasure | BudgetMeasure):
+        return _found(measure, run, access)
+    settings = measure.settings()
+    text = json.dumps([settings, __version__], sort_keys=True)
+    note = run / _FOLDER / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
+    if not note.is_file():
+        if only_kept:
+            raise LookupError(measure.name)
+        found = _found(measure, run, access)
+        note.parent.mkdir(exist_ok=True)
+        write_json(note, {"settings": settings, "version": __version__, "found": found})
+    return json.loads(note.read_text(encoding="utf-8"))["found"]
+
+
+def _found(measure: Measure, run: Path, access: DataAccess | None) -> Any:
+    """Measure one run now."""
+    match measure:
+        case ResultMeasure(split=None):
+            return read_results(run)
+        case ResultMeasure(split=split):
+            splits = read_results(run)["splits"]
+            if split not in splits:
+                reason = f"the run has results of {', '.join(splits)}, not of {split}"
+                raise DataError(f"measure {measure.name}: {reason}")
+            return splits[split]
+        case BudgetMeasure():
+            recipe = load_recipe(run)
+            lengths = pass_lengths(recipe, (measure.source_length, measure.target_length))
+            return count_budget(recipe.model, Assumptions(*lengths)).figure(measure.figure)
+        case EvaluateMeasure():
+            return _evaluate(measure, run, access)
+        case AnalysisMeasure():
+            table = analyse([("run", run)], measure.study, measure.split, measure.max_examples, access)
+            return select(table, measure.table, measure.name)
+    raise TypeError(f"{type(measure).__name__} is no kind of measure that can be taken")
+
+
+def _evaluate(measure: EvaluateMeasure, run: Path, access: DataAccess | None) -> dict[str, Any]:
+    """Return what a new evaluation finds."""
+    threshold = "trained" if measure.halting_threshold is None else measure.halting_threshold
+    loaded = load(
+        run,
+        checkpoint=measure.checkpoint,
+        device=load_recipe(run).training.device,
+        overrides=measure.overrides(),
+        halting_threshold=threshold,  # type: ignore[arg-type]
+    )
+    return loaded.evaluate(
+        measure.split,
+        metrics=measure.metrics,
+        by=measure.by,
+        n_steps=measure.n_steps,
+        max_examples=measure.max_examples,
+        access=access,
+    )
+
+
+def look_up(found: Mapping[str, Any], path: str) -> float | dict[str, float]:
+    """Return the number under a dotted path; where a part of it is `*`, the numbers of everything there, by name.
+
+    Raises:
+        LookupError: there is no such number, with what there is.
+    """
+    head, star, tail = path.partition("*")
+    if not star:
+        return _number(_descend(found, path))
+    group = _descend(found, head.rstrip(".")) if head else found
+    if not isinstance(group, Mapping):
+        raise LookupError(f"{head.rstrip('.')} holds no names")
+    rest = tail.lstrip(".")
+    return {name: _number(_descend(inner, rest) if rest else inner) for name, inner in group.items()}
+
+
+def _descend(found: Any, path: str) -> Any:
+    """Follow a path; a name may have dots in it."""
+    if not isinstance(found, Mapping):
+        raise LookupError(f"there is nothing below {found!r} to look for {path} in")
+    if path in found:
+        return found[path]
+    # The longest name first: of the names `a` and `a.b`, the path a.b.c means the second.
+    for name in sorted(found, key=len, reverse=True):
+        if path.startswith(f"{name}."):
+            return _descend(found[name], path.removeprefix(f"{name}."))
+    raise LookupError(f"there is no {path} among {', '.join(map(str, found))}")
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise LookupError(f"must be a number, not {'null' if value is None else type(value).__name__}")
+    return value
+
+
+def analyse(
+    runs: Sequence[tuple[str, Path]], study: str, split: str | None, max_examples: int, access: DataAccess | None
+) -> Table:
+    """Return the table that an analysis shows of some runs: headings and rows.
+
+    Args:
+        runs: the runs with the names they get; the first is the one others are compared with.
+
+    Raises:
+        ConfigError: no analysis of that name. DataError: it does not apply to the runs: why.
+    """
+    from ostinato.analysis.analyze import choose, subjects
+
+    (chosen,) = choose([study])
+    loaded = [load(path, device=load_recipe(path).training.device, halting_threshold="trained") for _, path in runs]
+    given = [
+        replace(subject, name=name)
+        for subject, (name, _) in zip(subjects(loaded, split, max_examples, access), runs, strict=True)
+    ]
+    reasons = [why for subject in given if (why := chosen.why_not(subject)) is not None]
+    if not reasons and (together := chosen.why_not_together(given)) is not None:
+        reasons = [together]
+    if reasons:
+        names = ", ".join(str(path) for _, path in runs)
+        raise DataError(f"the analysis {study} does not apply to {names}: {reasons[0]}")
+    for subject in given:
+        if chosen.needs:
+            subject.collect(set(chosen.needs), None)
+    found = chosen.find(given, None)
+    return found[0].columns, found[0].rows
+
+
+def select(table: Table, selection: TableSelection, name: str) -> float:
+    """Return one number of a table.
+
+    Raises:
+        DataError: there is no such column, no such row, or no number there.
+    """
+    columns, rows = table
+    missing = [column for column in (*selection.where, selection.column) if column not in columns]
+    if missing:
+        raise DataError(f"measure {name}: no column {missing[0]!r}; there are {', '.join(columns)}")
+    at = {column: place for place, column in enumerate(columns)}
+    mine = [row for row in rows if all(row[at[key]] == value for key, value in selection.where.items())]
+    values = [row[at[selection.column]] for row in mine]
+    # A single cell that is no number is refused: the rest would be averaged as if they were all.
+    numbers: list[float] = [float(value) for value in values if isinstance(value, int | float)]
+    if not numbers or len(numbers) < len(values):
+        wanted = ", ".join(f"{key} {value}" for key, value in selection.where.items()) or "any"
+        raise DataError(f"measure {name}: no number in {selection.column!r} of {wanted}: {values or 'no such row'}")
+    return float(_TAKE[selection.take](numbers))

@@ -1,0 +1,218 @@
+"""Rows of a sweep, one for every arm and seed in the sweep's order: made of finished runs, written, and opened again.
+
+results.jsonl holds what is the same whenever and wherever the runs are trained; timings.jsonl holds the times. A sweep
+that was interrupted and run again ends with the same results.jsonl, byte for byte, as one that was not.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ostinato.budget import count_macs
+from ostinato.config.measures import EvaluateMeasure
+from ostinato.config.recipe import Recipe
+from ostinato.config.sweep import EqualConfig, SweepConfig
+from ostinato.data.disk import write_text
+from ostinato.data.registry import DataAccess
+from ostinato.errors import CheckpointError, DataError
+from ostinato.experiments.results import first_row, pass_lengths, read_rows
+from ostinato.experiments.sweep.files import SUFFIXES, load_sweep, shipped_sweeps
+from ostinato.experiments.sweep.locks import write_lock
+from ostinato.experiments.sweep.measures import values_of
+from ostinato.experiments.sweep.run_key import run_key, run_versions
+from ostinato.experiments.sweep.runs import PlannedRun, plan_runs
+from ostinato.tasks.recipes import load_recipe
+from ostinato.training.rundir import RunDirectory
+
+RESULTS, TIMINGS = "results.jsonl", "timings.jsonl"
+_ID = ("sweep", "arm", "seed", "key")
+_TIMES = ("training_seconds", "seconds")
+
+
+def sweep_row(sweep: SweepConfig, run: PlannedRun) -> dict[str, Any]:
+    """Return what a finished run found.
+
+    Returns:
+        sweep, arm, seed, key; recipe (its name), version, commit, data_sha256 (by split), parameters (stored), macs and
+        macs_lengths (source and target tokens), n_updates, checkpoint (the one that was evaluated: "best of dev
+        loss", or "last"), checkpoints (of measures that name one of their own, where any does), training_seconds,
+        seconds (with the final evaluation), values: by names of measures.
+
+    Raises:
+        LookupError: it is not finished, or has not been measured, or has no such number: in words.
+        CheckpointError: another run lies in its place.
+    """
+    results = RunDirectory(run.directory).results()
+    if results is None:
+        raise LookupError("not trained")
+    try:
+        values = values_of(sweep.measures_of(run.arm), run.directory, only_kept=True)
+    except (LookupError, DataError) as error:
+        raise LookupError(f"not measured: {error.args[0]}") from error
+    recipe, equal = load_recipe(run.directory), sweep.equal or EqualConfig()
+    _check_address(run, recipe)
+    lengths = (equal.source_length, equal.target_length)
+    versions, chosen = run_versions(run.directory), results["selection"]
+    evaluated = [measure for measure in sweep.measures if isinstance(measure, EvaluateMeasure)]
+    own_checkpoints = {measure.name: measure.checkpoint for measure in evaluated if measure.checkpoint != "best"}
+    return {
+        "sweep": sweep.name,
+        "arm": run.arm,
+        "seed": run.seed,
+        "key": run.key,
+        "recipe": run.recipe.name,
+        "version": versions["ostinato"],
+        "commit": versions.get("commit"),
+        "data_sha256": results["data_sha256"],
+        "parameters": results["parameters"],
+        "macs": count_macs(recipe.model, *pass_lengths(recipe, lengths)).total,
+        "macs_lengths": list(lengths),
+        "n_updates": results["n_updates"],
+        "checkpoint": "last" if results["best_update"] is None else f"best of {chosen['split']} {chosen['metric']}",
+        **({"checkpoints": own_checkpoints} if own_checkpoints else {}),
+        **{name: results[name] for name in _TIMES},
+        "values": values,
+    }
+
+
+def _check_address(run: PlannedRun, recipe: Recipe) -> None:
+    """Refuse a directory that holds another run than its name says: a default may have changed since."""
+    start = run.start.key if run.start else None
+    if start is None and recipe.training.init_from is not None:
+        return  # what it started from may be gone, and is part of its address
+    hashes = RunDirectory(run.directory).data_hashes()
+    version = run_versions(run.directory)["ostinato"]
+    if run_key(recipe, hashes, start=start, version=version) != run.key:
+        raise CheckpointError(f"{run.directory} holds another run than its name says: move it away, and run it again")
+
+
+def collect_rows(sweep: SweepConfig, runs: Sequence[PlannedRun]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return the rows of the runs that are there, and of the others arm, seed, key, directory and why."""
+    rows, missing = [], []
+    for run in runs:
+        try:
+            rows.append(sweep_row(sweep, run))
+        except LookupError as error:
+            place = {"arm": run.arm, "seed": run.seed, "key": run.key, "directory": str(run.directory)}
+            missing.append(place | {"why": str(error.args[0])})
+    return rows, missing
+
+
+def results_folder(sweep: SweepConfig, store: Path) -> Path:
+    """Return the folder of a sweep's results.jsonl and timings.jsonl."""
+    return store / "sweeps" / sweep.name.replace("/", "-")
+
+
+class SweepResults:
+    """The rows of a sweep while it runs, and its files, which hold at any time the rows that are there.
+
+    Args:
+        store: directory of the runs.
+    """
+
+    def __init__(self, sweep: SweepConfig, runs: Sequence[PlannedRun], store: Path) -> None:
+        self.sweep, self.runs, self.store, self.folder = sweep, runs, store, results_folder(sweep, store)
+        self._rows: dict[tuple[str, int], dict[str, Any]] = {}
+        self.missing: set[str] = set()
+        self._read(runs)
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """The rows in the sweep's order."""
+        return [self._rows[run.arm, run.seed] for run in self.runs if (run.arm, run.seed) in self._rows]
+
+    def update(self, key: str) -> None:
+        """Read the run of a key, which has ended."""
+        self._read([run for run in self.runs if run.key == key])
+
+    def _read(self, runs: Sequence[PlannedRun]) -> None:
+        rows, missing = collect_rows(self.sweep, runs)
+        self._rows |= {(row["arm"], row["seed"]): row for row in rows}
+        # Of two arms that are one run, one may have more measured of it.
+        self.missing = (self.missing - {run.key for run in runs}) | {line["key"] for line in missing}
+        with write_lock(self.store, f"sweep-{self.folder.name}"):
+            write_sweep(self.sweep, self.rows, self.folder)
+
+
+def write_sweep(sweep: SweepConfig, rows: Iterable[dict[str, Any]], folder: Path) -> None:
+    """Write results.jsonl and timings.jsonl, each in one go."""
+    folder.mkdir(parents=True, exist_ok=True)
+    parts = [split_row(sweep, row) for row in rows]
+    for name, lines in ((TIMINGS, [times for _, times in parts]), (RESULTS, [found for found, _ in parts])):
+        write_text(folder / name, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
+
+
+def split_row(sweep: SweepConfig, row: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the part of a row that is the same every time the sweep is run, and its times."""
+    timing = [measure.name for measure in sweep.measures if measure.is_timing]
+
+    def is_time(name: str) -> bool:
+        return any(name == own or name.startswith(f"{own}.") for own in timing)
+
+    found = {key: value for key, value in row.items() if key not in _TIMES}
+    found["values"] = {name: value for name, value in row["values"].items() if not is_time(name)}
+    times = {key: row[key] for key in (*_ID, *_TIMES)}
+    times["values"] = {name: value for name, value in row["values"].items() if is_time(name)}
+    return found, times
+
+
+def read_sweep(path: Path) -> list[dict[str, Any]]:
+    """Return the rows of a results.jsonl, with the times of the timings.jsonl beside it where there is one."""
+    rows = read_rows(path)
+    beside = path.with_name(TIMINGS)
+    times = {tuple(line[key] for key in _ID): line for line in (read_rows(beside) if beside.is_file() else [])}
+    joined = []
+    for row in rows:
+        own = times.get(tuple(row[key] for key in _ID), {})
+        values = row["values"] | own.get("values", {})
+        joined.append(row | {key: own[key] for key in _TIMES if key in own} | {"values": values})
+    return joined
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedSweep:
+    """The rows of a sweep, and what is known beside them.
+
+    Args:
+        rows: in the sweep's order. missing: see `collect_rows`. sweep, runs: the sweep and its finished runs; None
+            and empty where the rows come from a results.jsonl.
+    """
+
+    rows: list[dict[str, Any]]
+    missing: list[dict[str, Any]]
+    sweep: SweepConfig | None = None
+    runs: tuple[PlannedRun, ...] = ()
+
+
+def is_sweep(path: Path) -> bool:
+    """Return True for a sweep's file or name, and for the rows that one wrote."""
+    if path.is_dir():
+        return False
+    if str(path) in shipped_sweeps() or path.suffix in SUFFIXES:
+        return True
+    return path.is_file() and {"sweep", "arm", "values"} <= (first_row(path) or {}).keys()
+
+
+def open_sweep(
+    path: Path, store: Path, access: DataAccess | None = None, inputs: Mapping[str, str] | None = None
+) -> OpenedSweep:
+    """Return the rows of a sweep: those in a file of rows, or else those of the sweep's runs in the store.
+
+    Raises:
+        ConfigError: no such sweep, or one that cannot be used. DataError: there are no rows yet.
+    """
+    if path.is_file() and path.suffix not in SUFFIXES:
+        source = OpenedSweep(read_sweep(path), [])
+    else:
+        sweep = load_sweep(str(path), inputs)
+        runs = plan_runs(sweep, store, access)
+        rows, missing = collect_rows(sweep, runs)
+        there = {(row["arm"], row["seed"]) for row in rows}
+        source = OpenedSweep(rows, missing, sweep, tuple(run for run in runs if (run.arm, run.seed) in there))
+    if not source.rows:
+        raise DataError(f"{path}: no run of it is in {store}: ostinato sweep {path} --store {store}")
+    return source

@@ -1,0 +1,171 @@
+"""The key of a run is its content address: runs that must find the same have the same key, wherever they lie.
+
+    key = SHA-256 of (settings that decide the result, version of this package, SHA-256 of every split's examples)
+
+Settings are those of the resolved recipe, without those that describe it or may change freely
+(`ostinato.training.rundir`), and without those at their defaults, so that a new setting does not change the keys of
+runs that exist. Paths are left out; what they name is hashed instead: the splits for files of examples, the content
+of a tokenizer's file, the key of the run that training starts from. Vocabulary sizes follow from the data and are left
+out. The commit is not part of a key: it is recorded beside the results.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from ostinato.config.recipe import Recipe
+from ostinato.data.disk import write_json
+from ostinato.data.registry import DataAccess
+from ostinato.errors import CheckpointError
+from ostinato.experiments.sweep.locks import write_lock
+from ostinato.tasks.base import Task
+from ostinato.tasks.recipes import load_recipe
+from ostinato.tasks.registry import build_task, task_config
+from ostinato.training.prepare import other_splits, with_splits
+from ostinato.training.rundir import RunDirectory, describe_split, may_change
+from ostinato.version import __version__
+
+_FILES = ("data.train", "data.dev", "data.test")
+_TOKENIZER_FILES = ("data.tokenizer.path", "data.target_tokenizer.path")
+_START = "training.init_from"
+_HASHES = "data-hashes"
+
+
+def run_key(recipe: Recipe, hashes: Mapping[str, str], *, start: str | None = None, version: str = __version__) -> str:
+    """Return the content address of a run.
+
+    Args:
+        recipe: resolved, the splits of its final evaluation named. hashes: SHA-256 of the examples of every split that
+            the run reads. start: key of the run whose weights it starts from.
+    """
+    content = {"settings": key_settings(recipe, start), "version": version, "data": dict(hashes)}
+    return _hash(content)
+
+
+def key_settings(recipe: Recipe, start: str | None = None) -> dict[str, Any]:
+    """Return the settings that a key is made of, by their dotted paths."""
+    sizes = {f"model.{name}" for name in recipe.model.vocabulary_sizes(1, 1)}
+    left_out = {"name", _START, *_FILES, *_TOKENIZER_FILES, *sizes}
+    stated = dict(_stated(recipe.model_copy(update={"task": task_config(recipe.task)})))
+    found = {key: value for key, value in stated.items() if key not in left_out and not may_change(key)}
+    for key in _TOKENIZER_FILES:
+        if path := stated.get(key):
+            with Path(path).open("rb") as file:
+                found[key] = hashlib.file_digest(file, "sha256").hexdigest()
+    return found if start is None else found | {_START: start}
+
+
+def _stated(config: BaseModel, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield every setting that is not at its default, and of every group that is not of its default kind the kind."""
+    values = config.model_dump(mode="json")
+    for name, info in type(config).model_fields.items():
+        value, default = getattr(config, name), info.get_default(call_default_factory=True, validated_data={})
+        if isinstance(value, BaseModel):
+            if type(value) is not type(default):
+                yield f"{path}{name}", getattr(value, "kind", "set")
+            yield from _stated(value, f"{path}{name}.")
+        elif value != default:
+            yield f"{path}{name}", values[name]
+
+
+def key_of_run(directory: Path) -> str:
+    """Return the content address of a run that has been started, from what its directory says.
+
+    Raises:
+        CheckpointError: it is no run's, or its files cannot be read.
+    """
+    run = RunDirectory(directory)
+    if not run.exists:
+        raise CheckpointError(f"{directory} holds no run")
+    recipe, start = load_recipe(directory), None
+    if recipe.training.init_from is not None:
+        start = key_of_run(Path(recipe.training.init_from))
+    return run_key(recipe, run.data_hashes(), start=start, version=run_versions(directory)["ostinato"])
+
+
+def run_versions(directory: Path) -> dict[str, Any]:
+    """Return versions.json of a run.
+
+    Raises:
+        CheckpointError: it cannot be read.
+    """
+    path = directory / "versions.json"
+    try:
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return found | {"ostinato": str(found["ostinato"])}
+    except (OSError, ValueError, KeyError) as error:
+        raise CheckpointError(f"{path}: cannot be read: {error!r}") from error
+
+
+@dataclass
+class DataHashes:
+    """The hashes of splits, computed once: reading a large data set for its hash takes longer than all else.
+
+    Args:
+        folder: where they are kept from one process to the next; None: nowhere.
+        access: where published files come from; None: the default cache and mirror.
+    """
+
+    folder: Path | None = None
+    access: DataAccess | None = None
+    _known: dict[str, dict[str, str]] = field(default_factory=dict)
+
+    def resolve(self, recipe: Recipe) -> tuple[Recipe, dict[str, str]]:
+        """Return a recipe with the splits of its evaluation named, and the hash of every split its run reads.
+
+        Raises:
+            ConfigError: settings that do not fit the task. DataError: data that cannot be read.
+        """
+        task = build_task(recipe.task, recipe.data, self.access)
+        recipe = with_splits(recipe, task)
+        train = task.splits()[0]
+        splits = [train, *other_splits(recipe, train)]
+        name = _hash(_origin(task, recipe, splits))
+        if name not in self._known:
+            self._known[name] = self._read(task, splits, name)
+        return recipe, self._known[name]
+
+    def _read(self, task: Task, splits: list[str], name: str) -> dict[str, str]:
+        note = None if self.folder is None else self.folder / _HASHES / f"{name[:16]}.json"
+        if note is not None and note.is_file():
+            kept: dict[str, str] = json.loads(note.read_text(encoding="utf-8"))
+            return kept
+        found = {split: str(describe_split(split, task.examples(split))["sha256"]) for split in splits}
+        if note is not None:
+            note.parent.mkdir(parents=True, exist_ok=True)
+            with write_lock(note.parent.parent, _HASHES):
+                write_json(note, found)
+        return found
+
+
+def _origin(task: Task, recipe: Recipe, splits: list[str]) -> dict[str, Any]:
+    """Return what decides the examples without reading them: settings, and which files there are."""
+    columns = [name for name in type(recipe.data).model_fields if name.endswith("_field")]
+    data = recipe.data.model_dump(mode="json", include={"train", "dev", "test", *columns})
+    files = [data[split] or [] for split in ("train", "dev", "test")]
+    named = [path for group in files for path in ([group] if isinstance(group, str) else group)]
+    return {
+        "task": task.config.model_dump(mode="json"),
+        "data": data,
+        "files": {path: _file_state(Path(path)) for path in named},
+        "published": {file.key: task.access.known_hash(file) for file in task.files()},
+        "splits": splits,
+        "version": __version__,
+    }
+
+
+def _file_state(path: Path) -> list[object] | None:
+    """Return path, size and time of change of a file, None where there is none."""
+    path = path.absolute()
+    return [str(path), path.stat().st_size, path.stat().st_mtime_ns] if path.is_file() else None
+
+
+def _hash(content: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True, ensure_ascii=True).encode("ascii")).hexdigest()

@@ -1,0 +1,111 @@
+"""The runs of a sweep before they are there: recipe, content address and directory of every arm and seed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ostinato.budget import Assumptions, Budget, count_budget
+from ostinato.budget.compare import check_match
+from ostinato.config.recipe import Recipe
+from ostinato.config.sweep import EqualConfig, SweepConfig
+from ostinato.data.registry import DataAccess
+from ostinato.experiments.results import pass_lengths
+from ostinato.experiments.sweep.files import arm_recipe
+from ostinato.experiments.sweep.run_key import DataHashes, key_of_run, run_key
+from ostinato.tasks.vocabulary import SizedModel, size_model
+from ostinato.training.rundir import RunDirectory
+
+_NAME_LENGTH = 16
+"""Characters of a key that name a run's directory."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRun:
+    """One arm with one seed.
+
+    Args:
+        recipe: resolved, the splits of its evaluation named. start: the run it starts from.
+    """
+
+    arm: str
+    seed: int
+    key: str
+    recipe: Recipe
+    directory: Path
+    start: PlannedRun | None = None
+
+    @property
+    def name(self) -> str:
+        """What the run is called in lines for people."""
+        return f"{self.arm}, seed {self.seed}"
+
+    @property
+    def is_finished(self) -> bool:
+        """True where the run has been trained to its end."""
+        return RunDirectory(self.directory).results() is not None
+
+
+def plan_runs(sweep: SweepConfig, store: Path, access: DataAccess | None = None) -> list[PlannedRun]:
+    """Return the runs of a sweep, arm by arm in its order, seed by seed.
+
+    Reads the data for its hash, once for each way it is read; the hashes are kept in the store.
+
+    Raises:
+        ConfigError: a recipe that cannot be used, or does not fit its task. DataError: data that cannot be read.
+    """
+    hashes = DataHashes(store if store.is_dir() else None, access)
+    found: dict[tuple[str, int], PlannedRun] = {}
+
+    def plan(name: str, seed: int) -> PlannedRun:
+        if (name, seed) not in found:
+            arm = sweep.arm(name)
+            start = None if arm.after is None else plan(arm.after, sweep.start_seed(arm, seed))
+            recipe = arm_recipe(sweep, arm, seed, None if start is None else str(start.directory.absolute()))
+            recipe, data = hashes.resolve(recipe)
+            start_key, origin = None, recipe.training.init_from
+            if start is not None:
+                start_key = start.key
+            elif origin is not None:
+                start_key = key_of_run(Path(origin))
+            key = run_key(recipe, data, start=start_key)
+            found[name, seed] = PlannedRun(name, seed, key, recipe, store / key[:_NAME_LENGTH], start)
+        return found[name, seed]
+
+    return [plan(arm.name, seed) for arm in sweep.arms for seed in sweep.seeds_of(arm)]
+
+
+def arm_budgets(sweep: SweepConfig, runs: Sequence[PlannedRun], access: DataAccess | None = None) -> dict[str, Budget]:
+    """Return what every arm costs, at the lengths the sweep names.
+
+    Raises:
+        ConfigError: a vocabulary size that is not known yet.
+    """
+    equal = sweep.equal or EqualConfig()
+    found: dict[str, Budget] = {}
+    for run in runs:
+        if run.arm not in found:
+            model = _sized(run, access).model
+            lengths = pass_lengths(run.recipe, (equal.source_length, equal.target_length))
+            found[run.arm] = count_budget(model, Assumptions(*lengths))
+    return found
+
+
+def _sized(run: PlannedRun, access: DataAccess | None) -> SizedModel:
+    """Return a run's model with its vocabulary sizes: of a run that starts from another, that one's."""
+    if run.start is None or run.recipe.training.extend_vocabulary:
+        return size_model(run.recipe, access)
+    start = _sized(run.start, access)
+    return size_model(run.recipe, access, source=start.source, target=start.target)
+
+
+def check_equal(sweep: SweepConfig, budgets: Mapping[str, Budget]) -> None:
+    """Refuse arms whose budgets differ, where the sweep says that they are equal.
+
+    Raises:
+        ConfigError: names every arm with its figure and its difference.
+    """
+    if sweep.equal is not None:
+        figures = {name: budget.figure(sweep.equal.budget) for name, budget in budgets.items()}
+        check_match(f"{sweep.name}: equal.budget", sweep.equal.budget, figures, sweep.equal.tolerance)

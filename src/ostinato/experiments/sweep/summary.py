@@ -1,0 +1,177 @@
+"""What the rows of a sweep say by arm: mean, standard deviation and number over seeds, differences to the first arm.
+
+A difference is the mean over the seeds that both arms have of (arm - first arm), and its interval holds 95 % of the
+means over as many seeds drawn with replacement: paired, so that what a seed does to both cancels. Of fewer than six
+seeds no difference is claimed, as for timings (`ostinato.experiments.timing.spread`): read the interval as a spread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import mean, stdev
+from typing import Any
+
+import numpy as np
+
+from ostinato.errors import DataError
+from ostinato.experiments.timing.spread import FEWEST_ROUNDS
+from ostinato.metrics.bootstrap import LEVEL
+
+Row = Mapping[str, Any]
+_DRAWS, _SEED = 2000, 1
+
+
+def summarise(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Return one JSON-able line for every arm, in the rows' order.
+
+    Returns:
+        sweep, arm, recipe, seeds, parameters, macs, macs_lengths, checkpoint, checkpoints (of measures that name one of
+        their own), values: by measure {mean, sd (n - 1; None of one seed), n, by_seed, difference: None for the first
+        arm and where there is no pair, else {value, low, high, n, verdict}}.
+
+    Raises:
+        DataError: rows of several sweeps, or none.
+    """
+    if len({row["sweep"] for row in rows}) != 1:
+        raise DataError("a summary needs the rows of one sweep")
+    arms = {name: [row for row in rows if row["arm"] == name] for name in dict.fromkeys(row["arm"] for row in rows)}
+    names = list(dict.fromkeys(name for row in rows for name in row["values"]))
+    first = next(iter(arms.values()))
+    lines = []
+    for arm, own in arms.items():
+        described = {key: own[0].get(key) for key in ("recipe", "parameters", "macs", "macs_lengths", "checkpoint")}
+        values = {name: _values(own, [] if own is first else first, name) for name in names}
+        lines.append(
+            {
+                "sweep": own[0]["sweep"],
+                "arm": arm,
+                "seeds": [row["seed"] for row in own],
+                **described,
+                "checkpoints": own[0].get("checkpoints", {}),
+                "values": {name: found for name, found in values.items() if found},
+            }
+        )
+    return lines
+
+
+def _values(own: Sequence[Row], first: Sequence[Row], name: str) -> dict[str, Any] | None:
+    """Return mean, spread and difference of one measure over the seeds of an arm, None where no seed has it."""
+    found = {row["seed"]: float(row["values"][name]) for row in own if name in row["values"]}
+    if not found:
+        return None
+    numbers = list(found.values())
+    theirs = {row["seed"]: float(row["values"][name]) for row in first if name in row["values"]}
+    pairs = [value - theirs[seed] for seed, value in found.items() if seed in theirs]
+    return {
+        "mean": mean(numbers),
+        "sd": stdev(numbers) if len(numbers) > 1 else None,
+        "n": len(numbers),
+        "by_seed": found,
+        "difference": seed_difference(pairs) if pairs else None,
+    }
+
+
+def seed_difference(pairs: Sequence[float]) -> dict[str, Any]:
+    """Return the mean of differences of the same seeds, with what holds 95 % of the means over drawn seeds.
+
+    Returns:
+        value, low, high, n, verdict: higher, lower, no difference shown, or too few seeds.
+    """
+    found = np.asarray(pairs, dtype=np.float64)
+    # Each row of `drawn` is one bootstrap sample: as many pairs as there are, with replacement.
+    drawn = np.random.default_rng(_SEED).integers(len(found), size=(_DRAWS, len(found)))
+    low, high = np.quantile(found[drawn].mean(1), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    if len(found) < FEWEST_ROUNDS:
+        verdict = "too few seeds"
+    elif low <= 0 <= high:
+        verdict = "no difference shown"
+    else:
+        verdict = "higher" if low > 0 else "lower"
+    return {"value": float(found.mean()), "low": float(low), "high": float(high), "n": len(found), "verdict": verdict}
+
+
+def summary_table(lines: Sequence[Row]) -> tuple[list[str], list[list[object]]]:
+    """Return headings and one line for every arm: seeds, sizes, which checkpoint, mean ± sd of every measure."""
+    names = _names(lines)
+    source, target = lines[0]["macs_lengths"]
+    columns = ["arm", "seeds", "parameters", f"M MACs ({source} to {target} tokens)", "checkpoint", *names]
+    body: list[list[object]] = []
+    for line in lines:
+        cells = [_mean_cell(line["values"].get(name), len(line["seeds"])) for name in names]
+        costs = [line["parameters"], round(line["macs"] / 1e6, 2)]
+        body.append([line["arm"], len(line["seeds"]), *costs, line["checkpoint"], *cells])
+    return columns, body
+
+
+def difference_table(lines: Sequence[Row]) -> tuple[list[str], list[list[object]]] | None:
+    """Return one line for every arm but the first: differences with intervals over seeds; None of a single arm."""
+    names = [name for name in _names(lines) if any(_difference(line, name) for line in lines)]
+    if not names:
+        return None
+    body: list[list[object]] = [
+        [line["arm"], *(_difference_cell(_difference(line, name)) for name in names)] for line in lines[1:]
+    ]
+    return [f"difference to {lines[0]['arm']}", *names], body
+
+
+def flat_table(lines: Sequence[Row]) -> tuple[list[str], list[list[object]]]:
+    """Return one line for every arm with a column for every number: for CSV."""
+    names = _names(lines)
+    described = ("arm", "recipe", "parameters", "macs", "checkpoint")
+    parts = ("mean", "sd", "n")
+    differences = ("value", "low", "high", "n")
+    columns = [*described]
+    for name in names:
+        columns += [*(f"{name}: {part}" for part in parts), *(f"{name}: difference {part}" for part in differences)]
+    body: list[list[object]] = []
+    for line in lines:
+        cells: list[object] = [line[key] for key in described]
+        for name in names:
+            found, difference = line["values"].get(name) or {}, _difference(line, name) or {}
+            cells += [*(found.get(part) for part in parts), *(difference.get(part) for part in differences)]
+        body.append(cells)
+    return columns, body
+
+
+def summary_notes(lines: Sequence[Row]) -> list[str]:
+    """Return what has to be said below the tables."""
+    notes = [
+        f"{name}: of the checkpoint {found}"
+        for name, found in {k: v for line in lines for k, v in line["checkpoints"].items()}.items()
+    ]
+    pairs = [found["n"] for line in lines for name in _names(lines) if (found := _difference(line, name))]
+    if pairs:
+        text = f"Intervals: {LEVEL:.0%} of {_DRAWS:,} bootstrap samples of the seeds, paired"
+        few = f"; fewer than {FEWEST_ROUNDS} seeds claim no difference" if min(pairs) < FEWEST_ROUNDS else ""
+        notes.append(f"{text}{few}.")
+    return notes
+
+
+def _names(lines: Sequence[Row]) -> list[str]:
+    return list(dict.fromkeys(name for line in lines for name in line["values"]))
+
+
+def _difference(line: Row, name: str) -> dict[str, Any] | None:
+    found: dict[str, Any] | None = (line["values"].get(name) or {}).get("difference")
+    return found
+
+
+def _mean_cell(found: Mapping[str, Any] | None, n_seeds: int) -> str:
+    if found is None:
+        return ""
+    spread = "" if found["sd"] is None else f" ± {number_text(found['sd'])}"
+    return f"{number_text(found['mean'])}{spread}" + ("" if found["n"] == n_seeds else f" (n {found['n']})")
+
+
+def _difference_cell(found: Mapping[str, Any] | None) -> str:
+    if found is None:
+        return ""
+    interval = f"[{number_text(found['low'])}, {number_text(found['high'])}]" if found["n"] > 1 else ""
+    mark = f" {found['verdict']}" if found["verdict"] in ("higher", "lower") else ""
+    return f"{number_text(found['value'], signed=True)} {interval}{mark}".rstrip()
+
+
+def number_text(value: float, *, signed: bool = False) -> str:
+    """Return a number with four digits, or whole where it is large."""
+    sign = "+" if signed and value > 0 else ""
+    return f"{sign}{value:,.0f}" if abs(value) >= 10_000 else f"{sign}{value:.4g}"

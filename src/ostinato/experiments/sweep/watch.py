@@ -1,0 +1,222 @@
+"""Progress of a sweep: one view over all of its runs, whichever process does them, as lines or as bars."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from ostinato.config.recipe import Recipe
+from ostinato.training.reporter import (
+    SilentReporter,
+    duration,
+    end_line,
+    evaluation_text,
+    start_line,
+    update_text,
+    warning_text,
+)
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress, TaskID
+
+    from ostinato.experiments.sweep.runs import PlannedRun
+
+_LINE_EVERY_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened in a run.
+
+    Args:
+        name: of the run, for people. update: how far it is. text: for people.
+    """
+
+    name: str
+    kind: Literal["start", "update", "warning", "evaluation", "end"]
+    update: int
+    text: str
+
+
+class EventReporter(SilentReporter):
+    """Turns what a run reports into events.
+
+    Args:
+        name: of the run. send: takes every event.
+    """
+
+    def __init__(self, name: str, send: Callable[[Event], None]) -> None:
+        self.name, self.send = name, send
+
+    def on_start(self, recipe: Recipe, info: dict[str, Any]) -> None:
+        """Send what is trained."""
+        self.send(Event(self.name, "start", info["update"], start_line(recipe, info)))
+
+    def on_update(self, record: dict[str, Any]) -> None:
+        """Send how far it is."""
+        self.send(Event(self.name, "update", record["update"], update_text(record)))
+
+    def on_warning(self, update: int, message: str) -> None:
+        """Send it."""
+        self.send(Event(self.name, "warning", update, warning_text(update, message)))
+
+    def on_evaluation(self, record: dict[str, Any]) -> None:
+        """Send the scores."""
+        self.send(Event(self.name, "evaluation", record["update"], evaluation_text(record)))
+
+    def on_end(self, results: dict[str, Any]) -> None:
+        """Send how it ended."""
+        self.send(Event(self.name, "end", results["n_updates"], end_line(results)))
+
+
+class Watcher(Protocol):
+    """Is called with the progress of a sweep."""
+
+    def on_plan(self, runs: Sequence[PlannedRun], n_there: int) -> None:
+        """The runs that are to be done now, and how many are there already."""
+
+    def on_event(self, event: Event) -> None:
+        """Something happened in one of them."""
+
+    def on_result(self, run: PlannedRun, status: str, reason: str) -> None:
+        """A run has ended. status: done, failed or died. reason: empty where it is done."""
+
+    def close(self) -> None:
+        """Always the last call."""
+
+
+class SilentWatcher:
+    """Says nothing."""
+
+    def on_plan(self, runs: Sequence[PlannedRun], n_there: int) -> None:
+        """Say nothing."""
+
+    def on_event(self, event: Event) -> None:
+        """Say nothing."""
+
+    def on_result(self, run: PlannedRun, status: str, reason: str) -> None:
+        """Say nothing."""
+
+    def close(self) -> None:
+        """Say nothing."""
+
+
+class LinesWatcher(SilentWatcher):
+    """One plain line an event, but for updates: of a run at most one a minute.
+
+    Args:
+        say: takes every line.
+    """
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self.say = say
+        self._n_runs = self._n_ended = 0
+        self._said: dict[str, float] = {}
+
+    def on_plan(self, runs: Sequence[PlannedRun], n_there: int) -> None:
+        """Say how many there are."""
+        self._n_runs = len(runs)
+        self.say(f"{len(runs)} runs to do, {n_there} there")
+
+    def on_event(self, event: Event) -> None:
+        """Say it."""
+        now = time.monotonic()
+        if event.kind == "update" and now - self._said.get(event.name, 0.0) < _LINE_EVERY_S:
+            return
+        self._said[event.name] = now
+        text = f"update {event.update}  {event.text}" if event.kind == "update" else event.text
+        self.say(f"{event.name}: {text}")
+
+    def on_result(self, run: PlannedRun, status: str, reason: str) -> None:
+        """Say it."""
+        self._n_ended += 1
+        self.say(f"[{self._n_ended}/{self._n_runs}] {result_text(run.name, run.directory, status, reason)}")
+
+
+class RichWatcher(SilentWatcher):
+    """A bar for the whole sweep and one for every run that is going on; what is worth keeping stands above them.
+
+    Args:
+        console: where to draw.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self._progress: Progress | None = None
+        self._all: TaskID | None = None
+        self._bars: dict[str, TaskID] = {}
+        self._sizes: dict[str, int] = {}
+        self._done: dict[str, int] = {}
+        self._n_ended = 0
+        self._began = time.monotonic()
+
+    def on_plan(self, runs: Sequence[PlannedRun], n_there: int) -> None:
+        """Draw the bar of all runs, as long as their updates."""
+        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+
+        self.close()
+        self._sizes = {run.name: run.recipe.training.n_updates for run in runs}
+        self.console.print(f"{len(runs)} runs to do, {n_there} there", markup=False, highlight=False)
+        if not runs:
+            return
+        columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn())
+        self._progress = Progress(
+            *columns, TextColumn("{task.fields[text]}", markup=False), console=self.console, transient=True
+        )
+        self._all = self._progress.add_task("sweep", total=sum(self._sizes.values()), text="")
+        self._progress.start()
+
+    def on_event(self, event: Event) -> None:
+        """Move the bars; write warnings above them."""
+        if self._progress is None:
+            return
+        self._done[event.name] = event.update
+        if event.name not in self._bars:
+            total = self._sizes.get(event.name, event.update)
+            self._bars[event.name] = self._progress.add_task(event.name, total=total, text="")
+        bar = self._bars[event.name]
+        self._progress.update(bar, completed=event.update)
+        if event.kind in ("update", "evaluation"):
+            self._progress.update(bar, text=event.text)
+        elif event.kind == "warning":
+            self.console.print(f"{event.name}: {event.text}", markup=False, highlight=False)
+        self._move()
+
+    def on_result(self, run: PlannedRun, status: str, reason: str) -> None:
+        """Take its bar away, and write how it ended above the others."""
+        self._n_ended += 1
+        self._done[run.name] = self._sizes.get(run.name, 0)
+        if self._progress is not None and run.name in self._bars:
+            self._progress.remove_task(self._bars.pop(run.name))
+        text = result_text(run.name, run.directory, status, reason)
+        self.console.print(f"[{self._n_ended}/{len(self._sizes)}] {text}", markup=False, highlight=False)
+        self._move()
+
+    def close(self) -> None:
+        """Take the bars away."""
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None
+
+    def _move(self) -> None:
+        if self._progress is None or self._all is None:
+            return
+        passed = duration(time.monotonic() - self._began)
+        text = f"{self._n_ended} of {len(self._sizes)} runs, {passed}"
+        self._progress.update(self._all, completed=sum(self._done.values()), text=text)
+
+
+def result_text(name: str, directory: Path, status: str, reason: str) -> str:
+    """Return how a run ended, for people."""
+    return f"{name}: {status}, {directory}" if not reason else f"{name}: {status}: {reason}"
+
+
+def make_watcher(console: Console | None, say: Callable[[str], None]) -> Watcher:
+    """Return bars for a terminal, lines for another stream, silence without a console."""
+    if console is None:
+        return SilentWatcher()
+    return RichWatcher(console) if console.is_terminal else LinesWatcher(say)

@@ -1,0 +1,315 @@
+"""Claims: their files, their outcomes, and the command."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from ostinato.cli.app import main
+from ostinato.config.files import fill_inputs
+from ostinato.config.measures import TableSelection
+from ostinato.errors import ConfigError, DataError
+from ostinato.experiments.claims import files as claims
+from ostinato.experiments.claims.document import document
+from ostinato.experiments.claims.reproduce import Resources, reproduce, source_sweep
+from ostinato.experiments.claims.statistics import terms_of
+from ostinato.experiments.sweep.measures import select
+
+ARMS = [
+    {"name": "two", "recipe": "algorithmic/copy-universal"},
+    {"name": "four", "recipe": "algorithmic/copy-universal", "overrides": ["model.encoder.n_steps=8"]},
+]
+
+
+def claim_file(folder: Path, band=(1.0, 1.0), **changes) -> Path:
+    expect = {"what": "parameters", "statistic": {"kind": "ratio", "of": "four/parameters", "over": "two/parameters"}}
+    content = {
+        "paper": "universal-transformer",
+        "where": "section 2",
+        "statement": "More steps cost no parameters.",
+        "source": {"kind": "count", "vocabulary": 32, "arms": ARMS},
+        "minutes": 0.1,
+        "expect": [expect | {"band": list(band)}],
+    }
+    path = folder / "steps.yaml"
+    path.write_text(yaml.safe_dump(content | changes))
+    return path
+
+
+def run(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as end:
+        main([*arguments])
+    return int(end.value.code or 0)
+
+
+def test_every_claim_of_the_library_can_be_read():
+    found = claims.list_claims()
+    assert len(found) == len({claim.name for claim in found}) >= 35
+    assert {claim.config.paper for claim in found} == {
+        "universal-transformer", "sparse-universal-transformer", "one-wide-ffn", "x-moe", "depth",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("claim", [c for c in claims.list_claims() if c.config.gpu], ids=lambda claim: claim.name)
+def test_every_gpu_variant_can_be_read(claim):
+    assert claims.variant(claim, "gpu").address != claim.address
+
+
+def test_the_command_of_a_variant_names_the_claim_and_the_variant():
+    claim = claims.load_claim("depth/perplexity")
+    assert claims.command(claim) == "ostinato reproduce depth/perplexity --input text=... --input held_out=..."
+    assert claims.command(claims.variant(claim, "gpu")).startswith(
+        "ostinato reproduce depth/perplexity --variant gpu --input"
+    )
+
+
+def test_terms_of_counted_and_timed_claims_exist():
+    for claim in claims.list_claims():
+        source = claim.config.source
+        if source.kind == "sweep":
+            continue
+        measures = ["parameters", "active", "macs"] if source.kind == "count" else [one.name for one in source.work]
+        known = {f"{arm.name}/{measure}" for arm in source.arms for measure in measures}
+        assert {term for e in claim.config.expect for term in terms_of(e.statistic)} <= known, claim.name
+
+
+def test_a_claim_that_holds_is_counted_and_its_outcome_kept(tmp_path):
+    claim = claims.load_claim(claim_file(tmp_path))
+    outcome = reproduce(claim, Resources(tmp_path / "store"))
+    assert outcome.head["holds"]
+    assert outcome.head["expectations"][0]["value"] == 1
+    claims.write_outcome(claim, outcome, tmp_path / "outcomes")
+    again = claims.read_outcome(claim, [tmp_path / "empty", tmp_path / "outcomes"])
+    assert again is not None
+    assert again.rows == outcome.rows
+    assert again.verdict(claim) == "holds"
+    assert [row["arm"] for row in again.rows] == ["two", "four"]
+
+
+def test_an_outcome_is_stale_once_the_band_has_changed_but_not_once_it_is_reworded(tmp_path):
+    claim = claims.load_claim(claim_file(tmp_path))
+    outcome = reproduce(claim, Resources(tmp_path / "store"))
+    assert outcome.verdict(claims.load_claim(claim_file(tmp_path, statement="Depth is free."))) == "holds"
+    assert outcome.verdict(claims.load_claim(claim_file(tmp_path, band=(0.5, 1.5)))) == "stale"
+
+
+def test_the_command_exits_with_1_outside_the_band_and_says_so(tmp_path, capsys):
+    path = claim_file(tmp_path, band=(2.0, 3.0))
+    outcomes = str(tmp_path / "outcomes")
+    assert run("reproduce", str(path), "--outcomes", outcomes) == 1
+    shown = capsys.readouterr().out
+    assert "2 to 3" in shown
+    assert "fails" in shown
+    head = json.loads((tmp_path / "outcomes/universal-transformer/steps.jsonl").read_text().splitlines()[0])
+    assert head["holds"] is False
+    assert head["date"]
+    assert head["versions"]["torch"]
+
+
+def test_the_command_exits_with_0_inside_the_band(tmp_path, capsys):
+    assert run("reproduce", str(claim_file(tmp_path)), "--outcomes", str(tmp_path / "o"), "--json") == 0
+    assert json.loads(capsys.readouterr().out)["holds"] is True
+
+
+def test_claims_are_listed_with_what_came_of_them(tmp_path, capsys):
+    assert run("claims", "--json", "--outcomes", str(tmp_path)) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert len(listed) == len(claims.list_claims())
+    assert {one["outcome"] for one in listed} <= {"holds", "fails", "not run"}
+
+
+def test_no_outcome_of_the_library_is_stale():
+    for claim in claims.list_claims():
+        outcome = claims.read_outcome(claim, [claims.claims_directory()])
+        assert outcome is None or outcome.verdict(claim) != "stale", claim.name
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"paper": "bert"}, "paper is 'bert'"),
+        ({"expect": []}, "expect is"),
+        ({"minute": 3}, "minute is 3"),
+    ],
+)
+def test_a_file_that_is_no_claim_is_refused_by_key(tmp_path, changes, said):
+    with pytest.raises(ConfigError, match=said):
+        claims.load_claim(claim_file(tmp_path, **changes))
+
+
+def test_a_band_that_holds_everything_or_nothing_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"expect\.0\.band.*limit on one side"):
+        claims.load_claim(claim_file(tmp_path, band=(None, None)))
+    with pytest.raises(ConfigError, match=r"expect\.0\.band.*must not be above"):
+        claims.load_claim(claim_file(tmp_path, band=(2.0, 1.0)))
+
+
+def test_an_unknown_name_gets_the_nearest_ones():
+    with pytest.raises(ConfigError, match="did you mean depth/latency"):
+        claims.load_claim("depth/latencies")
+
+
+TINY = {
+    "name": "tiny",
+    "recipe": "demo/universal",
+    "overrides": [
+        "task.n_train=60", "task.n_eval=24", "training.n_updates=4", "training.evaluate_every=4", "model.d_model=16",
+        "training.save_every=4", "evaluation.splits=[test]", "training.selection.max_examples=8",
+    ],
+    "seeds": [1, 2],
+    "arms": [{"name": "two"}, {"name": "three", "seeds": [1], "set": {"model.encoder.n_steps": 3}}],
+    "measures": [
+        {"name": "loss", "kind": "result", "split": "test", "path": "loss"},
+        {
+            "name": "entropy",
+            "kind": "analysis",
+            "study": "attention",
+            "max_examples": 8,
+            "table": {"where": {"stack": "encoder"}, "column": "entropy, nats", "take": "first"},
+            "arms": ["two"],
+        },
+    ],
+}  # fmt: skip
+ALIKE = {
+    "name": "alike",
+    "study": "similarity",
+    "arm": "two",
+    "others": ["three"],
+    "over": "all",
+    "max_examples": 24,
+    "table": {"where": {"run": "three", "stack": "encoder"}, "column": "CKA"},
+}
+
+
+def swept_claim(folder: Path, term: str, **source) -> claims.Claim:
+    expect = [{"what": "it", "statistic": {"kind": "mean", "of": term}, "band": [0.0, None]}]
+    return claims.load_claim(claim_file(folder, source={"kind": "sweep", "sweep": TINY} | source, expect=expect))
+
+
+def test_a_sweep_is_run_and_measured_by_seed_by_analysis_and_by_comparison(tmp_path):
+    claim = swept_claim(tmp_path, "two/alike", compared=[ALIKE])
+    outcome = reproduce(claim, Resources(tmp_path / "store"))
+    assert [(row["arm"], row["seed"], sorted(row["values"])) for row in outcome.rows] == [
+        ("two", 1, ["alike", "entropy", "loss"]),
+        ("two", 2, ["entropy", "loss"]),
+        ("three", 1, ["loss"]),
+    ]
+    assert 0 <= outcome.rows[0]["values"]["alike"] <= 1
+    assert outcome.rows[0]["values"]["entropy"] > 0
+    again = reproduce(claim, Resources(tmp_path / "store"))
+    assert [row["values"] for row in again.rows] == [row["values"] for row in outcome.rows]
+
+
+def test_a_comparison_of_each_seed_gives_every_row_its_own_number(tmp_path):
+    entropy = {"column": "entropy, nats", "where": {"stack": "encoder"}, "take": "first"}
+    one = ALIKE | {
+        "name": "again",
+        "study": "attention",
+        "others": [],
+        "over": "each",
+        "max_examples": 8,
+        "table": entropy,
+    }
+    outcome = reproduce(swept_claim(tmp_path, "two/again", compared=[one]), Resources(tmp_path / "store"))
+    for row in outcome.rows[:2]:
+        assert row["values"]["again"] == pytest.approx(row["values"]["entropy"])
+    assert "again" not in outcome.rows[2]["values"]
+
+
+def test_a_claims_own_seeds_and_changes_come_last(tmp_path):
+    claim = swept_claim(tmp_path, "two/loss", seeds=[5], overrides=["model.encoder.n_steps=1"])
+    sweep = source_sweep(claim.config.source, {})
+    assert [sweep.seeds_of(arm) for arm in sweep.arms] == [[5], [5]]
+    assert all("model.encoder.n_steps=1" in arm.overrides()[-1] for arm in sweep.arms)
+
+
+def test_an_analysis_that_does_not_apply_says_why(tmp_path):
+    source = {**TINY, "seeds": [1], "arms": TINY["arms"][:1], "measures": TINY["measures"][:1]}
+    experts = ALIKE | {"name": "IC", "study": "consistency", "others": [], "table": {"column": "IC"}}
+    claim = swept_claim(tmp_path, "two/IC", sweep=source, compared=[experts])
+    with pytest.raises(DataError, match="consistency does not apply"):
+        reproduce(claim, Resources(tmp_path / "store"))
+
+
+@pytest.mark.parametrize(
+    ("selection", "said"),
+    [
+        ({"column": "CKA"}, "no column 'CKA'; there are router, IC"),
+        ({"where": {"router": "c"}, "column": "IC"}, "of router c: no such row"),
+        ({"where": {"router": "b"}, "column": "IC"}, r"of router b: \[None\]"),
+    ],
+)
+def test_a_number_that_a_table_lacks_is_named(selection, said):
+    table = (("router", "IC"), [["a", 0.5], ["b", None]])
+    with pytest.raises(DataError, match=said):
+        select(table, TableSelection.model_validate(selection), "it")
+
+
+def test_numbers_of_a_table_are_taken_as_asked():
+    table = (("step", "x"), [[0, 3.0], [1, 1.0], [2, 5.0]])
+    found = {
+        take: select(table, TableSelection(column="x", take=take), "it") for take in ("mean", "first", "last", "min")
+    }
+    assert found == {"mean": 3.0, "first": 3.0, "last": 5.0, "min": 1.0}
+
+
+def test_inputs_are_asked_for_checked_and_filled_in(tmp_path):
+    file = tmp_path / "text.jsonl"
+    settings = {"arms": [{"set": {"data.train": "input:text", "other": ["input:text", 3]}}]}
+    with pytest.raises(ConfigError, match=r"input\.text is None: needs a file: --input text=PATH"):
+        fill_inputs(settings, {})
+    with pytest.raises(ConfigError, match="there is no such file"):
+        fill_inputs(settings, {"text": str(file)})
+    file.touch()
+    with pytest.raises(ConfigError, match=r"no such input: it has text"):
+        fill_inputs(settings, {"text": str(file), "labels": str(file)})
+    assert fill_inputs(settings, {"text": str(file)})["arms"][0]["set"] == {
+        "data.train": str(file),
+        "other": [str(file), 3],
+    }
+
+
+def test_terms_and_inputs_of_swept_claims_exist():
+    swept = [claim for claim in claims.list_claims() if claim.config.source.kind == "sweep"]
+    sweeps = {}
+    for claim in swept:
+        source = claim.config.source
+        if source.sweep not in sweeps:  # reading all of its arms' recipes takes a while
+            inputs = dict.fromkeys(claim.config.inputs, __file__)
+            sweeps[source.sweep] = source_sweep(source, inputs)
+            source_sweep(claims.variant(claim, "gpu").config.source, inputs)
+        sweep = sweeps[source.sweep]
+        known = {f"{arm.name}/{measure.name}" for arm in sweep.arms for measure in sweep.measures_of(arm.name)}
+        known |= {f"{one.arm}/{one.name}" for one in source.compared}
+        assert {term for e in claim.config.expect for term in terms_of(e.statistic)} <= known, claim.name
+        assert claim.config.gpu is not None
+
+
+def test_rounds_of_a_timing_are_its_seeds(tmp_path):
+    arms = [
+        {"name": n, "recipe": "demo/universal", "overrides": [f"model.decoder.n_steps={k}"]}
+        for n, k in (("a", 1), ("b", 24))
+    ]
+    work = [{"name": "pass", "kind": "forward", "batch_size": 1, "source_length": 4, "target_length": 4}]
+    source = {
+        "kind": "timing",
+        "vocabulary": 16,
+        "rounds": 6,
+        "n_threads": 1,
+        "device": "cpu",
+        "arms": arms,
+        "work": work,
+    }
+    expect = [{"what": "slower", "statistic": {"kind": "ratio", "of": "b/pass", "over": "a/pass"}, "band": [1.2, None]}]
+    claim = claims.load_claim(claim_file(tmp_path, source=source, expect=expect))
+    outcome = reproduce(claim, Resources(tmp_path))
+    assert [row["seed"] for row in outcome.rows] == [1, 2, 3, 4, 5, 6] * 2
+    assert outcome.head["holds"], outcome.head
+
+
+def test_the_document_of_results_is_what_the_command_prints():
+    path = Path(__file__).parents[3] / "docs/results/index.md"
+    assert path.read_text(encoding="utf-8") == document(), "ostinato claims --markdown > docs/results/index.md"

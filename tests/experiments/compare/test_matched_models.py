@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import pytest
+
+from ostinato.budget import count_macs, count_parameters
+from ostinato.config.model import LanguageModelConfig
+from ostinato.errors import ConfigError
+from ostinato.experiments.compare.matched_models import Wanted, match_model
+from ostinato.experiments.timing.latency import Timer
+
+
+def model(n_steps: int = 2, d_ff: int = 64) -> LanguageModelConfig:
+    stack = {"n_steps": n_steps, "self_attention": {"n_heads": 2}, "ffn": {"d_ff": d_ff}}
+    return LanguageModelConfig.model_validate({"d_model": 16, "vocab_size": 30, "decoder": stack})
+
+
+def test_a_model_is_matched_to_another_or_to_a_number() -> None:
+    reference = model()
+    found = match_model(model(n_steps=1), reference, Wanted())
+    assert found.target == count_parameters(reference).stored
+    assert match_model(model(n_steps=1), found.target, Wanted()).config == found.config
+    macs = match_model(model(n_steps=1), reference, Wanted(match="macs", source_length=3, target_length=7))
+    assert macs.achieved == count_macs(macs.config, 3, 7).total
+    assert macs.value > found.value
+
+
+def test_latency_is_read_from_searches_on_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def seconds_of(timer: Timer, workload: object) -> object:
+        seen.append((timer.device.type, timer.threads, str(workload)))
+        return lambda config: count_macs(config, 1, 1).total * 1e-6
+
+    monkeypatch.setattr(Timer, "seconds_of", seconds_of)
+    wanted = Wanted(match="latency", device="cpu", threads=1, batch_size=2, beam=5, tolerance=0.01)
+    found = match_model(model(n_steps=1), model(n_steps=4), wanted)
+    assert seen == [("cpu", 1, "decoding, batch 2, beam 5")]
+    assert abs(found.residual) <= 0.01 * found.target
+
+
+def test_a_real_clock_reads_more_seconds_where_there_is_more_to_do() -> None:
+    wanted = Wanted(match="latency", device="cpu", threads=1, source_length=2, target_length=3)
+    seconds = wanted.cost()
+    assert 0 < seconds(model(n_steps=1)) < seconds(model(n_steps=12, d_ff=2048))
+
+
+def test_an_unknown_match_is_refused_with_those_there_are() -> None:
+    with pytest.raises(ConfigError, match="match is 'speed': must be one of parameters, active, macs, macs_per_gen"):
+        match_model(model(), model(), Wanted(match="speed"))  # type: ignore[arg-type]

@@ -1,0 +1,190 @@
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from statistics import median
+
+import pytest
+import torch
+
+from ostinato.budget import count_macs, count_parameters
+from ostinato.errors import ConfigError, DataError
+from ostinato.experiments.compare import systems
+from ostinato.experiments.compare.paired import compare
+from ostinato.experiments.compare.systems import Choices
+from ostinato.experiments.results import read_rows, write_rows
+from ostinato.tasks.recipes import load_recipe
+from ostinato.training import train
+
+TINY = ["task.n_train=40", "training.n_updates=2", "training.n_threads=1", "training.device=cpu"]
+SHORT = [*TINY, "task.n_eval=8", "decoding.max_length=6"]
+WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight"]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Three runs on the same test sentences, the last of them on fewer."""
+    folder = tmp_path_factory.mktemp("runs")
+    train(load_recipe("demo/transformer", SHORT), folder / "base")
+    train(load_recipe("demo/universal", [*SHORT, "seed=2", "training.n_threads=2"]), folder / "other")
+    train(load_recipe("demo/transformer", [*SHORT, "task.n_eval=7"]), folder / "fewer")
+    return [folder / name for name in ("base", "other", "fewer")]
+
+
+def predictions(path: Path, share_right: float, n: int = 60, seed: int = 0, references: str = "") -> Path:
+    """Write a file of predictions of which about that share is right."""
+    words, luck = random.Random(1), random.Random(seed)
+    with path.open("w", encoding="utf-8") as file:
+        for index in range(n):
+            reference = " ".join(words.choices(WORDS, k=8)) + references
+            prediction = reference if luck.random() < share_right else " ".join(luck.choices(WORDS, k=8))
+            file.write(json.dumps({"index": index, "prediction": prediction, "reference": reference}) + "\n")
+    return path
+
+
+def test_a_decoder_only_model_costs_a_pass_over_source_and_target(tmp_path: Path) -> None:
+    sizes = ["model.d_model=16", "model.decoder.self_attention.n_heads=2"]
+    train(load_recipe("demo/transformer", [*SHORT, "model.kind=language_model", *sizes]), tmp_path / "lm")
+    (row,) = compare([tmp_path / "lm"], Choices(splits=["test"], lengths=(7, 9), device="cpu"))
+    macs = count_macs(load_recipe(tmp_path / "lm").model, 7, 16)
+    assert row["macs"] == {
+        "source_length": 7,
+        "target_length": 9,
+        "total": macs.total,
+        "per_generated_token": macs.per_generated_token,
+    }
+
+
+def test_a_split_that_is_named_twice_is_compared_once(tmp_path: Path) -> None:
+    train(load_recipe("demo/transformer", SHORT), tmp_path / "run")
+    (row,) = compare([tmp_path / "run"], Choices(splits=["test", "test"], device="cpu"))
+    assert row["split"] == "test"
+
+
+def test_a_path_that_is_not_there_is_named_before_anything_else(runs: list[Path], tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"typo: no such file or run directory"):
+        compare([runs[0], tmp_path / "typo"], Choices(device="cpu"))
+
+
+def test_a_row_holds_scores_intervals_differences_and_costs(runs: list[Path]) -> None:
+    lines: list[str] = []
+    n_threads = torch.get_num_threads()
+    rows = compare(runs[:2], Choices(lengths=(7, 9), device="cpu"), lines.append)
+    assert [(row["split"], row["system"]) for row in rows] == [
+        *(("test", "base"), ("test", "other"), ("long", "base"), ("long", "other"))
+    ]
+    assert [line.rpartition(" in ")[0] for line in lines][:2] == [
+        "base, test: 8 outputs decoded",
+        "base, long: 8 outputs decoded",
+    ]
+    for run, row in zip(runs[:2] * 2, rows, strict=True):
+        results = json.loads((run / "results.json").read_text(encoding="utf-8"))
+        recipe = load_recipe(run)
+        assert row["n"] == 8
+        assert set(row["metrics"]) == {"exact_match", "token_accuracy_free"}
+        for name, score in row["metrics"].items():
+            assert score["value"] == results["splits"][row["split"]][name]
+            assert score["low"] <= score["value"] <= score["high"]
+        assert row["parameters"] == count_parameters(recipe.model).stored == results["parameters"]
+        macs = count_macs(recipe.model, 7, 9)
+        assert row["macs"] == {
+            "source_length": 7,
+            "target_length": 9,
+            "total": macs.total,
+            "per_generated_token": macs.per_generated_token,
+        }
+        assert (row["recipe"], row["seed"], row["n_updates"]) == (recipe.name, recipe.seed, 2)
+        speeds = [t["labels_per_second"] for t in read_rows(run / "timings.jsonl") if t["kind"] == "training"]
+        assert row["training_tokens_per_second"] == median(speeds)
+        assert row["training_seconds"] == results["training_seconds"]
+        assert row["decoding"]["n_generated"] == results["splits"][row["split"]]["n_generated"]
+        assert row["decoding"]["tokens_per_second"] * row["decoding"]["seconds"] == pytest.approx(
+            row["decoding"]["n_generated"]
+        )
+        assert row["bootstrap"] == {"n_samples": 1000, "seed": 12345, "level": 0.95}
+    assert [row["decoding"]["n_threads"] for row in rows] == [1, 2, 1, 2]
+    assert torch.get_num_threads() == n_threads
+    for reference, other in (rows[:2], rows[2:]):
+        for name, score in other["metrics"].items():
+            first = reference["metrics"][name]
+            assert (first["difference"], first["verdict"]) == (None, None)
+            assert score["difference"]["value"] == score["value"] - first["value"]
+    assert json.loads(json.dumps(rows)) == rows
+
+
+def test_a_run_does_not_differ_from_itself_and_is_decoded_once(runs: list[Path]) -> None:
+    choices = Choices(splits=["test"], metrics=["bleu", "chrf"], device="cpu", decoding={"beam": 2})
+    first, same = compare([runs[0], runs[0]], choices)
+    assert (first["decoding"]["is_new"], same["decoding"]["is_new"]) == (True, False)
+    assert first["decoding"]["settings"]["beam"] == 2
+    assert first["decoding"] | {"is_new": False} == same["decoding"]
+    for name in ("bleu", "chrf"):
+        assert same["metrics"][name]["difference"] == {"value": 0.0, "low": 0.0, "high": 0.0}
+        assert same["metrics"][name]["verdict"] == "no difference shown"
+        assert "version:" in same["metrics"][name]["signature"]
+    assert [row["system"] for row in (first, same)] == [str(runs[0])] * 2
+
+
+def test_a_clearly_better_file_is_higher_and_a_chance_difference_is_not_claimed(tmp_path: Path) -> None:
+    base = predictions(tmp_path / "base.jsonl", 0.5)
+    luck = predictions(tmp_path / "luck.jsonl", 0.5, seed=1)
+    best = predictions(tmp_path / "best.jsonl", 0.95, seed=2)
+    worst = predictions(tmp_path / "worst.jsonl", 0.1, seed=3)
+    choices = Choices(metrics=["exact_match", "bleu", "chrf"])
+    rows = compare([base, luck, best, worst], choices)
+    for name in ("exact_match", "bleu", "chrf"):
+        verdicts = [row["metrics"][name]["verdict"] for row in rows]
+        assert verdicts == [None, "no difference shown", "higher", "lower"]
+    assert rows[1]["metrics"]["exact_match"]["difference"]["value"] != 0
+    assert [row["system"] for row in rows] == ["base", "luck", "best", "worst"]
+    unknown = ("split", "recipe", "parameters", "macs", "n_updates", "training_tokens_per_second", "decoding")
+    assert {key: rows[0][key] for key in unknown} == dict.fromkeys(unknown)
+    assert compare([base, luck, best, worst], choices) == rows
+    other = compare([base, best], Choices(metrics=["bleu"], seed=1))[1]["metrics"]["bleu"]
+    assert other["value"] == rows[2]["metrics"]["bleu"]["value"]
+    assert other["difference"]["low"] != rows[2]["metrics"]["bleu"]["difference"]["low"]
+
+
+def test_a_run_is_compared_with_a_file_of_its_own_predictions(runs: list[Path], tmp_path: Path) -> None:
+    systems.load(runs[0], device="cpu").evaluate("test", predictions=tmp_path / "p.jsonl")
+    rows = compare([runs[0], tmp_path / "p.jsonl"], Choices(splits=["test"], max_examples=7, device="cpu"))
+    assert [(row["system"], row["n"], row["split"]) for row in rows] == [("base", 7, "test"), ("p", 7, "test")]
+    assert rows[1]["metrics"]["token_accuracy_free"]["difference"]["value"] == 0
+    assert rows[1]["macs"] is None
+    assert rows[0]["macs"]["total"] > 0
+
+
+def test_rows_that_were_written_are_read(runs: list[Path], tmp_path: Path) -> None:
+    rows = compare(runs[:2], Choices(device="cpu"))
+    write_rows(rows, tmp_path / "rows.jsonl")
+    assert compare([tmp_path / "rows.jsonl"]) == rows
+
+
+def test_systems_with_other_references_are_refused_before_anything_is_decoded(
+    runs: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(systems, "run_outputs")
+    with pytest.raises(DataError, match=r"fewer cannot be compared with .*base on test: 7 references against 8"):
+        compare([runs[0], runs[2]])
+    one, two = predictions(tmp_path / "one.jsonl", 1), predictions(tmp_path / "two.jsonl", 1, references=" more")
+    with pytest.raises(DataError, match=r"their references differ, first at index 0: '.* more' against '.*'"):
+        compare([one, two], Choices(metrics=["bleu"]))
+
+
+def test_what_cannot_be_compared_is_named(runs: list[Path], tmp_path: Path) -> None:
+    file = predictions(tmp_path / "one.jsonl", 1)
+    for paths, choices, expected in (
+        ([file], Choices(), "name what to compare by"),
+        ([file], Choices(metrics=["blue"]), "did you mean bleu"),
+        ([runs[0], file], Choices(), "a file of predictions is of one split"),
+        ([runs[0]], Choices(splits=["gen"]), "split is 'gen'"),
+        ([tmp_path], Choices(), "holds no recipe.yaml, so it is not a run"),
+        ([file], Choices(metrics=["bleu"], n_samples=9), "n_samples is 9: must be at least 100"),
+    ):
+        with pytest.raises(ConfigError, match=expected):
+            compare(paths, choices)
+    with pytest.raises(DataError, match="no such file"):
+        compare([tmp_path / "gone.jsonl"], Choices(metrics=["bleu"]))
+    with pytest.raises(DataError, match="5 sentences are too few"):
+        compare([runs[0]], Choices(max_examples=5, device="cpu"))

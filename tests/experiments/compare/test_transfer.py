@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ostinato.errors import CheckpointError, DataError
+from ostinato.experiments.compare.transfer import transfer
+
+
+def _run(folder: Path, seed: int, scores: dict[str, float], name: str = "nli") -> Path:
+    folder.mkdir()
+    by = {language: {"n": 10, "accuracy": value} for language, value in scores.items()}
+    results: dict[str, Any] = {"name": name, "seed": seed, "splits": {"test": {"by": {"lang": by}}}}
+    (folder / "results.json").write_text(json.dumps(results))
+    return folder
+
+
+def test_languages_are_averaged_before_seeds(tmp_path: Path) -> None:
+    first = _run(tmp_path / "1", 1, {"de": 0.5, "ko": 0.3})
+    second = _run(tmp_path / "2", 2, {"de": 0.7, "ko": 0.5})
+    found = transfer([first, second], "test", "accuracy", "lang")
+    assert found["by"] == pytest.approx({"de": 0.6, "ko": 0.4})
+    assert list(found["runs"].values()) == pytest.approx([0.4, 0.6])
+    assert found["mean"] == pytest.approx(0.5)
+    assert found["sd"] == pytest.approx(0.02**0.5)
+    assert found["seeds"] == [1, 2]
+    assert transfer([first], "test", "accuracy", "lang")["sd"] is None
+
+
+def test_runs_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
+    first = _run(tmp_path / "1", 1, {"de": 0.5})
+    with pytest.raises(DataError, match="has the languages de, ko"):
+        transfer([first, _run(tmp_path / "2", 2, {"de": 0.5, "ko": 0.5})], "test", "accuracy", "lang")
+    with pytest.raises(DataError, match="of the recipe other"):
+        transfer([first, _run(tmp_path / "3", 2, {"de": 0.5}, "other")], "test", "accuracy", "lang")
+    with pytest.raises(DataError, match=r"seeds of the runs are \[1, 1\]"):
+        transfer([first, _run(tmp_path / "4", 1, {"de": 0.5})], "test", "accuracy", "lang")
+    with pytest.raises(DataError, match="no 'f1' among its scores"):
+        transfer([first], "test", "f1", "lang")
+    with pytest.raises(CheckpointError, match="not finished"):
+        transfer([tmp_path], "test", "accuracy", "lang")

@@ -1,0 +1,185 @@
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_sweeps import SMALL, stamps, tiny
+
+from ostinato.config.recipe import Recipe
+from ostinato.config.training import TrainingConfig
+from ostinato.errors import CheckpointError, ConfigError
+from ostinato.experiments.sweep import run_key as keys
+from ostinato.experiments.sweep.import_runs import import_runs
+from ostinato.experiments.sweep.run_key import DataHashes, key_of_run, run_key
+from ostinato.experiments.sweep.runs import plan_runs
+from ostinato.experiments.sweep.schedule import run_sweep, sweep_rows
+from ostinato.tasks.recipes import load_recipe
+from ostinato.training import train
+
+HASHES = {"train": "a", "dev": "b", "test": "c"}
+
+
+def key(*overrides: str, recipe: str = "demo/transformer", **changes: Any) -> str:
+    return run_key(load_recipe(recipe, overrides), HASHES, **changes)
+
+
+def test_what_describes_a_run_or_says_where_it_runs_is_not_in_its_key() -> None:
+    free = ["name=x", "description=y", "training.device=cpu", "training.n_threads=7", "training.keep_last=3"]
+    sizes = ["model.source_vocab_size=13", "model.target_vocab_size=13"]
+    assert key(*free, *sizes, "data.train=elsewhere.jsonl", "task.operation=reverse") == key()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "seed=2",
+        "training.optimizer.lr=0.1",
+        "model.d_model=128",
+        "evaluation.by=[]",
+        "task.n_train=7",
+        "decoding.beam=1",
+    ],
+)
+def test_what_decides_the_result_is_in_the_key(change: str) -> None:
+    assert (key(change) == key()) == (change == "decoding.beam=1")  # the recipe's own
+
+
+class _Later(TrainingConfig):
+    """A later version's settings: one more, at its default."""
+
+    new_setting: int = 7
+
+
+def test_a_setting_that_is_added_later_leaves_keys_as_they_are_while_it_is_at_its_default() -> None:
+    recipe = load_recipe("demo/transformer")
+
+    def later(**changes: Any) -> dict[str, Any]:
+        training = _Later(**recipe.training.model_dump() | changes)
+        return keys.key_settings(recipe.model_copy(update={"training": training}))
+
+    # The group is not of its default's type any more, in this test alone.
+    before = keys.key_settings(recipe) | {"training": "set"}
+    assert later() == later(new_setting=7) == before
+    assert later(new_setting=8) == before | {"training.new_setting": 8}
+
+
+def test_groups_are_told_apart_by_their_kind_and_from_no_group_even_where_all_is_at_its_default() -> None:
+    positions = [key(f"model.encoder.positions={{kind: {kind}}}") for kind in ("none", "sinusoidal", "coordinates")]
+    assert len(set(positions)) == 3
+    assert key("data.target_tokenizer={kind: words}", "model.tie_embeddings=none") != key("model.tie_embeddings=none")
+    assert key("training.optimizer.kind=adam") != key("training.optimizer.kind=adamw") == key()
+
+
+def test_a_directory_that_holds_another_run_than_its_name_says_is_refused(tmp_path: Path) -> None:
+    sweep = tiny(seeds=[1])
+    run_sweep(sweep, tmp_path)
+    base, slow = plan_runs(sweep, tmp_path)
+    shutil.rmtree(slow.directory)
+    shutil.copytree(base.directory, slow.directory)
+    with pytest.raises(CheckpointError, match="holds another run than its name says"):
+        sweep_rows(sweep, tmp_path)
+
+
+def test_version_data_and_the_start_are_in_the_key() -> None:
+    recipe = load_recipe("demo/transformer")
+    found = [key(), key(version="0"), key(start="k"), run_key(recipe, HASHES | {"dev": "z"})]
+    assert len(set(found)) == 4
+    assert len(found[0]) == 64
+
+
+def test_a_tokenizer_file_is_known_by_its_content(tmp_path: Path) -> None:
+    def of(name: str, text: str) -> str:
+        (tmp_path / name).write_text(text)
+        return key("data.tokenizer.kind=file", f"data.tokenizer.path={tmp_path / name}")
+
+    assert of("a.json", "one") == of("b.json", "one") != of("c.json", "two")
+
+
+def with_files(folder: Path, text: str = "a b") -> Recipe:
+    folder.mkdir(exist_ok=True)
+    for split in ("train", "dev"):
+        line = json.dumps({"source": text, "target": split})
+        (folder / f"{split}.jsonl").write_text(line + "\n")
+    return load_recipe("files/template", [f"data.{split}={folder / split}.jsonl" for split in ("train", "dev")])
+
+
+def test_files_are_known_by_their_examples_and_not_by_their_place(tmp_path: Path) -> None:
+    found = []
+    for name, text in [("a", "a b"), ("b", "a b"), ("c", "a c")]:
+        recipe, hashes = DataHashes().resolve(with_files(tmp_path / name, text))
+        found.append(run_key(recipe, hashes))
+    assert found[0] == found[1] != found[2]
+
+
+def test_hashes_are_kept_until_a_file_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = with_files(tmp_path / "data")
+    first = DataHashes(tmp_path).resolve(recipe)[1]
+    read: list[str] = []
+    describe = keys.describe_split
+
+    def counted(split: str, examples: Any) -> dict[str, Any]:
+        read.append(split)
+        return describe(split, examples)
+
+    monkeypatch.setattr(keys, "describe_split", counted)
+    assert DataHashes(tmp_path).resolve(recipe)[1] == first
+    assert not read
+    other = DataHashes(tmp_path).resolve(with_files(tmp_path / "data", "a longer text"))[1]
+    assert read == ["train", "dev"]
+    assert other["train"] != first["train"]
+
+
+def test_a_run_says_the_key_it_was_planned_with_also_where_it_starts_from_another(tmp_path: Path) -> None:
+    sweep = tiny(seeds=[1], arms=[{"name": "base"}, {"name": "next", "after": "base"}])
+    run_sweep(sweep, tmp_path)
+    runs = plan_runs(sweep, tmp_path)
+    assert [key_of_run(run.directory) for run in runs] == [run.key for run in runs]
+    assert runs[1].recipe.training.init_from == str(runs[0].directory)
+
+
+def test_a_finished_run_is_taken_into_a_store_instead_of_being_trained_again(tmp_path: Path) -> None:
+    sweep, store = tiny(seeds=[1]), tmp_path / "store"
+    train(load_recipe("demo/transformer", [*SMALL, "name=mine", "training.n_threads=1"]), tmp_path / "mine")
+    (taken,) = import_runs([tmp_path / "mine"], plan_runs(sweep, store))
+    assert taken.name == "base, seed 1"
+    assert (taken.directory / "recipe.yaml").read_bytes() == (tmp_path / "mine" / "recipe.yaml").read_bytes()
+    rows, missing = sweep_rows(sweep, store)
+    assert [row["arm"] for row in rows] == ["base"]
+    assert [line["arm"] for line in missing] == ["slow"]
+    assert not list(store.glob(".partial-*"))
+
+
+def test_of_a_folder_of_runs_those_of_the_sweep_are_taken(tmp_path: Path) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    arms = [{"name": "base"}, {"name": "next", "after": "base"}]
+    run_sweep(tiny(seeds=[1], arms=[*arms, {"name": "slow", "set": {"training.optimizer.lr": 1e-4}}]), old)
+    (old / "unfinished").mkdir()
+    sweep = tiny(seeds=[1], arms=arms)
+    taken = import_runs([old], plan_runs(sweep, new))
+    assert sorted(run.name for run in taken) == ["base, seed 1", "next, seed 1"]
+    before = stamps(new)
+    rows = run_sweep(sweep, new)
+    assert [row["arm"] for row in rows] == ["base", "next"]
+    assert stamps(new) == before
+
+
+def test_a_run_that_is_not_of_the_sweep_is_refused_with_its_differences(tmp_path: Path) -> None:
+    run = tmp_path / "mine"
+    train(load_recipe("demo/transformer", [*SMALL, "seed=9", "training.optimizer.lr=0.5"]), run)
+    planned = plan_runs(tiny(seeds=[1]), tmp_path / "store")
+    line = "of base, seed 1 it differs in: training.optimizer.lr is 0.5 there and 0.003 in the sweep; seed is 9 there"
+    with pytest.raises(ConfigError, match=line):
+        import_runs([run], planned)
+    versions = json.loads((run / "versions.json").read_text())
+    (run / "versions.json").write_text(json.dumps(versions | {"ostinato": "0.0.1"}))
+    with pytest.raises(ConfigError, match=r"it was trained by version 0\.0\.1, this is"):
+        import_runs([run], planned)
+    (run / "results.json").unlink()
+    with pytest.raises(ConfigError, match="is not finished"):
+        import_runs([run], planned)
+    shutil.rmtree(run)
+    with pytest.raises(CheckpointError, match="holds no run"):
+        key_of_run(run)

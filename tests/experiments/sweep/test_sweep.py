@@ -1,0 +1,216 @@
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from tiny_sweeps import LONGER, LOSS, SEEN, SMALL, TIME, Recorder, stamps, tiny
+
+from ostinato.budget import count_macs
+from ostinato.budget.compare import check_match
+from ostinato.errors import ConfigError
+from ostinato.experiments.sweep.files import arm_recipe, load_sweep, shipped_sweeps
+from ostinato.experiments.sweep.rows import read_sweep, results_folder
+from ostinato.experiments.sweep.runs import plan_runs
+from ostinato.experiments.sweep.schedule import SweepError, run_sweep, sweep_rows
+from ostinato.tasks.recipes import load_recipe
+
+
+def test_every_arm_and_seed_is_one_row_and_is_trained_once(tmp_path: Path) -> None:
+    sweep = tiny(measures=[LOSS, TIME, LONGER, LOSS | {"name": "all", "path": "by.length_bucket.*.loss"}])
+    watcher = Recorder()
+    rows = run_sweep(sweep, tmp_path, watcher=watcher)
+    order = [("base", 1), ("base", 2), ("slow", 1), ("slow", 2)]
+    assert [(row["arm"], row["seed"]) for row in rows] == order
+    assert watcher.results == [(f"{arm}, seed {seed}", "done") for arm, seed in order]
+    kinds = [event.kind for event in watcher.events if event.name == "slow, seed 2"]
+    assert kinds == ["start", "update", "update", "update", "evaluation", "end"]
+    results = json.loads((tmp_path / rows[2]["key"][:16] / "results.json").read_text())
+    assert rows[2]["values"]["loss"] == results["splits"]["test"]["loss"]
+    assert rows[2]["values"]["time"] == results["training_seconds"]
+    assert {name for name in rows[2]["values"] if name.startswith("all.")} == {
+        f"all.{bin_}" for bin_ in results["splits"]["test"]["by"]["length_bucket"]
+    }
+    assert rows[2]["parameters"] == results["parameters"]
+    assert rows[2]["checkpoint"] == "best of dev loss"
+
+    before, folder = stamps(tmp_path), results_folder(sweep, tmp_path)
+    written = (folder / "results.jsonl").read_bytes()
+    again = Recorder()
+    assert run_sweep(sweep, tmp_path, watcher=again) == rows
+    assert not again.results
+    assert stamps(tmp_path) == before
+    assert (folder / "results.jsonl").read_bytes() == written
+    assert sweep_rows(sweep, tmp_path) == (rows, [])
+    assert read_sweep(folder / "results.jsonl") == rows
+
+
+def test_the_results_file_holds_no_times_and_the_other_one_nothing_else(tmp_path: Path) -> None:
+    sweep = tiny(seeds=[1], arms=[{"name": "base"}], measures=[LOSS, TIME])
+    (row,) = run_sweep(sweep, tmp_path)
+    folder = results_folder(sweep, tmp_path)
+    found = json.loads((folder / "results.jsonl").read_text())
+    times = json.loads((folder / "timings.jsonl").read_text())
+    assert list(found["values"]) == ["loss"]
+    assert not {"seconds", "training_seconds"} & set(found)
+    assert times == {key: row[key] for key in ("sweep", "arm", "seed", "key", "training_seconds", "seconds")} | {
+        "values": {"time": row["training_seconds"]}
+    }
+
+
+def test_what_is_there_is_told_from_what_is_missing_without_training(tmp_path: Path) -> None:
+    run_sweep(tiny(seeds=[1], arms=[{"name": "base"}]), tmp_path)
+    rows, missing = sweep_rows(tiny(), tmp_path)
+    assert [(row["arm"], row["seed"]) for row in rows] == [("base", 1)]
+    assert [(line["arm"], line["seed"], line["why"]) for line in missing] == [
+        *(("base", 2, "not trained"), ("slow", 1, "not trained"), ("slow", 2, "not trained"))
+    ]
+    # What a new measure reads from the results is there; what has to be evaluated anew is not.
+    assert sweep_rows(tiny(seeds=[1], measures=[SEEN]), tmp_path)[0][0]["values"].keys() == {"seen"}
+    assert sweep_rows(tiny(seeds=[1], measures=[LONGER]), tmp_path)[1][0]["why"] == "not measured: longer"
+
+
+def test_an_arm_starts_from_the_finished_run_of_the_arm_it_comes_after(tmp_path: Path) -> None:
+    arms = [{"name": "on", "after": "base"}, {"name": "base"}, {"name": "third", "after": "on", "seeds": [2]}]
+    rows = run_sweep(tiny(arms=arms), tmp_path)
+    by_name = {(row["arm"], row["seed"]): tmp_path / row["key"][:16] for row in rows}
+    assert list(by_name) == [("on", 1), ("on", 2), ("base", 1), ("base", 2), ("third", 2)]
+    for arm, seed, start in [("on", 1, "base"), ("on", 2, "base"), ("third", 2, "on")]:
+        origin = load_recipe(by_name[arm, seed]).training.init_from
+        assert origin == str(by_name[start, seed])
+        assert (by_name[arm, seed] / "initial.json").is_file()
+
+
+def test_a_run_that_fails_is_named_with_what_waited_for_it_and_the_others_are_done(tmp_path: Path) -> None:
+    broken = {"name": "broken", "set": {"training.optimizer.lr": 1e30, "training.schedule.warmup": 0}}
+    sweep = tiny(seeds=[1], arms=[broken, {"name": "next", "after": "broken"}, {"name": "base"}])
+    with pytest.raises(SweepError) as error:
+        run_sweep(sweep, tmp_path)
+    assert [run.name for run, _ in error.value.failures] == ["broken, seed 1", "next, seed 1"]
+    lines = str(error.value)
+    assert "the loss is" in lines
+    assert "not run: it starts from broken, seed 1, which failed" in lines
+    assert error.value.exit_code == 1
+    rows, missing = sweep_rows(sweep, tmp_path)
+    assert [row["arm"] for row in rows] == ["base"]
+    assert [line["arm"] for line in missing] == ["broken", "next"]
+
+
+def test_a_number_that_a_run_does_not_have_is_a_failure_that_says_what_there_is(tmp_path: Path) -> None:
+    sweep = tiny(seeds=[1], measures=[LOSS | {"name": "typo", "path": "by.length_bucket.77.loss"}])
+    with pytest.raises(SweepError, match=r"base, seed 1 .*measure typo: by\.length_bucket\.77\.loss: there is no 77"):
+        run_sweep(sweep, tmp_path)
+    assert len(sweep_rows(tiny(seeds=[1]), tmp_path)[0]) == 2
+
+
+def test_budgets_that_are_said_to_be_equal_are_checked_before_anything_is_trained(tmp_path: Path) -> None:
+    arms = [{"name": "base"}, {"name": "wide", "set": {"model.encoder.ffn.d_ff": 1024}}]
+    sweep = tiny(arms=arms, equal={"budget": "macs", "tolerance": 0.05})
+    with pytest.raises(ConfigError, match=r"their multiply-accumulates must agree within 5\.0% of base's"):
+        run_sweep(sweep, tmp_path / "store")
+    assert not (tmp_path / "store").exists()
+
+
+def test_arms_that_come_to_the_same_recipe_are_one_run(tmp_path: Path) -> None:
+    sweep = tiny(seeds=[1], arms=[{"name": "a"}, {"name": "b", "set": {"training": {"n_updates": 3}}}])
+    watcher = Recorder()
+    rows = run_sweep(sweep, tmp_path, watcher=watcher)
+    assert watcher.results == [("a, seed 1", "done")]
+    assert [row["arm"] for row in rows] == ["a", "b"]
+    assert rows[0]["key"] == rows[1]["key"]
+
+
+def test_the_refusal_names_every_arm_with_its_figure_and_its_difference() -> None:
+    with pytest.raises(ConfigError) as error:
+        check_match("x: equal.budget", "macs", {"a": 1000, "b": 1009, "c": 1243, "d": 800}, 0.01)
+    (problem,) = error.value.problems
+    assert problem.value == {"a": "1,000", "b": "1,009 (+0.9 %)", "c": "1,243 (+24.3 %)", "d": "800 (-20.0 %)"}
+    check_match("x: equal.budget", "macs", {"a": 1000, "b": 1010, "c": 990}, 0.01)
+
+
+def test_an_arm_that_reads_pairs_as_one_sequence_is_counted_for_both_sides(tmp_path: Path) -> None:
+    equal = {"budget": "macs", "source_length": 10, "target_length": 10}
+    arms = [{"name": "one", "set": {"model": {"kind": "language_model", "d_model": 16}}}]
+    size = {"name": "macs", "kind": "budget", "figure": "macs", "source_length": 10, "target_length": 10}
+    overrides = [text for text in SMALL if "encoder" not in text and "cross" not in text]
+    (row,) = run_sweep(
+        tiny(seeds=[1], arms=arms, overrides=overrides, equal=equal, measures=[LOSS, size]), tmp_path / "store"
+    )
+    model = load_recipe(tmp_path / "store" / row["key"][:16]).model
+    assert row["macs"] == row["values"]["macs"] == count_macs(model, 10, 20).total
+    assert row["macs_lengths"] == [10, 10]
+    both = tiny(arms=[*arms, {"name": "two"}], overrides=overrides, equal=equal)
+    with pytest.raises(ConfigError, match=f"'one': '{row['macs']:,}'"):
+        run_sweep(both, tmp_path / "other")
+
+
+def test_of_arms_that_are_one_run_each_has_its_own_measures(tmp_path: Path) -> None:
+    measures = [LONGER | {"name": name, "arms": [name], "n_steps": steps} for name, steps in (("a", 1), ("b", None))]
+    sweep = tiny(seeds=[1], arms=[{"name": "a"}, {"name": "b"}], measures=[LOSS, *measures])
+    rows = run_sweep(sweep, tmp_path)
+    assert [sorted(row["values"]) for row in rows] == [["a", "loss"], ["b", "loss"]]
+
+
+def test_a_run_that_was_started_under_another_name_goes_on(tmp_path: Path) -> None:
+    sweep = tiny(seeds=[1], arms=[{"name": "base"}])
+    (run,) = plan_runs(sweep, tmp_path)
+    run_sweep(sweep, tmp_path)
+    (run.directory / "results.json").unlink()
+    renamed = tiny(seeds=[1], arms=[{"name": "base", "set": {"name": "other", "description": "d"}}])
+    before = stamps(tmp_path)
+    (row,) = run_sweep(renamed, tmp_path)
+    assert row["key"] == run.key
+    assert stamps(tmp_path) == before
+
+
+def test_problems_of_all_arms_are_reported_together_before_any_is_planned() -> None:
+    arms = [
+        {"name": "a", "set": {"model.encoder.n_stps": 2}},
+        {"name": "b", "recipe": "demo/transfomer"},
+        {"name": "c", "set": {"training.n_updates": 0}},
+    ]
+    with pytest.raises(ConfigError) as error:
+        tiny(arms=arms, measures=[LOSS | {"split": "tset"}])
+    lines = str(error.value).splitlines()
+    assert lines[0].startswith("arms.a: model.encoder.n_stps is 2: no such setting; did you mean n_steps?")
+    assert lines[1].startswith("arms.b: recipe is 'demo/transfomer': no recipe")
+    assert lines[2].startswith("arms.c: training.n_updates is 0: must be an integer of at least 1")
+
+
+def test_a_split_that_no_run_is_evaluated_on_is_found_when_the_file_is_read() -> None:
+    with pytest.raises(ConfigError, match=r"measures\.loss\.split is 'tset': base is evaluated on test, long"):
+        tiny(measures=[LOSS | {"split": "tset"}])
+
+
+def test_a_sweep_in_a_file_names_itself_and_finds_recipes_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("base: demo/transformer\nseed: 5\n")
+    (tmp_path / "my-sweep.yaml").write_text("recipe: mine.yaml\narms: [{name: a}, {name: b, recipe: demo/universal}]\n")
+    sweep = load_sweep(tmp_path / "my-sweep.yaml")
+    assert sweep.name == "my-sweep"
+    assert sweep.recipe == str(tmp_path / "mine.yaml")
+    assert sweep.arms[1].recipe == "demo/universal"
+    with pytest.raises(ConfigError, match="no sweep or file of that name; did you mean demo"):
+        load_sweep("dmo")
+
+
+def test_the_demonstration_compares_arms_that_differ_in_depth_sharing_only() -> None:
+    sweep = load_sweep("demo")
+    first, second = (arm_recipe(sweep, arm, 1) for arm in sweep.arms)
+    assert (first.task, first.training, first.data) == (second.task, second.training, second.data)
+    assert set(second.model.plans()["encoder"].row("ffn")) == {"encoder_0"}
+    assert sweep.equal is not None
+    assert len(sweep.seeds) == 3
+
+
+@pytest.mark.parametrize("name", sorted(shipped_sweeps()))
+def test_shipped_sweeps_are_sound_and_say_what_they_are(name: str, tmp_path: Path) -> None:
+    text = shipped_sweeps()[name].read_text(encoding="utf-8")
+    needed = {found: str(tmp_path / found) for found in re.findall(r"input:(\w+)", text)}
+    for path in needed.values():
+        Path(path).write_text("text\n")
+    sweep = load_sweep(name, needed)
+    assert sweep.description
+    assert sweep.measures
+    assert all(f"# {line}:" in text for line in ("What", "Source", "Command"))
+    assert f"ostinato sweep {name}" in text

@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ostinato.errors import ConfigError
+from ostinato.experiments.sweep.figure import draw_sweep
+
+pytest.importorskip("matplotlib")
+
+ROWS = [
+    {"arm": arm, "seed": seed, "parameters": 10 * size, "macs": size, "values": {"score": score, "size": float(size)}}
+    for arm, size in (("alpha", 1), ("beta", 2))
+    for seed, score in ((1, 0.2), (2, 0.4))
+]
+
+
+def test_a_figure_has_a_panel_a_measure_and_names_its_arms(tmp_path: Path) -> None:
+    svg, png = draw_sweep(ROWS, tmp_path / "plot", title="a title")
+    assert png.read_bytes().startswith(b"\x89PNG")
+    text = svg.read_text()
+    for words in ("alpha (n 2)", "beta (n 2)", "score", "size", "a title"):
+        assert f"<!-- {words} -->" in text
+
+
+@pytest.mark.parametrize("x", ["parameters", "size"])
+def test_measures_are_drawn_against_a_figure_or_another_measure(tmp_path: Path, x: str) -> None:
+    text = draw_sweep(ROWS, tmp_path / "plot", x=x, y=["score"])[0].read_text()
+    assert f"<!-- {x} -->" in text
+
+
+def test_names_that_the_rows_do_not_have_are_refused_together(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as error:
+        draw_sweep(ROWS, tmp_path / "plot", x="depth", y=["scor"])
+    assert str(error.value).splitlines() == [
+        "y is 'scor': must be one of score, size",
+        "x is 'depth': must be one of parameters, macs, n_updates, training_seconds, seconds, seed, score, size",
+    ]
