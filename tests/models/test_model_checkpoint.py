@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from architectures import any_architecture, random_model, right_padded, sentences
-from ostinato.config.model import DecoderConfig, DenseFeedForwardConfig, Seq2SeqConfig, StackConfig
+from ostinato.config.model import Seq2SeqConfig
+from ostinato.config.stack import DecoderConfig, StackConfig
+from ostinato.config.sub_layers import DenseFeedForwardConfig
 from ostinato.errors import CheckpointError
 from ostinato.models import build_model, load_model, save_model
 

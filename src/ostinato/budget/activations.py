@@ -52,18 +52,9 @@ from ostinato.budget.sizes import (
     plans,
     vocabulary,
 )
-from ostinato.config.model import (
-    AttentionConfig,
-    BucketsConfig,
-    DenseFeedForwardConfig,
-    ExpertAttentionConfig,
-    ExpertFeedForwardConfig,
-    RotaryConfig,
-    RoutedConfig,
-    SeparableConvConfig,
-    SparseLayerConfig,
-    WindowConfig,
-)
+from ostinato.config.experts import ExpertAttentionConfig, ExpertFeedForwardConfig, RoutedConfig, SparseLayerConfig
+from ostinato.config.positions import BucketsConfig, RotaryConfig, WindowConfig
+from ostinato.config.sub_layers import AttentionConfig, DenseFeedForwardConfig, SeparableConvConfig
 
 
 def activation_parts(run: TrainingPass, n_steps: int | None, vocab_size: int | None) -> dict[str, int]:

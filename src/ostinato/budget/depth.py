@@ -10,7 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ostinato.budget.sizes import plans
-from ostinato.config.model import ActConfig, ModelConfig, SeparableConvConfig, StackConfig
+from ostinato.config.halting import ActConfig
+from ostinato.config.model import ModelConfig
+from ostinato.config.stack import StackConfig
+from ostinato.config.sub_layers import SeparableConvConfig
 from ostinato.errors import ConfigError, Problem
 from ostinato.plan import Plan
 

@@ -24,7 +24,7 @@ from __future__ import annotations
 from ostinato.budget.experts import expert_size
 from ostinato.budget.passes import FLOAT, ID, TrainingPass
 from ostinato.budget.sizes import hidden_branches
-from ostinato.config.model import (
+from ostinato.config.experts import (
     ExpertFeedForwardConfig,
     HypersphereRouterConfig,
     MlpRouterConfig,
@@ -37,7 +37,7 @@ _END = 4
 
 def decision_bytes(run: TrainingPass, sub: RoutedConfig, tokens: int) -> int:
     """Return what choosing experts keeps: router, gate and the order of the rows."""
-    dispatch = 3 * ID * sub.k * tokens + _END * sub.n_experts
+    dispatch = 3 * ID * sub.top_k * tokens + _END * sub.n_experts
     if not sub.has_router:
         return dispatch + FLOAT * tokens
     router = FLOAT * (tokens * run.config.d_model + _router_numbers(run, sub, tokens))
@@ -63,7 +63,7 @@ def _router_numbers(run: TrainingPass, sub: RoutedConfig, tokens: int) -> int:
 
 
 def _gate_bytes(sub: RoutedConfig, tokens: int) -> int:
-    rows, n_scores = sub.k * tokens, tokens * sub.n_experts
+    rows, n_scores = sub.top_k * tokens, tokens * sub.n_experts
     kept = FLOAT * (n_scores + rows) + ID * rows
     if sub.gate.kind != "softmax":
         kept += FLOAT * n_scores
@@ -74,7 +74,7 @@ def _gate_bytes(sub: RoutedConfig, tokens: int) -> int:
 
 def feed_forward_bytes(run: TrainingPass, sub: ExpertFeedForwardConfig, tokens: int) -> int:
     """Return what the experts of a feed-forward keep, without the decision."""
-    return states_bytes(run, sub, tokens) + sub.k * tokens * _hidden_bytes(run, sub)
+    return states_bytes(run, sub, tokens) + sub.top_k * tokens * _hidden_bytes(run, sub)
 
 
 def states_bytes(run: TrainingPass, sub: RoutedConfig, tokens: int) -> int:
@@ -84,7 +84,7 @@ def states_bytes(run: TrainingPass, sub: RoutedConfig, tokens: int) -> int:
 
 def sparse_layer_bytes(run: TrainingPass, sub: SparseLayerConfig, tokens: int) -> int:
     """Return what the experts of a sparse layer keep, without the decision."""
-    rows, d_model = sub.k * tokens, run.config.d_model
+    rows, d_model = sub.top_k * tokens, run.config.d_model
     one = FLOAT * (3 * d_model + 2) + run.width * d_model + _hidden_bytes(run, sub)
     return rows * (sub.n_layers * one + FLOAT * d_model)
 

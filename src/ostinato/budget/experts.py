@@ -19,16 +19,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ostinato.budget.sizes import hidden_branches, inner_width, planned_uses
-from ostinato.config.model import (
-    AttentionConfig,
+from ostinato.config.experts import (
     ExpertAttentionConfig,
     ExpertFeedForwardConfig,
     HypersphereRouterConfig,
     MlpRouterConfig,
-    ModelConfig,
     RoutedConfig,
     SparseLayerConfig,
 )
+from ostinato.config.model import ModelConfig
+from ostinato.config.sub_layers import AttentionConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class TopK:
 def chosen_experts(config: ModelConfig) -> dict[str, TopK]:
     """Return the experts a token gets by routed sub-layer: ``<stack>.<kind>`` or ``<stack>.sparse_layer``."""
     routed = ((planned.part, planned.sub) for planned in planned_uses(config) if isinstance(planned.sub, RoutedConfig))
-    return {part: TopK(sub.k, sub.n_experts) for part, sub in routed if sub.has_router}
+    return {part: TopK(sub.top_k, sub.n_experts) for part, sub in routed if sub.has_router}
 
 
 def expert_size(sub: RoutedConfig, d_model: int) -> int:
@@ -68,7 +68,7 @@ def _maps_size(sub: ExpertFeedForwardConfig | SparseLayerConfig, d_model: int) -
 
 def n_choices(attention: AttentionConfig) -> int:
     """Return the queries a token has of a head: one for every expert it gets, 1 without experts."""
-    return attention.k if isinstance(attention, ExpertAttentionConfig) else 1
+    return attention.top_k if isinstance(attention, ExpertAttentionConfig) else 1
 
 
 def keys_values_size(attention: AttentionConfig, d_model: int) -> int:

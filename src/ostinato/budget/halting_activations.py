@@ -30,15 +30,10 @@ from __future__ import annotations
 
 from ostinato.budget.passes import FLOAT, TrainingPass
 from ostinato.budget.sizes import PlannedUse
-from ostinato.config.model import (
-    ActConfig,
-    AttentionConfig,
-    ExpertAttentionConfig,
-    RoutedConfig,
-    SeparableConvConfig,
-    StackConfig,
-    StickBreakingConfig,
-)
+from ostinato.config.experts import ExpertAttentionConfig, RoutedConfig
+from ostinato.config.halting import ActConfig, StickBreakingConfig
+from ostinato.config.stack import StackConfig
+from ostinato.config.sub_layers import AttentionConfig, SeparableConvConfig
 
 
 def halting_bytes(run: TrainingPass, stack: str, firsts: list[PlannedUse | None]) -> int:

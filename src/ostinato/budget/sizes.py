@@ -9,25 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ostinato.config.model import (
-    ActConfig,
-    AttentionConfig,
-    BucketsConfig,
-    DenseFeedForwardConfig,
-    EncoderConfig,
-    ExpertFeedForwardConfig,
-    HaltingConfig,
-    ModelConfig,
-    NormConfig,
-    RelativeConfig,
-    RoutedConfig,
-    SeparableConvConfig,
-    SparseLayerConfig,
-    StackConfig,
-    StickBreakingConfig,
-    SubLayerConfig,
-    WindowConfig,
-)
+from ostinato.config.experts import ExpertFeedForwardConfig, RoutedConfig, SparseLayerConfig
+from ostinato.config.halting import ActConfig, HaltingConfig, StickBreakingConfig
+from ostinato.config.model import EncoderConfig, ModelConfig
+from ostinato.config.positions import BucketsConfig, RelativeConfig, WindowConfig
+from ostinato.config.stack import NormConfig, StackConfig
+from ostinato.config.sub_layers import AttentionConfig, DenseFeedForwardConfig, SeparableConvConfig, SubLayerConfig
 from ostinato.errors import ConfigError, Problem
 from ostinato.plan import Plan, Use
 

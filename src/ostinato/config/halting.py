@@ -6,8 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ostinato.config.base import Config
-from ostinato.config.sub_layers import Probability
+from ostinato.config.base import Config, Probability
 
 
 class NoHaltingConfig(Config):
@@ -30,6 +29,8 @@ class ActConfig(Config):
     """Bias of the halting probability at the start: with -3 tokens begin at full depth, with 0 and 1 (tensor2tensor) at
     round 2. docs/results.md, "Starting ACT", says why it is -3."""
     mix: Literal["accumulate", "interpolate"] = "accumulate"
+    """How the states f_r of rounds r with weights u_r become the output y. accumulate: y = sum_r u_r f_r. interpolate:
+    y_r = u_r f_r + (1 - u_r) y_{r-1}, as in the paper's listing, and the last y."""
     freeze_halted_state: bool = True
     """A halted token stays as it was. False: it goes on being transformed and seen; only its output is kept."""
     force_remainder_at_max: bool = True

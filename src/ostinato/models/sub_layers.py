@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from torch import nn
 
-from ostinato.config.model import (
-    AttentionConfig,
-    DenseFeedForwardConfig,
+from ostinato.config.common import Init
+from ostinato.config.experts import (
     ExpertAttentionConfig,
     ExpertFeedForwardConfig,
     HypersphereRouterConfig,
-    Init,
     MlpRouterConfig,
     RoutedConfig,
-    SeparableConvConfig,
     SparseLayerConfig,
-    SubLayerConfig,
 )
+from ostinato.config.sub_layers import AttentionConfig, DenseFeedForwardConfig, SeparableConvConfig, SubLayerConfig
 from ostinato.nn.attention import Attention
 from ostinato.nn.expert_attention import ExpertAttention
 from ostinato.nn.experts import ExpertFeedForward, ExpertMaps, SparseLayer
@@ -77,7 +74,11 @@ def _maps(c: ExpertFeedForwardConfig | SparseLayerConfig, d_model: int, init: In
 
 def _gate(c: RoutedConfig) -> Gate:
     return Gate(
-        c.gate.kind, c.k, c.n_experts, is_renormalised=c.has_router and c.is_renormalised, n_sampled=c.gate.n_sampled
+        c.gate.kind,
+        c.top_k,
+        c.n_experts,
+        is_renormalised=c.has_router and c.is_renormalised,
+        n_sampled=c.gate.n_sampled,
     )
 
 

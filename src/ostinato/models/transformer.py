@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import torch
 
-from ostinato.config.model import (
-    ActConfig,
+from ostinato.config.experts import RoutedConfig
+from ostinato.config.halting import ActConfig, HaltingConfig, StickBreakingConfig
+from ostinato.config.model import ModelConfig
+from ostinato.config.positions import (
     BucketsConfig,
     CoordinatesConfig,
-    HaltingConfig,
-    ModelConfig,
     RotaryConfig,
-    RoutedConfig,
     SignalConfig,
     SinusoidalConfig,
-    StackConfig,
-    StickBreakingConfig,
     WindowConfig,
 )
+from ostinato.config.stack import StackConfig
 from ostinato.models.base import TokenModel
 from ostinato.models.sub_layers import build_sub_layer
 from ostinato.nn.act import Act, ActUnit
