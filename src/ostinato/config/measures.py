@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from ostinato.config.base import Config, Size
+from ostinato.config.schema import leaves
 from ostinato.errors import Problem
 
 BudgetName = Literal["parameters", "macs", "bytes"]
@@ -166,12 +167,4 @@ AnyMeasure = Annotated[ResultMeasure | BudgetMeasure | EvaluateMeasure | Analysi
 
 def as_overrides(settings: dict[str, Any]) -> list[str]:
     """Return settings, dotted or nested, as `dotted.key=value` with the value in JSON, which is YAML."""
-    return [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in _leaves(settings, "")]
-
-
-def _leaves(settings: dict[str, Any], path: str) -> Iterator[tuple[str, Any]]:
-    for key, value in settings.items():
-        if isinstance(value, dict) and value:
-            yield from _leaves(value, f"{path}{key}.")
-        else:
-            yield f"{path}{key}", value
+    return [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in leaves(settings)]

@@ -13,6 +13,7 @@ from ostinato.config.halting import ActConfig
 from ostinato.config.lstm import LstmLanguageModelConfig, LstmSeq2SeqConfig
 from ostinato.config.one_wide import FfnVariant, apply_variant, variant_problems
 from ostinato.config.positions import WindowConfig
+from ostinato.config.schema import leaves
 from ostinato.config.stack import DecoderConfig, StackConfig
 from ostinato.config.sub_layers import SubLayerConfig
 from ostinato.errors import Problem
@@ -30,7 +31,8 @@ class _StackedConfig(CommonModelConfig):
 
     def given_stacks(self) -> dict[str, StackConfig]:
         """Return the stacks as configured, before `ffn_variant`, by name, in the order they run."""
-        raise TypeError(type(self).__name__)
+        fields = {name: getattr(self, name, None) for name in ("encoder", "decoder")}
+        return {name: stack for name, stack in fields.items() if isinstance(stack, StackConfig)}
 
     def stacks(self) -> dict[str, StackConfig]:
         """Return the stacks as they are built, by name, in the order they run."""
@@ -58,30 +60,21 @@ class _StackedConfig(CommonModelConfig):
                 if sub.share == "none":
                     continue
                 bank = sub.bank or name
-                mine = _entry(stack, kind, sub)
+                mine = _shape(stack, kind, sub)
                 other, first = seen.setdefault((kind, bank), (name, mine))
                 for key in sorted(k for k in mine if k in first and mine[k] != first[k]):
                     reason = f"the {kind} bank '{bank}' serves both stacks, and {path}{other}.{key} is {first[key]!r}"
                     yield Problem(f"{path}{name}.{key}", mine[key], reason)
 
 
-def _entry(stack: StackConfig, kind: Kind, sub: SubLayerConfig) -> dict[str, object]:
-    """Return what decides the shape of a parameter set, by dotted path within its stack."""
-    entry = dict(_leaves(f"{kind}.", sub.model_dump(exclude={"share", "n_unique", "share_norm", "bank"})))
+def _shape(stack: StackConfig, kind: Kind, sub: SubLayerConfig) -> dict[str, object]:
+    """Return the settings that decide the shape of a parameter set, by dotted path within its stack."""
+    found = dict(leaves(sub.model_dump(exclude={"share", "n_unique", "share_norm", "bank"}), f"{kind}."))
     if sub.share_norm:
-        entry |= {"norm.kind": stack.norm.kind, "norm.eps": stack.norm.eps}
+        found |= {"norm.kind": stack.norm.kind, "norm.eps": stack.norm.eps}
     if kind == "self_attention" and isinstance(stack.relative, WindowConfig):
-        entry["relative.window"] = stack.relative.window
-    return entry
-
-
-def _leaves(path: str, settings: dict[str, object]) -> Iterator[tuple[str, object]]:
-    """Yield every setting that is not a group of settings, by dotted path."""
-    for key, value in settings.items():
-        if isinstance(value, dict):
-            yield from _leaves(f"{path}{key}.", value)
-        else:
-            yield f"{path}{key}", value
+        found["relative.window"] = stack.relative.window
+    return found
 
 
 class Seq2SeqConfig(_StackedConfig, PairModelConfig):
@@ -93,10 +86,6 @@ class Seq2SeqConfig(_StackedConfig, PairModelConfig):
     decoder: DecoderConfig = DecoderConfig()
     """The stack that writes the target."""
 
-    def given_stacks(self) -> dict[str, StackConfig]:
-        """Return the stacks as configured, before `ffn_variant`, by name, in the order they run."""
-        return {"encoder": self.encoder, "decoder": self.decoder}
-
 
 class LanguageModelConfig(_StackedConfig, SequenceModelConfig):
     """A decoder-only model: one stack without cross-attention."""
@@ -107,10 +96,6 @@ class LanguageModelConfig(_StackedConfig, SequenceModelConfig):
     FFN, decoder-only model)."""
     decoder: StackConfig = StackConfig()
     """The only stack."""
-
-    def given_stacks(self) -> dict[str, StackConfig]:
-        """Return the stacks as configured, before `ffn_variant`, by name, in the order they run."""
-        return {"decoder": self.decoder}
 
 
 class TokensConfig(Config):
@@ -207,10 +192,6 @@ class EncoderConfig(_StackedConfig):
         """Return the rows of the embedding, and for heads that choose a label how many there are."""
         labels = {"n_labels": target} if self.head.kind in ("classification", "tagging") else {}
         return {"vocab_size": source + 1} | labels
-
-    def given_stacks(self) -> dict[str, StackConfig]:
-        """Return the stacks as configured, before `ffn_variant`, by name, in the order they run."""
-        return {"encoder": self.encoder}
 
     def problems(self, path: str = "") -> Iterator[Problem]:
         """Settings that belong to another head."""

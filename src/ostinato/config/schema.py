@@ -87,6 +87,15 @@ def map_groups(
     return {key: below(value, slot_of(fields[key])) if key in fields else value for key, value in changed.items()}
 
 
+def leaves(settings: Settings, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield every setting that is not a group of settings, by dotted path."""
+    for key, value in settings.items():
+        if isinstance(value, dict) and value:
+            yield from leaves(value, f"{path}{key}.")
+        else:
+            yield f"{path}{key}", value
+
+
 def fields_below(node: type[BaseModel], path: PathTuple = ()) -> Iterator[PathTuple]:
     """Yield the path of every setting below a configuration; of several kinds the default's."""
     for name, field in node.model_fields.items():
