@@ -30,9 +30,9 @@ class LstmSeq2SeqConfig(PairModelConfig):
     bidirectional: bool = True
     """Whether the encoder reads both ways."""
     attention: Score = "general"
-    """general: h W m; dot: h m (both Luong et al. 2015); additive: v tanh(W h + U m) (Bahdanau et al. 2015, whose score
-    asks the state before a step; here it asks the one after it, as the others do); none: only the first states of the
-    decoder know the source."""
+    """general: h W m; dot: h m (both Luong et al. 2015); additive: v tanh(W h + U m) (Bahdanau et al. 2015, whose h
+    is the state before a step; here it is the state after it, as in the others); none: the decoder has the source in
+    its first states only."""
 
     def recurrences(self) -> dict[str, Recurrence]:
         """Return encoder and decoder."""

@@ -156,7 +156,7 @@ class EncoderConfig(_StackedConfig):
 
     It reads ``<bos> text <eos>``, of a pair (two texts separated by a tab) ``<bos> text <eos> text <eos>``. The
     embeddings have one row more than the tokenizer has ids: the last one is the mask symbol's, whatever the head is,
-    so that a model pre-trained with a `masked` head goes on with another.
+    so that a model pre-trained with a `masked` head can be fine-tuned with another.
     """
 
     kind: Literal["encoder"] = "encoder"

@@ -1,4 +1,4 @@
-"""A recipe: everything one run needs, from the task to the claim it is compared with."""
+"""A recipe: everything one run needs, from the task to the published numbers it is compared with."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Recipe(Config):
     description: str = ""
     """One line for `ostinato recipes`."""
     task: TaskRef = TaskRef()
-    """What is learned: a task by name, and its settings."""
+    """The task by name, and its settings."""
     data: DataConfig = DataConfig()
     """Files, tokenizers, lengths and batches."""
     model: ModelConfig = Seq2SeqConfig()
