@@ -129,7 +129,7 @@ class TimedArm(Config):
     """A model that is timed or counted: a recipe, and what is changed in it by dotted keys."""
 
     name: str
-    """Of the arm, in terms and tables."""
+    """Name of the arm, in terms and tables."""
     recipe: str
     """A recipe's name or file."""
     overrides: list[str] = Field(default_factory=list)
@@ -140,7 +140,7 @@ class TimedWork(Config):
     """One workload on random token ids."""
 
     name: str
-    """Of the measure in seconds."""
+    """Name of the measure, which is in seconds."""
     kind: Literal["update", "forward", "decoding"]
     """update: forward, backward and the optimiser's step. forward: a teacher-forced pass without gradients. decoding: a
     search for outputs of target_length tokens."""
@@ -158,7 +158,7 @@ class ComparedConfig(Config):
     """A measure of several runs together, by an analysis that compares runs with the first of them."""
 
     name: str
-    """Of the measure."""
+    """Name of the measure."""
     study: str
     """Name of the analysis."""
     arm: str
@@ -216,7 +216,7 @@ class CountSource(Config):
     source_length: Size = 32
     """Source tokens of the sentence whose MACs are counted."""
     target_length: Size = 32
-    """Target tokens of that sentence."""
+    """Target tokens of the sentence whose MACs are counted."""
     vocabulary: Annotated[int, Field(ge=8)] | None = None
     """Rows of every vocabulary; None: those of the recipes' own data."""
 
@@ -228,7 +228,7 @@ class ClaimConfig(Config):
     """A claim file."""
 
     name: str
-    """Of the claim, without its paper."""
+    """Name of the claim, without its paper."""
     paper: Paper
     """The paper that makes it."""
     where: str

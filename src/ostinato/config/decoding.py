@@ -33,7 +33,7 @@ class DecodingConfig(Config):
     n_best: Size = 1
     """Outputs of a source that are returned, best first; a beam search only."""
     length_penalty: LengthPenaltyConfig = LengthPenaltyConfig()
-    """By what finished hypotheses of different lengths are compared."""
+    """How the scores of finished hypotheses of different lengths are compared."""
     stopping: Literal["bound", "count"] = "bound"
     """A beam search of a sentence ends. bound: when no live hypothesis can still beat the worst of the `n_best` best
     finished ones, were all its further tokens certain; with a length penalty this may run to the length limit.
@@ -41,11 +41,11 @@ class DecodingConfig(Config):
     max_length: Count = 256
     """Tokens generated at most: max_length + max_length_ratio * source tokens."""
     max_length_ratio: Annotated[float, Field(ge=0)] = 0.0
-    """See max_length."""
+    """Tokens generated at most, for every source token, beside max_length."""
     min_length: Count = 0
     """Tokens generated at least: min_length + min_length_ratio * source tokens."""
     min_length_ratio: Annotated[float, Field(ge=0)] = 0.0
-    """See min_length."""
+    """Tokens generated at least, for every source token, beside min_length."""
     token_scores: bool = False
     """Whether outputs carry the log-probability of every token."""
     temperature: Positive = 1.0
@@ -53,7 +53,7 @@ class DecodingConfig(Config):
     top_k: Size | None = None
     """Sampling draws from so many of the most probable tokens; None: from all."""
     seed: Count = 0
-    """Of sampling."""
+    """Seed of sampling."""
     pack_weights: bool = True
     """On a CPU, search with compiled kernels and with copies of the weights in the form it multiplies by fastest, in as
     much memory again. False: plain products."""

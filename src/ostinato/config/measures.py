@@ -89,7 +89,7 @@ class BudgetMeasure(Measure):
     source_length: Size = 16
     """Source tokens of the sentence whose pass is counted."""
     target_length: Size = 16
-    """Target tokens of that sentence."""
+    """Target tokens of the sentence whose pass is counted."""
 
 
 class EvaluateMeasure(Measure):

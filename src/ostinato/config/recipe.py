@@ -48,7 +48,7 @@ class ReferenceRow(Config):
     source: str
     """Paper and table."""
     split: str
-    """Split of the task that it is of."""
+    """Split of the task that the value is of."""
     metric: str
     """Metric, by the name it has in results.json."""
     value: float
@@ -63,7 +63,7 @@ class Recipe(Config):
     """Task, data, model, training, decoding and evaluation of one run."""
 
     name: str = "run"
-    """Of the run; its directory is called after it."""
+    """Name of the run and of its directory."""
     description: str = ""
     """One line for `ostinato recipes`."""
     task: TaskRef = TaskRef()
@@ -79,7 +79,7 @@ class Recipe(Config):
     evaluation: EvaluationConfig = EvaluationConfig()
     """What is measured at the end."""
     seed: Count = 1
-    """Of initialisation, dropout and the order of examples."""
+    """Seed of initialisation, dropout and the order of examples."""
     reference: list[ReferenceRow] = Field(default_factory=list)
     """Published numbers to compare with."""
 

@@ -19,20 +19,20 @@ class EqualConfig(Config):
     """A budget that is the same in all arms, checked before anything is trained."""
 
     budget: BudgetName = "parameters"
-    """What is the same."""
+    """The budget that is the same."""
     tolerance: Annotated[float, Field(ge=0)] = 0.01
     """Largest relative difference between the first arm and another."""
     source_length: Size = 16
     """Source tokens of the sentence whose MACs and bytes are counted."""
     target_length: Size = 16
-    """Target tokens of that sentence."""
+    """Target tokens of the sentence whose MACs and bytes are counted."""
 
 
 class ArmConfig(Config):
     """One variant: a recipe, and what is changed in it."""
 
     name: Name
-    """Of the arm, in tables and on the command line."""
+    """Name of the arm, in tables and on the command line."""
     recipe: str | None = None
     """A recipe's name, or a file relative to the sweep's; None: the sweep's."""
     set: dict[str, Any] = Field(default_factory=dict)
@@ -52,7 +52,7 @@ class SweepConfig(Config):
     """Arms, seeds and measures. What every arm is trained with is its recipe, then `overrides`, then its `set`."""
 
     name: Name
-    """Of the sweep; the folder of its results is called after it."""
+    """Name of the sweep and of the folder of its results."""
     description: str = ""
     """One line about it."""
     recipe: str | None = None

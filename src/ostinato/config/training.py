@@ -25,7 +25,7 @@ class OptimizerConfig(Config):
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.98
     """Decay of the mean of the squared gradients."""
     eps: Positive = 1e-9
-    """Added to the root of that mean."""
+    """Added to the root of the mean of the squared gradients."""
     weight_decay: Weight = 0.0
     """adamw: share of a weight that is taken off, times the learning rate. adam: weight of the L2 penalty."""
     lr_scales: list[LearningRateScale] = Field(default_factory=list)
