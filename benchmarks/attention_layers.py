@@ -11,7 +11,8 @@ from forced_routing import Distribution, choose, inputs, load, router_matrix, sh
 from layers import Absent, Contestant, layer
 from torch import Tensor, nn
 
-from ostinato.config.model import AttentionConfig, ExpertAttentionConfig
+from ostinato.config.experts import ExpertAttentionConfig
+from ostinato.config.sub_layers import AttentionConfig
 from ostinato.kernels import BackendChoice
 from ostinato.models.parts import build_sub_layer
 from ostinato.nn.attention import Attention, Visibility
@@ -181,7 +182,7 @@ def dense_attention(work: AttentionWork, n_heads: int, name: str) -> Contestant:
 def our_attention(work: AttentionWork, backend: BackendChoice = "auto") -> SelfAttention:
     """Return our mixture, whose router reads the prescribed scores."""
     cell = work.cell
-    settings = ExpertAttentionConfig(n_experts=cell.n_experts, k=cell.k, n_heads=cell.n_heads, d_head=cell.d_head)
+    settings = ExpertAttentionConfig(n_experts=cell.n_experts, top_k=cell.k, n_heads=cell.n_heads, d_head=cell.d_head)
     attention = build_sub_layer(settings, cell.d_model, "xavier", n_steps=1, eps=1e-5)
     attention.backend = backend
     with torch.no_grad():

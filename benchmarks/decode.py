@@ -126,7 +126,7 @@ def paper_models(sizes: Sizes) -> dict[str, Seq2SeqConfig]:
 
 def _experts(sizes: Sizes, **size: int) -> dict[str, Any]:
     """Return two of eight experts, each half as large as the dense layer."""
-    return {"kind": "experts", "n_experts": 8, "k": 2, "share": "all", **size}
+    return {"kind": "experts", "n_experts": 8, "top_k": 2, "share": "all", **size}
 
 
 def contestants(cell: Cell, device: torch.device) -> Iterator[Contestant | Absent]:

@@ -11,14 +11,14 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from ostinato.nn.chains import Chains, chains_of
+from ostinato.nn.passes import Here, Pass
 from torch import Tensor
 
 from ostinato.nn.attention import Attention, Visibility
 from ostinato.nn.cache import Cache, KeyValues
-from ostinato.nn.chains import Chains, chains_of
-from ostinato.nn.halting import WHOLE
 from ostinato.nn.compiled import KeyValuesInPlace
-from ostinato.nn.passes import Here, Pass
+from ostinato.nn.halting import WHOLE
 from ostinato.nn.rows import Rows
 from ostinato.nn.stack import Stack
 from ostinato.nn.types import StackOutput

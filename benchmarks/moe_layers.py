@@ -14,7 +14,8 @@ from forced_routing import Distribution, choose, inputs, load, router_matrix, sh
 from layers import BOTH, FORWARD, Contestant, layer
 from torch import Tensor, nn
 
-from ostinato.config.model import DenseFeedForwardConfig, ExpertFeedForwardConfig
+from ostinato.config.experts import ExpertFeedForwardConfig
+from ostinato.config.sub_layers import DenseFeedForwardConfig
 from ostinato.kernels import BackendChoice, memory
 from ostinato.models.parts import build_sub_layer
 from ostinato.nn.experts import ExpertFeedForward
@@ -136,7 +137,9 @@ def our_module(work: Work, activation: Activation = "relu") -> ExpertFeedForward
     """Return our layer, whose router reads the prescribed scores."""
     cell = work.cell
     d_ff = cell.d_gated if activation == "geglu" else cell.d_ff
-    settings = ExpertFeedForwardConfig(n_experts=cell.n_experts, k=cell.k, d_ff=d_ff, activation=activation, bias=False)
+    settings = ExpertFeedForwardConfig(
+        n_experts=cell.n_experts, top_k=cell.k, d_ff=d_ff, activation=activation, bias=False
+    )
     module = _built(settings, work)
     _set(module.router.experts_ED, work.router_ED)
     return module

@@ -33,7 +33,7 @@ from ostinato.config.training import TrainingConfig
 from ostinato.data.batch import Batch
 from ostinato.experiments.timing.workloads import Bench, Candidate, Workload, random_batch
 
-_EXPERTS = {"kind": "experts", "share": "all", "n_experts": 16, "k": 4, "router": {"kind": "mlp"}}
+_EXPERTS = {"kind": "experts", "share": "all", "n_experts": 16, "top_k": 4, "router": {"kind": "mlp"}}
 
 
 @dataclass(frozen=True, slots=True)

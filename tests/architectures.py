@@ -14,38 +14,37 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from haltings import all_halting_traits, halting_traits, haltings
-from ostinato.config.model import (
-    AttentionConfig,
-    BucketsConfig,
-    ClassificationHeadConfig,
-    CoordinatesConfig,
-    DecoderConfig,
-    DenseFeedForwardConfig,
-    EncoderConfig,
+from ostinato.config.experts import (
     ExpertAttentionConfig,
     ExpertFeedForwardConfig,
-    HeadConfig,
     HypersphereRouterConfig,
+    RoutedConfig,
+    SparseLayerConfig,
+)
+from ostinato.config.model import (
+    ClassificationHeadConfig,
+    EncoderConfig,
+    HeadConfig,
     LanguageModelConfig,
     MaskedHeadConfig,
     ModelConfig,
+    Seq2SeqConfig,
+    SpanHeadConfig,
+    TaggingHeadConfig,
+)
+from ostinato.config.positions import (
+    BucketsConfig,
+    CoordinatesConfig,
     NoRelativeConfig,
-    NormConfig,
     NoSignalConfig,
     RelativeConfig,
     RotaryConfig,
-    RoutedConfig,
-    SeparableConvConfig,
-    Seq2SeqConfig,
     SignalConfig,
     SinusoidalConfig,
-    SpanHeadConfig,
-    SparseLayerConfig,
-    StackConfig,
-    SubLayerConfig,
-    TaggingHeadConfig,
     WindowConfig,
 )
+from ostinato.config.stack import DecoderConfig, NormConfig, StackConfig
+from ostinato.config.sub_layers import AttentionConfig, DenseFeedForwardConfig, SeparableConvConfig, SubLayerConfig
 from ostinato.data.batch import Batch, Tokens
 from ostinato.models import Model, build_model
 from ostinato.plan import SCHEMES, Kind
@@ -259,7 +258,7 @@ def _experts(draw: st.DrawFn) -> dict[str, Any]:
         router |= {"d_router": draw(st.integers(2, 4)), "temperature": draw(st.sampled_from([None, 0.5]))}
         router |= {switch: draw(st.booleans()) for switch in _SWITCHES}
     init = draw(st.sampled_from(["model", "fan_in"]))
-    return {"n_experts": n_experts, "k": k, "gate": gate, "router": router, "expert_init": init}
+    return {"n_experts": n_experts, "top_k": k, "gate": gate, "router": router, "expert_init": init}
 
 
 _SWITCHES = ("project", "normalise", "learn_temperature")
@@ -344,7 +343,7 @@ def traits(config: Seq2SeqConfig | LanguageModelConfig) -> set[str]:
 
 
 def _traits_of_experts(sub: RoutedConfig, where: str) -> set[str]:
-    few = "all" if sub.k == sub.n_experts else "one" if sub.k == 1 else "some"
+    few = "all" if sub.top_k == sub.n_experts else "one" if sub.top_k == 1 else "some"
     found = {f"experts {where}", f"n_experts {sub.n_experts}", f"expert_init {sub.expert_init}"}
     if isinstance(sub, ExpertAttentionConfig):
         found.add(f"heads of an expert {'one' if sub.n_heads == 1 else 'some'}")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from hypothesis import strategies as st
 
-from ostinato.config.model import ActConfig, HaltingConfig, NoHaltingConfig, StackConfig, StickBreakingConfig
+from ostinato.config.halting import ActConfig, HaltingConfig, NoHaltingConfig, StickBreakingConfig
+from ostinato.config.stack import StackConfig
 from ostinato.models import LanguageModel, Seq2Seq
 from ostinato.nn.act import ActUnit
 from ostinato.nn.stick_breaking import StickBreakingUnit

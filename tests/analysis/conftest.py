@@ -15,8 +15,8 @@ from ostinato.training import train
 
 N = 24
 EXPERTS = [
-    "model.encoder.ffn={kind: experts, n_experts: 4, k: 2, d_ff: 16, share: all}",
-    "model.encoder.self_attention={kind: experts, n_experts: 3, k: 1, n_heads: 2, d_head: 8, share: all, "
+    "model.encoder.ffn={kind: experts, n_experts: 4, top_k: 2, d_ff: 16, share: all}",
+    "model.encoder.self_attention={kind: experts, n_experts: 3, top_k: 1, n_heads: 2, d_head: 8, share: all, "
     "gate: {kind: sigmoid}, router: {kind: mlp}}",
 ]
 SHALLOW = ["model.encoder.n_steps=3", "model.decoder.n_steps=3"]

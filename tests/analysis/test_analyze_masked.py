@@ -12,7 +12,7 @@ from ostinato.training import train
 
 TINY = [
     *("model.d_model=16", "model.encoder.n_steps=2", "model.encoder.self_attention.n_heads=2"),
-    *("model.encoder.ffn={kind: experts, n_experts: 3, k: 1, d_ff: 8, share: all}", "data.tokenizer.kind=words"),
+    *("model.encoder.ffn={kind: experts, n_experts: 3, top_k: 1, d_ff: 8, share: all}", "data.tokenizer.kind=words"),
     *("data.tokens_per_batch=128", "data.block_length=16", "training.n_updates=2", "training.n_threads=1"),
     *("training.device=cpu", "training.precision=float32", "evaluation.max_examples=8"),
 ]

@@ -85,8 +85,8 @@ def test_the_sparse_model_has_as_many_active_numbers_a_token(script: Script) -> 
     cell = study.Cell("sparse", 0.1)
     dense, sparse = study.model(cell), study.model(cell, sparse=True)
     ffn, attention = sparse.encoder.ffn, sparse.encoder.self_attention
-    assert ffn.k * ffn.d_ff == dense.encoder.ffn.d_ff
-    assert attention.k * attention.n_heads == dense.encoder.self_attention.n_heads
+    assert ffn.top_k * ffn.d_ff == dense.encoder.ffn.d_ff
+    assert attention.top_k * attention.n_heads == dense.encoder.self_attention.n_heads
 
 
 def test_torchs_model_is_as_large_as_ours(script: Script) -> None:

@@ -93,7 +93,7 @@ def test_an_encoder_that_halts_saves_source_tokens_and_not_what_the_decoder_read
 
 
 def test_cross_attention_and_experts_are_of_the_rounds_a_token_takes_part_in() -> None:
-    experts = {"kind": "experts", "n_experts": 5, "k": 2, "d_ff": F, "share": "all"}
+    experts = {"kind": "experts", "n_experts": 5, "top_k": 2, "d_ff": F, "share": "all"}
     config = _seq2seq({"kind": "none"}, ACT)
     decoder = config.decoder.model_dump() | {"ffn": experts}
     config = Seq2SeqConfig.model_validate(config.model_dump() | {"decoder": decoder})

@@ -12,7 +12,7 @@ from ostinato.budget.sizes import chosen_experts
 from ostinato.config.model import LanguageModelConfig, ModelConfig, Seq2SeqConfig
 
 D, F, I, E, K = 6, 10, 8, 5, 2  # d_model, d_ff, two heads of four, experts, experts a token
-EXPERTS: dict[str, Any] = {"kind": "experts", "n_experts": E, "k": K, "bias": False}
+EXPERTS: dict[str, Any] = {"kind": "experts", "n_experts": E, "top_k": K, "bias": False}
 FFN: dict[str, Any] = EXPERTS | {"d_ff": F}
 ATTENTION: dict[str, Any] = EXPERTS | {"n_heads": 2, "d_head": 4}
 DENSE: dict[str, Any] = {"n_heads": 2, "d_head": 4, "bias": False}
@@ -83,7 +83,7 @@ def test_a_router_is_a_part_of_its_own(router: dict[str, Any], parameters: int, 
 
 
 def test_one_expert_alone_has_no_router_and_costs_what_a_dense_sub_layer_costs() -> None:
-    one: dict[str, Any] = {"n_experts": 1, "k": 1}
+    one: dict[str, Any] = {"n_experts": 1, "top_k": 1}
     single = _model(self_attention=ATTENTION | one, ffn=FFN | one)
     dense = _model(self_attention=DENSE, ffn={"d_ff": F, "bias": False})
     ours, theirs = count_parameters(single), count_parameters(dense)
@@ -121,7 +121,7 @@ def test_more_experts_cost_more_in_the_router_only(router: str) -> None:
             "n_experts": n,
             "router": {"kind": router, "d_router": 4} if router == "hypersphere" else {"kind": router},
         }
-        layer = {"after": 1, "d_ff": F, "k": K} | more
+        layer = {"after": 1, "d_ff": F, "top_k": K} | more
         config = _model(2, self_attention=ATTENTION | more, ffn=FFN | more, sparse_layer=layer)
         return count_macs(config, 0, 9).by_part
 
@@ -137,7 +137,7 @@ def test_more_experts_cost_more_in_the_router_only(router: str) -> None:
 
 
 def test_a_sparse_layer_is_a_part_of_its_own_with_a_norm_in_every_sub_layer_of_an_expert() -> None:
-    layer = {"after": 2, "n_experts": E, "k": K, "n_layers": 3, "d_ff": F}
+    layer = {"after": 2, "n_experts": E, "top_k": K, "n_layers": 3, "d_ff": F}
     config = _model(2, ffn={"d_ff": F, "bias": False}, sparse_layer=layer)
     count, macs = count_parameters(config), count_macs(config, 0, 9)
     assert count.by_part["decoder.sparse_layer"] == E * 3 * (2 * D * F + F + D + 2 * D)
@@ -154,7 +154,7 @@ def test_experts_are_held_in_decoding_as_one_would_be() -> None:
 
 def test_activations_grow_with_k_and_hardly_with_the_number_of_experts() -> None:
     def kept(n_experts: int, k: int) -> int:
-        ffn = FFN | {"n_experts": n_experts, "k": k, "d_ff": 64}
+        ffn = FFN | {"n_experts": n_experts, "top_k": k, "d_ff": 64}
         return count_bytes(_model(2, ffn=ffn), 0, 50, batch_size=8).by_part["activations"]["decoder.ffn"]
 
     assert kept(64, 2) == kept(8, 2)
@@ -162,7 +162,7 @@ def test_activations_grow_with_k_and_hardly_with_the_number_of_experts() -> None
 
 
 def test_a_budget_states_how_many_experts_a_token_is_assumed_to_get() -> None:
-    layer = {"after": 1, "n_experts": 4, "k": 1}
+    layer = {"after": 1, "n_experts": 4, "top_k": 1}
     config = _pair(cross_attention=ATTENTION, sparse_layer=layer)
     assert count_budget(config).as_dict()["assumptions"]["experts"] == {
         "decoder.cross_attention": {"k": K, "n_experts": E},
@@ -173,7 +173,7 @@ def test_a_budget_states_how_many_experts_a_token_is_assumed_to_get() -> None:
 
 
 def test_a_sparse_layer_is_a_difference_of_its_own_and_moves_no_other_row() -> None:
-    layer: dict[str, Any] = {"after": 1, "d_ff": F, "n_experts": 4, "k": 1}
+    layer: dict[str, Any] = {"after": 1, "d_ff": F, "n_experts": 4, "top_k": 1}
     ffn = {"d_ff": F}
     models: dict[str, ModelConfig] = {
         "dense": _model(2, ffn=ffn),

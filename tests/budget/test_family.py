@@ -21,7 +21,8 @@ from ostinato.budget.family import (
     width_reduction,
 )
 from ostinato.budget.free import with_settings
-from ostinato.config.model import DecoderConfig, LanguageModelConfig, ModelConfig, Seq2SeqConfig, StackConfig
+from ostinato.config.model import LanguageModelConfig, ModelConfig, Seq2SeqConfig
+from ostinato.config.stack import DecoderConfig, StackConfig
 from ostinato.errors import ConfigError
 
 # Petty et al. 2024: the three size classes, with gated feed-forwards and a vocabulary of 32,128 (d_model, heads, base

@@ -47,7 +47,7 @@ UNIVERSAL: dict[str, Any] = {
 }
 CROSS: dict[str, Any] = {"cross_attention": {"n_heads": 4, "share": "all"}}
 DROPPED: dict[str, Any] = {"self_attention": {"n_heads": 4, "share": "all", "dropout": 0.1}}
-EXPERTS: dict[str, Any] = {"kind": "experts", "n_experts": 6, "k": 3, "share": "all"}
+EXPERTS: dict[str, Any] = {"kind": "experts", "n_experts": 6, "top_k": 3, "share": "all"}
 SPARSE: dict[str, Any] = {
     "self_attention": EXPERTS | {"n_heads": 2, "d_head": 8},
     "ffn": EXPERTS | {"d_ff": 48, "router": {"kind": "mlp"}},

@@ -5,17 +5,10 @@ from typing import Any
 import pytest
 
 from ostinato.budget import count_parameters
-from ostinato.config.model import (
-    AttentionConfig,
-    BucketsConfig,
-    DecoderConfig,
-    DenseFeedForwardConfig,
-    LanguageModelConfig,
-    NormConfig,
-    Seq2SeqConfig,
-    StackConfig,
-    WindowConfig,
-)
+from ostinato.config.model import LanguageModelConfig, Seq2SeqConfig
+from ostinato.config.positions import BucketsConfig, WindowConfig
+from ostinato.config.stack import DecoderConfig, NormConfig, StackConfig
+from ostinato.config.sub_layers import AttentionConfig, DenseFeedForwardConfig
 from ostinato.errors import ConfigError
 from ostinato.plan import Scheme
 

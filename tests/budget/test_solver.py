@@ -126,7 +126,7 @@ def test_any_integer_setting_is_free_by_its_name() -> None:
     assert vocabulary.values == {"vocab_size": 205}
 
 
-EXPERTS: dict[str, Any] = {"kind": "experts", "n_experts": 8, "k": 2}
+EXPERTS: dict[str, Any] = {"kind": "experts", "n_experts": 8, "top_k": 2}
 
 
 def sparse(**stack: Any) -> LanguageModelConfig:
@@ -156,7 +156,7 @@ def test_a_sparse_model_of_a_dense_ones_size_is_found_whatever_its_router(router
 
 
 def test_the_width_of_experts_is_solved_by_its_name_or_its_path() -> None:
-    base = sparse(sparse_layer={"after": 2, "d_ff": 32, "n_experts": 4, "k": 1})
+    base = sparse(sparse_layer={"after": 2, "d_ff": 32, "n_experts": 4, "top_k": 1})
     widths = ["decoder.ffn.d_ff", "decoder.sparse_layer.d_ff", "decoder.self_attention.d_head"]
     every = solve(base, 2 * stored_parameters(base), "expert_width")
     assert list(every.values) == widths

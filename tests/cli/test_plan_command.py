@@ -40,7 +40,7 @@ def test_a_drawing_of_experts_says_how_many_what_they_are_and_who_decides(run) -
     (stated,) = [row for row in rows if row.startswith("experts a token: ")]
     assert "encoder.ffn 4 of 48" in stated
     assert sum(row.startswith("decoder.cross_attention.router ") for row in rows) == 3
-    single = ["model.encoder.ffn.n_experts=1", "model.encoder.ffn.k=1"]
+    single = ["model.encoder.ffn.n_experts=1", "model.encoder.ffn.top_k=1"]
     assert "ffn 1 expert of gelu x 512" in _rows(run("plan", "sut/base", *single).out)
     assert "experts a token" not in run("plan", "one-wide-ffn/base/baseline").out
 

@@ -6,9 +6,7 @@ from typing import Any
 
 import pytest
 
-from ostinato.config.load import load_recipe_config
-from ostinato.config.model import (
-    DecoderConfig,
+from ostinato.config.experts import (
     ExpertAttentionConfig,
     ExpertFeedForwardConfig,
     GateConfig,
@@ -16,10 +14,11 @@ from ostinato.config.model import (
     LinearRouterConfig,
     MlpRouterConfig,
     RoutedConfig,
-    Seq2SeqConfig,
     SparseLayerConfig,
-    StackConfig,
 )
+from ostinato.config.load import load_recipe_config
+from ostinato.config.model import Seq2SeqConfig
+from ostinato.config.stack import DecoderConfig, StackConfig
 from ostinato.errors import ConfigError, Problem
 
 
@@ -36,17 +35,17 @@ def recipe_lines(settings: dict[str, Any], *overrides: str) -> list[str]:
 
 
 def test_a_token_cannot_have_more_experts_than_there_are() -> None:
-    (problem,) = problems(n_experts=2, k=3)
-    assert (problem.key, problem.value) == ("k", 3)
+    (problem,) = problems(n_experts=2, top_k=3)
+    assert (problem.key, problem.value) == ("top_k", 3)
     assert problem.reason == "must be at most n_experts = 2"
     (problem,) = problems(n_experts=1)
-    assert (problem.key, problem.value) == ("k", 2)
+    assert (problem.key, problem.value) == ("top_k", 2)
 
 
 def test_no_more_experts_can_be_sampled_than_a_token_gets() -> None:
-    (problem,) = problems(n_experts=4, k=2, gate={"n_sampled": 3})
-    assert (problem.key, problem.value, problem.reason) == ("gate.n_sampled", 3, "must be at most k = 2")
-    assert RoutedConfig(n_experts=4, k=2, gate=GateConfig(n_sampled=2)).gate.n_sampled == 2
+    (problem,) = problems(n_experts=4, top_k=2, gate={"n_sampled": 3})
+    assert (problem.key, problem.value, problem.reason) == ("gate.n_sampled", 3, "must be at most top_k = 2")
+    assert RoutedConfig(n_experts=4, top_k=2, gate=GateConfig(n_sampled=2)).gate.n_sampled == 2
 
 
 @pytest.mark.parametrize(
@@ -59,17 +58,17 @@ def test_no_more_experts_can_be_sampled_than_a_token_gets() -> None:
 def test_a_gate_that_is_always_1_is_refused_unless_there_is_no_router(
     gate: dict[str, Any], key: str, value: Any
 ) -> None:
-    (problem,) = problems(n_experts=4, k=1, gate=gate)
+    (problem,) = problems(n_experts=4, top_k=1, gate=gate)
     assert (problem.key, problem.value) == (key, value)
-    assert "always has gate 1, and its router would get no gradient: use k of at least 2" in problem.reason
-    assert not RoutedConfig.model_validate({"n_experts": 1, "k": 1, "gate": gate}).has_router
-    assert RoutedConfig.model_validate({"n_experts": 4, "k": 2, "gate": gate}).has_router
+    assert "always has gate 1, and its router would get no gradient: use top_k of at least 2" in problem.reason
+    assert not RoutedConfig.model_validate({"n_experts": 1, "top_k": 1, "gate": gate}).has_router
+    assert RoutedConfig.model_validate({"n_experts": 4, "top_k": 2, "gate": gate}).has_router
 
 
 def test_a_softmax_gate_is_renormalised_where_more_than_one_is_chosen_unless_said_otherwise() -> None:
-    assert not RoutedConfig(n_experts=4, k=1).is_renormalised
-    assert RoutedConfig(n_experts=4, k=2).is_renormalised
-    assert not RoutedConfig(n_experts=4, k=2, gate=GateConfig(renormalise=False)).is_renormalised
+    assert not RoutedConfig(n_experts=4, top_k=1).is_renormalised
+    assert RoutedConfig(n_experts=4, top_k=2).is_renormalised
+    assert not RoutedConfig(n_experts=4, top_k=2, gate=GateConfig(renormalise=False)).is_renormalised
 
 
 def test_a_routing_space_of_one_dimension_is_refused_where_only_its_sign_would_count() -> None:
@@ -77,7 +76,7 @@ def test_a_routing_space_of_one_dimension_is_refused_where_only_its_sign_would_c
         HypersphereRouterConfig(d_router=1)
     assert HypersphereRouterConfig(d_router=1, normalise=False).d_router == 1
     sphere = HypersphereRouterConfig()
-    assert [RoutedConfig(n_experts=n, k=1, router=sphere).router_width for n in (2, 3, 6, 32)] == [2, 2, 3, 16]
+    assert [RoutedConfig(n_experts=n, top_k=1, router=sphere).router_width for n in (2, 3, 6, 32)] == [2, 2, 3, 16]
 
 
 def test_temperatures_start_where_the_gate_wants_them() -> None:
@@ -104,8 +103,8 @@ def test_every_problem_of_a_recipe_is_a_line_with_its_whole_path() -> None:
     model = {
         "encoder": {
             "n_steps": 2,
-            "ffn": {"kind": "experts", "n_experts": 2, "k": 3},
-            "self_attention": {"kind": "experts", "k": 1, "gate": {"renormalise": True}},
+            "ffn": {"kind": "experts", "n_experts": 2, "top_k": 3},
+            "self_attention": {"kind": "experts", "top_k": 1, "gate": {"renormalise": True}},
             "sparse_layer": {"after": 3, "router": {"kind": "hypersphere", "d_router": 1}},
         },
         "decoder": {"cross_attention": {"kind": "experts", "n_heads": 7}},
@@ -113,7 +112,7 @@ def test_every_problem_of_a_recipe_is_a_line_with_its_whole_path() -> None:
     found = recipe_lines({"model": model})
     assert sorted(line.split(": ")[0] for line in found) == [
         "model.decoder.cross_attention.n_heads is 7",
-        "model.encoder.ffn.k is 3",
+        "model.encoder.ffn.top_k is 3",
         "model.encoder.self_attention.gate.renormalise is True",
         "model.encoder.sparse_layer.after is 3",
         "model.encoder.sparse_layer.router.d_router is 1",
@@ -144,8 +143,10 @@ def test_two_stacks_on_one_bank_of_experts_must_agree_on_the_experts_the_router_
         f"decoder.ffn.router.kind is 'mlp': {serves} encoder.ffn.router.kind is 'linear'",
     ]
     heads = {"n_heads": 2, "d_head": 4}
-    with pytest.raises(ConfigError, match=r"decoder\.self_attention\.k is 3: the self_attention bank 'both' serves"):
-        shared(heads | {"k": 2}, heads | {"k": 3}, of="self_attention")
+    with pytest.raises(
+        ConfigError, match=r"decoder\.self_attention\.top_k is 3: the self_attention bank 'both' serves"
+    ):
+        shared(heads | {"top_k": 2}, heads | {"top_k": 3}, of="self_attention")
 
 
 def test_a_dense_set_and_experts_cannot_be_one_set() -> None:
@@ -163,7 +164,7 @@ def test_another_kind_on_top_of_a_recipe_keeps_what_both_kinds_have() -> None:
     ffn, heads = model.encoder.ffn, model.encoder.self_attention
     assert isinstance(ffn, ExpertFeedForwardConfig)
     assert {key: getattr(ffn, key) for key in dense} == dense
-    assert (ffn.n_experts, ffn.k, ffn.router) == (6, 2, LinearRouterConfig())
+    assert (ffn.n_experts, ffn.top_k, ffn.router) == (6, 2, LinearRouterConfig())
     assert isinstance(heads, ExpertAttentionConfig)
     assert {key: getattr(heads, key) for key in attention} == attention
 
@@ -177,6 +178,6 @@ def test_another_router_on_top_of_a_recipe_brings_its_own_settings() -> None:
 
 
 def test_experts_go_where_attention_goes_in_a_decoder_too() -> None:
-    cross = ExpertAttentionConfig(n_heads=1, d_head=4, n_experts=3, k=1)
+    cross = ExpertAttentionConfig(n_heads=1, d_head=4, n_experts=3, top_k=1)
     config = Seq2SeqConfig(d_model=8, encoder=StackConfig(), decoder=DecoderConfig(cross_attention=cross))
     assert config.decoder.cross_attention == cross

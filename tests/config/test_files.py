@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from ostinato.config.files import read_yaml
 from ostinato.config.load import dump_recipe, load_recipe_config
-from ostinato.config.model import DenseFeedForwardConfig, SeparableConvConfig
 from ostinato.config.recipe import Recipe
+from ostinato.config.sub_layers import DenseFeedForwardConfig, SeparableConvConfig
 from ostinato.errors import ConfigError
 
 

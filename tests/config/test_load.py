@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from ostinato.config.load import dump_recipe, load_recipe_config
-from ostinato.config.model import CoordinatesConfig, LanguageModelConfig, Seq2SeqConfig, SinusoidalConfig
+from ostinato.config.model import LanguageModelConfig, Seq2SeqConfig
+from ostinato.config.positions import CoordinatesConfig, SinusoidalConfig
 from ostinato.config.recipe import Recipe
 from ostinato.errors import ConfigError, Problem
 

@@ -2,17 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from ostinato.config.model import (
-    AttentionConfig,
-    BucketsConfig,
-    DecoderConfig,
-    DenseFeedForwardConfig,
-    NormConfig,
-    RotaryConfig,
-    Seq2SeqConfig,
-    StackConfig,
-    WindowConfig,
-)
+from ostinato.config.model import Seq2SeqConfig
+from ostinato.config.positions import BucketsConfig, RotaryConfig, WindowConfig
+from ostinato.config.stack import DecoderConfig, NormConfig, StackConfig
+from ostinato.config.sub_layers import AttentionConfig, DenseFeedForwardConfig
 from ostinato.errors import ConfigError
 
 FFN = DenseFeedForwardConfig(share="all", bank="both", d_ff=32)

@@ -9,14 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ostinato.budget import count_parameters
-from ostinato.config.model import (
-    DecoderConfig,
-    DenseFeedForwardConfig,
-    LanguageModelConfig,
-    Seq2SeqConfig,
-    StackConfig,
-)
+from ostinato.config.model import LanguageModelConfig, Seq2SeqConfig
 from ostinato.config.one_wide import FfnVariant
+from ostinato.config.stack import DecoderConfig, StackConfig
+from ostinato.config.sub_layers import DenseFeedForwardConfig
 from ostinato.errors import ConfigError
 
 SIZES: dict[str, Any] = {"d_model": 16, "source_vocab_size": 11, "target_vocab_size": 11, "tie_embeddings": "all"}

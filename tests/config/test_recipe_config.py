@@ -37,7 +37,7 @@ def test_balance_weights_are_taken_where_some_sub_layer_has_a_router(decoder: di
     "decoder",
     [
         {},
-        {"ffn": {"kind": "experts", "n_experts": 1, "k": 1}},
+        {"ffn": {"kind": "experts", "n_experts": 1, "top_k": 1}},
         {"ffn": {"kind": "experts", "n_experts": 4, "share": "none"}},
         {"ffn": {"kind": "experts", "n_experts": 4, "share": [None] * 6}},
     ],

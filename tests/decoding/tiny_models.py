@@ -10,17 +10,10 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from ostinato.config.data import DataConfig, TokenizerConfig
-from ostinato.config.model import (
-    AttentionConfig,
-    BucketsConfig,
-    DecoderConfig,
-    DenseFeedForwardConfig,
-    LanguageModelConfig,
-    SeparableConvConfig,
-    Seq2SeqConfig,
-    StackConfig,
-    WindowConfig,
-)
+from ostinato.config.model import LanguageModelConfig, Seq2SeqConfig
+from ostinato.config.positions import BucketsConfig, WindowConfig
+from ostinato.config.stack import DecoderConfig, StackConfig
+from ostinato.config.sub_layers import AttentionConfig, DenseFeedForwardConfig, SeparableConvConfig
 from ostinato.data.batching import Row, TrainingBatches
 from ostinato.data.example import Example
 from ostinato.data.tokenizer import Tokenizers

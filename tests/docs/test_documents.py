@@ -145,9 +145,9 @@ def test_the_table_of_sharing_schemes_is_the_codes() -> None:
 def test_the_errors_that_are_shown_are_those_that_come(tmp_path: Path) -> None:
     (shown,) = blocks(RECIPES_DOCUMENT, "text")
     path = tmp_path / "mine.yaml"
-    path.write_text(
-        "base: files/template\ndata:\n  train: ???\nmodel: {dropout: lots, encoder: {n_stps: 4}}\n", encoding="utf-8"
-    )
+    encoder = "{ffn: {kind: experts, k: 4}, n_stps: 4}"
+    text = f"base: files/template\ndata:\n  train: ???\nmodel: {{dropout: lots, encoder: {encoder}}}\n"
+    path.write_text(text, encoding="utf-8")
     with pytest.raises(ConfigError) as caught:
         load_recipe(path)
     assert str(caught.value) == shown.strip()

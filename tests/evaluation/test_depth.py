@@ -8,7 +8,7 @@ from toy_task import DATA, letter_examples, letter_tokenizers, tiny_seq2seq
 
 from architectures import BOS, Sentence, right_padded
 from ostinato.config.decoding import DecodingConfig
-from ostinato.config.model import StackConfig
+from ostinato.config.stack import StackConfig
 from ostinato.evaluation import evaluate
 from ostinato.evaluation.depth import DepthTotals, describe, sentence_depths
 from ostinato.models.base import ModelOutput

@@ -14,7 +14,9 @@ import torch
 from toy_task import DATA, ConstantModel, letter_examples, letter_tokenizers, tiny_seq2seq, train_briefly
 
 from ostinato.config.decoding import DecodingConfig
-from ostinato.config.model import AttentionConfig, DenseFeedForwardConfig, LanguageModelConfig, StackConfig
+from ostinato.config.model import LanguageModelConfig
+from ostinato.config.stack import StackConfig
+from ostinato.config.sub_layers import AttentionConfig, DenseFeedForwardConfig
 from ostinato.data.batching import Row, collate, encode_examples, evaluation_batches
 from ostinato.data.example import Example
 from ostinato.data.tokenizer import Tokenizers

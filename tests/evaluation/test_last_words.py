@@ -11,8 +11,10 @@ import torch
 
 from ostinato.config.data import DataConfig, TokenizerConfig
 from ostinato.config.decoding import DecodingConfig
-from ostinato.config.model import AttentionConfig, DenseFeedForwardConfig, LanguageModelConfig, StackConfig
+from ostinato.config.model import LanguageModelConfig
 from ostinato.config.recipe import TaskRef
+from ostinato.config.stack import StackConfig
+from ostinato.config.sub_layers import AttentionConfig, DenseFeedForwardConfig
 from ostinato.data.batching import Row, collate
 from ostinato.data.tokenizer import Tokenizers
 from ostinato.evaluation import evaluate

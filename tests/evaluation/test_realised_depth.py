@@ -14,7 +14,7 @@ from toy_task import DATA, letter_examples, letter_tokenizers, tiny_seq2seq
 from ostinato.budget import MacCounter, count_macs
 from ostinato.cli.results import print_splits
 from ostinato.config.decoding import DecodingConfig
-from ostinato.config.model import ActConfig, StickBreakingConfig
+from ostinato.config.halting import ActConfig, StickBreakingConfig
 from ostinato.data.batching import collate, encode_examples
 from ostinato.data.example import Example
 from ostinato.errors import ConfigError

@@ -30,7 +30,7 @@ def model() -> Seq2Seq:
     dense = tiny_seq2seq(letter_tokenizers().target.vocab_size).config
     stacks = {
         name: getattr(dense, name).model_copy(
-            update={"ffn": ExpertFeedForwardConfig(n_experts=n, k=k, d_ff=8, share="all")}
+            update={"ffn": ExpertFeedForwardConfig(n_experts=n, top_k=k, d_ff=8, share="all")}
         )
         for name, (n, k) in EXPERTS.items()
     }

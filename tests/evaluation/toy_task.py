@@ -8,7 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from ostinato.config.data import DataConfig, TokenizerConfig
-from ostinato.config.model import AttentionConfig, DecoderConfig, DenseFeedForwardConfig, Seq2SeqConfig, StackConfig
+from ostinato.config.model import Seq2SeqConfig
+from ostinato.config.stack import DecoderConfig, StackConfig
+from ostinato.config.sub_layers import AttentionConfig, DenseFeedForwardConfig
 from ostinato.data.batch import Batch
 from ostinato.data.example import Example
 from ostinato.data.tokenizer import Tokenizers

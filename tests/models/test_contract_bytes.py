@@ -104,13 +104,13 @@ ROTARY: dict[str, Any] = {"relative": {"kind": "rotary"}}
 GEGLU: dict[str, Any] = {"ffn": {"d_ff": 96, "activation": "geglu", "share": "all"}}
 CONV: dict[str, Any] = {"ffn": {"kind": "separable_conv", "d_ff": 96}}
 ALL: dict[str, Any] = {"n_heads": 4, "share": "all"}
-EXPERTS: dict[str, Any] = {"kind": "experts", "n_experts": 6, "k": 3}
+EXPERTS: dict[str, Any] = {"kind": "experts", "n_experts": 6, "top_k": 3}
 SPARSE: dict[str, Any] = {
     "self_attention": EXPERTS | {"n_heads": 2, "d_head": 8, "share": "all", "router": {"kind": "mlp", "dropout": 0.1}},
     "ffn": EXPERTS | {"d_ff": 48, "share": "all", "router": {"kind": "hypersphere"}, "gate": {"kind": "sigmoid"}},
 }
 CROSS_EXPERTS: dict[str, Any] = {"cross_attention": EXPERTS | {"n_heads": 2, "d_head": 8, "share": "all"}}
-SPARSE_LAYER: dict[str, Any] = {"sparse_layer": {"after": 2, "n_experts": 4, "k": 1, "n_layers": 2, "d_ff": 64}}
+SPARSE_LAYER: dict[str, Any] = {"sparse_layer": {"after": 2, "n_experts": 4, "top_k": 1, "n_layers": 2, "d_ff": 64}}
 UNIVERSAL: dict[str, Any] = {"self_attention": ALL, "ffn": {"d_ff": 96, "share": "all"}}
 
 MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {

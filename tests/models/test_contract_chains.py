@@ -197,7 +197,7 @@ def test_a_backend_that_is_asked_for_multiplies_the_experts(calls: Counter[str])
     stack = {
         "n_steps": 2,
         "self_attention": {"n_heads": 2},
-        "ffn": {"kind": "experts", "n_experts": 3, "k": 2, "d_ff": 6},
+        "ffn": {"kind": "experts", "n_experts": 3, "top_k": 2, "d_ff": 6},
     }
     config = {"d_model": 8, "dropout": 0.0, "vocab_size": 9, "decoder": stack}
     model = random_model(LanguageModelConfig.model_validate(config)).float()

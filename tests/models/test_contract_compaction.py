@@ -18,7 +18,8 @@ import ostinato.nn.attention
 import ostinato.nn.rows
 from architectures import Model, Sentence, any_architecture, draws, left_padded, random_model, right_padded, sentences
 from contract import assert_all_equal, assert_equal, gradients
-from ostinato.config.model import ActConfig, HaltingConfig, LanguageModelConfig, Seq2SeqConfig, StickBreakingConfig
+from ostinato.config.halting import ActConfig, HaltingConfig, StickBreakingConfig
+from ostinato.config.model import LanguageModelConfig, Seq2SeqConfig
 from ostinato.config.training import BalanceConfig
 from ostinato.data.batch import Batch
 from ostinato.kernels import attend_some

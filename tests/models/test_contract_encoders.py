@@ -20,7 +20,8 @@ from architectures import BOS, EOS, HEADS, Sentence, any_architecture, draws, le
 from contract import assert_all_equal, assert_equal, gradients
 from haltings import never_halting
 from ostinato.budget import MacCounter, count_bytes, count_macs, count_parameters
-from ostinato.config.model import EncoderConfig, RoutedConfig
+from ostinato.config.experts import RoutedConfig
+from ostinato.config.model import EncoderConfig
 from ostinato.data.batch import Batch
 from ostinato.errors import ConfigError, DataError
 from ostinato.kernels import Dispatch, combine, dispatch
@@ -135,7 +136,7 @@ def _sums_by_gates(config: EncoderConfig, n_tokens: int) -> float:
     for use in plan.uses():
         settings = config.stacks()["encoder"].settings_of(use)
         if isinstance(settings, RoutedConfig):
-            k = settings.k
+            k = settings.top_k
             to = dispatch(torch.arange(k).expand(n_tokens, k), k)
             with torch.no_grad(), FlopCounterMode(display=False) as counter:
                 combine(torch.ones(n_tokens * k, config.d_model), torch.ones(n_tokens, k), to)

@@ -28,17 +28,10 @@ from architectures import (
     traits,
 )
 from contract import assert_all_equal, assert_equal, gradients, gradients_with_costs, real_logits, weights_of
-from ostinato.config.model import (
-    AttentionConfig,
-    CoordinatesConfig,
-    DecoderConfig,
-    DenseFeedForwardConfig,
-    LanguageModelConfig,
-    NormConfig,
-    NoSignalConfig,
-    Seq2SeqConfig,
-    StackConfig,
-)
+from ostinato.config.model import LanguageModelConfig, Seq2SeqConfig
+from ostinato.config.positions import CoordinatesConfig, NoSignalConfig
+from ostinato.config.stack import DecoderConfig, NormConfig, StackConfig
+from ostinato.config.sub_layers import AttentionConfig, DenseFeedForwardConfig
 from ostinato.errors import ConfigError
 from ostinato.models import Seq2Seq, build_model
 from ostinato.nn.types import HaltingTrace

@@ -29,7 +29,9 @@ from architectures import (
     sentences,
 )
 from contract import assert_all_equal, assert_equal, gradients, real_logits, weights_of
-from ostinato.config.model import ActConfig, LanguageModelConfig, RoutedConfig, Seq2SeqConfig
+from ostinato.config.experts import RoutedConfig
+from ostinato.config.halting import ActConfig
+from ostinato.config.model import LanguageModelConfig, Seq2SeqConfig
 from ostinato.data.batch import Batch
 from ostinato.models import build_model
 from ostinato.nn import balance
@@ -191,7 +193,7 @@ def test_every_routed_sub_layer_says_at_every_step_what_it_chose(data: st.DataOb
             for use in step.uses:
                 sub = stack.settings_of(use)
                 if isinstance(sub, RoutedConfig) and sub.has_router:
-                    expected.append((f"{use.kind}.{use.weights}", name, step.index, sub.n_experts, sub.k))
+                    expected.append((f"{use.kind}.{use.weights}", name, step.index, sub.n_experts, sub.top_k))
                     weights.append(_left_of_tokens(config, name, trace, step.round, tokens.keep_BT))
         found = output.stacks[name].routings
         assert [(r.router, r.stack, r.step, r.probs_NE.shape[1], r.experts_NK.shape[1]) for r in found] == expected
@@ -274,7 +276,7 @@ def routed_model(
     *, router: str = "linear", gate: str = "softmax", k: int = 2, n_sampled: int = 0, **options: Any
 ) -> Model:
     """Return a float32 language model of two shared steps whose attention and feed-forward have four experts."""
-    routed = {"kind": "experts", "n_experts": 4, "k": k, "share": "all"}
+    routed = {"kind": "experts", "n_experts": 4, "top_k": k, "share": "all"}
     routed |= {"router": {"kind": router}, "gate": {"kind": gate, "n_sampled": n_sampled}}
     decoder = {
         "n_steps": 2,

@@ -29,15 +29,9 @@ from architectures import (
 )
 from contract import assert_all_equal, assert_equal, gradients, gradients_with_costs, real_logits, weights_of
 from haltings import never_halting
-from ostinato.config.model import (
-    ActConfig,
-    HaltingConfig,
-    LanguageModelConfig,
-    NoHaltingConfig,
-    Seq2SeqConfig,
-    StackConfig,
-    StickBreakingConfig,
-)
+from ostinato.config.halting import ActConfig, HaltingConfig, NoHaltingConfig, StickBreakingConfig
+from ostinato.config.model import LanguageModelConfig, Seq2SeqConfig
+from ostinato.config.stack import StackConfig
 from ostinato.data.batch import Batch
 from ostinato.errors import ConfigError
 from ostinato.models import build_model
@@ -272,7 +266,7 @@ def test_hooks_count_the_rounds_that_ran_and_the_tokens_that_ran_them(halting: H
 
     The listing's halted states go on changing, so that there is nothing to gather away.
     """
-    routed = {"kind": "experts", "d_ff": 6, "n_experts": 3, "k": 2, "share": "all"}
+    routed = {"kind": "experts", "d_ff": 6, "n_experts": 3, "top_k": 2, "share": "all"}
     batch = text()
     for ffn in ({"d_ff": 6, "share": "all"}, routed):
         model = small_model(halting, ffn=ffn)

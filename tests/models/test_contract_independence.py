@@ -25,21 +25,17 @@ from architectures import (
     sentences,
 )
 from contract import assert_all_equal, assert_equal, gradients, real_logits, weights_of
-from ostinato.config.model import (
-    ActConfig,
-    AttentionConfig,
-    DenseFeedForwardConfig,
+from ostinato.config.experts import (
     ExpertAttentionConfig,
     ExpertFeedForwardConfig,
     GateConfig,
-    HaltingConfig,
     HypersphereRouterConfig,
-    LanguageModelConfig,
     MlpRouterConfig,
-    NoHaltingConfig,
-    StackConfig,
-    StickBreakingConfig,
 )
+from ostinato.config.halting import ActConfig, HaltingConfig, NoHaltingConfig, StickBreakingConfig
+from ostinato.config.model import LanguageModelConfig
+from ostinato.config.stack import StackConfig
+from ostinato.config.sub_layers import AttentionConfig, DenseFeedForwardConfig
 from ostinato.data.batch import Batch, Tokens
 from ostinato.models import build_model
 
@@ -176,7 +172,7 @@ def _small(d_model: int = 8, *, has_experts: bool = False, halting: HaltingConfi
         ffn=DenseFeedForwardConfig(d_ff=12, dropout=0.2),
     )
     if has_experts:
-        sampled: dict[str, Any] = {"n_experts": 4, "k": 2, "gate": GateConfig(n_sampled=1)}
+        sampled: dict[str, Any] = {"n_experts": 4, "top_k": 2, "gate": GateConfig(n_sampled=1)}
         stack = StackConfig(
             n_steps=2,
             self_attention=ExpertAttentionConfig(

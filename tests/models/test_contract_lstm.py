@@ -15,7 +15,7 @@ from architectures import BOS, EOS, Sentence, draws, left_padded, random_model, 
 from contract import assert_all_equal, assert_equal, gradients, real_logits, weights_of
 from ostinato.budget import MacCounter, count_budget, count_bytes, count_macs, expected_depths
 from ostinato.config.decoding import DecodingConfig
-from ostinato.config.model import LstmLanguageModelConfig, LstmSeq2SeqConfig
+from ostinato.config.lstm import LstmLanguageModelConfig, LstmSeq2SeqConfig
 from ostinato.data.batch import Batch
 from ostinato.decoding import search
 from ostinato.errors import ConfigError

@@ -17,7 +17,8 @@ from architectures import BOS, EOS, Model, Sentence, any_architecture, draws, ra
 from haltings import never_halting
 from ostinato.budget import MacCounter, count_macs, count_parameters, expected_depths
 from ostinato.budget.sizes import planned_uses
-from ostinato.config.model import LanguageModelConfig, RoutedConfig, Seq2SeqConfig
+from ostinato.config.experts import RoutedConfig
+from ostinato.config.model import LanguageModelConfig, Seq2SeqConfig
 from ostinato.kernels import combine, dispatch
 from ostinato.models import build_model
 from running import run_as
@@ -70,7 +71,7 @@ def _sums_by_gates(
     for planned in planned_uses(model.config, n_steps):
         rows = lengths[planned.stack] if depths is None else sum(depths[planned.stack][planned.round :])
         if isinstance(planned.sub, RoutedConfig) and rows:
-            k = planned.sub.k
+            k = planned.sub.top_k
             to = dispatch(torch.arange(k).expand(rows, k), k)
             sums = partial(combine, torch.ones(rows * k, model.config.d_model), torch.ones(rows, k), to)
             found += _counted(model, sums)

@@ -11,9 +11,12 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from architectures import any_architecture, random_model, right_padded, sentences
-from ostinato.config.model import DecoderConfig, DenseFeedForwardConfig, Seq2SeqConfig, StackConfig
+from ostinato.config.model import LanguageModelConfig, Seq2SeqConfig
+from ostinato.config.stack import DecoderConfig, StackConfig
+from ostinato.config.sub_layers import DenseFeedForwardConfig
 from ostinato.errors import CheckpointError
 from ostinato.models import build_model, load_model, save_model
+from ostinato.models.checkpoint import save_average
 
 SHARED = DenseFeedForwardConfig(d_ff=8, share="all", bank="both")
 CONFIG = Seq2SeqConfig(
@@ -79,3 +82,35 @@ def test_wrong_names_shapes_versions_and_damage_are_named(tmp_path: Path) -> Non
     description.write_text("{")
     with pytest.raises(CheckpointError, match="cannot be read as a model description"):
         load_model(tmp_path)
+
+
+_ATTENTION = {"kind": "experts", "share": "all", "n_experts": 3, "k": 2, "n_heads": 1, "d_head": 4}
+_FFN = {"kind": "experts", "share": "all", "n_experts": 4, "k": 3, "d_ff": 4}
+_SPARSE_LAYER = {"after": 1, "n_experts": 3, "k": 1, "n_layers": 1, "d_ff": 4}
+OLD = {
+    "kind": "language_model",
+    "d_model": 8,
+    "vocab_size": 6,
+    "decoder": {"n_steps": 2, "self_attention": _ATTENTION, "ffn": _FFN, "sparse_layer": _SPARSE_LAYER},
+}
+"""A configuration as it was stored when `top_k` was called `k`."""
+
+
+def test_a_checkpoint_with_old_names_of_settings_loads_and_has_a_mean_with_a_new_one(tmp_path: Path) -> None:
+    new_names = json.loads(json.dumps(OLD).replace('"k"', '"top_k"'))
+    model = random_model(LanguageModelConfig.model_validate(new_names)).float()
+    old, new, mean = (tmp_path / name for name in ("old", "new", "mean"))
+    for folder in (old, new, mean):
+        folder.mkdir()
+        save_model(model, folder)
+    description = {"format_version": 1, "ostinato": "0.1.0", "config": OLD}
+    (old / "model.json").write_text(json.dumps(description), encoding="utf-8")
+    loaded = load_model(old)
+    assert loaded.config == model.config
+    assert all(torch.equal(tensor, model.state_dict()[name]) for name, tensor in loaded.state_dict().items())
+    save_model(loaded, old)
+    assert (old / "model.json").read_bytes() == (new / "model.json").read_bytes()
+    full = json.loads((new / "model.json").read_text(encoding="utf-8"))
+    (old / "model.json").write_text(json.dumps(full).replace('"top_k"', '"k"'), encoding="utf-8")
+    save_average([old, new], mean)
+    assert (mean / "model.json").read_bytes() == (new / "model.json").read_bytes()

@@ -10,7 +10,9 @@ from safetensors import safe_open
 
 from architectures import Sentence, right_padded
 from ostinato.budget import count_parameters
-from ostinato.config.model import DecoderConfig, DenseFeedForwardConfig, Seq2SeqConfig, StackConfig
+from ostinato.config.model import Seq2SeqConfig
+from ostinato.config.stack import DecoderConfig, StackConfig
+from ostinato.config.sub_layers import DenseFeedForwardConfig
 from ostinato.config.training import OptimizerConfig
 from ostinato.models import build_model, load_model, save_model, sub_layers
 from ostinato.nn.feedforward import FeedForward

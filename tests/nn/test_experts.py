@@ -9,14 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ostinato.config.model import (
-    AttentionConfig,
-    DenseFeedForwardConfig,
-    ExpertAttentionConfig,
-    ExpertFeedForwardConfig,
-    RoutedConfig,
-    SparseLayerConfig,
-)
+from ostinato.config.experts import ExpertAttentionConfig, ExpertFeedForwardConfig, RoutedConfig, SparseLayerConfig
+from ostinato.config.sub_layers import AttentionConfig, DenseFeedForwardConfig
 from ostinato.models.parts import build_sub_layer
 from ostinato.nn.attention import Attention, Visibility
 from ostinato.nn.experts import ExpertAttention, ExpertFeedForward, Routed, SparseLayer
@@ -84,7 +78,7 @@ def assert_same(module: nn.Module, x: Tensor, found: Tensor, expected: Tensor) -
 
 @pytest.mark.parametrize(("router", "gate", "k"), [*product(ROUTERS, GATES, [2]), ("linear", "sigmoid", 1)])
 def test_experts_equal_their_plain_twin_in_outputs_and_gradients(router: str, gate: str, k: int) -> None:
-    routed: dict[str, Any] = {"n_experts": 4, "k": k, "router": ROUTERS[router], "gate": GATES[gate]}
+    routed: dict[str, Any] = {"n_experts": 4, "top_k": k, "router": ROUTERS[router], "gate": GATES[gate]}
     for config in (
         ExpertFeedForwardConfig.model_validate({"d_ff": F, "activation": "geglu", **routed}),
         SparseLayerConfig.model_validate({"d_ff": F, "n_layers": 2, "activation": "gelu", **routed}),
@@ -128,7 +122,7 @@ def attend_plainly(config: ExpertAttentionConfig, module: nn.Module, x_TD: Tenso
 @pytest.mark.parametrize("gate", GATES)
 def test_attention_of_experts_equals_its_plain_twin(gate: str, bias: bool) -> None:
     config = ExpertAttentionConfig.model_validate(
-        {"n_heads": H, "d_head": K, "bias": bias, "n_experts": 4, "k": 2, "gate": GATES[gate]}
+        {"n_heads": H, "d_head": K, "bias": bias, "n_experts": 4, "top_k": 2, "gate": GATES[gate]}
     )
     module, x_BTD = build(config), states()
     found = attend(module, x_BTD, KEEP)
@@ -142,7 +136,7 @@ def test_attention_of_experts_equals_its_plain_twin(gate: str, bias: bool) -> No
 
 @pytest.mark.parametrize("activation", ["relu", "gelu", "geglu"])
 def test_one_expert_is_the_dense_feed_forward_and_has_no_router(activation: Any) -> None:
-    one = build(ExpertFeedForwardConfig(d_ff=F, n_experts=1, k=1, activation=activation))
+    one = build(ExpertFeedForwardConfig(d_ff=F, n_experts=1, top_k=1, activation=activation))
     dense = build(DenseFeedForwardConfig(d_ff=F, activation=activation))
     assert isinstance(dense, FeedForward)
     assert not [name for name, _ in one.named_parameters() if "router" in name]
@@ -167,7 +161,7 @@ def test_one_expert_is_the_dense_feed_forward_and_has_no_router(activation: Any)
 
 
 def test_one_expert_of_attention_is_multi_head_attention() -> None:
-    one = build(ExpertAttentionConfig(n_heads=H, d_head=K, n_experts=1, k=1, bias=True))
+    one = build(ExpertAttentionConfig(n_heads=H, d_head=K, n_experts=1, top_k=1, bias=True))
     dense = build(AttentionConfig(n_heads=H, d_head=K))
     assert isinstance(one, ExpertAttention)
     assert isinstance(dense, Attention)
@@ -197,7 +191,7 @@ def test_one_expert_of_attention_is_multi_head_attention() -> None:
 def test_all_experts_with_equal_gates_are_their_mean(gate: str) -> None:
     """SUT, section 8 (iv): a router whose scores are all equal; renormalising divides by 1 + 1e-6."""
     E = 3
-    routed: dict[str, Any] = {"n_experts": E, "k": E, "gate": GATES[gate]}
+    routed: dict[str, Any] = {"n_experts": E, "top_k": E, "gate": GATES[gate]}
     x_BTD = states()
     ffn = build(ExpertFeedForwardConfig.model_validate({"d_ff": F, **routed}))
     layer = build(SparseLayerConfig.model_validate({"d_ff": F, "n_layers": 2, **routed}))
@@ -213,7 +207,7 @@ def test_all_experts_with_equal_gates_are_their_mean(gate: str) -> None:
     torch.testing.assert_close(layer(rows, layer.route(rows)), mean, **tolerance)
     alone = []
     for e in range(E):
-        one = build(ExpertAttentionConfig(n_heads=H, d_head=K, n_experts=1, k=1))
+        one = build(ExpertAttentionConfig(n_heads=H, d_head=K, n_experts=1, top_k=1))
         with torch.no_grad():
             one.query_EDI.copy_(attention.query_EDI[e : e + 1])
             one.out_EID.copy_(attention.out_EID[e : e + 1])
@@ -223,7 +217,7 @@ def test_all_experts_with_equal_gates_are_their_mean(gate: str) -> None:
 
 
 def routed_sub_layers() -> list[Routed]:
-    routed: dict[str, Any] = {"n_experts": 4, "k": 2}
+    routed: dict[str, Any] = {"n_experts": 4, "top_k": 2}
     return [
         build(ExpertFeedForwardConfig(d_ff=F, **routed)),
         build(SparseLayerConfig(d_ff=F, n_layers=2, **routed)),
@@ -254,7 +248,7 @@ def test_a_token_runs_as_many_experts_as_it_is_given_and_padding_none() -> None:
 
 
 def test_the_residual_enters_a_sparse_layer_once_whatever_the_gate() -> None:
-    layer = build(SparseLayerConfig(d_ff=F, n_layers=3, n_experts=4, k=1))
+    layer = build(SparseLayerConfig(d_ff=F, n_layers=3, n_experts=4, top_k=1))
     assert isinstance(layer, SparseLayer)
     with torch.no_grad():
         for maps in layer.experts:

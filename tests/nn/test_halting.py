@@ -8,17 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from ostinato.config.model import (
-    ActConfig,
-    AttentionConfig,
-    DenseFeedForwardConfig,
-    HaltingConfig,
-    LanguageModelConfig,
-    NormConfig,
-    SinusoidalConfig,
-    StackConfig,
-    StickBreakingConfig,
-)
+from ostinato.config.halting import ActConfig, HaltingConfig, StickBreakingConfig
+from ostinato.config.model import LanguageModelConfig
+from ostinato.config.positions import SinusoidalConfig
+from ostinato.config.stack import NormConfig, StackConfig
+from ostinato.config.sub_layers import AttentionConfig, DenseFeedForwardConfig
 from ostinato.data.batch import Batch, Tokens
 from ostinato.models import LanguageModel, build_model
 from ostinato.nn.types import StackOutput

@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 from observed import numbers, observe, pack
+from ostinato.experiments.thresholds import tune_threshold
 from safetensors.torch import save_file
 
 from ostinato import load
@@ -31,7 +32,6 @@ from ostinato.data.batching import evaluation_batches
 from ostinato.data.rows import encode_rows
 from ostinato.evaluation.loading import LoadedRun
 from ostinato.experiments.results import read_rows
-from ostinato.experiments.thresholds import tune_threshold
 from ostinato.models import save_model
 from ostinato.tasks.recipes import load_recipe
 from ostinato.tasks.registry import build_task

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from ostinato.config.model import HypersphereRouterConfig, LinearRouterConfig, RoutedConfig
+from ostinato.config.experts import HypersphereRouterConfig, LinearRouterConfig, RoutedConfig
 from reference.equations import gelu, layer_norm, relu, softmax
 from reference.weights import Affine, Heads, read_affine
 
@@ -24,7 +24,7 @@ def choose(config: RoutedConfig, module: nn.Module, x_D: Tensor) -> Choices:
     if config.n_experts == 1:
         return [(0, torch.ones((), dtype=x_D.dtype))]
     scores = [s / _temperature(config, module.router) for s in _scores(config, module.router, x_D)]  # type: ignore[arg-type]
-    chosen = sorted(range(config.n_experts), key=lambda e: -float(scores[e].detach()))[: config.k]
+    chosen = sorted(range(config.n_experts), key=lambda e: -float(scores[e].detach()))[: config.top_k]
     if config.gate.kind == "sigmoid":
         return [(e, 1 / (1 + torch.exp(-scores[e]))) for e in chosen]
     if config.gate.kind == "topk_softmax":

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from ostinato.config.model import ActConfig, HaltingConfig, StickBreakingConfig
+from ostinato.config.halting import ActConfig, HaltingConfig, StickBreakingConfig
 from reference.equations import gelu, softmax
 from reference.weights import read_affine
 

@@ -13,20 +13,10 @@ import torch
 from torch import Tensor
 
 from architectures import Sentence
-from ostinato.config.model import (
-    AttentionConfig,
-    BucketsConfig,
-    CoordinatesConfig,
-    DenseFeedForwardConfig,
-    ExpertFeedForwardConfig,
-    RotaryConfig,
-    RoutedConfig,
-    SeparableConvConfig,
-    SinusoidalConfig,
-    SparseLayerConfig,
-    StackConfig,
-    WindowConfig,
-)
+from ostinato.config.experts import ExpertFeedForwardConfig, RoutedConfig, SparseLayerConfig
+from ostinato.config.positions import BucketsConfig, CoordinatesConfig, RotaryConfig, SinusoidalConfig, WindowConfig
+from ostinato.config.stack import StackConfig
+from ostinato.config.sub_layers import AttentionConfig, DenseFeedForwardConfig, SeparableConvConfig
 from ostinato.models import LanguageModel, Seq2Seq
 from ostinato.plan import Use
 from reference.equations import (

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from ostinato.budget import count_macs, count_parameters
+from ostinato.config.experts import RoutedConfig
+from ostinato.config.files import shipped_directory
 from ostinato.config.load import dump_recipe
-from ostinato.config.model import ModelConfig, RoutedConfig
-from ostinato.config.shipped import shipped_directory
+from ostinato.config.model import ModelConfig
 from ostinato.errors import ConfigError
 from ostinato.tasks.recipes import find_recipe, list_recipes, load_recipe
 from ostinato.tasks.registry import task_problems

@@ -8,7 +8,9 @@ import torch
 from tiny_runs import tiny_recipe
 from torch import nn
 
-from ostinato.config.model import LanguageModelConfig, StackConfig, WindowConfig
+from ostinato.config.model import LanguageModelConfig
+from ostinato.config.positions import WindowConfig
+from ostinato.config.stack import StackConfig
 from ostinato.config.training import OptimizerConfig, ScheduleConfig
 from ostinato.errors import CheckpointError
 from ostinato.models import build_model

@@ -43,10 +43,10 @@ def add_experts(model: dict[str, Any]) -> None:
         "n_steps": 2,
         "self_attention": attention | {"router": hypersphere, "gate": {"kind": "sigmoid"}},
         "ffn": {"kind": "experts", "n_experts": 4, "d_ff": 8, "dropout": 0.1, "share": "all"},
-        "sparse_layer": {"after": 1, "n_experts": 3, "k": 1, "n_layers": 2, "d_ff": 8},
+        "sparse_layer": {"after": 1, "n_experts": 3, "top_k": 1, "n_layers": 2, "d_ff": 8},
     }
     router, gate = {"kind": "mlp", "dropout": 0.2}, {"n_sampled": 1}
-    experts = {"kind": "experts", "n_experts": 5, "k": 2, "d_ff": 8, "router": router, "gate": gate}
+    experts = {"kind": "experts", "n_experts": 5, "top_k": 2, "d_ff": 8, "router": router, "gate": gate}
     model["decoder"] = model["decoder"] | {"ffn": experts}
 
 

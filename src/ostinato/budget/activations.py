@@ -50,7 +50,9 @@ from ostinato.budget.sub_layer_activations import (
     saves_its_states,
     use_bytes,
 )
-from ostinato.config.model import ActConfig, AttentionConfig, BucketsConfig, StickBreakingConfig
+from ostinato.config.halting import ActConfig, StickBreakingConfig
+from ostinato.config.positions import BucketsConfig
+from ostinato.config.sub_layers import AttentionConfig
 
 
 def activation_parts(run: TrainingPass, n_steps: int | None, vocab_size: int | None) -> dict[str, int]:

@@ -10,7 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ostinato.budget.sizes import plans
-from ostinato.config.model import ActConfig, ModelConfig, SeparableConvConfig
+from ostinato.config.halting import ActConfig
+from ostinato.config.model import ModelConfig
+from ostinato.config.sub_layers import SeparableConvConfig
 from ostinato.errors import ConfigError, Problem
 
 

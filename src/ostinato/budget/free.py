@@ -19,7 +19,10 @@ from typing import Any
 from pydantic import ValidationError
 
 from ostinato.config.base import DEFER_CHECKS, Config, all_problems
-from ostinato.config.model import AttentionConfig, ModelConfig, RoutedConfig, StackConfig
+from ostinato.config.experts import RoutedConfig
+from ostinato.config.model import ModelConfig
+from ostinato.config.stack import StackConfig
+from ostinato.config.sub_layers import AttentionConfig
 from ostinato.errors import ConfigError, Problem
 
 Measure = Callable[[ModelConfig], float]

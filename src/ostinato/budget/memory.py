@@ -33,7 +33,8 @@ from ostinato.budget.parameters import count_parameters
 from ostinato.budget.recurrent import state_numbers
 from ostinato.budget.sizes import inner_width, planned_uses
 from ostinato.budget.sub_layer_activations import FLOAT, TrainingPass
-from ostinato.config.model import AttentionConfig, ModelConfig, SeparableConvConfig
+from ostinato.config.model import ModelConfig
+from ostinato.config.sub_layers import AttentionConfig, SeparableConvConfig
 from ostinato.errors import ConfigError, Problem
 
 Precision = Literal["float32", "bfloat16"]

@@ -36,7 +36,9 @@ from ostinato.budget.sizes import (
     table_size,
     vocabulary,
 )
-from ostinato.config.model import AttentionConfig, ModelConfig, RoutedConfig
+from ostinato.config.experts import RoutedConfig
+from ostinato.config.model import ModelConfig
+from ostinato.config.sub_layers import AttentionConfig
 
 SHARED = "shared"
 """Part prefix of the sets that serve more than one stack."""
@@ -169,7 +171,7 @@ def _set(planned: PlannedUse, where: str, d_model: int) -> Iterator[_Item]:
         yield _whole((kind, weights), part, dense_size(sub, d_model) - shared)
         return
     one = expert_size(sub, d_model)
-    yield _Item((kind, weights), part, sub.n_experts * one, sub.k * one, sub.k * one, is_choice=True)
+    yield _Item((kind, weights), part, sub.n_experts * one, sub.top_k * one, sub.top_k * one, is_choice=True)
     yield _whole((f"{kind} router", weights), f"{part}.router", router_size(sub, d_model))
 
 

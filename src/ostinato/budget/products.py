@@ -33,15 +33,11 @@ from ostinato.budget.sizes import (
     separable_products,
     vocabulary,
 )
-from ostinato.config.model import (
-    AttentionConfig,
-    DenseFeedForwardConfig,
-    ModelConfig,
-    RoutedConfig,
-    SeparableConvConfig,
-    StickBreakingConfig,
-    WindowConfig,
-)
+from ostinato.config.experts import RoutedConfig
+from ostinato.config.halting import StickBreakingConfig
+from ostinato.config.model import ModelConfig
+from ostinato.config.positions import WindowConfig
+from ostinato.config.sub_layers import AttentionConfig, DenseFeedForwardConfig, SeparableConvConfig
 
 SCORES, WINDOW, ROUTER, HEAD = "scores", "positions", "router", "head"
 
@@ -160,7 +156,7 @@ def _of_use(planned: PlannedUse, config: ModelConfig, projected: set[str]) -> It
         case SeparableConvConfig() as conv:
             yield Product(part, side, index, separable_products(conv, d_model))
         case RoutedConfig() as experts:
-            yield Product(part, side, index, experts.k * expert_products(experts, d_model))
+            yield Product(part, side, index, experts.top_k * expert_products(experts, d_model))
         case other:
             raise TypeError(f"no cost is known for {type(other).__name__}")
 

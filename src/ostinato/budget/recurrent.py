@@ -23,8 +23,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ostinato.budget.sub_layer_activations import FLOAT, ID, TrainingPass
+from ostinato.config.common import Recurrence
 from ostinato.config.model import ModelConfig
-from ostinato.config.recurrent import Recurrence
 
 
 @dataclass(frozen=True, slots=True)

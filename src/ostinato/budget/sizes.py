@@ -28,28 +28,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ostinato.config.model import (
-    ActConfig,
-    AttentionConfig,
-    BucketsConfig,
-    DenseFeedForwardConfig,
-    EncoderConfig,
+from ostinato.config.experts import (
     ExpertAttentionConfig,
     ExpertFeedForwardConfig,
-    HaltingConfig,
     HypersphereRouterConfig,
     MlpRouterConfig,
-    ModelConfig,
-    NormConfig,
-    RelativeConfig,
     RoutedConfig,
-    SeparableConvConfig,
     SparseLayerConfig,
-    StackConfig,
-    StickBreakingConfig,
-    SubLayerConfig,
-    WindowConfig,
 )
+from ostinato.config.halting import ActConfig, HaltingConfig, StickBreakingConfig
+from ostinato.config.model import EncoderConfig, ModelConfig
+from ostinato.config.positions import BucketsConfig, RelativeConfig, WindowConfig
+from ostinato.config.stack import NormConfig, StackConfig
+from ostinato.config.sub_layers import AttentionConfig, DenseFeedForwardConfig, SeparableConvConfig, SubLayerConfig
 from ostinato.errors import ConfigError, Problem
 from ostinato.plan import Plan, Use
 
@@ -113,12 +104,12 @@ class TopK:
 def chosen_experts(config: ModelConfig) -> dict[str, TopK]:
     """Return the experts a token gets by routed sub-layer: ``<stack>.<kind>`` or ``<stack>.sparse_layer``."""
     routed = ((planned.part, planned.sub) for planned in planned_uses(config) if isinstance(planned.sub, RoutedConfig))
-    return {part: TopK(sub.k, sub.n_experts) for part, sub in routed if sub.has_router}
+    return {part: TopK(sub.top_k, sub.n_experts) for part, sub in routed if sub.has_router}
 
 
 def n_choices(attention: AttentionConfig) -> int:
     """Return the queries a token has of a head: one for every expert it gets, 1 without experts."""
-    return attention.k if isinstance(attention, ExpertAttentionConfig) else 1
+    return attention.top_k if isinstance(attention, ExpertAttentionConfig) else 1
 
 
 def inner_width(attention: AttentionConfig, d_model: int) -> int:

@@ -59,23 +59,18 @@ from ostinato.budget.sizes import (
     inner_width,
     n_choices,
 )
-from ostinato.config.model import (
-    AttentionConfig,
-    BucketsConfig,
-    DenseFeedForwardConfig,
+from ostinato.config.experts import (
     ExpertAttentionConfig,
     ExpertFeedForwardConfig,
     HypersphereRouterConfig,
-    LanguageModelConfig,
     MlpRouterConfig,
-    ModelConfig,
-    RotaryConfig,
     RoutedConfig,
-    SeparableConvConfig,
     SparseLayerConfig,
-    StickBreakingConfig,
-    WindowConfig,
 )
+from ostinato.config.halting import StickBreakingConfig
+from ostinato.config.model import LanguageModelConfig, ModelConfig
+from ostinato.config.positions import BucketsConfig, RotaryConfig, WindowConfig
+from ostinato.config.sub_layers import AttentionConfig, DenseFeedForwardConfig, SeparableConvConfig
 
 FLOAT, HALF, ID = 4, 2, 8
 """Bytes of a float32, a bfloat16 and an int64 number."""
@@ -193,11 +188,11 @@ def _sub_layer(run: TrainingPass, planned: PlannedUse) -> int:
         case SeparableConvConfig() as conv:
             return _convolution(run, stack, conv)
         case ExpertFeedForwardConfig() as ffn:
-            return _states_of_experts(run, ffn, tokens) + ffn.k * tokens * _hidden_row(run, ffn)
+            return _states_of_experts(run, ffn, tokens) + ffn.top_k * tokens * _hidden_row(run, ffn)
         case SparseLayerConfig() as layer:
             d_model = run.config.d_model
             one = FLOAT * (3 * d_model + 2) + run.width * d_model + _hidden_row(run, layer)
-            return layer.k * tokens * (layer.n_layers * one + FLOAT * d_model)
+            return layer.top_k * tokens * (layer.n_layers * one + FLOAT * d_model)
         case other:
             raise TypeError(f"no activations are known for {type(other).__name__}")
 
@@ -316,7 +311,7 @@ def _convolution(run: TrainingPass, stack: str, conv: SeparableConvConfig) -> in
 
 def _decision(run: TrainingPass, sub: RoutedConfig, tokens: int) -> int:
     """Return what choosing experts saves: router, gate and the order of the rows."""
-    rows = sub.k * tokens
+    rows = sub.top_k * tokens
     dispatch = 3 * ID * rows + 4 * sub.n_experts
     if not sub.has_router:
         return dispatch + FLOAT * tokens

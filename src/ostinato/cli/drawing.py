@@ -13,8 +13,10 @@ from ostinato.cli.output import console, readable_width, say
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from ostinato.config.model import SparseLayerConfig, StackConfig, SubLayerConfig
-    from ostinato.config.recurrent import Recurrence
+    from ostinato.config.common import Recurrence
+    from ostinato.config.experts import SparseLayerConfig
+    from ostinato.config.stack import StackConfig
+    from ostinato.config.sub_layers import SubLayerConfig
     from ostinato.experiments.compare.plans import PlannedRecipe
     from ostinato.plan import Kind, Plan
 
@@ -77,7 +79,7 @@ def _about(plan: Plan, stack: StackConfig) -> str:
 
 def _halting(stack: StackConfig) -> Iterator[str]:
     """Yield the rule by which tokens halt, and its settings; nothing where none does."""
-    from ostinato.config.model import ActConfig, StickBreakingConfig
+    from ostinato.config.halting import ActConfig, StickBreakingConfig
 
     match stack.halting:
         case StickBreakingConfig() as rule:
@@ -104,19 +106,15 @@ def _sizes(stack: StackConfig, d_model: int) -> Iterator[str]:
 
 
 def _is_routed(sub: object) -> bool:
-    from ostinato.config.model import RoutedConfig
+    from ostinato.config.experts import RoutedConfig
 
     return isinstance(sub, RoutedConfig)
 
 
 def _width(sub: SubLayerConfig, d_model: int) -> str:
     """Return how wide a sub-layer is, or one of its experts."""
-    from ostinato.config.model import (
-        AttentionConfig,
-        DenseFeedForwardConfig,
-        ExpertFeedForwardConfig,
-        SeparableConvConfig,
-    )
+    from ostinato.config.experts import ExpertFeedForwardConfig
+    from ostinato.config.sub_layers import AttentionConfig, DenseFeedForwardConfig, SeparableConvConfig
 
     match sub:
         case AttentionConfig():
@@ -130,7 +128,7 @@ def _width(sub: SubLayerConfig, d_model: int) -> str:
 
 def _experts(sub: SubLayerConfig | SparseLayerConfig, width: str) -> str:
     """Return how many experts a token gets of how many, what one is, and who decides; the width of a dense one."""
-    from ostinato.config.model import ExpertAttentionConfig, ExpertFeedForwardConfig, SparseLayerConfig
+    from ostinato.config.experts import ExpertAttentionConfig, ExpertFeedForwardConfig, SparseLayerConfig
 
     if not isinstance(sub, ExpertAttentionConfig | ExpertFeedForwardConfig | SparseLayerConfig):
         return width
@@ -141,7 +139,7 @@ def _experts(sub: SubLayerConfig | SparseLayerConfig, width: str) -> str:
         router += f" of width {sub.router_width}"
     gate = "renormalised softmax" if sub.gate.kind == "softmax" and sub.is_renormalised else sub.gate.kind
     sampled = f", {sub.gate.n_sampled} drawn" if sub.gate.n_sampled else ""
-    return f"{sub.k} of {sub.n_experts} experts of {width} ({router}, {gate} gate{sampled})"
+    return f"{sub.top_k} of {sub.n_experts} experts of {width} ({router}, {gate} gate{sampled})"
 
 
 def drawing(plan: Plan, kinds: Sequence[Kind], width: int) -> Iterator[Text]:

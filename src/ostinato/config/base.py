@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Self
+from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationInfo, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, model_validator
 
 from ostinato.errors import ConfigError, Problem
 
 # Passed as pydantic context by the loader, which collects the problems of a whole recipe instead of the first node's.
 DEFER_CHECKS = {"defer_checks": True}
+
+Size = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0)]
+Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
 class Config(BaseModel):

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from ostinato.config.base import Config
+from ostinato.config.base import Config, Count, Positive, Size
 from ostinato.config.measures import TableSelection
 from ostinato.errors import Problem
 
@@ -23,6 +23,7 @@ class MeanStatistic(Config):
 
     kind: Literal["mean"] = "mean"
     of: Term
+    """The measure."""
 
 
 class DifferenceStatistic(Config):
@@ -30,7 +31,9 @@ class DifferenceStatistic(Config):
 
     kind: Literal["difference"] = "difference"
     of: Term
+    """What is subtracted from."""
     minus: Term
+    """What is subtracted."""
 
 
 class RatioStatistic(Config):
@@ -38,7 +41,9 @@ class RatioStatistic(Config):
 
     kind: Literal["ratio"] = "ratio"
     of: Term
+    """The numerator."""
     over: Term
+    """The denominator."""
 
 
 class SmallestStepStatistic(Config):
@@ -46,6 +51,7 @@ class SmallestStepStatistic(Config):
 
     kind: Literal["smallest_step"] = "smallest_step"
     along: Annotated[list[Term], Field(min_length=2)]
+    """The terms, in the order in which they should rise."""
 
 
 class SpreadStatistic(Config):
@@ -53,6 +59,7 @@ class SpreadStatistic(Config):
 
     kind: Literal["spread"] = "spread"
     along: Annotated[list[Term], Field(min_length=2)]
+    """The terms."""
 
 
 class BestAtStatistic(Config):
@@ -60,8 +67,11 @@ class BestAtStatistic(Config):
 
     kind: Literal["best_at"] = "best_at"
     along: Annotated[list[Term], Field(min_length=2)]
+    """The terms."""
     at: list[float]
+    """The number that stands for each term."""
     mode: Literal["max", "min"] = "max"
+    """Whether the largest or the smallest term is looked for."""
 
     def problems(self, path: str = "") -> Iterator[Problem]:
         """A number for every term."""
@@ -73,8 +83,11 @@ class LineStatistic(Config):
 
     kind: Literal["line"] = "line"
     along: Annotated[list[Term], Field(min_length=3)]
+    """The terms: y of the line."""
     at: list[float]
+    """x of every term."""
     figure: Literal["slope", "r_squared", "relative_slope"] = "slope"
+    """What is taken of the line."""
 
     def problems(self, path: str = "") -> Iterator[Problem]:
         """A number for every term."""
@@ -97,8 +110,11 @@ class ExpectationConfig(Config):
     """One number and its band. A claim holds where all of its expectations do."""
 
     what: str
+    """The number in words, for tables."""
     statistic: Statistic
+    """How it is computed from the measures."""
     band: Band
+    """Where it has to lie."""
 
     def problems(self, path: str = "") -> Iterator[Problem]:
         """A band that holds something and leaves something out."""
@@ -113,46 +129,60 @@ class TimedArm(Config):
     """A model that is timed or counted: a recipe, and what is changed in it by dotted keys."""
 
     name: str
+    """Name of the arm, in terms and tables."""
     recipe: str
+    """A recipe's name or file."""
     overrides: list[str] = Field(default_factory=list)
+    """Changes of the recipe: `dotted.key=value`."""
 
 
 class TimedWork(Config):
-    """One workload (see `ostinato.experiments.timing.workloads`); its name is the measure's."""
+    """One workload on random token ids."""
 
     name: str
+    """Name of the measure, which is in seconds."""
     kind: Literal["update", "forward", "decoding"]
-    batch_size: Annotated[int, Field(ge=1)] = 1
-    source_length: Annotated[int, Field(ge=0)] = 32
-    target_length: Annotated[int, Field(ge=1)] = 32
-    beam: Annotated[int, Field(ge=1)] = 1
+    """update: forward, backward and the optimiser's step. forward: a teacher-forced pass without gradients. decoding: a
+    search for outputs of target_length tokens."""
+    batch_size: Size = 1
+    """Sentences."""
+    source_length: Count = 32
+    """Source tokens of every sentence."""
+    target_length: Size = 32
+    """Target tokens of every sentence."""
+    beam: Size = 1
+    """Width of the search; 1: greedy."""
 
 
 class ComparedConfig(Config):
-    """A measure of several runs together, by an analysis that compares runs with the first of them.
-
-    Args:
-        arm: whose row gets the number; its runs come first. others: arms beside it. over: `each`: one number a seed,
-            of the arms' runs of that seed; `all`: one number, of all seeds' runs of all these arms.
-    """
+    """A measure of several runs together, by an analysis that compares runs with the first of them."""
 
     name: str
+    """Name of the measure."""
     study: str
+    """Name of the analysis."""
     arm: str
+    """Arm whose row gets the number; its runs come first."""
     others: list[str] = Field(default_factory=list)
+    """Arms whose runs are compared with it."""
     over: Literal["each", "all"] = "each"
+    """each: one number a seed, of the arms' runs of that seed. all: one number, of the arms' runs of all seeds."""
     table: TableSelection
+    """Which number of the analysis' table."""
     split: str | None = None
-    max_examples: Annotated[int, Field(ge=1)] = 1000
+    """None: the first of the recipe's evaluation.splits."""
+    max_examples: Size = 1000
+    """Spread evenly over the split."""
 
 
 class SweepSource(Config):
-    """Runs of a sweep: its arms, seeds and measures are the terms. `sweep` is a sweep's settings, or its name."""
+    """Runs of a sweep: its arms, seeds and measures are the terms."""
 
     kind: Literal["sweep"] = "sweep"
     sweep: dict[str, Any] | str
+    """A sweep's settings, or its name."""
     compared: list[ComparedConfig] = Field(default_factory=list)
-    """Measures that look at several runs at once."""
+    """Measures of several runs together."""
     overrides: list[str] = Field(default_factory=list)
     """Changes of every arm, after its own: `dotted.key=value`."""
     seeds: list[int] | None = None
@@ -164,11 +194,17 @@ class TimingSource(Config):
 
     kind: Literal["timing"] = "timing"
     arms: Annotated[list[TimedArm], Field(min_length=2)]
+    """The models that are timed in turns."""
     work: Annotated[list[TimedWork], Field(min_length=1)]
+    """What each of them does in every round."""
     vocabulary: Annotated[int, Field(ge=8)] | None = None
+    """Rows of every vocabulary; None: those of the recipes' own data."""
     rounds: Annotated[int, Field(ge=6)] = 10
-    n_threads: Annotated[int, Field(ge=1)] | None = 2
+    """How often every model does all the work."""
+    n_threads: Size | None = 2
+    """CPU threads; None: torch's choice."""
     device: str = "auto"
+    """auto: a GPU if there is one; else a name such as cpu."""
 
 
 class CountSource(Config):
@@ -176,38 +212,42 @@ class CountSource(Config):
 
     kind: Literal["count"] = "count"
     arms: Annotated[list[TimedArm], Field(min_length=1)]
-    source_length: Annotated[int, Field(ge=1)] = 32
-    target_length: Annotated[int, Field(ge=1)] = 32
+    """The models that are counted."""
+    source_length: Size = 32
+    """Source tokens of the sentence whose MACs are counted."""
+    target_length: Size = 32
+    """Target tokens of the sentence whose MACs are counted."""
     vocabulary: Annotated[int, Field(ge=8)] | None = None
+    """Rows of every vocabulary; None: those of the recipes' own data."""
 
 
 Source = Annotated[SweepSource | TimingSource | CountSource, Field(discriminator="kind")]
 
 
 class ClaimConfig(Config):
-    """A claim file.
-
-    Args:
-        paper, where: which paper, and which table, figure or section of it.
-        statement: what the paper says, in our words.
-        inputs: files that the user names (`--input NAME=PATH`), with what they should be; "input:NAME" anywhere in the
-            source stands for the path.
-        minutes: of two CPU cores, from nothing.
-        expect: numbers and their bands; written before the first run.
-        limits: what this scale cannot show.
-        gpu: the same claim for one hour of a large GPU: settings that replace those above, by dotted keys.
-    """
+    """A claim file."""
 
     name: str
+    """Name of the claim, without its paper."""
     paper: Paper
+    """The paper that makes it."""
     where: str
+    """Table, figure or section of the paper."""
     statement: str
+    """What the paper says, in our words."""
     source: Source
+    """What is run, timed or counted."""
     inputs: dict[str, str] = Field(default_factory=dict)
-    minutes: Annotated[float, Field(gt=0)]
+    """Files that the user names (`--input NAME=PATH`), with what they should be; "input:NAME" anywhere in the source
+    stands for the path."""
+    minutes: Positive
+    """Duration on two CPU cores when nothing has been trained yet."""
     expect: Annotated[list[ExpectationConfig], Field(min_length=1)]
+    """Numbers and their bands, written before the first run."""
     limits: str = ""
+    """What a run of this size cannot show."""
     gpu: dict[str, Any] | None = None
+    """The same claim for one hour of a large GPU: settings that replace those above, by dotted keys."""
 
 
 def _paired(at: list[float], along: list[Any], path: str) -> Iterator[Problem]:

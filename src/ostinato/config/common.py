@@ -3,31 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass
+from typing import Literal
 
-from ostinato.config.base import Config
-from ostinato.config.sub_layers import Probability, Size
+from ostinato.config.base import Config, Probability, Size
+from ostinato.config.stack import StackConfig
 from ostinato.errors import ConfigError, Problem
 from ostinato.plan import Plan
-
-if TYPE_CHECKING:
-    from ostinato.config.model import StackConfig
-    from ostinato.config.recurrent import Recurrence
 
 Init = Literal["xavier", "normal", "unit_scaling", "torch"]
 Reads = Literal["pair", "sequence", "masked", "classification", "tagging", "span"]
 """pair: a source, and a target to write. sequence: one text, or a pair joined to one. The others: the heads of
-encoder-only models (`ostinato.config.heads`)."""
+encoder-only models (`ostinato.config.model`)."""
+Score = Literal["general", "dot", "additive", "none"]
+
+
+@dataclass(frozen=True, slots=True)
+class Recurrence:
+    """LSTM layers one upon the other, each of which reads and gives states of the model's width.
+
+    Args:
+        n_layers: how many. n_directions: 2 reads forwards and backwards, with half the units each way.
+        score: attention to the source's states behind the last layer; "none" where there is none.
+    """
+
+    n_layers: int
+    n_directions: int = 1
+    score: Score = "none"
 
 
 class CommonModelConfig(Config):
-    """Width, dropout, and the questions that data, training, decoding and counts ask of a model.
+    """Width, dropout, and what data, training, decoding and counts need to know of any model.
 
-    What reads tokens is either a stack of steps, laid out by a plan, or a recurrence over positions. A model without
-    stacks has no plan, no rounds and nothing that halts.
+    Tokens are read either by stacks of steps, each with its plan, or by recurrences over positions. A model of
+    recurrences has no plan, no rounds and no halting.
     """
 
     d_model: Size = 512
+    """Width of the states."""
     dropout: Probability = 0.1
     """Dropout of the embeddings and of every sub-layer's output before its residual."""
     init: Init = "xavier"
@@ -37,7 +50,7 @@ class CommonModelConfig(Config):
 
     @property
     def reads(self) -> Reads:
-        """How an example becomes what the model reads and is to say of it."""
+        """What the model reads of an example, and what it predicts."""
         raise TypeError(type(self).__name__)
 
     @property
@@ -101,6 +114,7 @@ class PairModelConfig(CommonModelConfig):
     source_vocab_size: Size | None = None
     """Rows of the source embedding; None: from the tokenizer."""
     target_vocab_size: Size | None = None
+    """Rows of the target embedding and of the output projection; None: from the tokenizer."""
     tie_embeddings: Literal["none", "output", "all"] = "output"
     """output: target embedding = output projection. all: the source embedding too (one joint vocabulary)."""
 
@@ -132,7 +146,9 @@ class SequenceModelConfig(CommonModelConfig):
     """
 
     vocab_size: Size | None = None
+    """Rows of the embedding and of the output projection; None: from the tokenizer."""
     tie_embeddings: Literal["none", "output"] = "output"
+    """output: embedding = output projection."""
 
     @property
     def reads(self) -> Reads:

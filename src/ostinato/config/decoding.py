@@ -7,10 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ostinato.config.base import Config
+from ostinato.config.base import Config, Count, Positive, Size
 from ostinato.errors import Problem
-
-Size = Annotated[int, Field(ge=1)]
 
 
 class LengthPenaltyConfig(Config):
@@ -21,6 +19,7 @@ class LengthPenaltyConfig(Config):
 
     kind: Literal["none", "gnmt", "exponent"] = "gnmt"
     alpha: Annotated[float, Field(ge=0)] = 0.6
+    """0: no penalty; larger values favour longer outputs."""
 
 
 class DecodingConfig(Config):
@@ -28,23 +27,33 @@ class DecodingConfig(Config):
     min_length + min_length_ratio * source tokens, the end symbol included, where that is no more."""
 
     strategy: Literal["greedy", "sample", "beam"] = "greedy"
+    """greedy: the most probable token. sample: a token drawn from the model's distribution. beam: beam search."""
     beam: Size = 1
+    """Hypotheses of a sentence that a beam search keeps."""
     n_best: Size = 1
-    """Outputs of a source that are given back, best first; a beam search only."""
+    """Outputs of a source that are returned, best first; a beam search only."""
     length_penalty: LengthPenaltyConfig = LengthPenaltyConfig()
+    """How the scores of finished hypotheses of different lengths are compared."""
     stopping: Literal["bound", "count"] = "bound"
     """A beam search of a sentence ends. bound: when no live hypothesis can still beat the worst of the `n_best` best
     finished ones, were all its further tokens certain; with a length penalty this may run to the length limit.
     count: also as soon as `beam` hypotheses have finished (fairseq's rule; cheaper)."""
-    max_length: Annotated[int, Field(ge=0)] = 256
+    max_length: Count = 256
+    """Tokens generated at most: max_length + max_length_ratio * source tokens."""
     max_length_ratio: Annotated[float, Field(ge=0)] = 0.0
-    min_length: Annotated[int, Field(ge=0)] = 0
+    """Tokens generated at most, for every source token, beside max_length."""
+    min_length: Count = 0
+    """Tokens generated at least: min_length + min_length_ratio * source tokens."""
     min_length_ratio: Annotated[float, Field(ge=0)] = 0.0
+    """Tokens generated at least, for every source token, beside min_length."""
     token_scores: bool = False
     """Whether outputs carry the log-probability of every token."""
-    temperature: Annotated[float, Field(gt=0)] = 1.0
+    temperature: Positive = 1.0
+    """What logits are divided by before sampling."""
     top_k: Size | None = None
-    seed: Annotated[int, Field(ge=0)] = 0
+    """Sampling draws from so many of the most probable tokens; None: from all."""
+    seed: Count = 0
+    """Seed of sampling."""
     pack_weights: bool = True
     """On a CPU, search with compiled kernels and with copies of the weights in the form it multiplies by fastest, in as
     much memory again. False: plain products."""

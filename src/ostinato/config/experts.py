@@ -7,11 +7,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ostinato.config.base import Config
-from ostinato.config.sub_layers import Activation, AttentionConfig, Probability, Size, SubLayerConfig
+from ostinato.config.base import Config, Count, Positive, Probability, Size
+from ostinato.config.sub_layers import Activation, AttentionConfig, SubLayerConfig
 from ostinato.errors import Problem
 
-Positive = Annotated[float, Field(gt=0)]
 ExpertInit = Literal["model", "fan_in"]
 _TEMPERATURES = {"softmax": 0.3, "topk_softmax": 0.3, "sigmoid": 0.07}
 
@@ -50,7 +49,7 @@ class HypersphereRouterConfig(Config):
     """Ablation: False keeps tau as it is at the start."""
 
     def problems(self, path: str = "") -> Iterator[Problem]:
-        """Cosines that say nothing."""
+        """Cosines of vectors with one component."""
         if self.d_router == 1 and self.project and self.normalise:
             reason = (
                 "in one dimension every cosine is 1 or -1 and has no gradient: must be at least 2, or set "
@@ -66,25 +65,28 @@ RouterConfig = Annotated[
 
 
 class GateConfig(Config):
-    """From scores to the k chosen experts and their weights: see `ostinato.nn.routing.Gate`."""
+    """From scores to the top_k chosen experts and their weights: see `ostinato.nn.routing.Gate`."""
 
     kind: Literal["softmax", "topk_softmax", "sigmoid"] = "softmax"
-    """softmax: over all experts, then the k largest. topk_softmax: over the k largest. sigmoid: of every score."""
+    """softmax: over all experts, then the top_k largest. topk_softmax: over the top_k largest. sigmoid: of every
+    score."""
     renormalise: bool | None = None
     """softmax: divide the chosen gates by their sum. None: where more than one is chosen."""
-    n_sampled: Annotated[int, Field(ge=0)] = 0
-    """In training so many of the k are drawn from the remaining probabilities (SUT: sample_topk)."""
+    n_sampled: Count = 0
+    """In training so many of the top_k are drawn from the remaining probabilities (SUT: sample_topk)."""
 
 
 class RoutedConfig(Config):
-    """What every sub-layer of experts has: how many there are, how many a token gets, and who decides."""
+    """What every sub-layer of experts has: number of experts, number of experts a token, router and gate."""
 
     n_experts: Size = 8
     """E. With one expert there is no router: it always runs, with gate 1."""
-    k: Size = 2
-    """Experts a token."""
+    top_k: Size = 2
+    """Number of experts that a token runs."""
     router: RouterConfig = LinearRouterConfig()
+    """What scores the experts for a token."""
     gate: GateConfig = GateConfig()
+    """How experts are chosen by their scores, and weighted."""
     expert_init: ExpertInit = "model"
     """model: as `model.init` says, expert by expert. fan_in: U(-1 / fan_in, 1 / fan_in) (SUT)."""
 
@@ -96,7 +98,7 @@ class RoutedConfig(Config):
     @property
     def is_renormalised(self) -> bool:
         """Whether the chosen gates of a softmax are divided by their sum."""
-        return self.k > 1 if self.gate.renormalise is None else self.gate.renormalise
+        return self.top_k > 1 if self.gate.renormalise is None else self.gate.renormalise
 
     @property
     def router_width(self) -> int:
@@ -113,17 +115,17 @@ class RoutedConfig(Config):
 
     def problems(self, path: str = "") -> Iterator[Problem]:
         """More experts a token than there are, and gates that give their router no gradient."""
-        if self.k > self.n_experts:
-            yield Problem(f"{path}k", self.k, f"must be at most {path}n_experts = {self.n_experts}")
-        if self.gate.n_sampled > self.k:
-            yield Problem(f"{path}gate.n_sampled", self.gate.n_sampled, f"must be at most {path}k = {self.k}")
+        if self.top_k > self.n_experts:
+            yield Problem(f"{path}top_k", self.top_k, f"must be at most {path}n_experts = {self.n_experts}")
+        if self.gate.n_sampled > self.top_k:
+            yield Problem(f"{path}gate.n_sampled", self.gate.n_sampled, f"must be at most {path}top_k = {self.top_k}")
         is_constant = self.gate.kind == "topk_softmax" or (self.gate.kind == "softmax" and self.is_renormalised)
-        if self.k == 1 and self.has_router and is_constant:
+        if self.top_k == 1 and self.has_router and is_constant:
             key = "gate.kind" if self.gate.kind == "topk_softmax" else "gate.renormalise"
             value = self.gate.kind if self.gate.kind == "topk_softmax" else self.gate.renormalise
             reason = (
                 f"one expert of {self.n_experts}, renormalised, always has gate 1, and its router would get no "
-                f"gradient: use {path}k of at least 2, or a gate that is not renormalised"
+                f"gradient: use {path}top_k of at least 2, or a gate that is not renormalised"
             )
             yield Problem(f"{path}{key}", value, reason)
 
@@ -135,7 +137,9 @@ class ExpertFeedForwardConfig(SubLayerConfig, RoutedConfig):
     d_ff: Size = 512
     """Hidden width of one expert."""
     activation: Activation = "relu"
+    """Activation of the hidden layer."""
     bias: bool = True
+    """Biases in the experts' matrices."""
     dropout: Probability = 0.0
     """Dropout of the experts' hidden layer."""
 
@@ -148,8 +152,9 @@ class ExpertAttentionConfig(AttentionConfig, RoutedConfig):
 
     kind: Literal["experts"] = "experts"  # type: ignore[assignment]
     n_heads: Size = 4
-    """Heads of one expert: a token runs k times as many, on these keys and values."""
+    """Heads of one expert: a token runs top_k times as many, on these keys and values."""
     bias: bool = False
+    """Biases in the four projections."""
 
 
 class SparseLayerConfig(RoutedConfig):
@@ -163,11 +168,16 @@ class SparseLayerConfig(RoutedConfig):
     after: Size = 6
     """The step it follows."""
     n_experts: Size = 32
-    k: Size = 1
+    """E. With one expert there is no router: it always runs, with gate 1."""
+    top_k: Size = 1
+    """Number of experts that a token runs."""
     n_layers: Size = 3
     """Feed-forward sub-layers in an expert."""
     d_ff: Size = 2048
+    """Hidden width of every sub-layer of an expert."""
     activation: Activation = "relu"
+    """Activation of the hidden layers."""
     bias: bool = True
+    """Biases in the experts' matrices."""
     dropout: Probability = 0.0
     """Dropout of the hidden layers."""

@@ -1,14 +1,19 @@
-"""Recipes on disk: reading YAML, deriving from a `base:`, overriding single settings, writing the result.
+"""Settings on disk: reading YAML, deriving from a `base:`, overriding single settings, writing the result.
 
 Two groups of settings merge key by key. Where `kind` chooses between groups with different keys (positions, the model,
-the task) and the new one names another kind, the group starts afresh: keys of the old kind do not linger. Feed-forwards
-are kinds of one thing: what two of them have in common, such as d_ff and share, outlives a change of kind.
+the task) and the new one names another kind, the settings of the old kind are dropped. Attentions and feed-forwards are
+an exception: what two kinds of them have in common, such as d_ff and share, is kept when the kind changes.
+
+Recipes, sweeps and claims that come with the library are YAML files in folders of the package.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
+from functools import cache
+from importlib import resources
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,16 +22,18 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel
 
-from ostinato.config.schema import Slot, child, is_open, keeps_on_change, slot_of
+from ostinato.config.renamed import with_new_names
+from ostinato.config.schema import Settings, Slot, child, is_open, keeps_on_change, slot_of
 from ostinato.errors import ConfigError, Problem
 
-Settings = dict[str, Any]
 FindBase = Callable[[str], Path]
 """Turns the name of a recipe into its file; raises ConfigError where there is none."""
 
 _SUFFIXES = (".yaml", ".yml")
 INPUT = "input:"
 """Begins a value that stands for a file of the user's own."""
+RUN_RECIPE, RUN_VERSIONS = "recipe.yaml", "versions.json"
+"""Files by which the directory of a run is recognised."""
 
 
 def read_yaml(path: Path) -> Settings:
@@ -91,7 +98,8 @@ def read_recipe(path: Path, find_base: FindBase, root: type[BaseModel], chain: t
     """Return the settings of a file merged onto its bases'.
 
     `base:` is a path to a YAML file, relative to the file that says it, or else the name of a recipe. The name and
-    the description of a recipe are its own: neither is inherited.
+    the description of a recipe are its own: neither is inherited. In the recipe of a run, which the program wrote, old
+    names of settings are replaced by new ones.
 
     Raises:
         ConfigError: a file that cannot be read, or bases that form a circle.
@@ -101,24 +109,22 @@ def read_recipe(path: Path, find_base: FindBase, root: type[BaseModel], chain: t
         circle = " -> ".join(p.name for p in (*chain[chain.index(here) :], here))
         raise ConfigError([Problem("base", str(path), f"a recipe cannot derive from itself ({circle})")])
     own = read_yaml(path)
+    if path.name == RUN_RECIPE and (path.parent / RUN_VERSIONS).is_file():
+        own = with_new_names(own, root)
     base = own.pop("base", None)
     if base is None:
         return own
     if not isinstance(base, str):
         raise ConfigError([Problem("base", base, f"must be the name of a recipe or a path to a YAML file (in {path})")])
-    parent = read_recipe(_base_path(base, path, find_base), find_base, root, (*chain, here))
+    beside = path.parent / base
+    if not beside.is_file():
+        if base.endswith(_SUFFIXES):
+            raise ConfigError([Problem("base", base, f"there is no such file beside {path}")])
+        beside = find_base(base)
+    parent = read_recipe(beside, find_base, root, (*chain, here))
     for key in ("name", "description"):
         parent.pop(key, None)
     return merge(parent, own, root)
-
-
-def _base_path(base: str, path: Path, find_base: FindBase) -> Path:
-    beside = path.parent / base
-    if base.endswith(_SUFFIXES) or beside.is_file():
-        if not beside.is_file():
-            raise ConfigError([Problem("base", base, f"there is no such file beside {path}")])
-        return beside
-    return find_base(base)
 
 
 def parse_overrides(overrides: Sequence[str]) -> Settings:
@@ -243,3 +249,23 @@ def _yaml_reason(error: Exception) -> str:
 
 def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())
+
+
+def shipped_directory(kind: str) -> Path:
+    """Return the folder of the files of a kind: "recipes", "sweeps" or "claims"."""
+    return Path(str(resources.files("ostinato"))) / kind
+
+
+@cache
+def shipped_files(kind: str) -> dict[str, Path]:
+    """Return the files of a kind by name, their path in the folder without its ending, in alphabetical order."""
+    root = shipped_directory(kind)
+    return {path.relative_to(root).with_suffix("").as_posix(): path for path in sorted(root.rglob("*.yaml"))}
+
+
+def did_you_mean(kind: str, name: str) -> str:
+    """Return "; did you mean a or b?" with those below a folder of that name, else the nearest names; "" for none."""
+    known = list(shipped_files(kind))
+    beginning = [other for other in known if other.startswith(f"{name.rstrip('/')}/")]
+    near = beginning or get_close_matches(name, known, n=3)
+    return f"; did you mean {' or '.join(near)}?" if near else ""

@@ -1,4 +1,4 @@
-"""Halting rules: how a token stops taking part in rounds."""
+"""Halting rules: after how many rounds a token halts."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ostinato.config.base import Config
-from ostinato.config.sub_layers import Probability
+from ostinato.config.base import Config, Probability
 
 
 class NoHaltingConfig(Config):
@@ -30,8 +29,11 @@ class ActConfig(Config):
     """Bias of the halting probability at the start: with -3 tokens begin at full depth, with 0 and 1 (tensor2tensor) at
     round 2. docs/results.md, "Starting ACT", says why it is -3."""
     mix: Literal["accumulate", "interpolate"] = "accumulate"
+    """Output of the states f_r and weights u_r of all rounds r. accumulate: sum_r u_r f_r. interpolate: the last
+    y_r = u_r f_r + (1 - u_r) y_{r-1}, as in the paper's listing."""
     freeze_halted_state: bool = True
-    """A halted token stays as it was. False: it goes on being transformed and seen; only its output is kept."""
+    """The state of a halted token is kept as it was. False: the state is still updated and attended to, and only the
+    token's output is kept."""
     force_remainder_at_max: bool = True
     """The last round takes what is left, so that a token's weights add up to one."""
     scope: Literal["token", "global"] = "token"
@@ -43,13 +45,14 @@ class StickBreakingConfig(Config):
 
     kind: Literal["stick_breaking"] = "stick_breaking"
     threshold: Annotated[float, Field(ge=0, le=1)] = 0.999
-    """A token stops once so much of its mass is given out; may be changed after training. 0: after one round."""
+    """A token halts once its halting probabilities add up to this; may be changed after training. 0: after one
+    round."""
     initial_bias: float | None = None
     """Log odds of halting at the start, learned; null: no bias, so that they are 0 at first (as in the paper)."""
     dropout: Probability = 0.0
     """Dropout of the gate's hidden layer."""
     detach_router_weight: bool = False
-    """Routers weigh tokens by what is left of them; true: without passing the gradient on to the gate."""
+    """Routers weigh a token by its remaining probability; true: without passing the gradient on to the gate."""
 
 
 HaltingConfig = Annotated[NoHaltingConfig | ActConfig | StickBreakingConfig, Field(discriminator="kind")]

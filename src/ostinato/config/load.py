@@ -1,8 +1,8 @@
 """From settings to a checked configuration, above all a `Recipe`, with everything that is wrong reported at once.
 
-A configuration is checked in two passes. The first collects unknown keys, wrong kinds and wrong types. What is at fault
-then falls back to its default, so that the second pass can look for impossible combinations among what is left;
-those that only arise from such a default are not reported.
+A configuration is checked in two passes. The first collects unknown keys, wrong kinds and wrong types. Faulty settings
+then fall back to their defaults, so that the second pass can look for impossible combinations among the others;
+combinations that are impossible only because of such a default are not reported.
 """
 
 from __future__ import annotations
@@ -18,17 +18,10 @@ from typing import Any, Generic, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from ostinato.config.base import DEFER_CHECKS, Config, all_problems
-from ostinato.config.files import (
-    FindBase,
-    Settings,
-    merge,
-    parse_overrides,
-    read_recipe,
-    resolve_references,
-    write_yaml,
-)
+from ostinato.config.files import FindBase, merge, parse_overrides, read_recipe, resolve_references, write_yaml
 from ostinato.config.recipe import Recipe
-from ostinato.config.schema import PathTuple, Slot, child, describe, dotted, slot_of, suggestions
+from ostinato.config.renamed import renamed_in
+from ostinato.config.schema import PathTuple, Settings, Slot, describe, dotted, map_groups, slot_of, suggestions
 from ostinato.errors import ConfigError, Problem
 
 _UNSET = "???"
@@ -94,52 +87,33 @@ def check_settings(settings: Settings, root: type[C], extra_problems: ExtraProbl
     Raises:
         ConfigError: with every problem found.
     """
-    repair = _Repair(_with_kinds(settings, root), root)
+    repair = _Repair(map_groups(settings, root, _with_kinds), root)
     config = repair.run()
     combined = list(all_problems(config))
     if extra_problems is not None:
         combined += extra_problems(config)
     problems = repair.problems + [problem for problem in combined if not repair.explains(problem)]
-    if problems:
-        raise ConfigError(_without_repeats(problems))
+    if problems:  # Two passes may find the same one. Values may be unhashable, so that texts are compared.
+        raise ConfigError({str(problem): problem for problem in problems}.values())
     return config
 
 
-def _without_repeats(problems: Iterable[Problem]) -> Iterator[Problem]:
-    """Yield the problems without repetitions (values may be unhashable, so their text decides)."""
-    seen: set[str] = set()
-    for problem in problems:
-        if str(problem) not in seen:
-            seen.add(str(problem))
-            yield problem
-
-
-def _with_kinds(settings: Settings, node: type[BaseModel]) -> Settings:
-    """Spell out the default kind of every group that names none."""
-    filled = dict(settings)
-    for key, value in settings.items():
-        info = node.model_fields.get(key)
-        if info is not None and isinstance(value, dict):
-            filled[key] = _group_with_kinds(value, slot_of(info))
-        elif info is not None and isinstance(value, list):
-            slot = slot_of(info)
-            filled[key] = [_group_with_kinds(item, slot) if isinstance(item, dict) else item for item in value]
+def _with_kinds(group: Settings, node: type[BaseModel]) -> Settings:
+    """Spell out the default kind of every group inside a group that names none."""
+    filled = dict(group)
+    for key, value in group.items():
+        slot = slot_of(node.model_fields[key]) if key in node.model_fields and isinstance(value, dict) else None
+        if slot is not None and slot.is_union and slot.default_kind is not None:
+            filled[key] = {"kind": slot.default_kind} | value
     return filled
-
-
-def _group_with_kinds(value: Settings, slot: Slot) -> Settings:
-    if slot.is_union and slot.default_kind is not None:
-        value = {"kind": slot.default_kind} | value
-    inner = child(slot, value)
-    return value if inner is None else _with_kinds(value, inner)
 
 
 @dataclass
 class _Repair(Generic[C]):
-    """The first pass: collects problems and takes the faulty settings out until the rest is a configuration.
+    """The first pass: collects problems and removes faulty settings until the rest is a configuration.
 
     Args:
-        settings: what the user gave, kinds filled in, less what was wrong. root: what they are to be.
+        settings: what the user gave, kinds filled in, without faulty settings. root: the configuration's type.
         problems: found so far.
         removed: paths that fell back to a default, and those an unknown key was probably meant for.
     """
@@ -170,7 +144,7 @@ class _Repair(Generic[C]):
                     continue
                 seen.add(path)
                 if item["type"] == "missing" and path in self.removed:
-                    self._remove(_list_or_top(path))  # it was there, and what was wrong with it has been said
+                    self._remove(_list_or_top(path))  # It was given, and its problem is already reported.
                     continue
                 self._report(item["type"], path, slot, node)
         raise ConfigError(self.problems)
@@ -178,12 +152,13 @@ class _Repair(Generic[C]):
     def _report(self, kind: str, path: PathTuple, slot: Slot | None, node: type[BaseModel]) -> None:
         """Add one problem and repair it."""
         value = _get(self.settings, path)
-        if value is None:  # its list is out already
+        if value is None:  # The list that it stands in is removed already.
             value = _get(self.given, path)
         if slot is None:
-            meant = suggestions(self.root, node, path)
+            new = renamed_in(node).get(str(path[-1]))
+            meant = suggestions(self.root, node, path) if new is None else [(*path[:-1], new)]
             self.removed += meant
-            self._add(path, value, _unknown(path, meant, node))
+            self._add(path, value, _unknown(path, meant, node) if new is None else f"was renamed: use {new}")
             self._remove(path)
         elif kind == "missing":
             self._add(path, None, f"is required: {describe(slot.annotation, slot.metadata)}")
@@ -191,7 +166,10 @@ class _Repair(Generic[C]):
         elif slot.is_union and isinstance(value, dict):
             self._wrong_kind(path, slot, value)
         else:
-            self._add(path, value, f"must be {_valid(slot)}")
+            valid = describe(slot.annotation, slot.metadata)
+            if slot.is_union:
+                valid = f"a group of settings with kind: {', '.join(slot.nodes)}"
+            self._add(path, value, f"must be {valid}")
             self._remove(path)
 
     def _wrong_kind(self, path: PathTuple, slot: Slot, value: Settings) -> None:
@@ -207,8 +185,8 @@ class _Repair(Generic[C]):
             self._remove(path)
 
     def _add(self, path: PathTuple, value: object, reason: str) -> None:
-        shown = value if len(repr(value)) <= 80 else _short(value)
-        self.problems.append(Problem(dotted(path), shown, reason))
+        text = repr(value)
+        self.problems.append(Problem(dotted(path), value if len(text) <= 80 else f"{text[:37]}...", reason))
 
     def _remove(self, path: PathTuple) -> None:
         """Take a setting out; of a list, all of it."""
@@ -269,18 +247,6 @@ def _unknown(path: PathTuple, meant: list[PathTuple], node: type[BaseModel]) -> 
         names = " or ".join(str(p[-1]) if same_group else dotted(p) for p in meant)
         return f"no such setting; did you mean {names}?"
     return f"no such setting; valid here: {', '.join(node.model_fields)}"
-
-
-def _valid(slot: Slot) -> str:
-    """Say what a slot accepts."""
-    if slot.is_union:
-        return f"a group of settings with kind: {', '.join(slot.nodes)}"
-    return describe(slot.annotation, slot.metadata)
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 40 else f"{text[:37]}..."
 
 
 def _unset(settings: Settings, path: PathTuple = ()) -> Iterator[PathTuple]:

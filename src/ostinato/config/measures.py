@@ -12,13 +12,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from ostinato.config.base import Config
+from ostinato.config.base import Config, Size
+from ostinato.config.schema import leaves
 from ostinato.errors import Problem
 
-Size = Annotated[int, Field(ge=1)]
 BudgetName = Literal["parameters", "macs", "bytes"]
-"""What may be held equal. parameters: stored. macs: one teacher-forced pass over one sentence. bytes: weights,
-activations of a training pass and decoding cache together."""
+"""A budget in which models can be compared. parameters: stored. macs: one teacher-forced pass over one sentence. bytes:
+weights, activations of a training pass and decoding cache together."""
 FigureName = (
     BudgetName
     | Literal["active", "executed", "macs_without_attention", "macs_per_generated_token"]
@@ -34,6 +34,7 @@ class Measure(Config):
     """Base of all measures."""
 
     name: Annotated[str, Field(min_length=1)]
+    """Name of the column in tables."""
     arms: list[str] | None = None
     """Arms of a sweep that it is taken of; None: all."""
 
@@ -48,7 +49,7 @@ class Measure(Config):
         return False
 
     def settings(self) -> dict[str, Any]:
-        """Return all that what is found depends on beside the run."""
+        """Return all settings that the value depends on."""
         return self.model_dump(
             mode="json", exclude={"name", "arms"} if self.picks is None else {"name", "arms", "path"}
         )
@@ -84,9 +85,11 @@ class BudgetMeasure(Measure):
 
     kind: Literal["budget"]
     figure: FigureName = "parameters"
+    """Which of the budget's figures."""
     source_length: Size = 16
+    """Source tokens of the sentence whose pass is counted."""
     target_length: Size = 16
-    """Tokens of the sentence whose pass is counted."""
+    """Target tokens of the sentence whose pass is counted."""
 
 
 class EvaluateMeasure(Measure):
@@ -96,6 +99,7 @@ class EvaluateMeasure(Measure):
     path: str
     """Dotted, in what `ostinato evaluate` finds, as for `result`."""
     split: str = "test"
+    """Split of the task that is evaluated."""
     checkpoint: str = "best"
     """best, last, a mean (best:5), or a name such as update-000500."""
     metrics: list[str] | None = None
@@ -137,7 +141,9 @@ class TableSelection(Config):
     """One number of an analysis' table: one column of the rows where the named columns have these values."""
 
     where: dict[str, str | int | float] = Field(default_factory=dict)
+    """Columns and the values they have in the rows that count; empty: all rows."""
     column: str
+    """Column that the number is in."""
     take: Literal["mean", "first", "last", "min", "max"] = "mean"
     """Of the column's values in these rows, in the table's order."""
 
@@ -147,7 +153,9 @@ class AnalysisMeasure(Measure):
 
     kind: Literal["analysis"]
     study: str
+    """Name of the analysis."""
     table: TableSelection
+    """Which number of its table."""
     split: str | None = None
     """None: the first of the recipe's evaluation.splits."""
     max_examples: Size = 1000
@@ -159,12 +167,4 @@ AnyMeasure = Annotated[ResultMeasure | BudgetMeasure | EvaluateMeasure | Analysi
 
 def as_overrides(settings: dict[str, Any]) -> list[str]:
     """Return settings, dotted or nested, as `dotted.key=value` with the value in JSON, which is YAML."""
-    return [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in _leaves(settings, "")]
-
-
-def _leaves(settings: dict[str, Any], path: str) -> Iterator[tuple[str, Any]]:
-    for key, value in settings.items():
-        if isinstance(value, dict) and value:
-            yield from _leaves(value, f"{path}{key}.")
-        else:
-            yield f"{path}{key}", value
+    return [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in leaves(settings)]

@@ -12,20 +12,18 @@
     no-enc-shared-dec       none                        one set
     one-wide                one set, as wide as all feed-forwards it replaces together; none in the decoder
 
-"none" takes the sub-layer with its residual and its norm. Decoder-only models have shared-dec, no-dec and one-wide,
-which there is one wide set in the decoder. A variant changes how the sets of a model are spread and how wide the shared
-ones are; everything else stays as the model has it.
+"none" removes the sub-layer with its residual and its norm. A decoder-only model has shared-dec, no-dec and one-wide
+(one wide set in its only stack); an encoder-only model has shared-enc, no-enc and one-wide. A variant changes which
+parameter sets the steps use and how wide the shared sets are; all other settings stay as they are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
+from ostinato.config.stack import FeedForwardConfig, StackConfig
 from ostinato.errors import Problem
-
-if TYPE_CHECKING:
-    from ostinato.config.model import FeedForwardConfig, StackConfig
 
 FfnVariant = Literal[
     "shared-enc",
@@ -41,19 +39,24 @@ FfnVariant = Literal[
 ]
 SharedWidth = int | Literal["parity"] | None
 
-_COMMON = "both"
+_COMMON_BANK = "both"
 """Bank of the set that both stacks use, where the model names none."""
 
 
 class _Variant(NamedTuple):
-    """What becomes of each stack's feed-forward; stacks that are not named keep theirs."""
+    """What becomes of each stack's feed-forward; a stack that is not named keeps its own."""
 
-    sides: Mapping[str, Literal["shared", "none"]]
+    stacks: Mapping[str, Literal["shared", "none"]]
     is_one_set: bool = False
     is_parity: bool = False
 
+    @property
+    def shared(self) -> list[str]:
+        """Names of the stacks whose steps share a set."""
+        return [name for name, change in self.stacks.items() if change == "shared"]
 
-_SEQ2SEQ: dict[FfnVariant, _Variant] = {
+
+_VARIANTS: dict[FfnVariant, _Variant] = {
     "shared-enc": _Variant({"encoder": "shared"}),
     "shared-dec": _Variant({"decoder": "shared"}),
     "shared-enc-shared-dec": _Variant({"encoder": "shared", "decoder": "shared"}),
@@ -65,122 +68,103 @@ _SEQ2SEQ: dict[FfnVariant, _Variant] = {
     "no-enc-shared-dec": _Variant({"encoder": "none", "decoder": "shared"}),
     "one-wide": _Variant({"encoder": "shared", "decoder": "none"}, is_parity=True),
 }
-_DECODER_ONLY: dict[FfnVariant, _Variant] = {
-    "shared-dec": _Variant({"decoder": "shared"}),
-    "no-dec": _Variant({"decoder": "none"}),
-    "one-wide": _Variant({"decoder": "shared"}, is_parity=True),
-}
-_ENCODER_ONLY: dict[FfnVariant, _Variant] = {
-    "shared-enc": _Variant({"encoder": "shared"}),
-    "no-enc": _Variant({"encoder": "none"}),
-    "one-wide": _Variant({"encoder": "shared"}, is_parity=True),
-}
 
 
-def spread_feed_forwards(
-    stacks: Mapping[str, StackConfig], variant: FfnVariant | None, shared_d_ff: SharedWidth
+def _variants_of(stacks: Mapping[str, StackConfig]) -> dict[FfnVariant, _Variant]:
+    """Return the variants that a model with these stacks can have."""
+    if len(stacks) > 1:
+        return _VARIANTS
+    (only,) = stacks
+    found = {name: variant for name, variant in _VARIANTS.items() if set(variant.stacks) == {only}}
+    return found | {"one-wide": _Variant({only: "shared"}, is_parity=True)}
+
+
+def apply_variant(
+    stacks: Mapping[str, StackConfig], name: FfnVariant | None, shared_d_ff: SharedWidth
 ) -> dict[str, StackConfig]:
     """Return the stacks with a variant applied to their feed-forwards.
 
     Args:
-        variant: its name; None, or one the model cannot have: the stacks as given (`variant_problems` says why).
+        name: of the variant; None, or one the model cannot have: the stacks as given (`variant_problems` says why).
         shared_d_ff: width d'_ff of the shared sets. None: as given (one-wide: parity). "parity": so wide that all
             feed-forwards together are as wide as they were before: (N_e + N_d) d_ff where there is one shared set and
             nothing else. That keeps the matrices' parameters; biases and norms differ (the paper, section 2.4, does
             not count them).
     """
-    known = _variants(stacks).get(variant) if variant is not None else None
-    if known is None:
+    variant = None if name is None else _variants_of(stacks).get(name)
+    if variant is None:
         return dict(stacks)
-    spread = {name: _spread(stack, known, name, stacks) for name, stack in stacks.items()}
-    width = "parity" if shared_d_ff is None and known.is_parity else shared_d_ff
-    if width == "parity":
-        width = _parity_width(stacks, spread, known)
-    if width is None:
-        return spread
-    return {
-        name: _with_ffn(stack, d_ff=width) if known.sides.get(name) == "shared" else stack
-        for name, stack in spread.items()
-    }
+    changed = _changed(stacks, variant)
+    width: float | None
+    if shared_d_ff == "parity" or (shared_d_ff is None and variant.is_parity):
+        width = _parity_width(stacks, changed, variant)
+    else:
+        width = shared_d_ff
+    if width is not None:
+        for stack in variant.shared:
+            changed[stack] = _with_ffn(changed[stack], d_ff=max(1, round(width)))
+    return changed
 
 
 def variant_problems(
-    stacks: Mapping[str, StackConfig], variant: FfnVariant | None, shared_d_ff: SharedWidth, path: str
+    stacks: Mapping[str, StackConfig], name: FfnVariant | None, shared_d_ff: SharedWidth, path: str
 ) -> Iterator[Problem]:
-    """Yield a variant that the model cannot have, and a width that nothing has."""
-    variants = _variants(stacks)
-    key = f"{path}ffn_variant"
-    if variant is not None and variant not in variants:
+    """Yield a variant that the model cannot have, and a width that belongs to no feed-forward."""
+    key, known = f"{path}ffn_variant", _variants_of(stacks)
+    if name is not None and name not in known:
         lacks = "without an encoder" if "decoder" in stacks else "without a decoder"
-        yield Problem(key, variant, f"a model {lacks} has only {', '.join(variants)}")
+        yield Problem(key, name, f"a model {lacks} has only {', '.join(known)}")
         return
-    sides = variants[variant].sides if variant is not None else {}
-    shared = [name for name, side in sides.items() if side == "shared"]
-    if shared_d_ff is not None and not shared:
-        reason = f"is the width of shared feed-forwards, and {key}={variant or 'null'} shares none"
+    variant = _Variant({}) if name is None else known[name]
+    if shared_d_ff is not None and not variant.shared:
+        reason = f"is the width of shared feed-forwards, and {key}={name or 'null'} shares none"
         yield Problem(f"{path}shared_d_ff", shared_d_ff, reason)
-    for name in sides:
-        ffn = stacks[name].ffn
-        if ffn.share == "none" or (isinstance(ffn.share, list) and not any(s is not None for s in ffn.share)):
-            reason = f"takes the feed-forwards of {path}{name}, which has none ({path}{name}.ffn.share)"
-            yield Problem(key, variant, reason)
-    for name, stack in stacks.items():
-        if variant is not None and stack.ffn.bank in stacks and stack.ffn.bank != name:
-            reason = f"is the name of the other stack's own sets, which {key}={variant} spreads by itself: use another"
-            yield Problem(f"{path}{name}.ffn.bank", stack.ffn.bank, reason)
-    if variant is not None and shared and shared_d_ff == "parity" and _room(stacks, variants[variant]) < len(shared):
-        yield Problem(f"{path}shared_d_ff", shared_d_ff, "leaves no width for the shared feed-forwards")
+    if name is None:
+        return
+    for stack in variant.stacks:
+        share = stacks[stack].ffn.share
+        if share == "none" or (isinstance(share, list) and all(number is None for number in share)):
+            reason = f"takes the feed-forwards of {path}{stack}, which has none ({path}{stack}.ffn.share)"
+            yield Problem(key, name, reason)
+    for stack, config in stacks.items():
+        if config.ffn.bank in stacks and config.ffn.bank != stack:
+            reason = f"is the name of the other stack's own sets, which {key}={name} spreads by itself: use another"
+            yield Problem(f"{path}{stack}.ffn.bank", config.ffn.bank, reason)
+    if shared_d_ff == "parity" and variant.shared:
+        width = _parity_width(stacks, _changed(stacks, variant), variant)
+        if width is not None and width < 1:
+            yield Problem(f"{path}shared_d_ff", shared_d_ff, "leaves no width for the shared feed-forwards")
 
 
-def _variants(stacks: Mapping[str, StackConfig]) -> dict[FfnVariant, _Variant]:
-    if len(stacks) == 1:
-        return _ENCODER_ONLY if "encoder" in stacks else _DECODER_ONLY
-    return _SEQ2SEQ
-
-
-def _spread(stack: StackConfig, variant: _Variant, name: str, stacks: Mapping[str, StackConfig]) -> StackConfig:
-    """Return a stack whose feed-forward is shared, gone, or as it was."""
-    side = variant.sides.get(name)
-    if side is None:
-        return stack
-    if side == "none":
-        return _with_ffn(stack, share="none", n_unique=None)
+def _changed(stacks: Mapping[str, StackConfig], variant: _Variant) -> dict[str, StackConfig]:
+    """Return the stacks with their feed-forwards shared or removed, at the width they have."""
     bank = None
     if variant.is_one_set:
-        bank = next((s.ffn.bank for s in stacks.values() if s.ffn.bank is not None), _COMMON)
-    return _with_ffn(stack, share="all", n_unique=None, bank=bank)
+        bank = next((stack.ffn.bank for stack in stacks.values() if stack.ffn.bank is not None), _COMMON_BANK)
+    updates: dict[str, dict[str, object]] = {
+        "shared": {"share": "all", "n_unique": None, "bank": bank},
+        "none": {"share": "none", "n_unique": None},
+    }
+    changed = {name: _with_ffn(stacks[name], **updates[change]) for name, change in variant.stacks.items()}
+    return {name: changed.get(name, stack) for name, stack in stacks.items()}
 
 
 def _with_ffn(stack: StackConfig, **update: object) -> StackConfig:
     return stack.model_copy(update={"ffn": stack.ffn.model_copy(update=update)})
 
 
-def _parity_width(before: Mapping[str, StackConfig], after: Mapping[str, StackConfig], variant: _Variant) -> int | None:
-    """Return the width at which shared sets hold what all sets held before; None where a scheme is impossible."""
-    try:
-        left, n_shared = _left_for_shared(before, after, variant)
-    except ValueError:
-        return None
-    return max(1, round(left / n_shared)) if n_shared else None
-
-
-def _room(stacks: Mapping[str, StackConfig], variant: _Variant) -> int:
-    """Return the width that parity leaves to all shared sets together; that of one where a scheme is impossible."""
-    spread = {name: _spread(stack, variant, name, stacks) for name, stack in stacks.items()}
-    try:
-        return _left_for_shared(stacks, spread, variant)[0]
-    except ValueError:
-        return len(stacks)
-
-
-def _left_for_shared(
+def _parity_width(
     before: Mapping[str, StackConfig], after: Mapping[str, StackConfig], variant: _Variant
-) -> tuple[int, int]:
-    """Return the width of all sets before less that of the sets that stay, and the number of shared sets."""
-    old, new = _sets(before), _sets(after)
-    shared = {key for key, (name, _) in new.items() if variant.sides.get(name) == "shared"}
-    kept = sum(ffn.d_ff for key, (_, ffn) in new.items() if key not in shared)
-    return sum(ffn.d_ff for _, ffn in old.values()) - kept, len(shared)
+) -> float | None:
+    """Return the width at which the shared sets hold what all sets held before; None where a scheme is impossible."""
+    try:
+        old, new = _sets(before), _sets(after)
+    except ValueError:  # A sharing scheme that does not fit its number of steps is a problem of its stack.
+        return None
+    total = sum(ffn.d_ff for _, ffn in old.values())
+    kept = sum(ffn.d_ff for stack, ffn in new.values() if stack not in variant.shared)
+    n_shared = sum(stack in variant.shared for stack, _ in new.values())
+    return (total - kept) / n_shared if n_shared else None
 
 
 def _sets(stacks: Mapping[str, StackConfig]) -> dict[tuple[str, int], tuple[str, FeedForwardConfig]]:

@@ -1,13 +1,13 @@
-"""A recipe: everything one run needs, from the task to the claim it is compared with."""
+"""A recipe: everything one run needs, from the task to the published numbers it is compared with."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from ostinato.config.base import Config
+from ostinato.config.base import Config, Count, Size
 from ostinato.config.common import PairModelConfig
 from ostinato.config.data import DataConfig
 from ostinato.config.decoding import DecodingConfig
@@ -22,6 +22,7 @@ class TaskRef(BaseModel):
     model_config = ConfigDict(frozen=True, extra="allow")
 
     kind: str = "files"
+    """Name of the task; files: files of the user's own (`data.train`, `data.dev`, `data.test`)."""
 
     def settings(self) -> dict[str, Any]:
         """Return all keys, the kind included."""
@@ -37,17 +38,21 @@ class EvaluationConfig(Config):
     """None: the task's own."""
     by: list[str] | None = None
     """Metadata columns to report every metric by; None: the task's own."""
-    max_examples: Annotated[int, Field(ge=1)] | None = None
+    max_examples: Size | None = None
     """Examples of every split, spread evenly over it; None: all."""
 
 
 class ReferenceRow(Config):
-    """A published number this recipe is read beside."""
+    """A published number that this recipe's results are compared with."""
 
     source: str
+    """Paper and table."""
     split: str
+    """Split of the task that the value is of."""
     metric: str
+    """Metric, by the name it has in results.json."""
     value: float
+    """The published value."""
     by: dict[str, int | str] | None = None
     """Column and value of the examples it is of, such as {bin: 7}; None: the whole split."""
     band: tuple[float, float] | None = Field(default=None, strict=False)
@@ -58,19 +63,28 @@ class Recipe(Config):
     """Task, data, model, training, decoding and evaluation of one run."""
 
     name: str = "run"
+    """Name of the run and of its directory."""
     description: str = ""
     """One line for `ostinato recipes`."""
     task: TaskRef = TaskRef()
+    """The task by name, and its settings."""
     data: DataConfig = DataConfig()
+    """Files, tokenizers, lengths and batches."""
     model: ModelConfig = Seq2SeqConfig()
+    """The model."""
     training: TrainingConfig = TrainingConfig()
+    """How it is trained."""
     decoding: DecodingConfig = DecodingConfig()
+    """How it generates output."""
     evaluation: EvaluationConfig = EvaluationConfig()
-    seed: Annotated[int, Field(ge=0)] = 1
+    """What is measured at the end."""
+    seed: Count = 1
+    """Seed of initialisation, dropout and the order of examples."""
     reference: list[ReferenceRow] = Field(default_factory=list)
+    """Published numbers to compare with."""
 
     def problems(self, path: str = "") -> Iterator[Problem]:
-        """Vocabularies that do not fit the model, and settings of training that the model gives nothing to act on."""
+        """Vocabularies that do not fit the model, and settings of training that have no effect on the model."""
         yield from self._vocabulary_problems(path)
         yield from self._idle_problems(path)
 

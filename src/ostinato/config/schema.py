@@ -1,9 +1,9 @@
-"""What a configuration's types say, in words a user can act on: its keys, its kinds, and what each key may hold."""
+"""What the types of a configuration say: which keys there are, which kinds, and in words what each key may hold."""
 
 from __future__ import annotations
 
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 PathTuple = tuple[str | int, ...]
+Settings = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,31 @@ def child(slot: Slot, value: object) -> type[BaseModel] | None:
         return slot.nodes.get("")
     kind = value.get("kind", slot.default_kind) if isinstance(value, dict) else None
     return slot.nodes.get(str(kind))
+
+
+def map_groups(
+    settings: Settings, node: type[BaseModel], change: Callable[[Settings, type[BaseModel]], Settings]
+) -> Settings:
+    """Return settings with `change(group, its configuration)` in place of every group, outer groups first."""
+
+    def below(value: Any, slot: Slot) -> Any:
+        if isinstance(value, list):
+            return [below(item, slot) for item in value]
+        inner = child(slot, value) if isinstance(value, dict) else None
+        return value if inner is None else map_groups(value, inner, change)
+
+    fields = node.model_fields
+    changed = change(settings, node)
+    return {key: below(value, slot_of(fields[key])) if key in fields else value for key, value in changed.items()}
+
+
+def leaves(settings: Settings, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield every setting that is not a group of settings, by dotted path."""
+    for key, value in settings.items():
+        if isinstance(value, dict) and value:
+            yield from leaves(value, f"{path}{key}.")
+        else:
+            yield f"{path}{key}", value
 
 
 def fields_below(node: type[BaseModel], path: PathTuple = ()) -> Iterator[PathTuple]:

@@ -1,4 +1,4 @@
-"""Sub-layers that run all their weights for every token, and how a kind of sub-layer is spread over the steps."""
+"""Dense sub-layers (attention, feed-forward, separable convolution), and which steps use which parameter set."""
 
 from __future__ import annotations
 
@@ -6,19 +6,17 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from ostinato.config.base import Config
+from ostinato.config.base import Config, Probability, Size
 from ostinato.plan import Scheme, assign
 
-Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
-Size = Annotated[int, Field(ge=1)]
 Activation = Literal["relu", "gelu", "geglu"]
 
 
 class SubLayerConfig(Config):
-    """How one kind of sub-layer is spread over the steps of a stack (schemes: see `ostinato.plan`)."""
+    """Which steps of a stack use which parameter set of one kind of sub-layer (schemes: see `ostinato.plan`)."""
 
     keeps_common_settings: ClassVar[bool] = True
-    """Another `kind` on top of a recipe changes the kind, not how sub-layers are spread nor how wide they are."""
+    """A derived recipe that names another `kind` keeps the settings that both kinds have, such as share and d_ff."""
 
     share: Scheme | list[Annotated[int, Field(ge=0)] | None] = "individual"
     """Which steps use which parameter set: a scheme's name, or a list with one entry a step (null: absent)."""
@@ -39,6 +37,7 @@ class AttentionConfig(SubLayerConfig):
 
     kind: Literal["dense"] = "dense"
     n_heads: Size = 8
+    """Number of heads."""
     d_head: Size | None = None
     """Width of one head; default d_model / n_heads."""
     bias: bool = True
@@ -56,8 +55,11 @@ class DenseFeedForwardConfig(SubLayerConfig):
 
     kind: Literal["dense"] = "dense"
     d_ff: Size = 2048
+    """Width of the hidden layer."""
     activation: Activation = "relu"
+    """Activation of the hidden layer; geglu: a gate of its own, and so a third matrix."""
     bias: bool = True
+    """Biases in the matrices."""
     dropout: Probability = 0.0
     """Dropout of the hidden layer."""
 
@@ -71,6 +73,7 @@ class SeparableConvConfig(SubLayerConfig):
 
     kind: Literal["separable_conv"] = "separable_conv"
     d_ff: Size = 2048
+    """F: channels of the hidden layer."""
     kernel_in: Size = 3
     """Positions the first convolution sees."""
     kernel_out: Size = 5

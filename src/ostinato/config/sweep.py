@@ -7,11 +7,10 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from ostinato.config.base import Config
-from ostinato.config.measures import AnyMeasure, BudgetName, Size, as_overrides
+from ostinato.config.base import Config, Count, Size
+from ostinato.config.measures import AnyMeasure, BudgetName, as_overrides
 from ostinato.errors import Problem
 
-Seed = Annotated[int, Field(ge=0)]
 Name = Annotated[str, Field(min_length=1)]
 _START = "training.init_from"
 
@@ -20,22 +19,25 @@ class EqualConfig(Config):
     """A budget that is the same in all arms, checked before anything is trained."""
 
     budget: BudgetName = "parameters"
+    """The budget that is the same."""
     tolerance: Annotated[float, Field(ge=0)] = 0.01
     """Largest relative difference between the first arm and another."""
     source_length: Size = 16
+    """Source tokens of the sentence whose MACs and bytes are counted."""
     target_length: Size = 16
-    """Tokens of the sentence whose MACs and bytes are counted."""
+    """Target tokens of the sentence whose MACs and bytes are counted."""
 
 
 class ArmConfig(Config):
     """One variant: a recipe, and what is changed in it."""
 
     name: Name
+    """Name of the arm, in tables and on the command line."""
     recipe: str | None = None
     """A recipe's name, or a file relative to the sweep's; None: the sweep's."""
     set: dict[str, Any] = Field(default_factory=dict)
     """Changes of the recipe: dotted keys, or settings nested as in a recipe."""
-    seeds: list[Seed] | None = None
+    seeds: list[Count] | None = None
     """None: the sweep's."""
     after: str | None = None
     """Another arm, whose finished run of the same seed (or of its only one) this arm starts from: its directory
@@ -50,16 +52,21 @@ class SweepConfig(Config):
     """Arms, seeds and measures. What every arm is trained with is its recipe, then `overrides`, then its `set`."""
 
     name: Name
+    """Name of the sweep and of the folder of its results."""
     description: str = ""
+    """One line about it."""
     recipe: str | None = None
+    """Recipe of every arm that names none."""
     overrides: list[str] = Field(default_factory=list)
     """Changes of every arm's recipe: `dotted.key=value`."""
     arms: list[ArmConfig]
     """The first one is what the others are compared with."""
-    seeds: list[Seed] = Field(default_factory=lambda: [1])
+    seeds: list[Count] = Field(default_factory=lambda: [1])
+    """Seeds that every arm is trained with that names none."""
     equal: EqualConfig | None = None
     """None: arms of any size may be compared."""
     measures: list[AnyMeasure] = Field(default_factory=list)
+    """What is measured of every run."""
 
     def seeds_of(self, arm: ArmConfig) -> list[int]:
         """Return the seeds an arm is trained with."""

@@ -7,11 +7,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ostinato.config.base import Config
+from ostinato.config.base import Config, Count, Positive, Size
 from ostinato.errors import Problem
 
-Size = Annotated[int, Field(ge=1)]
-Positive = Annotated[float, Field(gt=0)]
 Weight = Annotated[float, Field(ge=0)]
 ExpertBackend = Literal["auto", "loop", "segments", "padded", "grouped"]
 
@@ -23,9 +21,13 @@ class OptimizerConfig(Config):
     lr: Positive = 5e-4
     """Peak learning rate. For the schedule inverse_sqrt_t2t it is the constant c of that formula (T2T: 2.0)."""
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """Decay of the mean of the gradients."""
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.98
+    """Decay of the mean of the squared gradients."""
     eps: Positive = 1e-9
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    """Added to the root of the mean of the squared gradients."""
+    weight_decay: Weight = 0.0
+    """adamw: share of a weight that is taken off, times the learning rate. adam: weight of the L2 penalty."""
     lr_scales: list[LearningRateScale] = Field(default_factory=list)
     """Parts with a learning rate of their own; the first pattern that matches a parameter counts."""
 
@@ -50,8 +52,10 @@ class ScheduleConfig(Config):
     """
 
     kind: Literal["constant", "inverse_sqrt", "inverse_sqrt_t2t", "linear", "cosine"] = "inverse_sqrt"
-    warmup: Annotated[int, Field(ge=0)] = 400
+    warmup: Count = 400
+    """W: updates over which the learning rate grows linearly from 0."""
     final_fraction: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """linear, cosine: what is left of lr at the last update."""
 
     def problems(self, path: str = "") -> Iterator[Problem]:
         """The inverse square root starts at the end of its warm-up."""
@@ -63,10 +67,12 @@ class SelectionConfig(Config):
     """Which checkpoint is the best one, and when to stop waiting for a better."""
 
     split: str = "dev"
+    """Split that is evaluated while training."""
     metric: str = "loss"
     """loss, perplexity, token_accuracy, sequence_accuracy_forced (teacher-forced), or exact_match,
     token_accuracy_free, bleu, chrf (decoded)."""
     mode: Literal["min", "max"] = "min"
+    """Whether a smaller or a larger value is better."""
     patience: Size | None = None
     """Evaluations without improvement before the run stops; None: never."""
     max_examples: Size | None = None
@@ -106,11 +112,11 @@ class DepthCostConfig(Config):
 
     weight: Weight = 0.0
     """Universal Transformers: 0.01."""
-    off_updates: Annotated[int, Field(ge=0)] = 0
-    """First updates, in which no token halts: the last round's states are the output, and gates are not asked. A gate
-    that learns beside states that are worth nothing yet learns to halt at once. Only training passes are so: what is
-    evaluated and saved meanwhile is the model as it would be loaded, whose gates are as they were initialised."""
-    warmup: Annotated[int, Field(ge=0)] = 0
+    off_updates: Count = 0
+    """First updates, in which no token halts: the last round's states are the output, and gates are not computed. A
+    gate that learns while the states carry no information yet learns to halt at once. This concerns training passes
+    only: evaluations and checkpoints meanwhile are of the model with its gates as they were initialised."""
+    warmup: Count = 0
     """Updates after these, over which the weight grows linearly."""
 
     def weight_at(self, update: int) -> float:
@@ -120,7 +126,7 @@ class DepthCostConfig(Config):
 
     @property
     def settled(self) -> int:
-        """The last update before the weight is what it stays."""
+        """The last update before the weight is constant."""
         return self.off_updates + self.warmup
 
 
@@ -128,9 +134,13 @@ class TrainingConfig(Config):
     """One training run."""
 
     n_updates: Size = 2000
+    """Optimiser steps of the whole run."""
     optimizer: OptimizerConfig = OptimizerConfig()
+    """Optimiser and peak learning rate."""
     schedule: ScheduleConfig = ScheduleConfig()
+    """Learning rate over the updates."""
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of the target distribution that is spread evenly over the vocabulary."""
     balance: BalanceConfig = BalanceConfig()
     """Losses that keep experts in use."""
     halting: DepthCostConfig = DepthCostConfig()
@@ -170,14 +180,19 @@ class TrainingConfig(Config):
     checkpoint_activations: bool = False
     """Recompute every step in the backward pass instead of keeping its activations."""
     evaluate_every: Size = 500
+    """Updates from one evaluation to the next."""
     save_every: Size = 500
+    """Updates from one checkpoint to the next."""
     log_every: Size = 50
+    """Updates from one training record to the next."""
     keep_last: Size = 1
     """Checkpoints that stay, of the newest; saved every `save_every` updates and where one is among the best."""
     keep_best: Size = 1
     """Checkpoints that stay besides, of the best by `selection`: what `--checkpoint best:N` may average."""
     selection: SelectionConfig = SelectionConfig()
+    """Which checkpoint is the best one."""
     device: str = "auto"
+    """auto: a GPU if there is one; else a name such as cpu, cuda or cuda:1."""
     n_threads: Size | None = None
     """CPU threads; None: torch's choice."""
 

@@ -23,8 +23,8 @@ from ostinato.data import subwords
 from ostinato.errors import CheckpointError, ConfigError, DataError, Problem
 
 if TYPE_CHECKING:
+    from ostinato.config.common import Reads
     from ostinato.config.data import DataConfig, TokenizerConfig
-    from ostinato.config.model import Reads
     from ostinato.data.example import Example
 
 PAD_ID, BOS_ID, EOS_ID, UNK_ID = 0, 1, 2, 3

@@ -10,7 +10,7 @@ import math
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from ostinato.config.model import ActConfig, StickBreakingConfig
+from ostinato.config.halting import ActConfig, StickBreakingConfig
 from ostinato.data.disk import write_json
 from ostinato.errors import CheckpointError
 from ostinato.models import Model

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from ostinato.config.model import (
-    EncoderConfig,
-    LstmLanguageModelConfig,
-    LstmSeq2SeqConfig,
-    ModelConfig,
-    Seq2SeqConfig,
-)
+from ostinato.config.lstm import LstmLanguageModelConfig, LstmSeq2SeqConfig
+from ostinato.config.model import EncoderConfig, ModelConfig, Seq2SeqConfig
 from ostinato.models.encoder import Encoder
 from ostinato.models.lstm import LstmLanguageModel, LstmSeq2Seq
 from ostinato.models.transformer import LanguageModel, Seq2Seq

@@ -16,6 +16,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from ostinato.config.model import ModelConfig
+from ostinato.config.recipe import Recipe
+from ostinato.config.renamed import with_new_names
 from ostinato.errors import CheckpointError
 from ostinato.models.build import Model, build_model
 from ostinato.nn.execution import Execution
@@ -107,6 +109,8 @@ def _read_description(path: Path) -> dict[str, Any]:
     version = description.get("format_version")
     if version != FORMAT_VERSION:
         raise CheckpointError(f"{path}: format version {version!r}, this ostinato {__version__} reads {FORMAT_VERSION}")
+    if "config" in description:
+        description["config"] = with_new_names({"model": description["config"]}, Recipe)["model"]
     return description
 
 

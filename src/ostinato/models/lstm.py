@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from ostinato.config.model import LstmLanguageModelConfig, LstmSeq2SeqConfig, ModelConfig
+from ostinato.config.lstm import LstmLanguageModelConfig, LstmSeq2SeqConfig
+from ostinato.config.model import ModelConfig
 from ostinato.data.batch import Batch
 from ostinato.errors import ConfigError, Problem
 from ostinato.models.base import ModelOutput, TokenModel, as_batch, keep_or_none, source_of

@@ -4,29 +4,26 @@ from __future__ import annotations
 
 from torch import nn
 
-from ostinato.config.model import (
-    ActConfig,
-    AttentionConfig,
-    BucketsConfig,
-    CoordinatesConfig,
-    DenseFeedForwardConfig,
+from ostinato.config.common import Init
+from ostinato.config.experts import (
     ExpertAttentionConfig,
     ExpertFeedForwardConfig,
-    HaltingConfig,
     HypersphereRouterConfig,
-    Init,
     MlpRouterConfig,
-    RotaryConfig,
     RoutedConfig,
-    SeparableConvConfig,
+    SparseLayerConfig,
+)
+from ostinato.config.halting import ActConfig, HaltingConfig, StickBreakingConfig
+from ostinato.config.positions import (
+    BucketsConfig,
+    CoordinatesConfig,
+    RotaryConfig,
     SignalConfig,
     SinusoidalConfig,
-    SparseLayerConfig,
-    StackConfig,
-    StickBreakingConfig,
-    SubLayerConfig,
     WindowConfig,
 )
+from ostinato.config.stack import StackConfig
+from ostinato.config.sub_layers import AttentionConfig, DenseFeedForwardConfig, SeparableConvConfig, SubLayerConfig
 from ostinato.nn.act import Act, ActUnit
 from ostinato.nn.attention import Attention
 from ostinato.nn.experts import ExpertAttention, ExpertFeedForward, ExpertMaps, SparseLayer
@@ -91,7 +88,11 @@ def _maps(c: ExpertFeedForwardConfig | SparseLayerConfig, d_model: int, init: In
 
 def _gate(c: RoutedConfig) -> Gate:
     return Gate(
-        c.gate.kind, c.k, c.n_experts, is_renormalised=c.has_router and c.is_renormalised, n_sampled=c.gate.n_sampled
+        c.gate.kind,
+        c.top_k,
+        c.n_experts,
+        is_renormalised=c.has_router and c.is_renormalised,
+        n_sampled=c.gate.n_sampled,
     )
 
 

@@ -6,7 +6,9 @@ from collections.abc import Collection
 
 import torch
 
-from ostinato.config.model import LanguageModelConfig, ModelConfig, RoutedConfig, Seq2SeqConfig, StackConfig
+from ostinato.config.experts import RoutedConfig
+from ostinato.config.model import LanguageModelConfig, ModelConfig, Seq2SeqConfig
+from ostinato.config.stack import StackConfig
 from ostinato.data.batch import Batch, Tokens
 from ostinato.errors import DataError
 from ostinato.models.base import ModelOutput, TokenModel, as_batch, keep_or_none, source_of

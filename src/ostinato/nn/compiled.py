@@ -506,7 +506,7 @@ def _attention_link(
         return None
     if _is_changed(module, *dense) or not _are_plain(*queries, *keys_values, *output):
         return None
-    if module.n_choices != (1 if route is None else route.k):
+    if module.n_choices != (1 if route is None else route.top_k):
         return None
     return AttentionLink(norm, queries=queries, keys_values=keys_values if makes_keys else None, output=output, **given)
 

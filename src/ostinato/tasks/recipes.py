@@ -6,10 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ostinato.config.files import read_yaml
+from ostinato.config.files import did_you_mean, read_yaml, shipped_files
 from ostinato.config.load import load_recipe_config
 from ostinato.config.recipe import Recipe
-from ostinato.config.shipped import did_you_mean, shipped_files
 from ostinato.errors import ConfigError, Problem
 
 _SUFFIXES = (".yaml", ".yml")

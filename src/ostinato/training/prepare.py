@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ostinato.config.model import Reads
+from ostinato.config.common import Reads
 from ostinato.config.recipe import Recipe
 from ostinato.data.batching import TrainingBatches
 from ostinato.data.disk import new_folder

@@ -66,6 +66,14 @@ def test_a_setting_that_is_added_later_leaves_keys_as_they_are_while_it_is_at_it
     assert later(new_setting=8) == before | {"training.new_setting": 8}
 
 
+def test_a_new_name_of_a_setting_leaves_keys_as_they_are() -> None:
+    # Computed when `top_k` was called `k`.
+    old = "e16149e6645eee9046022b67b130f7aed5bf4c3c1760f7281b3571f982edf1a2"
+    assert key(recipe="logical-inference/universal-sparse", version="0.1.0") == old
+    shown = keys.key_settings(load_recipe("x-moe/small/smoe", ["model.encoder.sparse_layer.top_k=2"]))
+    assert shown["model.encoder.sparse_layer.top_k"] == 2
+
+
 def test_groups_are_told_apart_by_their_kind_and_from_no_group_even_where_all_is_at_its_default() -> None:
     positions = [key(f"model.encoder.positions={{kind: {kind}}}") for kind in ("none", "sinusoidal", "coordinates")]
     assert len(set(positions)) == 3
@@ -150,6 +158,21 @@ def test_a_finished_run_is_taken_into_a_store_instead_of_being_trained_again(tmp
     assert [row["arm"] for row in rows] == ["base"]
     assert [line["arm"] for line in missing] == ["slow"]
     assert not list(store.glob(".partial-*"))
+
+
+def test_a_finished_sweep_whose_runs_have_old_names_of_settings_is_still_finished(tmp_path: Path) -> None:
+    experts = {"kind": "experts", "n_experts": 3, "d_ff": 8, "top_k": 1}
+    sweep = tiny(seeds=[1], arms=[{"name": "base", "set": {"model.encoder.ffn": experts}}])
+    rows = run_sweep(sweep, tmp_path)
+    (run,) = plan_runs(sweep, tmp_path)
+    stored = [run.directory / "recipe.yaml", *run.directory.glob("checkpoints/*/model.json")]
+    for path in stored:
+        text = path.read_text(encoding="utf-8")
+        path.write_text(text.replace("top_k: 1", "k: 1").replace('"top_k": 1', '"k": 1'), encoding="utf-8")
+        assert path.read_text(encoding="utf-8") != text
+    before = stamps(tmp_path)
+    assert run_sweep(sweep, tmp_path) == rows
+    assert stamps(tmp_path) == before
 
 
 def test_of_a_folder_of_runs_those_of_the_sweep_are_taken(tmp_path: Path) -> None:

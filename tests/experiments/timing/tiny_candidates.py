@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from ostinato.config.model import (
-    AttentionConfig,
-    DecoderConfig,
-    DenseFeedForwardConfig,
-    LanguageModelConfig,
-    Seq2SeqConfig,
-    StackConfig,
-)
+from ostinato.config.model import LanguageModelConfig, Seq2SeqConfig
+from ostinato.config.stack import DecoderConfig, StackConfig
+from ostinato.config.sub_layers import AttentionConfig, DenseFeedForwardConfig
 from ostinato.config.training import TrainingConfig
 from ostinato.experiments.timing.workloads import Candidate
 

@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ostinato.config.claim import ClaimConfig, SweepSource
-from ostinato.config.files import read_yaml
+from ostinato.config.files import did_you_mean, read_yaml, shipped_directory, shipped_files
 from ostinato.config.load import check_settings
-from ostinato.config.shipped import did_you_mean, shipped_directory, shipped_files
 from ostinato.data.disk import write_text
 from ostinato.errors import ConfigError, DataError, Problem
 from ostinato.experiments.results import read_rows

@@ -7,10 +7,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ostinato.config.files import fill_inputs, read_yaml
+from ostinato.config.files import did_you_mean, fill_inputs, read_yaml, shipped_files
 from ostinato.config.load import check_settings
 from ostinato.config.recipe import Recipe
-from ostinato.config.shipped import did_you_mean, shipped_files
 from ostinato.config.sweep import ArmConfig, SweepConfig
 from ostinato.errors import ConfigError, Problem
 from ostinato.tasks.recipes import load_recipe

@@ -2,11 +2,12 @@
 
     key = SHA-256 of (settings that decide the result, version of this package, SHA-256 of every split's examples)
 
-Settings are those of the resolved recipe, without those that describe it or may change freely
-(`ostinato.training.rundir`), and without those at their defaults, so that a new setting does not change the keys of
-runs that exist. Paths are left out; what they name is hashed instead: the splits for files of examples, the content
-of a tokenizer's file, the key of the run that training starts from. Vocabulary sizes follow from the data and are left
-out. The commit is not part of a key: it is recorded beside the results.
+Settings are the resolved recipe's without those that describe it or may change freely (`ostinato.training.rundir`), and
+without those at their defaults, so that a setting that is added later leaves the keys of existing runs as they are. So
+does a new name: settings stand under the names that they had first (`ostinato.config.renamed`).
+What only says where something lies is left out, and what is there stands in its place: for files of examples the hash
+of the splits, for a tokenizer's file its own, for the run that training starts from that run's key. Vocabulary sizes
+follow from the data and are left out. The commit is not part of a key: it is recorded beside the results.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from ostinato.config.recipe import Recipe
+from ostinato.config.renamed import first_name
 from ostinato.data.disk import write_json
 from ostinato.data.registry import DataAccess
 from ostinato.errors import CheckpointError
@@ -45,15 +47,15 @@ def run_key(recipe: Recipe, hashes: Mapping[str, str], *, start: str | None = No
         recipe: resolved, the splits of its final evaluation named. hashes: SHA-256 of the examples of every split that
             the run reads. start: key of the run whose weights it starts from.
     """
-    content = {"settings": key_settings(recipe, start), "version": version, "data": dict(hashes)}
+    content = {"settings": key_settings(recipe, start, first_names=True), "version": version, "data": dict(hashes)}
     return _hash(content)
 
 
-def key_settings(recipe: Recipe, start: str | None = None) -> dict[str, Any]:
-    """Return the settings that a key is made of, by their dotted paths."""
+def key_settings(recipe: Recipe, start: str | None = None, *, first_names: bool = False) -> dict[str, Any]:
+    """Return the settings that a key is made of, by their dotted paths; `first_names`: by the oldest names they had."""
     sizes = {f"model.{name}" for name in recipe.model.vocabulary_sizes(1, 1)}
     left_out = {"name", _START, *_FILES, *_TOKENIZER_FILES, *sizes}
-    stated = dict(_stated(recipe.model_copy(update={"task": task_config(recipe.task)})))
+    stated = dict(_stated(recipe.model_copy(update={"task": task_config(recipe.task)}), "", first_names))
     found = {key: value for key, value in stated.items() if key not in left_out and not may_change(key)}
     for key in _TOKENIZER_FILES:
         if path := stated.get(key):
@@ -62,17 +64,18 @@ def key_settings(recipe: Recipe, start: str | None = None) -> dict[str, Any]:
     return found if start is None else found | {_START: start}
 
 
-def _stated(config: BaseModel, path: str = "") -> Iterator[tuple[str, Any]]:
+def _stated(config: BaseModel, path: str, first_names: bool) -> Iterator[tuple[str, Any]]:
     """Yield every setting that is not at its default, and of every group that is not of its default kind the kind."""
     values = config.model_dump(mode="json")
     for name, info in type(config).model_fields.items():
         value, default = getattr(config, name), info.get_default(call_default_factory=True, validated_data={})
+        key = f"{path}{first_name(type(config), name) if first_names else name}"
         if isinstance(value, BaseModel):
             if type(value) is not type(default):
-                yield f"{path}{name}", getattr(value, "kind", "set")
-            yield from _stated(value, f"{path}{name}.")
+                yield key, getattr(value, "kind", "set")
+            yield from _stated(value, f"{key}.", first_names)
         elif value != default:
-            yield f"{path}{name}", values[name]
+            yield key, values[name]
 
 
 def key_of_run(directory: Path) -> str:

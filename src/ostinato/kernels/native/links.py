@@ -38,7 +38,7 @@ class RouteOf(NamedTuple):
     Args:
         scores_EC: W. hidden: a map before it and its bias; None: there is none. has_tanh: behind that map.
         is_normalised: scores are cosines; rows of W have length 1 already.
-        k, gate, is_renormalised: see `ostinato.nn.routing.Gate`.
+        top_k, gate, is_renormalised: see `ostinato.nn.routing.Gate`.
     """
 
     scores_EC: Tensor
@@ -46,7 +46,7 @@ class RouteOf(NamedTuple):
     has_tanh: bool
     is_normalised: bool
     temperature: float
-    k: int
+    top_k: int
     gate: str
     is_renormalised: bool
 
@@ -74,7 +74,7 @@ class _Route(ctypes.Structure):
     @classmethod
     def of(cls, route: RouteOf) -> _Route:
         hidden = MatrixOf() if route.hidden is None else MatrixOf.of(*route.hidden)
-        gate = route.k, _GATES[route.gate], route.is_renormalised
+        gate = route.top_k, _GATES[route.gate], route.is_renormalised
         scores = MatrixOf.of(route.scores_EC, None)
         return cls(hidden, scores, route.is_normalised, *gate, _TANH * route.has_tanh, 1.0 / route.temperature)
 
@@ -108,9 +108,9 @@ class _Routes:
     def __init__(self, route: RouteOf | None, *maps: Map) -> None:
         self._route = None if route is None else _Route.of(route)
         self.address = None if self._route is None else ctypes.addressof(self._route)
-        self.k, hidden = (1, None) if route is None else (route.k, route.hidden)
+        self.top_k, hidden = (1, None) if route is None else (route.top_k, route.hidden)
         self.width = 0 if hidden is None else hidden[0].shape[0]
-        run = [weight if weight.dim() == 2 else weight[: self.k] for weight, _ in maps]
+        run = [weight if weight.dim() == 2 else weight[: self.top_k] for weight, _ in maps]
         self.n_weights = sum(weight.numel() for weight in run)
 
 
@@ -139,7 +139,7 @@ class AttentionLink:
         of_norm, maps = _Norm.of(norm, is_before=is_before), (MatrixOf.of(*queries), made)
         self.call = _Attention(of_norm, routes.address, *maps, MatrixOf.of(*output))
         # Queries, keys and values, what is read, and what a router makes in between.
-        self.width = 2 * routes.k * maps[0].n_out + made.n_out + routes.width
+        self.width = 2 * routes.top_k * maps[0].n_out + made.n_out + routes.width
         self.n_weights = routes.n_weights
 
 
@@ -161,7 +161,7 @@ class FeedForwardLink:
         first, second = MatrixOf.of(*up), MatrixOf.of(*down)
         of_norm = _Norm.of(norm, is_before=is_before)
         self.call = _FeedForward(of_norm, routes.address, first, second, _ACTIVATIONS[activation])
-        self.width = routes.k * (second.n_in + (first.n_out if activation == "geglu" else 0)) + routes.width
+        self.width = routes.top_k * (second.n_in + (first.n_out if activation == "geglu" else 0)) + routes.width
         self.n_weights = routes.n_weights
 
 

@@ -11,28 +11,11 @@ their sizes nor the kind of their attention: the defaults here are our own.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Literal
 
-from ostinato.config.common import PairModelConfig, SequenceModelConfig
-from ostinato.config.sub_layers import Size
+from ostinato.config.base import Size
+from ostinato.config.common import PairModelConfig, Recurrence, Score, SequenceModelConfig
 from ostinato.errors import Problem
-
-Score = Literal["general", "dot", "additive", "none"]
-
-
-@dataclass(frozen=True, slots=True)
-class Recurrence:
-    """LSTM layers one upon the other, each of which reads and gives states of the model's width.
-
-    Args:
-        n_layers: how many. n_directions: 2 reads forwards and backwards, with half the units each way.
-        score: attention to the source's states behind the last layer; "none" where there is none.
-    """
-
-    n_layers: int
-    n_directions: int = 1
-    score: Score = "none"
 
 
 class LstmSeq2SeqConfig(PairModelConfig):
@@ -43,13 +26,13 @@ class LstmSeq2SeqConfig(PairModelConfig):
 
     kind: Literal["lstm_seq2seq"] = "lstm_seq2seq"
     n_layers: Size = 2
-    """Of the encoder and of the decoder."""
+    """LSTM layers of the encoder, and of the decoder."""
     bidirectional: bool = True
     """Whether the encoder reads both ways."""
     attention: Score = "general"
-    """general: h W m; dot: h m (both Luong et al. 2015); additive: v tanh(W h + U m) (Bahdanau et al. 2015, whose score
-    asks the state before a step; here it asks the one after it, as the others do); none: only the first states of the
-    decoder know the source."""
+    """general: h W m; dot: h m (both Luong et al. 2015); additive: v tanh(W h + U m) (Bahdanau et al. 2015, whose h
+    is the state before a step; here it is the state after it, as in the others); none: the decoder has the source in
+    its first states only."""
 
     def recurrences(self) -> dict[str, Recurrence]:
         """Return encoder and decoder."""
@@ -71,6 +54,7 @@ class LstmLanguageModelConfig(SequenceModelConfig):
 
     kind: Literal["lstm_language_model"] = "lstm_language_model"
     n_layers: Size = 2
+    """LSTM layers."""
 
     def recurrences(self) -> dict[str, Recurrence]:
         """Return the one there is; it is called as the stack of a language model."""

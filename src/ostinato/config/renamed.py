@@ -1,0 +1,44 @@
+"""Settings that have another name than they once had.
+
+A user who writes the old name in a recipe or an override is told the new one. What the program itself stored under an
+old name (a run's recipe, a checkpoint's configuration) is read as if it had the new one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel
+
+from ostinato.config.experts import RoutedConfig
+from ostinato.config.schema import map_groups
+
+RENAMED: dict[type[BaseModel], dict[str, str]] = {
+    RoutedConfig: {"k": "top_k"},
+}
+"""Old name -> new name, by the group of settings that has them, wherever that group stands."""
+
+
+def renamed_in(node: type[BaseModel]) -> dict[str, str]:
+    """Return old name -> new name of the settings of a group, those of its base classes included."""
+    return {old: new for base in node.__mro__ for old, new in RENAMED.get(base, {}).items()}
+
+
+def first_name(node: type[BaseModel], name: str) -> str:
+    """Return the oldest name of a setting: a hash of settings stays the same where only a name changes."""
+    before = {new: old for old, new in renamed_in(node).items()}
+    while name in before:
+        name = before[name]
+    return name
+
+
+def with_new_names(stored: dict[str, Any], root: type[BaseModel]) -> dict[str, Any]:
+    """Return settings that the program stored, old names replaced by new ones; `root` is what the settings are of."""
+
+    def rename(group: dict[str, Any], node: type[BaseModel]) -> dict[str, Any]:
+        names = renamed_in(node)
+        while any(key in names for key in group):
+            group = {names.get(key, key): value for key, value in group.items()}
+        return group
+
+    return map_groups(stored, root, rename)

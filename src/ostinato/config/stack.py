@@ -1,0 +1,142 @@
+"""A stack of steps: how each kind of sub-layer is spread over them, positions, norms and halting."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator
+
+from ostinato.config.base import Config, Positive, Size
+from ostinato.config.experts import ExpertAttentionConfig, ExpertFeedForwardConfig, RoutedConfig, SparseLayerConfig
+from ostinato.config.halting import HaltingConfig, NoHaltingConfig
+from ostinato.config.positions import NoRelativeConfig, RelativeConfig, SignalConfig, SinusoidalConfig, WindowConfig
+from ostinato.config.sub_layers import AttentionConfig, DenseFeedForwardConfig, SeparableConvConfig, SubLayerConfig
+from ostinato.errors import Problem
+from ostinato.plan import Kind, Plan, SubLayerPlan, Use, build_plan, insert
+
+_SPARSE = "_sparse"
+"""Ending of the name of a sparse layer's parameter set."""
+
+AttentionSubLayer = Annotated[AttentionConfig | ExpertAttentionConfig, Field(discriminator="kind")]
+FeedForwardConfig = Annotated[
+    DenseFeedForwardConfig | SeparableConvConfig | ExpertFeedForwardConfig, Field(discriminator="kind")
+]
+
+
+class NormConfig(Config):
+    """Normalisation around every sub-layer."""
+
+    kind: Literal["layer", "rms"] = "layer"
+    """layer: layer normalisation. rms: division by the root mean square, without a mean and a bias."""
+    placement: Literal["post", "pre"] = "post"
+    """post: norm(x + f(x)). pre: x + f(norm(x)), with a final norm after the last step."""
+    eps: Positive = 1e-5
+    """Added to the variance before its root is taken."""
+
+
+class StackConfig(Config):
+    """A stack of steps: self-attention, then feed-forward, at every step where its plan has them."""
+
+    n_steps: Size = 6
+    """Number of steps of depth."""
+    steps_per_round: Size = 1
+    """Steps between two ticks of the step signal and of halting."""
+    self_attention: AttentionSubLayer = AttentionConfig()
+    """Self-attention of every step."""
+    ffn: FeedForwardConfig = DenseFeedForwardConfig()
+    """Feed-forward of every step."""
+    sparse_layer: SparseLayerConfig | None = None
+    """A layer of experts between two steps."""
+    norm: NormConfig = NormConfig()
+    """Normalisation of every sub-layer."""
+    positions: SignalConfig = SinusoidalConfig()
+    """Absolute positions, added to the states."""
+    relative: RelativeConfig = NoRelativeConfig()
+    """Relative positions, inside self-attention."""
+    halting: HaltingConfig = NoHaltingConfig()
+    """Rule by which a token stops before the last round."""
+
+    @field_validator("self_attention", "ffn", "cross_attention", mode="before", check_fields=False)
+    @classmethod
+    def _dense_unless_named(cls, value: object) -> object:
+        """A sub-layer that names no kind is a dense one, as it is in recipes."""
+        return {"kind": "dense", **value} if isinstance(value, dict) else value
+
+    def sub_layers(self) -> list[tuple[Kind, SubLayerConfig]]:
+        """Return the kinds of sub-layer in the order they run within a step."""
+        return [("self_attention", self.self_attention), ("ffn", self.ffn)]
+
+    def plan(self, name: str) -> Plan:
+        """Return the plan of this stack, called `name`."""
+        table: Literal["stack", "weights"] = "weights" if isinstance(self.relative, WindowConfig) else "stack"
+        subs = [
+            SubLayerPlan(
+                kind,
+                sub.sets(self.n_steps),
+                bank=sub.bank or name,
+                share_norm=sub.share_norm,
+                position=table if kind == "self_attention" and self.relative.kind != "none" else None,
+            )
+            for kind, sub in self.sub_layers()
+        ]
+        plan = build_plan(name, subs, self.n_steps, self.steps_per_round)
+        if self.sparse_layer is None:
+            return plan
+        return insert(plan, self.sparse_layer.after, Use("ffn", f"{name}{_SPARSE}", norm=None))
+
+    @property
+    def has_router(self) -> bool:
+        """Whether some step of this stack chooses between experts."""
+        absent = ("none", [None] * self.n_steps)
+        used: list[object] = [sub for _, sub in self.sub_layers() if sub.share not in absent]
+        return any(isinstance(sub, RoutedConfig) and sub.has_router for sub in [*used, self.sparse_layer])
+
+    def settings_of(self, use: Use) -> SubLayerConfig | SparseLayerConfig:
+        """Return what a use of this stack's plan runs."""
+        if self.sparse_layer is not None and use.weights.endswith(_SPARSE):
+            return self.sparse_layer
+        return dict(self.sub_layers())[use.kind]
+
+    def problems(self, path: str = "") -> Iterator[Problem]:
+        """Sharing schemes that do not fit the number of steps."""
+        for kind, sub in self.sub_layers():
+            try:
+                sub.sets(self.n_steps)
+            except ValueError as error:
+                yield Problem(f"{path}{kind}.share", sub.share, f"{error} ({path}n_steps is {self.n_steps})")
+        if self.n_steps % self.steps_per_round:
+            yield Problem(f"{path}steps_per_round", self.steps_per_round, f"must divide {path}n_steps = {self.n_steps}")
+        if self.sparse_layer is not None and self.sparse_layer.after > self.n_steps:
+            reason = f"must be at most {path}n_steps = {self.n_steps}"
+            yield Problem(f"{path}sparse_layer.after", self.sparse_layer.after, reason)
+
+    def size_problems(self, path: str, d_model: int) -> Iterator[Problem]:
+        """Sizes that do not fit the model's width."""
+        for kind, sub in self.sub_layers():
+            if not isinstance(sub, AttentionConfig) or sub.share == "none":
+                continue
+            if sub.d_head is None and d_model % sub.n_heads:
+                near = max(h for h in range(1, sub.n_heads + 1) if d_model % h == 0)
+                reason = f"must divide model.d_model = {d_model} (nearest: {near}), or set {path}{kind}.d_head"
+                yield Problem(f"{path}{kind}.n_heads", sub.n_heads, reason)
+            elif kind == "self_attention" and self.relative.kind == "rotary" and sub.head_width(d_model) % 2:
+                width = sub.head_width(d_model)
+                yield Problem(f"{path}{kind}.d_head", width, "rotary positions need an even head width")
+        if self.positions.kind != "none" and d_model % 2:
+            yield Problem(f"{path}positions.kind", self.positions.kind, f"needs an even model.d_model, got {d_model}")
+
+
+class DecoderConfig(StackConfig):
+    """A decoder stack: cross-attention between self-attention and feed-forward."""
+
+    cross_attention: AttentionSubLayer = AttentionConfig()
+    """Attention of every step to the encoder's output."""
+
+    def sub_layers(self) -> list[tuple[Kind, SubLayerConfig]]:
+        """Return the kinds of sub-layer in the order they run within a step."""
+        return [
+            ("self_attention", self.self_attention),
+            ("cross_attention", self.cross_attention),
+            ("ffn", self.ffn),
+        ]
