@@ -176,7 +176,7 @@ def test_collated_rows_hold_their_ids_between_begin_and_end_symbols() -> None:
     assert batch.source.keep_BT.tolist() == [[True] * 4, [True, True, False, False]]
     assert batch.target.ids_BT.tolist() == [[BOS_ID, 5, PAD_ID], [BOS_ID, 9, 8]]
     assert batch.labels_BT.tolist() == [[5, EOS_ID, PAD_ID], [9, 8, EOS_ID]]
-    assert batch.loss_BT.tolist() == batch.target.keep_BT.tolist() == [[True, True, False], [True, True, True]]
+    assert batch.loss_mask_BT.tolist() == batch.target.keep_BT.tolist() == [[True, True, False], [True, True, True]]
     assert batch.source.ids_BT.dtype == batch.labels_BT.dtype == torch.int64
     assert batch.indices == (4, 2)
     assert batch.columns == {"k": [1, None], "j": [None, "x"]}
@@ -202,9 +202,9 @@ def test_joined_rows_are_one_sequence_whose_labels_begin_at_the_begin_symbol() -
     assert batch.prefix_lengths_B.tolist() == [4, 2]
     assert batch.target.ids_BT.tolist() == [[7, 8, 9, EOS_ID, BOS_ID, 5], [6, EOS_ID, BOS_ID, 9, 8, PAD_ID]]
     assert batch.target.keep_BT.tolist() == [[True] * 6, [True] * 5 + [False]]
-    labels = [row[counts].tolist() for row, counts in zip(batch.labels_BT, batch.loss_BT, strict=True)]
+    labels = [row[counts].tolist() for row, counts in zip(batch.labels_BT, batch.loss_mask_BT, strict=True)]
     assert labels == [[5, EOS_ID], [9, 8, EOS_ID]]
-    assert batch.loss_BT.tolist() == [[False] * 4 + [True] * 2, [False] * 2 + [True] * 3 + [False]]
+    assert batch.loss_mask_BT.tolist() == [[False] * 4 + [True] * 2, [False] * 2 + [True] * 3 + [False]]
     assert batch.n_labels == 5
     assert [row.length for row in rows] == [6, 5]
     assert batch.target.ids_BT.shape == (2, max(row.length for row in rows))
@@ -224,7 +224,7 @@ def test_some_rows_of_a_batch_are_those_rows_with_all_that_belongs_to_them(chose
         assert found.n_sentences == len(numbers_B)
         assert (found.indices, found.columns["k"]) == (tuple(n + 1 for n in numbers_B), [n + 1 for n in numbers_B])
         assert found.sizes == tuple(whole.sizes[n] for n in numbers_B if whole.sizes)
-        for name in ("labels_BT", "loss_BT", "places_BL", "prefix_lengths_B"):
+        for name in ("labels_BT", "loss_mask_BT", "places_BL", "prefix_lengths_B"):
             one, other = getattr(found, name), getattr(whole, name)
             assert one is other is None or torch.equal(one, other[numbers_B]), name
         for one, other in ((found.target, whole.target), (found.source, whole.source)):

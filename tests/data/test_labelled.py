@@ -140,7 +140,7 @@ def test_batches_of_labelled_rows_count_the_labels_that_are_there() -> None:
     batch = collate(rows)
     assert batch.target.ids_BT.tolist() == [[1, 4, 5, 2], [1, 4, 2, 0]]
     assert batch.labels_BT.tolist() == [[1, 0], [0, 0]]
-    assert batch.loss_BT.tolist() == [[True, True], [False, False]]
+    assert batch.loss_mask_BT.tolist() == [[True, True], [False, False]]
     assert batch.places_BL is not None
     assert batch.places_BL.tolist() == [[1, 2], [1, 0]]
     assert (batch.indices, batch.n_labels) == ((7, 8), 2)
@@ -296,4 +296,4 @@ def test_a_batch_of_continuations_goes_through_a_language_model_with_other_examp
     batch = collate(list(encode_rows(examples, JOINT, DATA, CAUSAL, training=False, name="x")))
     assert batch.n_labels == 4
     assert batch.prefix_lengths_B is None
-    assert torch.equal(batch.loss_BT.sum(1), torch.tensor([1, 3]))
+    assert torch.equal(batch.loss_mask_BT.sum(1), torch.tensor([1, 3]))

@@ -87,7 +87,7 @@ def sources(rows: list[list[int]], indices: tuple[int, ...] = ()) -> Batch:
     return Batch(
         target=Tokens(begin, begin.bool()),
         labels_BT=torch.full_like(begin, 2),
-        loss_BT=begin.bool(),
+        loss_mask_BT=begin.bool(),
         source=pad(rows),
         indices=indices,
     )

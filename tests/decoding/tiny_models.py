@@ -97,7 +97,7 @@ def _trained(model: Model, rows: list[Row]) -> Model:
     for _ in range(80):
         batch = next(batches)
         logits_BTV = model(batch).logits_BTV
-        loss = cross_entropy(logits_BTV[batch.loss_BT], batch.labels_BT[batch.loss_BT])
+        loss = cross_entropy(logits_BTV[batch.loss_mask_BT], batch.labels_BT[batch.loss_mask_BT])
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

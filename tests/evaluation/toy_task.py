@@ -58,7 +58,7 @@ def train_briefly(model: Seq2Seq, tokenizers: Tokenizers, n_updates: int) -> Non
     for _ in range(n_updates):
         batch = next(batches)
         logits = model(batch).logits_BTV
-        loss = nn.functional.cross_entropy(logits[batch.loss_BT], batch.labels_BT[batch.loss_BT])
+        loss = nn.functional.cross_entropy(logits[batch.loss_mask_BT], batch.labels_BT[batch.loss_mask_BT])
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
