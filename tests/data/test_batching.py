@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 from ostinato.config.data import DataConfig
 from ostinato.data.batch import Batch, TextSize
-from ostinato.data.batching import Row, TrainingBatches, collate, encode_examples, evaluation_batches
+from ostinato.data.batching import TrainingBatches, evaluation_batches
+from ostinato.data.collate import LabelledRow, Row, collate
 from ostinato.data.example import Example
-from ostinato.data.labelled import LabelledRow
+from ostinato.data.rows import encode_examples
 from ostinato.data.tokenizer import BOS_ID, EOS_ID, PAD_ID, UNK_ID, Tokenizers
 from ostinato.errors import CheckpointError, DataError
 
@@ -106,7 +107,7 @@ def test_rows_of_similar_length_are_together() -> None:
 
 def test_the_order_depends_on_no_process_and_no_global_generator() -> None:
     program = (
-        "from ostinato.data.batching import Row, TrainingBatches\n"
+        "from ostinato.data.batching import TrainingBatches\nfrom ostinato.data.collate import Row\n"
         "rows = [Row([4] * (i * 7 % 37), [5] * (i * 11 % 23), {}, i) for i in range(500)]\n"
         "batches = TrainingBatches(rows, 200, 5)\n"
         "print([i for _ in range(40) for i in next(batches).indices])"

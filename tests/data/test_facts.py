@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from ostinato.config.data import DataConfig
-from ostinato.data.batching import collate
+from ostinato.data.collate import LabelledRow, collate
 from ostinato.data.example import Example
-from ostinato.data.labelled import LabelledRow, facts_row
+from ostinato.data.labelled import facts_row
 from ostinato.data.tokenizer import PAD_ID, Tokenizers
 from ostinato.errors import DataError
 

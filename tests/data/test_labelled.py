@@ -12,17 +12,10 @@ from architectures import draws
 from ostinato.config.data import DataConfig, MaskingConfig, TokenizerConfig
 from ostinato.config.model import EncoderConfig, LanguageModelConfig, ModelConfig
 from ostinato.data.batch import TextSize
-from ostinato.data.batching import TrainingBatches, collate
+from ostinato.data.batching import TrainingBatches
+from ostinato.data.collate import LabelledRow, collate
 from ostinato.data.example import NOT_IN_PASSAGE, Example
-from ostinato.data.labelled import (
-    LabelledRow,
-    classification_row,
-    continuation_row,
-    first_tokens,
-    passage_of,
-    span_row,
-    tagging_row,
-)
+from ostinato.data.labelled import classification_row, continuation_row, first_tokens, passage_of, span_row, tagging_row
 from ostinato.data.objectives import mask_tokens, objective_of, split_prefix
 from ostinato.data.rows import encode_rows
 from ostinato.data.tokenizer import BOS_ID, EOS_ID, LabelTokenizer, SymbolTokenizer, Tokenizer, Tokenizers

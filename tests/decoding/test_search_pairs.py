@@ -12,10 +12,10 @@ from torch import Tensor
 
 from ostinato.config.decoding import DecodingConfig, LengthPenaltyConfig
 from ostinato.data.batch import Batch, Tokens
-from ostinato.data.batching import Row, collate
+from ostinato.data.collate import Row, collate
 from ostinato.decoding import length_penalty, search
 from ostinato.decoding.generate import Generation, generate_stream, generate_texts
-from ostinato.decoding.prompts import left_padded, make_prompt
+from ostinato.decoding.search import left_padded, make_prompt
 from ostinato.errors import DataError
 from ostinato.models.language_model import LanguageModel
 from ostinato.nn.cache import Cache

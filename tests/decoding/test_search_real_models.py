@@ -11,7 +11,7 @@ from tiny_models import CONVOLUTION, trained_language_model, trained_seq2seq
 
 from ostinato.config.decoding import DecodingConfig, LengthPenaltyConfig
 from ostinato.data.batch import Tokens
-from ostinato.data.batching import Row, collate
+from ostinato.data.collate import Row, collate
 from ostinato.decoding import length_penalty, search
 from ostinato.models.language_model import LanguageModel
 from ostinato.models.seq2seq import Seq2Seq

@@ -21,7 +21,8 @@ from ostinato.config.model import (
     StackConfig,
     WindowConfig,
 )
-from ostinato.data.batching import Row, TrainingBatches
+from ostinato.data.batching import TrainingBatches
+from ostinato.data.collate import Row
 from ostinato.data.example import Example
 from ostinato.data.tokenizer import Tokenizers
 from ostinato.models.language_model import LanguageModel

@@ -13,7 +13,7 @@ from ostinato.config.data import DataConfig, TokenizerConfig
 from ostinato.config.decoding import DecodingConfig
 from ostinato.config.model import AttentionConfig, DenseFeedForwardConfig, LanguageModelConfig, StackConfig
 from ostinato.config.recipe import TaskRef
-from ostinato.data.batching import Row, collate
+from ostinato.data.collate import Row, collate
 from ostinato.data.tokenizer import Tokenizers
 from ostinato.evaluation import evaluate
 from ostinato.models.language_model import LanguageModel

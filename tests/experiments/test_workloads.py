@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ostinato.config.training import TrainingConfig
 from ostinato.data.tokenizer import BOS_ID, EOS_ID
-from ostinato.decoding.hypothesis import Hypothesis
+from ostinato.decoding.beams import Hypothesis
 from ostinato.errors import ConfigError
 from ostinato.experiments.workloads import Bench, Candidate, Endless, Workload, random_batch
 from ostinato.training.losses import label_smoothed_loss

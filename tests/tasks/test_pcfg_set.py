@@ -12,7 +12,7 @@ from ostinato.config.data import DataConfig
 from ostinato.config.recipe import TaskRef
 from ostinato.data.registry import DataAccess
 from ostinato.errors import DataError
-from ostinato.metrics.consistency import consistency
+from ostinato.metrics.matching import consistency
 from ostinato.tasks.localism import LOCALISM_FILE, Item, measure_localism, read_items
 from ostinato.tasks.overlap import measure_overlap
 from ostinato.tasks.pcfg_set import _PUBLISHED, _remote

@@ -10,7 +10,7 @@ from routed_models import tiny_batches, tiny_model
 from tiny_runs import tiny_recipe
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from ostinato.data.batching import Row, collate
+from ostinato.data.collate import Row, collate
 from ostinato.models import build_model
 from ostinato.training import update
 from ostinato.training.losses import LossSums, count_labels, label_smoothed_loss

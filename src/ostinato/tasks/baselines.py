@@ -13,17 +13,15 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from ostinato.data.example import Example
-from ostinato.data.labelled import UNCOUNTED, LabelledRow
+from ostinato.data.collate import IGNORED_LABEL, AnyRow, LabelledRow
+from ostinato.data.example import Example, take_evenly
 from ostinato.data.rows import encode_rows
-from ostinato.data.subset import take_evenly
 from ostinato.data.tokenizer import EOS_ID, Tokenizers
 from ostinato.metrics import make_metric
 from ostinato.tasks.base import Task
 
 if TYPE_CHECKING:
     from ostinato.config.recipe import Recipe
-    from ostinato.data.batching import AnyRow
 
 _WORD = re.compile(r"[^\W\d_]+(?:'[^\W\d_]+)*")
 _NAME = re.compile(r"(?<=[\w,;] )(?!I\b)[A-Z][^\W\d_]*")
@@ -111,7 +109,7 @@ def frequency_scores(recipe: Recipe, task: Task, split: str) -> Scores:
 def _labels(row: AnyRow) -> list[int]:
     """Return the labels that count."""
     if isinstance(row, LabelledRow):
-        return [label for label in row.labels if label != UNCOUNTED]
+        return [label for label in row.labels if label != IGNORED_LABEL]
     return [*row.target_ids, EOS_ID]
 
 

@@ -10,9 +10,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import IO, Literal
 
-from ostinato.data.archive import open_member
 from ostinato.data.example import Example
-from ostinato.data.registry import RemoteFile
+from ostinato.data.registry import RemoteFile, open_member
 from ostinato.errors import DataError
 from ostinato.tasks.base import Task, TaskConfig
 from ostinato.tasks.sparql import simplify, tokenise

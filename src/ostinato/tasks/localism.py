@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from ostinato.data.lines import bad_line, read_lines
 from ostinato.data.registry import DataAccess, RemoteFile
-from ostinato.metrics.consistency import consistency
+from ostinato.metrics.matching import consistency
 
 LOCALISM_FILE = RemoteFile(
     repo="i-machine-think/am-i-compositional",

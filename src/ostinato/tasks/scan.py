@@ -24,10 +24,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ostinato.data.archive import open_member
 from ostinato.data.example import Example
 from ostinato.data.lines import bad_line
-from ostinato.data.registry import RemoteFile
+from ostinato.data.registry import RemoteFile, open_member
 from ostinato.errors import DataError
 from ostinato.tasks.base import Task, TaskConfig
 
