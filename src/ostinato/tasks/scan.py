@@ -192,7 +192,7 @@ class ScanTask(Task):
         return _MCD_SIZES if self._is_mcd else _SIZES[self.config.split]
 
     def why_missing(self, split: str) -> str | None:
-        """Explain that dev is cut from train."""
+        """Return that dev is a part of train."""
         return "SCAN has no validation set: task.dev_fraction above 0 cuts one from train" if split == "dev" else None
 
     def _examples(self, split: str) -> Iterator[Example]:
@@ -241,7 +241,7 @@ class ScanTask(Task):
 
     @cached_property
     def _all_rows(self) -> list[Row]:
-        """All commands in the order of their file, which must be the grammar's, each of them once."""
+        """All commands in the order of their file; they must be the grammar's, each of them once."""
         rows, grammar = list(self._read(_ALL)), dict(all_commands())
         wrong = next((number for number, row in enumerate(rows, 1) if grammar.pop(row[0], None) != row[1]), None)
         if wrong is not None:
