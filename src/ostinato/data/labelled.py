@@ -34,7 +34,8 @@ def facts_row(
 ) -> LabelledRow | None:
     """Return a story's facts, its question last, and its one label; of too many facts the last ones are kept.
 
-    With `data.unknown` "replace" a label that training never had does not count in the loss; no output is it.
+    With `data.unknown` "replace" a label that is not in the training data is ignored in the loss, and every output is
+    wrong.
 
     Args:
         max_words: tokens of the longest fact.
@@ -64,7 +65,7 @@ def facts_row(
 
 
 def classification_row(example: Example, tokenizers: Tokenizers, data: DataConfig, index: int) -> LabelledRow | None:
-    """Return a sentence or a pair with its one label; too long ones are cut at the longer text's end.
+    """Return a sentence or a pair with its one label; too long pairs lose tokens at the end of the longer text.
 
     Returns:
         None where it is too long and `data.over_length` is "drop".
@@ -84,7 +85,7 @@ def classification_row(example: Example, tokenizers: Tokenizers, data: DataConfi
 
 
 def tagging_row(example: Example, tokenizers: Tokenizers, data: DataConfig, index: int) -> LabelledRow | None:
-    """Return words with a label each, at the first token of each; labels of words that are cut off are left out.
+    """Return words with a label each, at its word's first token; truncated words lose their labels.
 
     Returns:
         None where it is too long and `data.over_length` is "drop".
@@ -108,7 +109,7 @@ def tagging_row(example: Example, tokenizers: Tokenizers, data: DataConfig, inde
 
 
 class Passage(NamedTuple):
-    """Where a passage's tokens stand: leading columns before it, its text, and the characters of every token."""
+    """A passage in a sequence: the number of columns before it, its text, and the characters of every token."""
 
     n_before: int
     text: str
@@ -120,7 +121,7 @@ class Passage(NamedTuple):
 
 
 def passage_of(example: Example, tokenizer: Tokenizer, data: DataConfig) -> tuple[list[int], Passage]:
-    """Return the ids of question and passage, before any end symbol but the question's, and where the passage is.
+    """Return the ids of question and passage, without the passage's end symbol, and the passage's position.
 
     Raises:
         DataError: not a question and a passage with one tab between them.
@@ -136,19 +137,20 @@ def passage_of(example: Example, tokenizer: Tokenizer, data: DataConfig) -> tupl
 def span_row(example: Example, tokenizers: Tokenizers, data: DataConfig, index: int) -> LabelledRow | None:
     """Return a question and a passage with the columns of the first answer's first and last token.
 
-    The answer is at the character `answer_start` of the passage (a column of the example), else where it is first
-    found. Of answers with tabs between them the first is learned from. With `answer_start` = `NOT_IN_PASSAGE` no label
-    counts.
+    The answer begins at the character `answer_start` of the passage (a column of the example), or else at its first
+    occurrence. Of several answers with tabs between them the first one is the label. With `answer_start` =
+    `NOT_IN_PASSAGE` the labels are ignored.
 
     Returns:
-        None where it is too long, or its answer is cut off, and `data.over_length` is "drop".
+        None where it is too long and `data.over_length` is "drop".
 
     Raises:
-        DataError: the passage does not hold the answer.
+        DataError: the answer is not in the passage.
     """
     ids, passage = passage_of(example, tokenizers.source, data)
-    is_there = example.columns.get("answer_start") != NOT_IN_PASSAGE
-    found = _answer_columns(example, passage) if is_there else (IGNORED_LABEL, IGNORED_LABEL)
+    labels = [IGNORED_LABEL, IGNORED_LABEL]
+    if example.columns.get("answer_start") != NOT_IN_PASSAGE:
+        labels = _answer_columns(example, passage)
     room = data.max_source_length - 1
     if len(ids) > room:
         if _is_dropped(len(ids) + 1, data):
@@ -156,11 +158,13 @@ def span_row(example: Example, tokenizers: Tokenizers, data: DataConfig, index: 
         ids = ids[:room]
         if passage.n_before >= room:
             raise DataError(f"data.max_source_length = {data.max_source_length} leaves no room for the passage")
-    labels = list(found) if found[1] < len(ids) else [IGNORED_LABEL, IGNORED_LABEL]
+    if labels[1] >= len(ids):  # The end of the answer was truncated.
+        labels = [IGNORED_LABEL, IGNORED_LABEL]
     return LabelledRow([*ids, EOS_ID], labels, n_prefix=passage.n_before, columns=example.columns, index=index)
 
 
-def _answer_columns(example: Example, passage: Passage) -> tuple[int, int]:
+def _answer_columns(example: Example, passage: Passage) -> list[int]:
+    """Return the columns of the first and the last token that have characters of the answer."""
     answer = example.target.split(_TAB)[0]
     given = example.columns.get("answer_start")
     start = given if isinstance(given, int) else passage.text.find(answer)
@@ -170,16 +174,17 @@ def _answer_columns(example: Example, passage: Passage) -> tuple[int, int]:
     touched = [n for n, (first, last) in enumerate(passage.spans) if first < end and last > start]
     if not touched:
         raise DataError(f"no token of the passage stands for the answer {answer!r}")
-    return passage.n_before + touched[0], passage.n_before + touched[-1]
+    return [passage.n_before + touched[0], passage.n_before + touched[-1]]
 
 
 def continuation_row(example: Example, tokenizers: Tokenizers, data: DataConfig, index: int) -> LabelledRow:
-    """Return a text of which the last part alone counts: source and target with one blank, or the source's line break.
+    """Return source and target as one text, of which only the target's tokens are labels.
 
-    The part's first token is the first one that holds a character of it.
+    A blank separates them unless the source ends in white space. The target's first token is the first one that has a
+    character of it.
 
     Raises:
-        DataError: it is too long: a source cannot be cut and be the same question.
+        DataError: the text is too long; a source is never truncated.
     """
     source = source_of(example)
     whole = f"{source}{'' if source[-1:].isspace() else ' '}{example.target}"

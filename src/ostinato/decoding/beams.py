@@ -188,7 +188,7 @@ class Beams:
         paths = self._history.paths(stopped_S)
         for i, sentence in enumerate(stopped):
             finished = not is_cut[i]
-            found = []
+            found: list[Hypothesis] = []
             for score, log_prob, place in zip(scores[i], log_probs[i], places[i], strict=True):
                 if found and score == -torch.inf:
                     continue

@@ -50,7 +50,7 @@ class MacroF1(Metric):
         self._totals.clear()
 
     def counts(self, prediction: str, reference: str) -> list[int]:
-        """Return TP and FP + FN for every class met so far, in the order they were met."""
+        """Return TP and FP + FN for every class so far, in the order of their first examples."""
         prediction, reference = prediction.strip(), reference.strip()
         for label in (reference, prediction):
             self._places.setdefault(label, len(self._places))
@@ -101,9 +101,10 @@ class SpanF1(Metric):
 
 def spans_of_tags(tags: Sequence[str]) -> Iterator[tuple[int, int, str]]:
     """Yield the spans of a sentence as first word, one past the last word, type."""
+    # A last O ends a span at the end of the sentence.
     start, before, kind = 0, "O", ""
     for place, tag in enumerate([*tags, "O"]):
-        prefix, name = _parsed(tag)
+        prefix, name = _split_tag(tag)
         if before != "O" and (prefix in ("O", "B", "S") or before in ("E", "S") or name != kind):
             yield start, place, kind
             before = "O"
@@ -112,7 +113,7 @@ def spans_of_tags(tags: Sequence[str]) -> Iterator[tuple[int, int, str]]:
         before, kind = prefix, name
 
 
-def _parsed(tag: str) -> tuple[str, str]:
+def _split_tag(tag: str) -> tuple[str, str]:
     """Return one of O B I E S, and the type."""
     if tag == "O":
         return "O", ""

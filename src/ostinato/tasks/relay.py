@@ -50,18 +50,18 @@ class RelayConfig(TaskConfig):
 
 
 class RelayTask(Task):
-    """Hand a digit along a chain of neighbours; questions h hops away from their digit, for depth that follows need.
+    """Pass a digit along a chain of neighbours: a question is h hops from its digit, so that questions differ in depth.
 
     Splits: train (`n_train`), dev and test (`n_eval` each) with 1 to `max_hops` hops, far (`n_eval`) with more, up to
     `far_max_hops`. Hops, operations and digits are drawn uniformly, and after the digit stand `n_rest` symbols that do
-    not matter, each a digit with probability 1/3. Every split is fixed by `seed`, whatever the others' sizes. With few
-    hops there are few questions: `ostinato.tasks.overlap` says how many test examples training has seen.
+    not matter, each a digit with probability 1/3. Every split depends on `seed` and not on the others' sizes. With few
+    hops there are few questions: `ostinato.tasks.overlap` says how many test examples are in train.
     Tokens: words, separated by blanks; the target is one digit.
     Metric: exact match, which with one symbol is accuracy, by hops; chance is 10 %.
     Selection: dev; nothing is selected on far.
     Departures: none, the task is our own and has no published number.
-    How many rounds it needs depends on what a model knows of positions: with relative or absolute ones an encoder of
-    one round finds the first digit and counts what stands before it.
+    The rounds that it needs depend on the model's positions: with relative or absolute ones an encoder of one round
+    finds the first digit and counts the symbols before it.
     """
 
     config_type = RelayConfig

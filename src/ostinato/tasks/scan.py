@@ -163,7 +163,7 @@ class ScanTask(Task):
     Metric: exact match of the whole action sequence, free running; by number of actions.
     Selection: mcd has a published dev, drawn like its test. Otherwise SCAN has no validation set. `dev` is a seeded 5 %
     of the distinct training commands (`dev_fraction`), taken out of train; so it has training lengths and primitives,
-    and says nothing of the generalisation the test asks for. The primitive that an addprim split repeats always stays
+    and does not measure the generalisation that the test measures. The primitive that an addprim split repeats always stays
     in train. dev_fraction=0 trains on the whole published set, without dev: then select on another split or keep the
     last checkpoint.
     Departures: the papers train on all training rows and report the last update of a fixed number.

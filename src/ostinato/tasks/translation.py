@@ -83,7 +83,7 @@ class TranslationConfig(TaskConfig):
     corpus: Literal["multi30k_en_de", "files"] = "multi30k_en_de"
     """files: data.train, data.dev, data.test; two text files side by side, JSON lines or TSV."""
     swap_sides: bool = False
-    """Translate the other way round: for Multi30k from German to English."""
+    """Translate in the other direction: for Multi30k from German to English."""
     target_tag: FieldName | None = None
     """files: column with the language of the target. `<2de>` and a blank are written before a source whose target is
     German (`de`), so that one model translates in many directions."""
