@@ -52,3 +52,12 @@ class Metric(ABC):
         if (signature := self.signature()) is not None:
             result[f"{self.name}_signature"] = signature
         return result
+
+
+class Proportion(Metric):
+    """A proportion in [0, 1]: the counts are the number of right parts and the number of all parts."""
+
+    def score(self, totals: Sequence[int]) -> float:
+        """Return the share that is right; 1 where there are no parts."""
+        n_right, n = totals
+        return n_right / n if n else 1.0

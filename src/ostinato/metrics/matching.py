@@ -18,17 +18,17 @@ arXiv 1908.08351).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import zip_longest
 
 from ostinato.errors import DataError
-from ostinato.metrics.base import Metric
+from ostinato.metrics.base import Proportion
 
 _END = ""
 """The end symbol: no token is an empty string."""
 
 
-class ExactMatch(Metric):
+class ExactMatch(Proportion):
     """Share of the outputs, in [0, 1], that equal their reference up to the amount of white space."""
 
     name = "exact_match"
@@ -37,13 +37,8 @@ class ExactMatch(Metric):
         """Return whether they are equal, and 1."""
         return [int(prediction.split() == reference.split()), 1]
 
-    def score(self, totals: Sequence[int]) -> float:
-        """Return the share that is right."""
-        n_right, n = totals
-        return n_right / n
 
-
-class TokenAccuracyFree(Metric):
+class TokenAccuracyFree(Proportion):
     """Share of the reference's tokens, end symbol included, in [0, 1], that the output has at the same place."""
 
     name = "token_accuracy_free"
@@ -53,11 +48,6 @@ class TokenAccuracyFree(Metric):
         wanted = [*reference.split(), _END]
         written = [*prediction.split(), _END][: len(wanted)]
         return [sum(token == other for token, other in zip_longest(wanted, written)), len(wanted)]
-
-    def score(self, totals: Sequence[int]) -> float:
-        """Return the share that is right."""
-        n_right, n = totals
-        return n_right / n
 
 
 class CharacterAccuracyFree(TokenAccuracyFree):

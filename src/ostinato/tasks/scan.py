@@ -18,7 +18,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import product
 from typing import Annotated, Literal
 
@@ -40,36 +40,24 @@ _LONGEST_TRAINED = 22
 _HELD_OUT = {"addprim_jump": "jump", "addprim_turn_left": "turn left"}
 _BUCKET = 8
 
-_REPO, _COMMIT = "brendenlake/SCAN", "c4b756cbc010d75c912f16c42c8f15dc6b7e6c8f"
+_scan_file = partial(
+    RemoteFile, repo="brendenlake/SCAN", commit="c4b756cbc010d75c912f16c42c8f15dc6b7e6c8f", licence="BSD-3-Clause"
+)
 _SIMPLE = {
-    "train": RemoteFile(
-        repo=_REPO,
-        commit=_COMMIT,
+    "train": _scan_file(
         path="simple_split/tasks_train_simple.txt",
         sha256="941bb8a088c5f53ceff12fde902dc008933cf0c4203cc672c47b5f79d73262dd",
         n_bytes=3267938,
         n_rows=16728,
-        licence="BSD-3-Clause",
     ),
-    "test": RemoteFile(
-        repo=_REPO,
-        commit=_COMMIT,
+    "test": _scan_file(
         path="simple_split/tasks_test_simple.txt",
         sha256="1fe1c8f5a19d0dc40e41bab94278f45f66f3dc415a978bd29855a23440610fc6",
         n_bytes=812450,
         n_rows=4182,
-        licence="BSD-3-Clause",
     ),
 }
-_ALL = RemoteFile(
-    repo=_REPO,
-    commit=_COMMIT,
-    path="tasks.txt",
-    sha256=None,
-    n_bytes=None,
-    n_rows=20910,
-    licence="BSD-3-Clause",
-)
+_ALL = _scan_file(path="tasks.txt", sha256=None, n_bytes=None, n_rows=20910)
 _MCD_LISTS = RemoteFile(
     repo="google-research/google-research",
     commit="1c1f5b9a835e8475e3562a50354fc2641a9ee9c8",
@@ -163,9 +151,9 @@ class ScanTask(Task):
     Metric: exact match of the whole action sequence, free running; by number of actions.
     Selection: mcd has a published dev, drawn like its test. Otherwise SCAN has no validation set. `dev` is a seeded 5 %
     of the distinct training commands (`dev_fraction`), taken out of train; so it has training lengths and primitives,
-    and does not measure the generalisation that the test measures. The primitive that an addprim split repeats always stays
-    in train. dev_fraction=0 trains on the whole published set, without dev: then select on another split or keep the
-    last checkpoint.
+    and does not measure the generalisation that the test measures. The primitive that an addprim split repeats always
+    stays in train. dev_fraction=0 trains on the whole published set, without dev: then select on another split or keep
+    the last checkpoint.
     Departures: the papers train on all training rows and report the last update of a fixed number.
     """
 

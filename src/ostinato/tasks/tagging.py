@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Literal
-
-from pydantic import Field
+from typing import Literal
 
 from ostinato.data.example import Example
 from ostinato.data.lines import bad_line, read_lines
@@ -27,7 +25,7 @@ class TaggingConfig(LanguagesConfig):
     word_column: int = 0
     """columns: 0-based place of the word; negative ones count from the end."""
     tag_column: int = -1
-    languages: Annotated[dict[str, str] | None, Field()] = None
+    languages: dict[str, str] | None = None
     """columns: language of every file, by its name without folder; becomes the column `language_field`."""
 
 
