@@ -91,7 +91,7 @@ def collate(rows: Sequence[AnyRow]) -> Batch:
 
     Of a `Row`: the source is its ids and the end symbol, the target the begin symbol and its ids, the labels its
     target's ids and the end symbol. Of joined rows the target is the source followed by the target, and the labels
-    begin where the begin symbol stands. Of a `LabelledRow` the target is its ids, and `IGNORED_LABEL` is masked.
+    begin at the column of the begin symbol. Of a `LabelledRow` the target is its ids, and `IGNORED_LABEL` is masked.
 
     Raises:
         DataError: there are no rows, or they are not of one kind: only some have a source, are joined, are labelled,
@@ -124,7 +124,7 @@ def _collate_plain(rows: Sequence[Row]) -> Batch:
     if not n_joined:
         padded = pad(labels)
         return Batch(pad(targets), padded.ids_BT, padded.keep_BT, pad(sources) if sources else None)
-    # The source's own tokens are no labels: padding stands in their columns, and the mask leaves them out.
+    # The source's own tokens are no labels: the labels have padding in their columns, which the mask leaves out.
     prefix_lengths_B = torch.tensor([len(source) for source in sources])
     sequences = pad([[*source, *target] for source, target in zip(sources, targets, strict=True)])
     padded = pad([[PAD_ID] * len(source) + ids for source, ids in zip(sources, labels, strict=True)])

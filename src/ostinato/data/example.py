@@ -19,8 +19,8 @@ class Example:
     """A pair of texts, or one text for a language model.
 
     Args:
-        source: what the model reads; None for language models.
-        target: what it writes; for language models, the text.
+        source: the model's input; None for language models.
+        target: the expected output; for language models, the text.
         continues: the target follows the source in one text: a language model reads both, and only the target's labels
             count.
         columns: metadata such as a category, carried through to the metrics and never shown to the model.

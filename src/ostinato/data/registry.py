@@ -87,7 +87,7 @@ class DataAccess:
 
     Args:
         cache: folder of checked files, made when needed; several processes may share it.
-        mirror: folder or http(s) address that stands for the publisher's, laid out alike; None: the publisher.
+        mirror: folder or http(s) address with the publisher's layout, used instead of it; None: the publisher.
         timeout_s: seconds without a byte before a transfer counts as interrupted.
         n_retries: further attempts after an interrupted transfer.
         pause_s: seconds before the first of them; it doubles each time.

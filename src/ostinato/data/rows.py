@@ -47,11 +47,12 @@ def encode_rows(
 ) -> Iterator[AnyRow]:
     """Turn examples into rows for a model, one at a time.
 
-    Texts are packed into blocks where `data.block_length` says so. In evaluation masks and prefixes are drawn here, the
-    same ones every time; in training `TrainingBatches` draws them anew in every epoch.
+    Texts are packed into blocks of `data.block_length` where that is set. In evaluation masks and prefixes are drawn
+    here, the same ones every time; in training `TrainingBatches` draws them again in every epoch.
 
     Args:
-        training: see `encode_examples`. name: of the split, for errors.
+        training: see `encode_examples`.
+        name: of the split, for errors.
 
     Raises:
         DataError: an example that cannot be encoded; names it.
@@ -63,7 +64,7 @@ def encode_rows(
         yield from _encode_for_head(examples, tokenizers, data, encode, training, name)
         return
     joins = config.joins_pairs
-    if data.block_length is not None:  # Blocks have their length; a text may have any.
+    if data.block_length is not None:  # A text that is cut into blocks may have any length.
         data = data.model_copy(update={"max_target_length": sys.maxsize})
     rows = encode_examples(examples, tokenizers, data, training=training, name=name, joins_pairs=joins)
     objective = objective_of(config, data, tokenizers)

@@ -1,6 +1,6 @@
 """Text to token ids and back.
 
-Ids 0 to 3 belong to the special symbols and have no text: what a vocabulary holds begins at id 4. A corpus that
+Ids 0 to 3 belong to the special symbols and have no text: the entries of a vocabulary begin at id 4. A corpus that
 contains the word ``<pad>`` or ``<eos>`` therefore gets an ordinary id for it, and can never end or mask a sentence.
 
 - words: what white space separates; ``decode(encode(x)) == " ".join(x.split())``.

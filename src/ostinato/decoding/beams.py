@@ -33,7 +33,7 @@ class Hypothesis:
         score: `log_prob` divided by the length penalty.
         log_prob: sum of the model's own log-probabilities (temperature 1, whole vocabulary), the end symbol's included.
         finished: False where the length limit stopped it before its end symbol.
-        token_log_probs: of every token generated, the end symbol's last; None unless asked for (`token_scores`). They
+        token_log_probs: of every token generated, the end symbol's last; None without `token_scores`. They
             are differences of float32 sums, whose rounding they carry.
     """
 

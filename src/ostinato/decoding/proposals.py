@@ -49,7 +49,7 @@ class Proposer(Protocol):
 def next_log_probs(logits_RV: Tensor) -> Tensor:
     """Return float32 log-probabilities, -inf for padding and the begin symbol, which are never generated.
 
-    The two are removed after normalising, so that what is left are the model's own log-probabilities.
+    The two are removed after normalising, so that the others keep the model's own log-probabilities.
     """
     log_p_RV = torch.log_softmax(logits_RV.float(), dim=-1)
     log_p_RV[:, PAD_ID] = -torch.inf

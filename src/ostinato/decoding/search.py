@@ -14,7 +14,7 @@ and are set aside; the best K others are continued. (Greedy and sampling: K = 1.
     - greedy, sampling: when its only hypothesis ends;
     - beam search: when no live hypothesis can beat the worst of the n_best best finished ones, even if all its further
       tokens were certain: s / length_penalty(limit) <= worst. Its outputs are those of a search run to the limit. With
-      `stopping="count"` also when K hypotheses have finished, whatever might still come.
+      `stopping="count"` also when K hypotheses have finished, although a better one may follow.
 
 The best finished hypotheses are the result; where none finished, the best live ones, marked `finished=False`. The
 encoder runs once, a prompt runs once per sentence, sentences that stopped are removed from the batch, and a hypothesis

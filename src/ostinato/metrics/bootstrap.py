@@ -101,7 +101,7 @@ def paired_means(
     """Return every group's mean score over its systems, and its difference to the first group's, with intervals.
 
     As `paired_bootstrap`, with the systems of a group (one model, several training seeds) scored on the same drawn
-    sentences and their scores averaged. The seeds are taken as they are: what is drawn are sentences.
+    sentences and their scores averaged. Sentences are drawn, and seeds are not.
 
     Raises:
         As `paired_bootstrap`.

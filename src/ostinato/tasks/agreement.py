@@ -70,7 +70,7 @@ class AgreementTask(Task):
     several tokens by the product; by attractors, `macro` their mean. Chance is 0.5, and a model that follows the last
     noun has 1 for no attractor and 0 for any. Loss and token accuracy are of the right form.
     Selection: dev, by loss of the right forms.
-    Departures: generated sentences stand in for those of Wikipedia (Linzen et al.: 9 % of the dependencies train, 1 %
+    Departures: generated sentences replace those of Wikipedia (Linzen et al.: 9 % of the dependencies train, 1 %
     validation, the rest test, all intervening nouns attractors). Universal Transformers trains on sentences up to and
     including the verb, here on whole ones.
     """

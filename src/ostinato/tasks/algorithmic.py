@@ -68,7 +68,7 @@ class AlgorithmicTask(Task):
 
     Splits: train (`n_train`), dev and test (`n_eval` each, the training lengths), long (`n_eval`, longer than any in
     training up to `long_max_length`). Lengths are uniform up to the maximum, as in tensor2tensor, whose evaluation also
-    holds the short lengths (long_min_length=1). Every split is fixed by `seed`, whatever the others' sizes; the
+    holds the short lengths (long_min_length=1). Every split depends on `seed`, not on the others' sizes; the
     shortest sequences are few, so some occur in several splits: `ostinato.tasks.overlap` says how many.
     Tokens: words; digits and the separator, separated by blanks. Additions are written least significant digit first.
     Metric: exact match (the papers' seq-acc) and token accuracy with the end symbol (char-acc), both free running, by

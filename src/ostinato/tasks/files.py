@@ -52,7 +52,7 @@ class LanguagesConfig(TaskConfig):
     """Languages of train and dev; test keeps all: zero-shot transfer, as XTREME has it. None: all."""
 
     def problems(self, path: str = "") -> Iterator[Problem]:
-        """Languages are told apart by a column."""
+        """The languages of training need a column with each example's language."""
         if self.train_languages is not None and self.language_field is None:
             yield Problem(f"{path}language_field", None, f"is needed with {path}train_languages")
 

@@ -106,7 +106,7 @@ class GeoQueryTask(Task):
     Data: questions in lower case without last punctuation; queries in normal form, see `ostinato.tasks.funql`; places
     that a question names are m0 and m1 on both sides.
     Tokens: words; brackets, commas and names of the query are separate.
-    Metric: exact match of the query, free running. No query is run: what it answers is not compared.
+    Metric: exact match of the query, free running. No query is run: answers are not compared.
     Selection: dev; where there is none, a seeded share of the training rows (`dev_fraction`), taken out of train, which
     says nothing of the generalisation the test asks for.
     Departures: the papers train a fixed number of updates on all training rows, without a dev set.

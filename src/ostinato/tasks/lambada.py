@@ -47,7 +47,7 @@ class LambadaTask(OwnFilesTask):
     and count as wrong (the word occurs before the last sentence in 80 % of the published test passages).
     Metric: of form=language_model loss per token of last words, `word_perplexity`, the perplexity of last words, and
     `sequence_accuracy_forced`, their accuracy: a word is right where each of its tokens is the most probable one. Of
-    the other forms exact match of what is written, classified or pointed at.
+    the other forms exact match of the written, classified or extracted word.
     Tokens: data.tokenizer; passages are not cut, so data.max_target_length must hold them (form=language_model).
     Selection: dev; without dev on a part of the training text that is kept apart by hand.
     Departures: the papers' scores are over a vocabulary of 60,000 words with unknown words in it; with subwords
