@@ -30,7 +30,7 @@ from layers import Absent, Contestant
 
 from ostinato.budget import count_macs
 from ostinato.config.model import Seq2SeqConfig
-from ostinato.decoding.hypothesis import Hypothesis
+from ostinato.decoding.beams import Hypothesis
 from ostinato.experiments.timing.workloads import Bench, Candidate, Workload, random_batch
 from ostinato.kernels import packing
 

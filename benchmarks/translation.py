@@ -16,8 +16,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from ostinato.data.example import take_evenly
 from ostinato.data.registry import DataAccess
-from ostinato.data.subset import take_evenly
 from ostinato.decoding.generate import Generation
 from ostinato.evaluation.loading import LoadedRun, load
 from ostinato.experiments.results import markdown, write_rows

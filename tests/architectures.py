@@ -472,4 +472,4 @@ def _side_by_side(batch: Sequence[Sentence], pad: Pad, extra: int, fill: int, wi
     labels = tokens([[*s.target[1:], EOS] for s in batch]).ids_BT
     source = None if batch[0].source is None else tokens([s.source or [] for s in batch])
     prefixes = None if batch[0].n_prefix is None else torch.tensor([s.n_prefix for s in batch])
-    return Batch(target=target, labels_BT=labels, loss_BT=target.keep_BT, source=source, prefix_lengths_B=prefixes)
+    return Batch(target=target, labels_BT=labels, loss_mask_BT=target.keep_BT, source=source, prefix_lengths_B=prefixes)

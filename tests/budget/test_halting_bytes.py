@@ -132,7 +132,7 @@ def _kept(config: Config, precision: str = "float32", *, recompute: bool = False
             stack.enter_context(patch.object(state, "before", _noting(state.before, note_round)))
         with autocast:
             output = model(batch)
-        loss = label_smoothed_loss(output.logits_BTV, batch.labels_BT, batch.loss_BT, 0.1).loss
+        loss = label_smoothed_loss(output.logits_BTV, batch.labels_BT, batch.loss_mask_BT, 0.1).loss
     assert loss.requires_grad
     for name, ran in output.stacks.items():
         assert ran.halting is not None

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from ostinato.config.data import DataConfig
-from ostinato.data.batching import collate
+from ostinato.data.collate import LabelledRow, collate
 from ostinato.data.example import Example
-from ostinato.data.labelled import LabelledRow, facts_row
+from ostinato.data.labelled import facts_row
 from ostinato.data.tokenizer import PAD_ID, Tokenizers
 from ostinato.errors import DataError
 
@@ -46,7 +46,7 @@ def test_stories_stand_side_by_side_padded_to_most_facts_and_longest_fact(tokeni
     assert keep_BT.tolist() == [[True, True, True], [True, True, False]]
     assert (ids_BTW != PAD_ID).sum(-1).tolist() == [[4, 3, 4], [3, 3, 0]]
     assert batch.labels_BT.shape == (2, 1)
-    assert bool(batch.loss_BT.all())
+    assert bool(batch.loss_mask_BT.all())
     assert batch.to("cpu").n_sentences == 2
 
 

@@ -12,17 +12,10 @@ from architectures import draws
 from ostinato.config.data import DataConfig, MaskingConfig, TokenizerConfig
 from ostinato.config.model import EncoderConfig, LanguageModelConfig, ModelConfig
 from ostinato.data.batch import TextSize
-from ostinato.data.batching import TrainingBatches, collate
+from ostinato.data.batching import TrainingBatches
+from ostinato.data.collate import LabelledRow, collate
 from ostinato.data.example import NOT_IN_PASSAGE, Example
-from ostinato.data.labelled import (
-    LabelledRow,
-    classification_row,
-    continuation_row,
-    first_tokens,
-    passage_of,
-    span_row,
-    tagging_row,
-)
+from ostinato.data.labelled import classification_row, continuation_row, first_tokens, passage_of, span_row, tagging_row
 from ostinato.data.objectives import mask_tokens, objective_of, split_prefix
 from ostinato.data.rows import encode_rows
 from ostinato.data.tokenizer import BOS_ID, EOS_ID, LabelTokenizer, SymbolTokenizer, Tokenizer, Tokenizers
@@ -140,7 +133,7 @@ def test_batches_of_labelled_rows_count_the_labels_that_are_there() -> None:
     batch = collate(rows)
     assert batch.target.ids_BT.tolist() == [[1, 4, 5, 2], [1, 4, 2, 0]]
     assert batch.labels_BT.tolist() == [[1, 0], [0, 0]]
-    assert batch.loss_BT.tolist() == [[True, True], [False, False]]
+    assert batch.loss_mask_BT.tolist() == [[True, True], [False, False]]
     assert batch.places_BL is not None
     assert batch.places_BL.tolist() == [[1, 2], [1, 0]]
     assert (batch.indices, batch.n_labels) == ((7, 8), 2)
@@ -296,4 +289,4 @@ def test_a_batch_of_continuations_goes_through_a_language_model_with_other_examp
     batch = collate(list(encode_rows(examples, JOINT, DATA, CAUSAL, training=False, name="x")))
     assert batch.n_labels == 4
     assert batch.prefix_lengths_B is None
-    assert torch.equal(batch.loss_BT.sum(1), torch.tensor([1, 3]))
+    assert torch.equal(batch.loss_mask_BT.sum(1), torch.tensor([1, 3]))

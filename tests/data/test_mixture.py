@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from architectures import draws
 from ostinato.config.data import DataConfig, MixtureConfig
 from ostinato.config.model import EncoderConfig, LanguageModelConfig
-from ostinato.data.batching import Row, TrainingBatches
+from ostinato.data.batching import TrainingBatches
+from ostinato.data.collate import LabelledRow, Row
 from ostinato.data.example import Example
-from ostinato.data.labelled import LabelledRow
 from ostinato.data.mixture import Mixture, counts
 from ostinato.data.rows import encode_rows
 from ostinato.data.tokenizer import SymbolTokenizer, Tokenizers

@@ -10,7 +10,7 @@ from torch import Tensor
 from ostinato.config.decoding import LengthPenaltyConfig
 from ostinato.data.batch import Batch, Tokens
 from ostinato.data.tokenizer import BOS_ID, EOS_ID
-from ostinato.decoding.hypothesis import length_penalty
+from ostinato.decoding.beams import length_penalty
 from ostinato.nn.cache import Cache
 
 N_STATES = 997
@@ -87,7 +87,7 @@ def sources(rows: list[list[int]], indices: tuple[int, ...] = ()) -> Batch:
     return Batch(
         target=Tokens(begin, begin.bool()),
         labels_BT=torch.full_like(begin, 2),
-        loss_BT=begin.bool(),
+        loss_mask_BT=begin.bool(),
         source=pad(rows),
         indices=indices,
     )

@@ -8,13 +8,13 @@ import torch
 from tiny_models import DATA, WORDS, trained_language_model, trained_seq2seq, word_tokenizers
 
 from ostinato.config.decoding import DecodingConfig
-from ostinato.data.batching import Row, collate
+from ostinato.data.collate import Row, collate
 from ostinato.data.inputs import Input
 from ostinato.data.tokenizer import BOS_ID, Tokenizers
 from ostinato.decoding import search
 from ostinato.decoding.generate import Generation, generate_stream, generate_texts
 from ostinato.decoding.inference import inference
-from ostinato.decoding.prompts import left_padded
+from ostinato.decoding.search import left_padded
 from ostinato.errors import DataError
 from ostinato.models import Seq2Seq
 

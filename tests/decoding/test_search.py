@@ -247,7 +247,7 @@ def test_a_prefix_of_the_wrong_shape_or_padded_on_the_right_is_a_data_error() ->
 
 def test_an_empty_batch_gives_no_output() -> None:
     batch = sources([[3]])
-    empty = type(batch)(target=pad([[BOS]]), labels_BT=batch.labels_BT[:0], loss_BT=batch.loss_BT[:0])
+    empty = type(batch)(target=pad([[BOS]]), labels_BT=batch.labels_BT[:0], loss_mask_BT=batch.loss_mask_BT[:0])
     assert search(TableModel(6), empty, DecodingConfig()) == []
 
 

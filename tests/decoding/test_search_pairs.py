@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 from typing import Literal
 
 import pytest
 import torch
+from plain_beam import plain_beam
 from tiny_models import DATA, WORDS, trained_decoder_only, word_tokenizers
 from torch import Tensor
 
 from ostinato.config.decoding import DecodingConfig, LengthPenaltyConfig
 from ostinato.data.batch import Batch, Tokens
-from ostinato.data.batching import Row, collate
-from ostinato.decoding import length_penalty, search
+from ostinato.data.collate import Row, collate
+from ostinato.decoding import search
 from ostinato.decoding.generate import Generation, generate_stream, generate_texts
-from ostinato.decoding.prompts import left_padded, make_prompt
+from ostinato.decoding.search import left_padded, make_prompt
 from ostinato.errors import DataError
 from ostinato.models import LanguageModel
 from ostinato.nn.cache import Cache
@@ -45,24 +47,6 @@ def next_log_p(model: LanguageModel, source: list[int], prefix: list[int]) -> to
     return torch.log_softmax(logits_BTV[0, -1].double(), 0)
 
 
-def plain_beam(model: LanguageModel, source: list[int], beam: int) -> list[int]:
-    live: list[tuple[float, list[int]]] = [(0.0, [])]
-    finished: list[tuple[float, list[int]]] = []
-    for length in range(1, LIMIT + 1):
-        candidates = [
-            (log_prob + p, [*ids, token])
-            for log_prob, ids in live
-            for token, p in enumerate(next_log_p(model, source, ids).tolist())
-            if token >= EOS
-        ]
-        candidates.sort(key=lambda c: -c[0])
-        for log_prob, ids in candidates[:beam]:
-            if ids[-1] == EOS:
-                finished.append((log_prob / length_penalty(PENALTY, length), ids[:-1]))
-        live = [c for c in candidates if c[1][-1] != EOS][:beam]
-    return max(finished or [(live[0][0] / length_penalty(PENALTY, LIMIT), live[0][1])], key=lambda f: f[0])[1]
-
-
 def source_of(row: Row) -> list[int]:
     assert row.source_ids is not None
     return row.source_ids
@@ -76,9 +60,10 @@ def test_a_search_from_sources_agrees_with_full_passes(mask: Mask, beam: int) ->
     assert len({tuple(h.ids) for h in found}) > 3
     for row, h in zip(rows, found, strict=True):
         if beam > 1:
-            assert h.ids == plain_beam(model, source_of(row), beam)
+            ids, _ = plain_beam(partial(next_log_p, model, source_of(row)), beam, LIMIT, PENALTY)
+            assert h.ids == ids
             continue
-        ids: list[int] = []
+        ids = []
         while len(ids) < LIMIT and (token := int(next_log_p(model, source_of(row), ids)[EOS:].argmax()) + EOS) != EOS:
             ids.append(token)
         assert h.ids == ids

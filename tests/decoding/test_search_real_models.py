@@ -7,12 +7,13 @@ from functools import partial
 
 import pytest
 import torch
+from plain_beam import plain_beam
 from tiny_models import CONVOLUTION, trained_language_model, trained_seq2seq
 
 from ostinato.config.decoding import DecodingConfig, LengthPenaltyConfig
 from ostinato.data.batch import Tokens
-from ostinato.data.batching import Row, collate
-from ostinato.decoding import length_penalty, search
+from ostinato.data.collate import Row, collate
+from ostinato.decoding import search
 from ostinato.models import LanguageModel, Seq2Seq
 
 BOS, EOS, VOCAB, LIMIT = 1, 2, 10, 9
@@ -37,27 +38,6 @@ def next_log_p(model: Seq2Seq | LanguageModel, source: list[int] | None, prefix:
     return torch.log_softmax(logits_V.double(), 0)
 
 
-def plain_beam(model: Seq2Seq, source: list[int], beam: int) -> tuple[list[int], float]:
-    live: list[tuple[float, list[int]]] = [(0.0, [])]
-    finished: list[tuple[float, list[int]]] = []
-    for length in range(1, LIMIT + 1):
-        candidates = [
-            (log_prob + p, [*ids, token])
-            for log_prob, ids in live
-            for token, p in enumerate(next_log_p(model, source, ids).tolist())
-            if token >= EOS
-        ]
-        candidates.sort(key=lambda c: -c[0])
-        for log_prob, ids in candidates[:beam]:
-            if ids[-1] == EOS:
-                finished.append((log_prob / length_penalty(PENALTY, length), ids[:-1]))
-        live = [c for c in candidates if c[1][-1] != EOS][:beam]
-    if not finished:
-        finished = [(live[0][0] / length_penalty(PENALTY, LIMIT), live[0][1])]
-    score, ids = max(finished, key=lambda f: f[0])
-    return ids, score
-
-
 MODELS = {"feed-forward": trained_seq2seq, "convolution": partial(trained_seq2seq, ffn=CONVOLUTION)}
 
 
@@ -68,7 +48,7 @@ def test_cached_beam_search_agrees_with_beam_search_by_full_passes(model_name: s
     assert len({tuple(h.ids) for h in found}) > 3
     for row, h in zip(rows, found, strict=True):
         assert row.source_ids is not None
-        ids, score = plain_beam(model, row.source_ids, 4)
+        ids, score = plain_beam(partial(next_log_p, model, row.source_ids), 4, LIMIT, PENALTY)
         assert h.ids == ids
         assert h.score == pytest.approx(score, abs=1e-4)
 

@@ -14,7 +14,8 @@ from ostinato.config.model import LanguageModelConfig, Seq2SeqConfig
 from ostinato.config.positions import BucketsConfig, WindowConfig
 from ostinato.config.stack import DecoderConfig, StackConfig
 from ostinato.config.sub_layers import AttentionConfig, DenseFeedForwardConfig, SeparableConvConfig
-from ostinato.data.batching import Row, TrainingBatches
+from ostinato.data.batching import TrainingBatches
+from ostinato.data.collate import Row
 from ostinato.data.example import Example
 from ostinato.data.tokenizer import Tokenizers
 from ostinato.models import LanguageModel, Seq2Seq
@@ -89,7 +90,7 @@ def _trained(model: Model, rows: list[Row]) -> Model:
     for _ in range(80):
         batch = next(batches)
         logits_BTV = model(batch).logits_BTV
-        loss = cross_entropy(logits_BTV[batch.loss_BT], batch.labels_BT[batch.loss_BT])
+        loss = cross_entropy(logits_BTV[batch.loss_mask_BT], batch.labels_BT[batch.loss_mask_BT])
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

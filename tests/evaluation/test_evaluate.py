@@ -17,8 +17,10 @@ from ostinato.config.decoding import DecodingConfig
 from ostinato.config.model import LanguageModelConfig
 from ostinato.config.stack import StackConfig
 from ostinato.config.sub_layers import AttentionConfig, DenseFeedForwardConfig
-from ostinato.data.batching import Row, collate, encode_examples, evaluation_batches
+from ostinato.data.batching import evaluation_batches
+from ostinato.data.collate import Row, collate
 from ostinato.data.example import Example
+from ostinato.data.rows import encode_examples
 from ostinato.data.tokenizer import Tokenizers
 from ostinato.errors import ConfigError, DataError
 from ostinato.evaluation import PredictionWriter, evaluate

@@ -15,7 +15,7 @@ from ostinato.config.model import LanguageModelConfig
 from ostinato.config.recipe import TaskRef
 from ostinato.config.stack import StackConfig
 from ostinato.config.sub_layers import AttentionConfig, DenseFeedForwardConfig
-from ostinato.data.batching import Row, collate
+from ostinato.data.collate import Row, collate
 from ostinato.data.tokenizer import Tokenizers
 from ostinato.evaluation import evaluate
 from ostinato.models import LanguageModel

@@ -15,8 +15,9 @@ from ostinato.budget import MacCounter, count_macs
 from ostinato.cli.results import print_splits
 from ostinato.config.decoding import DecodingConfig
 from ostinato.config.halting import ActConfig, StickBreakingConfig
-from ostinato.data.batching import collate, encode_examples
+from ostinato.data.collate import collate
 from ostinato.data.example import Example
+from ostinato.data.rows import encode_examples
 from ostinato.errors import ConfigError
 from ostinato.evaluation import evaluate
 from ostinato.experiments.results import table

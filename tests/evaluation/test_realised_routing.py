@@ -13,7 +13,8 @@ from toy_task import DATA, letter_examples, letter_tokenizers, tiny_seq2seq
 from ostinato.cli.results import print_splits
 from ostinato.config.decoding import DecodingConfig
 from ostinato.config.experts import ExpertFeedForwardConfig
-from ostinato.data.batching import collate, encode_examples
+from ostinato.data.collate import collate
+from ostinato.data.rows import encode_examples
 from ostinato.evaluation import evaluate
 from ostinato.evaluation.routing import RoutingTotals
 from ostinato.experiments.results import table

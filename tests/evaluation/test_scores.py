@@ -11,8 +11,8 @@ from ostinato.evaluation.scores import SentenceScores, Totals, score_sentences
 def test_sentence_scores_have_their_hand_computed_values() -> None:
     probs_BTV = torch.tensor([[[0.5, 0.25, 0.25], [0.1, 0.8, 0.1]], [[0.2, 0.2, 0.6], [1.0, 0.0, 0.0]]])
     labels_BT = torch.tensor([[0, 2], [2, 0]])
-    loss_BT = torch.tensor([[True, True], [True, False]])
-    one, two = score_sentences(probs_BTV.log(), labels_BT, loss_BT)
+    loss_mask_BT = torch.tensor([[True, True], [True, False]])
+    one, two = score_sentences(probs_BTV.log(), labels_BT, loss_mask_BT)
     assert one.nll == pytest.approx(math.log(2) + math.log(10))
     assert (one.n_labels, one.n_right) == (2, 1)
     assert two.nll == pytest.approx(-math.log(0.6))

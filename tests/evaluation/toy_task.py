@@ -51,7 +51,8 @@ def tiny_seq2seq(vocab_size: int, seed: int = 0, n_steps: int = 2) -> Seq2Seq:
 
 def train_briefly(model: Seq2Seq, tokenizers: Tokenizers, n_updates: int) -> None:
     """Enough updates for outputs that end and differ; no more is needed here."""
-    from ostinato.data.batching import TrainingBatches, encode_examples
+    from ostinato.data.batching import TrainingBatches
+    from ostinato.data.rows import encode_examples
 
     rows = encode_examples(letter_examples(200, seed=9), tokenizers, DATA, training=True, name="train")
     batches = TrainingBatches(rows, 256, seed=0)
@@ -60,7 +61,7 @@ def train_briefly(model: Seq2Seq, tokenizers: Tokenizers, n_updates: int) -> Non
     for _ in range(n_updates):
         batch = next(batches)
         logits = model(batch).logits_BTV
-        loss = nn.functional.cross_entropy(logits[batch.loss_BT], batch.labels_BT[batch.loss_BT])
+        loss = nn.functional.cross_entropy(logits[batch.loss_mask_BT], batch.labels_BT[batch.loss_mask_BT])
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -61,7 +61,7 @@ def _kept_by_autograd(config: Config, batch: Batch, precision: str = "float32", 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), patch.object(Routed, "route", route):
         with autocast:
             logits_BTV = model(batch).logits_BTV
-        loss = label_smoothed_loss(logits_BTV, batch.labels_BT, batch.loss_BT, 0.1).loss
+        loss = label_smoothed_loss(logits_BTV, batch.labels_BT, batch.loss_mask_BT, 0.1).loss
     assert loss.requires_grad
     for to in [] if recompute else held:
         for tensor in (to.slots_M, to.rows_M, to.experts_M, to.ends_E):

@@ -164,7 +164,7 @@ def test_activations_of_an_encoder_are_what_autograd_keeps(drawn: EncoderConfig,
     batch = right_padded([Sentence(None, [BOS] + [3] * 11, 2) for _ in range(n_sentences)])
     n_labels = {"classification": 1, "span": 2}.get(config.reads, 12)
     labels = torch.full((n_sentences, n_labels), 2 if config.reads == "span" else 1)
-    batch = replace(batch, labels_BT=labels, loss_BT=torch.ones_like(labels, dtype=torch.bool))
+    batch = replace(batch, labels_BT=labels, loss_mask_BT=torch.ones_like(labels, dtype=torch.bool))
     counted = count_bytes(config, 1, 12, batch_size=n_sentences)
     assert counted.cache == 0
     assert counted.activations == pytest.approx(_kept_by_autograd(config, batch), rel=0.03)
@@ -196,7 +196,7 @@ def _kept_by_autograd(config: EncoderConfig, batch: Batch) -> int:
     chosen = Routed.route
     model(batch)
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), patch.object(Routed, "route", route):
-        loss = label_smoothed_loss(model(batch).logits_BTV, batch.labels_BT, batch.loss_BT, 0.0).loss
+        loss = label_smoothed_loss(model(batch).logits_BTV, batch.labels_BT, batch.loss_mask_BT, 0.0).loss
     assert loss.requires_grad
     for to in held:
         for tensor in (to.slots_M, to.rows_M, to.experts_M, to.ends_E):

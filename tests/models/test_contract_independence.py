@@ -55,7 +55,7 @@ def test_padding_changes_no_logit_and_no_gradient(data: st.DataObject) -> None:
     weights = weights_of(batch, plain[0].shape[1])
     expected = gradients(model, plain, weights)
     right, left = right_padded(batch, extra, fill), left_padded(batch, extra, fill)
-    mixed = replace(left, target=right.target, labels_BT=right.labels_BT, loss_BT=right.loss_BT)
+    mixed = replace(left, target=right.target, labels_BT=right.labels_BT, loss_mask_BT=right.loss_mask_BT)
     for name, padded in {"right": right, "left": left, "source left, target right": mixed}.items():
         logits = real_logits(model, padded)
         for found, wanted in zip(logits, plain, strict=True):
@@ -95,7 +95,7 @@ def _with_an_empty_row(batch: Batch) -> Batch:
         target=add(batch.target),
         source=source,
         labels_BT=labels,
-        loss_BT=add(batch.target).keep_BT,
+        loss_mask_BT=add(batch.target).keep_BT,
         prefix_lengths_B=None if prefixes is None else torch.cat([prefixes, prefixes[:1]]),
     )
 
@@ -192,7 +192,7 @@ def _train(between: Callable[[Model], None], config: LanguageModelConfig) -> dic
     batch = right_padded([Sentence(None, [BOS, 4, 5, 6]), Sentence(None, [BOS, 7])])
     for update in range(2):
         output = model(batch)
-        loss = nn.functional.cross_entropy(output.logits_BTV[batch.loss_BT], batch.labels_BT[batch.loss_BT])
+        loss = nn.functional.cross_entropy(output.logits_BTV[batch.loss_mask_BT], batch.labels_BT[batch.loss_mask_BT])
         if (cost := output.stacks["decoder"].depth_cost) is not None:
             loss = loss + 0.1 * cost
         optimiser.zero_grad()

@@ -48,7 +48,7 @@ def batch_of(lengths: list[int], seed: int = 1) -> Batch:
     torch.manual_seed(seed)
     ids = torch.randint(3, V, (len(lengths), max(lengths)))
     keep = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
-    return Batch(target=Tokens(ids, keep), labels_BT=ids, loss_BT=keep)
+    return Batch(target=Tokens(ids, keep), labels_BT=ids, loss_mask_BT=keep)
 
 
 def decoder_output(model: LanguageModel, batch: Batch) -> StackOutput:

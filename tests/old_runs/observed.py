@@ -61,7 +61,7 @@ def pack(batch: Batch) -> dict[str, Tensor]:
         "target.ids": batch.target.ids_BT,
         "target.keep": batch.target.keep_BT,
         "labels": batch.labels_BT,
-        "loss": batch.loss_BT,
+        "loss": batch.loss_mask_BT,
         "places": batch.places_BL,
         "prefix_lengths": batch.prefix_lengths_B,
     }

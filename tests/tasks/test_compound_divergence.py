@@ -10,7 +10,7 @@ from archives import mirrored, write_archive, write_lines
 
 from ostinato.config.data import DataConfig
 from ostinato.config.recipe import TaskRef
-from ostinato.data.archive import open_member
+from ostinato.data.registry import open_member
 from ostinato.errors import DataError
 from ostinato.metrics import make_metric
 from ostinato.tasks import cfq, mcwq, scan

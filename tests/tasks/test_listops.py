@@ -10,11 +10,11 @@ import pytest
 from ostinato.config.data import DataConfig
 from ostinato.config.recipe import TaskRef
 from ostinato.metrics import make_metric
-from ostinato.tasks.listops import Shape, binary_form, depth_of, draw_tree, evaluate
+from ostinato.tasks.listops import TreeShape, binary_form, depth_of, draw_tree, evaluate
 from ostinato.tasks.overlap import measure_overlap
 from ostinato.tasks.registry import build_task
 
-LRA = Shape(10, 10, 501, 1999)
+LRA = TreeShape(10, 10, 501, 1999)
 
 
 def listops(**settings: Any):
@@ -88,7 +88,7 @@ def test_trees_are_evaluated_as_by_recursion_and_have_their_lengths_and_depths()
 
 def test_every_leaf_and_operator_is_drawn_as_often_as_the_rules_say() -> None:
     rng = Random(0)
-    trees = [tree for tree in (draw_tree(rng, Shape(2, 5, 1, 99)) for _ in range(20_000)) if tree is not None]
+    trees = [tree for tree in (draw_tree(rng, TreeShape(2, 5, 1, 99)) for _ in range(20_000)) if tree is not None]
     assert abs(mean(len(tree) == 1 for tree in trees) - 0.75) < 0.012
     lists = [tree for tree in trees if len(tree) > 1]
     arguments = Counter(len(tree) - 2 for tree in lists)

@@ -12,8 +12,8 @@ from ostinato.config.data import DataConfig
 from ostinato.config.recipe import TaskRef
 from ostinato.data.registry import DataAccess
 from ostinato.errors import DataError
-from ostinato.metrics.consistency import consistency
-from ostinato.tasks.localism import LOCALISM_FILE, Item, measure_localism, read_items
+from ostinato.metrics.matching import consistency
+from ostinato.tasks.localism import LOCALISM_FILE, UnrolledSequence, measure_localism, read_unrolled
 from ostinato.tasks.overlap import measure_overlap
 from ostinato.tasks.pcfg_set import _PUBLISHED, _remote
 from ostinato.tasks.registry import build_task, task_problems
@@ -192,7 +192,7 @@ def test_consistency_counts_equal_outputs_whether_right_or_wrong() -> None:
         consistency([], [])
 
 
-ITEM = Item((("copy M5 B15", "*1"), ("repeat *1", "M5 B15 M5 B15")), "repeat copy M5 B15", "M5 B15 M5 B15")
+ITEM = UnrolledSequence((("copy M5 B15", "*1"), ("repeat *1", "M5 B15 M5 B15")), "repeat copy M5 B15", "M5 B15 M5 B15")
 
 
 def test_localism_puts_a_models_own_outputs_into_the_next_step() -> None:
@@ -202,7 +202,7 @@ def test_localism_puts_a_models_own_outputs_into_the_next_step() -> None:
         asked.append(sources)
         return ["M5 A3" if source.startswith("copy") else apply_edits(source) for source in sources]
 
-    single = Item((("echo A1 B2", "A1 B2 B2"),), "echo A1 B2", "A1 B2 B2")
+    single = UnrolledSequence((("echo A1 B2", "A1 B2 B2"),), "echo A1 B2", "A1 B2 B2")
     assert measure_localism([ITEM, single], wrong_about_copies) == 0.5
     assert asked == [["copy M5 B15", "echo A1 B2"], ["repeat M5 A3"], ["repeat copy M5 B15", "echo A1 B2"]]
 
@@ -215,7 +215,7 @@ def test_the_published_localism_problems_are_consistent_for_the_functions_themse
     missing = (LOCALISM_FILE.n_bytes or 0) - sum(map(len, lines))
     # The originals have a blank at the end of sources that are letters only; here it is put behind the targets.
     path.write_text("".join(lines[:-1]) + lines[-1].rstrip() + " " * missing + "\n", encoding="ascii")
-    items = list(read_items(DataAccess(tmp_path / "cache", str(tmp_path))))
+    items = list(read_unrolled(DataAccess(tmp_path / "cache", str(tmp_path))))
     assert len(items) == 9567
     assert all(apply_edits(item.source) == item.target for item in items)
     assert measure_localism(items[:300], lambda sources: [apply_edits(source) for source in sources]) == 1.0

@@ -8,7 +8,7 @@ import pytest
 from ostinato.config.data import DataConfig
 from ostinato.config.recipe import TaskRef
 from ostinato.tasks.registry import build_task, task_problems
-from ostinato.tasks.relay import hand_on
+from ostinato.tasks.relay import pass_along
 
 OPERATIONS = {">": lambda digit: digit, "+": lambda digit: (digit + 1) % 10}
 
@@ -24,7 +24,7 @@ def test_a_digit_is_handed_on_from_neighbour_to_neighbour(operations: tuple[str,
     held = int(digit)
     for operation in reversed(operations):
         held = OPERATIONS[operation](held)
-    assert hand_on([*operations, digit]) == str(held)
+    assert pass_along([*operations, digit]) == str(held)
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_the_answer_is_what_reaches_the_question_after_its_hops(split: str, n: i
         chain, rest = symbols[:hops], symbols[hops:]
         assert question == "?"
         assert [symbol.isdigit() for symbol in chain] == [False] * (hops - 1) + [True]
-        assert example.target == hand_on(chain)
+        assert example.target == pass_along(chain)
         assert len(rest) == 2
         assert set(rest) <= set(">+0123456789")
 

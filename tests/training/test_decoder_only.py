@@ -12,7 +12,7 @@ from tiny_runs import last_checkpoint, records, tiny_recipe, weights
 
 from ostinato.config.load import check_recipe
 from ostinato.config.recipe import Recipe
-from ostinato.data.batching import Row, collate
+from ostinato.data.collate import Row, collate
 from ostinato.data.tokenizer import BOS_ID, EOS_ID
 from ostinato.errors import ConfigError, DataError
 from ostinato.evaluation.loading import LoadedRun, load

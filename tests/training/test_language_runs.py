@@ -14,7 +14,7 @@ import torch
 
 from ostinato.config.load import check_recipe
 from ostinato.config.recipe import Recipe
-from ostinato.data.batching import collate
+from ostinato.data.collate import collate
 from ostinato.data.example import Example
 from ostinato.data.rows import encode_rows
 from ostinato.errors import ConfigError

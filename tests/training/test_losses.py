@@ -10,7 +10,7 @@ from routed_models import tiny_batches, tiny_model
 from tiny_runs import tiny_recipe
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from ostinato.data.batching import Row, collate
+from ostinato.data.collate import Row, collate
 from ostinato.models import build_model
 from ostinato.training import update
 from ostinato.training.losses import LossSums, count_labels, label_smoothed_loss
@@ -92,7 +92,7 @@ def test_accumulated_batches_give_the_gradient_of_one_large_batch(tmp_path: Path
         batches = [collate(group) for group in groups]
         n_labels = count_labels(batches)
         for batch in batches:
-            sums = label_smoothed_loss(model(batch).logits_BTV, batch.labels_BT, batch.loss_BT, 0.1)
+            sums = label_smoothed_loss(model(batch).logits_BTV, batch.labels_BT, batch.loss_mask_BT, 0.1)
             (sums.loss / n_labels).backward()
         gradients.append({name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None})
     assert n_labels == sum(len(row.target_ids) + 1 for row in rows)

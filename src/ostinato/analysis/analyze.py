@@ -16,8 +16,8 @@ from ostinato.analysis.canvas import save_figure, svg_of
 from ostinato.analysis.drawing import NARROW, narrow
 from ostinato.analysis.report import Section, Shown, write_report
 from ostinato.analysis.studies import STUDIES, Finding, Study, Subject
+from ostinato.data.example import take_evenly
 from ostinato.data.registry import DataAccess
-from ostinato.data.subset import take_evenly
 from ostinato.errors import ConfigError, Problem
 from ostinato.evaluation.loading import LoadedRun
 from ostinato.tasks.registry import build_task

@@ -17,8 +17,7 @@ import torch
 from ostinato.analysis.capture import batches
 from ostinato.budget.sizes import planned_uses
 from ostinato.data.batch import Batch
-from ostinato.data.example import Example
-from ostinato.data.subset import take_evenly
+from ostinato.data.example import Example, take_evenly
 from ostinato.decoding.inference import inference
 from ostinato.evaluation.loading import LoadedRun
 from ostinato.evaluation.timing import Effort, Stopwatch, interleave

@@ -46,7 +46,7 @@ class Outcomes:
     def add(self, seen: Seen) -> None:
         """Take in one batch."""
         batch, places = seen.batch, list(seen.batch.indices)
-        scores = score_sentences(seen.output.logits_BTV, batch.labels_BT, batch.loss_BT)
+        scores = score_sentences(seen.output.logits_BTV, batch.labels_BT, batch.loss_mask_BT)
         self.nll_N[places] = [one.nll for one in scores]
         self.right_N[places] = [one.n_right for one in scores]
         self.labels_N[places] = [one.n_labels for one in scores]

@@ -117,7 +117,7 @@ def _write(
     count: str | None,
     rounding: str,
 ) -> list[Path]:
-    from ostinato.tasks.derived import write_derived
+    from ostinato.tasks.recipes import write_derived
 
     options = ["--depths", depths, "--rounding", rounding]
     options += [word for name, value in (("--stack", stack), ("--count", count)) if value for word in (name, value)]

@@ -128,7 +128,7 @@ def solve(
 
 
 def _write(path: Path, names: list[str], overrides: list[str], found: Solution, options: list[str]) -> None:
-    from ostinato.tasks.derived import write_derived
+    from ostinato.tasks.recipes import write_derived
 
     values = ", ".join(f"{key} {value}" for key, value in found.values.items())
     write_derived(

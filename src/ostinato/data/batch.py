@@ -1,4 +1,4 @@
-"""What flows from data to models: token ids with their keep masks, labels, and the examples they came from."""
+"""A batch: token ids with their keep masks, labels, and metadata of the examples."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True)
 class TextSize:
-    """Words and bytes (UTF-8) of a text, its end counting as one of each where the end symbol is a label, too."""
+    """Words and bytes (UTF-8) of a text; where the end symbol is a label, too, it counts as one word and one byte."""
 
     n_words: int
     n_bytes: int
@@ -57,16 +57,16 @@ class Batch:
     A seq2seq batch has `source` and a `target` that begins with the begin symbol; a language model's batch has only
     `target`: a text behind a begin symbol, or a pair as one sequence, ``source <eos> <bos> target``, with
     `prefix_lengths_B`. `labels_BT` are the ids to predict at every column of the target (the target shifted left, then
-    the end symbol); `loss_BT` is True where a label counts: nowhere in a prefix.
+    the end symbol); `loss_mask_BT` is True where a label counts, which is nowhere in a prefix.
     """
 
     target: Tokens
     labels_BT: Tensor
-    loss_BT: Tensor
+    loss_mask_BT: Tensor
     source: Tokens | None = None
     places_BL: Tensor | None = None
-    """Columns of the target that labels are read from, where not every column has one: `labels_BT` and `loss_BT` then
-    have a column for every label of a sentence."""
+    """Columns of the target that labels are read from, where not every column has one: `labels_BT` and `loss_mask_BT`
+    then have a column for every label of a sentence."""
     prefix_lengths_B: Tensor | None = None
     """Pairs as one sequence: real tokens of the source with its end symbol, which lead the sequence. A prefix language
     model lets them see each other in both directions. Of a span head: the columns before the passage."""
@@ -84,20 +84,20 @@ class Batch:
 
     @property
     def has_sources(self) -> bool:
-        """Whether the examples are pairs: there is something to decode from."""
+        """Whether the examples are pairs, so that outputs can be generated from their sources."""
         return self.source is not None or self.prefix_lengths_B is not None
 
     @property
     def n_labels(self) -> int:
-        """Labels that count."""
-        return int(self.loss_BT.sum())
+        """Number of labels that count."""
+        return int(self.loss_mask_BT.sum())
 
     def rows(self, chosen: slice) -> Batch:
         """Return some of the examples, maybe none, padded as they are."""
         return Batch(
             self.target.rows(chosen),
             self.labels_BT[chosen],
-            self.loss_BT[chosen],
+            self.loss_mask_BT[chosen],
             None if self.source is None else self.source.rows(chosen),
             None if self.places_BL is None else self.places_BL[chosen],
             None if self.prefix_lengths_B is None else self.prefix_lengths_B[chosen],
@@ -112,7 +112,7 @@ class Batch:
             self,
             target=self.target.to(device),
             labels_BT=self.labels_BT.to(device),
-            loss_BT=self.loss_BT.to(device),
+            loss_mask_BT=self.loss_mask_BT.to(device),
             places_BL=None if self.places_BL is None else self.places_BL.to(device),
             source=None if self.source is None else self.source.to(device),
             prefix_lengths_B=None if self.prefix_lengths_B is None else self.prefix_lengths_B.to(device),

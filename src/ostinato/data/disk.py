@@ -1,7 +1,7 @@
-"""Writing to disk so that what is there is always whole.
+"""Atomic writing of files and folders.
 
-A file or folder gets its content under another name, is flushed to the disk, and is then renamed, which the file
-system does in one go: a reader, or a run that is resumed after a crash, sees the old state or the new one.
+A file or folder is written under another name, flushed to the disk and then renamed, which the file system does
+atomically: a reader, or a run that is resumed after a crash, sees the old state or the new one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 PARTIAL = ".partial-"
-"""Begins the name of whatever is being written or deleted; what is left of it after a crash is worthless."""
+"""Begins the name of a file or folder that is being written or deleted; after a crash it can be deleted."""
 
 
 def sync(path: Path) -> None:
@@ -30,7 +30,7 @@ def sync(path: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write or replace a text file in one go."""
+    """Write or replace a text file atomically."""
     partial = path.with_name(f"{PARTIAL}{path.name}")
     partial.write_text(text, encoding="utf-8")
     sync(partial)
@@ -39,15 +39,15 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write or replace a JSON file in one go."""
+    """Write or replace a JSON file atomically."""
     write_text(path, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
 
 
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
-    """Yield a folder to fill; when the block ends without an error, it becomes `path` in one go.
+    """Yield a folder to fill; when the block ends without an error, it is renamed to `path`.
 
-    A folder that is already at `path` is replaced.
+    A folder that exists at `path` is replaced.
     """
     partial = path.with_name(f"{PARTIAL}{path.name}")
     remove_folder(partial)
@@ -62,7 +62,7 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 
 def remove_folder(path: Path) -> None:
-    """Delete a folder such that it never stands there half-deleted under its own name."""
+    """Delete a folder, which is renamed first: a folder of its own name is never half-deleted."""
     if not path.exists():
         return
     if not path.name.startswith(PARTIAL):
@@ -73,7 +73,7 @@ def remove_folder(path: Path) -> None:
 
 
 def remove_leftovers(directory: Path) -> None:
-    """Delete what an interrupted write or deletion left in a folder."""
+    """Delete what interrupted writes or deletions left in a folder."""
     for path in directory.glob(f"{PARTIAL}*"):
         if path.is_dir():
             shutil.rmtree(path)

@@ -1,14 +1,17 @@
-"""One example of a data set, before it becomes token ids, and the fingerprint of a stream of them."""
+"""One example of a data set, before it becomes token ids; the fingerprint of a stream of them, and a part of it."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
+
+T = TypeVar("T")
 
 NOT_IN_PASSAGE = -1
-"""`answer_start` of a question whose answer the passage does not hold: nothing to learn, and no output is right."""
+"""`answer_start` of a question whose answer is not in the passage: it has no label, and no output is right."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,10 +19,10 @@ class Example:
     """A pair of texts, or one text for a language model.
 
     Args:
-        source: what the model reads; None for language models.
-        target: what it writes; for language models, the text.
-        continues: the target goes on where the source ends: a language model reads both as one text, of which only the
-            target counts.
+        source: the model's input; None for language models.
+        target: the expected output; for language models, the text.
+        continues: the target follows the source in one text: a language model reads both, and only the target's labels
+            count.
         columns: metadata such as a category, carried through to the metrics and never shown to the model.
     """
 
@@ -44,3 +47,20 @@ def fingerprint(examples: Iterable[Example]) -> tuple[str, int]:
         digest.update(line.encode("ascii") + b"\n")
         n_examples += 1
     return digest.hexdigest(), n_examples
+
+
+def take_evenly(items: Iterable[T], n: int | None) -> Iterable[T]:
+    """Return n of N items in their order, spread evenly over all: items floor(k N / n), k = 0 .. n - 1, from 0.
+
+    The first n would be a biased sample of a split that is sorted, by length for example. The same items are taken
+    every time, and where n divides m, those n are among the m that would be taken. Where the rows repeat a pattern, all
+    may be of one kind: every fifth question of bAbI is the first of its story.
+
+    Args:
+        items: read to the end, because their number has to be known; an endless stream is for `itertools.islice`.
+        n: None, or N and more: all.
+    """
+    if n is None:
+        return items
+    held = items if isinstance(items, Sequence) else list(items)
+    return held if n >= len(held) else [held[k * len(held) // n] for k in range(n)]

@@ -1,7 +1,7 @@
-"""What outputs are generated for: lines of text, or JSON lines whose other fields are carried through.
+"""Inputs of generation: lines of text, or JSON lines whose other fields are copied to the output.
 
-A line that cannot be read does not end the reading. It becomes an input that holds its error, so that every line has
-its place in the output.
+A line that cannot be read does not end the reading. It becomes an input with an error, so that every line of input has
+a line of output.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, Literal
 
-from ostinato.data.lines import bad_line, check_is_file, decode_each, read_each
+from ostinato.data.lines import bad_line, check_is_file, decode_lines, read_lines_or_errors
 from ostinato.data.sources import checked_text, is_json_lines, missing_key, parse_object
 from ostinato.errors import DataError
 
@@ -21,14 +21,14 @@ STANDARD_INPUT = "standard input"
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """One source, or one beginning for a language model to go on from.
+    """One source, or one prompt of a language model.
 
     Args:
-        text: what it is.
-        prefix: beginning of its output that is given.
-        where: what errors call it, for example "a.txt, line 3".
-        fields: what it came with, to be carried through.
-        error: why it could not be read; no output then.
+        text: the source or prompt.
+        prefix: forced beginning of its output.
+        where: its name in errors, for example "a.txt, line 3".
+        fields: fields of its line, which are copied to the output.
+        error: why it could not be read; it then has no output.
     """
 
     text: str
@@ -43,9 +43,10 @@ class InputReader:
     """Reads inputs.
 
     Args:
-        text_field: key of the text in JSON lines. setting: where that name comes from, for errors.
-        prefix_field: key of the given beginning in JSON lines; a line without it has none. None: `prefix` for all.
-        prefix: beginning of every output.
+        text_field: key of the text in JSON lines.
+        setting: the setting that gives this key, for errors.
+        prefix_field: key of the forced prefix in JSON lines; a line without it has `prefix`.
+        prefix: forced beginning of every output.
         format: auto: JSON lines in files whose names say so (.jsonl, .json, .ndjson, also with .gz), else text.
     """
 
@@ -59,15 +60,15 @@ class InputReader:
         """Yield the inputs of the files in turn, or of `stdin` where there are none.
 
         Raises:
-            DataError: a file that is not there (before anything is read), or that is a damaged gzip file.
+            DataError: a file that does not exist (before anything is read), or a damaged gzip file.
         """
         for path in paths:
             check_is_file(path)
         if not paths and stdin is not None:
-            yield from self._inputs(decode_each(stdin, STANDARD_INPUT), STANDARD_INPUT, self.format == "json")
+            yield from self._inputs(decode_lines(stdin, STANDARD_INPUT), STANDARD_INPUT, self.format == "json")
         for path in paths:
             is_json = is_json_lines(path) if self.format == "auto" else self.format == "json"
-            yield from self._inputs(read_each(path), path, is_json)
+            yield from self._inputs(read_lines_or_errors(path), path, is_json)
 
     def _inputs(
         self, lines: Iterable[tuple[int, str | DataError]], where: Path | str, is_json: bool

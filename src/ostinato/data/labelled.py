@@ -1,98 +1,32 @@
-"""Sequences with labels of their own: what encoder-only models read, blocks of text, and parts that alone count.
+"""Examples as sequences with labels of their own, for encoder-only models and for texts whose last part is scored.
 
     classification  <bos> text <eos>, of a pair <bos> text <eos> text <eos>;   one label
     tagging         <bos> words <eos>;                                          one label a word, at its first token
     span            <bos> question <eos> passage <eos>;                         two labels, columns of the passage
     facts           fact, fact, ..., question: a column each;                   one label
 
-A pair is two texts with one tab between them; facts and their question have one tab between each two. A label of -1 is
-there, and does not count.
+    continuation    <bos> text;                                                 one label a token of its last part
+
+A pair is two texts with one tab between them; facts and their question have one tab between each two.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-import torch
-
-from ostinato.data.batch import Batch, TextSize, Tokens
+from ostinato.data.batch import TextSize
+from ostinato.data.collate import IGNORED_LABEL, LabelledRow
 from ostinato.data.example import NOT_IN_PASSAGE
-from ostinato.data.pad import pad
-from ostinato.data.tokenizer import BOS_ID, EOS_ID, PAD_ID, LabelTokenizer, Tokenizer, Tokenizers
+from ostinato.data.tokenizer import BOS_ID, EOS_ID, LabelTokenizer, Tokenizer, Tokenizers
 from ostinato.errors import DataError
 
 if TYPE_CHECKING:
     from ostinato.config.data import DataConfig
     from ostinato.data.example import Example
 
-UNCOUNTED = -1
 _TAB = "\t"
-
-
-@dataclass(frozen=True, slots=True)
-class LabelledRow:
-    """One sequence as it is read.
-
-    Args:
-        ids: of all columns, special symbols included. labels: -1 where one does not count.
-        places: the column of every label; None where labels have no columns, or every column has one.
-        n_prefix: leading tokens that are no passage (span), or that see each other (prefix language models).
-        index: 0-based number in its split. size: of the text whose every token is a label, where that is so.
-        facts: ids of every column, where a column is a fact; `ids` is then empty.
-    """
-
-    ids: list[int]
-    labels: list[int]
-    places: list[int] | None = None
-    n_prefix: int | None = None
-    columns: dict[str, object] = field(default_factory=dict)
-    index: int = 0
-    size: TextSize | None = None
-    facts: list[list[int]] | None = None
-
-    @property
-    def length(self) -> int:
-        """Columns the row needs."""
-        return len(self.ids if self.facts is None else self.facts)
-
-
-def collate_labelled(rows: Sequence[LabelledRow]) -> Batch:
-    """Put rows side by side, padded on the right; labels that are not there do not count.
-
-    Raises:
-        DataError: only some rows have places, prefixes or facts.
-    """
-    places = [row.places for row in rows if row.places is not None]
-    prefixes = [row.n_prefix for row in rows if row.n_prefix is not None]
-    facts = [row.facts for row in rows if row.facts is not None]
-    if any(len(found) not in (0, len(rows)) for found in (places, prefixes, facts)):
-        raise DataError(
-            "a batch needs rows of one kind: labels at places, prefixes, or facts, in all of them or in none"
-        )
-    labels = pad([row.labels for row in rows])
-    names = dict.fromkeys(name for row in rows for name in row.columns)
-    return Batch(
-        _grid(facts) if facts else Tokens(*pad([row.ids for row in rows])),
-        labels[0].clamp_min(0),
-        labels[1] & (labels[0] != UNCOUNTED),
-        places_BL=pad(places)[0] if places else None,
-        prefix_lengths_B=torch.tensor(prefixes) if prefixes else None,
-        indices=tuple(row.index for row in rows),
-        columns={name: [row.columns.get(name) for row in rows] for name in names},
-        sizes=tuple(row.size for row in rows),
-    )
-
-
-def _grid(stories: Sequence[list[list[int]]]) -> Tokens:
-    """Return stories side by side, `[B, T, W]`: facts padded to the longest, stories to the one with most facts."""
-    words_NW, _ = pad([fact for story in stories for fact in story])
-    keep_BT = pad([[1] * len(story) for story in stories])[1]
-    ids_BTW = words_NW.new_full((*keep_BT.shape, words_NW.shape[1]), PAD_ID)
-    ids_BTW[keep_BT] = words_NW
-    return Tokens(ids_BTW, keep_BT)
 
 
 def facts_row(
@@ -100,7 +34,8 @@ def facts_row(
 ) -> LabelledRow | None:
     """Return a story's facts, its question last, and its one label; of too many facts the last ones are kept.
 
-    With `data.unknown` "replace" a label that training never had does not count in the loss; no output is it.
+    With `data.unknown` "replace" a label that is not in the training data is ignored in the loss, and every output is
+    wrong.
 
     Args:
         max_words: tokens of the longest fact.
@@ -120,18 +55,17 @@ def facts_row(
             limit = f"has {len(fact)} tokens, and model.embedder.max_words is {max_words}: raise it"
             raise DataError(f"fact {number} ({part!r}) {limit if fact else 'is empty'}")
     if len(facts) > data.max_source_length:
-        if data.over_length == "drop":
+        if _is_dropped(len(facts), data, "facts with the question"):
             return None
-        _refuse_too_long(len(facts), data, "facts with the question")
         facts = facts[-data.max_source_length :]
     target = tokenizers.target
     is_new = data.unknown == "replace" and isinstance(target, LabelTokenizer) and not target.knows(example.target)
-    labels = [UNCOUNTED] if is_new else target.encode(example.target)
+    labels = [IGNORED_LABEL] if is_new else target.encode(example.target)
     return LabelledRow([], labels, columns=example.columns, index=index, facts=facts)
 
 
 def classification_row(example: Example, tokenizers: Tokenizers, data: DataConfig, index: int) -> LabelledRow | None:
-    """Return a sentence or a pair with its one label; too long ones are cut at the longer text's end.
+    """Return a sentence or a pair with its one label; too long pairs lose tokens at the end of the longer text.
 
     Returns:
         None where it is too long and `data.over_length` is "drop".
@@ -142,9 +76,8 @@ def classification_row(example: Example, tokenizers: Tokenizers, data: DataConfi
     texts = [tokenizers.source.encode(part, unknown=data.unknown) for part in parts]
     room = data.max_source_length - 1 - len(texts)
     if sum(map(len, texts)) > room:
-        if data.over_length == "drop":
+        if _is_dropped(sum(map(len, texts)) + 1 + len(texts), data):
             return None
-        _refuse_too_long(sum(map(len, texts)) + 1 + len(texts), data)
         while sum(map(len, texts)) > room:
             max(texts, key=len).pop()
     ids = [BOS_ID, *(i for text in texts for i in (*text, EOS_ID))]
@@ -152,7 +85,7 @@ def classification_row(example: Example, tokenizers: Tokenizers, data: DataConfi
 
 
 def tagging_row(example: Example, tokenizers: Tokenizers, data: DataConfig, index: int) -> LabelledRow | None:
-    """Return words with a label each, at the first token of each; labels of words that are cut off are left out.
+    """Return words with a label each, at its word's first token; truncated words lose their labels.
 
     Returns:
         None where it is too long and `data.over_length` is "drop".
@@ -168,16 +101,15 @@ def tagging_row(example: Example, tokenizers: Tokenizers, data: DataConfig, inde
         raise DataError(f"{len(labels)} labels for {len(places)} words: every word needs one")
     room = data.max_source_length - 2
     if len(ids) > room:
-        if data.over_length == "drop":
+        if _is_dropped(len(ids) + 2, data):
             return None
-        _refuse_too_long(len(ids) + 2, data)
         ids = ids[:room]
         places = [place for place in places if place <= room]
     return LabelledRow([BOS_ID, *ids, EOS_ID], labels[: len(places)], places, columns=example.columns, index=index)
 
 
 class Passage(NamedTuple):
-    """Where a passage's tokens stand: leading columns before it, its text, and the characters of every token."""
+    """A passage in a sequence: the number of columns before it, its text, and the characters of every token."""
 
     n_before: int
     text: str
@@ -189,7 +121,7 @@ class Passage(NamedTuple):
 
 
 def passage_of(example: Example, tokenizer: Tokenizer, data: DataConfig) -> tuple[list[int], Passage]:
-    """Return the ids of question and passage, before any end symbol but the question's, and where the passage is.
+    """Return the ids of question and passage, without the passage's end symbol, and the passage's position.
 
     Raises:
         DataError: not a question and a passage with one tab between them.
@@ -205,33 +137,34 @@ def passage_of(example: Example, tokenizer: Tokenizer, data: DataConfig) -> tupl
 def span_row(example: Example, tokenizers: Tokenizers, data: DataConfig, index: int) -> LabelledRow | None:
     """Return a question and a passage with the columns of the first answer's first and last token.
 
-    The answer is at the character `answer_start` of the passage (a column of the example), else where it is first
-    found. Of answers with tabs between them the first is learned from. With `answer_start` = `NOT_IN_PASSAGE` no label
-    counts.
+    The answer begins at the character `answer_start` of the passage (a column of the example), or else at its first
+    occurrence. Of several answers with tabs between them the first one is the label. With `answer_start` =
+    `NOT_IN_PASSAGE` the labels are ignored.
 
     Returns:
-        None where it is too long, or its answer is cut off, and `data.over_length` is "drop".
+        None where it is too long and `data.over_length` is "drop".
 
     Raises:
-        DataError: the passage does not hold the answer.
+        DataError: the answer is not in the passage.
     """
     ids, passage = passage_of(example, tokenizers.source, data)
-    is_there = example.columns.get("answer_start") != NOT_IN_PASSAGE
-    found = _answer_columns(example, passage) if is_there else (UNCOUNTED, UNCOUNTED)
+    labels = [IGNORED_LABEL, IGNORED_LABEL]
+    if example.columns.get("answer_start") != NOT_IN_PASSAGE:
+        labels = _answer_columns(example, passage)
     room = data.max_source_length - 1
     if len(ids) > room:
-        if data.over_length == "drop":
+        if _is_dropped(len(ids) + 1, data):
             return None
-        _refuse_too_long(len(ids) + 1, data)
         ids = ids[:room]
         if passage.n_before >= room:
             raise DataError(f"data.max_source_length = {data.max_source_length} leaves no room for the passage")
-    labels = list(found) if found[1] < len(ids) else [UNCOUNTED, UNCOUNTED]
-    row = LabelledRow([*ids, EOS_ID], labels, n_prefix=passage.n_before, columns=example.columns, index=index)
-    return row
+    if labels[1] >= len(ids):  # The end of the answer was truncated.
+        labels = [IGNORED_LABEL, IGNORED_LABEL]
+    return LabelledRow([*ids, EOS_ID], labels, n_prefix=passage.n_before, columns=example.columns, index=index)
 
 
-def _answer_columns(example: Example, passage: Passage) -> tuple[int, int]:
+def _answer_columns(example: Example, passage: Passage) -> list[int]:
+    """Return the columns of the first and the last token that have characters of the answer."""
     answer = example.target.split(_TAB)[0]
     given = example.columns.get("answer_start")
     start = given if isinstance(given, int) else passage.text.find(answer)
@@ -241,16 +174,17 @@ def _answer_columns(example: Example, passage: Passage) -> tuple[int, int]:
     touched = [n for n, (first, last) in enumerate(passage.spans) if first < end and last > start]
     if not touched:
         raise DataError(f"no token of the passage stands for the answer {answer!r}")
-    return passage.n_before + touched[0], passage.n_before + touched[-1]
+    return [passage.n_before + touched[0], passage.n_before + touched[-1]]
 
 
 def continuation_row(example: Example, tokenizers: Tokenizers, data: DataConfig, index: int) -> LabelledRow:
-    """Return a text of which the last part alone counts: source and target with one blank, or the source's line break.
+    """Return source and target as one text, of which only the target's tokens are labels.
 
-    The part's first token is the first one that holds a character of it.
+    A blank separates them unless the source ends in white space. The target's first token is the first one that has a
+    character of it.
 
     Raises:
-        DataError: it is too long: a source cannot be cut and be the same question.
+        DataError: the text is too long; a source is never truncated.
     """
     source = source_of(example)
     whole = f"{source}{'' if source[-1:].isspace() else ' '}{example.target}"
@@ -262,7 +196,7 @@ def continuation_row(example: Example, tokenizers: Tokenizers, data: DataConfig,
             f"{len(ids)} tokens, but data.max_target_length is {data.max_target_length}: raise it (what comes before "
             "the part that is scored is never cut)"
         )
-    labels = [UNCOUNTED] * first + ids[first:]
+    labels = [IGNORED_LABEL] * first + ids[first:]
     size = TextSize(len(example.target.split()), len(example.target.encode()))
     return LabelledRow([BOS_ID, *ids[:-1]], labels, columns=example.columns, index=index, size=size)
 
@@ -295,9 +229,15 @@ def source_of(example: Example) -> str:
     return example.source
 
 
-def _refuse_too_long(n: int, data: DataConfig, what: str = "tokens with their begin and end symbols") -> None:
-    if data.over_length != "truncate":
+def _is_dropped(n: int, data: DataConfig, what: str = "tokens with their begin and end symbols") -> bool:
+    """Return whether a sequence that is too long is dropped; False where it is truncated.
+
+    Raises:
+        DataError: `data.over_length` is "error".
+    """
+    if data.over_length == "error":
         raise DataError(
             f"{n} {what}, but data.max_source_length is "
             f"{data.max_source_length}: raise it, or set data.over_length to 'truncate'"
         )
+    return data.over_length == "drop"

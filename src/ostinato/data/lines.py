@@ -7,7 +7,6 @@ import zlib
 from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
 from pathlib import Path
-from typing import BinaryIO
 
 from ostinato.errors import DataError
 
@@ -28,18 +27,19 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
     Raises:
         DataError: the file is missing, a folder, not readable, not UTF-8, or a damaged or truncated gzip file.
     """
-    for number, text in read_each(path):
+    for number, text in read_lines_or_errors(path):
         if isinstance(text, DataError):
             raise text
         yield number, text
 
 
-def read_each(path: Path) -> Iterator[tuple[int, str | DataError]]:
-    """Do what `read_lines` does, but yield the error of a line that is not UTF-8 in its place, and go on."""
+def read_lines_or_errors(path: Path) -> Iterator[tuple[int, str | DataError]]:
+    """Read as `read_lines` does, but yield the error of a line that is not UTF-8 instead of raising it."""
     number = 0
     try:
-        with _open(path) as stream:
-            for number, text in decode_each(stream, path):
+        check_is_file(path)
+        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as stream:
+            for number, text in decode_lines(stream, path):
                 yield number, text
     except EOFError as error:
         raise DataError(f"{path}: the gzip file is cut off after line {number}: fetch or compress it again") from error
@@ -49,8 +49,8 @@ def read_each(path: Path) -> Iterator[tuple[int, str | DataError]]:
         raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
 
 
-def decode_each(stream: Iterable[bytes], where: Path | str) -> Iterator[tuple[int, str | DataError]]:
-    """Do what `read_each` does, for a stream of bytes; `where` names it in errors."""
+def decode_lines(stream: Iterable[bytes], where: Path | str) -> Iterator[tuple[int, str | DataError]]:
+    """Read as `read_lines_or_errors` does, from a stream of bytes; `where` names it in errors."""
     for number, raw in enumerate(stream, start=1):
         try:
             text = raw.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8")
@@ -62,23 +62,12 @@ def decode_each(stream: Iterable[bytes], where: Path | str) -> Iterator[tuple[in
 
 
 def check_is_file(path: Path) -> None:
-    """Raise a DataError for a folder, or for a missing file with the nearest name there is."""
+    """Raise a DataError for a folder, and for a missing file with the nearest name in its folder."""
     if path.is_dir():
         raise DataError(f"{path}: is a folder, not a file")
-    if not path.exists():
-        raise DataError(f"{path}: no such file{_nearest(path)}")
-
-
-def _open(path: Path) -> BinaryIO:
-    check_is_file(path)
-    if path.suffix == ".gz":
-        return gzip.open(path, "rb")  # type: ignore[return-value]  # it reads like one
-    return path.open("rb")
-
-
-def _nearest(path: Path) -> str:
+    if path.exists():
+        return
     if not path.parent.is_dir():
-        return f" (there is no folder {path.parent})"
-    names = sorted(entry.name for entry in path.parent.iterdir())
-    close = get_close_matches(path.name, names, n=1)
-    return f"; the nearest name there is {close[0]}" if close else ""
+        raise DataError(f"{path}: no such file (there is no folder {path.parent})")
+    close = get_close_matches(path.name, sorted(entry.name for entry in path.parent.iterdir()), n=1)
+    raise DataError(f"{path}: no such file{f'; the nearest name there is {close[0]}' if close else ''}")

@@ -1,10 +1,10 @@
-"""How often each of several data sets is drawn: by size, or more evenly.
+"""Mixtures of data sets: how often each is drawn, by size or more evenly.
 
     q_g = n_g^(1 / T) / sum_h n_h^(1 / T)        Conneau and Lample (2019), section 3.1, with alpha = 1 / T
 
-of n_g examples of data set g: T = 1 leaves the sizes as they are, a large T draws all sets alike. An epoch has as many
-rows as there are in all, N q_g of them (rounded so that the sum is N) from set g: every row of it as often as goes
-whole, and of the rest each at most once more.
+of n_g examples of data set g: T = 1 keeps the sizes, a large T draws all sets equally often. An epoch has N rows, as
+many as all sets together, N q_g of them (rounded so that the sum is N) from set g: every row of the set
+floor(N q_g / n_g) times, and as many different rows as are missing once more.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ class Mixture:
 
 
 def counts(sizes: dict[str, int], temperature: float) -> dict[str, int]:
-    """Return the rows that an epoch has of every data set; they add up to all rows, and none is without one.
+    """Return the number of rows of every data set in an epoch; their sum is the number of all rows.
 
-    Shares are rounded down, and the rows that are left go to the largest remainders.
+    Shares are rounded down, and the missing rows go to the sets with the largest remainders.
     """
     total = sum(sizes.values())
     weights = {name: n ** (1.0 / temperature) for name, n in sizes.items()}

@@ -1,14 +1,14 @@
-"""What is hidden of a text: masked tokens, or what follows a prefix; a function of the text and of drawn numbers.
+"""What is predicted of a text: masked tokens, or what follows a prefix; a function of the text and of random numbers.
 
 Masked language modelling (Devlin et al. 2019): of n tokens of a row that are no special symbols, max(1, round(rate n))
 are labels. Of these 1 - keep - random are replaced by the mask symbol, `random` by a token drawn from the vocabulary,
 and `keep` stay. With mean_span m above 1 whole spans are chosen, of lengths drawn from a geometric distribution of that
-mean, cut at 10 (SpanBERT, Joshi et al. 2020), until so many tokens are; a span shares one fate.
+mean, cut at 10 (SpanBERT, Joshi et al. 2020), until that many tokens are; a span is replaced or kept as a whole.
 
 Prefix language modelling (Raffel et al. 2020, 3.2.3): the first n tokens see each other, n drawn evenly from 1 to one
 less than all, and what follows is predicted.
 
-In training the numbers follow from the run's seed, the epoch and the row; in evaluation from the row alone.
+In training the random numbers depend on the run's seed, the epoch and the row; in evaluation on the row alone.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 
 from ostinato.config.data import DataConfig, MaskingConfig
 from ostinato.config.model import LanguageModelConfig, ModelConfig
-from ostinato.data.labelled import UNCOUNTED, LabelledRow
+from ostinato.data.collate import IGNORED_LABEL, LabelledRow
 from ostinato.data.tokenizer import N_SPECIAL, Tokenizers
 
 Objective = Callable[[LabelledRow, np.random.Generator], LabelledRow]
@@ -29,7 +29,7 @@ _LONGEST_SPAN = 10
 
 
 def objective_of(config: ModelConfig, data: DataConfig, tokenizers: Tokenizers) -> Objective | None:
-    """Return what hides parts of the texts a model is trained on; None where it reads them as they are."""
+    """Return the function that masks texts for a model's training; None where it reads them as they are."""
     if config.reads == "masked":
         return partial(mask_tokens, masking=data.masking, n_ids=tokenizers.source.vocab_size)
     if isinstance(config, LanguageModelConfig) and config.mask == "prefix":
@@ -38,7 +38,7 @@ def objective_of(config: ModelConfig, data: DataConfig, tokenizers: Tokenizers) 
 
 
 def mask_tokens(row: LabelledRow, generator: np.random.Generator, *, masking: MaskingConfig, n_ids: int) -> LabelledRow:
-    """Return a row with some tokens hidden, and those as its labels.
+    """Return a row with some tokens masked, and those as its labels.
 
     Args:
         n_ids: of the tokenizer; the mask symbol's id is the next one.
@@ -46,19 +46,20 @@ def mask_tokens(row: LabelledRow, generator: np.random.Generator, *, masking: Ma
     ids = np.array(row.ids)
     (maskable,) = np.nonzero(ids >= N_SPECIAL)
     if not len(maskable):
-        return replace(row, labels=[UNCOUNTED], places=[0])
+        return replace(row, labels=[IGNORED_LABEL], places=[0])
     wanted = max(1, round(masking.rate * len(maskable)))
-    spans = _spans(len(maskable), wanted, masking.mean_span, generator)
+    spans = _draw_spans(len(maskable), wanted, masking.mean_span, generator)
     chosen = maskable[np.concatenate(spans)]
     labels = ids[chosen].tolist()
-    fates = np.repeat(generator.random(len(spans)), [len(span) for span in spans])
+    # One uniform number a span decides for all its tokens: kept, masked, or replaced by random tokens.
+    uniform = np.repeat(generator.random(len(spans)), [len(span) for span in spans])
     drawn = generator.integers(N_SPECIAL, n_ids, size=len(chosen))
-    kept, random = fates < masking.keep, fates >= 1.0 - masking.random
+    kept, random = uniform < masking.keep, uniform >= 1.0 - masking.random
     ids[chosen] = np.where(kept, ids[chosen], np.where(random, drawn, n_ids))
     return replace(row, ids=ids.tolist(), labels=labels, places=chosen.tolist())
 
 
-def _spans(n: int, wanted: int, mean: float, generator: np.random.Generator) -> list[np.ndarray]:
+def _draw_spans(n: int, wanted: int, mean: float, generator: np.random.Generator) -> list[np.ndarray]:
     """Return disjoint runs of the numbers below n, `wanted` of them in all."""
     if mean == 1.0:
         return list(np.sort(generator.permutation(n)[:wanted])[:, None])
@@ -69,7 +70,8 @@ def _spans(n: int, wanted: int, mean: float, generator: np.random.Generator) -> 
         length = min(int(generator.geometric(1.0 / mean)), _LONGEST_SPAN, left)
         start = int(generator.choice(np.nonzero(free)[0]))
         run = start + np.arange(length)
-        run = run[(run < n)]
+        run = run[run < n]
+        # A span ends before the first token that another span has: the product is 0 from there on.
         run = run[np.cumprod(free[run]).astype(bool)]
         free[run] = False
         left -= len(run)
@@ -80,5 +82,5 @@ def _spans(n: int, wanted: int, mean: float, generator: np.random.Generator) -> 
 def split_prefix(row: LabelledRow, generator: np.random.Generator) -> LabelledRow:
     """Return a text whose first tokens are a prefix: the label of the prefix's last token is the first that counts."""
     n_prefix = int(generator.integers(1, max(len(row.ids), 2)))
-    labels = [UNCOUNTED] * (n_prefix - 1) + row.labels[n_prefix - 1 :]
+    labels = [IGNORED_LABEL] * (n_prefix - 1) + row.labels[n_prefix - 1 :]
     return replace(row, labels=labels, n_prefix=n_prefix, size=None)

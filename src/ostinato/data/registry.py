@@ -1,12 +1,12 @@
-"""Files that are downloaded: where they are, what they must be, and a cache of those that were checked.
+"""Published files: their addresses and hashes, their download, and a cache of those that were checked.
 
-A file has an address that never changes what it means (repository, commit, path) and the SHA-256 of its bytes. Nothing
-enters the cache before its size and hash are right, and nothing leaves it without the hash being looked at again, so
-that a damaged disk or an interrupted download never becomes a result. A socket is opened by `DataAccess.fetch` alone.
+A file has an address that always means the same bytes (repository, commit, path) and their SHA-256. A file enters the
+cache when its size and hash are right, and its hash is checked again whenever it is read, so that a damaged disk or an
+interrupted download cannot change a result. `DataAccess.fetch` alone opens sockets.
 
-Some large files were never at hand when their address was written down here: they have no SHA-256. The first download
-of such a file is noted with its hash beside it, and has to stay the same from then on; what is in it is checked by the
-task that reads it (number of rows, and wherever there is a rule for the targets, every target).
+Some large files could not be downloaded when their address was written down here: they have no SHA-256. The hash of the
+first download of such a file is stored beside it, and every later one has to be the same; the task that reads the file
+checks its content (number of rows, and wherever there is a rule for the targets, every target).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import hashlib
 import http.client
 import os
 import shutil
+import tarfile
 import threading
 import time
 from collections.abc import Iterator
@@ -22,7 +23,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from glob import escape
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO, BinaryIO
 from urllib.error import HTTPError, URLError
 from urllib.parse import quote
 from urllib.request import Request, urlopen
@@ -48,10 +49,9 @@ class RemoteFile:
         path: path inside the repository.
         sha256: of the bytes, in lower-case hexadecimal; None: not known, see above.
         n_bytes: their number; None: not known.
-        n_rows: examples it holds; None where it holds none, or a task knows better.
+        n_rows: examples it holds; None where it holds none, or where the task counts them otherwise.
         licence: what the publisher states.
-        url: address of a file that its publisher keeps outside the repository; the repository is then the one that
-            names it.
+        url: address of a file outside the repository; the repository is then the one that links to it.
     """
 
     repo: str
@@ -78,7 +78,7 @@ class RemoteFile:
 
 
 class _InterruptedError(Exception):
-    """A transfer that may well succeed the next time."""
+    """A transfer that may succeed when it is tried again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class DataAccess:
 
     Args:
         cache: folder of checked files, made when needed; several processes may share it.
-        mirror: folder or http(s) address that stands for the publisher's, laid out alike; None: the publisher.
+        mirror: folder or http(s) address with the publisher's layout, used instead of it; None: the publisher.
         timeout_s: seconds without a byte before a transfer counts as interrupted.
         n_retries: further attempts after an interrupted transfer.
         pause_s: seconds before the first of them; it doubles each time.
@@ -106,15 +106,15 @@ class DataAccess:
 
     def cached(self, file: RemoteFile) -> Path | None:
         """Return the path of a file that is in the cache and sound; opens no socket."""
-        path, known = self.cache / file.key, self.known_hash(file)
-        if known is None or not path.is_file() or file.n_bytes not in (None, path.stat().st_size):
+        path, expected = self.cache / file.key, self.known_hash(file)
+        if expected is None or not path.is_file() or file.n_bytes not in (None, path.stat().st_size):
             return None
-        return path if sha256_of(path) == known else None
+        return path if sha256_of(path) == expected else None
 
     def known_hash(self, file: RemoteFile) -> str | None:
         """Return the SHA-256 a file must have: the published one, or that of its first download; None before it."""
-        note = _note(self.cache / file.key)
-        return file.sha256 or (note.read_text(encoding="ascii").strip() if note.is_file() else None)
+        stored = _hash_path(self.cache / file.key)
+        return file.sha256 or (stored.read_text(encoding="ascii").strip() if stored.is_file() else None)
 
     def fetch(self, file: RemoteFile) -> Path:
         """Return the path of the checked file, after a download where the cache lacks it or holds it damaged.
@@ -129,12 +129,16 @@ class DataAccess:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             _remove_stale(path)
-            with _scratch(path) as part:
+            # No other thread or process writes to a file of this name.
+            part = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.part")
+            try:
                 self._transfer(file, part)
                 digest = _check(file, part, self._origin(file), self.known_hash(file))
                 if file.sha256 is None:
-                    _note(path).write_text(f"{digest}\n", encoding="ascii")
+                    _hash_path(path).write_text(f"{digest}\n", encoding="ascii")
                 part.replace(path)
+            finally:
+                part.unlink(missing_ok=True)
         except OSError as error:
             reason = error.strerror or error
             raise DataError(f"{path}: cannot be written ({reason}); OSTINATO_CACHE names another folder") from error
@@ -150,7 +154,10 @@ class DataAccess:
     def _transfer(self, file: RemoteFile, part: Path) -> None:
         origin = self._origin(file)
         if not origin.startswith(("http://", "https://")):
-            _copy(Path(origin), part)
+            try:
+                shutil.copyfile(origin, part)
+            except OSError as error:
+                raise DataError(f"{origin}: not in the mirror ({error.strerror or error}); {_MIRROR_HINT}") from error
             return
         for attempt in range(self.n_retries + 1):
             try:
@@ -169,19 +176,12 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def _copy(origin: Path, part: Path) -> None:
-    try:
-        shutil.copyfile(origin, part)
-    except OSError as error:
-        raise DataError(f"{origin}: not in the mirror ({error.strerror or error}); {_MIRROR_HINT}") from error
-
-
 def _download(address: str, part: Path, timeout_s: float) -> None:
     request = Request(address, headers={"User-Agent": "ostinato", "Accept-Encoding": "identity"})
     try:
         with urlopen(request, timeout=timeout_s) as response, part.open("wb") as stream:
             announced = response.headers.get("Content-Length")
-            n_received = _drain(response, stream)
+            n_received = _copy_body(response, stream)
     except HTTPError as error:
         with error:
             if error.code >= 500 or error.code in (408, 429):
@@ -197,8 +197,11 @@ def _download(address: str, part: Path, timeout_s: float) -> None:
         raise _InterruptedError(f"the connection ended after {n_received} of {announced} bytes")
 
 
-def _drain(response: BinaryIO, stream: BinaryIO) -> int:
-    """Copy the body and return its size; only what the network does wrong becomes an interruption."""
+def _copy_body(response: BinaryIO, stream: BinaryIO) -> int:
+    """Copy the body of a response and return its size.
+
+    An error of reading, which is the network's, becomes an interruption; one of writing, which is the disk's, does not.
+    """
     n_received = 0
     while True:
         try:
@@ -213,38 +216,48 @@ def _drain(response: BinaryIO, stream: BinaryIO) -> int:
         n_received += len(chunk)
 
 
-def _note(path: Path) -> Path:
-    """Return where the hash of a file without a published one is kept."""
+def _hash_path(path: Path) -> Path:
+    """Return the file that stores the hash of a cached file without a published one."""
     return path.with_name(f"{path.name}.sha256")
 
 
-def _check(file: RemoteFile, part: Path, origin: str, known: str | None) -> str:
-    """Return the hash of what was received, after a look at whether it is the right one."""
+def _check(file: RemoteFile, part: Path, origin: str, expected: str | None) -> str:
+    """Return the hash of a download, after checking its size and hash."""
     n_bytes, digest = part.stat().st_size, sha256_of(part)
-    if file.n_bytes not in (None, n_bytes) or known not in (None, digest):
+    if file.n_bytes not in (None, n_bytes) or expected not in (None, digest):
         size = "" if file.n_bytes is None else f"{file.n_bytes} bytes with "
         raise DataError(
-            f"{origin}: not the published file {file.path}: expected {size}SHA-256 {known}, "
+            f"{origin}: not the published file {file.path}: expected {size}SHA-256 {expected}, "
             f"got {n_bytes} bytes with {digest}; nothing was kept"
         )
     return digest
 
 
-@contextmanager
-def _scratch(path: Path) -> Iterator[Path]:
-    """Give a name beside `path` that no other thread or process uses; what is left there is removed."""
-    part = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.part")
-    try:
-        yield part
-    finally:
-        part.unlink(missing_ok=True)
-
-
 def _remove_stale(path: Path) -> None:
-    """Remove what a killed process left a day ago; a transfer under way writes to its file all the time."""
+    """Remove unfinished downloads of killed processes: those that nothing was written to for a day."""
     for part in path.parent.glob(f".{escape(path.name)}.*.part"):
         try:
             if time.time() - part.stat().st_mtime > _STALE_AFTER_S:
                 part.unlink()
-        except FileNotFoundError:  # another process was faster
+        except FileNotFoundError:  # another process removed it
             continue
+
+
+@contextmanager
+def open_member(archive: Path, name: str) -> Iterator[IO[bytes]]:
+    """Open the first file of a tar archive, compressed or not, whose path ends with `name`, as a stream of bytes.
+
+    Raises:
+        DataError: no sound archive, or no such file in it; names those that are there.
+    """
+    try:
+        with tarfile.open(archive) as tar:
+            members = [member for member in tar.getmembers() if member.isfile()]
+            found = next((member for member in members if f"/{member.name}".endswith(f"/{name}")), None)
+            stream = tar.extractfile(found) if found is not None else None
+            if stream is None:
+                there = ", ".join(member.name for member in members[:20]) or "nothing"
+                raise DataError(f"{archive}: holds no file {name}; there is {there}")
+            yield stream
+    except (tarfile.TarError, EOFError) as error:
+        raise DataError(f"{archive}: not a sound tar archive: {error}") from error

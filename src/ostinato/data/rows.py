@@ -1,4 +1,4 @@
-"""Examples as what a model reads: pairs, texts, blocks of texts, or sequences with labels, by what the model is for."""
+"""Examples as rows of token ids, by what a model reads: pairs, texts, blocks of texts, or sequences with labels."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ostinato.data.batch import TextSize
-from ostinato.data.batching import AnyRow, encode_examples
+from ostinato.data.collate import AnyRow, LabelledRow, Row
 from ostinato.data.labelled import (
-    LabelledRow,
     classification_row,
     continuation_row,
     facts_row,
@@ -21,7 +20,7 @@ from ostinato.data.labelled import (
     tagging_row,
 )
 from ostinato.data.objectives import objective_of
-from ostinato.data.tokenizer import BOS_ID, EOS_ID, Tokenizers
+from ostinato.data.tokenizer import BOS_ID, EOS_ID, Tokenizer, Tokenizers
 from ostinato.errors import DataError
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from ostinato.config.model import ModelConfig
     from ostinato.data.example import Example
 
-_OF_HEADS: dict[str, Callable[[Example, Tokenizers, DataConfig, int], LabelledRow | None]] = {
+_ROW_OF_HEAD: dict[str, Callable[[Example, Tokenizers, DataConfig, int], LabelledRow | None]] = {
     "classification": classification_row,
     "tagging": tagging_row,
     "span": span_row,
@@ -48,37 +47,39 @@ def encode_rows(
 ) -> Iterator[AnyRow]:
     """Turn examples into rows for a model, one at a time.
 
-    Texts are packed into blocks where `data.block_length` says so. In evaluation masks and prefixes are drawn here, the
-    same ones every time; in training `TrainingBatches` draws them anew in every epoch.
+    Texts are packed into blocks of `data.block_length` where that is set. In evaluation masks and prefixes are drawn
+    here, the same ones every time; in training `TrainingBatches` draws them again in every epoch.
 
     Args:
-        training: see `encode_examples`. name: of the split, for errors.
+        training: see `encode_examples`.
+        name: of the split, for errors.
 
     Raises:
         DataError: an example that cannot be encoded; names it.
     """
-    encode = _OF_HEADS.get(config.reads)
+    encode = _ROW_OF_HEAD.get(config.reads)
     if config.max_words is not None:
         encode = partial(facts_row, max_words=config.max_words)
     if encode is not None:
-        yield from _of_head(examples, tokenizers, data, encode, training, name)
+        yield from _encode_for_head(examples, tokenizers, data, encode, training, name)
         return
     joins = config.joins_pairs
-    if data.block_length is not None:  # Blocks have their length; a text may have any.
+    if data.block_length is not None:  # A text that is cut into blocks may have any length.
         data = data.model_copy(update={"max_target_length": sys.maxsize})
-    rows = _of_texts(examples, tokenizers, data, training=training, name=name, joins_pairs=joins)
+    rows = encode_examples(examples, tokenizers, data, training=training, name=name, joins_pairs=joins)
     objective = objective_of(config, data, tokenizers)
-    hidden = _as_labelled(rows, reads_whole=config.reads == "masked") if objective or data.block_length else rows
+    if objective is not None or data.block_length is not None:
+        rows = _as_labelled(rows, is_masked=config.reads == "masked")
     if data.block_length is not None:
-        hidden = _pack(hidden, data, data.block_length, labels_all=config.reads != "masked")
-    for row in hidden:
+        rows = _pack(rows, data, data.block_length, labels_all=config.reads != "masked")
+    for row in rows:
         if training or objective is None or not isinstance(row, LabelledRow):
             yield row
         else:
             yield objective(row, np.random.default_rng([_EVALUATION_SEED, row.index]))
 
 
-def _of_head(
+def _encode_for_head(
     examples: Iterable[Example],
     tokenizers: Tokenizers,
     data: DataConfig,
@@ -100,36 +101,82 @@ def _of_head(
             )
 
 
-def _of_texts(
+def encode_examples(
     examples: Iterable[Example],
     tokenizers: Tokenizers,
     data: DataConfig,
     *,
     training: bool,
     name: str,
-    joins_pairs: bool,
+    joins_pairs: bool = False,
 ) -> Iterator[AnyRow]:
-    """Yield pairs and texts; an example that goes on from its source is one text of which its target counts."""
+    """Turn pairs and texts into rows, one at a time; an example that `continues` its source becomes a labelled row.
+
+    Args:
+        training: whether ``data.over_length = "drop"`` may drop rows; in evaluation such a row is an error, because a
+            score over fewer rows would be another score.
+        name: what the examples are called in errors, usually the split.
+        joins_pairs: make one sequence of source and target, for a decoder-only model (`LanguageModelConfig`); the
+            longest lengths are still those of each side.
+
+    Raises:
+        DataError: an example is longer than its limit, or holds an unknown symbol; names the example (from 1), the
+            limit and the setting to change.
+    """
     for index, example in enumerate(examples):
+        where = f"{name}: example {index + 1}"
         if example.continues:
             try:
                 yield continuation_row(example, tokenizers, data, index)
             except DataError as error:
-                raise DataError(f"{name}: example {index + 1}: {error}") from error
+                raise DataError(f"{where}: {error}") from error
             continue
-        yield from encode_examples(
-            [example], tokenizers, data, training=training, name=name, joins_pairs=joins_pairs, first=index
-        )
+        source = None
+        if example.source is not None:
+            ids = _encode(tokenizers.source, example.source, data, f"{where}, source")
+            source = _limit_length(ids, data.max_source_length, "source", data, training, where)
+        ids = _encode(tokenizers.target, example.target, data, f"{where}, target")
+        target = _limit_length(ids, data.max_target_length, "target", data, training, where)
+        if target is not None and (source is not None or example.source is None):
+            is_whole = not training and example.source is None and len(target) == len(ids)
+            size = TextSize.of(example.target) if is_whole else None
+            is_joined = joins_pairs and source is not None
+            yield Row(source, target, example.columns, index, is_joined=is_joined, size=size)
 
 
-def _as_labelled(rows: Iterable[AnyRow], *, reads_whole: bool) -> Iterator[AnyRow]:
-    """Yield texts as sequences: all their tokens, or for a language model those before each label."""
+def _encode(tokenizer: Tokenizer, text: str, data: DataConfig, where: str) -> list[int]:
+    try:
+        return tokenizer.encode(text, unknown=data.unknown)
+    except DataError as error:
+        raise DataError(f"{where}: {error}") from error
+
+
+def _limit_length(
+    ids: list[int], limit: int, side: str, data: DataConfig, training: bool, where: str
+) -> list[int] | None:
+    """Return ids that leave room for the end symbol, or None for a row that is dropped."""
+    if len(ids) < limit:
+        return ids
+    if data.over_length == "truncate":
+        return ids[: limit - 1]
+    if data.over_length == "drop" and training:
+        return None
+    key = f"data.max_{side}_length"
+    fix = "'truncate' or 'drop'" if training else "'truncate' (evaluation drops nothing)"
+    raise DataError(
+        f"{where}: the {side} has {len(ids) + 1} tokens with its end symbol, but {key} is {limit}: "
+        f"raise {key}, or set data.over_length to {fix}"
+    )
+
+
+def _as_labelled(rows: Iterable[AnyRow], *, is_masked: bool) -> Iterator[AnyRow]:
+    """Yield texts as labelled rows; a masked model's labels are drawn later, a language model's are the next tokens."""
     for row in rows:
         if isinstance(row, LabelledRow) or row.source_ids is not None:
             yield row
             continue
         ids, columns = row.target_ids, row.columns
-        if reads_whole:
+        if is_masked:
             yield LabelledRow([BOS_ID, *ids, EOS_ID], [], columns=columns, index=row.index)
         else:
             labels = [*ids, EOS_ID]
@@ -161,8 +208,9 @@ class _Packer:
     A block's size is that of the texts that end in it, so that sizes add up to those of all texts.
 
     Args:
-        length: columns of a block. labels_all: every token is a label, as in language models; the block's last is read
-            by none. columns: of every block.
+        length: columns of a block.
+        labels_all: every token is a label, as in language models; the block's last token is a label only.
+        columns: metadata of every block.
     """
 
     def __init__(self, length: int, labels_all: bool, columns: dict[str, object]) -> None:
@@ -177,8 +225,11 @@ class _Packer:
         self.size = self.size + row.size if self.size is not None and row.size is not None else None
         while len(self.held) >= self._n_new:
             ends_here = len(self.held) == self._n_new
-            # What ends in a block is counted there: the text's own size moves on where its end is in a later one.
-            size = self.size if ends_here or row.size is None else _without(self.size, row.size)
+            # A text's size belongs to the block that its end symbol is in. Where that is a later one, this block has
+            # the size of the texts before it.
+            size = self.size
+            if not ends_here and size is not None and row.size is not None:
+                size = TextSize(size.n_words - row.size.n_words, size.n_bytes - row.size.n_bytes)
             yield self.block(self.held[: self._n_new], size)
             self.size = TextSize(0, 0) if ends_here else row.size
             self.held = self.held[self._n_new :]
@@ -188,7 +239,3 @@ class _Packer:
         if self._labels_all:
             return LabelledRow([BOS_ID, *new[:-1]], new, columns=self._columns, size=size)
         return LabelledRow([BOS_ID, *new], [], columns=self._columns)
-
-
-def _without(size: TextSize | None, last: TextSize) -> TextSize | None:
-    return None if size is None else TextSize(size.n_words - last.n_words, size.n_bytes - last.n_bytes)

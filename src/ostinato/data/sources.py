@@ -1,13 +1,13 @@
 """Examples from files of the user's own.
 
-What a file is follows from its name (``.gz`` at the end is looked through):
+The name of a file tells its format (without a final ``.gz``):
 
 - ``.jsonl``, ``.json``, ``.ndjson``: JSON lines. One object per line; the keys named by `DataConfig` hold the texts,
   all other keys become metadata columns.
 - ``.tsv``: columns separated by tabs, without quotes. With column names the first line is a header; where all columns
   are given as 0-based numbers there is no header, and the other columns are named by their numbers.
 - a list of two other files: parallel text, a sentence per line; the first file is the source.
-- any other file: plain text for a language model, an example per line. Blank lines there separate, and are no examples.
+- any other file: plain text for a language model, an example per line. Blank lines are no examples.
 
 A list of JSON lines or TSV files, or of plain text for a language model, is read file after file.
 """
@@ -40,7 +40,7 @@ def read_examples(
 
     Args:
         paths: a file, or a list as described above; usually ``data.train``, ``data.dev`` or ``data.test``.
-        data: names the fields. Its other settings are not used here.
+        data: gives the names of the fields. Its other settings are not used here.
         model_kind: "seq2seq" reads ``source_field`` and ``target_field``, "language_model" reads ``text_field``.
 
     Raises:
@@ -57,7 +57,7 @@ def read_examples(
 
 
 class _Fields:
-    """Which keys or columns hold the texts, and how an example is made of them."""
+    """The keys or columns of the texts, and the examples made of them."""
 
     def __init__(self, data: DataConfig, model_kind: str) -> None:
         self.is_language_model = model_kind == "language_model"
@@ -144,7 +144,7 @@ def _read_tsv(path: Path, fields: _Fields) -> Iterator[Example]:
         cells = line.split("\t")
         if header is None:
             header = cells if has_header else [str(i) for i in range(len(cells))]
-            places = [_place(path, header, *pair) for pair in zip(fields.names, fields.settings, strict=True)]
+            places = [_column_of(path, header, *pair) for pair in zip(fields.names, fields.settings, strict=True)]
             if has_header:
                 continue
         if len(cells) != len(header):
@@ -155,7 +155,7 @@ def _read_tsv(path: Path, fields: _Fields) -> Iterator[Example]:
         yield fields.example(texts, columns)
 
 
-def _place(path: Path, header: list[str], name: str, setting: str) -> int:
+def _column_of(path: Path, header: list[str], name: str, setting: str) -> int:
     if name in header:
         return header.index(name)
     if name.isdecimal() and int(name) < len(header):
@@ -190,10 +190,10 @@ def _read_plain(path: Path, fields: _Fields) -> Iterator[Example]:
 
 
 def checked_text(value: object, what: str, path: Path | str, number: int) -> str:
-    """Return a text that can be encoded.
+    """Return a value of a file as a text.
 
     Raises:
-        DataError: says why it cannot be.
+        DataError: it is no text, empty, or cannot be encoded; names the file, the line and the reason.
     """
     if not isinstance(value, str):
         raise bad_line(path, number, f"{what} is {shorten(value)}, a JSON {_json_type(value)}, but has to be a string")
@@ -208,7 +208,7 @@ def checked_text(value: object, what: str, path: Path | str, number: int) -> str
 
 
 def missing_key(name: str, setting: str, present: list[str]) -> str:
-    """Return what to say of an object that lacks the key a setting names."""
+    """Return the reason of the error for an object without the key that a setting names."""
     return _missing("key", name, setting, present)
 
 

@@ -1,8 +1,8 @@
-"""Subword models of the `tokenizers` library: training on bytes, and an exact way back to the text.
+"""Subword models of the `tokenizers` library: training on bytes, and lossless decoding.
 
 Trained models see UTF-8 bytes (all 256 are always in the vocabulary, so nothing is unknown) and one space before the
-first word, so that a word has the same pieces at the beginning of a text as inside it; `decode` takes it away again.
-Special symbols are no part of these vocabularies: their ids are set apart by `ostinato.data.tokenizer`.
+first word, so that a word has the same pieces at the beginning of a text as inside it; `decode` removes it. Special
+symbols are not in these vocabularies: `ostinato.data.tokenizer` has ids for them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Subwords:
             self._model = tokenizers.Tokenizer.from_str(content)
         except Exception as error:  # the library raises nothing narrower
             raise ValueError(str(error)) from error
-        # Its own special symbols are plain text here, and its padding would change what a sentence is.
+        # The model's special symbols are plain text here, and its padding and truncation would change a sentence.
         self._model.encode_special_tokens = True
         self._model.no_padding()
         self._model.no_truncation()
@@ -48,17 +48,17 @@ class Subwords:
 
     def encode(self, text: str) -> list[int | None]:
         """Return piece ids, None for what the model does not know."""
-        ids: list[int] = self._run(text).ids
+        ids: list[int] = self._tokenize(text).ids
         return [None if piece == self._unknown else piece for piece in ids]
 
     def spans(self, text: str) -> list[tuple[int, int]]:
         """Return the characters of `text` that every piece stands for."""
         shift = int(self._leading_space)
-        return [(max(start - shift, 0), end - shift) for start, end in self._run(text).offsets]
+        return [(max(start - shift, 0), end - shift) for start, end in self._tokenize(text).offsets]
 
     def first_unknown(self, text: str) -> str:
         """Return the part of `text` that its first unknown piece stands for."""
-        encoding = self._run(text)
+        encoding = self._tokenize(text)
         start, end = next(
             span for piece, span in zip(encoding.ids, encoding.offsets, strict=True) if piece == self._unknown
         )
@@ -83,19 +83,18 @@ class Subwords:
         """Build the model that `to_dict` described."""
         return cls(json.dumps(content["model"]), bool(content["leading_space"]))
 
-    def _run(self, text: str) -> tokenizers.Encoding:
+    def _tokenize(self, text: str) -> tokenizers.Encoding:
         try:
             return self._model.encode(" " + text if self._leading_space else text, add_special_tokens=False)
-        except (
-            Exception
-        ) as error:  # half of a surrogate pair, or an unknown symbol where the model has no unknown token
+        # Half of a surrogate pair, or an unknown symbol where the model has no unknown token.
+        except Exception as error:
             raise DataError(f"cannot tokenize {text!r}: {error}") from error
 
 
 def train(kind: str, texts: Iterable[str], n_pieces: int) -> Subwords:
-    """Train `n_pieces` byte pieces at most (fewer where the texts have no more to merge).
+    """Train at most `n_pieces` pieces of bytes, fewer where the texts have no more pairs to merge.
 
-    `TokenizerConfig` sees to it that there is room for the 256 bytes.
+    `TokenizerConfig` checks that `n_pieces` is at least the 256 bytes.
 
     Raises:
         DataError: there is no text.
@@ -123,7 +122,7 @@ def train(kind: str, texts: Iterable[str], n_pieces: int) -> Subwords:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Train on one thread: sums have one order, and processes that fork later meet no thread pool."""
+    """Run the library on one thread: sums then have one order, and processes can fork later without its thread pool."""
     name = "TOKENIZERS_PARALLELISM"
     before = os.environ.get(name)
     os.environ[name] = "false"

@@ -1,6 +1,6 @@
 """Text to token ids and back.
 
-Ids 0 to 3 belong to the special symbols and have no text: what a vocabulary holds begins at id 4. A corpus that
+Ids 0 to 3 belong to the special symbols and have no text: the entries of a vocabulary begin at id 4. A corpus that
 contains the word ``<pad>`` or ``<eos>`` therefore gets an ordinary id for it, and can never end or mask a sentence.
 
 - words: what white space separates; ``decode(encode(x)) == " ".join(x.split())``.
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 PAD_ID, BOS_ID, EOS_ID, UNK_ID = 0, 1, 2, 3
 N_SPECIAL = 4
 UNKNOWN_TEXT = "\N{DOUBLE QUESTION MARK}"
-"""How an unknown token is shown: a sign that hardly any corpus holds, so that it never passes for a right answer."""
+"""The text of an unknown token: a sign that hardly occurs in any corpus, so that no reference equals it."""
 
 _FORMAT, _VERSION = "ostinato-tokenizer", 1
 Unknown = Literal["error", "replace"]
@@ -69,7 +69,7 @@ class Tokenizer(ABC):
         """
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of ids; padding, begin and end symbols are left out, unknown tokens are shown as a sign.
+        """Return the text of ids, without padding, begin and end symbols; an unknown token is `UNKNOWN_TEXT`.
 
         Raises:
             DataError: an id is outside the vocabulary.
@@ -82,9 +82,9 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def spans(self, text: str) -> list[tuple[int, int]]:
-        """Return for every id of `encode` the characters start .. end of the text it stands for, without white space.
+        """Return for every id of `encode` its characters start .. end in the text, without white space at its ends.
 
-        Where several pieces make one character, each stands for it. The span of white space alone is empty.
+        Pieces of one character all have that character. The span of white space alone is empty.
         """
 
     @abstractmethod
@@ -226,7 +226,7 @@ class LabelTokenizer(Tokenizer):
         return len(self.labels)
 
     def encode(self, text: str, *, unknown: Unknown = "error") -> list[int]:
-        """Return the labels' ids; one that training never saw is always an error."""
+        """Return the labels' ids; a label that is not in the training data is always an error."""
         found = _labels(self.kind, text)
         for label in found:
             if label not in self._ids:
@@ -235,7 +235,7 @@ class LabelTokenizer(Tokenizer):
         return [self._ids[label] for label in found]
 
     def knows(self, text: str) -> bool:
-        """Return whether training had all labels of a text."""
+        """Return whether all labels of a text are in the training data."""
         return all(label in self._ids for label in _labels(self.kind, text))
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -258,7 +258,7 @@ def _labels(kind: str, text: str) -> list[str]:
 
 
 class Tokenizers:
-    """The tokenizers of both sides; one object twice where they share a vocabulary."""
+    """The tokenizers of source and target; the same object where they share a vocabulary."""
 
     def __init__(self, source: Tokenizer, target: Tokenizer) -> None:
         self.source = source
@@ -274,14 +274,16 @@ class Tokenizers:
         """Build one joint tokenizer, or one for each side where `data.target_tokenizer` is set.
 
         Args:
-            reads: what for (`ModelConfig.reads`): targets that are labels have a list of labels, and are no text.
+            reads: `ModelConfig.reads` of the model: with a head for labels the targets are labels and no text.
 
         Raises:
             ConfigError: a language model's data, which has no source, with a tokenizer for the target alone.
             DataError: there are no examples.
         """
         if reads in ("classification", "tagging", "span"):
-            return cls._with_labels(data, list(examples), reads)
+            rows = list(examples)
+            text = Tokenizer.train(data.tokenizer, [example.source for example in rows if example.source is not None])
+            return cls(text, text).with_labels(rows, reads)
         if data.target_tokenizer is None:
             joint = Tokenizer.train(data.tokenizer, _all_texts(examples))
             return cls(joint, joint)
@@ -293,23 +295,18 @@ class Tokenizers:
         target = Tokenizer.train(data.target_tokenizer, [example.target for example in rows])
         return cls(Tokenizer.train(data.tokenizer, sources), target)
 
-    @classmethod
-    def _with_labels(cls, data: DataConfig, rows: list[Example], reads: Reads) -> Tokenizers:
-        text = Tokenizer.train(data.tokenizer, [example.source for example in rows if example.source is not None])
-        return cls(text, text).with_labels(rows, reads)
-
     def extended(self, examples: Iterable[Example]) -> Tokenizers:
-        """Return tokenizers that know all symbols of the examples, too, with ids after those there are.
+        """Return tokenizers with the new symbols of the examples after the symbols of these.
 
         Raises:
-            ConfigError: subwords, whose pieces are trained together.
+            ConfigError: the tokenizers are of subwords, which cannot be extended.
         """
         rows = list(examples)
         if self.is_joint:
             joint = _extended(self.source, _all_texts(rows))
             return Tokenizers(joint, joint)
         source = _extended(self.source, [example.source for example in rows if example.source is not None])
-        # Labels are a list of their own, which a new task has anyway.
+        # A new task has a new list of labels anyway.
         if isinstance(self.target, LabelTokenizer):
             return Tokenizers(source, self.target)
         return Tokenizers(source, _extended(self.target, [example.target for example in rows]))

@@ -5,8 +5,8 @@ frequent substrings, two rounds of expectation maximisation over all segmentatio
 whose loss would lower the likelihood least, until the wanted number is left. Single symbols are never dropped.
 
 Differs from the usual trainers: every sum and every tie has one order, so that the same words give the same model in
-every process (a trainer that walks through a hash table does not); and the likelihood that is lost with a piece is
-its expected count times what its own best segmentation by other pieces costs more.
+every process (which is not so where a trainer iterates over a hash table); and the loss of a piece is its expected
+count times the difference between its score and that of its best segmentation into other pieces.
 
 Letters: A arcs (a piece at a place of a string), V nodes (places between symbols of all strings, end to end).
 """
@@ -39,7 +39,7 @@ def train_unigram(words: Mapping[str, int], alphabet: Sequence[str], n_pieces: i
 
     Args:
         words: how often every word occurs; pieces never cross words.
-        alphabet: the symbols that may occur, all kept whether they do or not; at most `n_pieces`.
+        alphabet: the symbols that may occur, which are all pieces; at most `n_pieces`.
     """
     strings = sorted(words)
     counts = np.array([words[word] for word in strings], dtype=np.float64)
@@ -48,7 +48,8 @@ def train_unigram(words: Mapping[str, int], alphabet: Sequence[str], n_pieces: i
     scores = np.log(occurrences / occurrences.sum())
     names = list(pieces)
     n_symbols = len(alphabet)
-    corpus, itself = _Lattice.of(strings, names), _Lattice.of(names, names)
+    # One lattice cuts the words into pieces; the other cuts every piece into other pieces, for the loss without it.
+    corpus, of_pieces = _Lattice.of(strings, names), _Lattice.of(names, names)
     while True:
         for _ in range(_EM_ROUNDS):
             expected = corpus.expected_counts(scores, counts)
@@ -56,18 +57,18 @@ def train_unigram(words: Mapping[str, int], alphabet: Sequence[str], n_pieces: i
             scores = np.log(np.maximum(expected, _LEAST_PIECE_COUNT) / expected.sum())
         if len(names) <= n_pieces:
             break
-        loss = expected * (scores - itself.without_whole_strings().best(scores))
+        loss = expected * (scores - of_pieces.without_whole_strings().best(scores))
         loss[:n_symbols] = np.inf
         n_kept = max(n_pieces, int(len(names) * _KEPT_PER_ROUND))
         kept = np.sort(np.lexsort((np.arange(len(names)), -loss))[:n_kept])
         names, scores = [names[i] for i in kept], scores[kept]
-        corpus, itself = corpus.restricted_to(kept), _Lattice.of(names, names)
+        corpus, of_pieces = corpus.restricted_to(kept), _Lattice.of(names, names)
     order = sorted(range(len(names)), key=lambda i: (-scores[i], names[i]))
     return [(names[i], float(scores[i])) for i in order]
 
 
 def _seeds(words: Mapping[str, int], alphabet: Sequence[str], n_seeds: int) -> dict[str, int]:
-    """Return the alphabet, then the substrings that cover most text, with their counts."""
+    """Return the alphabet, then the substrings that cover the most characters of text, with their counts."""
     found: Counter[str] = Counter()
     for word, count in words.items():
         for begin in range(len(word)):
@@ -135,14 +136,14 @@ class _Lattice:
 
     def best(self, scores: Floats) -> Floats:
         """Return the score of the best segmentation of every string."""
-        reached_V = _spread(np.maximum, self.first, self.begin_A, self.end_A, self.level_V, scores[self.piece_A])
+        reached_V = _propagate(np.maximum, self.first, self.begin_A, self.end_A, self.level_V, scores[self.piece_A])
         return reached_V[self.last]
 
     def expected_counts(self, scores: Floats, counts: Floats) -> Floats:
         """Return how often every piece is expected in `counts` copies of the strings, over all segmentations."""
         score_A = scores[self.piece_A]
-        before_V = _spread(np.logaddexp, self.first, self.begin_A, self.end_A, self.level_V, score_A)
-        after_V = _spread(np.logaddexp, self.last, self.end_A, self.begin_A, -self.level_V, score_A)
+        before_V = _propagate(np.logaddexp, self.first, self.begin_A, self.end_A, self.level_V, score_A)
+        after_V = _propagate(np.logaddexp, self.last, self.end_A, self.begin_A, -self.level_V, score_A)
         string_V = np.repeat(np.arange(len(self.first)), self.last - self.first + 1)
         string_A = string_V[self.begin_A]
         total_A = before_V[self.last][string_A]
@@ -151,10 +152,14 @@ class _Lattice:
         return np.bincount(self.piece_A, weights=weights_A, minlength=len(scores)).astype(np.float64)
 
 
-def _spread(add: np.ufunc, origin: Ints, begin_A: Ints, end_A: Ints, level_V: Ints, score_A: Floats) -> Floats:
-    """Carry scores from the nodes `origin` (score 0) along the arcs, all strings at once, one level after the other."""
+def _propagate(add: np.ufunc, origin: Ints, begin_A: Ints, end_A: Ints, level_V: Ints, score_A: Floats) -> Floats:
+    """Return every node's score, from the nodes `origin` (score 0) along the arcs: the forward or backward algorithm.
+
+    All strings are processed at once, one level after the other; `add` combines the arcs that end in one node.
+    """
     reached_V = np.full(len(level_V), -np.inf)
     reached_V[origin] = 0.0
+    # Sorted by level, then by end, so that a level is a slice and the arcs into one node stand side by side in it.
     order = np.lexsort((begin_A, end_A, level_V[end_A]))
     begin_A, end_A, score_A = begin_A[order], end_A[order], score_A[order]
     level_A = level_V[end_A]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ostinato.decoding.hypothesis import Hypothesis, length_penalty
+from ostinato.decoding.beams import Hypothesis, length_penalty
 from ostinato.decoding.search import Decodable, search, search_n_best
 
 __all__ = ["Decodable", "Hypothesis", "length_penalty", "search", "search_n_best"]

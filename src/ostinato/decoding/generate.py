@@ -1,4 +1,4 @@
-"""From texts to texts: encode, batch by length, search, decode, in the order given."""
+"""Generation of texts from texts: encode, batch by length, search, decode."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from itertools import islice
 
 from ostinato.config.data import DataConfig
 from ostinato.config.decoding import DecodingConfig
-from ostinato.data.batching import Row, evaluation_batches
+from ostinato.data.batching import evaluation_batches
+from ostinato.data.collate import Row
 from ostinato.data.inputs import Input
 from ostinato.data.tokenizer import BOS_ID, Tokenizer, Tokenizers
-from ostinato.decoding.hypothesis import Hypothesis
+from ostinato.decoding.beams import Hypothesis
 from ostinato.decoding.inference import inference
-from ostinato.decoding.prompts import left_padded
-from ostinato.decoding.search import search_n_best
+from ostinato.decoding.search import left_padded, search_n_best
 from ostinato.errors import DataError
 from ostinato.models import Writer
 
 _WINDOW = 4096
-"""Inputs read before the first of them is answered: enough to sort into batches of equal length."""
+"""Inputs read before the first output: enough to sort into batches of equal length."""
 
 END_TEXT = "<eos>"
 """How the end symbol is shown among tokens."""
@@ -30,10 +30,11 @@ class Generation:
     """One output.
 
     Args:
-        text: what was generated, behind the prefix that was given; a language model's prompt is not repeated.
-        score, log_prob, finished: see `ostinato.decoding.Hypothesis`. n_tokens: generated, the end symbol included.
-        tokens, token_log_probs: what was generated, token by token; None unless asked for (`token_scores`).
-        others: the next best outputs, best first; empty unless asked for (`n_best`).
+        text: the output with the prefix that was given; a language model's prompt is not repeated.
+        score, log_prob, finished: see `ostinato.decoding.Hypothesis`.
+        n_tokens: number of generated tokens, the end symbol included.
+        tokens, token_log_probs: the generated tokens and their log-probabilities; None without `token_scores`.
+        others: the next best outputs, best first; empty with `n_best` = 1.
     """
 
     text: str
@@ -59,16 +60,16 @@ def generate_texts(
     """Return an output for every text, in the order given.
 
     Args:
-        texts: an `Input` may come with the beginning of its output.
-        as_prompts: the texts are beginnings for a language model to go on from, and not sources.
+        texts: an `Input` may hold a prefix of its output.
+        as_prompts: the texts are prompts of a language model, and not sources.
 
     Raises:
         DataError: a text that is too long or cannot be encoded, by its number; nothing is generated then.
     """
-    answer = _Answerer(model, tokenizers, data, config, as_prompts, n_steps)
-    rows = [answer.row(text, index) for index, text in enumerate(texts)]
-    found = answer(rows)
-    return [found[row.index] for row in rows]
+    generator = _Generator(model, tokenizers, data, config, as_prompts, n_steps)
+    rows = [generator.row(text, index) for index, text in enumerate(texts)]
+    outputs = generator.generate(rows)
+    return [outputs[row.index] for row in rows]
 
 
 def generate_stream(
@@ -83,36 +84,36 @@ def generate_stream(
     window: int = _WINDOW,
     on_progress: Callable[[int], None] | None = None,
 ) -> Iterator[Generation | DataError]:
-    """Yield for every text its output, or the error that kept it from having one, in the order given.
+    """Yield the output of every text, or the error of a text that cannot be encoded, in the order given.
 
-    `window` texts are read, sorted by length, answered, and forgotten at a time. Sampled outputs do not depend on the
-    window. For `as_prompts` see `generate_texts`.
+    `window` texts at a time are read, sorted by length and searched. Sampled outputs do not depend on the window. For
+    `as_prompts` see `generate_texts`.
 
     Args:
-        on_progress: told of how many more texts there is an answer, batch by batch.
+        on_progress: called after every batch with the number of texts that it finished.
     """
-    answer = _Answerer(model, tokenizers, data, config, as_prompts, n_steps)
+    generator = _Generator(model, tokenizers, data, config, as_prompts, n_steps)
     numbered = enumerate(texts)
     while chunk := list(islice(numbered, window)):
-        answers: dict[int, Generation | DataError] = {}
+        outputs: dict[int, Generation | DataError] = {}
         rows = []
         for index, text in chunk:
             try:
-                rows.append(answer.row(text, index))
+                rows.append(generator.row(text, index))
             except DataError as error:
-                answers[index] = error
-        if on_progress is not None and answers:
-            on_progress(len(answers))
-        answers.update(answer(rows, on_progress))
+                outputs[index] = error
+        if on_progress is not None and outputs:
+            on_progress(len(outputs))
+        outputs.update(generator.generate(rows, on_progress))
         for index, _ in chunk:
-            yield answers[index]
+            yield outputs[index]
 
 
-class _Answerer:
-    """Makes rows of inputs, and outputs of rows.
+class _Generator:
+    """Encodes inputs as rows, and generates the outputs of rows.
 
-    A row has a source and what is given of the target, or a prompt as the target; its end or begin symbol counts
-    towards the length.
+    A row has a source and the prefix of its target, or a prompt as its target; its end or begin symbol counts towards
+    the length.
     """
 
     def __init__(
@@ -150,7 +151,7 @@ class _Answerer:
             raise DataError(f"{given.where or f'input line {index + 1}'}: {error}") from error
 
     def _target(self, text: str) -> list[int]:
-        """Return the ids of a prompt or prefix; nothing is no text, whatever a tokenizer makes of it."""
+        """Return the ids of a prompt or prefix; an empty one has none, although a tokenizer may give it some."""
         return self._encode(text, self.tokenizers.target, "target", self.data.max_target_length) if text else []
 
     def _encode(self, text: str, tokenizer: Tokenizer, side: str, longest: int) -> list[int]:
@@ -163,28 +164,30 @@ class _Answerer:
         problem = f"{len(ids) + 1} tokens, but {key} is {longest}"
         raise DataError(f"{problem}: raise {key}, or set data.over_length=truncate")
 
-    def __call__(self, rows: Sequence[Row], on_progress: Callable[[int], None] | None = None) -> dict[int, Generation]:
+    def generate(self, rows: Sequence[Row], on_progress: Callable[[int], None] | None = None) -> dict[int, Generation]:
         """Return the output of every row by its index."""
         given = {row.index: row.target_ids for row in rows}
-        found: dict[int, Generation] = {}
+        outputs: dict[int, Generation] = {}
         budget = max(1, self.data.eval_tokens_per_batch // self.config.beam)
         with inference(self.model, packs_weights=self.config.pack_weights):
             for batch in evaluation_batches(rows, budget, window=max(1, len(rows))):
-                begun = [[BOS_ID, *given[index]] for index in batch.indices]
-                prefix = left_padded(begun, self.model.device) if any(len(ids) > 1 for ids in begun) else None
+                prefixes = [[BOS_ID, *given[index]] for index in batch.indices]
+                prefix = left_padded(prefixes, self.model.device) if any(len(ids) > 1 for ids in prefixes) else None
                 lists = search_n_best(self.model, batch.to(self.model.device), self.config, prefix, self.n_steps)
                 for index, hypotheses in zip(batch.indices, lists, strict=True):
                     shown = [] if self.as_prompts else given[index]
-                    best, *others = (self._decoded(h, shown) for h in hypotheses)
-                    found[index] = replace(best, others=tuple(others))
+                    best, *others = (self._generation(hypothesis, shown) for hypothesis in hypotheses)
+                    outputs[index] = replace(best, others=tuple(others))
                 if on_progress is not None:
                     on_progress(len(batch.indices))
-        return found
+        return outputs
 
-    def _decoded(self, h: Hypothesis, prefix_ids: list[int]) -> Generation:
+    def _generation(self, found: Hypothesis, prefix_ids: list[int]) -> Generation:
         tokenizer = self.tokenizers.target
-        text = tokenizer.decode([*prefix_ids, *h.ids])
+        text = tokenizer.decode([*prefix_ids, *found.ids])
         tokens = None
-        if h.token_log_probs is not None:
-            tokens = [tokenizer.decode([i]) for i in h.ids] + [END_TEXT] * h.finished
-        return Generation(text, h.score, h.log_prob, h.finished, h.n_tokens, tokens, h.token_log_probs)
+        if found.token_log_probs is not None:
+            tokens = [tokenizer.decode([i]) for i in found.ids] + [END_TEXT] * found.finished
+        return Generation(
+            text, found.score, found.log_prob, found.finished, found.n_tokens, tokens, found.token_log_probs
+        )

@@ -1,4 +1,4 @@
-"""Running a model without training it, and leaving it as it was."""
+"""Inference: evaluation mode without gradients, undone afterwards."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from ostinato.kernels import packing
 
 @contextmanager
 def inference(model: nn.Module, *, packs_weights: bool = True) -> Iterator[None]:
-    """Put a model in evaluation mode without gradients; afterwards every module is in the mode it was in.
+    """Put a model in evaluation mode without gradients; afterwards every module has its earlier mode.
 
-    Do not yield from inside: gradients would stay off in the code that takes the value. The weights must not change.
+    Do not yield from inside: gradients would stay off in the caller's code. The weights must not change.
 
     Args:
         packs_weights: copy weights into the form a CPU multiplies by fastest; see `ostinato.kernels.packed`.

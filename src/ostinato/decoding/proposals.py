@@ -1,4 +1,4 @@
-"""How the next tokens are proposed: greedy, sampling, beam.
+"""Proposals for the next token: greedy search, sampling, beam search.
 
 Letters: S sentences in the batch, K hypotheses of each, R = S * K rows (sentence-major), V vocabulary, N proposals of
 each sentence, T tokens a sentence may generate.
@@ -6,6 +6,7 @@ each sentence, T tokens a sentence may generate.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -21,7 +22,8 @@ class Proposals:
     """Continuations of every sentence's hypotheses, best first.
 
     Args:
-        ids_SN: next token. parents_SN: hypothesis it continues.
+        ids_SN: next token.
+        parents_SN: hypothesis it continues.
         log_prob_SN: of the whole continuation; -inf where it is impossible.
     """
 
@@ -47,7 +49,7 @@ class Proposer(Protocol):
 def next_log_probs(logits_RV: Tensor) -> Tensor:
     """Return float32 log-probabilities, -inf for padding and the begin symbol, which are never generated.
 
-    The two are removed after normalising, so that what is left are the model's own log-probabilities.
+    The two are removed after normalising, so that the others keep the model's own log-probabilities.
     """
     log_p_RV = torch.log_softmax(logits_RV.float(), dim=-1)
     log_p_RV[:, PAD_ID] = -torch.inf
@@ -68,7 +70,7 @@ class Greedy:
 
 
 class Beam:
-    """The 2K most probable continuations of K hypotheses: at most K of them end, so K are left to go on."""
+    """The 2K most probable continuations of K hypotheses: at most K of them end, so that K can be continued."""
 
     def __call__(self, log_p_RV: Tensor, log_prob_SK: Tensor, length: int) -> Proposals:
         """Propose 2K continuations a sentence, or all there are."""
@@ -85,8 +87,9 @@ class Beam:
 def highest(x_SM: Tensor, n: int, *, width: int = 64, least: int = 2**15) -> tuple[Tensor, Tensor]:
     """Return the n highest numbers of every row, best first, and where they are. Plain twin: `torch.topk`.
 
-    Numbers are looked at in blocks of `width`. The n highest lie in the n blocks whose own highest are highest, so only
-    those are ranked, which is faster from rows of about `least` numbers on. Of equal numbers any is returned.
+    A row is divided into blocks of `width` numbers. The n highest numbers lie in the n blocks with the highest maxima,
+    so only those blocks are ranked, which is faster from rows of about `least` numbers on. Of equal numbers any is
+    returned.
     """
     S, M = x_SM.shape
     n_blocks = M // width
@@ -107,10 +110,11 @@ class Sampling:
     """A token drawn from softmax(log p / temperature), among the `top_k` most probable where that is set.
 
     Every sentence has its own stream of uniform numbers, from its own seed; a number u picks the first token whose
-    cumulated probability exceeds u. So the draw depends on the sentence and its seed, not on its neighbours.
+    cumulated probability exceeds u. So the draw depends on the sentence and its seed, not on the rest of the batch.
 
     Args:
-        seeds: one a sentence. limits: tokens each may generate.
+        seeds: one a sentence.
+        limits: tokens each sentence may generate.
     """
 
     def __init__(self, config: DecodingConfig, seeds: list[int], limits: list[int], device: torch.device) -> None:
@@ -137,6 +141,22 @@ class Sampling:
     def keep(self, sentences_S: Tensor) -> None:
         """Keep these sentences' streams."""
         self._uniform_ST = self._uniform_ST.index_select(0, sentences_S)
+
+
+def make_proposer(config: DecodingConfig, indices: Sequence[int], limits: list[int], device: torch.device) -> Proposer:
+    """Return the proposer of a strategy.
+
+    Args:
+        indices: row number of every sentence, which sampling is seeded with.
+        limits: tokens each sentence may generate.
+    """
+    match config.strategy:
+        case "beam":
+            return Beam()
+        case "greedy":
+            return Greedy()
+        case "sample":
+            return Sampling(config, [sentence_seed(config.seed, index) for index in indices], limits, device)
 
 
 def sentence_seed(seed: int, index: int) -> int:

@@ -1,30 +1,31 @@
 """The search loop: one for greedy, sampling and beam search, over any model with `encode` and `step`.
 
 Scores. A hypothesis of n generated tokens (end symbol included) and log-probability s scores s / length_penalty(n);
-see `ostinato.decoding.hypothesis`.
+see `ostinato.decoding.beams.length_penalty`.
 
 Lengths. A sentence may generate at most max_length + floor(max_length_ratio * source tokens) tokens, and must generate
 min_length + floor(min_length_ratio * source tokens) of them: before that, the end symbol is impossible. The end symbols
 of both sides count; a prefix does not.
 
 Every step ranks the continuations of a sentence's K hypotheses. Those among the first K that are an end symbol finish
-and are set aside; the best K others live on. (Greedy and sampling: K = 1.) A sentence stops
+and are set aside; the best K others are continued. (Greedy and sampling: K = 1.) A sentence stops
 
     - at its length limit;
     - greedy, sampling: when its only hypothesis ends;
     - beam search: when no live hypothesis can beat the worst of the n_best best finished ones, even if all its further
       tokens were certain: s / length_penalty(limit) <= worst. Its outputs are those of a search run to the limit. With
-      `stopping="count"` also when K hypotheses have finished, whatever might still come.
+      `stopping="count"` also when K hypotheses have finished, although a better one may follow.
 
 The best finished hypotheses are the result; where none finished, the best live ones, marked `finished=False`. The
-encoder runs once, a prompt runs once per sentence, sentences that stopped leave the batch, and a hypothesis that has
-finished gives its place to a live one.
+encoder runs once, a prompt runs once per sentence, sentences that stopped are removed from the batch, and a hypothesis
+that has finished is replaced by a live one.
 
 Letters: S sentences still in the batch, K hypotheses of each, N proposals of each, T columns.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import floor
 from typing import Protocol, runtime_checkable
 
@@ -33,15 +34,15 @@ from torch import Tensor
 
 from ostinato.config.decoding import DecodingConfig
 from ostinato.data.batch import Batch, Tokens
-from ostinato.decoding.beams import Beams
-from ostinato.decoding.hypothesis import Hypothesis
-from ostinato.decoding.prompts import make_prompt
-from ostinato.decoding.proposals import Beam, Greedy, Proposer, Sampling, next_log_probs, sentence_seed
+from ostinato.data.tokenizer import BOS_ID, PAD_ID
+from ostinato.decoding.beams import Beams, Hypothesis
+from ostinato.decoding.proposals import make_proposer, next_log_probs
+from ostinato.errors import DataError
 from ostinato.nn.cache import Cache
 
-# Stopped sentences leave the batch when they are at least this part of it: leaving copies the cache of those that stay,
-# so that doing it for every single one would cost more than it saves.
-_LEAVE_AT = 1 / 8
+# Stopped sentences are removed from the batch when they are at least this part of it: removing copies the cache of the
+# others, so that doing it for every single sentence would cost more than it saves.
+_REMOVED_AT = 1 / 8
 
 
 @runtime_checkable
@@ -98,7 +99,8 @@ def search_n_best(
     prompt = make_prompt(batch, prefix)
     lengths = _lengths(batch, prompt, config)
     device = prompt.ids_BT.device
-    propose = _proposer(config, batch, [most for _, most in lengths], device)
+    indices = batch.indices or range(n_sentences)
+    propose = make_proposer(config, indices, [most for _, most in lengths], device)
     cache = model.encode(batch, n_steps=n_steps)
     logits_RV = model.step(prompt.ids_BT, cache, prompt.keep_BT)
     K = config.beam
@@ -108,15 +110,15 @@ def search_n_best(
     beams = Beams(lengths, config, device)
     found: list[list[Hypothesis]] = [[] for _ in range(n_sentences)]
     while True:
-        log_p_RV = beams.allowed(next_log_probs(logits_RV))
+        log_p_RV = beams.mask_early_ends(next_log_probs(logits_RV))
         rows_R = beams.advance(propose(log_p_RV, beams.log_prob_SK, beams.length))
         stopped = beams.stopped_S.tolist()
         n_stopped = sum(stopped)
         is_over = n_stopped == len(stopped)
         if not is_over and K > 1:
             cache.reorder(rows_R)
-        if is_over or (n_stopped and n_stopped >= _LEAVE_AT * len(stopped)):
-            for row, hypotheses in beams.leave([i for i, stop in enumerate(stopped) if stop]):
+        if is_over or (n_stopped and n_stopped >= _REMOVED_AT * len(stopped)):
+            for row, hypotheses in beams.results([i for i, stop in enumerate(stopped) if stop]):
                 found[row] = hypotheses
             if is_over:
                 return found
@@ -128,9 +130,9 @@ def search_n_best(
 
 
 def _lengths(batch: Batch, prompt: Tokens, config: DecodingConfig) -> list[tuple[int, int]]:
-    """Return the least and the most tokens of every sentence; where there are no sources, prompts count.
+    """Return the least and the most tokens of every sentence, by the length of its source, or else of its prompt.
 
-    At least one may be generated, and what may be is never less than what must.
+    The most is at least one token, and the least is never more than the most.
     """
     if config.max_length_ratio == config.min_length_ratio == 0.0:
         sources = [0] * batch.n_sentences
@@ -145,10 +147,43 @@ def _lengths(batch: Batch, prompt: Tokens, config: DecodingConfig) -> list[tuple
     return found
 
 
-def _proposer(config: DecodingConfig, batch: Batch, limits: list[int], device: torch.device) -> Proposer:
-    if config.strategy == "beam":
-        return Beam()
-    if config.strategy == "greedy":
-        return Greedy()
-    indices = batch.indices or range(batch.n_sentences)
-    return Sampling(config, [sentence_seed(config.seed, index) for index in indices], limits, device)
+def make_prompt(batch: Batch, given: Tokens | None) -> Tokens:
+    """Return the columns of the target that a search starts from.
+
+    They are the begin symbol, or the prefix that is `given`; where the batch's pairs are one sequence, the source with
+    its end symbol comes before it.
+
+    Raises:
+        DataError: `given` does not fit the batch or is padded on the right.
+    """
+    device = batch.target.ids_BT.device
+    if given is None:
+        ids_B1 = torch.full((batch.n_sentences, 1), BOS_ID, device=device)
+        given = Tokens(ids_B1, torch.ones_like(ids_B1, dtype=torch.bool))
+    else:
+        n_rows, n_columns = given.ids_BT.shape
+        if n_rows != batch.n_sentences:
+            raise DataError(f"the prefix has {n_rows} rows, but the batch has {batch.n_sentences} sentences")
+        if n_columns == 0 or not bool(given.keep_BT[:, -1].all()):
+            raise DataError(
+                "every row of a prefix must end in a real token: pad it on the left, and begin it with <bos>"
+            )
+    if batch.prefix_lengths_B is None:
+        return given
+    sources = [ids[:n] for ids, n in zip(_real_ids(batch.target), batch.prefix_lengths_B.tolist(), strict=True)]
+    return left_padded([source + ids for source, ids in zip(sources, _real_ids(given), strict=True)], device)
+
+
+def left_padded(sequences: Sequence[Sequence[int]], device: torch.device) -> Tokens:
+    """Return sequences side by side, padded on the left."""
+    width = max(map(len, sequences))
+    ids_BT = torch.tensor([[PAD_ID] * (width - len(ids)) + list(ids) for ids in sequences], device=device)
+    n_padding_B1 = torch.tensor([[width - len(ids)] for ids in sequences], device=device)
+    return Tokens(ids_BT, torch.arange(width, device=device) >= n_padding_B1)
+
+
+def _real_ids(tokens: Tokens) -> list[list[int]]:
+    return [
+        [i for i, is_real in zip(ids, keep, strict=True) if is_real]
+        for ids, keep in zip(tokens.ids_BT.tolist(), tokens.keep_BT.tolist(), strict=True)
+    ]

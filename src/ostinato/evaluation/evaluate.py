@@ -29,9 +29,8 @@ from ostinato.config.data import DataConfig
 from ostinato.config.decoding import DecodingConfig
 from ostinato.data.batch import Batch
 from ostinato.data.batching import evaluation_batches
-from ostinato.data.example import Example
+from ostinato.data.example import Example, take_evenly
 from ostinato.data.rows import encode_rows
-from ostinato.data.subset import take_evenly
 from ostinato.data.tokenizer import Tokenizers
 from ostinato.decoding.inference import inference
 from ostinato.errors import ConfigError, Problem

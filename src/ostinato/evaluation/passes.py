@@ -81,7 +81,7 @@ class Passes:
         ]
 
     def _forced(self, output: ModelOutput, batch: Batch) -> tuple[list[SentenceScores], dict[str, Tensor]]:
-        scores = score_sentences(output.logits_BTV, batch.labels_BT, batch.loss_BT)
+        scores = score_sentences(output.logits_BTV, batch.labels_BT, batch.loss_mask_BT)
         self.halting |= {name for name, stack in output.stacks.items() if stack.halting is not None}
         self._routing.add(output)
         return scores, sentence_depths(output, batch, self._rounds)

@@ -50,7 +50,7 @@ def rank(
         moved = batch.to(model.device)
         logits_BTV = model(moved, n_steps=n_steps).logits_BTV
         for index, scores in zip(
-            batch.indices, score_sentences(logits_BTV, moved.labels_BT, moved.loss_BT), strict=True
+            batch.indices, score_sentences(logits_BTV, moved.labels_BT, moved.loss_mask_BT), strict=True
         ):
             log_probs[index] = -scores.nll
     is_right = [right > wrong for right, wrong in zip(log_probs[::2], log_probs[1::2], strict=True)]

@@ -25,7 +25,7 @@ def read_out(config: EncoderConfig, logits_BLV: Tensor, batch: Batch) -> list[Hy
     if config.head.kind == "span":
         return _answers(log_probs_BLV, config.head.max_answer_length)
     best = log_probs_BLV.max(-1)
-    n_labels = batch.loss_BT.sum(1).tolist()
+    n_labels = batch.loss_mask_BT.sum(1).tolist()
     rows = zip(best.indices.tolist(), best.values.tolist(), n_labels, strict=True)
     return [_labels(ids[:n], values[:n]) for ids, values, n in rows]
 

@@ -43,15 +43,15 @@ class SentenceScores:
     n_right: int
 
 
-def score_sentences(logits_BTV: Tensor, labels_BT: Tensor, loss_BT: Tensor) -> list[SentenceScores]:
-    """Score the labels where `loss_BT` is True, one result a sentence."""
+def score_sentences(logits_BTV: Tensor, labels_BT: Tensor, loss_mask_BT: Tensor) -> list[SentenceScores]:
+    """Score the labels where `loss_mask_BT` is True, one result a sentence."""
     flat, labels = logits_BTV.flatten(0, 1), labels_BT.flatten()
     nll_parts, right_parts = [], []
     for start in range(0, len(labels), _ROWS):
         part, wanted = flat[start : start + _ROWS].float(), labels[start : start + _ROWS]
         nll_parts.append(part.logsumexp(dim=1) - part.gather(1, wanted[:, None])[:, 0])
         right_parts.append(part.argmax(dim=1) == wanted)
-    keep_BT = loss_BT.cpu()
+    keep_BT = loss_mask_BT.cpu()
     nll_BT = torch.cat(nll_parts).view(labels_BT.shape).cpu().double().masked_fill(~keep_BT, 0.0)
     right_BT = torch.cat(right_parts).view(labels_BT.shape).cpu() & keep_BT
     sums = zip(nll_BT.sum(1).tolist(), keep_BT.sum(1).tolist(), right_BT.sum(1).tolist(), strict=True)

@@ -18,10 +18,9 @@ from typing import Any
 import torch
 
 from ostinato.data.disk import write_json
-from ostinato.data.example import fingerprint
+from ostinato.data.example import fingerprint, take_evenly
 from ostinato.data.lines import read_lines
 from ostinato.data.registry import DataAccess
-from ostinato.data.subset import take_evenly
 from ostinato.errors import DataError
 from ostinato.evaluation.loading import LoadedRun
 from ostinato.evaluation.predictions import PredictionWriter

@@ -1,4 +1,4 @@
-"""Scores of decoded output, accumulated example by example: see `ostinato.metrics.base.Metric`."""
+"""Scores of generated outputs, accumulated example by example: see `ostinato.metrics.base.Metric`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from ostinato.errors import ConfigError, Problem
 from ostinato.metrics.base import Metric
 from ostinato.metrics.labels import Accuracy, AnswerEm, AnswerF1, MacroF1, SpanF1, TagAccuracy
-from ostinato.metrics.matching import CharacterAccuracyFree, ExactMatch, SecondWord, TokenAccuracyFree
+from ostinato.metrics.matching import CharacterAccuracyFree, ExactMatch, SecondWord, TokenAccuracyFree, consistency
 from ostinato.metrics.translation import Bleu, Chrf
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "SpanF1",
     "TagAccuracy",
     "TokenAccuracyFree",
+    "consistency",
     "make_metric",
 ]
 
@@ -50,7 +51,7 @@ def make_metric(name: str, key: str = "evaluation.metrics") -> Metric:
 
     Args:
         name: one of `METRICS`.
-        key: the setting to blame for a wrong name.
+        key: the setting that the error names.
 
     Raises:
         ConfigError: no metric has this name; lists those that there are.

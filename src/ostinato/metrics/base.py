@@ -1,4 +1,4 @@
-"""What a metric is: counts of one output against its reference, and a score that is a function of their sum."""
+"""The base of all metrics: counts of one output against its reference, and a score as a function of their sum."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Metric(ABC):
         """Return the score of a set of one or more examples from the sums of their counts."""
 
     def signature(self) -> str | None:
-        """Return what a score must be quoted with to mean something elsewhere, where there is such a thing."""
+        """Return the settings that have to be quoted with a score, for metrics that have such a text."""
         return None
 
     def update(self, prediction: str, reference: str) -> None:
@@ -52,3 +52,12 @@ class Metric(ABC):
         if (signature := self.signature()) is not None:
             result[f"{self.name}_signature"] = signature
         return result
+
+
+class Proportion(Metric):
+    """A proportion in [0, 1]: the counts are the number of right parts and the number of all parts."""
+
+    def score(self, totals: Sequence[int]) -> float:
+        """Return the share that is right; 1 where there are no parts."""
+        n_right, n = totals
+        return n_right / n if n else 1.0

@@ -6,9 +6,9 @@ share `level` of those scores:
 
     interval(f) = [quantile((1 - level) / 2), quantile((1 + level) / 2)] of f(set_1) .. f(set_n_samples)
 
-with f a system's score, or, paired, score(system) - score(reference system) on the SAME drawn sentences, where what is
-hard for both cancels. What the interval covers is the choice of test sentences; how much the score of a model varies
-with the seed it was trained with is not in it. With a seed, sacreBLEU's `PairedTest` draws the same sets.
+with f a system's score, or, paired, score(system) - score(reference system) on the SAME drawn sentences, so that the
+difficulty of the sentences cancels. The interval covers the choice of test sentences, and not how much a model's score
+varies with its training seed. With the same seed, sacreBLEU's `PairedTest` draws the same sets.
 
 Koehn, P. (2004). Statistical significance tests for machine translation evaluation. EMNLP, sections 3 and 4.
 """
@@ -69,12 +69,14 @@ def paired_bootstrap(
 ) -> list[Compared]:
     """Return every system's score and difference to the first system, with intervals.
 
-    A system's intervals depend on its own outputs, the first system's, the references and the seed, not on which
-    other systems are there.
+    A system's intervals depend on its own outputs, the first system's, the references and the seed, and not on the
+    other systems.
 
     Args:
         systems: the outputs of each system, in the references' order.
-        n_samples: sets drawn. seed: of the draws. level: share of the drawn scores inside an interval.
+        n_samples: number of drawn sets.
+        seed: of the draws.
+        level: share of the drawn scores inside an interval.
 
     Raises:
         ConfigError: too few samples, a negative seed, or a level outside (0, 1).
@@ -99,7 +101,7 @@ def paired_means(
     """Return every group's mean score over its systems, and its difference to the first group's, with intervals.
 
     As `paired_bootstrap`, with the systems of a group (one model, several training seeds) scored on the same drawn
-    sentences and their scores averaged. The seeds are taken as they are: what is drawn are sentences.
+    sentences and their scores averaged. Sentences are drawn, and seeds are not.
 
     Raises:
         As `paired_bootstrap`.
@@ -130,7 +132,10 @@ def _drawn(
             raise DataError(f"system {number} has {len(outputs)} outputs for {n} references")
     if 2.0 ** (1 - n) > 1 - level:
         raise DataError(f"{n} sentences are too few to compare systems at a level of {level:.0%}")
-    counts_SNK = _counts(metric, systems, references)
+    counts = [[metric.counts(p, r) for p, r in zip(outputs, references, strict=True)] for outputs in systems]
+    # A metric may have more counts for later examples; the missing ones of earlier examples are 0.
+    n_counts = max(len(row) for rows in counts for row in rows)
+    counts_SNK = np.array([[row + [0] * (n_counts - len(row)) for row in rows] for rows in counts], dtype=np.int64)
     real_S = _scores(metric, counts_SNK.sum(1))
     drawn_BS = np.array([_scores(metric, totals_SK) for totals_SK in _resampled(counts_SNK, n_samples, seed)])
     return real_S, drawn_BS
@@ -146,13 +151,6 @@ def _check(n_samples: int, seed: int, level: float) -> None:
         problems.append(Problem("level", level, "must be above 0 and below 1"))
     if problems:
         raise ConfigError(problems)
-
-
-def _counts(metric: Metric, systems: Sequence[Sequence[str]], references: Sequence[str]) -> NDArray[np.int64]:
-    """Return the counts of every output, [S, N, K]; K is the most that any has."""
-    counts = [[metric.counts(p, r) for p, r in zip(outputs, references, strict=True)] for outputs in systems]
-    n_counts = max(len(row) for rows in counts for row in rows)
-    return np.array([[row + [0] * (n_counts - len(row)) for row in rows] for rows in counts], dtype=np.int64)
 
 
 def _resampled(counts_SNK: NDArray[np.int64], n_samples: int, seed: int) -> NDArray[np.int64]:

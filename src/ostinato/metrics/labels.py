@@ -23,7 +23,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 
-from ostinato.metrics.base import Metric
+from ostinato.metrics.base import Metric, Proportion
 from ostinato.metrics.matching import ExactMatch
 
 _UNIT = 10**9
@@ -50,7 +50,7 @@ class MacroF1(Metric):
         self._totals.clear()
 
     def counts(self, prediction: str, reference: str) -> list[int]:
-        """Return TP and FP + FN for every class met so far, in the order they were met."""
+        """Return TP and FP + FN for every class so far, in the order of their first examples."""
         prediction, reference = prediction.strip(), reference.strip()
         for label in (reference, prediction):
             self._places.setdefault(label, len(self._places))
@@ -67,7 +67,7 @@ class MacroF1(Metric):
         return sum(2 * right / (2 * right + wrong) for right, wrong in pairs) / len(pairs)
 
 
-class TagAccuracy(Metric):
+class TagAccuracy(Proportion):
     """Share of the words, in [0, 1], whose tag is right; missing tags are wrong."""
 
     name = "tag_accuracy"
@@ -76,11 +76,6 @@ class TagAccuracy(Metric):
         """Return the words that are right, and the words."""
         written, wanted = prediction.split(), reference.split()
         return [sum(a == b for a, b in zip_longest(written[: len(wanted)], wanted)), len(wanted)]
-
-    def score(self, totals: Sequence[int]) -> float:
-        """Return the share that is right."""
-        n_right, n = totals
-        return n_right / n if n else 1.0
 
 
 class SpanF1(Metric):
@@ -101,9 +96,10 @@ class SpanF1(Metric):
 
 def spans_of_tags(tags: Sequence[str]) -> Iterator[tuple[int, int, str]]:
     """Yield the spans of a sentence as first word, one past the last word, type."""
+    # A last O ends a span at the end of the sentence.
     start, before, kind = 0, "O", ""
     for place, tag in enumerate([*tags, "O"]):
-        prefix, name = _parsed(tag)
+        prefix, name = _split_tag(tag)
         if before != "O" and (prefix in ("O", "B", "S") or before in ("E", "S") or name != kind):
             yield start, place, kind
             before = "O"
@@ -112,7 +108,7 @@ def spans_of_tags(tags: Sequence[str]) -> Iterator[tuple[int, int, str]]:
         before, kind = prefix, name
 
 
-def _parsed(tag: str) -> tuple[str, str]:
+def _split_tag(tag: str) -> tuple[str, str]:
     """Return one of O B I E S, and the type."""
     if tag == "O":
         return "O", ""
@@ -120,7 +116,7 @@ def _parsed(tag: str) -> tuple[str, str]:
     return (prefix, name) if dash and prefix in ("B", "I", "E", "S") else ("I", tag)
 
 
-class AnswerEm(Metric):
+class AnswerEm(Proportion):
     """Share of the answers, in [0, 1], that are one of their references after SQuAD's normalisation."""
 
     name = "answer_em"
@@ -128,11 +124,6 @@ class AnswerEm(Metric):
     def counts(self, prediction: str, reference: str) -> list[int]:
         """Return whether it is right, and 1."""
         return [int(normalised(prediction) in {normalised(one) for one in reference.split("\t")}), 1]
-
-    def score(self, totals: Sequence[int]) -> float:
-        """Return the share that is right."""
-        n_right, n = totals
-        return n_right / n
 
 
 class AnswerF1(Metric):

@@ -1,4 +1,4 @@
-"""Scores that compare output and reference token by token, tokens being what white space separates.
+"""Scores that compare outputs token by token, with references or with other outputs; white space separates tokens.
 
 With the tokens p_1 .. p_m of an output and r_1 .. r_n of its reference, and an end symbol after each, p_{m+1} and
 r_{n+1}:
@@ -9,21 +9,26 @@ r_{n+1}:
     second_word          = examples with p_2 = r_2 / examples
 
 Positions past the output's end are wrong; tokens past the reference's end cost the end symbol's position. One insertion
-shifts all that follows, so this is no edit distance. "Free": the output was searched for, no true token was given.
+shifts all that follows, so this is no edit distance. "Free" stands for free running: the output was generated without
+the true tokens.
+
+`consistency` is the share of inputs for which two outputs agree, whether they are right or wrong (Hupkes et al. 2020,
+arXiv 1908.08351).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from itertools import zip_longest
 
-from ostinato.metrics.base import Metric
+from ostinato.errors import DataError
+from ostinato.metrics.base import Proportion
 
 _END = ""
-"""No token is empty, so this one stands for the end."""
+"""The end symbol: no token is an empty string."""
 
 
-class ExactMatch(Metric):
+class ExactMatch(Proportion):
     """Share of the outputs, in [0, 1], that equal their reference up to the amount of white space."""
 
     name = "exact_match"
@@ -32,13 +37,8 @@ class ExactMatch(Metric):
         """Return whether they are equal, and 1."""
         return [int(prediction.split() == reference.split()), 1]
 
-    def score(self, totals: Sequence[int]) -> float:
-        """Return the share that is right."""
-        n_right, n = totals
-        return n_right / n
 
-
-class TokenAccuracyFree(Metric):
+class TokenAccuracyFree(Proportion):
     """Share of the reference's tokens, end symbol included, in [0, 1], that the output has at the same place."""
 
     name = "token_accuracy_free"
@@ -48,11 +48,6 @@ class TokenAccuracyFree(Metric):
         wanted = [*reference.split(), _END]
         written = [*prediction.split(), _END][: len(wanted)]
         return [sum(token == other for token, other in zip_longest(wanted, written)), len(wanted)]
-
-    def score(self, totals: Sequence[int]) -> float:
-        """Return the share that is right."""
-        n_right, n = totals
-        return n_right / n
 
 
 class CharacterAccuracyFree(TokenAccuracyFree):
@@ -68,9 +63,10 @@ class CharacterAccuracyFree(TokenAccuracyFree):
 
 
 class SecondWord(ExactMatch):
-    """Share of the outputs, in [0, 1], whose second word is the reference's: was the right noun moved to the front?
+    """Share of the outputs, in [0, 1], whose second word is the reference's.
 
-    Source: Mueller et al. 2022, "Coloring the Blank Slate", whose passives begin with a determiner and the object.
+    Source: Mueller et al. 2022, "Coloring the Blank Slate", whose passives begin with a determiner and
+    the object's noun: the score says how often the right noun was moved to the front.
     """
 
     name = "second_word"
@@ -78,3 +74,19 @@ class SecondWord(ExactMatch):
     def counts(self, prediction: str, reference: str) -> list[int]:
         """Return whether the second words are equal, a missing one being equal to a missing one, and 1."""
         return [int(prediction.split()[1:2] == reference.split()[1:2]), 1]
+
+
+def consistency(outputs: Iterable[str], others: Iterable[str]) -> float:
+    """Return the share of pairs of outputs, in [0, 1], that are equal up to the amount of white space.
+
+    Args:
+        outputs: of one set of inputs.
+        others: of the same inputs with a change that should not matter, such as a synonym, in the same order.
+
+    Raises:
+        DataError: there are no outputs, or their numbers differ.
+    """
+    first, second = [output.split() for output in outputs], [output.split() for output in others]
+    if len(first) != len(second) or not first:
+        raise DataError(f"consistency needs as many outputs on both sides, not {len(first)} and {len(second)}")
+    return sum(one == other for one, other in zip(first, second, strict=True)) / len(first)

@@ -19,7 +19,7 @@ _Name = Literal["bleu", "chrf"]
 
 @cache
 def _sacrebleu(name: _Name) -> Any:
-    """Return sacreBLEU's metric with its defaults; imported on first use, shared by all accumulators."""
+    """Return sacreBLEU's metric with its defaults; it is imported on first use and shared by all accumulators."""
     from sacrebleu.metrics.bleu import BLEU
     from sacrebleu.metrics.chrf import CHRF
 

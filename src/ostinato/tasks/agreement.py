@@ -1,10 +1,10 @@
-"""Subject-verb agreement: which form of the verb a language model prefers, by the nouns in between.
+"""Subject-verb agreement: which form of a verb a language model finds more probable, by the nouns before the verb.
 
 The generator's grammar, with number in { singular, plural } for every noun:
 
     sentence -> the N (P the N)^a V        V agrees with the first N
 
-an attractor being a noun in between whose number is not the first noun's.
+An attractor is a noun between subject and verb whose number is not the subject's.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class AgreementTask(Task):
     several tokens by the product; by attractors, `macro` their mean. Chance is 0.5, and a model that follows the last
     noun has 1 for no attractor and 0 for any. Loss and token accuracy are of the right form.
     Selection: dev, by loss of the right forms.
-    Departures: generated sentences stand in for those of Wikipedia (Linzen et al.: 9 % of the dependencies train, 1 %
+    Departures: generated sentences replace those of Wikipedia (Linzen et al.: 9 % of the dependencies train, 1 %
     validation, the rest test, all intervening nouns attractors). Universal Transformers trains on sentences up to and
     including the verb, here on whole ones.
     """
@@ -91,7 +91,7 @@ class AgreementTask(Task):
 
     @property
     def is_generated(self) -> bool:
-        """Whether the sentences are drawn here."""
+        """Whether the sentences are generated."""
         return self.config.origin == "generated"
 
     def splits(self) -> tuple[str, ...]:
@@ -100,10 +100,10 @@ class AgreementTask(Task):
 
     def _examples(self, split: str) -> Iterator[Example]:
         if not self.is_generated:
-            yield from self._read(split)
+            yield from self._read_files(split)
             return
         config = self.config
-        # Seeded by text: Python hashes it with SHA-512, the same everywhere.
+        # A text seeds by its SHA-512 hash, which is the same in every process and on every machine.
         rng = Random(f"{config.seed}/agreement/{split}")
         if split == "train":
             for _ in range(config.n_train):
@@ -119,7 +119,7 @@ class AgreementTask(Task):
                 columns: dict[str, object] = {"wrong": wrong, "n_attractors": n_attractors}
                 yield Example(prefix, verb, columns, continues=True)
 
-    def _read(self, split: str) -> Iterator[Example]:
+    def _read_files(self, split: str) -> Iterator[Example]:
         paths = paths_of(self.data, split)
         if split == self.splits()[0]:
             yield from read_examples(paths, self.data, "language_model")
@@ -131,7 +131,11 @@ class AgreementTask(Task):
 
 
 def _sentence(rng: Random, is_plural: bool, others: list[bool]) -> tuple[str, str, str]:
-    """Return a sentence up to its verb, the verb's right and its wrong form; `others`: which nouns are plural."""
+    """Return a sentence up to its verb, then the verb's right and wrong form.
+
+    Args:
+        others: for every noun between subject and verb, whether it is plural.
+    """
     words = ["the", _noun(rng, is_plural)]
     for other in others:
         words += [rng.choice(PREPOSITIONS), "the", _noun(rng, other)]

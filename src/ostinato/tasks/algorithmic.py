@@ -44,7 +44,7 @@ class AlgorithmicConfig(TaskConfig):
     n_eval: Size = 10_000
     """Examples in each of dev, test and long."""
     bucket: Size = 10
-    """Lengths side by side in one row of the report."""
+    """Number of lengths that are one row of the report."""
     seed: Annotated[int, Field(ge=0)] = 0
     """Of the data; independent of the seed of training."""
 
@@ -68,7 +68,7 @@ class AlgorithmicTask(Task):
 
     Splits: train (`n_train`), dev and test (`n_eval` each, the training lengths), long (`n_eval`, longer than any in
     training up to `long_max_length`). Lengths are uniform up to the maximum, as in tensor2tensor, whose evaluation also
-    holds the short lengths (long_min_length=1). Every split is fixed by `seed`, whatever the others' sizes; the
+    holds the short lengths (long_min_length=1). Every split depends on `seed`, not on the others' sizes; the
     shortest sequences are few, so some occur in several splits: `ostinato.tasks.overlap` says how many.
     Tokens: words; digits and the separator, separated by blanks. Additions are written least significant digit first.
     Metric: exact match (the papers' seq-acc) and token accuracy with the end symbol (char-acc), both free running, by
@@ -91,22 +91,20 @@ class AlgorithmicTask(Task):
         shortest, longest = (
             (config.shortest_long, config.long_max_length) if split == "long" else (1, config.max_length)
         )
-        # Seeded by text: Python hashes it with SHA-512, the same everywhere.
+        # A text seeds by its SHA-512 hash, which is the same in every process and on every machine.
         rng = Random(f"{config.seed}/{config.operation}/{split}/{shortest}-{longest}")
         for _ in range(config.n_train if split == "train" else config.n_eval):
-            source, target = self._draw(rng, shortest, longest)
+            if config.operation == "addition":
+                source, target = draw_addition(rng, shortest, longest)
+            else:
+                source = "".join(rng.choices(_DIGITS, k=rng.randint(shortest, longest)))
+                target = source if config.operation == "copy" else source[::-1]
             n_symbols = len(source)
             columns = {"length": n_symbols, "length_bucket": self._bucket(n_symbols)}
             yield Example(" ".join(source), " ".join(target), columns)
 
-    def _draw(self, rng: Random, shortest: int, longest: int) -> tuple[str, str]:
-        if self.config.operation == "addition":
-            return draw_addition(rng, shortest, longest)
-        digits = "".join(rng.choices(_DIGITS, k=rng.randint(shortest, longest)))
-        return digits, digits if self.config.operation == "copy" else digits[::-1]
-
     def _bucket(self, length: int) -> str:
-        """Return the bucket of a length, zeros in front so that buckets sort as text."""
+        """Return the name of a length's bucket, with leading zeros so that names sort as text."""
         width = len(str(max(self.config.long_max_length, self.config.max_length)))
         low = (length - 1) // self.config.bucket * self.config.bucket + 1
         return f"{low:0{width}d}-{low + self.config.bucket - 1:0{width}d}"
@@ -129,7 +127,7 @@ def draw_addition(rng: Random, shortest: int, longest: int) -> tuple[str, str]:
 def add_reversed(first: str, second: str) -> str:
     """Add two numbers written least significant digit first, digit by digit.
 
-    (Through Python's integers, numbers of more than 4,300 digits could not be written.)
+    Python refuses to convert integers of more than 4,300 digits to text.
     """
     width = max(len(first), len(second))
     digits, carry = [], 0

@@ -68,7 +68,7 @@ _TEST: tuple[tuple[int, str], ...] = (
     (247449, "023e391f0d7f79c9e6ae1c46c093e2d0dbd50ab8fbd8965e037a75e3614c20e5"),
     (67963, "bd3bde3788ac14ba0ae095078f7b820fbd2bfa6a34dba9d1d46a34afde9c2729"),
 )
-"""Bytes and SHA-256, task 1 first. The test files of the 10k version are the same, byte for byte."""
+"""Bytes and SHA-256, task 1 first. The 10k version has the same test files, byte for byte."""
 _TRAIN_10K: dict[int, tuple[int, str]] = {
     1: (944248, "749ea9f7c99070feb2d88c975a254417a0dcc8274add4435ae5ae24c7afc7e9d"),
     2: (1794716, "d4074c0c5d54f70ce2f538056ce2b6ef6a313da336da4245f1a24f1298e37ef3"),
@@ -76,7 +76,7 @@ _TRAIN_10K: dict[int, tuple[int, str]] = {
     16: (2082804, "27fef347ce0b25dd148efea2b15f154926e0e9069d4ea6ab9cfca3add492ab35"),
     19: (2475046, "6cfdc6f448e3cf0e3d8a390fa3add461935b033f89ede32aeef30812401ec91e"),
 }
-"""Of the 10k version; those that are not here were never at hand."""
+"""Of the 10k version; the other files could not be downloaded when this was written."""
 _SIZES = {"1k": 1_000, "10k": 10_000}
 _N_TEST = 1_000
 _MOST_FACTS, _MOST_FACTS_OF_TASK_3 = 70, 130
@@ -87,15 +87,15 @@ _LINE = re.compile(r"(?P<number>\d+) (?P<text>.*)")
 
 def _remote(number: int, part: str, size: str) -> RemoteFile:
     folder = "en-10k" if part == "train" and size == "10k" else "en"
-    known: tuple[int, str] | None = (_TRAIN_1K if part == "train" else _TEST)[number - 1]
+    published: tuple[int, str] | None = (_TRAIN_1K if part == "train" else _TEST)[number - 1]
     if folder == "en-10k":
-        known = _TRAIN_10K.get(number)
+        published = _TRAIN_10K.get(number)
     return RemoteFile(
         repo="patrickachase/dynamic-memory-networks",
         commit="0bf9e2c84ba500cecafe2c27519c500a65154a93",
         path=f"data/babi/tasks_1-20_v1-2/{folder}/qa{number}_{NAMES[number - 1]}_{part}.txt",
-        sha256=known and known[1],
-        n_bytes=known and known[0],
+        sha256=published and published[1],
+        n_bytes=published and published[0],
         n_rows=None,
         licence="CC BY 3.0",
     )
@@ -110,7 +110,7 @@ class BabiConfig(TaskConfig):
     size: Literal["1k", "10k"] = "1k"
     """Training questions for every task."""
     max_facts: Annotated[int, Field(ge=1)] | None = None
-    """So many facts before the question at most, the last ones; None: 70, and 130 for task 3."""
+    """Most facts before the question; of more, the last ones. None: 70, and 130 for task 3."""
     form: Literal["plain", "facts"] = "plain"
     """How a story is written. plain: word after word, for models that read tokens. facts: with a tab between facts,
     the question last, for an encoder with model.embedder.kind=facts."""
@@ -153,7 +153,7 @@ class BabiTask(Task):
         return ("train", "dev", "test") if self.config.dev_fraction > 0 else ("train", "test")
 
     def why_missing(self, split: str) -> str | None:
-        """Explain that dev is cut from train."""
+        """Return that dev is a part of train."""
         return "bAbI has no validation set: task.dev_fraction above 0 cuts one from train" if split == "dev" else None
 
     def published_sizes(self) -> dict[str, int]:
@@ -192,28 +192,29 @@ class BabiTask(Task):
         between = "\t" if self.config.form == "facts" else " "
         source = between.join(map(spaced, (*question.facts[-most:], question.text)))
         target = question.answer if self.config.answer_form == "label" else spaced(question.answer)
+        # Facts before the last `most` are left out of the source, so that the positions of the others are lower.
+        n_left_out = max(0, len(question.facts) - most)
+        supporting = [position - n_left_out for position in question.supporting if position >= n_left_out]
+        if self.config.form == "plain":
+            supporting = _word_positions(supporting, question.facts[n_left_out:])
         columns: dict[str, object] = {
             "task": number,
             "n_facts": len(question.facts),
             "n_supporting": len(question.supporting),
+            "supporting": supporting,
         }
-        n_left_out = max(0, len(question.facts) - most)
-        supporting = [place - n_left_out for place in question.supporting if place >= n_left_out]
-        columns["supporting"] = (
-            supporting if self.config.form == "facts" else _words_of(supporting, question.facts[n_left_out:])
-        )
         return Example(source, target, columns)
 
 
-def _words_of(places: Sequence[int], facts: Sequence[str]) -> list[int]:
-    """Return the places of the words of some facts in a story that is read word by word, in order."""
-    ends = list(accumulate(len(spaced(fact).split()) for fact in facts))
-    return [word for place in sorted(set(places)) for word in range(ends[place - 1] if place else 0, ends[place])]
+def _word_positions(chosen: Sequence[int], facts: Sequence[str]) -> list[int]:
+    """Return the positions of the words of the chosen facts in a story that is read word by word, in order."""
+    ends = [0, *accumulate(len(spaced(fact).split()) for fact in facts)]
+    return [word for fact in sorted(set(chosen)) for word in range(ends[fact], ends[fact + 1])]
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question, the facts told before it, and the places (from 0) of those that answer it."""
+    """A question, the facts before it, and the positions (from 0) of the facts that answer it."""
 
     story: int
     facts: tuple[str, ...]
@@ -229,26 +230,28 @@ def read_questions(lines: Iterator[tuple[object, int, str]]) -> Iterator[Questio
     supporting facts behind it, between tabs.
 
     Raises:
-        DataError: a line that is none of the two.
+        DataError: a line that is neither a fact nor a question.
     """
     story = -1
     facts: list[str] = []
-    places: dict[str, int] = {}
+    positions: dict[str, int] = {}
     for path, number, line in lines:
         match = _LINE.fullmatch(line)
         if match is None:
             raise bad_line(str(path), number, "expected a number, a blank and a sentence")
         if match["number"] == "1":
-            story, facts, places = story + 1, [], {}
+            story, facts, positions = story + 1, [], {}
         text, *rest = match["text"].split("\t")
         if not rest:
-            places[match["number"]] = len(facts)
+            positions[match["number"]] = len(facts)
             facts.append(text.strip())
             continue
         supporting = rest[1].split() if len(rest) == 2 else []
-        if not supporting or any(fact not in places for fact in supporting):
+        if not supporting or any(fact not in positions for fact in supporting):
             raise bad_line(str(path), number, "expected an answer and the numbers of facts before it behind tabs")
-        yield Question(story, tuple(facts), text.strip(), rest[0].strip(), tuple(places[fact] for fact in supporting))
+        yield Question(
+            story, tuple(facts), text.strip(), rest[0].strip(), tuple(positions[fact] for fact in supporting)
+        )
 
 
 def spaced(text: str) -> str:

@@ -1,6 +1,6 @@
-"""What needs no model: the most frequent answer, the source as the answer, and how often tokens occur.
+"""Baselines without a model: the most frequent answer, the source as the answer, and frequencies of tokens.
 
-A trained model has learned something where it is above all of them.
+A model that is no better than all of them has learned nothing of its task.
 """
 
 from __future__ import annotations
@@ -13,17 +13,15 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from ostinato.data.example import Example
-from ostinato.data.labelled import UNCOUNTED, LabelledRow
+from ostinato.data.collate import IGNORED_LABEL, AnyRow, LabelledRow
+from ostinato.data.example import Example, take_evenly
 from ostinato.data.rows import encode_rows
-from ostinato.data.subset import take_evenly
 from ostinato.data.tokenizer import EOS_ID, Tokenizers
 from ostinato.metrics import make_metric
 from ostinato.tasks.base import Task
 
 if TYPE_CHECKING:
     from ostinato.config.recipe import Recipe
-    from ostinato.data.batching import AnyRow
 
 _WORD = re.compile(r"[^\W\d_]+(?:'[^\W\d_]+)*")
 _NAME = re.compile(r"(?<=[\w,;] )(?!I\b)[A-Z][^\W\d_]*")
@@ -33,13 +31,13 @@ Scores = dict[str, dict[str, float]]
 
 
 def baseline_scores(recipe: Recipe, task: Task, split: str) -> Scores:
-    """Return the scores of a recipe's split without a model: those that the recipe's own evaluation has.
+    """Return the scores of a recipe's split without a model, by the metrics of the recipe's evaluation.
 
-    Decoded metrics as `trivial_scores`, texts without any as `frequency_scores`.
+    They are those of `trivial_scores`, or of `frequency_scores` for texts, which have no generated outputs.
 
     Raises:
         ConfigError: no such split or metric.
-        DataError: the data cannot be had.
+        DataError: the data cannot be downloaded or read.
     """
     metrics = task.metrics if recipe.evaluation.metrics is None else recipe.evaluation.metrics
     if metrics:
@@ -53,8 +51,8 @@ def trivial_scores(
     """Return the scores of a task's split without a model, by baseline and metric.
 
     Args:
-        metrics: decoded metrics by name; None: the task's own.
-        max_examples: so many at most, spread evenly over the split, as in an evaluation.
+        metrics: metrics of outputs by name; None: the task's own.
+        max_examples: most examples, spread evenly over the split, as in an evaluation.
 
     Returns:
         ``majority``: the training split's most frequent target as every answer. ``copy``: the source as the answer.
@@ -66,17 +64,23 @@ def trivial_scores(
 
     Raises:
         ConfigError: no such split or metric.
-        DataError: the data cannot be had.
+        DataError: the data cannot be downloaded or read.
     """
     rows = list(take_evenly(task.examples(split), max_examples))
     names = task.metrics if metrics is None else metrics
     answers = {"tagging": _tags, "span_extraction": _spans, "lambada": _words}.get(task.name, _targets)
-    outputs = answers(task.examples(task.splits()[0]), rows)
-    return {name: _scores(names, rows, found) for name, found in outputs.items()}
+    scores: Scores = {}
+    for baseline, outputs in answers(task.examples(task.splits()[0]), rows).items():
+        accumulators = [make_metric(name) for name in names]
+        for example, output in zip(rows, outputs, strict=True):
+            for metric in accumulators:
+                metric.update(output, example.target)
+        scores[baseline] = {metric.name: float(metric.compute()[metric.name]) for metric in accumulators}
+    return scores
 
 
 def frequency_scores(recipe: Recipe, task: Task, split: str) -> Scores:
-    """Return what the frequencies of tokens in the training split say of a split's labels: texts, masked places, words.
+    """Return the scores of a split's labels by the frequencies of tokens in the training split.
 
     Returns:
         ``majority``: token_accuracy of the most frequent label as every label, and sequence_accuracy_forced, examples
@@ -94,24 +98,23 @@ def frequency_scores(recipe: Recipe, task: Task, split: str) -> Scores:
         counts.update([*encoder.encode(example.target, unknown=recipe.data.unknown), EOS_ID])
     chosen = take_evenly(task.examples(split), recipe.evaluation.max_examples)
     rows = list(encode_rows(chosen, tokenizers, recipe.data, recipe.model, training=False, name=split))
-    labels = [_labels(row) for row in rows]
+    labels = [_counted_labels(row) for row in rows]
     ((majority, _),) = counts.most_common(1)
     n_right = [row.count(majority) for row in labels]
     n_labels, total = sum(map(len, labels)), counts.total() + encoder.vocab_size
     nll = sum(-n * math.log((counts[label] + 1) / total) for label, n in Counter(chain(*labels)).items())
     n_words = sum(row.size.n_words for row in rows if row.size is not None)
-    unigram = {"perplexity": math.exp(nll / n_labels)} | (
-        {"word_perplexity": math.exp(nll / n_words)} if n_words else {}
-    )
+    unigram = {"perplexity": math.exp(nll / n_labels)}
+    if n_words:
+        unigram["word_perplexity"] = math.exp(nll / n_words)
     n_rows_right = sum(0 < len(row) == right for row, right in zip(labels, n_right, strict=True))
     scores = {"token_accuracy": sum(n_right) / n_labels, "sequence_accuracy_forced": n_rows_right / len(rows)}
     return {"majority": scores, "unigram": unigram}
 
 
-def _labels(row: AnyRow) -> list[int]:
-    """Return the labels that count."""
+def _counted_labels(row: AnyRow) -> list[int]:
     if isinstance(row, LabelledRow):
-        return [label for label in row.labels if label != UNCOUNTED]
+        return [label for label in row.labels if label != IGNORED_LABEL]
     return [*row.target_ids, EOS_ID]
 
 
@@ -137,11 +140,14 @@ def _tags(training: Iterable[Example], rows: Sequence[Example]) -> dict[str, lis
 def _spans(training: Iterable[Example], rows: Sequence[Example]) -> dict[str, list[str]]:
     answers = Counter(example.target.partition("\t")[0] for example in training)
     ((majority, _),) = answers.most_common(1)
-    return {"majority": [majority] * len(rows), "last": [_last(example, answers) or majority for example in rows]}
+    return {
+        "majority": [majority] * len(rows),
+        "last": [_last_answer(example, answers) or majority for example in rows],
+    }
 
 
-def _last(example: Example, answers: Iterable[str]) -> str:
-    """Return the answer that begins last in the passage, of several the longest; empty where there is none."""
+def _last_answer(example: Example, answers: Iterable[str]) -> str:
+    """Return the answer of training that begins last in the passage, of several the longest; empty without any."""
     passage = (example.source or "").partition("\t")[2]
     found = [(passage.rfind(answer), len(answer), answer) for answer in answers if answer in passage]
     return max(found)[2] if found else ""
@@ -163,11 +169,3 @@ def _words(training: Iterable[Example], rows: Sequence[Example]) -> dict[str, li
 def _most_frequent(items: Iterable[str]) -> str:
     ((found, _),) = Counter(items).most_common(1)
     return found
-
-
-def _scores(names: Sequence[str], rows: Iterable[Example], outputs: Iterable[str]) -> dict[str, float]:
-    metrics = [make_metric(name) for name in names]
-    for example, output in zip(rows, outputs, strict=True):
-        for metric in metrics:
-            metric.update(output, example.target)
-    return {metric.name: float(metric.compute()[metric.name]) for metric in metrics}

@@ -1,4 +1,4 @@
-"""The tasks as a catalogue: what there is, where its data comes from, and what it looks like."""
+"""The catalogue of tasks: their protocols, sizes, files and first examples."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any
 
 from ostinato.config.files import parse_overrides
 from ostinato.config.load import check_recipe
-from ostinato.config.recipe import Recipe
 from ostinato.data.registry import DataAccess
 from ostinato.errors import OstinatoError
 from ostinato.tasks.base import Task
@@ -28,8 +27,8 @@ class TaskEntry:
     Args:
         name: its `task.kind`.
         origin: where the data comes from.
-        splits, metrics: by name; empty for files of the user's own that are not named yet.
-        n_bytes: size of the download, without files whose size is not known.
+        splits, metrics: by name; empty for a task on files of the user's own, which needs them to exist.
+        n_bytes: size of the download, without files of unknown size.
         licence: of the downloaded files.
         summary: first line of its protocol.
     """
@@ -57,7 +56,7 @@ def _entry(name: str) -> TaskEntry:
     try:
         task = open_task(name)
     except OstinatoError:
-        # Some tasks are nothing without settings: the user's own files.
+        # A task on files of the user's own cannot be built without them.
         return TaskEntry(name, OWN, (), (), 0, "", summary)
     files = task.files()
     licences = dict.fromkeys(file.licence for file in files)
@@ -83,23 +82,21 @@ def open_task(name: str, settings: Sequence[str] = (), access: DataAccess | None
     """
     given = parse_overrides(settings)
     data = given.pop("data", {})
-    recipe = check_recipe({"task": {"kind": name, **given}, "data": data}, _task_problems)
+    recipe = check_recipe(
+        {"task": {"kind": name, **given}, "data": data}, lambda recipe: task_problems(recipe.task.settings())
+    )
     return build_task(recipe.task, recipe.data, access)
 
 
-def _task_problems(recipe: Recipe) -> list[Any]:
-    return list(task_problems(recipe.task.settings()))
-
-
 def origin(task: Task) -> str:
-    """Say where a task's data comes from."""
+    """Return where a task's data comes from."""
     if task.files():
         return DOWNLOADED
     return GENERATED if task.is_generated else OWN
 
 
 def protocol(task: type[Task]) -> str:
-    """Return what a task's documentation says of its protocol."""
+    """Return the protocol of a task, which is its class's documentation."""
     return inspect.getdoc(task) or task.__name__
 
 
@@ -107,10 +104,14 @@ def describe_task(task: Task) -> dict[str, Any]:
     """Return protocol, sizes, overlap, metrics, files and the first examples of a task; reads or downloads its data.
 
     Raises:
-        DataError: the data cannot be had or read.
+        DataError: the data cannot be downloaded or read.
     """
     splits = task.splits()
-    first = islice(task.examples(splits[0]), _N_SHOWN)
+    examples: list[dict[str, object]] = []
+    for example in islice(task.examples(splits[0]), _N_SHOWN):
+        is_text = example.source is None
+        texts = {"text": example.target} if is_text else {"source": example.source, "target": example.target}
+        examples.append({**texts, **example.columns})
     return {
         "task": task.name,
         "origin": origin(task),
@@ -123,10 +124,5 @@ def describe_task(task: Task) -> dict[str, Any]:
         "forced": list(task.forced),
         "by": list(task.by),
         "files": [asdict(file) for file in task.files()],
-        "examples": [_shown(example.source, example.target, example.columns) for example in first],
+        "examples": examples,
     }
-
-
-def _shown(source: str | None, target: str, columns: dict[str, object]) -> dict[str, object]:
-    texts: dict[str, object] = {"text": target} if source is None else {"source": source, "target": target}
-    return texts | columns

@@ -10,9 +10,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import IO, Literal
 
-from ostinato.data.archive import open_member
 from ostinato.data.example import Example
-from ostinato.data.registry import RemoteFile
+from ostinato.data.registry import RemoteFile, open_member
 from ostinato.errors import DataError
 from ostinato.tasks.base import Task, TaskConfig
 from ostinato.tasks.sparql import simplify, tokenise
@@ -98,7 +97,7 @@ class CfqTask(Task):
 
     @cached_property
     def _pairs(self) -> dict[int, tuple[str, str]]:
-        """Questions and queries of this split by their number; the archive is read once, for that takes a while."""
+        """Questions and queries of this split by their number; the archive is read once, because that is slow."""
         wanted = {number for numbers in self._numbers.values() for number in numbers}
         path = self.access.fetch(_ARCHIVE)
         found: dict[int, tuple[str, str]] = {}
@@ -113,25 +112,26 @@ class CfqTask(Task):
 
 
 def read_pairs(stream: IO[bytes], path: Path) -> Iterator[tuple[str, str]]:
-    """Yield question and query of every record of the data set, which is too large to be held as one JSON value.
+    """Yield question and query of every record of the data set, which is read in chunks to save memory.
 
     Raises:
         DataError: a record lacks one of the two.
     """
-    waiting: dict[str, str] = {}
+    # The two fields of a record stand in any order; a field that a chunk cuts is read with the next chunk.
+    record: dict[str, str] = {}
     rest = b""
     while chunk := stream.read(_CHUNK):
         buffer, end = rest + chunk, 0
         for match in _FIELD.finditer(buffer):
             end, name = match.end(), match[1].decode()
-            if name in waiting:
+            if name in record:
                 raise DataError(f"{path}: two fields {name} in a row: a record lacks the question or the query")
-            waiting[name] = str(json.loads(match[2]))
-            if len(waiting) == 2:
-                yield waiting[_QUESTION], waiting[_QUERY]
-                waiting = {}
+            record[name] = str(json.loads(match[2]))
+            if len(record) == 2:
+                yield record[_QUESTION], record[_QUERY]
+                record = {}
         rest = buffer[end:]
-    if waiting:
+    if record:
         raise DataError(f"{path}: the last record lacks the question or the query")
 
 

@@ -1,4 +1,4 @@
-"""What does not fit between a recipe's parts: its metrics, what selects its best checkpoint, its task, its model."""
+"""Checks between the parts of a recipe: its task, its model, its metrics and the selection of its checkpoint."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ FORCED_METRICS = (
     "token_accuracy",
     "sequence_accuracy_forced",
 )
-"""Scores of teacher forcing, which every evaluation has; the others need outputs."""
+"""Teacher-forced scores, which every evaluation has; the other metrics need generated outputs."""
 _SMALLER_IS_BETTER = ("loss", "perplexity", "word_perplexity", "bits_per_byte")
 
 
 def model_problems(recipe: Recipe, has_sources: bool) -> Iterator[Problem]:
-    """Yield a model that the task's examples are not for, and settings that do nothing for them.
+    """Yield the problems of a model that cannot read the task's examples, and of settings without effect on them.
 
     Args:
         has_sources: `TaskConfig.has_sources`.
@@ -47,11 +47,11 @@ def model_problems(recipe: Recipe, has_sources: bool) -> Iterator[Problem]:
 
 
 def metric_problems(recipe: Recipe, has_sources: bool) -> Iterator[Problem]:
-    """Yield metrics that do not exist, cannot be decoded, or would select the worst checkpoint."""
+    """Yield the problems of metrics that do not exist, need outputs of texts, or would select the worst checkpoint."""
     selection, wanted = recipe.training.selection, recipe.evaluation.metrics or []
-    known = (*FORCED_METRICS, *METRICS)
-    if selection.metric not in known:
-        yield Problem("training.selection.metric", selection.metric, f"must be one of {', '.join(known)}")
+    valid = (*FORCED_METRICS, *METRICS)
+    if selection.metric not in valid:
+        yield Problem("training.selection.metric", selection.metric, f"must be one of {', '.join(valid)}")
     elif selection.mode != (mode := "min" if selection.metric in _SMALLER_IS_BETTER else "max"):
         reason = f"must be {mode!r} with training.selection.metric={selection.metric}: it would keep the worst model"
         yield Problem("training.selection.mode", selection.mode, reason)

@@ -7,14 +7,11 @@ from typing import Literal
 
 from pydantic import Field
 
-from ostinato.config.data import DataConfig, FieldName
+from ostinato.config.data import FieldName
 from ostinato.data.example import Example
-from ostinato.data.registry import DataAccess
 from ostinato.data.sources import read_examples
 from ostinato.errors import DataError
-from ostinato.tasks.base import TaskConfig
-from ostinato.tasks.files import OwnFilesTask, paths_of
-from ostinato.tasks.languages import LanguagesConfig
+from ostinato.tasks.files import LanguagesConfig, LanguagesTask, paths_of
 
 
 class ClassificationConfig(LanguagesConfig):
@@ -27,7 +24,7 @@ class ClassificationConfig(LanguagesConfig):
     """Labels whose examples are left out: SNLI marks with - that its annotators did not agree."""
 
 
-class ClassificationTask(OwnFilesTask):
+class ClassificationTask(LanguagesTask):
     """Classification: a label for a sentence or a pair, from JSON lines or TSV; by language and zero-shot, too.
 
     Splits: data.train, data.dev, data.test as they are given (SNLI, MultiNLI and XNLI: source_field=sentence1,
@@ -47,14 +44,10 @@ class ClassificationTask(OwnFilesTask):
     config: ClassificationConfig
     metrics = ("accuracy", "macro_f1")
 
-    def __init__(self, config: TaskConfig, data: DataConfig, access: DataAccess | None = None) -> None:
-        super().__init__(config, data, access)
-        self.by = self.config.by
-
     def _examples(self, split: str) -> Iterator[Example]:
         examples = read_examples(paths_of(self.data, split), self.data)
         kept = (example for example in examples if example.target.strip() not in self.config.skipped_labels)
-        for number, example in enumerate(self.config.of_split(kept, split), 1):
+        for number, example in enumerate(self.config.select(kept, split), 1):
             yield self._paired(example, f"{split}: example {number}")
 
     def _paired(self, example: Example, where: str) -> Example:

@@ -12,7 +12,7 @@ from ostinato.tasks.base import Task, TaskConfig
 from ostinato.tasks.variable_free import variable_free
 
 STRUCTURAL = ("obj_pp_to_subj_pp", "cp_recursion", "pp_recursion")
-"""Categories of `gen` that need a new structure; the other 18 need a known word in a new role."""
+"""Categories of `gen` that need a new structure; the other 18 use a word of training in a new role."""
 LEXICAL = (
     "subj_to_obj_common",
     "subj_to_obj_proper",
@@ -117,7 +117,7 @@ class CogsTask(Task):
 
 
 def case_type(category: str) -> str:
-    """Return what a category tests: lexical, structural, or for training rows in_distribution, primitive, exposure."""
+    """Return the kind of a category: lexical, structural, or of training rows in_distribution, primitive, exposure."""
     if category in STRUCTURAL:
         return "structural"
     if category in LEXICAL:

@@ -1,8 +1,8 @@
-"""Files of the user's own as a task."""
+"""Files of the user's own as a task, and the base of tasks that read such files, also in several languages."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -31,7 +31,7 @@ class OwnFilesTask(Task):
 
     @property
     def is_generated(self) -> bool:
-        """Never: the files are there already."""
+        """False: the files are the user's own."""
         return False
 
     def splits(self) -> tuple[str, ...]:
@@ -41,6 +41,63 @@ class OwnFilesTask(Task):
     def why_missing(self, split: str) -> str | None:
         """Name the setting that gives the split its files."""
         return f"data.{split} names no file" if split in _SPLITS else None
+
+
+class LanguagesConfig(TaskConfig):
+    """Settings of a task whose examples may be in several languages: train in some, measure in all."""
+
+    language_field: FieldName | None = None
+    """Column that names each example's language, for scores by language and their mean."""
+    train_languages: list[FieldName] | None = None
+    """Languages of train and dev; test keeps all: zero-shot transfer, as XTREME has it. None: all."""
+
+    def problems(self, path: str = "") -> Iterator[Problem]:
+        """The languages of training need a column with each example's language."""
+        if self.train_languages is not None and self.language_field is None:
+            yield Problem(f"{path}language_field", None, f"is needed with {path}train_languages")
+
+    @property
+    def by(self) -> tuple[str, ...]:
+        """Columns that scores are reported by."""
+        return () if self.language_field is None else (self.language_field,)
+
+    def language_column(self, language: str | None) -> dict[str, object]:
+        """Return the metadata column of a file's language; empty where either is not given."""
+        if language is None or self.language_field is None:
+            return {}
+        return {self.language_field: language}
+
+    def select(self, examples: Iterable[Example], split: str) -> Iterator[Example]:
+        """Yield the examples of a split that are in its languages: `train_languages`, and for test all.
+
+        Raises:
+            DataError: an example without a language, or none in the languages of training.
+        """
+        wanted, column = self.train_languages, self.language_field
+        if wanted is None or column is None or split == "test":
+            yield from examples
+            return
+        n_kept, seen = 0, dict[str, None]()
+        for number, example in enumerate(examples, 1):
+            if column not in example.columns:
+                raise DataError(f"{split}: example {number} has no column {column!r} (task.language_field)")
+            language = str(example.columns[column])
+            seen.setdefault(language)
+            if language in wanted:
+                n_kept += 1
+                yield example
+        if not n_kept:
+            raise DataError(f"{split}: no example in {', '.join(wanted)}; its languages are {', '.join(seen)}")
+
+
+class LanguagesTask(OwnFilesTask):
+    """Base of tasks on the user's own files that are reported by language."""
+
+    config: LanguagesConfig
+
+    def __init__(self, config: TaskConfig, data: DataConfig, access: DataAccess | None = None) -> None:
+        super().__init__(config, data, access)
+        self.by = self.config.by
 
 
 class FilesConfig(TaskConfig):
@@ -101,18 +158,14 @@ class FilesTask(OwnFilesTask):
                 yield replace(example, columns=example.columns | {column: name})
 
     def _read(self, paths: list[str]) -> Iterator[Example]:
-        if self.config.documents == "files":
-            yield from _whole_files(paths)
-        else:
+        if self.config.documents == "lines":
             yield from read_examples(paths, self.data, self.config.model_kind)
-
-
-def _whole_files(paths: list[str]) -> Iterator[Example]:
-    for path in paths:
-        text = "\n".join(line for _, line in read_lines(Path(path)))
-        if not text.strip():
-            raise DataError(f"{path}: no text")
-        yield Example(None, text, {})
+            return
+        for path in paths:
+            text = "\n".join(line for _, line in read_lines(Path(path)))
+            if not text.strip():
+                raise DataError(f"{path}: no text")
+            yield Example(None, text, {})
 
 
 def given_splits(data: DataConfig) -> tuple[str, ...]:

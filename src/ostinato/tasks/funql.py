@@ -1,6 +1,6 @@
 """FunQL, the functional query language of GeoQuery (Kate et al. 2005), in the form of Shaw et al. 2021 (2010.12725).
 
-Normal form, so that a function's arity can be seen (c: all things of a kind, such as `city`; r: a relation):
+The normal form shows the arity of every function (c: all things of a kind, such as `city`; r: a relation):
 
     c(all) -> c        c(x) -> intersection(c, x)        largest_one(r(x)) -> largest_one(r, x), and smallest_one
     most(r(s(x))) -> most(r, s, x), and fewest            everything else stays
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 _KINDS = frozenset({"capital", "city", "lake", "major", "mountain", "place", "river", "state"})
 _FLATTENED = {"largest_one": 1, "smallest_one": 1, "most": 2, "fewest": 2}
-"""Relations that become arguments of their own."""
+"""Functions, and how many of the relations nested in them become arguments of their own."""
 _ENTITY = re.compile(r"(?P<kind>cityid|stateid|riverid|placeid|countryid)\((?P<name>[^(),]+)(?:,(?P<state>[^(),]+))?\)")
 _TOKEN = re.compile(r"[(),]|[^(),]+")
 _ANYWHERE = "_"
@@ -42,7 +42,7 @@ _STATES = {
 
 @dataclass(frozen=True, slots=True)
 class _Term:
-    """A function with its arguments; without any, a name or a place as it stands."""
+    """A function with its arguments; without arguments, a name or a place."""
 
     name: str
     arguments: tuple[_Term, ...] = ()
@@ -74,7 +74,7 @@ def normalise(query: str) -> str:
 
 
 def _parse(text: str) -> tuple[_Term, str]:
-    """Return the term a text begins with, and what follows it."""
+    """Return the term at the beginning of a text, and the rest of the text."""
     if place := _ENTITY.match(text):
         return _Term(place[0]), text[place.end() :]
     name = re.match(r"[^(),]+", text)
@@ -108,10 +108,10 @@ def _normal(term: _Term) -> _Term:
 
 
 def anonymise(question: str, query: str) -> tuple[str, str]:
-    """Put m0 and m1 for the places that a question names, on both sides.
+    """Replace the places that a question names by m0 and m1, in the question and in the query.
 
-    The longest identifiers come first, of a place's names the longest that the question has. A place that the question
-    does not name stays in the query.
+    The longest identifier is replaced first, and of a place's names the longest one in the question. A place that the
+    question does not name stays in the query.
     """
     places = {place[0]: place for place in _ENTITY.finditer(query)}
     words = question.split(" ")
@@ -128,7 +128,7 @@ def anonymise(question: str, query: str) -> tuple[str, str]:
 
 
 def _quoted_length(identifier: str) -> int:
-    """Return the length of an identifier with its quotes, by which the published order goes."""
+    """Return the length of an identifier with its quotes, by which the published data orders places."""
     return len(identifier) + 2 * (identifier.count(",") - identifier.count(f",{_ANYWHERE}"))
 
 

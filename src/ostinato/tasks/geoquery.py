@@ -41,8 +41,8 @@ _SPLITS = {
 }
 """Library, name, bytes and SHA-256 of the lists of rows that make up every split.
 
-The hashes are of the lists written anew from their rows in the published layout; size, first and last rows are those of
-the published files, which were not at hand as files.
+The published files could not be downloaded when this was written: the hashes are of the lists written again from their
+rows in the published layout; size, first and last rows are those of the published files.
 """
 _SIZES: dict[str, tuple[int, ...]] = {
     "standard": (600, 280),
@@ -106,7 +106,7 @@ class GeoQueryTask(Task):
     Data: questions in lower case without last punctuation; queries in normal form, see `ostinato.tasks.funql`; places
     that a question names are m0 and m1 on both sides.
     Tokens: words; brackets, commas and names of the query are separate.
-    Metric: exact match of the query, free running. No query is run: what it answers is not compared.
+    Metric: exact match of the query, free running. No query is run: answers are not compared.
     Selection: dev; where there is none, a seeded share of the training rows (`dev_fraction`), taken out of train, which
     says nothing of the generalisation the test asks for.
     Departures: the papers train a fixed number of updates on all training rows, without a dev set.
@@ -125,7 +125,7 @@ class GeoQueryTask(Task):
         return ("train", "dev", "test") if has_dev else ("train", "test")
 
     def why_missing(self, split: str) -> str | None:
-        """Explain that dev is cut from train."""
+        """Return that dev is a part of train."""
         return "this split has no dev set: task.dev_fraction above 0 cuts one from train" if split == "dev" else None
 
     def published_sizes(self) -> dict[str, int]:
@@ -147,13 +147,15 @@ class GeoQueryTask(Task):
         found: dict[str, list[int]] = _read_json(self.access.fetch(_list_of(self.config.split)))
         if not self._has_published_dev and self.config.dev_fraction > 0:
             n_dev = max(1, round(self.config.dev_fraction * len(found["train"])))
-            dev = set(sorted(found["train"], key=self._draw)[:n_dev])
+
+            # Dev has the rows with the first hashes, which depend on the seed and not on the order of the list.
+            def draw(number: int) -> bytes:
+                return hashlib.sha256(f"{self.config.dev_seed}:{number}".encode()).digest()
+
+            dev = set(sorted(found["train"], key=draw)[:n_dev])
             found["dev"] = [number for number in found["train"] if number in dev]
             found["train"] = [number for number in found["train"] if number not in dev]
         return found
-
-    def _draw(self, number: int) -> bytes:
-        return hashlib.sha256(f"{self.config.dev_seed}:{number}".encode()).digest()
 
     @cached_property
     def _rows(self) -> list[Example]:
@@ -162,7 +164,15 @@ class GeoQueryTask(Task):
         records = _read_json(path)["examples"]["example"]
         if len(records) != _CORPUS.n_rows:
             raise DataError(f"{path}: {len(records)} questions, but {_CORPUS.n_rows} were published")
-        return [_example(path, number, record) for number, record in enumerate(records)]
+        examples = []
+        for number, record in enumerate(records):
+            question, query = clean_question(record["nl"]["en"]), clean_query(record["mrl"]["geo-funql"])
+            try:
+                source, target = anonymise(question, normalise(query))
+            except ValueError as error:
+                raise DataError(f"{path}: question {number}: {error}") from error
+            examples.append(Example(source, spaced(target), {"id": number}))
+        return examples
 
 
 def _read_json(path: Path) -> Any:
@@ -170,12 +180,3 @@ def _read_json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8-sig"))
     except ValueError as error:
         raise DataError(f"{path}: is no JSON file: {error}") from error
-
-
-def _example(path: Path, number: int, record: dict[str, Any]) -> Example:
-    question, query = clean_question(record["nl"]["en"]), clean_query(record["mrl"]["geo-funql"])
-    try:
-        source, target = anonymise(question, normalise(query))
-    except ValueError as error:
-        raise DataError(f"{path}: question {number}: {error}") from error
-    return Example(source, spaced(target), {"id": number})

@@ -47,7 +47,7 @@ class LambadaTask(OwnFilesTask):
     and count as wrong (the word occurs before the last sentence in 80 % of the published test passages).
     Metric: of form=language_model loss per token of last words, `word_perplexity`, the perplexity of last words, and
     `sequence_accuracy_forced`, their accuracy: a word is right where each of its tokens is the most probable one. Of
-    the other forms exact match of what is written, classified or pointed at.
+    the other forms exact match of the written, classified or extracted word.
     Tokens: data.tokenizer; passages are not cut, so data.max_target_length must hold them (form=language_model).
     Selection: dev; without dev on a part of the training text that is kept apart by hand.
     Departures: the papers' scores are over a vocabulary of 60,000 words with unknown words in it; with subwords
@@ -75,7 +75,7 @@ class LambadaTask(OwnFilesTask):
             if is_training and not self.config.has_sources:
                 yield example
                 continue
-            source, target = _split(example, f"{split}: example {number}")
+            source, target = _split_last_word(example, f"{split}: example {number}")
             if self.config.form != "extraction":
                 yield Example(source, target, example.columns, continues=not self.config.has_sources)
                 continue
@@ -85,8 +85,8 @@ class LambadaTask(OwnFilesTask):
                 yield Example(f"{question}\t{passage}", target, example.columns | {"answer_start": start})
 
 
-def _split(example: Example, where: str) -> tuple[str, str]:
-    """Return what comes before the last word, and the last word."""
+def _split_last_word(example: Example, where: str) -> tuple[str, str]:
+    """Return the passage without its last word, and the last word."""
     if example.source is not None:
         return example.source, example.target
     before, _, last = example.target.rstrip().rpartition(" ")
@@ -96,13 +96,13 @@ def _split(example: Example, where: str) -> tuple[str, str]:
 
 
 def question_of(text: str) -> tuple[str, str]:
-    """Return the last sentence of a text and what is before it, white space as blanks; of one sentence it is both."""
+    """Return the last sentence of a text and the text before it, white space as blanks; one sentence is both."""
     text = re.sub(r"\s", " ", text).strip()
     ends = [match.end() for match in _SENTENCE_END.finditer(text)]
     return (text[ends[-1] :], text[: ends[-1]].rstrip()) if ends else (text, text)
 
 
 def last_place(word: str, passage: str) -> int:
-    """Return the character at which a passage names a word, whole and for the last time; `NOT_IN_PASSAGE` if never."""
+    """Return the first character of the last occurrence of a whole word in a passage; else `NOT_IN_PASSAGE`."""
     places = [match.start() for match in re.finditer(rf"(?<!\w){re.escape(word)}(?!\w)", passage)]
     return places[-1] if places else NOT_IN_PASSAGE

@@ -20,7 +20,7 @@ Strategy = Literal["baseline", "naive", "mix", "combined"]
 _PARTS = ("train", "dev", "test")
 _PROGRAM_LENGTH, _MEMORY_LENGTH, _NESTING = 5, 55, 2
 _MOST_NESTING = 10
-"""Variables of a script: each of them is used once."""
+"""A script has ten variables and uses each of them once."""
 _MIX_SHARE = 0.2
 
 
@@ -104,24 +104,24 @@ class LearningToExecuteTask(Task):
         strategy: Strategy = "baseline" if split == "test" else config.strategy
         name = config.family if config.generator == "families" else "scripts"
         stage = f"{config.stage_length}-{config.stage_nesting}" if strategy in ("naive", "combined") else ""
-        # Seeded by text: Python hashes it with SHA-512, the same everywhere.
+        # A text seeds by its SHA-512 hash, which is the same in every process and on every machine.
         rng = Random(f"{config.seed}/{name}/{split}/{strategy}{stage}/{config.longest}-{config.max_nesting}")
         left = config.n_train if split == "train" else config.n_eval
         while left:
-            program = self._draw(rng, strategy)
-            if _PARTS[_part(program)] != split:
+            if config.generator == "scripts":
+                program = draw_script(rng, lambda: self._difficulty(rng, strategy))
+            else:
+                program = draw_family(rng, config.family, *self._difficulty(rng, strategy))
+            if _split_of(program) != split:
                 continue
             left -= 1
             columns: dict[str, object] = {"length": program.length, "nesting": program.nesting}
-            yield Example(self._source(program.source), program.target, columns)
-
-    def _draw(self, rng: Random, strategy: Strategy) -> Program:
-        if self.config.generator == "scripts":
-            return draw_script(rng, lambda: self._difficulty(rng, strategy))
-        return draw_family(rng, self.config.family, *self._difficulty(rng, strategy))
+            text = program.source
+            source = {"plain": text, "reversed": text[::-1], "doubled": text * 2}[config.source_form]
+            yield Example(source, program.target, columns)
 
     def _difficulty(self, rng: Random, strategy: Strategy) -> tuple[int, int]:
-        """Return length and nesting, drawn where the strategy says so."""
+        """Return the length and nesting of the next program by the strategy: a fixed pair, or a random one."""
         config = self.config
         most, stage = (config.longest, config.max_nesting), (config.stage_length, config.stage_nesting)
         if strategy == "combined" and config.generator == "scripts":
@@ -131,11 +131,8 @@ class LearningToExecuteTask(Task):
         length, nesting = most if strategy == "mix" else stage
         return rng.randint(1, length), rng.randint(1, nesting)
 
-    def _source(self, text: str) -> str:
-        return {"plain": text, "reversed": text[::-1], "doubled": text * 2}[self.config.source_form]
 
-
-def _part(program: Program) -> int:
-    """Return which of the three parts a program belongs to: a hash of the whole string, modulo 3."""
+def _split_of(program: Program) -> str:
+    """Return the one split that may hold a program: a hash of source and target, modulo 3, so that none is in two."""
     digest = hashlib.sha256(f"{program.source}\n{program.target}".encode()).digest()
-    return int.from_bytes(digest[:8], "big") % len(_PARTS)
+    return _PARTS[int.from_bytes(digest[:8], "big") % len(_PARTS)]

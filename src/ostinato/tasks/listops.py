@@ -29,8 +29,8 @@ _OPERATOR_SHARE = 0.25
 _FEWEST_ARGUMENTS = 2
 
 
-class Shape(NamedTuple):
-    """What trees are drawn and kept: greatest depth, most arguments, and the lengths, ends included."""
+class TreeShape(NamedTuple):
+    """The trees that are drawn and kept: greatest depth, most arguments, shortest and longest length."""
 
     depth: int
     arguments: int
@@ -39,15 +39,15 @@ class Shape(NamedTuple):
 
 
 class _Version(NamedTuple):
-    shape: Shape
-    long: Shape | None
+    shape: TreeShape
+    long: TreeShape | None
     n_train: int
     bucket: int
 
 
 _VERSIONS = {
-    "lra": _Version(Shape(10, 10, 501, 1999), None, 96_000, 500),
-    "small": _Version(Shape(6, 5, 10, 100), Shape(6, 5, 101, 300), 50_000, 20),
+    "lra": _Version(TreeShape(10, 10, 501, 1999), None, 96_000, 500),
+    "small": _Version(TreeShape(6, 5, 10, 100), TreeShape(6, 5, 101, 300), 50_000, 20),
 }
 
 
@@ -112,7 +112,7 @@ class ListOpsTask(Task):
             yield from self._rows(2 * n)[:n] if split == "test" else self._rows(2 * n)[n : 2 * n]
 
     def _rows(self, n: int) -> list[Example]:
-        """Return at least the first n rows of test, dev and train; they are drawn once, for that takes long."""
+        """Return at least the first n rows of test, dev and train; they are drawn once, because that is slow."""
         self._drawn.extend(map(self._example, islice(self._trees, max(0, n - len(self._drawn)))))
         return self._drawn
 
@@ -122,7 +122,7 @@ class ListOpsTask(Task):
 
     @cached_property
     def _trees(self) -> Iterator[list[str]]:
-        # Seeded by text: Python hashes it with SHA-512, the same everywhere.
+        # A text seeds by its SHA-512 hash, which is the same in every process and on every machine.
         return distinct_trees(Random(f"{self.config.seed}/listops/{self.config.version}"), self._version.shape)
 
     def _example(self, tokens: list[str]) -> Example:
@@ -135,7 +135,7 @@ class ListOpsTask(Task):
         return Example(" ".join(tokens), str(evaluate(tokens)), columns)
 
 
-def distinct_trees(rng: Random, shape: Shape) -> Iterator[list[str]]:
+def distinct_trees(rng: Random, shape: TreeShape) -> Iterator[list[str]]:
     """Yield the tokens of different trees of the right length, without end."""
     seen: set[bytes] = set()
     while True:
@@ -148,17 +148,17 @@ def distinct_trees(rng: Random, shape: Shape) -> Iterator[list[str]]:
             yield tokens
 
 
-def draw_tree(rng: Random, shape: Shape, *, is_list: bool = False) -> list[str] | None:
-    """Return the tokens of one tree; None where it would be longer than the longest, which stops its drawing.
+def draw_tree(rng: Random, shape: TreeShape, *, is_list: bool = False) -> list[str] | None:
+    """Return the tokens of one tree; None as soon as it is longer than the longest.
 
-    With `is_list` the tree is no single digit: as if those were drawn again.
+    With `is_list` the tree is no single digit, which has the distribution of drawing again until it is none.
     """
     tokens: list[str] = []
     return tokens if _draw(rng, shape, 1, tokens, is_list) else None
 
 
-def _draw(rng: Random, shape: Shape, depth: int, tokens: list[str], is_list: bool = False) -> bool:
-    """Add a tree to the tokens; False as soon as they are too many."""
+def _draw(rng: Random, shape: TreeShape, depth: int, tokens: list[str], is_list: bool = False) -> bool:
+    """Append a tree to the tokens; return False as soon as there are too many tokens."""
     if not is_list and (depth >= shape.depth or rng.random() > _OPERATOR_SHARE):
         tokens.append("0123456789"[int(10 * rng.random())])
         return len(tokens) <= shape.longest
@@ -178,6 +178,7 @@ def evaluate(tokens: Sequence[str]) -> int:
     Raises:
         ValueError: it is no expression, with the token and the reason.
     """
+    # Every open list has its operator and the values so far; the first entry holds the value of the whole.
     stack: list[tuple[str, list[int]]] = [("", [])]
     for number, token in enumerate(tokens, 1):
         if token.startswith("["):

@@ -1,8 +1,8 @@
-"""Localism (Hupkes et al. 2020, arXiv 1908.08351): does a model answer as it does when it is led step by step?
+"""Localism (Hupkes et al. 2020, arXiv 1908.08351): is a model's output for a sequence that of computing it in steps?
 
 A file of problems has lines `unrolled TAB source TAB target`, one for every function, smallest parts first, and then a
-line `original` with the whole sequence. `*k` as a target names the model's own output, which is put where `*k` stands
-in a later source. The last unrolled output is compared with the one for the original.
+line `original` with the whole sequence. A target `*k` names the model's own output, which replaces `*k` in later
+sources. The last unrolled output is compared with the output for the original.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from ostinato.data.lines import bad_line, read_lines
 from ostinato.data.registry import DataAccess, RemoteFile
-from ostinato.metrics.consistency import consistency
+from ostinato.metrics.matching import consistency
 
 LOCALISM_FILE = RemoteFile(
     repo="i-machine-think/am-i-compositional",
@@ -25,24 +25,24 @@ LOCALISM_FILE = RemoteFile(
 )
 _COLUMNS = 3
 
-Answer = Callable[[list[str]], Sequence[str]]
-"""Gives a model's outputs for sources."""
+Predictor = Callable[[list[str]], Sequence[str]]
+"""Returns a model's outputs for sources."""
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
-    """The steps of a problem, (source, target) each, and the whole sequence with its published result."""
+class UnrolledSequence:
+    """A sequence with its published result, and the steps that compute it, (source, target) each."""
 
     steps: tuple[tuple[str, str], ...]
     source: str
     target: str
 
 
-def read_items(access: DataAccess | None = None) -> Iterator[Item]:
-    """Yield the published problems, 9,567 of them.
+def read_unrolled(access: DataAccess | None = None) -> Iterator[UnrolledSequence]:
+    """Yield the 9,567 published sequences.
 
     Raises:
-        DataError: the file cannot be had or read.
+        DataError: the file cannot be downloaded or read.
     """
     path = (access or DataAccess.default()).fetch(LOCALISM_FILE)
     steps: list[tuple[str, str]] = []
@@ -54,27 +54,26 @@ def read_items(access: DataAccess | None = None) -> Iterator[Item]:
         if label == "unrolled":
             steps.append((source, target))
             continue
-        yield Item(tuple(steps), source, target)
+        yield UnrolledSequence(tuple(steps), source, target)
         steps = []
 
 
-def measure_localism(items: Iterable[Item], answer: Answer) -> float:
-    """Return the consistency of stepwise and direct answers; problems advance side by side, one step at a time.
+def measure_localism(sequences: Iterable[UnrolledSequence], predict: Predictor) -> float:
+    """Return the consistency of the outputs in steps and of the whole; all sequences advance one step at a time.
 
     Raises:
-        DataError: there are no problems.
+        DataError: there are no sequences.
     """
-    asked = list(items)
-    outputs: list[dict[str, str]] = [{} for _ in asked]
-    last = [""] * len(asked)
-    for step in range(max((len(item.steps) for item in asked), default=0)):
-        open_ones = [i for i, item in enumerate(asked) if step < len(item.steps)]
-        sources = [_filled(asked[i].steps[step][0], outputs[i]) for i in open_ones]
-        for i, output in zip(open_ones, answer(sources), strict=True):
-            outputs[i][asked[i].steps[step][1]] = last[i] = output
-    return consistency(last, answer([item.source for item in asked]))
-
-
-def _filled(source: str, outputs: dict[str, str]) -> str:
-    """Put outputs where their placeholders stand."""
-    return " ".join(outputs.get(token, token) for token in source.split())
+    sequences = list(sequences)
+    outputs: list[dict[str, str]] = [{} for _ in sequences]
+    last = [""] * len(sequences)
+    for step in range(max((len(sequence.steps) for sequence in sequences), default=0)):
+        unfinished = [i for i, sequence in enumerate(sequences) if step < len(sequence.steps)]
+        sources = []
+        for i in unfinished:
+            source, _ = sequences[i].steps[step]
+            sources.append(" ".join(outputs[i].get(token, token) for token in source.split()))
+        for i, output in zip(unfinished, predict(sources), strict=True):
+            _, name = sequences[i].steps[step]
+            outputs[i][name] = last[i] = output
+    return consistency(last, predict([sequence.source for sequence in sequences]))

@@ -132,7 +132,7 @@ class LogicalInferenceTask(Task):
         return {part: sum(n for n, _, _ in of_part) for part, of_part in bins.items()}
 
     def why_missing(self, split: str) -> str | None:
-        """Explain that only a held-out pattern removes rows."""
+        """Return that only a held-out pattern removes rows."""
         return "task.held_out=none removes no rows: set it to A, B or C" if split == "test_removed" else None
 
     def _examples(self, split: str) -> Iterator[Example]:
@@ -150,13 +150,13 @@ class LogicalInferenceTask(Task):
                     yield row
 
     def _rows(self, part: Literal["train", "test"]) -> Iterator[Example]:
-        """Yield the rows of all bins of one part, before splits are cut from them."""
+        """Yield the rows of all bins of one part, from which the splits are taken."""
         last = _LAST_TRAINED if part == "train" else _LAST_BIN
         for bin_index in range(last + 1):
             if self.config.origin == "published":
                 yield from (_example(pair, bin_index) for pair in self._read(_remote(part, bin_index)))
             else:
-                pairs = self._bins[bin_index]
+                pairs = self._drawn_bins[bin_index]
                 n_train = int(_TRAIN_SHARE * len(pairs))
                 chosen = islice(pairs, n_train) if part == "train" else islice(pairs, n_train, None)
                 yield from (_example(pair, bin_index) for pair in chosen)
@@ -171,13 +171,13 @@ class LogicalInferenceTask(Task):
             yield Pair(cells[1], cells[2], cells[0])
 
     @cached_property
-    def _bins(self) -> list[list[Pair]]:
-        """The generated pairs by bin; drawn once, for they take some seconds."""
+    def _drawn_bins(self) -> list[list[Pair]]:
+        """The generated pairs by bin; drawn once, because that takes some seconds."""
         return into_bins(islice(draw_pairs(Random(self.config.seed)), self.config.n_pairs))
 
 
 def into_bins(pairs: Iterable[Pair]) -> list[list[Pair]]:
-    """Sort pairs into bins 0-12 by their operators, keeping the first of equal ones, in their order."""
+    """Return the pairs of bins 0-12 by their number of operators, in their order, without repetitions."""
     bins: list[dict[Pair, None]] = [{} for _ in range(_LAST_BIN + 1)]
     for pair in pairs:
         bins[min(pair.n_ops, _LAST_BIN)].setdefault(pair)

@@ -22,10 +22,10 @@ _PUBLISHED: dict[str, tuple[int, int | None, str | None]] = {
     "mcd3/dev": (6034, 1115221, "43b1d5041f275b44c83f5a1cb841484c3cfe9a6213647ebc3c6b8ff9bac71dee"),
     "mcd3/test": (6151, 1135618, "5a7bb771fcd6073595064c3ed9c64d61b71e526cdf9d6bb383b4b5b8abb291c6"),
 }
-"""Rows, bytes and SHA-256 of the English files. The training files were never at hand here.
+"""Rows, bytes and SHA-256 of the English files. The training files could not be downloaded when this was written.
 
-The hashes are of the rows written anew in the published layout; sizes, where they could be compared (three of six), and
-last rows are those of the published files.
+The hashes are of the rows written again in the published layout; sizes, where they could be compared (three of six),
+and last rows are those of the published files.
 """
 _PARTS = ("train", "dev", "test")
 

@@ -1,4 +1,4 @@
-"""How much of a split was already seen in another one."""
+"""The overlap of two splits: how many examples of one are in the other, too."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ostinato.tasks.base import Task
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """Examples of a split that another split holds too.
+    """Number of examples of a split that are in another split, too.
 
     Args:
         n: examples in the split.

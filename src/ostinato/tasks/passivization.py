@@ -42,7 +42,7 @@ _PUBLISHED: dict[str, tuple[int | None, str | None]] = {
     "test": (1_126_490, "3d51ce92e274c4745eab84ba4f21391f8a6f88fcf2ab63d14ec765455f5bf4d9"),
     "gen": (1_426_261, "f3bae2fa6349038179828515be30eb8778e6de0a93ae443c0b4c220ecd71c902"),
 }
-"""Bytes and SHA-256 of every file; the training file was never at hand here."""
+"""Bytes and SHA-256 of every file; the training file could not be downloaded when this was written."""
 _FILES = {
     name: RemoteFile(
         repo="sebschu/multilingual-transformations",
@@ -116,7 +116,7 @@ class PassivizationTask(Task):
 
     @cached_property
     def _generated(self) -> dict[str, list[Example]]:
-        """All splits; a sentence is in one of them, and held-out ones do not depend on how many train has."""
+        """All splits, no sentence twice; train is drawn last, so that the others do not depend on its size."""
         rng = Random(f"{self.config.seed}/passivization")
         seen: set[str] = set()
         sizes = {"gen": _SIZES["gen"], "test": _SIZES["test"], "dev": _SIZES["dev"], "train": self.config.n_train}
@@ -155,7 +155,7 @@ def _draw_phrase(rng: Random) -> Phrase:
 
 
 def transform(source: str) -> str:
-    """Return the sentence that a source asks for.
+    """Return the target of a source.
 
     Raises:
         ValueError: a source outside the grammar, with the word and the reason.
@@ -194,7 +194,7 @@ def parse_phrase(words: list[str], start: int) -> Phrase:
 
 
 def _example(source: str, target: str) -> Example:
-    """Return a pair whose target follows from its source."""
+    """Return a pair with its metadata."""
     words = source.split()
     first = 0 if words[-1] == COPY else 1 + len(parse_phrase(words, 0).words)
     return Example(source, target, {"transformation": words[-1], "supporting": [first + 1]})

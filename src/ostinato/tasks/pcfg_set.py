@@ -86,9 +86,9 @@ _PUBLISHED: dict[str, tuple[int | None, int | None, str | None]] = {
     "substitutivity/primitive/train.src": (None, None, None),
     "substitutivity/primitive/train.tgt": (None, None, None),
 }
-"""Rows, bytes and SHA-256 of every file. The large ones without a hash were never at hand here.
+"""Rows, bytes and SHA-256 of every file. Those without a hash could not be downloaded when this was written.
 
-The hashes for substitutivity are of the rows written anew in the published layout, which gives the published bytes for
+The hashes for substitutivity are of the rows written again in the published layout, which gives the published bytes for
 every other file here; sizes, where they could be compared, are those of the published files.
 """
 _N_GENERATED = (82_622, 4_860, 9_721)
@@ -117,7 +117,7 @@ class PcfgSetConfig(TaskConfig):
     origin: Literal["published", "generated"] = "published"
     """generated: sequences of the same functions, letters and numbers of functions, drawn here."""
     whole_dev: bool = False
-    """Keep the sequences of dev that have what the split's training set lacks; they then guide selection."""
+    """Keep the sequences of dev that have what the split's training set lacks, so that they take part in selection."""
     n_train: Annotated[int, Field(ge=1)] | None = None
     """generated: training sequences before the split takes some away; None: as published, 82,622."""
     max_functions: Annotated[int, Field(ge=1)] | None = None
@@ -167,11 +167,11 @@ class PcfgSetTask(Task):
         return (*_PARTS, "test_twin") if self.config.split.startswith("substitutivity") else _PARTS
 
     def why_missing(self, split: str) -> str | None:
-        """Explain that only substitutivity has synonyms."""
+        """Return that only substitutivity has synonyms."""
         return "task.split=substitutivity_equal has it" if split == "test_twin" else None
 
     def published_sizes(self) -> dict[str, int]:
-        """Return the sizes of the files, dev with what it loses here."""
+        """Return the sizes of the files; that of dev counts the sequences that are left out here."""
         rows = {split: _PUBLISHED[f"{self._stem(split)}.src"][0] for split in self.splits()}
         return {split: n for split, n in rows.items() if n is not None}
 
@@ -206,7 +206,7 @@ class PcfgSetTask(Task):
             yield _example(source, result)
 
     def _generated(self, split: str) -> Iterator[Example]:
-        """Yield train and dev without, or test with, what the split holds out; pooled train and test as published."""
+        """Yield the generated examples of a split; as published, train and test are pooled and divided again."""
         examples = self._drawn[split]
         if self.config.split == "iid":
             yield from examples

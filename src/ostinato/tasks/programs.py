@@ -1,15 +1,15 @@
-"""Drawing the programs of Learning to Execute: two public generators, restated from their descriptions.
+"""Random programs for Learning to Execute: two public generators, implemented from their descriptions.
 
 `draw_family` (the task families of Dehghani et al. 2019, from an example program of DeepMind's Sonnet): an expression
-grown from the inside. Of N operations each takes the result so far and fresh numbers of exactly L digits, and is put
-in round brackets; the outermost brackets are dropped, and the value is taken modulo 10^(L+1):
+built from the inside. Each of N operations takes the result so far and new numbers of exactly L digits, and gets round
+brackets; the outermost brackets are dropped, and the value is taken modulo 10^(L+1):
 
     A+B   A-B   A*B   AifB<CelseD   AifB>CelseD   x=Afor[k]x+=B  (A + k B, k ~ U{1..9})
 
 `draw_script` (Zaremba and Sutskever 2014, arXiv 1410.4615): lines of Python and a last `print`. Difficulty (L, N) is
-asked for anew for the program, for every fresh number (uniform in 1..10^L), loop count and multiplier (uniform in
-1..4L). Of N operations, drawn from the six below, each takes the result so far, once, and fresh numbers, in shuffled
-order; lines end with `#`, the program with `@`, the target with a full stop:
+drawn again for the program, for every new number (uniform in 1..10^L), loop count and multiplier (uniform in 1..4L).
+Each of N operations, drawn from the six below, takes the result so far, once, and new numbers, in shuffled order; lines
+end with `#`, the program with `@`, the target with a full stop:
 
     pair (A+B) (A-B)    small multiplication (A*k) (k*A)    identity A    conditional (C if A>B else D), or <
     variable v=A; then (v+B) (v-B)                          loop v=A, for x in range(k):v+=B or v-=B, then v
@@ -31,7 +31,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "double": (),
     "reverse": (),
 }
-"""Operations by family; those without repeat a number in some way."""
+"""Operations by family; the families without operations repeat or reverse a number."""
 MEMORY = tuple(family for family, operations in FAMILIES.items() if not operations)
 
 _N_VARIABLES = 10
@@ -39,12 +39,12 @@ _MOST_REPEATS = 9
 _LINE_END, _PROGRAM_END, _ANSWER_END = "#", "@", "."
 
 Difficulty = Callable[[], tuple[int, int]]
-"""Gives length and nesting each time it is asked."""
+"""Returns a length and a nesting, which may differ from call to call."""
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A drawn program: what is read and what it gives; `length` is the longest that was asked for."""
+    """A program and its output; `length` is the greatest length of its numbers that was drawn."""
 
     source: str
     target: str
@@ -60,12 +60,12 @@ def draw_family(rng: Random, family: str, length: int, nesting: int) -> Program:
         return Program(number, target, length, 1)
     value, text = _digits(rng, length), ""
     for _ in range(nesting):
-        value, inner = _grow(rng, rng.choice(FAMILIES[family]), value, text or str(value), length)
+        value, inner = _apply_operation(rng, rng.choice(FAMILIES[family]), value, text or str(value), length)
         text = f"({inner})"
     return Program(text[1:-1], str(value % 10 ** (length + 1)), length, nesting)
 
 
-def _grow(rng: Random, operation: str, value: int, text: str, length: int) -> tuple[int, str]:
+def _apply_operation(rng: Random, operation: str, value: int, text: str, length: int) -> tuple[int, str]:
     """Return value and text, without brackets, of one operation on the result so far."""
     other = _digits(rng, length)
     if operation == "if":
@@ -86,7 +86,7 @@ def _digits(rng: Random, length: int) -> int:
 
 
 def draw_script(rng: Random, difficulty: Difficulty) -> Program:
-    """Return a script whose difficulty is asked for again and again."""
+    """Return a script; `difficulty` is called for the program and for every number in it."""
     _, nesting = difficulty()
     script = _Script(rng, difficulty, rng.sample("abcdefghij", _N_VARIABLES))
     operations = (script.pair, script.product, script.identity, script.variable, script.loop, script.conditional)
@@ -113,7 +113,7 @@ class _Script:
     longest: int = 0
 
     def operand(self) -> Term:
-        """Return the result so far, which is then used up, or a fresh number."""
+        """Return the result so far, which is used once, or else a new number."""
         if self.result is not None:
             term, self.result = self.result, None
             return term

@@ -1,14 +1,16 @@
-"""Propositional formulas: meaning, relations between two of them, and random pairs (Bowman, Manning and Potts 2015).
+"""Propositional formulas: their meaning, the relation between two of them, and random pairs (Bowman et al. 2015).
 
 The meaning of a formula over six variables is the set of the 64 worlds it is true in, held as the bits of an integer.
-With both = L and R, left = L without R, right = R without L, neither = the worlds of no one, the relation of L to R is
+With both = L and R, left = L without R, right = R without L, neither = the worlds in none of them, the relation of L to
+R is
 
     =  equivalence      left and right empty             ^  negation       both and neither empty
     <  entailment       left empty                       >  reverse        right empty
     |  alternation      both empty                       v  cover          neither empty
     #  independence     none of these
 
-read in this order, which matters only where a side is a tautology or a contradiction (the data set has neither).
+the first one that holds. The order matters only where a side is a tautology or a contradiction, which the data set has
+not.
 """
 
 from __future__ import annotations

@@ -1,12 +1,16 @@
-"""Recipes by name: those shipped with the library, YAML files of the user's own, and finished runs."""
+"""Recipes by name, and recipes that derive from one.
+
+A recipe is shipped with the library, a YAML file of the user's own, or part of a run directory.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ostinato.config.files import did_you_mean, read_yaml, shipped_files
+from ostinato.config.files import did_you_mean, parse_overrides, read_yaml, shipped_files, yaml_text
 from ostinato.config.load import load_recipe_config
 from ostinato.config.recipe import Recipe
 from ostinato.errors import ConfigError, Problem
@@ -14,6 +18,8 @@ from ostinato.errors import ConfigError, Problem
 _SUFFIXES = (".yaml", ".yml")
 _RUN_RECIPE = "recipe.yaml"
 _FOLDER = "recipes"
+_DERIVED_MARK = "# Written by:"
+"""Begins every file that `write_derived` wrote."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,16 +55,14 @@ def find_recipe(name_or_path: str | Path) -> Path:
         return path
     if (path / _RUN_RECIPE).is_file():
         return path / _RUN_RECIPE
-    raise ConfigError([Problem("recipe", name, _not_found(name, path))])
-
-
-def _not_found(name: str, path: Path) -> str:
     if path.is_dir():
-        return f"this folder holds no {_RUN_RECIPE}, so it is not a run"
-    if path.suffix in _SUFFIXES:
-        return "there is no such file"
-    hint = did_you_mean(_FOLDER, name)
-    return f"no recipe, file or run directory of that name{hint} (`ostinato recipes` lists the names)"
+        reason = f"this folder holds no {_RUN_RECIPE}, so it is not a run"
+    elif path.suffix in _SUFFIXES:
+        reason = "there is no such file"
+    else:
+        hint = did_you_mean(_FOLDER, name)
+        reason = f"no recipe, file or run directory of that name{hint} (`ostinato recipes` lists the names)"
+    raise ConfigError([Problem("recipe", name, reason)])
 
 
 def load_recipe(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
@@ -70,24 +74,53 @@ def load_recipe(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Reci
         ConfigError: with every problem of the recipe and of its task's settings.
     """
     path = find_recipe(name_or_path)
-    return load_recipe_config(path, overrides, find_recipe, _problems, default_name=_default_name(path))
-
-
-def _default_name(path: Path) -> str:
     by_path = {shipped: name for name, shipped in shipped_files(_FOLDER).items()}
-    if path in by_path:
-        return by_path[path]
-    return path.resolve().parent.name if path.name == _RUN_RECIPE else path.stem
+    file_name = path.resolve().parent.name if path.name == _RUN_RECIPE else path.stem
+    return load_recipe_config(path, overrides, find_recipe, _problems, default_name=by_path.get(path, file_name))
 
 
 def _problems(recipe: Recipe) -> Iterator[Problem]:
-    """Yield what is wrong between a recipe and its task: settings, kind of model, metrics."""
+    """Yield what does not fit between a recipe and its task: settings, kind of model, metrics."""
     from ostinato.tasks.checks import metric_problems, model_problems
     from ostinato.tasks.registry import task_config, task_problems
 
-    # Files of the user's own need not be there: only who reads them needs them.
+    # Whether the user's own files exist is not checked here: a recipe can be shown and counted without them.
     found = task_problems(recipe.task.settings())
     has_sources = bool(found) or task_config(recipe.task).has_sources
     yield from metric_problems(recipe, has_sources)
     yield from found
     yield from model_problems(recipe, has_sources)
+
+
+def write_derived(
+    path: Path,
+    base: str,
+    *,
+    overrides: Sequence[str] = (),
+    model: Mapping[str, int] | None = None,
+    description: str,
+    command: str,
+) -> Path:
+    """Write a recipe that is `base` with other settings, and return its file.
+
+    Args:
+        path: the new file; its folder is created. A file that an earlier call wrote is replaced.
+        base: name, file or run directory of the recipe it derives from.
+        overrides: `dotted.key=value`, as on the command line.
+        model: settings by their path below ``model``; they win over `overrides`.
+        description: one line about the recipe.
+        command: the command line, for the comment at the head of the file.
+
+    Raises:
+        ConfigError: no such base, or a file of that name that this function did not write.
+    """
+    if path.exists() and not path.read_text(encoding="utf-8").startswith(_DERIVED_MARK):
+        raise ConfigError([Problem("write", str(path), "is there already, and was not written by this command")])
+    settings = parse_overrides([*overrides, *(f"model.{key}={value}" for key, value in (model or {}).items())])
+    # A base that is a file is written relative to the new file, so that both can be moved together.
+    if base not in shipped_files(_FOLDER):
+        base = Path(os.path.relpath(find_recipe(base).resolve(), path.parent.resolve())).as_posix()
+    settings = {"base": base, "description": description} | settings
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"{_DERIVED_MARK} {command}\n{yaml_text(settings)}", encoding="utf-8")
+    return path

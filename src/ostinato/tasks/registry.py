@@ -45,7 +45,7 @@ _CLASSES = {
 
 
 class _Tasks(Mapping[str, type[Task]]):
-    """Tasks by name, whose modules are imported when they are asked for: a run needs one of them."""
+    """Tasks by name; the module of a task is imported when the task is looked up, because a run needs one of them."""
 
     def __getitem__(self, kind: str) -> type[Task]:
         name = _CLASSES[kind]
@@ -67,7 +67,7 @@ TASKS: Mapping[str, type[Task]] = _Tasks()
 
 
 def task_problems(settings: dict[str, Any]) -> list[Problem]:
-    """Return everything that is wrong with a task's settings, with keys such as `task.split`.
+    """Return all problems of a task's settings, with keys such as `task.split`.
 
     Args:
         settings: the settings as given, `kind` included (default "files", as in a recipe).

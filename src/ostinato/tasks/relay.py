@@ -1,11 +1,11 @@
-"""Handing a digit along a chain: a task that can be made to need several rounds.
+"""Passing a digit along a chain: a task that can be made to need several rounds.
 
-    source  ? o_1 .. o_(h-1) d rest        o_i: `>` hands on what comes from the right, `+` adds one to it, modulo 10
+    source  ? o_1 .. o_(h-1) d rest        o_i: `>` passes on the digit from the right, `+` adds one to it, modulo 10
     target  (d + number of + among o) mod 10
 
-Example: `? + > 7 + 3 >` is 8, after h = 3 hops: 7 comes to `>`, to `+`, to `?`. A model that learns the order of
-symbols from neighbours alone (convolution, no positions) knows after r rounds r places on either side, and has to hand
-the digit on. The rest of a source, operations and digits, hides which digit is the first one.
+Example: `? + > 7 + 3 >` is 8, after h = 3 hops: 7 comes to `>`, to `+`, to `?`. A model that has the order of symbols
+from neighbours alone (convolution, no positions) has information from r places on either side after r rounds, so that
+it has to pass the digit on. The rest of a source, operations and digits, hides which digit is the first one.
 """
 
 from __future__ import annotations
@@ -50,18 +50,18 @@ class RelayConfig(TaskConfig):
 
 
 class RelayTask(Task):
-    """Hand a digit along a chain of neighbours; questions h hops away from their digit, for depth that follows need.
+    """Pass a digit along a chain of neighbours: a question is h hops from its digit, so that questions differ in depth.
 
     Splits: train (`n_train`), dev and test (`n_eval` each) with 1 to `max_hops` hops, far (`n_eval`) with more, up to
     `far_max_hops`. Hops, operations and digits are drawn uniformly, and after the digit stand `n_rest` symbols that do
-    not matter, each a digit with probability 1/3. Every split is fixed by `seed`, whatever the others' sizes. With few
-    hops there are few questions: `ostinato.tasks.overlap` says how many test examples training has seen.
+    not matter, each a digit with probability 1/3. Every split depends on `seed` and not on the others' sizes. With few
+    hops there are few questions: `ostinato.tasks.overlap` says how many test examples are in train.
     Tokens: words, separated by blanks; the target is one digit.
     Metric: exact match, which with one symbol is accuracy, by hops; chance is 10 %.
     Selection: dev; nothing is selected on far.
     Departures: none, the task is our own and has no published number.
-    How many rounds it needs depends on what a model knows of positions: with relative or absolute ones an encoder of
-    one round finds the first digit and counts what stands before it.
+    The rounds that it needs depend on the model's positions: with relative or absolute ones an encoder of one round
+    finds the first digit and counts the symbols before it.
     """
 
     config_type = RelayConfig
@@ -76,16 +76,16 @@ class RelayTask(Task):
     def _examples(self, split: str) -> Iterator[Example]:
         config = self.config
         fewest, most = (config.max_hops + 1, config.far_max_hops) if split == "far" else (1, config.max_hops)
-        # Seeded by text: Python hashes it with SHA-512, the same everywhere.
+        # A text seeds by its SHA-512 hash, which is the same in every process and on every machine.
         rng = Random(f"{config.seed}/relay/{split}/{fewest}-{most}/{config.n_rest}")
         for _ in range(config.n_train if split == "train" else config.n_eval):
             hops = rng.randint(fewest, most)
             chain = [*rng.choices((PASS, ADD), k=hops - 1), rng.choice(_DIGITS)]
             rest = [rng.choice((PASS, ADD, rng.choice(_DIGITS))) for _ in range(config.n_rest)]
-            yield Example(" ".join([QUESTION, *chain, *rest]), hand_on(chain), {"hops": hops})
+            yield Example(" ".join([QUESTION, *chain, *rest]), pass_along(chain), {"hops": hops})
 
 
-def hand_on(chain: Sequence[str]) -> str:
-    """Return what comes out at the left of a chain: operations, then a digit."""
+def pass_along(chain: Sequence[str]) -> str:
+    """Return the digit at the left end of a chain of operations, then a digit."""
     *operations, digit = chain
     return str((int(digit) + operations.count(ADD)) % 10)

@@ -18,16 +18,15 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import product
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ostinato.data.archive import open_member
 from ostinato.data.example import Example
 from ostinato.data.lines import bad_line
-from ostinato.data.registry import RemoteFile
+from ostinato.data.registry import RemoteFile, open_member
 from ostinato.errors import DataError
 from ostinato.tasks.base import Task, TaskConfig
 
@@ -41,36 +40,24 @@ _LONGEST_TRAINED = 22
 _HELD_OUT = {"addprim_jump": "jump", "addprim_turn_left": "turn left"}
 _BUCKET = 8
 
-_REPO, _COMMIT = "brendenlake/SCAN", "c4b756cbc010d75c912f16c42c8f15dc6b7e6c8f"
+_scan_file = partial(
+    RemoteFile, repo="brendenlake/SCAN", commit="c4b756cbc010d75c912f16c42c8f15dc6b7e6c8f", licence="BSD-3-Clause"
+)
 _SIMPLE = {
-    "train": RemoteFile(
-        repo=_REPO,
-        commit=_COMMIT,
+    "train": _scan_file(
         path="simple_split/tasks_train_simple.txt",
         sha256="941bb8a088c5f53ceff12fde902dc008933cf0c4203cc672c47b5f79d73262dd",
         n_bytes=3267938,
         n_rows=16728,
-        licence="BSD-3-Clause",
     ),
-    "test": RemoteFile(
-        repo=_REPO,
-        commit=_COMMIT,
+    "test": _scan_file(
         path="simple_split/tasks_test_simple.txt",
         sha256="1fe1c8f5a19d0dc40e41bab94278f45f66f3dc415a978bd29855a23440610fc6",
         n_bytes=812450,
         n_rows=4182,
-        licence="BSD-3-Clause",
     ),
 }
-_ALL = RemoteFile(
-    repo=_REPO,
-    commit=_COMMIT,
-    path="tasks.txt",
-    sha256=None,
-    n_bytes=None,
-    n_rows=20910,
-    licence="BSD-3-Clause",
-)
+_ALL = _scan_file(path="tasks.txt", sha256=None, n_bytes=None, n_rows=20910)
 _MCD_LISTS = RemoteFile(
     repo="google-research/google-research",
     commit="1c1f5b9a835e8475e3562a50354fc2641a9ee9c8",
@@ -164,9 +151,9 @@ class ScanTask(Task):
     Metric: exact match of the whole action sequence, free running; by number of actions.
     Selection: mcd has a published dev, drawn like its test. Otherwise SCAN has no validation set. `dev` is a seeded 5 %
     of the distinct training commands (`dev_fraction`), taken out of train; so it has training lengths and primitives,
-    and says nothing of the generalisation the test asks for. The primitive that an addprim split repeats always stays
-    in train. dev_fraction=0 trains on the whole published set, without dev: then select on another split or keep the
-    last checkpoint.
+    and does not measure the generalisation that the test measures. The primitive that an addprim split repeats always
+    stays in train. dev_fraction=0 trains on the whole published set, without dev: then select on another split or keep
+    the last checkpoint.
     Departures: the papers train on all training rows and report the last update of a fixed number.
     """
 
@@ -193,7 +180,7 @@ class ScanTask(Task):
         return _MCD_SIZES if self._is_mcd else _SIZES[self.config.split]
 
     def why_missing(self, split: str) -> str | None:
-        """Explain that dev is cut from train."""
+        """Return that dev is a part of train."""
         return "SCAN has no validation set: task.dev_fraction above 0 cuts one from train" if split == "dev" else None
 
     def _examples(self, split: str) -> Iterator[Example]:
@@ -242,7 +229,7 @@ class ScanTask(Task):
 
     @cached_property
     def _all_rows(self) -> list[Row]:
-        """All commands in the order of their file, which must be the grammar's, each of them once."""
+        """All commands in the order of their file; they must be the grammar's, each of them once."""
         rows, grammar = list(self._read(_ALL)), dict(all_commands())
         wrong = next((number for number, row in enumerate(rows, 1) if grammar.pop(row[0], None) != row[1]), None)
         if wrong is not None:

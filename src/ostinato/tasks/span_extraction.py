@@ -7,14 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from ostinato.config.data import DataConfig
 from ostinato.data.example import NOT_IN_PASSAGE, Example
-from ostinato.data.registry import DataAccess
 from ostinato.data.sources import read_examples
 from ostinato.errors import DataError
-from ostinato.tasks.base import TaskConfig
-from ostinato.tasks.files import OwnFilesTask, paths_of
-from ostinato.tasks.languages import LanguagesConfig
+from ostinato.tasks.files import LanguagesConfig, LanguagesTask, paths_of
 
 _BLANKS = str.maketrans("\t\r\n", "   ")
 
@@ -31,7 +27,7 @@ class SpanExtractionConfig(LanguagesConfig):
     """squad: language of every file, by its name without folder; becomes the column `language_field`."""
 
 
-class SpanExtractionTask(OwnFilesTask):
+class SpanExtractionTask(LanguagesTask):
     """Question answering by extraction: which part of a passage answers a question; exact match and F1 of SQuAD.
 
     Splits: data.train, data.dev, data.test as they are given. Every question of a file in SQuAD's form is an example;
@@ -51,23 +47,25 @@ class SpanExtractionTask(OwnFilesTask):
     config: SpanExtractionConfig
     metrics = ("answer_em", "answer_f1")
 
-    def __init__(self, config: TaskConfig, data: DataConfig, access: DataAccess | None = None) -> None:
-        super().__init__(config, data, access)
-        self.by = self.config.by
-
     def _examples(self, split: str) -> Iterator[Example]:
         paths = paths_of(self.data, split)
         if self.config.format == "lines":
-            examples = (_with_answer(example) for example in read_examples(paths, self.data))
+            examples = self._read_lines(paths)
         else:
             examples = (example for path in paths for example in self._read_squad(Path(path)))
-        yield from self.config.of_split(examples, split)
+        yield from self.config.select(examples, split)
+
+    def _read_lines(self, paths: list[str]) -> Iterator[Example]:
+        for example in read_examples(paths, self.data):
+            # Questions without an answer are as little supported here as in SQuAD's form.
+            if example.columns.get("answer_start") == NOT_IN_PASSAGE:
+                raise DataError(
+                    f"the passage does not hold the answer {example.target!r}: answer_start is {NOT_IN_PASSAGE}"
+                )
+            yield example
 
     def _read_squad(self, path: Path) -> Iterator[Example]:
-        language = (self.config.languages or {}).get(path.name)
-        columns: dict[str, object] = {}
-        if language is not None and self.config.language_field is not None:
-            columns = {self.config.language_field: language}
+        columns = self.config.language_column((self.config.languages or {}).get(path.name))
         try:
             articles = json.loads(path.read_text(encoding="utf-8"))["data"]
             for article in articles:
@@ -80,15 +78,8 @@ class SpanExtractionTask(OwnFilesTask):
             raise DataError(f"{path}: {error}") from error
 
 
-def _with_answer(example: Example) -> Example:
-    """Return an example of a file of lines; unanswered ones are as little supported there as in SQuAD's form."""
-    if example.columns.get("answer_start") == NOT_IN_PASSAGE:
-        raise DataError(f"the passage does not hold the answer {example.target!r}: answer_start is {NOT_IN_PASSAGE}")
-    return example
-
-
 def _example(context: str, question: dict[str, Any], columns: dict[str, object]) -> Example:
-    """Return one question; white space becomes blanks one for one, so that places stay what they are."""
+    """Return one question; each white-space character becomes one blank, so that positions in the passage stay."""
     answers = [(answer["text"].translate(_BLANKS), answer["answer_start"]) for answer in question["answers"]]
     if not answers:
         raise DataError(f"the question {question['id']!r} has no answer: SQuAD 2.0's are not supported")

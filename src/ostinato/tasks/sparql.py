@@ -10,9 +10,9 @@ together what shares its parts, in alphabetical order, so that the order of clau
 
     M0 p ?x0 . M1 p ?x0 . M0 q ?x0 . M1 q ?x0     ->     M0 M1 p q ?x0
 
-Some predicates of Freebase say the same the other way round. `turn_inverses` writes ten of them in one direction, with
-subject and object exchanged, before the clauses are put together. The paper says that there are ten; which ones is not
-in the text that was at hand here, so that these ten, of films and founders, may be others.
+Some predicates of Freebase are inverses of others. `turn_inverses` replaces ten of them by their inverses, with subject
+and object exchanged, before the clauses are joined. The paper says that there are ten; its text does not name them, so
+that these ten, of films and founders, may be others.
 """
 
 from __future__ import annotations
@@ -61,22 +61,18 @@ def simplify(query: str, *, turn_inverses: bool = False) -> str:
         if words[:1] == ["FILTER"]:
             filters.append(clause.strip())
         elif len(words) == 3:
-            triples.append(_turned(words) if turn_inverses else (words[0], words[1], words[2]))
+            subject, predicate, object_ = words
+            if turn_inverses and predicate in _INVERSES:
+                subject, predicate, object_ = object_, _INVERSES[predicate], subject
+            triples.append((subject, predicate, object_))
         else:
             raise ValueError(f"{clause!r} is neither a triple nor a FILTER")
-    clauses = sorted([*filters, *_joined(triples)])
+    clauses = sorted([*filters, *_join_clauses(triples)])
     return f"{head}{{ {' . '.join(clauses)} }}"
 
 
-def _turned(words: list[str]) -> Triple:
-    subject, predicate, object_ = words
-    if predicate in _INVERSES:
-        return object_, _INVERSES[predicate], subject
-    return subject, predicate, object_
-
-
-def _joined(triples: Iterable[Triple]) -> Iterable[str]:
-    """Yield the clauses that say what the triples say, each list sorted and without repetitions."""
+def _join_clauses(triples: Iterable[Triple]) -> Iterable[str]:
+    """Yield the joined clauses of some triples, each list sorted and without repetitions."""
     objects: dict[tuple[str, str], set[str]] = {}
     for subject, predicate, object_ in triples:
         objects.setdefault((subject, predicate), set()).add(object_)

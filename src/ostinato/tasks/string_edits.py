@@ -1,4 +1,4 @@
-"""The string edits of PCFG SET (Hupkes et al. 2020, arXiv 1908.08351): what they do, and random nestings of them.
+"""The string edits of PCFG SET (Hupkes et al. 2020, arXiv 1908.08351): their results, and random sequences of them.
 
 S -> F1 S | F2 S , S | X        X: letters A1 .. Z20
 
@@ -49,7 +49,7 @@ _SIZES = (154, 1243, 1920, 1793, 1336, 994, 631, 480, 326, 243, 193, 147, 77, 60
 
 
 def apply_edits(source: str) -> str:
-    """Return what a sequence of functions makes of its letters.
+    """Return the result of a sequence of functions and letters.
 
     Raises:
         ValueError: it is no such sequence, with the token and the reason.
@@ -62,7 +62,7 @@ def apply_edits(source: str) -> str:
 
 
 def _apply(tokens: Sequence[str], start: int) -> tuple[Letters, int]:
-    """Return the value of the sequence that begins at a token, and where it ends."""
+    """Return the value of the sequence that begins at a token, and the number of the token after it."""
     name = tokens[start].removesuffix(TWIN) if start < len(tokens) else ""
     if name in UNARY:
         letters, end = _apply(tokens, start + 1)
@@ -96,9 +96,9 @@ def has_held_out_pair(source: str) -> bool:
 def draw_edits(rng: Random, most: int | None = None) -> Iterator[str]:
     """Yield random sequences without end, repetitions among them, of up to `most` functions (None: 24).
 
-    The number of functions is drawn as often as the published test set has it, every function with equal probability,
-    what is left of them after a binary function is divided uniformly, and arguments are 2 to 5 uniform letters. Longer
-    ones than 500 characters are drawn again, as published.
+    The number of functions has the distribution of the published test set, every function the same probability. The
+    functions after a binary one are divided uniformly between its arguments, and letters are 2 to 5 uniform ones.
+    Sequences of 500 characters and more are drawn again, as published.
     """
     weights = _SIZES[:most]
     sizes = range(1, len(weights) + 1)

@@ -4,19 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import Field
-
-from ostinato.config.data import DataConfig
 from ostinato.data.example import Example
 from ostinato.data.lines import bad_line, read_lines
-from ostinato.data.registry import DataAccess
 from ostinato.data.sources import read_examples
 from ostinato.errors import DataError
-from ostinato.tasks.base import TaskConfig
-from ostinato.tasks.files import OwnFilesTask, paths_of
-from ostinato.tasks.languages import LanguagesConfig
+from ostinato.tasks.files import LanguagesConfig, LanguagesTask, paths_of
 
 _DOCUMENT = "-DOCSTART-"
 
@@ -31,11 +25,11 @@ class TaggingConfig(LanguagesConfig):
     word_column: int = 0
     """columns: 0-based place of the word; negative ones count from the end."""
     tag_column: int = -1
-    languages: Annotated[dict[str, str] | None, Field()] = None
+    languages: dict[str, str] | None = None
     """columns: language of every file, by its name without folder; becomes the column `language_field`."""
 
 
-class TaggingTask(OwnFilesTask):
+class TaggingTask(LanguagesTask):
     """Tagging: a label for every word, such as parts of speech or names, from sentences or CoNLL columns.
 
     Splits: data.train, data.dev, data.test as they are given; lines with -DOCSTART- and comments (#) are left out of
@@ -53,27 +47,20 @@ class TaggingTask(OwnFilesTask):
     config: TaggingConfig
     metrics = ("tag_accuracy", "span_f1")
 
-    def __init__(self, config: TaskConfig, data: DataConfig, access: DataAccess | None = None) -> None:
-        super().__init__(config, data, access)
-        self.by = self.config.by
-
     def _examples(self, split: str) -> Iterator[Example]:
         paths = paths_of(self.data, split)
         if self.config.format == "sentences":
             examples = read_examples(paths, self.data)
         else:
             examples = (example for path in paths for example in self._read_columns(Path(path)))
-        for number, example in enumerate(self.config.of_split(examples, split), 1):
+        for number, example in enumerate(self.config.select(examples, split), 1):
             n_words, n_tags = len((example.source or "").split()), len(example.target.split())
             if n_words != n_tags:
                 raise DataError(f"{split}: example {number} has {n_tags} tags for {n_words} words")
             yield example
 
     def _read_columns(self, path: Path) -> Iterator[Example]:
-        language = (self.config.languages or {}).get(path.name)
-        columns: dict[str, object] = {}
-        if language is not None and self.config.language_field is not None:
-            columns = {self.config.language_field: language}
+        columns = self.config.language_column((self.config.languages or {}).get(path.name))
         words: list[str] = []
         tags: list[str] = []
         for number, line in read_lines(path):
@@ -81,8 +68,12 @@ class TaggingTask(OwnFilesTask):
             if not cells and words:
                 yield Example(" ".join(words), " ".join(tags), columns)
                 words, tags = [], []
-            # A word `#` has columns beside it that a comment has not; numbers as 3-4 and 5.1 are CoNLL-U's.
-            if not cells or cells[0] == _DOCUMENT or line.startswith("# ") or _is_no_word(cells):
+            # A comment begins with "# ", a word `#` with "#" and a tab.
+            if not cells or cells[0] == _DOCUMENT or line.startswith("# "):
+                continue
+            # CoNLL-U has ten columns; 3-4 numbers a contraction whose words follow, 5.1 a word that is not in the text.
+            is_number_or_range = cells[0].replace("-", "").replace(".", "").isdecimal()
+            if len(cells) == 10 and is_number_or_range and not cells[0].isdecimal():
                 continue
             try:
                 word, tag = cells[self.config.word_column], cells[self.config.tag_column]
@@ -93,8 +84,3 @@ class TaggingTask(OwnFilesTask):
             tags.append(tag)
         if words:
             yield Example(" ".join(words), " ".join(tags), columns)
-
-
-def _is_no_word(cells: list[str]) -> bool:
-    """Return whether a line of ten columns has a range of numbers, or a number with a point."""
-    return len(cells) == 10 and not cells[0].isdecimal() and cells[0].replace("-", "").replace(".", "").isdecimal()

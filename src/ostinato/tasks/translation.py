@@ -83,7 +83,7 @@ class TranslationConfig(TaskConfig):
     corpus: Literal["multi30k_en_de", "files"] = "multi30k_en_de"
     """files: data.train, data.dev, data.test; two text files side by side, JSON lines or TSV."""
     swap_sides: bool = False
-    """Translate the other way round: for Multi30k from German to English."""
+    """Translate in the other direction: for Multi30k from German to English."""
     target_tag: FieldName | None = None
     """files: column with the language of the target. `<2de>` and a blank are written before a source whose target is
     German (`de`), so that one model translates in many directions."""
@@ -129,7 +129,7 @@ class TranslationTask(Task):
 
     @property
     def is_generated(self) -> bool:
-        """Never."""
+        """False: the pairs are published, or the user's own."""
         return False
 
     def files(self) -> tuple[RemoteFile, ...]:
@@ -152,10 +152,13 @@ class TranslationTask(Task):
         else:
             pairs = self._read_multi30k(_FILE_OF[split])
         for example in pairs:
-            yield _swapped(example) if self.config.swap_sides else example
+            if self.config.swap_sides:
+                yield Example(example.target, example.source or "", example.columns)
+            else:
+                yield example
 
     def _read_own(self, split: str) -> Iterator[Example]:
-        """Yield the user's pairs, with a tag and normalised where that is asked for."""
+        """Yield the user's pairs, with tags and normalised as the settings say."""
         tag = self.config.target_tag
         for number, example in enumerate(read_examples(paths_of(self.data, split), self.data), 1):
             source, target = example.source or "", example.target
@@ -175,7 +178,3 @@ class TranslationTask(Task):
             if not source.strip() or not target.strip():
                 raise bad_line(path, number, "one side of the pair is empty")
             yield Example(source.strip(), target.strip(), {})
-
-
-def _swapped(example: Example) -> Example:
-    return Example(example.target, example.source or "", example.columns)

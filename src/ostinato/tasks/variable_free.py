@@ -8,9 +8,9 @@ A logical form is a list of terms, joined by ` ; ` after a definite noun and by 
 Every first argument is a node, named by the predicate of its first term (the `*` of a definite noun kept). A term with
 two arguments is an edge, labelled by the rest of its label; edges keep the order of the terms. The tree is written from
 the one node that no edge points to: a node without edges as its name, others as `name ( label = child , label = child
-)`. What is no node must be a proper name, and stands for itself. A node with two parents (the subject of a control
-verb) is written twice, so mentions of one referent and of two like ones look the same: the form says less than the
-original.
+)`. An argument that is no node must be a proper name, and is written as it is. A node with two parents (the subject of
+a control verb) is written twice, so mentions of one referent and of two like ones look the same: the form says less
+than the original.
 """
 
 from __future__ import annotations

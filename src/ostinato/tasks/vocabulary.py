@@ -1,4 +1,4 @@
-"""Vocabulary sizes of a recipe before it is trained: what counting parameters needs."""
+"""Vocabulary sizes of a recipe before it is trained, which the count of its parameters needs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def size_model(
     size the recipe asks for.
 
     Raises:
-        ConfigError: none of them says.
+        ConfigError: none of them gives a size.
     """
     model = recipe.model
     if isinstance(model, EncoderConfig):
@@ -81,8 +81,8 @@ def _from_data(recipe: Recipe, access: DataAccess | None) -> tuple[tuple[int, in
     tokenizers = _train_tokenizers(recipe, access or DataAccess.default())
     if tokenizers is not None:
         return (tokenizers.source.vocab_size, tokenizers.target.vocab_size), "from the task's data"
-    left = _asked_for(recipe.data.tokenizer)
-    right = left if recipe.data.target_tokenizer is None else _asked_for(recipe.data.target_tokenizer)
+    left = _configured_size(recipe.data.tokenizer)
+    right = left if recipe.data.target_tokenizer is None else _configured_size(recipe.data.target_tokenizer)
     if left is not None and right is not None:
         return (left, right), "as data.tokenizer asks; the data is not here yet"
     fix = "name a file: data.train=..." if _needs_files(recipe) else f"`ostinato data fetch {recipe.task.kind}`"
@@ -95,7 +95,7 @@ def _train_tokenizers(recipe: Recipe, access: DataAccess) -> Tokenizers | None:
     if _needs_files(recipe):
         return None
     is_remote = access.mirror is None or access.mirror.startswith(("http://", "https://"))
-    # The cache as its own mirror: what is not there is missing, and no socket is opened.
+    # With the cache as its mirror, a file that is not in the cache is missing, and no socket is opened.
     offline = replace(access, mirror=str(access.cache)) if is_remote else access
     task = build_task(recipe.task, recipe.data, offline)
     try:
@@ -117,6 +117,6 @@ def _needs_files(recipe: Recipe) -> bool:
     return False
 
 
-def _asked_for(tokenizer: TokenizerConfig) -> int | None:
-    """Return the size a subword tokenizer is trained to; other kinds take what the data has."""
+def _configured_size(tokenizer: TokenizerConfig) -> int | None:
+    """Return the size a subword tokenizer is trained to; None for other kinds, whose size depends on the data."""
     return tokenizer.vocab_size if tokenizer.kind in ("bpe", "unigram") else None

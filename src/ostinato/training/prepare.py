@@ -10,11 +10,10 @@ from ostinato.config.common import Reads
 from ostinato.config.recipe import Recipe
 from ostinato.data.batching import TrainingBatches
 from ostinato.data.disk import new_folder
-from ostinato.data.example import Example
+from ostinato.data.example import Example, take_evenly
 from ostinato.data.objectives import objective_of
 from ostinato.data.registry import DataAccess
 from ostinato.data.rows import encode_rows
-from ostinato.data.subset import take_evenly
 from ostinato.data.tokenizer import Tokenizers
 from ostinato.errors import ConfigError, Problem
 from ostinato.evaluation.tally import check_columns

@@ -12,8 +12,7 @@ from typing import Any
 import torch
 
 from ostinato.data.batch import Batch
-from ostinato.data.example import Example
-from ostinato.data.subset import take_evenly
+from ostinato.data.example import Example, take_evenly
 from ostinato.errors import TrainingError
 from ostinato.evaluation import evaluate
 from ostinato.models import Model, build_model

@@ -173,7 +173,7 @@ class Updater:
         with self._precision():
             output = self._run(batch)
         logits_BTV = output.logits_BTV
-        sums = label_smoothed_loss(logits_BTV, batch.labels_BT, batch.loss_BT, self.config.label_smoothing)
+        sums = label_smoothed_loss(logits_BTV, batch.labels_BT, batch.loss_mask_BT, self.config.label_smoothing)
         # The backward pass begins with gradients as large as the logits, which nobody reads any more.
         return replace(output, logits_BTV=logits_BTV.new_empty(0, 0, 0)), sums
 

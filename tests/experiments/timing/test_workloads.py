@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ostinato.config.training import TrainingConfig
 from ostinato.data.tokenizer import BOS_ID, EOS_ID
-from ostinato.decoding.hypothesis import Hypothesis
+from ostinato.decoding.beams import Hypothesis
 from ostinato.errors import ConfigError
 from ostinato.experiments.timing.workloads import Bench, Candidate, Endless, Workload, random_batch
 from ostinato.training.losses import label_smoothed_loss
@@ -67,7 +67,7 @@ def test_a_language_model_reads_source_and_target_as_one_and_learns_from_the_tar
     assert batch.target.ids_BT.shape == (2, 9)
     assert batch.target.ids_BT[:, 4].tolist() == [BOS_ID] * 2
     assert torch.equal(batch.target.ids_BT[:, 5:], batch.labels_BT[:, 4:8])
-    assert batch.loss_BT.tolist() == [[False] * 4 + [True] * 5] * 2
+    assert batch.loss_mask_BT.tolist() == [[False] * 4 + [True] * 5] * 2
     assert batch.prefix_lengths_B is not None
     assert batch.prefix_lengths_B.tolist() == [4, 4]
     text = random_batch(CANDIDATES[1].model, Workload("update", 2, 0, 5), seed=1)
@@ -86,7 +86,7 @@ def test_an_update_is_trainings_own() -> None:
     optimizer = build_optimizer(twin, training.optimizer)
     batch = random_batch(candidate.model, workload, seed=1)
     for update in (1, 2):
-        loss = label_smoothed_loss(twin(batch).logits_BTV, batch.labels_BT, batch.loss_BT, 0.1).loss
+        loss = label_smoothed_loss(twin(batch).logits_BTV, batch.labels_BT, batch.loss_mask_BT, 0.1).loss
         (loss / batch.n_labels).backward()
         torch.nn.utils.clip_grad_norm_(twin.parameters(), 0.01)
         set_learning_rate(

@@ -10,8 +10,7 @@ from ostinato.analysis.drawing import finish, line, panels, whole_numbers
 from ostinato.analysis.outcomes import Outcomes
 from ostinato.analysis.studies.base import EachRun, Finding, OnProgress, Subject
 from ostinato.analysis.threshold_figure import figure_of
-from ostinato.data.example import Example
-from ostinato.data.subset import take_evenly
+from ostinato.data.example import Example, take_evenly
 from ostinato.evaluation.evaluate import evaluate
 from ostinato.evaluation.threshold import trained_thresholds
 from ostinato.evaluation.threshold_curve import CURVE, Tuning, choose, read_curve, sweep

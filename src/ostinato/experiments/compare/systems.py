@@ -11,8 +11,8 @@ from typing import Any
 
 from ostinato.budget import count_macs, count_parameters
 from ostinato.config.recipe import Recipe
+from ostinato.data.example import take_evenly
 from ostinato.data.registry import DataAccess
-from ostinato.data.subset import take_evenly
 from ostinato.errors import DataError
 from ostinato.evaluation.loading import find_checkpoint, load
 from ostinato.evaluation.stored import Outputs, read_outputs, run_outputs

@@ -184,8 +184,8 @@ def random_batch(model: ModelConfig, workload: Workload, seed: int) -> Batch:
         source_BS = _ids(B, S, model.vocab_size, generator)
         texts = _texts(torch.cat([source_BS, labels_BT], dim=1))
         ids_BT = torch.cat([source_BS, _begun(labels_BT)], dim=1)
-        is_target_BT = texts.loss_BT & (torch.arange(S + T) >= S)
-        return replace(texts, target=_tokens(ids_BT), loss_BT=is_target_BT, prefix_lengths_B=torch.full((B,), S))
+        is_target_BT = texts.loss_mask_BT & (torch.arange(S + T) >= S)
+        return replace(texts, target=_tokens(ids_BT), loss_mask_BT=is_target_BT, prefix_lengths_B=torch.full((B,), S))
     if S == 0:
         raise ConfigError([Problem("workload.source_length", 0, "must be at least 1 for an encoder-decoder model")])
     source = _tokens(_ids(B, S, model.source_vocab_size, generator))

@@ -1,0 +1,159 @@
+"""Rows of token ids, and rows side by side as a batch.
+
+A `Row` is a pair or a text whose labels are its own target, shifted. A `LabelledRow` is one sequence with labels of its
+own: what encoder-only models read, blocks of text, and texts of which only a part is scored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+
+from ostinato.data.batch import Batch, TextSize, Tokens
+from ostinato.data.tokenizer import BOS_ID, EOS_ID, PAD_ID
+from ostinato.errors import DataError
+
+IGNORED_LABEL = -1
+"""A label that does not count in any loss or score."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One example as token ids, without begin and end symbols.
+
+    Args:
+        source_ids: None for texts.
+        index: 0-based number of the example in its split.
+        is_joined: source and target are one sequence.
+        size: words and bytes of a text that was not truncated; None otherwise.
+    """
+
+    source_ids: list[int] | None
+    target_ids: list[int]
+    columns: dict[str, object] = field(default_factory=dict)
+    index: int = 0
+    is_joined: bool = False
+    size: TextSize | None = None
+
+    @property
+    def length(self) -> int:
+        """Columns the row needs: its longer side and one symbol, or both sides and their symbols where joined."""
+        n_source, n_target = 1 + len(self.source_ids or ()), 1 + len(self.target_ids)
+        return n_source + n_target if self.is_joined else max(n_source, n_target)
+
+
+@dataclass(frozen=True, slots=True)
+class LabelledRow:
+    """One sequence with labels of its own.
+
+    Args:
+        ids: of all columns, special symbols included.
+        labels: `IGNORED_LABEL` where a label does not count.
+        places: the column of every label; None where labels have no columns, or every column has one.
+        n_prefix: leading tokens that are no passage (span), or that see each other (prefix language models).
+        index: 0-based number of the example in its split.
+        size: words and bytes of a text whose every token is a label; None otherwise.
+        facts: ids of every column, where a column is a fact; `ids` is then empty.
+    """
+
+    ids: list[int]
+    labels: list[int]
+    places: list[int] | None = None
+    n_prefix: int | None = None
+    columns: dict[str, object] = field(default_factory=dict)
+    index: int = 0
+    size: TextSize | None = None
+    facts: list[list[int]] | None = None
+
+    @property
+    def length(self) -> int:
+        """Columns the row needs."""
+        return len(self.ids if self.facts is None else self.facts)
+
+
+AnyRow = Row | LabelledRow
+
+
+def pad(sequences: Sequence[Sequence[int]]) -> Tokens:
+    """Return sequences side by side, padded on the right."""
+    lengths = np.fromiter(map(len, sequences), dtype=np.int64, count=len(sequences))
+    keep_BT = np.arange(lengths.max()) < lengths[:, None]
+    ids_BT = np.full(keep_BT.shape, PAD_ID, dtype=np.int64)
+    ids_BT[keep_BT] = np.concatenate([np.asarray(ids, dtype=np.int64) for ids in sequences])
+    return Tokens(torch.from_numpy(ids_BT), torch.from_numpy(keep_BT))
+
+
+def collate(rows: Sequence[AnyRow]) -> Batch:
+    """Put rows side by side, padded on the right.
+
+    Of a `Row`: the source is its ids and the end symbol, the target the begin symbol and its ids, the labels its
+    target's ids and the end symbol. Of joined rows the target is the source followed by the target, and the labels
+    begin at the column of the begin symbol. Of a `LabelledRow` the target is its ids, and `IGNORED_LABEL` is masked.
+
+    Raises:
+        DataError: there are no rows, or they are not of one kind: only some have a source, are joined, are labelled,
+            or have places, prefixes or facts.
+    """
+    if not rows:
+        raise DataError("a batch needs at least one row")
+    plain = [row for row in rows if isinstance(row, Row)]
+    labelled = [row for row in rows if isinstance(row, LabelledRow)]
+    if plain and labelled:
+        raise DataError(f"{len(labelled)} of {len(rows)} rows have labels of their own: a batch needs all or none")
+    names = dict.fromkeys(name for row in rows for name in row.columns)
+    return replace(
+        _collate_labelled(labelled) if labelled else _collate_plain(plain),
+        indices=tuple(row.index for row in rows),
+        sizes=tuple(row.size for row in rows),
+        columns={name: [row.columns.get(name) for row in rows] for name in names},
+    )
+
+
+def _collate_plain(rows: Sequence[Row]) -> Batch:
+    sources = [[*row.source_ids, EOS_ID] for row in rows if row.source_ids is not None]
+    if sources and len(sources) != len(rows):
+        raise DataError(f"{len(sources)} of {len(rows)} rows have a source: a batch needs all or none")
+    n_joined = sum(row.is_joined for row in rows)
+    if n_joined and n_joined != len(rows):
+        raise DataError(f"{n_joined} of {len(rows)} rows are one sequence: a batch needs all or none")
+    targets = [[BOS_ID, *row.target_ids] for row in rows]
+    labels = [[*row.target_ids, EOS_ID] for row in rows]
+    if not n_joined:
+        padded = pad(labels)
+        return Batch(pad(targets), padded.ids_BT, padded.keep_BT, pad(sources) if sources else None)
+    # The source's own tokens are no labels: the labels have padding in their columns, which the mask leaves out.
+    prefix_lengths_B = torch.tensor([len(source) for source in sources])
+    sequences = pad([[*source, *target] for source, target in zip(sources, targets, strict=True)])
+    padded = pad([[PAD_ID] * len(source) + ids for source, ids in zip(sources, labels, strict=True)])
+    is_target_BT = torch.arange(sequences.ids_BT.shape[1]) >= prefix_lengths_B[:, None]
+    return Batch(sequences, padded.ids_BT, padded.keep_BT & is_target_BT, prefix_lengths_B=prefix_lengths_B)
+
+
+def _collate_labelled(rows: Sequence[LabelledRow]) -> Batch:
+    places = [row.places for row in rows if row.places is not None]
+    prefixes = [row.n_prefix for row in rows if row.n_prefix is not None]
+    facts = [row.facts for row in rows if row.facts is not None]
+    if any(len(found) not in (0, len(rows)) for found in (places, prefixes, facts)):
+        raise DataError(
+            "a batch needs rows of one kind: labels at places, prefixes, or facts, in all of them or in none"
+        )
+    labels = pad([row.labels for row in rows])
+    return Batch(
+        _pad_facts(facts) if facts else pad([row.ids for row in rows]),
+        labels.ids_BT.clamp_min(0),
+        labels.keep_BT & (labels.ids_BT != IGNORED_LABEL),
+        places_BL=pad(places).ids_BT if places else None,
+        prefix_lengths_B=torch.tensor(prefixes) if prefixes else None,
+    )
+
+
+def _pad_facts(stories: Sequence[list[list[int]]]) -> Tokens:
+    """Return stories side by side, `[B, T, W]`: facts padded to the longest, stories to the one with most facts."""
+    words_NW = pad([fact for story in stories for fact in story]).ids_BT
+    keep_BT = pad([[1] * len(story) for story in stories]).keep_BT
+    ids_BTW = words_NW.new_full((*keep_BT.shape, words_NW.shape[1]), PAD_ID)
+    ids_BTW[keep_BT] = words_NW
+    return Tokens(ids_BTW, keep_BT)
