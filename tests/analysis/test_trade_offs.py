@@ -12,7 +12,7 @@ from ostinato.analysis.latency import part_latencies, parts_of
 from ostinato.analysis.outcomes import Outcomes
 from ostinato.analysis.studies import Finding, Subject
 from ostinato.analysis.studies.base import MARKS
-from ostinato.analysis.studies.trade_offs import rounds_to_try, variable_stacks, with_rounds
+from ostinato.analysis.studies.trade_offs import rounds_to_try, variable_stacks
 from ostinato.budget import count_macs, count_parameters
 from ostinato.data.example import Example
 from ostinato.errors import CheckpointError, ConfigError
@@ -32,19 +32,20 @@ def test_rounds_run_from_one_to_twice_the_trained_ones() -> None:
 
 def test_a_stack_runs_other_rounds_inside_and_its_own_afterwards(subject: Subject) -> None:
     assert variable_stacks(subject.model) == ["encoder", "decoder"]
-    before = subject.model.stacks["encoder"].plan
-    with with_rounds(subject.model, ["encoder"], 5):
-        assert subject.model.stacks["encoder"].plan.n_rounds == 5
-        assert subject.model.stacks["decoder"].plan.n_rounds == 3
-    assert subject.model.stacks["encoder"].plan is before
-    with pytest.raises(ConfigError, match="at least 1"), with_rounds(subject.model, ["encoder"], 0):
+    before = subject.model.current_execution
+    with subject.model.execution(rounds={"encoder": 5}):
+        assert subject.model.n_rounds() == {"encoder": 5, "decoder": 3}
+    assert subject.model.n_rounds() == {"encoder": 3, "decoder": 3}
+    with pytest.raises(ConfigError, match="at least 1"), subject.model.execution(rounds={"encoder": 0}):
         pass
-    assert subject.model.stacks["encoder"].plan is before
+    with pytest.raises(ConfigError, match="its stacks are: encoder, decoder"), subject.model.execution(rounds={"x": 1}):
+        pass
+    assert subject.model.current_execution is before
 
 
 def test_fewer_rounds_are_what_an_evaluation_with_fewer_steps_says(subject: Subject) -> None:
     outcomes = Outcomes(len(subject.examples))
-    with with_rounds(subject.model, ["encoder", "decoder"], 2):
+    with subject.model.execution(rounds={"encoder": 2, "decoder": 2}):
         stream(subject.run, subject.examples, [outcomes])
     result = subject.run.evaluate(subject.split, metrics=[], by=[], n_steps=2, max_examples=len(subject.examples))
     assert outcomes.nll_N.sum() / outcomes.labels_N.sum() == pytest.approx(result["loss"], rel=1e-6)

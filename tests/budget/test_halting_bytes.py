@@ -18,10 +18,10 @@ from ostinato.config.model import LanguageModelConfig, Seq2SeqConfig
 from ostinato.data.batch import Batch
 from ostinato.kernels import Dispatch
 from ostinato.models import build_model
-from ostinato.nn.act import ActState
+from ostinato.nn.act import ActPass
 from ostinato.nn.experts import Decision, Routed
-from ostinato.nn.halting import Round
-from ostinato.nn.stick_breaking import StickBreakingState
+from ostinato.nn.halting import Visible
+from ostinato.nn.stick_breaking import StickBreakingPass
 from ostinato.training.losses import label_smoothed_loss
 from running import run_as
 
@@ -105,12 +105,12 @@ def _kept(config: Config, precision: str = "float32", *, recompute: bool = False
             for tensor in (to.slots_M, to.rows_M, to.experts_M, to.ends_E):
                 pack(tensor)
 
-    def note_round(around: Round) -> None:
+    def note_round(visible: Visible) -> None:
         # Recomputed steps hold what visible states are made of.
-        if isinstance(around.visible, partial):
-            held = around.visible.args
+        if isinstance(visible, partial):
+            held = visible.args
         else:
-            held = tuple(cell.cell_contents for cell in around.visible.__closure__ or ())
+            held = tuple(cell.cell_contents for cell in getattr(visible, "__closure__", None) or ())
         for tensor in held if recompute else ():
             if isinstance(tensor, torch.Tensor):
                 pack(tensor)
@@ -122,14 +122,14 @@ def _kept(config: Config, precision: str = "float32", *, recompute: bool = False
         stack.enter_context(torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor))
         route = Routed.route
 
-        def routed(module: Routed, *args: Any) -> Decision:
-            decision = route(module, *args)
+        def routed(module: Routed, *args: Any, **named: Any) -> Decision:
+            decision = route(module, *args, **named)
             note_dispatch(decision.to)
             return decision
 
         stack.enter_context(patch.object(Routed, "route", routed))
-        for state in (StickBreakingState, ActState):
-            stack.enter_context(patch.object(state, "before", _noting(state.before, note_round)))
+        for state in (StickBreakingPass, ActPass):
+            stack.enter_context(patch.object(state, "enter", _noting(state.enter, note_round)))
         with autocast:
             output = model(batch)
         loss = label_smoothed_loss(output.logits_BTV, batch.labels_BT, batch.loss_mask_BT, 0.1).loss
@@ -141,11 +141,11 @@ def _kept(config: Config, precision: str = "float32", *, recompute: bool = False
     return sum(storage.nbytes() for storage in kept.values())
 
 
-def _noting(before: Any, note: Any) -> Any:
-    def noted(self: Any, *args: Any) -> Round:
-        around: Round = before(self, *args)
-        note(around)
-        return around
+def _noting(enter: Any, note: Any) -> Any:
+    def noted(self: Any, *args: Any) -> tuple[torch.Tensor | None, Visible]:
+        weight_N, visible = enter(self, *args)
+        note(visible)
+        return weight_N, visible
 
     return noted
 

@@ -14,7 +14,7 @@ from ostinato.config.model import Seq2SeqConfig
 from ostinato.config.stack import DecoderConfig, StackConfig
 from ostinato.config.sub_layers import DenseFeedForwardConfig
 from ostinato.config.training import OptimizerConfig
-from ostinato.models import build_model, load_model, save_model, sub_layers
+from ostinato.models import build_model, load_model, parts, save_model
 from ostinato.nn.feedforward import FeedForward
 from ostinato.training.optim import build_optimizer
 
@@ -40,8 +40,8 @@ def feed_forwards(model: torch.nn.Module) -> list[FeedForward]:
 
 def test_it_is_made_and_initialised_once(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[FeedForward] = []
-    real = sub_layers.init_feed_forward
-    monkeypatch.setattr(sub_layers, "init_feed_forward", lambda ffn, *rest: (made.append(ffn), real(ffn, *rest)))
+    real = parts.init_feed_forward
+    monkeypatch.setattr(parts, "init_feed_forward", lambda ffn, *rest: (made.append(ffn), real(ffn, *rest)))
     model = build_model(shared_enc_dec())
     assert made == feed_forwards(model)
     assert len(made) == 1

@@ -90,7 +90,7 @@ class TokenModel(Embeddings):
         """Return how a call runs: as it is told, or as the model does.
 
         Raises:
-            ConfigError: a threshold, and no stack in which tokens halt.
+            ConfigError: a threshold, and no stack in which tokens halt; rounds that a stack cannot run.
         """
         if execution is None:
             return self._execution
@@ -98,6 +98,11 @@ class TokenModel(Embeddings):
             why = " and ".join(f"model.{name}.halting.kind is none" for name in self.stacks) or "it has no rounds"
             reason = f"no token of this model can halt ({why})"
             raise ConfigError([Problem("halting_threshold", execution.halting_threshold, reason)])
+        for name, n_rounds in execution.rounds.items():
+            if name not in self.stacks:
+                reason = f"this model has no such stack; its stacks are: {', '.join(self.stacks) or 'none'}"
+                raise ConfigError([Problem("rounds", name, reason)])
+            self.stacks[name].plan.with_rounds(n_rounds)
         return execution
 
     def n_rounds(self) -> dict[str, int]:

@@ -45,7 +45,7 @@ class SelfAttention(SubLayer):
     def read(self, q_NI: Tensor, kv_MJ: Tensor, run: Pass, here: Round) -> Float[Tensor, "N I"]:
         """Return what the queries of the rows read, heads and choices side by side, given keys of the new columns."""
         attention, rows, relation = self.module, here.rows, self.relation
-        k, v = self.remember(kv_MJ, run, here).unbind(0)
+        k, v = self.remember(kv_MJ, run, here)
         q = attention.query_heads(rows.queries(q_NI))
         bias = None
         if relation is not None:
@@ -90,18 +90,18 @@ class SelfAttention(SubLayer):
                 run.halted_keys[self.keys_of] = known
         return known
 
-    def remember(self, kv_MJ: Tensor, run: Pass, here: Round) -> Float[Tensor, "2 B H S K"]:
-        """Return keys and values by head of all columns, cached ones first; add the new ones to the cache."""
+    def remember(self, kv_MJ: Tensor, run: Pass, here: Round) -> tuple[Tensor, Tensor]:
+        """Return keys and values by head of all columns, `[B, H, S, K]`, cached ones first; cache the new ones."""
         kv_2BHTK: Tensor = self.module.key_value_heads(kv_MJ.view(here.rows.n_sentences, here.rows.n_columns, -1))
-        if self.relation is not None:
-            k, v = kv_2BHTK.unbind(0)
-            rotated = self.relation.rotate(k, run.positions)
-            kv_2BHTK = kv_2BHTK if rotated is k else torch.stack([rotated, v])
+        k, v = kv_2BHTK.unbind(0)
+        rotated = k if self.relation is None else self.relation.rotate(k, run.positions)
         if run.cache is None:
-            return kv_2BHTK
+            return rotated, v
         if self.step not in run.cache.self_kv:
             run.cache.self_kv[self.step] = KeyValues()
-        return run.cache.self_kv[self.step].append(kv_2BHTK)
+        new_2BHTK = kv_2BHTK if rotated is k else torch.stack([rotated, v])
+        k, v = run.cache.self_kv[self.step].append(new_2BHTK).unbind(0)
+        return k, v
 
     def fill_cache(self, states_0D: Tensor, run: Pass, here: Round) -> None:
         """Cache the new columns of a round in which no row takes part."""
