@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from ostinato.budget import Assumptions, count_budget, count_macs, expected_depths
-from ostinato.budget.compare import differing_plans, differing_settings, match_figures, spread
+from ostinato.budget.compare import differing_plans, differing_settings, match_figures, summarise_row
 from ostinato.config.model import LanguageModelConfig, ModelConfig, Seq2SeqConfig
 from ostinato.errors import ConfigError
 
@@ -106,11 +106,11 @@ def test_figures_are_matched_against_the_first() -> None:
 
 
 def test_a_row_of_a_plan_is_told_in_few_words() -> None:
-    assert spread(("e_0", "e_1", "e_2")) == "e 0-2"
-    assert spread(("both_0",) * 6) == "both 0 x6"
-    assert spread((None,) * 4) == "- x4"
-    assert spread(("e_0", "e_0", "e_1", None, "e_1")) == "e 0 x2, 1 x1, - x1, 1 x1"
-    assert spread(("e_0", "e_1", "e_0", "e_1")) == "e 0 1 0 1"
+    assert summarise_row(("e_0", "e_1", "e_2")) == "e 0-2"
+    assert summarise_row(("both_0",) * 6) == "both 0 x6"
+    assert summarise_row((None,) * 4) == "- x4"
+    assert summarise_row(("e_0", "e_0", "e_1", None, "e_1")) == "e 0 x2, 1 x1, - x1, 1 x1"
+    assert summarise_row(("e_0", "e_1", "e_0", "e_1")) == "e 0 1 0 1"
 
 
 def test_only_what_differs_is_listed_by_dotted_key_and_as_it_is_built() -> None:

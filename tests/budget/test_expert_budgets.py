@@ -8,7 +8,7 @@ import pytest
 
 from ostinato.budget import count_budget, count_bytes, count_macs, count_parameters
 from ostinato.budget.compare import differing_plans, differing_settings
-from ostinato.budget.experts import chosen_experts
+from ostinato.budget.sizes import chosen_experts
 from ostinato.config.model import LanguageModelConfig, ModelConfig, Seq2SeqConfig
 
 D, F, I, E, K = 6, 10, 8, 5, 2  # d_model, d_ff, two heads of four, experts, experts a token

@@ -23,6 +23,7 @@ from ostinato.nn.experts import Decision, Routed
 from ostinato.nn.halting import Round
 from ostinato.nn.stick_breaking import StickBreakingState
 from ostinato.training.losses import label_smoothed_loss
+from running import run_as
 
 Config = Seq2SeqConfig | LanguageModelConfig
 N_SENTENCES, SOURCE, TARGET = 4, 40, 30
@@ -88,7 +89,7 @@ def _batch(config: Config) -> Batch:
 def _kept(config: Config, precision: str = "float32", *, recompute: bool = False) -> int:
     """Return the bytes of all storages that a training pass saves or holds for its backward pass, parameters aside."""
     model, batch = build_model(config).train(), _batch(config)
-    model.set_activation_checkpointing(recompute)
+    run_as(model, recompute=recompute)
     parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}
     kept: dict[int, torch.UntypedStorage] = {}
 

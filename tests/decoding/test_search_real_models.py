@@ -13,8 +13,7 @@ from ostinato.config.decoding import DecodingConfig, LengthPenaltyConfig
 from ostinato.data.batch import Tokens
 from ostinato.data.batching import Row, collate
 from ostinato.decoding import length_penalty, search
-from ostinato.models import LanguageModel
-from ostinato.models import Seq2Seq
+from ostinato.models import LanguageModel, Seq2Seq
 
 BOS, EOS, VOCAB, LIMIT = 1, 2, 10, 9
 PENALTY = LengthPenaltyConfig(kind="exponent", alpha=1.0)

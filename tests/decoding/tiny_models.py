@@ -24,8 +24,7 @@ from ostinato.config.model import (
 from ostinato.data.batching import Row, TrainingBatches
 from ostinato.data.example import Example
 from ostinato.data.tokenizer import Tokenizers
-from ostinato.models import LanguageModel
-from ostinato.models import Seq2Seq
+from ostinato.models import LanguageModel, Seq2Seq
 
 WORDS = "do re mi fa sol la si ut"
 DATA = DataConfig(tokenizer=TokenizerConfig(kind="words"), eval_tokens_per_batch=40)

@@ -21,8 +21,7 @@ from ostinato.data.tokenizer import Tokenizers
 from ostinato.errors import ConfigError, DataError
 from ostinato.evaluation import PredictionWriter, evaluate
 from ostinato.kernels import packed
-from ostinato.models import LanguageModel
-from ostinato.models import Seq2Seq
+from ostinato.models import LanguageModel, Seq2Seq
 
 GREEDY = DecodingConfig(max_length=12)
 

@@ -21,6 +21,7 @@ from ostinato.errors import ConfigError
 from ostinato.evaluation import evaluate
 from ostinato.experiments.results import table
 from ostinato.models import Seq2Seq
+from running import run_as
 
 GREEDY = DecodingConfig(max_length=8)
 N_ROUNDS = 4
@@ -131,7 +132,7 @@ def test_realised_macs_are_means_over_single_sentences_also_by_column_for_every_
 
 
 def test_where_nothing_halts_realised_macs_are_the_full_ones(model: Seq2Seq) -> None:
-    model.set_halting(False)
+    run_as(model, halting=False)
     found = numbers(model, 5, 64, n_steps=3)["macs"]
     lengths = [2 * (len(example.source.split()) + 1,) for example in letter_examples(5)]
     expected = sum(count_macs(model.config, *two, n_steps=3).total for two in lengths) / 5
@@ -148,7 +149,7 @@ def test_depths_cover_the_rounds_that_were_asked_for(model: Seq2Seq) -> None:
 def test_a_lower_threshold_halts_tokens_earlier_and_0_after_one_round(model: Seq2Seq) -> None:
     depths = []
     for threshold in (1.0, 0.9, 0.7, 0.0):
-        model.set_halting_threshold(threshold)
+        run_as(model, halting_threshold=threshold)
         found = numbers(model, 8, 64)
         assert found["halting_threshold"] == {"encoder": threshold, "decoder": threshold}
         depths.append([found["depth"]["encoder"], found["depth"]["decoder"]])
@@ -161,13 +162,13 @@ def test_a_lower_threshold_halts_tokens_earlier_and_0_after_one_round(model: Seq
 @pytest.mark.parametrize("value", [-0.1, 1.5, float("nan")])
 def test_a_threshold_outside_0_to_1_is_refused(model: Seq2Seq, value: float) -> None:
     with pytest.raises(ConfigError, match=r"halting_threshold.*must lie in \[0, 1\]"):
-        model.set_halting_threshold(value)
+        run_as(model, halting_threshold=value)
 
 
 def test_a_model_whose_tokens_do_not_halt_has_no_threshold_and_no_halting(capsys: pytest.CaptureFixture[str]) -> None:
     plain = tiny_seq2seq(letter_tokenizers().target.vocab_size)
     with pytest.raises(ConfigError, match=r"halting_threshold.*model\.encoder\.halting\.kind is none"):
-        plain.set_halting_threshold(0.5)
+        run_as(plain, halting_threshold=0.5)
     found = numbers(plain, 3, 64)
     assert "halting" not in found
     assert "halting_threshold" not in found
@@ -178,12 +179,12 @@ def test_a_model_whose_tokens_do_not_halt_has_no_threshold_and_no_halting(capsys
 
 def test_without_halting_every_token_runs_every_round_and_the_rule_comes_back(model: Seq2Seq) -> None:
     before = numbers(model, 5, 64)
-    model.set_halting(False)
+    run_as(model, halting=False)
     found = numbers(model, 5, 64)
     assert found["depth"] == {"encoder": N_ROUNDS, "decoder": N_ROUNDS}
     assert "halting" not in found
     assert found["loss"] != before["loss"]
-    model.set_halting(True)
+    run_as(model, halting=True)
     assert numbers(model, 5, 64)["loss"] == before["loss"]
 
 

@@ -17,8 +17,8 @@ from ostinato.data.batching import collate, encode_examples
 from ostinato.evaluation import evaluate
 from ostinato.evaluation.routing import RoutingTotals
 from ostinato.experiments.results import table
-from ostinato.models.base import ModelOutput
 from ostinato.models import Seq2Seq
+from ostinato.models.base import ModelOutput
 from ostinato.nn.types import Routing, StackOutput
 
 GREEDY = DecodingConfig(max_length=8)

@@ -14,6 +14,7 @@ from ostinato.errors import CheckpointError, ConfigError
 from ostinato.evaluation.loading import LoadedRun
 from ostinato.evaluation.stored import run_outputs
 from ostinato.evaluation.threshold import FILE, TunedThreshold, read_tuned, write_tuned
+from running import run_as
 
 TRAINED = {"encoder": 0.9, "decoder": 0.95}
 
@@ -72,7 +73,7 @@ def test_the_trained_threshold_or_another_one_can_be_had_back(run: Path) -> None
     assert given.model.halting_thresholds() == pytest.approx({"encoder": 0.7, "decoder": 0.7})
     assert numbers(given)["halting_threshold_from"] == "given"
     loaded = ostinato.load(run, device="cpu")
-    loaded.model.set_halting_threshold(0.7)
+    run_as(loaded.model, halting_threshold=0.7)
     assert loaded.halting_threshold_from == "given"
     with pytest.raises(ConfigError, match=r"halting_threshold is 'tuned': must be a number in \[0, 1\], or trained"):
         ostinato.load(run, device="cpu", halting_threshold="tuned")  # type: ignore[arg-type]

@@ -12,8 +12,8 @@ from ostinato.config.model import AttentionConfig, DecoderConfig, DenseFeedForwa
 from ostinato.data.batch import Batch
 from ostinato.data.example import Example
 from ostinato.data.tokenizer import Tokenizers
-from ostinato.models.base import ModelOutput
 from ostinato.models import Seq2Seq
+from ostinato.models.base import ModelOutput
 from ostinato.nn.cache import Cache
 
 LETTERS = ["a", "b", "c", "d", "e", "f"]

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from ostinato.kernels.attention import attend_by, attend_dropped, attend_stretches
+from ostinato.kernels.attention import attend_by, attend_dropped, attend_some
 from ostinato.kernels.dropout import Kept, draw_kept
 
 B, H, K = 2, 3, 4
@@ -110,7 +110,7 @@ def test_stretches_of_sentences_read_what_all_do(
         is_read[first:end] = True
     read = F.scaled_dot_product_attention(*leaves, attn_mask=mask, scale=0.5)
     expected = torch.where(is_read[:, None, None, None], read, 0.0)
-    found = attend_stretches(*leaves, mask, 0.5, stretches)
+    found = attend_some(*leaves, mask, 0.5, stretches)
     if not stretches:
         assert torch.equal(found, expected)
         return

@@ -13,7 +13,7 @@ from torch import nn
 from ostinato.kernels import PackedMatrix, packing
 from ostinato.kernels import packed as packed_module
 from ostinato.kernels.native import library
-from ostinato.kernels.packed import compiled_session, has_packed_products
+from ostinato.kernels.packed import compiled_packing, has_packed_products
 
 SIZES = [(1, 1, 1), (2, 3, 5), (7, 16, 8), (32, 8, 33), (160, 64, 24)]
 
@@ -123,7 +123,7 @@ def test_without_a_compiler_products_are_the_same(n_rows: int, monkeypatch: pyte
     monkeypatch.setattr(packed_module, "library", lambda: None)
     x, weight, bias = numbers(n_rows, 3, 5)
     with torch.no_grad(), packing():
-        assert compiled_session(x) is None
+        assert compiled_packing(x) is None
         torch.testing.assert_close(PackedMatrix().product(x, weight, bias), F.linear(x, weight, bias))
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from architectures import draws
-from ostinato.kernels import current_sums, summing
+from ostinato.kernels import active_sums, summing
 
 D, OUT = 5, 6
 Part = tuple[int, slice | None]
@@ -26,7 +26,7 @@ def outputs(uses: list[Part], x: list[Tensor], weight: Tensor, bias: Tensor | No
     """Return what every use of the matrix gives, each of them changed by the one before."""
     found: list[Tensor] = []
     with summing():
-        current = current_sums()
+        current = active_sums.get()
         assert current is not None
         for (_, rows), x_ND in zip(uses, x, strict=True):
             read = x_ND * (1.0 + found[-1].sum()) if found else x_ND
@@ -93,7 +93,7 @@ def test_gradients_can_be_differentiated_again() -> None:
 
 def test_matrices_that_are_not_learned_and_autocast_are_left_to_torch() -> None:
     with summing():
-        sums = current_sums()
+        sums = active_sums.get()
         assert sums is not None
         fixed, x = torch.randn(OUT, D), torch.randn(3, D).requires_grad_()
         assert torch.equal(sums.product(x, fixed, None), F.linear(x, fixed))
@@ -103,13 +103,13 @@ def test_matrices_that_are_not_learned_and_autocast_are_left_to_torch() -> None:
         assert not sums._used
         with torch.no_grad():
             assert not sums.product(x, learned, None).requires_grad
-    assert current_sums() is None
+    assert active_sums.get() is None
 
 
 def test_rows_of_several_dimensions_keep_them() -> None:
     weight, x = numbers(OUT, D).requires_grad_(), numbers(2, 3, D, seed=1)
     with summing():
-        sums = current_sums()
+        sums = active_sums.get()
         assert sums is not None
         y = sums.product(x, weight, None, slice(1, 3))
     torch.testing.assert_close(y, x @ weight[1:3].t())

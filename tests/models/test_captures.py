@@ -10,6 +10,7 @@ from ostinato.data.batch import Batch
 from ostinato.nn.separable import SeparableConv
 from ostinato.nn.types import StackOutput
 from ostinato.plan import Step
+from running import run_as
 
 WHAT = ("input", "output", "residual", "weights")
 
@@ -98,7 +99,7 @@ def test_autocast_leaves_logits_in_float32_and_close_to_the_exact_ones(kind: str
     @settings(max_examples=10, deadline=None, derandomize=True)
     def check(config: object, data: st.DataObject) -> None:
         model = random_model(config).float().eval()  # type: ignore[arg-type]
-        model.set_halting(enabled=False)  # a rounded state may halt a token in another round
+        run_as(model, halting=False)  # a rounded state may halt a token in another round
         batch = right_padded(data.draw(sentences(config)))  # type: ignore[arg-type]
         exact = model(batch).logits_BTV
         with torch.autocast("cpu", dtype=torch.bfloat16):

@@ -18,9 +18,10 @@ from ostinato.config.model import LanguageModelConfig, Seq2SeqConfig
 from ostinato.data.batch import Batch
 from ostinato.kernels import Dispatch
 from ostinato.models import build_model
-from ostinato.nn.cache import Cache, KeyValues, Window
+from ostinato.nn.cache import Cache, ColumnWindow, KeyValues
 from ostinato.nn.experts import Decision, Routed
 from ostinato.training.losses import label_smoothed_loss
+from running import run_as
 
 Config = Seq2SeqConfig | LanguageModelConfig
 UNCOUNTED = 0.02
@@ -36,7 +37,7 @@ def _batch(config: Config, n_sentences: int, source_length: int, target_length: 
 def _kept_by_autograd(config: Config, batch: Batch, precision: str = "float32", recompute: bool = False) -> int:
     """Return the bytes of all storages that a training pass saves for its backward pass, parameters aside."""
     model = never_halting(build_model(config)).train()  # what is counted is the pass in which all rounds run
-    model.set_activation_checkpointing(recompute)
+    run_as(model, recompute=recompute)
     parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}
     kept: dict[int, int] = {}
     held: list[Dispatch] = []
@@ -195,7 +196,7 @@ def _held(cache: Cache) -> int:
         elif isinstance(value, tuple):
             for inner in value:
                 visit(inner)
-        elif isinstance(value, KeyValues | Window):
+        elif isinstance(value, KeyValues | ColumnWindow):
             visit(vars(value))
 
     for name in Cache.__dataclass_fields__:

@@ -14,13 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-import ostinato.nn.stack
+import ostinato.nn.compiled
 from architectures import Model, Sentence, any_architecture, draws, left_padded, random_model, right_padded, sentences
 from ostinato.config.model import LanguageModelConfig
 from ostinato.data.batch import Batch
 from ostinato.kernels import ActGate, Chain, StickBreakingGate, packing
 from ostinato.kernels.native import library
-from ostinato.nn.chains import chains_of
+from ostinato.nn.cache import Cache
+from ostinato.nn.compiled import CompiledStack, compiled_step
+from running import run_as
 
 pytestmark = pytest.mark.skipif(library() is None, reason="no C compiler here")
 
@@ -69,7 +71,7 @@ def counted(gate: type, method: Callable[..., Any], found: Counter[str]) -> Call
 def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Count what kernels do."""
     found: Counter[str] = Counter()
-    chain, read = Chain.__call__, ostinato.nn.stack.read_cache
+    chain, read = Chain.__call__, ostinato.nn.compiled.read_cache
 
     def chained(self: Chain, *given: Any) -> Tensor:
         found["chains"] += 1
@@ -83,7 +85,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     for gate, name in (ActGate, "enter"), (StickBreakingGate, "__call__"):
         monkeypatch.setattr(gate, name, counted(gate, getattr(gate, name), found))
     monkeypatch.setattr(Chain, "__call__", chained)
-    monkeypatch.setattr(ostinato.nn.stack, "read_cache", reading)
+    monkeypatch.setattr(ostinato.nn.compiled, "read_cache", reading)
     return found
 
 
@@ -99,7 +101,7 @@ def test_cached_steps_are_those_of_plain_code(calls: Counter[str], monkeypatch: 
         pad = data.draw(st.sampled_from([right_padded, left_padded])) if hasattr(config, "encoder") else left_padded
         batch = pad(data.draw(sentences(config)))
         model = random_model(config).float()
-        model.set_compaction(data.draw(st.sampled_from(["auto", "always", "never"])))
+        run_as(model, compaction=data.draw(st.sampled_from(["auto", "always", "never"])))
         n_beams = data.draw(st.integers(1, 3))
         n_sentences = len(batch.target.ids_BT)
         pads = data.draw(st.booleans())
@@ -165,20 +167,43 @@ def test_other_default_types_change_nothing(dtype: torch.dtype, calls: Counter[s
     assert calls["chains"]
 
 
-def test_threads_that_share_a_session_do_not_share_chains() -> None:
+def test_threads_that_share_a_packing_do_not_share_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     model = small_model()
-    seen: list[object] = []
+    seen: list[CompiledStack] = []
+    step = CompiledStack.step
+
+    def noted(self: CompiledStack, *given: Any) -> Any:
+        seen.append(self)
+        return step(self, *given)
+
+    monkeypatch.setattr(CompiledStack, "step", noted)
     with torch.no_grad(), packing():
         here = contextvars.copy_context()
 
         def look() -> None:
             with torch.no_grad():
-                found = here.run(chains_of, torch.zeros(1, 8), model.banks, model, is_pre_norm=True)
-                seen.append(found)
+                here.run(compiled_step, model.stacks["decoder"], torch.zeros(1, 1, 8), Cache())
 
+        look()
         look()
         thread = threading.Thread(target=look)
         thread.start()
         thread.join()
-    assert None not in seen
-    assert seen[0] is not seen[1]
+    assert seen[0] is seen[1]
+    assert seen[0] is not seen[2]
+
+
+def test_a_backend_that_is_asked_for_multiplies_the_experts(calls: Counter[str]) -> None:
+    stack = {
+        "n_steps": 2,
+        "self_attention": {"n_heads": 2},
+        "ffn": {"kind": "experts", "n_experts": 3, "k": 2, "d_ff": 6},
+    }
+    config = {"d_model": 8, "dropout": 0.0, "vocab_size": 9, "decoder": stack}
+    model = random_model(LanguageModelConfig.model_validate(config)).float()
+    batch = right_padded([Sentence(None, [1, 3])])
+    for backend, n_calls in ("auto", 1), ("loop", 0):
+        calls.clear()
+        with torch.no_grad(), packing(), model.execution(expert_backend=backend):
+            model.step(torch.tensor([[3]]), model.encode(batch))
+        assert calls["experts"] == n_calls

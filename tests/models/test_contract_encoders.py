@@ -27,6 +27,7 @@ from ostinato.kernels import Dispatch, combine, dispatch
 from ostinato.models import Encoder, Model, build_model, load_model, save_model
 from ostinato.nn.experts import Decision, Routed
 from ostinato.training.losses import label_smoothed_loss
+from running import run_as
 
 ENCODERS = any_architecture(kind="encoder")
 
@@ -85,7 +86,7 @@ def test_every_token_sees_the_others_in_both_directions(data: st.DataObject) -> 
     batch = right_padded([Sentence(None, [BOS, 2, 3, EOS])])
     changed = replace(batch, target=replace(batch.target, ids_BT=torch.tensor([[BOS, 2, 4, EOS]])))
     model = random_model(stack)
-    model.set_halting(False)
+    run_as(model, halting=False)
     before, after = model(batch).logits_BTV[0], model(changed).logits_BTV[0]
     assert not torch.allclose(before[0], after[0])
     assert not torch.allclose(before[3], after[3])
@@ -121,7 +122,7 @@ def test_parameters_of_an_encoder_are_counted_exactly(config: EncoderConfig) -> 
 
 
 def _counted(model: Model, run: Any) -> float:
-    model.set_expert_backend("loop")
+    run_as(model, expert_backend="loop")
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         run()
     return counter.get_total_flops() / 2

@@ -44,6 +44,7 @@ from ostinato.models import Seq2Seq, build_model
 from ostinato.nn.types import HaltingTrace
 from reference.halting import Act, Whole
 from reference.twin import twin, twin_with_depths
+from running import run_as
 
 N_DRAWS = {"seq2seq": 170, "language_model": 90}
 
@@ -124,7 +125,7 @@ def test_recomputed_steps_have_the_same_gradients_of_logits_and_costs_of_depth(
     model = random_model(config).train()
     found = {}
     for enabled in (False, True):
-        model.set_activation_checkpointing(enabled)
+        run_as(model, recompute=enabled)
         torch.manual_seed(5)  # of sampled experts
         found[enabled] = gradients_with_costs(model, right_padded(batch), batch)
     assert_all_equal(found[True], found[False])

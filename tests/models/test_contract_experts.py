@@ -36,6 +36,7 @@ from ostinato.nn import balance
 from ostinato.nn.experts import Routed
 from ostinato.nn.rows import Rows
 from ostinato.nn.types import HaltingTrace, Routing
+from running import run_as
 
 LOSSES: dict[str, Callable[[Sequence[Routing]], Tensor]] = {
     "switch": balance.switch,
@@ -255,7 +256,7 @@ def test_recomputed_steps_have_the_same_routings_and_gradients_of_their_losses(d
     model = random_model(config).train()
     found = {}
     for enabled in (False, True):
-        model.set_activation_checkpointing(enabled)
+        run_as(model, recompute=enabled)
         torch.manual_seed(5)  # of sampled experts
         output = model(batch)
         chosen = [r for stack in output.stacks.values() for r in stack.routings]

@@ -42,6 +42,7 @@ from ostinato.data.batch import Batch
 from ostinato.errors import ConfigError
 from ostinato.models import build_model
 from ostinato.nn.types import HaltingTrace
+from running import run_as
 
 Config = Seq2SeqConfig | LanguageModelConfig
 LISTING = ActConfig(mix="interpolate", freeze_halted_state=False, force_remainder_at_max=False)
@@ -185,10 +186,10 @@ def test_never_halting_is_fixed_depth(data: st.DataObject) -> None:
     plain = build_model(with_halting(config, lambda _: NoHaltingConfig())).double().eval()
     plain.load_state_dict({name: value for name, value in model.state_dict().items() if ".halting." not in name})
     expected = real_logits(plain, right_padded(batch))
-    model.set_halting(enabled=False)
+    run_as(model, halting=False)
     for found, wanted in zip(real_logits(model, right_padded(batch)), expected, strict=True):
         torch.testing.assert_close(found, wanted, rtol=0, atol=0)
-    model.set_halting(enabled=True)
+    run_as(model, halting=True)
     logits = real_logits(never_halting(model), right_padded(batch))
     for found, wanted in zip(logits, expected, strict=True):
         assert_equal(found, wanted, "logits with gates that stay shut")
@@ -205,12 +206,12 @@ def test_at_threshold_0_a_model_is_that_of_one_round(data: st.DataObject) -> Non
     config = data.draw(any_architecture(fully_shared=True).filter(lambda c: all(map(halts, c.stacks().values()))))
     batch = right_padded(data.draw(sentences(config)))
     model = random_model(config)
-    model.set_halting_threshold(0.0)
+    run_as(model, halting_threshold=0.0)
     output = model(batch)
     for stack in output.stacks.values():
         assert stack.halting is not None
         assert stack.halting.executed_BTR.shape[-1] == 1
-    model.set_halting(enabled=False)
+    run_as(model, halting=False)
     one_round_BTV = model(batch, n_steps=1).logits_BTV
     keep_BT = batch.target.keep_BT
     assert_equal(output.logits_BTV[keep_BT], one_round_BTV[keep_BT], "logits")
@@ -275,7 +276,7 @@ def test_hooks_count_the_rounds_that_ran_and_the_tokens_that_ran_them(halting: H
     batch = text()
     for ffn in ({"d_ff": 6, "share": "all"}, routed):
         model = small_model(halting, ffn=ffn)
-        model.set_compaction(compaction)
+        run_as(model, compaction=compaction)
         rows: list[int] = []
         chosen: list[int] = []
 
@@ -304,7 +305,7 @@ def test_gates_masses_and_costs_are_float32_under_autocast(halting: HaltingConfi
     model = small_model(halting, norm={"placement": placement}).float()
     for parameter in model.banks.halting.parameters():
         parameter.data *= 0.2  # of gates so far off, most would be 0 or 1
-    model.set_compaction("never")  # at another place of a product a row may differ in its last bit
+    run_as(model, compaction="never")  # at another place of a product a row may differ in its last bit
     batch = text()
     twice = right_padded(
         [

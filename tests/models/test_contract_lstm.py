@@ -20,6 +20,7 @@ from ostinato.data.batch import Batch
 from ostinato.decoding import search
 from ostinato.errors import ConfigError
 from ostinato.models import LstmSeq2Seq, build_model, load_model, save_model
+from running import run_as
 
 Config = LstmSeq2SeqConfig | LstmLanguageModelConfig
 SCORES = ("general", "dot", "additive", "none")
@@ -320,7 +321,7 @@ def test_rounds_halting_and_captures_are_refused_with_a_reason() -> None:
         with pytest.raises(ConfigError, match="recurrence over positions"):
             call()
     with pytest.raises(ConfigError, match="it has no rounds"):
-        model.set_halting_threshold(0.5)
+        run_as(model, halting_threshold=0.5)
     with pytest.raises(ConfigError, match="no stacks"):
         expected_depths(config, {"encoder": 2.0})
 

@@ -15,6 +15,7 @@ from contract import assert_all_equal, gradients
 from ostinato.data.batch import Batch
 from ostinato.kernels.sums import GradientSums
 from ostinato.nn.stack import Stack
+from running import run_as
 
 
 def in_training(model: Model, batch: Batch) -> dict[str, Tensor]:
@@ -44,7 +45,7 @@ def test_a_training_pass_has_the_gradients_that_autograd_adds_up(
         config = data.draw(any_architecture())
         padded = right_padded(data.draw(sentences(config)), data.draw(st.integers(0, 2)))
         model = random_model(config).train()
-        model.set_activation_checkpointing(recomputes)
+        run_as(model, recompute=recomputes)
         actual = in_training(model, padded)
         products.append(False)
         with monkeypatch.context() as patch:

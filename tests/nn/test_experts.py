@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from ostinato.models.parts import build_sub_layer
 from torch import Tensor, nn
 
 from ostinato.config.model import (
@@ -17,10 +18,8 @@ from ostinato.config.model import (
     RoutedConfig,
     SparseLayerConfig,
 )
-from ostinato.models.sub_layers import build_sub_layer
 from ostinato.nn.attention import Attention, Visibility
-from ostinato.nn.experts import ExpertAttention
-from ostinato.nn.experts import ExpertFeedForward, Routed, SparseLayer
+from ostinato.nn.experts import ExpertAttention, ExpertFeedForward, Routed, SparseLayer
 from ostinato.nn.feedforward import FeedForward
 from ostinato.nn.init import Init
 from reference.equations import softmax
@@ -105,8 +104,9 @@ def test_experts_equal_their_plain_twin_in_outputs_and_gradients(router: str, ga
 
 
 def attend(module: Any, x_BTD: Tensor, keep_BT: Tensor | None = None) -> Tensor:
-    decision = module.route(x_BTD.flatten(0, 1), None if keep_BT is None else keep_BT.flatten())
-    mixed = module.mix(*by_head(module, x_BTD, None, decision), Visibility(keep_BS=keep_BT))
+    weight_N = None if keep_BT is None else keep_BT.flatten()
+    decision = module.route(x_BTD.flatten(0, 1), weight_N) if isinstance(module, ExpertAttention) else None
+    mixed = module.attend(*by_head(module, x_BTD, None, decision), Visibility(keep_BS=keep_BT))
     return put_out(module, mixed, decision)
 
 

@@ -23,6 +23,7 @@ from ostinato.data.batch import Batch, Tokens
 from ostinato.models import LanguageModel, build_model
 from ostinato.nn.types import StackOutput
 from reference.grids import by_head, put_out
+from running import run_as
 
 B, T, V, L = 3, 5, 7, 4
 
@@ -67,7 +68,8 @@ def block(model: LanguageModel, states: Tensor, seen: Tensor) -> Tensor:
     q, k, v = by_head(attention, states[None], seen[None])  # type: ignore[arg-type]
     scores = q @ k.transpose(-1, -2) * attention.scale  # type: ignore[operator]
     later = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
-    read = put_out(attention, torch.softmax(scores.masked_fill(later, -torch.inf), -1) @ v)[0]  # type: ignore[arg-type]
+    read = torch.softmax(scores.masked_fill(later, -torch.inf), -1) @ v
+    read = put_out(attention, read.transpose(1, 2).flatten(2))[0]  # type: ignore[arg-type]
     x = banks.norm["self_attention_decoder_0"](states + read)
     y: Tensor = banks.norm["ffn_decoder_0"](x + ffn(x))
     return y
@@ -282,7 +284,7 @@ def test_recomputed_steps_have_the_same_gradients(halting: HaltingConfig, placem
     gradients = []
     for recomputes in (False, True):
         model = model_with(halting, norm=NormConfig(placement=placement)).train()
-        model.set_activation_checkpointing(recomputes)
+        run_as(model, recompute=recomputes)
         output = model(batch_of([5, 3]))
         loss = output.logits_BTV.square().sum() + output.stacks["decoder"].depth_cost
         gradients.append(torch.autograd.grad(loss, list(model.parameters())))

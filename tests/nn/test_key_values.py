@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ostinato.nn.attention import Attention
 from ostinato.nn.cache import KeyValues
-from ostinato.nn.compiled import KeyValuesInPlace, Tables
+from ostinato.nn.compiled import KeyValuesInPlace, Moves
 
 H, K = 2, 3
 
@@ -46,7 +46,7 @@ def test_it_holds_what_a_plain_one_holds(n_rows: int, happens: list[tuple[str, i
             assert ours.length == plain.kv.shape[3]
         else:
             rows = torch.randint(n_rows, (1 + size % 6,), generator=generator)
-            ours.select(rows, {})
+            ours.select(rows)
             plain.select(rows)
             n_rows = len(rows)
 
@@ -54,7 +54,7 @@ def test_it_holds_what_a_plain_one_holds(n_rows: int, happens: list[tuple[str, i
 def test_what_attention_reads_has_no_gaps_once_hypotheses_move_at_every_step() -> None:
     kv = KeyValues()
     for length in range(1, 6):
-        kv.select(torch.arange(4), {})
+        kv.select(torch.arange(4))
         seen = kv.append(torch.randn(2, 4, H, 1, K))
         assert seen.shape[3] == length
         assert seen.is_contiguous()
@@ -76,7 +76,7 @@ def test_two_buffers_take_turns() -> None:
     kv = KeyValues()
     places = []
     for _ in range(8):
-        kv.select(torch.tensor([1, 0]), {})
+        kv.select(torch.tensor([1, 0]))
         places.append(kv.append(torch.randn(2, 2, H, 1, K)).untyped_storage().data_ptr())
     assert len(set(places)) == 2
     assert places[:-2] == places[2:]
@@ -85,7 +85,7 @@ def test_two_buffers_take_turns() -> None:
 def read(kv: KeyValuesInPlace, n_rows: int) -> torch.Tensor:
     """Return what a kernel finds at every position of every hypothesis, `[2, B, H, S, K]`."""
     assert kv._kv_2RHSK is not None
-    table, positions = kv._table().long(), torch.arange(kv.length)
+    table, positions = kv.table().long(), torch.arange(kv.length)
     rows = [kv._kv_2RHSK[:, table[b], :, positions].permute(1, 2, 0, 3) for b in range(n_rows)]
     return torch.stack(rows, dim=1)
 
@@ -93,7 +93,8 @@ def read(kv: KeyValuesInPlace, n_rows: int) -> torch.Tensor:
 @given(st.integers(1, 4), moves())
 def test_in_place_it_finds_what_a_plain_one_holds(n_rows: int, happens: list[tuple[str, int, int]]) -> None:
     attention = Attention(6, H, K, bias=False, dropout=0.0)
-    ours, plain = [KeyValuesInPlace(attention) for _ in range(2)], Plain(n_rows)
+    shared = Moves()
+    ours, plain = [KeyValuesInPlace(attention, shared) for _ in range(2)], Plain(n_rows)
     for kind, size, seed in happens:
         generator = torch.Generator().manual_seed(seed)
         if kind == "append":
@@ -107,10 +108,9 @@ def test_in_place_it_finds_what_a_plain_one_holds(n_rows: int, happens: list[tup
             plain.append(new)
         else:
             rows = torch.randint(n_rows, (1 + size % 6,), generator=generator)
-            tables: Tables = {}
             for kv in ours:
-                kv.select(rows, tables)
-            assert len(tables) == min(1, ours[0].length)
+                kv.select(rows)
+            assert ours[0].places_BS is ours[1].places_BS
             plain.select(rows)
             n_rows = len(rows)
         for kv in ours if ours[0].length else ():

@@ -12,12 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from ostinato.kernels import CachedKeys, Chain
+from ostinato.kernels import AttentionLink, CachedKeys, Chain, FeedForwardLink
 from ostinato.kernels.native import library
-from ostinato.nn.experts import ExpertAttention
-from ostinato.nn.experts import ExpertFeedForward, ExpertMaps
-from ostinato.nn.links import attention_link, feed_forward_link
+from ostinato.nn.compiled import link_of
+from ostinato.nn.cross_attention import CrossAttention
+from ostinato.nn.experts import ExpertAttention, ExpertFeedForward, ExpertMaps
+from ostinato.nn.feedforward import FeedForwardSubLayer
 from ostinato.nn.routing import Gate, HypersphereRouter, LinearRouter, MlpRouter, Router
+from ostinato.nn.self_attention import SelfAttention
+from ostinato.plan import Step, Use
 from ostinato.training.threads import cpu_threads
 
 pytestmark = [
@@ -25,8 +28,31 @@ pytestmark = [
     pytest.mark.usefixtures("every_thread"),
 ]
 LENGTH = 5
+STEP = Step(0, 0, ())
 BEHIND = 64
 """Numbers behind the room that a chain asks for."""
+
+
+def attention_link(
+    module: nn.Module, norm: nn.Module | None, *, is_before: bool, makes_keys: bool
+) -> AttentionLink | None:
+    placement = "pre" if is_before else "post"
+    if makes_keys:
+        use, relation = Use("self_attention", "a", "n"), {"relation": None, "looks_back_only": True}
+        found = link_of(SelfAttention("s", STEP, use, module, norm, placement=placement, dropout=0.0, **relation))
+    else:
+        use = Use("cross_attention", "a", "n")
+        found = link_of(CrossAttention("s", STEP, use, module, norm, placement=placement, dropout=0.0))  # type: ignore[arg-type]
+    assert found is None or isinstance(found, AttentionLink)
+    return found
+
+
+def feed_forward_link(module: nn.Module, norm: nn.Module | None, *, is_before: bool) -> FeedForwardLink | None:
+    placement = "pre" if is_before else "post"
+    use = Use("ffn", "f", "n")
+    found = link_of(FeedForwardSubLayer("s", STEP, use, module, norm, placement=placement, dropout=0.0))  # type: ignore[arg-type]
+    assert found is None or isinstance(found, FeedForwardLink)
+    return found
 
 
 @contextmanager
@@ -151,7 +177,6 @@ CHANGES = [
     "map's hook",
     "other gate",
     "other router",
-    "backend",
     "training",
     "float64",
     "one expert",
@@ -178,8 +203,6 @@ def test_experts_that_somebody_has_changed_are_called(what: str) -> None:
             router.scores = nn.Linear(4, 3).eval()
         elif what == "other k":  # which its heads do not know
             attention.gate = Gate("sigmoid", 1, 3)
-        elif what == "backend":
-            module.backend = "loop"
         elif what == "training":
             module.train()
         elif what == "float64":

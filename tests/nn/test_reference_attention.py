@@ -50,7 +50,7 @@ def test_self_attention_equals_its_twin_in_outputs_and_gradients(
     keep_BT = torch.tensor([[True, True, True, True], [True, False, True, False]])
     bias = torch.randn(1, H, T, T).double() if has_bias else None
     visibility = Visibility(is_causal, keep_BT if has_keep else None)
-    output = put_out(module, module.mix(*by_head(module, x_BTD), visibility, bias))
+    output = put_out(module, module.attend(*by_head(module, x_BTD), visibility, bias))
     zero = torch.zeros(H, T, T).double()
     expected = torch.stack(
         [
@@ -88,7 +88,7 @@ def _assert_same(module: torch.nn.Module, x: Tensor, found: Tensor, expected: Te
 def test_cross_attention_projects_its_two_sides_with_the_right_thirds() -> None:
     module = _attention()
     x_BTD, y_BSD = torch.randn(1, T, D).double().requires_grad_(), torch.randn(1, 6, D).double()
-    output = put_out(module, module.mix(*by_head(module, x_BTD, y_BSD), Visibility()))
+    output = put_out(module, module.attend(*by_head(module, x_BTD, y_BSD), Visibility()))
     expected = _plain(module, x_BTD[0], y_BSD[0], [list(range(6))] * T, torch.zeros(H, T, 6).double())
     _assert_same(module, x_BTD, output[0], expected)
 
@@ -98,8 +98,8 @@ def test_queries_after_an_offset_see_the_cached_columns_and_their_own(n_new: int
     module = _attention()
     x_BTD = torch.randn(B, T, D).double()
     q, k, v = by_head(module, x_BTD)
-    full = put_out(module, module.mix(q, k, v, Visibility(True)))
-    last = put_out(module, module.mix(q[:, :, -n_new:], k, v, Visibility(True, offset=T - n_new)))
+    full = put_out(module, module.attend(q, k, v, Visibility(True)))
+    last = put_out(module, module.attend(q[:, :, -n_new:], k, v, Visibility(True, offset=T - n_new)))
     torch.testing.assert_close(last, full[:, -n_new:])
 
 
@@ -112,14 +112,16 @@ def test_attention_weights_on_request_are_those_that_made_the_output() -> None:
     assert float(weights_BHTS[0].triu(1).abs().max()) == 0.0
     assert float(weights_BHTS[1, :, :, 2:].abs().max()) == 0.0
     mixed = (weights_BHTS.double() @ v).transpose(1, 2).flatten(2)
-    torch.testing.assert_close(module.out(mixed), put_out(module, module.mix(q, k, v, visibility)), rtol=0, atol=1e-6)
+    torch.testing.assert_close(
+        module.out(mixed), put_out(module, module.attend(q, k, v, visibility)), rtol=0, atol=1e-6
+    )
 
 
 def test_a_query_that_sees_nothing_gets_numbers_and_finite_gradients() -> None:
     module = _attention()
     x_BTD = torch.randn(1, T, D).double().requires_grad_()
     output = put_out(
-        module, module.mix(*by_head(module, x_BTD), Visibility(False, torch.zeros(1, T, dtype=torch.bool)))
+        module, module.attend(*by_head(module, x_BTD), Visibility(False, torch.zeros(1, T, dtype=torch.bool)))
     )
     assert bool(output.isfinite().all())
     assert all(bool(g.isfinite().all()) for g in torch.autograd.grad(output.sum(), [x_BTD, *module.parameters()]))

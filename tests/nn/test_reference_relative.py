@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ostinato.nn.relative import Buckets, Rotary, Window
+from ostinato.nn.relative import Buckets, RelativeWindow, Rotary
 from reference.equations import bucket, rotate, window_entry
 
 T, S, H, K = 5, 7, 2, 4
@@ -50,7 +50,7 @@ def test_a_bias_of_buckets_is_the_tables_entry(is_causal: bool) -> None:
 
 def test_a_window_bias_is_the_product_of_the_query_with_its_offset() -> None:
     torch.manual_seed(0)
-    module = Window(H, K, 2).double()
+    module = RelativeWindow(H, K, 2).double()
     torch.nn.init.normal_(module.table_HKR)
     q_BHTK = torch.randn(3, H, T, K).double()
     distances = _distances()

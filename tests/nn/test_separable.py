@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from ostinato.nn.bank import Banks
-from ostinato.nn.cache import Window
-from ostinato.nn.halting import NoHalting, Round, WholePass
+from ostinato.nn.cache import ColumnWindow
+from ostinato.nn.halting import NoHalting, Visible, WholePass
 from ostinato.nn.layers import build_norm
 from ostinato.nn.positions import PositionSignal
 from ostinato.nn.rows import Rows
@@ -118,7 +118,7 @@ def test_columns_fed_in_parts_equal_the_full_pass_also_behind_left_padding(
     x_BTD = torch.randn(B, T, D).double()
     keep_BT = torch.arange(T) >= torch.tensor([[0], [2], [5]])
     full = module(x_BTD, is_causal=True, keep_BT=keep_BT)
-    windows = (Window(), Window())
+    windows = (ColumnWindow(), ColumnWindow())
     parts = [
         module(x_BTD[:, a:b], is_causal=True, keep_BT=keep_BT[:, a:b], windows=windows)
         for a, b in itertools.pairwise(cuts)
@@ -129,7 +129,7 @@ def test_columns_fed_in_parts_equal_the_full_pass_also_behind_left_padding(
 def test_windows_follow_the_rows_that_are_selected() -> None:
     module = _module()
     x_BTD = torch.randn(B, T, D).double()
-    windows = (Window(), Window())
+    windows = (ColumnWindow(), ColumnWindow())
     module(x_BTD[:, :4], is_causal=True, windows=windows)
     rows = torch.tensor([2, 0, 0])
     for window in windows:
@@ -140,7 +140,7 @@ def test_windows_follow_the_rows_that_are_selected() -> None:
 
 def test_a_convolution_that_sees_the_future_cannot_run_column_by_column() -> None:
     with pytest.raises(ValueError, match="pass is_causal=True"):
-        _module()(torch.zeros(1, 1, D).double(), is_causal=False, windows=(Window(), Window()))
+        _module()(torch.zeros(1, 1, D).double(), is_causal=False, windows=(ColumnWindow(), ColumnWindow()))
 
 
 def test_dropout_acts_on_the_hidden_layer_in_training_only() -> None:
@@ -165,15 +165,15 @@ class _FreezeAfterOneRound(NoHalting):
 class _FrozenPass(WholePass):
     frozen_ND: Tensor | None = None
 
-    def before(self, index: int, states_ND: Tensor) -> Round:
-        return Round(None, self.visible)
+    def enter(self, index: int, states_ND: Tensor, entered_ND: Tensor) -> tuple[None, Visible]:  # type: ignore[override]
+        return None, self.visible
 
     def visible(self, states_ND: Tensor) -> Tensor:
         if self.frozen_ND is None:
             return states_ND
         return torch.where(_FreezeAfterOneRound.halted_T[:, None], self.frozen_ND, states_ND)
 
-    def after(self, index: int, entered_ND: Tensor, left_ND: Tensor) -> Tensor:
+    def leave(self, index: int, states_ND: Tensor, left_ND: Tensor) -> Tensor:
         if self.frozen_ND is None:
             self.frozen_ND = left_ND
         return left_ND

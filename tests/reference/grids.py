@@ -5,8 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from ostinato.nn.attention import Attention
-from ostinato.nn.experts import ExpertAttention
-from ostinato.nn.experts import Decision
+from ostinato.nn.experts import Decision, ExpertAttention
 
 AnyAttention = Attention | ExpertAttention
 
@@ -23,7 +22,6 @@ def by_head(
     return module.query_heads(q_NI.view(*x_BTD.shape[:2], -1)), *module.key_value_heads(kv_BSI)
 
 
-def put_out(module: AnyAttention, x_BHQK: Tensor, decision: Decision | None = None) -> Tensor:
-    """Return the output for what every query read, `[B, T, D]`."""
-    x_BTI = module.join_heads(x_BHQK)
+def put_out(module: AnyAttention, x_BTI: Tensor, decision: Decision | None = None) -> Tensor:
+    """Return the output for what every token read, `[B, T, D]`."""
     return module.output(x_BTI.flatten(0, 1), decision).view(*x_BTI.shape[:2], -1)

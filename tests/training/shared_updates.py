@@ -18,6 +18,7 @@ from ostinato.models import Seq2Seq
 from ostinato.training.optim import build_optimizer
 from ostinato.training.processes import ALONE, Processes
 from ostinato.training.update import Gradient, Updater
+from running import run_as
 
 N_UPDATES = 2
 NO_BALANCE = dict.fromkeys(BALANCE, 0.0)
@@ -82,8 +83,8 @@ def shared_model(recipe: Recipe) -> Seq2Seq:
     """Return the model of a case as it starts."""
     model = tiny_model(recipe).train()
     _spread_depths(model)
-    model.set_activation_checkpointing(recipe.training.checkpoint_activations)
-    model.set_compaction(recipe.training.compaction)
+    run_as(model, recompute=recipe.training.checkpoint_activations)
+    run_as(model, compaction=recipe.training.compaction)
     return model
 
 

@@ -23,6 +23,7 @@ from ostinato.training.losses import count_labels
 from ostinato.training.optim import build_optimizer
 from ostinato.training.state import Best, Progress
 from ostinato.training.update import Updater
+from running import run_as
 
 
 def updater_of(recipe: Recipe, **settings: Any) -> Updater:
@@ -134,7 +135,7 @@ def test_recomputed_activations_change_no_gradient(tmp_path: Path) -> None:
     recipe, found = tiny_recipe(tmp_path, halting=True, experts=True), []
     for is_checkpointing in (False, True):
         updater = updater_of(recipe)
-        updater.model.set_activation_checkpointing(is_checkpointing)
+        run_as(updater.model, recompute=is_checkpointing)
         updater.model.train()
         torch.manual_seed(5)
         gradient = updater.accumulate(tiny_batches(), observed=True)
@@ -160,7 +161,7 @@ def test_depths_are_recorded_in_logged_updates_once_tokens_halt(tmp_path: Path) 
     by_n = results["splits"]["test"]["by"]["n"]
     assert all(set(scores["halting"]) == {"encoder", "decoder"} for scores in by_n.values())
     run = load(tmp_path / "seldom", device="cpu")
-    run.model.set_halting_threshold(0.0)
+    run_as(run.model, halting_threshold=0.0)
     assert run.evaluate("test")["depth"] == {"encoder": 1.0, "decoder": 1.0}
 
 

@@ -13,12 +13,11 @@ solve(config, count_parameters(reference).stored, free="d_ff").config
 from __future__ import annotations
 
 from ostinato.budget.budget import Assumptions, Budget, count_budget
-from ostinato.budget.depth import Depth, expected_depths
+from ostinato.budget.depth import ExpectedDepth, expected_depths
 from ostinato.budget.family import Family, make_family
-from ostinato.budget.macs import MacCount, count_macs
+from ostinato.budget.macs import MacCount, MacCounter, SentenceMacs, count_macs
 from ostinato.budget.memory import ByteCount, count_bytes
 from ostinato.budget.parameters import ParameterCount, count_parameters
-from ostinato.budget.realised import MacCounter, SentenceMacs
 from ostinato.budget.solver import Solution, solve
 from ostinato.config.measures import BudgetName
 
@@ -27,7 +26,7 @@ __all__ = [
     "Budget",
     "BudgetName",
     "ByteCount",
-    "Depth",
+    "ExpectedDepth",
     "Family",
     "MacCount",
     "MacCounter",

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ostinato.budget.depth import Depth, expected_depths
-from ostinato.budget.experts import TopK, chosen_experts
+from ostinato.budget.depth import ExpectedDepth, expected_depths
 from ostinato.budget.macs import MacCount, count_macs
 from ostinato.budget.memory import ByteCount, Precision, count_bytes
 from ostinato.budget.parameters import ParameterCount, count_parameters
+from ostinato.budget.sizes import TopK, chosen_experts
 from ostinato.config.measures import FigureName
 from ostinato.config.model import ModelConfig
 
@@ -49,7 +49,7 @@ class Budget:
     parameters: ParameterCount
     macs: MacCount
     bytes: ByteCount
-    depth: dict[str, Depth]
+    depth: dict[str, ExpectedDepth]
     experts: dict[str, TopK]
     assumptions: Assumptions
     has_two_sides: bool
@@ -97,7 +97,7 @@ class Budget:
             "assumptions": {
                 "depth": depth,
                 "experts": {
-                    part: {"k": chosen.k, "n_experts": chosen.n_experts} for part, chosen in self.experts.items()
+                    part: {"k": chosen.top_k, "n_experts": chosen.n_experts} for part, chosen in self.experts.items()
                 },
                 "source_length": a.source_length if self.has_two_sides else None,
                 "target_length": a.target_length,

@@ -74,13 +74,13 @@ def differing_settings(configs: Mapping[str, ModelConfig]) -> dict[str, dict[str
     its row; a group that a model lacks altogether (an encoder) is one row, "there" in the others, which are compared
     with each other.
     """
-    return dict(_differences("model", {name: _resolved(config) for name, config in configs.items()}, len(configs)))
-
-
-def _resolved(config: ModelConfig) -> dict[str, Any]:
-    """Return every setting of a model, its stacks with what its variant makes of them."""
-    stacks = {name: stack.model_dump(mode="json") for name, stack in config.stacks().items()}
-    return config.model_dump(mode="json") | stacks
+    # Of every setting the value; of the stacks what the model's variant makes of them.
+    resolved = {
+        name: config.model_dump(mode="json")
+        | {stack: settings.model_dump(mode="json") for stack, settings in config.stacks().items()}
+        for name, config in configs.items()
+    }
+    return dict(_differences("model", resolved, len(configs)))
 
 
 def _differences(path: str, values: Mapping[str, Any], n_models: int) -> Iterator[tuple[str, dict[str, object]]]:
@@ -111,13 +111,13 @@ def differing_plans(configs: Mapping[str, ModelConfig]) -> dict[str, dict[str, s
             # The steps as they are numbered in the settings: a sparse layer stands between two of them.
             plan = settings.model_copy(update={"sparse_layer": None}).plan(stack)
             for kind, _ in settings.sub_layers():
-                rows.setdefault(f"{stack}.{kind}", {})[name] = spread(plan.row(kind))
+                rows.setdefault(f"{stack}.{kind}", {})[name] = summarise_row(plan.row(kind))
             if layer is not None:
                 rows.setdefault(f"{stack}.sparse_layer", {})[name] = f"after {layer.after} of {settings.n_steps}"
     return {key: row for key, row in rows.items() if len(row) < len(configs) or len(set(row.values())) > 1}
 
 
-def spread(row: tuple[str | None, ...]) -> str:
+def summarise_row(row: tuple[str | None, ...]) -> str:
     """Return a row of a plan in few words: "encoder 0-5", "both 0 x6", "- x6", "encoder 0 x2, 1 x2"."""
     banks = sorted({name.rpartition("_")[0] for name in row if name is not None})
     marks = [None if name is None else name.rpartition("_")[2] for name in row]

@@ -1,4 +1,4 @@
-"""How many rounds a token takes part in: what a rule will do is assumed, and the absence of one is a fact.
+"""How many rounds a token is expected to take part in: assumed where tokens may halt, else all rounds.
 
 An assumed depth changes multiply-accumulates (`ostinato.budget.macs`) and nothing else. Bytes are those of all rounds,
 because a run's first updates, or one deep batch, must fit as well, and because the cache holds every step's keys.
@@ -10,46 +10,45 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ostinato.budget.sizes import plans
-from ostinato.config.model import ActConfig, ModelConfig, SeparableConvConfig, StackConfig
+from ostinato.config.model import ActConfig, ModelConfig, SeparableConvConfig
 from ostinato.errors import ConfigError, Problem
-from ostinato.plan import Plan
 
 
 @dataclass(frozen=True, slots=True)
-class Depth:
-    """The depth of one stack.
+class ExpectedDepth:
+    """How many rounds of one stack a token takes part in, on average.
 
     Args:
-        expected: rounds a token takes part in, on average. rounds: those the stack has.
+        expected: rounds a token takes part in. rounds: those the stack has.
         halting: kind of its halting rule; with "none" both numbers are the same.
-        is_saved: a halted token is gathered away and costs only what others see of it. False: it is computed until its
-            whole batch is through, so that all rounds are counted; because its state goes on changing (ACT that does
-            not freeze), or because a separable convolution reads its column.
+        skips_halted: a halted token is gathered away and costs only what others see of it. False: it is computed until
+            its whole batch is through, so that all rounds are counted; because its state goes on changing (ACT that
+            does not freeze), or because a separable convolution reads its column.
     """
 
     expected: float
     rounds: int
     halting: str
-    is_saved: bool = True
+    skips_halted: bool = True
 
     @property
     def counted(self) -> float:
-        """The rounds a token is charged for."""
-        return self.expected if self.is_saved else float(self.rounds)
+        """The rounds that are counted for a token."""
+        return self.expected if self.skips_halted else float(self.rounds)
 
     def __str__(self) -> str:
         rule = "no halting" if self.halting == "none" else f"{self.halting} halting, assumed"
-        saved = "" if self.is_saved else "; halted tokens are computed: all rounds are counted"
+        saved = "" if self.skips_halted else "; halted tokens are computed: all rounds are counted"
         return f"{self.expected:g} of {self.rounds} rounds ({rule}{saved})"
 
 
-ONE_ROUND = Depth(1.0, 1, "none")
-"""Of what has no rounds: a recurrence over positions runs once."""
+ONE_ROUND = ExpectedDepth(1.0, 1, "none")
+"""The depth of a recurrence over positions, which has no rounds and runs once."""
 
 
 def expected_depths(
     config: ModelConfig, expected_depth: Mapping[str, float] | None = None, *, n_steps: int | None = None
-) -> dict[str, Depth]:
+) -> dict[str, ExpectedDepth]:
     """Return the depth of every stack: as assumed, otherwise all its rounds.
 
     Args:
@@ -63,7 +62,7 @@ def expected_depths(
     given, stacks = dict(expected_depth or {}), config.stacks()
     known = f"the model's stacks are {', '.join(stacks)}" if stacks else "the model has no stacks, and no depth"
     problems = [Problem(f"expected_depth.{name}", given[name], known) for name in given if name not in stacks]
-    found: dict[str, Depth] = {}
+    found: dict[str, ExpectedDepth] = {}
     for name, plan in plans(config, n_steps).items():
         rounds, halting = plan.n_rounds, stacks[name].halting
         expected = given.get(name, rounds)
@@ -72,13 +71,9 @@ def expected_depths(
         elif halting.kind == "none" and expected != rounds:
             reason = f"no token halts (model.{name}.halting.kind is none), so every token runs all {rounds} rounds"
             problems.append(Problem(f"expected_depth.{name}", expected, reason))
-        found[name] = Depth(float(expected), rounds, halting.kind, _gathers(stacks[name], plan))
+        freezes = not isinstance(halting, ActConfig) or halting.freeze_halted_state
+        reads_columns = any(isinstance(stacks[name].settings_of(use), SeparableConvConfig) for use in plan.uses())
+        found[name] = ExpectedDepth(float(expected), rounds, halting.kind, freezes and not reads_columns)
     if problems:
         raise ConfigError(problems)
     return found
-
-
-def _gathers(stack: StackConfig, plan: Plan) -> bool:
-    """Return whether halted tokens are gathered away."""
-    freezes = not isinstance(stack.halting, ActConfig) or stack.halting.freeze_halted_state
-    return freezes and not any(isinstance(stack.settings_of(use), SeparableConvConfig) for use in plan.uses())

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
 
-from ostinato.budget.free import ROOT, with_settings
+from ostinato.budget.free import ROOT, Measure, with_settings
 from ostinato.budget.macs import count_macs
 from ostinato.budget.parameters import count_parameters
 from ostinato.budget.solver import OutOfReach, Rounding, solve, stored_parameters
@@ -139,35 +139,37 @@ def make_family(
     counting = counting or usual_counting(base)
     cost = stored_parameters if counting == "exact" else matrix_parameters
     parameters = stored_parameters(base)
-    # Found wrong once, at the base, and not anew at every depth.
+    # What is wrong with the base is an error here, and not a reason at every depth.
     solve(base, cost(base), D_FF, cost, rounding)
-    arms: list[Arm] = []
-    infeasible: list[Infeasible] = []
-    for n_steps in depths:
-        depth = dict.fromkeys(paths, n_steps)
-        try:
-            deeper = with_settings(base, depth)
-        except ConfigError as error:
-            infeasible.append(Infeasible(n_steps, str(error)))
-            continue
-        try:
-            found = solve(deeper, cost(base), D_FF, cost, rounding)
-        except OutOfReach:
-            infeasible.append(Infeasible(n_steps, _too_deep(base, deeper, n_steps)))
-            continue
-        macs = count_macs(found.config, n_ctx, n_ctx)
-        stored = stored_parameters(found.config)
-        arm = Arm(
-            n_steps=n_steps,
-            d_ff=found.value,
-            parameters=stored,
-            residual=stored - parameters,
-            macs=macs.per_source_token + macs.per_target_token,
-            config=found.config,
-            settings=depth | found.values,
-        )
-        arms.append(arm)
-    return Family(base, parameters, counting, n_ctx, tuple(arms), tuple(infeasible))
+    members = [_member(base, dict.fromkeys(paths, n_steps), n_steps, cost, rounding, n_ctx) for n_steps in depths]
+    arms = tuple(member for member in members if isinstance(member, Arm))
+    infeasible = tuple(member for member in members if isinstance(member, Infeasible))
+    return Family(base, parameters, counting, n_ctx, arms, infeasible)
+
+
+def _member(
+    base: ModelConfig, depth: dict[str, int], n_steps: int, cost: Measure, rounding: Rounding, n_ctx: int
+) -> Arm | Infeasible:
+    """Return the base at another depth, its feed-forwards as wide as its cost allows, or why there is no such model."""
+    try:
+        deeper = with_settings(base, depth)
+    except ConfigError as error:
+        return Infeasible(n_steps, str(error))
+    try:
+        found = solve(deeper, cost(base), D_FF, cost, rounding)
+    except OutOfReach:
+        return Infeasible(n_steps, _too_deep(base, deeper, n_steps))
+    macs = count_macs(found.config, n_ctx, n_ctx)
+    stored = stored_parameters(found.config)
+    return Arm(
+        n_steps=n_steps,
+        d_ff=found.value,
+        parameters=stored,
+        residual=stored - stored_parameters(base),
+        macs=macs.per_source_token + macs.per_target_token,
+        config=found.config,
+        settings=depth | found.values,
+    )
 
 
 def usual_counting(config: ModelConfig) -> Counting:

@@ -1,10 +1,10 @@
 """Free variables of a configuration: integer settings by name, and the configurations they lead to.
 
 A name is the end of a dotted path: ``d_ff`` is the width of every feed-forward of the model, ``decoder.ffn.d_ff`` that
-of the decoder, ``n_steps`` the depth of every stack. Any integer setting can be named, also ones this module has never
-heard of. ``d_attn`` = n_heads d_head is varied by d_head, the heads kept. ``expert_width`` is the width of experts
-only: d_ff of expert feed-forwards and sparse layers, d_head of attention with experts. Several settings (one name found
-in several places, or names joined by ``+``) vary together, at the ratio they have in the configuration.
+of the decoder, ``n_steps`` the depth of every stack. Every integer setting of a model can be named. ``d_attn`` =
+n_heads d_head is varied by d_head; n_heads stays. ``expert_width`` is the width of experts only: d_ff of expert
+feed-forwards and sparse layers, d_head of attention with experts. Several settings (one name found in several places,
+or names joined by ``+``) vary together, at the ratio they have in the configuration.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Multiply-accumulates of one forward pass, counted from the configuration.
+"""Multiply-accumulates of one forward pass, counted from the configuration: at an expected depth (`count_macs`), and of
+sentences whose depths are known (`MacCounter`).
 
 With D = d_model, I = n_heads d_head, F = d_ff, S keys, T queries, V vocabulary rows, per use of a sub-layer:
 
@@ -13,7 +14,7 @@ With D = d_model, I = n_heads d_head, F = d_ff, S keys, T queries, V vocabulary 
     heads with C labels            tagging D C T, span 2 D T, classification D C
     gates of halting               stick_breaking (R - 1) (D^2 + 2 D) T, act R D T, of a stack of R rounds
 
-and of sub-layers with E experts, k of them a token (Sparse Universal Transformer, section 2.7):
+and of sub-layers with E experts, k = top_k of them a token (Sparse Universal Transformer, section 2.7):
 
     self-attention projections     (2 k D I + 2 D I) T for queries and output, and for keys and values
     scores and values              2 k I T S
@@ -24,8 +25,8 @@ and of sub-layers with E experts, k of them a token (Sparse Universal Transforme
 
 so that E costs something in the router only.
 
-A token that takes part in d of the R rounds of its stack and is then frozen costs nothing more but the keys and values
-that others look at. Where every round has one use of each kind:
+A token that takes part in d of the R rounds of its stack is then frozen: of later rounds it costs only the keys and
+values that others attend to. Where every round has one use of each kind:
 
     of the first d rounds          queries and output 2 D I, scores and values 2 I S over all S keys, window scores,
                                    feed-forward, experts, routers, cross-attention's 2 D I and 2 I S
@@ -37,9 +38,9 @@ that others look at. Where every round has one use of each kind:
 
 and for a d between two whole numbers what lies between their costs, linearly. An expected depth is taken for every
 token's, and some token is taken to run all R rounds: where all rounds share their weights that is an upper limit for
-every distribution of depths with this mean, because no cost grows faster the deeper a token is. Halted tokens are
-computed all the same, d = R, whatever is assumed, by ACT with freeze_halted_state: false, which goes on changing them,
-and in a stack with separable convolutions, which read their columns.
+every distribution of depths with this mean, because no cost grows faster the deeper a token is. Two kinds of stacks
+compute halted tokens all the same, so that d = R whatever is assumed: ACT with freeze_halted_state: false, which goes
+on changing them, and stacks with separable convolutions, which read their columns.
 
 An LSTM has no rounds; its products are in `ostinato.budget.recurrent`.
 
@@ -55,9 +56,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import NamedTuple
 
-from ostinato.budget.charges import HEAD, SCORES, WINDOW, Charge, charges, prices, sentence_macs
-from ostinato.budget.depth import ONE_ROUND, Depth, expected_depths
+from ostinato.budget.depth import ONE_ROUND, ExpectedDepth, expected_depths
+from ostinato.budget.products import HEAD, SCORES, WINDOW, Product, TokenMacs, products, sentence_macs, token_macs
 from ostinato.config.model import ModelConfig
 from ostinato.errors import ConfigError, Problem
 
@@ -123,9 +125,12 @@ def count_macs(
     """
     depths = expected_depths(config, expected_depth, n_steps=n_steps)
     context = target_length if context is None else context
+    named = {"source_length": source_length} if config.has_two_sides else {}
+    named |= {"target_length": target_length, "context": context}
+    if problems := [Problem(key, n, "a sentence has at least one token") for key, n in named.items() if n < 1]:
+        raise ConfigError(problems)
     source_length = source_length if config.has_two_sides else 0
-    _check_lengths(source_length if config.has_two_sides else None, target_length, context)
-    of_stacks = charges(config, n_steps, vocab_size)
+    of_stacks = products(config, n_steps, vocab_size)
     costs = _token_costs(of_stacks, depths, source_length, target_length)
     lengths = {"source": source_length, "target": target_length}
     exact: dict[str, Fraction] = {}
@@ -145,30 +150,97 @@ def count_macs(
 
 
 def _token_costs(
-    of_stacks: Mapping[str, Sequence[Charge]], depths: Mapping[str, Depth], source_length: int, target_length: int
+    of_stacks: Mapping[str, Sequence[Product]],
+    depths: Mapping[str, ExpectedDepth],
+    source_length: int,
+    target_length: int,
 ) -> dict[tuple[str, str], Fraction]:
-    """Return what one token of every side pays of every part, exactly."""
+    """Return what one token of every side costs of every part, exactly."""
     found: dict[tuple[str, str], Fraction] = {}
     for stack, of_stack in of_stacks.items():
         depth_of = depths.get(stack, ONE_ROUND)
         counted = Fraction(depth_of.counted)
         below = math.floor(counted)
+        # Between two whole depths lies a straight line.
         for depth, share in ((below, 1 - counted + below), (below + 1, counted - below)):
             if share:
-                for key, price in prices(of_stack, depth, depth_of.rounds).items():
-                    found[key] = found.get(key, Fraction()) + share * price.at(source_length, target_length)
+                for key, token in token_macs(of_stack, depth, depth_of.rounds).items():
+                    found[key] = found.get(key, Fraction()) + share * token.at(source_length, target_length)
     return found
 
 
 def _of_side(costs: Mapping[tuple[str, str], Fraction], side: str) -> int:
-    return round(sum(macs for (_, payer), macs in costs.items() if payer == side))
+    return round(sum(macs for (_, own), macs in costs.items() if own == side))
 
 
-def _check_lengths(source_length: int | None, target_length: int, context: int) -> None:
-    """Refuse lengths that no sentence has."""
-    named = {"source_length": source_length, "target_length": target_length, "context": context}
-    found = [
-        Problem(key, n, "a sentence has at least one token") for key, n in named.items() if n is not None and n < 1
-    ]
-    if found:
-        raise ConfigError(found)
+class SentenceMacs(NamedTuple):
+    """Multiply-accumulates of one teacher-forced pass over one or more sentences whose depths are known.
+
+    Args:
+        full: every token runs all rounds: `count_macs` of the sentence's lengths.
+        realised: of a pass over the sentence alone: every token costs the rounds it took part in and, once halted, its
+            keys and values; rounds in which no token of the sentence takes part do not run. Padding costs nothing.
+            A stack whose halted tokens are computed all the same (`ExpectedDepth.skips_halted`) counts all rounds: how
+            long it runs depends on its batch.
+    """
+
+    full: int
+    realised: int
+
+
+class MacCounter:
+    """Counts sentences of one model; the costs of a token are added up once for every depth.
+
+    Args:
+        config: with its vocabulary sizes. n_steps: rounds at call time.
+
+    Raises:
+        ConfigError: as `count_macs`.
+    """
+
+    def __init__(self, config: ModelConfig, *, n_steps: int | None = None) -> None:
+        self._products = products(config, n_steps, None)
+        # A recurrence over positions is a stack of one round, in which every token takes part.
+        self._depths = dict.fromkeys(config.recurrences(), ONE_ROUND) | expected_depths(config, n_steps=n_steps)
+        self._sides = {stack: config.side_of(stack) for stack in self._products}
+        self._once = sentence_macs(config)
+        self._token_macs: dict[tuple[str, int, int], dict[str, TokenMacs]] = {}
+
+    def count(self, depths: Mapping[str, Sequence[int]]) -> SentenceMacs:
+        """Return what a sentence costs.
+
+        Args:
+            depths: by stack how many of its tokens took part in 1, 2, ... rounds, as many numbers as the stack has
+                rounds; by recurrence how many tokens it read, one number.
+        """
+        lengths = {self._sides[stack]: sum(found) for stack, found in depths.items()}
+        source, target = lengths.get("source", 0), lengths["target"]
+        full = realised = self._once
+        for stack, found in depths.items():
+            n_rounds, own = self._depths[stack].rounds, self._sides[stack]
+            everyone = [0] * (n_rounds - 1) + [lengths[own]]
+            whole = self._stack(stack, everyone, source, target)
+            full += whole
+            realised += self._stack(stack, found, source, target) if self._depths[stack].skips_halted else whole
+        return SentenceMacs(full, realised)
+
+    def _stack(self, stack: str, found: Sequence[int], source: int, target: int) -> int:
+        """Return what one stack costs, the memory's keys and values included."""
+        own, total = self._sides[stack], 0
+        deepest = max((depth for depth, n in enumerate(found, 1) if n), default=0)
+        for depth, n in enumerate(found, 1):
+            if n:
+                total += n * self._of_token(stack, depth, deepest).get(own, TokenMacs()).at(source, target)
+        if own != "source":
+            total += source * self._of_token(stack, deepest, deepest).get("source", TokenMacs()).at(source, target)
+        return total
+
+    def _of_token(self, stack: str, depth: int, deepest: int) -> dict[str, TokenMacs]:
+        """Return what a token of each side costs, all parts together."""
+        key = stack, depth, deepest
+        if key not in self._token_macs:
+            sums: dict[str, TokenMacs] = {}
+            for (_, side), part in token_macs(self._products[stack], depth, deepest).items():
+                sums[side] = TokenMacs(*(a + b for a, b in zip(sums.get(side, TokenMacs()), part, strict=True)))
+            self._token_macs[key] = sums
+        return self._token_macs[key]

@@ -30,9 +30,9 @@ from typing import Literal
 
 from ostinato.budget.activations import activation_parts
 from ostinato.budget.parameters import count_parameters
-from ostinato.budget.passes import FLOAT, TrainingPass
 from ostinato.budget.recurrent import state_numbers
 from ostinato.budget.sizes import inner_width, planned_uses
+from ostinato.budget.sub_layer_activations import FLOAT, TrainingPass
 from ostinato.config.model import AttentionConfig, ModelConfig, SeparableConvConfig
 from ostinato.errors import ConfigError, Problem
 

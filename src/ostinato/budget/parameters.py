@@ -12,8 +12,8 @@ and the head, or all of the matrix over the vocabulary where the head is one. Ex
 over one source token and one target token: all uses of both stacks (cross-attention whole), one row of each embedding,
 and the output projection.
 
-Of E experts a token touches k at every use, and the whole router. Steps that share a set of experts may choose others
-each time: n uses touch min(E, n k) of them at most, and that is what is counted as active. Executed are k a use.
+Of E experts a token touches k = top_k at every use, and the whole router. Steps that share a set of experts may choose
+others each time: n uses touch min(E, n k) of them at most, and that is what is counted as active. Executed are k a use.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ostinato.budget.experts import expert_size, keys_values_size, router_size
 from ostinato.budget.recurrent import recurrent_parts
 from ostinato.budget.sizes import (
     PlannedUse,
     dense_size,
+    expert_size,
     halting_size,
+    keys_values_size,
     n_outputs,
     norm_size,
-    part_of,
     planned_uses,
+    router_size,
     table_size,
     vocabulary,
 )
@@ -125,12 +126,12 @@ def _items(config: ModelConfig, n_steps: int | None) -> Iterator[tuple[str, _Ite
     """Yield the stack and the parameter sets of every use, then the final norms; then what recurrences are made of."""
     d_model = config.d_model
     uses = list(planned_uses(config, n_steps))
-    owners: dict[tuple[str, str], set[str]] = {}
+    owners: dict[tuple[str, str], str] = {}
     for planned in uses:
-        owners.setdefault((planned.use.kind, planned.use.weights), set()).add(planned.stack)
+        key = planned.use.kind, planned.use.weights
+        owners[key] = planned.stack if owners.get(key, planned.stack) == planned.stack else SHARED
     for planned in uses:
-        where = SHARED if len(owners[planned.use.kind, planned.use.weights]) > 1 else planned.stack
-        for item in _set(planned, where, d_model):
+        for item in _set(planned, owners[planned.use.kind, planned.use.weights], d_model):
             yield planned.stack, item
         if planned.use.norm is not None:
             norm = norm_size(planned.stack_config.norm, d_model)
@@ -158,13 +159,12 @@ def _set(planned: PlannedUse, where: str, d_model: int) -> Iterator[_Item]:
     A generated token touches no projection of cross-attention that makes keys and values.
     """
     kind, weights, sub = planned.use.kind, planned.use.weights, planned.sub
-    part = f"{where}.{part_of(planned)}"
+    part = f"{where}.{planned.name}"
     # Attention with experts is an AttentionConfig, too: all experts share one projection to keys and values.
     shared = keys_values_size(sub, d_model) if isinstance(sub, AttentionConfig) else 0
     if shared:
-        yield _Item(
-            (f"{kind} keys and values", weights), part, shared, shared, 0 if kind == "cross_attention" else shared
-        )
+        touched = 0 if kind == "cross_attention" else shared
+        yield _Item((f"{kind} keys and values", weights), part, shared, shared, touched)
     if not isinstance(sub, RoutedConfig):
         yield _whole((kind, weights), part, dense_size(sub, d_model) - shared)
         return
@@ -192,18 +192,15 @@ def _embeddings(config: ModelConfig, vocab_size: int | None) -> _Rows:
         # A position of facts has as many rows as it has tokens, and as many rows of masks.
         row = d_model * (1 if config.max_words is None else 2 * config.max_words)
         return _Rows({"embeddings": target, "facts": masks, "head": head}, active=row + head, executed=row + head)
-    source = 0
-    source_row = 0
+    source = source_row = 0
     if config.has_two_sides:
-        source = vocabulary(config, "source", vocab_size) * d_model
-        source_row = d_model
-        if config.tie_embeddings == "all":
-            source = 0
-    output = target if config.tie_embeddings == "none" else 0
-    own_row = d_model if config.tie_embeddings == "none" else 0
+        rows = vocabulary(config, "source", vocab_size)
+        source, source_row = 0 if config.tie_embeddings == "all" else rows * d_model, d_model
+    has_own_output = config.tie_embeddings == "none"
     return _Rows(
-        stored={"embeddings": source + target, "output": output},
-        active=target + own_row,
+        stored={"embeddings": source + target, "output": target if has_own_output else 0},
+        # Tied to the output projection, a token's row of the embedding is inside.
+        active=target + (d_model if has_own_output else 0),
         executed=source_row + d_model + target,
     )
 

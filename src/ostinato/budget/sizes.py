@@ -1,7 +1,26 @@
-"""Sizes of single parameter sets, and the questions every count asks of a configuration.
+"""Sizes of single parameter sets and their matrices, and the questions every count asks of a configuration.
 
 A set belongs to a bank by its kind and name (`ostinato.plan`). Stacks that name the same bank use the same sets, so a
 set is identified by (kind, name) over all stacks of a model, never by its place in a stack.
+
+With D = d_model, I = n_heads d_head, F = d_ff, E experts, b = 1 with biases, else 0:
+
+    attention                    4 D I + b (3 I + D)
+    feed-forward                 2 D F + b (F + D),  geglu 3 D F + b (2 F + D)
+    separable convolution        D kernel_in + F kernel_out + 2 D F + b (F + D)
+    one expert, feed-forward     as a feed-forward
+    one expert, sparse layer     n_layers times that and a norm of 2 D
+    one expert, attention        2 D I + b (I + D): queries and output
+    keys and values              2 D I + 2 b I, shared by all experts of a set
+    router   linear              E D
+             mlp                 D^2 + D + E D
+             hypersphere         d_e D + E d_e + 1, without projection E D + 1 (the 1 is the temperature)
+    gate of halting              stick_breaking D^2 + D + 2 D (+ 1 with an initial bias), act D + 1
+    relative positions           window I (2 W + 1), buckets n_buckets n_heads, a table
+
+A function ``..._products`` returns the weights of matrices alone, which are the multiply-accumulates of one token. A
+token uses top_k experts, one projection to keys and values, and the router, so that only the router's cost depends
+on E. One expert alone has no router. Sparse Universal Transformer, sections 2.2 and 2.3; X-MoE, section 2.
 """
 
 from __future__ import annotations
@@ -15,8 +34,11 @@ from ostinato.config.model import (
     BucketsConfig,
     DenseFeedForwardConfig,
     EncoderConfig,
+    ExpertAttentionConfig,
     ExpertFeedForwardConfig,
     HaltingConfig,
+    HypersphereRouterConfig,
+    MlpRouterConfig,
     ModelConfig,
     NormConfig,
     RelativeConfig,
@@ -31,6 +53,9 @@ from ostinato.config.model import (
 from ostinato.errors import ConfigError, Problem
 from ostinato.plan import Plan, Use
 
+FeedForward = DenseFeedForwardConfig | ExpertFeedForwardConfig | SparseLayerConfig
+"""What has the maps of a feed-forward, once or once an expert."""
+
 
 @dataclass(frozen=True, slots=True)
 class PlannedUse:
@@ -44,14 +69,14 @@ class PlannedUse:
     stack_config: StackConfig
 
     @property
+    def name(self) -> str:
+        """What its costs are shown under within its stack: its kind, or ``sparse_layer``."""
+        return "sparse_layer" if isinstance(self.sub, SparseLayerConfig) else self.use.kind
+
+    @property
     def part(self) -> str:
         """What its costs are shown under: ``<stack>.<kind>``, or ``<stack>.sparse_layer``."""
-        return f"{self.stack}.{part_of(self)}"
-
-
-def part_of(planned: PlannedUse) -> str:
-    """Return the name of a use's part within its stack: its kind, or ``sparse_layer``."""
-    return "sparse_layer" if isinstance(planned.sub, SparseLayerConfig) else planned.use.kind
+        return f"{self.stack}.{self.name}"
 
 
 def plans(config: ModelConfig, n_steps: int | None) -> dict[str, Plan]:
@@ -74,26 +99,26 @@ def planned_uses(config: ModelConfig, n_steps: int | None = None) -> Iterator[Pl
                 yield PlannedUse(name, step.index, step.round, use, stacks[name].settings_of(use), stacks[name])
 
 
-def dense_size(sub: SubLayerConfig | SparseLayerConfig, d_model: int) -> int:
-    """Return the parameters of one set of a sub-layer without experts (of experts: `ostinato.budget.experts`).
+@dataclass(frozen=True, slots=True)
+class TopK:
+    """How many experts a token gets: `top_k` of `n_experts`."""
 
-    attention:    4 D I (+ 3 I + D biases),     I = n_heads d_head
-    feed-forward: 2 D F (+ F + D biases);       geglu: 3 D F (+ 2 F + D)
-    separable convolution: D kernel_in + F kernel_out + 2 D F (+ F + D)
-    """
-    match sub:
-        case RoutedConfig():
-            pass
-        case AttentionConfig():
-            inner = inner_width(sub, d_model)
-            return 4 * d_model * inner + (3 * inner + d_model if sub.bias else 0)
-        case DenseFeedForwardConfig():
-            branches = hidden_branches(sub)
-            biases = branches * sub.d_ff + d_model if sub.bias else 0
-            return (branches + 1) * d_model * sub.d_ff + biases
-        case SeparableConvConfig():
-            return separable_products(sub, d_model) + (sub.d_ff + d_model if sub.bias else 0)
-    raise TypeError(f"no size without experts is known for {type(sub).__name__}")
+    top_k: int
+    n_experts: int
+
+    def __str__(self) -> str:
+        return f"{self.top_k} of {self.n_experts} experts"
+
+
+def chosen_experts(config: ModelConfig) -> dict[str, TopK]:
+    """Return the experts a token gets by routed sub-layer: ``<stack>.<kind>`` or ``<stack>.sparse_layer``."""
+    routed = ((planned.part, planned.sub) for planned in planned_uses(config) if isinstance(planned.sub, RoutedConfig))
+    return {part: TopK(sub.k, sub.n_experts) for part, sub in routed if sub.has_router}
+
+
+def n_choices(attention: AttentionConfig) -> int:
+    """Return the queries a token has of a head: one for every expert it gets, 1 without experts."""
+    return attention.k if isinstance(attention, ExpertAttentionConfig) else 1
 
 
 def inner_width(attention: AttentionConfig, d_model: int) -> int:
@@ -101,14 +126,93 @@ def inner_width(attention: AttentionConfig, d_model: int) -> int:
     return attention.n_heads * attention.head_width(d_model)
 
 
-def hidden_branches(ffn: DenseFeedForwardConfig | ExpertFeedForwardConfig | SparseLayerConfig) -> int:
+def hidden_branches(ffn: FeedForward) -> int:
     """Return how many D x F maps lead to the hidden layer: one, or two with a gate."""
     return 2 if ffn.activation == "geglu" else 1
 
 
+def dense_size(sub: SubLayerConfig | SparseLayerConfig, d_model: int) -> int:
+    """Return the parameters of one set of a sub-layer without experts."""
+    match sub:
+        case RoutedConfig():
+            pass
+        case AttentionConfig():
+            inner = inner_width(sub, d_model)
+            return 4 * d_model * inner + (3 * inner + d_model if sub.bias else 0)
+        case DenseFeedForwardConfig():
+            return feed_forward_products(sub, d_model) + _feed_forward_biases(sub, d_model)
+        case SeparableConvConfig():
+            return separable_products(sub, d_model) + (sub.d_ff + d_model if sub.bias else 0)
+    raise TypeError(f"no size without experts is known for {type(sub).__name__}")
+
+
+def feed_forward_products(ffn: FeedForward, d_model: int) -> int:
+    """Return the weights of the matrices of a feed-forward, or of one expert's sub-layer."""
+    return (hidden_branches(ffn) + 1) * d_model * ffn.d_ff
+
+
+def _feed_forward_biases(ffn: FeedForward, d_model: int) -> int:
+    return hidden_branches(ffn) * ffn.d_ff + d_model if ffn.bias else 0
+
+
 def separable_products(conv: SeparableConvConfig, d_model: int) -> int:
-    """Return the weights of a separable convolution without biases: also its MACs for one token."""
+    """Return the weights of a separable convolution without biases."""
     return d_model * conv.kernel_in + conv.d_ff * conv.kernel_out + 2 * d_model * conv.d_ff
+
+
+def keys_values_size(attention: AttentionConfig, d_model: int) -> int:
+    """Return the parameters that make keys and values, with experts or without."""
+    return 2 * inner_width(attention, d_model) * (d_model + (1 if attention.bias else 0))
+
+
+def expert_products(sub: RoutedConfig, d_model: int) -> int:
+    """Return the weights of one expert's matrices."""
+    match sub:
+        case ExpertAttentionConfig():
+            return 2 * d_model * inner_width(sub, d_model)
+        case ExpertFeedForwardConfig():
+            return feed_forward_products(sub, d_model)
+        case SparseLayerConfig():
+            return sub.n_layers * feed_forward_products(sub, d_model)
+    raise TypeError(f"no cost of an expert is known for {type(sub).__name__}")
+
+
+def expert_size(sub: RoutedConfig, d_model: int) -> int:
+    """Return the parameters of one expert."""
+    products = expert_products(sub, d_model)
+    match sub:
+        case ExpertAttentionConfig():
+            return products + (inner_width(sub, d_model) + d_model if sub.bias else 0)
+        case ExpertFeedForwardConfig():
+            return products + _feed_forward_biases(sub, d_model)
+        case SparseLayerConfig():
+            return products + sub.n_layers * (_feed_forward_biases(sub, d_model) + 2 * d_model)
+    raise TypeError(f"no size of an expert is known for {type(sub).__name__}")
+
+
+def router_products(sub: RoutedConfig, d_model: int) -> int:
+    """Return the weights of a router's matrices; 0 where there is nothing to choose."""
+    if not sub.has_router:
+        return 0
+    match sub.router:
+        case MlpRouterConfig():
+            return d_model**2 + sub.n_experts * d_model
+        case HypersphereRouterConfig(project=True):
+            return sub.router_width * (d_model + sub.n_experts)
+        case _:
+            return sub.n_experts * d_model
+
+
+def router_size(sub: RoutedConfig, d_model: int) -> int:
+    """Return the parameters of a router; 0 where there is nothing to choose."""
+    match sub.router if sub.has_router else None:
+        case MlpRouterConfig():
+            others = d_model
+        case HypersphereRouterConfig():
+            others = 1
+        case _:
+            others = 0
+    return router_products(sub, d_model) + others
 
 
 def norm_size(norm: NormConfig, d_model: int) -> int:
@@ -117,10 +221,7 @@ def norm_size(norm: NormConfig, d_model: int) -> int:
 
 
 def table_size(relative: RelativeConfig, attention: AttentionConfig, d_model: int) -> int:
-    """Return the parameters of one table of relative positions.
-
-    window: n_heads d_head (2 W + 1).     buckets: n_buckets n_heads.     none, rotary: 0.
-    """
+    """Return the parameters of one table of relative positions; 0 where there is none."""
     match relative:
         case WindowConfig(window=window):
             return inner_width(attention, d_model) * (2 * window + 1)
@@ -158,10 +259,7 @@ def n_outputs(config: ModelConfig) -> int | None:
 
 
 def halting_size(halting: HaltingConfig, d_model: int) -> int:
-    """Return the parameters of a stack's halting unit.
-
-    stick_breaking: D^2 + D + 2 D (+ 1 with an initial bias).     act: D + 1.     none: 0.
-    """
+    """Return the parameters of a stack's gate; 0 without halting."""
     match halting:
         case StickBreakingConfig() as c:
             return d_model**2 + 3 * d_model + (0 if c.initial_bias is None else 1)

@@ -4,9 +4,9 @@
 
     solve(config, count_parameters(reference).stored, free="d_ff").config
 
-Costs grow with every free variable, so the search is a bisection over the counting functions themselves: no closed
-form that could disagree with them. Counts are matched by the integer that is nearest. What is measured (latency) has
-noise: there the search is coarse, and stops within a tolerance.
+Costs grow with every free variable, so that the search is a bisection over the counting functions themselves; there is
+no closed form that could disagree with them. Counts are matched by the nearest integer. What is measured (latency) is
+noisy: there the search is coarse and stops within a tolerance.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Rounding = Literal["nearest", "down"]
 
 _LARGEST = 2**40
 _MOST_STEPS = 10_000
-"""A count lays out every step, so that a depth without end would never come back."""
+"""The largest depth that is tried, as a count goes through every step."""
 _SEARCHES = 3
 _FURTHEST = 6
 """Doublings or halvings from the present value that are measured before a target counts as out of reach."""
@@ -113,26 +113,23 @@ def solve(
         ConfigError: an unknown free variable, or one without an effect.
     """
     variable = free_variable(config, free, cost)
+    lead = variable.lead
     at = cache(lambda value: cost(with_settings(config, variable.at(value))))
-    least = _least(at, variable.lead)
-    value = _best(at, variable.lead, least, target, rounding)
+    least = _least(at, lead)
+    value = _best(at, lead, least, target, rounding)
     if value is None:
         reason = f"even the smallest value, {least}, costs {at(least):,}, more than the {target:,} to be matched"
-        raise OutOfReach([Problem(ROOT + variable.lead.path, variable.lead.value, reason)])
+        raise OutOfReach([Problem(ROOT + lead.path, lead.value, reason)])
     values = variable.at(value)
     return Solution(with_settings(config, values), free, values, at(value), target)
 
 
-def _least(at: Callable[[int], float], lead: Setting) -> int:
-    """Return the smallest value that the rest of the configuration allows (a cycle of three sets needs three steps)."""
-
-    step, low, high = lead.multiple, lead.near(0) - lead.multiple, lead.near(lead.value)
-    if _is_valid(at, low + step) or not _is_valid(at, high):
-        return low + step
+def _bisect(low: int, high: int, step: int, is_low: Callable[[int], bool]) -> tuple[int, int]:
+    """Return two values one step apart, `is_low` of the first and not of the second, as it is of the two given."""
     while high - low > step:
         middle = low + (high - low) // (2 * step) * step
-        low, high = (low, middle) if _is_valid(at, middle) else (middle, high)
-    return high
+        low, high = (middle, high) if is_low(middle) else (low, middle)
+    return low, high
 
 
 def _is_valid(at: Callable[[int], float], value: int) -> bool:
@@ -143,54 +140,55 @@ def _is_valid(at: Callable[[int], float], value: int) -> bool:
     return True
 
 
+def _least(at: Callable[[int], float], lead: Setting) -> int:
+    """Return the smallest value that the rest of the configuration allows (a cycle of three sets needs three steps)."""
+    below, present = lead.near(0) - lead.multiple, lead.near(lead.value)
+    smallest = below + lead.multiple
+    if _is_valid(at, smallest) or not _is_valid(at, present):
+        return smallest
+    return _bisect(below, present, lead.multiple, lambda value: not _is_valid(at, value))[1]
+
+
 def _best(at: Callable[[int], float], lead: Setting, least: int, target: float, rounding: Rounding) -> int | None:
     """Return the best value, or None where the smallest one costs too much.
 
-    Costing too much is, rounded to the nearest, more than half of what one value makes: zero would be nearer.
+    Rounded to the nearest, the smallest value still is the best one where it costs at most half a step too much.
     """
     step = lead.multiple
     if at(least) > target:
         if rounding == "down" or not _is_valid(at, least + step):
             return None
         return least if 2 * (at(least) - target) <= at(least + step) - at(least) else None
+    # Double the value until it costs more than the target, or until something forbids it.
     low, high = least, max(least + step, lead.near(lead.value))
     while _is_valid(at, high) and at(high) <= target:
         if high > (_MOST_STEPS if lead.path.endswith("n_steps") else _LARGEST):
             raise OutOfReach([Problem(ROOT + lead.path, high, f"costs {at(high):,} only, not {target:,}")])
         low, high = high, 2 * high
     if not _is_valid(at, high):
-        high = _most(at, low, high, step)
+        # The largest that is allowed (no more sets than steps, for example) may still cost less than the target.
+        high, _ = _bisect(low, high, step, lambda value: _is_valid(at, value))
         if at(high) <= target:
-            return _at_most(at, lead, least, high, target, rounding)
-    while high - low > step:
-        middle = low + (high - low) // (2 * step) * step
-        low, high = (middle, high) if at(middle) <= target else (low, middle)
+            return _largest(at, lead, least, high, target, rounding)
+    low, high = _bisect(low, high, step, lambda value: at(value) <= target)
     return high if rounding == "nearest" and at(high) - target < target - at(low) else low
 
 
-def _most(at: Callable[[int], float], low: int, high: int, step: int) -> int:
-    """Return the largest valid value between a valid one and one that is not (no more sets than steps, for example)."""
-    while high - low > step:
-        middle = low + (high - low) // (2 * step) * step
-        low, high = (middle, high) if _is_valid(at, middle) else (low, middle)
-    return low
-
-
-def _at_most(
-    at: Callable[[int], float], lead: Setting, least: int, most: int, target: float, rounding: Rounding
+def _largest(
+    at: Callable[[int], float], lead: Setting, least: int, largest: int, target: float, rounding: Rounding
 ) -> int:
     """Return the largest valid value where one more would not be nearer (rounded down: would be too much).
 
     Raises:
         OutOfReach: it costs less than that; names what forbids a larger one.
     """
-    step = lead.multiple
-    one_more = at(most) - at(most - step) if most > least else 0
-    if target - at(most) <= (one_more / 2 if rounding == "nearest" else one_more):
-        return most
-    problems = [Problem(ROOT + lead.path, lead.value, f"the largest value, {most}, costs {at(most):,}, not {target:,}")]
+    step, cost = lead.multiple, at(largest)
+    one_more = cost - at(largest - step) if largest > least else 0
+    if target - cost <= (one_more / 2 if rounding == "nearest" else one_more):
+        return largest
+    problems = [Problem(ROOT + lead.path, lead.value, f"the largest value, {largest}, costs {cost:,}, not {target:,}")]
     try:
-        at(most + step)
+        at(largest + step)
     except ConfigError as error:
         problems += error.problems
     raise OutOfReach(problems)
@@ -210,8 +208,8 @@ def solve_measured(
     The search starts at the configuration's own value, doubles or halves it until the target lies between two
     measured values, and bisects between them. It ends as soon as a value lies within `tolerance` of the target. Where
     neighbouring values are within `tolerance` of each other and none is near enough, noise has misled a comparison: the
-    search begins anew, up to `_SEARCHES` times, every value it meets being read `repeats` times more. A value costs
-    the median of all its readings (of an even number the lower: what disturbs a call makes it slower). The answer is
+    search starts again, up to `_SEARCHES` times, and measures every value `repeats` times more. A value costs the
+    median of all its measurements (of an even number the lower: disturbances only make a call slower). The answer is
     the nearest of all values.
 
     Args:
@@ -225,6 +223,10 @@ def solve_measured(
     """
     variable = free_variable(config, free, lambda c: count_macs(c, 8, 8).total)
     readings: dict[int, list[float]] = {}
+
+    def distance(value: int) -> float:
+        return abs(statistics.median_low(readings[value]) - target)
+
     value = variable.lead.near(variable.lead.value)
     for search in range(1, _SEARCHES + 1):
 
@@ -236,12 +238,11 @@ def solve_measured(
             return statistics.median_low(seen)
 
         value = _search(at, variable.lead, value, target, tolerance)
-        if abs(at(value) - target) <= tolerance * target:
+        if distance(value) <= tolerance * target:
             break
-    value = min(readings, key=lambda v: abs(statistics.median_low(readings[v]) - target))
+    value = min(readings, key=distance)
     values = variable.at(value)
-    achieved = statistics.median_low(readings[value])
-    return Solution(with_settings(config, values), free, values, achieved, target)
+    return Solution(with_settings(config, values), free, values, statistics.median_low(readings[value]), target)
 
 
 def _search(at: Callable[[int], float], lead: Setting, start: int, target: float, tolerance: float) -> int:
@@ -262,12 +263,11 @@ def _bracket(
     at: Callable[[int], float], is_met: Callable[[int], bool], lead: Setting, start: int, target: float
 ) -> tuple[int, int]:
     """Return two values between whose costs the target lies, or one value twice where it is met."""
-    value = start
-    goes_up = at(value) <= target
+    value, goes_up = start, at(start) <= target
     for _ in range(_FURTHEST):
-        following = 2 * value if goes_up else lead.near(value // 2)
         if is_met(value):
-            return value, value
+            break
+        following = 2 * value if goes_up else lead.near(value // 2)
         if following == value:
             break
         if (at(following) > target) == goes_up:

@@ -51,7 +51,7 @@ def draw_recipe(planned: PlannedRecipe) -> None:
     if experts := planned.budget.experts:
         say(
             "experts a token: "
-            + ", ".join(f"{part} {chosen.k} of {chosen.n_experts}" for part, chosen in experts.items())
+            + ", ".join(f"{part} {chosen.top_k} of {chosen.n_experts}" for part, chosen in experts.items())
         )
 
 

@@ -9,7 +9,7 @@ The result holds
     sequence_accuracy_forced (teacher-forced: see `ostinato.evaluation.scores`), of texts word_perplexity and
     bits_per_byte, the metrics' own numbers and signatures; macs: multiply-accumulates of the teacher-forced pass over
     an example, on average, at `full` depth and as `realised` by its tokens' depths (each example by itself:
-    `ostinato.budget.realised`); by: column -> value -> the same numbers; macro: column -> their means over the values,
+    `ostinato.budget.macs`); by: column -> value -> the same numbers; macro: column -> their means over the values,
     each counting once; failed, with exact match: column -> values with more than 5 % of outputs wrong; depth: stack ->
     rounds a real token took part in, on average, in the teacher-forced passes; where tokens halt, halting: stack ->
     what `ostinato.evaluation.depth.describe` says of them, also for every value in `by`, and halting_threshold: stack

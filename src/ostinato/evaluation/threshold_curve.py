@@ -5,7 +5,7 @@ then halt earlier, states change with it, and the model is run as it would be us
 
     score            a metric of decoded outputs, or of teacher forcing where nothing is decoded
     skipped share    1 - token-rounds that ran / (tokens x rounds), of every stack
-    realised MACs    `ostinato.budget.realised`: mean over the examples of one teacher-forced pass
+    realised MACs    `ostinato.budget.macs`: mean over the examples of one teacher-forced pass
 
 The choice is the threshold of the fewest realised MACs whose score is at most `max_drop` below that at the trained
 thresholds, in parts of a perfect score: 0.002 is 0.2 points of accuracy in percent, and 0.2 points of BLEU.

@@ -9,7 +9,6 @@ positions instead (`n_beams` hypotheses stand side by side for every sentence). 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import torch
 
@@ -17,18 +16,6 @@ from ostinato.nn.execution import Execution
 from ostinato.nn.shapes import Bool, Float, Int, Tensor
 
 _BLOCK = 32
-
-
-class CachedKeyValues(Protocol):
-    """Keys and values of one step."""
-
-    def append(self, kv_2BHTK: Float[Tensor, "2 B H T K"]) -> Float[Tensor, "2 B H S K"]:
-        """Add the keys and values of T new positions; return all of them, in order."""
-        ...
-
-    def select(self, rows_B: Int[Tensor, "B"]) -> None:
-        """Keep these rows, in this order, from the next positions on."""
-        ...
 
 
 class KeyValues:
@@ -136,7 +123,7 @@ class Cache:
     prefix_lengths_B: Int[Tensor, "B"] | None = None
     memory_BSD: Float[Tensor, "B S D"] | None = None
     memory_keep_BS: Bool[Tensor, "B S"] | None = None
-    self_kv: dict[int, CachedKeyValues] = field(default_factory=dict)
+    self_kv: dict[int, KeyValues] = field(default_factory=dict)
     cross_kv: dict[str, Tensor] = field(default_factory=dict)
     windows: dict[int, tuple[ColumnWindow, ColumnWindow]] = field(default_factory=dict)
     recurrent: dict[str, RecurrentState] = field(default_factory=dict)

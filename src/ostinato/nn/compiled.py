@@ -39,7 +39,7 @@ from ostinato.kernels import (
 )
 from ostinato.nn.act import BELOW_ONE, Act, ActPass, ActUnit
 from ostinato.nn.attention import Attention, MultiHead
-from ostinato.nn.cache import Cache
+from ostinato.nn.cache import Cache, KeyValues
 from ostinato.nn.context import Pass, Round
 from ostinato.nn.cross_attention import CrossAttention
 from ostinato.nn.execution import DEFAULT_EXECUTION, Execution
@@ -103,7 +103,7 @@ class CompiledStack:
         key = n_rounds, execution.halting, execution.halting_threshold, execution.expert_backend
         if key not in self._programs:
             plain = self._stack.program(n_steps, execution)
-            rounds = [[sub_layer for step in steps for sub_layer in step] for steps in plain.rounds]
+            rounds = [[s for step in steps for s in step if isinstance(s, SubLayer)] for steps in plain.rounds]
             if isinstance(plain.rule, NoHalting) and not self._stack.signal.acts_on_rounds:
                 # Nothing happens between rounds: all of them are one call.
                 rounds = [[sub_layer for steps in rounds for sub_layer in steps]]
@@ -146,6 +146,9 @@ class _Stretch:
         if visible_ND is not None and self._self_attention and [i for i, _ in self._self_attention] != [0]:
             return False
         return all(attention.in_place(run) is not None for _, attention in self._self_attention)
+
+    def prepare(self, run: Pass) -> None:
+        """Nothing is recomputed in decoding."""
 
     def fill_cache(self, states_0D: Tensor, run: Pass, here: Round) -> None:
         """Cache the new column of a round in which no row takes part."""
@@ -275,7 +278,7 @@ class Moves:
         return self._made[id(before)][1]
 
 
-class KeyValuesInPlace:
+class KeyValuesInPlace(KeyValues):
     """Keys and values of one step that stay where they were written, however hypotheses move.
 
     Position s of hypothesis b lies in row places[b, s] of a buffer `[2, R, H, room, K]`, beyond the table in row b. To
@@ -287,12 +290,12 @@ class KeyValuesInPlace:
     """
 
     def __init__(self, attention: MultiHead, moves: Moves) -> None:
+        super().__init__()
         self._attention, self.moves = attention, moves
         self._kv_2RHSK: Tensor | None = None
         self.places_BS: Int[Tensor, "B S"] | None = None
         self._keys: CachedKeys | None = None
         self._n_hypotheses = 0
-        self.length = 0
 
     def append(self, kv_2BHTK: Float[Tensor, "2 B H T K"]) -> Float[Tensor, "2 B H S K"]:
         """Add the keys and values of T new positions; return all of them, in order."""

@@ -9,7 +9,7 @@ from ostinato.nn.attention import Visibility
 from ostinato.nn.cache import Cache
 from ostinato.nn.execution import DEFAULT_EXECUTION, Execution
 from ostinato.nn.rows import Rows
-from ostinato.nn.shapes import Bool, Float, Int, Tensor
+from ostinato.nn.shapes import Bool, Int, Tensor
 from ostinato.nn.types import CaptureKey, Routing
 
 KeysOf = tuple[str, str | None]
@@ -94,7 +94,7 @@ class Round:
 
     index: int
     rows: Rows
-    weight_N: Float[Tensor, "N"] | None
+    weight_N: Tensor | None
     visible: Callable[[Tensor], Tensor] | None
     positions_BA: Int[Tensor, "#B A"]
     visibility: Visibility

@@ -34,7 +34,7 @@ from ostinato.nn.rows import Rows, kept_and_halted
 from ostinato.nn.self_attention import SelfAttention
 from ostinato.nn.separable import SeparableConv, SeparableConvSubLayer
 from ostinato.nn.shapes import Bool, Float, Int, Tensor
-from ostinato.nn.sub_layer import SubLayer, recomputed
+from ostinato.nn.sub_layer import Runnable, SubLayer, recomputed
 from ostinato.nn.types import StackOutput
 from ostinato.plan import Plan, Step, Use
 
@@ -42,10 +42,14 @@ _LEAST_GAIN = 1 / 16
 """Part of the rows that must have nothing to do before they are gathered away."""
 
 
-class Program(NamedTuple):
-    """What the loop runs: the sub-layers of every step of every round, and who takes part in them."""
+Rounds = Sequence[Sequence[Sequence[Runnable]]]
+"""The sub-layers of every step of every round."""
 
-    rounds: Sequence[Sequence[Sequence[SubLayer]]]
+
+class Program(NamedTuple):
+    """What the loop runs: sub-layers, and who takes part in their rounds."""
+
+    rounds: Rounds
     rule: HaltingRule
 
 
@@ -76,7 +80,7 @@ class Stack:
         self.signal, self.is_causal, self.has_prefix = signal, is_causal, has_prefix
         self.halting: HaltingRule = halting or NoHalting()
         self.final_norm = banks.norm[f"final_{plan.stack}"] if placement == "pre" else None
-        self._rounds: dict[int, Sequence[Sequence[Sequence[SubLayer]]]] = {}
+        self._rounds: dict[int, Rounds] = {}
         # A convolution reads its neighbours, halted or not: their rows must stay.
         modules = (banks.ffn[use.weights] for use in plan.uses() if use.kind == "ffn")
         self._mixes_columns = any(isinstance(module, SeparableConv) for module in modules)
@@ -252,7 +256,7 @@ def _gather_active(
 
 
 def _fill_caches(
-    rounds: Sequence[Sequence[Sequence[SubLayer]]],
+    rounds: Rounds,
     first: int,
     run: Pass,
     states_0D: Tensor,

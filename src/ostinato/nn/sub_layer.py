@@ -12,7 +12,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import nn
@@ -23,6 +23,23 @@ from ostinato.nn.context import Pass, Round
 from ostinato.nn.experts import Decision, Routed
 from ostinato.nn.shapes import Float, Tensor
 from ostinato.plan import Step, Use
+
+
+@runtime_checkable
+class Runnable(Protocol):
+    """A sub-layer, or what stands for several that follow each other."""
+
+    def __call__(self, states_ND: Tensor, run: Pass, here: Round) -> Tensor:
+        """See `SubLayer`."""
+        ...
+
+    def prepare(self, run: Pass) -> None:
+        """See `SubLayer`."""
+        ...
+
+    def fill_cache(self, states_0D: Tensor, run: Pass, here: Round) -> None:
+        """See `SubLayer`."""
+        ...
 
 
 class SubLayer(ABC):
@@ -98,7 +115,7 @@ class SubLayer(ABC):
         return decision
 
 
-def recomputed(step: Sequence[SubLayer], states_ND: Tensor, run: Pass, here: Round) -> Tensor:
+def recomputed(step: Sequence[Runnable], states_ND: Tensor, run: Pass, here: Round) -> Tensor:
     """Run a step whose inner results are not kept: the backward pass runs it again."""
     for sub_layer in step:
         sub_layer.prepare(run)

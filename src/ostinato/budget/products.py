@@ -1,0 +1,186 @@
+"""The matrix products of a model, use by use, and what they cost a token that halts after some rounds.
+
+A `Product` is one matrix product of one use, in multiply-accumulates (MACs) for one token: a fixed number, and a number
+for every token that its attention looks at. The tokens it is made for:
+
+    most products    queries and output, scores and values, window scores, feed-forwards, experts, routers, gates:
+                     tokens that take part in the round
+    keys and values  of self-attention: tokens that take part, and halted ones, to which others go on attending, once
+                     for all later uses of the same weights (in pre-norm stacks: and norm), because their states are
+                     frozen
+    of every token   the output projection, heads, the memory's keys and values (once a set), recurrences: halted or not
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ostinato.budget.recurrent import recurrent_parts
+from ostinato.budget.sizes import (
+    PlannedUse,
+    expert_products,
+    feed_forward_products,
+    gate_products,
+    inner_width,
+    n_choices,
+    n_outputs,
+    planned_uses,
+    plans,
+    router_products,
+    separable_products,
+    vocabulary,
+)
+from ostinato.config.model import (
+    AttentionConfig,
+    DenseFeedForwardConfig,
+    ModelConfig,
+    RoutedConfig,
+    SeparableConvConfig,
+    StickBreakingConfig,
+    WindowConfig,
+)
+
+SCORES, WINDOW, ROUTER, HEAD = "scores", "positions", "router", "head"
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """One matrix product of one use, in multiply-accumulates for one token.
+
+    Args:
+        part: what they are shown under. side: whose tokens it is made for. round: 0-based, of its stack.
+        macs: whatever is seen. per_key: for every token of the side `seen` besides.
+        of_every_token: made for halted tokens, too.
+        reused: of keys and values the weights (and norm) they are made with; made once for a halted token.
+    """
+
+    part: str
+    side: str
+    round: int
+    macs: int
+    per_key: int = 0
+    seen: str = "target"
+    of_every_token: bool = False
+    reused: tuple[str, str | None] | None = None
+
+
+class TokenMacs(NamedTuple):
+    """Multiply-accumulates of one token: a fixed number, and a number for every source and target token there is."""
+
+    macs: int = 0
+    per_source: int = 0
+    per_target: int = 0
+
+    def at(self, source_length: int, target_length: int) -> int:
+        """Return them for a sentence of these lengths."""
+        return self.macs + self.per_source * source_length + self.per_target * target_length
+
+
+def products(config: ModelConfig, n_steps: int | None, vocab_size: int | None) -> dict[str, list[Product]]:
+    """Return the products of a pass by stack or recurrence; the output projection is among the last one's.
+
+    A head that says one thing of a whole sentence is not made for its tokens: see `sentence_macs`.
+
+    Raises:
+        ConfigError: a vocabulary size that is neither set nor passed, or `n_steps` for stacks that cannot change it.
+    """
+    found: dict[str, list[Product]] = {name: [] for name in config.readers()}
+    projected: set[str] = set()
+    for planned in planned_uses(config, n_steps):
+        found[planned.stack] += _of_use(planned, config, projected)
+    for name, plan in plans(config, n_steps).items():
+        halting, side = config.stacks()[name].halting, config.side_of(name)
+        # Stick-breaking's gate is not asked about the last round.
+        asked = plan.n_rounds - 1 if isinstance(halting, StickBreakingConfig) else plan.n_rounds
+        gate = gate_products(halting, config.d_model)
+        found[name] += [Product(f"{name}.halting", side, index, gate) for index in range(asked)]
+    for reader, product in _recurrences(config):
+        found[reader].append(product)
+    last, outputs = list(found)[-1], n_outputs(config)
+    if outputs is None:
+        output = config.d_model * vocabulary(config, "target", vocab_size)
+        found[last].append(Product("output", "target", 0, output, of_every_token=True))
+    elif config.reads != "classification":
+        found[last].append(Product(HEAD, "target", 0, config.d_model * outputs, of_every_token=True))
+    return found
+
+
+def _recurrences(config: ModelConfig) -> Iterator[tuple[str, Product]]:
+    """Yield the products of recurrences over positions, made for every token whatever the depth of others."""
+    for one in recurrent_parts(config):
+        if not one.per_source:
+            yield one.reader, Product(one.part, config.side_of(one.reader), 0, one.products, of_every_token=True)
+            continue
+        yield one.reader, Product(f"{one.part}.projections", "target", 0, one.products, of_every_token=True)
+        yield one.reader, Product(f"{one.part}.{SCORES}", "target", 0, 0, one.per_source, "source", of_every_token=True)
+        yield one.reader, Product(f"{one.part}.projections", "source", 0, one.memory, of_every_token=True)
+
+
+def sentence_macs(config: ModelConfig) -> int:
+    """Return what a sentence costs however many tokens it has: the head of a classification."""
+    outputs = n_outputs(config)
+    return config.d_model * outputs if config.reads == "classification" and outputs is not None else 0
+
+
+def token_macs(of_stack: Iterable[Product], depth: int, deepest: int) -> dict[tuple[str, str], TokenMacs]:
+    """Return what one token of a stack costs, by part and by the side whose tokens the products are made for.
+
+    Args:
+        depth: rounds the token takes part in. deepest: rounds that run, because some token takes part in them.
+    """
+    sums: dict[tuple[str, str], Counter[str]] = {}
+    reused: set[tuple[str, str | None]] = set()
+    for product in of_stack:
+        if product.round >= deepest:
+            continue
+        if product.round >= depth and not product.of_every_token:
+            # The token has halted: only its keys and values are made, once for all later uses of the same weights.
+            if product.reused is None or product.reused in reused:
+                continue
+            reused.add(product.reused)
+        total = sums.setdefault((product.part, product.side), Counter())
+        total.update({"macs": product.macs, product.seen: product.per_key})
+    return {key: TokenMacs(total["macs"], total["source"], total["target"]) for key, total in sums.items()}
+
+
+def _of_use(planned: PlannedUse, config: ModelConfig, projected: set[str]) -> Iterator[Product]:
+    """Yield the products of one use; `projected` holds the sets that have projected the memory."""
+    d_model = config.d_model
+    part, side, index = planned.part, config.side_of(planned.stack), planned.round
+    if isinstance(planned.sub, RoutedConfig):
+        yield Product(f"{part}.{ROUTER}", side, index, router_products(planned.sub, d_model))
+    match planned.sub:
+        case AttentionConfig() as attention:
+            yield from _attention(planned, attention, config, projected)
+        case DenseFeedForwardConfig() as ffn:
+            yield Product(part, side, index, feed_forward_products(ffn, d_model))
+        case SeparableConvConfig() as conv:
+            yield Product(part, side, index, separable_products(conv, d_model))
+        case RoutedConfig() as experts:
+            yield Product(part, side, index, experts.k * expert_products(experts, d_model))
+        case other:
+            raise TypeError(f"no cost is known for {type(other).__name__}")
+
+
+def _attention(
+    planned: PlannedUse, attention: AttentionConfig, config: ModelConfig, projected: set[str]
+) -> Iterator[Product]:
+    """Yield the products of one use of attention; all that experts change is how many queries a token has."""
+    part, side, index, d_model = planned.part, config.side_of(planned.stack), planned.round, config.d_model
+    inner, n, is_cross = inner_width(attention, d_model), n_choices(attention), planned.use.kind == "cross_attention"
+    seen = "source" if is_cross else side
+    if is_cross and planned.use.weights not in projected:
+        projected.add(planned.use.weights)
+        yield Product(f"{part}.projections", "source", index, 2 * d_model * inner, of_every_token=True)
+    yield Product(f"{part}.projections", side, index, 2 * d_model * n * inner)  # queries and output
+    yield Product(f"{part}.{SCORES}", side, index, 0, per_key=2 * n * inner, seen=seen)
+    if is_cross:
+        return
+    norm = planned.use.norm if planned.stack_config.norm.placement == "pre" else None
+    yield Product(f"{part}.projections", side, index, 2 * d_model * inner, reused=(planned.use.weights, norm))
+    relative = planned.stack_config.relative
+    if isinstance(relative, WindowConfig):
+        yield Product(f"{part}.{WINDOW}", side, index, n * inner * (2 * relative.window + 1))

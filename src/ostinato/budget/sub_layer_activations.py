@@ -1,0 +1,385 @@
+"""Bytes that autograd saves for the backward pass at one use of a sub-layer, counted from the configuration.
+
+With B sentences of T tokens, N = B T, D = d_model, I = n_heads d_head, F = d_ff, H heads, S keys, w = 4 bytes (2 under
+bfloat16 autocast, where what is marked * stays at 4), per use:
+
+    norm            input N D *, LayerNorm 2 N *, RMSNorm N + N D * (the input before its weight)
+    input           of the first map: N D
+    dropout         of a sub-layer's output: N D bytes, the mask (`ostinato.kernels.dropout`)
+    attention       q, k, v in one 3 N I, output N I, log-sum-exp N H *           fused kernel
+                    q, k, v 3 N I *, weights N H S *, output N I                  plain kernel, where positions
+                    add a learned bias to the scores (window, buckets)
+                    q, k, v 3 N I, weights N H S and as many bytes, output N I    where weights are dropped
+    positions       window: scaled queries N I, table B I (2 W + 1), scores N H (2 W + 1), distances 8 T S.
+                    rotary: turned q and k and a second output 3 N I. buckets: distances 8 T S once a stack.
+                    A causal stack that adds a bias saves its mask, T S; with prefixes every sentence's, B T S
+    cross-attention queries and output 2 N I, log-sum-exp; per SET keys and values 2 B S I
+    feed-forward    relu N F, gelu 2 N F, geglu 4 N F; dropout of all but relu: N F bytes more
+    convolution     the two padded inputs and outputs: B (T + K_in - 1) D, N D, B (T + K_out - 1) F, N F, and relu N F;
+                    dropout: N F bytes more
+
+With E experts, M = top_k N rows sorted by expert, and d_e the width of a hypersphere router:
+
+    dispatch        slot, row and expert of every row 24 M, ends 4 E
+    router          states N D *; mlp N D *, with dropout 2 N D * and N D bytes; hypersphere projected and normed
+                    rows 2 N d_e *, their norms 2 N *, normed experts E (d_e + 2) *, scores N E *
+    gate            probabilities N E *, chosen experts 8 M, gates M *; renormalised (M + N) * more; of the scores
+                    (sigmoid, topk_softmax) N E * more. Of one expert: gates M *
+    feed-forward    states N D (with a router in float32 those it saves), relu, gelu M F, geglu 2 M F, dropout of all
+                    but relu M F bytes
+    sparse layer    per sub-layer inputs, normed rows and norm weights 3 M D *, mean and deviation 2 M *, rows M D and
+                    what a feed-forward saves of M F; outputs M D *
+    attention       top_k times the queries, outputs, weights and positions of queries; keys and values as without;
+                    for top_k > 1 a causal stack saves its mask with the fused kernel, too, top_k T S
+    weights         a bfloat16 copy of all experts' weights and biases
+
+Rows are taken out of the states one expert at a time: neither sorted rows nor an expert's results are saved
+(`ostinato.kernels.feedforward`, backend "segments", which is the one of a CPU).
+
+Under stick-breaking a sub-layer that mixes tokens reads, in every round but the first, the expected states of all
+tokens in place of the states themselves:
+
+    expected states N D *, where the sub-layer's own input is not those; attention: a second input of keys and values
+                    N D; pre-norm: a second norm
+
+A tensor that two operations save counts once.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from ostinato.budget.sizes import (
+    FeedForward,
+    PlannedUse,
+    expert_size,
+    feed_forward_products,
+    hidden_branches,
+    inner_width,
+    n_choices,
+)
+from ostinato.config.model import (
+    AttentionConfig,
+    BucketsConfig,
+    DenseFeedForwardConfig,
+    ExpertAttentionConfig,
+    ExpertFeedForwardConfig,
+    HypersphereRouterConfig,
+    LanguageModelConfig,
+    MlpRouterConfig,
+    ModelConfig,
+    RotaryConfig,
+    RoutedConfig,
+    SeparableConvConfig,
+    SparseLayerConfig,
+    StickBreakingConfig,
+    WindowConfig,
+)
+
+FLOAT, HALF, ID = 4, 2, 8
+"""Bytes of a float32, a bfloat16 and an int64 number."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingPass:
+    """One training pass over a batch without padding.
+
+    Args:
+        lengths: tokens of a sentence by stack. batch: sentences.
+        is_mixed: bfloat16 autocast. is_recomputed: only the states between steps are saved.
+    """
+
+    config: ModelConfig
+    lengths: dict[str, int]
+    batch: int
+    is_mixed: bool
+    is_recomputed: bool
+
+    @property
+    def width(self) -> int:
+        """Bytes of a number that a matrix product reads or writes."""
+        return HALF if self.is_mixed else FLOAT
+
+    def tokens(self, stack: str) -> int:
+        """Return the tokens of all sentences."""
+        return self.batch * self.lengths[stack]
+
+    def mask(self, stack: str) -> int:
+        """Return the places of the mask of self-attention: one for all sentences, or with prefixes one for each."""
+        length = self.lengths[stack]
+        return (self.batch if self.has_prefixes else 1) * length**2 if stack == "decoder" and length > 1 else 0
+
+    @property
+    def has_prefixes(self) -> bool:
+        """Whether sentences have a part whose tokens see each other in both directions."""
+        return isinstance(self.config, LanguageModelConfig) and self.config.mask == "prefix"
+
+    def copies_heads(self, attention: AttentionConfig) -> bool:
+        """Return True where plain matrix products copy keys and values so that the heads are outermost."""
+        return self.batch > 1 and attention.n_heads > 1
+
+    def copy_of(self, n: int) -> int:
+        """Return the bytes of autocast's copy of `n` weights."""
+        return HALF * n if self.is_mixed else 0
+
+
+def use_bytes(run: TrainingPass, planned: PlannedUse) -> Counter[str]:
+    """Return what one use saves for itself, by part; ``copies`` are autocast's copies of weights."""
+    stack, config = planned.stack, run.config
+    reads_expected = reads_expected_states(planned)
+    n_norms = 0 if planned.use.norm is None else 1
+    # Expected states have a norm of their own. A convolution needs none of the states themselves.
+    if reads_expected and planned.stack_config.norm.placement == "pre" and isinstance(planned.sub, AttentionConfig):
+        n_norms += 1
+    per_use, per_set = copied_weights(planned, config.d_model)
+    found = Counter(
+        {
+            f"{stack}.norms": n_norms * norm_bytes(run, stack),
+            f"{stack}.dropout": run.tokens(stack) * config.d_model if config.dropout else 0,
+            "copies": run.copy_of(per_use + (per_set if run.is_recomputed else 0)),
+            planned.part: _sub_layer(run, planned) + (_expected_states(run, planned) if reads_expected else 0),
+        }
+    )
+    if isinstance(planned.sub, RoutedConfig):
+        found[f"{planned.part}.router"] = _decision(run, planned.sub, run.tokens(stack))
+    return found
+
+
+def norm_bytes(run: TrainingPass, stack: str) -> int:
+    """Return what one norm of a stack's states saves."""
+    is_layer, d_model = run.config.stacks()[stack].norm.kind == "layer", run.config.d_model
+    return FLOAT * run.tokens(stack) * (d_model + 2 if is_layer else 2 * d_model + 1)
+
+
+def copied_weights(planned: PlannedUse, d_model: int) -> tuple[int, int]:
+    """Return of how many weights autocast makes a copy at every use, and of how many one copy for a whole pass.
+
+    It copies a parameter once a pass. What is a slice of one (queries of packed queries, keys and values) or made of
+    several (the experts' maps) is copied at every use. Biases of maps that are used whole are not counted.
+    """
+    is_cross = planned.use.kind == "cross_attention"
+    match planned.sub:
+        case ExpertAttentionConfig() as attention:
+            keys_values = 0 if is_cross else 2 * d_model * inner_width(attention, d_model)
+            return attention.n_experts * expert_size(attention, d_model), keys_values
+        case ExpertFeedForwardConfig() | SparseLayerConfig() as experts:
+            norms = 2 * d_model * experts.n_layers if isinstance(experts, SparseLayerConfig) else 0
+            return experts.n_experts * (expert_size(experts, d_model) - norms), 0
+        case AttentionConfig() as attention:
+            one_map = d_model * inner_width(attention, d_model)
+            if is_cross:
+                return one_map, one_map
+            # Queries are made of other states than keys and values: all three maps are slices.
+            return (3 * one_map, one_map) if reads_expected_states(planned) else (0, 4 * one_map)
+        case DenseFeedForwardConfig() as ffn:
+            return 0, feed_forward_products(ffn, d_model)
+        case SeparableConvConfig() as conv:
+            return 0, 2 * d_model * conv.d_ff
+        case other:
+            raise TypeError(f"no activations are known for {type(other).__name__}")
+
+
+def _sub_layer(run: TrainingPass, planned: PlannedUse) -> int:
+    """Return what the sub-layer itself saves at one use: its input, and what its maps and kernels need."""
+    stack, tokens = planned.stack, run.tokens(planned.stack)
+    match planned.sub:
+        case AttentionConfig() as attention:
+            return _attention(run, planned, attention)
+        case DenseFeedForwardConfig() as ffn:
+            per_unit = run.width * {"relu": 1, "gelu": 2, "geglu": 4}[ffn.activation]
+            per_unit += 1 if ffn.dropout and ffn.activation != "relu" else 0
+            return run.width * tokens * run.config.d_model + per_unit * tokens * ffn.d_ff
+        case SeparableConvConfig() as conv:
+            return _convolution(run, stack, conv)
+        case ExpertFeedForwardConfig() as ffn:
+            return _states_of_experts(run, ffn, tokens) + ffn.k * tokens * _hidden_row(run, ffn)
+        case SparseLayerConfig() as layer:
+            d_model = run.config.d_model
+            one = FLOAT * (3 * d_model + 2) + run.width * d_model + _hidden_row(run, layer)
+            return layer.k * tokens * (layer.n_layers * one + FLOAT * d_model)
+        case other:
+            raise TypeError(f"no activations are known for {type(other).__name__}")
+
+
+# Attention
+
+
+@dataclass(frozen=True, slots=True)
+class _Heads:
+    """How many numbers the tensors of one use of attention have.
+
+    Args:
+        rows: queries of one head: one for every token, and with experts for every expert it gets.
+        queries: of all heads. keys: of all heads, and as many values. weights: attention weights.
+        has_own_queries: queries are a tensor of their own, not packed with keys and values.
+        packed: the tensors of keys and values, and of queries packed with them; 0 for cross-attention, whose keys and
+            values belong to their set.
+    """
+
+    rows: int
+    queries: int
+    keys: int
+    weights: int
+    has_own_queries: bool
+    packed: int
+
+
+def _attention(run: TrainingPass, planned: PlannedUse, attention: AttentionConfig) -> int:
+    """Return what attention saves, with experts or without; the decision for experts aside."""
+    tokens, is_cross = run.tokens(planned.stack), planned.use.kind == "cross_attention"
+    seen = "encoder" if is_cross else planned.stack
+    inner, rows = inner_width(attention, run.config.d_model), n_choices(attention) * tokens
+    has_own_queries = is_cross or isinstance(attention, ExpertAttentionConfig) or reads_expected_states(planned)
+    keys = run.tokens(seen) * inner
+    heads = _Heads(
+        rows=rows,
+        queries=rows * inner,
+        keys=keys,
+        weights=rows * attention.n_heads * run.lengths[seen],
+        has_own_queries=has_own_queries,
+        packed=0 if is_cross else keys * (2 if has_own_queries else 3),
+    )
+    states = run.width * tokens * run.config.d_model
+    if isinstance(attention, ExpertAttentionConfig):
+        # Queries, and keys and values, have each a copy of the states in autocast's type.
+        kept = _states_of_experts(run, attention, tokens) + (states if run.is_mixed and not is_cross else 0)
+    else:
+        kept = states
+    positions = 0 if is_cross else _positions(run, planned, attention, heads)
+    return kept + positions + _attend(run, planned, attention, heads)
+
+
+def _attend(run: TrainingPass, planned: PlannedUse, attention: AttentionConfig, heads: _Heads) -> int:
+    """Return what softmax(q k^T) v saves, and q, k, v where they are of one use."""
+    is_cross = planned.use.kind == "cross_attention"
+    relative = None if is_cross else planned.stack_config.relative
+    copies_heads = run.copies_heads(attention)
+    if attention.dropout:  # plain products; a mask of the weights
+        if copies_heads:
+            inputs = heads.queries + 2 * heads.keys
+        else:
+            inputs = heads.packed + (heads.queries if heads.has_own_queries else 0)
+            # Turned queries and keys are saved beside what they were turned from.
+            inputs += heads.queries + heads.keys if isinstance(relative, RotaryConfig) else 0
+        return run.width * (inputs + heads.weights + heads.queries) + heads.weights
+    if isinstance(relative, WindowConfig | BucketsConfig):  # plain products in float32; a learned bias
+        values = heads.keys if run.is_mixed or copies_heads else heads.packed
+        return FLOAT * (heads.queries + heads.keys + values + heads.weights) + run.width * heads.queries
+    # The fused kernel. The order of the columns needs no mask; prefixes and several queries a token do.
+    n = n_choices(attention)
+    mask = n * run.mask(planned.stack) if not is_cross and (run.has_prefixes or n > 1) else 0
+    queries_and_output = heads.queries * (2 if heads.has_own_queries else 1)
+    return run.width * (heads.packed + queries_and_output + mask) + FLOAT * heads.rows * attention.n_heads
+
+
+def _positions(run: TrainingPass, planned: PlannedUse, attention: AttentionConfig, heads: _Heads) -> int:
+    """Return what relative positions save at one use of self-attention."""
+    stack, n, d_model = planned.stack, n_choices(attention), run.config.d_model
+    length = run.lengths[stack]
+    match planned.stack_config.relative:
+        case WindowConfig(window=window):
+            tables = run.batch if run.copies_heads(attention) else 1 if run.is_mixed else 0
+            reach = 2 * window + 1
+            scores = heads.rows * attention.n_heads * reach
+            numbers = heads.queries + scores + tables * inner_width(attention, d_model) * reach
+            return run.width * numbers + n * (ID * length**2 + run.mask(stack))
+        case BucketsConfig():
+            return n * run.mask(stack)
+        case RotaryConfig():
+            # Turned queries replace queries of their own, but are saved beside packed ones.
+            turned = heads.keys + (0 if heads.has_own_queries else heads.queries)
+            turned += heads.queries if attention.n_heads > 1 else 0
+            angles = (n + 1) * length * attention.head_width(d_model)
+            return run.width * ((0 if attention.dropout else turned) + angles)
+    return 0
+
+
+def _convolution(run: TrainingPass, stack: str, conv: SeparableConvConfig) -> int:
+    """Return what a separable convolution saves: what both convolutions and both maps read, and the relu's output."""
+    d_model, length = run.config.d_model, run.lengths[stack]
+    per_sentence = (2 * length + conv.kernel_in - 1) * d_model
+    per_sentence += (2 * length + conv.kernel_out - 1) * conv.d_ff
+    per_sentence += length * conv.d_ff
+    # Laid out anew for the kernel; one tap a channel lies as it should already, unless autocast copies it.
+    taps = sum(
+        kernel * width
+        for kernel, width in ((conv.kernel_in, d_model), (conv.kernel_out, conv.d_ff))
+        if kernel > 1 or run.is_mixed
+    )
+    dropped = run.batch * length * conv.d_ff if conv.dropout else 0
+    return run.width * (run.batch * per_sentence + taps) + dropped
+
+
+# Experts
+
+
+def _decision(run: TrainingPass, sub: RoutedConfig, tokens: int) -> int:
+    """Return what choosing experts saves: router, gate and the order of the rows."""
+    rows = sub.k * tokens
+    dispatch = 3 * ID * rows + 4 * sub.n_experts
+    if not sub.has_router:
+        return dispatch + FLOAT * tokens
+    n_scores = tokens * sub.n_experts
+    numbers = tokens * run.config.d_model + _router(run, sub, tokens) + n_scores + rows
+    if sub.gate.kind != "softmax":
+        numbers += n_scores
+    elif sub.is_renormalised:
+        numbers += rows + tokens
+    has_mask = isinstance(sub.router, MlpRouterConfig) and sub.router.dropout
+    return dispatch + ID * rows + FLOAT * numbers + (tokens * run.config.d_model if has_mask else 0)
+
+
+def _router(run: TrainingPass, sub: RoutedConfig, tokens: int) -> int:
+    """Return the numbers a router saves besides the states it reads."""
+    d_model = run.config.d_model
+    match sub.router:
+        case MlpRouterConfig(dropout=dropout):
+            return tokens * d_model * (2 if dropout else 1)
+        case HypersphereRouterConfig() as router:
+            width = sub.router_width if router.project else d_model
+            kept = tokens * sub.n_experts if router.learn_temperature else 0
+            kept += tokens * width if router.project else 0
+            return kept + ((tokens + sub.n_experts) * (width + 2) if router.normalise else 0)
+    return 0
+
+
+def _states_of_experts(run: TrainingPass, sub: RoutedConfig, tokens: int) -> int:
+    """Return the bytes of the states that experts read, where they are not those that the router saves."""
+    return run.width * tokens * run.config.d_model if run.is_mixed or not sub.has_router else 0
+
+
+def _hidden_row(run: TrainingPass, sub: FeedForward) -> int:
+    """Return the bytes of one row's hidden layer in an expert, and of its mask of dropout."""
+    return hidden_branches(sub) * sub.d_ff * run.width + (sub.d_ff if sub.dropout and sub.activation != "relu" else 0)
+
+
+# Expected states of stick-breaking
+
+
+def reads_expected_states(planned: PlannedUse) -> bool:
+    """Return True for a use that reads expected states of stick-breaking in place of the states themselves."""
+    mixes = planned.use.kind == "self_attention" or isinstance(planned.sub, SeparableConvConfig)
+    return isinstance(planned.stack_config.halting, StickBreakingConfig) and mixes and planned.round > 0
+
+
+def saves_its_states(run: TrainingPass, planned: PlannedUse | None) -> bool:
+    """Return True where a use saves the states it starts from, unchanged and in float32."""
+    if planned is None:
+        return False
+    if planned.stack_config.norm.placement == "pre":
+        # The norm saves them, unless there is none: a convolution reads expected states only.
+        return not (isinstance(planned.sub, SeparableConvConfig) and reads_expected_states(planned))
+    if isinstance(planned.sub, RoutedConfig) and planned.sub.has_router:
+        return True
+    # A convolution pads them.
+    return not run.is_mixed and not isinstance(planned.sub, SeparableConvConfig)
+
+
+def _expected_states(run: TrainingPass, planned: PlannedUse) -> int:
+    """Return what a use that reads expected states saves besides, a second norm aside."""
+    states = run.tokens(planned.stack) * run.config.d_model
+    kept = 0 if saves_its_states(run, planned) else FLOAT * states
+    # Under autocast experts have a copy of the states for keys and values in any case.
+    has_copy = run.is_mixed and isinstance(planned.sub, ExpertAttentionConfig)
+    return kept + (run.width * states if isinstance(planned.sub, AttentionConfig) and not has_copy else 0)

@@ -1,0 +1,103 @@
+"""Runs that version 0.1.0 trained before its restructuring load, and give what they gave: see make.py."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from observed import numbers, observe, unpack
+from safetensors.torch import load_file
+
+from ostinato import load
+from ostinato.experiments.results import read_rows
+from ostinato.tasks.recipes import load_recipe
+from ostinato.training import train
+
+HERE = Path(__file__).parent
+RUNS = sorted(folder.name for folder in (HERE / "trained").iterdir())
+INTERRUPTED = "sparse"
+CLOSE = 1e-6
+TRAINED_CLOSE = 1e-4
+"""Updates add up what rounding differs by from machine to machine; see golden_losses.json."""
+
+
+@pytest.fixture
+def run(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """Return a copy of an old run, whose texts are found from any folder."""
+    copy = Path(shutil.copytree(HERE / "trained" / request.param, tmp_path / request.param))
+    recipe = copy / "recipe.yaml"
+    recipe.write_text(recipe.read_text(encoding="utf-8").replace(": texts/", f": {HERE}/texts/"), encoding="utf-8")
+    return copy
+
+
+def expected_of(run: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((HERE / "expected" / f"{run.name}.json").read_text(encoding="utf-8"))
+    return found
+
+
+def assert_close(found: Any, expected: Any, path: str = "", close: float = CLOSE) -> None:
+    """Compare nested results: numbers nearly, all else exactly."""
+    if isinstance(expected, dict):
+        assert set(found) == set(expected), path
+        for key, value in expected.items():
+            assert_close(found[key], value, f"{path}.{key}", close)
+    elif isinstance(expected, list):
+        assert len(found) == len(expected), path
+        for place, value in enumerate(expected):
+            assert_close(found[place], value, f"{path}[{place}]", close)
+    elif isinstance(expected, float):
+        assert found == pytest.approx(expected, rel=close, abs=close), path
+    else:
+        assert found == expected, path
+
+
+def plain(value: Any) -> Any:
+    """Return what JSON makes of a value: keys are texts, tuples are lists."""
+    return json.loads(json.dumps(value))
+
+
+@pytest.mark.parametrize("run", RUNS, indirect=True)
+def test_an_old_run_gives_the_logits_the_outputs_and_the_scores_that_it_gave(run: Path) -> None:
+    expected, tensors = expected_of(run), load_file(HERE / "expected" / f"{run.name}.safetensors")
+    found = observe(load(run, device="cpu"), unpack(tensors), expected["inputs"])
+    torch.testing.assert_close(found.logits, tensors["logits"], rtol=CLOSE, atol=CLOSE)
+    told = plain(found.as_dict())
+    assert_close(told, {name: expected[name] for name in told})
+
+
+@pytest.mark.parametrize("run", [name for name in RUNS if name != INTERRUPTED], indirect=True)
+def test_an_old_training_state_is_taken_up_and_its_best_checkpoint_scores_as_it_did(run: Path) -> None:
+    stored = json.loads((run / "results.json").read_text(encoding="utf-8"))
+    assert train(load_recipe(run), run, resume=True) == stored
+    (run / "results.json").unlink()  # as if the run had been interrupted between its last update and its scores
+    resumed = train(load_recipe(run), run, resume=True)
+    scores, expected = plain(numbers(resumed["splits"]["test"])), expected_of(run)["scores"]
+    assert_close(scores, {name: expected[name] for name in expected if name != "halting_threshold_from"})
+    assert (resumed["best_update"], resumed["n_updates"]) == (stored["best_update"], stored["n_updates"])
+
+
+@pytest.mark.parametrize("run", [INTERRUPTED], indirect=True)
+def test_an_old_interrupted_run_goes_on_as_it_would_have(run: Path) -> None:
+    expected = expected_of(run)["resumed"]
+    results = train(load_recipe(run), run, resume=True)
+    assert_close(read_rows(run / "metrics.jsonl"), expected["records"], close=TRAINED_CLOSE)
+    assert_close(plain(numbers(results["splits"])), expected["splits"], close=TRAINED_CLOSE)
+
+
+@pytest.mark.parametrize("run", [INTERRUPTED], indirect=True)
+def test_a_threshold_that_was_chosen_for_an_old_run_is_used(run: Path) -> None:
+    loaded = load(run, device="cpu")
+    assert loaded.halting_threshold_from == "tuned"
+    assert loaded.model.halting_thresholds() == pytest.approx({"encoder": 0.8, "decoder": 0.8})
+    trained = load(run, device="cpu", halting_threshold="trained")
+    assert trained.model.halting_thresholds() == pytest.approx({"encoder": 0.9, "decoder": 0.9})
+
+
+@pytest.mark.parametrize("run", ["dense", "classification"], indirect=True)
+def test_other_checkpoints_of_an_old_run_load(run: Path) -> None:
+    for checkpoint in ("best", "last", "last:1"):
+        assert load(run, checkpoint=checkpoint, device="cpu").model.n_parameters() > 0
