@@ -17,7 +17,7 @@ from ostinato.kernels import BackendChoice
 from ostinato.models.parts import build_sub_layer
 from ostinato.nn.attention import Attention, Visibility
 from ostinato.nn.experts import ExpertAttention
-from ostinato.nn.relative import Window
+from ostinato.nn.relative import RelativeWindow
 
 _ALL = Visibility()
 
@@ -101,12 +101,15 @@ class SelfAttention(nn.Module):
 
     Args:
         attention: our projections, dense or of experts. length: of every sentence.
+        backend: of the experts' products.
     """
 
-    def __init__(self, attention: Attention | ExpertAttention, window: int | None, length: int) -> None:
+    def __init__(
+        self, attention: Attention | ExpertAttention, window: int | None, length: int, backend: BackendChoice = "auto"
+    ) -> None:
         super().__init__()
-        self.attention = attention
-        self.relation = None if window is None else Window(attention.n_heads, attention.d_head, window)
+        self.attention, self.backend = attention, backend
+        self.relation = None if window is None else RelativeWindow(attention.n_heads, attention.d_head, window)
         places_T = torch.arange(length)
         distance_1TT = (places_T - places_T[:, None])[None]
         self.register_buffer("distance_1QT", distance_1TT.repeat_interleave(attention.n_choices, dim=1))
@@ -114,14 +117,15 @@ class SelfAttention(nn.Module):
     def forward(self, x_BTD: Tensor) -> Tensor:
         """Return what is added to the states."""
         x_ND = x_BTD.flatten(0, 1)
-        decision = self.attention.route(x_ND)
+        has_experts = isinstance(self.attention, ExpertAttention)
+        decision = self.attention.route(x_ND, backend=self.backend) if has_experts else None
         q_NI, kv_NI = self.attention.queries_keys_values(x_ND, decision)
         q = self.attention.query_heads(q_NI.view(*x_BTD.shape[:2], -1))
         k, v = self.attention.key_value_heads(kv_NI.view(*x_BTD.shape[:2], -1))
         bias = None
         if self.relation is not None:
             bias = self.relation.bias(q, self.distance_1QT, self.attention.scale, False)
-        read_BTI = self.attention.join_heads(self.attention.mix(q, k, v, _ALL, bias))
+        read_BTI = self.attention.attend(q, k, v, _ALL, bias)
         return self.attention.output(read_BTI.flatten(0, 1), decision).view_as(x_BTD)
 
 
@@ -140,7 +144,7 @@ class LoopAttention(nn.Module):
         self.queries = nn.ModuleList(nn.Linear(cell.d_model, inner, bias=False) for _ in range(cell.n_experts))
         self.outs = nn.ModuleList(nn.Linear(inner, cell.d_model, bias=False) for _ in range(cell.n_experts))
         self.kv = nn.Linear(cell.d_model, 2 * inner, bias=False)
-        self.relation = None if cell.window is None else Window(cell.n_heads, cell.d_head, cell.window)
+        self.relation = None if cell.window is None else RelativeWindow(cell.n_heads, cell.d_head, cell.window)
         places_T = torch.arange(cell.length)
         self.register_buffer("distance_1TT", (places_T - places_T[:, None])[None])
 
@@ -184,10 +188,9 @@ def our_attention(work: AttentionWork, backend: BackendChoice = "auto") -> SelfA
     cell = work.cell
     settings = ExpertAttentionConfig(n_experts=cell.n_experts, top_k=cell.k, n_heads=cell.n_heads, d_head=cell.d_head)
     attention = build_sub_layer(settings, cell.d_model, "xavier", n_steps=1, eps=1e-5)
-    attention.backend = backend
     with torch.no_grad():
         attention.router.experts_ED.copy_(work.router_ED)
-    return SelfAttention(attention, cell.window, cell.length).to(work.x_BTD.device)
+    return SelfAttention(attention, cell.window, cell.length, backend).to(work.x_BTD.device)
 
 
 def torch_attention(work: AttentionWork) -> Contestant | Absent:

@@ -27,6 +27,7 @@ from forced_depth import ForcedDepths, depths
 from layer_parts import parts
 from layer_study import Row, numbered, read_runs, run_cells
 from layers import Absent, Contestant
+from torch import Tensor
 
 from ostinato.budget import count_macs
 from ostinato.config.model import Seq2SeqConfig
@@ -156,18 +157,23 @@ def _spread(bench: Bench) -> None:
 def _ours(cell: Cell, bench: Bench, name: str) -> Contestant:
     calls = {phase: bench.call(workload) for phase, workload in cell.workloads.items()}
     if name == HALF:
-        calls = {phase: _halting(bench, cell, workload) for phase, workload in cell.workloads.items()}
+        # One rule for all phases: compiled steps keep the rule they were prepared with.
+        rule = bench.model.stacks["decoder"].halting = ForcedDepths(_half(cell, next(iter(cell.workloads.values()))))
+        calls = {phase: _halting(call, rule, _half(cell, cell.workloads[phase])) for phase, call in calls.items()}
     return Contestant(name, "ours", calls)
 
 
-def _halting(bench: Bench, cell: Cell, workload: Workload) -> Callable[[], object]:
-    """Return the search with every second token of the decoder stopping at half depth."""
-    call, stack = bench.call(workload), bench.model.stacks["decoder"]
+def _half(cell: Cell, workload: Workload) -> Tensor:
+    """Return depths of which every second is half the decoder's, `[sentences x beam, length]`."""
     rows = workload.batch_size * workload.beam
-    rounds = depths("half", (rows, workload.target_length), cell.sizes.n_steps)
+    return depths("half", (rows, workload.target_length), cell.sizes.n_steps)
+
+
+def _halting(call: Callable[[], object], rule: ForcedDepths, depths_BT: Tensor) -> Callable[[], object]:
+    """Return a search whose tokens stop at these depths."""
 
     def halting() -> object:
-        stack.halting = ForcedDepths(rounds)
+        rule.prescribe(depths_BT)
         return call()
 
     return halting

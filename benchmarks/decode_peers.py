@@ -215,11 +215,11 @@ def _specification(model: Seq2Seq, tokens: list[str]) -> Any:
         for layer, step in zip(part.layer, model.stacks[side].plan.steps, strict=True):
             for use in step.uses:
                 if use.kind == "ffn":
-                    ffn, own = banks.feed_forward(use.weights), layer.ffn
+                    ffn, own = banks.ffn[use.weights], layer.ffn
                     _linear(own.linear_0, ffn.up)
                     _linear(own.linear_1, ffn.down)
                 else:
-                    attention = banks.attention(use.kind, use.weights)
+                    attention = getattr(banks, use.kind)[use.weights]
                     own = layer.self_attention if use.kind == "self_attention" else layer.attention
                     cuts = (0, None) if use.kind == "self_attention" else (0, attention.inner, None)
                     for linear, start, end in zip(own.linear[:-1], cuts[:-1], cuts[1:], strict=True):

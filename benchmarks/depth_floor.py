@@ -7,30 +7,28 @@ time counts.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
-from ostinato.nn.chains import Chains, chains_of
-from ostinato.nn.passes import Here, Pass
+from forced_depth import ForcedDepths
 from torch import Tensor
 
-from ostinato.nn.attention import Attention, Visibility
-from ostinato.nn.cache import Cache, KeyValues
+from ostinato.kernels import MOST_ROWS
+from ostinato.nn.cache import KeyValues
 from ostinato.nn.compiled import KeyValuesInPlace
-from ostinato.nn.halting import WHOLE
+from ostinato.nn.context import Pass, Round
 from ostinato.nn.rows import Rows
-from ostinato.nn.stack import Stack
+from ostinato.nn.self_attention import SelfAttention
+from ostinato.nn.stack import Program, Stack
+from ostinato.nn.sub_layer import SubLayer
 from ostinato.nn.types import StackOutput
-from ostinato.plan import Step, Use
-
-Look = Callable[[Step, Attention, Tensor, int], tuple[Tensor, Tensor, Visibility]]
-"""From a round's keys and values and its number of rows to all that there are to see, by head, and which of them."""
-Memory = Callable[[Use, Attention], Tensor]
 
 
-class DepthFloor:
-    """Stands in for a stack that runs one dense layer every round, without relative positions, dropout and padding.
+class DepthFloor(Stack):
+    """A stack with another depth loop: it runs one dense layer every round, without relative positions, dropout and
+    padding.
 
     Args:
         stack: whose plan and weights are run.
@@ -40,152 +38,106 @@ class DepthFloor:
     def __init__(self, stack: Stack, depths_BT: Tensor) -> None:
         if not stack.plan.is_fully_shared or any(len(steps) > 1 for _, steps in stack.plan.rounds()):
             raise ValueError("the floor is that of a stack which runs the same weights once every round")
-        self._stack, self._column = stack, 0
+        self.__dict__.update(stack.__dict__)
+        self.halting = ForcedDepths(depths_BT)  # where tokens halt, compiled steps run round by round
+        self._column = 0
         runs_RBT = depths_BT > torch.arange(stack.plan.n_rounds)[:, None, None]
         # Columns of a sentence in a round: those of the mean sentence. Rows of one step of decoding: as many as run.
         self._columns_R: list[int] = [-(-int(n) // depths_BT.shape[0]) for n in runs_RBT.sum((1, 2))]
         self._rows_TR: list[list[int]] = runs_RBT.sum(1).t().tolist()
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stack, name)
+    def _loop(self, states_BTD: Tensor, run: Pass, program: Program) -> StackOutput:
+        """Run the first columns of whole sentences, and of the one new column of a cached pass the first sentences."""
+        own, is_compiled = self.program(None, run.execution).rounds, not isinstance(program.rounds[0][0][0], SubLayer)
+        dim, sizes_R = (1, self._columns_R) if run.cache is None else (0, self._rows_of_column())
+        run_step = _run_compiled if is_compiled else _run_sliced
+        for sub_layer in own[0][0]:
+            sub_layer.prepare(run)
+        signal = self.signal.prepare(run.positions, n_sentences=states_BTD.shape[0], training=False)
+        start = self.signal.at_start(signal)
+        states = states_BTD if start is None else states_BTD + start
+        # Of tokens that have halted: states, and keys and values. Those that halted last stand first.
+        halted: list[Tensor] = []
+        halted_kv: Tensor | None = None
+        for index, ((step,), n) in enumerate(zip(program.rounds, sizes_R, strict=True)):
+            if n < states.shape[dim]:
+                states, new = states.tensor_split((n,), dim)
+                halted.insert(0, new)
+                attention = own[index][0][0]
+                assert isinstance(attention, SelfAttention), "a step begins with self-attention"
+                new_kv = attention.keys_values(new.flatten(0, 1)).view(*new.shape[:2], -1)
+                halted_kv = new_kv if halted_kv is None else torch.cat([new_kv, halted_kv], dim)
+            if n and (tick := self.signal.at_round(signal, index)) is not None:
+                states = states + tick[:, : states.shape[1]]
+            # Later tokens of a cached pass may go deeper, and look at these.
+            if n or run.cache is not None:
+                states = run_step(states, step, run, index, halted_kv)
+        states = torch.cat([states, *halted], dim)
+        return StackOutput(states if self.final_norm is None else self.final_norm(states))
 
-    def __call__(
-        self, embedded_BTD: Tensor, *, memory_BSD: Tensor | None = None, positions_BT: Tensor | None = None, **_: Any
-    ) -> StackOutput:
-        """Run whole sentences."""
-        T = embedded_BTD.shape[1]
-        seen: list[Tensor] = []
-
-        def look(step: Step, attention: Attention, kv: Tensor, n: int) -> tuple[Tensor, Tensor, Visibility]:
-            seen[:] = [torch.cat([kv, seen[0][:, kv.shape[1] :]], 1) if kv.shape[1] < T else kv]
-            return *attention.key_value_heads(seen[0]), Visibility(self._stack.is_causal)
-
-        positions = torch.arange(T)[None] if positions_BT is None else positions_BT
-        return self._rounds(embedded_BTD, 1, self._columns_R, positions, look, _projected(memory_BSD, {}))
-
-    def step(self, embedded_B1D: Tensor, cache: Cache) -> StackOutput:
-        """Run one new column after the cached ones, by compiled kernels where the stack itself would."""
-        B = embedded_B1D.shape[0]
+    def _rows_of_column(self) -> list[int]:
+        """Return the sentences that take part in every round of the next column."""
         rows_R = self._rows_TR[self._column]
         self._column = (self._column + 1) % len(self._rows_TR)
-        chains = chains_of(embedded_B1D, self._stack.banks, self._stack, is_pre_norm=self._stack.is_pre_norm)
-        if chains is not None:
-            return self._by_chains(chains, embedded_B1D, cache, rows_R)
-        seen: list[Tensor] = []
+        return rows_R
 
-        def look(step: Step, attention: Attention, kv: Tensor, n: int) -> tuple[Tensor, Tensor, Visibility]:
-            seen[:] = [torch.cat([kv, seen[0][kv.shape[0] :]]) if kv.shape[0] < B else kv]
-            # Later tokens may be deeper, and look at this column of all sentences.
-            k, v = cache.self_kv.setdefault(step.index, KeyValues()).append(attention.key_value_heads(seen[0]))
-            return k, v, Visibility()
 
-        memory = _projected(cache.memory_BSD, cache.cross_kv)
-        output = self._rounds(embedded_B1D, 0, rows_R, torch.tensor([[cache.length]]), look, memory)
-        cache.length += 1
-        return output
+class _SlicedSelfAttention(SelfAttention):
+    """Self-attention of the first columns or sentences, to themselves and to the others as they were when they halted.
 
-    def _by_chains(self, chains: Chains, embedded_B1D: Tensor, cache: Cache, rows_R: list[int]) -> StackOutput:
-        """Run one new column by kernels: in every round a chain of the first rows, and one copy of others' keys."""
-        stack, B, states_ND = self._stack, embedded_B1D.shape[0], embedded_B1D.flatten(0, 1)
-        positions = torch.tensor([[cache.length]])
-        signal = stack.signal.prepare(positions, n_sentences=B, training=False)
-        states_ND = states_ND if (start := stack.signal.at_start(signal)) is None else states_ND + start.flatten(0, 1)
-        run = Pass(
-            Visibility(), positions, positions, memory_BSD=cache.memory_BSD, cache=cache, cross_kv=cache.cross_kv
-        )
-        run.chains = chains
-        halted: list[Tensor] = []
-        kv_LJ = None
-        for (index, (step,)), n in zip(stack.plan.rounds(), rows_R, strict=True):
-            use = next(use for use in step.uses if use.kind == "self_attention")
-            attention = stack.banks.attention(use.kind, use.weights)
-            if n < len(states_ND):
-                states_ND, gone_LD = states_ND.tensor_split((n,))
-                halted.append(gone_LD)
-                made_LJ = attention.keys_values(stack.banks.norm[use.norm](gone_LD) if stack.is_pre_norm else gone_LD)
-                kv_LJ = made_LJ if kv_LJ is None else torch.cat([made_LJ, kv_LJ])
-            here = Here(index, WHOLE, Rows(B, 1, torch.arange(n), n_queries=1), None, positions, run.visibility)
-            if n:
-                tick = stack.signal.at_round(signal, index)
-                memory = _projected(cache.memory_BSD, cache.cross_kv)
-                for other in step.uses:
-                    if other.kind == "cross_attention":
-                        memory(other, stack.banks.attention(other.kind, other.weights))
-                entered_ND = states_ND if tick is None else states_ND + tick[0]
-                left_ND = chains.run(entered_ND, [(step, other) for other in step.uses], run, here)
-                if left_ND is None:
-                    raise ValueError("kernels do not run these sub-layers, or not as many rows")
-                states_ND = left_ND
-            else:
-                chains.cached(step, use, run)
-                chains.next_keys(step, run, here)
-            if kv_LJ is not None:
-                kv = cache.self_kv[step.index]
-                assert isinstance(kv, KeyValuesInPlace)
-                kv.newest()[:, n:] = kv_LJ.view(-1, 2, attention.n_heads, attention.d_head).transpose(0, 1)
-        output = torch.cat([states_ND, *reversed(halted)]).unsqueeze(1)
-        name = stack.final_norm
-        return StackOutput(output if name is None else stack.banks.norm[name](output), None, None, (), {})
+    Args:
+        halted_kv: keys and values of the others.
+    """
 
-    def _rounds(
-        self, states: Tensor, dim: int, sizes_R: list[int], positions: Tensor, look: Look, memory: Memory
-    ) -> StackOutput:
-        """Run as many columns (dim 1) or sentences (dim 0) a round as `sizes_R` says."""
-        signal = self._stack.signal.prepare(positions, n_sentences=states.shape[0], training=False)
-        if (start := self._stack.signal.at_start(signal)) is not None:
-            states = states + start
-        halted: list[Tensor] = []
-        for (index, (step,)), n in zip(self._stack.plan.rounds(), sizes_R, strict=True):
-            gone = None
-            if n < states.shape[dim]:
-                states, gone = states.tensor_split((n,), dim)
-                halted.append(gone)
-            if n and (tick := self._stack.signal.at_round(signal, index)) is not None:
-                states = states + tick[:, : states.shape[1]]
-            for use in step.uses:
-                if n or use.kind == "self_attention":
-                    states = self._use(states, gone, dim, step, use, look, memory)
-        output = torch.cat([states, *reversed(halted)], dim)
-        name = self._stack.final_norm
-        return StackOutput(output if name is None else self._stack.banks.norm[name](output), None, None, (), {})
+    def __init__(self, attention: SelfAttention, halted_kv: Tensor | None) -> None:
+        self.__dict__.update(attention.__dict__)
+        self._halted_kv = halted_kv
 
-    def _use(
-        self, states: Tensor, gone: Tensor | None, dim: int, step: Step, use: Use, look: Look, memory: Memory
-    ) -> Tensor:
-        norm = self._stack.banks.norm[use.norm]
-        before = norm if self._stack.is_pre_norm else _as_it_is
-        inner = before(states)
-        if use.kind == "ffn":
-            output = self._stack.banks.feed_forward(use.weights)(inner, None)
+    def remember(self, kv_MJ: Tensor, run: Pass, here: Round) -> Tensor:
+        """Return keys and values that the rows look at; add those of all sentences to the cache."""
+        n = here.rows.n_sentences
+        kv = kv_MJ.view(n, here.rows.n_columns, kv_MJ.shape[1])
+        if self._halted_kv is not None:
+            kv = torch.cat([kv, self._halted_kv], 1 if run.cache is None else 0)
+        kv_2BHTK: Tensor = self.module.key_value_heads(kv)
+        if run.cache is None:
+            return kv_2BHTK
+        return run.cache.self_kv.setdefault(self.step, KeyValues()).append(kv_2BHTK)[:, :n]
+
+
+def _run_sliced(states: Tensor, step: Sequence[Any], run: Pass, index: int, halted_kv: Tensor | None) -> Tensor:
+    """Run a step on slices, `[B, n, D]` or `[n, 1, D]`."""
+    n, n_columns, _ = states.shape
+    here = Round(index, Rows.all(n, n_columns), None, None, run.positions, run.visibility)
+    if run.cache is not None:
+        run = replace(run, cross_kv={name: kv_2BHSK[:, :n] for name, kv_2BHSK in run.cross_kv.items()})
+    states_ND = states.flatten(0, 1)
+    for sub_layer in step:
+        if isinstance(sub_layer, SelfAttention):
+            sub_layer = _SlicedSelfAttention(sub_layer, halted_kv)
+        if n:
+            states_ND = sub_layer(states_ND, run, here)
         else:
-            attention, (B, A, _) = self._stack.banks.attention(use.kind, use.weights), inner.shape
-            rows = inner.flatten(0, 1)
-            if use.kind == "self_attention":
-                q, kv = attention.queries_keys_values(rows)
-                kv = kv.view(B, A, 2 * attention.inner)
-                if gone is not None:  # they are seen as they stopped from now on
-                    kv = torch.cat([kv, attention.keys_values(before(gone))], dim)
-                k, v, visibility = look(step, attention, kv, B)
-                if not states.numel():
-                    return states
-            else:
-                (k, v), q, visibility = memory(use, attention), attention.queries(rows), Visibility()
-            heads = attention.query_heads(q.view(B, A, attention.inner))
-            mixed = attention.mix(heads, k[:B], v[:B], visibility)
-            output = attention.output(attention.join_heads(mixed).flatten(0, 1)).view_as(inner)
-        return states + output if self._stack.is_pre_norm else norm(states + output)
+            sub_layer.fill_cache(states_ND, run, here)
+    return states_ND.view_as(states)
 
 
-def _as_it_is(states: Tensor) -> Tensor:
-    return states
-
-
-def _projected(memory_BSD: Tensor | None, known: dict[str, Tensor]) -> Memory:
-    """Return a function that projects the memory once per parameter set."""
-
-    def memory(use: Use, attention: Attention) -> Tensor:
-        if use.weights not in known:
-            known[use.weights] = attention.key_value_heads(attention.keys_values(memory_BSD)).contiguous()
-        return known[use.weights]
-
-    return memory
+def _run_compiled(states: Tensor, step: Sequence[Any], run: Pass, index: int, halted_kv: Tensor | None) -> Tensor:
+    """Run a step of a cached pass as a call of kernels on the first sentences, `[n, 1, D]`; copy the others' keys."""
+    n, B = len(states), len(states) + (0 if halted_kv is None else len(halted_kv))
+    if B > MOST_ROWS:
+        raise ValueError(f"kernels run at most {MOST_ROWS} rows in one call, not {B}")
+    assert run.cache is not None
+    here = Round(index, Rows(B, 1, torch.arange(n), n_queries=1), None, None, run.positions, run.visibility)
+    states_ND = states.flatten(0, 1)
+    for call in step:
+        if n:
+            states_ND = call(states_ND, run, here)
+        else:
+            call.fill_cache(states_ND, run, here)
+    if halted_kv is not None:
+        kv = run.cache.self_kv[index]
+        assert isinstance(kv, KeyValuesInPlace)
+        newest_2BHK = kv.newest()
+        newest_2BHK[:, n:] = halted_kv.view(-1, 2, *newest_2BHK.shape[2:]).transpose(0, 1)
+    return states_ND.view_as(states)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ostinato.nn.halting import HaltingPass, Round, unchanged, where_active
+from ostinato.nn.halting import HaltingPass, Visible, where_active
 from ostinato.nn.rows import Rows
 
 Pattern = Literal["half", "uniform", "early", "none", "trace"]
@@ -97,15 +97,27 @@ class ForcedDepths:
     """A halting rule that lets every token run as many rounds as it is told, and leaves it as it then stands.
 
     Args:
-        depths_BT: rounds of every token. Passes over fewer columns (the steps of decoding) take them one after the
-            other and begin anew after the last.
+        depths_BT: see `prescribe`.
     """
 
     threshold = math.inf
     freezes = True
 
     def __init__(self, depths_BT: Tensor) -> None:
+        self.prescribe(depths_BT)
+
+    def prescribe(self, depths_BT: Tensor) -> None:
+        """Set the rounds of every token of the passes that follow.
+
+        Passes over fewer columns (the steps of decoding) take them one after the other and begin anew after the last.
+        Compiled steps keep the rule they were prepared with: to change the depths of a model that decodes within one
+        `packing()`, prescribe others to the same rule.
+        """
         self._depths_BT, self._column = depths_BT, 0
+
+    def at(self, threshold: float) -> ForcedDepths:
+        """Return this rule: it has no threshold."""
+        return self
 
     def start(self, states_ND: Tensor, rows: Rows, keep_N: Tensor | None, n_rounds: int) -> ForcedPass:
         """Begin a pass."""
@@ -129,19 +141,16 @@ class ForcedPass(HaltingPass):
         self._set_active(None if n == len(self._known) else self._depths_N > index, n)
         return self.active_N
 
-    def before(self, index: int, states_ND: Tensor) -> Round:
+    def enter(self, index: int, states_ND: Tensor, entered_ND: Tensor) -> tuple[Tensor | None, Visible]:
         """Halted tokens show the state that left their last round."""
         active_N = self.active_N
         if active_N is None:
-            return Round(None, unchanged)
-        return Round(active_N.to(states_ND.dtype), lambda later_ND: where_active(active_N, later_ND, states_ND))
+            return None, None
+        return active_N.to(states_ND.dtype), lambda later_ND: where_active(active_N, later_ND, states_ND)
 
-    def after(self, index: int, entered_ND: Tensor, left_ND: Tensor) -> Tensor:
+    def leave(self, index: int, states_ND: Tensor, left_ND: Tensor) -> Tensor:
         """Halted tokens stay as they were."""
-        return where_active(self.active_N, left_ND, entered_ND)
-
-    def trace(self) -> None:
-        """What every token does was known before."""
+        return where_active(self.active_N, left_ND, states_ND)
 
     def aux_loss(self) -> None:
         """Depth costs nothing."""

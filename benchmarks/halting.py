@@ -34,6 +34,7 @@ from ostinato.experiments.results import read_rows
 from ostinato.experiments.timing.workloads import Bench, Candidate, Endless, Workload, random_batch
 from ostinato.models import Seq2Seq
 from ostinato.nn.cache import Cache
+from ostinato.nn.execution import Compaction
 from ostinato.nn.feedforward import FeedForward
 from ostinato.nn.halting import NoHalting
 from ostinato.nn.stack import Stack
@@ -131,7 +132,8 @@ class Encoded(Endless):
 
     def encode(self, batch: Batch, *, n_steps: int | None = None) -> Cache:
         """Return a cache that knows them."""
-        return Cache(memory_BSD=self._memory_BSD, n_steps=n_steps, device=self._memory_BSD.device)
+        execution = self.model.current_execution
+        return Cache(memory_BSD=self._memory_BSD, n_steps=n_steps, execution=execution, device=self._memory_BSD.device)
 
 
 def works(bench: Bench, cell: Cell, wanted: Sequence[str]) -> dict[str, Callable[[], object]]:
@@ -170,21 +172,24 @@ def forced(cell: Cell, trace: Trace, stack: str, n: int) -> Tensor:
 def contestants(wanted: Sequence[str], trace: Trace, cell: Cell, device: torch.device) -> Iterator[Contestant]:
     """Yield all that meet in a cell; but for the gates they share one model."""
     bench = Bench(candidate(cell), device)
-    own = dict(bench.model.stacks)
+    model, own = bench.model, dict(bench.model.stacks)
     timed = works(bench, cell, wanted)
 
-    def call(phase: str, prepare: Callable[[Stack, Tensor], object]) -> Callable[[], object]:
+    def call(
+        phase: str, prepare: Callable[[Stack, Tensor], Stack], compaction: Compaction = "auto"
+    ) -> Callable[[], object]:
         rounds = {name: forced(cell, trace, name, cell.phases[phase]) for name in STACKS}
 
         def run() -> object:
-            bench.model.stacks.update({name: prepare(own[name], rounds[name]) for name in STACKS})
-            return timed[phase]()
+            model.stacks.update({name: prepare(own[name], rounds[name]) for name in STACKS})
+            with model.execution(compaction=compaction):
+                return timed[phase]()
 
         return run
 
     yield Contestant(FULL, "reference", {phase: call(phase, _plain) for phase in timed})
     for name, mode in MODES.items():
-        yield Contestant(name, "ours", {phase: call(phase, partial(_forced, mode)) for phase in timed})
+        yield Contestant(name, "ours", {phase: call(phase, _forced, mode) for phase in timed})
     yield Contestant(FLOOR, "limit", {phase: call(phase, DepthFloor) for phase in timed})
     for gate, name in GATES.items() if cell.pattern == "none" else ():
         yield Contestant(name, "ours", works(Bench(candidate(cell, gate), device), cell, wanted))
@@ -195,8 +200,8 @@ def _plain(stack: Stack, depths_BT: Tensor) -> Stack:
     return stack
 
 
-def _forced(mode: Any, stack: Stack, depths_BT: Tensor) -> Stack:
-    stack.halting, stack.compaction = ForcedDepths(depths_BT), mode
+def _forced(stack: Stack, depths_BT: Tensor) -> Stack:
+    stack.halting = ForcedDepths(depths_BT)
     return stack
 
 

@@ -16,10 +16,9 @@ from torch import Tensor, nn
 
 from ostinato.config.experts import ExpertFeedForwardConfig
 from ostinato.config.sub_layers import DenseFeedForwardConfig
-from ostinato.kernels import BackendChoice, memory
+from ostinato.kernels import Activation, BackendChoice, memory
 from ostinato.models.parts import build_sub_layer
 from ostinato.nn.experts import ExpertFeedForward
-from ostinato.nn.feedforward import Activation
 
 _LENGTH = 128
 
@@ -107,14 +106,13 @@ def ours(work: Work, backend: BackendChoice = "auto", activation: Activation = "
     """Our mixture: router, sorting, gathering and combining included."""
     cell = work.cell
     module = our_module(work, activation)
-    module.backend = backend
     name = " ".join(
         ["ours", *([] if activation == "relu" else [activation]), *([] if backend == "auto" else [backend])]
     )
 
     def run(x_BTD: Tensor) -> Tensor:
         x_ND = x_BTD.flatten(0, 1)
-        return module(x_ND, module.route(x_ND)).view_as(x_BTD)
+        return module(x_ND, module.route(x_ND, backend=backend)).view_as(x_BTD)
 
     return layer(name, "ours", module, work.x_BTD, run=run, note=str(cell.d_ff))
 

@@ -12,6 +12,8 @@ import torch
 
 from ostinato.experiments.timing.workloads import Bench
 from ostinato.kernels import packing
+from ostinato.nn.compiled import compiled_step
+from ostinato.nn.execution import Compaction, Execution
 
 Script = Callable[[str], ModuleType]
 CPU = torch.device("cpu")
@@ -130,11 +132,13 @@ def test_gathering_computes_the_rounds_that_are_needed_and_masking_all(
     assert row["needed"] < row["full"]
 
 
-def whole_pass(bench: Bench, stack: Any, name: str, inputs: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+def whole_pass(
+    bench: Bench, stack: Any, name: str, inputs: dict[str, torch.Tensor], mode: Compaction = "auto"
+) -> list[torch.Tensor]:
     """Outputs of a stack over whole sentences, and the gradients of inputs and parameters."""
     leaves = {key: x.clone().requires_grad_() for key, x in inputs.items()}
     memory = leaves["memory"] if name == "decoder" else None
-    output = stack(leaves["states"], memory_BSD=memory).states_BTD
+    output = stack(leaves["states"], memory_BSD=memory, execution=Execution(compaction=mode)).states_BTD
     wanted = [leaves["states"], *([] if memory is None else [memory]), *bench.model.banks.parameters()]
     return [output, *torch.autograd.grad(output.square().sum(), wanted, allow_unused=True, materialize_grads=True)]
 
@@ -142,7 +146,7 @@ def whole_pass(bench: Bench, stack: Any, name: str, inputs: dict[str, torch.Tens
 @pytest.mark.parametrize("name", ["encoder", "decoder"])
 @pytest.mark.parametrize("mode", ["always", "never"])
 def test_the_floor_computes_what_the_stack_does_of_tokens_in_the_order_of_their_depths(
-    script: Script, name: str, mode: str
+    script: Script, name: str, mode: Compaction
 ) -> None:
     study, cell = script("halting"), small(script, "uniform")
     bench = Bench(study.candidate(cell), CPU)
@@ -150,8 +154,8 @@ def test_the_floor_computes_what_the_stack_does_of_tokens_in_the_order_of_their_
     generator = torch.Generator().manual_seed(2)
     inputs = {key: torch.randn(3, 8, cell.d_model, generator=generator) for key in ("states", "memory")}
     depths = torch.tensor([4, 4, 3, 3, 2, 2, 1, 1]).expand(3, 8)
-    stack.halting, stack.compaction = script("forced_depth").ForcedDepths(depths), mode
-    expected = whole_pass(bench, stack, name, inputs)
+    stack.halting = script("forced_depth").ForcedDepths(depths)
+    expected = whole_pass(bench, stack, name, inputs, mode)
     found = whole_pass(bench, script("depth_floor").DepthFloor(stack, depths), name, inputs)
     for mine, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
@@ -171,11 +175,11 @@ def test_decoding_at_the_floor_gives_what_the_stack_gives_of_sentences_in_the_or
     states = torch.randn(4, 3, 1, cell.d_model, generator=torch.Generator().manual_seed(3))
     memory = torch.randn(3, 5, cell.d_model, generator=torch.Generator().manual_seed(4))
     outputs = []
+    stack.halting = script("forced_depth").ForcedDepths(depths)
     for runner in (stack, script("depth_floor").DepthFloor(stack, depths)):
-        stack.halting, stack.compaction = script("forced_depth").ForcedDepths(depths), "always"
-        cache = study.Cache(memory_BSD=memory)
+        cache = study.Cache(memory_BSD=memory, execution=Execution(compaction="always"))
         with torch.no_grad(), packing(by_kernels):
-            outputs.append(torch.stack([runner.step(column, cache).states_BTD for column in states]))
+            outputs.append(torch.stack([compiled_step(runner, column, cache).states_BTD for column in states]))
     torch.testing.assert_close(outputs[1], outputs[0], rtol=1e-4, atol=1e-5)
 
 
