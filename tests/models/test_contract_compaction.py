@@ -23,7 +23,7 @@ from ostinato.config.training import BalanceConfig
 from ostinato.data.batch import Batch
 from ostinato.kernels import attend_stretches
 from ostinato.models.output import ModelOutput
-from ostinato.training.balance import balance_loss
+from ostinato.training.losses import balance_loss
 
 BALANCE = BalanceConfig(mutual_information=1.0, z=1.0)
 
