@@ -10,9 +10,8 @@ import torch
 
 from ostinato.analysis import analyze as logic
 from ostinato.analysis import linear_cka, representation_collapse
-from ostinato.analysis.capture import Seen, stream
-from ostinato.analysis.collectors import AttentionTotals, Module, SentenceVectors
-from ostinato.analysis.outcomes import Outcomes
+from ostinato.analysis.capture import CapturedBatch, stream
+from ostinato.analysis.collectors import AttentionTotals, Outcomes, SentenceVectors, SubLayerKey
 from ostinato.analysis.routing_collectors import ExpertStates, ExpertTotals, FirstExperts, RoutedSample
 from ostinato.analysis.studies import Subject
 from ostinato.analysis.studies.similarity import pairs_of_stack
@@ -25,9 +24,9 @@ class Keeping:
     request = frozenset({"input", "output", "residual", "weights"})
 
     def __init__(self) -> None:
-        self.seen: list[Seen] = []
+        self.seen: list[CapturedBatch] = []
 
-    def add(self, seen: Seen) -> None:
+    def add(self, captured: CapturedBatch) -> None:
         self.seen.append(seen)
 
 
@@ -110,8 +109,8 @@ def test_the_exact_cka_of_a_run_is_that_of_its_sentences(subject: Subject, surve
 
 
 def test_stacks_that_lack_sub_layers_are_compared_after_every_step() -> None:
-    whole = [Module("decoder", step, kind) for step in range(2) for kind in ("self_attention", "ffn")]
-    lacking = [Module("decoder", step, "self_attention") for step in range(2)]
+    whole = [SubLayerKey("decoder", step, kind) for step in range(2) for kind in ("self_attention", "ffn")]
+    lacking = [SubLayerKey("decoder", step, "self_attention") for step in range(2)]
     assert pairs_of_stack(whole, whole) == [(module, module) for module in whole]
     assert pairs_of_stack(whole, lacking) == [(whole[1], lacking[0]), (whole[3], lacking[1])]
     assert pairs_of_stack(whole, lacking[:1]) == [(whole[3], lacking[0])]
@@ -147,7 +146,7 @@ def test_marked_words_get_the_weight_that_lies_on_them(subject: Subject) -> None
     marks = {i: [0, 2] for i in range(0, len(subject.examples), 2)}
     totals, keeping = AttentionTotals(marks), Keeping()
     stream(subject.run, subject.examples, [totals, keeping], tokens_per_batch=40)
-    module = Module("decoder", 0, "cross_attention")
+    module = SubLayerKey("decoder", 0, "cross_attention")
     expected, n = 0.0, 0
     for seen in keeping.seen:
         weights_BHTS = seen.output.stacks["decoder"].captures[(*module, "weights")]
@@ -158,4 +157,4 @@ def test_marked_words_get_the_weight_that_lies_on_them(subject: Subject) -> None
                 n += int(kept_T.sum())
     assert totals.sums[module].n_marked == n
     np.testing.assert_allclose(totals.sums[module].marked_H, expected, rtol=1e-9)
-    assert totals.sums[Module("decoder", 0, "self_attention")].n_marked == 0
+    assert totals.sums[SubLayerKey("decoder", 0, "self_attention")].n_marked == 0

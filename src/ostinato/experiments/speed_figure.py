@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ostinato.analysis.canvas import new_figure, save_figure
+from ostinato.analysis.drawing import new_figure, save_figure
 from ostinato.experiments.spread import Line
 from ostinato.experiments.studies import depth_of
 
