@@ -174,16 +174,16 @@ def _split(
             elif (reason := study.why_not(subject)) is not None:
                 why_not[subject.name] = reason
         mine = [subject for subject in given if subject.name not in why_not]
-        told = [f"{name}: {reason}" for name, reason in why_not.items()]
+        texts = [f"{name}: {reason}" for name, reason in why_not.items()]
         if len(given) > 1 and not mine and len(set(why_not.values())) == 1:
-            told = [f"all runs: {why_not[given[0].name]}"]
+            texts = [f"all runs: {why_not[given[0].name]}"]
         together = study.why_not_together(mine) if mine else None
         if together is not None:
-            told.append(together)
+            texts.append(together)
         elif mine:
             applying.append((study, mine))
-        if told:
-            reasons[study.name] = "; ".join(told)
+        if texts:
+            reasons[study.name] = "; ".join(texts)
     return applying, reasons
 
 

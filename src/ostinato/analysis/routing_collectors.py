@@ -1,4 +1,4 @@
-"""What is kept of a run's routes, batch by batch: loads, tokens by expert, states by expert, first experts."""
+"""Collectors of routing: loads, tokens by expert, states by expert, first experts."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class FirstExperts:
             keep_BT, counted_N = captured.keep(at.stack), routing.weight_N > 0
             first_M = torch.full((keep_BT.numel(),), NOT_ROUTED, dtype=torch.int16, device=keep_BT.device)
             first_M[routing.rows_N[counted_N]] = routing.experts_NK[counted_N, 0].to(torch.int16)
-            # Rounds that did not run in a batch: nobody was routed there.
+            # Rounds that did not run in a batch routed no token of it.
             parts = self._parts.setdefault(at, list(self._missing[at.stack][:-1]))
             parts.append(first_M[keep_BT.flatten()].cpu().numpy())
         for at, parts in self._parts.items():

@@ -12,7 +12,7 @@ The result holds
     `ostinato.budget.realised`); by: column -> value -> the same numbers; macro: column -> their means over the values,
     each counting once; failed, with exact match: column -> values with more than 5 % of outputs wrong; depth: stack ->
     rounds a real token took part in, on average, in the teacher-forced passes; where tokens halt, halting: stack ->
-    what `ostinato.evaluation.depth.describe` says of them, also for every value in `by`, and halting_threshold: stack
+    the result of `ostinato.evaluation.depth.describe`, also for every value in `by`, and halting_threshold: stack
     -> what it was; n_steps, seconds; where the model has routers, routing: router -> how it used its experts in those
     passes (`RoutingTotals.compute`); and, where something was decoded, n_generated (tokens, end symbols included),
     n_unfinished (outputs cut at their length limit), decoding_seconds (the search alone) and decoding (the settings);

@@ -47,10 +47,10 @@ def train(
     Args:
         directory: of the run, see `ostinato.training.rundir`; it must not hold a run yet. Of several processes that of
             rank 0 is used, which all of them must be able to read.
-        resume: go on with the run in `directory` from its last checkpoint; begin it where there is none; return the
+        resume: resume the run in `directory` from its last checkpoint; start it where there is none; return the
             results where it has finished.
         access: where published data comes from; None: the default cache and mirror.
-        reporter: told about every event, by rank 0; None: no reports.
+        reporter: called at every event, by rank 0; None: no reports.
 
     Raises:
         ConfigError: settings that do not fit together, the task or this machine.

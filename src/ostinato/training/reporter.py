@@ -24,7 +24,7 @@ class Reporter(Protocol):
     """Receives every event of a run, in order."""
 
     def on_start(self, recipe: Recipe, info: dict[str, Any]) -> None:
-        """A run begins or goes on; `info`: directory, device, processes, parameters, n_examples, update (0 for a new
+        """A run starts or resumes; `info`: directory, device, processes, parameters, n_examples, update (0 for a new
         one), new_parameters (those that `training.init_from` lacks)."""
 
     def on_update(self, record: dict[str, Any]) -> None:
@@ -175,7 +175,7 @@ def make_reporter(console: Console | None) -> Reporter:
 
 
 class _LineHandler(logging.StreamHandler[IO[str]]):
-    """Writes lines to a stream; a closed pipe is no error, and the run goes on."""
+    """Writes lines to a stream; a closed pipe is not an error, and the run continues."""
 
     def handleError(self, record: logging.LogRecord) -> None:
         """Report all errors but a closed pipe."""

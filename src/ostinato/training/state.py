@@ -35,7 +35,7 @@ class Progress:
         batches: place in the data, see `TrainingBatches.state`.
         ranking: the best checkpoints, best first; of equal ones the earlier first. Empty before the first evaluation.
         n_waiting: evaluations since the best one.
-        stopped: why the run ended before its last update; None while it goes on.
+        stopped: why the run ended before its last update; None where it did not.
         window: sums of the next record.
         metrics_bytes: length of metrics.jsonl.
         seconds: time spent so far, over all sessions.

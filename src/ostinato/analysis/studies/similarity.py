@@ -151,7 +151,7 @@ class BetweenRunsStudy(Study):
 
 
 def _untrained(baseline: Subject, on_progress: OnProgress) -> SentenceVectors:
-    """Return the states of the first run's model as it is before training, from a fixed seed."""
+    """Return the states of the first run's model before training, initialised with a fixed seed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = build_model(baseline.model.config).to(baseline.model.device)
