@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import correlation, linear_regression, median
 from typing import Any
 
-from ostinato.analysis.canvas import new_figure, save_figure
+from ostinato.analysis.drawing import new_figure, save_figure
 from ostinato.errors import DataError
 from ostinato.experiments.timing.spread import bootstrap_interval
 

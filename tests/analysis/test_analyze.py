@@ -10,7 +10,7 @@ import pytest
 
 from halting_runs import plain_run
 from ostinato.analysis import analyze as logic
-from ostinato.analysis.drawing import columns_of, narrow
+from ostinato.analysis.drawing import columns_of
 from ostinato.analysis.studies import STUDIES, Subject
 from ostinato.errors import ConfigError
 from ostinato.evaluation.loading import load
@@ -37,13 +37,12 @@ def test_every_analysis_applies_to_runs_that_have_everything(surveyed: logic.Sur
 
 def test_every_figure_names_its_axes_and_reflows_for_narrow_screens(surveyed: logic.Survey) -> None:
     for study, findings in surveyed.found:
-        figure = findings[0].draw()
+        figure = findings[0].draw(False)
         for axes in figure.axes:
             if axes.axison and axes.get_label() != "<colorbar>":
                 assert axes.get_xlabel() or axes.get_ylabel() == "%", study.name
                 assert not re.search(r"loss$|latency$|seconds$|entropy$", axes.get_ylabel()), f"{study.name}: no unit"
-        with narrow():
-            small = findings[0].draw()
+        small = findings[0].draw(True)
         assert small.get_figwidth() <= 5.2, study.name
         assert columns_of(small) <= max(1, columns_of(figure) // 2), study.name
 

@@ -35,7 +35,7 @@ def test_what_applies_is_found_and_the_mask_has_a_name(subject: Subject) -> None
     found = logic.survey([subject])
     assert {"experts", "expert-tokens", "token-map", "collapse", "self-similarity"} <= {s.name for s, _ in found.found}
     for _, (finding,) in found.found:
-        finding.draw()
+        finding.draw(False)
     (tokens,) = next(findings for study, findings in found.found if study.name == "expert-tokens")
     assert "<mask>" in " ".join(str(row[-1]) for row in tokens.rows)
     (counts_VE,) = tokens.arrays.values()

@@ -10,9 +10,8 @@ import torch
 
 from ostinato.analysis import analyze as logic
 from ostinato.analysis import linear_cka, representation_collapse
-from ostinato.analysis.capture import Seen, stream
-from ostinato.analysis.collectors import AttentionTotals, Module, SentenceVectors
-from ostinato.analysis.outcomes import Outcomes
+from ostinato.analysis.capture import CapturedBatch, stream
+from ostinato.analysis.collectors import AttentionTotals, Outcomes, SentenceVectors, SubLayerKey
 from ostinato.analysis.routing_collectors import ExpertStates, ExpertTotals, FirstExperts, RoutedSample
 from ostinato.analysis.studies import Subject
 from ostinato.analysis.studies.similarity import pairs_of_stack
@@ -25,10 +24,10 @@ class Keeping:
     request = frozenset({"input", "output", "residual", "weights"})
 
     def __init__(self) -> None:
-        self.seen: list[Seen] = []
+        self.captured: list[CapturedBatch] = []
 
-    def add(self, seen: Seen) -> None:
-        self.seen.append(seen)
+    def add(self, captured: CapturedBatch) -> None:
+        self.captured.append(captured)
 
 
 def test_small_batches_collect_what_large_ones_do(subject: Subject) -> None:
@@ -53,11 +52,11 @@ def test_a_sentence_is_the_mean_of_its_tokens_and_halted_ones_stand_still(subjec
     vectors, keeping = SentenceVectors(len(subject.examples)), Keeping()
     stream(subject.run, subject.examples, [vectors, keeping], tokens_per_batch=40)
     n_frozen = 0
-    for seen in keeping.seen:
-        for name, stack in seen.output.stacks.items():
+    for captured in keeping.captured:
+        for name, stack in captured.output.stacks.items():
             assert stack.halting is not None
-            for b, t in seen.keep(name).nonzero().tolist()[:1]:
-                n_tokens = int(seen.keep(name)[b].sum())
+            for b, t in captured.keep(name).nonzero().tolist()[:1]:
+                n_tokens = int(captured.keep(name)[b].sum())
                 state: dict[int, torch.Tensor] = {}
                 for module in (m for m in vectors.after if m.stack == name):
                     total = torch.zeros(subject.model.config.d_model)
@@ -69,7 +68,7 @@ def test_a_sentence_is_the_mean_of_its_tokens_and_halted_ones_stand_still(subjec
                             n_frozen += 1
                         total += state[token]
                     expected = (total / n_tokens).numpy()
-                    np.testing.assert_allclose(vectors.after[module][seen.batch.indices[b]], expected, atol=1e-5)
+                    np.testing.assert_allclose(vectors.after[module][captured.batch.indices[b]], expected, atol=1e-5)
     assert n_frozen > 0
 
 
@@ -78,8 +77,8 @@ def test_collapse_of_a_stream_is_that_of_all_its_states(subject: Subject) -> Non
     stream(subject.run, subject.examples, [collector, keeping], tokens_per_batch=40)
     for site, moments in collector.moments.items():
         states, classes = [], []
-        for seen in keeping.seen:
-            stack = seen.output.stacks[site.stack]
+        for captured in keeping.captured:
+            stack = captured.output.stacks[site.stack]
             for routing in (r for r in stack.routings if (r.router, r.step) == (site.router, site.step)):
                 inputs = stack.captures[site.stack, site.step, site.router.split(".")[0], "input"].flatten(0, 1)
                 for row in (routing.weight_N > 0).nonzero()[:, 0].tolist():
@@ -110,8 +109,8 @@ def test_the_exact_cka_of_a_run_is_that_of_its_sentences(subject: Subject, surve
 
 
 def test_stacks_that_lack_sub_layers_are_compared_after_every_step() -> None:
-    whole = [Module("decoder", step, kind) for step in range(2) for kind in ("self_attention", "ffn")]
-    lacking = [Module("decoder", step, "self_attention") for step in range(2)]
+    whole = [SubLayerKey("decoder", step, kind) for step in range(2) for kind in ("self_attention", "ffn")]
+    lacking = [SubLayerKey("decoder", step, "self_attention") for step in range(2)]
     assert pairs_of_stack(whole, whole) == [(module, module) for module in whole]
     assert pairs_of_stack(whole, lacking) == [(whole[1], lacking[0]), (whole[3], lacking[1])]
     assert pairs_of_stack(whole, lacking[:1]) == [(whole[3], lacking[0])]
@@ -147,15 +146,15 @@ def test_marked_words_get_the_weight_that_lies_on_them(subject: Subject) -> None
     marks = {i: [0, 2] for i in range(0, len(subject.examples), 2)}
     totals, keeping = AttentionTotals(marks), Keeping()
     stream(subject.run, subject.examples, [totals, keeping], tokens_per_batch=40)
-    module = Module("decoder", 0, "cross_attention")
+    module = SubLayerKey("decoder", 0, "cross_attention")
     expected, n = 0.0, 0
-    for seen in keeping.seen:
-        weights_BHTS = seen.output.stacks["decoder"].captures[(*module, "weights")]
-        for row, index in enumerate(seen.batch.indices):
+    for captured in keeping.captured:
+        weights_BHTS = captured.output.stacks["decoder"].captures[(*module, "weights")]
+        for row, index in enumerate(captured.batch.indices):
             if index in marks:
-                kept_T = seen.ran("decoder", 0)[row]
+                kept_T = captured.ran("decoder", 0)[row]
                 expected = expected + weights_BHTS[row][:, kept_T][..., [0, 2]].double().sum((1, 2)).numpy()
                 n += int(kept_T.sum())
     assert totals.sums[module].n_marked == n
     np.testing.assert_allclose(totals.sums[module].marked_H, expected, rtol=1e-9)
-    assert totals.sums[Module("decoder", 0, "self_attention")].n_marked == 0
+    assert totals.sums[SubLayerKey("decoder", 0, "self_attention")].n_marked == 0

@@ -9,7 +9,7 @@ import pytest
 
 from ostinato.analysis import class_purity, pca_plane, poincare_disk, umap_plane
 from ostinato.analysis.studies import Subject
-from ostinato.analysis.studies.token_map import TokenMap
+from ostinato.analysis.studies.token_map import TokenMapStudy
 from ostinato.errors import ConfigError, DataError
 
 
@@ -90,7 +90,7 @@ def test_the_map_shows_both_spaces_of_a_router_that_projects(subject: Subject) -
         given.append(rows_ND.shape)
         return pca_plane(rows_ND)
 
-    study = TokenMap(project, "PCA, injected")
+    study = TokenMapStudy(project, "PCA, injected")
     subject.collect(set(study.needs), None)
     finding = study.of_run(subject, None)
     assert [row[:3] for row in finding.rows] == [
@@ -102,4 +102,4 @@ def test_the_map_shows_both_spaces_of_a_router_that_projects(subject: Subject) -
     assert [shape[1] for shape in given] == [d_model] * 3
     assert finding.data["projection"] == "PCA, injected"
     assert all(0 <= float(str(row[5])) <= 1 for row in finding.rows)
-    assert len(finding.draw().axes) >= 3
+    assert len(finding.draw(False).axes) >= 3

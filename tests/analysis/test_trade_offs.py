@@ -8,8 +8,8 @@ import pytest
 
 from ostinato.analysis import analyze as logic
 from ostinato.analysis.capture import stream
+from ostinato.analysis.collectors import Outcomes
 from ostinato.analysis.latency import part_latencies, parts_of
-from ostinato.analysis.outcomes import Outcomes
 from ostinato.analysis.studies import Finding, Subject
 from ostinato.analysis.studies.base import MARKS
 from ostinato.analysis.studies.trade_offs import rounds_to_try, variable_stacks

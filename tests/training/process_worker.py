@@ -32,24 +32,24 @@ FAILED_IN = 3
 
 def do_updates(folder: Path, processes: Processes) -> None:
     """Do every case, and note how many parameters had a gradient in which process before they were added up."""
-    add_up, n_found = update.sum_gradients, list[int]()
+    add_up, n_found = update.all_reduce_gradients, list[int]()
 
     def watched(parameters: Iterable[nn.Parameter], numbers_V: Tensor) -> Tensor:
         chosen = list(parameters)
         n_found.append(sum(p.grad is not None for p in chosen))
         return add_up(chosen, numbers_V)
 
-    update.sum_gradients = watched
+    update.all_reduce_gradients = watched
     report: dict[str, Any] = {}
     for name, build in shared_updates.CASES.items():
         n_found.clear()
         found, said = shared_updates.updates(build(folder / f"data-{processes.rank}"), processes)
-        everybodys = processes.gather({"n_gradients": n_found[0], "losses": [one.losses for one in said]})
-        if processes.is_first:
+        by_rank = processes.gather({"n_gradients": n_found[0], "losses": [one.losses for one in said]})
+        if processes.is_main:
             save_file(found, folder / f"{name}.safetensors")
-            report[name] = {"said": [asdict(one) | {"norm_scalar": None} for one in said], "processes": everybodys}
-    update.sum_gradients = add_up
-    if processes.is_first:
+            report[name] = {"said": [asdict(one) | {"norm_scalar": None} for one in said], "processes": by_rank}
+    update.all_reduce_gradients = add_up
+    if processes.is_main:
         (folder / "report.json").write_text(json.dumps(report))
 
 
@@ -63,7 +63,7 @@ def do_runs(folder: Path, processes: Processes) -> None:
     except KeyboardInterrupt:
         (folder / f"interrupted-{processes.rank}").touch()
     in_update(0, processes, lambda: None)
-    if processes.is_first:
+    if processes.is_main:
         shutil.copytree(folder / "resumed", folder / "interrupted")
     results = train(recipe, folder / "resumed", resume=True)
     (folder / f"results-{processes.rank}.json").write_text(json.dumps(results))
@@ -76,7 +76,7 @@ def diverge(folder: Path, processes: Processes) -> None:
 
     def spoilt(logits: Tensor, *rest: Any) -> Any:
         calls.append(None)
-        is_now = len(calls) == 3 and processes.rank == processes.size - 1
+        is_now = len(calls) == 3 and processes.rank == processes.world_size - 1
         return original(logits * float("nan") if is_now else logits, *rest)
 
     update.label_smoothed_loss = spoilt
@@ -105,7 +105,7 @@ def in_update(number: int, processes: Processes, act: Any) -> None:
     """Do something at the beginning of an update, in the last process; 0: never."""
 
     def update_of(session: Session) -> Any:
-        if session.progress.update == number - 1 and processes.rank == processes.size - 1:
+        if session.progress.update == number - 1 and processes.rank == processes.world_size - 1:
             act()
         return _ONE_UPDATE(session)
 
@@ -113,11 +113,11 @@ def in_update(number: int, processes: Processes, act: Any) -> None:
 
 
 def main() -> None:
-    folder, processes = Path(sys.argv[1]), Processes.of_environment()
+    folder, processes = Path(sys.argv[1]), Processes.from_environment()
     do_updates(folder, processes)
-    if processes.is_first:
+    if processes.is_main:
         tiny_recipe(folder / "data")
-    processes.meet()
+    processes.barrier()
     do_runs(folder, processes)
     diverge(folder, processes)
     fail(folder, processes)

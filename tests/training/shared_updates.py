@@ -16,7 +16,7 @@ from ostinato.config.training import BalanceConfig, DepthCostConfig
 from ostinato.data.batch import Batch
 from ostinato.models import Seq2Seq
 from ostinato.training.optim import build_optimizer
-from ostinato.training.processes import ALONE, Processes
+from ostinato.training.processes import SINGLE_PROCESS, Processes
 from ostinato.training.update import Gradient, Updater
 from running import run_as
 
@@ -88,7 +88,7 @@ def shared_model(recipe: Recipe) -> Seq2Seq:
     return model
 
 
-def updates(case: Case, processes: Processes = ALONE) -> tuple[dict[str, Tensor], list[Gradient]]:
+def updates(case: Case, processes: Processes = SINGLE_PROCESS) -> tuple[dict[str, Tensor], list[Gradient]]:
     """Do some updates; return the gradients of the first one and the weights after the last, and what was said."""
     recipe, batches = case
     model = shared_model(recipe)

@@ -13,10 +13,9 @@ from torch import Tensor, nn
 from ostinato.cli import main
 from ostinato.errors import ConfigError
 from ostinato.training import gradients, processes
-from ostinato.training.gradients import sum_gradients
-from ostinato.training.interrupts import Interrupts
-from ostinato.training.processes import ALONE, Processes
-from ostinato.training.rng import seed_apart, seed_everything
+from ostinato.training.gradients import all_reduce_gradients
+from ostinato.training.processes import SINGLE_PROCESS, Interrupts, Processes
+from ostinato.training.rng import seed_everything, seed_rank
 
 LAUNCHED = ("RANK", "MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
@@ -26,25 +25,25 @@ def test_one_process_is_alone_and_does_nothing_about_others(monkeypatch: pytest.
         monkeypatch.delenv("WORLD_SIZE", raising=False)
         if size is not None:
             monkeypatch.setenv("WORLD_SIZE", size)
-        assert Processes.of_environment() == ALONE
+        assert Processes.from_environment() == SINGLE_PROCESS
     [batch, _] = tiny_batches()
-    assert ALONE.share(batch) is batch
+    assert SINGLE_PROCESS.shard(batch) is batch
     calls = []
-    assert ALONE.with_sums(lambda add_up: calls.append(add_up(batch.labels_BT))) is None
+    assert SINGLE_PROCESS.with_all_reduced(lambda add_up: calls.append(add_up(batch.labels_BT))) is None
     assert len(calls) == 1
     assert calls[0] is batch.labels_BT
     before = signal.getsignal(signal.SIGINT)
-    with Interrupts(ALONE) as interrupts:
+    with Interrupts(SINGLE_PROCESS) as interrupts:
         assert signal.getsignal(signal.SIGINT) is before
         interrupts.check()
 
 
 def test_the_shares_of_all_processes_are_the_batch_and_some_may_be_empty() -> None:
     [batch, _] = tiny_batches()
-    shares = [Processes(rank, 5).share(batch) for rank in range(5)]
+    shares = [Processes(rank, 5).shard(batch) for rank in range(5)]
     assert [share.n_sentences for share in shares] == [1, 1, 1, 0, 0]
     assert sum(share.n_labels for share in shares) == batch.n_labels
-    first, second = (Processes(rank, 2).share(batch) for rank in range(2))
+    first, second = (Processes(rank, 2).shard(batch) for rank in range(2))
     assert torch.equal(first.labels_BT, batch.labels_BT[::2])
     assert second.source is not None
     assert batch.source is not None
@@ -58,7 +57,7 @@ def test_a_process_that_knows_only_how_many_there_are_is_told_what_is_missing(
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ConfigError, match=r"WORLD_SIZE is '2': RANK, MASTER_ADDR, MASTER_PORT not set: .* torchrun"):
-        Processes.of_environment()
+        Processes.from_environment()
     # Whoever is not the first says who it is, and nothing else.
     monkeypatch.setenv("RANK", "1")
     with pytest.raises(SystemExit) as ended:
@@ -85,11 +84,11 @@ def test_every_process_of_a_machine_takes_a_gpu_of_its_own_in_turn(monkeypatch: 
         monkeypatch.setenv("LOCAL_RANK", str(local))
         assert Processes(4 + local, 8).device(name) == taken[-1]
     assert [str(device) for device in taken] == ["cuda:0", "cuda:1", "cuda:0", "cuda:0"]
-    assert ALONE.device("cuda") == torch.device("cuda")
+    assert SINGLE_PROCESS.device("cuda") == torch.device("cuda")
     assert len(taken) == 4
 
 
-def test_gradients_are_added_up_in_pieces_and_one_that_nobody_has_stays_away(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_are_added_up_in_buckets_and_one_that_nobody_has_stays_away(monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[int] = []
 
     def double(tensor: Tensor) -> None:
@@ -97,8 +96,8 @@ def test_gradients_are_added_up_in_pieces_and_one_that_nobody_has_stays_away(mon
         sent.append(tensor.numel())
         tensor.mul_(2)
 
-    monkeypatch.setattr(gradients, "sum_in_place", double)
-    monkeypatch.setattr(gradients, "_PIECE", 10)
+    monkeypatch.setattr(gradients, "all_reduce", double)
+    monkeypatch.setattr(gradients, "_BUCKET_SIZE", 10)
     shapes: list[tuple[int, ...]] = [(2, 3), (4,), (5,), (30,), (3,), (2,), (1,)]
     parameters = [nn.Parameter(torch.randn(shape)) for shape in shapes]
     parameters[5] = nn.Parameter(torch.randn(2, dtype=torch.float64))
@@ -109,7 +108,7 @@ def test_gradients_are_added_up_in_pieces_and_one_that_nobody_has_stays_away(mon
     parameters[0].grad = torch.randn(3, 2).T
     expected: list[Any] = [None if parameter.grad is None else 2 * parameter.grad for parameter in parameters]
     parameters[2].grad = expected[2] = None
-    assert sum_gradients(parameters, torch.tensor([1.0, 2.0])).tolist() == [2.0, 4.0]
+    assert all_reduce_gradients(parameters, torch.tensor([1.0, 2.0])).tolist() == [2.0, 4.0]
     assert sent == [2 + 6, 6 + 4, 30, 3, 2]
     for parameter, grad in zip(parameters, expected, strict=True):
         assert (parameter.grad is None) == (grad is None)
@@ -120,7 +119,7 @@ def test_processes_draw_apart_and_the_first_draws_on() -> None:
     drawn = []
     for rank, update in [(0, 0), (1, 0), (2, 0), (1, 5)]:
         seed_everything(7)
-        seed_apart(7, rank, update)
+        seed_rank(7, rank, update)
         drawn.append(torch.rand(4).tolist())
     assert len({tuple(numbers) for numbers in drawn}) == 4
     seed_everything(7)

@@ -14,7 +14,7 @@ from tiny_runs import BALANCE, ROUTERS, records, tiny_recipe, weights
 
 from ostinato.nn import balance
 from ostinato.training import SilentReporter, train, update
-from ostinato.training.balance import LOSSES, raw_loss
+from ostinato.training.losses import BALANCE_LOSSES, raw_balance_loss
 from ostinato.training.optim import build_optimizer
 from ostinato.training.records import Records
 from ostinato.training.reporter import make_reporter
@@ -36,8 +36,8 @@ def test_a_record_holds_losses_load_and_entropies_of_the_last_batch_by_router_an
         assert [(r["stack"], r["round"]) for r in rounds] == [(m.stack, i) for i, m in enumerate(mine)]
         assert found[router]["k"] == mine[0].experts_NK.shape[1]
         for numbers, routings in [(found[router], mine), *zip(rounds, ([m] for m in mine), strict=True)]:
-            for name in LOSSES:
-                expected = float(raw_loss(name, routings, tau_0).detach())
+            for name in BALANCE_LOSSES:
+                expected = float(raw_balance_loss(name, routings, tau_0).detach())
                 assert numbers["losses"][name] == pytest.approx(expected, rel=1e-5, abs=1e-6)
                 assert numbers["weighted"][name] == BALANCE[name] * numbers["losses"][name]
             load = balance.load(routings)
@@ -57,7 +57,7 @@ def test_only_losses_with_a_weight_are_weighted_and_layers_of_one_round_are_one_
     assert found is not None
     assert [(r["stack"], r["round"]) for r in found["ffn.encoder_0"]["rounds"]] == [("encoder", 0)]
     assert found["ffn.encoder_0"]["rounds"][0]["losses"] == found["ffn.encoder_0"]["losses"]
-    assert list(found["ffn.encoder_0"]["losses"]) == list(LOSSES)
+    assert list(found["ffn.encoder_0"]["losses"]) == list(BALANCE_LOSSES)
     assert found["ffn.encoder_0"]["weighted"] == {"z": 0.5 * found["ffn.encoder_0"]["losses"]["z"]}
 
 
@@ -65,13 +65,13 @@ def test_routers_are_looked_at_in_recorded_updates_only_and_that_changes_nothing
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[int] = []
-    original = update.observe
+    original = update.observe_routing
 
     def observe(*args: Any) -> Any:
         calls.append(1)
         return original(*args)
 
-    monkeypatch.setattr(update, "observe", observe)
+    monkeypatch.setattr(update, "observe_routing", observe)
     train(tiny_recipe(tmp_path, experts=True, n_updates=6, log_every=4), tmp_path / "seldom")
     found = records(tmp_path / "seldom", "training")
     assert [record["update"] for record in found] == [4, 6]

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from ostinato.config.training import BalanceConfig
 from ostinato.nn import balance
 from ostinato.nn.routing import HypersphereRouter
-from ostinato.training.balance import LOSSES, balance_loss, raw_loss
+from ostinato.training.losses import BALANCE_LOSSES, balance_loss, raw_balance_loss
 from ostinato.training.optim import build_optimizer
 from ostinato.training.update import Updater
 
 ATTENTION = "self_attention.encoder_0"
-NO_BALANCE = dict.fromkeys(LOSSES, 0.0)
+NO_BALANCE = dict.fromkeys(BALANCE_LOSSES, 0.0)
 
 
 def gradients(model: nn.Module) -> dict[str, Tensor]:
@@ -34,7 +34,7 @@ def test_the_loss_is_the_weighted_sum_over_routers_and_losses(tmp_path: Path) ->
     assert [len(routings[name]) for name in ROUTERS] == [2, 1, 2, 1]
     config, temperatures = BalanceConfig(**BALANCE), model.balance_temperatures()
     expected = sum(
-        weight * raw_loss(name, mine, temperatures[router])
+        weight * raw_balance_loss(name, mine, temperatures[router])
         for router, mine in routings.items()
         for name, weight in BALANCE.items()
     )

@@ -14,7 +14,7 @@ from ostinato.errors import CheckpointError
 from ostinato.models import LanguageModel, build_model
 from ostinato.training.checkpoint import Checkpoints
 from ostinato.training.optim import build_optimizer
-from ostinato.training.state import Best, Progress, Window
+from ostinato.training.state import Best, LossWindow, Progress
 
 CPU = torch.device("cpu")
 
@@ -54,7 +54,7 @@ def _pointer(run: _Run, role: str) -> int:
 
 def test_a_loaded_state_is_what_was_saved(tmp_path: Path) -> None:
     run = _Run(tmp_path)
-    run.progress.window = Window(0.1 + 0.2, 1 / 3, 7)
+    run.progress.window = LossWindow(0.1 + 0.2, 1 / 3, 7)
     run.progress.batches = {"epoch": 3, "batch": 5}
     run.progress.metrics_bytes = 123
     run.save(10)

@@ -6,18 +6,30 @@ them to runs.
 """
 
 from ostinato.analysis.accuracy import GroupAccuracy, accuracy_by_category, pareto_front, wilson_interval
-from ostinato.analysis.attention import attention_entropy, mass_on
-from ostinato.analysis.cka import CrossCovariance, checkerboard, cka_matrix, linear_cka
 from ostinato.analysis.collapse import ClassMoments, representation_collapse
 from ostinato.analysis.curves import LearningCurves, learning_curves
-from ostinato.analysis.expert_use import ExpertUse, expert_use
-from ostinato.analysis.halting import halting_map, ponder_times
-from ostinato.analysis.neighbours import chance_level, local_neighbourhood_similarity, nearest_neighbours
-from ostinato.analysis.normalised import Normalised, normalise
+from ostinato.analysis.maps import attention_entropy, halting_map, mass_on, ponder_times
 from ostinato.analysis.planar import class_purity, pca_plane, poincare_disk, umap_plane
-from ostinato.analysis.routes import inter_run_consistency, routing_fluctuation
+from ostinato.analysis.routing_measures import (
+    ExpertUse,
+    expert_token_pmi,
+    expert_use,
+    inter_run_consistency,
+    routing_fluctuation,
+    top_tokens,
+)
+from ostinato.analysis.similarity import (
+    CrossCovariance,
+    Normalised,
+    chance_level,
+    checkerboard,
+    cka_matrix,
+    linear_cka,
+    local_neighbourhood_similarity,
+    nearest_neighbours,
+    normalise,
+)
 from ostinato.analysis.spectrum import cumulative_share, effective_rank, excess_area, singular_values
-from ostinato.analysis.tokens import expert_token_pmi, top_tokens
 
 __all__ = [
     "ClassMoments",

@@ -1,4 +1,4 @@
-"""Accuracy of groups, and which systems no other one beats.
+"""Accuracy of groups of examples, and the Pareto front of systems.
 
 Wilson's interval of k right ones among n:
     (k + z^2 / 2 +- z sqrt(k (n - k) / n + z^2 / 4)) / (n + z^2),   z = 1.96 for 95 %
@@ -21,7 +21,7 @@ _Z = 1.959963984540054
 
 @dataclass(frozen=True, slots=True)
 class GroupAccuracy:
-    """Of the examples of one category.
+    """Accuracy of the examples of one category.
 
     Args:
         n: examples. sequences: share with every label right, `low` and `high` its 95 % interval. tokens: share of the
@@ -69,13 +69,12 @@ def accuracy_by_category(
     places: dict[Hashable, list[int]] = {}
     for i, category in enumerate(categories):
         places.setdefault(category, []).append(i)
-    return {category: _group(right[mine], labels[mine]) for category, mine in places.items()}
-
-
-def _group(right_N: np.ndarray, labels_N: np.ndarray) -> GroupAccuracy:
-    n, n_labels = len(right_N), int(labels_N.sum())
-    n_whole = int((right_N == labels_N).sum())
-    return GroupAccuracy(n, n_whole / n, *wilson_interval(n_whole, n), right_N.sum() / n_labels if n_labels else np.nan)
+    found = {}
+    for category, mine in places.items():
+        n, n_labels, n_whole = len(mine), int(labels[mine].sum()), int((right[mine] == labels[mine]).sum())
+        of_labels = right[mine].sum() / n_labels if n_labels else np.nan
+        found[category] = GroupAccuracy(n, n_whole / n, *wilson_interval(n_whole, n), of_labels)
+    return found
 
 
 def pareto_front(costs_R: ArrayLike, qualities_R: ArrayLike) -> Bools:

@@ -12,9 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from ostinato.analysis.canvas import save_figure, svg_of
-from ostinato.analysis.drawing import NARROW, narrow
-from ostinato.analysis.report import Section, Shown, write_report
+from ostinato.analysis.drawing import NARROW, save_figure, svg_of
+from ostinato.analysis.report import Section, WrittenFinding, write_report
 from ostinato.analysis.studies import STUDIES, Finding, Study, Subject
 from ostinato.data.example import take_evenly
 from ostinato.data.registry import DataAccess
@@ -27,7 +26,7 @@ DEFAULT_EXAMPLES = 2000
 
 @dataclass(frozen=True, slots=True)
 class Analysed:
-    """What was written.
+    """The files that were written.
 
     Args:
         report: the HTML file. found: names of the analyses that applied. left_out: why the others did not, by name.
@@ -56,7 +55,7 @@ def choose(only: Sequence[str] | None) -> tuple[Study, ...]:
 def subjects(
     runs: Sequence[LoadedRun], split: str | None, max_examples: int, access: DataAccess | None = None
 ) -> list[Subject]:
-    """Return runs with the examples they are shown, under names that tell them apart.
+    """Return runs with the examples of their analysis, under unique names.
 
     Args:
         split: None: the first of each run's recipe, else the task's last. max_examples: spread evenly over it.
@@ -71,18 +70,22 @@ def subjects(
         chosen = split or splits[0]
         examples = list(take_evenly(task.examples(chosen), max_examples))
         by = run.recipe.evaluation.by
-        name = _unlike(run.directory.resolve().name, [subject.name for subject in found])
+        name = stem = run.directory.resolve().name
+        taken, number = {subject.name for subject in found}, 1
+        while name in taken:
+            number += 1
+            name = f"{stem}-{number}"
         found.append(Subject(name, run, examples, tuple(task.by if by is None else by), chosen))
     return found
 
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What was found, before anything is written.
+    """All findings, before they are written.
 
     Args:
-        found: the analyses that apply, with what each found. reasons: why one does not apply to some or all of the
-            runs, by name.
+        found: the analyses that apply, with their findings. reasons: why an analysis does not apply to some or all of
+            the runs, by its name.
     """
 
     found: list[tuple[Study, list[Finding]]]
@@ -131,7 +134,8 @@ def analyze(
 
     Args:
         given: see `subjects`; the first is the one others are compared with.
-        on_start: told how many examples will be run in all. on_progress: told how many more are done.
+        on_start: called with the number of all examples to be run. on_progress: called with the number of further ones
+            done.
 
     Raises:
         ConfigError: an unknown name, or no matplotlib.
@@ -140,7 +144,7 @@ def analyze(
 
 
 def write(given: Sequence[Subject], surveyed: Survey, out: Path) -> Analysed:
-    """Write what was found of some runs into a folder.
+    """Write data, figures and the report of findings into a folder.
 
     Raises:
         ConfigError: no matplotlib.
@@ -163,30 +167,27 @@ def _split(
     """Return the studies that apply, each with its runs, and by name why one does not apply to some or all of them."""
     applying, reasons = [], {}
     for study in studies:
-        why_not = {
-            subject.name: (_no_steps(subject) if study.needs_steps else None) or study.why_not(subject)
-            for subject in given
-        }
-        mine = [subject for subject in given if why_not[subject.name] is None]
-        told = [f"{name}: {why}" for name, why in why_not.items() if why is not None]
-        if len(given) > 1 and len(told) == len(given) and len(set(why_not.values())) == 1:
-            told = [f"all runs: {why_not[given[0].name]}"]
+        why_not: dict[str, str] = {}
+        for subject in given:
+            if study.needs_steps and not subject.model.stacks:
+                why_not[subject.name] = "its model is a recurrence over positions: it has no steps to look at"
+            elif (reason := study.why_not(subject)) is not None:
+                why_not[subject.name] = reason
+        mine = [subject for subject in given if subject.name not in why_not]
+        texts = [f"{name}: {reason}" for name, reason in why_not.items()]
+        if len(given) > 1 and not mine and len(set(why_not.values())) == 1:
+            texts = [f"all runs: {why_not[given[0].name]}"]
         together = study.why_not_together(mine) if mine else None
-        if mine and together is None:
-            applying.append((study, mine))
         if together is not None:
-            told.append(together)
-        if told:
-            reasons[study.name] = "; ".join(told)
+            texts.append(together)
+        elif mine:
+            applying.append((study, mine))
+        if texts:
+            reasons[study.name] = "; ".join(texts)
     return applying, reasons
 
 
-def _no_steps(subject: Subject) -> str | None:
-    """Say that a model has no steps of depth, where it has none: most analyses look at what they do."""
-    return None if subject.model.stacks else "its model is a recurrence over positions: it has no steps to look at"
-
-
-def _write(finding: Finding, study: Study, out: Path) -> Shown:
+def _write(finding: Finding, study: Study, out: Path) -> WrittenFinding:
     """Write numbers, arrays and the figure of a finding."""
     stem = out / f"{study.name}-{re.sub(r'[^A-Za-z0-9._-]+', '-', finding.runs)}"
     table = {"columns": finding.columns, "rows": finding.rows}
@@ -197,17 +198,14 @@ def _write(finding: Finding, study: Study, out: Path) -> Shown:
     if finding.arrays:
         data.append(stem.with_name(f"{stem.name}.npz"))
         np.savez_compressed(data[1], **finding.arrays)  # type: ignore[arg-type]
-    figure = finding.draw()
+    figure = finding.draw(False)
     svg, png = save_figure(figure, stem)
-    small = ""
-    if figure.get_figwidth() > NARROW:
-        with narrow():
-            small = svg_of(finding.draw())
-    return Shown(finding, svg, png, tuple(data), small)
+    narrow = svg_of(finding.draw(True)) if figure.get_figwidth() > NARROW else ""
+    return WrittenFinding(finding, svg, png, tuple(data), narrow)
 
 
 def _finite(value: Any) -> Any:
-    """Return what JSON can hold: numbers that are none become null."""
+    """Return a value that JSON can hold: infinities and NaN become None."""
     if isinstance(value, dict):
         return {str(key): _finite(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
@@ -215,10 +213,3 @@ def _finite(value: Any) -> Any:
     if isinstance(value, float | np.floating):
         return float(value) if math.isfinite(value) else None
     return int(value) if isinstance(value, np.integer) else value
-
-
-def _unlike(name: str, taken: Sequence[str]) -> str:
-    number = 1
-    while (found := name if number == 1 else f"{name}-{number}") in taken:
-        number += 1
-    return found

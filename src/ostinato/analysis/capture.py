@@ -1,8 +1,8 @@
-"""A streamed pass over examples that feeds collectors: what a run has to show, in bounded memory.
+"""One teacher-forced pass over a run's examples, for the collectors of all its analyses.
 
-One teacher-forced pass serves all analyses of a run: every collector names what it needs of the forward pass
-(`request`, see `ostinato.nn.types.CaptureKey`), and sees one batch at a time, after which its captures are gone. What
-is held at once are the captures of one batch of `TOKENS` padded tokens, and what the collectors keep.
+Every collector names the captures that it needs of the forward pass (`request`, see `ostinato.nn.types.CaptureKey`),
+and is given one batch at a time. Only the captures of one batch of `TOKENS` padded tokens are in memory, and what the
+collectors keep.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from ostinato.models.base import ModelOutput
 from ostinato.models.build import Model
 
 TOKENS = 2048
-"""Padded tokens of a batch: 12 rounds of three sub-layers at width 128 are then 80 MB of captures of one kind."""
+"""Padded tokens of a batch. Captures of one kind take 80 MB at 12 rounds of three sub-layers of width 128."""
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """One batch, and all that the model returned for it."""
+class CapturedBatch:
+    """One batch, and the model's output for it with the captures that were requested."""
 
     model: Model
     batch: Batch
@@ -56,13 +56,13 @@ class Seen:
 
 
 class Collector(Protocol):
-    """What takes in batches one by one and keeps what an analysis needs of them."""
+    """Is given batches one by one, and keeps what an analysis needs of them."""
 
     @property
     def request(self) -> frozenset[str]:
-        """Captures the forward pass has to return: "input", "output", "residual", "weights", "seconds"."""
+        """Captures that the forward pass has to return: "input", "output", "residual", "weights", "seconds"."""
 
-    def add(self, seen: Seen) -> None:
+    def add(self, captured: CapturedBatch) -> None:
         """Take in one batch."""
 
 
@@ -75,13 +75,13 @@ def stream(
     tokens_per_batch: int = TOKENS,
     on_progress: Callable[[int], None] | None = None,
 ) -> None:
-    """Run a model over examples once, and show every batch to all collectors.
+    """Run a model over examples once, and give every batch to all collectors.
 
     Batches are the same for the same examples, whatever the model. The model's mode is left as it was.
 
     Args:
         run: whose tokenizers and data settings are used. model: in place of the run's.
-        on_progress: told how many more examples are done.
+        on_progress: called with the number of further examples done.
 
     Raises:
         DataError: an example that cannot be encoded, or is too long.
@@ -90,10 +90,10 @@ def stream(
     request = frozenset[str]().union(*(collector.request for collector in collectors))
     with inference(model):
         for batch in batches(run, examples, tokens_per_batch=tokens_per_batch):
-            there = batch.to(model.device)
-            seen = Seen(model, there, model(there, request=request))
+            on_device = batch.to(model.device)
+            captured = CapturedBatch(model, on_device, model(on_device, request=request))
             for collector in collectors:
-                collector.add(seen)
+                collector.add(captured)
             if on_progress is not None:
                 on_progress(batch.n_sentences)
 

@@ -1,4 +1,4 @@
-"""What is kept of a run's states and weights of attention, batch by batch; of its routes: `routing_collectors`."""
+"""Collectors of scores, states, attention weights and depths; of routing: `routing_collectors`."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ import torch
 from torch import Tensor
 
 from ostinato.analysis.arrays import Bools, Floats, Ints
-from ostinato.analysis.attention import attention_entropy, mass_on
-from ostinato.analysis.capture import Seen
-from ostinato.evaluation.depth import DepthTotals, sentence_depths
+from ostinato.analysis.capture import CapturedBatch
+from ostinato.analysis.maps import attention_entropy, mass_on
+from ostinato.budget import MacCounter
+from ostinato.evaluation.depth import DepthTotals, real_tokens, sentence_depths
+from ostinato.evaluation.scores import score_sentences
 from ostinato.models.build import Model
 
-NONE: frozenset[str] = frozenset()
+NO_CAPTURES: frozenset[str] = frozenset()
 SHORT = {"self_attention": "sa", "cross_attention": "ca", "ffn": "ffn"}
 
 
-class Module(NamedTuple):
+class SubLayerKey(NamedTuple):
     """One sub-layer at one step of a stack."""
 
     stack: str
@@ -31,12 +33,12 @@ class Module(NamedTuple):
         return f"{self.step}.{SHORT[self.kind]}"
 
 
-def modules(model: Model) -> Iterator[tuple[Module, int]]:
+def sub_layers(model: Model) -> Iterator[tuple[SubLayerKey, int]]:
     """Yield every sub-layer of every step in the order they run, and its 0-based round."""
     for name, stack in model.stacks.items():
         for step in stack.plan.steps:
             for use in step.uses:
-                yield Module(name, step.index, use.kind), step.round
+                yield SubLayerKey(name, step.index, use.kind), step.round
 
 
 class SentenceVectors:
@@ -53,35 +55,31 @@ class SentenceVectors:
 
     def __init__(self, n: int) -> None:
         self._n = n
-        self.before: dict[Module, Floats] = {}
-        self.after: dict[Module, Floats] = {}
+        self.before: dict[SubLayerKey, Floats] = {}
+        self.after: dict[SubLayerKey, Floats] = {}
 
-    def add(self, seen: Seen) -> None:
+    def add(self, captured: CapturedBatch) -> None:
         """Take in one batch."""
         last: dict[str, Tensor] = {}
-        places = np.asarray(seen.batch.indices)
-        for module, round_ in modules(seen.model):
-            ran_BT1 = seen.ran(module.stack, round_)[..., None]
-            captures = seen.output.stacks[module.stack].captures
+        places = np.asarray(captured.batch.indices)
+        for module, round_ in sub_layers(captured.model):
+            ran_BT1 = captured.ran(module.stack, round_)[..., None]
+            captures = captured.output.stacks[module.stack].captures
             output, residual = (captures.get((*module, what)) for what in ("output", "residual"))
-            if residual is None or output is None:  # the round did not run: all have halted
+            if residual is None or output is None:  # The round did not run: all tokens have halted.
                 states_BTD, added_BTD = last[module.stack], torch.zeros_like(last[module.stack])
             else:
                 before_BTD = last.get(module.stack, residual)
                 states_BTD = torch.where(ran_BT1, residual, before_BTD)
                 added_BTD = torch.where(ran_BT1, output, 0.0)
             last[module.stack] = states_BTD
-            keep_BT = seen.keep(module.stack)
+            keep_BT = captured.keep(module.stack)
             for kept, values_BTD in ((self.before, added_BTD), (self.after, states_BTD)):
-                means_BD = _means(values_BTD, keep_BT)
+                keep_BT1 = keep_BT[..., None]
+                means_BD = torch.where(keep_BT1, values_BTD, 0.0).sum(1).float() / keep_BT1.sum(1)
                 if module not in kept:
                     kept[module] = np.zeros((self._n, means_BD.shape[1]), dtype=np.float32)
                 kept[module][places] = means_BD.cpu().numpy()
-
-
-def _means(values_BTD: Tensor, keep_BT: Tensor) -> Tensor:
-    keep_BT1 = keep_BT[..., None]
-    return torch.where(keep_BT1, values_BTD, 0.0).sum(1).float() / keep_BT1.sum(1)
 
 
 @dataclass(slots=True)
@@ -111,21 +109,21 @@ class AttentionTotals:
     request = frozenset({"weights"})
 
     def __init__(self, marks: Mapping[int, Sequence[int]] | None = None) -> None:
-        self.sums: dict[Module, AttentionSums] = {}
+        self.sums: dict[SubLayerKey, AttentionSums] = {}
         self._marks = dict(marks or {})
 
-    def add(self, seen: Seen) -> None:
+    def add(self, captured: CapturedBatch) -> None:
         """Take in one batch."""
-        for module, round_ in modules(seen.model):
-            weights_BHQS = seen.output.stacks[module.stack].captures.get((*module, "weights"))
+        for module, round_ in sub_layers(captured.model):
+            weights_BHQS = captured.output.stacks[module.stack].captures.get((*module, "weights"))
             if weights_BHQS is None:
                 continue
-            ran_BT = seen.ran(module.stack, round_)
+            ran_BT = captured.ran(module.stack, round_)
             looked_at = "encoder" if module.kind == "cross_attention" else module.stack
-            weights_NCHS, sentence_N, column_N, last_N = _of_queries(weights_BHQS, ran_BT, seen.keep(looked_at))
+            weights_NCHS, sentence_N, column_N, last_N = _query_weights(weights_BHQS, ran_BT, captured.keep(looked_at))
             S: Ints = np.arange(weights_NCHS.shape[-1])
             keys = [column_N[:, None, None, None] == S, S == 0, last_N[:, None, None, None] == S]
-            marked_BS = self._marked(seen, looked_at, weights_NCHS.shape[-1])
+            marked_BS = self._marked_keys(captured, looked_at, weights_NCHS.shape[-1])
             keys.append(marked_BS[sentence_N, None, None])
             found = [attention_entropy(weights_NCHS), *(mass_on(weights_NCHS, positions) for positions in keys)]
             sums = [values.mean(1).sum(0) for values in found]
@@ -138,16 +136,16 @@ class AttentionTotals:
             into.n += len(weights_NCHS)
             into.n_marked += int(marked_BS[sentence_N].any(1).sum())
 
-    def _marked(self, seen: Seen, looked_at: str, n_keys: int) -> Bools:
-        """Return which keys of every sentence are marked, `[B, S]`; none of any stack's but the encoder's."""
-        marked_BS = np.zeros((seen.batch.n_sentences, n_keys), dtype=np.bool_)
+    def _marked_keys(self, captured: CapturedBatch, looked_at: str, n_keys: int) -> Bools:
+        """Return which keys of every sentence are marked, `[B, S]`; only keys of the encoder are."""
+        marked_BS = np.zeros((captured.batch.n_sentences, n_keys), dtype=np.bool_)
         if looked_at == "encoder":
-            for row, index in enumerate(seen.batch.indices):
+            for row, index in enumerate(captured.batch.indices):
                 marked_BS[row, list(self._marks.get(index, ()))] = True
         return marked_BS
 
 
-def _of_queries(weights_BHQS: Tensor, ran_BT: Tensor, keep_BS: Tensor) -> tuple[Floats, Ints, Ints, Ints]:
+def _query_weights(weights_BHQS: Tensor, ran_BT: Tensor, keep_BS: Tensor) -> tuple[Floats, Ints, Ints, Ints]:
     """Return the weights of the queries that took part, `[N, C, H, S]`, their sentences, columns and last real keys."""
     B, H, _, S = weights_BHQS.shape
     weights_BTCHS = weights_BHQS.view(B, H, ran_BT.shape[1], -1, S).permute(0, 2, 3, 1, 4)
@@ -164,22 +162,22 @@ class DepthByColumn:
         columns: names; "length" is added: tokens of the source (of the target where there is none) in powers of two.
     """
 
-    request = NONE
+    request = NO_CAPTURES
 
     def __init__(self, columns: tuple[str, ...]) -> None:
         self._columns = columns
         self.overall = DepthTotals()
         self.by: dict[str, dict[str, DepthTotals]] = {name: {} for name in (*columns, "length")}
 
-    def add(self, seen: Seen) -> None:
+    def add(self, captured: CapturedBatch) -> None:
         """Take in one batch."""
-        rounds = seen.model.n_rounds()
-        sums = sentence_depths(seen.output, seen.batch, rounds)
-        lengths_B = seen.keep(next(iter(seen.output.stacks))).sum(1).tolist()
-        for i in range(seen.batch.n_sentences):
+        rounds = captured.model.n_rounds()
+        sums = sentence_depths(captured.output, captured.batch, rounds)
+        lengths_B = captured.keep(next(iter(captured.output.stacks))).sum(1).tolist()
+        for i in range(captured.batch.n_sentences):
             mine = {name: sums_BV[i] for name, sums_BV in sums.items()}
             self.overall.add(mine)
-            values = {name: str(seen.batch.columns.get(name, [None] * (i + 1))[i]) for name in self._columns}
+            values = {name: str(captured.batch.columns.get(name, [None] * (i + 1))[i]) for name in self._columns}
             for name, value in (values | {"length": interval_of(lengths_B[i])}).items():
                 self.by[name].setdefault(value, DepthTotals()).add(mine)
 
@@ -192,16 +190,16 @@ def interval_of(length: int) -> str:
 
 @dataclass(slots=True)
 class StackExample:
-    """One example as a stack saw it: ids, mass before and part in every round, weights of attention by sub-layer."""
+    """One example in one stack: ids, mass left before a round, whether it ran, attention weights by sub-layer."""
 
     ids_T: list[int]
     remaining_TR: Floats | None
     executed_TR: Floats | None
-    weights: dict[Module, Floats]
+    weights: dict[SubLayerKey, Floats]
 
 
 class OneExample:
-    """Everything about one example, to be looked at.
+    """Ids, halting and attention weights of one example.
 
     Args:
         index: its number among the examples.
@@ -213,13 +211,13 @@ class OneExample:
         self._index = index
         self.stacks: dict[str, StackExample] = {}
 
-    def add(self, seen: Seen) -> None:
+    def add(self, captured: CapturedBatch) -> None:
         """Take in one batch."""
-        if self._index not in seen.batch.indices:
+        if self._index not in captured.batch.indices:
             return
-        i = seen.batch.indices.index(self._index)
-        for name, stack in seen.output.stacks.items():
-            kept_T = seen.keep(name)[i]
+        i = captured.batch.indices.index(self._index)
+        for name, stack in captured.output.stacks.items():
+            kept_T = captured.keep(name)[i]
             maps: list[Floats | None] = [None, None]
             if (trace := stack.halting) is not None:
                 maps = [values_BTR[i][kept_T].cpu().numpy() for values_BTR in (trace.remaining_BTR, trace.executed_BTR)]
@@ -227,8 +225,63 @@ class OneExample:
             for key, weights_BHQS in stack.captures.items():
                 if key[3] != "weights":
                     continue
-                module = Module(*key[:3])
-                keys_S = seen.keep("encoder" if module.kind == "cross_attention" else name)[i]
+                module = SubLayerKey(*key[:3])
+                keys_S = captured.keep("encoder" if module.kind == "cross_attention" else name)[i]
                 weights_HTCS = weights_BHQS[i].view(weights_BHQS.shape[1], len(kept_T), -1, weights_BHQS.shape[3])
                 weights[module] = weights_HTCS.mean(2)[:, kept_T][..., keys_S].double().cpu().numpy()
-            self.stacks[name] = StackExample(seen.ids(name)[i][kept_T].tolist(), maps[0], maps[1], weights)
+            self.stacks[name] = StackExample(captured.ids(name)[i][kept_T].tolist(), maps[0], maps[1], weights)
+
+
+class Outcomes:
+    """Scores of every example.
+
+    Args:
+        n: examples. Memory: 48 n bytes.
+
+    Attributes: nll_N in nats, right_N and labels_N: labels; lengths_N: real tokens of the source (of the target where
+    there is none); targets_N: of the target; macs_N2: at full depth, and realised; zeros where the stacks run another
+    number of rounds than their configuration says. depths: of all tokens.
+    """
+
+    request = NO_CAPTURES
+
+    def __init__(self, n: int) -> None:
+        self.nll_N: Floats = np.zeros(n)
+        self.right_N: Ints = np.zeros(n, dtype=np.int64)
+        self.labels_N, self.lengths_N, self.targets_N = (np.zeros(n, dtype=np.int64) for _ in range(3))
+        self.macs_N2: Floats = np.zeros((n, 2))
+        self.depths = DepthTotals()
+        self._counter: MacCounter | None = None
+
+    @property
+    def token_accuracy(self) -> float:
+        """Share of the labels that are right."""
+        return float(self.right_N.sum() / max(self.labels_N.sum(), 1))
+
+    @property
+    def sequence_accuracy(self) -> float:
+        """Share of the examples with every label right."""
+        return float((self.right_N == self.labels_N).mean())
+
+    def add(self, captured: CapturedBatch) -> None:
+        """Take in one batch."""
+        batch, places = captured.batch, list(captured.batch.indices)
+        scores = score_sentences(captured.output.logits_BTV, batch.labels_BT, batch.loss_mask_BT)
+        self.nll_N[places] = [one.nll for one in scores]
+        self.right_N[places] = [one.n_right for one in scores]
+        self.labels_N[places] = [one.n_labels for one in scores]
+        tokens = batch.target if batch.source is None else batch.source
+        self.lengths_N[places] = tokens.keep_BT.sum(1).cpu().numpy()
+        self.targets_N[places] = batch.target.keep_BT.sum(1).cpu().numpy()
+        rounds = captured.model.n_rounds()
+        sums = sentence_depths(captured.output, batch, rounds)
+        for i in range(batch.n_sentences):
+            self.depths.add({name: sums_BV[i] for name, sums_BV in sums.items()})
+        config = captured.model.config
+        if rounds == {name: plan.n_rounds for name, plan in config.plans().items()}:
+            self._counter = self._counter or MacCounter(config)
+            counts = {name: sums_BV[:, :-1].long().tolist() for name, sums_BV in sums.items()}
+            for name in config.recurrences():
+                counts[name] = real_tokens(name, batch).sum(1, keepdim=True).tolist()
+            for i, place in enumerate(places):
+                self.macs_N2[place] = self._counter.count({name: found[i] for name, found in counts.items()})

@@ -1,4 +1,4 @@
-"""Learning curves: what a run wrote down while it learnt (metrics.jsonl)."""
+"""Learning curves, read from a run's metrics.jsonl."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class LearningCurves:
 
     Args:
         training: nats a label, of the updates since the last record, without smoothing and other losses.
-        scores: of evaluations, by split and name. depth: rounds a token took part in, by stack in which tokens halt.
+        scores: of evaluations, by split and name. depth: mean rounds of a token, by stack in which tokens halt.
     """
 
     training: Line = field(default_factory=list)

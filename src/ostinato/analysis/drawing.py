@@ -1,42 +1,78 @@
-"""Parts that several figures share."""
+"""Figures: made and saved without a screen, and the parts that several of them share.
+
+matplotlib is imported when a figure is drawn.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Sequence
+from importlib.util import find_spec
+from io import StringIO
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from numpy.typing import ArrayLike
 
-from ostinato.analysis.canvas import COLOURS, new_figure
+from ostinato.errors import ConfigError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9")
+"""Okabe and Ito's palette: distinct for all common kinds of colour vision."""
 MAP = "cividis"
-"""Made to look alike to all common kinds of colour vision."""
+"""Colour map of matrices, which looks alike to all common kinds of colour vision."""
 DIVERGING = "PuOr"
 LOOKS = ("-", "--", ":", "-.")
 NARROW = 3.9
-"""Inches of a narrow figure, at most."""
-_is_narrow: ContextVar[bool] = ContextVar("is_narrow", default=False)
+"""Greatest width of a figure for narrow screens, in inches."""
+HOW_TO_GET_FIGURES = "figures need matplotlib: pip install 'matplotlib>=3.8'"
 
 
-@contextmanager
-def narrow() -> Iterator[None]:
-    """Lay figures out for a narrow screen: half as many panels side by side."""
-    token = _is_narrow.set(True)
+def can_draw() -> bool:
+    """Return whether matplotlib is installed."""
+    return find_spec("matplotlib") is not None
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """Return an empty figure of this width and height in inches.
+
+    Raises:
+        ConfigError: matplotlib is not installed.
+    """
     try:
-        yield
-    finally:
-        _is_narrow.reset(token)
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ConfigError(HOW_TO_GET_FIGURES) from error
+    return Figure(figsize=(width, height), layout="constrained")
 
 
-def panels(n: int, *, width: float = 3.6, height: float = 3.0, columns: int = 3) -> tuple[Figure, list[Axes]]:
-    """Return a figure of n panels in rows; see `narrow`."""
-    if _is_narrow.get():
+def svg_of(figure: Figure) -> str:
+    """Return a figure as SVG."""
+    text = StringIO()
+    figure.savefig(text, format="svg", dpi=150)
+    return text.getvalue()
+
+
+def save_figure(figure: Figure, path: Path) -> tuple[Path, Path]:
+    """Write and return `path`.svg and `path`.png."""
+    written = path.with_suffix(".svg"), path.with_suffix(".png")
+    for file in written:
+        figure.savefig(file, dpi=150)
+        figure.set_layout_engine("none")  # Laying out takes longest: once is enough.
+    return written
+
+
+def panels(
+    n: int, narrow: bool, *, width: float = 3.6, height: float = 3.0, columns: int = 3
+) -> tuple[Figure, list[Axes]]:
+    """Return a figure of n panels in rows.
+
+    Args:
+        narrow: for a narrow screen: half as many panels side by side.
+    """
+    if narrow:
         columns = max(1, columns // 2)
         width = min(width, NARROW / columns)
     across = min(n, columns)
@@ -69,7 +105,7 @@ def ticks(axes: Axes, x: Sequence[str] | None = None, y: Sequence[str] | None = 
 
 
 def line(axes: Axes, i: int, x: ArrayLike, y: ArrayLike, label: str | None) -> None:
-    """Draw the i-th line of a panel, told apart by colour and by stroke."""
+    """Draw the i-th line of a panel, with a colour and a stroke of its own."""
     look = LOOKS[i // len(COLOURS) % len(LOOKS)]
     axes.plot(x, y, look, marker=".", color=COLOURS[i % len(COLOURS)], linewidth=1.3, label=label)
 
@@ -81,17 +117,22 @@ def columns_of(figure: Figure) -> int:
 
 
 def whole_numbers(axes: Axes) -> None:
-    """Mark no fractions of a step on the horizontal axis."""
+    """Put ticks at whole numbers only on the horizontal axis."""
     from matplotlib.ticker import MaxNLocator
 
     axes.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True, min_n_ticks=1))
 
 
-def finish(axes: Axes, x: str, y: str, title: str = "", *, legend: bool = True) -> None:
-    """Name the axes of a panel of lines or bars."""
+def name_axes(axes: Axes, x: str, y: str, title: str = "") -> None:
+    """Label the axes of a panel, and give it a title."""
     axes.set_xlabel(x)
     axes.set_ylabel(y)
     axes.set_title(title, fontsize=9)
+
+
+def finish(axes: Axes, x: str, y: str, title: str = "", *, legend: bool = True) -> None:
+    """Label the axes of a panel of lines or bars, and draw its legend."""
+    name_axes(axes, x, y, title)
     axes.spines[["top", "right"]].set_visible(False)
     if legend and axes.get_legend_handles_labels()[1]:
         axes.legend(fontsize=7, frameon=False)

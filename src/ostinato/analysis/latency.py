@@ -1,8 +1,8 @@
-"""How long passes take, as a whole and by sub-layer, on the examples of an analysis.
+"""Latency of passes over the examples of an analysis, as a whole and by sub-layer.
 
 A pass is teacher-forced, in evaluation mode, over all batches of up to `EXAMPLES` examples. Models take turns, so that
-what slows the machine down slows all of them; sub-layers are timed in passes of their own, because reading the clock at
-each takes time, too. What depends on the machine is not for comparison with figures from another one.
+whatever slows the machine down slows all of them. Sub-layers are timed in passes of their own, because reading the
+clock at each of them takes time, too. Latencies of different machines are not comparable.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class Latency:
 
     Args:
         n: examples. seconds: median of a pass. by_part: medians by ``<stack>.<kind>`` (``<stack>.sparse_layer``) of the
-            passes that time sub-layers; empty where they were not. rest: what these passes spent elsewhere: embeddings,
-            output, halting, gathering.
+            passes that time sub-layers; empty where none did. rest: seconds of these passes outside sub-layers:
+            embeddings, output, halting, gathering.
     """
 
     n: int
@@ -64,7 +64,7 @@ def pass_latencies(runs: Sequence[LoadedRun], examples: Sequence[Sequence[Exampl
 
 
 def part_latencies(run: LoadedRun, examples: Sequence[Example]) -> Latency:
-    """Return how long a run's model takes for its examples, and where."""
+    """Return how long a run's model takes for its examples, as a whole and by part."""
     taken = list(take_evenly(examples, EXAMPLES))
     ready, model, parts = _ready(run, taken), run.model, parts_of(run.model)
     sums: list[dict[str, float]] = []

@@ -53,7 +53,7 @@ def umap_plane(rows_ND: ArrayLike, seed: int = 0) -> Floats:
     except ImportError as error:
         raise ConfigError(HOW_TO_GET_UMAP) from error
     rows = matrix("rows", rows_ND, min_rows=4)
-    with warnings.catch_warnings():  # that a seed leaves one thread, and of numbers it has to be told are fine
+    with warnings.catch_warnings():  # UMAP warns that a seed means one thread, and about its input
         warnings.simplefilter("ignore")
         reducer = UMAP(
             n_neighbors=min(_NEIGHBOURS, len(rows) - 1),

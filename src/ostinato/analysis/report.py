@@ -8,12 +8,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
+from typing import Any
 
-from ostinato.analysis.overview import facts, results
+from ostinato.analysis.collectors import Outcomes
 from ostinato.analysis.studies.base import Finding, Subject
+from ostinato.budget import count_parameters
+from ostinato.metrics import METRICS
 from ostinato.version import __version__
 
 _MOST_ROWS = 200
+_SCORES = ("n", "loss", "perplexity", "bits_per_byte", "token_accuracy", "sequence_accuracy_forced")
+Table = tuple[tuple[str, ...], list[list[object]]]
 _STYLE = """
 :root { color-scheme: light; --ink: #1b1b1b; --faint: #5c5c5c; --line: #d8d8d8; --accent: #0b5fa5; }
 * { box-sizing: border-box; }
@@ -40,7 +45,7 @@ details .scroll { max-height: 26rem; overflow-y: auto; } summary { cursor: point
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class WrittenFinding:
     """A finding and the files it was written to; narrow: its figure for narrow screens, "" where one does for all."""
 
     finding: Finding
@@ -52,23 +57,23 @@ class Shown:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """What one analysis has in the report; left_out: runs it does not apply to, and why."""
+    """The section of one analysis; left_out: runs it does not apply to, and why."""
 
     name: str
     title: str
     reading: str
-    shown: list[Shown]
+    shown: list[WrittenFinding]
     left_out: str = ""
 
 
 def write_report(
     path: Path, subjects: Sequence[Subject], sections: Sequence[Section], left_out: Mapping[str, str]
 ) -> Path:
-    """Write and return the report; it asks nothing of the network, and finds its data in its own folder."""
+    """Write and return the report; it loads nothing from the network, and links to data in its own folder."""
     names = ", ".join(subject.name for subject in subjects)
     links = "".join(f'<li><a href="#{section.name}">{escape(section.title)}</a></li>' for section in sections)
     missing = "".join(f"<li><b>{escape(name)}</b>: {escape(why)}</li>" for name, why in left_out.items())
-    body = "\n".join(map(_section, sections))
+    body = "\n".join(_section(section) for section in sections)
     path.write_text(
         f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
@@ -90,8 +95,8 @@ def write_report(
 
 def _overview(subjects: Sequence[Subject]) -> str:
     """Return recipe, budget and results of all runs, and the whole recipes to unfold."""
-    parts = [f'<h2>Overview</h2><div class="scroll" tabindex="0">{_table(*facts(subjects))}</div>']
-    if (scored := results(subjects)) is not None:
+    parts = [f'<h2>Overview</h2><div class="scroll" tabindex="0">{_table(*_facts(subjects))}</div>']
+    if (scored := _results(subjects)) is not None:
         told = "As stored with the runs when they ended."
         parts.append(
             f'<h3>Results</h3><p class="note">{told}</p><div class="scroll" tabindex="0">{_table(*scored)}</div>'
@@ -106,6 +111,63 @@ def _overview(subjects: Sequence[Subject]) -> str:
     return "\n".join(parts)
 
 
+def _facts(subjects: Sequence[Subject]) -> Table:
+    """Return recipe and budget of the runs, a column each."""
+    found = [_facts_of_run(subject) for subject in subjects]
+    names = dict.fromkeys(name for one in found for name in one)
+    rows = [[name, *(one.get(name, "") for one in found)] for name in names]
+    return ("", *(subject.name for subject in subjects)), rows
+
+
+def _results(subjects: Sequence[Subject]) -> Table | None:
+    """Return the scores in the runs' results.json, a column a split; None where there are none."""
+    scores = {
+        f"{subject.name}, {split}" if len(subjects) > 1 else split: _table_scores(one)
+        for subject in subjects
+        for split, one in (subject.stored_results().get("splits") or {}).items()
+    }
+    names = dict.fromkeys(name for one in scores.values() for name in one)
+    rows = [[name, *(one.get(name) for one in scores.values())] for name in names]
+    return (("score", *scores), rows) if rows else None
+
+
+def _facts_of_run(subject: Subject) -> dict[str, object]:
+    recipe, model, stored = subject.run.recipe, subject.model, subject.stored_results()
+    parameters = count_parameters(model.config)
+    found: dict[str, object] = {
+        "recipe": recipe.name,
+        "task": recipe.task.kind,
+        "seed": recipe.seed,
+        "updates": f"{recipe.training.n_updates:,}",
+        "checkpoint": subject.run.checkpoint.name,
+        "width of states": model.config.d_model,
+        "rounds": ", ".join(f"{name} {stack.plan.n_rounds}" for name, stack in model.stacks.items()),
+        "parameters stored": f"{parameters.stored:,}",
+        "parameters a token touches": f"{parameters.active:,}",
+        "parameters executed, a use each": f"{parameters.executed:,}",
+        "examples shown here": f"{len(subject.examples):,} of {subject.split}",
+    }
+    if seconds := stored.get("training_seconds"):
+        found["hours of training"] = f"{seconds / 3600:.2f} on {stored.get('device')}"
+    if thresholds := model.halting_thresholds():
+        told = ", ".join(f"{name} {value:g}" for name, value in thresholds.items())
+        found["halting threshold"] = f"{told} ({subject.run.halting_threshold_from})"
+    outcomes = subject.collected.get(Outcomes)
+    if isinstance(outcomes, Outcomes) and outcomes.macs_N2.any():
+        full, realised = outcomes.macs_N2.mean(0).tolist()
+        found["M MACs an example"] = f"{realised / 1e6:.4g}"
+        if subject.model.halting_thresholds():
+            found["M MACs an example, full depth"] = f"{full / 1e6:.4g}"
+    return found
+
+
+def _table_scores(result: Mapping[str, Any]) -> dict[str, object]:
+    """Return the scores of one split that fit a table."""
+    found = {name: result[name] for name in (*_SCORES, *METRICS) if isinstance(result.get(name), int | float)}
+    depth = {f"{stack}: mean rounds": numbers["mean"] for stack, numbers in (result.get("halting") or {}).items()}
+    return found | depth
+
+
 def _section(section: Section) -> str:
     note = f'<p class="note">Does not apply to {escape(section.left_out)}.</p>' if section.left_out else ""
     found = "\n".join(_finding(shown, section.title) for shown in section.shown)
@@ -113,7 +175,7 @@ def _section(section: Section) -> str:
     return f'<section id="{section.name}"><h2>{title}</h2><p>{reading}</p>{note}\n{found}</section>'
 
 
-def _finding(shown: Shown, title: str) -> str:
+def _finding(shown: WrittenFinding, title: str) -> str:
     finding = shown.finding
     image = _data(shown.svg.read_bytes())
     narrow = f'<source media="(max-width: 700px)" srcset="{_data(shown.narrow.encode())}">' if shown.narrow else ""
@@ -134,7 +196,7 @@ def _data(svg: bytes) -> str:
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    numeric = [all(_is_number(row[i]) for row in rows) for i in range(len(columns))]
+    numeric = [all(row[i] is None or isinstance(row[i], int | float) for row in rows) for i in range(len(columns))]
     kinds = [' class="number"' if is_number else "" for is_number in numeric]
     head = "".join(f"<th{kind}>{escape(name)}</th>" for kind, name in zip(kinds, columns, strict=True))
     lines = [
@@ -145,12 +207,8 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     )
 
 
-def _is_number(cell: object) -> bool:
-    return cell is None or isinstance(cell, int | float)
-
-
 def _text(cell: object) -> str:
-    """Return a number as people read it, nothing for one that is none."""
+    """Return a cell for people; an empty one for None, infinities and NaN."""
     if cell is None or (isinstance(cell, float) and not math.isfinite(cell)):
         return ""
     if isinstance(cell, int):

@@ -1,4 +1,4 @@
-"""What is kept of a run's routes, batch by batch: loads, tokens by expert, states by expert, first experts."""
+"""Collectors of routing: loads, tokens by expert, states by expert, first experts."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import numpy as np
 import torch
 
 from ostinato.analysis.arrays import Floats, Ints
-from ostinato.analysis.capture import Seen
+from ostinato.analysis.capture import CapturedBatch
 from ostinato.analysis.collapse import ClassMoments
-from ostinato.analysis.collectors import NONE
-from ostinato.analysis.routes import NOT_ROUTED
+from ostinato.analysis.collectors import NO_CAPTURES
+from ostinato.analysis.routing_measures import NOT_ROUTED
 from ostinato.evaluation.routing import RoutingTotals
 from ostinato.models.base import ModelOutput
 from ostinato.nn.types import Routing, StackOutput
 
 
-class Site(NamedTuple):
+class RouterStep(NamedTuple):
     """A router at one step of a stack."""
 
     router: str
@@ -28,9 +28,9 @@ class Site(NamedTuple):
         return f"{self.router} in step {self.step} of the {self.stack}"
 
 
-def _sites(seen: Seen) -> list[tuple[Site, Routing]]:
-    found = [routing for stack in seen.output.stacks.values() for routing in stack.routings]
-    return [(Site(routing.router, routing.stack, routing.step), routing) for routing in found]
+def _routings(captured: CapturedBatch) -> list[tuple[RouterStep, Routing]]:
+    found = [routing for stack in captured.output.stacks.values() for routing in stack.routings]
+    return [(RouterStep(routing.router, routing.stack, routing.step), routing) for routing in found]
 
 
 class ExpertTotals:
@@ -40,22 +40,22 @@ class ExpertTotals:
     remains.
     """
 
-    request = NONE
+    request = NO_CAPTURES
 
     def __init__(self, vocabulary: dict[str, int]) -> None:
         self._vocabulary = vocabulary
-        self.totals: dict[Site, RoutingTotals] = {}
+        self.totals: dict[RouterStep, RoutingTotals] = {}
         self.tokens: dict[tuple[str, str], Floats] = {}
 
-    def add(self, seen: Seen) -> None:
+    def add(self, captured: CapturedBatch) -> None:
         """Take in one batch."""
-        for site, routing in _sites(seen):
-            stack = StackOutput(seen.output.stacks[site.stack].states_BTD, routings=(routing,))
-            self.totals.setdefault(site, RoutingTotals()).add(ModelOutput(seen.output.logits_BTV, {site.stack: stack}))
-            E, V = routing.probs_NE.shape[1], self._vocabulary[site.stack]
-            counts_VE = self.tokens.setdefault((site.router, site.stack), np.zeros((V, E)))
+        for at, routing in _routings(captured):
+            stack = StackOutput(captured.output.stacks[at.stack].states_BTD, routings=(routing,))
+            self.totals.setdefault(at, RoutingTotals()).add(ModelOutput(captured.output.logits_BTV, {at.stack: stack}))
+            E, V = routing.probs_NE.shape[1], self._vocabulary[at.stack]
+            counts_VE = self.tokens.setdefault((at.router, at.stack), np.zeros((V, E)))
             counted_N = routing.weight_N > 0
-            ids_BT = seen.ids(site.stack)
+            ids_BT = captured.ids(at.stack)
             if ids_BT.ndim == 3:  # A fact is counted under its first token.
                 ids_BT = ids_BT[..., 0]
             ids_NK = ids_BT.flatten()[routing.rows_N[counted_N]][:, None]
@@ -79,16 +79,16 @@ class ExpertStates:
     request = frozenset({"input"})
 
     def __init__(self) -> None:
-        self.moments: dict[Site, ClassMoments] = {}
+        self.moments: dict[RouterStep, ClassMoments] = {}
 
-    def add(self, seen: Seen) -> None:
+    def add(self, captured: CapturedBatch) -> None:
         """Take in one batch."""
-        for site, routing in _sites(seen):
-            kind = site.router.split(".", 1)[0]
-            states_BTD = seen.output.stacks[site.stack].captures[site.stack, site.step, kind, "input"]
+        for at, routing in _routings(captured):
+            kind = at.router.split(".", 1)[0]
+            states_BTD = captured.output.stacks[at.stack].captures[at.stack, at.step, kind, "input"]
             counted_N = routing.weight_N > 0
             states_ND = states_BTD.flatten(0, 1)[routing.rows_N[counted_N]]
-            moments = self.moments.setdefault(site, ClassMoments(routing.probs_NE.shape[1]))
+            moments = self.moments.setdefault(at, ClassMoments(routing.probs_NE.shape[1]))
             moments.add(states_ND.double().cpu().numpy(), routing.experts_NK[counted_N, 0].cpu().numpy())
 
 
@@ -98,31 +98,31 @@ class FirstExperts:
     Memory: 2 bytes a token, router and step.
     """
 
-    request = NONE
+    request = NO_CAPTURES
 
     def __init__(self) -> None:
-        self._parts: dict[Site, list[Ints]] = {}
+        self._parts: dict[RouterStep, list[Ints]] = {}
         self._missing: dict[str, list[Ints]] = {}
 
-    def add(self, seen: Seen) -> None:
+    def add(self, captured: CapturedBatch) -> None:
         """Take in one batch."""
-        for name in seen.output.stacks:
-            n = int(seen.keep(name).sum())
+        for name in captured.output.stacks:
+            n = int(captured.keep(name).sum())
             self._missing.setdefault(name, []).append(np.full(n, NOT_ROUTED, dtype=np.int16))
-        for site, routing in _sites(seen):
-            keep_BT, counted_N = seen.keep(site.stack), routing.weight_N > 0
+        for at, routing in _routings(captured):
+            keep_BT, counted_N = captured.keep(at.stack), routing.weight_N > 0
             first_M = torch.full((keep_BT.numel(),), NOT_ROUTED, dtype=torch.int16, device=keep_BT.device)
             first_M[routing.rows_N[counted_N]] = routing.experts_NK[counted_N, 0].to(torch.int16)
-            # Rounds that did not run in a batch: nobody was routed there.
-            parts = self._parts.setdefault(site, list(self._missing[site.stack][:-1]))
+            # Rounds that did not run in a batch routed no token of it.
+            parts = self._parts.setdefault(at, list(self._missing[at.stack][:-1]))
             parts.append(first_M[keep_BT.flatten()].cpu().numpy())
-        for site, parts in self._parts.items():
-            if len(parts) < len(self._missing[site.stack]):
-                parts.append(self._missing[site.stack][-1])
+        for at, parts in self._parts.items():
+            if len(parts) < len(self._missing[at.stack]):
+                parts.append(self._missing[at.stack][-1])
 
-    def experts(self) -> dict[Site, Ints]:
+    def experts(self) -> dict[RouterStep, Ints]:
         """Return the numbers of the experts, `NOT_ROUTED` where a token had halted."""
-        return {site: np.concatenate(parts) for site, parts in self._parts.items()}
+        return {at: np.concatenate(parts) for at, parts in self._parts.items()}
 
 
 class Sample(NamedTuple):
@@ -149,16 +149,16 @@ class RoutedSample:
         self._keys: dict[tuple[str, str], Floats] = {}
         self._kept: dict[tuple[str, str], Sample] = {}
 
-    def add(self, seen: Seen) -> None:
+    def add(self, captured: CapturedBatch) -> None:
         """Take in one batch."""
-        for site, routing in _sites(seen):
-            kind = site.router.split(".", 1)[0]
-            states_BTD = seen.output.stacks[site.stack].captures[site.stack, site.step, kind, "input"]
+        for at, routing in _routings(captured):
+            kind = at.router.split(".", 1)[0]
+            states_BTD = captured.output.stacks[at.stack].captures[at.stack, at.step, kind, "input"]
             counted_N = routing.weight_N > 0
             states_ND = states_BTD.flatten(0, 1)[routing.rows_N[counted_N]].float().cpu().numpy()
             experts_N = routing.experts_NK[counted_N, 0].cpu().numpy()
-            steps_N = np.full(len(experts_N), site.step)
-            self._keep((site.router, site.stack), Sample(states_ND, experts_N, steps_N))
+            steps_N = np.full(len(experts_N), at.step)
+            self._keep((at.router, at.stack), Sample(states_ND, experts_N, steps_N))
 
     def _keep(self, key: tuple[str, str], new: Sample) -> None:
         """Keep the rows that drew the smallest numbers: of all that ever came an even sample."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ostinato.analysis.canvas import COLOURS, save_figure
-from ostinato.analysis.drawing import panels
+from ostinato.analysis.drawing import COLOURS, panels, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,13 +27,13 @@ def draw_curve(tuning: Tuning, path: Path) -> tuple[Path, Path]:
     return save_figure(figure_of(tuning), path)
 
 
-def figure_of(tuning: Tuning) -> Figure:
+def figure_of(tuning: Tuning, narrow: bool = False) -> Figure:
     """Return the figure.
 
     Raises:
         ConfigError: matplotlib is not installed.
     """
-    figure, (by_share, by_threshold) = panels(2, width=4.5, height=4.2, columns=2)
+    figure, (by_share, by_threshold) = panels(2, narrow, width=4.5, height=4.2, columns=2)
     _against_share(by_share, tuning)
     _against_threshold(by_threshold, tuning)
     figure.suptitle(f"{tuning.checkpoint}, {tuning.split}: {tuning.n:,} examples", fontsize=10)

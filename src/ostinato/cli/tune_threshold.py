@@ -102,7 +102,7 @@ def _progress(total: int | None) -> Iterator[Callable[[Point], None]]:
 
 
 def _print(found: Tuning) -> None:
-    from ostinato.analysis.canvas import HOW_TO_GET_FIGURES, can_draw
+    from ostinato.analysis.drawing import HOW_TO_GET_FIGURES, can_draw
     from ostinato.cli.output import compact, print_table, say
 
     stacks = list(found.trained.skipped)

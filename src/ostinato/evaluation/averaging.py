@@ -1,10 +1,10 @@
 """The mean of several checkpoints of a run, as a checkpoint of its own.
 
     checkpoints/average-best-5/   model.safetensors, model.json    the mean (`ostinato.models.checkpoint`)
-                                  average.json                     of which: name, value of the selection, SHA-256
+                                  average.json                     its members: name, value of the selection, SHA-256
 
-`best` are the best by the run's selection among the checkpoints that it kept, `last` the newest. An average that is
-already there is used again while its members are the same files.
+`best` are the best by the run's selection among the checkpoints that it kept, `last` the newest. A stored average is
+used again as long as its members are the same files.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _NAME = re.compile(r"(best|last):(.*)")
 
 Role = Literal["best", "last"]
 Member = dict[str, Any]
-"""A checkpoint that an average is of: checkpoint (its name), value (None where it was not evaluated), sha256."""
+"""A checkpoint of an average: checkpoint (its name), value (None where it was not evaluated), sha256."""
 
 
 def parse_average(name: str) -> tuple[Role, int] | None:
-    """Return what `best:5` and `last:5` ask for, None for any other name.
+    """Return role and number of names such as `best:5` and `last:5`, None for any other name.
 
     Raises:
         CheckpointError: what follows the colon is no number of at least 1.
@@ -45,7 +45,7 @@ def parse_average(name: str) -> tuple[Role, int] | None:
 
 
 def average_checkpoints(directory: Path, role: Role, n: int) -> Path:
-    """Return the folder of the mean of a run's n best or newest checkpoints, after writing it where it is not there.
+    """Return the folder of the mean of a run's n best or newest checkpoints; compute and write it where necessary.
 
     Raises:
         CheckpointError: the run keeps fewer, or one of them cannot be read.
@@ -61,7 +61,7 @@ def average_checkpoints(directory: Path, role: Role, n: int) -> Path:
 
 
 def read_members(average: Path) -> list[Member] | None:
-    """Return what an average is of, None where its note cannot be read."""
+    """Return the members of an average, None where its average.json cannot be read."""
     try:
         members: list[Member] = json.loads((average / _NOTE).read_text(encoding="utf-8"))["of"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -70,9 +70,10 @@ def read_members(average: Path) -> list[Member] | None:
 
 
 def _members(directory: Path, role: Role, n: int) -> list[Member]:
-    """Return the n best or newest checkpoints that are there, in that order."""
+    """Return the n best or newest of the stored checkpoints, in that order."""
     training = load_recipe(directory).training
-    folders = {int(path.name.removeprefix("update-")): path for path in _folders(directory / _CHECKPOINTS)}
+    paths = (directory / _CHECKPOINTS).glob("update-[0-9]*")
+    folders = {int(path.name.removeprefix("update-")): path for path in paths if (path / "model.json").is_file()}
     values = _values(directory / _METRICS, training)
     updates = sorted(folders, reverse=True)
     if role == "best":
@@ -86,12 +87,8 @@ def _members(directory: Path, role: Role, n: int) -> list[Member]:
     ]
 
 
-def _folders(root: Path) -> list[Path]:
-    return [path for path in root.glob("update-[0-9]*") if (path / "model.json").is_file()]
-
-
 def _values(path: Path, training: TrainingConfig) -> dict[int, float]:
-    """Return what the run selects by for every update that has it as a finite number."""
+    """Return by update the values of the selection's metric that are finite numbers."""
     values = {}
     try:
         for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:

@@ -3,8 +3,9 @@
     executed rounds of a token: those it took part in; all of them where no token halts
     expected depth of a token:  sum_r w_r r, rounds counted from 1, with w_r the part of round r in its output
 
-What a token runs is compute, what it expects is where its output comes from: stick-breaking with a threshold near one
-runs many rounds that add little. ACT whose halted states are not frozen runs every token until its batch is through.
+Executed rounds are compute; the expected depth says which rounds the output comes from. They differ: stick-breaking
+with a threshold near one runs many rounds that add little, and ACT whose halted states are not frozen runs every token
+until the last one of its batch has halted.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def real_tokens(stack: str, batch: Batch) -> Bool[Tensor, "B T"]:
 def depth_sums(trace: HaltingTrace | None, keep_BT: Bool[Tensor, "B T"], n_rounds: int) -> Float[Tensor, "B V"]:
     """Return of every sentence the real tokens that executed 1, 2, ..., n_rounds rounds, and their summed depths.
 
-    The depth is the expected one. Nothing waits for the device.
+    The depth is the expected one. This does not wait for the device.
 
     Args:
         trace: None: every token ran all rounds.
@@ -52,11 +53,11 @@ def depth_sums(trace: HaltingTrace | None, keep_BT: Bool[Tensor, "B T"], n_round
 
 
 def describe(sums: Sequence[float]) -> dict[str, Any]:
-    """Return what sums over tokens, as of `depth_sums`, say.
+    """Return statistics of sums over tokens, as of `depth_sums`.
 
     Returns:
         mean: executed rounds a token. expected: depth. percentiles: by percent, the executed rounds that so many of the
-        tokens do not exceed. histogram: tokens that executed 1, 2, ... rounds.
+        tokens at most have. histogram: tokens that executed 1, 2, ... rounds.
     """
     histogram, total = [round(count) for count in sums[:-1]], sums[-1]
     n = sum(histogram)
@@ -68,7 +69,7 @@ def describe(sums: Sequence[float]) -> dict[str, Any]:
 
 
 def _percentile(histogram: list[int], percent: int) -> int:
-    """Return the least number of rounds that at least so many percent of the tokens do not exceed."""
+    """Return the least number of rounds that is not exceeded by at least this percentage of the tokens."""
     wanted, seen = math.ceil(percent * sum(histogram) / 100), 0
     for rounds, count in enumerate(histogram, 1):
         seen += count
@@ -78,15 +79,15 @@ def _percentile(histogram: list[int], percent: int) -> int:
 
 
 def sentence_depths(output: ModelOutput, batch: Batch, rounds: Mapping[str, int]) -> dict[str, Float[Tensor, "B V"]]:
-    """Return the sums of every sentence of a pass, by stack: on the host, in float64.
+    """Return `depth_sums` of every sentence of a pass, by stack: on the host, in float64.
 
     Args:
-        rounds: of every stack, which each token runs where none can halt.
+        rounds: of every stack; where no token can halt, every token runs all of them.
     """
     if not output.stacks:
         return {}
     sums = [depth_sums(stack.halting, real_tokens(name, batch), rounds[name]) for name, stack in output.stacks.items()]
-    # One transfer a pass; added up in float64, so that the size of the batches is not seen.
+    # One copy to the host per pass; float64, so that totals do not depend on the batch size.
     parts = torch.split(torch.cat(sums, 1).cpu().double(), [rounds[name] + 1 for name in output.stacks], 1)
     return dict(zip(output.stacks, parts, strict=True))
 
@@ -103,6 +104,6 @@ class DepthTotals:
             self._sums[name] = self._sums[name] + sums_V if name in self._sums else sums_V
 
     def compute(self) -> dict[str, dict[str, Any]]:
-        """Return what `describe` says of every stack that saw a token."""
+        """Return `describe` of every stack that saw a token."""
         found = {name: describe(sums_V.tolist()) for name, sums_V in self._sums.items()}
         return {name: numbers for name, numbers in found.items() if sum(numbers["histogram"])}

@@ -1,7 +1,7 @@
 """Measure a model on a split: teacher-forced numbers and decoded metrics, overall and by category.
 
-Examples stream through: what is held are a window of examples sorted into batches and running totals, whatever the size
-of the split. Numbers do not depend on the batch size beyond float rounding.
+Examples are streamed: only a window of examples, sorted into batches, and running totals are in memory, whatever the
+size of the split. Numbers do not depend on the batch size beyond float rounding.
 
 The result holds
 
@@ -12,7 +12,7 @@ The result holds
     `ostinato.budget.macs`); by: column -> value -> the same numbers; macro: column -> their means over the values,
     each counting once; failed, with exact match: column -> values with more than 5 % of outputs wrong; depth: stack ->
     rounds a real token took part in, on average, in the teacher-forced passes; where tokens halt, halting: stack ->
-    what `ostinato.evaluation.depth.describe` says of them, also for every value in `by`, and halting_threshold: stack
+    the result of `ostinato.evaluation.depth.describe`, also for every value in `by`, and halting_threshold: stack
     -> what it was; n_steps, seconds; where the model has routers, routing: router -> how it used its experts in those
     passes (`RoutingTotals.compute`); and, where something was decoded, n_generated (tokens, end symbols included),
     n_unfinished (outputs cut at their length limit), decoding_seconds (the search alone) and decoding (the settings);
@@ -66,10 +66,10 @@ def evaluate(
         metrics: decoded metrics by name (`ostinato.metrics`); empty: nothing is decoded.
         by: metadata columns; every number is also given for each of their values.
         n_steps: rounds to run instead of the plans' own (fully shared plans only).
-        max_examples: so many at most, spread evenly over all (`take_evenly`); numbers of examples count those taken.
+        max_examples: the largest number of examples, spread evenly over all (`take_evenly`).
         name: of the split, for error messages and the result.
         contrast: column of a wrong target, to be compared with the right one (`ostinato.evaluation.ranking`); all
-            examples are held then.
+            examples are then in memory.
         predictions: called with a record for every output (index, source, reference, prediction, score, finished,
             columns), see `PredictionWriter`; decodes even where `metrics` is empty.
 
@@ -87,21 +87,20 @@ def evaluate(
     taken = take_evenly(examples, max_examples)
     if contrast is not None:
         taken = iter(pairs := list(taken))
-    chosen = _remember(taken, held)
-    rows = encode_rows(chosen, tokenizers, data, model.config, training=False, name=name)
+    rows = encode_rows(_hold(taken, held), tokenizers, data, model.config, training=False, name=name)
     is_packed = data.block_length is not None
     if is_packed:
-        _check_by_of_blocks(by, data)
+        _check_block_columns(by, data)
     tally = Tally(metrics, by, name, lambda ids, row: text_of(model.config, ids, row, tokenizers, data), predictions)
     passes = Passes(model, decoding if is_decoding else None, metrics, n_steps)
-    # A beam holds that many rows for every sentence.
+    # Beam search has `beam` rows for every sentence.
     budget = max(1, data.eval_tokens_per_batch // (decoding.beam if is_decoding else 1))
     with inference(model, packs_weights=decoding.pack_weights):
         for batch in evaluation_batches(rows, budget):
-            shown = _blocks(batch) if is_packed else {index: held.pop(index) for index in batch.indices}
+            shown = _block_examples(batch) if is_packed else {index: held.pop(index) for index in batch.indices}
             for index, found in zip(batch.indices, passes.run(batch.to(model.device)), strict=True):
                 tally.add(index, shown[index], found)
-            if is_packed:
+            if is_packed:  # A block's texts are not needed: its example has only columns.
                 held.clear()
         ranking = {}
         if contrast is not None:
@@ -113,24 +112,24 @@ def evaluate(
     return result | ranking | {"n_steps": n_steps, "seconds": time.perf_counter() - started}
 
 
-def _check_by_of_blocks(by: Sequence[str], data: DataConfig) -> None:
-    """Refuse columns that blocks of several texts do not have: all but the data set of a mixture."""
+def _check_block_columns(by: Sequence[str], data: DataConfig) -> None:
+    """Refuse columns that blocks of several texts do not have: they only have the data set of a mixture."""
     known = [] if data.mixture is None else [data.mixture.column]
     if not set(by) <= set(known):
         reason = f"blocks of several texts (data.block_length) have {', '.join(known) or 'no column (data.mixture)'}"
         raise ConfigError([Problem("evaluation.by", list(by), reason)])
 
 
-def _blocks(batch: Batch) -> dict[int, Example]:
-    """Return what stands for the texts of every block: an example with its columns."""
+def _block_examples(batch: Batch) -> dict[int, Example]:
+    """Return an example without text for every block of a batch, with the block's columns."""
     return {
         index: Example(None, "", {name: values[place] for name, values in batch.columns.items()})
         for place, index in enumerate(batch.indices)
     }
 
 
-def _remember(examples: Iterable[Example], held: dict[int, Example]) -> Iterator[Example]:
-    """Pass examples on, and keep each one's texts until its batch has been scored."""
+def _hold(examples: Iterable[Example], held: dict[int, Example]) -> Iterator[Example]:
+    """Yield the examples, and put each into `held` by its index until its batch has been scored."""
     for index, example in enumerate(examples):
         held[index] = example
         yield example

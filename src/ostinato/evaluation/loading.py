@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -61,7 +61,7 @@ class LoadedRun:
         n_steps: int | None = None,
         **decoding: Any,
     ) -> list[str]:
-        """Return the output for every source, in order; a language model of texts goes on from them as prompts.
+        """Return the output for every source, in order; a language model of texts continues them as prompts.
 
         Args:
             prefixes: the beginning of every output, "" for none.
@@ -108,7 +108,7 @@ class LoadedRun:
         on_progress: Callable[[int], None] | None = None,
         **decoding: Any,
     ) -> Iterator[Generation | DataError]:
-        """Yield for every text its output, or the error that kept it from having one; see `generate_stream`."""
+        """Yield for every text its output, or the error that made it impossible; see `generate_stream`."""
         config = self.decoding(**decoding)
         return generate_stream(
             self.writer,
@@ -140,22 +140,22 @@ class LoadedRun:
 
         Args:
             metrics, by, max_examples: None: what the recipe says, else the task's own (all examples).
-            predictions: a file to write every prediction to (JSON lines), or what takes the records.
+            predictions: a file to write every prediction to (JSON lines), or a function that is given the records.
             access: where data files are found. decoding: as in `generate`.
         """
         config, wanted = self.decoding(**decoding), self.recipe.evaluation
         task = build_task(self.recipe.task, self.recipe.data, access)
         if split not in task.splits():
             raise ConfigError([Problem("split", split, f"must be one of {', '.join(task.splits())}")])
-        with _writer(predictions) as write:
+        with PredictionWriter(predictions) if isinstance(predictions, Path) else nullcontext(predictions) as write:
             result = evaluate(
                 self.model,
                 task.examples(split),
                 self.tokenizers,
                 data=self.recipe.data,
                 decoding=config,
-                metrics=_first(metrics, wanted.metrics, task.metrics),
-                by=_first(by, wanted.by, task.by),
+                metrics=_first_given(metrics, wanted.metrics, task.metrics),
+                by=_first_given(by, wanted.by, task.by),
                 n_steps=n_steps,
                 max_examples=wanted.max_examples if max_examples is None else max_examples,
                 name=split,
@@ -182,7 +182,7 @@ class LoadedRun:
 
     @property
     def reads_prompts(self) -> bool:
-        """Whether input is gone on from: the model was trained on texts, which have no source."""
+        """Whether inputs are prompts to be continued: the model was trained on texts, which have no source."""
         return not task_config(self.recipe.task).has_sources
 
     def decoding(self, **overrides: Any) -> DecodingConfig:
@@ -198,7 +198,7 @@ class LoadedRun:
             chosen["strategy"] = "beam" if chosen["beam"] != 1 else "greedy"
         elif chosen.get("strategy") in ("greedy", "sample"):
             chosen.setdefault("beam", 1)
-        if "beam" in chosen:  # A narrower beam has fewer to give.
+        if "beam" in chosen:  # n_best cannot exceed the beam.
             chosen.setdefault("n_best", min(self.recipe.decoding.n_best, chosen["beam"]))
         settings = self.recipe.model_dump(mode="json")
         return check_recipe(settings | {"decoding": settings["decoding"] | chosen}).decoding
@@ -233,7 +233,7 @@ def load(
     where = find_checkpoint(directory, checkpoint)
     recipe = load_recipe(directory, overrides)
     tokenizers = Tokenizers.load(directory / _TOKENIZERS)
-    # Who says what to use has no need of the choice, and can replace one that cannot be read.
+    # With a threshold given, the stored choice is not read: it may be a file that cannot be read.
     tuned = read_tuned(directory) if halting_threshold is None else None
     if tuned is not None and tuned.checkpoint != where.name:
         tuned = None
@@ -310,9 +310,5 @@ def resolve_device(name: str) -> torch.device:
     return device
 
 
-def _first(*choices: Sequence[str] | None) -> Sequence[str]:
+def _first_given(*choices: Sequence[str] | None) -> Sequence[str]:
     return next((choice for choice in choices if choice is not None), ())
-
-
-def _writer(predictions: WriteRecord | Path | None) -> AbstractContextManager[WriteRecord | None]:
-    return PredictionWriter(predictions) if isinstance(predictions, Path) else nullcontext(predictions)

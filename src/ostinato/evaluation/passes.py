@@ -1,4 +1,4 @@
-"""What a model does with one batch of an evaluation: a teacher-forced pass, and, where that is wanted, a search."""
+"""The passes of a model over one batch of an evaluation: teacher-forced, and, where asked for, decoding."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from ostinato.models import Model, ModelOutput
 
 @dataclass(frozen=True, slots=True)
 class SentenceResult:
-    """What a model did with one sentence.
+    """Results of one sentence.
 
     Args:
         scores: teacher-forced. depths: by stack, see `ostinato.evaluation.depth.depth_sums`. macs: of the
-            teacher-forced pass; None for a model that says nothing of depth. output: what was decoded, or what the head
-            said, if it was asked. size: of a text whose every token is a label.
+            teacher-forced pass; None for a model without stacks and recurrences. output: what was decoded, or read off
+            the head; None where neither was asked for. size: of a text whose every token is a label.
     """
 
     scores: SentenceScores
@@ -40,7 +40,7 @@ class SentenceResult:
 
 
 class Passes:
-    """The passes of one evaluation, and what is known of them all together.
+    """Runs the passes of one evaluation, and keeps totals that are not by sentence.
 
     Args:
         decoding: None: nothing is decoded. metrics: decoded metrics, for the message where there is no source.
@@ -62,29 +62,24 @@ class Passes:
         self._decoding_seconds = 0.0
 
     def run(self, batch: Batch) -> list[SentenceResult]:
-        """Return what became of every sentence of a batch, in the batch's order."""
+        """Return the results of every sentence of a batch, in the batch's order."""
         output = self.model(batch, n_steps=self.n_steps)
-        scores, depths = self._forced(output, batch)
+        scores = score_sentences(output.logits_BTV, batch.labels_BT, batch.loss_mask_BT)
+        depths = sentence_depths(output, batch, self._rounds)
+        self.halting |= {name for name, stack in output.stacks.items() if stack.halting is not None}
+        self._routing.add(output)
         outputs = self._decode(output, batch)
         counts = {stack: sums_BV[:, :-1].long().tolist() for stack, sums_BV in depths.items()}
         for name in self.model.config.recurrences():
             counts[name] = real_tokens(name, batch).sum(1, keepdim=True).tolist()
-        return [
-            SentenceResult(
-                scores[place],
-                {stack: sums_BV[place] for stack, sums_BV in depths.items()},
-                self._macs({stack: found[place] for stack, found in counts.items()}),
-                outputs[place],
-                batch.sizes[place] if batch.sizes else None,
-            )
-            for place in range(batch.n_sentences)
-        ]
-
-    def _forced(self, output: ModelOutput, batch: Batch) -> tuple[list[SentenceScores], dict[str, Tensor]]:
-        scores = score_sentences(output.logits_BTV, batch.labels_BT, batch.loss_mask_BT)
-        self.halting |= {name for name, stack in output.stacks.items() if stack.halting is not None}
-        self._routing.add(output)
-        return scores, sentence_depths(output, batch, self._rounds)
+        if counts and self._counter is None:
+            self._counter = MacCounter(self.model.config, n_steps=self.n_steps)
+        results = []
+        for i in range(batch.n_sentences):
+            sums = {stack: sums_BV[i] for stack, sums_BV in depths.items()}
+            macs = self._counter.count({stack: found[i] for stack, found in counts.items()}) if self._counter else None
+            results.append(SentenceResult(scores[i], sums, macs, outputs[i], batch.sizes[i] if batch.sizes else None))
+        return results
 
     def _decode(self, output: ModelOutput, batch: Batch) -> list[Hypothesis] | list[None]:
         if self.decoding is None:
@@ -103,16 +98,8 @@ class Passes:
         self._decoding_seconds += time.perf_counter() - began
         return outputs
 
-    def _macs(self, counts: Mapping[str, Sequence[int]]) -> SentenceMacs | None:
-        """Return what a sentence cost whose tokens executed 1, 2, ... rounds so many times."""
-        if not counts:
-            return None
-        if self._counter is None:
-            self._counter = MacCounter(self.model.config, n_steps=self.n_steps)
-        return self._counter.count(counts)
-
     def result(self) -> dict[str, Any]:
-        """Return what holds for all sentences together; see `ostinato.evaluation.evaluate`."""
+        """Return the results over all sentences; see `ostinato.evaluation.evaluate`."""
         found: dict[str, Any] = {}
         if self.decoding is not None and self.model.config.generates:
             found |= {"decoding_seconds": self._decoding_seconds, "decoding": self.decoding.model_dump(mode="json")}

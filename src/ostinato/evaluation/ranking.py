@@ -1,8 +1,8 @@
-"""Which of two ways to go on a language model prefers.
+"""Which of two continuations of a text a language model prefers.
 
     accuracy = examples with log p(right | before) > log p(wrong | before) / examples
 
-log p being summed over the tokens of what follows; equal ones are wrong. Right and wrong follow the same text.
+log p is summed over the tokens of the continuation; ties count as wrong. Right and wrong continue the same text.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def rank(
     """Return how often the right target is more probable than the wrong one, in the model's present mode.
 
     Args:
-        examples: that go on from a source. contrast: column of the wrong target. by: columns to report by.
+        examples: whose targets continue a source. contrast: column of the wrong target. by: columns to report by.
 
     Returns:
         n, accuracy; by: column -> value -> n, accuracy; macro: column -> the mean over its values.
@@ -43,7 +43,12 @@ def rank(
     Raises:
         DataError: an example without a wrong target, or that cannot be encoded.
     """
-    both = [one for number, example in enumerate(examples, 1) for one in _pair(example, contrast, name, number)]
+    both: list[Example] = []
+    for number, example in enumerate(examples, 1):
+        wrong = example.columns.get(contrast)
+        if not isinstance(wrong, str) or not example.continues:
+            raise DataError(f"{name}: example {number} has no wrong target {contrast!r} to compare with")
+        both += [example, replace(example, target=wrong)]
     rows = encode_rows(both, tokenizers, data, model.config, training=False, name=f"{name}, right and wrong")
     log_probs = [0.0] * len(both)
     for batch in evaluation_batches(rows, data.eval_tokens_per_batch):
@@ -54,26 +59,16 @@ def rank(
         ):
             log_probs[index] = -scores.nll
     is_right = [right > wrong for right, wrong in zip(log_probs[::2], log_probs[1::2], strict=True)]
-    groups = {column: _by(column, examples, is_right) for column in by}
-    macro = {
-        column: {"accuracy": sum(found["accuracy"] for found in of.values()) / len(of)} for column, of in groups.items()
-    }
-    return _share(is_right) | {"by": groups, "macro": macro}
+    groups: dict[str, dict[str, dict[str, Any]]] = {}
+    macro: dict[str, dict[str, float]] = {}
+    for column in by:
+        by_value: dict[str, list[bool]] = {}
+        for example, right in zip(examples, is_right, strict=True):
+            by_value.setdefault(str(example.columns[column]), []).append(right)
+        groups[column] = {value: _accuracy(rights) for value, rights in sorted(by_value.items())}
+        macro[column] = {"accuracy": sum(found["accuracy"] for found in groups[column].values()) / len(groups[column])}
+    return _accuracy(is_right) | {"by": groups, "macro": macro}
 
 
-def _pair(example: Example, contrast: str, name: str, number: int) -> tuple[Example, Example]:
-    wrong = example.columns.get(contrast)
-    if not isinstance(wrong, str) or not example.continues:
-        raise DataError(f"{name}: example {number} has no wrong target {contrast!r} to compare with")
-    return example, replace(example, target=wrong)
-
-
-def _by(column: str, examples: Sequence[Example], is_right: Sequence[bool]) -> dict[str, dict[str, Any]]:
-    found: dict[str, list[bool]] = {}
-    for example, right in zip(examples, is_right, strict=True):
-        found.setdefault(str(example.columns[column]), []).append(right)
-    return {value: _share(rights) for value, rights in sorted(found.items())}
-
-
-def _share(is_right: Sequence[bool]) -> dict[str, Any]:
+def _accuracy(is_right: Sequence[bool]) -> dict[str, Any]:
     return {"n": len(is_right), "accuracy": sum(is_right) / len(is_right)}

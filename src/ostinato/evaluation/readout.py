@@ -1,4 +1,4 @@
-"""What the head of an encoder-only model says of a batch, as outputs with scores, and outputs as texts.
+"""Outputs of the head of an encoder-only model, with scores, and outputs as texts.
 
 classification, tagging   the most probable label at every place; score: mean log-probability of those
 span                      the columns start <= end of the passage, at most `max_answer_length` tokens, whose
@@ -20,19 +20,17 @@ from ostinato.decoding import Hypothesis
 
 
 def read_out(config: EncoderConfig, logits_BLV: Tensor, batch: Batch) -> list[Hypothesis]:
-    """Return what the head says of every sentence: labels' ids, or an answer's first and last column."""
+    """Return the output of every sentence: the ids of its labels, or its answer's first and last column."""
     log_probs_BLV = logits_BLV.float().log_softmax(-1)
     if config.head.kind == "span":
         return _answers(log_probs_BLV, config.head.max_answer_length)
     best = log_probs_BLV.max(-1)
     n_labels = batch.loss_mask_BT.sum(1).tolist()
-    rows = zip(best.indices.tolist(), best.values.tolist(), n_labels, strict=True)
-    return [_labels(ids[:n], values[:n]) for ids, values, n in rows]
-
-
-def _labels(ids: list[int], log_probs: list[float]) -> Hypothesis:
-    total = sum(log_probs)
-    return Hypothesis(ids, total / max(len(ids), 1), total, finished=True)
+    found = []
+    for ids, log_probs, n in zip(best.indices.tolist(), best.values.tolist(), n_labels, strict=True):
+        total, labels = sum(log_probs[:n]), ids[:n]
+        found.append(Hypothesis(labels, total / max(len(labels), 1), total, finished=True))
+    return found
 
 
 def _answers(log_probs_B2T: Tensor, longest: int) -> list[Hypothesis]:

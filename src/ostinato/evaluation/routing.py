@@ -22,17 +22,17 @@ class RoutingTotals:
         self._sums: dict[str, Tensor] = {}
 
     def add(self, output: ModelOutput) -> None:
-        """Count one pass; padding is none of it."""
+        """Count one pass, without its padding."""
         if not (by_router := output.by_router()):
             return
         sums = [_sums(routings) for routings in by_router.values()]
-        # One transfer a pass; added up in float64, so that the size of the batches is not seen.
+        # One copy to the host per pass; float64, so that totals do not depend on the batch size.
         parts = torch.split(torch.cat(sums).cpu().double(), [len(one) for one in sums])
         for router, part in zip(by_router, parts, strict=True):
             self._sums[router] = self._sums[router] + part if router in self._sums else part
 
     def compute(self) -> dict[str, dict[str, Any]]:
-        """Return by router what was realised.
+        """Return by router how its experts were used.
 
         Returns:
             load: every expert's fraction of the choices. load_entropy: of it, in nats; log E where experts are used
@@ -54,7 +54,7 @@ def _sums(routings: list[Routing]) -> Tensor:
 
 def _describe(sums_V: Tensor) -> dict[str, Any]:
     total, row_entropy, n_rows, n_choices = sums_V[:4].tolist()
-    # By their own sum, not by the weights': fractions of float32 would add up to 1 only nearly.
+    # Divided by their own sum and not by `total`, so that they add up to 1 exactly.
     load_E = sums_V[4:] / sums_V[4:].sum().clamp_min(torch.finfo(sums_V.dtype).tiny)
     return {
         "load": load_E.tolist(),

@@ -1,17 +1,17 @@
-"""Running totals of an evaluation: teacher-forced numbers and decoded metrics of one group of examples.
+"""Scores of one group of examples in an evaluation: teacher-forced numbers and decoded metrics.
 
     loss = sum of -log p(label) / number of labels        nats per label, no label smoothing, the end symbol included
     perplexity = exp(loss)
     token_accuracy = labels that are the most probable token / labels
     sequence_accuracy_forced = sentences with every label right, and at least one label / sentences
 
-and of texts whose every token is a label, with their end as one word and one byte more:
+and, where every token of a text is a label, with the end of a text as one more word and one more byte:
 
     word_perplexity = exp(sum of -log p(label) / number of words)          words: what white space separates
     bits_per_byte = sum of -log2 p(label) / number of bytes                of the text in UTF-8
 
-which, unlike loss and perplexity, compare models with different tokenizers on the same text;
-all teacher-forced: the true labels before a label are given. Sums are kept in float64.
+These two, unlike loss and perplexity, compare models with different tokenizers on the same text. All are
+teacher-forced: the true labels before a label are given. Sums are kept in float64.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def macro_means(groups: dict[str, dict[str, Any]]) -> dict[str, float]:
 def count_failed(groups: dict[str, dict[str, Any]]) -> int | None:
     """Return how many groups have more than 5 % of their outputs wrong; None where exact match was not measured.
 
-    So failed tasks of bAbI are counted (Weston et al. 2015, arXiv 1502.05698).
+    This is how failed tasks of bAbI are counted (Weston et al. 2015, arXiv 1502.05698).
     """
     if not groups or any(_EXACT not in result for result in groups.values()):
         return None

@@ -1,9 +1,8 @@
-"""Outputs of a system for a split: read from a file, or decoded once and kept beside the run they are of.
+"""Outputs of a system for a split: read from a file, or decoded once and stored in the run's directory.
 
-A run's outputs are kept in its directory, as predictions/<split>-<key>.jsonl, and what they cost beside them in a
-file of the same name, .json. The key is a hash of all that decides them: the weights, tokenizers, data and decoding
-settings, the examples themselves, the kind of device and this package's version. What was decoded from anything else
-is never found under it.
+A run's outputs are stored as predictions/<split>-<key>.jsonl, and the evaluation that decoded them beside it as
+<split>-<key>.json. The key is a hash of everything that decides the outputs: the weights, tokenizers, data and decoding
+settings, the examples themselves, the kind of device and this package's version.
 """
 
 from __future__ import annotations
@@ -33,10 +32,10 @@ _FIELDS = {"index": int, "prediction": str, "reference": str}
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """What a system wrote for a split, and what it should have written, in the split's order.
+    """The outputs of a system for a split and their references, in the split's order.
 
     Args:
-        file: where they stand. evaluation: the evaluation that decoded them (`ostinato.evaluation.evaluate`, with
+        file: that holds them. evaluation: the evaluation that decoded them (`ostinato.evaluation.evaluate`, with
             `device` and `n_threads`); None for a file of unknown origin. is_new: decoded by this call.
     """
 
@@ -47,7 +46,7 @@ class Outputs:
     is_new: bool = False
 
     def take(self, n: int | None) -> Outputs:
-        """Return n of them, spread evenly, all for None; what all took is not what these took, and is left out."""
+        """Return n of them, spread evenly, or all for None; n of them have no `evaluation`, which is of all."""
         if n is None or n >= len(self.predictions):
             return self
         predictions, references = (list(take_evenly(texts, n)) for texts in (self.predictions, self.references))
@@ -86,11 +85,11 @@ def run_outputs(
     fresh: bool = False,
     **decoding: Any,
 ) -> Outputs:
-    """Return a run's outputs for a split: those kept in its directory, or, where there are none, new ones.
+    """Return a run's outputs for a split: those stored in its directory, or, where there are none, new ones.
 
     Args:
         max_examples: spread evenly; None: what the recipe says, else all. access: where data files are found.
-        fresh: decode again, whatever is kept. decoding: settings to use instead of the recipe's.
+        fresh: decode again, whatever is stored. decoding: settings to use instead of the recipe's.
 
     Raises:
         ConfigError: no such split, an impossible setting, a language model. DataError: data that cannot be used.
@@ -107,13 +106,12 @@ def run_outputs(
         "decoding": run.decoding(**decoding).model_dump(mode="json"),
         "device": run.model.device.type,
     }
-    if thresholds := run.model.halting_thresholds():  # They may be others than the configuration's.
+    if thresholds := run.model.halting_thresholds():  # They may differ from the configuration's.
         settings["halting_threshold"] = thresholds
     key = hashlib.sha256(json.dumps(settings, sort_keys=True).encode("utf-8")).hexdigest()[:16]
     note = run.directory / _FOLDER / f"{split}-{key}.json"
-    kept = None if fresh else _kept(note)
-    if kept is not None:
-        return kept
+    if not fresh and (stored := _read_stored(note)) is not None:
+        return stored
     note.unlink(missing_ok=True)
     file = note.with_suffix(".jsonl")
     with PredictionWriter(file) as writer:
@@ -126,8 +124,8 @@ def run_outputs(
     return replace(read_outputs(file), evaluation=result, is_new=True)
 
 
-def _kept(note: Path) -> Outputs | None:
-    """Return what was kept, None where there is nothing or it is not as it was written."""
+def _read_stored(note: Path) -> Outputs | None:
+    """Return stored outputs, None where there are none or their file has been changed."""
     file = note.with_suffix(".jsonl")
     if not (note.is_file() and file.is_file()):
         return None

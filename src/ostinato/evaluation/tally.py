@@ -16,7 +16,7 @@ from ostinato.evaluation.predictions import WriteRecord
 from ostinato.evaluation.scores import Totals, count_failed, macro_means
 
 _MOST_VALUES = 1000
-"""A column of more values than this is an identifier, and totals for each of them would hold the whole split."""
+"""A column of more values is an identifier, and totals for each value would hold the whole split in memory."""
 
 
 def check_columns(columns: Mapping[str, object], by: Sequence[str], where: str) -> None:
@@ -35,11 +35,11 @@ class _Group:
     macs: SentenceMacs | None = None
 
     def add(self, found: SentenceResult) -> None:
-        """Count one example; multiply-accumulates are whole numbers, whose sum no order changes."""
+        """Count one example."""
         self.scores.add(found.scores, found.size)
         self.depths.add(found.depths)
         if found.macs is not None:
-            so_far = self.macs or SentenceMacs(0, 0)
+            so_far = self.macs or SentenceMacs(0, 0)  # Integers: their sum does not depend on the order.
             self.macs = SentenceMacs(so_far.full + found.macs.full, so_far.realised + found.macs.realised)
 
     def compute(self, halting: Collection[str]) -> dict[str, Any]:
@@ -83,10 +83,10 @@ class Tally:
         prediction = self.text_of(found.output.ids, example)
         for group in groups:
             group.scores.add_prediction(prediction, example.target)
-        self._note(index, example, prediction, found.output)
+        self._record(index, example, prediction, found.output)
 
-    def _note(self, index: int, example: Example, prediction: str, output: Hypothesis) -> None:
-        """Count an output's tokens, and pass it on."""
+    def _record(self, index: int, example: Example, prediction: str, output: Hypothesis) -> None:
+        """Count an output's tokens, and call `predictions` with its record."""
         self.n_generated += output.n_tokens
         self.n_unfinished += not output.finished
         if self.predictions is not None:
@@ -111,7 +111,7 @@ class Tally:
         if self.total.scores.n == 0:
             raise DataError(f"{self.name}: there are no examples to evaluate")
         by = {
-            column: {value: groups[value].compute(halting) for value in sorted(groups, key=_natural)}
+            column: {value: groups[value].compute(halting) for value in sorted(groups, key=_numeric_order)}
             for column, groups in self.groups.items()
         }
         macro = {column: macro_means(groups) for column, groups in by.items()}
@@ -134,8 +134,8 @@ class Tally:
             yield groups[value]
 
 
-def _natural(value: str) -> tuple[int, float, str]:
-    """Sort numbers by size, then everything else by text."""
+def _numeric_order(value: str) -> tuple[int, float, str]:
+    """Return a key that sorts numbers by size, then everything else by text."""
     try:
         return (0, float(value), value)
     except ValueError:

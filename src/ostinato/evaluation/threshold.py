@@ -1,6 +1,7 @@
-"""The halting threshold that was chosen for a run after training, in a file of its own in the run's directory.
+"""The halting threshold that was chosen for a run after training, stored in a file in the run's directory.
 
-It is of one checkpoint: other weights halt elsewhere, so that a run loaded at another one has its trained thresholds.
+It is chosen for one checkpoint, because other weights halt after other rounds. A run that is loaded at another
+checkpoint has its trained thresholds.
 """
 
 from __future__ import annotations
@@ -18,16 +19,16 @@ from ostinato.models import Model
 FILE, FORMAT = "halting-threshold.json", 1
 
 TRAINED = "trained"
-"""In place of a threshold: every stack's own, as its configuration says."""
+"""Stands for every stack's own threshold, as its configuration says."""
 
 
 @dataclass(frozen=True, slots=True)
 class TunedThreshold:
-    """A choice, and what it was made on.
+    """A chosen threshold, and how it was chosen.
 
     Args:
         threshold: of all stacks in which tokens halt; None: their trained ones.
-        checkpoint: name of the one it is for. split, metric, max_drop: what was allowed to be lost of what.
+        checkpoint: its name. split, metric, max_drop: the metric of the split fell by at most max_drop.
     """
 
     threshold: float | None
@@ -38,14 +39,14 @@ class TunedThreshold:
 
 
 def write_tuned(directory: Path, tuned: TunedThreshold) -> Path:
-    """Store a choice with a run, in place of an earlier one; return the file."""
+    """Store a chosen threshold with a run, in place of an earlier one; return the file."""
     path = directory / FILE
     write_json(path, {"format": FORMAT} | asdict(tuned))
     return path
 
 
 def read_tuned(directory: Path) -> TunedThreshold | None:
-    """Return a run's choice, None where none was made.
+    """Return a run's chosen threshold, None where there is none.
 
     Raises:
         CheckpointError: it cannot be read.
@@ -81,13 +82,17 @@ def trained_thresholds(model: Model) -> dict[str, float]:
 def threshold_origin(model: Model, tuned: TunedThreshold | None) -> str:
     """Say where the thresholds in force come from: trained, tuned, or given (by an option, or by a program)."""
     present = model.halting_thresholds()
-    if _are(present, trained_thresholds(model)):
+    if _all_equal(present, trained_thresholds(model)):
         return TRAINED
-    if tuned is not None and tuned.threshold is not None and _are(present, dict.fromkeys(present, tuned.threshold)):
+    if (
+        tuned is not None
+        and tuned.threshold is not None
+        and _all_equal(present, dict.fromkeys(present, tuned.threshold))
+    ):
         return "tuned"
     return "given"
 
 
-def _are(present: dict[str, float], wanted: dict[str, float]) -> bool:
-    # ACT holds 1 - threshold, which costs a last digit.
+def _all_equal(present: dict[str, float], wanted: dict[str, float]) -> bool:
+    # Up to rounding: ACT stores 1 - threshold.
     return all(math.isclose(present[name], wanted[name], abs_tol=1e-12) for name in present)

@@ -1,7 +1,7 @@
-"""What a trained model does at other halting thresholds, and which of them loses little and saves most.
+"""Score and cost of a trained model by halting threshold, and the choice of a threshold.
 
-A threshold may be changed after training without touching a weight (Sparse Universal Transformer, figures 5-7): tokens
-then halt earlier, states change with it, and the model is run as it would be used. For every threshold:
+A threshold may be changed after training without changing a weight (Sparse Universal Transformer, figures 5-7). Tokens
+then halt earlier, which changes their states, so the model is evaluated anew for every threshold:
 
     score            a metric of decoded outputs, or of teacher forcing where nothing is decoded
     skipped share    1 - token-rounds that ran / (tokens x rounds), of every stack
@@ -28,12 +28,12 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """What a model does at one threshold.
+    """Score and cost of a model at one threshold.
 
     Args:
         threshold: None: the trained ones. thresholds: in force, by stack.
         score: as the metric reports it. skipped: share of the token-rounds, by stack. macs: full and realised.
-        seconds: the whole evaluation, read once. decoding_seconds: the search alone, where there was one.
+        seconds: of the whole evaluation. decoding_seconds: of decoding alone, where there was any.
     """
 
     threshold: float | None
@@ -47,7 +47,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """A sweep and what was chosen.
+    """A sweep over thresholds and the chosen one.
 
     Args:
         perfect: the metric's score of perfect outputs. n: examples. points: the trained thresholds first.
@@ -66,7 +66,7 @@ class Tuning:
 
     @property
     def trained(self) -> Point:
-        """The point everything is compared with."""
+        """The point of the trained thresholds, with which the others are compared."""
         return self.points[0]
 
     def as_dict(self) -> dict[str, Any]:
@@ -86,7 +86,7 @@ def sweep(
 
     Args:
         metric: of the result. thresholds: each for all stacks in which tokens halt.
-        evaluate: measures the model as it is (`ostinato.evaluation.evaluate`). on_point: told each one as it is known.
+        evaluate: measures the model as it is (`ostinato.evaluation.evaluate`). on_point: called with each point.
     """
     points, n = [], 0
     for threshold in (None, *thresholds):
@@ -101,8 +101,8 @@ def sweep(
 def choose(points: Sequence[Point], max_drop: float, perfect: float = 1.0) -> Point:
     """Return the point of the fewest realised MACs whose score is within `max_drop` of the first point's.
 
-    Of several with as many MACs the best score. The first point, at the trained thresholds, stays the choice where none
-    of the others is cheaper: a better score alone is no reason.
+    Of several with equal MACs, that of the best score. Where none is cheaper than the first point, at the trained
+    thresholds, the first point is chosen: a better score alone is no reason to change a threshold.
     """
     trained = points[0]
     least = trained.score - (max_drop + _ROUNDING) * perfect

@@ -1,8 +1,8 @@
-"""Timing calls beside each other on a machine that does other things too.
+"""Timing of several calls in turns, on a machine that other processes use, too.
 
-All calls take turns, one of each a round, so that whatever slows the machine down for a while slows all of them. A
-call during which this process's own threads waited for a core is disturbed, and is repeated; where the system does not
-say for how long threads waited (anything but Linux), no call counts as disturbed.
+The calls take turns, one of each per round, so that whatever slows the machine down for a while slows all of them. A
+call during which this process's threads waited for a core is disturbed, and is repeated. Only Linux tells how long
+threads waited; elsewhere no call counts as disturbed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 
 _TASKS = Path("/proc/self/task")
 _DISTURBED = 0.04
-"""Part of a call's time that its threads may wait for a core."""
+"""Share of a call's time that its threads may wait for a core."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Effort:
     Args:
         rounds: most rounds; every round calls everything once.
         least: fewest rounds, whatever the time they take.
-        seconds: the warm-up and all rounds should fit into; None: no limit. Beyond it nothing is repeated.
+        seconds: that warm-up and all rounds should take at most; None: no limit. Beyond it no call is repeated.
         warmup: untimed rounds before the first.
         repeats: how often a disturbed call is repeated before the least disturbed one is taken.
     """
@@ -66,7 +66,7 @@ class Stopwatch:
         device: where the work is done.
         now: a clock in seconds.
         waits: the seconds every thread of this process has waited for a core so far, by thread.
-        rest: seconds that pass before a call, for threads that still look for work after another's to fall asleep.
+        rest: seconds to sleep before a call, so that threads of the call before that still spin fall asleep.
     """
 
     def __init__(
@@ -117,12 +117,12 @@ def interleave(
 ) -> dict[str, list[Lap]]:
     """Time calls in turns; every round begins with another call, and the others follow in an order drawn for it.
 
-    So none is always first, nor always behind the same one: what a call leaves in caches, and threads that still wait,
-    speed up or slow down the next by several percent.
+    So no call is always the first, nor always after the same one: what a call leaves in caches, and threads that still
+    spin, speed up or slow down the next one by several percent.
 
     Args:
         calls: by name.
-        on_plan: told, after the warm-up, how many rounds there will be and how many seconds they should take.
+        on_plan: called after the warm-up with the number of rounds and the seconds they should take.
 
     Returns:
         One lap a round for every call, in the order of the rounds.
@@ -137,14 +137,14 @@ def interleave(
         first = number % len(names)
         others = names[:first] + names[first + 1 :]
         for name in [names[first], *random.Random(number).sample(others, len(others))]:
-            tries = _tries(calls[name], effort, spent, stopwatch)
+            tries = _repeat_disturbed(calls[name], effort, spent, stopwatch)
             spent += sum(lap.seconds for lap in tries)
             laps[name].append(least_disturbed(tries))
     return laps
 
 
-def _tries(call: Callable[[], object], effort: Effort, spent: float, stopwatch: Stopwatch) -> list[Lap]:
-    """Time a call until nothing disturbs it, or as often as the effort allows."""
+def _repeat_disturbed(call: Callable[[], object], effort: Effort, spent: float, stopwatch: Stopwatch) -> list[Lap]:
+    """Time a call until it is not disturbed, or as often as the effort allows."""
     tries = [stopwatch.time(call)]
     while tries[-1].is_disturbed and len(tries) <= effort.repeats:
         if effort.seconds is not None and spent + sum(lap.seconds for lap in tries) > effort.seconds:

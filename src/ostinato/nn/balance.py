@@ -93,7 +93,7 @@ Sum = Callable[[Tensor], Tensor]
 """From what the rows here add up to, to what all rows do."""
 
 
-def all_here(values: Tensor) -> Tensor:
+def no_reduction(values: Tensor) -> Tensor:
     """Return the sums as they are: there are no other rows."""
     return values
 
@@ -112,10 +112,10 @@ class JoinedRoutings:
     gates_NK: Tensor
     weight_N: Tensor
     total: Tensor
-    all_reduce: Sum = all_here
+    all_reduce: Sum = no_reduction
 
     @classmethod
-    def of(cls, routings: Sequence[Routing] | JoinedRoutings, all_reduce: Sum = all_here) -> JoinedRoutings:
+    def of(cls, routings: Sequence[Routing] | JoinedRoutings, all_reduce: Sum = no_reduction) -> JoinedRoutings:
         """Join routings; what is joined already is returned as it is.
 
         Args:

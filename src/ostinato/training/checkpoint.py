@@ -5,7 +5,7 @@
                        state.safetensors                the optimiser's tensors, torch's random states
                        state.json                       format version, progress, Python's and numpy's random states,
                                                         and those of the run's other processes
-      last.json        {"directory": "update-000500", "update": 500}    where to go on
+      last.json        {"directory": "update-000500", "update": 500}    to resume from
       best.json        the same, for the best one
       average-best-5/  model.safetensors, model.json, average.json: a mean of others (`ostinato.evaluation.averaging`)
 
@@ -17,22 +17,29 @@ by `Checkpoints.recover`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from ostinato.data.disk import new_folder, remove_folder, remove_leftovers, write_json
 from ostinato.errors import CheckpointError
 from ostinato.models import Model, load_model, save_model
 from ostinato.nn.execution import Execution
-from ostinato.training.optim import load_optimizer_tensors
+from ostinato.training.optim import load_optimizer_tensors, optimizer_tensors
 from ostinato.training.rng import RandomState
 from ostinato.training.state import Progress
-from ostinato.training.state_files import read_json, read_progress, read_state, write_state
+from ostinato.version import __version__
+
+FORMAT_VERSION = 1
+_TENSORS, _STATE = "state.safetensors", "state.json"
+_OPTIMIZER = "optimizer/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +56,7 @@ class SavedState:
     optimizer: dict[str, Tensor]
 
     def restore_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Put the optimiser of `model` where it was."""
+        """Give a new optimiser of `model` the saved state."""
         load_optimizer_tensors(self.model, optimizer, self.optimizer)
 
 
@@ -79,15 +86,15 @@ class Checkpoints:
         """Write a checkpoint of the present update and make it the last one; return its folder.
 
         Args:
-            randoms: random states of every process of the run; None: this one is alone.
+            randoms: random states of every process of the run; None: of this process, the only one.
         """
         directory = self.directory(progress.update)
         with new_folder(directory) as folder:
             save_model(model, folder)
-            write_state(folder, model, optimizer, progress, randoms)
-        self._point("last", progress.update)
+            _write_state(folder, model, optimizer, progress, randoms)
+        self._write_pointer("last", progress.update)
         if progress.best is not None:
-            self._point("best", progress.best.update)
+            self._write_pointer("best", progress.best.update)
         self._prune(progress)
         return directory
 
@@ -107,7 +114,7 @@ class Checkpoints:
         directory = self.root / f"failed-update-{progress.update + 1}"
         with new_folder(directory) as folder:
             save_model(model, folder)
-            write_state(folder, model, optimizer, progress, randoms)
+            _write_state(folder, model, optimizer, progress, randoms)
             write_json(folder / "failed.json", report)
         return directory
 
@@ -128,7 +135,7 @@ class Checkpoints:
         if update is None:
             raise CheckpointError(f"{self.root} holds no checkpoint to go on from")
         directory = self.directory(update)
-        progress, randoms, optimizer = read_state(directory)
+        progress, randoms, optimizer = _read_state(directory)
         return SavedState(load_model(directory, device, execution), progress, randoms, optimizer)
 
     def best_directory(self) -> Path:
@@ -154,9 +161,9 @@ class Checkpoints:
         if last is None:
             (self.root / "best.json").unlink(missing_ok=True)
             return
-        progress = read_progress(self.directory(last))
+        progress = _read_progress(self.directory(last))
         if progress.best is not None and self._read_pointer("best") != progress.best.update:
-            self._point("best", progress.best.update)
+            self._write_pointer("best", progress.best.update)
         self._prune(progress)
 
     def _prune(self, progress: Progress) -> None:
@@ -169,11 +176,101 @@ class Checkpoints:
     def _updates(self) -> list[int]:
         return sorted(int(path.name.removeprefix("update-")) for path in self.root.glob("update-[0-9]*"))
 
-    def _point(self, role: str, update: int) -> None:
+    def _write_pointer(self, role: str, update: int) -> None:
         write_json(self.root / f"{role}.json", {"directory": self.directory(update).name, "update": update})
 
     def _read_pointer(self, role: str) -> int | None:
         path = self.root / f"{role}.json"
         if not path.is_file():
             return None
-        return int(read_json(path, "update"))
+        return int(_read_json(path, "update"))
+
+
+def _write_state(
+    folder: Path,
+    model: Model,
+    optimizer: torch.optim.Optimizer,
+    progress: Progress,
+    randoms: Sequence[RandomState] | None,
+) -> None:
+    """Write what a training state is beside its model to a folder.
+
+    Args:
+        randoms: random states of every process of the run; None: of this process, the only one.
+    """
+    tensors = {f"{_OPTIMIZER}{name}": value for name, value in optimizer_tensors(model, optimizer).items()}
+    states = [RandomState.capture()] if randoms is None else randoms
+    for rank, state in enumerate(states):
+        tensors |= {f"{_random_prefix(rank)}{name}": value for name, value in state.torch.items()}
+    save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, folder / _TENSORS)
+    first, *others = ({"python": state.python, "numpy": state.numpy} for state in states)
+    content = {
+        "format_version": FORMAT_VERSION,
+        "ostinato": __version__,
+        "progress": progress.to_dict(),
+        "processes": len(states),
+        "random": first,
+    }
+    content |= {"random_of_others": others} if others else {}
+    (folder / _STATE).write_text(json.dumps(content) + "\n", encoding="utf-8")
+
+
+def _read_state(folder: Path) -> tuple[Progress, list[RandomState], dict[str, Tensor]]:
+    """Return progress, every process's random states, and the optimiser's tensors.
+
+    Raises:
+        CheckpointError: a file is damaged, or of another format version.
+    """
+    path = folder / _STATE
+    progress, content = _read_progress(folder), _read_json(path)
+    try:
+        tensors = load_file(folder / _TENSORS)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{folder / _TENSORS}: cannot be read: {error}") from error
+    try:
+        found = [content["random"], *content.get("random_of_others", ())]
+        randoms = [
+            RandomState(one["python"], one["numpy"], _strip_prefix(_random_prefix(rank), tensors))
+            for rank, one in enumerate(found)
+        ]
+    except (TypeError, KeyError) as error:
+        raise CheckpointError(f"{path}: not a training state: {error!r}") from error
+    return progress, randoms, _strip_prefix(_OPTIMIZER, tensors)
+
+
+def _read_progress(folder: Path) -> Progress:
+    """Return the progress alone.
+
+    Raises:
+        CheckpointError: the file is damaged, or of another format version.
+    """
+    path = folder / _STATE
+    version = _read_json(path, "format_version")
+    if version != FORMAT_VERSION:
+        raise CheckpointError(f"{path}: format version {version!r}, this ostinato {__version__} reads {FORMAT_VERSION}")
+    try:
+        return Progress.from_dict(_read_json(path, "progress"))
+    except (TypeError, KeyError) as error:
+        raise CheckpointError(f"{path}: not a training state: {error!r}") from error
+
+
+def _read_json(path: Path, key: str | None = None) -> Any:
+    """Return the content of a file, or what it has under a key.
+
+    Raises:
+        CheckpointError: it cannot be read, or has no such key.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return content if key is None else content[key]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{path}: cannot be read: {error!r}") from error
+
+
+def _random_prefix(rank: int) -> str:
+    """Return what the names of a process's random states begin with in state.safetensors; rank 0 has no number."""
+    return f"random-{rank}/" if rank else "random/"
+
+
+def _strip_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}

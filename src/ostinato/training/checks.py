@@ -1,4 +1,4 @@
-"""Settings of a training run that only the model and this machine can judge, checked before any data is read."""
+"""Checks of training settings that need the model or this machine, made before any data is read."""
 
 from __future__ import annotations
 
@@ -15,43 +15,35 @@ from ostinato.training.optim import check_scales
 
 
 def check_training(recipe: Recipe, device: torch.device) -> None:
-    """Check what is to be frozen, the backend of the experts, and whether the model can be compiled.
+    """Check patterns of parameters, the backend of the experts, and whether the model can be compiled.
 
     Raises:
-        ConfigError: patterns that match no parameter, a backend that does not work here, or a model that cannot be
-            compiled, or not here; all of them.
+        ConfigError: every pattern that matches no parameter, a backend that does not work on this machine, a model that
+            cannot be compiled, or not on this machine.
     """
     config = recipe.training
     is_plain = not config.freeze and not config.optimizer.lr_scales and not config.compile
     if is_plain and config.expert_backend == "auto":
         return
-    model = _outline(recipe)
+    # Names and shapes are all that is needed, so the model is built without memory; vocabularies are not known yet.
+    with torch.device("meta"):
+        model = build_model(recipe.model.model_copy(update=recipe.model.vocabulary_sizes(8, 8)))
     problems: list[Problem] = []
-    try:
-        freeze(model, config.freeze)
-    except ConfigError as error:
-        problems += error.problems
-    try:
-        check_scales(model, config.optimizer.lr_scales)
-    except ConfigError as error:
-        problems += error.problems
+    for check in (lambda: freeze(model, config.freeze), lambda: check_scales(model, config.optimizer.lr_scales)):
+        try:
+            check()
+        except ConfigError as error:
+            problems += error.problems
     if config.expert_backend != "auto":
         problems += _backend_problems(model, config.expert_backend, device, config.precision == "bfloat16")
-    if config.compile and (reason := _uncompilable(model, device)) is not None:
+    if config.compile and (reason := _why_not_compilable(model, device)) is not None:
         problems.append(Problem("training.compile", True, reason))
     if problems:
         raise ConfigError(problems)
 
 
-def _outline(recipe: Recipe) -> TokenModel:
-    """Return the recipe's model with its names and shapes and without memory; vocabularies are yet to be built."""
-    config = recipe.model
-    with torch.device("meta"):
-        return build_model(config.model_copy(update=config.vocabulary_sizes(8, 8)))
-
-
-def _uncompilable(model: TokenModel, device: torch.device) -> str | None:
-    """Return why training passes cannot be compiled; None: they can."""
+def _why_not_compilable(model: TokenModel, device: torch.device) -> str | None:
+    """Return why training passes cannot be compiled, None where they can."""
     if any(True for _ in model.routed()):
         return "models with experts cannot be compiled: their rows are gathered by where routers send them"
     if model.halting_thresholds():
@@ -59,22 +51,18 @@ def _uncompilable(model: TokenModel, device: torch.device) -> str | None:
     if not model.stacks:
         return "recurrent models cannot be compiled: their sentences are packed by length"
     try:
-        torch.compile(_double)(torch.ones(2, device=device))
-    except Exception as error:  # A compiler that is missing or fails, of any kind.
+        torch.compile(lambda x: 2 * x)(torch.ones(2, device=device))
+    except Exception as error:  # The compiler may be missing, or fail with an error of any type.
         said = str(error).strip().splitlines() or [""]
         return f"torch.compile does not work on {device} here: {type(error).__name__}: {said[0]}"
     return None
 
 
-def _double(x: torch.Tensor) -> torch.Tensor:
-    return 2 * x
-
-
 def _backend_problems(model: TokenModel, name: ExpertBackend, device: torch.device, lowered: bool) -> list[Problem]:
-    """Run every parameter set with experts that has sizes of its own on two rows, and say which backend fails how.
+    """Run one parameter set with experts of each type and size on two rows, and return how the backend fails.
 
     Args:
-        lowered: also in bfloat16; evaluation is in float32, whatever training is.
+        lowered: whether to run in bfloat16, too: training may use it, evaluation is in float32 always.
     """
     model.eval()
     kinds = {(type(module), *(tuple(p.shape) for p in module.parameters())): module for module in model.routed()}
@@ -90,8 +78,9 @@ def _backend_problems(model: TokenModel, name: ExpertBackend, device: torch.devi
 
 
 def _run(module: Routed, d_model: int, device: torch.device, backend: ExpertBackend) -> None:
-    """Send two rows through a parameter set whose weights may hold anything."""
+    """Send two rows through a parameter set whose weights are uninitialised memory."""
     x_ND = torch.zeros(2, d_model, device=device)
+    # The router's weights must be finite, or top-k would choose no valid experts.
     for parameter in [] if module.router is None else module.router.parameters():
         parameter.zero_()
     decision = module.route(x_ND, backend=backend)

@@ -1,10 +1,11 @@
-"""The cost of depth in the objective, and how deep tokens went in one batch, as a record.
+"""How deep tokens went in one batch, as a record, and warnings where all of them go equally deep.
 
     {stack: {"mean": executed rounds, "expected": sum_r w_r r, "percentiles": {percent: rounds},
              "histogram": [tokens that executed 1, 2, ... rounds],
              "cost": depth cost, "weighted": weight of this update times it}}
 
-All over real tokens (`ostinato.evaluation.depth`). A stack in which no token can halt, or may halt yet, is not in it.
+All over real tokens (`ostinato.evaluation.depth`). Stacks in which no token can halt, or not yet in this update, are
+left out.
 """
 
 from __future__ import annotations
@@ -21,39 +22,15 @@ from ostinato.data.batch import Batch
 from ostinato.evaluation.depth import depth_sums, describe, real_tokens
 from ostinato.models.base import ModelOutput, TokenModel
 from ostinato.nn.halting import NoHalting
+from ostinato.training.losses import TokenShares
 
 STUCK = 0.95
-"""Part of a stack's tokens that may have one depth, the least or the greatest, without anybody being told."""
-
-
-Parts = Mapping[str, float]
-"""By stack, what part of a batch's real tokens this process has."""
-
-
-def parts_of(share: Batch, whole: Batch, model: TokenModel) -> Parts:
-    """Return the parts of a share."""
-    return {
-        name: float(real_tokens(name, share).sum()) / float(real_tokens(name, whole).sum()) for name in model.stacks
-    }
-
-
-def depth_cost(output: ModelOutput, parts: Parts | None = None) -> Tensor | None:
-    """Return the sum of the stacks' mean costs of depth; None where no token halts.
-
-    Args:
-        parts: the costs of several processes are to add up to those of all their tokens; None: all tokens are here.
-    """
-    costs = [
-        stack.depth_cost if parts is None else parts[name] * stack.depth_cost
-        for name, stack in output.stacks.items()
-        if stack.depth_cost is not None
-    ]
-    return torch.stack(costs).sum() if costs else None
+"""A warning is given where more than this share of a stack's tokens have the least depth, or the greatest."""
 
 
 @dataclass(frozen=True, slots=True)
 class DepthObservation:
-    """Numbers that are still on the device, and what they are.
+    """Depths of one batch: numbers that are still on the device, and what each of them is.
 
     Args:
         values_V: float32; of every stack its `depth_sums` and its cost, one after the other.
@@ -76,30 +53,30 @@ class DepthObservation:
 
 @torch.no_grad()
 def observe_depth(
-    model: TokenModel, output: ModelOutput, batch: Batch, weight: float, parts: Parts | None = None
+    model: TokenModel, output: ModelOutput, batch: Batch, weight: float, shares: TokenShares | None = None
 ) -> DepthObservation | None:
-    """Look at the depths of one batch; None where no token halts. Nothing waits for the device.
+    """Return the depths of one batch, None where no token halts. This does not wait for the device.
 
     Args:
         weight: of the cost in this update.
-        parts: see `depth_cost`; the values of several processes add up to those of all their tokens.
+        shares: see `depth_cost`; the values of several processes add up to those of all their tokens.
     """
     values, rounds = [], {}
     for name, stack in model.stacks.items():
         if not model.current_execution.halting or isinstance(stack.halting, NoHalting):
             continue
         rounds[name] = n_rounds = stack.plan.n_rounds
-        found, part = output.stacks.get(name), 1.0 if parts is None else parts[name]
-        if found is None or found.depth_cost is None:  # of no tokens
+        found, share = output.stacks.get(name), 1.0 if shares is None else shares[name]
+        if found is None or found.depth_cost is None:  # this process has no tokens
             values.append(torch.zeros(n_rounds + 2, device=model.device))
             continue
         sums_BV = depth_sums(found.halting, real_tokens(name, batch), n_rounds)
-        values += [sums_BV.sum(0), part * found.depth_cost[None].float()]
+        values += [sums_BV.sum(0), share * found.depth_cost[None].float()]
     return DepthObservation(torch.cat(values), rounds, weight) if values else None
 
 
 class DepthWatch:
-    """Finds stacks whose tokens nearly all have one depth, from the records of updates; each is named once.
+    """Warns of stacks whose tokens nearly all have one depth, from the records of updates, once each.
 
     Args:
         warmup: updates to wait.
@@ -107,16 +84,16 @@ class DepthWatch:
 
     def __init__(self, warmup: int) -> None:
         self._warmup = warmup
-        self._named: set[str] = set()
+        self._warned: set[str] = set()
 
     def warnings(self, update: int, depth: Mapping[str, Any]) -> Iterator[str]:
-        """Yield a line for every stack that is found now, given the `depth` of a training record."""
+        """Yield a line for every stack that is warned of now, given the `depth` of a training record."""
         if update <= self._warmup:
             return
         for stack, found in depth.items():
             reason = self._stuck(found["histogram"])
-            if reason and stack not in self._named:
-                self._named.add(stack)
+            if reason and stack not in self._warned:
+                self._warned.add(stack)
                 yield f"the {stack} {reason}"
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""Parameters that do not train, named by patterns."""
+"""Freezing of parameters by patterns of their names."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _KEY = "training.freeze"
 
 
 def freeze(model: nn.Module, patterns: Sequence[str]) -> list[str]:
-    """Let the parameters whose name matches a pattern (`*` stands for anything) need no gradient; return their names.
+    """Freeze the parameters whose name matches a pattern (`*` stands for anything), and return their names.
 
     Gradients still flow through them: the balance loss of a frozen router reaches the states below it.
 
     Raises:
-        ConfigError: patterns that match nothing, all of them; or nothing is left to train.
+        ConfigError: every pattern that matches nothing; or nothing is left to train.
     """
     names = [name for name, _ in model.named_parameters()]
     problems = [

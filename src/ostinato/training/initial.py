@@ -1,8 +1,9 @@
-"""Start from a trained model: pre-training then fine-tuning, or a rule that joins a model that has learned.
+"""Start a run from a trained model: for fine-tuning, or to add a halting rule to a model that has been trained.
 
-Strict unless told otherwise: every weight of the run has a place in the model, of the same shape. What may differ is
-named: `training.init_except` leaves parameters out (an exchanged head), `training.extend_vocabulary` gives embeddings
-rows for new symbols. What became of every parameter is written to initial.json in the new run's directory.
+By default every weight of the trained model must have a parameter of the same name and shape in the new one. Settings
+name what may differ: `training.init_except` leaves parameters out (an exchanged head), `training.extend_vocabulary`
+gives embeddings rows for new symbols. Where every parameter comes from is written to initial.json in the new run's
+directory.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ _BY_ID = ("source_weight", "target_weight", "output_weight")
 
 @dataclass(frozen=True, slots=True)
 class InitialReport:
-    """What became of the parameters of a model that starts from a run, by name.
+    """Where the parameters of a model that starts from a run come from, by name.
 
     Args:
-        checkpoint: the folder they come from. taken: copied. fresh: of this model alone, or left out by a pattern: as
-            in a model that starts from nothing. resized: rows there and here; the first ones are copied. left: of the
-            run's model alone.
+        checkpoint: the folder the run's weights are in. taken: copied. fresh: initialised as in any new model, because
+            the run has none, or a pattern leaves them out. resized: rows in the run and in this model; the run's are
+            copied. left: of the run, not used.
     """
 
     checkpoint: str
@@ -51,11 +52,11 @@ class InitialReport:
         return asdict(self)
 
 
-def tokenizers_of(path: str, *, new: Sequence[Example] | None = None) -> Tokenizers:
-    """Return the tokenizers of the run to start from: ids mean to a trained model what they meant when it learned.
+def load_tokenizers(path: str, *, new: Sequence[Example] | None = None) -> Tokenizers:
+    """Return the tokenizers of the run to start from: a trained model needs the ids it was trained with.
 
     Args:
-        new: examples whose symbols are added at the end where they are not there yet; None: nothing is added.
+        new: examples whose new symbols are added at the end of the vocabularies; None: nothing is added.
 
     Raises:
         ConfigError: there is no run, or its tokenizers cannot be extended.
@@ -79,16 +80,32 @@ def start_from(model: Model, config: TrainingConfig) -> InitialReport:
     folder = find_checkpoint(Path(path), config.init_checkpoint)
     trained, own = load_model(folder).state_dict(), model.state_dict()
     _check_patterns(config.init_except, [*trained, *own])
-    taken = {name: found for name, found in trained.items() if not _matches(name, config.init_except)}
-    grows = {name for name in taken if config.extend_vocabulary and _can_grow(name, taken, own)}
-    if wrong := list(_misfits(taken, own, grows)):
+    taken = {
+        name: found
+        for name, found in trained.items()
+        if not any(fnmatchcase(name, pattern) for pattern in config.init_except)
+    }
+    # Matrices with more rows here and otherwise the same shape.
+    grows = {
+        name
+        for name in taken
+        if config.extend_vocabulary
+        and name in _BY_ID
+        and name in own
+        and taken[name].shape[1:] == own[name].shape[1:]
+        and len(taken[name]) < len(own[name])
+    }
+    if wrong := _misfits(taken, own, grows):
         raise ConfigError([Problem(_KEY, path, "its weights do not fit: " + "; ".join(wrong))])
     with torch.no_grad():
         for name, found in taken.items():
-            if name in grows:
-                _copy_rows(own[name], found, keeps_last=isinstance(model, Encoder))
-            else:
+            if name not in grows:
                 own[name].copy_(found)
+            elif isinstance(model, Encoder):  # The mask symbol's row is the last one, also of a larger vocabulary.
+                own[name][: len(found) - 1].copy_(found[:-1])
+                own[name][-1].copy_(found[-1])
+            else:
+                own[name][: len(found)].copy_(found)
     return InitialReport(
         checkpoint=str(folder),
         taken=[name for name in taken if name not in grows],
@@ -108,25 +125,6 @@ def _misfits(taken: Mapping[str, Tensor], own: Mapping[str, Tensor], grows: set[
     if wrong:
         wrong.append(f"{_EXCEPT} names what is not to be taken")
     return wrong
-
-
-def _can_grow(name: str, taken: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> bool:
-    """Return whether a matrix has more rows here and is otherwise the same."""
-    if name not in _BY_ID or name not in own:
-        return False
-    return taken[name].shape[1:] == own[name].shape[1:] and len(taken[name]) < len(own[name])
-
-
-def _copy_rows(own_VD: Tensor, found_VD: Tensor, *, keeps_last: bool) -> None:
-    """Copy the first rows; an encoder's last one, the mask symbol's, stays the last."""
-    n_first = len(found_VD) - keeps_last
-    own_VD[:n_first].copy_(found_VD[:n_first])
-    if keeps_last:
-        own_VD[-1].copy_(found_VD[-1])
-
-
-def _matches(name: str, patterns: Sequence[str]) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def _check_patterns(patterns: Sequence[str], names: Sequence[str]) -> None:

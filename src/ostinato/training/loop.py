@@ -42,16 +42,16 @@ def train(
     was interrupted and resumed. The process's global random generators are seeded, and it keeps memory it has released
     (`ostinato.kernels.keep_freed_memory`).
 
-    Started by a launcher, every process calls this with the same arguments, and returns the same
+    In a run of several processes, every process calls this with the same arguments, and returns the same
     (`ostinato.training.processes`).
 
     Args:
-        directory: of the run, see `ostinato.training.rundir`; it must not hold a run yet. Of several processes the
-            first one's counts, which all of them must be able to read.
-        resume: go on with the run in `directory` from its last checkpoint; begin it where there is none; return the
+        directory: of the run, see `ostinato.training.rundir`; it must not hold a run yet. Of several processes that of
+            rank 0 is used, which all of them must be able to read.
+        resume: resume the run in `directory` from its last checkpoint; start it where there is none; return the
             results where it has finished.
         access: where published data comes from; None: the default cache and mirror.
-        reporter: told about every event, by the first process; None: nobody is.
+        reporter: called at every event, by rank 0; None: no reports.
 
     Raises:
         ConfigError: settings that do not fit together, the task or this machine.
@@ -59,18 +59,18 @@ def train(
         CheckpointError: a directory that holds a run already, or (resume) one of another recipe or other data.
         TrainingError: a loss or gradient that is not finite; other processes that have ended.
     """
-    processes = Processes.of_environment()
-    reporter = reporter if reporter and processes.is_first else SilentReporter()
+    processes = Processes.from_environment()
+    reporter = reporter if reporter and processes.is_main else SilentReporter()
     device = processes.device(recipe.training.device)
     check_training(recipe, device)
     keep_freed_memory()
     with closing(reporter), cpu_threads(recipe.training.n_threads):
-        run = RunDirectory(processes.from_first(lambda: directory))
-        with processes.first_goes_first():
-            # The others take up what the first has prepared, as a resumed run does, and find the same data or stop.
-            is_resumed = run.open(resume) if processes.is_first else True
+        run = RunDirectory(processes.broadcast(lambda: directory))
+        with processes.main_process_first():
+            # The others load what rank 0 has prepared, as a resumed run does, and stop where they find other data.
+            is_resumed = run.open(resume) if processes.is_main else True
             prepared = prepare(recipe, run, is_resumed, access)
-        results = processes.from_first(lambda: run.results() if is_resumed else None)
+        results = processes.broadcast(lambda: run.results() if is_resumed else None)
         if results is None:
             results = _train(prepared, run, reporter, device, processes)
         reporter.on_end(results)
@@ -82,18 +82,18 @@ def _train(
 ) -> dict[str, Any]:
     recipe = prepared.recipe
     checkpoints = Checkpoints(run.checkpoints, recipe.training.keep_last)
-    records = Records(run.path) if processes.is_first else NoRecords(run.path)
+    records = Records(run.path) if processes.is_main else NoRecords(run.path)
     session = Session(prepared, checkpoints, records, reporter, device, processes)
     info = {
         "directory": str(run.path),
         "device": str(device),
-        "processes": processes.size,
+        "processes": processes.world_size,
         "parameters": session.model.n_parameters(),
         "n_examples": len(prepared.batches.rows),
         "update": session.progress.update,
         "new_parameters": [] if session.initial is None else session.initial.fresh,
     }
-    if session.initial is not None and processes.is_first:
+    if session.initial is not None and processes.is_main:
         write_json(run.path / "initial.json", session.initial.as_dict())
     reporter.on_start(recipe, info)
     progress = session.run()
@@ -105,7 +105,7 @@ def _train(
         run.finish(results)
         return results
 
-    return processes.from_first(finish)
+    return processes.broadcast(finish)
 
 
 def _evaluate_best(prepared: Prepared, checkpoints: Checkpoints, device: torch.device) -> dict[str, Any]:

@@ -1,4 +1,6 @@
-"""The training objective: label-smoothed cross entropy over the labels that count, summed in float32.
+"""The training objective: label-smoothed cross entropy, balance losses of the routers, and the cost of depth.
+
+Label-smoothed cross entropy over the labels that count, summed in float32:
 
     loss = sum over counted labels of  (1 - eps) * (-log p(label)) + eps * mean over the V ids of -log p(id)
 
@@ -7,18 +9,31 @@ The smoothing mass eps is spread uniformly over the WHOLE vocabulary, the label 
 label exactly 1 - eps and spread eps over the other V - 1 ids: their eps is ours at eps * V / (V - 1). tensor2tensor
 also subtracts a constant, the entropy of that target, from the loss it reports.
 
+Balance losses: one per router, over all the steps and stacks that share it (`ostinato.nn.balance`). The cost of depth:
+the sum of the stacks' means over their real tokens. Where the rows of a batch are spread over processes, both are those
+of all rows.
+
 Letters: B sentences, T target columns, V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
+from ostinato.config.training import BalanceConfig
 from ostinato.data.batch import Batch
+from ostinato.evaluation.depth import real_tokens
 from ostinato.kernels import IGNORED, cross_entropy_sums
+from ostinato.models.base import ByRouter, ModelOutput, TokenModel
+from ostinato.nn import balance
+from ostinato.nn.balance import JoinedRoutings, Sum, no_reduction
+from ostinato.nn.types import Routing
+
+BALANCE_LOSSES = ("switch", "hypersphere", "mutual_information", "z", "importance")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,3 +63,74 @@ def count_labels(batches: Sequence[Batch]) -> int:
     Dividing every batch's summed loss by this number makes the accumulated gradient that of one large batch.
     """
     return sum(batch.n_labels for batch in batches)
+
+
+def raw_balance_loss(name: str, routings: Sequence[Routing] | JoinedRoutings, temperature: float) -> Tensor:
+    """Return one balance loss of one router, without its weight; `temperature` is tau_0 of X-MoE's."""
+    if name == "hypersphere":
+        return balance.hypersphere(routings, temperature)
+    loss: Callable[[Sequence[Routing] | JoinedRoutings], Tensor] = getattr(balance, name)
+    return loss(routings)
+
+
+def balance_weights(config: BalanceConfig) -> dict[str, float]:
+    """Return the weights of the balance losses that have one."""
+    return {name: weight for name in BALANCE_LOSSES if (weight := getattr(config, name))}
+
+
+def add_empty_routings(routings: ByRouter, model: TokenModel) -> ByRouter:
+    """Return the routings with one without rows added for every use of a router, in the order of the model's plans.
+
+    Processes that all-reduce balance losses have to know the same routers in the same order, also those that none of a
+    process's own rows reached.
+    """
+    empty: ByRouter = {}
+    for routing in model.no_routings():
+        empty.setdefault(routing.router, []).append(routing)
+    return {router: [*mine, *routings.get(router, ())] for router, mine in empty.items()}
+
+
+def balance_loss(
+    routings: ByRouter, config: BalanceConfig, temperatures: Mapping[str, float], all_reduce: Sum = no_reduction
+) -> Tensor | None:
+    """Return the weighted sum over routers and losses; None where no loss has a weight, or nothing is routed.
+
+    Args:
+        temperatures: tau_0 by router, where the configuration names none.
+        all_reduce: adds up over the processes what their rows sum to.
+    """
+    weights = balance_weights(config)
+    if not weights:
+        return None
+    total: Tensor | None = None
+    for router, mine in routings.items():
+        rows, tau_0 = JoinedRoutings.of(mine, all_reduce), config.temperature or temperatures[router]
+        for name, weight in weights.items():
+            loss = weight * raw_balance_loss(name, rows, tau_0)
+            total = loss if total is None else total + loss
+    return total
+
+
+TokenShares = Mapping[str, float]
+"""By stack, this process's share of a batch's real tokens."""
+
+
+def token_shares(shard: Batch, batch: Batch, model: TokenModel) -> TokenShares:
+    """Return by stack what share of a batch's real tokens a process's shard of it has."""
+    return {
+        name: float(real_tokens(name, shard).sum()) / float(real_tokens(name, batch).sum()) for name in model.stacks
+    }
+
+
+def depth_cost(output: ModelOutput, shares: TokenShares | None = None) -> Tensor | None:
+    """Return the sum of the stacks' mean costs of depth; None where no token halts.
+
+    Args:
+        shares: of several processes, by which their costs add up to the mean over all tokens; None: one process.
+    """
+    costs = [
+        stack.depth_cost if shares is None else shares[name] * stack.depth_cost
+        for name, stack in output.stacks.items()
+        if stack.depth_cost is not None
+    ]
+    return torch.stack(costs).sum() if costs else None

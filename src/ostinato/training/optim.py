@@ -65,7 +65,7 @@ def parameter_groups(
         scale = next((one.scale for one in scales if fnmatchcase(name, one.pattern)), 1.0)
         is_exempt = parameter.ndim < 2 or id(parameter) in exempt
         found.setdefault((scale, is_exempt), []).append(parameter)
-    # Decaying ones first, as they always were, so that states of optimisers keep their order.
+    # The order of the groups is that of stored optimiser states: no scale first, then decaying before exempt.
     keys = sorted(found, key=lambda key: (key[0] != 1.0, key))
     return [{"params": found[key], "weight_decay": 0.0 if key[1] else weight_decay, "scale": key[0]} for key in keys]
 
@@ -88,7 +88,7 @@ def _embeddings(model: nn.Module) -> set[int]:
         found |= {id(p) for name, p in model.named_parameters() if name in ("source_weight", "target_weight")}
         found |= {id(p) for p in model.banks.relative.parameters()}
     for module in model.modules():
-        if isinstance(module, FactEmbedder):  # its masks begin at one, and are to mean something there
+        if isinstance(module, FactEmbedder):  # its masks begin at one, to which decay must not pull them back
             found |= {id(p) for p in module.parameters()}
     return found
 

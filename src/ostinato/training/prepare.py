@@ -1,4 +1,4 @@
-"""From a recipe to everything a run needs before its first update: data, tokenizers, the resolved recipe."""
+"""Prepare a run: read its data, make its tokenizers, resolve its recipe, and check all of them before training."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ostinato.config.common import Reads
 from ostinato.config.recipe import Recipe
 from ostinato.data.batching import TrainingBatches
 from ostinato.data.disk import new_folder
@@ -20,13 +19,13 @@ from ostinato.evaluation.tally import check_columns
 from ostinato.tasks.base import Task
 from ostinato.tasks.checks import metric_problems, model_problems
 from ostinato.tasks.registry import build_task
-from ostinato.training.initial import tokenizers_of
+from ostinato.training.initial import load_tokenizers
 from ostinato.training.rundir import RunDirectory, describe_data, describe_split
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What a run needs before its first update; `recipe` has its vocabulary sizes and absolute paths."""
+    """A run that is ready for its first update; `recipe` has its vocabulary sizes and absolute paths."""
 
     recipe: Recipe
     task: Task
@@ -53,8 +52,7 @@ class Prepared:
 def prepare(recipe: Recipe, run: RunDirectory, is_resumed: bool, access: DataAccess | None) -> Prepared:
     """Read the data, build or reload the tokenizers, and write what a run directory starts with.
 
-    Every split that the run will need is read once, so that a missing or broken test file is found now and not after
-    hours of training.
+    Every split that the run will need is read once, so that a missing or broken test file is an error before training.
 
     Raises:
         ConfigError: settings that do not fit the task, all of them. DataError: data that cannot be used.
@@ -81,7 +79,11 @@ def prepare(recipe: Recipe, run: RunDirectory, is_resumed: bool, access: DataAcc
         if origin is None:
             tokenizers = Tokenizers.train(recipe.data, examples, reads)
         else:
-            tokenizers = tokenizers_of(origin, new=_read_texts(examples, reads) if extends else None)
+            new = examples if extends else None
+            if extends and reads in ("classification", "tagging", "span"):
+                # Targets are labels, which a tokenizer of texts does not hold.
+                new = [Example(None, example.source or "") for example in examples]
+            tokenizers = load_tokenizers(origin, new=new)
             if not recipe.model.generates:
                 tokenizers = tokenizers.with_labels(examples, reads)
         recipe = _with_vocabulary(recipe, tokenizers)
@@ -91,15 +93,12 @@ def prepare(recipe: Recipe, run: RunDirectory, is_resumed: bool, access: DataAcc
     prepared = Prepared(recipe, task, tokenizers, batches)
     if not is_resumed:
         _check_scored_examples(prepared)
-        _describe(run, recipe, task, tokenizers, examples)
+        data = describe_data(task, recipe.data, other_splits(recipe, train_split))
+        data["splits"] = {train_split: describe_split(train_split, examples), **data["splits"]}
+        with new_folder(run.tokenizers) as folder:
+            tokenizers.save(folder)
+        run.describe(recipe, data)
     return prepared
-
-
-def _read_texts(examples: list[Example], reads: Reads) -> list[Example]:
-    """Return the examples with what a tokenizer of texts has to know: labels are none."""
-    if reads in ("classification", "tagging", "span"):
-        return [Example(None, example.source or "") for example in examples]
-    return examples
 
 
 def _check_scored_examples(prepared: Prepared) -> None:
@@ -120,20 +119,10 @@ def _check_scored_examples(prepared: Prepared) -> None:
 
 
 def _with_columns(examples: Iterable[Example], by: list[str], name: str) -> Iterator[Example]:
-    """Pass examples on that have all columns."""
+    """Yield the examples, each after a check that it has all columns."""
     for number, example in enumerate(examples, start=1):
         check_columns(example.columns, by, f"{name}: example {number}")
         yield example
-
-
-def _describe(run: RunDirectory, recipe: Recipe, task: Task, tokenizers: Tokenizers, examples: list[Example]) -> None:
-    """Write the tokenizers and the files that say what the run is."""
-    train_split = task.splits()[0]
-    data = describe_data(task, recipe.data, other_splits(recipe, train_split))
-    data["splits"] = {train_split: describe_split(train_split, examples), **data["splits"]}
-    with new_folder(run.tokenizers) as folder:
-        tokenizers.save(folder)
-    run.describe(recipe, data)
 
 
 def other_splits(recipe: Recipe, train_split: str) -> list[str]:

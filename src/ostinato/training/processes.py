@@ -1,22 +1,25 @@
-"""The processes of one run: which one this is, what of a batch is its, and how they talk.
+"""The processes of one run: which rows of a batch each has, and the collective operations between them.
 
 Every process holds the model, the optimiser and all the data, and knows every batch; it computes a share of the rows.
-What has to be known of all rows is summed (`Processes.with_sums`, `ostinato.training.gradients`), so that each of them
-does the same update. The first process alone evaluates and writes; what the others need to know of it, it tells them.
+Sums over all rows are all-reduced (`Processes.with_all_reduced`, `ostinato.training.gradients`), so that each process
+does the same update. Rank 0 alone evaluates and writes; it broadcasts what the others need to know of that.
 
-A launcher says in the environment who is who (torchrun and `accelerate launch` alike: RANK, WORLD_SIZE, LOCAL_RANK,
-MASTER_ADDR, MASTER_PORT). Without WORLD_SIZE, or with 1, nothing here is set up, and every method is the identity.
+A launcher sets RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT in the environment (torchrun and
+`accelerate launch` alike). Without WORLD_SIZE, or with 1, no process group is made, and every method is the identity.
 """
 
 from __future__ import annotations
 
 import atexit
 import os
+import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
+from types import FrameType, TracebackType
 from typing import Any, Self, TypeVar
 
 import torch
@@ -26,28 +29,28 @@ from torch import Tensor, nn
 from ostinato.data.batch import Batch
 from ostinato.errors import ConfigError, Problem, TrainingError
 from ostinato.evaluation.loading import resolve_device
-from ostinato.nn.balance import Sum, all_here
+from ostinato.nn.balance import Sum, no_reduction
 
 T = TypeVar("T")
 
-_NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-_PATIENCE = timedelta(days=365)
-"""How long a process waits for the first one, which may prepare data or evaluate for hours. One that has ended is
+_REQUIRED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_TIMEOUT = timedelta(days=365)
+"""How long a process waits for rank 0, which may prepare data or evaluate for hours. A process that has ended is
 noticed at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Processes:
-    """This process among those of its run, number `rank` of `size`, from 0."""
+    """This process, number `rank` (from 0) of the `world_size` processes of its run."""
 
     rank: int = 0
-    size: int = 1
+    world_size: int = 1
 
     @classmethod
-    def of_environment(cls) -> Self:
-        """Meet the processes that a launcher started with this one; wait until all are there.
+    def from_environment(cls) -> Self:
+        """Join the process group that a launcher started; wait until all processes have joined.
 
-        Those of a process that has called `torch.distributed.init_process_group` itself are taken as they are.
+        A process group that the caller has made with `torch.distributed.init_process_group` is used as it is.
 
         Raises:
             ConfigError: the launcher's variables are incomplete.
@@ -57,125 +60,193 @@ class Processes:
         if not dist.is_initialized():
             if os.environ.get("WORLD_SIZE", "1") == "1":
                 return cls()
-            _meet()
+            _init_process_group()
         return cls(dist.get_rank(), dist.get_world_size())
 
     @property
-    def is_first(self) -> bool:
-        """Whether this is the process that evaluates, writes and prints."""
+    def is_main(self) -> bool:
+        """Whether this is rank 0, the process that evaluates, writes and prints."""
         return self.rank == 0
 
     @property
-    def is_alone(self) -> bool:
-        """Whether there is no other."""
-        return self.size == 1
+    def is_distributed(self) -> bool:
+        """Whether there is more than one process."""
+        return self.world_size > 1
 
     def device(self, name: str) -> torch.device:
-        """Return this process's device: of the GPUs of a machine each process takes its own, in turn.
+        """Return this process's device; the processes of a machine take its GPUs in turn.
 
         Raises:
-            ConfigError: it is not there, or it is none that several processes can talk from.
+            ConfigError: the device is not there, or several processes cannot communicate from it.
         """
-        if not self.is_alone and name in ("auto", "cuda") and torch.cuda.is_available():
-            local = int(os.environ.get("LOCAL_RANK", self.rank))
-            name = f"cuda:{local % torch.cuda.device_count()}"
+        if self.is_distributed and name in ("auto", "cuda") and torch.cuda.is_available():
+            local_rank = int(os.environ.get("LOCAL_RANK", self.rank))
+            name = f"cuda:{local_rank % torch.cuda.device_count()}"
         device = resolve_device(name)
-        if self.is_alone or device.type == "cpu":
+        if not self.is_distributed or device.type == "cpu":
             return device
         if device.type != "cuda":
             raise ConfigError([Problem("training.device", name, "several processes need 'cuda' or 'cpu'")])
         torch.cuda.set_device(device)
         return device
 
-    def share(self, batch: Batch) -> Batch:
-        """Return this process's rows of a batch, every `size`-th of them; there may be none."""
-        return batch if self.is_alone else batch.rows(slice(self.rank, None, self.size))
+    def shard(self, batch: Batch) -> Batch:
+        """Return this process's rows of a batch, every `world_size`-th of them; there may be none."""
+        return batch.rows(slice(self.rank, None, self.world_size)) if self.is_distributed else batch
 
-    def with_sums(self, compute: Callable[[Sum], T]) -> T:
-        """Return a function of sums over all processes, which every process calls for.
+    def with_all_reduced(self, compute: Callable[[Sum], T]) -> T:
+        """Return `compute(all_reduce)`, a function of sums over all processes; every process has to call this.
 
-        The function is the same in all of them, and its gradient goes to this one's part of the sums alone: the
+        The result is the same in all processes, and its gradient goes to this process's part of the sums alone: the
         gradients of the processes add up to that of one process that has all rows.
 
         Args:
-            compute: is given what makes a sum of this process's part of it, and calls that alike in every process. It
-                is called twice, so that all sums are sent at once: first to learn the parts, none of which may depend
-                on a sum, then with the sums.
+            compute: calls its argument, which all-reduces a tensor, in the same order in every process. It is called
+                twice, so that all its tensors travel in one message: first to collect them, none of which may depend on
+                an earlier sum, then with their sums.
         """
-        if self.is_alone:
-            return compute(all_here)
-        parts: list[Tensor] = []
+        if not self.is_distributed:
+            return compute(no_reduction)
+        tensors: list[Tensor] = []
 
-        def note(part: Tensor) -> Tensor:
-            parts.append(part)
-            return part
+        def collect(tensor: Tensor) -> Tensor:
+            tensors.append(tensor)
+            return tensor
 
-        found = compute(note)
-        if not parts:
-            return found
-        flat: Tensor = _Sum.apply(torch.cat([part.reshape(-1) for part in parts]))  # type: ignore[no-untyped-call]
-        sums = iter(torch.split(flat, [part.numel() for part in parts]))
-        return compute(lambda part: next(sums).view_as(part))
+        local_result = compute(collect)
+        if not tensors:
+            return local_result
+        flat: Tensor = _AllReduce.apply(torch.cat([tensor.reshape(-1) for tensor in tensors]))  # type: ignore[no-untyped-call]
+        sums = iter(torch.split(flat, [tensor.numel() for tensor in tensors]))
+        return compute(lambda tensor: next(sums).view_as(tensor))
 
-    def from_first(self, make: Callable[[], T]) -> T:
-        """Let the first process alone make something, and return it in all; they wait as long as it takes."""
-        if self.is_alone:
-            return make()
-        box: list[Any] = [make() if self.is_first else None]
-        with _talking():
-            dist.broadcast_object_list(box, src=0, group=_control(dist.group.WORLD), device=torch.device("cpu"))
-        return box[0]  # type: ignore[no-any-return]
+    def broadcast(self, compute: Callable[[], T]) -> T:
+        """Call `compute` in rank 0 alone and return its result in every process, however long that takes."""
+        if not self.is_distributed:
+            return compute()
+        results: list[Any] = [compute() if self.is_main else None]
+        with _communicating():
+            dist.broadcast_object_list(
+                results, src=0, group=_control_group(dist.group.WORLD), device=torch.device("cpu")
+            )
+        return results[0]  # type: ignore[no-any-return]
 
     @contextmanager
-    def first_goes_first(self) -> Iterator[None]:
-        """Let the first process be through with what is inside before the others begin it, and all before any go on."""
-        if not self.is_first:
-            self.meet()
+    def main_process_first(self) -> Iterator[None]:
+        """Run the body of a `with` in rank 0, then in the others; no process leaves it before all are done."""
+        if not self.is_main:
+            self.barrier()
         yield
-        if self.is_first:
-            self.meet()
-        self.meet()
+        if self.is_main:
+            self.barrier()
+        self.barrier()
 
-    def meet(self) -> None:
-        """Wait until all processes are here, as long as it takes."""
-        self.any(False)
+    def barrier(self) -> None:
+        """Wait until every process has called this, however long that takes."""
+        self.all_reduce_any(False)
 
     def gather(self, value: T) -> list[T]:
-        """Return every process's value in the first one, by rank, and nothing in the others."""
-        if self.is_alone:
+        """Return every process's value in rank 0, by rank, and an empty list in the others."""
+        if not self.is_distributed:
             return [value]
-        found: list[Any] | None = [None] * self.size if self.is_first else None
-        with _talking():
-            dist.gather_object(value, found, dst=0, group=_control(dist.group.WORLD))
-        return found or []
+        values: list[Any] | None = [None] * self.world_size if self.is_main else None
+        with _communicating():
+            dist.gather_object(value, values, dst=0, group=_control_group(dist.group.WORLD))
+        return values or []
 
-    def any(self, value: bool) -> bool:
-        """Return whether it is so in any process."""
-        if self.is_alone:
+    def all_reduce_any(self, value: bool) -> bool:
+        """Return whether the value is True in any process."""
+        if not self.is_distributed:
             return value
-        number = torch.tensor(float(value))
-        with _talking():
-            dist.all_reduce(number, group=_control(dist.group.WORLD))
-        return bool(number)
+        count = torch.tensor(float(value))
+        with _communicating():
+            dist.all_reduce(count, group=_control_group(dist.group.WORLD))
+        return bool(count)
 
-    def take_weights(self, model: nn.Module) -> None:
-        """Give every process the first one's weights."""
-        if self.is_alone:
+    def broadcast_weights(self, model: nn.Module) -> None:
+        """Give every process the weights of rank 0."""
+        if not self.is_distributed:
             return
         for tensor in model.state_dict().values():
-            with _talking():
+            with _communicating():
                 dist.broadcast(tensor, src=0)
 
 
-ALONE = Processes()
+SINGLE_PROCESS = Processes()
+
+
+class Interrupts:
+    """Defers Ctrl-C in the body of a `with`, so that all processes of a run stop after the same update.
+
+    Otherwise one process would wait for another that has ended. One process alone is interrupted at once, and so is any
+    process by a second Ctrl-C or within `at_once`.
+    """
+
+    def __init__(self, processes: Processes) -> None:
+        self._processes = processes
+        self._is_pending = self._is_at_once = False
+        # Only the main thread may set signal handlers.
+        self._is_deferring = processes.is_distributed and threading.current_thread() is threading.main_thread()
+
+    def __enter__(self) -> Self:
+        if self._is_deferring:
+            self._previous_handler = signal.signal(signal.SIGINT, self._on_interrupt)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._is_deferring:
+            signal.signal(signal.SIGINT, self._previous_handler)
+
+    def _on_interrupt(self, number: int, frame: FrameType | None) -> None:
+        if self._is_pending or self._is_at_once:
+            raise KeyboardInterrupt
+        self._is_pending = True
+
+    def check(self) -> None:
+        """Raise KeyboardInterrupt in every process where one of them was interrupted; all of them call this."""
+        if self._processes.all_reduce_any(self._is_pending):
+            raise KeyboardInterrupt
+
+    @contextmanager
+    def at_once(self) -> Iterator[None]:
+        """Defer nothing inside: while the others wait for rank 0, which may evaluate for hours."""
+        self._is_at_once = True
+        try:
+            yield
+        finally:
+            self._is_at_once = False
+
+
+def all_reduce(values: Tensor) -> None:
+    """Replace a tensor on the run's device by its sum over all processes, in place; there must be several processes.
+
+    Raises:
+        TrainingError: another process cannot be reached.
+    """
+    with _communicating():
+        dist.all_reduce(values)
+
+
+class _AllReduce(torch.autograd.Function):
+    """All-reduce whose gradient is this process's own: each process differentiates its part of the sum."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor) -> Tensor:
+        total = values.clone()
+        all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient
 
 
 @contextmanager
-def _talking() -> Iterator[None]:
-    """Say what it means where the others cannot be reached.
+def _communicating() -> Iterator[None]:
+    """Turn the errors of a failed collective operation into one that says what it means.
 
     Raises:
-        TrainingError: it is so.
+        TrainingError: another process cannot be reached.
     """
     try:
         yield
@@ -186,48 +257,24 @@ def _talking() -> Iterator[None]:
         ) from error
 
 
-def sum_in_place(values: Tensor) -> None:
-    """Replace values on the device of the run by their sum over all processes, which there must be several of.
-
-    Raises:
-        TrainingError: the others cannot be reached.
-    """
-    with _talking():
-        dist.all_reduce(values)
-
-
-class _Sum(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, values: Tensor) -> Tensor:
-        total = values.clone()
-        sum_in_place(total)
-        return total
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return gradient
-
-
-def _meet() -> None:
-    """Join the group that the environment names; it is left when the interpreter ends."""
-    missing = [name for name in _NEEDED if not os.environ.get(name)]
+def _init_process_group() -> None:
+    """Join the process group that the environment describes; leave it when the interpreter ends."""
+    missing = [name for name in _REQUIRED if not os.environ.get(name)]
     if missing:
         reason = f"{', '.join(missing)} not set: start several processes with torchrun, or unset WORLD_SIZE"
         raise ConfigError([Problem("environment variable WORLD_SIZE", os.environ["WORLD_SIZE"], reason)])
     n_local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    # NCCL wants a GPU for each process; gloo also talks between processes that share one.
+    # NCCL wants a GPU for each process; gloo also works between processes that share one.
     has_own_gpus = dist.is_nccl_available() and n_local <= torch.cuda.device_count()
-    with _talking():
+    with _communicating():
         dist.init_process_group("cpu:gloo,cuda:nccl" if has_own_gpus else "gloo")
-    atexit.register(_leave)
-
-
-def _leave() -> None:
-    if dist.is_initialized():
-        dist.destroy_process_group()
+    atexit.register(lambda: dist.destroy_process_group() if dist.is_initialized() else None)
 
 
 @cache
-def _control(world: dist.ProcessGroup) -> dist.ProcessGroup:
-    """Return the group in which processes wait for each other: on the host, and without a limit of time."""
-    return dist.new_group(backend="gloo", timeout=_PATIENCE)  # type: ignore[no-any-return]
+def _control_group(world: dist.ProcessGroup) -> dist.ProcessGroup:
+    """Return the group for objects, flags and barriers: on the host, and practically without a timeout.
+
+    The default group times out after minutes, and rank 0 may evaluate for hours.
+    """
+    return dist.new_group(backend="gloo", timeout=_TIMEOUT)  # type: ignore[no-any-return]

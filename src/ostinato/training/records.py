@@ -1,9 +1,9 @@
-"""What a run writes while it goes: one JSON line per record.
+"""The two logs of a run, with one JSON line per record.
 
-metrics.jsonl holds what is a function of the recipe and the data alone: losses, learning rates, scores. After a crash
-it is cut back to the length the last checkpoint knows of, and grows again to the same bytes an uninterrupted run
-writes. That is why nothing that differs from one run to the next may be in it: times and speeds go to timings.jsonl,
-which is never cut back, because the time was spent.
+metrics.jsonl holds what is a function of the recipe and the data alone: losses, learning rates, scores. When a run is
+resumed, it is cut back to its length at the last checkpoint, and then grows to the same bytes that an uninterrupted run
+writes. So nothing that differs between two equal runs may be in it: times and speeds go to timings.jsonl, which is
+never cut back.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ METRICS, TIMINGS = "metrics.jsonl", "timings.jsonl"
 
 
 class Records:
-    """The two logs of a run, opened for appending by every call, so that a killed run leaves whole lines."""
+    """Writes both logs; every call opens, appends and closes them, so that a killed run leaves whole lines."""
 
     def __init__(self, directory: Path) -> None:
         self.metrics = directory / METRICS
         self.timings = directory / TIMINGS
 
     def add(self, record: dict[str, Any], timing: dict[str, Any]) -> None:
-        """Append a record, and what it took."""
+        """Append a record to metrics.jsonl and its timing to timings.jsonl."""
         _append(self.metrics, record)
         _append(self.timings, {"kind": record["kind"], "update": record["update"], **timing})
 
     def n_bytes(self) -> int:
-        """Force metrics.jsonl to the disk and return its length."""
+        """Flush metrics.jsonl to the disk and return its length."""
         if not self.metrics.exists():
             return 0
         with self.metrics.open("rb") as file:
@@ -40,10 +40,10 @@ class Records:
         return self.metrics.stat().st_size
 
     def cut(self, n_bytes: int) -> None:
-        """Forget the metrics beyond a length.
+        """Cut metrics.jsonl back to a length.
 
         Raises:
-            CheckpointError: the file is shorter than that, so somebody changed it.
+            CheckpointError: the file is shorter than that: it was changed from outside.
         """
         present = self.metrics.stat().st_size if self.metrics.exists() else 0
         if present < n_bytes:
@@ -55,7 +55,7 @@ class Records:
 
 
 class NoRecords(Records):
-    """Of a process that writes nothing, because the first one of its run does."""
+    """Records of the processes other than rank 0, which write nothing."""
 
     def add(self, record: dict[str, Any], timing: dict[str, Any]) -> None:
         """Write nothing."""
@@ -70,13 +70,13 @@ class NoRecords(Records):
 
 def _append(path: Path, record: dict[str, Any]) -> None:
     with path.open("a", encoding="utf-8", newline="\n") as file:
-        file.write(json.dumps(_strict(record), ensure_ascii=False, allow_nan=False) + "\n")
+        file.write(json.dumps(_finite(record), ensure_ascii=False, allow_nan=False) + "\n")
 
 
-def _strict(value: Any) -> Any:
-    """Return the value with infinities and NaN as null: JSON has no such numbers, and other readers refuse them."""
+def _finite(value: Any) -> Any:
+    """Return the value with infinities and NaN as None, for JSON has no such numbers."""
     if isinstance(value, dict):
-        return {key: _strict(item) for key, item in value.items()}
+        return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_strict(item) for item in value]
+        return [_finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,4 +1,4 @@
-"""Who watches a run: the training loop itself prints nothing.
+"""Reporters of a run: the training loop itself prints nothing, it calls a reporter.
 
 A record is what metrics.jsonl gets (see `ostinato.training.records`), joined with its timing.
 """
@@ -21,10 +21,10 @@ _log = logging.getLogger("ostinato.training")
 
 
 class Reporter(Protocol):
-    """Told about every event of a run, in order."""
+    """Receives every event of a run, in order."""
 
     def on_start(self, recipe: Recipe, info: dict[str, Any]) -> None:
-        """A run begins or goes on; `info`: directory, device, processes, parameters, n_examples, update (0 for a new
+        """A run starts or resumes; `info`: directory, device, processes, parameters, n_examples, update (0 for a new
         one), new_parameters (those that `training.init_from` lacks)."""
 
     def on_update(self, record: dict[str, Any]) -> None:
@@ -35,7 +35,7 @@ class Reporter(Protocol):
         """
 
     def on_warning(self, update: int, message: str) -> None:
-        """Something a person should look at was found at an update, for example a router that has collapsed."""
+        """A problem was found at an update, for example a router that has collapsed."""
 
     def on_evaluation(self, record: dict[str, Any]) -> None:
         """An evaluation ended: update, split, its scores, is_best, seconds."""
@@ -51,28 +51,28 @@ class Reporter(Protocol):
 
 
 class SilentReporter:
-    """Says nothing."""
+    """Reports nothing."""
 
     def on_start(self, recipe: Recipe, info: dict[str, Any]) -> None:
-        """Say nothing."""
+        """Do nothing."""
 
     def on_update(self, record: dict[str, Any]) -> None:
-        """Say nothing."""
+        """Do nothing."""
 
     def on_warning(self, update: int, message: str) -> None:
-        """Say nothing."""
+        """Do nothing."""
 
     def on_evaluation(self, record: dict[str, Any]) -> None:
-        """Say nothing."""
+        """Do nothing."""
 
     def on_save(self, update: int, directory: Path) -> None:
-        """Say nothing."""
+        """Do nothing."""
 
     def on_end(self, results: dict[str, Any]) -> None:
-        """Say nothing."""
+        """Do nothing."""
 
     def close(self) -> None:
-        """Say nothing."""
+        """Do nothing."""
 
 
 class LinesReporter(SilentReporter):
@@ -84,28 +84,30 @@ class LinesReporter(SilentReporter):
 
     def __init__(self, logger: logging.Logger = _log) -> None:
         self.logger = logger
-        self._pace = _Pace(1, 0)
+        self._time_left = _TimeLeft(1, 0)
 
     def on_start(self, recipe: Recipe, info: dict[str, Any]) -> None:
-        """Say what is trained, on what and where."""
-        self._pace = _Pace(recipe.training.n_updates, info["update"])
+        """Write what is trained, on how many examples and on which device."""
+        self._time_left = _TimeLeft(recipe.training.n_updates, info["update"])
         self.logger.info("%s", start_line(recipe, info))
 
     def on_update(self, record: dict[str, Any]) -> None:
-        """Say how far it is, the loss and the speed."""
-        left = self._pace.left(record["update"])
-        self.logger.info("%s", f"update {record['update']}/{self._pace.n_updates}  {update_text(record)}  {left} left")
+        """Write progress, loss, speed and time left."""
+        left = self._time_left.after(record["update"])
+        self.logger.info(
+            "%s", f"update {record['update']}/{self._time_left.n_updates}  {update_text(record)}  {left} left"
+        )
 
     def on_warning(self, update: int, message: str) -> None:
-        """Say it."""
+        """Write the warning."""
         self.logger.warning("%s", warning_text(update, message))
 
     def on_evaluation(self, record: dict[str, Any]) -> None:
-        """Say the scores."""
+        """Write the scores."""
         self.logger.info("%s", evaluation_text(record))
 
     def on_end(self, results: dict[str, Any]) -> None:
-        """Say how it ended."""
+        """Write how it ended."""
         self.logger.info("%s", end_line(results))
 
 
@@ -147,7 +149,7 @@ class RichReporter(SilentReporter):
         self.console.print(evaluation_text(record), markup=False, highlight=False)
 
     def on_end(self, results: dict[str, Any]) -> None:
-        """Say how it ended."""
+        """Write how it ended."""
         self.close()
         self.console.print(end_line(results), markup=False, highlight=False)
 
@@ -164,36 +166,32 @@ def make_reporter(console: Console | None) -> Reporter:
         return SilentReporter()
     if console.is_terminal:
         return RichReporter(console)
-    return LinesReporter(_console_logger(console))
+    # Not from `logging.getLogger`: the logger of each call has its own stream.
+    logger = logging.Logger("ostinato.training", logging.INFO)
+    handler = _LineHandler(console.file)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    logger.addHandler(handler)
+    return LinesReporter(logger)
 
 
-class _Lines(logging.StreamHandler[IO[str]]):
-    """Lines on a stream; once nobody reads it any more, the run goes on without a word."""
+class _LineHandler(logging.StreamHandler[IO[str]]):
+    """Writes lines to a stream; a closed pipe is not an error, and the run continues."""
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Say nothing where the reader has gone."""
+        """Report all errors but a closed pipe."""
         if not isinstance(sys.exc_info()[1], BrokenPipeError):
             super().handleError(record)
 
 
-def _console_logger(console: Console) -> logging.Logger:
-    """Return a logger of its own that writes plain lines to a console's stream."""
-    logger = logging.Logger("ostinato.training", logging.INFO)
-    handler = _Lines(console.file)
-    handler.setFormatter(logging.Formatter("%(message)s"))
-    logger.addHandler(handler)
-    return logger
-
-
-class _Pace:
-    """Guesses the time left from the updates of this session."""
+class _TimeLeft:
+    """Estimates the time left from the updates of this session."""
 
     def __init__(self, n_updates: int, start: int) -> None:
         self.n_updates = n_updates
         self._first, self._began = start, time.perf_counter()
 
-    def left(self, update: int) -> str:
-        """Return the time left, for people."""
+    def after(self, update: int) -> str:
+        """Return the time left after an update, for people."""
         done = max(update - self._first, 1)
         return duration((time.perf_counter() - self._began) / done * (self.n_updates - update))
 

@@ -1,4 +1,4 @@
-"""The process's random states: taken before an evaluation or a save, put back after it."""
+"""Seeding, saving and restoring the process's random states."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def seed_everything(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-def seed_apart(seed: int, rank: int, update: int) -> None:
-    """Seed the generators of one process of several so that no two draw alike; the first draws on as it is.
+def seed_rank(seed: int, rank: int, update: int) -> None:
+    """Seed the generators of one process of several, so that no two draw the same numbers; rank 0 is left as it is.
 
     Args:
         update: after which the process joins the run.
@@ -46,7 +46,7 @@ class RandomState:
 
     @classmethod
     def capture(cls) -> Self:
-        """Take the present states."""
+        """Return the present states."""
         version, words, gauss = random.getstate()
         name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)  # noqa: NPY002
         numpy_state = [name, np.asarray(keys).tolist(), int(position), int(has_gauss), float(cached)]
@@ -57,7 +57,7 @@ class RandomState:
         return cls([version, list(words), gauss], numpy_state, tensors)
 
     def restore(self) -> None:
-        """Put the states back; those of GPUs that are not there are left out."""
+        """Put the states back, except those of GPUs that are not there."""
         version, words, gauss = self.python
         random.setstate((version, tuple(words), gauss))
         name, keys, position, has_gauss, cached = self.numpy

@@ -5,8 +5,8 @@
               "load": [fraction of the choices, an expert each], "load_entropy": nats, "row_entropy": nats, "n_dead": n,
               "rounds": [{"stack": name, "round": 0-based, and the same numbers of its routings alone}, ...]}}
 
-A round holds all routings of one router between two ticks of one stack. All losses are means over their rows, but the
-loss of a router is not the mean of its rounds': of several rounds it sees how they balance each other.
+A round holds all routings of one router in one round of one stack. All losses are means over their rows, but the loss
+of a router is not the mean of the losses of its rounds: one round may make up for the imbalance of another.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from ostinato.models.base import ByRouter, TokenModel
 from ostinato.nn import balance
 from ostinato.nn.balance import Sum
 from ostinato.nn.types import Routing
-from ostinato.training.balance import LOSSES, loss_weights, raw_loss
+from ostinato.training.losses import BALANCE_LOSSES, balance_weights, raw_balance_loss
 
 COLLAPSED = 0.1
 """A router whose load is less even than this has collapsed, see `evenness`."""
-STAYS_DEAD = 5
-"""Records in a row in which no token chose an expert."""
+DEAD_RECORDS = 5
+"""Records in a row without a token after which an expert counts as dead."""
 
 Rounds = Mapping[tuple[str, int], int]
 Round = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Observation:
-    """Numbers that are still on the device, and what they are.
+class RoutingObservation:
+    """Routings of one batch: numbers that are still on the device, and what each of them is.
 
     Args:
         values_V: float32, of all groups one after the other.
@@ -51,15 +51,15 @@ class Observation:
     weights: dict[str, float]
 
     def record(self, values: Sequence[float]) -> dict[str, Any]:
-        """Return the record that the values, now on the host, make; what no row got to is not in it."""
+        """Return the record of these values, now on the host; routers and rounds that no row reached are left out."""
         left, found = iter(values), dict[str, Any]()
-        for router, where, n_experts, k in self.groups:
-            total, *rest = islice(left, 1 + len(LOSSES) + 2 + n_experts)
+        for router, where, n_experts, top_k in self.groups:
+            total, *rest = islice(left, 1 + len(BALANCE_LOSSES) + 2 + n_experts)
             if not total:
                 continue
             numbers = _describe(rest, self.weights)
             if where is None:
-                found[router] = {"k": k, **numbers, "rounds": []}
+                found[router] = {"k": top_k, **numbers, "rounds": []}
             else:
                 found[router]["rounds"].append({"stack": where[0], "round": where[1], **numbers})
         return found
@@ -71,49 +71,40 @@ def rounds_of(model: TokenModel) -> Rounds:
 
 
 @torch.no_grad()
-def observe(
+def observe_routing(
     routings: ByRouter,
     config: BalanceConfig,
     temperatures: Mapping[str, float],
     rounds: Rounds,
-    everywhere: Sum = balance.all_here,
-) -> Observation | None:
-    """Look at the routings of one batch; None where there are none. Nothing waits for the device.
+    all_reduce: Sum = balance.no_reduction,
+) -> RoutingObservation | None:
+    """Return what the routers did in one batch, None where there are none. This does not wait for the device.
 
     Args:
         temperatures: tau_0 by router, where the configuration names none.
-        everywhere: adds up what the rows of all processes sum to.
+        all_reduce: adds up over the processes what their rows sum to.
     """
     groups: list[tuple[str, Round | None, int, int]] = []
     values: list[Tensor] = []
     for router, mine in routings.items():
-        n_experts, k = mine[0].probs_NE.shape[1], mine[0].experts_NK.shape[1]
-        for where, group in _groups(mine, rounds):
-            groups.append((router, where, n_experts, k))
-            values.append(_numbers(group, config.temperature or temperatures[router], everywhere))
-    return Observation(torch.cat(values), groups, loss_weights(config)) if values else None
-
-
-def _groups(routings: list[Routing], rounds: Rounds) -> Iterator[tuple[Round | None, list[Routing]]]:
-    """Yield all routings of a router, then those of every round."""
-    yield None, routings
-    found: dict[Round, list[Routing]] = {}
-    for routing in routings:
-        found.setdefault((routing.stack, rounds[routing.stack, routing.step]), []).append(routing)
-    yield from found.items()
-
-
-def _numbers(routings: list[Routing], temperature: float, everywhere: Sum) -> Tensor:
-    """Return the weight of all rows, losses, entropies and load."""
-    rows = balance.JoinedRoutings.of(routings, everywhere)
-    load = balance.load(rows)
-    losses = [raw_loss(name, rows, temperature) for name in LOSSES]
-    return torch.cat([torch.stack([load.total, *losses, load.entropy, load.row_entropy]), load.fraction_E]).float()
+        n_experts, top_k = mine[0].probs_NE.shape[1], mine[0].experts_NK.shape[1]
+        tau_0 = config.temperature or temperatures[router]
+        by_round: dict[Round | None, list[Routing]] = {None: mine}
+        for routing in mine:
+            by_round.setdefault((routing.stack, rounds[routing.stack, routing.step]), []).append(routing)
+        for where, group in by_round.items():
+            rows = balance.JoinedRoutings.of(group, all_reduce)
+            load = balance.load(rows)
+            losses = [raw_balance_loss(name, rows, tau_0) for name in BALANCE_LOSSES]
+            scalars = torch.stack([load.total, *losses, load.entropy, load.row_entropy])
+            groups.append((router, where, n_experts, top_k))
+            values.append(torch.cat([scalars, load.fraction_E]).float())
+    return RoutingObservation(torch.cat(values), groups, balance_weights(config)) if values else None
 
 
 def _describe(values: list[float], weights: dict[str, float]) -> dict[str, Any]:
-    losses = dict(zip(LOSSES, values, strict=False))
-    load_entropy, row_entropy, *load = values[len(LOSSES) :]
+    losses = dict(zip(BALANCE_LOSSES, values, strict=False))
+    load_entropy, row_entropy, *load = values[len(BALANCE_LOSSES) :]
     return {
         "losses": losses,
         "weighted": {name: weight * losses[name] for name, weight in weights.items()},
@@ -124,18 +115,18 @@ def _describe(values: list[float], weights: dict[str, float]) -> dict[str, Any]:
     }
 
 
-def evenness(load_entropy: float, n_experts: int, k: int) -> float:
-    """Return (H - log k) / (log E - log k): 1 where experts are used alike, 0 where all tokens go to the same k.
+def evenness(load_entropy: float, n_experts: int, top_k: int) -> float:
+    """Return (H - log k) / (log E - log k), k = top_k: 1 for experts used alike, 0 where all tokens go to the same k.
 
     Where every token gets every expert (E = k) there is nothing to choose, and the load is even.
     """
-    if n_experts <= k:
+    if n_experts <= top_k:
         return 1.0
-    return (load_entropy - math.log(k)) / (math.log(n_experts) - math.log(k))
+    return (load_entropy - math.log(top_k)) / (math.log(n_experts) - math.log(top_k))
 
 
 class CollapseWatch:
-    """Finds routers that have collapsed, from the records of updates; each is named once.
+    """Warns of routers that have collapsed, from the records of updates, once each.
 
     A router has collapsed where its load's `evenness` is below 0.1 after the warm-up of the learning rate, or where an
     expert got no token in five records in a row after it.
@@ -146,32 +137,32 @@ class CollapseWatch:
 
     def __init__(self, warmup: int) -> None:
         self._warmup = warmup
-        self._named: set[str] = set()
-        self._dead: dict[str, list[int]] = {}
+        self._warned: set[str] = set()
+        self._n_dead_records: dict[str, list[int]] = {}
 
     def warnings(self, update: int, routing: Mapping[str, Any]) -> Iterator[str]:
-        """Yield a line for every router that is found now, given the `routing` of a training record."""
+        """Yield a line for every router that is warned of now, given the `routing` of a training record."""
         if update <= self._warmup:
             return
         for router, found in routing.items():
-            reason = self._collapse(found) or self._stays_dead(router, found["load"])
-            if reason and router not in self._named:
-                self._named.add(router)
+            reason = self._collapse(found) or self._dead_experts(router, found["load"])
+            if reason and router not in self._warned:
+                self._warned.add(router)
                 yield f"router {router} {reason}; the weights of training.balance keep experts in use"
 
     @staticmethod
     def _collapse(found: Mapping[str, Any]) -> str | None:
-        n_experts, k, entropy = len(found["load"]), found["k"], found["load_entropy"]
-        if evenness(entropy, n_experts, k) >= COLLAPSED:
+        n_experts, top_k, entropy = len(found["load"]), found["k"], found["load_entropy"]
+        if evenness(entropy, n_experts, top_k) >= COLLAPSED:
             return None
-        used = f"in effect it uses {math.exp(entropy):.1f} of {n_experts} experts, and a token gets {k}"
+        used = f"in effect it uses {math.exp(entropy):.1f} of {n_experts} experts, and a token gets {top_k}"
         return f"has collapsed: {used} (entropy of its load: {entropy:.2f} nats)"
 
-    def _stays_dead(self, router: str, load: Sequence[float]) -> str | None:
-        times = self._dead.setdefault(router, [0] * len(load))
-        times[:] = [0 if fraction else n + 1 for fraction, n in zip(load, times, strict=True)]
-        dead = [expert for expert, n in enumerate(times) if n >= STAYS_DEAD]
+    def _dead_experts(self, router: str, load: Sequence[float]) -> str | None:
+        n_dead_records = self._n_dead_records.setdefault(router, [0] * len(load))
+        n_dead_records[:] = [0 if fraction else n + 1 for fraction, n in zip(load, n_dead_records, strict=True)]
+        dead = [expert for expert, n in enumerate(n_dead_records) if n >= DEAD_RECORDS]
         if not dead:
             return None
         names = ", ".join(map(str, dead[:8])) + (", ..." if len(dead) > 8 else "")
-        return f"has {len(dead)} dead of {len(load)} experts ({names}): no token of {STAYS_DEAD} records chose them"
+        return f"has {len(dead)} dead of {len(load)} experts ({names}): no token of {DEAD_RECORDS} records chose them"

@@ -44,7 +44,7 @@ _LIBRARIES = ("torch", "numpy", "tokenizers", "safetensors", "pydantic", "sacreb
 
 
 class RunDirectory:
-    """Paths and bookkeeping of one run."""
+    """Paths and files of one run."""
 
     def __init__(self, path: Path) -> None:
         self.path = Path(path)
@@ -57,9 +57,9 @@ class RunDirectory:
         return (self.path / _RECIPE).is_file()
 
     def open(self, resume: bool) -> bool:
-        """Make the directory ready to write to; return True where a run is there to go on with.
+        """Make the directory ready to write to; return True where it holds a run to resume.
 
-        With `resume` and no run yet, a new one begins: a job that is restarted with the same command needs no care.
+        With `resume` and no run yet, a new one begins: a job can always be restarted with the same command.
 
         Raises:
             CheckpointError: there is a run already and `resume` is False, or it is no directory.
@@ -73,9 +73,9 @@ class RunDirectory:
         return self.exists
 
     def check_same(self, recipe: Recipe) -> None:
-        """Refuse to go on with another recipe than the run was started with.
+        """Refuse to resume with another recipe than the run was started with.
 
-        What describes a run, places it on a machine, or says how many checkpoints stay may change.
+        Settings that describe a run, place it on a machine, or say how many checkpoints stay may change.
 
         Raises:
             CheckpointError: naming every setting that differs, with both values.
@@ -99,7 +99,7 @@ class RunDirectory:
         sync(self.path)
 
     def check_data(self, split: str, digest: str) -> None:
-        """Refuse to go on with other examples than the run was started with.
+        """Refuse to resume with other examples than the run was started with.
 
         Raises:
             CheckpointError: naming the split and both hashes.
@@ -144,7 +144,7 @@ _ABSENT = object()
 
 
 def deciding_settings(recipe: Recipe) -> dict[str, Any]:
-    """Return, by their dotted paths, the settings that decide what a run finds: all but those that may change."""
+    """Return by dotted path the settings that decide the results of a run: all but those that may change."""
 
     def walk(value: Any, path: str) -> Iterator[tuple[str, Any]]:
         if isinstance(value, dict) and value:
@@ -158,7 +158,7 @@ def deciding_settings(recipe: Recipe) -> dict[str, Any]:
 
 
 def may_change(key: str) -> bool:
-    """Return True for a setting, by its dotted path, that does not decide what a run finds."""
+    """Return True for a setting, by its dotted path, that does not change the results of a run."""
     return key.startswith(_FREE_TO_CHANGE)
 
 
@@ -200,7 +200,13 @@ def describe_data(task: Task, data: DataConfig, splits: Iterable[str]) -> dict[s
     return {
         "task": task.config.model_dump(mode="json"),
         "splits": {split: describe_split(split, task.examples(split)) for split in dict.fromkeys(splits)},
-        "files": [*_published(task), *_own_files(data)],
+        "files": [
+            *(
+                {"repo": file.repo, "commit": file.commit, "path": file.path, "sha256": task.access.known_hash(file)}
+                for file in task.files()
+            ),
+            *_own_files(data),
+        ],
     }
 
 
@@ -214,11 +220,6 @@ def describe_split(split: str, examples: Iterable[Example]) -> dict[str, Any]:
     if not n_examples:
         raise DataError(f"the split {split!r} holds no examples")
     return {"n": n_examples, "sha256": digest}
-
-
-def _published(task: Task) -> Iterator[dict[str, Any]]:
-    for file in task.files():
-        yield {"repo": file.repo, "commit": file.commit, "path": file.path, "sha256": task.access.known_hash(file)}
 
 
 def _own_files(data: DataConfig) -> Iterator[dict[str, Any]]:

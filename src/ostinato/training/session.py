@@ -1,13 +1,17 @@
 """The training loop: updates, records, evaluations and saves, from where the run stands to where it ends.
 
-Every process of a run has a session and does all of it, but for what the first one does for all: evaluate, and write.
-Whatever decides how the run goes on is known to all of them: what the first one found, or a sum over them.
+Every process of a run has a session and does all of it, except evaluating and writing, which rank 0 does alone. All
+decisions (which checkpoint is the best, when to stop) are taken from numbers that are the same in every process:
+results that rank 0 broadcasts, or sums over all processes.
 """
 
 from __future__ import annotations
 
+import math
 import time
-from typing import Any
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
 
 import torch
 
@@ -19,21 +23,19 @@ from ostinato.models import Model, build_model
 from ostinato.tasks.checks import FORCED_METRICS
 from ostinato.training.checkpoint import Checkpoints
 from ostinato.training.depth import DepthWatch
-from ostinato.training.failure import Failure
 from ostinato.training.freeze import freeze
 from ostinato.training.initial import InitialReport, start_from
-from ostinato.training.interrupts import Interrupts
 from ostinato.training.optim import build_optimizer
 from ostinato.training.prepare import Prepared
-from ostinato.training.processes import ALONE, Processes
+from ostinato.training.processes import SINGLE_PROCESS, Interrupts, Processes
 from ostinato.training.records import Records
 from ostinato.training.reporter import Reporter
-from ostinato.training.rng import RandomState, preserved_randomness, seed_apart, seed_everything
+from ostinato.training.rng import RandomState, preserved_randomness, seed_everything, seed_rank
 from ostinato.training.routing import CollapseWatch
-from ostinato.training.state import Progress, Window
+from ostinato.training.state import LossWindow, Progress
 from ostinato.training.update import Gradient, Updater, execution_of
 
-_NO_SCORES = (
+_NOT_RECORDED = (
     "name",
     "by",
     "macro",
@@ -47,6 +49,8 @@ _NO_SCORES = (
     "seconds",
     "decoding_seconds",
 )
+"""Results of an evaluation that are not written to metrics.jsonl as scores."""
+_SHOWN_INDICES = 20
 
 
 class Session:
@@ -54,10 +58,10 @@ class Session:
 
     Args:
         prepared: data, tokenizers and the resolved recipe.
-        checkpoints: where the run goes on from, if there is a last one.
-        records: cut back to what the last checkpoint knows of.
-        reporter: of a process that is not the first, one that says nothing.
-        processes: all of the run.
+        checkpoints: the run is resumed from the last one, where there is one.
+        records: cut back to what they held when the last checkpoint was saved.
+        reporter: a `SilentReporter` in all processes but rank 0.
+        processes: those of the run.
     """
 
     def __init__(
@@ -67,65 +71,61 @@ class Session:
         records: Records,
         reporter: Reporter,
         device: torch.device,
-        processes: Processes = ALONE,
+        processes: Processes = SINGLE_PROCESS,
     ) -> None:
         self.prepared, self.checkpoints, self.records, self.reporter = prepared, checkpoints, records, reporter
         self.processes = processes
         self.config = prepared.recipe.training
         self.device = device
-        self.initial: InitialReport | None = None  # of a model that starts from another, in its first session
-        if processes.is_first:
+        self.initial: InitialReport | None = None  # only where the model has just been started from another
+        if processes.is_main:
             checkpoints.recover()
-        processes.meet()
+        processes.barrier()
         seed_everything(prepared.recipe.seed)
         if checkpoints.last_update() is None:
-            self._begin()
+            self._start()
         else:
-            self._go_on()
+            self._resume()
         self.updater = Updater(self.model, self.optimizer, self.config, processes)
         records.cut(self.progress.metrics_bytes)
         self.model.train()
         self._earlier_seconds, self._began = self.progress.seconds, time.perf_counter()
-        # Seconds inside updates, and their labels, since the last record: of this session only, unlike the window.
+        # Seconds inside updates, and their labels, since the last record; unlike the window of losses not saved.
         self._busy, self._busy_labels = 0.0, 0
-        self._watch = CollapseWatch(self.config.schedule.warmup)
+        self._collapse_watch = CollapseWatch(self.config.schedule.warmup)
         self._depth_watch = DepthWatch(max(self.config.schedule.warmup, self.config.halting.settled))
         self._selection: list[Example] | None = None
 
-    def _begin(self) -> None:
-        """Make a new model: the same in every process, which draw apart from then on."""
+    def _start(self) -> None:
+        """Make a new model, the same in every process; from then on each process draws its own random numbers."""
         self.progress = Progress()
         self.model: Model = build_model(self.prepared.recipe.model, execution_of(self.config)).to(self.device)
         if self.config.init_from is not None:
             self.initial = start_from(self.model, self.config)
-        self.processes.take_weights(self.model)
-        self.optimizer = self._optimizer()
-        seed_apart(self.prepared.recipe.seed, self.processes.rank, 0)
+        self.processes.broadcast_weights(self.model)
+        self.optimizer = self._new_optimizer()
+        seed_rank(self.prepared.recipe.seed, self.processes.rank, 0)
 
-    def _go_on(self) -> None:
-        """Take up the last checkpoint: random states last, because building a model draws numbers."""
+    def _resume(self) -> None:
+        """Load the last checkpoint: random states last, because building a model draws numbers."""
         saved = self.checkpoints.load(self.device, execution_of(self.config))
         self.progress, self.model = saved.progress, saved.model
-        self.optimizer = self._optimizer()
+        self.optimizer = self._new_optimizer()
         saved.restore_optimizer(self.optimizer)
         self.prepared.batches.restore(self.progress.batches)
-        self._draw_on(saved.randoms)
-
-    def _draw_on(self, saved: list[RandomState]) -> None:
-        """Draw the random numbers that would have followed; with another number of processes, others."""
-        rank, size, update = self.processes.rank, self.processes.size, self.progress.update
-        if rank < len(saved):
-            saved[rank].restore()
+        rank, world_size, n_saved = self.processes.rank, self.processes.world_size, len(saved.randoms)
+        if rank < n_saved:
+            saved.randoms[rank].restore()
         else:
-            seed_apart(self.prepared.recipe.seed, rank, update)
-        if size != len(saved):
+            seed_rank(self.prepared.recipe.seed, rank, self.progress.update)
+        if world_size != n_saved:
             message = (
-                f"goes on with {size} process(es), was saved by {len(saved)}: dropout draws other numbers from here"
+                f"goes on with {world_size} process(es), was saved by {n_saved}: dropout draws other numbers from here"
             )
-            self.reporter.on_warning(update, message)
+            self.reporter.on_warning(self.progress.update, message)
 
-    def _optimizer(self) -> torch.optim.Optimizer:
-        """Return a new optimiser of what is to be trained."""
+    def _new_optimizer(self) -> torch.optim.Optimizer:
+        """Freeze what is not to be trained, and return an optimiser of the rest."""
         freeze(self.model, self.config.freeze)
         return build_optimizer(self.model, self.config.optimizer)
 
@@ -152,13 +152,13 @@ class Session:
         return self.progress
 
     def _update(self) -> tuple[float, Gradient]:
-        """Do one optimiser step; return the learning rate and what it was made of."""
+        """Do one optimiser step; return the learning rate and the gradient's losses and norm."""
         update = self.progress.update + 1
         batches = [next(self.prepared.batches) for _ in range(self.config.accumulate)]
         gradient = self.updater.accumulate(batches, update, observed=self._is_logged(update))
         if not gradient.is_finite:
             self.progress.batches = self.prepared.batches.state()
-            raise TrainingError(self._failure(update, gradient, batches))
+            self._fail(update, gradient, batches)
         rate = self.updater.apply(gradient, update)
         window = self.progress.window
         window.loss, window.nll = window.loss + sum(gradient.losses), window.nll + sum(gradient.nlls)
@@ -185,7 +185,7 @@ class Session:
 
     def _log(self, rate: float, gradient: Gradient) -> None:
         """Record the means since the last record, and what routers and halting rules did in the last batch."""
-        window, self.progress.window = self.progress.window, Window()
+        window, self.progress.window = self.progress.window, LossWindow()
         record = {
             "kind": "training",
             "update": self.progress.update,
@@ -204,16 +204,16 @@ class Session:
         self.records.add(record, timing)
         self.reporter.on_update(record | timing)
         update = self.progress.update
-        for message in self._watch.warnings(update, gradient.routing or {}):
+        for message in self._collapse_watch.warnings(update, gradient.routing or {}):
             self.reporter.on_warning(update, message)
         for message in self._depth_watch.warnings(update, gradient.depth or {}):
             self.reporter.on_warning(update, message)
 
     def _evaluate(self) -> None:
-        """Evaluate on the selection split, and take note of how good this model is."""
+        """Evaluate on the selection split in rank 0, and rank this model among the best."""
         selection = self.config.selection
-        result = self.processes.from_first(self._scores)
-        # Gates that nothing has trained yet say nothing about how long to wait.
+        result = self.processes.broadcast(self._scores)
+        # Before tokens may halt, halting gates are untrained: these evaluations do not use up patience.
         waits = self.progress.update > self.config.halting.off_updates
         is_best = self.progress.judge(
             float(result[selection.metric]), selection, keep=self.config.keep_best, waits=waits
@@ -223,7 +223,7 @@ class Session:
             "update": self.progress.update,
             "split": selection.split,
             "is_best": is_best,
-            "scores": {key: value for key, value in result.items() if key not in _NO_SCORES},
+            "scores": {key: value for key, value in result.items() if key not in _NOT_RECORDED},
         }
         timing = {"seconds": result["seconds"]}
         self.records.add(record, timing)
@@ -232,23 +232,18 @@ class Session:
     def _scores(self) -> dict[str, Any]:
         """Return the scores of the present model on the selection split."""
         selection, recipe = self.config.selection, self.prepared.recipe
+        if self._selection is None:  # Held, because reading the examples may cost more than scoring them.
+            self._selection = list(take_evenly(self.prepared.task.examples(selection.split), selection.max_examples))
         with preserved_randomness():
             return evaluate(
                 self.model,
-                self._selection_examples(),
+                self._selection,
                 self.prepared.tokenizers,
                 data=recipe.data,
                 decoding=recipe.decoding,
                 metrics=[] if selection.metric in FORCED_METRICS else [selection.metric],
                 name=selection.split,
             )
-
-    def _selection_examples(self) -> list[Example]:
-        """Return the examples that choose the best model, held because reading them may cost more than scoring them."""
-        if self._selection is None:
-            selection = self.config.selection
-            self._selection = list(take_evenly(self.prepared.task.examples(selection.split), selection.max_examples))
-        return self._selection
 
     def _save(self) -> None:
         self.progress.batches = self.prepared.batches.state()
@@ -258,11 +253,46 @@ class Session:
             directory = self.checkpoints.save(self.model, self.optimizer, self.progress, randoms)
             self.reporter.on_save(self.progress.update, directory)
 
-    def _failure(self, update: int, gradient: Gradient, batches: list[Batch]) -> str:
-        """Save the state before an update whose gradient is not finite, and return what to say of it."""
-        failure = Failure(update, gradient, batches, self.prepared.task.splits()[0])
+    def _fail(self, update: int, gradient: Gradient, batches: Sequence[Batch]) -> NoReturn:
+        """Save the state before an update whose gradient is not finite, and stop the run.
+
+        Raises:
+            TrainingError: always, with the examples of the batches and the likely causes.
+        """
+        split = self.prepared.task.splits()[0]
+        report = _failure_report(update, gradient, batches, split)
         randoms = self.processes.gather(RandomState.capture())
-        directory = self.processes.from_first(
-            lambda: self.checkpoints.save_failed(self.model, self.optimizer, self.progress, failure.report(), randoms)
+        directory = self.processes.broadcast(
+            lambda: self.checkpoints.save_failed(self.model, self.optimizer, self.progress, report, randoms)
         )
-        return failure.message(directory)
+        raise TrainingError(_failure_message(update, gradient, batches, split, directory))
+
+
+def _failure_report(update: int, gradient: Gradient, batches: Sequence[Batch], split: str) -> dict[str, Any]:
+    """Return the content of failed.json."""
+    return {
+        "update": update,
+        "split": split,
+        "loss": repr(sum(gradient.losses) / gradient.n_labels),
+        "grad_norm": repr(gradient.norm),
+        "batches": [
+            {"loss_sum": repr(loss), "is_finite": math.isfinite(loss), "indices": list(batch.indices)}
+            for loss, batch in zip(gradient.losses, batches, strict=True)
+        ],
+    }
+
+
+def _failure_message(update: int, gradient: Gradient, batches: Sequence[Batch], split: str, directory: Path) -> str:
+    """Return the error message; `directory` holds the state before the update."""
+    loss = sum(gradient.losses) / gradient.n_labels
+    losses = zip(gradient.losses, batches, strict=True)
+    suspects = [batch for batch_loss, batch in losses if not math.isfinite(batch_loss)] or batches
+    indices = [index for batch in suspects for index in batch.indices]
+    more = f", ... ({len(indices)} in all)" if len(indices) > _SHOWN_INDICES else ""
+    shown = ", ".join(map(str, indices[:_SHOWN_INDICES])) + more
+    return (
+        f"update {update}: the loss is {loss} and the norm of its gradient {gradient.norm}; the run stops. The batch "
+        f"holds the examples {shown} of {split} (0-based). The state before this update and all indices are in "
+        f"{directory}. Likely causes: a learning rate that is too high (training.optimizer.lr), too few warm-up "
+        "updates, or no clipping"
+    )

@@ -1,4 +1,4 @@
-"""What a run knows beside its weights: where it is, what it has seen, and what it is waiting for."""
+"""The progress of a run: how many updates it has done, its best checkpoints, and the sums of its next record."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Best:
 
 
 @dataclass(slots=True)
-class Window:
+class LossWindow:
     """Sums since the last record: the smoothed and the plain loss in nats, and the labels they are over."""
 
     loss: float = 0.0
@@ -35,8 +35,8 @@ class Progress:
         batches: place in the data, see `TrainingBatches.state`.
         ranking: the best checkpoints, best first; of equal ones the earlier first. Empty before the first evaluation.
         n_waiting: evaluations since the best one.
-        stopped: why the run ended before its last update; None while it goes on.
-        window: what the next record will be made of.
+        stopped: why the run ended before its last update; None where it did not.
+        window: sums of the next record.
         metrics_bytes: length of metrics.jsonl.
         seconds: time spent so far, over all sessions.
     """
@@ -46,7 +46,7 @@ class Progress:
     ranking: list[Best] = field(default_factory=list)
     n_waiting: int = 0
     stopped: str | None = None
-    window: Window = field(default_factory=Window)
+    window: LossWindow = field(default_factory=LossWindow)
     metrics_bytes: int = 0
     seconds: float = 0.0
 
@@ -56,13 +56,13 @@ class Progress:
         return self.ranking[0] if self.ranking else None
 
     def judge(self, value: float, selection: SelectionConfig, *, keep: int = 1, waits: bool = True) -> bool:
-        """Take note of an evaluation of the present update; return True where it is the best so far.
+        """Rank an evaluation of the present update; return True where it is the best so far.
 
-        A value that is not a number is behind all others.
+        NaN ranks behind all other values.
 
         Args:
             keep: how many are ranked.
-            waits: patience is used up where it is not the best.
+            waits: whether an evaluation that is not the best uses up patience.
         """
         sign = -1.0 if selection.mode == "max" else 1.0
         new = Best(self.update, value)
@@ -98,4 +98,4 @@ class Progress:
             best = content.pop("best")
             content["ranking"] = [] if best is None else [best]
         ranking = [Best(**one) for one in content["ranking"]]
-        return cls(**{**content, "ranking": ranking, "window": Window(**content["window"])})
+        return cls(**{**content, "ranking": ranking, "window": LossWindow(**content["window"])})

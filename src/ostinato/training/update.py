@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
@@ -18,28 +18,36 @@ from ostinato.data.batch import Batch
 from ostinato.models import Model
 from ostinato.models.base import ModelOutput
 from ostinato.nn.execution import Execution
-from ostinato.training.balance import balance_loss, complete
-from ostinato.training.depth import DepthObservation, depth_cost, observe_depth, parts_of
-from ostinato.training.gradients import sum_gradients
-from ostinato.training.losses import LossSums, count_labels, label_smoothed_loss
+from ostinato.training.depth import DepthObservation, observe_depth
+from ostinato.training.gradients import all_reduce_gradients
+from ostinato.training.losses import (
+    LossSums,
+    add_empty_routings,
+    balance_loss,
+    count_labels,
+    depth_cost,
+    label_smoothed_loss,
+    token_shares,
+)
 from ostinato.training.optim import learning_rate, set_learning_rate
-from ostinato.training.processes import ALONE, Processes
-from ostinato.training.routing import Observation, observe, rounds_of
+from ostinato.training.processes import SINGLE_PROCESS, Processes
+from ostinato.training.routing import RoutingObservation, observe_routing, rounds_of
 
-_Observations = tuple[DepthObservation | None, Observation | None]
+_Observations = tuple[DepthObservation | None, RoutingObservation | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Gradient:
-    """What one update is made of; the gradient itself is in the parameters.
+    """Losses and norm of the gradient of one update; the gradient itself is in the parameters' `grad`.
 
     Args:
         norm_scalar, norm: of the whole gradient before clipping, on the device and as a number.
         losses, nlls: summed over the counted labels of every batch, in nats; smoothed, and plain.
         n_labels: labels that count, over all batches.
-        routing: what the routers did in the last batch (`ostinato.training.routing`); None where there are none, or
-            nobody asked.
-        depth: how deep tokens went in it (`ostinato.training.depth`); None where none could halt, or nobody asked.
+        routing: what the routers did in the last batch (`ostinato.training.routing`); None where there are none, or the
+            update is not recorded.
+        depth: how deep tokens went in it (`ostinato.training.depth`); None where none could halt, or the update is not
+            recorded.
     """
 
     norm_scalar: Tensor
@@ -72,14 +80,18 @@ class Updater:
     Args:
         model, optimizer: what is updated.
         config: its loss, clipping, precision, and schedule.
-        processes: do every update together, each with its share of the rows.
+        processes: those that do every update together, each with its share of the rows.
     """
 
     def __init__(
-        self, model: Model, optimizer: torch.optim.Optimizer, config: TrainingConfig, processes: Processes = ALONE
+        self,
+        model: Model,
+        optimizer: torch.optim.Optimizer,
+        config: TrainingConfig,
+        processes: Processes = SINGLE_PROCESS,
     ):
         self.model, self.optimizer, self.config, self.processes = model, optimizer, config, processes
-        # Of training passes alone: evaluations and decoding have many more shapes.
+        # Only training passes are compiled: evaluation and decoding have many more shapes.
         self._run: Callable[[Batch], ModelOutput] = torch.compile(model) if config.compile else model
 
     def accumulate(self, batches: Sequence[Batch], update: int | None = None, *, observed: bool = False) -> Gradient:
@@ -104,11 +116,11 @@ class Updater:
         numbers_V = torch.stack([*(s.loss.detach().float() for s in sums), *(s.nll.float() for s in sums)])
         if depth is not None:
             numbers_V = torch.cat([numbers_V, depth.values_V])
-        if not self.processes.is_alone:
-            numbers_V = sum_gradients(self.model.parameters(), numbers_V)
+        if self.processes.is_distributed:
+            numbers_V = all_reduce_gradients(self.model.parameters(), numbers_V)
         norm = get_total_norm([p.grad for p in self.model.parameters() if p.grad is not None])
         tensors = [norm[None].float(), numbers_V, *([] if routing is None else [routing.values_V])]
-        # The one moment of an update at which one process waits for its device.
+        # All numbers come to the host in one copy: the only time in an update that a process waits for its device.
         values = iter(torch.cat(tensors).tolist())
         total, losses, nlls = next(values), list(islice(values, n)), list(islice(values, n))
         depths, routed = (
@@ -138,46 +150,47 @@ class Updater:
         """Add this process's part of one batch's part of the gradient of the mean loss over the update's labels.
 
         Returns:
-            The sums of the losses of this process's rows, and where it is observed, what routers and halting rules did
+            The sums of the losses of this process's rows, and, where `observed`, what routers and halting rules did
             with all rows.
         """
         config, model, processes = self.config, self.model, self.processes
-        share = processes.share(whole)
-        parts = None if processes.is_alone else parts_of(share, whole, model)
-        batch = share.to(model.device)
+        shard = processes.shard(whole)
+        shares = token_shares(shard, whole, model) if processes.is_distributed else None
+        batch = shard.to(model.device)
         output, sums = self._forward(batch)
         loss = sums.loss / n_labels
         routings, temperatures = output.by_router(), model.balance_temperatures()
-        if not processes.is_alone:
-            routings = complete(routings, model)
-        # Means of their own: a batch counts by its part of the update's labels.
-        part, weight = whole.n_labels / n_labels, config.halting.weight_at(update)
-        balance = processes.with_sums(lambda add_up: balance_loss(routings, config.balance, temperatures, add_up))
+        if processes.is_distributed:
+            routings = add_empty_routings(routings, model)
+        # These losses are means over the batch: each batch counts by its share of the update's labels.
+        label_share, weight = whole.n_labels / n_labels, config.halting.weight_at(update)
+        balance = processes.with_all_reduced(
+            lambda all_reduce: balance_loss(routings, config.balance, temperatures, all_reduce)
+        )
         if balance is not None:
-            loss = loss + balance * part
-        if weight and (cost := depth_cost(output, parts)) is not None:
-            loss = loss + cost * (weight * part)
-        if loss.requires_grad:  # there are rows
+            loss = loss + balance * label_share
+        if weight and (cost := depth_cost(output, shares)) is not None:
+            loss = loss + cost * (weight * label_share)
+        if loss.requires_grad:  # not where this process has no rows
             loss.backward()  # type: ignore[no-untyped-call]
         if not observed:
             return sums, (None, None)
         rounds = rounds_of(model)
-        routing = processes.with_sums(lambda add_up: observe(routings, config.balance, temperatures, rounds, add_up))
-        return sums, (observe_depth(model, output, batch, weight, parts), routing)
+        routing = processes.with_all_reduced(
+            lambda all_reduce: observe_routing(routings, config.balance, temperatures, rounds, all_reduce)
+        )
+        return sums, (observe_depth(model, output, batch, weight, shares), routing)
 
     def _forward(self, batch: Batch) -> tuple[ModelOutput, LossSums]:
-        """Return what the stacks made of a batch, and the losses: of no rows, no stacks and zeros."""
+        """Return the model's output for a batch, and the losses; for a batch without rows an empty output and zeros."""
         if not batch.n_sentences:
-            nothing = torch.zeros((), device=self.model.device)
-            return ModelOutput(nothing.new_zeros(0, 0, 0)), LossSums(nothing, nothing)
-        with self._precision():
+            zero = torch.zeros((), device=self.model.device)
+            return ModelOutput(zero.new_zeros(0, 0, 0)), LossSums(zero, zero)
+        is_float32 = self.config.precision == "float32"
+        with nullcontext() if is_float32 else torch.autocast(self.model.device.type, dtype=torch.bfloat16):
             output = self._run(batch)
         logits_BTV = output.logits_BTV
         sums = label_smoothed_loss(logits_BTV, batch.labels_BT, batch.loss_mask_BT, self.config.label_smoothing)
-        # The backward pass begins with gradients as large as the logits, which nobody reads any more.
+        # The logits are not read again: dropping them frees their memory before the backward pass, whose first
+        # gradients are as large.
         return replace(output, logits_BTV=logits_BTV.new_empty(0, 0, 0)), sums
-
-    def _precision(self) -> AbstractContextManager[Any]:
-        if self.config.precision == "float32":
-            return nullcontext()
-        return torch.autocast(self.model.device.type, dtype=torch.bfloat16)

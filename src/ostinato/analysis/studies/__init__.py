@@ -7,9 +7,9 @@ from ostinato.analysis.studies.depth import DEPTH, HALTING_MAP
 from ostinato.analysis.studies.experts import COLLAPSE, EXPERT_TOKENS, EXPERTS
 from ostinato.analysis.studies.outcomes import CATEGORIES, LEARNING
 from ostinato.analysis.studies.pareto import PARETO
+from ostinato.analysis.studies.routing_stability import CONSISTENCY, FLUCTUATION
 from ostinato.analysis.studies.similarity import BETWEEN_RUNS, SELF_SIMILARITY
 from ostinato.analysis.studies.spectra import SPECTRA
-from ostinato.analysis.studies.steadiness import CONSISTENCY, FLUCTUATION
 from ostinato.analysis.studies.token_map import TOKEN_MAP
 from ostinato.analysis.studies.trade_offs import TEST_DEPTH, THRESHOLDS
 

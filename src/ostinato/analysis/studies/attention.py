@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ostinato.analysis.collectors import SHORT, AttentionSums, AttentionTotals, Module, OneExample
+from ostinato.analysis.arrays import Floats
+from ostinato.analysis.collectors import SHORT, AttentionSums, AttentionTotals, OneExample, SubLayerKey
 from ostinato.analysis.drawing import MAP, columns_of, finish, line, panels, scale, ticks, whole_numbers
-from ostinato.analysis.studies.base import MARKS, EachRun, Finding, OnProgress, Subject
+from ostinato.analysis.studies.base import MARKS, Finding, OnProgress, RunStudy, Subject
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,7 +23,7 @@ def _no_attention(subject: Subject) -> str | None:
     return None if kinds - {"ffn"} else "its model has no attention"
 
 
-class Attention(EachRun):
+class AttentionStudy(RunStudy):
     """Entropy and mass by step and head."""
 
     name = "attention"
@@ -65,41 +65,46 @@ class Attention(EachRun):
         else:
             rows = [row[:-1] for row in rows]
         columns = (*names, "on marked places") if n_marks else names
-        return Finding(subject.name, columns, rows, {"by_head": data}, lambda: _draw_sums(sums), note=note)
+        return Finding(
+            subject.name, columns, rows, {"by_head": data}, lambda narrow: _draw_sums(sums, narrow), note=note
+        )
 
 
-def _draw_sums(sums: dict[Module, AttentionSums]) -> Figure:
+def _draw_sums(sums: dict[SubLayerKey, AttentionSums], narrow: bool) -> Figure:
     groups = list(dict.fromkeys((module.stack, module.kind) for module in sums))
     marked = list(dict.fromkeys((module.stack, module.kind) for module, found in sums.items() if found.n_marked))
-    figure, axes = panels(len(groups) + len(marked))
-    _draw_entropy(axes[: len(groups)], groups, sums)
-    for panel, (stack, kind) in zip(axes[len(groups) :], marked, strict=True):
-        mine = [(m.step, found) for m, found in sums.items() if (m.stack, m.kind) == (stack, kind) and found.n_marked]
-        for head in range(max(len(found.marked_H) for _, found in mine)):
-            points = [(step, 100 * f.marked_H[head] / f.n_marked) for step, f in mine]
-            line(panel, head, [x for x, _ in points], [y for _, y in points], f"head {head + 1}")
-        panel.set_xlim(-0.5, max(step for step, _ in mine) + 0.5)
+    figure, axes = panels(len(groups) + len(marked), narrow)
+    for panel, group in zip(axes[: len(groups)], groups, strict=True):
+        entropies = {m.step: found.entropy_H / found.n for m, found in sums.items() if (m.stack, m.kind) == group}
+        _draw_heads(panel, group, entropies, "entropy, nats")
+        panel.set_ylim(bottom=0)
+    for panel, group in zip(axes[len(groups) :], marked, strict=True):
+        shares = {
+            m.step: 100 * found.marked_H / found.n_marked
+            for m, found in sums.items()
+            if (m.stack, m.kind) == group and found.n_marked
+        }
+        _draw_heads(panel, group, shares, "weight on marked places, %", legend=False)
         panel.set_ylim(0, 102)
-        whole_numbers(panel)
-        finish(panel, "step", "weight on marked places, %", f"{stack}, {kind.replace('_', '-')}", legend=False)
     return figure
 
 
-def _draw_entropy(axes: Sequence[Axes], groups: list[tuple[str, str]], sums: dict[Module, AttentionSums]) -> None:
-    for panel, (stack, kind) in zip(axes, groups, strict=True):
-        mine = [(m.step, found) for m, found in sums.items() if (m.stack, m.kind) == (stack, kind)]
-        n_heads = max(len(found.entropy_H) for _, found in mine)
-        for head in range(n_heads):
-            points = [(step, f.entropy_H[head] / f.n) for step, f in mine if head < len(f.entropy_H)]
-            line(panel, head, [x for x, _ in points], [y for _, y in points], f"head {head + 1}")
-        panel.set_xlim(-0.5, max(step for step, _ in mine) + 0.5)
-        panel.set_ylim(bottom=0)
-        whole_numbers(panel)
-        finish(panel, "step", "entropy, nats", f"{stack}, {kind.replace('_', '-')}", legend=n_heads <= 8)
+def _draw_heads(
+    panel: Axes, group: tuple[str, str], by_step: dict[int, Floats], label: str, *, legend: bool = True
+) -> None:
+    """Draw a line per head over the steps of one kind of attention in one stack; steps may differ in heads."""
+    n_heads = max(len(values_H) for values_H in by_step.values())
+    for head in range(n_heads):
+        steps = [step for step, values_H in by_step.items() if head < len(values_H)]
+        line(panel, head, steps, [by_step[step][head] for step in steps], f"head {head + 1}")
+    panel.set_xlim(-0.5, max(by_step) + 0.5)
+    whole_numbers(panel)
+    stack, kind = group
+    finish(panel, "step", label, f"{stack}, {kind.replace('_', '-')}", legend=legend and n_heads <= 8)
 
 
-class AttentionExample(EachRun):
-    """Weights of one example by step and head."""
+class AttentionExampleStudy(RunStudy):
+    """Attention weights of one example by step and head."""
 
     name = "attention-example"
     title = "Attention in one example"
@@ -126,20 +131,20 @@ class AttentionExample(EachRun):
             ("stack", "sub-layer", "heads", "queries", "keys"),
             rows,
             {"example": subject.shown(), "tokens": texts, "arrays": list(arrays)},
-            lambda: _draw_weights(weights, texts),
+            lambda narrow: _draw_weights(weights, texts, narrow),
             arrays,
             note + f"{_MOST_HEADS} heads, spread evenly over depth; the data hold all.",
         )
 
 
-def _draw_weights(weights: dict[Module, np.ndarray], texts: dict[str, list[str]]) -> Figure:
-    chosen: list[Module] = []
+def _draw_weights(weights: dict[SubLayerKey, np.ndarray], texts: dict[str, list[str]], narrow: bool) -> Figure:
+    chosen: list[SubLayerKey] = []
     for stack in texts:
         mine = [module for module in weights if module.stack == stack]
         n = min(len(mine), _MOST_MODULES)
         chosen += [mine[k * len(mine) // n] for k in range(n)]
     shown = [(module, head) for module in chosen for head in range(min(len(weights[module]), _MOST_HEADS))]
-    figure, axes = panels(len(shown), width=2.6, height=2.4, columns=_MOST_HEADS)
+    figure, axes = panels(len(shown), narrow, width=2.6, height=2.4, columns=_MOST_HEADS)
     across = columns_of(figure)
     for i, (panel, (module, head)) in enumerate(zip(axes, shown, strict=True)):
         keys = texts["encoder" if module.kind == "cross_attention" else module.stack]
@@ -154,4 +159,4 @@ def _draw_weights(weights: dict[Module, np.ndarray], texts: dict[str, list[str]]
     return figure
 
 
-ATTENTION, ATTENTION_EXAMPLE = Attention(), AttentionExample()
+ATTENTION, ATTENTION_EXAMPLE = AttentionStudy(), AttentionExampleStudy()

@@ -1,4 +1,4 @@
-"""What a study of runs is, and what it gives."""
+"""Base classes of the studies of runs: a run under study, a study, and a finding."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ostinato.analysis.arrays import Floats
 from ostinato.analysis.capture import Collector, stream
-from ostinato.analysis.collectors import AttentionTotals, DepthByColumn, OneExample, SentenceVectors
-from ostinato.analysis.outcomes import Outcomes
+from ostinato.analysis.collectors import AttentionTotals, DepthByColumn, OneExample, Outcomes, SentenceVectors
 from ostinato.analysis.routing_collectors import ExpertTotals
 from ostinato.data.example import Example, fingerprint
 from ostinato.data.tokenizer import BOS_ID, EOS_ID, PAD_ID, UNK_ID, Tokenizer
@@ -50,12 +49,12 @@ class Subject:
         return self.run.model
 
     def tokenizer(self, stack: str) -> Tokenizer:
-        """Return that of the tokens a stack reads."""
+        """Return the tokenizer of the tokens that a stack reads."""
         tokenizers = self.run.tokenizers
         return tokenizers.source if stack == "encoder" else tokenizers.target
 
     def text(self, stack: str, token: int | list[int]) -> str:
-        """Return a token as it is shown, or the tokens of a fact."""
+        """Return a token as text for figures and tables; of a fact its tokens."""
         if isinstance(token, list):
             return " ".join(self.text(stack, one) for one in token if one != PAD_ID)
         if token >= self.tokenizer(stack).vocab_size:
@@ -63,14 +62,14 @@ class Subject:
         return _SPECIAL.get(token) or self.tokenizer(stack).decode([token]).strip() or "\N{OPEN BOX}"
 
     def n_ids(self, stack: str) -> int:
-        """Return how many different ids a stack may read: rows of its embedding, the mask symbol's among them."""
+        """Return how many ids a stack may read: the rows of its embedding, including the mask symbol's."""
         model = self.model
         if stack == "encoder" and isinstance(model, Seq2Seq):
             return len(model.source_embedding)
         return len(model.target_embedding)
 
     def shown(self) -> int:
-        """Return the number of the example that is looked at: the one of middle length."""
+        """Return the number of the example that studies of one example show: the one of median length."""
         lengths = [len(example.source or "") + len(example.target) for example in self.examples]
         return sorted(range(len(lengths)), key=lambda i: (lengths[i], i))[len(lengths) // 2]
 
@@ -127,14 +126,15 @@ class Finding:
 
     Args:
         runs: name of the run, or of what was compared. columns, rows: the numbers shown beside the figure.
-        data: all numbers, JSON. arrays: those of which there are many. draw: makes the figure.
+        data: all numbers, as JSON. arrays: large arrays, as NPZ. draw: makes the figure; `draw(True)` for a narrow
+            screen.
     """
 
     runs: str
     columns: tuple[str, ...]
     rows: list[list[object]]
     data: dict[str, Any]
-    draw: Callable[[], Figure]
+    draw: Callable[[bool], Figure]
     arrays: dict[str, Floats] = field(default_factory=dict)
     note: str = ""
 
@@ -143,7 +143,7 @@ class Study(ABC):
     """One analysis.
 
     name: as `--only` knows it. title, reading: of its section in the report, and how its figure is read.
-    needs: collectors of the streamed pass. needs_steps: it looks at steps of depth, which a recurrence has not.
+    needs: collectors of the streamed pass. needs_steps: it is about steps of depth, which a recurrence does not have.
     """
 
     name: str
@@ -152,12 +152,12 @@ class Study(ABC):
     needs: tuple[type[Any], ...] = ()
     needs_steps: bool = True
 
-    @abstractmethod
     def why_not(self, subject: Subject) -> str | None:
-        """Say why the study does not apply to a run; None where it does."""
+        """Return why the study does not apply to a run, None where it does."""
+        return None
 
     def why_not_together(self, subjects: Sequence[Subject]) -> str | None:
-        """Say why it does not apply to the runs to which it applies one by one."""
+        """Return why the study does not apply to runs together to each of which it applies; None where it does."""
         return None
 
     def extra_examples(self, subjects: Sequence[Subject]) -> int:
@@ -166,35 +166,35 @@ class Study(ABC):
 
     @abstractmethod
     def find(self, subjects: Sequence[Subject], on_progress: OnProgress) -> list[Finding]:
-        """Return what there is, for the runs to which the study applies; they have been collected."""
+        """Return the findings for the runs to which the study applies; their collectors have seen all examples."""
 
 
-class EachRun(Study):
+class RunStudy(Study):
     """A study of one run at a time."""
 
     def find(self, subjects: Sequence[Subject], on_progress: OnProgress) -> list[Finding]:
-        """Return what there is for every run."""
+        """Return the finding of every run."""
         return [self.of_run(subject, on_progress) for subject in subjects]
 
     @abstractmethod
     def of_run(self, subject: Subject, on_progress: OnProgress) -> Finding:
-        """Return what there is for one run."""
+        """Return the finding of one run."""
 
 
 def no_router(subject: Subject) -> str | None:
-    """Say that a model has no router, where it has none."""
+    """Return a reason where a model has no router."""
     has_router = any(module.router is not None for module in subject.model.routed())
     return None if has_router else "no sub-layer of its model chooses between experts"
 
 
-def natural(value: str) -> tuple[int, float, str]:
-    """Put numbers, and intervals by where they begin, in their order, other values in that of their letters."""
+def natural_order(value: str) -> tuple[int, float, str]:
+    """Return a key that sorts numbers, and intervals by where they begin, before texts."""
     head = value.split("-")[0]
     return (0, float(head), "") if head.replace(".", "", 1).isdigit() else (1, 0.0, value)
 
 
 def not_comparable(subjects: Sequence[Subject]) -> str | None:
-    """Say that there is one run, or that the runs read other examples; None where they can be compared."""
+    """Return a reason where runs cannot be compared: there is only one, or they read different examples."""
     if len(subjects) < 2:
         return "it compares runs, and one was given"
     if len({fingerprint(subject.examples) for subject in subjects}) > 1:

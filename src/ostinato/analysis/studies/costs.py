@@ -1,4 +1,4 @@
-"""Study of what a run costs, part by part."""
+"""Study of the costs of a run, part by part."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ostinato.analysis.canvas import COLOURS
-from ostinato.analysis.drawing import columns_of, finish, panels
+from ostinato.analysis.collectors import Outcomes
+from ostinato.analysis.drawing import COLOURS, columns_of, finish, panels
 from ostinato.analysis.latency import part_latencies, threads_and_device
-from ostinato.analysis.outcomes import Outcomes
-from ostinato.analysis.studies.base import EachRun, Finding, OnProgress, Subject
+from ostinato.analysis.studies.base import Finding, OnProgress, RunStudy, Subject
 from ostinato.budget import count_macs, count_parameters
 
 if TYPE_CHECKING:
@@ -24,8 +23,8 @@ _REST = "everything else"
 
 @dataclass(slots=True)
 class Part:
-    """What one part costs: stored parameters, multiply-accumulates of a pass over a mean example at full and at
-    realised depth, and milliseconds an example; None: not a part of this count."""
+    """Costs of one part: stored parameters, multiply-accumulates of a pass over a mean example at full and at realised
+    depth, and milliseconds an example."""
 
     parameters: int = 0
     full: int = 0
@@ -33,7 +32,7 @@ class Part:
     milliseconds: float = 0.0
 
 
-class Costs(EachRun):
+class CostsStudy(RunStudy):
     """Parameters, multiply-accumulates, realised depth and latency by part."""
 
     name = "budget"
@@ -43,10 +42,6 @@ class Costs(EachRun):
         "at the depth tokens realised (full colour), and how long it takes; then the rounds they took part in, of all."
     )
     needs = (Outcomes,)
-
-    def why_not(self, subject: Subject) -> str | None:
-        """Return None: it applies to all models with steps."""
-        return None
 
     def of_run(self, subject: Subject, on_progress: OnProgress) -> Finding:
         """Return the costs of every part."""
@@ -79,7 +74,7 @@ class Costs(EachRun):
             f"the whole pass (last row). MACs: {sides} tokens. {_REST.capitalize()}: embeddings, norms, positions, "
             "output, halting."
         )
-        return Finding(subject.name, names, rows, data, lambda: _draw_parts(parts, rounds), note=note)
+        return Finding(subject.name, names, rows, data, lambda narrow: _draw_parts(parts, rounds, narrow), note=note)
 
 
 def _parts(subject: Subject, lengths: tuple[int, int], depth: dict[str, float]) -> dict[str, Part]:
@@ -107,36 +102,47 @@ def _group(part: str, stacks: Collection[str]) -> str:
     return f"{stack}.{kind}" if rest and kind != "halting" and (stack in stacks or stack == "shared") else _REST
 
 
-def _draw_parts(parts: dict[str, Part], rounds: dict[str, tuple[int, float]]) -> Figure:
-    figure, axes = panels(4, width=4.4, height=0.9 + 0.3 * len(parts), columns=2)
-    names, at = list(parts), np.arange(len(parts))
+def _draw_parts(parts: dict[str, Part], rounds: dict[str, tuple[int, float]], narrow: bool) -> Figure:
+    figure, axes = panels(4, narrow, width=4.4, height=0.9 + 0.3 * len(parts), columns=2)
+    across = columns_of(figure)
+    halts = any(mean < planned for planned, mean in rounds.values())
+    full = [one.full / 1e6 for one in parts.values()] if halts else None
     series = (
-        ("parameters, thousands", [one.parameters / 1e3 for one in parts.values()]),
-        ("M MACs an example", [one.realised / 1e6 for one in parts.values()]),
-        ("ms an example", [one.milliseconds for one in parts.values()]),
+        ("parameters, thousands", [one.parameters / 1e3 for one in parts.values()], None),
+        ("M MACs an example", [one.realised / 1e6 for one in parts.values()], full),
+        ("ms an example", [one.milliseconds for one in parts.values()], None),
     )
-    halts = any(mean < of for of, mean in rounds.values())
-    for i, (panel, (label, values)) in enumerate(zip(axes, series, strict=False)):
-        if i == 1 and halts:
-            panel.barh(at, [one.full / 1e6 for one in parts.values()], color=COLOURS[5], label="full depth")
-        panel.barh(at, values, color=COLOURS[0], label="realised" if i == 1 and halts else None)
-        _name_bars(panel, names if not i % columns_of(figure) else [""] * len(names), label)
-    stacks = list(rounds)
-    if halts:
-        axes[3].barh(range(len(stacks)), [of for of, _ in rounds.values()], 0.5, color=COLOURS[5], label="of the plan")
+    for i, (label, values, at_full_depth) in enumerate(series):
+        # Panels beside each other have the same rows, which only the first of them names.
+        names = [""] * len(parts) if i % across else list(parts)
+        _draw_bars(axes[i], names, label, values, at_full_depth, "full depth")
+    planned = [float(planned) for planned, _ in rounds.values()] if halts else None
     means = [mean for _, mean in rounds.values()]
-    axes[3].barh(range(len(stacks)), means, 0.5, color=COLOURS[0], label="realised" if halts else None)
-    axes[3].set_ylim(-0.8, max(len(stacks), 3) - 0.2)
-    _name_bars(axes[3], stacks, "rounds a token takes part in, mean")
+    _draw_bars(axes[3], list(rounds), "rounds a token takes part in, mean", means, planned, "of the plan", height=0.5)
+    axes[3].set_ylim(max(len(rounds), 3) - 0.2, -0.8)
     return figure
 
 
-def _name_bars(axes: Axes, names: Sequence[str], label: str) -> None:
-    axes.set_yticks(range(len(names)), names, fontsize=8)
+def _draw_bars(
+    axes: Axes,
+    names: Sequence[str],
+    label: str,
+    values: Sequence[float],
+    full: Sequence[float] | None,
+    full_label: str,
+    *,
+    height: float = 0.8,
+) -> None:
+    """Draw horizontal bars, the first at the top; in front of pale bars of the values at full depth where given."""
+    at = np.arange(len(names))
+    if full is not None:
+        axes.barh(at, full, height, color=COLOURS[5], label=full_label)
+    axes.barh(at, values, height, color=COLOURS[0], label=None if full is None else "realised")
+    axes.set_yticks(at, names, fontsize=8)
     axes.invert_yaxis()
     finish(axes, label, "", legend=False)
-    if axes.get_legend_handles_labels()[1]:
+    if full is not None:
         axes.legend(fontsize=7, frameon=False, loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=2)
 
 
-COSTS = Costs()
+COSTS = CostsStudy()

@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ostinato.analysis.arrays import Floats
-from ostinato.analysis.canvas import COLOURS
-from ostinato.analysis.collectors import DepthByColumn, OneExample, StackExample
-from ostinato.analysis.drawing import MAP, finish, heat, panels, scale, ticks, whole_numbers
-from ostinato.analysis.halting import halting_map, ponder_times
-from ostinato.analysis.studies.base import EachRun, Finding, OnProgress, Subject, natural
+from ostinato.analysis.arrays import Floats, Ints
+from ostinato.analysis.collectors import DepthByColumn, OneExample
+from ostinato.analysis.drawing import COLOURS, MAP, finish, heat, name_axes, panels, scale, ticks, whole_numbers
+from ostinato.analysis.maps import halting_map, ponder_times
+from ostinato.analysis.studies.base import Finding, OnProgress, RunStudy, Subject, natural_order
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,7 +23,7 @@ def _no_halting(subject: Subject) -> str | None:
     return None if subject.model.halting_thresholds() else "no token of its model can halt"
 
 
-class Depth(EachRun):
+class DepthStudy(RunStudy):
     """Mean executed rounds by column, and their histogram."""
 
     name = "depth"
@@ -46,10 +45,9 @@ class Depth(EachRun):
         halting = set(subject.model.halting_thresholds())
         overall = {name: numbers for name, numbers in found.overall.compute().items() if name in halting}
         by = {
-            column: {value: totals.compute() for value, totals in sorted(values.items(), key=lambda kv: natural(kv[0]))}
+            column: {value: values[value].compute() for value in sorted(values, key=natural_order)[:_MOST_VALUES]}
             for column, values in found.by.items()
         }
-        by = {column: dict(list(values.items())[:_MOST_VALUES]) for column, values in by.items()}
         rows: list[list[object]] = [
             [stack, "all", "", sum(n["histogram"]), n["mean"], n["expected"]] for stack, n in overall.items()
         ]
@@ -65,12 +63,12 @@ class Depth(EachRun):
             ("stack", "column", "value", "tokens", "rounds, mean", "expected depth"),
             rows,
             {"thresholds": subject.model.halting_thresholds(), "overall": overall, "by": by},
-            lambda: _draw_depth(overall, by),
+            lambda narrow: _draw_depth(overall, by, narrow),
         )
 
 
-def _draw_depth(overall: dict[str, Any], by: dict[str, dict[str, Any]]) -> Figure:
-    figure, axes = panels(1 + len(by) * (1 + len(overall)))
+def _draw_depth(overall: dict[str, Any], by: dict[str, dict[str, Any]], narrow: bool) -> Figure:
+    figure, axes = panels(1 + len(by) * (1 + len(overall)), narrow)
     for i, (stack, numbers) in enumerate(overall.items()):
         share = _shares(numbers)
         at = np.arange(1, len(share) + 1) + (i - (len(overall) - 1) / 2) * 0.8 / len(overall)
@@ -99,9 +97,7 @@ def _histograms(axes: Axes, stack: str, column: str, values: dict[str, Any]) -> 
     rounds = range(0, len(shares_RV), max(len(shares_RV) // 8, 1))
     axes.set_yticks(rounds, [str(r + 1) for r in rounds], fontsize=7)
     ticks(axes, x=list(values))
-    axes.set_xlabel(column)
-    axes.set_ylabel("rounds executed")
-    axes.set_title(f"{stack}: histogram by {column}", fontsize=9)
+    name_axes(axes, column, "rounds executed", f"{stack}: histogram by {column}")
 
 
 def _shares(numbers: dict[str, Any]) -> Floats:
@@ -109,8 +105,8 @@ def _shares(numbers: dict[str, Any]) -> Floats:
     return shares
 
 
-class HaltingMap(EachRun):
-    """Which tokens of one example go on, and with what mass."""
+class HaltingMapStudy(RunStudy):
+    """The mass that is left of the tokens of one example, by round."""
 
     name = "halting-map"
     title = "Halting map of one example"
@@ -127,8 +123,12 @@ class HaltingMap(EachRun):
     def of_run(self, subject: Subject, on_progress: OnProgress) -> Finding:
         """Return maps and ponder times of one example, by stack."""
         example: OneExample = subject.collected[OneExample]
-        maps = {name: _map(subject, name, stack) for name, stack in example.stacks.items()}
-        found = {name: one for name, one in maps.items() if one is not None}
+        found: dict[str, _Map] = {}
+        for name, stack in example.stacks.items():
+            if stack.remaining_TR is not None and stack.executed_TR is not None:
+                map_TR = halting_map(stack.remaining_TR, stack.executed_TR)
+                texts = [subject.text(name, token) for token in stack.ids_T]
+                found[name] = map_TR, ponder_times(stack.executed_TR), texts
         rows: list[list[object]] = [
             [name, i, text, int(ponder)]
             for name, (_, times, texts) in found.items()
@@ -140,42 +140,30 @@ class HaltingMap(EachRun):
             ("stack", "position", "token", "rounds"),
             rows,
             {"example": subject.shown(), "stacks": data},
-            lambda: _draw_maps(found),
+            lambda narrow: _draw_maps(found, narrow),
             {f"{name}_map_TR": map_TR for name, (map_TR, _, _) in found.items()},
             f"Example {subject.shown() + 1:,} of the {len(subject.examples):,}, the one of middle length.",
         )
 
 
-_Map = tuple[Any, Any, list[str]]
+_Map = tuple[Floats, Ints, list[str]]
+"""The halting map of one example in one stack, its ponder times, and its tokens as text."""
 
 
-def _map(subject: Subject, name: str, stack: StackExample) -> _Map | None:
-    if stack.remaining_TR is None or stack.executed_TR is None:
-        return None
-    texts = [subject.text(name, token) for token in stack.ids_T]
-    return halting_map(stack.remaining_TR, stack.executed_TR), ponder_times(stack.executed_TR), texts
-
-
-def _draw_maps(found: dict[str, _Map]) -> Figure:
+def _draw_maps(found: dict[str, _Map], narrow: bool) -> Figure:
     longest = max(len(texts) for _, _, texts in found.values())
-    figure, axes = panels(2 * len(found), width=min(2.5 + 0.22 * longest, 9.0), height=2.4, columns=1)
+    figure, axes = panels(2 * len(found), narrow, width=min(2.5 + 0.22 * longest, 9.0), height=2.4, columns=1)
     for (name, (map_TR, times, texts)), panel, bars in zip(found.items(), axes[::2], axes[1::2], strict=True):
         heat(panel, map_TR.T, "mass left", vmin=0, vmax=1)
         panel.set_yticks(range(map_TR.shape[1]), [str(r + 1) for r in range(map_TR.shape[1])], fontsize=7)
         ticks(panel, x=texts)
-        panel.set_xlabel("token")
-        panel.set_ylabel("round")
-        panel.set_title(name, fontsize=9)
-        _bars(bars, times, texts)
+        name_axes(panel, "token", "round", name)
+        bars.bar(range(len(texts)), times, color=COLOURS[0])
+        bars.margins(x=0.01)
+        bars.locator_params(axis="y", integer=True, nbins=6)
+        ticks(bars, x=texts)
+        finish(bars, "token", "rounds")
     return figure
 
 
-def _bars(axes: Axes, times: Any, texts: list[str]) -> None:
-    axes.bar(range(len(texts)), times, color=COLOURS[0])
-    axes.margins(x=0.01)
-    axes.locator_params(axis="y", integer=True, nbins=6)
-    ticks(axes, x=texts)
-    finish(axes, "token", "rounds")
-
-
-DEPTH, HALTING_MAP = Depth(), HaltingMap()
+DEPTH, HALTING_MAP = DepthStudy(), HaltingMapStudy()

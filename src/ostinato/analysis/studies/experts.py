@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ostinato.analysis.arrays import Floats
-from ostinato.analysis.drawing import DIVERGING, finish, heat, line, panels, ticks, whole_numbers
-from ostinato.analysis.routing_collectors import ExpertStates, ExpertTotals, Site
-from ostinato.analysis.studies.base import EachRun, Finding, OnProgress, Subject, no_router
-from ostinato.analysis.tokens import expert_token_pmi, top_tokens
+from ostinato.analysis.drawing import DIVERGING, finish, heat, line, name_axes, panels, ticks, whole_numbers
+from ostinato.analysis.routing_collectors import ExpertStates, ExpertTotals, RouterStep
+from ostinato.analysis.routing_measures import expert_token_pmi, top_tokens
+from ostinato.analysis.studies.base import Finding, OnProgress, RunStudy, Subject, no_router
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -20,7 +20,7 @@ _SHOWN_TOKENS, _TOP = 30, 8
 _LARGEST_PMI = 3.0
 
 
-class Experts(EachRun):
+class ExpertsStudy(RunStudy):
     """Load, its entropy, H(e|h) and dead experts, by router and step."""
 
     name = "experts"
@@ -38,31 +38,29 @@ class Experts(EachRun):
     def of_run(self, subject: Subject, on_progress: OnProgress) -> Finding:
         """Return what every router did at every step."""
         totals: ExpertTotals = subject.collected[ExpertTotals]
-        found = {site: total.compute()[site.router] for site, total in sorted(totals.totals.items())}
+        found = {at: total.compute()[at.router] for at, total in sorted(totals.totals.items())}
         rows: list[list[object]] = []
-        for site, use in found.items():
+        for at, use in found.items():
             even = math.log(len(use["load"]))
             entropies = [use["load_entropy"] / even, use["row_entropy"]]
-            rows.append([site.router, site.stack, site.step, len(use["load"]), *entropies, use["n_dead"]])
+            rows.append([at.router, at.stack, at.step, len(use["load"]), *entropies, use["n_dead"]])
         data = [{"router": s.router, "stack": s.stack, "step": s.step} | use for s, use in found.items()]
         names = ("router", "stack", "step", "experts", "load entropy / log E", "H(e|h), nats", "dead experts")
-        return Finding(subject.name, names, rows, {"by_step": data}, lambda: _draw_load(found))
+        return Finding(subject.name, names, rows, {"by_step": data}, lambda narrow: _draw_load(found, narrow))
 
 
-def _draw_load(found: dict[Site, dict[str, Any]]) -> Figure:
-    routers = list(dict.fromkeys(site.router for site in found))
-    figure, axes = panels(len(routers), width=4.2)
+def _draw_load(found: dict[RouterStep, dict[str, Any]], narrow: bool) -> Figure:
+    routers = list(dict.fromkeys(at.router for at in found))
+    figure, axes = panels(len(routers), narrow, width=4.2)
     for panel, router in zip(axes, routers, strict=True):
-        mine = {site: use for site, use in found.items() if site.router == router}
+        mine = {at: use for at, use in found.items() if at.router == router}
         heat(panel, [100 * np.array(use["load"]) for use in mine.values()], "share of choices, %", vmin=0)
-        ticks(panel, y=[f"{site.stack} {site.step}" for site in mine])
-        panel.set_xlabel("expert")
-        panel.set_ylabel("step")
-        panel.set_title(router, fontsize=9)
+        ticks(panel, y=[f"{at.stack} {at.step}" for at in mine])
+        name_axes(panel, "expert", "step", router)
     return figure
 
 
-class ExpertTokens(EachRun):
+class ExpertTokensStudy(RunStudy):
     """Pointwise mutual information of tokens and experts."""
 
     name = "expert-tokens"
@@ -94,27 +92,25 @@ class ExpertTokens(EachRun):
             ("router", "stack", "expert", "choices", "tokens of the highest PMI"),
             rows,
             {"routers": data},
-            lambda: _draw_pmi(subject, counts),
+            lambda narrow: _draw_pmi(subject, counts, narrow),
             arrays,
             "Counted over all steps of a stack that share the router.",
         )
 
 
-def _draw_pmi(subject: Subject, counts: dict[tuple[str, str], Floats]) -> Figure:
-    figure, axes = panels(len(counts), width=4.2, height=4.4)
+def _draw_pmi(subject: Subject, counts: dict[tuple[str, str], Floats], narrow: bool) -> Figure:
+    figure, axes = panels(len(counts), narrow, width=4.2, height=4.4)
     for panel, ((router, stack), counts_VE) in zip(axes, counts.items(), strict=True):
         seen = np.flatnonzero(counts_VE.sum(1))
         often = seen[np.argsort(-counts_VE.sum(1)[seen], kind="stable")[:_SHOWN_TOKENS]]
         pmi = np.clip(expert_token_pmi(counts_VE)[often], -_LARGEST_PMI, _LARGEST_PMI)
         heat(panel, pmi, "PMI, nats (cut at 3)", cmap=DIVERGING, vmin=-_LARGEST_PMI, vmax=_LARGEST_PMI)
         ticks(panel, y=[subject.text(stack, int(token)) for token in often])
-        panel.set_xlabel("expert")
-        panel.set_ylabel("token")
-        panel.set_title(f"{router}, {stack}", fontsize=9)
+        name_axes(panel, "expert", "token", f"{router}, {stack}")
     return figure
 
 
-class Collapse(EachRun):
+class CollapseStudy(RunStudy):
     """Representation collapse and effective rank of the states that enter a router."""
 
     name = "collapse"
@@ -133,10 +129,10 @@ class Collapse(EachRun):
         """Return both numbers for every router and step."""
         states: ExpertStates = subject.collected[ExpertStates]
         rows: list[list[object]] = []
-        for site, moments in sorted(states.moments.items()):
+        for at, moments in sorted(states.moments.items()):
             if moments.n:
                 used = int((moments.counts_C > 0).sum())
-                rows.append([*site, moments.n, used, moments.collapse(), moments.effective_rank()])
+                rows.append([*at, moments.n, used, moments.collapse(), moments.effective_rank()])
         names = ("router", "stack", "step", "states", "experts used", "RC", "effective rank")
         data = [dict(zip(names, row, strict=True)) for row in rows]
         return Finding(
@@ -144,13 +140,13 @@ class Collapse(EachRun):
             names,
             rows,
             {"d_model": subject.model.config.d_model, "by_step": data},
-            lambda: _draw_collapse(rows),
+            lambda narrow: _draw_collapse(rows, narrow),
             note="A state's class is the first expert it is sent to. RC is blank where one expert gets all.",
         )
 
 
-def _draw_collapse(rows: list[list[Any]]) -> Figure:
-    figure, (left, right) = panels(2, width=4.5)
+def _draw_collapse(rows: list[list[Any]], narrow: bool) -> Figure:
+    figure, (left, right) = panels(2, narrow, width=4.5)
     groups = list(dict.fromkeys((row[0], row[1]) for row in rows))
     for i, (router, stack) in enumerate(groups):
         mine = [row for row in rows if (row[0], row[1]) == (router, stack)]
@@ -164,4 +160,4 @@ def _draw_collapse(rows: list[list[Any]]) -> Figure:
     return figure
 
 
-EXPERTS, EXPERT_TOKENS, COLLAPSE = Experts(), ExpertTokens(), Collapse()
+EXPERTS, EXPERT_TOKENS, COLLAPSE = ExpertsStudy(), ExpertTokensStudy(), CollapseStudy()

@@ -1,18 +1,16 @@
-"""Studies of what a run gets right: by category, and while it learnt."""
+"""Studies of accuracy by category, and of learning curves."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from ostinato.analysis.accuracy import GroupAccuracy, accuracy_by_category
-from ostinato.analysis.canvas import COLOURS
-from ostinato.analysis.collectors import interval_of
-from ostinato.analysis.curves import METRICS, LearningCurves, learning_curves
-from ostinato.analysis.drawing import finish, line, panels, ticks, whole_numbers
-from ostinato.analysis.outcomes import Outcomes
-from ostinato.analysis.studies.base import EachRun, Finding, OnProgress, Study, Subject, natural
+from ostinato.analysis.collectors import Outcomes, interval_of
+from ostinato.analysis.curves import METRICS, LearningCurves, Line, learning_curves
+from ostinato.analysis.drawing import COLOURS, finish, line, panels, ticks, whole_numbers
+from ostinato.analysis.studies.base import Finding, OnProgress, RunStudy, Study, Subject, natural_order
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,7 +21,7 @@ _CURVES = {"token_accuracy": "labels right, %", "sequence_accuracy_forced": "eve
 Groups = dict[str, dict[str, GroupAccuracy]]
 
 
-class Categories(EachRun):
+class CategoriesStudy(RunStudy):
     """Accuracy by metadata column and by length."""
 
     name = "categories"
@@ -34,10 +32,6 @@ class Categories(EachRun):
     )
     needs = (Outcomes,)
     needs_steps = False
-
-    def why_not(self, subject: Subject) -> str | None:
-        """Return None: it always applies."""
-        return None
 
     def of_run(self, subject: Subject, on_progress: OnProgress) -> Finding:
         """Return the accuracy of every value of every column."""
@@ -51,7 +45,9 @@ class Categories(EachRun):
         groups: Groups = {}
         for name, values in categories.items():
             mine = accuracy_by_category(values, found.right_N, found.labels_N)
-            groups[name] = {str(value): mine[value] for value in sorted(mine, key=lambda value: natural(str(value)))}
+            groups[name] = {
+                str(value): mine[value] for value in sorted(mine, key=lambda value: natural_order(str(value)))
+            }
         rows: list[list[object]] = [
             [column, value, one.n, one.sequences, one.low, one.high, one.tokens]
             for column, mine in groups.items()
@@ -64,13 +60,13 @@ class Categories(EachRun):
             names,
             rows,
             {"by": data},
-            lambda: _draw_groups(groups),
+            lambda narrow: _draw_groups(groups, narrow),
             note="Teacher-forced: the true labels before a label are given. Length: tokens the model reads.",
         )
 
 
-def _draw_groups(groups: Groups) -> Figure:
-    figure, axes = panels(len(groups), width=4.6)
+def _draw_groups(groups: Groups, narrow: bool) -> Figure:
+    figure, axes = panels(len(groups), narrow, width=4.6)
     for panel, (column, mine) in zip(axes, groups.items(), strict=True):
         shown = dict(list(mine.items())[:_MOST_VALUES])
         _bars(panel, list(shown.values()))
@@ -92,7 +88,7 @@ def _bars(axes: Axes, groups: list[GroupAccuracy]) -> None:
     axes.plot(at, [100 * one.tokens for one in groups], "o", color=COLOURS[4], markersize=4, label="labels")
 
 
-class Learning(Study):
+class LearningStudy(Study):
     """Loss, scores and depth by update."""
 
     name = "learning"
@@ -104,7 +100,7 @@ class Learning(Study):
     needs_steps = False
 
     def why_not(self, subject: Subject) -> str | None:
-        """Say that the run wrote nothing down."""
+        """Say that the run has no metrics.jsonl."""
         return None if (subject.run.directory / METRICS).is_file() else f"its directory holds no {METRICS}"
 
     def find(self, subjects: Sequence[Subject], on_progress: OnProgress) -> list[Finding]:
@@ -125,38 +121,47 @@ class Learning(Study):
                 (*names, "highest token accuracy"),
                 rows,
                 {name: asdict(found) for name, found in curves.items()},
-                lambda: _draw_curves(curves),
+                lambda narrow: _draw_curves(curves, narrow),
                 note="Loss in nats a label, without label smoothing and other losses.",
             )
         ]
 
 
-def _draw_curves(curves: dict[str, LearningCurves]) -> Figure:
-    # Long texts are never right as a whole: a curve of zeros says nothing.
+def _draw_curves(curves: dict[str, LearningCurves], narrow: bool) -> Figure:
+    # A score that is 0 throughout is left out: long texts are never right as a whole.
     splits = [scores for found in curves.values() for scores in found.scores.values()]
     shown = [name for name in _CURVES if any(value > 0 for scores in splits for _, value in scores.get(name, ()))]
     has_depth = any(found.depth for found in curves.values())
-    figure, axes = panels(1 + len(shown) + has_depth, width=4.0)
+    figure, axes = panels(1 + len(shown) + has_depth, narrow, width=4.0)
+    by_score = dict(zip(("loss", *shown), axes, strict=False))
     for i, (run, found) in enumerate(curves.items()):
-        colour = COLOURS[i % len(COLOURS)]
-        label = run if len(curves) > 1 else None
         if found.training:
-            axes[0].plot([x for x, _ in found.training], [y for _, y in found.training], color=colour, linewidth=0.7)
+            axes[0].plot(*_xy(found.training), color=COLOURS[i % len(COLOURS)], linewidth=0.7)
         for split, scores in found.scores.items():
-            for panel, name in zip(axes, ("loss", *shown), strict=False):
-                if name in scores:
-                    factor = 1 if name == "loss" else 100
-                    line(panel, i, [x for x, _ in scores[name]], [factor * y for _, y in scores[name]], label or split)
-        for k, (stack, points) in enumerate(found.depth.items() if has_depth else ()):
-            name = f"{label} {stack}" if label else stack
-            line(axes[-1], i if len(curves) > 1 else k, [x for x, _ in points], [y for _, y in points], name)
-    for panel, name in zip(axes, ("loss, nats", *(_CURVES[name] for name in shown)), strict=False):
+            _draw_scores(by_score, i, scores, run if len(curves) > 1 else split)
+        for k, (stack, points) in enumerate(found.depth.items()):
+            # Several runs have a colour each, the stacks of one run do.
+            number, label = (i, f"{run} {stack}") if len(curves) > 1 else (k, stack)
+            line(axes[-1], number, *_xy(points), label)
+    for name, panel in by_score.items():
         whole_numbers(panel)
-        finish(panel, "update", name)
+        finish(panel, "update", _CURVES.get(name, "loss, nats"))
     if has_depth:
         axes[-1].set_ylim(bottom=0)
         finish(axes[-1], "update", "rounds a token takes part in")
     return figure
 
 
-CATEGORIES, LEARNING = Categories(), Learning()
+def _draw_scores(by_score: Mapping[str, Axes], i: int, scores: Mapping[str, Line], label: str) -> None:
+    """Draw the i-th run's scores on a split, each in its panel: loss in nats, shares in percent."""
+    for name, panel in by_score.items():
+        if name in scores:
+            x, y = _xy(scores[name])
+            line(panel, i, x, y if name == "loss" else [100 * share for share in y], label)
+
+
+def _xy(points: Line) -> tuple[list[int], list[float]]:
+    return [x for x, _ in points], [y for _, y in points]
+
+
+CATEGORIES, LEARNING = CategoriesStudy(), LearningStudy()

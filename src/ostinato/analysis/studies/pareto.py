@@ -1,4 +1,4 @@
-"""Study of what several runs are worth for what they cost."""
+"""Study of the quality of several runs against their costs."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ostinato.analysis.accuracy import pareto_front
-from ostinato.analysis.canvas import COLOURS
-from ostinato.analysis.drawing import finish, panels
+from ostinato.analysis.collectors import Outcomes
+from ostinato.analysis.drawing import COLOURS, finish, panels
 from ostinato.analysis.latency import pass_latencies, threads_and_device
-from ostinato.analysis.outcomes import Outcomes
 from ostinato.analysis.studies.base import Finding, OnProgress, Study, Subject, not_comparable
 from ostinato.metrics import METRICS
 
@@ -19,10 +18,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _COSTS = ("parameters", "M MACs an example", "ms an example")
+_FRONTS = ("parameters", "MACs", "latency")
 _MARKS = "osD^vP*X"
 
 
-class Pareto(Study):
+class ParetoStudy(Study):
     """Quality against parameters, multiply-accumulates and latency."""
 
     name = "pareto"
@@ -34,16 +34,12 @@ class Pareto(Study):
     needs = (Outcomes,)
     needs_steps = False
 
-    def why_not(self, subject: Subject) -> str | None:
-        """Return None: what it needs are several runs."""
-        return None
-
     def why_not_together(self, subjects: Sequence[Subject]) -> str | None:
         """Say that there is one run, or that they read other examples."""
         return not_comparable(subjects)
 
     def find(self, subjects: Sequence[Subject], on_progress: OnProgress) -> list[Finding]:
-        """Return costs and quality of all runs, and who is on each front."""
+        """Return costs and quality of all runs, and which of them are on each front."""
         quality_name, qualities = _quality(subjects)
         outcomes: list[Outcomes] = [subject.collected[Outcomes] for subject in subjects]
         latencies = pass_latencies([s.run for s in subjects], [s.examples for s in subjects])
@@ -55,7 +51,16 @@ class Pareto(Study):
         fronts = [pareto_front(values, qualities) for values in costs]
         names = [subject.name for subject in subjects]
         rows: list[list[object]] = [
-            [name, qualities[i], int(costs[0][i]), costs[1][i], costs[2][i], _on(fronts, i)]
+            [
+                name,
+                qualities[i],
+                int(costs[0][i]),
+                costs[1][i],
+                costs[2][i],
+                ", ".join(
+                    cost for cost, front in zip(("parameters", "MACs", "latency"), fronts, strict=True) if front[i]
+                ),
+            ]
             for i, name in enumerate(names)
         ]
         columns = ("run", quality_name, *_COSTS, "on the front of")
@@ -66,19 +71,15 @@ class Pareto(Study):
                 columns,
                 rows,
                 {"runs": [dict(zip(columns, row, strict=True)) for row in rows]},
-                lambda: _draw_fronts(names, quality_name, qualities, costs, fronts),
+                lambda narrow: _draw_fronts(names, quality_name, qualities, costs, fronts, narrow),
                 note=f"MACs: realised, of a teacher-forced pass. Latency: passes over {n} examples in batches, the "
                 f"runs taking turns, on {threads_and_device(subjects[0].model)}.",
             )
         ]
 
 
-def _on(fronts: Sequence[np.ndarray], i: int) -> str:
-    return ", ".join(name for name, front in zip(("parameters", "MACs", "latency"), fronts, strict=True) if front[i])
-
-
 def _quality(subjects: Sequence[Subject]) -> tuple[str, list[float]]:
-    """Return a metric that all runs were given for the split when they were finished, else what the pass measured."""
+    """Return a decoded metric that all runs have in results.json for the split, else teacher-forced token accuracy."""
     stored = [(subject.stored_results().get("splits") or {}).get(subject.split) or {} for subject in subjects]
     for name in METRICS:
         values = [scores.get(name) for scores in stored]
@@ -94,18 +95,17 @@ def _draw_fronts(
     qualities: Sequence[float],
     costs: Sequence[Sequence[float]],
     fronts: Sequence[np.ndarray],
+    narrow: bool,
 ) -> Figure:
-    figure, axes = panels(3, width=3.8, height=3.8)
+    figure, axes = panels(3, narrow, width=3.8, height=3.8)
     for panel, label, values, front in zip(axes, _COSTS, costs, fronts, strict=True):
         order = sorted(np.flatnonzero(front).tolist(), key=lambda i: (values[i], qualities[i]))
         panel.plot([values[i] for i in order], [qualities[i] for i in order], "-", color="gray", linewidth=1, zorder=1)
         for i, name in enumerate(names):
             colour = COLOURS[i % len(COLOURS)]
             face = colour if front[i] else "none"
-            axes_of = panel.scatter(
-                [values[i]], [qualities[i]], 60, marker=_MARKS[i % len(_MARKS)], label=name, zorder=2
-            )
-            axes_of.set(facecolor=face, edgecolor=colour)
+            mark = panel.scatter([values[i]], [qualities[i]], 60, marker=_MARKS[i % len(_MARKS)], label=name, zorder=2)
+            mark.set(facecolor=face, edgecolor=colour)
         panel.margins(0.12)
         finish(panel, label, quality_name if panel is axes[0] else "", legend=False)
     handles, labels = axes[0].get_legend_handles_labels()
@@ -113,4 +113,4 @@ def _draw_fronts(
     return figure
 
 
-PARETO = Pareto()
+PARETO = ParetoStudy()

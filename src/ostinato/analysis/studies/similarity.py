@@ -10,12 +10,17 @@ import torch
 
 from ostinato.analysis.arrays import Floats
 from ostinato.analysis.capture import stream
-from ostinato.analysis.cka import checkerboard, cka_matrix, linear_cka
-from ostinato.analysis.collectors import Module, SentenceVectors
-from ostinato.analysis.drawing import finish, heat, line, panels, ticks
-from ostinato.analysis.neighbours import chance_level, local_neighbourhood_similarity
-from ostinato.analysis.normalised import normalise
-from ostinato.analysis.studies.base import EachRun, Finding, OnProgress, Study, Subject, not_comparable
+from ostinato.analysis.collectors import SentenceVectors, SubLayerKey
+from ostinato.analysis.drawing import finish, heat, line, name_axes, panels, ticks
+from ostinato.analysis.similarity import (
+    chance_level,
+    checkerboard,
+    cka_matrix,
+    linear_cka,
+    local_neighbourhood_similarity,
+    normalise,
+)
+from ostinato.analysis.studies.base import Finding, OnProgress, RunStudy, Study, Subject, not_comparable
 from ostinato.models.build import build_model
 
 if TYPE_CHECKING:
@@ -23,16 +28,16 @@ if TYPE_CHECKING:
 
 _UNTRAINED = "untrained"
 _FEWEST = 20
-"""Sentences below which neither measure says anything."""
-Pairs = dict[str, dict[Module, tuple[float, float]]]
+"""Fewest sentences for which either measure is meaningful."""
+Pairs = dict[str, dict[SubLayerKey, tuple[float, float]]]
 
 
-def _too_few(subject: Subject) -> str | None:
+def _too_few_examples(subject: Subject) -> str | None:
     n = len(subject.examples)
     return None if n >= _FEWEST else f"{n} examples are too few: it needs {_FEWEST}"
 
 
-class SelfSimilarity(EachRun):
+class SelfSimilarityStudy(RunStudy):
     """CKA of every sub-layer of a stack with every other."""
 
     name = "self-similarity"
@@ -46,7 +51,7 @@ class SelfSimilarity(EachRun):
 
     def why_not(self, subject: Subject) -> str | None:
         """Say that there are too few examples."""
-        return _too_few(subject)
+        return _too_few_examples(subject)
 
     def of_run(self, subject: Subject, on_progress: OnProgress) -> Finding:
         """Return the matrices before and after the residual, by stack."""
@@ -67,23 +72,21 @@ class SelfSimilarity(EachRun):
             columns,
             rows,
             {"n": len(subject.examples), "matrices": data},
-            lambda: _draw_matrices(found),
+            lambda narrow: _draw_matrices(found, narrow),
             {f"{stack}_{where}_MM": matrix for (stack, where), (_, matrix) in found.items()},
         )
 
 
-def _draw_matrices(found: dict[tuple[str, str], tuple[list[str], Floats]]) -> Figure:
-    figure, axes = panels(len(found), width=4.2, height=3.6, columns=2)
+def _draw_matrices(found: dict[tuple[str, str], tuple[list[str], Floats]], narrow: bool) -> Figure:
+    figure, axes = panels(len(found), narrow, width=4.2, height=3.6, columns=2)
     for panel, ((stack, where), (names, matrix)) in zip(axes, found.items(), strict=True):
         heat(panel, matrix, "CKA", vmin=0, vmax=1)
         ticks(panel, x=names, y=names)
-        panel.set_xlabel("sub-layer")
-        panel.set_ylabel("sub-layer")
-        panel.set_title(f"{stack}, {where} the residual", fontsize=9)
+        name_axes(panel, "sub-layer", "sub-layer", f"{stack}, {where} the residual")
     return figure
 
 
-class BetweenRuns(Study):
+class BetweenRunsStudy(Study):
     """CKA and LNS of runs with the first one, raw and in units of another seed."""
 
     name = "similarity"
@@ -97,7 +100,7 @@ class BetweenRuns(Study):
 
     def why_not(self, subject: Subject) -> str | None:
         """Say that there are too few examples."""
-        return _too_few(subject)
+        return _too_few_examples(subject)
 
     def why_not_together(self, subjects: Sequence[Subject]) -> str | None:
         """Say that there is one run, or that they read other examples."""
@@ -124,7 +127,16 @@ class BetweenRuns(Study):
     def _finding(self, baseline: Subject, raw: dict[str, Pairs], seeds: list[str], n: int) -> Finding:
         columns = ("run", "residual", "stack", "sub-layers", "CKA", "LNS", "CKA / other seeds", "LNS / other seeds")
         rows = [[row[0], where, *row[1:]] for where, pairs in raw.items() for row in _rows(pairs, seeds)]
-        by_module = {where: {name: _plain(found) for name, found in pairs.items()} for where, pairs in raw.items()}
+        by_module = {
+            where: {
+                name: [
+                    {"stack": key.stack, "sub_layer": str(key), "cka": cka, "lns": lns}
+                    for key, (cka, lns) in found.items()
+                ]
+                for name, found in pairs.items()
+            }
+            for where, pairs in raw.items()
+        }
         told = f"Other seeds of {baseline.name}: {', '.join(seeds)}."
         if not seeds:
             told = "None of the runs is the first one's model from another seed, so nothing is normalised."
@@ -133,17 +145,13 @@ class BetweenRuns(Study):
             columns,
             rows,
             {"baseline": baseline.name, "n": n, "chance_lns": chance_level(n), "seeds": seeds} | by_module,
-            lambda: _draw_lines(raw, list(baseline.model.stacks), n),
+            lambda narrow: _draw_lines(raw, list(baseline.model.stacks), n, narrow),
             note=f"{told} {n:,} sentences; LNS of unrelated models: {chance_level(n):.3f}.",
         )
 
 
-def _plain(found: dict[Module, tuple[float, float]]) -> list[dict[str, object]]:
-    return [{"stack": m.stack, "sub_layer": str(m), "cka": cka, "lns": lns} for m, (cka, lns) in found.items()]
-
-
 def _untrained(baseline: Subject, on_progress: OnProgress) -> SentenceVectors:
-    """Return the states of the first run's model as it is before training, from a fixed seed."""
+    """Return the states of the first run's model before training, initialised with a fixed seed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = build_model(baseline.model.config).to(baseline.model.device)
@@ -152,13 +160,15 @@ def _untrained(baseline: Subject, on_progress: OnProgress) -> SentenceVectors:
     return vectors
 
 
-def _compare(mine: dict[Module, Floats], theirs: dict[Module, Floats]) -> dict[Module, tuple[float, float]]:
+def _compare(
+    mine: dict[SubLayerKey, Floats], theirs: dict[SubLayerKey, Floats]
+) -> dict[SubLayerKey, tuple[float, float]]:
     """Return CKA and LNS of the sub-layers that both have.
 
     Where a stack of one lacks sub-layers, the states after every step are compared as a whole, under the first model's
     last sub-layer of the step; where the numbers of steps differ, those after the last step only.
     """
-    found: dict[Module, tuple[float, float]] = {}
+    found: dict[SubLayerKey, tuple[float, float]] = {}
     for stack in dict.fromkeys(module.stack for module in mine):
         left, right = ([m for m in states if m.stack == stack] for states in (mine, theirs))
         if not right:
@@ -170,8 +180,8 @@ def _compare(mine: dict[Module, Floats], theirs: dict[Module, Floats]) -> dict[M
     return found
 
 
-def pairs_of_stack(left: list[Module], right: list[Module]) -> list[tuple[Module, Module]]:
-    """Return what is compared of one stack of two models."""
+def pairs_of_stack(left: list[SubLayerKey], right: list[SubLayerKey]) -> list[tuple[SubLayerKey, SubLayerKey]]:
+    """Return the pairs of sub-layers that are compared in one stack of two models."""
     if left == right:
         return [(module, module) for module in left]
     last_left, last_right = ({module.step: module for module in modules} for modules in (left, right))
@@ -189,19 +199,16 @@ def _rows(raw: Pairs, seeds: list[str]) -> list[list[object]]:
             values = np.array([found[module] for module in modules])
             ratios: list[float | None] = [None, None]
             if seeds:
-                benchmarks = np.array([[raw[seed][module] for module in modules] for seed in seeds])
-                ratios = [_normalised(values[:, i], benchmarks[..., i]) for i in range(2)]
+                seeds_SM2 = np.array([[raw[seed][module] for module in modules] for seed in seeds])
+                for i in range(2):  # CKA, LNS
+                    if (seeds_SM2[..., i].mean(0) > 0).all() and np.isfinite(values[:, i]).all():
+                        ratios[i] = normalise(values[:, i].tolist(), seeds_SM2[..., i]).mean
             rows.append([name, stack, len(modules), *values.mean(0).tolist(), *ratios])
     return rows
 
 
-def _normalised(values_M: Floats, benchmarks_SM: Floats) -> float | None:
-    usable = (benchmarks_SM.mean(0) > 0).all() and np.isfinite(values_M).all()
-    return normalise(values_M.tolist(), benchmarks_SM).mean if usable else None
-
-
-def _draw_lines(raw: dict[str, Pairs], stacks: list[str], n: int) -> Figure:
-    figure, axes = panels(4 * len(stacks), width=4.6, columns=2)
+def _draw_lines(raw: dict[str, Pairs], stacks: list[str], n: int, narrow: bool) -> Figure:
+    figure, axes = panels(4 * len(stacks), narrow, width=4.6, columns=2)
     rows = [(stack, where) for stack in stacks for where in raw]
     for row, (stack, where) in enumerate(rows):
         # The untrained model has all of the first run's sub-layers, in the order they run.
@@ -219,4 +226,4 @@ def _draw_lines(raw: dict[str, Pairs], stacks: list[str], n: int) -> Figure:
     return figure
 
 
-SELF_SIMILARITY, BETWEEN_RUNS = SelfSimilarity(), BetweenRuns()
+SELF_SIMILARITY, BETWEEN_RUNS = SelfSimilarityStudy(), BetweenRunsStudy()

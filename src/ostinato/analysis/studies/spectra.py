@@ -10,7 +10,7 @@ import torch
 from ostinato.analysis.arrays import Floats
 from ostinato.analysis.drawing import finish, line, panels
 from ostinato.analysis.spectrum import cumulative_share, effective_rank, excess_area, singular_values
-from ostinato.analysis.studies.base import EachRun, Finding, OnProgress, Subject
+from ostinato.analysis.studies.base import Finding, OnProgress, RunStudy, Subject
 from ostinato.models.build import Model, build_model
 from ostinato.nn.experts import ExpertMaps
 from ostinato.nn.feedforward import FeedForward
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-class Spectra(EachRun):
+class SpectraStudy(RunStudy):
     """Spectra of every feed-forward map."""
 
     name = "spectra"
@@ -62,7 +62,7 @@ class Spectra(EachRun):
             columns,
             rows,
             {"maps": data},
-            lambda: _draw(trained, random),
+            lambda narrow: _draw(trained, random, narrow),
             arrays,
             "Area: between the line and the straight one of equal singular values. Of experts: means over all of them.",
         )
@@ -99,9 +99,9 @@ def _values(model: Model) -> dict[Name, Floats]:
     return found
 
 
-def _draw(trained: dict[Name, Floats], random: dict[Name, Floats]) -> Figure:
+def _draw(trained: dict[Name, Floats], random: dict[Name, Floats], narrow: bool) -> Figure:
     parts = list(dict.fromkeys(part for _, part in trained))
-    figure, axes = panels(len(parts), width=4.2)
+    figure, axes = panels(len(parts), narrow, width=4.2)
     for panel, part in zip(axes, parts, strict=True):
         mine = [name for name in trained if name[1] == part]
         for i, name in enumerate(mine):
@@ -118,4 +118,4 @@ def _draw(trained: dict[Name, Floats], random: dict[Name, Floats]) -> Figure:
     return figure
 
 
-SPECTRA = Spectra()
+SPECTRA = SpectraStudy()

@@ -9,11 +9,10 @@ import numpy as np
 import torch
 
 from ostinato.analysis.arrays import Floats
-from ostinato.analysis.canvas import COLOURS
-from ostinato.analysis.drawing import panels
+from ostinato.analysis.drawing import COLOURS, panels
 from ostinato.analysis.planar import HOW_TO_GET_UMAP, can_umap, class_purity, pca_plane, umap_plane
 from ostinato.analysis.routing_collectors import RoutedSample, Sample
-from ostinato.analysis.studies.base import EachRun, Finding, OnProgress, Subject, no_router
+from ostinato.analysis.studies.base import Finding, OnProgress, RunStudy, Subject, no_router
 from ostinato.models.build import Model
 
 if TYPE_CHECKING:
@@ -38,11 +37,11 @@ class Map(NamedTuple):
     chance: float
 
 
-class TokenMap(EachRun):
+class TokenMapStudy(RunStudy):
     """Routed tokens in the plane, in the space of the states and in that of the router.
 
     Args:
-        project: from rows to the plane. None: UMAP where umap-learn is installed, else PCA. name: of the projection.
+        project: from rows to the plane; None: UMAP where umap-learn is installed, else PCA. projection: its name.
     """
 
     name = "token-map"
@@ -63,11 +62,13 @@ class TokenMap(EachRun):
 
     def of_run(self, subject: Subject, on_progress: OnProgress) -> Finding:
         """Return the maps of the first routers, and how pure experts are among neighbours."""
-        project, name = self._chosen()
+        project, name = self._project, self._projection
+        if project is None:
+            project, name = (umap_plane, "UMAP, hyperbolic") if can_umap() else (pca_plane, "PCA")
         sample: RoutedSample = subject.collected[RoutedSample]
         found = [(key, one) for key, one in sample.samples().items() if len(one.states_ND) >= _FEWEST]
         maps = [
-            _map(project, router, stack, space, rows_ND, one)
+            Map(router, stack, space, project(rows_ND), one, *class_purity(rows_ND, one.experts_N))
             for (router, stack), one in found[:_MOST_ROUTERS]
             for space, rows_ND in _spaces(subject.model, router, one.states_ND)
         ]
@@ -84,19 +85,14 @@ class TokenMap(EachRun):
             columns,
             rows,
             {"projection": name, "maps": [dict(zip(columns, row, strict=True)) for row in rows]},
-            lambda: _draw(maps, name),
+            lambda narrow: _draw(maps, name, narrow),
             arrays,
             note,
         )
 
-    def _chosen(self) -> tuple[Project, str]:
-        if self._project is not None:
-            return self._project, self._projection
-        return (umap_plane, "UMAP, hyperbolic") if can_umap() else (pca_plane, "PCA")
-
 
 def _spaces(model: Model, router: str, states_ND: np.ndarray) -> list[tuple[str, np.ndarray]]:
-    """Return the states, and what the router projects them to, where it does."""
+    """Return the states by the name of their space, and, where the router projects them, the projected states, too."""
     found = [("hidden", states_ND)]
     kind, name = router.split(".", 1)
     module = getattr(model.banks, kind)[name].router
@@ -107,13 +103,8 @@ def _spaces(model: Model, router: str, states_ND: np.ndarray) -> list[tuple[str,
     return found
 
 
-def _map(project: Project, router: str, stack: str, space: str, rows_ND: np.ndarray, sample: Sample) -> Map:
-    purity, chance = class_purity(rows_ND, sample.experts_N)
-    return Map(router, stack, space, project(rows_ND), sample, purity, chance)
-
-
-def _draw(maps: list[Map], name: str) -> Figure:
-    figure, axes = panels(len(maps), width=4.4, height=4.4, columns=2)
+def _draw(maps: list[Map], name: str, narrow: bool) -> Figure:
+    figure, axes = panels(len(maps), narrow, width=4.4, height=4.4, columns=2)
     for panel, one in zip(axes, maps, strict=True):
         _scatter(panel, one)
         panel.set_xlabel(f"{name.split(',')[0]} 1 (no unit)", fontsize=8)
@@ -145,4 +136,4 @@ def _scatter(axes: Axes, one: Map) -> None:
     )
 
 
-TOKEN_MAP = TokenMap()
+TOKEN_MAP = TokenMapStudy()

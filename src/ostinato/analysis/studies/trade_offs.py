@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ostinato.analysis.capture import stream
+from ostinato.analysis.collectors import Outcomes
 from ostinato.analysis.drawing import finish, line, panels, whole_numbers
-from ostinato.analysis.outcomes import Outcomes
-from ostinato.analysis.studies.base import EachRun, Finding, OnProgress, Subject
+from ostinato.analysis.studies.base import Finding, OnProgress, RunStudy, Subject
 from ostinato.analysis.threshold_figure import figure_of
 from ostinato.data.example import Example, take_evenly
 from ostinato.evaluation.evaluate import evaluate
@@ -31,7 +31,7 @@ def _few(subject: Subject) -> list[Example]:
     return list(take_evenly(subject.examples, EXAMPLES))
 
 
-class Thresholds(EachRun):
+class ThresholdsStudy(RunStudy):
     """Score, skipped rounds and multiply-accumulates by halting threshold."""
 
     name = "thresholds"
@@ -72,7 +72,7 @@ class Thresholds(EachRun):
         skipped = [f"{stack} skipped, %" for stack in stacks]
         names = ("threshold", found.metric, *skipped, "M MACs an example", "of full depth, %")
         note = f"{found.n:,} examples of {found.split}, {found.checkpoint}. {note}"
-        return Finding(subject.name, names, rows, found.as_dict(), lambda: figure_of(found), note=note)
+        return Finding(subject.name, names, rows, found.as_dict(), lambda narrow: figure_of(found, narrow), note=note)
 
 
 def _wanted(model: Model) -> list[float]:
@@ -107,7 +107,7 @@ def rounds_to_try(n_rounds: int) -> list[int]:
     return sorted({1, *(max(1, part) for part in parts), 2 * n_rounds})
 
 
-class TestDepth(EachRun):
+class TestDepthStudy(RunStudy):
     """Accuracy by the number of rounds at test time."""
 
     name = "test-depth"
@@ -143,7 +143,7 @@ class TestDepth(EachRun):
             columns,
             rows,
             {"by_rounds": [dict(zip(columns, row, strict=True)) for row in rows]},
-            lambda: _draw_rounds(found, trained_of),
+            lambda narrow: _draw_rounds(found, trained_of, narrow),
             note=f"{len(_few(subject)):,} examples of {subject.split}, teacher-forced; one stack is varied at a time. "
             "Rounds run: what a token took part in, which halting may leave below.",
         )
@@ -159,8 +159,8 @@ def _at(subject: Subject, stack: str, n_rounds: int, on_progress: OnProgress) ->
     return outcomes.token_accuracy, outcomes.sequence_accuracy, loss, depth
 
 
-def _draw_rounds(found: dict[str, Points], trained: dict[str, int]) -> Figure:
-    figure, axes = panels(len(found), width=4.8)
+def _draw_rounds(found: dict[str, Points], trained: dict[str, int], narrow: bool) -> Figure:
+    figure, axes = panels(len(found), narrow, width=4.8)
     for panel, (stack, points) in zip(axes, found.items(), strict=True):
         for i, name in enumerate(("labels right", "examples with every label right")):
             line(panel, i, list(points), [100 * numbers[i] for numbers in points.values()], name)
@@ -171,4 +171,4 @@ def _draw_rounds(found: dict[str, Points], trained: dict[str, int]) -> Figure:
     return figure
 
 
-THRESHOLDS, TEST_DEPTH = Thresholds(), TestDepth()
+THRESHOLDS, TEST_DEPTH = ThresholdsStudy(), TestDepthStudy()

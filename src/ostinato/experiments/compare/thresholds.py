@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ostinato.analysis.canvas import can_draw
+from ostinato.analysis.drawing import can_draw
 from ostinato.data.disk import write_json
 from ostinato.data.registry import DataAccess
 from ostinato.errors import ConfigError, Problem

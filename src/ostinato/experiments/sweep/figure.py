@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING, Any
 
-from ostinato.analysis.canvas import COLOURS, new_figure, save_figure
+from ostinato.analysis.drawing import COLOURS, new_figure, save_figure
 from ostinato.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 Row = Mapping[str, Any]
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-"""With the colours (`ostinato.analysis.canvas`) these tell 42 arms apart, also without colour."""
+"""With the colours (`ostinato.analysis.drawing`) these tell 42 arms apart, also without colour."""
 FIGURES = ("parameters", "macs", "n_updates", "training_seconds", "seconds", "seed")
 _WIDTH, _HEIGHT = 4.2, 3.4
 

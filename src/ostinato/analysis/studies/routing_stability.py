@@ -1,4 +1,4 @@
-"""Studies of how steady routing is: over a run's checkpoints, and over runs."""
+"""Studies of the stability of routing: over a run's checkpoints, and over runs."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from ostinato.analysis.capture import stream
-from ostinato.analysis.drawing import finish, heat, line, panels, ticks
-from ostinato.analysis.routes import inter_run_consistency, load_correlations, routing_fluctuation
-from ostinato.analysis.routing_collectors import ExpertTotals, FirstExperts, Site
-from ostinato.analysis.studies.base import EachRun, Finding, OnProgress, Study, Subject, no_router
+from ostinato.analysis.drawing import finish, heat, line, name_axes, panels, ticks
+from ostinato.analysis.routing_collectors import ExpertTotals, FirstExperts, RouterStep
+from ostinato.analysis.routing_measures import inter_run_consistency, load_correlations, routing_fluctuation
+from ostinato.analysis.studies.base import Finding, OnProgress, RunStudy, Study, Subject, no_router
 from ostinato.models.checkpoint import load_model
 
 if TYPE_CHECKING:
@@ -28,7 +30,7 @@ def checkpoints(subject: Subject) -> list[Path]:
     return [found[len(found) - 1 - k * len(found) // n] for k in reversed(range(n))]
 
 
-class Fluctuation(EachRun):
+class FluctuationStudy(RunStudy):
     """Routing fluctuation over checkpoints."""
 
     name = "fluctuation"
@@ -59,25 +61,25 @@ class Fluctuation(EachRun):
             names.append(path.name)
             experts.append(collector.experts())
         rows: list[list[object]] = []
-        for router in dict.fromkeys(site.router for site in experts[-1]):
+        for router in dict.fromkeys(at.router for at in experts[-1]):
             for i, name in enumerate(names[:-1]):
                 against_last = _fluctuation(experts[i], experts[-1], router)
                 rows.append([router, name, against_last, _fluctuation(experts[i], experts[i + 1], router)])
         columns = ("router", "checkpoint", "RF against the last", "RF against the next")
         data = [dict(zip(columns, row, strict=True)) for row in rows]
-        return Finding(subject.name, columns, rows, {"checkpoints": names, "routers": data}, lambda: _draw(rows))
+        return Finding(
+            subject.name, columns, rows, {"checkpoints": names, "routers": data}, lambda narrow: _draw(rows, narrow)
+        )
 
 
-def _fluctuation(first: dict[Site, Ints], second: dict[Site, Ints], router: str) -> float:
+def _fluctuation(first: dict[RouterStep, Ints], second: dict[RouterStep, Ints], router: str) -> float:
     """Return RF over all steps of a router together."""
-    import numpy as np
-
-    sites = [site for site in first if site.router == router and site in second]
-    return routing_fluctuation(*(np.concatenate([found[site] for site in sites]) for found in (first, second)))
+    steps = [at for at in first if at.router == router and at in second]
+    return routing_fluctuation(*(np.concatenate([found[at] for at in steps]) for found in (first, second)))
 
 
-def _draw(rows: list[list[object]]) -> Figure:
-    figure, axes = panels(2, width=4.5)
+def _draw(rows: list[list[object]], narrow: bool) -> Figure:
+    figure, axes = panels(2, narrow, width=4.5)
     names = list(dict.fromkeys(str(row[1]) for row in rows))
     for i, router in enumerate(dict.fromkeys(str(row[0]) for row in rows)):
         mine = [row for row in rows if row[0] == router]
@@ -90,7 +92,7 @@ def _draw(rows: list[list[object]]) -> Figure:
     return figure
 
 
-class Consistency(Study):
+class ConsistencyStudy(Study):
     """Inter-run consistency of loads."""
 
     name = "consistency"
@@ -109,19 +111,17 @@ class Consistency(Study):
         """Say that there are no two runs with a router of the same name and experts."""
         if len(subjects) < 2:
             return "it compares runs, and one with experts was given"
-        return None if self._loads(subjects) else "no router has the same name and experts in all of the runs"
-
-    def _loads(self, subjects: Sequence[Subject]) -> bool:
-        described = []
-        for subject in subjects:
-            names = {
+        routers = [
+            {
                 (f"{kind}.{name}", module.n_experts)
                 for kind in ("self_attention", "cross_attention", "ffn")
                 for name, module in getattr(subject.model.banks, kind).items()
                 if getattr(module, "router", None) is not None
             }
-            described.append(names)
-        return bool(set.intersection(*described))
+            for subject in subjects
+        ]
+        in_all = set.intersection(*routers)
+        return None if in_all else "no router has the same name and experts in all of the runs"
 
     def find(self, subjects: Sequence[Subject], on_progress: OnProgress) -> list[Finding]:
         """Return the correlations of every router that all runs have."""
@@ -142,21 +142,19 @@ class Consistency(Study):
                 columns,
                 rows,
                 {"runs": names, "correlations": data, "IC": {str(row[0]): row[2] for row in rows}},
-                lambda: _draw_matrices(common, names),
+                lambda narrow: _draw_matrices(common, names, narrow),
                 note=f"IC counts the diagonal: {len(names)} unrelated runs reach {1 / len(names):.2f}.",
             )
         ]
 
 
-def _draw_matrices(found: dict[str, Floats], names: list[str]) -> Figure:
-    figure, axes = panels(len(found))
+def _draw_matrices(found: dict[str, Floats], names: list[str], narrow: bool) -> Figure:
+    figure, axes = panels(len(found), narrow)
     for panel, (router, matrix) in zip(axes, found.items(), strict=True):
         heat(panel, matrix, "correlation of loads", vmin=-1, vmax=1)
         ticks(panel, x=names, y=names)
-        panel.set_xlabel("run")
-        panel.set_ylabel("run")
-        panel.set_title(router, fontsize=9)
+        name_axes(panel, "run", "run", router)
     return figure
 
 
-FLUCTUATION, CONSISTENCY = Fluctuation(), Consistency()
+FLUCTUATION, CONSISTENCY = FluctuationStudy(), ConsistencyStudy()
