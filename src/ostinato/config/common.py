@@ -28,6 +28,7 @@ class CommonModelConfig(Config):
     """
 
     d_model: Size = 512
+    """Width of the embeddings and of the states between sub-layers."""
     dropout: Probability = 0.1
     """Dropout of the embeddings and of every sub-layer's output before its residual."""
     init: Init = "xavier"
@@ -101,6 +102,7 @@ class PairModelConfig(CommonModelConfig):
     source_vocab_size: Size | None = None
     """Rows of the source embedding; None: from the tokenizer."""
     target_vocab_size: Size | None = None
+    """Rows of the target embedding; None: from the tokenizer."""
     tie_embeddings: Literal["none", "output", "all"] = "output"
     """output: target embedding = output projection. all: the source embedding too (one joint vocabulary)."""
 
@@ -132,7 +134,9 @@ class SequenceModelConfig(CommonModelConfig):
     """
 
     vocab_size: Size | None = None
+    """Rows of the embedding; None: from the tokenizer."""
     tie_embeddings: Literal["none", "output"] = "output"
+    """output: the embedding is the output projection too. none: the output projection is a matrix of its own."""
 
     @property
     def reads(self) -> Reads:

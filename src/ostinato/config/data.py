@@ -77,21 +77,27 @@ class DataConfig(Config):
     train: Paths = None
     """For task.kind=files: a JSON lines, TSV or text file; a list of two text files is parallel text."""
     dev: Paths = None
+    """Files to select by, in the same forms."""
     test: Paths = None
+    """Files to report on, in the same forms."""
     source_field: FieldName = "source"
     """JSON lines: key of the source; TSV: name or 0-based number of its column."""
     target_field: FieldName = "target"
+    """JSON lines: key of the target; TSV: name or 0-based number of its column."""
     text_field: FieldName = "text"
     """Key of the text, for language models."""
     tokenizer: TokenizerConfig = TokenizerConfig()
+    """Tokenizer of the source, and of the target where that has none of its own."""
     target_tokenizer: TokenizerConfig | None = None
     """None: one joint tokenizer for both sides."""
     tokens_per_batch: Size = 4096
     """Padded tokens in one batch: rows times length of the longer side, or of source and target in one sequence."""
     eval_tokens_per_batch: Size = 8192
+    """Padded tokens in one batch of an evaluation."""
     max_source_length: Size = 1024
     """In tokens, the end symbol included; of the source alone, also where a decoder-only model reads both sides."""
     max_target_length: Size = 1024
+    """In tokens, the end symbol included; of language models the length of a text."""
     block_length: Size | None = None
     """Texts are packed into blocks of so many tokens, an end symbol after each text; None: a text is a row of its own.
     Every block begins with the begin symbol; a text may then be longer than max_target_length."""

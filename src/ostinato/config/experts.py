@@ -84,7 +84,9 @@ class RoutedConfig(Config):
     k: Size = 2
     """Experts a token."""
     router: RouterConfig = LinearRouterConfig()
+    """How experts are scored."""
     gate: GateConfig = GateConfig()
+    """How experts are chosen by their scores, and weighted."""
     expert_init: ExpertInit = "model"
     """model: as `model.init` says, expert by expert. fan_in: U(-1 / fan_in, 1 / fan_in) (SUT)."""
 
@@ -135,7 +137,9 @@ class ExpertFeedForwardConfig(SubLayerConfig, RoutedConfig):
     d_ff: Size = 512
     """Hidden width of one expert."""
     activation: Activation = "relu"
+    """Activation of the hidden layer."""
     bias: bool = True
+    """Biases in the experts' projections."""
     dropout: Probability = 0.0
     """Dropout of the experts' hidden layer."""
 
@@ -167,7 +171,10 @@ class SparseLayerConfig(RoutedConfig):
     n_layers: Size = 3
     """Feed-forward sub-layers in an expert."""
     d_ff: Size = 2048
+    """Hidden width of one feed-forward sub-layer."""
     activation: Activation = "relu"
+    """Activation of the hidden layers."""
     bias: bool = True
+    """Biases in the experts' projections."""
     dropout: Probability = 0.0
     """Dropout of the hidden layers."""

@@ -30,6 +30,8 @@ class ActConfig(Config):
     """Bias of the halting probability at the start: with -3 tokens begin at full depth, with 0 and 1 (tensor2tensor) at
     round 2. docs/results.md, "Starting ACT", says why it is -3."""
     mix: Literal["accumulate", "interpolate"] = "accumulate"
+    """How a token's output is made of its rounds. accumulate: their weighted sum. interpolate: round by round the new
+    state in the place of as much of the old one as its weight says."""
     freeze_halted_state: bool = True
     """A halted token stays as it was. False: it goes on being transformed and seen; only its output is kept."""
     force_remainder_at_max: bool = True

@@ -94,8 +94,11 @@ class NormConfig(Config):
     """Normalisation: post: norm(x + f(x)); pre: x + f(norm(x)), with a final norm after the last step."""
 
     kind: Literal["layer", "rms"] = "layer"
+    """layer: LayerNorm. rms: RMSNorm."""
     placement: Literal["post", "pre"] = "post"
+    """post: after the residual sum. pre: before the sub-layer."""
     eps: Annotated[float, Field(gt=0)] = 1e-5
+    """Added to the variance, so that nothing is divided by 0."""
 
 
 class NoSignalConfig(Config):
@@ -139,7 +142,9 @@ class BucketsConfig(Config):
 
     kind: Literal["buckets"] = "buckets"
     n_buckets: Annotated[int, Field(ge=4, multiple_of=2)] = 32
+    """Buckets of distance: half of them exact, half logarithmic."""
     max_distance: Size = 128
+    """Distance from which all fall into the last bucket."""
 
     def problems(self, path: str = "") -> Iterator[Problem]:
         """The logarithmic half of the buckets needs room beyond the exact half."""
@@ -153,6 +158,7 @@ class RotaryConfig(Config):
 
     kind: Literal["rotary"] = "rotary"
     base: Annotated[float, Field(gt=1)] = 10_000.0
+    """Base of the wavelengths: pair i of d_head turns by position / base^(2 i / d_head)."""
 
 
 AttentionSubLayer = Annotated[AttentionConfig | ExpertAttentionConfig, Field(discriminator="kind")]
@@ -170,18 +176,23 @@ class StackConfig(Config):
     """A stack of steps: self-attention, then feed-forward, at every step where its plan has them."""
 
     n_steps: Size = 6
+    """Steps of depth."""
     steps_per_round: Size = 1
     """Steps between two ticks of the step signal and of halting."""
     self_attention: AttentionSubLayer = AttentionConfig()
+    """Self-attention of every step."""
     ffn: FeedForwardConfig = DenseFeedForwardConfig()
+    """Feed-forward of every step."""
     sparse_layer: SparseLayerConfig | None = None
     """A layer of experts between two steps."""
     norm: NormConfig = NormConfig()
+    """Normalisation around every sub-layer."""
     positions: SignalConfig = SinusoidalConfig()
     """Absolute positions, added to the states."""
     relative: RelativeConfig = NoRelativeConfig()
     """Relative positions, inside self-attention."""
     halting: HaltingConfig = NoHaltingConfig()
+    """When a token stops taking part in rounds."""
 
     @field_validator("self_attention", "ffn", "cross_attention", mode="before", check_fields=False)
     @classmethod
@@ -261,6 +272,7 @@ class DecoderConfig(StackConfig):
     """A decoder stack: cross-attention between self-attention and feed-forward."""
 
     cross_attention: AttentionSubLayer = AttentionConfig()
+    """Attention to the encoder's output, of every step."""
 
     def sub_layers(self) -> list[tuple[Kind, SubLayerConfig]]:
         """Return the kinds of sub-layer in the order they run within a step."""
@@ -340,7 +352,9 @@ class Seq2SeqConfig(_StackedConfig, PairModelConfig):
 
     kind: Literal["seq2seq"] = "seq2seq"
     encoder: StackConfig = StackConfig()
+    """The stack that reads the source."""
     decoder: DecoderConfig = DecoderConfig()
+    """The stack that writes the target."""
 
     def given_stacks(self) -> dict[str, StackConfig]:
         """Return the stacks as configured, before `ffn_variant`, by name, in the order they run."""
@@ -355,6 +369,7 @@ class LanguageModelConfig(_StackedConfig, SequenceModelConfig):
     """causal: a token sees none after it. prefix: the source's tokens also see each other in both directions (One Wide
     FFN, decoder-only model)."""
     decoder: StackConfig = StackConfig()
+    """The stack that reads and writes the text."""
 
     def given_stacks(self) -> dict[str, StackConfig]:
         """Return the stacks as configured, before `ffn_variant`, by name, in the order they run."""
@@ -379,7 +394,9 @@ class EncoderConfig(_StackedConfig):
     embedder: EmbedderConfig = TokensConfig()
     """facts: a story's facts and its question, with tabs between them, are positions; for a classification head."""
     encoder: StackConfig = StackConfig()
+    """The stack that reads the text."""
     head: HeadConfig = MaskedHeadConfig()
+    """What is read off the stack's states."""
 
     @property
     def reads(self) -> Reads:

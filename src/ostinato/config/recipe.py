@@ -45,9 +45,13 @@ class ReferenceRow(Config):
     """A published number this recipe is read beside."""
 
     source: str
+    """Paper and table."""
     split: str
+    """Split that was scored."""
     metric: str
+    """Its score, by the name it has in the results."""
     value: float
+    """The published number, in the unit of the metric."""
     by: dict[str, int | str] | None = None
     """Column and value of the examples it is of, such as {bin: 7}; None: the whole split."""
     band: tuple[float, float] | None = Field(default=None, strict=False)
@@ -58,16 +62,20 @@ class Recipe(Config):
     """Task, data, model, training, decoding and evaluation of one run."""
 
     name: str = "run"
+    """What the run is called; a recipe without a name is called after its file or directory."""
     description: str = ""
     """One line for `ostinato recipes`."""
     task: TaskRef = TaskRef()
     data: DataConfig = DataConfig()
     model: ModelConfig = Seq2SeqConfig()
+    """What the model is."""
     training: TrainingConfig = TrainingConfig()
     decoding: DecodingConfig = DecodingConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     seed: Annotated[int, Field(ge=0)] = 1
+    """Of the weights, the batches and the dropout; the task's data has a seed of its own."""
     reference: list[ReferenceRow] = Field(default_factory=list)
+    """Published numbers that the recipe is read beside."""
 
     def problems(self, path: str = "") -> Iterator[Problem]:
         """Vocabularies that do not fit the model, and settings of training that the model gives nothing to act on."""

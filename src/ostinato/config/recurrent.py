@@ -71,6 +71,7 @@ class LstmLanguageModelConfig(SequenceModelConfig):
 
     kind: Literal["lstm_language_model"] = "lstm_language_model"
     n_layers: Size = 2
+    """Layers of LSTM."""
 
     def recurrences(self) -> dict[str, Recurrence]:
         """Return the one there is; it is called as the stack of a language model."""

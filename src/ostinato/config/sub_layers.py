@@ -39,6 +39,7 @@ class AttentionConfig(SubLayerConfig):
 
     kind: Literal["dense"] = "dense"
     n_heads: Size = 8
+    """Number of heads."""
     d_head: Size | None = None
     """Width of one head; default d_model / n_heads."""
     bias: bool = True
@@ -56,8 +57,11 @@ class DenseFeedForwardConfig(SubLayerConfig):
 
     kind: Literal["dense"] = "dense"
     d_ff: Size = 2048
+    """Width of the hidden layer."""
     activation: Activation = "relu"
+    """Activation of the hidden layer."""
     bias: bool = True
+    """Biases in the projections."""
     dropout: Probability = 0.0
     """Dropout of the hidden layer."""
 
@@ -71,6 +75,7 @@ class SeparableConvConfig(SubLayerConfig):
 
     kind: Literal["separable_conv"] = "separable_conv"
     d_ff: Size = 2048
+    """Channels between the two convolutions."""
     kernel_in: Size = 3
     """Positions the first convolution sees."""
     kernel_out: Size = 5

@@ -20,12 +20,17 @@ class OptimizerConfig(Config):
     """Adam (L2 penalty in the gradient) or AdamW (decoupled weight decay; norms, biases and embeddings exempt)."""
 
     kind: Literal["adamw", "adam"] = "adamw"
+    """adamw: decoupled weight decay. adam: the decay as an L2 penalty in the gradient."""
     lr: Positive = 5e-4
     """Peak learning rate. For the schedule inverse_sqrt_t2t it is the constant c of that formula (T2T: 2.0)."""
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """Decay of the running mean of gradients."""
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.98
+    """Decay of the running mean of squared gradients."""
     eps: Positive = 1e-9
+    """Added to the root of the running mean of squares."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    """Weight decay; with adamw times the learning rate."""
     lr_scales: list[LearningRateScale] = Field(default_factory=list)
     """Parts with a learning rate of their own; the first pattern that matches a parameter counts."""
 
@@ -51,7 +56,9 @@ class ScheduleConfig(Config):
 
     kind: Literal["constant", "inverse_sqrt", "inverse_sqrt_t2t", "linear", "cosine"] = "inverse_sqrt"
     warmup: Annotated[int, Field(ge=0)] = 400
+    """W: updates of the warm-up."""
     final_fraction: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """linear, cosine: learning rate at the end, as a share of lr."""
 
     def problems(self, path: str = "") -> Iterator[Problem]:
         """The inverse square root starts at the end of its warm-up."""
@@ -63,10 +70,12 @@ class SelectionConfig(Config):
     """Which checkpoint is the best one, and when to stop waiting for a better."""
 
     split: str = "dev"
+    """Split that is evaluated while training."""
     metric: str = "loss"
     """loss, perplexity, token_accuracy, sequence_accuracy_forced (teacher-forced), or exact_match,
     token_accuracy_free, bleu, chrf (decoded)."""
     mode: Literal["min", "max"] = "min"
+    """Whether a smaller or a larger value is better."""
     patience: Size | None = None
     """Evaluations without improvement before the run stops; None: never."""
     max_examples: Size | None = None
@@ -128,9 +137,11 @@ class TrainingConfig(Config):
     """One training run."""
 
     n_updates: Size = 2000
+    """Updates in all."""
     optimizer: OptimizerConfig = OptimizerConfig()
     schedule: ScheduleConfig = ScheduleConfig()
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of the target distribution that is spread evenly over the vocabulary."""
     balance: BalanceConfig = BalanceConfig()
     """Losses that keep experts in use."""
     halting: DepthCostConfig = DepthCostConfig()
@@ -170,14 +181,19 @@ class TrainingConfig(Config):
     checkpoint_activations: bool = False
     """Recompute every step in the backward pass instead of keeping its activations."""
     evaluate_every: Size = 500
+    """Updates between two evaluations of the selection split."""
     save_every: Size = 500
+    """Updates between two checkpoints."""
     log_every: Size = 50
+    """Updates between two records of training."""
     keep_last: Size = 1
     """Checkpoints that stay, of the newest; saved every `save_every` updates and where one is among the best."""
     keep_best: Size = 1
     """Checkpoints that stay besides, of the best by `selection`: what `--checkpoint best:N` may average."""
     selection: SelectionConfig = SelectionConfig()
+    """Which checkpoint is the best one."""
     device: str = "auto"
+    """auto (a GPU where there is one), cpu, cuda, cuda:1, mps."""
     n_threads: Size | None = None
     """CPU threads; None: torch's choice."""
 
