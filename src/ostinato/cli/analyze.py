@@ -11,13 +11,6 @@ import typer
 
 from ostinato.cli.options import CheckpointOption, DeviceOption, JsonOption, MirrorOption
 
-_EXAMPLE = "Example: ostinato analyze runs/x runs/x-seed-2 --only similarity --out analysis"
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("analyze", epilog=_EXAMPLE)(analyze)
-
 
 def analyze(
     runs: Annotated[
@@ -48,7 +41,8 @@ def analyze(
     was trained with.
     """
     from ostinato.analysis import analyze as logic
-    from ostinato.cli.output import print_json, say
+    from ostinato.cli.output import print_json, print_line
+    from ostinato.cli.results import describe_average
     from ostinato.data.registry import DataAccess
     from ostinato.evaluation.loading import load
     from ostinato.training.threads import cpu_threads
@@ -64,11 +58,14 @@ def analyze(
         files = [str(path) for path in found.files]
         print_json({"report": str(found.report), "found": found.found, "left_out": found.left_out, "files": files})
         return
+    for run in loaded:
+        if line := describe_average(run.checkpoint):
+            print_line(line)
     for name in found.found:
-        say(f"made {name}")
+        print_line(f"made {name}")
     for name, why in found.left_out.items():
-        say(f"left out {name}: {why}")
-    say(f"wrote {found.report} and {len(found.files) - 1} files beside it")
+        print_line(f"left out {name}: {why}")
+    print_line(f"wrote {found.report} and {len(found.files) - 1} files beside it")
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from ostinato.cli.output import console, readable_width, say
+from ostinato.cli.output import console, print_line, readable_width
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -30,26 +30,26 @@ def draw_recipe(planned: PlannedRecipe) -> None:
 
     sized = planned.sized
     sizes = f"{sized.target:,}" if sized.source is None else f"{sized.source:,} source, {sized.target:,} target"
-    say(f"{planned.name}: width {sized.model.d_model}")
-    say(f"vocabulary {sizes} ({sized.origin})")
+    print_line(f"{planned.name}: width {sized.model.d_model}")
+    print_line(f"vocabulary {sizes} ({sized.origin})")
     for name, plan in sized.model.plans().items():
         stack = sized.model.stacks()[name]
-        say(f"\n{name}: {_about(plan, stack)}")
+        print_line(f"\n{name}: {_about(plan, stack)}")
         for line in (*_halting(stack), *_sizes(stack, planned.model.d_model)):
-            say(_GAP + line)
+            print_line(_GAP + line)
         for drawn in drawing(plan, [kind for kind, _ in stack.sub_layers()], readable_width()):
             console().print(drawn, soft_wrap=True)
     for name, recurrence in sized.model.recurrences().items():
-        say(f"\n{name}: {_layers(recurrence)}")
-    say()
+        print_line(f"\n{name}: {_layers(recurrence)}")
+    print_line()
     for kind, bank, stacks in shared_banks(sized.model):
-        say(f"{kind}: bank '{bank}' serves {' and '.join(stacks)} with the same sets")
+        print_line(f"{kind}: bank '{bank}' serves {' and '.join(stacks)} with the same sets")
     if depths := planned.budget.depth:
-        say("depth: " + ", ".join(f"{name} {depth}" for name, depth in depths.items()))
+        print_line("depth: " + ", ".join(f"{name} {depth}" for name, depth in depths.items()))
     if any(depth.halting != "none" for depth in planned.budget.depth.values()):
-        say("depth is assumed, for MACs; bytes are those of all rounds (--expected-depth, docs/budgets.md)")
+        print_line("depth is assumed, for MACs; bytes are those of all rounds (--expected-depth, docs/budgets.md)")
     if experts := planned.budget.experts:
-        say(
+        print_line(
             "experts a token: "
             + ", ".join(f"{part} {chosen.k} of {chosen.n_experts}" for part, chosen in experts.items())
         )

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+MODEL, SEARCH = "Model", "Search"
+"""Groups of options in `--help`."""
+STORE = Path("runs/store")
 
 RecipeArgument = Annotated[
     str,
@@ -30,11 +35,20 @@ MirrorOption = Annotated[
 ]
 CheckpointOption = Annotated[
     str,
-    typer.Option("--checkpoint", help="best, last, best:N or last:N (the mean of N), or the name of a checkpoint."),
+    typer.Option(
+        "--checkpoint",
+        help="best, last, best:N or last:N (the mean of N), or the name of a checkpoint.",
+        rich_help_panel=MODEL,
+    ),
 ]
 StepsOption = Annotated[
     int | None,
-    typer.Option("--n-steps", min=1, help="Rounds of depth to run, for models whose rounds share all weights."),
+    typer.Option(
+        "--n-steps",
+        min=1,
+        help="Rounds of depth to run, for models whose rounds share all weights.",
+        rich_help_panel=MODEL,
+    ),
 ]
 HaltingThresholdOption = Annotated[
     str | None,
@@ -44,6 +58,7 @@ HaltingThresholdOption = Annotated[
         help="Halt tokens once X of their mass is given out (ACT: 1 - epsilon); trained: as in training. Default: what "
         "tune-threshold chose for the checkpoint, if it did, else trained.",
         show_default=False,
+        rich_help_panel=MODEL,
     ),
 ]
 SetOption = Annotated[
@@ -53,9 +68,12 @@ SetOption = Annotated[
         metavar="KEY=VALUE",
         help="Setting of the run to change, decoding.* or data.*, may be repeated: decoding.length_penalty.alpha=1.",
         show_default=False,
+        rich_help_panel=SEARCH,
     ),
 ]
-BeamOption = Annotated[int | None, typer.Option("--beam", min=1, help="Beam width; 1 is greedy.")]
+BeamOption = Annotated[
+    int | None, typer.Option("--beam", min=1, help="Beam width; 1 is greedy.", rich_help_panel=SEARCH)
+]
 ExpectedDepthOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -67,7 +85,33 @@ ExpectedDepthOption = Annotated[
 ]
 SourceVocabOption = Annotated[int | None, typer.Option("--source-vocab", min=1, help="Rows of the source vocabulary.")]
 TargetVocabOption = Annotated[int | None, typer.Option("--target-vocab", min=1, help="Rows of the target vocabulary.")]
-DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, mps.")]
+DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, mps.", rich_help_panel=MODEL)]
+StoreOption = Annotated[Path, typer.Option("--store", help="Directory of runs, each under its content address.")]
+InputOption = Annotated[
+    list[str] | None,
+    typer.Option("--input", metavar="NAME=PATH", help="A file that the sweep or claim needs; may be repeated."),
+]
+
+
+def read_inputs(given: list[str] | None) -> dict[str, str]:
+    """Return the paths that `--input NAME=PATH` names.
+
+    Raises:
+        ConfigError: every one that is not of this form.
+    """
+    from ostinato.errors import ConfigError, Problem
+
+    pairs = {text: text.partition("=") for text in given or []}
+    if wrong := [text for text, (name, sign, path) in pairs.items() if not (name and sign and path)]:
+        raise ConfigError([Problem("--input", text, "must look like NAME=PATH") for text in wrong])
+    return {name: path for name, _, path in pairs.values()}
+
+
+def options_given(context: typer.Context, names: Iterable[str]) -> str:
+    """Return those of some options that the command line gives, as it writes them; empty where it gives none."""
+    sources = {name: context.get_parameter_source(name) for name in names}
+    given = [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
+    return " ".join("--" + name.replace("_", "-") for name in given)
 
 
 def reading_overrides(given: list[str] | None) -> list[str]:

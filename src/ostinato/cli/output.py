@@ -30,7 +30,7 @@ def readable_width() -> int:
     return min(console().width, READABLE_WIDTH)
 
 
-def say(message: str = "") -> None:
+def print_line(message: str = "") -> None:
     """Write one line as it is."""
     typer.echo(message)
 
@@ -40,7 +40,7 @@ def rank() -> int:
     return int(os.environ.get("RANK", "0")) if os.environ.get("WORLD_SIZE", "1") != "1" else 0
 
 
-def complain(message: str) -> None:
+def print_stderr(message: str) -> None:
     """Write an error as plain lines: no colours and no wrapping, so that they can be searched for."""
     typer.echo(f"process {rank()}: {message}" if rank() else message, err=True)
 
@@ -82,7 +82,7 @@ def print_columns(rows: Iterable[Sequence[str]]) -> None:
     cells = [list(row) for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     for row in cells:
-        say("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+        print_line("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
 def number(value: object) -> str:

@@ -21,12 +21,6 @@ if TYPE_CHECKING:
     from ostinato.evaluation.threshold_curve import Point, Tuning
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    example = "Example: ostinato tune-threshold runs/x --split dev --max-drop 0.002"
-    app.command("tune-threshold", epilog=example)(tune_threshold)
-
-
 def tune_threshold(
     run: RunArgument,
     split: Annotated[str, typer.Option("--split", help="Split to measure on; not the one you report.")] = "dev",
@@ -53,7 +47,8 @@ def tune_threshold(
     Runs a split at several halting thresholds, and keeps with the run the one of the fewest multiply-accumulates whose
     score is within --max-drop of that at the trained threshold. `evaluate` and `generate` then use it.
     """
-    from ostinato.cli.output import print_json
+    from ostinato.cli.output import print_json, print_line
+    from ostinato.cli.results import describe_average
     from ostinato.data.registry import DataAccess
     from ostinato.evaluation.loading import load
     from ostinato.experiments import thresholds as logic
@@ -76,6 +71,8 @@ def tune_threshold(
         print_json(found.as_dict() | {"files": [str(path) for path in found.files]})
     else:
         _print(found)
+        if line := describe_average(loaded.checkpoint):
+            print_line(line)
 
 
 def _numbers(text: str) -> list[float]:
@@ -103,7 +100,7 @@ def _progress(total: int | None) -> Iterator[Callable[[Point], None]]:
 
 def _print(found: Tuning) -> None:
     from ostinato.analysis.canvas import HOW_TO_GET_FIGURES, can_draw
-    from ostinato.cli.output import compact, print_table, say
+    from ostinato.cli.output import compact, print_line, print_table
 
     stacks = list(found.trained.skipped)
     rows: list[list[object]] = []
@@ -122,11 +119,11 @@ def _print(found: Tuning) -> None:
         )
     columns = ["threshold", found.metric, *(f"{stack} skipped" for stack in stacks), "MACs", "of full depth", "seconds"]
     print_table(columns, rows, title=f"{found.split}: {found.n:,} examples, {found.checkpoint}", right=True)
-    say(_verdict(found))
+    print_line(_verdict(found))
     for path in found.files:
-        say(f"wrote {path}")
+        print_line(f"wrote {path}")
     if not can_draw():
-        say(f"no curve was drawn: {HOW_TO_GET_FIGURES}")
+        print_line(f"no curve was drawn: {HOW_TO_GET_FIGURES}")
 
 
 def _verdict(found: Tuning) -> str:

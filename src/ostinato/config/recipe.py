@@ -66,6 +66,7 @@ class Recipe(Config):
     description: str = ""
     """One line for `ostinato recipes`."""
     task: TaskRef = TaskRef()
+    """The task, and its own settings; `ostinato data list` says what each task is."""
     data: DataConfig = DataConfig()
     model: ModelConfig = Seq2SeqConfig()
     """What the model is."""

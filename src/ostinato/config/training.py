@@ -114,7 +114,7 @@ class DepthCostConfig(Config):
     """
 
     weight: Weight = 0.0
-    """Universal Transformers: 0.01."""
+    """Weight of the cost of depth in the loss (Universal Transformers: 0.01)."""
     off_updates: Annotated[int, Field(ge=0)] = 0
     """First updates, in which no token halts: the last round's states are the output, and gates are not asked. A gate
     that learns beside states that are worth nothing yet learns to halt at once. Only training passes are so: what is
