@@ -36,6 +36,12 @@ def test_runs_are_compared_shown_written_and_shown_again(run, tmp_path: Path) ->
         (["."], 2, "it is not a run"),
         (["gone.jsonl", "--metric", "bleu"], 2, "gone.jsonl: no such file"),
         ([], 2, "Missing argument"),
+        ([".", "--match", "depth"], 2, "'depth' must be one of perplexity, loss"),
+        ([".", "--match", "perplexity", "--split", "dev"], 2, "--split: cannot go with --match perplexity"),
+        ([".", "--match", "loss", "--samples", "9"], 2, "--samples: cannot go with --match loss"),
+        ([".", "--match", "loss", "--split", "dev", "--split", "test"], 2, "takes one split and one metric"),
+        ([".", "--points", "3"], 2, "--points: is for --match loss"),
+        (["gone", "--match", "perplexity"], 2, "there is no such directory"),
     ],
 )
 def test_what_cannot_be_compared_is_one_line(
@@ -44,4 +50,4 @@ def test_what_cannot_be_compared_is_one_line(
     monkeypatch.chdir(tmp_path)
     outcome = run("compare", *arguments)
     assert outcome.code == code
-    assert expected in outcome.err
+    assert expected in " ".join(outcome.err.split())

@@ -115,13 +115,12 @@ def find_settings(settings: Sequence[Setting], wanted: str) -> list[Setting]:
     word = wanted.casefold()
     if found := [s for s in settings if word in f"{s.key} {s.meaning} {s.kinds}".casefold()]:
         return found
-    near = get_close_matches(wanted, [s.key for s in settings], n=3)
-    last_parts = {s.key.rpartition(".")[2]: s.key for s in reversed(settings)}
-    near += [last_parts[name] for name in get_close_matches(parts[-1], last_parts, n=3)]
-    reason = f"no setting has this name; nearest: {', '.join(list(dict.fromkeys(near))[:3])}"
-    raise ConfigError(
-        [Problem("KEY", wanted, reason if near else "no setting has this name (`ostinato settings` lists all)")]
-    )
+    by_name = {s.key.rpartition(".")[2]: s.key for s in reversed(settings)}
+    near = [by_name[name] for name in get_close_matches(parts[-1], by_name, n=3)]
+    if len(parts) > 1:
+        near = get_close_matches(wanted, [s.key for s in settings], n=3) + near
+    hint = f"; nearest: {', '.join(list(dict.fromkeys(near))[:3])}" if near else " (`ostinato settings` lists all)"
+    raise ConfigError([Problem("KEY", wanted, f"no setting has this name{hint}")])
 
 
 def _walk(
