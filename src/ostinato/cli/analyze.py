@@ -19,13 +19,15 @@ def analyze(
     ],
     only: Annotated[
         list[str] | None,
-        typer.Option("--only", metavar="NAME", help="Analysis to make, may be repeated; default: all that apply."),
+        typer.Option("--only", metavar="NAME", help="An analysis; may be repeated; default: all that apply."),
     ] = None,
     split: Annotated[
         str | None,
-        typer.Option(help="Split to show the models; default: the first of the run's recipe.", show_default=False),
+        typer.Option(
+            help="Split that the models read; default: the first one of the run's recipe.", show_default=False
+        ),
     ] = None,
-    max_examples: Annotated[int, typer.Option(min=1, help="Show so many, spread evenly.")] = 2000,
+    max_examples: Annotated[int, typer.Option(min=1, help="Number of examples, spread evenly over the split.")] = 2000,
     out: Annotated[
         Path | None, typer.Option(help="Folder to write to; default: analysis in the first run.", show_default=False)
     ] = None,
@@ -70,7 +72,7 @@ def analyze(
 
 @contextmanager
 def _progress(wanted: bool) -> Iterator[tuple[Callable[[int], None], Callable[[int], None]]]:
-    """Draw a bar of examples on a terminal's standard error; elsewhere nothing."""
+    """Draw a bar of examples where standard error is a terminal."""
     import sys
 
     from rich.console import Console

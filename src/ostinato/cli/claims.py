@@ -1,4 +1,4 @@
-"""`ostinato claims` and `ostinato reproduce`: what the papers say, and what comes of it here."""
+"""`ostinato claims` and `ostinato reproduce`: the papers' claims, and their reproduction."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def claims(
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the library's own outcomes in full.")] = False,
     json: JsonOption = False,
 ) -> None:
-    """List the papers' claims and what came of them.
+    """List the papers' claims and their outcomes.
 
     holds: every number lay in its band. fails: one did not. stale: the claim has changed since it was run.
     """
@@ -66,7 +66,7 @@ def reproduce(
     mirror: MirrorOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Run a claim, and compare what is found with its band.
+    """Run a claim, and compare its numbers with the expected bands.
 
     Exit code 1 where a number lies outside. The outcome is kept, with the rows it comes from.
     """
@@ -113,7 +113,7 @@ def _print_outcome(outcome: Outcome, path: Path) -> None:
 
 
 def _described(claim: Claim, outcome: Outcome | None) -> dict[str, Any]:
-    """Return a claim and what came of it as JSON."""
+    """Return a claim and its outcome as JSON."""
     from ostinato.experiments.reproduce import command
 
     head = outcome.head if outcome else {}

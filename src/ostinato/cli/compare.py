@@ -42,7 +42,9 @@ def compare(
         list[str] | None,
         typer.Option("--metric", help="Metric, may be repeated; default: the first recipe's.", show_default=False),
     ] = None,
-    max_examples: Annotated[int | None, typer.Option(min=1, help="Compare on so many, spread evenly.")] = None,
+    max_examples: Annotated[
+        int | None, typer.Option(min=1, help="Number of examples, spread evenly over the split.")
+    ] = None,
     checkpoint: CheckpointOption = "best",
     device: DeviceOption = "auto",
     beam: BeamOption = None,
@@ -55,7 +57,12 @@ def compare(
         int, typer.Option(min=1, help="Target tokens of that pass.", rich_help_panel=_INTERVALS)
     ] = 16,
     fresh: Annotated[
-        bool, typer.Option("--fresh", help="Decode again what runs keep from before.", rich_help_panel=_INTERVALS)
+        bool,
+        typer.Option(
+            "--fresh",
+            help="Decode again, although the runs keep outputs of an earlier comparison.",
+            rich_help_panel=_INTERVALS,
+        ),
     ] = False,
     jsonl: Annotated[
         Path | None,
@@ -142,7 +149,7 @@ def _print_intervals(rows: list[dict[str, Any]], markdown: bool) -> None:
 
 
 def _match_perplexity(runs: Sequence[Path], markdown: bool, json: bool) -> None:
-    """Print the checkpoint of each run at the perplexity of each shallower one."""
+    """Print for each run the checkpoint whose perplexity is that of a shallower run at its end."""
     from ostinato.cli.output import print_json
     from ostinato.experiments.matched import match_perplexity, read_curve
 
@@ -163,7 +170,7 @@ def _match_loss(
     markdown: bool,
     json: bool,
 ) -> None:
-    """Print the score of each run at held-out losses that all of them reached."""
+    """Print the scores of all runs at held-out losses that all of them reached."""
     from ostinato.cli.output import print_json
     from ostinato.experiments.matched import match_loss, read_curve, score_pairs
 

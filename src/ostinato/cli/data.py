@@ -11,7 +11,7 @@ from ostinato.cli.options import JsonOption, MirrorOption, OverridesArgument, Re
 EPILOG = "Example: ostinato data show scan split=length"
 
 app = typer.Typer(
-    help="List tasks, download their data, look at it.",
+    help="List tasks, download their data, show examples.",
     epilog=EPILOG,
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -81,7 +81,7 @@ def baselines(
     mirror: MirrorOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Print what needs no model scores on a recipe's splits: the most frequent answer, the source, frequencies."""
+    """Print scores of baselines without a model: the most frequent answer, the source, frequencies."""
     from ostinato.cli.output import print_json, print_table
     from ostinato.data.registry import DataAccess
     from ostinato.tasks.baselines import baseline_scores

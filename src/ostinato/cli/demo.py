@@ -1,4 +1,4 @@
-"""`ostinato demo`: the main job in minutes."""
+"""`ostinato demo`: a comparison of two models, in minutes."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ _NAME = re.compile(r"[A-Za-z0-9._-]+")
 _EXTRA = re.compile(r"extra\s*==\s*[\"']([^\"']+)[\"']")
 _USE = {"": "everything", "plot": "figures"}
 _DEVELOPERS = "dev"
-"""Extra of those who work on Ostinato itself: nothing that a user could miss."""
+"""The extra for development, which users do not need."""
 
 
 def doctor(json: JsonOption = False) -> None:
@@ -63,7 +63,7 @@ def examine() -> dict[str, Any]:
 
 
 def _package(requirement: str) -> dict[str, Any]:
-    """Return name, installed version and purpose of one requirement of ours."""
+    """Return name, installed version and purpose of one of Ostinato's requirements."""
     from importlib.metadata import PackageNotFoundError, version
 
     name = _NAME.match(requirement)
@@ -84,7 +84,7 @@ def _package(requirement: str) -> dict[str, Any]:
 
 
 def _advice(extra: str, missing: list[dict[str, Any]]) -> str:
-    """Return the pip line for what one extra lacks, package by package: it is right wherever Ostinato came from."""
+    """Return the pip line for the missing packages of one extra; it does not depend on how Ostinato was installed."""
     wanted = " ".join(f"'{p['requirement']}'" for p in missing if p["extra"] == extra)
     purpose = f"for {_USE.get(extra, extra)}" if extra else "needed packages are missing; add them"
     return f"{purpose}: pip install {wanted}"
@@ -104,7 +104,7 @@ def _devices() -> dict[str, str]:
 
 
 def _kernels() -> dict[str, str]:
-    """Return whether there are compiled kernels; they are compiled now where they were not."""
+    """Return whether there are compiled kernels, after compiling them where that was not done yet."""
     from ostinato.kernels.native import described
 
     return {"cached decoding": described()}

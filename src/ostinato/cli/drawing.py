@@ -1,4 +1,4 @@
-"""A plan drawn in the terminal: one column a step, one row a kind of sub-layer, the same set the same mark.
+"""A plan drawn in the terminal: one column for each step, one row for each kind of sub-layer.
 
 A sparse layer, which stands between two steps of the settings, is a column of its own with the mark S.
 """
@@ -56,7 +56,7 @@ def draw_recipe(planned: PlannedRecipe) -> None:
 
 
 def _layers(recurrence: Recurrence) -> str:
-    """Return what a recurrence over positions is: it has no steps to draw."""
+    """Describe a recurrence over positions, which has no steps to draw."""
     layers = "1 layer" if recurrence.n_layers == 1 else f"{recurrence.n_layers} layers"
     ways = ", read both ways" if recurrence.n_directions == 2 else ""
     attention = "" if recurrence.score == "none" else f", attention to the source ({recurrence.score} score)"
@@ -64,7 +64,7 @@ def _layers(recurrence: Recurrence) -> str:
 
 
 def _about(plan: Plan, stack: StackConfig) -> str:
-    """Return a stack's sizes and what belongs to no single step."""
+    """Return the settings of a stack that hold for all its steps."""
     rounds = "" if plan.n_rounds == len(plan.steps) else f" in {plan.n_rounds} rounds"
     norm = {"layer": "LayerNorm", "rms": "RMSNorm"}[stack.norm.kind]
     tables = {use.position for use in plan.uses() if use.position is not None}
@@ -76,7 +76,7 @@ def _about(plan: Plan, stack: StackConfig) -> str:
 
 
 def _halting(stack: StackConfig) -> Iterator[str]:
-    """Yield the rule by which tokens halt, and its settings; nothing where none does."""
+    """Yield the halting rule and its settings; nothing where tokens do not halt."""
     from ostinato.config.model import ActConfig, StickBreakingConfig
 
     match stack.halting:
@@ -91,22 +91,18 @@ def _halting(stack: StackConfig) -> Iterator[str]:
 
 
 def _sizes(stack: StackConfig, d_model: int) -> Iterator[str]:
-    """Yield how wide every kind of sub-layer is that is there: dense ones in a line, those of experts in one each."""
+    """Yield the widths of the sub-layers that exist: dense ones in one line, each one of experts in its own."""
+    from ostinato.config.model import RoutedConfig
+
     there = [(kind, sub) for kind, sub in stack.sub_layers() if any(i is not None for i in sub.sets(stack.n_steps))]
     sizes = {kind: f"{kind} {_experts(sub, _width(sub, d_model))}" for kind, sub in there}
-    routed = [kind for kind, sub in there if _is_routed(sub)]
+    routed = [kind for kind, sub in there if isinstance(sub, RoutedConfig)]
     if dense := ", ".join(size for kind, size in sizes.items() if kind not in routed):
         yield dense
     yield from (sizes[kind] for kind in routed)
     if (layer := stack.sparse_layer) is not None:
         width = f"{layer.n_layers} feed-forwards of {layer.activation} x {layer.d_ff:,}"
         yield f"{_SPARSE}: sparse layer after step {layer.after}, {_experts(layer, width)}"
-
-
-def _is_routed(sub: object) -> bool:
-    from ostinato.config.model import RoutedConfig
-
-    return isinstance(sub, RoutedConfig)
 
 
 def _width(sub: SubLayerConfig, d_model: int) -> str:
@@ -129,7 +125,7 @@ def _width(sub: SubLayerConfig, d_model: int) -> str:
 
 
 def _experts(sub: SubLayerConfig | SparseLayerConfig, width: str) -> str:
-    """Return how many experts a token gets of how many, what one is, and who decides; the width of a dense one."""
+    """Return the numbers of chosen and of all experts, the width of one, the router and the gate; else the width."""
     from ostinato.config.model import ExpertAttentionConfig, ExpertFeedForwardConfig, SparseLayerConfig
 
     if not isinstance(sub, ExpertAttentionConfig | ExpertFeedForwardConfig | SparseLayerConfig):
@@ -145,7 +141,7 @@ def _experts(sub: SubLayerConfig | SparseLayerConfig, width: str) -> str:
 
 
 def drawing(plan: Plan, kinds: Sequence[Kind], width: int) -> Iterator[Text]:
-    """Yield the lines of one stack; where its steps are too many for the width, they go on in another block."""
+    """Yield the lines of one stack; steps beyond the width are drawn in further blocks."""
     rows = [_row(plan, kind) for kind in kinds]
     heads = [str(step.index + 1) for step in plan.steps]
     rounds = [str(step.round + 1) for step in plan.steps]

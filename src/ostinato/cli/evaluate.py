@@ -47,7 +47,9 @@ def evaluate(
     ] = None,
     beam: BeamOption = None,
     settings: SetOption = None,
-    max_examples: Annotated[int | None, typer.Option(min=1, help="Score so many, spread evenly.")] = None,
+    max_examples: Annotated[
+        int | None, typer.Option(min=1, help="Number of examples, spread evenly over the split.")
+    ] = None,
     predictions: Annotated[
         Path | None,
         typer.Option(help="Write every output here, as JSON lines (for one split).", show_default=False),

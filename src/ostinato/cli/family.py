@@ -47,7 +47,7 @@ def family(
     source_vocab: SourceVocabOption = None,
     target_vocab: TargetVocabOption = None,
     write: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write one recipe an arm.", show_default=False)
+        Path | None, typer.Option(metavar="DIR", help="Write a recipe for each arm.", show_default=False)
     ] = None,
     mirror: MirrorOption = None,
     json: JsonOption = False,
@@ -86,7 +86,7 @@ def family(
 
 
 def parse_depths(text: str) -> list[int]:
-    """Return the depths that `1..3,6` means: 1, 2, 3, 6."""
+    """Return the depths in a text such as `1..3,6`: 1, 2, 3, 6."""
     depths: dict[int, None] = {}
     for part in text.split(","):
         first, dots, last = part.strip().partition("..")

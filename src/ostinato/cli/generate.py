@@ -43,7 +43,7 @@ def generate(
     files: Annotated[
         list[Path] | None,
         typer.Argument(
-            metavar="FILES", help="A line each of text, or of JSON; default: standard input.", show_default=False
+            metavar="FILES", help="Files of text or of JSON lines; default: standard input.", show_default=False
         ),
     ] = None,
     checkpoint: CheckpointOption = "best",
@@ -90,7 +90,7 @@ def generate(
         ),
     ] = None,
     window: Annotated[
-        int, typer.Option(min=1, help="Lines read before the first is answered.", rich_help_panel=_INPUT)
+        int, typer.Option(min=1, help="Lines that are read and batched together.", rich_help_panel=_INPUT)
     ] = 4096,
     scores: Annotated[
         bool, typer.Option("--scores", help="Write the score before every output.", rich_help_panel=_OUTPUT)
@@ -130,7 +130,7 @@ def generate(
     has_lists = loaded.decoding(**decoding).n_best > 1
     write = _JsonWriter(has_lists) if json else _TextWriter(has_lists, scores)
     paths = files or []
-    # Somebody typing wants the answer now; a file is faster in long batches.
+    # Typed lines are answered one by one; a file is faster in long batches.
     window = 1 if not paths and sys.stdin.isatty() else window
     with _progress(lambda: sum(1 for _ in reader.read(paths)) if paths else None, window > 1) as count:
         inputs, texts = tee(reader.read(paths, sys.stdin.buffer))
@@ -165,7 +165,7 @@ def _progress(total: Callable[[], int | None], wanted: bool = True) -> Iterator[
 def _write_all(
     inputs: Iterable[Input], outputs: Iterable[Generation | DataError], write: _JsonWriter | _TextWriter
 ) -> bool:
-    """Write the answers as they come; return whether an input could not be read."""
+    """Write each output when it is there; return whether an input could not be read."""
     from ostinato.cli.output import print_line, print_stderr
     from ostinato.errors import DataError
 
@@ -216,7 +216,7 @@ def _reader(loaded: LoadedRun, input_format: str, prefix: str, prefix_field: str
 
 
 class _TextWriter:
-    """One line an input, or where there are lists one line an output: number of the input, score, output."""
+    """Writes a line for each input; with n-best lists a line for each output: number of the input, score, output."""
 
     def __init__(self, has_lists: bool, scores: bool) -> None:
         self.has_lists, self.scores = has_lists, scores
@@ -231,7 +231,7 @@ class _TextWriter:
 
 
 class _JsonWriter:
-    """One object an input: its own fields, what was generated, and where there are lists all outputs."""
+    """Writes an object for each input: its own fields, the output, and with n-best lists all outputs."""
 
     def __init__(self, has_lists: bool) -> None:
         self.has_lists = has_lists

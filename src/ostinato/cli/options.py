@@ -29,7 +29,7 @@ MirrorOption = Annotated[
     typer.Option(
         "--mirror",
         metavar="DIR_OR_URL",
-        help="Take downloads from here in place of their own address (also: OSTINATO_MIRROR).",
+        help="Take downloads from here instead of their own address (also: OSTINATO_MIRROR).",
         show_default=False,
     ),
 ]
@@ -108,28 +108,28 @@ def read_inputs(given: list[str] | None) -> dict[str, str]:
 
 
 def options_given(context: typer.Context, names: Iterable[str]) -> str:
-    """Return those of some options that the command line gives, as it writes them; empty where it gives none."""
+    """Return those of the named options that are on the command line, as they are written there; else an empty text."""
     sources = {name: context.get_parameter_source(name) for name in names}
     given = [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
     return " ".join("--" + name.replace("_", "-") for name in given)
 
 
 def reading_overrides(given: list[str] | None) -> list[str]:
-    """Return changes to a run's settings; those that would change the model or its training have no effect any more."""
+    """Return changes to a run's settings, and refuse those of the model and its training, which are fixed."""
     for setting in given or []:
         if not setting.startswith(("decoding.", "data.")) or "=" not in setting:
-            reason = f"'{setting}' must be decoding.KEY=VALUE or data.KEY=VALUE: the rest is the trained model's"
+            reason = f"'{setting}' must be decoding.KEY=VALUE or data.KEY=VALUE: all others are the trained model's"
             raise typer.BadParameter(reason, param_hint="--set")
     return given or []
 
 
 def split_settings(words: list[str]) -> tuple[list[str], list[str]]:
-    """Return the names and the settings (key=value) among words that may be either."""
+    """Split words into names and settings (key=value)."""
     return [word for word in words if "=" not in word], [word for word in words if "=" in word]
 
 
 def one_of(option: str, value: str | None, *choices: str) -> Any:
-    """Return a value that must be one of several, None where it was not given."""
+    """Return a value that must be None or one of the choices."""
     if value is not None and value not in choices:
         raise typer.BadParameter(f"'{value}' must be one of {', '.join(choices)}", param_hint=option)
     return value

@@ -1,4 +1,4 @@
-"""`ostinato plan`: what a recipe's depth looks like and costs, before anything is built, and what it takes if timed."""
+"""`ostinato plan`: a recipe's plan and budget, counted before anything is built; and timings, if asked for."""
 
 from __future__ import annotations
 
@@ -248,7 +248,7 @@ def _parts(by_part: Sequence[Mapping[str, int]], base: int = 1000) -> list[list[
 
 
 def _print_measured(names: Sequence[str], measured: Sequence[Measured]) -> None:
-    """Write a block a workload: milliseconds, their quartiles, tokens a second, and the speed against the first."""
+    """Write for each workload milliseconds, their quartiles, tokens per second, and the speed against the first."""
     from ostinato.experiments.speed import conditions, work_name
 
     rows: list[list[str]] = []

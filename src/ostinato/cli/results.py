@@ -1,4 +1,4 @@
-"""Printing scores: a row a score and a column a split; routers; a table for each column scores are broken down by."""
+"""Printing scores: a row for each score and a column for each split; then halting, routers, and scores by column."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NOT_SCORES = (
 _FORCED = ("loss", "token_accuracy")
 
 TUNED = "tuned after training (--halting-threshold trained: as trained)"
-"""Said of a halting threshold that `ostinato tune-threshold` chose."""
+"""Describes a halting threshold that `ostinato tune-threshold` chose."""
 
 Scores = dict[str, Any]
 
@@ -71,7 +71,7 @@ def print_published(rows: Sequence[ReferenceRow], results: Mapping[str, Scores])
 
 
 def _scores_of(row: ReferenceRow, scores: Scores) -> Scores:
-    """Return the scores of the examples that a published number is of; nothing where they were not told apart."""
+    """Return the scores of the examples that a published number is of; nothing where the results do not list them."""
     if row.by is None:
         return scores
     if len(row.by) > 1:

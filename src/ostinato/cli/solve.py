@@ -46,7 +46,7 @@ _ToleranceOption = Annotated[
     typer.Option(
         "--tolerance",
         min=0,
-        help="Relative: latency is searched up to it, and a count that is further off is said to be.",
+        help="Relative tolerance: latency is searched up to it; a count that is further off is reported as such.",
     ),
 ]
 
@@ -76,7 +76,7 @@ def solve(
 ) -> None:
     """Solve a setting so that a model costs as much as another.
 
-    Counts are matched by the nearest integer; where that is still further off than the tolerance, it is said. Latency
+    Counts are matched by the nearest integer; a message follows where that is further off than the tolerance. Latency
     is measured on this machine, on random weights. Where no value fits the reason is named.
     """
     from ostinato.cli.output import print_json, print_line

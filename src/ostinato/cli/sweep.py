@@ -44,7 +44,7 @@ def sweep(
 ) -> None:
     """Train every arm of a sweep with every seed, once.
 
-    A run that is in the store already is not trained again, one that was interrupted goes on. Ends with exit code 1
+    A run that is in the store already is not trained again, an interrupted one is resumed. Ends with exit code 1
     where a run has failed; the others are done.
     """
     from ostinato.cli.output import console, print_json, print_line

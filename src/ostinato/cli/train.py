@@ -53,8 +53,8 @@ def train(
 def default_directory(recipe: str, name: str, resume: bool) -> Path:
     """Return the directory to write to where the user names none.
 
-    A run that is gone on with is found where it was written; a new one never goes into an old one's directory. An
-    empty one is free: a run whose data could not be read leaves it.
+    A resumed run is found where it was written; a new one never goes into an old one's directory. An empty
+    directory counts as new: a run whose data could not be read leaves one.
     """
     if resume and (Path(recipe) / "recipe.yaml").is_file():
         return Path(recipe)

@@ -23,9 +23,11 @@ if TYPE_CHECKING:
 
 def tune_threshold(
     run: RunArgument,
-    split: Annotated[str, typer.Option("--split", help="Split to measure on; not the one you report.")] = "dev",
+    split: Annotated[
+        str, typer.Option("--split", help="Split to measure on; choose another one than you report.")
+    ] = "dev",
     max_drop: Annotated[
-        float, typer.Option("--max-drop", help="Largest loss of the metric, in parts of a perfect score.")
+        float, typer.Option("--max-drop", help="Largest drop of the metric, as a share of a perfect score.")
     ] = 0.002,
     thresholds: Annotated[
         str | None,
@@ -33,11 +35,13 @@ def tune_threshold(
     ] = None,
     metric: Annotated[
         str | None,
-        typer.Option(help="What may drop; default: the task's first metric, token_accuracy for texts."),
+        typer.Option(help="Metric that may drop; default: the task's first metric, token_accuracy for texts."),
     ] = None,
     checkpoint: CheckpointOption = "best",
     beam: BeamOption = None,
-    max_examples: Annotated[int | None, typer.Option(min=1, help="Measure on so many, spread evenly.")] = None,
+    max_examples: Annotated[
+        int | None, typer.Option(min=1, help="Number of examples, spread evenly over the split.")
+    ] = None,
     device: DeviceOption = "auto",
     mirror: MirrorOption = None,
     json: JsonOption = False,
@@ -76,7 +80,7 @@ def tune_threshold(
 
 
 def _numbers(text: str) -> list[float]:
-    """Return the numbers that `0.9,0.5` means."""
+    """Return the numbers in a text such as `0.9,0.5`."""
     try:
         return [float(part) for part in text.split(",")]
     except ValueError:
@@ -85,7 +89,7 @@ def _numbers(text: str) -> list[float]:
 
 @contextmanager
 def _progress(total: int | None) -> Iterator[Callable[[Point], None]]:
-    """Draw a bar on a terminal; elsewhere, or without a total, nothing."""
+    """Draw a bar on a terminal, unless the total is None."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     from ostinato.cli.output import console
