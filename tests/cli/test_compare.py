@@ -27,6 +27,8 @@ def test_runs_are_compared_shown_written_and_shown_again(run, tmp_path: Path) ->
     assert [line for line in shown if line.startswith("| other | 1 | ")]
     kept = run("compare", base, other, "--split", "long", "--metric", "chrf", "--max-examples", 8)
     assert "other, long: 8 outputs kept from before in " in kept.err
+    averaged = run("compare", base, other, "--split", "long", "--checkpoint", "last:1", "--samples", 100)
+    assert f"\n{base}: average-last-1: the mean of update-000002" in averaged.err
     assert "chrf: nrefs:1|" in kept.out
 
 

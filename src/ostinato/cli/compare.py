@@ -96,7 +96,9 @@ def compare(
     keep as many checkpoints as training.keep_last says.
     """
     from ostinato.cli.output import print_json, print_stderr
+    from ostinato.cli.results import describe_average
     from ostinato.data.registry import DataAccess
+    from ostinato.evaluation.loading import find_checkpoint
     from ostinato.experiments.paired import compare as compare_systems
     from ostinato.experiments.results import write_rows
     from ostinato.experiments.systems import Choices
@@ -130,6 +132,9 @@ def compare(
         access=DataAccess.default(mirror),
     )
     rows = compare_systems(systems, choices, on_line=print_stderr)
+    for run in (path for path in systems if path.is_dir()):
+        if line := describe_average(find_checkpoint(run, checkpoint)):
+            print_stderr(f"{run}: {line}")
     if jsonl is not None:
         write_rows(rows, jsonl)
     if json:
