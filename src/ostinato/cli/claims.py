@@ -66,7 +66,7 @@ def reproduce(
     mirror: MirrorOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Run a claim, and compare its numbers with the expected bands.
+    """Run a claim, and compare its numbers with their bands.
 
     Exit code 1 where a number lies outside. The outcome is kept, with the rows it comes from.
     """

@@ -92,11 +92,12 @@ def _halting(stack: StackConfig) -> Iterator[str]:
 
 def _sizes(stack: StackConfig, d_model: int) -> Iterator[str]:
     """Yield the widths of the sub-layers that exist: dense ones in one line, each one of experts in its own."""
-    from ostinato.config.model import RoutedConfig
+    from ostinato.config.model import ExpertAttentionConfig, ExpertFeedForwardConfig
 
+    experts = ExpertAttentionConfig | ExpertFeedForwardConfig
     there = [(kind, sub) for kind, sub in stack.sub_layers() if any(i is not None for i in sub.sets(stack.n_steps))]
     sizes = {kind: f"{kind} {_experts(sub, _width(sub, d_model))}" for kind, sub in there}
-    routed = [kind for kind, sub in there if isinstance(sub, RoutedConfig)]
+    routed = [kind for kind, sub in there if isinstance(sub, experts)]
     if dense := ", ".join(size for kind, size in sizes.items() if kind not in routed):
         yield dense
     yield from (sizes[kind] for kind in routed)
