@@ -147,18 +147,17 @@ def test_doctor_reports_versions_devices_and_folders(run, tmp_path: Path) -> Non
 
 
 def test_doctor_names_what_is_missing_and_the_line_that_adds_it(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    from importlib import metadata
     from importlib.metadata import PackageNotFoundError
 
-    from ostinato.cli import health
-
-    real = health.version
+    real = metadata.version
 
     def version(name: str) -> str:
         if name in ("matplotlib", "sacrebleu"):
             raise PackageNotFoundError(name)
         return real(name)
 
-    monkeypatch.setattr(health, "version", version)
+    monkeypatch.setattr(metadata, "version", version)
     outcome = run("doctor")
     assert outcome.code == 1
     assert "for figures: pip install 'matplotlib>=3.8'" in outcome.out
@@ -234,3 +233,41 @@ def test_table_shows_measured_speeds_and_refuses_to_mix_them_with_runs(run, tmp_
     )
     file.write_text(json.dumps(speed) + "\n" + json.dumps({"name": "a run", "splits": {}}) + "\n")
     assert run("table", file).err == "1 of 2 rows are measured speeds, the others runs: show them apart\n"
+
+
+def _scored_run(folder: Path, seed: int, scores: dict[str, float]) -> Path:
+    folder.mkdir()
+    by = {"lang": {language: {"n": 10, "accuracy": value} for language, value in scores.items()}}
+    results = {"name": "nli", "seed": seed, "splits": {"test": {"by": by}}}
+    (folder / "results.json").write_text(json.dumps(results), encoding="utf-8")
+    return folder
+
+
+def test_table_averages_scores_by_a_column_over_its_values_and_over_seeds(run, tmp_path: Path) -> None:
+    runs = [
+        _scored_run(tmp_path / str(seed), seed, scores)
+        for seed, scores in ((1, {"de": 0.5, "ko": 0.25}), (2, {"de": 0.75, "ko": 0.5}))
+    ]
+    found = json.loads(run("table", *runs, "--by", "lang", "--json").out)
+    assert (found["by"], found["mean"], found["seeds"]) == ({"de": 0.625, "ko": 0.375}, 0.5, [1, 2])
+    lines = run("table", *runs, "--by", "lang", "--markdown").out.splitlines()
+    assert lines[0] == "| test by lang, 2 runs | accuracy |"
+    assert lines[2:] == ["| de | 0.625 |", "| ko | 0.375 |", "| mean | 0.5 |", "| sd over seeds | 0.1768 |"]
+    assert "sd over seeds" in run("table", *runs, "--by", "lang").out
+    assert "no 'f1' among its scores" in run("table", *runs, "--by", "lang", "--metric", "f1").err
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--by", "lang", "--csv"], "--csv: cannot go with --by"),
+        (["--by", "lang", "--jsonl", "x"], "--jsonl: cannot go with --by"),
+        (["--metric", "accuracy"], "--metric: is for --by COLUMN"),
+        (["--csv", "--examples"], "--csv --examples: is for a sweep"),
+    ],
+)
+def test_options_of_table_that_do_not_go_together_are_wrong_use(
+    run, tmp_path: Path, options: list[str], expected: str
+) -> None:
+    outcome = run("table", _scored_run(tmp_path / "run", 1, {"de": 0.5}), *options)
+    assert (outcome.code, expected in " ".join(outcome.err.split())) == (2, True), outcome.err

@@ -27,6 +27,8 @@ def test_runs_are_compared_shown_written_and_shown_again(run, tmp_path: Path) ->
     assert [line for line in shown if line.startswith("| other | 1 | ")]
     kept = run("compare", base, other, "--split", "long", "--metric", "chrf", "--max-examples", 8)
     assert "other, long: 8 outputs kept from before in " in kept.err
+    averaged = run("compare", base, other, "--split", "long", "--checkpoint", "last:1", "--samples", 100)
+    assert f"\n{base}: average-last-1: the mean of update-000002" in averaged.err
     assert "chrf: nrefs:1|" in kept.out
 
 
@@ -36,6 +38,12 @@ def test_runs_are_compared_shown_written_and_shown_again(run, tmp_path: Path) ->
         (["."], 2, "it is not a run"),
         (["gone.jsonl", "--metric", "bleu"], 2, "gone.jsonl: no such file"),
         ([], 2, "Missing argument"),
+        ([".", "--match", "depth"], 2, "'depth' must be one of perplexity, loss"),
+        ([".", "--match", "perplexity", "--split", "dev"], 2, "--split: cannot go with --match perplexity"),
+        ([".", "--match", "loss", "--samples", "9"], 2, "--samples: cannot go with --match loss"),
+        ([".", "--match", "loss", "--split", "dev", "--split", "test"], 2, "takes one split and one metric"),
+        ([".", "--points", "3"], 2, "--points: is for --match loss"),
+        (["gone", "--match", "perplexity"], 2, "there is no such directory"),
     ],
 )
 def test_what_cannot_be_compared_is_one_line(
@@ -44,4 +52,4 @@ def test_what_cannot_be_compared_is_one_line(
     monkeypatch.chdir(tmp_path)
     outcome = run("compare", *arguments)
     assert outcome.code == code
-    assert expected in outcome.err
+    assert expected in " ".join(outcome.err.split())

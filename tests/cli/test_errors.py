@@ -82,6 +82,22 @@ def test_wrong_use_of_a_command_exits_with_code_two(run) -> None:
     assert run("recipes", "--jsn").code == 2
 
 
+@pytest.mark.parametrize(
+    ("removed", "replacement"),
+    [
+        (["average", "runs/x", "--best", "5"], "--checkpoint best:N"),
+        (["transfer", "runs/x", "--metric", "accuracy"], "ostinato table RUN... --by COLUMN"),
+        (["match", "loss", "runs/x"], "ostinato compare RUN... --match perplexity, or --match loss"),
+        (["match", "--help"], "ostinato compare RUN... --match"),
+    ],
+)
+def test_a_removed_command_is_one_line_that_names_what_replaced_it(run, removed: list[str], replacement: str) -> None:
+    outcome = run(*removed)
+    assert (outcome.code, outcome.out, outcome.err.count("\n")) == (2, "", 1)
+    assert outcome.err.startswith(f"there is no command {removed[0]} any more: ")
+    assert replacement in outcome.err
+
+
 def test_a_closed_pipe_is_no_traceback() -> None:
     reading, writing = os.pipe()
     os.close(reading)

@@ -172,22 +172,21 @@ def test_settings_of_the_run_are_changed_for_one_command(run, trained: Path, lin
     assert (scores["stopping"], scores["length_penalty"]["kind"], scores["beam"]) == ("count", "none", 3)
 
 
-def test_averages_are_made_by_the_command_and_by_name(run, trained: Path, lines: Path) -> None:
-    outcome = run("average", trained, "--best", 3)
-    assert outcome.out.startswith("average-best-3: the mean of\n  update-00000")
-    assert outcome.out.count("\n") == 4
-    named = run("generate", trained, lines, "--checkpoint", "average-best-3", "--json").out
-    assert run("generate", trained, lines, "--checkpoint", "best:3", "--json").out == named
-    assert run("generate", trained, lines, "--json").out != named
-    newest = json.loads(run("average", trained, "--last", 1, "--json").out)
-    assert (newest["checkpoint"], newest["of"][0]["checkpoint"]) == ("average-last-1", "update-000004")
+def test_the_mean_of_checkpoints_is_a_choice_of_checkpoint_and_says_what_it_is_of(
+    run, trained: Path, lines: Path
+) -> None:
+    best = run("generate", trained, lines, "--checkpoint", "best:3", "--json")
+    assert best.err.startswith("average-best-3: the mean of update-00000")
+    assert best.err.count("update-00000") == 3
+    assert run("generate", trained, lines, "--checkpoint", "average-best-3", "--json").out == best.out
+    plain = run("generate", trained, lines, "--json")
+    assert (plain.err, plain.out == best.out) == ("", False)
     scores = [json.loads(run("evaluate", trained, "--checkpoint", name, "--json").out) for name in ("last:1", "last")]
     assert scores[0]["test"]["loss"] == scores[1]["test"]["loss"]
-    for wrong in ([], ["--best", 1, "--last", 1]):
-        assert "either --best N or --last N" in run("average", trained, *wrong).err
-    too_many = run("average", trained, "--best", 9)
-    assert (too_many.code, "training.keep_best is 3" in too_many.err) == (2, True)
-    assert "there is no such directory" in run("average", trained / "gone", "--last", 2).err
+    assert [one["checkpoint"] for one in scores[0]["test"]["mean_of"]] == ["update-000004"]
+    assert "mean_of" not in scores[1]["test"]
+    assert "\naverage-last-1: the mean of update-000004" in run("evaluate", trained, "--checkpoint", "last:1").out
+    assert "there is no such directory" in run("evaluate", trained / "gone", "--checkpoint", "last:2").err
 
 
 def read_terminal(master: int) -> str:

@@ -8,10 +8,15 @@ import pytest
 
 from ostinato import __version__
 
-COMMANDS = [
-    *("train", "evaluate", "analyze", "compare", "generate", "tune-threshold", "plan", "family", "solve"),
-    *("recipes", "sweep", "table", "plot", "transfer", "match", "claims", "reproduce", "data", "doctor", "demo"),
-]
+GROUPS = {
+    "Run": ["demo", "train", "generate"],
+    "Look inside": ["evaluate", "analyze", "tune-threshold"],
+    "Compare": ["compare", "table", "plot"],
+    "Count": ["plan", "family", "solve"],
+    "Laboratory": ["sweep", "claims", "reproduce"],
+    "Data and settings": ["recipes", "settings", "doctor", "data"],
+}
+COMMANDS = [name for names in GROUPS.values() for name in names]
 
 _EVERY_HELP = """
 import sys
@@ -57,8 +62,6 @@ def test_every_help_shows_an_example_and_imports_nothing_heavy() -> None:
             "data fetch",
             "data show",
             "data baselines",
-            "match perplexity",
-            "match loss",
         ]
     ]
     split = [[*name.split(), flag] for name, flag in calls]
@@ -67,10 +70,33 @@ def test_every_help_shows_an_example_and_imports_nothing_heavy() -> None:
     assert done.stdout.count("\n  Example: ") == len(calls)
 
 
-def test_the_overview_lists_every_command() -> None:
+def groups(text: str) -> dict[str, list[str]]:
+    """Return the first words of the lines below each title of a help."""
+    found: dict[str, list[str]] = {}
+    for line in text.splitlines():
+        if line.endswith(":") and not line.startswith(" "):
+            rows = found.setdefault(line.removesuffix(":"), [])
+        elif found and line[:2] == "  " and line[2:3].strip():
+            rows.append(line.split()[0])
+    return found
+
+
+def test_the_overview_lists_every_command_in_its_group() -> None:
     overview = python("-m", "ostinato", "--help").stdout
-    assert [name for name in COMMANDS if f"\n  {name} " not in overview] == []
-    assert "..." not in overview.partition("Commands:")[2]
+    found = groups(overview.partition("Start with")[0])
+    assert found.pop("Options") == ["--version", "--debug", "-h,"]
+    assert found == GROUPS
+    assert "..." not in overview.partition("Run:")[2]
+    assert not {"average", "transfer", "match"} & set(overview.split())
+
+
+def test_the_options_of_generate_are_in_named_groups() -> None:
+    found = groups(python("-m", "ostinato", "generate", "--help").stdout.partition("Example")[0])
+    assert found.pop("Arguments") == ["RUN", "FILES"]
+    assert found.pop("Options") == ["-h,"]
+    assert list(found) == ["Model", "Search", "Sampling", "Input", "Output"]
+    assert sum(map(len, found.values())) == 20
+    assert found["Sampling"] == ["--sample", "--temperature", "--top-k", "--seed"]
 
 
 @pytest.mark.parametrize("flag", ["--version"])

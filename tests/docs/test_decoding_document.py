@@ -48,7 +48,7 @@ def test_the_commands_and_the_code_of_the_document_work_from_top_to_bottom(
             assert inputs <= out.count("\n") <= inputs * lists, command
         if "--prefix" in arguments:
             assert all(line.startswith("5 1") for line in out.splitlines())
-    assert {*seen} == {"train", "generate", "evaluate", "average"}
+    assert {*seen} == {"train", "generate", "evaluate"}
     (code,) = blocks(DOCUMENT, "python")
     exec(compile(code, str(DOCUMENT), "exec"), {})
     assert capsys.readouterr().out.count("\n") == 3

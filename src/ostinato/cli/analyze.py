@@ -11,13 +11,6 @@ import typer
 
 from ostinato.cli.options import CheckpointOption, DeviceOption, JsonOption, MirrorOption
 
-_EXAMPLE = "Example: ostinato analyze runs/x runs/x-seed-2 --only similarity --out analysis"
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("analyze", epilog=_EXAMPLE)(analyze)
-
 
 def analyze(
     runs: Annotated[
@@ -26,13 +19,15 @@ def analyze(
     ],
     only: Annotated[
         list[str] | None,
-        typer.Option("--only", metavar="NAME", help="Analysis to make, may be repeated; default: all that apply."),
+        typer.Option("--only", metavar="NAME", help="An analysis; may be repeated; default: all that apply."),
     ] = None,
     split: Annotated[
         str | None,
-        typer.Option(help="Split to show the models; default: the first of the run's recipe.", show_default=False),
+        typer.Option(
+            help="Split that the models read; default: the first one of the run's recipe.", show_default=False
+        ),
     ] = None,
-    max_examples: Annotated[int, typer.Option(min=1, help="Show so many, spread evenly.")] = 2000,
+    max_examples: Annotated[int, typer.Option(min=1, help="Number of examples, spread evenly over the split.")] = 2000,
     out: Annotated[
         Path | None, typer.Option(help="Folder to write to; default: analysis in the first run.", show_default=False)
     ] = None,
@@ -48,7 +43,8 @@ def analyze(
     was trained with.
     """
     from ostinato.analysis import analyze as logic
-    from ostinato.cli.output import print_json, say
+    from ostinato.cli.output import print_json, print_line
+    from ostinato.cli.results import describe_average
     from ostinato.data.registry import DataAccess
     from ostinato.evaluation.loading import load
     from ostinato.training.threads import cpu_threads
@@ -64,16 +60,19 @@ def analyze(
         files = [str(path) for path in found.files]
         print_json({"report": str(found.report), "found": found.found, "left_out": found.left_out, "files": files})
         return
+    for run in loaded:
+        if line := describe_average(run.checkpoint):
+            print_line(line)
     for name in found.found:
-        say(f"made {name}")
+        print_line(f"made {name}")
     for name, why in found.left_out.items():
-        say(f"left out {name}: {why}")
-    say(f"wrote {found.report} and {len(found.files) - 1} files beside it")
+        print_line(f"left out {name}: {why}")
+    print_line(f"wrote {found.report} and {len(found.files) - 1} files beside it")
 
 
 @contextmanager
 def _progress(wanted: bool) -> Iterator[tuple[Callable[[int], None], Callable[[int], None]]]:
-    """Draw a bar of examples on a terminal's standard error; elsewhere nothing."""
+    """Draw a bar of examples where standard error is a terminal."""
     import sys
 
     from rich.console import Console

@@ -8,37 +8,67 @@ from typing import Annotated
 
 import typer
 
-from ostinato.cli import (
-    analyze,
-    average,
-    claims,
-    compare,
-    data,
-    demo,
-    doctor,
-    evaluate,
-    family,
-    generate,
-    match,
-    plan,
-    plot,
-    recipes,
-    solve,
-    sweep,
-    table,
-    train,
-    transfer,
-    tune_threshold,
-)
-from ostinato.cli.output import complain
+from ostinato.cli import data
+from ostinato.cli.analyze import analyze
+from ostinato.cli.claims import claims, reproduce
+from ostinato.cli.compare import compare
+from ostinato.cli.demo import demo
+from ostinato.cli.doctor import doctor
+from ostinato.cli.evaluate import evaluate
+from ostinato.cli.family import family
+from ostinato.cli.generate import generate
+from ostinato.cli.help import GroupedCommand, GroupedCommands
+from ostinato.cli.output import print_stderr
+from ostinato.cli.plan import plan
+from ostinato.cli.plot import plot
+from ostinato.cli.recipes import recipes
+from ostinato.cli.settings import settings
+from ostinato.cli.solve import solve
+from ostinato.cli.sweep import sweep
+from ostinato.cli.table import table
+from ostinato.cli.train import train
+from ostinato.cli.tune_threshold import tune_threshold
 from ostinato.errors import OstinatoError
 from ostinato.version import __version__
 
 INTERRUPTED = 130
+_WRONG_USE = 2
 _DEBUG = "--debug"
+_RUN, _LOOK, _COMPARE = "Run", "Look inside", "Compare"
+_COUNT, _LABORATORY, _DATA = "Count", "Laboratory", "Data and settings"
+
+_COMMANDS = (
+    (_RUN, demo, "ostinato demo --run-dir runs/demo"),
+    (_RUN, train, "ostinato train scan/universal task.split=length training.n_updates=4000 --run-dir runs/mine"),
+    (_RUN, generate, "echo 'jump twice' | ostinato generate runs/x --beam 4"),
+    (_LOOK, evaluate, "ostinato evaluate runs/x --split gen --by category --beam 4"),
+    (_LOOK, analyze, "ostinato analyze runs/x runs/x-seed-2 --only similarity --out analysis"),
+    (_LOOK, tune_threshold, "ostinato tune-threshold runs/x --split dev --max-drop 0.002"),
+    (_COMPARE, compare, "ostinato compare runs/baseline runs/one-wide --split test"),
+    (_COMPARE, table, "ostinato table runs/scan-* --jsonl docs/results/scan.jsonl"),
+    (_COMPARE, plot, "ostinato plot demo --x macs --y longer"),
+    (_COUNT, plan, "ostinato plan scan/transformer scan/universal model.encoder.n_steps=6"),
+    (_COUNT, family, "ostinato family depth/41m --depths 1..9 --write family-41m"),
+    (_COUNT, solve, "ostinato solve lm/universal lm/transformer model.decoder.n_steps=8 --free d_ff"),
+    (_LABORATORY, sweep, "ostinato sweep demo --workers 2"),
+    (_LABORATORY, claims, "ostinato claims --paper x-moe"),
+    (_LABORATORY, reproduce, "ostinato reproduce one-wide-ffn/decoding-speed"),
+    (_DATA, recipes, "ostinato recipes"),
+    (_DATA, settings, "ostinato settings model.encoder.ffn"),
+    (_DATA, doctor, "ostinato doctor"),
+)
+"""Every command with its group in `--help` and an example; a command is called as its function."""
+
+_REMOVED = {
+    "average": "give --checkpoint best:N or --checkpoint last:N to a command that reads a run, such as evaluate",
+    "match": "ostinato compare RUN... --match perplexity, or --match loss",
+    "transfer": "ostinato table RUN... --by COLUMN",
+}
+"""What replaced the commands of earlier versions."""
 
 app = typer.Typer(
     name="ostinato",
+    cls=GroupedCommands,
     help="Transformers that spend parameters and compute unevenly over depth.",
     epilog="Start with: ostinato recipes; ostinato train algorithmic/copy-universal",
     no_args_is_help=True,
@@ -65,29 +95,9 @@ def _options(
     """Hold the options that belong to no command."""
 
 
-for _command in (
-    train,
-    evaluate,
-    analyze,
-    compare,
-    generate,
-    tune_threshold,
-    average,
-    plan,
-    family,
-    solve,
-    recipes,
-    sweep,
-    table,
-    plot,
-    transfer,
-    claims,
-    doctor,
-    demo,
-):
-    _command.register(app)
-app.add_typer(data.app, name="data")
-app.add_typer(match.app, name="match")
+for _group, _command, _example in _COMMANDS:
+    app.command(cls=GroupedCommand, epilog=f"Example: {_example}", rich_help_panel=_group)(_command)
+app.add_typer(data.app, name="data", rich_help_panel=_DATA)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -99,23 +109,27 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = list(sys.argv[1:] if arguments is None else arguments)
     # Taken out here so that it may stand before or after the command.
     debug = _DEBUG in given
+    words = [argument for argument in given if argument != _DEBUG]
+    if words and words[0] in _REMOVED:
+        print_stderr(f"there is no command {words[0]} any more: {_REMOVED[words[0]]}")
+        sys.exit(_WRONG_USE)
     try:
-        app([argument for argument in given if argument != _DEBUG], prog_name="ostinato")
+        app(words, prog_name="ostinato")
     except OstinatoError as error:
         if debug:
             raise
-        complain(str(error))
+        print_stderr(str(error))
         sys.exit(error.exit_code)
     except OSError as error:
         if debug or error.filename is None:
             raise
-        complain(f"{error.filename}: {error.strerror}")
+        print_stderr(f"{error.filename}: {error.strerror}")
         sys.exit(1)
     except KeyboardInterrupt:
-        complain("interrupted")
+        print_stderr("interrupted")
         sys.exit(INTERRUPTED)
     except SystemExit as end:
         # The parser turns an interrupt inside a command into this code, without a word.
         if end.code == INTERRUPTED:
-            complain("interrupted")
+            print_stderr("interrupted")
         raise

@@ -1,4 +1,4 @@
-"""`ostinato claims` and `ostinato reproduce`: what the papers say, and what comes of it here."""
+"""`ostinato claims` and `ostinato reproduce`: the papers' claims, and their reproduction."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ostinato.cli.options import JsonOption, MirrorOption
+from ostinato.cli.options import STORE, InputOption, JsonOption, MirrorOption, StoreOption, read_inputs
 
 if TYPE_CHECKING:
     from ostinato.experiments.claims.files import Claim, Outcome
@@ -18,29 +18,23 @@ OutcomesOption = Annotated[
 ]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    app.command("claims", epilog="Example: ostinato claims --paper x-moe")(claims)
-    app.command("reproduce", epilog="Example: ostinato reproduce one-wide-ffn/decoding-speed")(reproduce)
-
-
 def claims(
     paper: Annotated[str | None, typer.Option("--paper", help="Only this paper's.", show_default=False)] = None,
     outcomes: OutcomesOption = OUTCOMES,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the library's own outcomes in full.")] = False,
     json: JsonOption = False,
 ) -> None:
-    """List the papers' claims and what came of them.
+    """List the papers' claims and their outcomes.
 
     holds: every number lay in its band. fails: one did not. stale: the claim has changed since it was run.
     """
-    from ostinato.cli.output import print_json, print_table, say
+    from ostinato.cli.output import print_json, print_line, print_table
     from ostinato.experiments.claims.files import claims_directory, list_claims, read_outcome
 
     if markdown:
         from ostinato.experiments.claims.document import document
 
-        say(document(paper).rstrip())
+        print_line(document(paper).rstrip())
         return
     found = []
     for claim in list_claims():
@@ -53,7 +47,7 @@ def claims(
     rows = [[one["claim"], one["outcome"], one["date"], one["minutes"], one["statement"]] for one in found]
     print_table(columns, rows)
     counts = {kind: sum(one["outcome"] == kind for one in found) for kind in ("holds", "fails", "stale", "not run")}
-    say(", ".join(f"{n} {kind}" for kind, n in counts.items() if n))
+    print_line(", ".join(f"{n} {kind}" for kind, n in counts.items() if n))
 
 
 def reproduce(
@@ -61,13 +55,8 @@ def reproduce(
     variant: Annotated[
         str | None, typer.Option("--variant", help="gpu: sized for an hour of a large GPU.", show_default=False)
     ] = None,
-    given: Annotated[
-        list[str] | None,
-        typer.Option("--input", metavar="NAME=PATH", help="A file that the claim needs; may be repeated."),
-    ] = None,
-    store: Annotated[Path, typer.Option("--store", help="Folder of runs; what is there is not run again.")] = Path(
-        "runs/store"
-    ),
+    given: InputOption = None,
+    store: StoreOption = STORE,
     workers: Annotated[int, typer.Option(min=1, help="Runs at once.")] = 1,
     outcomes: OutcomesOption = OUTCOMES,
     take: Annotated[
@@ -77,14 +66,14 @@ def reproduce(
     mirror: MirrorOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Run a claim, and compare what is found with its band.
+    """Run a claim, and compare its numbers with their bands.
 
     Exit code 1 where a number lies outside. The outcome is kept, with the rows it comes from.
     """
-    from ostinato.cli.output import complain, console, print_json, say
+    from ostinato.cli.output import console, print_json, print_line, print_stderr
     from ostinato.data.registry import DataAccess
     from ostinato.experiments.claims import files as library
-    from ostinato.experiments.claims.reproduce import Resources as Means
+    from ostinato.experiments.claims.reproduce import Resources
     from ostinato.experiments.claims.reproduce import reproduce as run
     from ostinato.experiments.sweep.pool import LocalPool
     from ostinato.experiments.sweep.watch import make_watcher
@@ -93,15 +82,15 @@ def reproduce(
     if variant is not None:
         chosen = library.variant(chosen, variant)
     if not json:
-        say(f"{chosen.name} ({chosen.config.where}): {chosen.config.statement}")
-    means = Means(
+        print_line(f"{chosen.name} ({chosen.config.where}): {chosen.config.statement}")
+    means = Resources(
         store,
         access=DataAccess.default(mirror),
-        inputs=inputs_of(given or []),
+        inputs=read_inputs(given),
         take=take or (),
-        on_event=complain,
+        on_event=print_stderr,
         executor=LocalPool(workers),
-        watcher=make_watcher(None if json else console(), complain),
+        watcher=make_watcher(None if json else console(), print_stderr),
     )
     outcome = run(chosen, means)
     path = library.write_outcome(chosen, outcome, outcomes)
@@ -113,33 +102,18 @@ def reproduce(
         raise typer.Exit(1)
 
 
-def inputs_of(given: list[str]) -> dict[str, str]:
-    """Read NAME=PATH.
-
-    Raises:
-        ConfigError: every one that is not of this form.
-    """
-    from ostinato.errors import ConfigError, Problem
-
-    pairs = [text.partition("=") for text in given]
-    wrong = [text for text, (name, sign, path) in zip(given, pairs, strict=True) if not (name and sign and path)]
-    if wrong:
-        raise ConfigError([Problem("--input", text, "must look like NAME=PATH") for text in wrong])
-    return {name: path for name, _, path in pairs}
-
-
 def _print_outcome(outcome: Outcome, path: Path) -> None:
-    from ostinato.cli.output import print_table, say
+    from ostinato.cli.output import print_line, print_table
     from ostinato.experiments.claims.document import checks
 
     rows = [[what, expected, found, "yes" if ok else "NO"] for what, expected, found, ok in checks(outcome.head)]
     print_table(["what", "expected", "found", "holds"], rows)
-    say("holds" if outcome.head["holds"] else "fails")
-    say(f"outcome: {path}")
+    print_line("holds" if outcome.head["holds"] else "fails")
+    print_line(f"outcome: {path}")
 
 
 def _described(claim: Claim, outcome: Outcome | None) -> dict[str, Any]:
-    """Return a claim and what came of it as JSON."""
+    """Return a claim and its outcome as JSON."""
     from ostinato.experiments.claims.files import command
 
     head = outcome.head if outcome else {}

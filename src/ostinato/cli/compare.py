@@ -1,21 +1,30 @@
-"""`ostinato compare`: finished runs on the same references, with intervals."""
+"""`ostinato compare`: finished runs on the same references, with intervals, or where they are equally good."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from ostinato.cli.options import BeamOption, CheckpointOption, DeviceOption, JsonOption, MirrorOption
+from ostinato.cli.options import (
+    BeamOption,
+    CheckpointOption,
+    DeviceOption,
+    JsonOption,
+    MirrorOption,
+    one_of,
+    options_given,
+)
 
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("compare", epilog="Example: ostinato compare runs/baseline runs/one-wide --split test")(compare)
+_INTERVALS, _MATCH = "Intervals and costs", "Where runs are equally good"
+_OF_INTERVALS = ("samples", "seed", "source_length", "target_length", "fresh", "jsonl", "checkpoint", "device")
+_OF_LOSS = ("split", "metric", "max_examples", "beam", "points")
 
 
 def compare(
+    context: typer.Context,
     systems: Annotated[
         list[Path],
         typer.Argument(
@@ -33,17 +42,46 @@ def compare(
         list[str] | None,
         typer.Option("--metric", help="Metric, may be repeated; default: the first recipe's.", show_default=False),
     ] = None,
+    max_examples: Annotated[
+        int | None, typer.Option(min=1, help="Number of examples, spread evenly over the split.")
+    ] = None,
     checkpoint: CheckpointOption = "best",
-    beam: BeamOption = None,
-    max_examples: Annotated[int | None, typer.Option(min=1, help="Compare on so many, spread evenly.")] = None,
-    samples: Annotated[int, typer.Option(help="Samples of the bootstrap.")] = 1000,
-    seed: Annotated[int, typer.Option(help="Seed of the bootstrap.")] = 12345,
-    source_length: Annotated[int, typer.Option(min=1, help="Source tokens of the pass whose MACs are counted.")] = 16,
-    target_length: Annotated[int, typer.Option(min=1, help="Target tokens of that pass.")] = 16,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Decode again what runs keep from before.")] = False,
-    jsonl: Annotated[Path | None, typer.Option("--jsonl", help="Write the rows to this file as well.")] = None,
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
     device: DeviceOption = "auto",
+    beam: BeamOption = None,
+    samples: Annotated[int, typer.Option(help="Samples of the bootstrap.", rich_help_panel=_INTERVALS)] = 1000,
+    seed: Annotated[int, typer.Option(help="Seed of the bootstrap.", rich_help_panel=_INTERVALS)] = 12345,
+    source_length: Annotated[
+        int, typer.Option(min=1, help="Source tokens of the pass whose MACs are counted.", rich_help_panel=_INTERVALS)
+    ] = 16,
+    target_length: Annotated[
+        int, typer.Option(min=1, help="Target tokens of that pass.", rich_help_panel=_INTERVALS)
+    ] = 16,
+    fresh: Annotated[
+        bool,
+        typer.Option(
+            "--fresh",
+            help="Decode again, although the runs keep outputs of an earlier comparison.",
+            rich_help_panel=_INTERVALS,
+        ),
+    ] = False,
+    jsonl: Annotated[
+        Path | None,
+        typer.Option("--jsonl", help="Write the rows to this file as well.", rich_help_panel=_INTERVALS),
+    ] = None,
+    match: Annotated[
+        str | None,
+        typer.Option(
+            "--match",
+            metavar="perplexity|loss",
+            help="Compare checkpoints of equal held-out perplexity, or scores at equal held-out loss.",
+            show_default=False,
+            rich_help_panel=_MATCH,
+        ),
+    ] = None,
+    points: Annotated[
+        int, typer.Option(min=1, help="With --match loss: losses to compare at.", rich_help_panel=_MATCH)
+    ] = 5,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
     mirror: MirrorOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -51,13 +89,35 @@ def compare(
 
     Scores and differences with bootstrap intervals, sizes, costs and speeds. A difference is claimed only where its
     95 % interval excludes 0. Outputs are kept in the run directories.
+
+    --match perplexity names the checkpoint of each run whose held-out perplexity is that of a shallower run at its end,
+    to be fine-tuned alike: training.init_from=RUN training.init_checkpoint=CHECKPOINT. --match loss scores every saved
+    checkpoint of each run on a split (default: test, exact_match), and compares the runs at equal held-out loss. Runs
+    keep as many checkpoints as training.keep_last says.
     """
-    from ostinato.cli.output import complain, print_json
+    from ostinato.cli.output import print_json, print_stderr
+    from ostinato.cli.results import describe_average
     from ostinato.data.registry import DataAccess
+    from ostinato.evaluation.loading import find_checkpoint
     from ostinato.experiments.compare.paired import compare as compare_systems
     from ostinato.experiments.compare.systems import Choices
     from ostinato.experiments.results import write_rows
 
+    if one_of("--match", match, "perplexity", "loss"):
+        if named := options_given(context, (*_OF_INTERVALS, *(_OF_LOSS if match == "perplexity" else ()))):
+            raise typer.BadParameter(f"cannot go with --match {match}", param_hint=named)
+        if match == "perplexity":
+            _match_perplexity(systems, markdown, json)
+            return
+        splits, metrics = split or ["test"], metric or ["exact_match"]
+        if len(splits) > 1 or len(metrics) > 1:
+            raise typer.BadParameter("--match loss takes one split and one metric", param_hint="--split / --metric")
+        options = {"max_examples": max_examples, "access": DataAccess.default(mirror)}
+        options |= {} if beam is None else {"beam": beam}
+        _match_loss(systems, splits[0], metrics[0], points, options, markdown, json)
+        return
+    if named := options_given(context, ["points"]):
+        raise typer.BadParameter("is for --match loss", param_hint=named)
     choices = Choices(
         splits=split,
         metrics=metric,
@@ -71,24 +131,67 @@ def compare(
         device=device,
         access=DataAccess.default(mirror),
     )
-    rows = compare_systems(systems, choices, on_line=complain)
+    rows = compare_systems(systems, choices, on_line=print_stderr)
+    for run in (path for path in systems if path.is_dir()):
+        if line := describe_average(find_checkpoint(run, checkpoint)):
+            print_stderr(f"{run}: {line}")
     if jsonl is not None:
         write_rows(rows, jsonl)
     if json:
         print_json(rows)
         return
-    _print(rows, markdown)
+    _print_intervals(rows, markdown)
 
 
-def _print(rows: list[dict[str, Any]], markdown: bool) -> None:
-    from ostinato.cli.output import print_table, say
+def _print_intervals(rows: list[dict[str, Any]], markdown: bool) -> None:
+    from ostinato.cli.output import print_line
     from ostinato.experiments.compare import paired_tables
-    from ostinato.experiments.results import markdown as as_markdown
 
     for columns, lines in (paired_tables.score_table(rows), paired_tables.cost_table(rows)):
-        if markdown:
-            say(as_markdown(columns, lines))
-        else:
-            print_table(columns, lines)
+        _print_table(columns, lines, markdown)
     for line in paired_tables.notes(rows):
-        say(line)
+        print_line(line)
+
+
+def _match_perplexity(runs: Sequence[Path], markdown: bool, json: bool) -> None:
+    """Print for each run the checkpoint whose perplexity is that of a shallower run at its end."""
+    from ostinato.cli.output import print_json
+    from ostinato.experiments.compare.matched_runs import match_perplexity, read_curve
+
+    rows = match_perplexity([read_curve(run) for run in runs])
+    if json:
+        print_json(rows)
+        return
+    names = ["reference", "run", "depth", "perplexity", "reached", "checkpoint", "own", "mismatch"]
+    _print_table(names, [[row[name] for name in names] for row in rows], markdown)
+
+
+def _match_loss(
+    runs: Sequence[Path],
+    split: str,
+    metric: str,
+    n_points: int,
+    options: dict[str, Any],
+    markdown: bool,
+    json: bool,
+) -> None:
+    """Print the scores of all runs at held-out losses that all of them reached."""
+    from ostinato.cli.output import print_json
+    from ostinato.experiments.compare.matched_runs import match_loss, read_curve, score_pairs
+
+    pairs = {str(run): score_pairs(run, read_curve(run), split, metric, **options) for run in runs}
+    rows = match_loss(pairs, n_points)
+    if json:
+        print_json({"pairs": pairs, "matched": rows})
+        return
+    _print_table(["loss", *pairs], [[row["loss"], *(row["scores"][run] for run in pairs)] for row in rows], markdown)
+
+
+def _print_table(columns: Sequence[str], lines: Iterable[Sequence[object]], markdown: bool) -> None:
+    from ostinato.cli.output import print_line, print_table
+    from ostinato.experiments.results import markdown as as_markdown
+
+    if markdown:
+        print_line(as_markdown(columns, lines))
+    else:
+        print_table(columns, lines)

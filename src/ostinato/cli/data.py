@@ -11,7 +11,7 @@ from ostinato.cli.options import JsonOption, MirrorOption, OverridesArgument, Re
 EPILOG = "Example: ostinato data show scan split=length"
 
 app = typer.Typer(
-    help="List tasks, download their data, look at it.",
+    help="List tasks, download their data, show examples.",
     epilog=EPILOG,
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -42,7 +42,7 @@ def fetch(
     task: TaskArgument, settings: SettingsArgument = None, mirror: MirrorOption = None, json: JsonOption = False
 ) -> None:
     """Download and check the files of a task."""
-    from ostinato.cli.output import print_json, say
+    from ostinato.cli.output import print_json, print_line
     from ostinato.data.registry import DataAccess
     from ostinato.tasks.catalog import open_task
 
@@ -53,9 +53,9 @@ def fetch(
         print_json({"task": task, "files": paths})
         return
     for name, path in paths.items():
-        say(f"{name} -> {path}")
+        print_line(f"{name} -> {path}")
     if not paths:
-        say(f"{task} needs no download")
+        print_line(f"{task} needs no download")
 
 
 @app.command("show", epilog=EPILOG)
@@ -81,7 +81,7 @@ def baselines(
     mirror: MirrorOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Print what needs no model scores on a recipe's splits: the most frequent answer, the source, frequencies."""
+    """Print scores of baselines without a model: the most frequent answer, the source, frequencies."""
     from ostinato.cli.output import print_json, print_table
     from ostinato.data.registry import DataAccess
     from ostinato.tasks.baselines import baseline_scores
@@ -101,27 +101,27 @@ def baselines(
 
 
 def _print_task(described: dict[str, Any]) -> None:
-    from ostinato.cli.output import number, print_table, say
+    from ostinato.cli.output import number, print_line, print_table
 
-    say(f"{described['task']} ({described['origin']})")
-    say()
-    say(described["protocol"])
-    say()
+    print_line(f"{described['task']} ({described['origin']})")
+    print_line()
+    print_line(described["protocol"])
+    print_line()
     published = described["published"]
     columns = ["split", "examples", *(["published"] if published else [])]
     print_table(columns, [[s, n, *([published.get(s)] if published else [])] for s, n in described["sizes"].items()])
     for split, found in described["overlap"].items():
-        say(f"{split}: {number(found['n_seen_sources'])} of {number(found['n'])} sources are in train")
+        print_line(f"{split}: {number(found['n_seen_sources'])} of {number(found['n'])} sources are in train")
     for kind, names in (("metrics", described["metrics"]), ("without decoding", described["forced"])):
         if names:
-            say(f"{kind}: {', '.join(names)}")
+            print_line(f"{kind}: {', '.join(names)}")
     if described["by"]:
-        say(f"reported by: {', '.join(described['by'])}")
+        print_line(f"reported by: {', '.join(described['by'])}")
     for file in described["files"]:
         where = file["url"] or f"{file['repo']}/{file['path']} at {file['commit'][:10]}"
         size = f"{number(file['n_bytes'])} bytes" if file["n_bytes"] else "size not known"
-        say(f"file: {where}, {size}, {file['licence']}")
+        print_line(f"file: {where}, {size}, {file['licence']}")
     for example in described["examples"]:
-        say()
+        print_line()
         for key, value in example.items():
-            say(f"  {key}: {value}")
+            print_line(f"  {key}: {value}")

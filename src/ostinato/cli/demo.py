@@ -1,4 +1,4 @@
-"""`ostinato demo`: the main job in minutes."""
+"""`ostinato demo`: a comparison of two models, in minutes."""
 
 from __future__ import annotations
 
@@ -13,11 +13,6 @@ _SWEEP = "demo"
 _TITLE = "Reversing digits: lengths 1-10 in training, 11-13 beyond"
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("demo", epilog="Example: ostinato demo --run-dir runs/demo")(demo)
-
-
 def demo(
     run_dir: Annotated[Path, typer.Option("--run-dir", help="Where to write; finished runs there are kept.")] = Path(
         "runs/demo"
@@ -29,7 +24,7 @@ def demo(
     A Transformer and a Universal Transformer, on data like that of their training and beyond it, three seeds each: the
     sweep `demo`, with its table and its figure.
     """
-    from ostinato.cli.output import console, print_json, say
+    from ostinato.cli.output import console, print_json, print_line
     from ostinato.experiments.sweep.figure import draw_sweep
     from ostinato.experiments.sweep.files import load_sweep
     from ostinato.experiments.sweep.rows import results_folder
@@ -37,14 +32,14 @@ def demo(
     from ostinato.experiments.sweep.watch import make_watcher
 
     sweep = load_sweep(_SWEEP)
-    rows = run_sweep(sweep, run_dir, watcher=make_watcher(None if json else console(), say))
+    rows = run_sweep(sweep, run_dir, watcher=make_watcher(None if json else console(), print_line))
     folder = results_folder(sweep, run_dir)
     draw_sweep(rows, folder / _SWEEP, title=_TITLE)
     if json:
         print_json(rows)
         return
     _print_rows(rows)
-    say(f"written to {folder}: {', '.join(sorted(path.name for path in folder.iterdir() if path.is_file()))}")
+    print_line(f"written to {folder}: {', '.join(sorted(path.name for path in folder.iterdir() if path.is_file()))}")
 
 
 def _print_rows(rows: list[dict[str, Any]]) -> None:

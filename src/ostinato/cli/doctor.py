@@ -2,37 +2,116 @@
 
 from __future__ import annotations
 
+import platform
+import re
 from typing import Any
 
 import typer
 
 from ostinato.cli.options import JsonOption
+from ostinato.version import __version__
 
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("doctor", epilog="Example: ostinato doctor")(doctor)
+_PACKAGE = "ostinato"
+_NAME = re.compile(r"[A-Za-z0-9._-]+")
+_EXTRA = re.compile(r"extra\s*==\s*[\"']([^\"']+)[\"']")
+_USE = {"": "everything", "plot": "figures"}
+_DEVELOPERS = "dev"
+"""The extra for development, which users do not need."""
 
 
 def doctor(json: JsonOption = False) -> None:
     """Show versions, devices, and what is missing."""
-    from ostinato.cli.health import examine
-    from ostinato.cli.output import print_json, print_table, say
+    from ostinato.cli.output import print_json, print_line, print_table
 
     found = examine()
     if json:
         print_json(found)
     else:
-        print_table(["package", "version", "needed for"], _package_rows(found))
+        rows = [(p["name"], p["version"] or "missing", p["needed_for"]) for p in found["packages"]]
+        print_table(["package", "version", "needed for"], rows)
         print_table(["device", "what it is"], [(name, text) for name, text in found["devices"].items()])
         print_table(["compiled kernels", "state"], [(name, text) for name, text in found["kernels"].items()])
         print_table(["data", "where"], [(name, text) for name, text in found["data"].items()])
         for line in found["advice"]:
-            say(line)
-        say("everything needed is there" if found["ok"] else "something needed is missing")
+            print_line(line)
+        print_line("everything needed is there" if found["ok"] else "something needed is missing")
     if not found["ok"]:
         raise typer.Exit(1)
 
 
-def _package_rows(found: dict[str, Any]) -> list[tuple[str, str, str]]:
-    return [(p["name"], p["version"] or "missing", p["needed_for"]) for p in found["packages"]]
+def examine() -> dict[str, Any]:
+    """Return versions, devices, compiled kernels, data folders, and a pip line for everything that is missing."""
+    from importlib.metadata import requires
+
+    text = f"{__version__} (Python {platform.python_version()})"
+    own = {"name": _PACKAGE, "version": text, "extra": "", "needed_for": ""}
+    packages = [_package(requirement) for requirement in requires(_PACKAGE) or []]
+    packages = [p for p in packages if p["name"].lower() != _PACKAGE and p["extra"] != _DEVELOPERS]
+    missing = [p for p in packages if p["version"] is None]
+    ok = not any(p["extra"] == "" for p in missing)
+    return {
+        "ostinato": __version__,
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "packages": [own, *packages],
+        "devices": _devices() if ok else {},
+        "kernels": _kernels() if ok else {},
+        "data": _data() if ok else {},
+        "advice": [_advice(extra, missing) for extra in sorted({p["extra"] for p in missing})],
+        "ok": ok,
+    }
+
+
+def _package(requirement: str) -> dict[str, Any]:
+    """Return name, installed version and purpose of one of Ostinato's requirements."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    name = _NAME.match(requirement)
+    extra = _EXTRA.search(requirement)
+    label = extra.group(1) if extra else ""
+    package = name.group(0) if name else requirement
+    try:
+        installed: str | None = version(package)
+    except PackageNotFoundError:
+        installed = None
+    return {
+        "name": package,
+        "version": installed,
+        "extra": label,
+        "needed_for": _USE.get(label, label),
+        "requirement": requirement.split(";")[0].strip(),
+    }
+
+
+def _advice(extra: str, missing: list[dict[str, Any]]) -> str:
+    """Return the pip line for the missing packages of one extra; it does not depend on how Ostinato was installed."""
+    wanted = " ".join(f"'{p['requirement']}'" for p in missing if p["extra"] == extra)
+    purpose = f"for {_USE.get(extra, extra)}" if extra else "needed packages are missing; add them"
+    return f"{purpose}: pip install {wanted}"
+
+
+def _devices() -> dict[str, str]:
+    """Return every device torch can use, by the name that `training.device` takes."""
+    import torch
+
+    found = {"cpu": f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads"}
+    for index in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(index)
+        found[f"cuda:{index}"] = f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB"
+    if torch.backends.mps.is_available():
+        found["mps"] = "Apple GPU"
+    return found
+
+
+def _kernels() -> dict[str, str]:
+    """Return whether there are compiled kernels, after compiling them where that was not done yet."""
+    from ostinato.kernels.native import described
+
+    return {"cached decoding": described()}
+
+
+def _data() -> dict[str, str]:
+    from ostinato.data.registry import DataAccess
+
+    access = DataAccess.default()
+    return {"cache": str(access.cache), "mirror": access.mirror or "none (OSTINATO_MIRROR)"}

@@ -1,4 +1,4 @@
-"""A plan drawn in the terminal: one column a step, one row a kind of sub-layer, the same set the same mark.
+"""A plan drawn in the terminal: one column for each step, one row for each kind of sub-layer.
 
 A sparse layer, which stands between two steps of the settings, is a column of its own with the mark S.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from ostinato.cli.output import console, readable_width, say
+from ostinato.cli.output import console, print_line, readable_width
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -32,33 +32,33 @@ def draw_recipe(planned: PlannedRecipe) -> None:
 
     sized = planned.sized
     sizes = f"{sized.target:,}" if sized.source is None else f"{sized.source:,} source, {sized.target:,} target"
-    say(f"{planned.name}: width {sized.model.d_model}")
-    say(f"vocabulary {sizes} ({sized.origin})")
+    print_line(f"{planned.name}: width {sized.model.d_model}")
+    print_line(f"vocabulary {sizes} ({sized.origin})")
     for name, plan in sized.model.plans().items():
         stack = sized.model.stacks()[name]
-        say(f"\n{name}: {_about(plan, stack)}")
+        print_line(f"\n{name}: {_about(plan, stack)}")
         for line in (*_halting(stack), *_sizes(stack, planned.model.d_model)):
-            say(_GAP + line)
+            print_line(_GAP + line)
         for drawn in drawing(plan, [kind for kind, _ in stack.sub_layers()], readable_width()):
             console().print(drawn, soft_wrap=True)
     for name, recurrence in sized.model.recurrences().items():
-        say(f"\n{name}: {_layers(recurrence)}")
-    say()
+        print_line(f"\n{name}: {_layers(recurrence)}")
+    print_line()
     for kind, bank, stacks in shared_banks(sized.model):
-        say(f"{kind}: bank '{bank}' serves {' and '.join(stacks)} with the same sets")
+        print_line(f"{kind}: bank '{bank}' serves {' and '.join(stacks)} with the same sets")
     if depths := planned.budget.depth:
-        say("depth: " + ", ".join(f"{name} {depth}" for name, depth in depths.items()))
+        print_line("depth: " + ", ".join(f"{name} {depth}" for name, depth in depths.items()))
     if any(depth.halting != "none" for depth in planned.budget.depth.values()):
-        say("depth is assumed, for MACs; bytes are those of all rounds (--expected-depth, docs/budgets.md)")
+        print_line("depth is assumed, for MACs; bytes are those of all rounds (--expected-depth, docs/budgets.md)")
     if experts := planned.budget.experts:
-        say(
+        print_line(
             "experts a token: "
             + ", ".join(f"{part} {chosen.top_k} of {chosen.n_experts}" for part, chosen in experts.items())
         )
 
 
 def _layers(recurrence: Recurrence) -> str:
-    """Return what a recurrence over positions is: it has no steps to draw."""
+    """Describe a recurrence over positions, which has no steps to draw."""
     layers = "1 layer" if recurrence.n_layers == 1 else f"{recurrence.n_layers} layers"
     ways = ", read both ways" if recurrence.n_directions == 2 else ""
     attention = "" if recurrence.score == "none" else f", attention to the source ({recurrence.score} score)"
@@ -66,7 +66,7 @@ def _layers(recurrence: Recurrence) -> str:
 
 
 def _about(plan: Plan, stack: StackConfig) -> str:
-    """Return a stack's sizes and what belongs to no single step."""
+    """Return the settings of a stack that hold for all its steps."""
     rounds = "" if plan.n_rounds == len(plan.steps) else f" in {plan.n_rounds} rounds"
     norm = {"layer": "LayerNorm", "rms": "RMSNorm"}[stack.norm.kind]
     tables = {use.position for use in plan.uses() if use.position is not None}
@@ -78,7 +78,7 @@ def _about(plan: Plan, stack: StackConfig) -> str:
 
 
 def _halting(stack: StackConfig) -> Iterator[str]:
-    """Yield the rule by which tokens halt, and its settings; nothing where none does."""
+    """Yield the halting rule and its settings; nothing where tokens do not halt."""
     from ostinato.config.halting import ActConfig, StickBreakingConfig
 
     match stack.halting:
@@ -93,22 +93,19 @@ def _halting(stack: StackConfig) -> Iterator[str]:
 
 
 def _sizes(stack: StackConfig, d_model: int) -> Iterator[str]:
-    """Yield how wide every kind of sub-layer is that is there: dense ones in a line, those of experts in one each."""
+    """Yield the widths of the sub-layers that exist: dense ones in one line, each one of experts in its own."""
+    from ostinato.config.experts import ExpertAttentionConfig, ExpertFeedForwardConfig
+
+    experts = ExpertAttentionConfig | ExpertFeedForwardConfig
     there = [(kind, sub) for kind, sub in stack.sub_layers() if any(i is not None for i in sub.sets(stack.n_steps))]
     sizes = {kind: f"{kind} {_experts(sub, _width(sub, d_model))}" for kind, sub in there}
-    routed = [kind for kind, sub in there if _is_routed(sub)]
+    routed = [kind for kind, sub in there if isinstance(sub, experts)]
     if dense := ", ".join(size for kind, size in sizes.items() if kind not in routed):
         yield dense
     yield from (sizes[kind] for kind in routed)
     if (layer := stack.sparse_layer) is not None:
         width = f"{layer.n_layers} feed-forwards of {layer.activation} x {layer.d_ff:,}"
         yield f"{_SPARSE}: sparse layer after step {layer.after}, {_experts(layer, width)}"
-
-
-def _is_routed(sub: object) -> bool:
-    from ostinato.config.experts import RoutedConfig
-
-    return isinstance(sub, RoutedConfig)
 
 
 def _width(sub: SubLayerConfig, d_model: int) -> str:
@@ -127,7 +124,7 @@ def _width(sub: SubLayerConfig, d_model: int) -> str:
 
 
 def _experts(sub: SubLayerConfig | SparseLayerConfig, width: str) -> str:
-    """Return how many experts a token gets of how many, what one is, and who decides; the width of a dense one."""
+    """Return the numbers of chosen and of all experts, the width of one, the router and the gate; else the width."""
     from ostinato.config.experts import ExpertAttentionConfig, ExpertFeedForwardConfig, SparseLayerConfig
 
     if not isinstance(sub, ExpertAttentionConfig | ExpertFeedForwardConfig | SparseLayerConfig):
@@ -143,7 +140,7 @@ def _experts(sub: SubLayerConfig | SparseLayerConfig, width: str) -> str:
 
 
 def drawing(plan: Plan, kinds: Sequence[Kind], width: int) -> Iterator[Text]:
-    """Yield the lines of one stack; where its steps are too many for the width, they go on in another block."""
+    """Yield the lines of one stack; steps beyond the width are drawn in further blocks."""
     rows = [_row(plan, kind) for kind in kinds]
     heads = [str(step.index + 1) for step in plan.steps]
     rounds = [str(step.round + 1) for step in plan.steps]

@@ -23,11 +23,6 @@ from ostinato.cli.options import (
 from ostinato.cli.options import halting_threshold as read_threshold
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("evaluate", epilog="Example: ostinato evaluate runs/x --split gen --by category --beam 4")(evaluate)
-
-
 def evaluate(
     run: RunArgument,
     split: Annotated[
@@ -52,7 +47,9 @@ def evaluate(
     ] = None,
     beam: BeamOption = None,
     settings: SetOption = None,
-    max_examples: Annotated[int | None, typer.Option(min=1, help="Score so many, spread evenly.")] = None,
+    max_examples: Annotated[
+        int | None, typer.Option(min=1, help="Number of examples, spread evenly over the split.")
+    ] = None,
     predictions: Annotated[
         Path | None,
         typer.Option(help="Write every output here, as JSON lines (for one split).", show_default=False),
@@ -66,10 +63,11 @@ def evaluate(
     Loss, perplexity, token accuracy and the task's metrics, each also by metadata column; published numbers of the
     recipe stand below, beside those measured here.
     """
-    from ostinato.cli.output import print_json
-    from ostinato.cli.results import print_published, print_splits
+    from ostinato.cli.output import print_json, print_line
+    from ostinato.cli.results import describe_average, print_published, print_splits
     from ostinato.data.registry import DataAccess
     from ostinato.evaluation import PredictionWriter
+    from ostinato.evaluation.averaging import read_members
     from ostinato.evaluation.loading import load
 
     threshold, overrides = read_threshold(halting_threshold), reading_overrides(settings)
@@ -94,7 +92,10 @@ def evaluate(
             for name in splits
         }
     if json:
-        print_json(results)
+        members = read_members(loaded.checkpoint)
+        print_json({name: found | ({"mean_of": members} if members else {}) for name, found in results.items()})
     else:
         print_splits(results)
+        if line := describe_average(loaded.checkpoint):
+            print_line(line)
         print_published(loaded.recipe.reference, results)

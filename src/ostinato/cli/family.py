@@ -24,11 +24,6 @@ if TYPE_CHECKING:
 _HELD = {"exact": "stored parameters", "paper": "matrices and embeddings, without norms, biases and tables"}
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("family", epilog="Example: ostinato family depth/41m --depths 1..9 --write family-41m")(family)
-
-
 def family(
     base: RecipeArgument,
     overrides: OverridesArgument = None,
@@ -52,7 +47,7 @@ def family(
     source_vocab: SourceVocabOption = None,
     target_vocab: TargetVocabOption = None,
     write: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write one recipe an arm.", show_default=False)
+        Path | None, typer.Option(metavar="DIR", help="Write a recipe for each arm.", show_default=False)
     ] = None,
     mirror: MirrorOption = None,
     json: JsonOption = False,
@@ -64,7 +59,7 @@ def family(
     one source and one target token).
     """
     from ostinato.budget.family import make_family
-    from ostinato.cli.output import print_json, say
+    from ostinato.cli.output import print_json, print_line
     from ostinato.data.registry import DataAccess
     from ostinato.tasks.recipes import load_recipe
     from ostinato.tasks.vocabulary import size_model
@@ -87,11 +82,11 @@ def family(
         return
     _print(recipe.name, found)
     for path in files:
-        say(f"wrote {path}")
+        print_line(f"wrote {path}")
 
 
 def parse_depths(text: str) -> list[int]:
-    """Return the depths that `1..3,6` means: 1, 2, 3, 6."""
+    """Return the depths in a text such as `1..3,6`: 1, 2, 3, 6."""
     depths: dict[int, None] = {}
     for part in text.split(","):
         first, dots, last = part.strip().partition("..")
@@ -150,10 +145,10 @@ def _as_dict(name: str, found: Family, files: list[Path]) -> dict[str, Any]:
 
 
 def _print(name: str, found: Family) -> None:
-    from ostinato.cli.output import number, print_wide, say
+    from ostinato.cli.output import number, print_line, print_wide
 
     d_model = found.base.d_model
-    say(f"{name}: width {d_model}, {found.parameters:,} parameters; equal: {_HELD[found.counting]}")
+    print_line(f"{name}: width {d_model}, {found.parameters:,} parameters; equal: {_HELD[found.counting]}")
     columns = ["n_steps", "d_ff", "d_ff / d_model", "parameters", "residual", "residual %", "MACs per token"]
     rows = [
         [
@@ -172,6 +167,6 @@ def _print(name: str, found: Family) -> None:
     ]
     if rows:
         print_wide(columns, rows, right=True)
-        say(f"MACs: at {found.n_ctx:,} tokens of context")
+        print_line(f"MACs: at {found.n_ctx:,} tokens of context")
     for one in found.infeasible:
-        say(one.reason)
+        print_line(one.reason)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import tee
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,11 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ostinato.cli.options import (
+    SEARCH,
     BeamOption,
     CheckpointOption,
     DeviceOption,
     HaltingThresholdOption,
-    JsonOption,
     RunArgument,
     SetOption,
     StepsOption,
@@ -33,11 +35,7 @@ if TYPE_CHECKING:
     from ostinato.evaluation.loading import LoadedRun
 
 _UNREADABLE_LINES = 1
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("generate", epilog="Example: echo 'jump twice' | ostinato generate runs/x --beam 4")(generate)
+_SAMPLING, _INPUT, _OUTPUT = "Sampling", "Input", "Output"
 
 
 def generate(
@@ -45,35 +43,67 @@ def generate(
     files: Annotated[
         list[Path] | None,
         typer.Argument(
-            metavar="FILES", help="A line each of text, or of JSON; default: standard input.", show_default=False
+            metavar="FILES", help="Files of text or of JSON lines; default: standard input.", show_default=False
         ),
     ] = None,
     checkpoint: CheckpointOption = "best",
-    beam: BeamOption = None,
-    n_best: Annotated[int | None, typer.Option(min=1, help="Outputs of every line, at most the beam width.")] = None,
-    sample: Annotated[bool, typer.Option("--sample", help="Draw the outputs instead of searching.")] = False,
-    temperature: Annotated[float | None, typer.Option(help="Of sampling: below 1 is sharper.")] = None,
-    top_k: Annotated[int | None, typer.Option(min=1, help="Sample among so many tokens only.")] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Of sampling.")] = None,
-    min_length: Annotated[int | None, typer.Option(min=0, help="Shortest output, in tokens.")] = None,
-    max_length: Annotated[int | None, typer.Option(min=1, help="Longest output, in tokens.")] = None,
-    prefix: Annotated[str, typer.Option(help="Beginning of every output.", show_default=False)] = "",
-    prefix_field: Annotated[
-        str | None, typer.Option(metavar="KEY", help="JSON lines: key of the output's beginning.", show_default=False)
-    ] = None,
-    settings: SetOption = None,
     n_steps: StepsOption = None,
     halting_threshold: HaltingThresholdOption = None,
-    input_format: Annotated[
-        str, typer.Option(metavar="FORMAT", help="text, json, or auto: JSON lines where a file's name says so.")
-    ] = "auto",
-    scores: Annotated[bool, typer.Option("--scores", help="Write the score before every output.")] = False,
-    token_scores: Annotated[
-        bool, typer.Option("--token-scores", help="With --json: the log-probability of every token.")
-    ] = False,
-    window: Annotated[int, typer.Option(min=1, help="Lines read before the first is answered.")] = 4096,
     device: DeviceOption = "auto",
-    json: JsonOption = False,
+    beam: BeamOption = None,
+    n_best: Annotated[
+        int | None, typer.Option(min=1, help="Outputs of every line, at most the beam width.", rich_help_panel=SEARCH)
+    ] = None,
+    min_length: Annotated[
+        int | None, typer.Option(min=0, help="Shortest output, in tokens.", rich_help_panel=SEARCH)
+    ] = None,
+    max_length: Annotated[
+        int | None, typer.Option(min=1, help="Longest output, in tokens.", rich_help_panel=SEARCH)
+    ] = None,
+    settings: SetOption = None,
+    sample: Annotated[
+        bool, typer.Option("--sample", help="Draw the outputs instead of searching.", rich_help_panel=_SAMPLING)
+    ] = False,
+    temperature: Annotated[float | None, typer.Option(help="Below 1 is sharper.", rich_help_panel=_SAMPLING)] = None,
+    top_k: Annotated[
+        int | None, typer.Option(min=1, help="Draw among so many tokens only.", rich_help_panel=_SAMPLING)
+    ] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed of the draws.", rich_help_panel=_SAMPLING)] = None,
+    input_format: Annotated[
+        str,
+        typer.Option(
+            metavar="FORMAT",
+            help="text, json, or auto: JSON lines where a file's name says so.",
+            rich_help_panel=_INPUT,
+        ),
+    ] = "auto",
+    prefix: Annotated[
+        str, typer.Option(help="Beginning of every output.", show_default=False, rich_help_panel=_INPUT)
+    ] = "",
+    prefix_field: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KEY",
+            help="JSON lines: key of the output's beginning.",
+            show_default=False,
+            rich_help_panel=_INPUT,
+        ),
+    ] = None,
+    window: Annotated[
+        int, typer.Option(min=1, help="Lines that are read and batched together.", rich_help_panel=_INPUT)
+    ] = 4096,
+    scores: Annotated[
+        bool, typer.Option("--scores", help="Write the score before every output.", rich_help_panel=_OUTPUT)
+    ] = False,
+    token_scores: Annotated[
+        bool,
+        typer.Option(
+            "--token-scores", help="With --json: the log-probability of every token.", rich_help_panel=_OUTPUT
+        ),
+    ] = False,
+    json: Annotated[
+        bool, typer.Option("--json", help="Write one JSON object a line.", rich_help_panel=_OUTPUT)
+    ] = False,
 ) -> None:
     """Write one output for every line of input.
 
@@ -82,9 +112,8 @@ def generate(
     message on standard error, and exit code 1 at the end. With --json every output is an object: the input's own
     fields, then prediction, score and more, or error.
     """
-    from ostinato.cli.output import complain
-    from ostinato.cli.progress import counting
-    from ostinato.cli.results import TUNED
+    from ostinato.cli.output import print_stderr
+    from ostinato.cli.results import TUNED, describe_average
     from ostinato.evaluation.loading import load
 
     if token_scores and not json:
@@ -92,16 +121,18 @@ def generate(
     threshold, overrides = read_threshold(halting_threshold), reading_overrides(settings)
     loaded = load(run, checkpoint=checkpoint, device=device, overrides=overrides, halting_threshold=threshold)
     if loaded.halting_threshold_from == "tuned":
-        complain(f"halting threshold {max(loaded.model.halting_thresholds().values()):g}, {TUNED}")
+        print_stderr(f"halting threshold {max(loaded.model.halting_thresholds().values()):g}, {TUNED}")
+    if line := describe_average(loaded.checkpoint):
+        print_stderr(line)
     decoding = _decoding(beam, n_best, sample, min_length, max_length, token_scores)
     decoding |= _sampling(loaded, decoding, temperature=temperature, top_k=top_k, seed=seed)
     reader = _reader(loaded, input_format, prefix, prefix_field)
     has_lists = loaded.decoding(**decoding).n_best > 1
     write = _JsonWriter(has_lists) if json else _TextWriter(has_lists, scores)
     paths = files or []
-    # Somebody typing wants the answer now; a file is faster in long batches.
+    # Typed lines are answered one by one; a file is faster in long batches.
     window = 1 if not paths and sys.stdin.isatty() else window
-    with counting(lambda: sum(1 for _ in reader.read(paths)) if paths else None, window > 1) as count:
+    with _progress(lambda: sum(1 for _ in reader.read(paths)) if paths else None, window > 1) as count:
         inputs, texts = tee(reader.read(paths, sys.stdin.buffer))
         outputs = loaded.stream(texts, n_steps=n_steps, window=window, on_progress=count, **decoding)
         failed = _write_all(inputs, outputs, write)
@@ -109,20 +140,42 @@ def generate(
         raise typer.Exit(_UNREADABLE_LINES)
 
 
+@contextmanager
+def _progress(total: Callable[[], int | None], wanted: bool = True) -> Iterator[Callable[[int], None] | None]:
+    """Draw a bar of lines on standard error; yield the function that advances it.
+
+    Nothing is drawn, and None yielded, where standard error is no terminal, or standard output is one too: the output
+    itself then shows the progress.
+
+    Args:
+        total: called only where a bar is drawn; None where the number of lines is unknown.
+    """
+    if not wanted or not sys.stderr.isatty() or sys.stdout.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (SpinnerColumn(), BarColumn(), MofNCompleteColumn(), TextColumn("lines"), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("", total=total())
+        yield lambda n: progress.advance(task, n)
+
+
 def _write_all(
     inputs: Iterable[Input], outputs: Iterable[Generation | DataError], write: _JsonWriter | _TextWriter
 ) -> bool:
-    """Write the answers as they come; return whether an input could not be read."""
-    from ostinato.cli.output import complain, say
+    """Write each output when it is there; return whether an input could not be read."""
+    from ostinato.cli.output import print_line, print_stderr
     from ostinato.errors import DataError
 
     failed = False
     for number, (given, output) in enumerate(zip(inputs, outputs, strict=True), start=1):
         if isinstance(output, DataError):
             failed = True
-            complain(str(output))
+            print_stderr(str(output))
         for line in write(number, given, output):
-            say(line)
+            print_line(line)
     return failed
 
 
@@ -163,7 +216,7 @@ def _reader(loaded: LoadedRun, input_format: str, prefix: str, prefix_field: str
 
 
 class _TextWriter:
-    """One line an input, or where there are lists one line an output: number of the input, score, output."""
+    """Writes a line for each input; with n-best lists a line for each output: number of the input, score, output."""
 
     def __init__(self, has_lists: bool, scores: bool) -> None:
         self.has_lists, self.scores = has_lists, scores
@@ -178,7 +231,7 @@ class _TextWriter:
 
 
 class _JsonWriter:
-    """One object an input: its own fields, what was generated, and where there are lists all outputs."""
+    """Writes an object for each input: its own fields, the output, and with n-best lists all outputs."""
 
     def __init__(self, has_lists: bool) -> None:
         self.has_lists = has_lists

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+MODEL, SEARCH = "Model", "Search"
+"""Groups of options in `--help`."""
+STORE = Path("runs/store")
 
 RecipeArgument = Annotated[
     str,
@@ -24,17 +29,26 @@ MirrorOption = Annotated[
     typer.Option(
         "--mirror",
         metavar="DIR_OR_URL",
-        help="Take downloads from here in place of their own address (also: OSTINATO_MIRROR).",
+        help="Take downloads from here instead of their own address (also: OSTINATO_MIRROR).",
         show_default=False,
     ),
 ]
 CheckpointOption = Annotated[
     str,
-    typer.Option("--checkpoint", help="best, last, best:N or last:N (the mean of N), or the name of a checkpoint."),
+    typer.Option(
+        "--checkpoint",
+        help="best, last, best:N or last:N (the mean of N), or the name of a checkpoint.",
+        rich_help_panel=MODEL,
+    ),
 ]
 StepsOption = Annotated[
     int | None,
-    typer.Option("--n-steps", min=1, help="Rounds of depth to run, for models whose rounds share all weights."),
+    typer.Option(
+        "--n-steps",
+        min=1,
+        help="Rounds of depth to run, for models whose rounds share all weights.",
+        rich_help_panel=MODEL,
+    ),
 ]
 HaltingThresholdOption = Annotated[
     str | None,
@@ -44,6 +58,7 @@ HaltingThresholdOption = Annotated[
         help="Halt tokens once X of their mass is given out (ACT: 1 - epsilon); trained: as in training. Default: what "
         "tune-threshold chose for the checkpoint, if it did, else trained.",
         show_default=False,
+        rich_help_panel=MODEL,
     ),
 ]
 SetOption = Annotated[
@@ -53,9 +68,12 @@ SetOption = Annotated[
         metavar="KEY=VALUE",
         help="Setting of the run to change, decoding.* or data.*, may be repeated: decoding.length_penalty.alpha=1.",
         show_default=False,
+        rich_help_panel=SEARCH,
     ),
 ]
-BeamOption = Annotated[int | None, typer.Option("--beam", min=1, help="Beam width; 1 is greedy.")]
+BeamOption = Annotated[
+    int | None, typer.Option("--beam", min=1, help="Beam width; 1 is greedy.", rich_help_panel=SEARCH)
+]
 ExpectedDepthOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -67,25 +85,51 @@ ExpectedDepthOption = Annotated[
 ]
 SourceVocabOption = Annotated[int | None, typer.Option("--source-vocab", min=1, help="Rows of the source vocabulary.")]
 TargetVocabOption = Annotated[int | None, typer.Option("--target-vocab", min=1, help="Rows of the target vocabulary.")]
-DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, mps.")]
+DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, mps.", rich_help_panel=MODEL)]
+StoreOption = Annotated[Path, typer.Option("--store", help="Directory of runs, each under its content address.")]
+InputOption = Annotated[
+    list[str] | None,
+    typer.Option("--input", metavar="NAME=PATH", help="A file that the sweep or claim needs; may be repeated."),
+]
+
+
+def read_inputs(given: list[str] | None) -> dict[str, str]:
+    """Return the paths that `--input NAME=PATH` names.
+
+    Raises:
+        ConfigError: every one that is not of this form.
+    """
+    from ostinato.errors import ConfigError, Problem
+
+    pairs = {text: text.partition("=") for text in given or []}
+    if wrong := [text for text, (name, sign, path) in pairs.items() if not (name and sign and path)]:
+        raise ConfigError([Problem("--input", text, "must look like NAME=PATH") for text in wrong])
+    return {name: path for name, _, path in pairs.values()}
+
+
+def options_given(context: typer.Context, names: Iterable[str]) -> str:
+    """Return those of the named options that are on the command line, as they are written there; else an empty text."""
+    sources = {name: context.get_parameter_source(name) for name in names}
+    given = [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
+    return " ".join("--" + name.replace("_", "-") for name in given)
 
 
 def reading_overrides(given: list[str] | None) -> list[str]:
-    """Return changes to a run's settings; those that would change the model or its training have no effect any more."""
+    """Return changes to a run's settings, and refuse those of the model and its training, which are fixed."""
     for setting in given or []:
         if not setting.startswith(("decoding.", "data.")) or "=" not in setting:
-            reason = f"'{setting}' must be decoding.KEY=VALUE or data.KEY=VALUE: the rest is the trained model's"
+            reason = f"'{setting}' must be decoding.KEY=VALUE or data.KEY=VALUE: all others are the trained model's"
             raise typer.BadParameter(reason, param_hint="--set")
     return given or []
 
 
 def split_settings(words: list[str]) -> tuple[list[str], list[str]]:
-    """Return the names and the settings (key=value) among words that may be either."""
+    """Split words into names and settings (key=value)."""
     return [word for word in words if "=" not in word], [word for word in words if "=" in word]
 
 
 def one_of(option: str, value: str | None, *choices: str) -> Any:
-    """Return a value that must be one of several, None where it was not given."""
+    """Return a value that must be None or one of the choices."""
     if value is not None and value not in choices:
         raise typer.BadParameter(f"'{value}' must be one of {', '.join(choices)}", param_hint=option)
     return value

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 WIDTH_WITHOUT_TERMINAL = 120
 READABLE_WIDTH = 100
-"""What goes on in another block where it would be wider: side-by-side tables and plans of many steps."""
+"""Side-by-side tables and plans of many steps are continued in another block beyond this width."""
 
 
 def console() -> Console:
@@ -26,22 +26,22 @@ def console() -> Console:
 
 
 def readable_width() -> int:
-    """Return the columns that wide things may take."""
+    """Return the width of side-by-side tables and plans."""
     return min(console().width, READABLE_WIDTH)
 
 
-def say(message: str = "") -> None:
+def print_line(message: str = "") -> None:
     """Write one line as it is."""
     typer.echo(message)
 
 
 def rank() -> int:
-    """Return the number of this process among those that a launcher started together; 0: the first, or alone."""
+    """Return the rank of this process among those that a launcher started; 0 for the first, or the only one."""
     return int(os.environ.get("RANK", "0")) if os.environ.get("WORLD_SIZE", "1") != "1" else 0
 
 
-def complain(message: str) -> None:
-    """Write an error as plain lines: no colours and no wrapping, so that they can be searched for."""
+def print_stderr(message: str) -> None:
+    """Write to standard error, without colours and wrapping, so that the lines can be searched for."""
     typer.echo(f"process {rank()}: {message}" if rank() else message, err=True)
 
 
@@ -78,11 +78,11 @@ def print_table(
 
 
 def print_columns(rows: Iterable[Sequence[str]]) -> None:
-    """Write one line a row, cells aligned and never wrapped, so that the lines can be searched and cut."""
+    """Write a line for each row, cells aligned and never wrapped, so that the lines can be searched and cut."""
     cells = [list(row) for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     for row in cells:
-        say("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+        print_line("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
 def number(value: object) -> str:

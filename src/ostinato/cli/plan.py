@@ -1,43 +1,35 @@
-"""`ostinato plan`: what a recipe's depth looks like and costs, before anything is built."""
+"""`ostinato plan`: a recipe's plan and budget, counted before anything is built; and timings, if asked for."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Literal
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from ostinato.cli.measure import (
-    BatchSizesOption,
-    BeamsOption,
-    Measured,
-    MeasuredLinesOption,
-    MeasureOption,
-    RoundsOption,
-    ThreadsOption,
-    Timing,
-    measure_recipes,
-    print_measured,
-    with_measured,
-)
 from ostinato.cli.options import (
-    DeviceOption,
     ExpectedDepthOption,
     JsonOption,
     MirrorOption,
     SourceVocabOption,
     TargetVocabOption,
+    options_given,
     split_settings,
 )
+from ostinato.cli.output import compact, print_line, print_wide
 
 if TYPE_CHECKING:
+    from ostinato.budget import Budget
     from ostinato.experiments.compare.plans import PlannedRecipe
+    from ostinato.experiments.timing.latency import Timer
+    from ostinato.experiments.timing.workloads import Workload
 
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    example = "Example: ostinato plan scan/transformer scan/universal model.encoder.n_steps=6"
-    app.command("plan", epilog=example)(plan)
+Measured = dict[str, Any]
+"""One recipe's timings: environment, and workloads: a row for each, see `ostinato.experiments.speed.row`."""
+_COUNTED, _TIMING = "What is counted", "Timing"
+_OF_TIMING = ("batch_sizes", "beams", "rounds", "threads", "device", "jsonl")
 
 
 def plan(
@@ -53,25 +45,48 @@ def plan(
     source_vocab: SourceVocabOption = None,
     target_vocab: TargetVocabOption = None,
     source_length: Annotated[
-        int, typer.Option(min=1, help="Source tokens to count for, where there are sources.")
+        int, typer.Option(min=1, help="Source tokens, where there are sources.", rich_help_panel=_COUNTED)
     ] = 32,
-    target_length: Annotated[int, typer.Option(min=1, help="Target tokens, or a text's, to count for.")] = 32,
-    batch_size: Annotated[int, typer.Option(min=1, help="Sentences to count bytes for.")] = 1,
-    beam: Annotated[int, typer.Option(min=1, help="Hypotheses a sentence to count the cache for.")] = 1,
+    target_length: Annotated[
+        int, typer.Option(min=1, help="Target tokens, or a text's.", rich_help_panel=_COUNTED)
+    ] = 32,
+    batch_size: Annotated[int, typer.Option(min=1, help="Sentences, for bytes.", rich_help_panel=_COUNTED)] = 1,
+    beam: Annotated[int, typer.Option(min=1, help="Beam width, for the cache.", rich_help_panel=_COUNTED)] = 1,
     precision: Annotated[
-        Literal["float32", "bfloat16"], typer.Option(help="Precision of training to count activations for.")
+        Literal["float32", "bfloat16"],
+        typer.Option(help="Precision of training, for activations.", rich_help_panel=_COUNTED),
     ] = "float32",
     expected_depth: ExpectedDepthOption = None,
     tolerance: Annotated[
         float, typer.Option(min=0.0, help="Relative difference up to which budgets match the first recipe's.")
     ] = 0.01,
-    measure: MeasureOption = False,
-    batch_sizes: BatchSizesOption = "1",
-    beams: BeamsOption = "1,5",
-    rounds: RoundsOption = 5,
-    threads: ThreadsOption = None,
-    device: DeviceOption = "auto",
-    jsonl: MeasuredLinesOption = None,
+    measure: Annotated[
+        bool,
+        typer.Option(
+            "--measure",
+            help="Time updates, passes and decoding too, on random weights and random ids.",
+            rich_help_panel=_TIMING,
+        ),
+    ] = False,
+    batch_sizes: Annotated[
+        str, typer.Option(metavar="N,N", help="Sentences of a timed call.", rich_help_panel=_TIMING)
+    ] = "1",
+    beams: Annotated[
+        str, typer.Option(metavar="N,N", help="Beams of timed decoding; 1 is greedy.", rich_help_panel=_TIMING)
+    ] = "1,5",
+    rounds: Annotated[
+        int, typer.Option(min=1, help="Timed calls of each kind; recipes take turns.", rich_help_panel=_TIMING)
+    ] = 5,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="CPU threads of timed calls.", rich_help_panel=_TIMING)
+    ] = None,
+    device: Annotated[
+        str, typer.Option(help="Device of timed calls: auto, cpu, cuda, cuda:1, mps.", rich_help_panel=_TIMING)
+    ] = "auto",
+    jsonl: Annotated[
+        Path | None,
+        typer.Option(help="Write what was measured to this file, a row a line.", rich_help_panel=_TIMING),
+    ] = None,
     mirror: MirrorOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -82,16 +97,17 @@ def plan(
     generated or already fetched. With --measure the same models take turns at the same work, on random weights.
     """
     from ostinato.budget import Assumptions
+    from ostinato.cli.drawing import draw_recipe
     from ostinato.cli.output import print_json
     from ostinato.data.registry import DataAccess
-    from ostinato.experiments.compare.plans import as_dicts, plan_recipes
+    from ostinato.experiments.compare.plans import as_dicts, plan_recipes, short_names
 
     names, settings = split_settings(recipes)
     if not names:
         raise typer.BadParameter("name at least one recipe", param_hint="RECIPE")
-    timing = Timing.of(batch_sizes, beams, rounds, threads, device) if measure else None
-    if not measure and (named := Timing.options_given(context)):
-        raise typer.BadParameter("is for timing: add --measure", param_hint=" ".join(named))
+    if not measure and (named := options_given(context, _OF_TIMING)):
+        raise typer.BadParameter("is for timing: add --measure", param_hint=named)
+    sizes, widths = _numbers(batch_sizes, "--batch-sizes"), _numbers(beams, "--beams")
     planned = plan_recipes(
         names,
         settings,
@@ -102,26 +118,160 @@ def plan(
         source_vocab=source_vocab,
         target_vocab=target_vocab,
     )
-    measured = None if timing is None else measure_recipes(planned, timing, source_length, target_length, jsonl)
+    measured: list[Measured] = []
+    if measure:
+        from ostinato.experiments.results import write_rows
+        from ostinato.experiments.timing.latency import Timer, workloads
+
+        lengths = source_length, target_length
+        measured = _measure(planned, Timer(device, threads), workloads(sizes, widths, *lengths), rounds)
+        if jsonl is not None:
+            write_rows(
+                [row | {"environment": one["environment"]} for one in measured for row in one["workloads"]], jsonl
+            )
     if json:
-        print_json(with_measured(as_dicts(planned, tolerance), measured))
+        plans = as_dicts(planned, tolerance)
+        print_json([one | ({"measured": measured[i]} if measured else {}) for i, one in enumerate(plans)])
         return
-    _print(planned, measured, tolerance)
-
-
-def _print(planned: Sequence[PlannedRecipe], measured: Sequence[Measured] | None, tolerance: float) -> None:
-    from ostinato.cli.budgets import print_budgets, print_differences
-    from ostinato.cli.drawing import draw_recipe
-    from ostinato.cli.output import say
-
     for one in planned:
         draw_recipe(one)
-        say()
-    print_budgets(planned)
+        print_line()
+    _print_budgets(planned)
     if len(planned) > 1:
-        print_differences(planned, tolerance)
-    if measured is not None:
-        print_measured(measured)
+        _print_differences(planned, tolerance)
+    if measured:
+        _print_measured(short_names([one.name for one in planned]), measured)
+
+
+def _measure(planned: Sequence[PlannedRecipe], timer: Timer, work: Sequence[Workload], rounds: int) -> list[Measured]:
+    """Time recipes in turns, and announce every kind of call on standard error."""
+    from dataclasses import asdict
+
+    from ostinato.cli.output import print_stderr
+    from ostinato.evaluation.timing import Effort
+    from ostinato.experiments.timing.speed import measure_models
+    from ostinato.experiments.timing.workloads import Candidate
+
+    candidates = [Candidate(one.name, one.model, one.training) for one in planned]
+    found = measure_models(timer, candidates, work, Effort(rounds=rounds), lambda plan: print_stderr(str(plan)))
+    environment = asdict(timer.environment())
+    return [{"environment": environment, "workloads": rows} for rows in found.values()]
+
+
+def _print_budgets(planned: Sequence[PlannedRecipe]) -> None:
+    """Write parameters, multiply-accumulates and bytes, one column a recipe."""
+    from ostinato.experiments.compare.plans import short_names
+
+    names, budgets = short_names([one.name for one in planned]), [one.budget for one in planned]
+    # A decoder-only model of pairs is counted for both lengths together: the others say what they are.
+    a = next((b for b in budgets if b.has_two_sides), budgets[0]).assumptions
+    print_wide(["parameters", *names], _parameters(budgets), right=True)
+    both = f"MACs ({a.source_length} source, {a.target_length} target tokens)"
+    title = f"MACs ({a.target_length} tokens)" if not any(b.has_two_sides for b in budgets) else both
+    print_wide([title, *names], _macs(budgets), right=True)
+    sentences = "1 sentence" if a.batch_size == 1 else f"{a.batch_size} sentences"
+    print_wide([f"bytes ({sentences}, beam {a.beam}, {a.precision})", *names], _bytes(budgets), right=True)
+
+
+def _print_differences(planned: Sequence[PlannedRecipe], tolerance: float) -> None:
+    """Write the settings and plans that differ, and whether budgets match the first recipe's."""
+    from ostinato.budget.compare import differing_plans, differing_settings, signed
+    from ostinato.experiments.compare.plans import budget_matches, short_names
+
+    full = [one.name for one in planned]
+    names, models = short_names(full), {one.name: one.model for one in planned}
+    for title, found in (("settings", differing_settings(models)), ("plans", differing_plans(models))):
+        if found:
+            rows = [[key, *(_setting(row, name) for name in full)] for key, row in found.items()]
+            print_wide([f"{title} that differ", *names], rows)
+        else:
+            print_line(f"{title} that differ: none")
+    rows, matches = [], budget_matches(planned, tolerance)
+    for name, short in zip(full, names, strict=True):
+        row = [short]
+        for budget, by_name in matches.items():
+            found_match = by_name[name]
+            verdict = f"{'yes' if found_match.is_within else 'no'} ({signed(found_match)})"
+            base = 1024 if budget == "bytes" else 1000
+            row += [compact(found_match.figure, base), "reference" if name == full[0] else verdict]
+        rows.append(row)
+    within = f"within {tolerance:.3g}" if tolerance < 0.001 else f"within {100 * tolerance:g} %"
+    print_wide(["recipe", "parameters", within, "MACs", within, "bytes", within], rows)
+
+
+def _setting(row: Mapping[str, object], name: str) -> str:
+    """Return a value as it is written in YAML; nothing where the recipe has no such setting."""
+    if name not in row:
+        return ""
+    value = row[name]
+    return json.dumps(value) if value is None or isinstance(value, bool | list) else str(value)
+
+
+def _parameters(budgets: Sequence[Budget]) -> list[list[str]]:
+    rows = [_row("stored", budgets, lambda b: b.parameters.stored)]
+    rows += _parts([b.parameters.by_part for b in budgets])
+    rows.append(_row("active", budgets, lambda b: b.parameters.active))
+    rows.append(_row("executed", budgets, lambda b: b.parameters.executed))
+    return rows
+
+
+def _macs(budgets: Sequence[Budget]) -> list[list[str]]:
+    rows = [_row("total", budgets, lambda b: b.macs.total)]
+    rows += _parts([b.macs.by_part for b in budgets])
+    if not any(b.has_two_sides for b in budgets):
+        rows.append(_row("per token", budgets, lambda b: b.macs.per_token))
+    else:
+        rows.append(_row("per source token", budgets, lambda b: b.macs.per_source_token))
+        rows.append(_row("per target token", budgets, lambda b: b.macs.per_target_token))
+    rows.append(_row("per generated token", budgets, lambda b: b.macs.per_generated_token))
+    return rows
+
+
+def _bytes(budgets: Sequence[Budget]) -> list[list[str]]:
+    rows = [_row("weights", budgets, lambda b: b.bytes.weights, 1024)]
+    for title, kind in (("activations in training", "activations"), ("cache in decoding", "cache")):
+        rows.append([title, *(compact(sum(b.bytes.by_part[kind].values()), 1024) for b in budgets)])
+        rows += _parts([b.bytes.by_part[kind] for b in budgets], 1024)
+    return rows
+
+
+def _row(title: str, budgets: Sequence[Budget], figure: Callable[[Budget], int], base: int = 1000) -> list[str]:
+    return [title, *(compact(figure(budget), base) for budget in budgets)]
+
+
+def _parts(by_part: Sequence[Mapping[str, int]], base: int = 1000) -> list[list[str]]:
+    """Return one row a part, with nothing where a recipe does not have it."""
+    parts = dict.fromkeys(part for one in by_part for part in one)
+    return [[f"  {part}", *(compact(one[part], base) if part in one else "" for one in by_part)] for part in parts]
+
+
+def _print_measured(names: Sequence[str], measured: Sequence[Measured]) -> None:
+    """Write for each workload milliseconds, their quartiles, tokens per second, and the speed against the first."""
+    from ostinato.experiments.timing.speed import conditions, work_name
+
+    rows: list[list[str]] = []
+    for found in zip(*(one["workloads"] for one in measured), strict=True):
+        rows.append([f"{work_name(found[0])}: ms", *(f"{1e3 * row['median_s']:.1f}" for row in found)])
+        rows.append(["  quartiles", *(f"{1e3 * row['low_s']:.1f}-{1e3 * row['high_s']:.1f}" for row in found)])
+        rows.append(["  tokens/s", *(f"{row['tokens_per_s']:,.0f}" for row in found)])
+        if len(found) > 1:
+            rows.append(["  times as fast as the first", "", *(_speed(row) for row in found[1:])])
+        if any(row["disturbed"] for row in found):
+            rows.append(["  disturbed calls", *(f"{row['disturbed']} of {row['n']}" for row in found)])
+    print_wide(["measured", *names], rows, right=True)
+    print_line(conditions({**measured[0]["workloads"][0], "environment": measured[0]["environment"]}))
+
+
+def _speed(row: dict[str, Any]) -> str:
+    speed = row["speed"]
+    return f"{speed['value']:.2f} ({speed['low']:.2f}-{speed['high']:.2f})"
+
+
+def _numbers(text: str, option: str) -> list[int]:
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise typer.BadParameter(f"{text!r} is no list of positive numbers such as 1,64", param_hint=option)
+    return [int(part) for part in parts]
 
 
 def _depths(given: list[str]) -> dict[str, float]:

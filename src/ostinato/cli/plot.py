@@ -7,13 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ostinato.cli.options import MirrorOption
-from ostinato.cli.sweep import STORE, InputOption, StoreOption
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("plot", epilog="Example: ostinato plot demo --x macs --y longer")(plot)
+from ostinato.cli.options import STORE, InputOption, MirrorOption, StoreOption, read_inputs
 
 
 def plot(
@@ -41,17 +35,16 @@ def plot(
 
     Writes SVG and PNG, beside the sweep's results unless told otherwise.
     """
-    from ostinato.cli.claims import inputs_of
-    from ostinato.cli.output import complain, say
+    from ostinato.cli.output import print_line, print_stderr
     from ostinato.data.registry import DataAccess
     from ostinato.experiments.sweep.figure import draw_sweep
     from ostinato.experiments.sweep.rows import open_sweep, results_folder
 
-    source = open_sweep(file, store, DataAccess.default(mirror), inputs_of(given or []))
+    source = open_sweep(file, store, DataAccess.default(mirror), read_inputs(given))
     for line in source.missing:
-        complain(f"{line['arm']}, seed {line['seed']}: {line['why']}")
+        print_stderr(f"{line['arm']}, seed {line['seed']}: {line['why']}")
     folder = file.parent if source.sweep is None else results_folder(source.sweep, store)
     target = out or folder / ("plot" if x is None else f"plot-{x.replace('/', '-')}")
     target.parent.mkdir(parents=True, exist_ok=True)
     for path in draw_sweep(source.rows, target, x=x, y=y or (), title=source.rows[0]["sweep"]):
-        say(f"written: {path}")
+        print_line(f"written: {path}")

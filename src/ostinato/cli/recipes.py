@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-import typer
-
 from ostinato.cli.options import JsonOption
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("recipes", epilog="Example: ostinato recipes")(recipes)
 
 
 def recipes(json: JsonOption = False) -> None:

@@ -1,12 +1,13 @@
-"""Printing scores: a row a score and a column a split; routers; a table for each column scores are broken down by."""
+"""Printing scores: a row for each score and a column for each split; then halting, routers, and scores by column."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ostinato.cli.output import flat, print_table, say
+from ostinato.cli.output import flat, print_line, print_table
 
 if TYPE_CHECKING:
     from ostinato.config.recipe import ReferenceRow
@@ -18,9 +19,21 @@ _NOT_SCORES = (
 _FORCED = ("loss", "token_accuracy")
 
 TUNED = "tuned after training (--halting-threshold trained: as trained)"
-"""Said of a halting threshold that `ostinato tune-threshold` chose."""
+"""Describes a halting threshold that `ostinato tune-threshold` chose."""
 
 Scores = dict[str, Any]
+
+
+def describe_average(checkpoint: Path) -> str:
+    """Return the line that names the checkpoints an average is of, with the values they were selected by.
+
+    Empty for a checkpoint that is no average.
+    """
+    from ostinato.evaluation.averaging import read_members
+
+    values = [(one["checkpoint"], one["value"]) for one in read_members(checkpoint) or []]
+    texts = [name if value is None else f"{name} ({value:.6g})" for name, value in values]
+    return f"{checkpoint.name}: the mean of {', '.join(texts)}" if texts else ""
 
 
 def print_splits(results: Mapping[str, Scores]) -> None:
@@ -35,7 +48,7 @@ def print_splits(results: Mapping[str, Scores]) -> None:
     rows = [[name, *(found.get(name) for found in scores.values())] for name in names if name not in texts]
     print_table(["score", *scores], rows)
     for line in dict.fromkeys(f"{name}: {found[name]}" for name in texts for found in scores.values() if name in found):
-        say(line)
+        print_line(line)
     for split, result in results.items():
         _print_halting(split, result)
         _print_routing(split, result.get("routing") or {})
@@ -58,7 +71,7 @@ def print_published(rows: Sequence[ReferenceRow], results: Mapping[str, Scores])
 
 
 def _scores_of(row: ReferenceRow, scores: Scores) -> Scores:
-    """Return the scores of the examples that a published number is of; nothing where they were not told apart."""
+    """Return the scores of the examples that a published number is of; nothing where the results do not list them."""
     if row.by is None:
         return scores
     if len(row.by) > 1:
@@ -89,7 +102,7 @@ def _print_halting(split: str, result: Scores) -> None:
     names = ["rounds", "threshold", "mean depth", "expected depth", *(f"{percent} %" for percent in percents)]
     print_table([f"{split}: stack", *names], rows)
     if (origin := result.get("halting_threshold_from")) is not None:
-        say(f"{split}: halting threshold {TUNED if origin == 'tuned' else origin}")
+        print_line(f"{split}: halting threshold {TUNED if origin == 'tuned' else origin}")
 
 
 def _print_routing(split: str, routing: Mapping[str, Scores]) -> None:

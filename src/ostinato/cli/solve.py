@@ -46,15 +46,9 @@ _ToleranceOption = Annotated[
     typer.Option(
         "--tolerance",
         min=0,
-        help="Relative: latency is searched up to it, and a count that is further off is said to be.",
+        help="Relative tolerance: latency is searched up to it; a count that is further off is reported as such.",
     ),
 ]
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    example = "Example: ostinato solve lm/universal lm/transformer model.decoder.n_steps=8 --free d_ff"
-    app.command("solve", epilog=example)(solve)
 
 
 def solve(
@@ -82,10 +76,10 @@ def solve(
 ) -> None:
     """Solve a setting so that a model costs as much as another.
 
-    Counts are matched by the nearest integer; where that is still further off than the tolerance, it is said. Latency
+    Counts are matched by the nearest integer; a message follows where that is further off than the tolerance. Latency
     is measured on this machine, on random weights. Where no value fits the reason is named.
     """
-    from ostinato.cli.output import print_json, say
+    from ostinato.cli.output import print_json, print_line
     from ostinato.data.registry import DataAccess
     from ostinato.experiments.compare.matched_models import Wanted, match_model
     from ostinato.tasks.recipes import load_recipe
@@ -124,7 +118,7 @@ def solve(
         return
     _print(names, found, match, reference, tolerance)
     if write is not None:
-        say(f"wrote {write}")
+        print_line(f"wrote {write}")
 
 
 def _write(path: Path, names: list[str], overrides: list[str], found: Solution, options: list[str]) -> None:
@@ -168,15 +162,15 @@ def _parts(found: Solution, reference: ModelConfig | None) -> dict[str, dict[str
 
 
 def _print(names: list[str], found: Solution, match: str, reference: ModelConfig | None, tolerance: float) -> None:
-    from ostinato.cli.output import number, print_table, say
+    from ostinato.cli.output import number, print_line, print_table
 
     values = " ".join(f"model.{key}={value}" for key, value in found.values.items())
-    say(f"{names[0]}: {values}")
+    print_line(f"{names[0]}: {values}")
     relative = f" ({100 * found.residual / found.target:+.3g} %)" if found.target else ""
     achieved, wanted, residual = (number(n) for n in (found.achieved, found.target, found.residual))
-    say(f"{match}: {achieved}, wanted {wanted}, residual {residual}{relative}")
+    print_line(f"{match}: {achieved}, wanted {wanted}, residual {residual}{relative}")
     if not found.is_within(tolerance):
-        say(f"not within {100 * tolerance:g} %: this is the nearest value, and one more or less is further off")
+        print_line(f"not within {100 * tolerance:g} %: this is the nearest value, and one more or less is further off")
     parts = _parts(found, reference)
     rows = dict.fromkeys(part for counted in parts.values() for part in counted)
     columns = ["parameters", *("solved" if name == "solved" else names[-1] for name in parts)]

@@ -7,31 +7,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ostinato.cli.options import JsonOption, MirrorOption
+from ostinato.cli.options import STORE, InputOption, JsonOption, MirrorOption, StoreOption, read_inputs
 
 if TYPE_CHECKING:
     from ostinato.budget import Budget
     from ostinato.config.sweep import SweepConfig
     from ostinato.experiments.sweep.runs import PlannedRun
 
-STORE = Path("runs/store")
 SweepArgument = Annotated[
     str, typer.Argument(metavar="FILE", help="A sweep's name, or a YAML file.", show_default=False)
-]
-StoreOption = Annotated[Path, typer.Option("--store", help="Directory of runs, each under its content address.")]
-InputOption = Annotated[
-    list[str] | None,
-    typer.Option("--input", metavar="NAME=PATH", help="A file that the sweep needs; may be repeated."),
 ]
 SeedsOption = Annotated[
     str | None,
     typer.Option("--seeds", metavar="N,N", help="Seeds of every arm, in place of the file's.", show_default=False),
 ]
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("sweep", epilog="Example: ostinato sweep demo --workers 2")(sweep)
 
 
 def sweep(
@@ -55,36 +44,35 @@ def sweep(
 ) -> None:
     """Train every arm of a sweep with every seed, once.
 
-    A run that is in the store already is not trained again, one that was interrupted goes on. Ends with exit code 1
+    A run that is in the store already is not trained again, an interrupted one is resumed. Ends with exit code 1
     where a run has failed; the others are done.
     """
-    from ostinato.cli.claims import inputs_of
-    from ostinato.cli.output import console, print_json, say
+    from ostinato.cli.output import console, print_json, print_line
     from ostinato.data.registry import DataAccess
     from ostinato.experiments.sweep.files import load_sweep
-    from ostinato.experiments.sweep.import_runs import import_runs as adopt_all
+    from ostinato.experiments.sweep.import_runs import import_runs
     from ostinato.experiments.sweep.pool import LocalPool
     from ostinato.experiments.sweep.rows import results_folder
     from ostinato.experiments.sweep.runs import plan_runs
     from ostinato.experiments.sweep.schedule import run_sweep
     from ostinato.experiments.sweep.watch import make_watcher
 
-    chosen = with_seeds(load_sweep(file, inputs_of(given or [])), seeds)
+    chosen = with_seeds(load_sweep(file, read_inputs(given)), seeds)
     access = DataAccess.default(mirror)
     if take:
-        for run in adopt_all(take, plan_runs(chosen, store, access)):
+        for run in import_runs(take, plan_runs(chosen, store, access)):
             if not json:
-                say(f"taken: {run.name}, into {run.directory}")
+                print_line(f"taken: {run.name}, into {run.directory}")
     if dry_run:
         _show_plan(chosen, store, access, json)
         return
-    watcher = make_watcher(None if json else console(), say)
+    watcher = make_watcher(None if json else console(), print_line)
     pool = LocalPool(workers)  # also for one: what kills a run does not kill the sweep
     rows = run_sweep(chosen, store, access=access, executor=pool, watcher=watcher, n_threads=threads)
     if json:
         print_json(rows)
         return
-    say(f"results: {results_folder(chosen, store) / 'results.jsonl'}")
+    print_line(f"results: {results_folder(chosen, store) / 'results.jsonl'}")
 
 
 def with_seeds(sweep: SweepConfig, seeds: str | None) -> SweepConfig:

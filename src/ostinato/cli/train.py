@@ -10,12 +10,6 @@ import typer
 from ostinato.cli.options import JsonOption, MirrorOption, OverridesArgument, RecipeArgument
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    example = "Example: ostinato train scan/universal task.split=length training.n_updates=4000 --run-dir runs/mine"
-    app.command("train", epilog=example)(train)
-
-
 def train(
     recipe: RecipeArgument,
     overrides: OverridesArgument = None,
@@ -32,7 +26,7 @@ def train(
     The best checkpoint is evaluated on the recipe's splits at the end. Several processes: start them with
     torchrun --nproc_per_node N -m ostinato train RECIPE.
     """
-    from ostinato.cli.output import console, print_json, rank, say
+    from ostinato.cli.output import console, print_json, print_line, rank
     from ostinato.cli.results import print_published, print_splits
     from ostinato.data.registry import DataAccess
     from ostinato.tasks.recipes import load_recipe
@@ -43,7 +37,7 @@ def train(
     directory = run_dir or default_directory(recipe, resolved.name, resume)
     is_quiet = json or rank() > 0
     if not is_quiet:
-        say(f"run directory: {directory}")
+        print_line(f"run directory: {directory}")
     reporter = make_reporter(None if is_quiet else console())
     result = train_recipe(resolved, directory, resume=resume, access=DataAccess.default(mirror), reporter=reporter)
     if rank():
@@ -53,14 +47,14 @@ def train(
     else:
         print_splits(result["splits"])
         print_published(resolved.reference, result["splits"])
-        say(f"results: {directory / 'results.json'}")
+        print_line(f"results: {directory / 'results.json'}")
 
 
 def default_directory(recipe: str, name: str, resume: bool) -> Path:
     """Return the directory to write to where the user names none.
 
-    A run that is gone on with is found where it was written; a new one never goes into an old one's directory. An
-    empty one is free: a run whose data could not be read leaves it.
+    A resumed run is found where it was written; a new one never goes into an old one's directory. An empty
+    directory counts as new: a run whose data could not be read leaves one.
     """
     if resume and (Path(recipe) / "recipe.yaml").is_file():
         return Path(recipe)

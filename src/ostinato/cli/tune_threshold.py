@@ -21,17 +21,13 @@ if TYPE_CHECKING:
     from ostinato.evaluation.threshold_curve import Point, Tuning
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    example = "Example: ostinato tune-threshold runs/x --split dev --max-drop 0.002"
-    app.command("tune-threshold", epilog=example)(tune_threshold)
-
-
 def tune_threshold(
     run: RunArgument,
-    split: Annotated[str, typer.Option("--split", help="Split to measure on; not the one you report.")] = "dev",
+    split: Annotated[
+        str, typer.Option("--split", help="Split to measure on; choose another one than you report.")
+    ] = "dev",
     max_drop: Annotated[
-        float, typer.Option("--max-drop", help="Largest loss of the metric, in parts of a perfect score.")
+        float, typer.Option("--max-drop", help="Largest drop of the metric, as a share of a perfect score.")
     ] = 0.002,
     thresholds: Annotated[
         str | None,
@@ -39,11 +35,13 @@ def tune_threshold(
     ] = None,
     metric: Annotated[
         str | None,
-        typer.Option(help="What may drop; default: the task's first metric, token_accuracy for texts."),
+        typer.Option(help="Metric that may drop; default: the task's first metric, token_accuracy for texts."),
     ] = None,
     checkpoint: CheckpointOption = "best",
     beam: BeamOption = None,
-    max_examples: Annotated[int | None, typer.Option(min=1, help="Measure on so many, spread evenly.")] = None,
+    max_examples: Annotated[
+        int | None, typer.Option(min=1, help="Number of examples, spread evenly over the split.")
+    ] = None,
     device: DeviceOption = "auto",
     mirror: MirrorOption = None,
     json: JsonOption = False,
@@ -53,7 +51,8 @@ def tune_threshold(
     Runs a split at several halting thresholds, and keeps with the run the one of the fewest multiply-accumulates whose
     score is within --max-drop of that at the trained threshold. `evaluate` and `generate` then use it.
     """
-    from ostinato.cli.output import print_json
+    from ostinato.cli.output import print_json, print_line
+    from ostinato.cli.results import describe_average
     from ostinato.data.registry import DataAccess
     from ostinato.evaluation.loading import load
     from ostinato.experiments.compare import thresholds as logic
@@ -76,10 +75,12 @@ def tune_threshold(
         print_json(found.as_dict() | {"files": [str(path) for path in found.files]})
     else:
         _print(found)
+        if line := describe_average(loaded.checkpoint):
+            print_line(line)
 
 
 def _numbers(text: str) -> list[float]:
-    """Return the numbers that `0.9,0.5` means."""
+    """Return the numbers in a text such as `0.9,0.5`."""
     try:
         return [float(part) for part in text.split(",")]
     except ValueError:
@@ -88,7 +89,7 @@ def _numbers(text: str) -> list[float]:
 
 @contextmanager
 def _progress(total: int | None) -> Iterator[Callable[[Point], None]]:
-    """Draw a bar on a terminal; elsewhere, or without a total, nothing."""
+    """Draw a bar on a terminal, unless the total is None."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     from ostinato.cli.output import console
@@ -103,7 +104,7 @@ def _progress(total: int | None) -> Iterator[Callable[[Point], None]]:
 
 def _print(found: Tuning) -> None:
     from ostinato.analysis.drawing import HOW_TO_GET_FIGURES, can_draw
-    from ostinato.cli.output import compact, print_table, say
+    from ostinato.cli.output import compact, print_line, print_table
 
     stacks = list(found.trained.skipped)
     rows: list[list[object]] = []
@@ -122,11 +123,11 @@ def _print(found: Tuning) -> None:
         )
     columns = ["threshold", found.metric, *(f"{stack} skipped" for stack in stacks), "MACs", "of full depth", "seconds"]
     print_table(columns, rows, title=f"{found.split}: {found.n:,} examples, {found.checkpoint}", right=True)
-    say(_verdict(found))
+    print_line(_verdict(found))
     for path in found.files:
-        say(f"wrote {path}")
+        print_line(f"wrote {path}")
     if not can_draw():
-        say(f"no curve was drawn: {HOW_TO_GET_FIGURES}")
+        print_line(f"no curve was drawn: {HOW_TO_GET_FIGURES}")
 
 
 def _verdict(found: Tuning) -> str:

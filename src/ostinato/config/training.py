@@ -18,6 +18,7 @@ class OptimizerConfig(Config):
     """Adam (L2 penalty in the gradient) or AdamW (decoupled weight decay; norms, biases and embeddings exempt)."""
 
     kind: Literal["adamw", "adam"] = "adamw"
+    """adamw: decoupled weight decay. adam: the decay as an L2 penalty in the gradient."""
     lr: Positive = 5e-4
     """Peak learning rate. For the schedule inverse_sqrt_t2t it is the constant c of that formula (T2T: 2.0)."""
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9

@@ -37,6 +37,7 @@ class AgreementConfig(TaskConfig):
     origin: Literal["generated", "files"] = "generated"
     """files: data.train holds texts, data.dev and data.test pairs with a wrong target."""
     n_train: Size = 20_000
+    """Examples in train."""
     n_eval: Size = 200
     """generated: examples of each number of attractors in dev and in test."""
     train_nouns: Annotated[int, Field(ge=0)] = 2

@@ -34,6 +34,7 @@ class AlgorithmicConfig(TaskConfig):
 
     kind: Literal["algorithmic"] = "algorithmic"
     operation: Literal["copy", "reverse", "addition"] = "copy"
+    """What is done to the digits."""
     max_length: Length = 40
     """Longest source of train, dev and test."""
     long_min_length: Size | None = None
@@ -41,6 +42,7 @@ class AlgorithmicConfig(TaskConfig):
     long_max_length: Length = 400
     """Longest source of the split `long`."""
     n_train: Size = 100_000
+    """Examples in train."""
     n_eval: Size = 10_000
     """Examples in each of dev, test and long."""
     bucket: Size = 10

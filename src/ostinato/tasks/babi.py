@@ -119,6 +119,7 @@ class BabiConfig(TaskConfig):
     dev_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.1
     """Share of the training stories that becomes `dev`; 0: train whole, no dev."""
     dev_seed: Annotated[int, Field(ge=0)] = 0
+    """Of the choice of dev."""
 
 
 class BabiTask(Task):

@@ -37,6 +37,7 @@ class CfqConfig(TaskConfig):
 
     kind: Literal["cfq"] = "cfq"
     split: Literal["mcd1", "mcd2", "mcd3", "random"] = "mcd1"
+    """The published split."""
     target_form: Literal["published", "simplified"] = "published"
     """simplified: clauses that share their parts in one, everything in alphabetical order."""
 

@@ -34,7 +34,7 @@ class ClassificationTask(LanguagesTask):
     Tokens: data.tokenizer. An encoder reads `<bos> text <eos>`, of pairs `<bos> text <eos> text <eos>`; there are no
     segment embeddings (as in XLM-R). Other models write the label as text.
     Metric: accuracy and macro-F1 over the classes, by language; `macro` in results is the mean over languages, each
-    counting once, which `ostinato transfer` averages over seeds. A label that training lacks is an error.
+    counting once, which `ostinato table --by` averages over seeds. A label that training lacks is an error.
     Selection: dev, as training.selection says; nothing is selected on other languages.
     Departures: nothing is downloaded, and test sets without labels (GLUE's) cannot be scored; GLUE's other metrics
     (Matthews and rank correlations) are not there.

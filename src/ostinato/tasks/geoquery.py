@@ -94,6 +94,7 @@ class GeoQueryConfig(TaskConfig):
     dev_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.1
     """standard, nqg_*: share of the training rows that becomes `dev`; 0: train whole, no dev."""
     dev_seed: Annotated[int, Field(ge=0)] = 0
+    """Of the choice of dev."""
 
 
 class GeoQueryTask(Task):

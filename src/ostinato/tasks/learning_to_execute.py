@@ -40,11 +40,13 @@ class LearningToExecuteConfig(TaskConfig):
     """Difficulty of train and dev. mix: uniform up to the maximum. baseline: always the maximum. naive: always the
     stage. combined: up to the stage (scripts: one in five as mix, the others as naive)."""
     stage_length: Size = 1
-    """naive, combined: the stage of the curriculum."""
+    """naive, combined: the stage of the length."""
     stage_nesting: Size = 1
+    """naive, combined: the stage of the nesting."""
     source_form: Literal["plain", "reversed", "doubled"] = "plain"
     """How the program is read."""
     n_train: Size = 100_000
+    """Examples in train."""
     n_eval: Size = 10_000
     """Examples in each of dev and test."""
     seed: Annotated[int, Field(ge=0)] = 0

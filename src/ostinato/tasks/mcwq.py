@@ -49,6 +49,7 @@ class McwqConfig(TaskConfig):
 
     kind: Literal["mcwq"] = "mcwq"
     split: Literal["mcd1", "mcd2", "mcd3"] = "mcd1"
+    """The published split."""
     language: Literal["en", "he", "kn", "zh"] = "en"
     """Of the questions: English, Hebrew, Kannada, Chinese. The hashes of English dev and test files alone are known."""
     target_form: Literal["published", "simplified"] = "published"

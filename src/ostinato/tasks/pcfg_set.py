@@ -114,6 +114,7 @@ class PcfgSetConfig(TaskConfig):
 
     kind: Literal["pcfg_set"] = "pcfg_set"
     split: Literal["iid", "systematicity", "productivity", "substitutivity_equal", "substitutivity_primitive"] = "iid"
+    """The published split, one for each kind of generalisation."""
     origin: Literal["published", "generated"] = "published"
     """generated: sequences of the same functions, letters and numbers of functions, drawn here."""
     whole_dev: bool = False

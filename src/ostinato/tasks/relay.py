@@ -37,6 +37,7 @@ class RelayConfig(TaskConfig):
     n_rest: Annotated[int, Field(ge=0)] = 5
     """Symbols after the digit."""
     n_train: Size = 100_000
+    """Examples in train."""
     n_eval: Size = 10_000
     """Examples in each of dev, test and far."""
     seed: Annotated[int, Field(ge=0)] = 0

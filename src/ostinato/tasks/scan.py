@@ -133,9 +133,11 @@ class ScanConfig(TaskConfig):
 
     kind: Literal["scan"] = "scan"
     split: Literal["simple", "length", "addprim_jump", "addprim_turn_left", "mcd1", "mcd2", "mcd3"] = "simple"
+    """The published split."""
     dev_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.05
     """Share of the training commands that become `dev`; 0: train whole, no dev."""
     dev_seed: Annotated[int, Field(ge=0)] = 0
+    """Of the choice of dev."""
 
 
 class ScanTask(Task):

@@ -25,6 +25,7 @@ class TaggingConfig(LanguagesConfig):
     word_column: int = 0
     """columns: 0-based place of the word; negative ones count from the end."""
     tag_column: int = -1
+    """columns: 0-based place of the tag; negative ones count from the end."""
     languages: dict[str, str] | None = None
     """columns: language of every file, by its name without folder; becomes the column `language_field`."""
 

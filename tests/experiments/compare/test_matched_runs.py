@@ -91,9 +91,9 @@ def test_a_run_can_be_read_matched_and_started_from_its_checkpoint(run: Path, tm
     assert curve.depth == 1
     pairs = score_pairs(run, curve, "test", "exact_match")
     assert [loss for loss, _ in pairs] == [loss for _, loss in curve.points]
-    for arguments in (["perplexity", str(run), str(run)], ["loss", str(run), "--points", "2"]):
+    for arguments in (["perplexity", str(run)], ["loss", "--points", "2"]):
         with pytest.raises(SystemExit) as end:
-            main(["match", *[a.replace("--points", "--n-points") for a in arguments], "--json"])
+            main(["compare", str(run), "--match", *arguments, "--json"])
         assert end.value.code == 0
         assert json.loads(capsys.readouterr().out)
     content = json.loads((run.parent / "a.jsonl").read_text().splitlines()[0])
