@@ -409,7 +409,7 @@ def row(name: str, laps: dict[str, list[dict[str, Any]]], largest_difference: fl
 
     `cpu_ratio` is of the seconds that processors worked for the process: others on the machine disturb them less.
     """
-    from ostinato.experiments.spread import speed_ratio
+    from ostinato.experiments.timing.spread import speed_ratio
 
     seconds = {(side, clock): [lap[clock] for lap in laps[side]] for side in (OLD, NEW) for clock in ("wall", "cpu")}
     return {

@@ -21,7 +21,7 @@ from ostinato.nn.compiled import KeyValuesInPlace
 from ostinato.nn.context import Pass, Round
 from ostinato.nn.rows import Rows
 from ostinato.nn.self_attention import SelfAttention
-from ostinato.nn.stack import Program, Stack
+from ostinato.nn.stack import LoopProgram, Stack
 from ostinato.nn.sub_layer import SubLayer
 from ostinato.nn.types import StackOutput
 
@@ -46,7 +46,7 @@ class DepthFloor(Stack):
         self._columns_R: list[int] = [-(-int(n) // depths_BT.shape[0]) for n in runs_RBT.sum((1, 2))]
         self._rows_TR: list[list[int]] = runs_RBT.sum(1).t().tolist()
 
-    def _loop(self, states_BTD: Tensor, run: Pass, program: Program) -> StackOutput:
+    def _loop(self, states_BTD: Tensor, run: Pass, program: LoopProgram) -> StackOutput:
         """Run the first columns of whole sentences, and of the one new column of a cached pass the first sentences."""
         own, is_compiled = self.program(None, run.execution).rounds, not isinstance(program.rounds[0][0][0], SubLayer)
         dim, sizes_R = (1, self._columns_R) if run.cache is None else (0, self._rows_of_column())

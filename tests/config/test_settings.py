@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ostinato.config.recipe import Recipe
-from ostinato.config.settings import PLACE, Setting, find_settings, list_settings
+from ostinato.config.settings import PLACE, SettingInfo, find_settings, list_settings
 from ostinato.errors import ConfigError
 from ostinato.tasks.recipes import list_recipes, load_recipe
 from ostinato.tasks.registry import TASKS
@@ -19,15 +19,15 @@ NO_UNIT = ("share", "seed", "dev_seed", "number", "word_column", "tag_column")
 
 
 @cache
-def all_settings() -> list[Setting]:
+def all_settings() -> list[SettingInfo]:
     return list_settings(Recipe, {"task": {kind: task.config_type for kind, task in TASKS.items()}})
 
 
-def keys(found: list[Setting]) -> list[str]:
+def keys(found: list[SettingInfo]) -> list[str]:
     return list(dict.fromkeys(setting.key for setting in found))
 
 
-def entries(key: str) -> list[Setting]:
+def entries(key: str) -> list[SettingInfo]:
     return [setting for setting in all_settings() if setting.key == key]
 
 

@@ -12,7 +12,7 @@ from ostinato.data.collate import Row, collate
 from ostinato.data.inputs import Input
 from ostinato.data.tokenizer import BOS_ID, Tokenizers
 from ostinato.decoding import search
-from ostinato.decoding.generate import Generation, generate_stream, generate_texts
+from ostinato.decoding.generate import Generation, generate, generate_stream
 from ostinato.decoding.inference import inference
 from ostinato.decoding.search import left_padded
 from ostinato.errors import DataError
@@ -43,10 +43,10 @@ def test_outputs_come_in_the_order_given_and_equal_those_of_single_texts(
     model: Seq2Seq, tokenizers: Tokenizers, config: DecodingConfig
 ) -> None:
     texts = random_texts(16)
-    together = generate_texts(model, texts, tokenizers, DATA, config)
+    together = generate(model, texts, tokenizers, DATA, config)
     assert len({g.text for g in together}) > 5
     for text, generation in zip(texts, together, strict=True):
-        [alone] = generate_texts(model, [text], tokenizers, DATA, config)
+        [alone] = generate(model, [text], tokenizers, DATA, config)
         assert (generation.text, generation.n_tokens) == (alone.text, alone.n_tokens)
         assert generation.score == pytest.approx(alone.score, rel=1e-5)
         assert generation.n_tokens == len(generation.text.split()) + generation.finished
@@ -57,7 +57,7 @@ def test_the_stream_gives_the_same_whatever_its_window(
     model: Seq2Seq, tokenizers: Tokenizers, config: DecodingConfig
 ) -> None:
     texts = random_texts(12)
-    whole = [g.text for g in generate_texts(model, texts, tokenizers, DATA, config)]
+    whole = [g.text for g in generate(model, texts, tokenizers, DATA, config)]
     for window in (1, 4, 100):
         stream = generate_stream(model, iter(texts), tokenizers, DATA, config, window=window)
         assert [g.text for g in stream if isinstance(g, Generation)] == whole
@@ -83,7 +83,7 @@ def test_a_text_that_cannot_be_encoded_is_an_error_of_its_own_in_a_stream(
     data = DATA.model_copy(update={"max_source_length": 4})
     texts = ["do re", "do x", "do re mi fa", "mi", "do re mi"]
     found = list(generate_stream(model, texts, tokenizers, data, GREEDY))
-    good = generate_texts(model, ["do re", "mi", "do re mi"], tokenizers, data, GREEDY)
+    good = generate(model, ["do re", "mi", "do re mi"], tokenizers, data, GREEDY)
     assert [g.text for g in found if isinstance(g, Generation)] == [g.text for g in good]
     assert isinstance(found[1], DataError)
     assert "input line 2: 'x' is not among" in str(found[1])
@@ -94,14 +94,14 @@ def test_a_text_that_cannot_be_encoded_stops_a_list_before_anything_runs(
     model: Seq2Seq, tokenizers: Tokenizers
 ) -> None:
     with pytest.raises(DataError, match="input line 3: 'x'"):
-        generate_texts(model, ["do", "re", "mi x"], tokenizers, DATA, GREEDY)
+        generate(model, ["do", "re", "mi x"], tokenizers, DATA, GREEDY)
 
 
 def test_long_and_unknown_texts_are_cut_and_replaced_where_the_data_say_so(
     model: Seq2Seq, tokenizers: Tokenizers
 ) -> None:
     data = DATA.model_copy(update={"max_source_length": 3, "over_length": "truncate", "unknown": "replace"})
-    cut, short, odd = generate_texts(model, ["do re mi fa", "do re", "do x"], tokenizers, data, GREEDY)
+    cut, short, odd = generate(model, ["do re mi fa", "do re", "do x"], tokenizers, data, GREEDY)
     assert cut == short
     assert odd != short
 
@@ -109,15 +109,15 @@ def test_long_and_unknown_texts_are_cut_and_replaced_where_the_data_say_so(
 def test_a_language_model_continues_prompts_of_any_length(tokenizers: Tokenizers) -> None:
     model = trained_language_model(tokenizers.target.vocab_size)
     texts = random_texts(12)
-    together = generate_texts(model, texts, tokenizers, DATA, GREEDY, as_prompts=True)
+    together = generate(model, texts, tokenizers, DATA, GREEDY, as_prompts=True)
     assert len({g.text for g in together}) > 3
     for text, generation in zip(texts, together, strict=True):
-        assert generation.text == generate_texts(model, [text], tokenizers, DATA, GREEDY, as_prompts=True)[0].text
+        assert generation.text == generate(model, [text], tokenizers, DATA, GREEDY, as_prompts=True)[0].text
     data = DATA.model_copy(update={"max_target_length": 2})
     with pytest.raises(DataError, match=r"data\.max_target_length is 2"):
-        generate_texts(model, ["do re"], tokenizers, data, GREEDY, as_prompts=True)
+        generate(model, ["do re"], tokenizers, data, GREEDY, as_prompts=True)
     with pytest.raises(DataError, match="is itself the beginning of its output"):
-        generate_texts(model, [Input("do", "re")], tokenizers, DATA, GREEDY, as_prompts=True)
+        generate(model, [Input("do", "re")], tokenizers, DATA, GREEDY, as_prompts=True)
 
 
 @pytest.mark.parametrize("config", [GREEDY, SAMPLE, BEAM])
@@ -126,7 +126,7 @@ def test_outputs_go_on_from_the_beginnings_that_their_inputs_come_with(
 ) -> None:
     begun = ["", "la si ut", "do", "", "fa fa", "ut"] * 3
     inputs = [Input(text, prefix) for text, prefix in zip(random_texts(18), begun, strict=True)]
-    together = generate_texts(model, inputs, tokenizers, DATA, config)
+    together = generate(model, inputs, tokenizers, DATA, config)
     for index, (given, generation) in enumerate(zip(inputs, together, strict=True)):
         assert generation.text.startswith(given.prefix)
         words = generation.text.split()[len(given.prefix.split()) :]
@@ -156,8 +156,8 @@ def test_progress_is_told_of_every_answer_batch_by_batch(model: Seq2Seq, tokeniz
 def test_other_outputs_and_tokens_come_where_they_are_asked_for(model: Seq2Seq, tokenizers: Tokenizers) -> None:
     config = BEAM.model_copy(update={"max_length": 20})
     wanted = config.model_copy(update={"n_best": 3, "token_scores": True})
-    plain = generate_texts(model, random_texts(6), tokenizers, DATA, config)
-    for before, best in zip(plain, generate_texts(model, random_texts(6), tokenizers, DATA, wanted), strict=True):
+    plain = generate(model, random_texts(6), tokenizers, DATA, config)
+    for before, best in zip(plain, generate(model, random_texts(6), tokenizers, DATA, wanted), strict=True):
         assert (before.tokens, before.token_log_probs, before.others) == (None, None, ())
         assert best.text == before.text
         assert best.score == pytest.approx(before.score, rel=1e-5)
@@ -168,7 +168,7 @@ def test_other_outputs_and_tokens_come_where_they_are_asked_for(model: Seq2Seq, 
 
 
 def test_no_texts_give_no_outputs(model: Seq2Seq, tokenizers: Tokenizers) -> None:
-    assert generate_texts(model, [], tokenizers, DATA, GREEDY) == []
+    assert generate(model, [], tokenizers, DATA, GREEDY) == []
     assert list(generate_stream(model, [], tokenizers, DATA, GREEDY)) == []
 
 

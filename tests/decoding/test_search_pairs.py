@@ -16,7 +16,7 @@ from ostinato.config.decoding import DecodingConfig, LengthPenaltyConfig
 from ostinato.data.batch import Batch, Tokens
 from ostinato.data.collate import Row, collate
 from ostinato.decoding import search
-from ostinato.decoding.generate import Generation, generate_stream, generate_texts
+from ostinato.decoding.generate import Generation, generate, generate_stream
 from ostinato.decoding.search import left_padded, make_prompt
 from ostinato.errors import DataError
 from ostinato.models import LanguageModel
@@ -137,7 +137,7 @@ def test_texts_are_read_as_sources_with_the_longest_length_of_a_source() -> None
     tokenizers = word_tokenizers()
     model = trained_decoder_only(tokenizers.target.vocab_size, "prefix")
     texts = [" ".join(WORDS.split()[:n]) for n in (3, 1, 5)]
-    found = generate_texts(model, texts, tokenizers, DATA, STRATEGIES["greedy"])
+    found = generate(model, texts, tokenizers, DATA, STRATEGIES["greedy"])
     for text, one in zip(texts, found, strict=True):
         row = Row(tokenizers.source.encode(text), [], is_joined=True)
         (h,) = search(model, collate([row]), STRATEGIES["greedy"])

@@ -67,8 +67,8 @@ def adapted(command: Command) -> list[str] | None:
     return arguments
 
 
-def test_the_python_example_runs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (code,) = blocks(README, "python")
+def test_the_python_examples_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, of_tensors = blocks(README, "python")
     recipe = "algorithmic/reverse-universal"
     call = f'load_recipe("{recipe}", ['
     assert call in code
@@ -80,6 +80,10 @@ def test_the_python_example_runs(folder: Path, capsys: pytest.CaptureFixture[str
     assert float(printed[0]) == names["results"]["splits"]["long"]["exact_match"]
     assert 0 <= float(printed[2]) <= 1
     assert sum(1 for line in code.splitlines() if line) <= 10
+    exec(compile(of_tensors, str(README), "exec"), {})
+    assert capsys.readouterr().out.count("torch.Size([2, 7, 100])") == 3
+    for example in (code, of_tensors):
+        assert "from ostinato" not in example, "no deep import is needed"
 
 
 def run(

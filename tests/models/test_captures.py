@@ -75,7 +75,7 @@ def test_without_dropout_the_residual_is_the_running_state_plus_the_output(confi
     model = random_model(config).float().eval()  # type: ignore[arg-type]
     batch = right_padded(data.draw(sentences(config)))  # type: ignore[arg-type]
     for name, stack in model(batch, request=WHAT).stacks.items():
-        pre_norm = model.stacks[name].is_pre_norm
+        pre_norm = model.stacks[name].placement == "pre"
         for step in steps_run(model, name, stack):
             before: torch.Tensor | None = None
             ran_BT = ran(batch, name, stack, step)

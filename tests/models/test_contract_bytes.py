@@ -48,9 +48,9 @@ def _kept_by_autograd(config: Config, batch: Batch, precision: str = "float32", 
             kept[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    def route(module: Routed, *args: Any) -> Decision:
+    def route(module: Routed, *args: Any, **named: Any) -> Decision:
         # Nodes of the graph hold the order of the rows themselves, where hooks do not see it.
-        decision = chosen(module, *args)
+        decision = chosen(module, *args, **named)
         held.append(decision.to)
         return decision
 

@@ -24,6 +24,7 @@ from ostinato.config.training import BalanceConfig
 from ostinato.data.batch import Batch
 from ostinato.models.base import ModelOutput
 from ostinato.training.losses import balance_loss
+from running import run_as
 
 BALANCE = BalanceConfig(mutual_information=1.0, z=1.0)
 

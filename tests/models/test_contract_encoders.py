@@ -188,8 +188,8 @@ def _kept_by_autograd(config: EncoderConfig, batch: Batch) -> int:
             kept[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    def route(module: Routed, *args: Any) -> Decision:
-        decision = chosen(module, *args)
+    def route(module: Routed, *args: Any, **named: Any) -> Decision:
+        decision = chosen(module, *args, **named)
         held.append(decision.to)
         return decision
 

@@ -90,4 +90,4 @@ def test_it_is_saved_once_and_is_one_object_again_after_loading(tmp_path: Path) 
     [ffn] = feed_forwards(loaded)
     with torch.no_grad():
         ffn.up.weight.zero_()
-    assert all(stack.banks.feed_forward("both_0") is ffn for stack in loaded.stacks.values())
+    assert all(stack.banks.ffn["both_0"] is ffn for stack in loaded.stacks.values())

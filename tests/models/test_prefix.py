@@ -96,8 +96,8 @@ def test_buckets_know_both_directions_before_and_after_the_prefix() -> None:
     model = model_of("prefix", "buckets")
     stack = model.stacks["decoder"]
     assert stack.is_causal
-    assert not stack.looks_back_only
-    assert model_of("causal", "buckets").stacks["decoder"].looks_back_only
+    assert stack.has_prefix
+    assert not model_of("causal", "buckets").stacks["decoder"].has_prefix
     (table,) = [p for name, p in model.named_parameters() if "table_RH" in name]
     logits = real_logits(model, right_padded(SENTENCES))
     (gradient_RH,) = torch.autograd.grad(sum(row.sum() for row in logits), [table])

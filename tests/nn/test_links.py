@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import torch
@@ -14,13 +15,14 @@ from torch import Tensor, nn
 
 from ostinato.kernels import AttentionLink, CachedKeys, Chain, FeedForwardLink
 from ostinato.kernels.native import library
+from ostinato.nn.bank import Banks
 from ostinato.nn.compiled import link_of
 from ostinato.nn.cross_attention import CrossAttention
 from ostinato.nn.experts import ExpertAttention, ExpertFeedForward, ExpertMaps
 from ostinato.nn.feedforward import FeedForwardSubLayer
 from ostinato.nn.routing import Gate, HypersphereRouter, LinearRouter, MlpRouter, Router
 from ostinato.nn.self_attention import SelfAttention
-from ostinato.plan import Step, Use
+from ostinato.plan import Kind, Step, Use
 from ostinato.training.threads import cpu_threads
 
 pytestmark = [
@@ -36,21 +38,30 @@ BEHIND = 64
 def attention_link(
     module: nn.Module, norm: nn.Module | None, *, is_before: bool, makes_keys: bool
 ) -> AttentionLink | None:
-    placement = "pre" if is_before else "post"
+    kind: Kind = "self_attention" if makes_keys else "cross_attention"
+    banks = banks_of(kind, module, norm)
+    use, placement = Use(kind, "a", None if norm is None else "n"), "pre" if is_before else "post"
+    named: dict[str, Any] = {"placement": placement, "dropout": 0.0}
     if makes_keys:
-        use, relation = Use("self_attention", "a", "n"), {"relation": None, "looks_back_only": True}
-        found = link_of(SelfAttention("s", STEP, use, module, norm, placement=placement, dropout=0.0, **relation))
+        found = link_of(SelfAttention("s", STEP, use, banks, looks_back_only=True, **named))
     else:
-        use = Use("cross_attention", "a", "n")
-        found = link_of(CrossAttention("s", STEP, use, module, norm, placement=placement, dropout=0.0))  # type: ignore[arg-type]
+        found = link_of(CrossAttention("s", STEP, use, banks, **named))
     assert found is None or isinstance(found, AttentionLink)
     return found
 
 
+def banks_of(kind: Kind, module: nn.Module, norm: nn.Module | None) -> Banks:
+    banks = Banks()
+    getattr(banks, kind)["a"] = module
+    if norm is not None:
+        banks.norm["n"] = norm
+    return banks
+
+
 def feed_forward_link(module: nn.Module, norm: nn.Module | None, *, is_before: bool) -> FeedForwardLink | None:
-    placement = "pre" if is_before else "post"
-    use = Use("ffn", "f", "n")
-    found = link_of(FeedForwardSubLayer("s", STEP, use, module, norm, placement=placement, dropout=0.0))  # type: ignore[arg-type]
+    banks, use = banks_of("ffn", module, norm), Use("ffn", "a", None if norm is None else "n")
+    named: dict[str, Any] = {"placement": "pre" if is_before else "post", "dropout": 0.0}
+    found = link_of(FeedForwardSubLayer("s", STEP, use, banks, **named))
     assert found is None or isinstance(found, FeedForwardLink)
     return found
 

@@ -13,7 +13,7 @@ from ostinato.config.training import ExpertBackend
 from ostinato.errors import CheckpointError, ConfigError, Problem
 from ostinato.evaluation.loading import load
 from ostinato.kernels import Backend
-from ostinato.nn.experts import ExpertFeedForward, ExpertMaps
+from ostinato.nn.experts import Decision, ExpertFeedForward, ExpertMaps
 from ostinato.nn.routing import Router
 from ostinato.training import train
 from ostinato.training.checks import check_training
@@ -26,9 +26,9 @@ def test_the_backends_a_recipe_may_name_are_those_there_are() -> None:
 def test_a_backend_that_does_not_work_here_is_an_error_before_any_data_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(self: ExpertFeedForward, x_BTD: torch.Tensor, *args: object) -> torch.Tensor:
+    def fail(self: ExpertFeedForward, x_BTD: torch.Tensor, decision: Decision, *args: object) -> torch.Tensor:
         if torch.is_autocast_enabled("cpu"):
-            raise ConfigError([Problem("backend", self.backend, "does not work on cpu with torch.bfloat16: no")])
+            raise ConfigError([Problem("backend", decision.backend, "does not work on cpu with torch.bfloat16: no")])
         return x_BTD
 
     monkeypatch.setattr(ExpertFeedForward, "forward", fail)
@@ -93,9 +93,9 @@ def test_a_forced_backend_trains_and_may_change_on_resuming(tmp_path: Path, monk
     used: set[tuple[bool, str]] = set()
     original = ExpertFeedForward.forward
 
-    def noted(self: ExpertFeedForward, *args: Any) -> torch.Tensor:
-        used.add((torch.is_grad_enabled(), self.backend))
-        return original(self, *args)
+    def noted(self: ExpertFeedForward, x_ND: torch.Tensor, decision: Decision, *args: Any) -> torch.Tensor:
+        used.add((torch.is_grad_enabled(), decision.backend))
+        return original(self, x_ND, decision, *args)
 
     monkeypatch.setattr(ExpertFeedForward, "forward", noted)
     recipe = tiny_recipe(tmp_path, experts=True, expert_backend="loop", n_updates=2, log_every=1)

@@ -99,13 +99,13 @@ def test_an_error_in_a_first_update_leaves_the_rules_on(tmp_path: Path, monkeypa
     updater = updater_of(tiny_recipe(tmp_path, halting=True))
 
     def fail(*_: Any) -> Any:
-        assert not any(stack.halts for stack in updater.model.stacks.values())
+        assert not updater.model.current_execution.halting
         raise RuntimeError("out of memory")
 
     monkeypatch.setattr(update, "label_smoothed_loss", fail)
     with pytest.raises(RuntimeError, match="out of memory"):
         updater.accumulate(tiny_batches(), 1)
-    assert all(stack.halts for stack in updater.model.stacks.values())
+    assert updater.model.current_execution.halting
 
 
 @pytest.mark.parametrize("settings", [{}, {"precision": "bfloat16"}])

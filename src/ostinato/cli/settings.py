@@ -11,7 +11,7 @@ import typer
 from ostinato.cli.options import JsonOption
 
 if TYPE_CHECKING:
-    from ostinato.config.settings import Setting
+    from ostinato.config.settings import SettingInfo
 
 _INDENT = "    "
 
@@ -50,7 +50,7 @@ def settings(
             print_line(line)
 
 
-def _lines(setting: Setting) -> Iterator[str]:
+def _lines(setting: SettingInfo) -> Iterator[str]:
     """Yield the key with its default, what it accepts, the kinds that have it, and what it means."""
     from ostinato.cli.output import readable_width
 

@@ -68,7 +68,7 @@ _UNITS = {name: unit for unit, names in _NAMES_BY_UNIT.items() for name in names
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class SettingInfo:
     """One setting, or one group of settings.
 
     Args:
@@ -88,19 +88,19 @@ class Setting:
     only_with: dict[str, list[str]]
 
 
-def list_settings(root: type[BaseModel], open_kinds: OpenKinds) -> list[Setting]:
+def list_settings(root: type[BaseModel], open_kinds: OpenKinds) -> list[SettingInfo]:
     """Return the settings of a configuration in the order of its fields, a group before what is in it.
 
     A key is there several times where its default or its meaning depends on a kind.
     """
-    found: dict[str, list[Setting]] = {}
+    found: dict[str, list[SettingInfo]] = {}
     for setting in _walk(root, root(), "", {}, open_kinds):
         found.setdefault(setting.key, []).append(setting)
     n_kinds = {key: len(alike[0].kinds) for key, alike in found.items()}
     return [merged for alike in found.values() for merged in _merge(alike, n_kinds)]
 
 
-def find_settings(settings: Sequence[Setting], wanted: str) -> list[Setting]:
+def find_settings(settings: Sequence[SettingInfo], wanted: str) -> list[SettingInfo]:
     """Return the settings that a key, the beginning or a part of one, or a word means.
 
     Raises:
@@ -125,7 +125,7 @@ def find_settings(settings: Sequence[Setting], wanted: str) -> list[Setting]:
 
 def _walk(
     node: type[BaseModel], defaults: BaseModel | None, path: str, chosen: dict[str, list[str]], open_kinds: OpenKinds
-) -> Iterator[Setting]:
+) -> Iterator[SettingInfo]:
     """Yield what is in a group.
 
     Args:
@@ -139,15 +139,15 @@ def _walk(
         text = field.description or texts.get(name, "")
         nodes = open_kinds.get(key, slot.nodes)
         if nodes:
-            yield from _walk_group(Setting(key, "", None, None, text, {}, chosen), slot, value, open_kinds)
+            yield from _walk_group(SettingInfo(key, "", None, None, text, {}, chosen), slot, value, open_kinds)
         elif key not in chosen:  # such a `kind` is among the settings of the group around it
             meaning = text or (_documentation(node) if name == "kind" else "")
             default = None if value is _REQUIRED else _as_yaml(value)
             accepts = describe(slot.annotation, slot.metadata)
-            yield Setting(key, accepts, default, _unit(key, accepts), meaning, {}, chosen)
+            yield SettingInfo(key, accepts, default, _unit(key, accepts), meaning, {}, chosen)
 
 
-def _walk_group(group: Setting, slot: Slot, value: object, open_kinds: OpenKinds) -> Iterator[Setting]:
+def _walk_group(group: SettingInfo, slot: Slot, value: object, open_kinds: OpenKinds) -> Iterator[SettingInfo]:
     """Yield a group, the kind where there are several, and what is in each kind.
 
     Args:
@@ -170,13 +170,13 @@ def _walk_group(group: Setting, slot: Slot, value: object, open_kinds: OpenKinds
         yield from _walk(inner, value if type(value) is inner else None, below, chosen, open_kinds)
 
 
-def _merge(alike: Sequence[Setting], n_kinds: Mapping[str, int]) -> Iterator[Setting]:
+def _merge(alike: Sequence[SettingInfo], n_kinds: Mapping[str, int]) -> Iterator[SettingInfo]:
     """Yield settings of one key; those that differ only in the kinds they are with become one.
 
     Args:
         n_kinds: how many kinds there are, by the key of the `kind`.
     """
-    by_text: dict[tuple[object, ...], list[Setting]] = {}
+    by_text: dict[tuple[object, ...], list[SettingInfo]] = {}
     for setting in alike:
         by_text.setdefault((setting.accepts, setting.default, setting.unit, setting.meaning), []).append(setting)
     for same in by_text.values():

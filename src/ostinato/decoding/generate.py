@@ -47,7 +47,7 @@ class Generation:
     others: tuple[Generation, ...] = ()
 
 
-def generate_texts(
+def generate(
     model: Writer,
     texts: Sequence[str | Input],
     tokenizers: Tokenizers,
@@ -87,7 +87,7 @@ def generate_stream(
     """Yield the output of every text, or the error of a text that cannot be encoded, in the order given.
 
     `window` texts at a time are read, sorted by length and searched. Sampled outputs do not depend on the window. For
-    `as_prompts` see `generate_texts`.
+    `as_prompts` see `generate`.
 
     Args:
         on_progress: called after every batch with the number of texts that it finished.

@@ -17,7 +17,7 @@ from ostinato.config.recipe import Recipe
 from ostinato.data.inputs import Input
 from ostinato.data.registry import DataAccess
 from ostinato.data.tokenizer import Tokenizers
-from ostinato.decoding.generate import Generation, generate_stream, generate_texts
+from ostinato.decoding.generate import Generation, generate, generate_stream
 from ostinato.errors import CheckpointError, ConfigError, DataError, Problem
 from ostinato.evaluation.averaging import average_checkpoints, parse_average
 from ostinato.evaluation.evaluate import evaluate
@@ -89,7 +89,7 @@ class LoadedRun:
         given = prefixes or [""] * len(texts)
         if len(given) != len(texts):
             raise DataError(f"there are {len(texts)} texts, but {len(given)} prefixes: give one to each, '' for none")
-        return generate_texts(
+        return generate(
             self.writer,
             [Input(text, prefix) for text, prefix in zip(texts, given, strict=True)],
             self.tokenizers,

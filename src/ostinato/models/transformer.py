@@ -69,6 +69,8 @@ class Transformer(TokenModel):
             ids_BT: ids, one row a hypothesis. keep_BT: real tokens among them; None where all are.
         """
         _extend_keep(cache, ids_BT, keep_BT)
+        if cache.execution is None:
+            cache.execution = self.current_execution
         output = compiled_step(self.stacks["decoder"], self.embed(ids_BT, self.target_embedding), cache)
         return self.logits(output.states_BTD[:, -1])
 

@@ -5,8 +5,8 @@ that follow each other become one call, with norms, residuals and experts, where
 and all modules are ones that kernels know. Where there are more rows, a kernel reads the cached keys, and the rest is
 the sub-layer's own code. Halting rules ask their gates by one call a round.
 
-The depth loop stays `ostinato.nn.stack`'s: `compiled_step` gives it another `Program`. Nothing below this file knows of
-it, and `Stack.step` is its plain twin. What kernels run leaves no records of routing and halting.
+The depth loop stays `ostinato.nn.stack`'s: `compiled_step` gives it another `LoopProgram`. Nothing below this file knows
+of it, and `Stack.step` is its plain twin. What kernels run leaves no records of routing and halting.
 
 Kernels know exactly the modules of this library, as they are. A module that was replaced, changed or has hooks is
 called. Prepared calls live as long as the `packing()` they were made in, in which weights do not change.
@@ -52,7 +52,7 @@ from ostinato.nn.routing import Gate, HypersphereRouter, LinearRouter, MlpRouter
 from ostinato.nn.rows import Rows
 from ostinato.nn.self_attention import SelfAttention
 from ostinato.nn.shapes import Bool, Float, Int, Tensor
-from ostinato.nn.stack import Program, Stack
+from ostinato.nn.stack import LoopProgram, Stack
 from ostinato.nn.stick_breaking import LEAST_MASS, StickBreaking, StickBreakingPass, StickBreakingUnit
 from ostinato.nn.sub_layer import SubLayer
 from ostinato.nn.types import HaltingTrace, StackOutput
@@ -82,7 +82,7 @@ class CompiledStack:
 
     def __init__(self, stack: Stack) -> None:
         self._stack = stack
-        self._programs: dict[tuple[Any, ...], tuple[Program, Program]] = {}
+        self._programs: dict[tuple[Any, ...], tuple[LoopProgram, LoopProgram]] = {}
 
     def step(self, embedded_BTD: Float[Tensor, "B T D"], cache: Cache) -> StackOutput:
         """Run T new columns; keys and values are cached where kernels read them, whatever T is."""
@@ -97,7 +97,7 @@ class CompiledStack:
                 cache.self_kv[sub_layer.step] = KeyValuesInPlace(sub_layer.module, moves)
         return self._stack.step(embedded_BTD, cache, compiled if embedded_BTD.shape[1] == 1 else plain)
 
-    def _program(self, n_steps: int | None, execution: Execution) -> tuple[Program, Program]:
+    def _program(self, n_steps: int | None, execution: Execution) -> tuple[LoopProgram, LoopProgram]:
         """Return what the stack runs, and what stands for it where one column is new."""
         n_rounds = execution.rounds.get(self._stack.plan.stack) if n_steps is None else n_steps
         key = n_rounds, execution.halting, execution.halting_threshold, execution.expert_backend
@@ -109,7 +109,7 @@ class CompiledStack:
                 rounds = [[sub_layer for steps in rounds for sub_layer in steps]]
             any_backend = execution.expert_backend == "auto"
             stretches: Any = [[[_stretch_of(steps, any_backend)]] if steps else [] for steps in rounds]
-            self._programs[key] = plain, Program(stretches, compiled_rule(plain.rule))
+            self._programs[key] = plain, LoopProgram(stretches, compiled_rule(plain.rule))
         return self._programs[key]
 
 
@@ -475,7 +475,8 @@ _Map = tuple[Tensor, Tensor | None]
 
 def link_of(sub_layer: SubLayer) -> AttentionLink | FeedForwardLink | None:
     """Return a sub-layer as a part of a call; None where its own code must run."""
-    module, norm, route = sub_layer.module, sub_layer.norm, _route_of(sub_layer.module)
+    module, norm = sub_layer.module, sub_layer.norm
+    route = _route_of(module)
     if not _knows_norm(norm):
         return None
     given: dict[str, Any] = {"is_before": sub_layer.is_pre_norm, "route": route}

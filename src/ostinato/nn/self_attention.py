@@ -13,6 +13,7 @@ import torch
 
 from ostinato.nn.cache import KeyValues
 from ostinato.nn.context import HaltedKeys, KeysOf, Pass, Round
+from ostinato.nn.experts import Routed
 from ostinato.nn.relative import RelativePositions, bias_of_queries, repeat_for_choices
 from ostinato.nn.rows import lay_rows
 from ostinato.nn.shapes import Float, Tensor
@@ -23,24 +24,29 @@ class SelfAttention(SubLayer):
     """One use of self-attention, dense or of experts.
 
     Args:
-        relation: relative positions; None: there are none.
         looks_back_only: no token of the stack ever sees a later one.
         given: see `SubLayer`.
     """
 
-    def __init__(self, *given: Any, relation: RelativePositions | None, looks_back_only: bool, **named: Any) -> None:
+    def __init__(self, *given: Any, looks_back_only: bool, **named: Any) -> None:
         super().__init__(*given, **named)
-        self.relation, self.looks_back_only = relation, looks_back_only
+        self.looks_back_only = looks_back_only
+        self.relation: RelativePositions | None = None
+        if self.use.position is not None:
+            self.relation = self._banks.relative[self.use.position]  # type: ignore[assignment]
         self.keys_of: KeysOf = self.use.weights, self.use.norm if self.is_pre_norm else None
 
-    def transform(self, read_ND: Tensor, states_ND: Tensor, run: Pass, here: Round) -> Float[Tensor, "N D"]:
+    def transform(
+        self, module: Any, read_ND: Tensor, states_ND: Tensor, run: Pass, here: Round
+    ) -> Float[Tensor, "N D"]:
         """Return what every row reads in its sentence."""
-        decision = self.route(read_ND, run, here) if self.has_experts else None
+        decision = self.route(module, read_ND, run, here) if isinstance(module, Routed) else None
         if here.visible is None:
-            q_NI, kv_NJ = self.module.queries_keys_values(read_ND, decision)
+            q_NI, kv_NJ = module.queries_keys_values(read_ND, decision)
         else:
-            q_NI, kv_NJ = self.module.queries(read_ND, decision), self.keys_values(here.visible(states_ND))
-        return self.module.output(self.read(q_NI, self.of_columns(kv_NJ, run, here), run, here), decision)  # type: ignore[no-any-return]
+            q_NI, kv_NJ = module.queries(read_ND, decision), self.keys_values(here.visible(states_ND))
+        x_NI = self.read(q_NI, self.of_columns(kv_NJ, run, here), run, here)
+        return module.output(x_NI, decision)  # type: ignore[no-any-return]
 
     def read(self, q_NI: Tensor, kv_MJ: Tensor, run: Pass, here: Round) -> Float[Tensor, "N I"]:
         """Return what the queries of the rows read, heads and choices side by side, given keys of the new columns."""

@@ -46,7 +46,7 @@ Rounds = Sequence[Sequence[Sequence[Runnable]]]
 """The sub-layers of every step of every round."""
 
 
-class Program(NamedTuple):
+class LoopProgram(NamedTuple):
     """What the loop runs: sub-layers, and who takes part in their rounds."""
 
     rounds: Rounds
@@ -80,7 +80,7 @@ class Stack:
         self.signal, self.is_causal, self.has_prefix = signal, is_causal, has_prefix
         self.halting: HaltingRule = halting or NoHalting()
         self.final_norm = banks.norm[f"final_{plan.stack}"] if placement == "pre" else None
-        self._rounds: dict[int, Rounds] = {}
+        self._own_rounds = self._rounds(plan)
         # A convolution reads its neighbours, halted or not: their rows must stay.
         modules = (banks.ffn[use.weights] for use in plan.uses() if use.kind == "ffn")
         self._mixes_columns = any(isinstance(module, SeparableConv) for module in modules)
@@ -127,7 +127,9 @@ class Stack:
         with summing() if learns and not torch.compiler.is_compiling() else nullcontext():
             return self._loop(embedded_BTD, run, self.program(n_rounds, execution))
 
-    def step(self, embedded_BTD: Float[Tensor, "B T D"], cache: Cache, program: Program | None = None) -> StackOutput:
+    def step(
+        self, embedded_BTD: Float[Tensor, "B T D"], cache: Cache, program: LoopProgram | None = None
+    ) -> StackOutput:
         """Run all steps over T new columns after the cached ones.
 
         `cache.keep_BS` already covers the new columns; the first ones hold all of `cache.prefix_lengths_B`.
@@ -156,7 +158,7 @@ class Stack:
         cache.length, cache.prefix_lengths_B = end, None
         return output
 
-    def _loop(self, states_BTD: Tensor, run: Pass, program: Program) -> StackOutput:
+    def _loop(self, states_BTD: Tensor, run: Pass, program: LoopProgram) -> StackOutput:
         rounds, rule = program
         B, T, _ = states_BTD.shape
         signal = self.signal.prepare(run.positions, n_sentences=B, training=self.banks.training)
@@ -197,7 +199,7 @@ class Stack:
         cost = halting.aux_loss() if run.cache is None else None
         return StackOutput(states_BTD, halting.trace(), cost, tuple(run.routings), run.captures)
 
-    def program(self, n_rounds: int | None, execution: Execution) -> Program:
+    def program(self, n_rounds: int | None, execution: Execution) -> LoopProgram:
         """Return what runs: sub-layers by round and step, and the halting rule.
 
         Args:
@@ -207,31 +209,28 @@ class Stack:
             ConfigError: another number than the plan's, of rounds that differ.
         """
         n_rounds = execution.rounds.get(self.plan.stack) if n_rounds is None else n_rounds
-        n_rounds = self.plan.n_rounds if n_rounds is None else n_rounds
-        if n_rounds not in self._rounds:
-            self._rounds[n_rounds] = tuple(
-                tuple(tuple(self._sub_layer(step, use) for use in step.uses) for step in steps)
-                for _, steps in self.plan.with_rounds(n_rounds).rounds()
-            )
+        plan = self.plan if n_rounds is None else self.plan.with_rounds(n_rounds)
+        rounds = self._own_rounds if plan is self.plan else self._rounds(plan)
         if not execution.halting:
-            return Program(self._rounds[n_rounds], NoHalting())
+            return LoopProgram(rounds, NoHalting())
         threshold = execution.halting_threshold
-        return Program(self._rounds[n_rounds], self.halting if threshold is None else self.halting.at(threshold))
+        return LoopProgram(rounds, self.halting if threshold is None else self.halting.at(threshold))
+
+    def _rounds(self, plan: Plan) -> Rounds:
+        return tuple(
+            tuple(tuple(self._sub_layer(step, use) for use in step.uses) for step in steps)
+            for _, steps in plan.rounds()
+        )
 
     def _sub_layer(self, step: Step, use: Use) -> SubLayer:
-        banks = self.banks
-        module = getattr(banks, use.kind)[use.weights]
-        norm = None if use.norm is None else banks.norm[use.norm]
-        given = (self.plan.stack, step, use, module, norm)
+        given = (self.plan.stack, step, use, self.banks)
         named: Mapping[str, Any] = {"placement": self.placement, "dropout": self.dropout}
         if use.kind == "self_attention":
-            relation = None if use.position is None else banks.relation(use.position)
             # A distance has one meaning, whether its key is in a prefix or not, and in decoding as in training.
-            looks_back_only = self.is_causal and not self.has_prefix
-            return SelfAttention(*given, relation=relation, looks_back_only=looks_back_only, **named)
+            return SelfAttention(*given, looks_back_only=self.is_causal and not self.has_prefix, **named)
         if use.kind == "cross_attention":
             return CrossAttention(*given, **named)
-        if isinstance(module, SeparableConv):
+        if isinstance(self.banks.ffn[use.weights], SeparableConv):
             return SeparableConvSubLayer(*given, is_causal=self.is_causal, **named)
         return FeedForwardSubLayer(*given, **named)
 

@@ -19,6 +19,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from ostinato.kernels import active_sums, add_dropped, summing
+from ostinato.nn.bank import Banks
 from ostinato.nn.context import Pass, Round
 from ostinato.nn.experts import Decision, Routed
 from ostinato.nn.shapes import Float, Tensor
@@ -46,8 +47,7 @@ class SubLayer(ABC):
     """One use of a parameter set at one step, made once. It refers to its modules and owns no parameters.
 
     Args:
-        stack: name of the stack. step, use: its place in the plan.
-        module: the parameter set. norm: None where the set brings norms of its own.
+        stack: name of the stack. step, use: its place in the plan. banks: where the use finds its weights and its norm.
         placement: of the norm. dropout: of the output of f.
     """
 
@@ -56,30 +56,39 @@ class SubLayer(ABC):
         stack: str,
         step: Step,
         use: Use,
-        module: nn.Module,
-        norm: nn.Module | None,
+        banks: Banks,
         *,
         placement: Literal["post", "pre"],
         dropout: float,
     ) -> None:
         self.stack, self.step, self.use = stack, step.index, use
-        self.module: Any = module
-        self.has_experts = isinstance(module, Routed)
-        self.norm, self.is_pre_norm, self.dropout = norm, placement == "pre", dropout
+        self._banks, self._bank = banks, getattr(banks, use.kind)
+        self.is_pre_norm, self.dropout = placement == "pre", dropout
+
+    @property
+    def module(self) -> Any:
+        """The parameter set, as it stands in its bank."""
+        return self._bank[self.use.weights]
+
+    @property
+    def norm(self) -> nn.Module | None:
+        """None where the parameter set brings norms of its own."""
+        return None if self.use.norm is None else self._banks.norm[self.use.norm]
 
     def __call__(self, states_ND: Float[Tensor, "N D"], run: Pass, here: Round) -> Float[Tensor, "N D"]:
         """Return the states after the sub-layer."""
         started = _seconds(states_ND.device) if "seconds" in run.request else 0.0
+        module, norm = self.module, self.norm
         read_ND = self.reads(states_ND, here)
-        if self.is_pre_norm and self.norm is not None:
-            read_ND = self.norm(read_ND)
-        output_ND = self.transform(read_ND, states_ND, run, here)
-        if self.dropout and self.module.training:
+        if self.is_pre_norm and norm is not None:
+            read_ND = norm(read_ND)
+        output_ND = self.transform(module, read_ND, states_ND, run, here)
+        if self.dropout and module.training:
             moved_ND = add_dropped(states_ND, output_ND, self.dropout, run.execution.dropout_draws)
         else:
             moved_ND = states_ND + output_ND
-        if not self.is_pre_norm and self.norm is not None:
-            moved_ND = self.norm(moved_ND)
+        if not self.is_pre_norm and norm is not None:
+            moved_ND = norm(moved_ND)
         if run.request:
             for what, value_ND in (("input", read_ND), ("output", output_ND), ("residual", moved_ND)):
                 if what in run.request:
@@ -94,7 +103,7 @@ class SubLayer(ABC):
         return states_ND
 
     @abstractmethod
-    def transform(self, read_ND: Tensor, states_ND: Tensor, run: Pass, here: Round) -> Tensor:
+    def transform(self, module: Any, read_ND: Tensor, states_ND: Tensor, run: Pass, here: Round) -> Tensor:
         """Return f of what was read and normed; `states_ND` is what others' keys are made of."""
 
     def prepare(self, run: Pass) -> None:  # noqa: B027 (most sub-layers have nothing of the kind)
@@ -103,12 +112,10 @@ class SubLayer(ABC):
     def fill_cache(self, states_0D: Tensor, run: Pass, here: Round) -> None:  # noqa: B027 (only self-attention does)
         """Cache the new columns in a round in which no row takes part: later tokens may go deeper, and look back."""
 
-    def route(self, x_ND: Tensor, run: Pass, here: Round) -> Decision:
+    def route(self, module: Routed, x_ND: Tensor, run: Pass, here: Round) -> Decision:
         """Choose experts for every row, and record what was chosen."""
         execution = run.execution
-        decision: Decision = self.module.route(
-            x_ND, here.weight_N, backend=execution.expert_backend, draws=execution.dropout_draws
-        )
+        decision = module.route(x_ND, here.weight_N, backend=execution.expert_backend, draws=execution.dropout_draws)
         routing = decision.routing(router_name(self.use), self.stack, self.step, here.rows.places(x_ND.device))
         if routing is not None:
             run.routings.append(routing)

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-import ostinato
 from ostinato.config.recipe import Recipe
 from ostinato.data.disk import write_json
 from ostinato.data.registry import DataAccess
@@ -26,11 +25,12 @@ from ostinato.training.session import Session
 from ostinato.training.state import Progress
 from ostinato.training.threads import cpu_threads
 from ostinato.training.update import execution_of
+from ostinato.version import __version__
 
 
 def train(
     recipe: Recipe,
-    directory: Path,
+    directory: str | Path,
     *,
     resume: bool = False,
     access: DataAccess | None = None,
@@ -65,7 +65,7 @@ def train(
     check_training(recipe, device)
     keep_freed_memory()
     with closing(reporter), cpu_threads(recipe.training.n_threads):
-        run = RunDirectory(processes.broadcast(lambda: directory))
+        run = RunDirectory(processes.broadcast(lambda: Path(directory)))
         with processes.main_process_first():
             # The others load what rank 0 has prepared, as a resumed run does, and stop where they find other data.
             is_resumed = run.open(resume) if processes.is_main else True
@@ -135,7 +135,7 @@ def _results(recipe: Recipe, progress: Progress, info: dict[str, Any]) -> dict[s
         "name": recipe.name,
         "task": recipe.task.kind,
         "seed": recipe.seed,
-        "version": ostinato.__version__,
+        "version": __version__,
         "parameters": info["parameters"],
         "device": info["device"],
         "processes": info["processes"],

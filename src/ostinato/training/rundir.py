@@ -20,7 +20,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import ostinato
 from ostinato.config.data import DataConfig
 from ostinato.config.load import dump_recipe
 from ostinato.config.recipe import Recipe
@@ -29,6 +28,7 @@ from ostinato.data.example import Example, fingerprint
 from ostinato.errors import CheckpointError, DataError
 from ostinato.tasks.base import Task
 from ostinato.tasks.recipes import load_recipe
+from ostinato.version import __version__
 
 _RESULTS, _RECIPE, _DATA, _VERSIONS = "results.json", "recipe.yaml", "data.json", "versions.json"
 _FREE_TO_CHANGE = (
@@ -168,7 +168,7 @@ def _shown(settings: dict[str, Any], key: str) -> str:
 
 def versions() -> dict[str, Any]:
     """Return the versions of everything that decides a run's numbers."""
-    found: dict[str, Any] = {"ostinato": ostinato.__version__, "python": platform.python_version()}
+    found: dict[str, Any] = {"ostinato": __version__, "python": platform.python_version()}
     for name in _LIBRARIES:
         try:
             found[name] = version(name)
