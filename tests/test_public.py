@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 
 import ostinato
 import ostinato.nn
 from ostinato.data.batch import Batch, Tokens
-from ostinato.errors import DataError
+from ostinato.errors import ConfigError, DataError
 
 SIZES = {"n_steps": 2, "self_attention": {"n_heads": 2}, "ffn": {"d_ff": 8}}
 
@@ -47,7 +49,7 @@ def test_an_encoder_decoder_takes_both_sides(kind: type) -> None:
     source, target = ids(), ids(length=4)
     batch = Batch(Tokens(target, torch.ones(3, 4, dtype=torch.bool)), target, None, source=Tokens(source, mask()))  # type: ignore[arg-type]
     assert torch.equal(model(source, target, keep=mask()).logits_BTV, model(batch).logits_BTV)
-    with pytest.raises(DataError, match="needs examples with a source"):
+    with pytest.raises(DataError, match="needs a source and a target"):
         model(source)
 
 
@@ -57,6 +59,9 @@ def test_what_is_no_ids_or_no_mask_of_them_is_named() -> None:
         model(ids().float())
     with pytest.raises(DataError, match=r"of shape \(5,\)"):
         model(ids()[0])
+    batch = Batch(Tokens(ids(), mask()), ids(), mask())
+    with pytest.raises(DataError, match="go with token ids"):
+        model(batch, keep=mask())
     with pytest.raises(DataError, match=r"must have their shape \(3, 5\), got \(3, 4\)"):
         model(ids(), keep=mask()[:, 1:])
 
@@ -78,3 +83,29 @@ def test_an_execution_is_given_to_a_call_or_set_for_a_block() -> None:
     assert inside.stacks["decoder"].halting.executed_BTR.sum(-1).max() == 1
     assert torch.equal(model(ids()).logits_BTV, plain)
     assert model.halting_thresholds() == {"decoder": pytest.approx(0.99)}
+
+
+def test_an_execution_that_makes_no_sense_is_named_at_once() -> None:
+    with pytest.raises(ConfigError, match="halting_threshold is 2[.]0: must lie in"):
+        ostinato.Execution(halting_threshold=2.0)
+    config = ostinato.LanguageModelConfig(d_model=8, vocab_size=9, decoder=SIZES)
+    with pytest.raises(ConfigError, match="no token of this model can halt"):
+        ostinato.build_model(config, ostinato.Execution(halting_threshold=0.5))
+    model = ostinato.build_model(config)
+    with pytest.raises(ConfigError, match="its stacks are: decoder"):
+        model(ids(), execution=ostinato.Execution(rounds={"encoder": 3}))
+
+
+def test_a_parameter_set_that_is_replaced_in_its_bank_is_used() -> None:
+    stack = SIZES | {"norm": {"placement": "pre"}, "relative": {"kind": "rotary"}}
+    model = ostinato.build_model(ostinato.LanguageModelConfig(d_model=8, vocab_size=9, decoder=stack)).eval()
+    before = model(ids()).logits_BTV
+    for bank in ("ffn", "norm", "relative"):
+        for name, old in getattr(model.banks, bank).items():
+            new = ostinato.nn.Rotary(4, 10.0) if bank == "relative" else copy.deepcopy(old)
+            for parameter in new.parameters():
+                parameter.data *= 1.5
+            getattr(model.banks, bank)[name] = new
+            after = model(ids()).logits_BTV
+            assert not torch.equal(after, before), (bank, name)
+            before = after

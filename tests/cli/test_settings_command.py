@@ -10,7 +10,7 @@ def test_a_setting_is_shown_with_type_default_unit_and_meaning(run) -> None:
     assert lines == [
         "training.schedule.warmup = 400",
         "    an integer of at least 0; unit: updates",
-        "    W: updates of the warm-up.",
+        "    W: updates over which the learning rate grows linearly from 0.",
     ]
     kinds = run("settings", "model.encoder.halting.kind").out
     assert "only with model.kind=seq2seq or encoder" in kinds

@@ -94,7 +94,7 @@ def test_cached_steps_are_those_of_plain_code(calls: Counter[str], monkeypatch: 
 
     monkeypatch.setattr("ostinato.nn.compiled._BLOCK", 4)
 
-    @draws(120)
+    @draws(240)
     @given(st.data())
     def check(data: st.DataObject) -> None:
         config = data.draw(any_architecture())

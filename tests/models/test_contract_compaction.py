@@ -22,6 +22,7 @@ from ostinato.config.halting import ActConfig, HaltingConfig, StickBreakingConfi
 from ostinato.config.model import LanguageModelConfig, Seq2SeqConfig
 from ostinato.config.training import BalanceConfig
 from ostinato.data.batch import Batch
+from ostinato.kernels import attend_some
 from ostinato.models.base import ModelOutput
 from ostinato.training.losses import balance_loss
 from running import run_as

@@ -116,3 +116,17 @@ def test_in_place_it_finds_what_a_plain_one_holds(n_rows: int, happens: list[tup
         for kv in ours if ours[0].length else ():
             assert kv.length == plain.kv.shape[3]
             assert torch.equal(read(kv, n_rows), plain.kv)
+
+
+def test_the_same_tensor_may_move_hypotheses_again_and_again() -> None:
+    """Also when a block was full in between, and all positions were written in order."""
+    attention, rows = Attention(6, H, K, bias=False, dropout=0.0), torch.tensor([1, 0])
+    ours, plain = KeyValuesInPlace(attention, Moves()), Plain(2)
+    for seed in range(80):
+        new = torch.randn(2, 1, 2, H, K, generator=torch.Generator().manual_seed(seed)).permute(2, 0, 3, 1, 4)
+        keys = ours.next(2, None, None)
+        keys.kv_2RHSK[:, :2, :, ours.length - 1] = new.squeeze(3)
+        plain.append(new)
+        ours.select(rows)
+        plain.select(rows)
+        assert torch.equal(read(ours, 2), plain.kv)

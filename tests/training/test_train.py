@@ -276,8 +276,8 @@ def test_bfloat16_runs_matrix_products_in_bfloat16_and_keeps_float32_weights(
     seen: set[torch.dtype] = set()
     original = Linear.forward
 
-    def forward(self: Linear, x: Tensor) -> Tensor:
-        out = original(self, x)
+    def forward(self: Linear, x: Tensor, *rest: Any) -> Tensor:
+        out = original(self, x, *rest)
         if torch.is_grad_enabled():
             seen.add(out.dtype)
         return out

@@ -127,14 +127,14 @@ def test_bfloat16_trains_experts_with_float32_weights_and_routers(
     seen: dict[str, set[torch.dtype]] = {"products": set(), "scores": set()}
     original, forward = ExpertMaps.forward, Router.forward
 
-    def product(self: ExpertMaps, *args: Any) -> torch.Tensor:
-        y = original(self, *args)
+    def product(self: ExpertMaps, *args: Any, **named: Any) -> torch.Tensor:
+        y = original(self, *args, **named)
         if torch.is_grad_enabled():
             seen["products"].add(y.dtype)
         return y
 
-    def scores(self: Router, h_ND: torch.Tensor) -> torch.Tensor:
-        found = forward(self, h_ND)
+    def scores(self: Router, h_ND: torch.Tensor, *rest: Any) -> torch.Tensor:
+        found = forward(self, h_ND, *rest)
         seen["scores"].add(found.dtype)
         return found
 

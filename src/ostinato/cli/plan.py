@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ostinato.experiments.timing.workloads import Workload
 
 Measured = dict[str, Any]
-"""One recipe's timings: environment, and workloads: a row for each, see `ostinato.experiments.speed.row`."""
+"""One recipe's timings: environment, and workloads: a row for each, see `ostinato.experiments.timing.speed.row`."""
 _COUNTED, _TIMING = "What is counted", "Timing"
 _OF_TIMING = ("batch_sizes", "beams", "rounds", "threads", "device", "jsonl")
 

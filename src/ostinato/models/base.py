@@ -164,9 +164,11 @@ def as_batch(
         target, target_keep: ids of the target `[B, T]`, begin symbol first, and its real tokens.
 
     Raises:
-        DataError: ids that are no whole numbers `[B, T]`, or a mask of another shape.
+        DataError: ids that are no whole numbers `[B, T]`, a mask of another shape, or one beside a batch.
     """
     if isinstance(given, Batch):
+        if keep is not None or target is not None or target_keep is not None:
+            raise DataError("a batch holds its masks and its target: keep, target and target_keep go with token ids")
         return given
     first = _tokens(given, keep, "ids" if target is None else "source ids")
     if target is None:
@@ -196,5 +198,5 @@ def source_of(batch: Batch) -> Tokens:
         DataError: it has none.
     """
     if batch.source is None:
-        raise DataError("a seq2seq model needs examples with a source; this batch has none")
+        raise DataError("a seq2seq model needs a source and a target; this batch has no source (ids: give both)")
     return batch.source

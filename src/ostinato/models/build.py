@@ -22,15 +22,19 @@ def build_model(config: ModelConfig, execution: Execution | None = None) -> Mode
         execution: how it runs where a call does not say otherwise, see `ostinato.nn.execution`.
 
     Raises:
-        ConfigError: a vocabulary size is not set.
+        ConfigError: a vocabulary size is not set; an execution that the model cannot follow.
     """
+    model: Model
     match config:
         case Seq2SeqConfig():
-            return Seq2Seq(config, execution)
+            model = Seq2Seq(config, execution)
         case EncoderConfig():
-            return Encoder(config, execution)
+            model = Encoder(config, execution)
         case LstmSeq2SeqConfig():
-            return LstmSeq2Seq(config, execution)
+            model = LstmSeq2Seq(config, execution)
         case LstmLanguageModelConfig():
-            return LstmLanguageModel(config, execution)
-    return LanguageModel(config, execution)
+            model = LstmLanguageModel(config, execution)
+        case _:
+            model = LanguageModel(config, execution)
+    model.checked(execution)
+    return model

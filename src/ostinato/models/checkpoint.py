@@ -54,7 +54,6 @@ def load_model(directory: Path, device: torch.device | str = "cpu", execution: E
     model = build_model(config, execution).to(device)
     _check_names(path, weights, model.state_dict())
     model.load_state_dict(weights)
-    model.checked(execution)
     return model.eval()
 
 

@@ -70,7 +70,7 @@ class Encoder(Transformer):
             batch: tokens; or token ids, `[B, T]` (heads without passages, facts or places only). keep: real tokens,
                 where ids are given; None: all.
             n_steps: rounds to run instead of the plan's own (fully shared plans only).
-            request: captures to return with the stack's output, see `ostinato.nn.stack`.
+            request: captures to return with the stack's output, see `ostinato.nn.Stack`.
             execution: how to run; None: as the model does.
 
         Raises:

@@ -67,6 +67,7 @@ class Transformer(TokenModel):
 
         Args:
             ids_BT: ids, one row a hypothesis. keep_BT: real tokens among them; None where all are.
+            cache: as `encode` returned it, which also fixed how the search runs (`Execution`).
         """
         _extend_keep(cache, ids_BT, keep_BT)
         if cache.execution is None:
@@ -127,7 +128,7 @@ class Seq2Seq(Transformer):
             batch: source and target tokens; or token ids of the source, `[B, S]`, beside those of the `target`.
             keep, target_keep: real tokens, where ids are given; None: all are.
             n_steps: rounds to run in both stacks instead of the plans' own (fully shared plans only).
-            request: captures to return with the stacks' outputs, see `ostinato.nn.stack`.
+            request: captures to return with the stacks' outputs, see `ostinato.nn.Stack`.
             execution: how to run; None: as the model does.
         """
         batch, execution = as_batch(batch, keep, target, target_keep), self.checked(execution)
@@ -203,7 +204,7 @@ class LanguageModel(Transformer):
             batch: tokens; or token ids, `[B, T]` (causal models only).
             keep: real tokens, where ids are given; None: all.
             n_steps: rounds to run instead of the plan's own (fully shared plans only).
-            request: captures to return with the stack's output, see `ostinato.nn.stack`.
+            request: captures to return with the stack's output, see `ostinato.nn.Stack`.
             execution: how to run; None: as the model does.
 
         Raises:

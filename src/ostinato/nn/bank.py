@@ -1,8 +1,7 @@
 """Banks: the parameter sets a plan refers to by name, owned by the model.
 
-One bank per kind of sub-layer, one for norms, one for tables of relative positions, one for halting
-units, by stack. A set may serve many steps and
-more than one stack; it is one object, so it is counted, optimised and stored once.
+One bank per kind of sub-layer, one for norms, one for tables of relative positions, one for halting units (by stack). A
+set may serve many steps and more than one stack; it is one object, so it is counted, optimised and stored once.
 """
 
 from __future__ import annotations

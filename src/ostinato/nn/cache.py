@@ -9,6 +9,7 @@ positions instead (`n_beams` hypotheses stand side by side for every sentence). 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -111,6 +112,7 @@ class Cache:
             which takes all of them; None afterwards and where there are none.
         memory_BSD, memory_keep_BS: encoder output and its keep mask (None where all are real), one row a sentence.
         self_kv: by step index. cross_kv: by name of the parameter set, one sentence each in the second dimension.
+        prepared: what a search has prepared from `cross_kv`, by name of the parameter set.
         windows: of the two convolutions, by step index. recurrent: of LSTMs, by name of the recurrence.
         n_steps: rounds asked for at call time; None for the plan's own. execution: how the search runs; None: as the
             model does.
@@ -125,6 +127,7 @@ class Cache:
     memory_keep_BS: Bool[Tensor, "B S"] | None = None
     self_kv: dict[int, KeyValues] = field(default_factory=dict)
     cross_kv: dict[str, Tensor] = field(default_factory=dict)
+    prepared: dict[str, Any] = field(default_factory=dict)
     windows: dict[int, tuple[ColumnWindow, ColumnWindow]] = field(default_factory=dict)
     recurrent: dict[str, RecurrentState] = field(default_factory=dict)
     n_steps: int | None = None

@@ -5,8 +5,8 @@ that follow each other become one call, with norms, residuals and experts, where
 and all modules are ones that kernels know. Where there are more rows, a kernel reads the cached keys, and the rest is
 the sub-layer's own code. Halting rules ask their gates by one call a round.
 
-The depth loop stays `ostinato.nn.stack`'s: `compiled_step` gives it another `LoopProgram`. Nothing below this file knows
-of it, and `Stack.step` is its plain twin. What kernels run leaves no records of routing and halting.
+The depth loop stays `ostinato.nn.stack`'s: `compiled_step` gives it another `LoopProgram`. Nothing below it knows of
+it, and `Stack.step` is its plain twin. What kernels run leaves no records of routing and halting.
 
 Kernels know exactly the modules of this library, as they are. A module that was replaced, changed or has hooks is
 called. Prepared calls live as long as the `packing()` they were made in, in which weights do not change.
@@ -174,7 +174,7 @@ def _one_call(
     return _Stretch(parts, Chain(known), most_rows, otherwise)
 
 
-# Sub-layers of their own code, which read caches by a kernel.
+# Sub-layers that run plain code and only read caches by a kernel.
 
 
 class _SelfAttentionInPlace(SelfAttention):
@@ -216,16 +216,16 @@ class _SelfAttentionInPlace(SelfAttention):
 class _CrossAttentionByKernel(CrossAttention):
     """A cross-attention that reads the memory by a kernel."""
 
-    _keys: CachedKeys | None = None
-
     def memory_keys(self, run: Pass, here: Round) -> CachedKeys:
-        """Return the keys of the sentences' memory."""
+        """Return the keys of the sentences' memory, kept as long as these are."""
         assert run.cache is not None
         kv_2BHSK = self.memory(run)
-        if self._keys is None or self._keys.kv_2RHSK is not kv_2BHSK:
-            self._keys = CachedKeys(kv_2BHSK, self.module.scale, self.module.n_choices)
+        keys: CachedKeys | None = run.cache.prepared.get(self.use.weights)
+        if keys is None or keys.kv_2RHSK is not kv_2BHSK:
+            keys = CachedKeys(kv_2BHSK, self.module.scale, self.module.n_choices)
+            run.cache.prepared[self.use.weights] = keys
         keep_BS = _in_rows(run.cache.memory_keep_BS)
-        return self._keys.see(kv_2BHSK.shape[3], None, keep_BS, here.rows.index_N, run.n_beams)
+        return keys.see(kv_2BHSK.shape[3], None, keep_BS, here.rows.index_N, run.n_beams)
 
     def read(self, q_NI: Tensor, run: Pass, here: Round) -> Float[Tensor, "N I"]:
         """See `CrossAttention`."""
@@ -266,12 +266,14 @@ class Moves:
 
     def __init__(self) -> None:
         self._rows_B: Tensor | None = None
+        self._length = 0
         self._made: dict[int, tuple[Tensor | None, Tensor]] = {}
 
     def after(self, rows_B: Int[Tensor, "B"], kv: KeyValuesInPlace) -> Int[Tensor, "B S"]:
         """Return the table of places once hypotheses are replaced by those of `rows_B`."""
-        if self._rows_B is not rows_B:
-            self._rows_B, self._made = rows_B, {}
+        # The same tensor may be given again later: another length is another move.
+        if self._rows_B is not rows_B or self._length != kv.length:
+            self._rows_B, self._length, self._made = rows_B, kv.length, {}
         before = kv.places_BS
         if id(before) not in self._made:
             self._made[id(before)] = before, kv.table().index_select(0, rows_B)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 from ostinato.errors import ConfigError, Problem
-from ostinato.kernels import BackendChoice, Draws
+from ostinato.kernels import Backend, BackendChoice, Draws
 
 Compaction = Literal["auto", "always", "never"]
 
@@ -29,7 +29,7 @@ class Execution:
         recompute: in training keep only the states between steps, and run each step again in the backward pass.
 
     Raises:
-        ConfigError: a threshold outside [0, 1].
+        ConfigError: values that are not valid, all of them.
     """
 
     compaction: Compaction = "auto"
@@ -41,8 +41,20 @@ class Execution:
     recompute: bool = False
 
     def __post_init__(self) -> None:
+        named = {
+            "compaction": get_args(Compaction),
+            "expert_backend": ("auto", *get_args(Backend)),
+            "dropout_draws": get_args(Draws),
+        }
+        problems = [
+            Problem(name, getattr(self, name), f"must be one of {', '.join(valid)}")
+            for name, valid in named.items()
+            if getattr(self, name) not in valid
+        ]
         if self.halting_threshold is not None and not 0.0 <= self.halting_threshold <= 1.0:
-            raise ConfigError([Problem("halting_threshold", self.halting_threshold, "must lie in [0, 1]")])
+            problems.append(Problem("halting_threshold", self.halting_threshold, "must lie in [0, 1]"))
+        if problems:
+            raise ConfigError(problems)
 
 
 DEFAULT_EXECUTION = Execution()

@@ -31,10 +31,13 @@ class SelfAttention(SubLayer):
     def __init__(self, *given: Any, looks_back_only: bool, **named: Any) -> None:
         super().__init__(*given, **named)
         self.looks_back_only = looks_back_only
-        self.relation: RelativePositions | None = None
-        if self.use.position is not None:
-            self.relation = self._banks.relative[self.use.position]  # type: ignore[assignment]
         self.keys_of: KeysOf = self.use.weights, self.use.norm if self.is_pre_norm else None
+
+    @property
+    def relation(self) -> RelativePositions | None:
+        """The table of relative positions; None where there is none."""
+        name = self.use.position
+        return None if name is None else self._banks.relative[name]  # type: ignore[return-value]
 
     def transform(
         self, module: Any, read_ND: Tensor, states_ND: Tensor, run: Pass, here: Round
@@ -100,7 +103,8 @@ class SelfAttention(SubLayer):
         """Return keys and values by head of all columns, `[B, H, S, K]`, cached ones first; cache the new ones."""
         kv_2BHTK: Tensor = self.module.key_value_heads(kv_MJ.view(here.rows.n_sentences, here.rows.n_columns, -1))
         k, v = kv_2BHTK.unbind(0)
-        rotated = k if self.relation is None else self.relation.rotate(k, run.positions)
+        relation = self.relation
+        rotated = k if relation is None else relation.rotate(k, run.positions)
         if run.cache is None:
             return rotated, v
         if self.step not in run.cache.self_kv:
@@ -115,8 +119,9 @@ class SelfAttention(SubLayer):
 
     def prepare(self, run: Pass) -> None:
         """Make a bias that depends on positions only."""
-        if self.relation is not None and self.relation.needs_bias and not self.relation.depends_on_queries:
-            self._static_bias(self.relation, run)
+        relation = self.relation
+        if relation is not None and relation.needs_bias and not relation.depends_on_queries:
+            self._static_bias(relation, run)
 
     def _static_bias(self, relation: RelativePositions, run: Pass) -> Tensor | None:
         """Return the bias of all new columns, computed once a pass for all sub-layers with the same table."""

@@ -19,6 +19,7 @@ from contextlib import nullcontext
 from typing import Any, Literal, NamedTuple
 
 import torch
+from torch import nn
 
 from ostinato.kernels import drop, summing
 from ostinato.nn.attention import Visibility
@@ -79,11 +80,15 @@ class Stack:
         self.plan, self.banks, self.placement, self.dropout = plan, banks, placement, dropout
         self.signal, self.is_causal, self.has_prefix = signal, is_causal, has_prefix
         self.halting: HaltingRule = halting or NoHalting()
-        self.final_norm = banks.norm[f"final_{plan.stack}"] if placement == "pre" else None
         self._own_rounds = self._rounds(plan)
         # A convolution reads its neighbours, halted or not: their rows must stay.
         modules = (banks.ffn[use.weights] for use in plan.uses() if use.kind == "ffn")
         self._mixes_columns = any(isinstance(module, SeparableConv) for module in modules)
+
+    @property
+    def final_norm(self) -> nn.Module | None:
+        """The norm after the last step; only pre-norm stacks have one."""
+        return self.banks.norm[f"final_{self.plan.stack}"] if self.placement == "pre" else None
 
     def __call__(
         self,
@@ -167,7 +172,7 @@ class Stack:
         if self.dropout and self.banks.training:
             states_BTD = drop(states_BTD, self.dropout, run.execution.dropout_draws)
         states_ND = states_BTD.flatten(0, 1)
-        # Of one new column it is a view with gaps, and kernels read rows side by side.
+        # With one new column, the mask is a view with gaps, and kernels read rows side by side.
         keep_N = None if run.keep_BT is None else run.keep_BT.flatten().contiguous()
         halting = rule.start(states_ND, Rows.all(B, T), keep_N, len(rounds))
         gathers = run.execution.compaction != "never" and rule.freezes and not self._mixes_columns
@@ -193,8 +198,8 @@ class Stack:
                     left_ND = sub_layer(left_ND, run, here)
             states_ND = halting.leave(index, states_ND, left_ND)
         states_BTD = halting.output(states_ND)
-        if self.final_norm is not None:
-            states_BTD = self.final_norm(states_BTD)
+        if (norm := self.final_norm) is not None:
+            states_BTD = norm(states_BTD)
         # A cost is for training; the steps of decoding would pay for it, token by token.
         cost = halting.aux_loss() if run.cache is None else None
         return StackOutput(states_BTD, halting.trace(), cost, tuple(run.routings), run.captures)

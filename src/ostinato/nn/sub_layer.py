@@ -83,7 +83,7 @@ class SubLayer(ABC):
         if self.is_pre_norm and norm is not None:
             read_ND = norm(read_ND)
         output_ND = self.transform(module, read_ND, states_ND, run, here)
-        if self.dropout and module.training:
+        if self.dropout and self._banks.training:
             moved_ND = add_dropped(states_ND, output_ND, self.dropout, run.execution.dropout_draws)
         else:
             moved_ND = states_ND + output_ND

@@ -179,7 +179,7 @@ def versions() -> dict[str, Any]:
 
 def _commit() -> str | None:
     """Return the commit of the source tree that runs, "-dirty" where it was changed since; None without one."""
-    here = Path(ostinato.__file__).parent
+    here = Path(__file__).parents[1]
     command = ["git", "-C", str(here), "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"]
     try:
         is_tracked = subprocess.run([*command[:3], "ls-files", "--error-unmatch", "__init__.py"], capture_output=True)
