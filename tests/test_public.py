@@ -86,7 +86,7 @@ def test_an_execution_is_given_to_a_call_or_set_for_a_block() -> None:
 
 
 def test_an_execution_that_makes_no_sense_is_named_at_once() -> None:
-    with pytest.raises(ConfigError, match="halting_threshold is 2[.]0: must lie in"):
+    with pytest.raises(ConfigError, match="must lie in"):
         ostinato.Execution(halting_threshold=2.0)
     config = ostinato.LanguageModelConfig(d_model=8, vocab_size=9, decoder=SIZES)
     with pytest.raises(ConfigError, match="no token of this model can halt"):
