@@ -192,9 +192,11 @@ class _SelfAttentionInPlace(SelfAttention):
         assert run.cache is not None
         assert cached is not None
         keys = cached.next(here.rows.n_sentences, _in_rows(run.cache.keep_BS), here.rows.index_N)
-        if here.halted and (halted := self.of_halted(run, here)) is not None:
-            newest_2RHK = cached.newest()
-            newest_2RHK[:, halted.places_L] = halted.kv_LJ.view(-1, 2, *newest_2RHK.shape[2:]).transpose(0, 1)
+        if here.halted:
+            newest_2RHK, new = cached.newest(), self.newly_halted(run, here)
+            kv_LJ = self.keys_values(torch.cat([rows.visible_LD for rows in new])) if new else newest_2RHK[:0]
+            for places_L, halted_LJ in self.of_halted(kv_LJ, run, here):
+                newest_2RHK[:, places_L] = halted_LJ.view(-1, 2, *newest_2RHK.shape[2:]).transpose(0, 1)
         return keys
 
     def read(self, q_NI: Tensor, kv_MJ: Tensor, run: Pass, here: Round) -> Float[Tensor, "N I"]:

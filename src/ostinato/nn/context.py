@@ -29,19 +29,6 @@ class HaltedRows:
 
 
 @dataclass(frozen=True, slots=True)
-class HaltedKeys:
-    """Keys and values of rows that were gathered away, as some weights make them.
-
-    Args:
-        n_groups: the first ones of `Round.halted`. places_L, kv_LJ: of all their rows, `[L, 2 H K]`.
-    """
-
-    n_groups: int
-    places_L: Int[Tensor, "L"]
-    kv_LJ: Tensor
-
-
-@dataclass(frozen=True, slots=True)
 class Pass:
     """What one pass through a stack knows; made anew for every call.
 
@@ -53,7 +40,7 @@ class Pass:
         execution: how to run. recomputes: steps are run again in the backward pass. request: captures to return.
         cross_kv: keys and values of the memory, `[2, B, H, S, K]`, by parameter set, made once a pass or search.
         biases: of attention, where they depend on positions only, by table.
-        halted_keys: of rows that were gathered away, by what made them.
+        halted_keys: places, keys and values `[L, 2 H K]` of the groups of `Round.halted`, by what made them.
         captures, routings: what is returned beside the states.
     """
 
@@ -69,7 +56,7 @@ class Pass:
     request: Collection[str] = ()
     cross_kv: dict[str, Tensor] = field(default_factory=dict)
     biases: dict[str, Tensor | None] = field(default_factory=dict)
-    halted_keys: dict[KeysOf, HaltedKeys] = field(default_factory=dict)
+    halted_keys: dict[KeysOf, list[tuple[Tensor, Tensor]]] = field(default_factory=dict)
     captures: dict[CaptureKey, Tensor] = field(default_factory=dict)
     routings: list[Routing] = field(default_factory=list)
 

@@ -7,12 +7,13 @@ never changes, so that the same weights (and norm before them) make its keys and
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from ostinato.nn.cache import KeyValues
-from ostinato.nn.context import HaltedKeys, KeysOf, Pass, Round
+from ostinato.nn.context import HaltedRows, KeysOf, Pass, Round
 from ostinato.nn.experts import Routed
 from ostinato.nn.relative import RelativePositions, bias_of_queries, repeat_for_choices
 from ostinato.nn.rows import lay_rows
@@ -44,10 +45,12 @@ class SelfAttention(SubLayer):
     ) -> Float[Tensor, "N D"]:
         """Return what every row reads in its sentence."""
         decision = self.route(module, read_ND, run, here) if isinstance(module, Routed) else None
-        if here.visible is None:
+        new = self.newly_halted(run, here)
+        if here.visible is None and not new:
             q_NI, kv_NJ = module.queries_keys_values(read_ND, decision)
         else:
-            q_NI, kv_NJ = module.queries(read_ND, decision), self.keys_values(here.visible(states_ND))
+            visible_ND = states_ND if here.visible is None else here.visible(states_ND)
+            q_NI, kv_NJ = module.queries(read_ND, decision), self.keys_values(visible_ND, new)
         x_NI = self.read(q_NI, self.of_columns(kv_NJ, run, here), run, here)
         return module.output(x_NI, decision)  # type: ignore[no-any-return]
 
@@ -70,33 +73,42 @@ class SelfAttention(SubLayer):
         draws, ranges = run.execution.dropout_draws, None if rows.occupied is None else rows.ranges(k)
         return rows.from_queries(attention.attend(q, k, v, here.visibility, bias, ranges=ranges, draws=draws))
 
-    def keys_values(self, visible_LD: Tensor) -> Float[Tensor, "L J"]:
-        """Return keys and values of rows that look like this."""
-        if self.is_pre_norm and self.norm is not None:
-            visible_LD = self.norm(visible_LD)
-        return self.module.keys_values(visible_LD)  # type: ignore[no-any-return]
+    def newly_halted(self, run: Pass, here: Round) -> tuple[HaltedRows, ...]:
+        """Return the groups of halted rows of which these weights have made no keys and values yet."""
+        return here.halted[len(run.halted_keys.get(self.keys_of, ())) :]
+
+    def keys_values(self, visible_ND: Tensor, new: Sequence[HaltedRows] = ()) -> Float[Tensor, "N J"]:
+        """Return keys and values of rows that look like this, and of newly halted ones behind them: one product."""
+        if new:
+            visible_ND = torch.cat([visible_ND, *(rows.visible_LD for rows in new)])
+        if self.is_pre_norm and (norm := self.norm) is not None:
+            visible_ND = norm(visible_ND)
+        return self.module.keys_values(visible_ND)  # type: ignore[no-any-return]
 
     def of_columns(self, kv_NJ: Tensor, run: Pass, here: Round) -> Float[Tensor, "M J"]:
-        """Return keys and values of all new columns, M = B T, given those of the rows; zeros of gathered padding."""
+        """Return keys and values of all new columns, M = B T; zeros of gathered padding.
+
+        Args:
+            kv_NJ: those of the rows, and of newly halted ones behind them.
+        """
         if here.rows.index_N is None:
             return kv_NJ
-        parts = [(here.rows.index_N, kv_NJ)]
-        if (halted := self.of_halted(run, here)) is not None:
-            parts.append((halted.places_L, halted.kv_LJ))
+        n, n_halted = len(here.rows), sum(len(rows.places_L) for rows in self.newly_halted(run, here))
+        kv_here_NJ, kv_new_LJ = torch.split(kv_NJ, [n, n_halted]) if n_halted else (kv_NJ, kv_NJ[:0])
+        parts = [(here.rows.index_N, kv_here_NJ), *self.of_halted(kv_new_LJ, run, here)]
         return lay_rows(parts, here.rows.n_tokens)
 
-    def of_halted(self, run: Pass, here: Round) -> HaltedKeys | None:
-        """Return keys and values of the rows that were gathered away; None where there are none."""
-        known = run.halted_keys.get(self.keys_of)
-        new = here.halted if known is None else here.halted[known.n_groups :]
-        if new:
-            visible_LD = torch.cat([rows.visible_LD for rows in new])
-            places_L, kv_LJ = torch.cat([rows.places_L for rows in new]), self.keys_values(visible_LD)
-            if known is not None:
-                places_L, kv_LJ = torch.cat([known.places_L, places_L]), torch.cat([known.kv_LJ, kv_LJ])
-            known = HaltedKeys(len(here.halted), places_L, kv_LJ)
-            if not run.recomputes:  # a step that is run again must find what it found the first time
-                run.halted_keys[self.keys_of] = known
+    def of_halted(self, kv_new_LJ: Tensor, run: Pass, here: Round) -> list[tuple[Tensor, Tensor]]:
+        """Return places, keys and values of all rows that were gathered away, a pair a group.
+
+        Args:
+            kv_new_LJ: keys and values of the newly halted ones.
+        """
+        new = self.newly_halted(run, here)
+        made = torch.split(kv_new_LJ, [len(rows.places_L) for rows in new]) if new else ()
+        known = [*run.halted_keys.get(self.keys_of, ()), *zip((rows.places_L for rows in new), made, strict=True)]
+        if not run.recomputes:  # a step that is run again must find what it found the first time
+            run.halted_keys[self.keys_of] = known
         return known
 
     def remember(self, kv_MJ: Tensor, run: Pass, here: Round) -> tuple[Tensor, Tensor]:
@@ -115,7 +127,8 @@ class SelfAttention(SubLayer):
 
     def fill_cache(self, states_0D: Tensor, run: Pass, here: Round) -> None:
         """Cache the new columns of a round in which no row takes part."""
-        self.remember(self.of_columns(self.keys_values(states_0D), run, here), run, here)
+        kv_NJ = self.keys_values(states_0D, self.newly_halted(run, here))
+        self.remember(self.of_columns(kv_NJ, run, here), run, here)
 
     def prepare(self, run: Pass) -> None:
         """Make a bias that depends on positions only."""
