@@ -88,13 +88,11 @@ class CompiledStack:
         """Run T new columns; keys and values are cached where kernels read them, whatever T is."""
         execution = cache.execution or DEFAULT_EXECUTION
         plain, compiled = self._program(cache.n_steps, execution)
-        moves: Moves | None = None
-        for sub_layer in chain.from_iterable(chain.from_iterable(plain.rounds)):
-            if isinstance(sub_layer, SelfAttention) and sub_layer.step not in cache.self_kv and _can_read(sub_layer):
-                if moves is None:
-                    kept = [kv.moves for kv in cache.self_kv.values() if isinstance(kv, KeyValuesInPlace)]
-                    moves = kept[0] if kept else Moves()
-                cache.self_kv[sub_layer.step] = KeyValuesInPlace(sub_layer.module, moves)
+        if not cache.self_kv:  # the first step of a search
+            moves = Moves()
+            for sub_layer in chain.from_iterable(chain.from_iterable(plain.rounds)):
+                if isinstance(sub_layer, SelfAttention) and _can_read(sub_layer):
+                    cache.self_kv[sub_layer.step] = KeyValuesInPlace(sub_layer.module, moves)
         return self._stack.step(embedded_BTD, cache, compiled if embedded_BTD.shape[1] == 1 else plain)
 
     def _program(self, n_steps: int | None, execution: Execution) -> tuple[LoopProgram, LoopProgram]:
@@ -194,8 +192,8 @@ class _SelfAttentionInPlace(SelfAttention):
         keys = cached.next(here.rows.n_sentences, _in_rows(run.cache.keep_BS), here.rows.index_N)
         if here.halted:
             newest_2RHK, new = cached.newest(), self.newly_halted(run, here)
-            kv_LJ = self.keys_values(torch.cat([rows.visible_LD for rows in new])) if new else newest_2RHK[:0]
-            for places_L, halted_LJ in self.of_halted(kv_LJ, run, here):
+            made = [self.keys_values(rows.visible_LD) for rows in new]
+            for places_L, halted_LJ in self.of_halted(new, made, run):
                 newest_2RHK[:, places_L] = halted_LJ.view(-1, 2, *newest_2RHK.shape[2:]).transpose(0, 1)
         return keys
 

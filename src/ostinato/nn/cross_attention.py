@@ -6,10 +6,7 @@ copied per beam: the hypotheses of a sentence are queries side by side.
 
 from __future__ import annotations
 
-from typing import Any
-
 from ostinato.nn.context import Pass, Round
-from ostinato.nn.experts import Routed
 from ostinato.nn.shapes import Float, Tensor
 from ostinato.nn.sub_layer import SubLayer, capture_weights
 
@@ -17,12 +14,11 @@ from ostinato.nn.sub_layer import SubLayer, capture_weights
 class CrossAttention(SubLayer):
     """One use of cross-attention, dense or of experts. Args: see `SubLayer`."""
 
-    def transform(
-        self, module: Any, read_ND: Tensor, states_ND: Tensor, run: Pass, here: Round
-    ) -> Float[Tensor, "N D"]:
+    def transform(self, read_ND: Tensor, states_ND: Tensor, run: Pass, here: Round) -> Float[Tensor, "N D"]:
         """Return what every row reads in its sentence's memory."""
-        decision = self.route(module, read_ND, run, here) if isinstance(module, Routed) else None
-        return module.output(self.read(module.queries(read_ND, decision), run, here), decision)  # type: ignore[no-any-return]
+        decision = self.route(read_ND, run, here)
+        x_NI = self.read(self.module.queries(read_ND, decision), run, here)
+        return self.module.output(x_NI, decision)  # type: ignore[no-any-return]
 
     def read(self, q_NI: Tensor, run: Pass, here: Round) -> Float[Tensor, "N I"]:
         """Return what the queries of the rows read, heads and choices side by side."""

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import nn
 
 from ostinato.kernels import Activation, Draws, activate, drop_activated
 from ostinato.nn.context import Pass, Round
-from ostinato.nn.experts import Routed
 from ostinato.nn.layers import Dropping, Linear
 from ostinato.nn.shapes import Float, Tensor
 from ostinato.nn.sub_layer import SubLayer
@@ -52,9 +49,6 @@ class FeedForward(Dropping, nn.Module):
 class FeedForwardSubLayer(SubLayer):
     """One use of a feed-forward, dense, of experts, or a sparse layer. Args: see `SubLayer`."""
 
-    def transform(
-        self, module: Any, read_ND: Tensor, states_ND: Tensor, run: Pass, here: Round
-    ) -> Float[Tensor, "N D"]:
+    def transform(self, read_ND: Tensor, states_ND: Tensor, run: Pass, here: Round) -> Float[Tensor, "N D"]:
         """Map every row."""
-        decision = self.route(module, read_ND, run, here) if isinstance(module, Routed) else None
-        return module(read_ND, decision, run.execution.dropout_draws)  # type: ignore[no-any-return]
+        return self.module(read_ND, self.route(read_ND, run, here), run.execution.dropout_draws)  # type: ignore[no-any-return]

@@ -12,47 +12,41 @@ from typing import Any
 
 import torch
 
+from ostinato.nn.bank import Banks
 from ostinato.nn.cache import KeyValues
 from ostinato.nn.context import HaltedRows, KeysOf, Pass, Round
-from ostinato.nn.experts import Routed
 from ostinato.nn.relative import RelativePositions, bias_of_queries, repeat_for_choices
 from ostinato.nn.rows import lay_rows
 from ostinato.nn.shapes import Float, Tensor
 from ostinato.nn.sub_layer import SubLayer, capture_weights
+from ostinato.plan import Step, Use
 
 
 class SelfAttention(SubLayer):
     """One use of self-attention, dense or of experts.
 
     Args:
-        looks_back_only: no token of the stack ever sees a later one.
-        given: see `SubLayer`.
+        looks_back_only: no token of the stack ever sees a later one. The others: see `SubLayer`.
     """
 
-    def __init__(self, *given: Any, looks_back_only: bool, **named: Any) -> None:
-        super().__init__(*given, **named)
+    def __init__(self, stack: str, step: Step, use: Use, banks: Banks, *, looks_back_only: bool, **named: Any) -> None:
+        super().__init__(stack, step, use, banks, **named)
         self.looks_back_only = looks_back_only
+        name = self.use.position
+        # The table of relative positions; None where there is none.
+        self.relation: RelativePositions | None = None if name is None else banks.relative[name]  # type: ignore[assignment]
         self.keys_of: KeysOf = self.use.weights, self.use.norm if self.is_pre_norm else None
 
-    @property
-    def relation(self) -> RelativePositions | None:
-        """The table of relative positions; None where there is none."""
-        name = self.use.position
-        return None if name is None else self._banks.relative[name]  # type: ignore[return-value]
-
-    def transform(
-        self, module: Any, read_ND: Tensor, states_ND: Tensor, run: Pass, here: Round
-    ) -> Float[Tensor, "N D"]:
+    def transform(self, read_ND: Tensor, states_ND: Tensor, run: Pass, here: Round) -> Float[Tensor, "N D"]:
         """Return what every row reads in its sentence."""
-        decision = self.route(module, read_ND, run, here) if isinstance(module, Routed) else None
-        new = self.newly_halted(run, here)
+        decision, new = self.route(read_ND, run, here), self.newly_halted(run, here)
         if here.visible is None and not new:
-            q_NI, kv_NJ = module.queries_keys_values(read_ND, decision)
+            q_NI, kv_NJ = self.module.queries_keys_values(read_ND, decision)
         else:
             visible_ND = states_ND if here.visible is None else here.visible(states_ND)
-            q_NI, kv_NJ = module.queries(read_ND, decision), self.keys_values(visible_ND, new)
-        x_NI = self.read(q_NI, self.of_columns(kv_NJ, run, here), run, here)
-        return module.output(x_NI, decision)  # type: ignore[no-any-return]
+            q_NI, kv_NJ = self.module.queries(read_ND, decision), self.keys_values(visible_ND, new)
+        x_NI = self.read(q_NI, self.of_columns(kv_NJ, new, run, here), run, here)
+        return self.module.output(x_NI, decision)  # type: ignore[no-any-return]
 
     def read(self, q_NI: Tensor, kv_MJ: Tensor, run: Pass, here: Round) -> Float[Tensor, "N I"]:
         """Return what the queries of the rows read, heads and choices side by side, given keys of the new columns."""
@@ -81,11 +75,11 @@ class SelfAttention(SubLayer):
         """Return keys and values of rows that look like this, and of newly halted ones behind them: one product."""
         if new:
             visible_ND = torch.cat([visible_ND, *(rows.visible_LD for rows in new)])
-        if self.is_pre_norm and (norm := self.norm) is not None:
-            visible_ND = norm(visible_ND)
+        if self.is_pre_norm and self.norm is not None:
+            visible_ND = self.norm(visible_ND)
         return self.module.keys_values(visible_ND)  # type: ignore[no-any-return]
 
-    def of_columns(self, kv_NJ: Tensor, run: Pass, here: Round) -> Float[Tensor, "M J"]:
+    def of_columns(self, kv_NJ: Tensor, new: Sequence[HaltedRows], run: Pass, here: Round) -> Float[Tensor, "M J"]:
         """Return keys and values of all new columns, M = B T; zeros of gathered padding.
 
         Args:
@@ -93,19 +87,12 @@ class SelfAttention(SubLayer):
         """
         if here.rows.index_N is None:
             return kv_NJ
-        n, n_halted = len(here.rows), sum(len(rows.places_L) for rows in self.newly_halted(run, here))
-        kv_here_NJ, kv_new_LJ = torch.split(kv_NJ, [n, n_halted]) if n_halted else (kv_NJ, kv_NJ[:0])
-        parts = [(here.rows.index_N, kv_here_NJ), *self.of_halted(kv_new_LJ, run, here)]
-        return lay_rows(parts, here.rows.n_tokens)
+        sizes = [len(here.rows), *(len(rows.places_L) for rows in new)]
+        kv_here_NJ, *made = kv_NJ.split(sizes) if new else (kv_NJ,)
+        return lay_rows([(here.rows.index_N, kv_here_NJ), *self.of_halted(new, made, run)], here.rows.n_tokens)
 
-    def of_halted(self, kv_new_LJ: Tensor, run: Pass, here: Round) -> list[tuple[Tensor, Tensor]]:
-        """Return places, keys and values of all rows that were gathered away, a pair a group.
-
-        Args:
-            kv_new_LJ: keys and values of the newly halted ones.
-        """
-        new = self.newly_halted(run, here)
-        made = torch.split(kv_new_LJ, [len(rows.places_L) for rows in new]) if new else ()
+    def of_halted(self, new: Sequence[HaltedRows], made: Sequence[Tensor], run: Pass) -> list[tuple[Tensor, Tensor]]:
+        """Return places, keys and values of all rows that were gathered away, a pair a group; `made`: of the new."""
         known = [*run.halted_keys.get(self.keys_of, ()), *zip((rows.places_L for rows in new), made, strict=True)]
         if not run.recomputes:  # a step that is run again must find what it found the first time
             run.halted_keys[self.keys_of] = known
@@ -115,8 +102,7 @@ class SelfAttention(SubLayer):
         """Return keys and values by head of all columns, `[B, H, S, K]`, cached ones first; cache the new ones."""
         kv_2BHTK: Tensor = self.module.key_value_heads(kv_MJ.view(here.rows.n_sentences, here.rows.n_columns, -1))
         k, v = kv_2BHTK.unbind(0)
-        relation = self.relation
-        rotated = k if relation is None else relation.rotate(k, run.positions)
+        rotated = k if self.relation is None else self.relation.rotate(k, run.positions)
         if run.cache is None:
             return rotated, v
         if self.step not in run.cache.self_kv:
@@ -127,8 +113,8 @@ class SelfAttention(SubLayer):
 
     def fill_cache(self, states_0D: Tensor, run: Pass, here: Round) -> None:
         """Cache the new columns of a round in which no row takes part."""
-        kv_NJ = self.keys_values(states_0D, self.newly_halted(run, here))
-        self.remember(self.of_columns(kv_NJ, run, here), run, here)
+        new = self.newly_halted(run, here)
+        self.remember(self.of_columns(self.keys_values(states_0D, new), new, run, here), run, here)
 
     def prepare(self, run: Pass) -> None:
         """Make a bias that depends on positions only."""

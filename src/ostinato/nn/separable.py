@@ -13,11 +13,13 @@ import torch.nn.functional as F
 from torch import nn
 
 from ostinato.kernels import Draws
+from ostinato.nn.bank import Banks
 from ostinato.nn.cache import ColumnWindow
 from ostinato.nn.context import Pass, Round
 from ostinato.nn.layers import Dropping, Linear
 from ostinato.nn.shapes import Bool, Float, Tensor
 from ostinato.nn.sub_layer import SubLayer
+from ostinato.plan import Step, Use
 
 
 class SeparableConv(Dropping, nn.Module):
@@ -69,26 +71,24 @@ class SeparableConvSubLayer(SubLayer):
     """One use of separable convolutions. It reads neighbours, so that no row may be gathered away in its stack.
 
     Args:
-        is_causal: a column sees none after it, also in a prefix: only attention sees that whole.
-        given: see `SubLayer`.
+        is_causal: a column sees none after it, also in a prefix: only attention sees that whole. The others: see
+            `SubLayer`.
     """
 
-    def __init__(self, *given: Any, is_causal: bool, **named: Any) -> None:
-        super().__init__(*given, **named)
+    def __init__(self, stack: str, step: Step, use: Use, banks: Banks, *, is_causal: bool, **named: Any) -> None:
+        super().__init__(stack, step, use, banks, **named)
         self.is_causal = is_causal
 
     def reads(self, states_ND: Tensor, here: Round) -> Tensor:
         """Return what is visible in all columns, a row's own too."""
         return states_ND if here.visible is None else here.visible(states_ND)
 
-    def transform(
-        self, module: Any, read_ND: Tensor, states_ND: Tensor, run: Pass, here: Round
-    ) -> Float[Tensor, "N D"]:
+    def transform(self, read_ND: Tensor, states_ND: Tensor, run: Pass, here: Round) -> Float[Tensor, "N D"]:
         """Map every column and its neighbours."""
         windows = None
         if run.cache is not None:
             windows = run.cache.windows.setdefault(self.step, (ColumnWindow(), ColumnWindow()))
-        columns_BTD = module(
+        columns_BTD = self.module(
             here.rows.grid(read_ND),
             is_causal=self.is_causal,
             keep_BT=run.keep_BT,

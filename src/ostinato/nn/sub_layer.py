@@ -46,6 +46,9 @@ class Runnable(Protocol):
 class SubLayer(ABC):
     """One use of a parameter set at one step, made once. It refers to its modules and owns no parameters.
 
+    Attributes:
+        module: the parameter set. norm: None where the parameter set brings norms of its own.
+
     Args:
         stack: name of the stack. step, use: its place in the plan. banks: where the use finds its weights and its norm.
         placement: of the norm. dropout: of the output of f.
@@ -62,33 +65,23 @@ class SubLayer(ABC):
         dropout: float,
     ) -> None:
         self.stack, self.step, self.use = stack, step.index, use
-        self._banks, self._bank = banks, getattr(banks, use.kind)
+        self.module: Any = getattr(banks, use.kind)[use.weights]
+        self.norm: nn.Module | None = None if use.norm is None else banks.norm[use.norm]
         self.is_pre_norm, self.dropout = placement == "pre", dropout
-
-    @property
-    def module(self) -> Any:
-        """The parameter set, as it stands in its bank."""
-        return self._bank[self.use.weights]
-
-    @property
-    def norm(self) -> nn.Module | None:
-        """None where the parameter set brings norms of its own."""
-        return None if self.use.norm is None else self._banks.norm[self.use.norm]
 
     def __call__(self, states_ND: Float[Tensor, "N D"], run: Pass, here: Round) -> Float[Tensor, "N D"]:
         """Return the states after the sub-layer."""
         started = _seconds(states_ND.device) if "seconds" in run.request else 0.0
-        module, norm = self.module, self.norm
         read_ND = self.reads(states_ND, here)
-        if self.is_pre_norm and norm is not None:
-            read_ND = norm(read_ND)
-        output_ND = self.transform(module, read_ND, states_ND, run, here)
-        if self.dropout and self._banks.training:
+        if self.is_pre_norm and self.norm is not None:
+            read_ND = self.norm(read_ND)
+        output_ND = self.transform(read_ND, states_ND, run, here)
+        if self.dropout and self.module.training:
             moved_ND = add_dropped(states_ND, output_ND, self.dropout, run.execution.dropout_draws)
         else:
             moved_ND = states_ND + output_ND
-        if not self.is_pre_norm and norm is not None:
-            moved_ND = norm(moved_ND)
+        if not self.is_pre_norm and self.norm is not None:
+            moved_ND = self.norm(moved_ND)
         if run.request:
             for what, value_ND in (("input", read_ND), ("output", output_ND), ("residual", moved_ND)):
                 if what in run.request:
@@ -103,7 +96,7 @@ class SubLayer(ABC):
         return states_ND
 
     @abstractmethod
-    def transform(self, module: Any, read_ND: Tensor, states_ND: Tensor, run: Pass, here: Round) -> Tensor:
+    def transform(self, read_ND: Tensor, states_ND: Tensor, run: Pass, here: Round) -> Tensor:
         """Return f of what was read and normed; `states_ND` is what others' keys are made of."""
 
     def prepare(self, run: Pass) -> None:  # noqa: B027 (most sub-layers have nothing of the kind)
@@ -112,10 +105,14 @@ class SubLayer(ABC):
     def fill_cache(self, states_0D: Tensor, run: Pass, here: Round) -> None:  # noqa: B027 (only self-attention does)
         """Cache the new columns in a round in which no row takes part: later tokens may go deeper, and look back."""
 
-    def route(self, module: Routed, x_ND: Tensor, run: Pass, here: Round) -> Decision:
-        """Choose experts for every row, and record what was chosen."""
+    def route(self, x_ND: Tensor, run: Pass, here: Round) -> Decision | None:
+        """Choose experts for every row, and record what was chosen; None where there are no experts."""
+        if not isinstance(self.module, Routed):
+            return None
         execution = run.execution
-        decision = module.route(x_ND, here.weight_N, backend=execution.expert_backend, draws=execution.dropout_draws)
+        decision = self.module.route(
+            x_ND, here.weight_N, backend=execution.expert_backend, draws=execution.dropout_draws
+        )
         routing = decision.routing(router_name(self.use), self.stack, self.step, here.rows.places(x_ND.device))
         if routing is not None:
             run.routings.append(routing)
