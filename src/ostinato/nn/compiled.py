@@ -481,20 +481,19 @@ def link_of(sub_layer: SubLayer) -> AttentionLink | FeedForwardLink | None:
     route = _route_of(module)
     if not _knows_norm(norm):
         return None
-    given: dict[str, Any] = {"is_before": sub_layer.is_pre_norm, "route": route}
     if isinstance(sub_layer, FeedForwardSubLayer):
-        return _feed_forward_link(module, _norm_of(norm), given)
-    if isinstance(sub_layer, SelfAttention) and not _can_read(sub_layer):
-        return None
+        return _feed_forward_link(module, _norm_of(norm), route, is_before=sub_layer.is_pre_norm)
     if not isinstance(sub_layer, SelfAttention | CrossAttention):
         return None
-    return _attention_link(module, _norm_of(norm), given, makes_keys=isinstance(sub_layer, SelfAttention))
+    if isinstance(sub_layer, SelfAttention) and not _can_read(sub_layer):
+        return None
+    makes_keys = isinstance(sub_layer, SelfAttention)
+    return _attention_link(module, _norm_of(norm), route, is_before=sub_layer.is_pre_norm, makes_keys=makes_keys)
 
 
 def _attention_link(
-    module: nn.Module, norm: NormOf | None, given: dict[str, Any], *, makes_keys: bool
+    module: nn.Module, norm: NormOf | None, route: RouteOf | None, *, is_before: bool, makes_keys: bool
 ) -> AttentionLink | None:
-    route: RouteOf | None = given["route"]
     if type(module) is Attention:
         dense: tuple[nn.Module, ...] = (module.qkv, module.out)
         weight, bias, n = module.qkv.weight, module.qkv.bias, module.inner
@@ -511,24 +510,27 @@ def _attention_link(
         return None
     if module.n_choices != (1 if route is None else route.top_k):
         return None
-    return AttentionLink(norm, queries=queries, keys_values=keys_values if makes_keys else None, output=output, **given)
+    made = keys_values if makes_keys else None
+    return AttentionLink(norm, is_before=is_before, queries=queries, keys_values=made, output=output, route=route)
 
 
-def _feed_forward_link(module: nn.Module, norm: NormOf | None, given: dict[str, Any]) -> FeedForwardLink | None:
+def _feed_forward_link(
+    module: nn.Module, norm: NormOf | None, route: RouteOf | None, *, is_before: bool
+) -> FeedForwardLink | None:
     known: FeedForward | ExpertMaps
     if type(module) is FeedForward:
         known = module
         dense: tuple[nn.Module, ...] = (module.up, module.down)
         up: _Map = module.up.weight, module.up.bias
         down: _Map = module.down.weight, module.down.bias
-    elif type(module) is ExpertFeedForward and given["route"] is not None and type(module.experts) is ExpertMaps:
+    elif type(module) is ExpertFeedForward and route is not None and type(module.experts) is ExpertMaps:
         known, dense = module.experts, ()
         up, down = (known.up_EDF, known.up_bias_EF), (known.down_EFD, known.down_bias_ED)
     else:
         return None
     if _is_changed(known, *dense) or not _are_plain(*up, *down):
         return None
-    return FeedForwardLink(norm, known.activation, up=up, down=down, **given)
+    return FeedForwardLink(norm, known.activation, is_before=is_before, up=up, down=down, route=route)
 
 
 def _route_of(module: nn.Module) -> RouteOf | None:

@@ -7,6 +7,7 @@ copied per beam: the hypotheses of a sentence are queries side by side.
 from __future__ import annotations
 
 from ostinato.nn.context import Pass, Round
+from ostinato.nn.experts import Decision
 from ostinato.nn.shapes import Float, Tensor
 from ostinato.nn.sub_layer import SubLayer, capture_weights
 
@@ -14,9 +15,10 @@ from ostinato.nn.sub_layer import SubLayer, capture_weights
 class CrossAttention(SubLayer):
     """One use of cross-attention, dense or of experts. Args: see `SubLayer`."""
 
-    def transform(self, read_ND: Tensor, states_ND: Tensor, run: Pass, here: Round) -> Float[Tensor, "N D"]:
+    def transform(
+        self, read_ND: Tensor, decision: Decision | None, states_ND: Tensor, run: Pass, here: Round
+    ) -> Float[Tensor, "N D"]:
         """Return what every row reads in its sentence's memory."""
-        decision = self.route(read_ND, run, here)
         x_NI = self.read(self.module.queries(read_ND, decision), run, here)
         return self.module.output(x_NI, decision)  # type: ignore[no-any-return]
 

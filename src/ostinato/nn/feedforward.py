@@ -6,6 +6,7 @@ from torch import nn
 
 from ostinato.kernels import Activation, Draws, activate, drop_activated
 from ostinato.nn.context import Pass, Round
+from ostinato.nn.experts import Decision
 from ostinato.nn.layers import Dropping, Linear
 from ostinato.nn.shapes import Float, Tensor
 from ostinato.nn.sub_layer import SubLayer
@@ -49,6 +50,8 @@ class FeedForward(Dropping, nn.Module):
 class FeedForwardSubLayer(SubLayer):
     """One use of a feed-forward, dense, of experts, or a sparse layer. Args: see `SubLayer`."""
 
-    def transform(self, read_ND: Tensor, states_ND: Tensor, run: Pass, here: Round) -> Float[Tensor, "N D"]:
+    def transform(
+        self, read_ND: Tensor, decision: Decision | None, states_ND: Tensor, run: Pass, here: Round
+    ) -> Float[Tensor, "N D"]:
         """Map every row."""
-        return self.module(read_ND, self.route(read_ND, run, here), run.execution.dropout_draws)  # type: ignore[no-any-return]
+        return self.module(read_ND, decision, run.execution.dropout_draws)  # type: ignore[no-any-return]

@@ -15,6 +15,7 @@ import torch
 from ostinato.nn.bank import Banks
 from ostinato.nn.cache import KeyValues
 from ostinato.nn.context import HaltedRows, KeysOf, Pass, Round
+from ostinato.nn.experts import Decision
 from ostinato.nn.relative import RelativePositions, bias_of_queries, repeat_for_choices
 from ostinato.nn.rows import lay_rows
 from ostinato.nn.shapes import Float, Tensor
@@ -37,9 +38,11 @@ class SelfAttention(SubLayer):
         self.relation: RelativePositions | None = None if name is None else banks.relative[name]  # type: ignore[assignment]
         self.keys_of: KeysOf = self.use.weights, self.use.norm if self.is_pre_norm else None
 
-    def transform(self, read_ND: Tensor, states_ND: Tensor, run: Pass, here: Round) -> Float[Tensor, "N D"]:
+    def transform(
+        self, read_ND: Tensor, decision: Decision | None, states_ND: Tensor, run: Pass, here: Round
+    ) -> Float[Tensor, "N D"]:
         """Return what every row reads in its sentence."""
-        decision, new = self.route(read_ND, run, here), self.newly_halted(run, here)
+        new = self.newly_halted(run, here)
         if here.visible is None and not new:
             q_NI, kv_NJ = self.module.queries_keys_values(read_ND, decision)
         else:
@@ -88,7 +91,7 @@ class SelfAttention(SubLayer):
         if here.rows.index_N is None:
             return kv_NJ
         sizes = [len(here.rows), *(len(rows.places_L) for rows in new)]
-        kv_here_NJ, *made = kv_NJ.split(sizes) if new else (kv_NJ,)
+        kv_here_NJ, *made = torch.split(kv_NJ, sizes) if new else (kv_NJ,)
         return lay_rows([(here.rows.index_N, kv_here_NJ), *self.of_halted(new, made, run)], here.rows.n_tokens)
 
     def of_halted(self, new: Sequence[HaltedRows], made: Sequence[Tensor], run: Pass) -> list[tuple[Tensor, Tensor]]:

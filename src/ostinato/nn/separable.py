@@ -16,6 +16,7 @@ from ostinato.kernels import Draws
 from ostinato.nn.bank import Banks
 from ostinato.nn.cache import ColumnWindow
 from ostinato.nn.context import Pass, Round
+from ostinato.nn.experts import Decision
 from ostinato.nn.layers import Dropping, Linear
 from ostinato.nn.shapes import Bool, Float, Tensor
 from ostinato.nn.sub_layer import SubLayer
@@ -83,7 +84,9 @@ class SeparableConvSubLayer(SubLayer):
         """Return what is visible in all columns, a row's own too."""
         return states_ND if here.visible is None else here.visible(states_ND)
 
-    def transform(self, read_ND: Tensor, states_ND: Tensor, run: Pass, here: Round) -> Float[Tensor, "N D"]:
+    def transform(
+        self, read_ND: Tensor, decision: Decision | None, states_ND: Tensor, run: Pass, here: Round
+    ) -> Float[Tensor, "N D"]:
         """Map every column and its neighbours."""
         windows = None
         if run.cache is not None:

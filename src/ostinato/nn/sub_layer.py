@@ -75,7 +75,7 @@ class SubLayer(ABC):
         read_ND = self.reads(states_ND, here)
         if self.is_pre_norm and self.norm is not None:
             read_ND = self.norm(read_ND)
-        output_ND = self.transform(read_ND, states_ND, run, here)
+        output_ND = self.transform(read_ND, self.route(read_ND, run, here), states_ND, run, here)
         if self.dropout and self.module.training:
             moved_ND = add_dropped(states_ND, output_ND, self.dropout, run.execution.dropout_draws)
         else:
@@ -96,8 +96,14 @@ class SubLayer(ABC):
         return states_ND
 
     @abstractmethod
-    def transform(self, read_ND: Tensor, states_ND: Tensor, run: Pass, here: Round) -> Tensor:
-        """Return f of what was read and normed; `states_ND` is what others' keys are made of."""
+    def transform(
+        self, read_ND: Tensor, decision: Decision | None, states_ND: Tensor, run: Pass, here: Round
+    ) -> Tensor:
+        """Return f of what was read and normed.
+
+        Args:
+            decision: where every row goes; None where there are no experts. states_ND: what others' keys are made of.
+        """
 
     def prepare(self, run: Pass) -> None:  # noqa: B027 (most sub-layers have nothing of the kind)
         """Make what a pass computes once for many steps, outside of steps that are run again."""
@@ -109,10 +115,8 @@ class SubLayer(ABC):
         """Choose experts for every row, and record what was chosen; None where there are no experts."""
         if not isinstance(self.module, Routed):
             return None
-        execution = run.execution
-        decision = self.module.route(
-            x_ND, here.weight_N, backend=execution.expert_backend, draws=execution.dropout_draws
-        )
+        backend, draws = run.execution.expert_backend, run.execution.dropout_draws
+        decision = self.module.route(x_ND, here.weight_N, backend=backend, draws=draws)
         routing = decision.routing(router_name(self.use), self.stack, self.step, here.rows.places(x_ND.device))
         if routing is not None:
             run.routings.append(routing)
