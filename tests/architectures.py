@@ -21,6 +21,7 @@ from ostinato.config.experts import (
     RoutedConfig,
     SparseLayerConfig,
 )
+from ostinato.config.halting import HaltingConfig
 from ostinato.config.model import (
     ClassificationHeadConfig,
     EncoderConfig,
@@ -78,12 +79,19 @@ class Sentence:
 
 
 @st.composite
-def any_architecture(draw: st.DrawFn, *, kind: str | None = None, fully_shared: bool = False) -> Any:
+def any_architecture(
+    draw: st.DrawFn,
+    *,
+    kind: str | None = None,
+    fully_shared: bool = False,
+    halting: st.SearchStrategy[HaltingConfig] | None = None,
+) -> Any:
     """Draw a small model, its vocabulary sizes set and its dropout zero.
 
     Args:
         kind: "seq2seq", "language_model" or "encoder"; None draws one of the first two, which generate.
         fully_shared: every round runs the same parameter sets, so that `n_steps` may be given at call time.
+        halting: rules of the stacks; None: any.
     """
     kind = kind or draw(st.sampled_from(["seq2seq", "language_model"]))
     d_model = draw(st.sampled_from([4, 6, 8]))
@@ -93,7 +101,7 @@ def any_architecture(draw: st.DrawFn, *, kind: str | None = None, fully_shared: 
         "init": draw(st.sampled_from(["xavier", "normal", "unit_scaling", "torch"])),
         "embedding_scale": draw(st.booleans()),
     }
-    stack = _Stacks(draw, d_model, fully_shared)
+    stack = _Stacks(draw, d_model, fully_shared, halting)
     if kind == "language_model":
         tie = draw(st.sampled_from(["none", "output"]))
         mask = draw(st.sampled_from(["causal", "prefix"]))
@@ -140,8 +148,10 @@ def _encoder(draw: st.DrawFn, stack: StackConfig, common: dict[str, Any]) -> Enc
 class _Stacks:
     """Draws the stacks of one model: the second may use the banks of the first."""
 
-    def __init__(self, draw: st.DrawFn, d_model: int, fully_shared: bool) -> None:
-        self._draw, self._d_model, self._fully_shared = draw, d_model, fully_shared
+    def __init__(
+        self, draw: st.DrawFn, d_model: int, fully_shared: bool, halting: st.SearchStrategy[HaltingConfig] | None
+    ) -> None:
+        self._draw, self._d_model, self._fully_shared, self._halting = draw, d_model, fully_shared, halting
 
     def draw(self, name: str, shared: dict[str, Any] | None = None) -> Any:
         """Draw the stack called `name`; `shared` holds the settings it must take over with another stack's banks."""
@@ -159,7 +169,7 @@ class _Stacks:
             "self_attention": self._sub("self_attention", n_steps, steps_per_round, shared, relative),
             "ffn": self._sub("ffn", n_steps, steps_per_round, shared, relative),
             "sparse_layer": None if self._fully_shared else draw(_sparse_layers(n_steps)),
-            "halting": draw(haltings(is_causal=name != "encoder")),
+            "halting": draw(haltings(is_causal=name != "encoder") if self._halting is None else self._halting),
         }
         if name == "decoder_of_pair":
             cross = self._sub("cross_attention", n_steps, steps_per_round, {}, relative)

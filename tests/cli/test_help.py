@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -35,22 +34,11 @@ def python(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=60)
 
 
-def best_of_five(*arguments: str) -> float:
-    seconds = []
-    for _ in range(5):
-        started = time.perf_counter()
-        assert python(*arguments).returncode == 0
-        seconds.append(time.perf_counter() - started)
-    return min(seconds)
-
-
-def test_help_takes_less_than_three_tenths_of_a_second() -> None:
-    assert best_of_five("-m", "ostinato", "--help") < 0.3
-
-
-def test_importing_the_package_takes_less_than_three_tenths_of_a_second_and_no_torch() -> None:
+def test_importing_the_package_imports_nothing_heavy() -> None:
+    # How long it takes is measured by benchmarks/startup.py.
     check = "import ostinato, sys; assert not {'torch', 'numpy', 'pydantic', 'typer'} & set(sys.modules)"
-    assert best_of_five("-c", check) < 0.3
+    done = python("-c", check)
+    assert done.returncode == 0, done.stderr
 
 
 def test_every_help_shows_an_example_and_imports_nothing_heavy() -> None:
