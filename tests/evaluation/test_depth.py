@@ -51,6 +51,18 @@ def test_depth_is_the_mean_of_executed_rounds_over_real_tokens() -> None:
     assert found["encoder"]["expected"] == pytest.approx((1 / 4 + 3 / 4 * 3), rel=1e-6)
 
 
+def test_an_expected_depth_is_a_mean_of_rounds_also_where_their_weights_do_not_add_up_to_one() -> None:
+    """The listing of UT does not force the remainder: a token's weights may add up to 0.1 or to 0."""
+    batch = right_padded([Sentence([2], [BOS, 5, 6])])
+    output = _output({"encoder": [[[1, 1]]], "decoder": [[[1, 1]] * 3]})
+    trace = output.stacks["decoder"].halting
+    assert trace is not None
+    trace.weights_BTR[0] = torch.tensor([[0.05, 0.05], [0.0, 0.1], [0.0, 0.0]])
+    found = _describe(sentence_depths(output, batch, {"encoder": 2, "decoder": 2}))
+    assert found["decoder"]["expected"] == pytest.approx((1.5 + 2 + 2) / 3)
+    assert found["decoder"]["mean"] == 2
+
+
 def test_percentiles_are_depths_that_so_many_tokens_do_not_exceed() -> None:
     assert describe([50, 40, 0, 9, 1, 300.0])["percentiles"] == {"50": 1, "90": 2, "99": 4}
     assert describe([0, 0, 7, 21.0]) == {

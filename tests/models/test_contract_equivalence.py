@@ -97,8 +97,7 @@ def assert_same_depths(trace: HaltingTrace | None, keep_BT: Tensor, expected: li
     for executed_BR, weights_BR, keep_B, one in zip(
         trace.executed_BTR, trace.weights_BTR, keep_BT, expected, strict=True
     ):
-        if not isinstance(one, Act) or one.freezes:  # else all run until the whole batch has halted
-            assert executed_BR[keep_B].sum(-1).tolist() == one.n_executed
+        assert executed_BR[keep_B].sum(-1).tolist() == (one.updates if isinstance(one, Act) else one.n_executed)
         for found_R, wanted in zip(weights_BR[keep_B], one.weights, strict=True):
             padding = found_R.new_zeros(len(found_R) - len(wanted))
             assert_equal(found_R, torch.cat([torch.stack(wanted), padding]), "weights of rounds")

@@ -70,17 +70,13 @@ def rounds_of(model: Model, batch: Batch) -> tuple[dict[str, list[dict[str, Tens
         costs[name] = output.depth_cost
         tokens = batch.source if name == "encoder" else batch.target
         assert tokens is not None
-        found[name] = [what_tokens_did(model, name, output.halting, b, keep) for b, keep in enumerate(tokens.keep_BT)]
+        found[name] = [what_tokens_did(output.halting, b, keep) for b, keep in enumerate(tokens.keep_BT)]
     return found, costs
 
 
-def what_tokens_did(model: Model, name: str, trace: HaltingTrace, row: int, keep_T: Tensor) -> dict[str, Tensor]:
-    """Return weights of rounds; and which ones ran, where that is not for the longest of a batch to say."""
-    found = {"weights": trace.weights_BTR[row][keep_T]}
-    halting = model.config.stacks()[name].halting
-    if not isinstance(halting, ActConfig) or halting.freeze_halted_state:
-        found["executed"] = trace.executed_BTR[row][keep_T].double()
-    return found
+def what_tokens_did(trace: HaltingTrace, row: int, keep_T: Tensor) -> dict[str, Tensor]:
+    """Return weights of rounds, and the rounds that a token took part in."""
+    return {"weights": trace.weights_BTR[row][keep_T], "executed": trace.executed_BTR[row][keep_T].double()}
 
 
 def assert_same_rounds(found: dict[str, Tensor], expected: dict[str, Tensor], what: str) -> None:
@@ -287,7 +283,9 @@ def test_hooks_count_the_rounds_that_ran_and_the_tokens_that_ran_them(halting: H
         is_gathered = compaction == "always" and halting is not LISTING
         assert rows == (executed if is_gathered else [batch.target.keep_BT.numel()] * len(executed))
         if ffn is routed:
-            assert chosen == [2 * n for n in executed]
+            # The listing goes on computing tokens that have halted.
+            n_real = int(batch.target.keep_BT.sum())
+            assert chosen == [2 * (n_real if halting is LISTING else n) for n in executed]
 
 
 # --- precision -------------------------------------------------------------------------------------------------------

@@ -121,7 +121,7 @@ class Act(Whole):
         self._halted = [False] * len(first)
         self._remainders = [torch.zeros((), dtype=x.dtype) for x in first]
         self._mix = [torch.zeros_like(x) for x in first]
-        self._updates = [0] * len(first)
+        self.updates = [0] * len(first)
 
     def begin(self, r: int, states: States) -> bool:
         """Run until all have halted: frozen ones not at all, others with their outputs kept."""
@@ -140,7 +140,7 @@ class Act(Whole):
             if self._halted[t]:
                 self.weights[t].append(torch.zeros_like(p))
                 continue
-            self._updates[t] += 1
+            self.updates[t] += 1
             before = _total(self.weights[t]) if self.weights[t] else torch.zeros_like(p)
             is_last = self._config.force_remainder_at_max and r == self._n_rounds
             self._halted[t] = is_last or float((before + p).detach()) > 1 - self._config.epsilon
@@ -161,7 +161,7 @@ class Act(Whole):
 
     def costs(self) -> list[Tensor]:
         """Rounds until halting, and the remainder."""
-        return [n + rest for n, rest in zip(self._updates, self._remainders, strict=True)]
+        return [n + rest for n, rest in zip(self.updates, self._remainders, strict=True)]
 
 
 def start(config: HaltingConfig, unit: Callable[[], nn.Module], first: States, n_rounds: int) -> Whole:

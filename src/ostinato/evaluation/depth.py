@@ -1,11 +1,12 @@
 """Realised depth: how many rounds a token took part in, over the real tokens of all examples.
 
-    executed rounds of a token: those it took part in; all of them where no token halts
-    expected depth of a token:  sum_r w_r r, rounds counted from 1, with w_r the part of round r in its output
+    executed rounds of a token: those before it halts; all of them where no token halts
+    expected depth of a token:  sum_r w_r r / sum_r w_r, rounds counted from 1, with w_r the weight of round r. Weights
+                                add up to one but for ACT that does not force the remainder (the listing of UT)
 
-Executed rounds are compute; the expected depth says which rounds the output comes from. They differ: stick-breaking
-with a threshold near one runs many rounds that add little, and ACT whose halted states are not frozen runs every token
-until the last one of its batch has halted.
+The expected depth says which rounds the output comes from. The two differ: stick-breaking with a threshold near one
+runs many rounds that add little. Executed rounds are compute where halted tokens are frozen; ACT that does not freeze
+them computes every token until the last one of its batch has halted, which MACs count (`ostinato.budget.macs`).
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ def depth_sums(trace: HaltingTrace | None, keep_BT: Bool[Tensor, "B T"], n_round
     executed_BT = torch.where(keep_BT, trace.executed_BTR.sum(-1), 0)
     counts_BR = (executed_BT[..., None] == rounds_R).sum(1).float()
     weights_BTR = trace.weights_BTR.detach().float()
-    depth_BT = (weights_BTR * rounds_R[: weights_BTR.shape[-1]]).sum(-1)
+    total_BT = weights_BTR.sum(-1)
+    depth_BT = (weights_BTR * rounds_R[: weights_BTR.shape[-1]]).sum(-1) / torch.where(total_BT > 0, total_BT, 1.0)
+    depth_BT = torch.where(total_BT > 0, depth_BT, executed_BT)  # no weight anywhere: the rounds that it ran
     return torch.cat([counts_BR, torch.where(keep_BT, depth_BT, 0.0).sum(1, keepdim=True)], 1)
 
 

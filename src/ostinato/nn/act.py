@@ -110,7 +110,7 @@ class ActPass(HaltingPass):
         self._record(self._weights, self._weight_N)
         self._record(self._halts, halts_N)
         self._record(self._ran, self._runs_N())
-        self._executed.append(self._ran[-1] if rule.freezes else self._real_BT)
+        self._executed.append(self._ran[-1])
         self._total_N = self._total_N + self._weight_N
         self._next_N = ~halts_N if active_N is None else active_N & ~halts_N
         return self._seen(index, states_ND, rest_N)
