@@ -9,7 +9,7 @@ import numpy as np
 from ostinato.analysis.arrays import Floats
 from ostinato.analysis.collectors import SHORT, AttentionSums, AttentionTotals, OneExample, SubLayerKey
 from ostinato.analysis.drawing import MAP, columns_of, finish, line, panels, scale, ticks, whole_numbers
-from ostinato.analysis.studies.base import MARKS, Finding, OnProgress, RunStudy, Subject
+from ostinato.analysis.studies.base import MARKS, Finding, OnProgress, Study, Subject
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,51 +23,47 @@ def _no_attention(subject: Subject) -> str | None:
     return None if kinds - {"ffn"} else "its model has no attention"
 
 
-class AttentionStudy(RunStudy):
-    """Entropy and mass by step and head."""
+def _attention(subject: Subject, on_progress: OnProgress) -> Finding:
+    """Return entropy and masses of every sub-layer."""
+    totals: AttentionTotals = subject.collected[AttentionTotals]
+    sums = {module: found for module, found in totals.sums.items() if found.n}
+    rows: list[list[object]] = []
+    data = []
+    for module, found in sums.items():
+        own = found.own_H / found.n if module.kind == "self_attention" else None
+        values = {
+            "entropy_nats": (found.entropy_H / found.n).tolist(),
+            "mass_on_itself": None if own is None else own.tolist(),
+            "mass_on_first": (found.first_H / found.n).tolist(),
+            "mass_on_last": (found.last_H / found.n).tolist(),
+            "mass_on_marked": (found.marked_H / found.n_marked).tolist() if found.n_marked else None,
+        }
+        data.append({"stack": module.stack, "step": module.step, "kind": module.kind, "n": found.n} | values)
+        means = [None if v is None else float(np.mean(v)) for v in values.values()]
+        rows.append([module.stack, str(module), found.n, *means])
+    names = ("stack", "sub-layer", "queries", "entropy, nats", "on itself", "on the first key", "on the last key")
+    n_marks = sum(map(len, subject.marks().values()))
+    note = ""
+    if n_marks:
+        note = f"Marked: the {n_marks:,} places of the sources that the column {MARKS} names (supporting facts)."
+    else:
+        rows = [row[:-1] for row in rows]
+    columns = (*names, "on marked places") if n_marks else names
+    return Finding(subject.name, columns, rows, {"by_head": data}, lambda narrow: _draw_sums(sums, narrow), note=note)
 
-    name = "attention"
-    title = "Attention by step"
-    reading = (
+
+ATTENTION = Study(
+    name="attention",
+    title="Attention by step",
+    reading=(
         "A line is a head, a point the mean over all queries of a step: the lower the entropy, the fewer keys a query "
         "looks at. The table adds how much weight lies on the token itself, the first and the last key, and where the "
         "data mark places of the source (supporting facts), panels show how much lies on those."
-    )
-    needs = (AttentionTotals,)
-
-    def why_not(self, subject: Subject) -> str | None:
-        """Say that there is no attention."""
-        return _no_attention(subject)
-
-    def of_run(self, subject: Subject, on_progress: OnProgress) -> Finding:
-        """Return entropy and masses of every sub-layer."""
-        totals: AttentionTotals = subject.collected[AttentionTotals]
-        sums = {module: found for module, found in totals.sums.items() if found.n}
-        rows: list[list[object]] = []
-        data = []
-        for module, found in sums.items():
-            own = found.own_H / found.n if module.kind == "self_attention" else None
-            values = {
-                "entropy_nats": (found.entropy_H / found.n).tolist(),
-                "mass_on_itself": None if own is None else own.tolist(),
-                "mass_on_first": (found.first_H / found.n).tolist(),
-                "mass_on_last": (found.last_H / found.n).tolist(),
-                "mass_on_marked": (found.marked_H / found.n_marked).tolist() if found.n_marked else None,
-            }
-            data.append({"stack": module.stack, "step": module.step, "kind": module.kind, "n": found.n} | values)
-            means = [None if v is None else float(np.mean(v)) for v in values.values()]
-            rows.append([module.stack, str(module), found.n, *means])
-        names = ("stack", "sub-layer", "queries", "entropy, nats", "on itself", "on the first key", "on the last key")
-        n_marks = sum(map(len, subject.marks().values()))
-        note = ""
-        if n_marks:
-            note = f"Marked: the {n_marks:,} places of the sources that the column {MARKS} names (supporting facts)."
-        else:
-            rows = [row[:-1] for row in rows]
-        columns = (*names, "on marked places") if n_marks else names
-        return Finding(
-            subject.name, columns, rows, {"by_head": data}, lambda narrow: _draw_sums(sums, narrow), note=note
-        )
+    ),
+    needs=(AttentionTotals,),
+    why_not=_no_attention,
+    of_run=_attention,
+)
 
 
 def _draw_sums(sums: dict[SubLayerKey, AttentionSums], narrow: bool) -> Figure:
@@ -103,38 +99,36 @@ def _draw_heads(
     finish(panel, "step", label, f"{stack}, {kind.replace('_', '-')}", legend=legend and n_heads <= 8)
 
 
-class AttentionExampleStudy(RunStudy):
-    """Attention weights of one example by step and head."""
+def _attention_example(subject: Subject, on_progress: OnProgress) -> Finding:
+    """Return the weights of all steps and heads; the figure shows the first of each."""
+    example: OneExample = subject.collected[OneExample]
+    texts = {n: [subject.text(n, token) for token in stack.ids_T] for n, stack in example.stacks.items()}
+    weights = {module: found for stack in example.stacks.values() for module, found in stack.weights.items()}
+    arrays = {f"{m.stack}_{m.step}_{SHORT[m.kind]}_HTS": found for m, found in weights.items()}
+    rows: list[list[object]] = [[m.stack, str(m), *found.shape] for m, found in weights.items()]
+    note = f"Example {subject.shown() + 1:,}: the figure shows up to {_MOST_MODULES} sub-layers a stack and "
+    return Finding(
+        subject.name,
+        ("stack", "sub-layer", "heads", "queries", "keys"),
+        rows,
+        {"example": subject.shown(), "tokens": texts, "arrays": list(arrays)},
+        lambda narrow: _draw_weights(weights, texts, narrow),
+        arrays,
+        note + f"{_MOST_HEADS} heads, spread evenly over depth; the data hold all.",
+    )
 
-    name = "attention-example"
-    title = "Attention in one example"
-    reading = (
+
+ATTENTION_EXAMPLE = Study(
+    name="attention-example",
+    title="Attention in one example",
+    reading=(
         "A panel is a sub-layer and a head, a row a query, a column the key it looks at: bright is much weight. "
         "Sub-layers are numbered by step, sa is self-attention, ca cross-attention."
-    )
-    needs = (OneExample,)
-
-    def why_not(self, subject: Subject) -> str | None:
-        """Say that there is no attention."""
-        return _no_attention(subject)
-
-    def of_run(self, subject: Subject, on_progress: OnProgress) -> Finding:
-        """Return the weights of all steps and heads; the figure shows the first of each."""
-        example: OneExample = subject.collected[OneExample]
-        texts = {n: [subject.text(n, token) for token in stack.ids_T] for n, stack in example.stacks.items()}
-        weights = {module: found for stack in example.stacks.values() for module, found in stack.weights.items()}
-        arrays = {f"{m.stack}_{m.step}_{SHORT[m.kind]}_HTS": found for m, found in weights.items()}
-        rows: list[list[object]] = [[m.stack, str(m), *found.shape] for m, found in weights.items()]
-        note = f"Example {subject.shown() + 1:,}: the figure shows up to {_MOST_MODULES} sub-layers a stack and "
-        return Finding(
-            subject.name,
-            ("stack", "sub-layer", "heads", "queries", "keys"),
-            rows,
-            {"example": subject.shown(), "tokens": texts, "arrays": list(arrays)},
-            lambda narrow: _draw_weights(weights, texts, narrow),
-            arrays,
-            note + f"{_MOST_HEADS} heads, spread evenly over depth; the data hold all.",
-        )
+    ),
+    needs=(OneExample,),
+    why_not=_no_attention,
+    of_run=_attention_example,
+)
 
 
 def _draw_weights(weights: dict[SubLayerKey, np.ndarray], texts: dict[str, list[str]], narrow: bool) -> Figure:
@@ -157,6 +151,3 @@ def _draw_weights(weights: dict[SubLayerKey, np.ndarray], texts: dict[str, list[
         panel.set_title(f"{module.stack} {module}, head {head + 1}", fontsize=8)
     scale(axes, "weight")
     return figure
-
-
-ATTENTION, ATTENTION_EXAMPLE = AttentionStudy(), AttentionExampleStudy()

@@ -1,12 +1,13 @@
-"""Base classes of the studies of runs: a run under study, a study, and a finding."""
+"""What studies of runs share: a run under study, a study, a finding, and reasons why a study does not apply."""
 
 from __future__ import annotations
 
 import json
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from ostinato.analysis.arrays import Floats
 from ostinato.analysis.capture import Collector, stream
@@ -16,7 +17,7 @@ from ostinato.data.example import Example, fingerprint
 from ostinato.data.tokenizer import BOS_ID, EOS_ID, PAD_ID, UNK_ID, Tokenizer
 from ostinato.evaluation.loading import LoadedRun
 from ostinato.models import Seq2Seq
-from ostinato.models.build import Model
+from ostinato.models.build import Model, build_model
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -139,52 +140,52 @@ class Finding:
     note: str = ""
 
 
-class Study(ABC):
+@dataclass(frozen=True, slots=True)
+class Study:
     """One analysis.
 
-    name: as `--only` knows it. title, reading: of its section in the report, and how its figure is read.
-    needs: collectors of the streamed pass. needs_steps: it is about steps of depth, which a recurrence does not have.
+    Args:
+        name: as `--only` knows it. title, reading: of its section in the report, and how its figure is read.
+        of_run: returns the finding of one run. of_runs: in its place, that of all runs together. Collectors have seen
+            all examples by then.
+        needs: collectors of the streamed pass. needs_steps: it is about steps of depth, which a recurrence does not
+            have. why_not: returns why it does not apply to a run, None where it does. why_not_together: the same of
+            several runs to each of which it applies. extra_examples: how many it runs beside those of the common pass.
     """
 
     name: str
     title: str
     reading: str
+    of_run: Callable[[Subject, OnProgress], Finding] | None = None
+    of_runs: Callable[[Sequence[Subject], OnProgress], Finding] | None = None
     needs: tuple[type[Any], ...] = ()
     needs_steps: bool = True
-
-    def why_not(self, subject: Subject) -> str | None:
-        """Return why the study does not apply to a run, None where it does."""
-        return None
-
-    def why_not_together(self, subjects: Sequence[Subject]) -> str | None:
-        """Return why the study does not apply to runs together to each of which it applies; None where it does."""
-        return None
-
-    def extra_examples(self, subjects: Sequence[Subject]) -> int:
-        """Return how many examples it runs beside those of the common pass."""
-        return 0
-
-    @abstractmethod
-    def find(self, subjects: Sequence[Subject], on_progress: OnProgress) -> list[Finding]:
-        """Return the findings for the runs to which the study applies; their collectors have seen all examples."""
-
-
-class RunStudy(Study):
-    """A study of one run at a time."""
+    why_not: Callable[[Subject], str | None] = lambda subject: None
+    why_not_together: Callable[[Sequence[Subject]], str | None] = lambda subjects: None
+    extra_examples: Callable[[Sequence[Subject]], int] = lambda subjects: 0
 
     def find(self, subjects: Sequence[Subject], on_progress: OnProgress) -> list[Finding]:
-        """Return the finding of every run."""
-        return [self.of_run(subject, on_progress) for subject in subjects]
+        """Return the findings for the runs to which the study applies."""
+        found = [] if self.of_run is None else [self.of_run(subject, on_progress) for subject in subjects]
+        return found if self.of_runs is None else [self.of_runs(subjects, on_progress)]
 
-    @abstractmethod
-    def of_run(self, subject: Subject, on_progress: OnProgress) -> Finding:
-        """Return the finding of one run."""
+
+def no_halting(subject: Subject) -> str | None:
+    """Return a reason where no token of a model can halt."""
+    return None if subject.model.halting_thresholds() else "no token of its model can halt"
 
 
 def no_router(subject: Subject) -> str | None:
     """Return a reason where a model has no router."""
     has_router = any(module.router is not None for module in subject.model.routed())
     return None if has_router else "no sub-layer of its model chooses between experts"
+
+
+def untrained(model: Model) -> Model:
+    """Return a model as it was before training, initialised with a fixed seed."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return build_model(model.config).to(model.device)
 
 
 def natural_order(value: str) -> tuple[int, float, str]:

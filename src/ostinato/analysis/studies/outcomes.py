@@ -10,7 +10,7 @@ from ostinato.analysis.accuracy import GroupAccuracy, accuracy_by_category
 from ostinato.analysis.collectors import Outcomes, interval_of
 from ostinato.analysis.curves import METRICS, LearningCurves, Line, learning_curves
 from ostinato.analysis.drawing import COLOURS, finish, line, panels, ticks, whole_numbers
-from ostinato.analysis.studies.base import Finding, OnProgress, RunStudy, Study, Subject, natural_order
+from ostinato.analysis.studies.base import Finding, OnProgress, Study, Subject, natural_order
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,48 +21,47 @@ _CURVES = {"token_accuracy": "labels right, %", "sequence_accuracy_forced": "eve
 Groups = dict[str, dict[str, GroupAccuracy]]
 
 
-class CategoriesStudy(RunStudy):
-    """Accuracy by metadata column and by length."""
+def _categories(subject: Subject, on_progress: OnProgress) -> Finding:
+    """Return the accuracy of every value of every column."""
+    found: Outcomes = subject.collected[Outcomes]
+    categories = {
+        name: [str(example.columns[name]) for example in subject.examples]
+        for name in subject.columns
+        if all(name in example.columns for example in subject.examples)
+    }
+    categories["length"] = [interval_of(n) for n in found.lengths_N.tolist()]
+    groups: Groups = {}
+    for name, values in categories.items():
+        mine = accuracy_by_category(values, found.right_N, found.labels_N)
+        groups[name] = {str(value): mine[value] for value in sorted(mine, key=lambda value: natural_order(str(value)))}
+    rows: list[list[object]] = [
+        [column, value, one.n, one.sequences, one.low, one.high, one.tokens]
+        for column, mine in groups.items()
+        for value, one in mine.items()
+    ]
+    names = ("column", "value", "examples", "every label right", "from", "to (95 %)", "labels right")
+    data = {name: {value: asdict(one) for value, one in mine.items()} for name, mine in groups.items()}
+    return Finding(
+        subject.name,
+        names,
+        rows,
+        {"by": data},
+        lambda narrow: _draw_groups(groups, narrow),
+        note="Teacher-forced: the true labels before a label are given. Length: tokens the model reads.",
+    )
 
-    name = "categories"
-    title = "Accuracy by category"
-    reading = (
+
+CATEGORIES = Study(
+    name="categories",
+    title="Accuracy by category",
+    reading=(
         "For every column of the data, and for length: bars are the share of examples with every label right, whiskers "
         "its 95 % interval, dots the share of single labels; a category whose interval lies apart is really different."
-    )
-    needs = (Outcomes,)
-    needs_steps = False
-
-    def of_run(self, subject: Subject, on_progress: OnProgress) -> Finding:
-        """Return the accuracy of every value of every column."""
-        found: Outcomes = subject.collected[Outcomes]
-        categories = {
-            name: [str(example.columns[name]) for example in subject.examples]
-            for name in subject.columns
-            if all(name in example.columns for example in subject.examples)
-        }
-        categories["length"] = [interval_of(n) for n in found.lengths_N.tolist()]
-        groups: Groups = {}
-        for name, values in categories.items():
-            mine = accuracy_by_category(values, found.right_N, found.labels_N)
-            groups[name] = {
-                str(value): mine[value] for value in sorted(mine, key=lambda value: natural_order(str(value)))
-            }
-        rows: list[list[object]] = [
-            [column, value, one.n, one.sequences, one.low, one.high, one.tokens]
-            for column, mine in groups.items()
-            for value, one in mine.items()
-        ]
-        names = ("column", "value", "examples", "every label right", "from", "to (95 %)", "labels right")
-        data = {name: {value: asdict(one) for value, one in mine.items()} for name, mine in groups.items()}
-        return Finding(
-            subject.name,
-            names,
-            rows,
-            {"by": data},
-            lambda narrow: _draw_groups(groups, narrow),
-            note="Teacher-forced: the true labels before a label are given. Length: tokens the model reads.",
-        )
+    ),
+    needs=(Outcomes,),
+    needs_steps=False,
+    of_run=_categories,
+)
 
 
 def _draw_groups(groups: Groups, narrow: bool) -> Figure:
@@ -88,43 +87,41 @@ def _bars(axes: Axes, groups: list[GroupAccuracy]) -> None:
     axes.plot(at, [100 * one.tokens for one in groups], "o", color=COLOURS[4], markersize=4, label="labels")
 
 
-class LearningStudy(Study):
-    """Loss, scores and depth by update."""
+def _learning(subjects: Sequence[Subject], on_progress: OnProgress) -> Finding:
+    """Return the curves of all runs, in one figure."""
+    curves = {subject.name: learning_curves(subject.run.directory / METRICS) for subject in subjects}
+    rows: list[list[object]] = []
+    for name, found in curves.items():
+        for split, scores in found.scores.items():
+            losses = scores.get("loss") or [(0, float("nan"))]
+            best = min(losses, key=lambda point: point[1])
+            accuracy = scores.get("token_accuracy")
+            rows.append([name, split, len(losses), losses[-1][0], losses[-1][1], best[1], best[0]])
+            rows[-1].append(max(value for _, value in accuracy) if accuracy else None)
+    names = ("run", "split", "evaluations", "last update", "loss there", "lowest loss", "at update")
+    return Finding(
+        " ".join(curves),
+        (*names, "highest token accuracy"),
+        rows,
+        {name: asdict(found) for name, found in curves.items()},
+        lambda narrow: _draw_curves(curves, narrow),
+        note="Loss in nats a label, without label smoothing and other losses.",
+    )
 
-    name = "learning"
-    title = "Learning curves"
-    reading = (
+
+LEARNING = Study(
+    name="learning",
+    title="Learning curves",
+    reading=(
         "Loss in training (thin) and on the evaluated split (dots) by update, then the scores of the evaluations, and "
         "where tokens halt the rounds they took part in: a gap that opens between the two losses is overfitting."
-    )
-    needs_steps = False
-
-    def why_not(self, subject: Subject) -> str | None:
-        """Say that the run has no metrics.jsonl."""
-        return None if (subject.run.directory / METRICS).is_file() else f"its directory holds no {METRICS}"
-
-    def find(self, subjects: Sequence[Subject], on_progress: OnProgress) -> list[Finding]:
-        """Return the curves of all runs, in one figure."""
-        curves = {subject.name: learning_curves(subject.run.directory / METRICS) for subject in subjects}
-        rows: list[list[object]] = []
-        for name, found in curves.items():
-            for split, scores in found.scores.items():
-                losses = scores.get("loss") or [(0, float("nan"))]
-                best = min(losses, key=lambda point: point[1])
-                accuracy = scores.get("token_accuracy")
-                rows.append([name, split, len(losses), losses[-1][0], losses[-1][1], best[1], best[0]])
-                rows[-1].append(max(value for _, value in accuracy) if accuracy else None)
-        names = ("run", "split", "evaluations", "last update", "loss there", "lowest loss", "at update")
-        return [
-            Finding(
-                " ".join(curves),
-                (*names, "highest token accuracy"),
-                rows,
-                {name: asdict(found) for name, found in curves.items()},
-                lambda narrow: _draw_curves(curves, narrow),
-                note="Loss in nats a label, without label smoothing and other losses.",
-            )
-        ]
+    ),
+    needs_steps=False,
+    why_not=lambda subject: (
+        None if (subject.run.directory / METRICS).is_file() else f"its directory holds no {METRICS}"
+    ),
+    of_runs=_learning,
+)
 
 
 def _draw_curves(curves: dict[str, LearningCurves], narrow: bool) -> Figure:
@@ -162,6 +159,3 @@ def _draw_scores(by_score: Mapping[str, Axes], i: int, scores: Mapping[str, Line
 
 def _xy(points: Line) -> tuple[list[int], list[float]]:
     return [x for x, _ in points], [y for _, y in points]
-
-
-CATEGORIES, LEARNING = CategoriesStudy(), LearningStudy()
