@@ -1,4 +1,4 @@
-"""Collectors of scores, states, attention weights and depths; of routing: `routing_collectors`."""
+"""Collectors of scores, states, attention weights, depths and routing."""
 
 from __future__ import annotations
 
@@ -12,11 +12,17 @@ from torch import Tensor
 
 from ostinato.analysis.arrays import Bools, Floats, Ints
 from ostinato.analysis.capture import CapturedBatch
+from ostinato.analysis.collapse import ClassMoments
 from ostinato.analysis.maps import attention_entropy, mass_on
+from ostinato.analysis.routing_measures import NOT_ROUTED
 from ostinato.budget import MacCounter
-from ostinato.evaluation.depth import DepthTotals, real_tokens, sentence_depths
+from ostinato.evaluation.depth import DepthTotals, sentence_depths
+from ostinato.evaluation.passes import sentence_macs
+from ostinato.evaluation.routing import RoutingTotals
 from ostinato.evaluation.scores import score_sentences
+from ostinato.models.base import ModelOutput
 from ostinato.models.build import Model
+from ostinato.nn.types import Routing, StackOutput
 
 NO_CAPTURES: frozenset[str] = frozenset()
 SHORT = {"self_attention": "sa", "cross_attention": "ca", "ffn": "ffn"}
@@ -280,8 +286,158 @@ class Outcomes:
         config = captured.model.config
         if rounds == {name: plan.n_rounds for name, plan in config.plans().items()}:
             self._counter = self._counter or MacCounter(config)
-            counts = {name: sums_BV[:, :-1].long().tolist() for name, sums_BV in sums.items()}
-            for name in config.recurrences():
-                counts[name] = real_tokens(name, batch).sum(1, keepdim=True).tolist()
-            for i, place in enumerate(places):
-                self.macs_N2[place] = self._counter.count({name: found[i] for name, found in counts.items()})
+            self.macs_N2[places] = sentence_macs(self._counter, config, sums, batch)
+
+
+class RouterStep(NamedTuple):
+    """A router at one step of a stack."""
+
+    router: str
+    stack: str
+    step: int
+
+    def __str__(self) -> str:
+        return f"{self.router} in step {self.step} of the {self.stack}"
+
+
+def _routings(captured: CapturedBatch) -> Iterator[tuple[RouterStep, Routing, Tensor]]:
+    """Yield every routing of a batch, with its step and which of its rows count."""
+    for stack in captured.output.stacks.values():
+        for routing in stack.routings:
+            yield RouterStep(routing.router, routing.stack, routing.step), routing, routing.weight_N > 0
+
+
+def _routed_states(captured: CapturedBatch) -> Iterator[tuple[RouterStep, int, Tensor, Ints]]:
+    """Yield of every routing its step, its number of experts, and the states that count, each with its first expert."""
+    for at, routing, counted_N in _routings(captured):
+        states_BTD = captured.output.stacks[at.stack].captures[at.stack, at.step, at.router.split(".")[0], "input"]
+        states_ND = states_BTD.flatten(0, 1)[routing.rows_N[counted_N]]
+        yield at, routing.probs_NE.shape[1], states_ND, routing.experts_NK[counted_N, 0].cpu().numpy()
+
+
+class ExpertTotals:
+    """How experts are used, by router and step (`RoutingTotals`), and which tokens go to them, by router and stack.
+
+    Memory: 8 V E bytes a router. A choice counts once, whatever its gate; the totals by step count it by the mass that
+    remains.
+    """
+
+    request = NO_CAPTURES
+
+    def __init__(self, vocabulary: dict[str, int]) -> None:
+        self._vocabulary = vocabulary
+        self.totals: dict[RouterStep, RoutingTotals] = {}
+        self.tokens: dict[tuple[str, str], Floats] = {}
+
+    def add(self, captured: CapturedBatch) -> None:
+        """Take in one batch."""
+        for at, routing, counted_N in _routings(captured):
+            stack = StackOutput(captured.output.stacks[at.stack].states_BTD, routings=(routing,))
+            self.totals.setdefault(at, RoutingTotals()).add(ModelOutput(captured.output.logits_BTV, {at.stack: stack}))
+            E, V = routing.probs_NE.shape[1], self._vocabulary[at.stack]
+            counts_VE = self.tokens.setdefault((at.router, at.stack), np.zeros((V, E)))
+            ids_BT = captured.ids(at.stack)
+            if ids_BT.ndim == 3:  # A fact is counted under its first token.
+                ids_BT = ids_BT[..., 0]
+            ids_NK = ids_BT.flatten()[routing.rows_N[counted_N]][:, None]
+            cells = (ids_NK * E + routing.experts_NK[counted_N]).flatten()
+            counts_VE += torch.bincount(cells, minlength=V * E).view(V, E).cpu().numpy()
+
+    def loads(self) -> dict[str, Floats]:
+        """Return by router the choices of every expert, over all stacks and steps, `[E]`."""
+        found: dict[str, Floats] = {}
+        for (router, _), counts_VE in self.tokens.items():
+            found[router] = found.get(router, 0.0) + counts_VE.sum(0)
+        return found
+
+
+class ExpertStates:
+    """Sums over the states that enter a router by the first expert they are sent to: exact collapse of all of them.
+
+    Memory: 8 (D^2 + E D) bytes a router and step.
+    """
+
+    request = frozenset({"input"})
+
+    def __init__(self) -> None:
+        self.moments: dict[RouterStep, ClassMoments] = {}
+
+    def add(self, captured: CapturedBatch) -> None:
+        """Take in one batch."""
+        for at, n_experts, states_ND, experts_N in _routed_states(captured):
+            moments = self.moments.setdefault(at, ClassMoments(n_experts))
+            moments.add(states_ND.double().cpu().numpy(), experts_N)
+
+
+class FirstExperts:
+    """The first expert of every real token, by router and step; the same tokens in the same places for every model.
+
+    Memory: 2 bytes a token, router and step.
+    """
+
+    request = NO_CAPTURES
+
+    def __init__(self) -> None:
+        self._parts: dict[RouterStep, list[Ints]] = {}
+        self._missing: dict[str, list[Ints]] = {}
+
+    def add(self, captured: CapturedBatch) -> None:
+        """Take in one batch."""
+        for name in captured.output.stacks:
+            n = int(captured.keep(name).sum())
+            self._missing.setdefault(name, []).append(np.full(n, NOT_ROUTED, dtype=np.int16))
+        for at, routing, counted_N in _routings(captured):
+            keep_BT = captured.keep(at.stack)
+            first_M = torch.full((keep_BT.numel(),), NOT_ROUTED, dtype=torch.int16, device=keep_BT.device)
+            first_M[routing.rows_N[counted_N]] = routing.experts_NK[counted_N, 0].to(torch.int16)
+            # Rounds that did not run in a batch routed no token of it.
+            parts = self._parts.setdefault(at, list(self._missing[at.stack][:-1]))
+            parts.append(first_M[keep_BT.flatten()].cpu().numpy())
+        for at, parts in self._parts.items():
+            if len(parts) < len(self._missing[at.stack]):
+                parts.append(self._missing[at.stack][-1])
+
+    def experts(self) -> dict[RouterStep, Ints]:
+        """Return the numbers of the experts, `NOT_ROUTED` where a token had halted."""
+        return {at: np.concatenate(parts) for at, parts in self._parts.items()}
+
+
+class Sample(NamedTuple):
+    """States that entered a router, the first expert of each, and the step it happened in."""
+
+    states_ND: np.ndarray
+    experts_N: np.ndarray
+    steps_N: np.ndarray
+
+
+class RoutedSample:
+    """A sample of the states that enter a router, by router and stack, with the expert each is first sent to.
+
+    Every routed state of every step has the same chance; the draws are seeded, and the same for the same batches.
+
+    Args:
+        n: states kept. Memory: 4 n D bytes a router, and as much again where it projects them.
+
+    Attributes: samples: what was kept, by router and stack.
+    """
+
+    request = frozenset({"input"})
+
+    def __init__(self, n: int = 1500, seed: int = 0) -> None:
+        self._n, self._rng = n, np.random.default_rng(seed)
+        self._draws: dict[tuple[str, str], Floats] = {}
+        self.samples: dict[tuple[str, str], Sample] = {}
+
+    def add(self, captured: CapturedBatch) -> None:
+        """Take in one batch."""
+        for at, _, states_ND, experts_N in _routed_states(captured):
+            key = at.router, at.stack
+            draws_N = self._rng.random(len(experts_N))
+            new = Sample(states_ND.float().cpu().numpy(), experts_N, np.full(len(experts_N), at.step))
+            if key in self.samples:
+                draws_N = np.concatenate([self._draws[key], draws_N])
+                new = Sample(*(np.concatenate(pair) for pair in zip(self.samples[key], new, strict=True)))
+            # The rows that drew the smallest numbers of all that ever came are an even sample.
+            order = np.argsort(draws_N, kind="stable")[: self._n]
+            self._draws[key] = draws_N[order]
+            self.samples[key] = Sample(*(values[order] for values in new))

@@ -32,21 +32,19 @@ class _Group:
 
     scores: Totals
     depths: DepthTotals = field(default_factory=DepthTotals)
-    macs: SentenceMacs | None = None
+    macs: SentenceMacs = field(default_factory=lambda: SentenceMacs(0, 0))
 
     def add(self, found: SentenceResult) -> None:
         """Count one example."""
         self.scores.add(found.scores, found.size)
         self.depths.add(found.depths)
-        if found.macs is not None:
-            so_far = self.macs or SentenceMacs(0, 0)  # Integers: their sum does not depend on the order.
-            self.macs = SentenceMacs(so_far.full + found.macs.full, so_far.realised + found.macs.realised)
+        # Integers: their sum does not depend on the order.
+        self.macs = SentenceMacs(self.macs.full + found.macs.full, self.macs.realised + found.macs.realised)
 
     def compute(self, halting: Collection[str]) -> dict[str, Any]:
         """Return all numbers; `halting`: stacks whose depths are not the same for every token."""
         found = self.scores.compute()
-        if self.macs is not None:
-            found["macs"] = {name: total / self.scores.n for name, total in self.macs._asdict().items()}
+        found["macs"] = {name: total / self.scores.n for name, total in self.macs._asdict().items()}
         depths = {stack: numbers for stack, numbers in self.depths.compute().items() if stack in halting}
         return found | ({"halting": depths} if depths else {})
 

@@ -11,8 +11,14 @@ import torch
 
 from ostinato.analysis.arrays import Floats
 from ostinato.analysis.capture import Collector, stream
-from ostinato.analysis.collectors import AttentionTotals, DepthByColumn, OneExample, Outcomes, SentenceVectors
-from ostinato.analysis.routing_collectors import ExpertTotals
+from ostinato.analysis.collectors import (
+    AttentionTotals,
+    DepthByColumn,
+    ExpertTotals,
+    OneExample,
+    Outcomes,
+    SentenceVectors,
+)
 from ostinato.data.example import Example, fingerprint
 from ostinato.data.tokenizer import BOS_ID, EOS_ID, PAD_ID, UNK_ID, Tokenizer
 from ostinato.evaluation.loading import LoadedRun

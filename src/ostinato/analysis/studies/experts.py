@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ostinato.analysis.arrays import Floats
+from ostinato.analysis.collectors import ExpertStates, ExpertTotals, RouterStep
 from ostinato.analysis.drawing import DIVERGING, finish, heat, line, name_axes, panels, ticks, whole_numbers
-from ostinato.analysis.routing_collectors import ExpertStates, ExpertTotals, RouterStep
 from ostinato.analysis.routing_measures import expert_token_pmi, top_tokens
 from ostinato.analysis.studies.base import Finding, OnProgress, Study, Subject, no_router
 

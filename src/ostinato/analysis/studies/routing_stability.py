@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ostinato.analysis.capture import stream
+from ostinato.analysis.collectors import ExpertTotals, FirstExperts, RouterStep
 from ostinato.analysis.drawing import finish, heat, line, name_axes, panels, ticks
-from ostinato.analysis.routing_collectors import ExpertTotals, FirstExperts, RouterStep
 from ostinato.analysis.routing_measures import inter_run_consistency, load_correlations, routing_fluctuation
 from ostinato.analysis.studies.base import Finding, OnProgress, Study, Subject, no_router
 from ostinato.models.checkpoint import load_model

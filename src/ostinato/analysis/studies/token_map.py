@@ -8,9 +8,9 @@ import numpy as np
 import torch
 
 from ostinato.analysis.arrays import Floats
+from ostinato.analysis.collectors import RoutedSample, Sample
 from ostinato.analysis.drawing import COLOURS, panels
 from ostinato.analysis.planar import HOW_TO_GET_UMAP, can_umap, class_purity, pca_plane, umap_plane
-from ostinato.analysis.routing_collectors import RoutedSample, Sample
 from ostinato.analysis.studies.base import Finding, OnProgress, Study, Subject, no_router
 from ostinato.models.build import Model
 
@@ -39,7 +39,7 @@ def _token_map(subject: Subject, on_progress: OnProgress) -> Finding:
     """Return the maps of the first routers, and how pure experts are among neighbours."""
     project, name = (umap_plane, "UMAP, hyperbolic") if can_umap() else (pca_plane, "PCA")
     sample: RoutedSample = subject.collected[RoutedSample]
-    found = [(key, one) for key, one in sample.samples().items() if len(one.states_ND) >= _FEWEST]
+    found = [(key, one) for key, one in sample.samples.items() if len(one.states_ND) >= _FEWEST]
     maps = [
         Map(router, stack, space, project(rows_ND), one, *class_purity(rows_ND, one.experts_N))
         for (router, stack), one in found[:_MOST_ROUTERS]
