@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ostinato.analysis.arrays import Bools, Floats, Ints
+from ostinato.analysis.arrays import Floats, Ints
 from ostinato.analysis.capture import CapturedBatch
 from ostinato.analysis.collapse import ClassMoments
 from ostinato.analysis.maps import attention_entropy, mass_on
@@ -128,27 +128,20 @@ class AttentionTotals:
             looked_at = "encoder" if module.kind == "cross_attention" else module.stack
             weights_NCHS, sentence_N, column_N, last_N = _query_weights(weights_BHQS, ran_BT, captured.keep(looked_at))
             S: Ints = np.arange(weights_NCHS.shape[-1])
-            keys = [column_N[:, None, None, None] == S, S == 0, last_N[:, None, None, None] == S]
-            marked_BS = self._marked_keys(captured, looked_at, weights_NCHS.shape[-1])
-            keys.append(marked_BS[sentence_N, None, None])
-            found = [attention_entropy(weights_NCHS), *(mass_on(weights_NCHS, positions) for positions in keys)]
-            sums = [values.mean(1).sum(0) for values in found]
-            if module not in self.sums:
-                self.sums[module] = AttentionSums(*(np.zeros_like(value) for value in sums))
-            into = self.sums[module]
+            marked_BS = np.zeros((captured.batch.n_sentences, len(S)), dtype=np.bool_)
+            if looked_at == "encoder":
+                for row, index in enumerate(captured.batch.indices):
+                    marked_BS[row, list(self._marks.get(index, ()))] = True
+            is_marked_NS = marked_BS[sentence_N]
+            keys = (column_N[:, None, None, None] == S, S == 0, last_N[:, None, None, None] == S)
+            masses = [mass_on(weights_NCHS, positions) for positions in (*keys, is_marked_NS[:, None, None])]
+            sums = [values.mean(1).sum(0) for values in (attention_entropy(weights_NCHS), *masses)]
+            into = self.sums.setdefault(module, AttentionSums(*np.zeros((5, weights_NCHS.shape[2]))))
             totals = (into.entropy_H, into.own_H, into.first_H, into.last_H, into.marked_H)
             for total, value in zip(totals, sums, strict=True):
                 total += value
             into.n += len(weights_NCHS)
-            into.n_marked += int(marked_BS[sentence_N].any(1).sum())
-
-    def _marked_keys(self, captured: CapturedBatch, looked_at: str, n_keys: int) -> Bools:
-        """Return which keys of every sentence are marked, `[B, S]`; only keys of the encoder are."""
-        marked_BS = np.zeros((captured.batch.n_sentences, n_keys), dtype=np.bool_)
-        if looked_at == "encoder":
-            for row, index in enumerate(captured.batch.indices):
-                marked_BS[row, list(self._marks.get(index, ()))] = True
-        return marked_BS
+            into.n_marked += int(is_marked_NS.any(1).sum())
 
 
 def _query_weights(weights_BHQS: Tensor, ran_BT: Tensor, keep_BS: Tensor) -> tuple[Floats, Ints, Ints, Ints]:

@@ -9,7 +9,6 @@ used again as long as its members are the same files.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import re
@@ -18,6 +17,7 @@ from typing import Any, Literal
 
 from ostinato.config.training import TrainingConfig
 from ostinato.data.disk import new_folder, write_json
+from ostinato.data.registry import sha256_of
 from ostinato.errors import CheckpointError
 from ostinato.models.checkpoint import save_average
 from ostinato.tasks.recipes import load_recipe
@@ -81,10 +81,13 @@ def _members(directory: Path, role: Role, n: int) -> list[Member]:
         updates = sorted((u for u in updates if u in values), key=lambda u: (sign * values[u], u))
     if len(updates) < n:
         raise CheckpointError(_too_few(directory, role, n, [folders[u].name for u in updates], training))
-    return [
-        {"checkpoint": folders[u].name, "value": values.get(u), "sha256": _hash(folders[u] / _WEIGHTS)}
-        for u in updates[:n]
-    ]
+    try:
+        return [
+            {"checkpoint": folders[u].name, "value": values.get(u), "sha256": sha256_of(folders[u] / _WEIGHTS)}
+            for u in updates[:n]
+        ]
+    except OSError as error:
+        raise CheckpointError(f"{error.filename}: cannot be read: {error.strerror}") from error
 
 
 def _values(path: Path, training: TrainingConfig) -> dict[int, float]:
@@ -110,11 +113,3 @@ def _too_few(directory: Path, role: Role, n: int, names: list[str], training: Tr
     if kept >= n:
         return f"{there}: the run has not saved more so far"
     return f"{there}: training.keep_{role} is {kept}; train with training.keep_{role}={n} to keep more"
-
-
-def _hash(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error

@@ -90,7 +90,11 @@ def evaluate(
     rows = encode_rows(_hold(taken, held), tokenizers, data, model.config, training=False, name=name)
     is_packed = data.block_length is not None
     if is_packed:
-        _check_block_columns(by, data)
+        known = [] if data.mixture is None else [data.mixture.column]
+        if not set(by) <= set(known):
+            there = ", ".join(known) or "no column (data.mixture)"
+            reason = f"blocks of several texts (data.block_length) have {there}"
+            raise ConfigError([Problem("evaluation.by", list(by), reason)])
     tally = Tally(metrics, by, name, lambda ids, row: text_of(model.config, ids, row, tokenizers, data), predictions)
     passes = Passes(model, decoding if is_decoding else None, metrics, n_steps)
     # Beam search has `beam` rows for every sentence.
@@ -110,14 +114,6 @@ def evaluate(
     writes = is_decoding and model.config.generates
     result = tally.result(passes.halting, is_decoding=writes) | passes.result()
     return result | ranking | {"n_steps": n_steps, "seconds": time.perf_counter() - started}
-
-
-def _check_block_columns(by: Sequence[str], data: DataConfig) -> None:
-    """Refuse columns that blocks of several texts do not have: they only have the data set of a mixture."""
-    known = [] if data.mixture is None else [data.mixture.column]
-    if not set(by) <= set(known):
-        reason = f"blocks of several texts (data.block_length) have {', '.join(known) or 'no column (data.mixture)'}"
-        raise ConfigError([Problem("evaluation.by", list(by), reason)])
 
 
 def _block_examples(batch: Batch) -> dict[int, Example]:

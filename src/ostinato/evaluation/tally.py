@@ -8,7 +8,6 @@ from typing import Any
 
 from ostinato.budget import SentenceMacs
 from ostinato.data.example import Example
-from ostinato.decoding import Hypothesis
 from ostinato.errors import DataError
 from ostinato.evaluation.depth import DepthTotals
 from ostinato.evaluation.passes import SentenceResult
@@ -81,12 +80,8 @@ class Tally:
         prediction = self.text_of(found.output.ids, example)
         for group in groups:
             group.scores.add_prediction(prediction, example.target)
-        self._record(index, example, prediction, found.output)
-
-    def _record(self, index: int, example: Example, prediction: str, output: Hypothesis) -> None:
-        """Count an output's tokens, and call `predictions` with its record."""
-        self.n_generated += output.n_tokens
-        self.n_unfinished += not output.finished
+        self.n_generated += found.output.n_tokens
+        self.n_unfinished += not found.output.finished
         if self.predictions is not None:
             self.predictions(
                 {
@@ -94,8 +89,8 @@ class Tally:
                     "source": example.source,
                     "reference": example.target,
                     "prediction": prediction,
-                    "score": output.score,
-                    "finished": output.finished,
+                    "score": found.output.score,
+                    "finished": found.output.finished,
                     "columns": example.columns,
                 }
             )

@@ -12,8 +12,7 @@ from ostinato.analysis.studies.base import Finding, OnProgress, Study, Subject, 
 from ostinato.analysis.threshold_figure import figure_of
 from ostinato.data.example import Example, take_evenly
 from ostinato.evaluation.evaluate import evaluate
-from ostinato.evaluation.threshold import trained_thresholds
-from ostinato.evaluation.threshold_curve import CURVE, Tuning, choose, read_curve, sweep
+from ostinato.evaluation.threshold import CURVE, Tuning, choose, read_curve, sweep, trained_thresholds
 from ostinato.models.build import Model
 
 if TYPE_CHECKING:
