@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ostinato.analysis.arrays import Floats, Ints
-from ostinato.analysis.capture import CapturedBatch
+from ostinato.analysis.capture import CapturedBatch, Collector
 from ostinato.analysis.collapse import ClassMoments
 from ostinato.analysis.maps import attention_entropy, mass_on
 from ostinato.analysis.routing_measures import NOT_ROUTED
@@ -24,7 +24,6 @@ from ostinato.models.base import ModelOutput
 from ostinato.models.build import Model
 from ostinato.nn.types import Routing, StackOutput
 
-NO_CAPTURES: frozenset[str] = frozenset()
 SHORT = {"self_attention": "sa", "cross_attention": "ca", "ffn": "ffn"}
 
 
@@ -47,7 +46,7 @@ def sub_layers(model: Model) -> Iterator[tuple[SubLayerKey, int]]:
                 yield SubLayerKey(name, step.index, use.kind), step.round
 
 
-class SentenceVectors:
+class SentenceVectors(Collector):
     """Mean over a sentence's real tokens of every sub-layer's output, before and after the residual; `[n, D]` each.
 
     A token that has halted is frozen: after the residual it counts with the state it halted in, before it with zero,
@@ -101,7 +100,7 @@ class AttentionSums:
     n_marked: int = 0
 
 
-class AttentionTotals:
+class AttentionTotals(Collector):
     """Entropy of the weights and their mass on some keys, by sub-layer and head, over all queries that took part.
 
     Keys: the token itself (self-attention), the first one, and the last one (the end symbol of a source); of a source
@@ -154,14 +153,12 @@ def _query_weights(weights_BHQS: Tensor, ran_BT: Tensor, keep_BS: Tensor) -> tup
     return weights_NCHS, sentence_N.cpu().numpy(), column_N.cpu().numpy(), last_B[sentence_N].cpu().numpy()
 
 
-class DepthByColumn:
+class DepthByColumn(Collector):
     """Executed rounds and expected depth of all tokens, and by the values of metadata columns and of length.
 
     Args:
         columns: names; "length" is added: tokens of the source (of the target where there is none) in powers of two.
     """
-
-    request = NO_CAPTURES
 
     def __init__(self, columns: tuple[str, ...]) -> None:
         self._columns = columns
@@ -197,7 +194,7 @@ class StackExample:
     weights: dict[SubLayerKey, Floats]
 
 
-class OneExample:
+class OneExample(Collector):
     """Ids, halting and attention weights of one example.
 
     Args:
@@ -231,7 +228,7 @@ class OneExample:
             self.stacks[name] = StackExample(captured.ids(name)[i][kept_T].tolist(), maps[0], maps[1], weights)
 
 
-class Outcomes:
+class Outcomes(Collector):
     """Scores of every example.
 
     Args:
@@ -241,8 +238,6 @@ class Outcomes:
     there is none); targets_N: of the target; macs_N2: at full depth, and realised; zeros where the stacks run another
     number of rounds than their configuration says. depths: of all tokens.
     """
-
-    request = NO_CAPTURES
 
     def __init__(self, n: int) -> None:
         self.nll_N: Floats = np.zeros(n)
@@ -308,14 +303,12 @@ def _routed_states(captured: CapturedBatch) -> Iterator[tuple[RouterStep, int, T
         yield at, routing.probs_NE.shape[1], states_ND, routing.experts_NK[counted_N, 0].cpu().numpy()
 
 
-class ExpertTotals:
+class ExpertTotals(Collector):
     """How experts are used, by router and step (`RoutingTotals`), and which tokens go to them, by router and stack.
 
     Memory: 8 V E bytes a router. A choice counts once, whatever its gate; the totals by step count it by the mass that
     remains.
     """
-
-    request = NO_CAPTURES
 
     def __init__(self, vocabulary: dict[str, int]) -> None:
         self._vocabulary = vocabulary
@@ -344,7 +337,7 @@ class ExpertTotals:
         return found
 
 
-class ExpertStates:
+class ExpertStates(Collector):
     """Sums over the states that enter a router by the first expert they are sent to: exact collapse of all of them.
 
     Memory: 8 (D^2 + E D) bytes a router and step.
@@ -362,13 +355,11 @@ class ExpertStates:
             moments.add(states_ND.double().cpu().numpy(), experts_N)
 
 
-class FirstExperts:
+class FirstExperts(Collector):
     """The first expert of every real token, by router and step; the same tokens in the same places for every model.
 
     Memory: 2 bytes a token, router and step.
     """
-
-    request = NO_CAPTURES
 
     def __init__(self) -> None:
         self._parts: dict[RouterStep, list[Ints]] = {}
@@ -403,7 +394,7 @@ class Sample(NamedTuple):
     steps_N: np.ndarray
 
 
-class RoutedSample:
+class RoutedSample(Collector):
     """A sample of the states that enter a router, by router and stack, with the expert each is first sent to.
 
     Every routed state of every step has the same chance; the draws are seeded, and the same for the same batches.

@@ -17,7 +17,7 @@ import torch
 from ostinato.analysis.capture import batches
 from ostinato.budget.sizes import planned_uses
 from ostinato.data.example import Example, take_evenly
-from ostinato.decoding.inference import inference
+from ostinato.decoding import inference
 from ostinato.evaluation.loading import LoadedRun
 from ostinato.evaluation.timing import Effort, Stopwatch, interleave
 from ostinato.models.build import Model

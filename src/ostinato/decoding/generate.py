@@ -13,8 +13,7 @@ from ostinato.data.collate import Row
 from ostinato.data.inputs import Input
 from ostinato.data.tokenizer import BOS_ID, Tokenizer, Tokenizers
 from ostinato.decoding.beams import Hypothesis
-from ostinato.decoding.inference import inference
-from ostinato.decoding.search import left_padded, search_n_best
+from ostinato.decoding.search import inference, left_padded, search_n_best
 from ostinato.errors import DataError
 from ostinato.models import Writer
 

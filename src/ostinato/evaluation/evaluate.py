@@ -32,7 +32,7 @@ from ostinato.data.batching import evaluation_batches
 from ostinato.data.example import Example, take_evenly
 from ostinato.data.rows import encode_rows
 from ostinato.data.tokenizer import Tokenizers
-from ostinato.decoding.inference import inference
+from ostinato.decoding import inference
 from ostinato.errors import ConfigError, Problem
 from ostinato.evaluation.passes import Passes
 from ostinato.evaluation.predictions import WriteRecord

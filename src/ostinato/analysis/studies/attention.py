@@ -49,7 +49,7 @@ def _attention(subject: Subject, on_progress: OnProgress) -> Finding:
     else:
         rows = [row[:-1] for row in rows]
     columns = (*names, "on marked places") if n_marks else names
-    return Finding(subject.name, columns, rows, {"by_head": data}, lambda narrow: _draw_sums(sums, narrow), note=note)
+    return Finding(columns, rows, {"by_head": data}, lambda narrow: _draw_sums(sums, narrow), note=note)
 
 
 ATTENTION = Study(
@@ -108,7 +108,6 @@ def _attention_example(subject: Subject, on_progress: OnProgress) -> Finding:
     rows: list[list[object]] = [[m.stack, str(m), *found.shape] for m, found in weights.items()]
     note = f"Example {subject.shown() + 1:,}: the figure shows up to {_MOST_MODULES} sub-layers a stack and "
     return Finding(
-        subject.name,
         ("stack", "sub-layer", "heads", "queries", "keys"),
         rows,
         {"example": subject.shown(), "tokens": texts, "arrays": list(arrays)},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -132,18 +132,18 @@ class Finding:
     """What a study found.
 
     Args:
-        runs: name of the run, or of what was compared. columns, rows: the numbers shown beside the figure.
-        data: all numbers, as JSON. arrays: large arrays, as NPZ. draw: makes the figure; `draw(True)` for a narrow
-            screen.
+        columns, rows: the numbers shown beside the figure. data: all numbers, as JSON. arrays: large arrays, as NPZ.
+        draw: makes the figure; `draw(True)` for a narrow screen. runs: what it is about; `Study.find` puts the names of
+            the runs there where it is empty.
     """
 
-    runs: str
     columns: tuple[str, ...]
     rows: list[list[object]]
     data: dict[str, Any]
     draw: Callable[[bool], Figure]
     arrays: dict[str, Floats] = field(default_factory=dict)
     note: str = ""
+    runs: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,8 +172,11 @@ class Study:
 
     def find(self, subjects: Sequence[Subject], on_progress: OnProgress) -> list[Finding]:
         """Return the findings for the runs to which the study applies."""
-        found = [] if self.of_run is None else [self.of_run(subject, on_progress) for subject in subjects]
-        return found if self.of_runs is None else [self.of_runs(subjects, on_progress)]
+        if self.of_runs is not None:
+            found, runs = [self.of_runs(subjects, on_progress)], [" ".join(subject.name for subject in subjects)]
+        elif self.of_run is not None:
+            found, runs = [self.of_run(one, on_progress) for one in subjects], [one.name for one in subjects]
+        return [replace(one, runs=one.runs or name) for one, name in zip(found, runs, strict=True)]
 
 
 def no_halting(subject: Subject) -> str | None:

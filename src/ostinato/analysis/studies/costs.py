@@ -63,7 +63,7 @@ def _costs(subject: Subject, on_progress: OnProgress) -> Finding:
         f"the whole pass (last row). MACs: {sides} tokens. {_REST.capitalize()}: embeddings, norms, positions, "
         "output, halting."
     )
-    return Finding(subject.name, names, rows, data, lambda narrow: _draw_parts(parts, rounds, narrow), note=note)
+    return Finding(names, rows, data, lambda narrow: _draw_parts(parts, rounds, narrow), note=note)
 
 
 COSTS = Study(

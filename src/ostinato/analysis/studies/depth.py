@@ -39,7 +39,6 @@ def _depth(subject: Subject, on_progress: OnProgress) -> Finding:
                 if name in halting
             ]
     return Finding(
-        subject.name,
         ("stack", "column", "value", "tokens", "rounds, mean", "expected depth"),
         rows,
         {"thresholds": subject.model.halting_thresholds(), "overall": overall, "by": by},
@@ -115,7 +114,6 @@ def _halting_map(subject: Subject, on_progress: OnProgress) -> Finding:
     ]
     data = {name: {"tokens": texts, "ponder_times": times.tolist()} for name, (_, times, texts) in found.items()}
     return Finding(
-        subject.name,
         ("stack", "position", "token", "rounds"),
         rows,
         {"example": subject.shown(), "stacks": data},

@@ -31,7 +31,7 @@ def _experts(subject: Subject, on_progress: OnProgress) -> Finding:
         rows.append([at.router, at.stack, at.step, len(use["load"]), *entropies, use["n_dead"]])
     data = [{"router": s.router, "stack": s.stack, "step": s.step} | use for s, use in found.items()]
     names = ("router", "stack", "step", "experts", "load entropy / log E", "H(e|h), nats", "dead experts")
-    return Finding(subject.name, names, rows, {"by_step": data}, lambda narrow: _draw_load(found, narrow))
+    return Finding(names, rows, {"by_step": data}, lambda narrow: _draw_load(found, narrow))
 
 
 EXPERTS = Study(
@@ -70,7 +70,6 @@ def _expert_tokens(subject: Subject, on_progress: OnProgress) -> Finding:
         data.append({"router": router, "stack": stack, "top_tokens": best})
     arrays = {f"{router}.{stack}_counts_VE": counts_VE for (router, stack), counts_VE in counts.items()}
     return Finding(
-        subject.name,
         ("router", "stack", "expert", "choices", "tokens of the highest PMI"),
         rows,
         {"routers": data},
@@ -117,7 +116,6 @@ def _collapse(subject: Subject, on_progress: OnProgress) -> Finding:
     names = ("router", "stack", "step", "states", "experts used", "RC", "effective rank")
     data = [dict(zip(names, row, strict=True)) for row in rows]
     return Finding(
-        subject.name,
         names,
         rows,
         {"d_model": subject.model.config.d_model, "by_step": data},

@@ -42,7 +42,6 @@ def _categories(subject: Subject, on_progress: OnProgress) -> Finding:
     names = ("column", "value", "examples", "every label right", "from", "to (95 %)", "labels right")
     data = {name: {value: asdict(one) for value, one in mine.items()} for name, mine in groups.items()}
     return Finding(
-        subject.name,
         names,
         rows,
         {"by": data},
@@ -100,7 +99,6 @@ def _learning(subjects: Sequence[Subject], on_progress: OnProgress) -> Finding:
             rows[-1].append(max(value for _, value in accuracy) if accuracy else None)
     names = ("run", "split", "evaluations", "last update", "loss there", "lowest loss", "at update")
     return Finding(
-        " ".join(curves),
         (*names, "highest token accuracy"),
         rows,
         {name: asdict(found) for name, found in curves.items()},

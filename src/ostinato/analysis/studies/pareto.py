@@ -41,7 +41,6 @@ def _pareto(subjects: Sequence[Subject], on_progress: OnProgress) -> Finding:
     columns = ("run", quality_name, *_COSTS, "on the front of")
     n = min(latency.n for latency in latencies)
     return Finding(
-        " ".join(names),
         columns,
         rows,
         {"runs": [dict(zip(columns, row, strict=True)) for row in rows]},

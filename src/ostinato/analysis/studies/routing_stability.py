@@ -52,9 +52,7 @@ def _over_checkpoints(subject: Subject, on_progress: OnProgress) -> Finding:
             rows.append([router, name, *(_fluctuation(experts[i], experts[k], router) for k in (-1, i + 1))])
     columns = ("router", "checkpoint", "RF against the last", "RF against the next")
     data = [dict(zip(columns, row, strict=True)) for row in rows]
-    return Finding(
-        subject.name, columns, rows, {"checkpoints": names, "routers": data}, lambda narrow: _draw(rows, narrow)
-    )
+    return Finding(columns, rows, {"checkpoints": names, "routers": data}, lambda narrow: _draw(rows, narrow))
 
 
 FLUCTUATION = Study(
@@ -119,7 +117,6 @@ def _consistency(subjects: Sequence[Subject], on_progress: OnProgress) -> Findin
     data = {router: matrix.tolist() for router, matrix in common.items()}
     columns = ("router", "experts", "IC")
     return Finding(
-        " ".join(names),
         columns,
         rows,
         {"runs": names, "correlations": data, "IC": {str(row[0]): row[2] for row in rows}},

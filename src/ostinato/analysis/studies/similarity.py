@@ -50,7 +50,6 @@ def _self_similarity(subject: Subject, on_progress: OnProgress) -> Finding:
     data = {f"{s}_{w}": {"sub_layers": n, "cka": m.tolist()} for (s, w), (n, m) in found.items()}
     columns = ("stack", "residual", "sub-layers", "CKA of neighbours", "checkerboard score")
     return Finding(
-        subject.name,
         columns,
         rows,
         {"n": len(subject.examples), "matrices": data},
@@ -116,12 +115,12 @@ def _between_runs(subjects: Sequence[Subject], on_progress: OnProgress) -> Findi
     if not seeds:
         told = "None of the runs is the first one's model from another seed, so nothing is normalised."
     return Finding(
-        f"against {baseline.name}",
         columns,
         rows,
         {"baseline": baseline.name, "n": n, "chance_lns": chance_level(n), "seeds": seeds} | by_module,
         lambda narrow: _draw_lines(raw, list(baseline.model.stacks), n, narrow),
         note=f"{told} {n:,} sentences; LNS of unrelated models: {chance_level(n):.3f}.",
+        runs=f"against {baseline.name}",
     )
 
 

@@ -43,7 +43,6 @@ def _spectra(subject: Subject, on_progress: OnProgress) -> Finding:
         for (name, part), values_EK in values.items()
     }
     return Finding(
-        subject.name,
         columns,
         rows,
         {"maps": data},

@@ -54,7 +54,6 @@ def _token_map(subject: Subject, on_progress: OnProgress) -> Finding:
     left = f" The first {_MOST_ROUTERS} of {len(found)} routers." if len(found) > _MOST_ROUTERS else ""
     note = f"{name}, of a seeded sample over all steps of a router.{left}{told} Neighbours: the 10 nearest."
     return Finding(
-        subject.name,
         columns,
         rows,
         {"projection": name, "maps": [dict(zip(columns, row, strict=True)) for row in rows]},

@@ -55,7 +55,7 @@ def _thresholds(subject: Subject, on_progress: OnProgress) -> Finding:
     skipped = [f"{stack} skipped, %" for stack in stacks]
     names = ("threshold", found.metric, *skipped, "M MACs an example", "of full depth, %")
     note = f"{found.n:,} examples of {found.split}, {found.checkpoint}. {note}"
-    return Finding(subject.name, names, rows, found.as_dict(), lambda narrow: figure_of(found, narrow), note=note)
+    return Finding(names, rows, found.as_dict(), lambda narrow: figure_of(found, narrow), note=note)
 
 
 THRESHOLDS = Study(
@@ -123,7 +123,6 @@ def _test_depth(subject: Subject, on_progress: OnProgress) -> Finding:
         [name, n, trained_of[name], *numbers] for name, points in found.items() for n, numbers in points.items()
     ]
     return Finding(
-        subject.name,
         columns,
         rows,
         {"by_rounds": [dict(zip(columns, row, strict=True)) for row in rows]},
