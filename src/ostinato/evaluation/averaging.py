@@ -80,7 +80,13 @@ def _members(directory: Path, role: Role, n: int) -> list[Member]:
         sign = -1.0 if training.selection.mode == "max" else 1.0
         updates = sorted((u for u in updates if u in values), key=lambda u: (sign * values[u], u))
     if len(updates) < n:
-        raise CheckpointError(_too_few(directory, role, n, [folders[u].name for u in updates], training))
+        noun = "checkpoint" if len(updates) == 1 else "checkpoints"
+        which = f"{noun} with a score of its selection" if role == "best" else noun
+        names = ", ".join(folders[u].name for u in updates) or "none"
+        reason = "the run has not saved more so far"
+        if (kept := training.keep_best if role == "best" else training.keep_last) < n:
+            reason = f"training.keep_{role} is {kept}; train with training.keep_{role}={n} to keep more"
+        raise CheckpointError(f"{directory} has {len(updates)} {which} ({names}), not {n}: {reason}")
     try:
         return [
             {"checkpoint": folders[u].name, "value": values.get(u), "sha256": sha256_of(folders[u] / _WEIGHTS)}
@@ -103,13 +109,3 @@ def _values(path: Path, training: TrainingConfig) -> dict[int, float]:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path}: cannot be read: {error!r}") from error
     return values
-
-
-def _too_few(directory: Path, role: Role, n: int, names: list[str], training: TrainingConfig) -> str:
-    noun = "checkpoint" if len(names) == 1 else "checkpoints"
-    which = f"{noun} with a score of its selection" if role == "best" else noun
-    there = f"{directory} has {len(names)} {which} ({', '.join(names) or 'none'}), not {n}"
-    kept = training.keep_best if role == "best" else training.keep_last
-    if kept >= n:
-        return f"{there}: the run has not saved more so far"
-    return f"{there}: training.keep_{role} is {kept}; train with training.keep_{role}={n} to keep more"

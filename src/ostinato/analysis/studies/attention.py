@@ -67,27 +67,23 @@ ATTENTION = Study(
 
 
 def _draw_sums(sums: dict[SubLayerKey, AttentionSums], narrow: bool) -> Figure:
-    groups = list(dict.fromkeys((module.stack, module.kind) for module in sums))
-    marked = list(dict.fromkeys((module.stack, module.kind) for module, found in sums.items() if found.n_marked))
-    figure, axes = panels(len(groups) + len(marked), narrow)
-    for panel, group in zip(axes[: len(groups)], groups, strict=True):
-        entropies = {m.step: found.entropy_H / found.n for m, found in sums.items() if (m.stack, m.kind) == group}
-        _draw_heads(panel, group, entropies, "entropy, nats")
-        panel.set_ylim(bottom=0)
-    for panel, group in zip(axes[len(groups) :], marked, strict=True):
-        shares = {
-            m.step: 100 * found.marked_H / found.n_marked
-            for m, found in sums.items()
-            if (m.stack, m.kind) == group and found.n_marked
-        }
-        _draw_heads(panel, group, shares, "weight on marked places, %", legend=False)
-        panel.set_ylim(0, 102)
+    entropies: dict[tuple[str, str], dict[int, Floats]] = {}
+    marked: dict[tuple[str, str], dict[int, Floats]] = {}
+    for module, found in sums.items():
+        group = module.stack, module.kind
+        entropies.setdefault(group, {})[module.step] = found.entropy_H / found.n
+        if found.n_marked:
+            marked.setdefault(group, {})[module.step] = 100 * found.marked_H / found.n_marked
+    figure, axes = panels(len(entropies) + len(marked), narrow)
+    for panel, (group, by_step) in zip(axes, [*entropies.items(), *marked.items()], strict=True):
+        is_marked = by_step is marked.get(group)
+        label = "weight on marked places, %" if is_marked else "entropy, nats"
+        _draw_heads(panel, group, by_step, label, legend=not is_marked)
+        panel.set_ylim(0, 102 if is_marked else None)
     return figure
 
 
-def _draw_heads(
-    panel: Axes, group: tuple[str, str], by_step: dict[int, Floats], label: str, *, legend: bool = True
-) -> None:
+def _draw_heads(panel: Axes, group: tuple[str, str], by_step: dict[int, Floats], label: str, *, legend: bool) -> None:
     """Draw a line per head over the steps of one kind of attention in one stack; steps may differ in heads."""
     n_heads = max(len(values_H) for values_H in by_step.values())
     for head in range(n_heads):

@@ -90,36 +90,30 @@ class Subject:
         found: dict[int, list[int]] = {}
         for i, example in enumerate(self.examples):
             marked = example.columns.get(MARKS)
-            if isinstance(marked, list | tuple) and example.source is not None:
-                n = self._n_places(example.source)
-                found[i] = [place for place in marked if isinstance(place, int) and 0 <= place < n]
+            if not isinstance(marked, list | tuple) or (source := example.source) is None:
+                continue
+            n = len(source.split())
+            if getattr(self.model.config, "max_words", None) is not None:  # a place is a fact
+                n = source.count("\t") + 1
+            elif not self.model.config.has_two_sides:
+                n = 0
+            elif n != len(self.tokenizer("encoder").encode(source, unknown="replace")):
+                n = 0  # a place is something else than a word
+            found[i] = [place for place in marked if isinstance(place, int) and 0 <= place < n]
         return found
-
-    def _n_places(self, source: str) -> int:
-        """Return how many facts or words of a source are a place of the encoder; 0 where places are something else."""
-        config = self.model.config
-        if getattr(config, "max_words", None) is not None:
-            return source.count("\t") + 1
-        n_words = len(source.split())
-        are_words = config.has_two_sides and n_words == len(self.tokenizer("encoder").encode(source, unknown="replace"))
-        return n_words if are_words else 0
 
     def collector(self, kind: type[Any]) -> Collector:
         """Return a new collector for this run."""
-        found: Collector
-        if kind in (SentenceVectors, Outcomes):
-            found = kind(len(self.examples))
-        elif kind is AttentionTotals:
-            found = AttentionTotals(self.marks())
-        elif kind is OneExample:
-            found = OneExample(self.shown())
-        elif kind is DepthByColumn:
-            found = DepthByColumn(self.columns)
-        elif kind is ExpertTotals:
-            found = ExpertTotals({name: self.n_ids(name) for name in self.model.stacks})
-        else:
-            found = kind()
-        return found
+        made: dict[type[Any], Callable[[], Collector]] = {
+            SentenceVectors: lambda: SentenceVectors(len(self.examples)),
+            Outcomes: lambda: Outcomes(len(self.examples)),
+            AttentionTotals: lambda: AttentionTotals(self.marks()),
+            OneExample: lambda: OneExample(self.shown()),
+            DepthByColumn: lambda: DepthByColumn(self.columns),
+            ExpertTotals: lambda: ExpertTotals({name: self.n_ids(name) for name in self.model.stacks}),
+        }
+        make: Callable[[], Collector] = made.get(kind, kind)
+        return make()
 
     def collect(self, kinds: set[type[Any]], on_progress: OnProgress) -> None:
         """Run the model over the examples once, for all collectors together."""

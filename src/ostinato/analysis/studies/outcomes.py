@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,6 @@ from ostinato.analysis.drawing import COLOURS, finish, line, panels, ticks, whol
 from ostinato.analysis.studies.base import Finding, OnProgress, Study, Subject, natural_order
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 _MOST_VALUES = 24
@@ -67,23 +66,18 @@ def _draw_groups(groups: Groups, narrow: bool) -> Figure:
     figure, axes = panels(len(groups), narrow, width=4.6)
     for panel, (column, mine) in zip(axes, groups.items(), strict=True):
         shown = dict(list(mine.items())[:_MOST_VALUES])
-        _bars(panel, list(shown.values()))
+        at, heights = range(len(shown)), [100 * one.sequences for one in shown.values()]
+        below = [100 * (one.sequences - one.low) for one in shown.values()]
+        above = [100 * (one.high - one.sequences) for one in shown.values()]
+        labels = [100 * one.tokens for one in shown.values()]
+        panel.bar(at, heights, color=COLOURS[5], label="examples")
+        panel.errorbar(at, heights, [below, above], fmt="none", ecolor="black", elinewidth=1, capsize=2)
+        panel.plot(at, labels, "o", color=COLOURS[4], markersize=4, label="labels")
         ticks(panel, x=[f"{value} ({one.n:,})" for value, one in shown.items()])
         panel.set_ylim(0, 108)
         finish(panel, f"{column} (examples)", "right, %", f"by {column}", legend=False)
-    handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper right", ncols=2, fontsize=7, frameon=False)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper right", ncols=2, fontsize=7, frameon=False)
     return figure
-
-
-def _bars(axes: Axes, groups: list[GroupAccuracy]) -> None:
-    at = range(len(groups))
-    heights = [100 * one.sequences for one in groups]
-    below = [100 * (one.sequences - one.low) for one in groups]
-    above = [100 * (one.high - one.sequences) for one in groups]
-    axes.bar(at, heights, color=COLOURS[5], label="examples")
-    axes.errorbar(at, heights, [below, above], fmt="none", ecolor="black", elinewidth=1, capsize=2)
-    axes.plot(at, [100 * one.tokens for one in groups], "o", color=COLOURS[4], markersize=4, label="labels")
 
 
 def _learning(subjects: Sequence[Subject], on_progress: OnProgress) -> Finding:
@@ -133,7 +127,11 @@ def _draw_curves(curves: dict[str, LearningCurves], narrow: bool) -> Figure:
         if found.training:
             axes[0].plot(*_xy(found.training), color=COLOURS[i % len(COLOURS)], linewidth=0.7)
         for split, scores in found.scores.items():
-            _draw_scores(by_score, i, scores, run if len(curves) > 1 else split)
+            for name, panel in by_score.items():
+                x, y = _xy(scores.get(name, []))
+                if x:  # loss in nats, shares in percent
+                    shown_y = y if name == "loss" else [100 * share for share in y]
+                    line(panel, i, x, shown_y, run if len(curves) > 1 else split)
         for k, (stack, points) in enumerate(found.depth.items()):
             # Several runs have a colour each, the stacks of one run do.
             number, label = (i, f"{run} {stack}") if len(curves) > 1 else (k, stack)
@@ -145,14 +143,6 @@ def _draw_curves(curves: dict[str, LearningCurves], narrow: bool) -> Figure:
         axes[-1].set_ylim(bottom=0)
         finish(axes[-1], "update", "rounds a token takes part in")
     return figure
-
-
-def _draw_scores(by_score: Mapping[str, Axes], i: int, scores: Mapping[str, Line], label: str) -> None:
-    """Draw the i-th run's scores on a split, each in its panel: loss in nats, shares in percent."""
-    for name, panel in by_score.items():
-        if name in scores:
-            x, y = _xy(scores[name])
-            line(panel, i, x, y if name == "loss" else [100 * share for share in y], label)
 
 
 def _xy(points: Line) -> tuple[list[int], list[float]]:

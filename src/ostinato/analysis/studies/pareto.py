@@ -89,11 +89,10 @@ def _draw_fronts(
         panel.plot([values[i] for i in order], [qualities[i] for i in order], "-", color="gray", linewidth=1, zorder=1)
         for i, name in enumerate(names):
             colour = COLOURS[i % len(COLOURS)]
-            face = colour if front[i] else "none"
             mark = panel.scatter([values[i]], [qualities[i]], 60, marker=_MARKS[i % len(_MARKS)], label=name, zorder=2)
-            mark.set(facecolor=face, edgecolor=colour)
+            mark.set(facecolor=colour if front[i] else "none", edgecolor=colour)
         panel.margins(0.12)
         finish(panel, label, quality_name if panel is axes[0] else "", legend=False)
-    handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(len(names), 4), fontsize=8, frameon=False)
+    shown = axes[0].get_legend_handles_labels()
+    figure.legend(*shown, loc="outside lower center", ncols=min(len(names), 4), fontsize=8, frameon=False)
     return figure

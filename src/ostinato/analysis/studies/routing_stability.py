@@ -41,8 +41,7 @@ def _over_checkpoints(subject: Subject, on_progress: OnProgress) -> Finding:
     """Return the fluctuation of every router."""
     names, experts = [], []
     for path in checkpoints(subject):
-        collector = FirstExperts()
-        model = load_model(path, subject.model.device)
+        collector, model = FirstExperts(), load_model(path, subject.model.device)
         stream(subject.run, subject.examples, [collector], model=model, on_progress=on_progress)
         names.append(path.name)
         experts.append(collector.experts())

@@ -86,14 +86,8 @@ def _between_runs(subjects: Sequence[Subject], on_progress: OnProgress) -> Findi
     baseline, others = subjects[0], subjects[1:]
     vectors = {subject.name: subject.collected[SentenceVectors] for subject in others}
     vectors[_UNTRAINED] = SentenceVectors(len(baseline.examples))
-    stream(
-        baseline.run,
-        baseline.examples,
-        [vectors[_UNTRAINED]],
-        model=untrained(baseline.model),
-        on_progress=on_progress,
-    )
-    mine = baseline.collected[SentenceVectors]
+    model, mine = untrained(baseline.model), baseline.collected[SentenceVectors]
+    stream(baseline.run, baseline.examples, [vectors[_UNTRAINED]], model=model, on_progress=on_progress)
     raw: dict[str, Pairs] = {
         "after": {name: _compare(mine.after, theirs.after) for name, theirs in vectors.items()},
         "before": {name: _compare(mine.before, theirs.before) for name, theirs in vectors.items()},

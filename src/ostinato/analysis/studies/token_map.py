@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,7 +15,6 @@ from ostinato.analysis.studies.base import Finding, OnProgress, Study, Subject, 
 from ostinato.models.build import Model
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 _MARKS = "o^sDvP*X"
@@ -92,31 +91,17 @@ def _spaces(model: Model, router: str, states_ND: np.ndarray) -> list[tuple[str,
 def _draw(maps: list[Map], name: str, narrow: bool) -> Figure:
     figure, axes = panels(len(maps), narrow, width=4.4, height=4.4, columns=2)
     for panel, one in zip(axes, maps, strict=True):
-        _scatter(panel, one)
+        experts = np.unique(one.sample.experts_N)
+        for expert in experts:
+            x, y = one.points_N2[one.sample.experts_N == expert].T
+            colour, mark = COLOURS[expert % len(COLOURS)], _MARKS[expert // len(COLOURS) % len(_MARKS)]
+            dots = panel.scatter(x, y, 7, color=colour, marker=mark, linewidths=0, alpha=0.7, label=str(expert))
+            dots.set_rasterized(True)  # thousands of marks as paths are slow to show
+        panel.set_aspect("equal", adjustable="datalim")
+        side: dict[str, Any] = {"loc": "center left", "bbox_to_anchor": (1.0, 0.5), "ncols": 1 + len(experts) // 16}
+        panel.legend(title="expert", fontsize=7, title_fontsize=7, markerscale=2, frameon=False, **side)
         panel.set_xlabel(f"{name.split(',')[0]} 1 (no unit)", fontsize=8)
         panel.set_ylabel(f"{name.split(',')[0]} 2 (no unit)", fontsize=8)
         panel.set_title(f"{one.router}, {one.stack}: {one.space}", fontsize=9)
         panel.tick_params(labelsize=7)
     return figure
-
-
-def _scatter(axes: Axes, one: Map) -> None:
-    experts = np.unique(one.sample.experts_N)
-    for expert in experts:
-        points = one.points_N2[one.sample.experts_N == expert]
-        colour, mark = COLOURS[expert % len(COLOURS)], _MARKS[expert // len(COLOURS) % len(_MARKS)]
-        x, y = points[:, 0], points[:, 1]
-        dots = axes.scatter(x, y, 7, color=colour, marker=mark, linewidths=0, alpha=0.7, label=str(expert))
-        dots.set_rasterized(True)  # thousands of marks as paths are slow to show
-    axes.set_aspect("equal", adjustable="datalim")
-    columns = 1 + len(experts) // 16
-    axes.legend(
-        title="expert",
-        fontsize=7,
-        title_fontsize=7,
-        markerscale=2,
-        frameon=False,
-        loc="center left",
-        bbox_to_anchor=(1.0, 0.5),
-        ncols=columns,
-    )
