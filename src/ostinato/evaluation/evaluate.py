@@ -27,7 +27,6 @@ from typing import Any
 
 from ostinato.config.data import DataConfig
 from ostinato.config.decoding import DecodingConfig
-from ostinato.data.batch import Batch
 from ostinato.data.batching import evaluation_batches
 from ostinato.data.example import Example, take_evenly
 from ostinato.data.rows import encode_rows
@@ -101,11 +100,12 @@ def evaluate(
     budget = max(1, data.eval_tokens_per_batch // (decoding.beam if is_decoding else 1))
     with inference(model, packs_weights=decoding.pack_weights):
         for batch in evaluation_batches(rows, budget):
-            shown = _block_examples(batch) if is_packed else {index: held.pop(index) for index in batch.indices}
-            for index, found in zip(batch.indices, passes.run(batch.to(model.device)), strict=True):
-                tally.add(index, shown[index], found)
             if is_packed:  # A block's texts are not needed: its example has only columns.
                 held.clear()
+                for place, index in enumerate(batch.indices):
+                    held[index] = Example(None, "", {key: values[place] for key, values in batch.columns.items()})
+            for index, found in zip(batch.indices, passes.run(batch.to(model.device)), strict=True):
+                tally.add(index, held.pop(index), found)
         ranking = {}
         if contrast is not None:
             ranking["ranking"] = rank(
@@ -114,14 +114,6 @@ def evaluate(
     writes = is_decoding and model.config.generates
     result = tally.result(passes.halting, is_decoding=writes) | passes.result()
     return result | ranking | {"n_steps": n_steps, "seconds": time.perf_counter() - started}
-
-
-def _block_examples(batch: Batch) -> dict[int, Example]:
-    """Return an example without text for every block of a batch, with the block's columns."""
-    return {
-        index: Example(None, "", {name: values[place] for name, values in batch.columns.items()})
-        for place, index in enumerate(batch.indices)
-    }
 
 
 def _hold(examples: Iterable[Example], held: dict[int, Example]) -> Iterator[Example]:
