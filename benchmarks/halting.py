@@ -28,8 +28,7 @@ from torch import Tensor
 from ostinato.config.decoding import DecodingConfig
 from ostinato.config.model import Seq2SeqConfig
 from ostinato.data.batch import Batch
-from ostinato.decoding.inference import inference
-from ostinato.decoding.search import search
+from ostinato.decoding import inference, search
 from ostinato.experiments.results import read_rows
 from ostinato.experiments.timing.workloads import Bench, Candidate, Endless, Workload, random_batch
 from ostinato.models import Seq2Seq

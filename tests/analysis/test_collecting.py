@@ -11,8 +11,16 @@ import torch
 from ostinato.analysis import analyze as logic
 from ostinato.analysis import linear_cka, representation_collapse
 from ostinato.analysis.capture import CapturedBatch, stream
-from ostinato.analysis.collectors import AttentionTotals, Outcomes, SentenceVectors, SubLayerKey
-from ostinato.analysis.routing_collectors import ExpertStates, ExpertTotals, FirstExperts, RoutedSample
+from ostinato.analysis.collectors import (
+    AttentionTotals,
+    ExpertStates,
+    ExpertTotals,
+    FirstExperts,
+    Outcomes,
+    RoutedSample,
+    SentenceVectors,
+    SubLayerKey,
+)
 from ostinato.analysis.studies import Subject
 from ostinato.analysis.studies.similarity import pairs_of_stack
 from ostinato.evaluation.loading import load
@@ -132,12 +140,12 @@ def test_outcomes_are_those_of_an_evaluation(subject: Subject) -> None:
 def test_a_sample_holds_all_there_is_where_that_is_little_and_few_of_many(subject: Subject) -> None:
     every, few, states = RoutedSample(10**6), RoutedSample(7), ExpertStates()
     stream(subject.run, subject.examples, [every, few, states], tokens_per_batch=40)
-    for (router, stack), sample in every.samples().items():
+    for (router, stack), sample in every.samples.items():
         sites = [moments for site, moments in states.moments.items() if (site.router, site.stack) == (router, stack)]
         assert len(sample.states_ND) == sum(moments.n for moments in sites)
         counts = np.bincount(sample.experts_N, minlength=len(sites[0].counts_C))
         np.testing.assert_array_equal(counts, sum(moments.counts_C for moments in sites))
-        taken = few.samples()[router, stack]
+        taken = few.samples[router, stack]
         assert len(taken.states_ND) == len(taken.experts_N) == len(taken.steps_N) == 7
         assert all((sample.states_ND == row).all(1).any() for row in taken.states_ND)
 

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from ostinato.analysis import class_purity, pca_plane, poincare_disk, umap_plane
-from ostinato.analysis.studies import Subject
-from ostinato.analysis.studies.token_map import TokenMapStudy
+from ostinato.analysis.studies import Subject, token_map
 from ostinato.errors import ConfigError, DataError
 
 
@@ -83,16 +82,17 @@ def test_umap_keeps_planted_clusters_apart_and_repeats_itself() -> None:
     np.testing.assert_array_equal(plane, umap_plane(rows, seed=1))
 
 
-def test_the_map_shows_both_spaces_of_a_router_that_projects(subject: Subject) -> None:
+def test_the_map_shows_both_spaces_of_a_router_that_projects(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[tuple[int, ...]] = []
 
     def project(rows_ND: np.ndarray) -> np.ndarray:
         given.append(rows_ND.shape)
         return pca_plane(rows_ND)
 
-    study = TokenMapStudy(project, "PCA, injected")
-    subject.collect(set(study.needs), None)
-    finding = study.of_run(subject, None)
+    monkeypatch.setattr(token_map, "can_umap", lambda: False)
+    monkeypatch.setattr(token_map, "pca_plane", project)
+    subject.collect(set(token_map.TOKEN_MAP.needs), None)
+    (finding,) = token_map.TOKEN_MAP.find([subject], None)
     assert [row[:3] for row in finding.rows] == [
         ["self_attention.encoder_0", "encoder", "hidden"],
         ["self_attention.encoder_0", "encoder", "projected"],
@@ -100,6 +100,6 @@ def test_the_map_shows_both_spaces_of_a_router_that_projects(subject: Subject) -
     ]
     d_model = subject.model.config.d_model
     assert [shape[1] for shape in given] == [d_model] * 3
-    assert finding.data["projection"] == "PCA, injected"
+    assert finding.data["projection"] == "PCA"
     assert all(0 <= float(str(row[5])) <= 1 for row in finding.rows)
     assert len(finding.draw(False).axes) >= 3

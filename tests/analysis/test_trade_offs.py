@@ -17,7 +17,7 @@ from ostinato.budget import count_macs, count_parameters
 from ostinato.data.example import Example
 from ostinato.errors import CheckpointError, ConfigError
 from ostinato.evaluation.loading import load
-from ostinato.evaluation.threshold_curve import read_curve
+from ostinato.evaluation.threshold import read_curve
 from ostinato.experiments.compare.thresholds import tune_threshold
 
 

@@ -11,9 +11,8 @@ from ostinato.config.decoding import DecodingConfig
 from ostinato.data.collate import Row, collate
 from ostinato.data.inputs import Input
 from ostinato.data.tokenizer import BOS_ID, Tokenizers
-from ostinato.decoding import search
+from ostinato.decoding import inference, search
 from ostinato.decoding.generate import Generation, generate, generate_stream
-from ostinato.decoding.inference import inference
 from ostinato.decoding.search import left_padded
 from ostinato.errors import DataError
 from ostinato.models import Seq2Seq

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ostinato.evaluation.timing import Effort, Lap, Stopwatch, interleave, least_disturbed, thread_waits
+from ostinato.evaluation.timing import Effort, Lap, Stopwatch, interleave, thread_waits
 
 
 class _Machine:
@@ -81,7 +81,6 @@ def test_nothing_is_repeated_once_the_time_is_spent() -> None:
 def test_a_call_is_disturbed_above_four_percent_of_its_time() -> None:
     assert not Lap(10.0, 0.4).is_disturbed
     assert Lap(10.0, 0.41).is_disturbed
-    assert least_disturbed([Lap(1.0, 0.1), Lap(10.0, 0.5), Lap(2.0, 0.3)]) == Lap(10.0, 0.5)
 
 
 def test_rounds_fill_the_time_given_within_their_bounds() -> None:

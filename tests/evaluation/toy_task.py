@@ -17,6 +17,7 @@ from ostinato.data.tokenizer import Tokenizers
 from ostinato.models import Seq2Seq
 from ostinato.models.base import ModelOutput
 from ostinato.nn.cache import Cache
+from ostinato.nn.types import StackOutput
 
 LETTERS = ["a", "b", "c", "d", "e", "f"]
 DATA = DataConfig(tokenizer=TokenizerConfig(kind="words"), eval_tokens_per_batch=64)
@@ -74,11 +75,12 @@ class ConstantModel(nn.Module):
 
     def __init__(self, logits_V: Tensor) -> None:
         super().__init__()
-        self.config = Seq2SeqConfig()
+        self.config = Seq2SeqConfig(source_vocab_size=9, target_vocab_size=9)
         self.logits_V = logits_V
 
     def forward(self, batch: Batch, *, n_steps: int | None = None) -> ModelOutput:
-        return ModelOutput(self.logits_V.expand(*batch.labels_BT.shape, -1))
+        stacks = {name: StackOutput(torch.zeros(*batch.labels_BT.shape, 1)) for name in self.config.stacks()}
+        return ModelOutput(self.logits_V.expand(*batch.labels_BT.shape, -1), stacks)
 
     def encode(self, batch: Batch, *, n_steps: int | None = None) -> Cache:
         return Cache()

@@ -91,5 +91,4 @@ def pareto_front(costs_R: ArrayLike, qualities_R: ArrayLike) -> Bools:
         raise DataError(f"{costs.shape} costs and {qualities.shape} qualities: one of each is needed for every system")
     no_worse = (costs[None] <= costs[:, None]) & (qualities[None] >= qualities[:, None])
     better = (costs[None] < costs[:, None]) | (qualities[None] > qualities[:, None])
-    found: Bools = ~(no_worse & better).any(1) & np.isfinite(costs) & np.isfinite(qualities)
-    return found
+    return ~(no_worse & better).any(1) & np.isfinite(costs) & np.isfinite(qualities)

@@ -46,8 +46,7 @@ def choose(only: Sequence[str] | None) -> tuple[Study, ...]:
         ConfigError: a name that is none.
     """
     names = [study.name for study in STUDIES]
-    unknown = [name for name in only or () if name not in names]
-    if unknown:
+    if unknown := [name for name in only or () if name not in names]:
         raise ConfigError([Problem("only", name, f"must be one of {', '.join(names)}") for name in unknown])
     return tuple(study for study in STUDIES if only is None or study.name in only)
 
@@ -111,14 +110,13 @@ def survey(
         ConfigError: an unknown name.
     """
     applying, reasons = _split(choose(only), given)
+    needs = [{kind for study, mine in applying if subject in mine for kind in study.needs} for subject in given]
     if on_start is not None:
-        needing = [s for s in given if any(s in mine and study.needs for study, mine in applying)]
         extra = sum(study.extra_examples(mine) for study, mine in applying)
-        on_start(sum(len(s.examples) for s in needing) + extra)
-    for subject in given:
-        needs = {kind for study, mine in applying if subject in mine for kind in study.needs}
-        if needs:
-            subject.collect(needs, on_progress)
+        on_start(sum(len(subject.examples) for subject, kinds in zip(given, needs, strict=True) if kinds) + extra)
+    for subject, kinds in zip(given, needs, strict=True):
+        if kinds:
+            subject.collect(kinds, on_progress)
     return Survey([(study, study.find(mine, on_progress)) for study, mine in applying], reasons)
 
 
@@ -154,8 +152,7 @@ def write(given: Sequence[Subject], surveyed: Survey, out: Path) -> Analysed:
     for study, findings in surveyed.found:
         shown = [_write(finding, study, out) for finding in findings]
         files += [path for one in shown for path in (one.svg, one.png, *one.data)]
-        reason = surveyed.reasons.get(study.name, "")
-        sections.append(Section(study.name, study.title, study.reading, shown, reason))
+        sections.append(Section(study, shown, surveyed.reasons.get(study.name, "")))
     report = write_report(out / "report.html", given, sections, surveyed.left_out)
     names = tuple(study.name for study, _ in surveyed.found)
     return Analysed(report, names, surveyed.left_out, (report, *files))
@@ -201,7 +198,7 @@ def _write(finding: Finding, study: Study, out: Path) -> WrittenFinding:
     figure = finding.draw(False)
     svg, png = save_figure(figure, stem)
     narrow = svg_of(finding.draw(True)) if figure.get_figwidth() > NARROW else ""
-    return WrittenFinding(finding, svg, png, tuple(data), narrow)
+    return WrittenFinding(finding, svg, png, data, narrow)
 
 
 def _finite(value: Any) -> Any:

@@ -18,7 +18,7 @@ from ostinato.data.batch import Batch
 from ostinato.data.batching import evaluation_batches
 from ostinato.data.example import Example
 from ostinato.data.rows import encode_rows
-from ostinato.decoding.inference import inference
+from ostinato.decoding import inference
 from ostinato.evaluation.depth import real_tokens
 from ostinato.evaluation.loading import LoadedRun
 from ostinato.models.base import ModelOutput
@@ -58,9 +58,8 @@ class CapturedBatch:
 class Collector(Protocol):
     """Is given batches one by one, and keeps what an analysis needs of them."""
 
-    @property
-    def request(self) -> frozenset[str]:
-        """Captures that the forward pass has to return: "input", "output", "residual", "weights", "seconds"."""
+    request: frozenset[str] = frozenset()
+    """Captures that the forward pass has to return: "input", "output", "residual", "weights", "seconds"."""
 
     def add(self, captured: CapturedBatch) -> None:
         """Take in one batch."""

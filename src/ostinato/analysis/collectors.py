@@ -1,4 +1,4 @@
-"""Collectors of scores, states, attention weights and depths; of routing: `routing_collectors`."""
+"""Collectors of scores, states, attention weights, depths and routing."""
 
 from __future__ import annotations
 
@@ -10,15 +10,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ostinato.analysis.arrays import Bools, Floats, Ints
-from ostinato.analysis.capture import CapturedBatch
+from ostinato.analysis.arrays import Floats, Ints
+from ostinato.analysis.capture import CapturedBatch, Collector
+from ostinato.analysis.collapse import ClassMoments
 from ostinato.analysis.maps import attention_entropy, mass_on
+from ostinato.analysis.routing_measures import NOT_ROUTED
 from ostinato.budget import MacCounter
-from ostinato.evaluation.depth import DepthTotals, real_tokens, sentence_depths
+from ostinato.evaluation.depth import DepthTotals, sentence_depths
+from ostinato.evaluation.passes import sentence_macs
+from ostinato.evaluation.routing import RoutingTotals
 from ostinato.evaluation.scores import score_sentences
+from ostinato.models.base import ModelOutput
 from ostinato.models.build import Model
+from ostinato.nn.types import Routing, StackOutput
 
-NO_CAPTURES: frozenset[str] = frozenset()
 SHORT = {"self_attention": "sa", "cross_attention": "ca", "ffn": "ffn"}
 
 
@@ -41,7 +46,7 @@ def sub_layers(model: Model) -> Iterator[tuple[SubLayerKey, int]]:
                 yield SubLayerKey(name, step.index, use.kind), step.round
 
 
-class SentenceVectors:
+class SentenceVectors(Collector):
     """Mean over a sentence's real tokens of every sub-layer's output, before and after the residual; `[n, D]` each.
 
     A token that has halted is frozen: after the residual it counts with the state it halted in, before it with zero,
@@ -95,7 +100,7 @@ class AttentionSums:
     n_marked: int = 0
 
 
-class AttentionTotals:
+class AttentionTotals(Collector):
     """Entropy of the weights and their mass on some keys, by sub-layer and head, over all queries that took part.
 
     Keys: the token itself (self-attention), the first one, and the last one (the end symbol of a source); of a source
@@ -122,27 +127,20 @@ class AttentionTotals:
             looked_at = "encoder" if module.kind == "cross_attention" else module.stack
             weights_NCHS, sentence_N, column_N, last_N = _query_weights(weights_BHQS, ran_BT, captured.keep(looked_at))
             S: Ints = np.arange(weights_NCHS.shape[-1])
-            keys = [column_N[:, None, None, None] == S, S == 0, last_N[:, None, None, None] == S]
-            marked_BS = self._marked_keys(captured, looked_at, weights_NCHS.shape[-1])
-            keys.append(marked_BS[sentence_N, None, None])
-            found = [attention_entropy(weights_NCHS), *(mass_on(weights_NCHS, positions) for positions in keys)]
-            sums = [values.mean(1).sum(0) for values in found]
-            if module not in self.sums:
-                self.sums[module] = AttentionSums(*(np.zeros_like(value) for value in sums))
-            into = self.sums[module]
+            marked_BS = np.zeros((captured.batch.n_sentences, len(S)), dtype=np.bool_)
+            if looked_at == "encoder":
+                for row, index in enumerate(captured.batch.indices):
+                    marked_BS[row, list(self._marks.get(index, ()))] = True
+            is_marked_NS = marked_BS[sentence_N]
+            keys = (column_N[:, None, None, None] == S, S == 0, last_N[:, None, None, None] == S)
+            masses = [mass_on(weights_NCHS, positions) for positions in (*keys, is_marked_NS[:, None, None])]
+            sums = [values.mean(1).sum(0) for values in (attention_entropy(weights_NCHS), *masses)]
+            into = self.sums.setdefault(module, AttentionSums(*np.zeros((5, weights_NCHS.shape[2]))))
             totals = (into.entropy_H, into.own_H, into.first_H, into.last_H, into.marked_H)
             for total, value in zip(totals, sums, strict=True):
                 total += value
             into.n += len(weights_NCHS)
-            into.n_marked += int(marked_BS[sentence_N].any(1).sum())
-
-    def _marked_keys(self, captured: CapturedBatch, looked_at: str, n_keys: int) -> Bools:
-        """Return which keys of every sentence are marked, `[B, S]`; only keys of the encoder are."""
-        marked_BS = np.zeros((captured.batch.n_sentences, n_keys), dtype=np.bool_)
-        if looked_at == "encoder":
-            for row, index in enumerate(captured.batch.indices):
-                marked_BS[row, list(self._marks.get(index, ()))] = True
-        return marked_BS
+            into.n_marked += int(is_marked_NS.any(1).sum())
 
 
 def _query_weights(weights_BHQS: Tensor, ran_BT: Tensor, keep_BS: Tensor) -> tuple[Floats, Ints, Ints, Ints]:
@@ -155,14 +153,12 @@ def _query_weights(weights_BHQS: Tensor, ran_BT: Tensor, keep_BS: Tensor) -> tup
     return weights_NCHS, sentence_N.cpu().numpy(), column_N.cpu().numpy(), last_B[sentence_N].cpu().numpy()
 
 
-class DepthByColumn:
+class DepthByColumn(Collector):
     """Executed rounds and expected depth of all tokens, and by the values of metadata columns and of length.
 
     Args:
         columns: names; "length" is added: tokens of the source (of the target where there is none) in powers of two.
     """
-
-    request = NO_CAPTURES
 
     def __init__(self, columns: tuple[str, ...]) -> None:
         self._columns = columns
@@ -198,7 +194,7 @@ class StackExample:
     weights: dict[SubLayerKey, Floats]
 
 
-class OneExample:
+class OneExample(Collector):
     """Ids, halting and attention weights of one example.
 
     Args:
@@ -232,7 +228,7 @@ class OneExample:
             self.stacks[name] = StackExample(captured.ids(name)[i][kept_T].tolist(), maps[0], maps[1], weights)
 
 
-class Outcomes:
+class Outcomes(Collector):
     """Scores of every example.
 
     Args:
@@ -242,8 +238,6 @@ class Outcomes:
     there is none); targets_N: of the target; macs_N2: at full depth, and realised; zeros where the stacks run another
     number of rounds than their configuration says. depths: of all tokens.
     """
-
-    request = NO_CAPTURES
 
     def __init__(self, n: int) -> None:
         self.nll_N: Floats = np.zeros(n)
@@ -280,8 +274,154 @@ class Outcomes:
         config = captured.model.config
         if rounds == {name: plan.n_rounds for name, plan in config.plans().items()}:
             self._counter = self._counter or MacCounter(config)
-            counts = {name: sums_BV[:, :-1].long().tolist() for name, sums_BV in sums.items()}
-            for name in config.recurrences():
-                counts[name] = real_tokens(name, batch).sum(1, keepdim=True).tolist()
-            for i, place in enumerate(places):
-                self.macs_N2[place] = self._counter.count({name: found[i] for name, found in counts.items()})
+            self.macs_N2[places] = sentence_macs(self._counter, config, sums, batch)
+
+
+class RouterStep(NamedTuple):
+    """A router at one step of a stack."""
+
+    router: str
+    stack: str
+    step: int
+
+    def __str__(self) -> str:
+        return f"{self.router} in step {self.step} of the {self.stack}"
+
+
+def _routings(captured: CapturedBatch) -> Iterator[tuple[RouterStep, Routing, Tensor]]:
+    """Yield every routing of a batch, with its step and which of its rows count."""
+    for stack in captured.output.stacks.values():
+        for routing in stack.routings:
+            yield RouterStep(routing.router, routing.stack, routing.step), routing, routing.weight_N > 0
+
+
+def _routed_states(captured: CapturedBatch) -> Iterator[tuple[RouterStep, int, Tensor, Ints]]:
+    """Yield of every routing its step, its number of experts, and the states that count, each with its first expert."""
+    for at, routing, counted_N in _routings(captured):
+        states_BTD = captured.output.stacks[at.stack].captures[at.stack, at.step, at.router.split(".")[0], "input"]
+        states_ND = states_BTD.flatten(0, 1)[routing.rows_N[counted_N]]
+        yield at, routing.probs_NE.shape[1], states_ND, routing.experts_NK[counted_N, 0].cpu().numpy()
+
+
+class ExpertTotals(Collector):
+    """How experts are used, by router and step (`RoutingTotals`), and which tokens go to them, by router and stack.
+
+    Memory: 8 V E bytes a router. A choice counts once, whatever its gate; the totals by step count it by the mass that
+    remains.
+    """
+
+    def __init__(self, vocabulary: dict[str, int]) -> None:
+        self._vocabulary = vocabulary
+        self.totals: dict[RouterStep, RoutingTotals] = {}
+        self.tokens: dict[tuple[str, str], Floats] = {}
+
+    def add(self, captured: CapturedBatch) -> None:
+        """Take in one batch."""
+        for at, routing, counted_N in _routings(captured):
+            stack = StackOutput(captured.output.stacks[at.stack].states_BTD, routings=(routing,))
+            self.totals.setdefault(at, RoutingTotals()).add(ModelOutput(captured.output.logits_BTV, {at.stack: stack}))
+            E, V = routing.probs_NE.shape[1], self._vocabulary[at.stack]
+            counts_VE = self.tokens.setdefault((at.router, at.stack), np.zeros((V, E)))
+            ids_BT = captured.ids(at.stack)
+            if ids_BT.ndim == 3:  # A fact is counted under its first token.
+                ids_BT = ids_BT[..., 0]
+            ids_NK = ids_BT.flatten()[routing.rows_N[counted_N]][:, None]
+            cells = (ids_NK * E + routing.experts_NK[counted_N]).flatten()
+            counts_VE += torch.bincount(cells, minlength=V * E).view(V, E).cpu().numpy()
+
+    def loads(self) -> dict[str, Floats]:
+        """Return by router the choices of every expert, over all stacks and steps, `[E]`."""
+        found: dict[str, Floats] = {}
+        for (router, _), counts_VE in self.tokens.items():
+            found[router] = found.get(router, 0.0) + counts_VE.sum(0)
+        return found
+
+
+class ExpertStates(Collector):
+    """Sums over the states that enter a router by the first expert they are sent to: exact collapse of all of them.
+
+    Memory: 8 (D^2 + E D) bytes a router and step.
+    """
+
+    request = frozenset({"input"})
+
+    def __init__(self) -> None:
+        self.moments: dict[RouterStep, ClassMoments] = {}
+
+    def add(self, captured: CapturedBatch) -> None:
+        """Take in one batch."""
+        for at, n_experts, states_ND, experts_N in _routed_states(captured):
+            moments = self.moments.setdefault(at, ClassMoments(n_experts))
+            moments.add(states_ND.double().cpu().numpy(), experts_N)
+
+
+class FirstExperts(Collector):
+    """The first expert of every real token, by router and step; the same tokens in the same places for every model.
+
+    Memory: 2 bytes a token, router and step.
+    """
+
+    def __init__(self) -> None:
+        self._parts: dict[RouterStep, list[Ints]] = {}
+        self._missing: dict[str, list[Ints]] = {}
+
+    def add(self, captured: CapturedBatch) -> None:
+        """Take in one batch."""
+        for name in captured.output.stacks:
+            n = int(captured.keep(name).sum())
+            self._missing.setdefault(name, []).append(np.full(n, NOT_ROUTED, dtype=np.int16))
+        for at, routing, counted_N in _routings(captured):
+            keep_BT = captured.keep(at.stack)
+            first_M = torch.full((keep_BT.numel(),), NOT_ROUTED, dtype=torch.int16, device=keep_BT.device)
+            first_M[routing.rows_N[counted_N]] = routing.experts_NK[counted_N, 0].to(torch.int16)
+            # Rounds that did not run in a batch routed no token of it.
+            parts = self._parts.setdefault(at, list(self._missing[at.stack][:-1]))
+            parts.append(first_M[keep_BT.flatten()].cpu().numpy())
+        for at, parts in self._parts.items():
+            if len(parts) < len(self._missing[at.stack]):
+                parts.append(self._missing[at.stack][-1])
+
+    def experts(self) -> dict[RouterStep, Ints]:
+        """Return the numbers of the experts, `NOT_ROUTED` where a token had halted."""
+        return {at: np.concatenate(parts) for at, parts in self._parts.items()}
+
+
+class Sample(NamedTuple):
+    """States that entered a router, the first expert of each, and the step it happened in."""
+
+    states_ND: np.ndarray
+    experts_N: np.ndarray
+    steps_N: np.ndarray
+
+
+class RoutedSample(Collector):
+    """A sample of the states that enter a router, by router and stack, with the expert each is first sent to.
+
+    Every routed state of every step has the same chance; the draws are seeded, and the same for the same batches.
+
+    Args:
+        n: states kept. Memory: 4 n D bytes a router, and as much again where it projects them.
+
+    Attributes: samples: what was kept, by router and stack.
+    """
+
+    request = frozenset({"input"})
+
+    def __init__(self, n: int = 1500, seed: int = 0) -> None:
+        self._n, self._rng = n, np.random.default_rng(seed)
+        self._draws: dict[tuple[str, str], Floats] = {}
+        self.samples: dict[tuple[str, str], Sample] = {}
+
+    def add(self, captured: CapturedBatch) -> None:
+        """Take in one batch."""
+        for at, _, states_ND, experts_N in _routed_states(captured):
+            key = at.router, at.stack
+            draws_N = self._rng.random(len(experts_N))
+            new = Sample(states_ND.float().cpu().numpy(), experts_N, np.full(len(experts_N), at.step))
+            if key in self.samples:
+                draws_N = np.concatenate([self._draws[key], draws_N])
+                new = Sample(*(np.concatenate(pair) for pair in zip(self.samples[key], new, strict=True)))
+            # The rows that drew the smallest numbers of all that ever came are an even sample.
+            order = np.argsort(draws_N, kind="stable")[: self._n]
+            self._draws[key] = draws_N[order]
+            self.samples[key] = Sample(*(values[order] for values in new))

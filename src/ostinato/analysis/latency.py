@@ -16,9 +16,8 @@ import torch
 
 from ostinato.analysis.capture import batches
 from ostinato.budget.sizes import planned_uses
-from ostinato.data.batch import Batch
 from ostinato.data.example import Example, take_evenly
-from ostinato.decoding.inference import inference
+from ostinato.decoding import inference
 from ostinato.evaluation.loading import LoadedRun
 from ostinato.evaluation.timing import Effort, Stopwatch, interleave
 from ostinato.models.build import Model
@@ -50,38 +49,32 @@ class Latency:
 
 def pass_latencies(runs: Sequence[LoadedRun], examples: Sequence[Sequence[Example]]) -> list[Latency]:
     """Return how long each run's model takes for its examples, the models taking turns."""
-    taken = [list(take_evenly(mine, EXAMPLES)) for mine in examples]
-    ready = [_ready(run, mine) for run, mine in zip(runs, taken, strict=True)]
-    calls = {
-        str(i): (lambda run=run, mine=mine: _pass(run.model, mine, frozenset()))
-        for i, (run, mine) in enumerate(zip(runs, ready, strict=True))
-    }
+    ready = [_Ready(run, mine) for run, mine in zip(runs, examples, strict=True)]
+    calls = {str(i): one.run for i, one in enumerate(ready)}
     with ExitStack() as stack:
         for run in runs:
             stack.enter_context(inference(run.model))
         laps = interleave(calls, _EFFORT, Stopwatch(runs[0].model.device))
-    return [Latency(len(mine), median(lap.seconds for lap in laps[str(i)]), {}) for i, mine in enumerate(taken)]
+    return [Latency(one.n, median(lap.seconds for lap in laps[str(i)]), {}) for i, one in enumerate(ready)]
 
 
 def part_latencies(run: LoadedRun, examples: Sequence[Example]) -> Latency:
     """Return how long a run's model takes for its examples, as a whole and by part."""
-    taken = list(take_evenly(examples, EXAMPLES))
-    ready, model, parts = _ready(run, taken), run.model, parts_of(run.model)
+    ready, parts = _Ready(run, examples), parts_of(run.model)
     sums: list[dict[str, float]] = []
-    with inference(model):
-        laps = interleave(
-            {
-                "whole": lambda: _pass(model, ready, frozenset()),
-                "timed": lambda: sums.append(_pass(model, ready, frozenset({"seconds"}), parts)),
-            },
-            _EFFORT,
-            Stopwatch(model.device),
-        )
-    sums = sums[1:]  # the first was the warm-up
-    timed = median(lap.seconds for lap in laps["timed"])
-    by_part = {part: median(found[part] for found in sums) for part in sums[0]}
-    rest = max(0.0, timed - sum(by_part.values()))
-    return Latency(len(taken), median(lap.seconds for lap in laps["whole"]), by_part, rest)
+
+    def timed() -> None:
+        sums.append(dict.fromkeys(parts.values(), 0.0))
+        for batch in ready.batches:
+            for stack in run.model(batch, request=frozenset({"seconds"})).stacks.values():
+                for (name, step, kind, _), value in stack.captures.items():
+                    sums[-1][parts[name, step, kind]] += float(value)
+
+    with inference(run.model):
+        laps = interleave({"whole": ready.run, "timed": timed}, _EFFORT, Stopwatch(run.model.device))
+    whole, in_parts = (median(lap.seconds for lap in laps[name]) for name in ("whole", "timed"))
+    by_part = {part: median(found[part] for found in sums[1:]) for part in sums[0]}  # the first was the warm-up
+    return Latency(ready.n, whole, by_part, max(0.0, in_parts - sum(by_part.values())))
 
 
 def parts_of(model: Model) -> dict[tuple[str, int, str], str]:
@@ -89,26 +82,17 @@ def parts_of(model: Model) -> dict[tuple[str, int, str], str]:
     return {(use.stack, use.step, use.use.kind): use.part for use in planned_uses(model.config)}
 
 
-def _ready(run: LoadedRun, examples: Sequence[Example]) -> list[Batch]:
-    return [batch.to(run.model.device) for batch in batches(run, examples)]
+class _Ready:
+    """Up to `EXAMPLES` of a run's examples, as batches on its device."""
 
+    def __init__(self, run: LoadedRun, examples: Sequence[Example]) -> None:
+        taken = list(take_evenly(examples, EXAMPLES))
+        self.n, self.model = len(taken), run.model
+        self.batches = [batch.to(run.model.device) for batch in batches(run, taken)]
 
-def _pass(
-    model: Model,
-    ready: Sequence[Batch],
-    request: frozenset[str],
-    parts: dict[tuple[str, int, str], str] | None = None,
-) -> dict[str, float]:
-    """Run a model over batches; return the seconds of its parts, where they were asked for."""
-    sums = dict.fromkeys((parts or {}).values(), 0.0)
-    for batch in ready:
-        output = model(batch, request=request)
-        for stack in output.stacks.values():
-            for (name, step, kind, what), value in stack.captures.items():
-                if parts is not None and what == "seconds":
-                    sums[parts[name, step, kind]] += float(value)
-        del output
-    return sums
+    def run(self) -> None:
+        for batch in self.batches:
+            self.model(batch)
 
 
 def threads_and_device(model: Model) -> str:

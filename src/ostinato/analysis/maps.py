@@ -49,8 +49,7 @@ def halting_map(remaining_TR: ArrayLike, executed_TR: ArrayLike) -> Floats:
     # Sums of float32 pass one by rounding.
     if (remaining < -1e-5).any() or (remaining > 1 + 1e-5).any():
         raise DataError(f"masses run from {remaining.min()} to {remaining.max()}: must lie in [0, 1]")
-    found: Floats = np.where(executed, remaining, 0.0)
-    return found
+    return np.where(executed, remaining, 0.0)
 
 
 def ponder_times(executed_TR: ArrayLike) -> Ints:

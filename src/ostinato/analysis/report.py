@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from ostinato.analysis.collectors import Outcomes
-from ostinato.analysis.studies.base import Finding, Subject
+from ostinato.analysis.studies.base import Finding, Study, Subject
 from ostinato.budget import count_parameters
 from ostinato.metrics import METRICS
 from ostinato.version import __version__
 
 _MOST_ROWS = 200
 _SCORES = ("n", "loss", "perplexity", "bits_per_byte", "token_accuracy", "sequence_accuracy_forced")
-Table = tuple[tuple[str, ...], list[list[object]]]
 _STYLE = """
 :root { color-scheme: light; --ink: #1b1b1b; --faint: #5c5c5c; --line: #d8d8d8; --accent: #0b5fa5; }
 * { box-sizing: border-box; }
@@ -51,19 +50,17 @@ class WrittenFinding:
     finding: Finding
     svg: Path
     png: Path
-    data: tuple[Path, ...]
-    narrow: str = ""
+    data: list[Path]
+    narrow: str
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
     """The section of one analysis; left_out: runs it does not apply to, and why."""
 
-    name: str
-    title: str
-    reading: str
+    study: Study
     shown: list[WrittenFinding]
-    left_out: str = ""
+    left_out: str
 
 
 def write_report(
@@ -71,7 +68,7 @@ def write_report(
 ) -> Path:
     """Write and return the report; it loads nothing from the network, and links to data in its own folder."""
     names = ", ".join(subject.name for subject in subjects)
-    links = "".join(f'<li><a href="#{section.name}">{escape(section.title)}</a></li>' for section in sections)
+    links = "".join(f'<li><a href="#{one.study.name}">{escape(one.study.title)}</a></li>' for one in sections)
     missing = "".join(f"<li><b>{escape(name)}</b>: {escape(why)}</li>" for name, why in left_out.items())
     body = "\n".join(_section(section) for section in sections)
     path.write_text(
@@ -95,12 +92,16 @@ def write_report(
 
 def _overview(subjects: Sequence[Subject]) -> str:
     """Return recipe, budget and results of all runs, and the whole recipes to unfold."""
-    parts = [f'<h2>Overview</h2><div class="scroll" tabindex="0">{_table(*_facts(subjects))}</div>']
-    if (scored := _results(subjects)) is not None:
+    facts = _beside({subject.name: _facts_of_run(subject) for subject in subjects}, "", missing="")
+    parts = [f"<h2>Overview</h2>{facts}"]
+    scores = {
+        f"{subject.name}, {split}" if len(subjects) > 1 else split: _table_scores(one)
+        for subject in subjects
+        for split, one in (subject.stored_results().get("splits") or {}).items()
+    }
+    if any(scores.values()):
         told = "As stored with the runs when they ended."
-        parts.append(
-            f'<h3>Results</h3><p class="note">{told}</p><div class="scroll" tabindex="0">{_table(*scored)}</div>'
-        )
+        parts.append(f'<h3>Results</h3><p class="note">{told}</p>{_beside(scores, "score")}')
     for subject in subjects:
         path = subject.run.directory / "recipe.yaml"
         text = path.read_text(encoding="utf-8") if path.is_file() else ""
@@ -111,24 +112,11 @@ def _overview(subjects: Sequence[Subject]) -> str:
     return "\n".join(parts)
 
 
-def _facts(subjects: Sequence[Subject]) -> Table:
-    """Return recipe and budget of the runs, a column each."""
-    found = [_facts_of_run(subject) for subject in subjects]
-    names = dict.fromkeys(name for one in found for name in one)
-    rows = [[name, *(one.get(name, "") for one in found)] for name in names]
-    return ("", *(subject.name for subject in subjects)), rows
-
-
-def _results(subjects: Sequence[Subject]) -> Table | None:
-    """Return the scores in the runs' results.json, a column a split; None where there are none."""
-    scores = {
-        f"{subject.name}, {split}" if len(subjects) > 1 else split: _table_scores(one)
-        for subject in subjects
-        for split, one in (subject.stored_results().get("splits") or {}).items()
-    }
-    names = dict.fromkeys(name for one in scores.values() for name in one)
-    rows = [[name, *(one.get(name) for one in scores.values())] for name in names]
-    return (("score", *scores), rows) if rows else None
+def _beside(found: Mapping[str, Mapping[str, object]], corner: str, missing: object = None) -> str:
+    """Return a table with a column for each of what was found, and a row for every name any of them has."""
+    names = dict.fromkeys(name for one in found.values() for name in one)
+    rows = [[name, *(one.get(name, missing) for one in found.values())] for name in names]
+    return f'<div class="scroll" tabindex="0">{_table((corner, *found), rows)}</div>'
 
 
 def _facts_of_run(subject: Subject) -> dict[str, object]:
@@ -156,7 +144,7 @@ def _facts_of_run(subject: Subject) -> dict[str, object]:
     if isinstance(outcomes, Outcomes) and outcomes.macs_N2.any():
         full, realised = outcomes.macs_N2.mean(0).tolist()
         found["M MACs an example"] = f"{realised / 1e6:.4g}"
-        if subject.model.halting_thresholds():
+        if thresholds:
             found["M MACs an example, full depth"] = f"{full / 1e6:.4g}"
     return found
 
@@ -170,9 +158,9 @@ def _table_scores(result: Mapping[str, Any]) -> dict[str, object]:
 
 def _section(section: Section) -> str:
     note = f'<p class="note">Does not apply to {escape(section.left_out)}.</p>' if section.left_out else ""
-    found = "\n".join(_finding(shown, section.title) for shown in section.shown)
-    title, reading = escape(section.title), escape(section.reading)
-    return f'<section id="{section.name}"><h2>{title}</h2><p>{reading}</p>{note}\n{found}</section>'
+    found = "\n".join(_finding(shown, section.study.title) for shown in section.shown)
+    title, reading = escape(section.study.title), escape(section.study.reading)
+    return f'<section id="{section.study.name}"><h2>{title}</h2><p>{reading}</p>{note}\n{found}</section>'
 
 
 def _finding(shown: WrittenFinding, title: str) -> str:

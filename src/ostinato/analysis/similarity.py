@@ -33,7 +33,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ostinato.analysis.arrays import Bools, Floats, Ints, matrix, same_rows
+from ostinato.analysis.arrays import Floats, Ints, matrix, same_rows
 from ostinato.errors import DataError
 
 _NEIGHBOUR_SHARE = 0.05
@@ -93,7 +93,7 @@ def linear_cka(x_ND: ArrayLike, y_NE: ArrayLike) -> float:
     """
     x, y = matrix("x", x_ND), matrix("y", y_NE)
     same_rows(x=x, y=y)
-    return float(_pairs([x], [y])[0, 0])
+    return min(float(((_unit(y).T @ _unit(x)) ** 2).sum()), 1.0)
 
 
 def cka_matrix(modules: Sequence[ArrayLike], others: Sequence[ArrayLike] | None = None) -> Floats:
@@ -102,10 +102,13 @@ def cka_matrix(modules: Sequence[ArrayLike], others: Sequence[ArrayLike] | None 
     Args:
         modules, others: states by module, `[N, D]` each; rows are the same sentences everywhere.
     """
-    mine = [matrix(f"module {i}", rows) for i, rows in enumerate(modules)]
-    if others is None:
-        return _pairs(mine, mine)
-    return _pairs(mine, [matrix(f"other module {i}", rows) for i, rows in enumerate(others)])
+    left = [_unit(matrix(f"module {i}", rows)) for i, rows in enumerate(modules)]
+    right = left if others is None else [_unit(matrix(f"other module {i}", rows)) for i, rows in enumerate(others)]
+    found = np.empty((len(left), len(right)))
+    for i, x in enumerate(left):
+        for j, y in enumerate(right):
+            found[i, j] = found[j, i] if right is left and j < i else min(float(((y.T @ x) ** 2).sum()), 1.0)
+    return found
 
 
 def checkerboard(similarity_MM: ArrayLike) -> float:
@@ -120,17 +123,6 @@ def checkerboard(similarity_MM: ArrayLike) -> float:
     return float(np.diagonal(similarity, 2).mean() - np.diagonal(similarity, 1).mean())
 
 
-def _pairs(mine: Sequence[Floats], others: Sequence[Floats]) -> Floats:
-    same = mine is others
-    left = [_unit(rows) for rows in mine]
-    right = left if same else [_unit(rows) for rows in others]
-    found = np.empty((len(left), len(right)))
-    for i, x in enumerate(left):
-        for j, y in enumerate(right):
-            found[i, j] = found[j, i] if same and j < i else min(float(((y.T @ x) ** 2).sum()), 1.0)
-    return found
-
-
 def _unit(rows: Floats) -> Floats:
     """Return centred rows with |X^T X|_F = 1; NaN where they do not vary."""
     centred = rows - rows.mean(0)
@@ -142,9 +134,9 @@ def _unit(rows: Floats) -> Floats:
     return centred / np.sqrt(size) if size > negligible else np.full_like(centred, np.nan)
 
 
-def default_k(n: int) -> int:
-    """Return 5 % of n sentences, at least 1."""
-    return max(1, round(_NEIGHBOUR_SHARE * n))
+def _k(k: int | None, n: int) -> int:
+    """Return k, by default 5 % of n sentences, at least 1."""
+    return max(1, round(_NEIGHBOUR_SHARE * n)) if k is None else k
 
 
 def nearest_neighbours(states_ND: ArrayLike, k: int | None = None) -> Ints:
@@ -153,27 +145,19 @@ def nearest_neighbours(states_ND: ArrayLike, k: int | None = None) -> Ints:
     Rows at the very same distance count in no particular order; a row of zeros is equally far from all.
 
     Args:
-        k: None: `default_k`.
+        k: None: 5 % of the rows, at least 1.
 
     Raises:
         DataError: k is not in [1, N - 1].
     """
     rows = matrix("states", states_ND, min_rows=2)
-    k = default_k(len(rows)) if k is None else k
+    k = _k(k, len(rows))
     if not 1 <= k < len(rows):
         raise DataError(f"k is {k}: must lie in [1, {len(rows) - 1}] for {len(rows)} rows")
     unit = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), np.finfo(np.float64).tiny)
     closeness_NN = unit @ unit.T
     np.fill_diagonal(closeness_NN, -np.inf)
     return np.sort(np.argpartition(-closeness_NN, k - 1, axis=1)[:, :k], axis=1)
-
-
-def neighbourhood_overlap(first_NK: Ints, second_NK: Ints) -> Floats:
-    """Return LNS of every sentence, `[N]`, from the neighbours in two models, as of `nearest_neighbours`."""
-    same_rows(first=first_NK, second=second_NK)
-    first, second = _members(first_NK), _members(second_NK)
-    found: Floats = (first & second).sum(1) / (first | second).sum(1)
-    return found
 
 
 def local_neighbourhood_similarity(x_ND: ArrayLike, y_NE: ArrayLike, k: int | None = None) -> float:
@@ -184,7 +168,10 @@ def local_neighbourhood_similarity(x_ND: ArrayLike, y_NE: ArrayLike, k: int | No
     """
     x, y = matrix("x", x_ND, min_rows=2), matrix("y", y_NE, min_rows=2)
     same_rows(x=x, y=y)
-    return float(neighbourhood_overlap(nearest_neighbours(x, k), nearest_neighbours(y, k)).mean())
+    first, second = np.zeros((2, len(x), len(x)), dtype=np.bool_)
+    for members_NN, rows in ((first, x), (second, y)):
+        np.put_along_axis(members_NN, nearest_neighbours(rows, k), True, axis=1)
+    return float(((first & second).sum(1) / (first | second).sum(1)).mean())
 
 
 def chance_level(n: int, k: int | None = None) -> float:
@@ -192,14 +179,8 @@ def chance_level(n: int, k: int | None = None) -> float:
 
     The expected overlap k^2 / (n - 1) of two draws of k among n - 1, over the expected union; 0.026 at 5 %.
     """
-    k = default_k(n) if k is None else k
+    k = _k(k, n)
     return k / (2 * (n - 1) - k)
-
-
-def _members(neighbours_NK: Ints) -> Bools:
-    members = np.zeros((len(neighbours_NK), len(neighbours_NK)), dtype=np.bool_)
-    np.put_along_axis(members, neighbours_NK, True, axis=1)
-    return members
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,12 +212,9 @@ def normalise(
     if not (benchmark_M > 0).all():
         raise DataError("other seeds have a module that is not like the baseline's at all: nothing to compare with")
     ratios: list[Floats] = []
-    for values_M in (variant_M, untrained_M):
-        if values_M is None:
-            continue
+    for values_M in (variant_M,) if untrained_M is None else (variant_M, untrained_M):
         values = np.asarray(values_M, dtype=np.float64)
         if values.shape != benchmark_M.shape:
             raise DataError(f"{values.size} modules, but the other seeds have {benchmark_M.size}")
         ratios.append(values / benchmark_M)
-    lower = float(ratios[1].mean()) if len(ratios) > 1 else None
-    return Normalised(ratios[0], float(ratios[0].mean()), lower)
+    return Normalised(ratios[0], float(ratios[0].mean()), None if untrained_M is None else float(ratios[1].mean()))

@@ -18,15 +18,12 @@ from ostinato.errors import DataError
 
 def singular_values(weight_OI: ArrayLike) -> Floats:
     """Return the singular values of a matrix, the greatest first, `[min(O, I)]`."""
-    found: Floats = np.linalg.svd(matrix("weight", weight_OI), compute_uv=False).astype(np.float64)
-    return found
+    return np.linalg.svd(matrix("weight", weight_OI), compute_uv=False).astype(np.float64)
 
 
 def cumulative_share(values_K: ArrayLike) -> Floats:
     """Return what part of the sum the i greatest make up, i = 1 .. K; never falls, ends at 1."""
-    shares = _shares(values_K)
-    found: Floats = np.cumsum(shares)
-    return found
+    return np.cumsum(_shares(values_K))
 
 
 def effective_rank(values_K: ArrayLike) -> float:

@@ -2,33 +2,23 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ostinato.analysis.drawing import COLOURS, panels, save_figure
+from ostinato.analysis.drawing import COLOURS, panels
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from ostinato.evaluation.threshold_curve import Tuning
+    from ostinato.evaluation.threshold import Tuning
 
 _SCORE, _CHOSEN = "black", "#D55E00"
 _LEAST_SPAN = 0.1
 """Of a perfect score."""
 
 
-def draw_curve(tuning: Tuning, path: Path) -> tuple[Path, Path]:
-    """Draw the score against skipped share and against the threshold; write and return `path`.svg and `path`.png.
-
-    Raises:
-        ConfigError: matplotlib is not installed.
-    """
-    return save_figure(figure_of(tuning), path)
-
-
 def figure_of(tuning: Tuning, narrow: bool = False) -> Figure:
-    """Return the figure.
+    """Return the score against skipped share and against the threshold.
 
     Raises:
         ConfigError: matplotlib is not installed.

@@ -18,7 +18,7 @@ from ostinato.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from ostinato.evaluation.threshold_curve import Point, Tuning
+    from ostinato.evaluation.threshold import Point, Tuning
 
 
 def tune_threshold(

@@ -63,56 +63,6 @@ def length_penalty(config: LengthPenaltyConfig, n_tokens: int) -> float:
     return math.pow(base, config.alpha)
 
 
-class _History:
-    """Tokens of the live hypotheses step by step, with the hypothesis each one continued.
-
-    A step adds two numbers a hypothesis, and with `token_scores` its log-probability. A whole sequence is read back
-    when its sentence leaves the batch: to copy sequences at every step would cost time quadratic in their length.
-    """
-
-    def __init__(self, token_scores: bool) -> None:
-        self._steps_LS2K: list[Tensor] = []
-        self._sums_LSK: list[Tensor] | None = [] if token_scores else None
-
-    def append(self, ids_SK: Tensor, parents_SK: Tensor, log_prob_SK: Tensor) -> None:
-        """Add one step."""
-        self._steps_LS2K.append(torch.stack([ids_SK, parents_SK], dim=1)[None])
-        if self._sums_LSK is not None:
-            self._sums_LSK.append(log_prob_SK[None])
-
-    def keep(self, sentences_S: Tensor) -> None:
-        """Keep these sentences."""
-        self._steps_LS2K = [torch.cat(self._steps_LS2K).index_select(1, sentences_S)]
-        if self._sums_LSK is not None:
-            self._sums_LSK = [torch.cat(self._sums_LSK).index_select(1, sentences_S)]
-
-    def paths(self, sentences_S: Tensor) -> _Paths:
-        """Return the history of these sentences as numbers."""
-        steps_LS2K = torch.cat(self._steps_LS2K).index_select(1, sentences_S).tolist()
-        if self._sums_LSK is None:
-            return _Paths(steps_LS2K, None)
-        return _Paths(steps_LS2K, torch.cat(self._sums_LSK).index_select(1, sentences_S).tolist())
-
-
-class _Paths:
-    """Reads back the tokens of hypotheses."""
-
-    def __init__(self, steps_LS2K: list[list[list[list[int]]]], sums_LSK: list[list[list[float]]] | None) -> None:
-        self._steps_LS2K, self._sums_LSK = steps_LS2K, sums_LSK
-
-    def trace(self, sentence: int, length: int, slot: int) -> tuple[list[int], list[float]]:
-        """Return the `length` tokens of the hypothesis at `slot` after that many steps, and the sums up to each."""
-        ids: list[int] = []
-        sums: list[float] = []
-        for step in range(length - 1, -1, -1):
-            ids_K, parents_K = self._steps_LS2K[step][sentence]
-            ids.append(ids_K[slot])
-            if self._sums_LSK is not None:
-                sums.append(self._sums_LSK[step][sentence][slot])
-            slot = parents_K[slot]
-        return ids[::-1], sums[::-1]
-
-
 class Beams:
     """State of a search over S sentences with K live hypotheses each, all of `length` generated tokens.
 
@@ -130,7 +80,10 @@ class Beams:
         self.n_beams, self.length = K, 0
         self._penalty, self._stopping, self._n_best = config.length_penalty, config.stopping, config.n_best
         self._token_scores = config.token_scores
-        self._history = _History(self._token_scores)
+        # Tokens of the live hypotheses by step, with the hypothesis each one continued. A sequence is read back when
+        # its sentence leaves the batch: to copy sequences at every step would cost time quadratic in their length.
+        self._steps_LS2K: list[Tensor] = []
+        self._sums_LSK: list[Tensor] = []  # with `token_scores`: log-probabilities up to every step
         self._rows = list(range(S))
         # These are Python numbers, so that most steps need no wait for the device to compare lengths.
         self._shortest_minimum = min(least for least, _ in lengths)
@@ -170,7 +123,9 @@ class Beams:
         else:
             self.log_prob_SK, live_SK = proposals.log_prob_SN.masked_fill(ends_SN, -torch.inf).topk(K, dim=1)
             ids_SK, parents_SK = proposals.ids_SN.gather(1, live_SK), proposals.parents_SN.gather(1, live_SK)
-        self._history.append(ids_SK, parents_SK, self.log_prob_SK)
+        self._steps_LS2K.append(torch.stack([ids_SK, parents_SK], dim=1)[None])
+        if self._token_scores:
+            self._sums_LSK.append(self.log_prob_SK[None])
         self.last_ids_R1 = ids_SK.reshape(S * K, 1)
         self._mark_stopped(ends_SN)
         return (torch.arange(S, device=parents_SK.device)[:, None] * K + parents_SK).flatten()
@@ -185,19 +140,27 @@ class Beams:
         best = (self._best_score_SK, self._best_log_prob_SK, self._best_place_SK)
         scores, log_probs, places = (best_SK.index_select(0, stopped_S)[:, : self._n_best].tolist() for best_SK in best)
         is_cut = self._is_cut_S.index_select(0, stopped_S).tolist()
-        paths = self._history.paths(stopped_S)
+        steps = torch.cat(self._steps_LS2K).index_select(1, stopped_S).tolist()
+        sums = torch.cat(self._sums_LSK).index_select(1, stopped_S).tolist() if self._token_scores else []
         for i, sentence in enumerate(stopped):
             finished = not is_cut[i]
             found: list[Hypothesis] = []
             for score, log_prob, place in zip(scores[i], log_probs[i], places[i], strict=True):
                 if found and score == -torch.inf:
                     continue
-                ids, sums = paths.trace(i, *divmod(place, self.n_beams))
-                token_log_probs = None
-                if self._token_scores:
-                    sums = [0.0, *sums, log_prob] if finished else [0.0, *sums]
-                    token_log_probs = [after - before for before, after in pairwise(sums)]
-                found.append(Hypothesis(ids, score, log_prob, finished, token_log_probs))
+                length, slot = divmod(place, self.n_beams)
+                ids: list[int] = []
+                totals = [log_prob] if finished else []
+                for step in range(length - 1, -1, -1):
+                    if self._token_scores:
+                        totals.append(sums[step][i][slot])
+                    ids_K, parents_K = steps[step][i]
+                    ids.append(ids_K[slot])
+                    slot = parents_K[slot]
+                token_log_probs = [after - before for before, after in pairwise([0.0, *totals[::-1]])]
+                found.append(
+                    Hypothesis(ids[::-1], score, log_prob, finished, token_log_probs if self._token_scores else None)
+                )
             yield self._rows[sentence], found
 
     def keep(self, sentences_S: Tensor) -> None:
@@ -207,7 +170,9 @@ class Beams:
         self.last_ids_R1 = self.last_ids_R1.view(-1, K).index_select(0, sentences_S).view(-1, 1)
         for name in _PER_SENTENCE:
             setattr(self, name, getattr(self, name).index_select(0, sentences_S))
-        self._history.keep(sentences_S)
+        self._steps_LS2K = [torch.cat(self._steps_LS2K).index_select(1, sentences_S)]
+        if self._token_scores:
+            self._sums_LSK = [torch.cat(self._sums_LSK).index_select(1, sentences_S)]
 
     def _finish(self, proposals: Proposals, ends_SN: Tensor) -> None:
         """Put those of the first K proposals that end among the K best results so far."""

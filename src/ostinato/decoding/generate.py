@@ -13,8 +13,7 @@ from ostinato.data.collate import Row
 from ostinato.data.inputs import Input
 from ostinato.data.tokenizer import BOS_ID, Tokenizer, Tokenizers
 from ostinato.decoding.beams import Hypothesis
-from ostinato.decoding.inference import inference
-from ostinato.decoding.search import left_padded, search_n_best
+from ostinato.decoding.search import inference, left_padded, search_n_best
 from ostinato.errors import DataError
 from ostinato.models import Writer
 
@@ -145,8 +144,7 @@ class _Generator:
                     )
                 return Row(None, self._target(given.text), {}, index)
             source = self._encode(given.text, self.tokenizers.source, "source", self.data.max_source_length)
-            joins_pairs = self.model.config.joins_pairs
-            return Row(source, self._target(given.prefix), {}, index, is_joined=joins_pairs)
+            return Row(source, self._target(given.prefix), {}, index, is_joined=self.model.config.joins_pairs)
         except DataError as error:
             raise DataError(f"{given.where or f'input line {index + 1}'}: {error}") from error
 
@@ -161,8 +159,7 @@ class _Generator:
         if self.data.over_length == "truncate":
             return ids[: longest - 1]
         key = f"data.max_{side}_length"
-        problem = f"{len(ids) + 1} tokens, but {key} is {longest}"
-        raise DataError(f"{problem}: raise {key}, or set data.over_length=truncate")
+        raise DataError(f"{len(ids) + 1} tokens, but {key} is {longest}: raise {key}, or set data.over_length=truncate")
 
     def generate(self, rows: Sequence[Row], on_progress: Callable[[int], None] | None = None) -> dict[int, Generation]:
         """Return the output of every row by its index."""
@@ -184,10 +181,8 @@ class _Generator:
 
     def _generation(self, found: Hypothesis, prefix_ids: list[int]) -> Generation:
         tokenizer = self.tokenizers.target
-        text = tokenizer.decode([*prefix_ids, *found.ids])
+        text, log_probs = tokenizer.decode([*prefix_ids, *found.ids]), found.token_log_probs
         tokens = None
-        if found.token_log_probs is not None:
+        if log_probs is not None:
             tokens = [tokenizer.decode([i]) for i in found.ids] + [END_TEXT] * found.finished
-        return Generation(
-            text, found.score, found.log_prob, found.finished, found.n_tokens, tokens, found.token_log_probs
-        )
+        return Generation(text, found.score, found.log_prob, found.finished, found.n_tokens, tokens, log_probs)

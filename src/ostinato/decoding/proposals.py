@@ -43,7 +43,8 @@ class Proposer(Protocol):
         """
 
     def keep(self, sentences_S: Tensor) -> None:
-        """Keep these sentences, in this order."""
+        """Keep these sentences, in this order; nothing to do where nothing belongs to a sentence."""
+        return
 
 
 def next_log_probs(logits_RV: Tensor) -> Tensor:
@@ -57,7 +58,7 @@ def next_log_probs(logits_RV: Tensor) -> Tensor:
     return log_p_RV
 
 
-class Greedy:
+class Greedy(Proposer):
     """The most probable token."""
 
     def __call__(self, log_p_RV: Tensor, log_prob_SK: Tensor, length: int) -> Proposals:
@@ -65,11 +66,8 @@ class Greedy:
         best_S1, ids_S1 = log_p_RV.max(dim=1, keepdim=True)
         return Proposals(ids_S1, torch.zeros_like(ids_S1), log_prob_SK + best_S1)
 
-    def keep(self, sentences_S: Tensor) -> None:
-        """Nothing belongs to a sentence."""
 
-
-class Beam:
+class Beam(Proposer):
     """The 2K most probable continuations of K hypotheses: at most K of them end, so that K can be continued."""
 
     def __call__(self, log_p_RV: Tensor, log_prob_SK: Tensor, length: int) -> Proposals:
@@ -79,9 +77,6 @@ class Beam:
         total = log_p_RV.view(S, K, V).add_(log_prob_SK[:, :, None]).view(S, K * V)
         values_SN, indices_SN = highest(total, min(2 * K, K * V))
         return Proposals(indices_SN % V, indices_SN // V, values_SN)
-
-    def keep(self, sentences_S: Tensor) -> None:
-        """Nothing belongs to a sentence."""
 
 
 def highest(x_SM: Tensor, n: int, *, width: int = 64, least: int = 2**15) -> tuple[Tensor, Tensor]:

@@ -25,12 +25,13 @@ Letters: S sentences still in the batch, K hypotheses of each, N proposals of ea
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from math import floor
 from typing import Protocol, runtime_checkable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ostinato.config.decoding import DecodingConfig
 from ostinato.data.batch import Batch, Tokens
@@ -38,6 +39,7 @@ from ostinato.data.tokenizer import BOS_ID, PAD_ID
 from ostinato.decoding.beams import Beams, Hypothesis
 from ostinato.decoding.proposals import make_proposer, next_log_probs
 from ostinato.errors import DataError
+from ostinato.kernels import packing
 from ostinato.nn.cache import Cache
 
 # Stopped sentences are removed from the batch when they are at least this part of it: removing copies the cache of the
@@ -65,6 +67,25 @@ def search(
 ) -> list[Hypothesis]:
     """Search the best output for every sentence of a batch, in the batch's order; see `search_n_best`."""
     return [found[0] for found in search_n_best(model, batch, config, prefix, n_steps)]
+
+
+@contextmanager
+def inference(model: nn.Module, *, packs_weights: bool = True) -> Iterator[None]:
+    """Put a model in evaluation mode without gradients; afterwards every module has its earlier mode.
+
+    Do not yield from inside: gradients would stay off in the caller's code. The weights must not change.
+
+    Args:
+        packs_weights: copy weights into the form a CPU multiplies by fastest; see `ostinato.kernels.packed`.
+    """
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        with torch.inference_mode(), packing(packs_weights):
+            yield
+    finally:
+        for module in training:
+            module.training = True
 
 
 @torch.inference_mode()

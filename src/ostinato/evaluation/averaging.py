@@ -9,7 +9,6 @@ used again as long as its members are the same files.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import re
@@ -18,6 +17,7 @@ from typing import Any, Literal
 
 from ostinato.config.training import TrainingConfig
 from ostinato.data.disk import new_folder, write_json
+from ostinato.data.registry import sha256_of
 from ostinato.errors import CheckpointError
 from ostinato.models.checkpoint import save_average
 from ostinato.tasks.recipes import load_recipe
@@ -80,11 +80,20 @@ def _members(directory: Path, role: Role, n: int) -> list[Member]:
         sign = -1.0 if training.selection.mode == "max" else 1.0
         updates = sorted((u for u in updates if u in values), key=lambda u: (sign * values[u], u))
     if len(updates) < n:
-        raise CheckpointError(_too_few(directory, role, n, [folders[u].name for u in updates], training))
-    return [
-        {"checkpoint": folders[u].name, "value": values.get(u), "sha256": _hash(folders[u] / _WEIGHTS)}
-        for u in updates[:n]
-    ]
+        noun = "checkpoint" if len(updates) == 1 else "checkpoints"
+        which = f"{noun} with a score of its selection" if role == "best" else noun
+        names = ", ".join(folders[u].name for u in updates) or "none"
+        reason = "the run has not saved more so far"
+        if (kept := training.keep_best if role == "best" else training.keep_last) < n:
+            reason = f"training.keep_{role} is {kept}; train with training.keep_{role}={n} to keep more"
+        raise CheckpointError(f"{directory} has {len(updates)} {which} ({names}), not {n}: {reason}")
+    try:
+        return [
+            {"checkpoint": folders[u].name, "value": values.get(u), "sha256": sha256_of(folders[u] / _WEIGHTS)}
+            for u in updates[:n]
+        ]
+    except OSError as error:
+        raise CheckpointError(f"{error.filename}: cannot be read: {error.strerror}") from error
 
 
 def _values(path: Path, training: TrainingConfig) -> dict[int, float]:
@@ -100,21 +109,3 @@ def _values(path: Path, training: TrainingConfig) -> dict[int, float]:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path}: cannot be read: {error!r}") from error
     return values
-
-
-def _too_few(directory: Path, role: Role, n: int, names: list[str], training: TrainingConfig) -> str:
-    noun = "checkpoint" if len(names) == 1 else "checkpoints"
-    which = f"{noun} with a score of its selection" if role == "best" else noun
-    there = f"{directory} has {len(names)} {which} ({', '.join(names) or 'none'}), not {n}"
-    kept = training.keep_best if role == "best" else training.keep_last
-    if kept >= n:
-        return f"{there}: the run has not saved more so far"
-    return f"{there}: training.keep_{role} is {kept}; train with training.keep_{role}={n} to keep more"
-
-
-def _hash(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error

@@ -12,7 +12,9 @@ them computes every token until the last one of its batch has halted, which MACs
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -66,19 +68,9 @@ def describe(sums: Sequence[float]) -> dict[str, Any]:
     n = sum(histogram)
     if not n:
         return {"mean": 0.0, "expected": 0.0, "percentiles": {}, "histogram": histogram}
-    mean = sum(rounds * count for rounds, count in enumerate(histogram, 1)) / n
-    percentiles = {str(percent): _percentile(histogram, percent) for percent in PERCENTILES}
+    mean, so_far = sum(rounds * count for rounds, count in enumerate(histogram, 1)) / n, list(accumulate(histogram))
+    percentiles = {str(percent): bisect_left(so_far, math.ceil(percent * n / 100)) + 1 for percent in PERCENTILES}
     return {"mean": mean, "expected": total / n, "percentiles": percentiles, "histogram": histogram}
-
-
-def _percentile(histogram: list[int], percent: int) -> int:
-    """Return the least number of rounds that is not exceeded by at least this percentage of the tokens."""
-    wanted, seen = math.ceil(percent * sum(histogram) / 100), 0
-    for rounds, count in enumerate(histogram, 1):
-        seen += count
-        if seen >= wanted:
-            return rounds
-    return len(histogram)
 
 
 def sentence_depths(output: ModelOutput, batch: Batch, rounds: Mapping[str, int]) -> dict[str, Float[Tensor, "B V"]]:

@@ -27,12 +27,11 @@ from typing import Any
 
 from ostinato.config.data import DataConfig
 from ostinato.config.decoding import DecodingConfig
-from ostinato.data.batch import Batch
 from ostinato.data.batching import evaluation_batches
 from ostinato.data.example import Example, take_evenly
 from ostinato.data.rows import encode_rows
 from ostinato.data.tokenizer import Tokenizers
-from ostinato.decoding.inference import inference
+from ostinato.decoding import inference
 from ostinato.errors import ConfigError, Problem
 from ostinato.evaluation.passes import Passes
 from ostinato.evaluation.predictions import WriteRecord
@@ -90,18 +89,23 @@ def evaluate(
     rows = encode_rows(_hold(taken, held), tokenizers, data, model.config, training=False, name=name)
     is_packed = data.block_length is not None
     if is_packed:
-        _check_block_columns(by, data)
+        known = [] if data.mixture is None else [data.mixture.column]
+        if not set(by) <= set(known):
+            there = ", ".join(known) or "no column (data.mixture)"
+            reason = f"blocks of several texts (data.block_length) have {there}"
+            raise ConfigError([Problem("evaluation.by", list(by), reason)])
     tally = Tally(metrics, by, name, lambda ids, row: text_of(model.config, ids, row, tokenizers, data), predictions)
     passes = Passes(model, decoding if is_decoding else None, metrics, n_steps)
     # Beam search has `beam` rows for every sentence.
     budget = max(1, data.eval_tokens_per_batch // (decoding.beam if is_decoding else 1))
     with inference(model, packs_weights=decoding.pack_weights):
         for batch in evaluation_batches(rows, budget):
-            shown = _block_examples(batch) if is_packed else {index: held.pop(index) for index in batch.indices}
-            for index, found in zip(batch.indices, passes.run(batch.to(model.device)), strict=True):
-                tally.add(index, shown[index], found)
             if is_packed:  # A block's texts are not needed: its example has only columns.
                 held.clear()
+                for place, index in enumerate(batch.indices):
+                    held[index] = Example(None, "", {key: values[place] for key, values in batch.columns.items()})
+            for index, found in zip(batch.indices, passes.run(batch.to(model.device)), strict=True):
+                tally.add(index, held.pop(index), found)
         ranking = {}
         if contrast is not None:
             ranking["ranking"] = rank(
@@ -110,22 +114,6 @@ def evaluate(
     writes = is_decoding and model.config.generates
     result = tally.result(passes.halting, is_decoding=writes) | passes.result()
     return result | ranking | {"n_steps": n_steps, "seconds": time.perf_counter() - started}
-
-
-def _check_block_columns(by: Sequence[str], data: DataConfig) -> None:
-    """Refuse columns that blocks of several texts do not have: they only have the data set of a mixture."""
-    known = [] if data.mixture is None else [data.mixture.column]
-    if not set(by) <= set(known):
-        reason = f"blocks of several texts (data.block_length) have {', '.join(known) or 'no column (data.mixture)'}"
-        raise ConfigError([Problem("evaluation.by", list(by), reason)])
-
-
-def _block_examples(batch: Batch) -> dict[int, Example]:
-    """Return an example without text for every block of a batch, with the block's columns."""
-    return {
-        index: Example(None, "", {name: values[place] for name, values in batch.columns.items()})
-        for place, index in enumerate(batch.indices)
-    }
 
 
 def _hold(examples: Iterable[Example], held: dict[int, Example]) -> Iterator[Example]:

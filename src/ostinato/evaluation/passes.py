@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ostinato.budget import MacCounter, SentenceMacs, expected_depths
 from ostinato.config.decoding import DecodingConfig
-from ostinato.config.model import EncoderConfig
+from ostinato.config.model import EncoderConfig, ModelConfig
 from ostinato.data.batch import Batch, TextSize
 from ostinato.decoding import Hypothesis, search
 from ostinato.errors import ConfigError, Problem
@@ -28,15 +28,25 @@ class SentenceResult:
 
     Args:
         scores: teacher-forced. depths: by stack, see `ostinato.evaluation.depth.depth_sums`. macs: of the
-            teacher-forced pass; None for a model without stacks and recurrences. output: what was decoded, or read off
-            the head; None where neither was asked for. size: of a text whose every token is a label.
+            teacher-forced pass. output: what was decoded, or read off the head; None where neither was asked for.
+            size: of a text whose every token is a label.
     """
 
     scores: SentenceScores
     depths: Mapping[str, Tensor]
-    macs: SentenceMacs | None
+    macs: SentenceMacs
     output: Hypothesis | None
     size: TextSize | None = None
+
+
+def sentence_macs(
+    counter: MacCounter, config: ModelConfig, depths: Mapping[str, Tensor], batch: Batch
+) -> list[SentenceMacs]:
+    """Return the multiply-accumulates of every sentence of a pass, from its depths (`sentence_depths`)."""
+    counts = {stack: sums_BV[:, :-1].long().tolist() for stack, sums_BV in depths.items()}
+    for name in config.recurrences():
+        counts[name] = real_tokens(name, batch).sum(1, keepdim=True).tolist()
+    return [counter.count({name: found[i] for name, found in counts.items()}) for i in range(batch.n_sentences)]
 
 
 class Passes:
@@ -47,18 +57,14 @@ class Passes:
     """
 
     def __init__(
-        self,
-        model: Model,
-        decoding: DecodingConfig | None,
-        metrics: Sequence[str],
-        n_steps: int | None,
+        self, model: Model, decoding: DecodingConfig | None, metrics: Sequence[str], n_steps: int | None
     ) -> None:
         self.model, self.decoding, self.metrics, self.n_steps = model, decoding, metrics, n_steps
         self.halting: set[str] = set()
         """Stacks in which tokens may halt."""
         self._rounds = {name: found.rounds for name, found in expected_depths(model.config, n_steps=n_steps).items()}
         self._routing = RoutingTotals()
-        self._counter: MacCounter | None = None
+        self._counter = MacCounter(model.config, n_steps=n_steps)
         self._decoding_seconds = 0.0
 
     def run(self, batch: Batch) -> list[SentenceResult]:
@@ -69,16 +75,12 @@ class Passes:
         self.halting |= {name for name, stack in output.stacks.items() if stack.halting is not None}
         self._routing.add(output)
         outputs = self._decode(output, batch)
-        counts = {stack: sums_BV[:, :-1].long().tolist() for stack, sums_BV in depths.items()}
-        for name in self.model.config.recurrences():
-            counts[name] = real_tokens(name, batch).sum(1, keepdim=True).tolist()
-        if counts and self._counter is None:
-            self._counter = MacCounter(self.model.config, n_steps=self.n_steps)
+        macs = sentence_macs(self._counter, self.model.config, depths, batch)
         results = []
         for i in range(batch.n_sentences):
             sums = {stack: sums_BV[i] for stack, sums_BV in depths.items()}
-            macs = self._counter.count({stack: found[i] for stack, found in counts.items()}) if self._counter else None
-            results.append(SentenceResult(scores[i], sums, macs, outputs[i], batch.sizes[i] if batch.sizes else None))
+            size = batch.sizes[i] if batch.sizes else None
+            results.append(SentenceResult(scores[i], sums, macs[i], outputs[i], size))
         return results
 
     def _decode(self, output: ModelOutput, batch: Batch) -> list[Hypothesis] | list[None]:

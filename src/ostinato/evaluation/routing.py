@@ -39,7 +39,19 @@ class RoutingTotals:
             alike. row_entropy: of a token's distribution over the experts, on average. n_dead: experts that no token
             chose. experts_per_token: experts a token got each time it was routed, on average.
         """
-        return {router: _describe(sums) for router, sums in self._sums.items()}
+        found = {}
+        for router, sums_V in self._sums.items():
+            total, row_entropy, n_rows, n_choices = sums_V[:4].tolist()
+            # Divided by their own sum and not by `total`, so that they add up to 1 exactly.
+            load_E = sums_V[4:] / sums_V[4:].sum().clamp_min(torch.finfo(sums_V.dtype).tiny)
+            found[router] = {
+                "load": load_E.tolist(),
+                "load_entropy": float(torch.special.entr(load_E).sum()),
+                "row_entropy": row_entropy / total if total else 0.0,
+                "n_dead": int((load_E == 0).sum()),
+                "experts_per_token": n_choices / n_rows if n_rows else 0.0,
+            }
+        return found
 
 
 def _sums(routings: list[Routing]) -> Tensor:
@@ -50,16 +62,3 @@ def _sums(routings: list[Routing]) -> Tensor:
     n_choices = torch.stack([(r.weight_N > 0).sum() * r.experts_NK.shape[1] for r in routings]).sum()
     scalars = [load.total, load.total * load.row_entropy, n_rows, n_choices]
     return torch.cat([torch.stack([value.to(load.total.dtype) for value in scalars]), load.total * load.fraction_E])
-
-
-def _describe(sums_V: Tensor) -> dict[str, Any]:
-    total, row_entropy, n_rows, n_choices = sums_V[:4].tolist()
-    # Divided by their own sum and not by `total`, so that they add up to 1 exactly.
-    load_E = sums_V[4:] / sums_V[4:].sum().clamp_min(torch.finfo(sums_V.dtype).tiny)
-    return {
-        "load": load_E.tolist(),
-        "load_entropy": float(torch.special.entr(load_E).sum()),
-        "row_entropy": row_entropy / total if total else 0.0,
-        "n_dead": int((load_E == 0).sum()),
-        "experts_per_token": n_choices / n_rows if n_rows else 0.0,
-    }

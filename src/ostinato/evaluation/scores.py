@@ -96,23 +96,18 @@ class Totals:
             "token_accuracy": self._n_right / self.n_labels if self.n_labels else math.nan,
             "sequence_accuracy_forced": self._n_sentences_right / self.n if self.n else math.nan,
         }
-        result.update(self._per_text())
+        size = self._size
+        if size is not None and size.n_words:
+            per_word = self._nll / size.n_words
+            result |= {
+                "n_words": size.n_words,
+                "n_bytes": size.n_bytes,
+                "word_perplexity": math.exp(per_word) if per_word < 700 else math.inf,
+                "bits_per_byte": self._nll / math.log(2) / size.n_bytes,
+            }
         for metric in self._metrics:
             result.update(metric.compute())
         return result
-
-    def _per_text(self) -> dict[str, Any]:
-        """Return the numbers by words and bytes, where every example was a text with its size."""
-        size = self._size
-        if size is None or not size.n_words:
-            return {}
-        per_word = self._nll / size.n_words
-        return {
-            "n_words": size.n_words,
-            "n_bytes": size.n_bytes,
-            "word_perplexity": math.exp(per_word) if per_word < 700 else math.inf,
-            "bits_per_byte": self._nll / math.log(2) / size.n_bytes,
-        }
 
 
 def check_metrics(metrics: Sequence[str]) -> None:
@@ -133,12 +128,11 @@ def macro_means(groups: dict[str, dict[str, Any]]) -> dict[str, float]:
         return {}
     results = list(groups.values())
     counts = {"n", "n_labels", "n_words", "n_bytes"}
-    names = [
-        k
-        for k, v in results[0].items()
-        if k not in counts and isinstance(v, int | float) and all(k in result for result in results)
-    ]
-    return {name: math.fsum(result[name] for result in results) / len(results) for name in names}
+    return {
+        name: math.fsum(result[name] for result in results) / len(results)
+        for name, value in results[0].items()
+        if name not in counts and isinstance(value, int | float) and all(name in result for result in results)
+    }
 
 
 def count_failed(groups: dict[str, dict[str, Any]]) -> int | None:

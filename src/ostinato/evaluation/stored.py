@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -60,7 +59,13 @@ def read_outputs(path: Path) -> Outputs:
         DataError: naming file, line and reason; rows that are missing or there twice.
     """
     rows: dict[int, tuple[str, str]] = {}
-    for number, record in _records(path):
+    for number, line in read_lines(path):
+        try:
+            record = json.loads(line)
+        except ValueError as error:
+            raise DataError(f"{path}, line {number}: not JSON: {error}") from error
+        if not isinstance(record, dict):
+            raise DataError(f"{path}, line {number}: not a JSON object")
         for field, kind in _FIELDS.items():
             if not isinstance(record.get(field), kind):
                 raise DataError(f"{path}, line {number}: needs {field!r}, of type {kind.__name__}")
@@ -119,34 +124,20 @@ def run_outputs(
             split, metrics=[], by=[], max_examples=max_examples, predictions=writer, access=access, **decoding
         )
     result |= {"device": str(run.model.device), "n_threads": torch.get_num_threads()}
-    content = {"settings": settings, "sha256": _hash_files([file]), "evaluation": result}
-    write_json(note, content)
+    write_json(note, {"settings": settings, "sha256": _hash_files([file]), "evaluation": result})
     return replace(read_outputs(file), evaluation=result, is_new=True)
 
 
 def _read_stored(note: Path) -> Outputs | None:
     """Return stored outputs, None where there are none or their file has been changed."""
     file = note.with_suffix(".jsonl")
-    if not (note.is_file() and file.is_file()):
-        return None
     try:
         content = json.loads(note.read_text(encoding="utf-8"))
-    except ValueError:
-        return None
-    if not isinstance(content, dict) or content.get("sha256") != _hash_files([file]):
+        if not isinstance(content, dict) or content.get("sha256") != _hash_files([file]):
+            return None
+    except (FileNotFoundError, ValueError):
         return None
     return replace(read_outputs(file), evaluation=content["evaluation"])
-
-
-def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    for number, line in read_lines(path):
-        try:
-            record = json.loads(line)
-        except ValueError as error:
-            raise DataError(f"{path}, line {number}: not JSON: {error}") from error
-        if not isinstance(record, dict):
-            raise DataError(f"{path}, line {number}: not a JSON object")
-        yield number, record
 
 
 def _hash_files(paths: list[Path]) -> str:

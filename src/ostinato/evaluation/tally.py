@@ -8,7 +8,6 @@ from typing import Any
 
 from ostinato.budget import SentenceMacs
 from ostinato.data.example import Example
-from ostinato.decoding import Hypothesis
 from ostinato.errors import DataError
 from ostinato.evaluation.depth import DepthTotals
 from ostinato.evaluation.passes import SentenceResult
@@ -32,21 +31,19 @@ class _Group:
 
     scores: Totals
     depths: DepthTotals = field(default_factory=DepthTotals)
-    macs: SentenceMacs | None = None
+    macs: SentenceMacs = field(default_factory=lambda: SentenceMacs(0, 0))
 
     def add(self, found: SentenceResult) -> None:
         """Count one example."""
         self.scores.add(found.scores, found.size)
         self.depths.add(found.depths)
-        if found.macs is not None:
-            so_far = self.macs or SentenceMacs(0, 0)  # Integers: their sum does not depend on the order.
-            self.macs = SentenceMacs(so_far.full + found.macs.full, so_far.realised + found.macs.realised)
+        # Integers: their sum does not depend on the order.
+        self.macs = SentenceMacs(self.macs.full + found.macs.full, self.macs.realised + found.macs.realised)
 
     def compute(self, halting: Collection[str]) -> dict[str, Any]:
         """Return all numbers; `halting`: stacks whose depths are not the same for every token."""
         found = self.scores.compute()
-        if self.macs is not None:
-            found["macs"] = {name: total / self.scores.n for name, total in self.macs._asdict().items()}
+        found["macs"] = {name: total / self.scores.n for name, total in self.macs._asdict().items()}
         depths = {stack: numbers for stack, numbers in self.depths.compute().items() if stack in halting}
         return found | ({"halting": depths} if depths else {})
 
@@ -83,12 +80,8 @@ class Tally:
         prediction = self.text_of(found.output.ids, example)
         for group in groups:
             group.scores.add_prediction(prediction, example.target)
-        self._record(index, example, prediction, found.output)
-
-    def _record(self, index: int, example: Example, prediction: str, output: Hypothesis) -> None:
-        """Count an output's tokens, and call `predictions` with its record."""
-        self.n_generated += output.n_tokens
-        self.n_unfinished += not output.finished
+        self.n_generated += found.output.n_tokens
+        self.n_unfinished += not found.output.finished
         if self.predictions is not None:
             self.predictions(
                 {
@@ -96,8 +89,8 @@ class Tally:
                     "source": example.source,
                     "reference": example.target,
                     "prediction": prediction,
-                    "score": output.score,
-                    "finished": output.finished,
+                    "score": found.output.score,
+                    "finished": found.output.finished,
                     "columns": example.columns,
                 }
             )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -137,22 +137,14 @@ def interleave(
         first = number % len(names)
         others = names[:first] + names[first + 1 :]
         for name in [names[first], *random.Random(number).sample(others, len(others))]:
-            tries = _repeat_disturbed(calls[name], effort, spent, stopwatch)
-            spent += sum(lap.seconds for lap in tries)
-            laps[name].append(least_disturbed(tries))
+            tries: list[Lap] = []
+            while not tries or (
+                tries[-1].is_disturbed
+                and len(tries) <= effort.repeats
+                and (effort.seconds is None or spent <= effort.seconds)
+            ):
+                tries.append(stopwatch.time(calls[name]))
+                spent += tries[-1].seconds
+            # The one whose threads waited for the smallest part of its time.
+            laps[name].append(min(tries, key=lambda lap: lap.waited / max(lap.seconds, 1e-12)))
     return laps
-
-
-def _repeat_disturbed(call: Callable[[], object], effort: Effort, spent: float, stopwatch: Stopwatch) -> list[Lap]:
-    """Time a call until it is not disturbed, or as often as the effort allows."""
-    tries = [stopwatch.time(call)]
-    while tries[-1].is_disturbed and len(tries) <= effort.repeats:
-        if effort.seconds is not None and spent + sum(lap.seconds for lap in tries) > effort.seconds:
-            break
-        tries.append(stopwatch.time(call))
-    return tries
-
-
-def least_disturbed(laps: Sequence[Lap]) -> Lap:
-    """Return the lap whose threads waited for the smallest part of its time."""
-    return min(laps, key=lambda lap: lap.waited / max(lap.seconds, 1e-12))

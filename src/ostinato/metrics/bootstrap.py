@@ -83,10 +83,8 @@ def paired_bootstrap(
         DataError: a system with another number of outputs than there are references; so few sentences that no
             difference could be told from chance: if all N favour one system, that has a probability of 2^(1 - N).
     """
-    real_S, drawn_BS = _drawn(metric, systems, references, n_samples, seed, level)
-    scores = _estimates(real_S, drawn_BS, level)
-    differences = _estimates(real_S - real_S[0], drawn_BS - drawn_BS[:, :1], level)
-    return [Compared(score, difference) for score, difference in zip(scores, differences, strict=True)]
+    groups = [[outputs] for outputs in systems]
+    return paired_means(metric, groups, references, n_samples=n_samples, seed=seed, level=level)
 
 
 def paired_means(
@@ -107,24 +105,6 @@ def paired_means(
         As `paired_bootstrap`.
     """
     systems = [outputs for group in groups for outputs in group]
-    real_S, drawn_BS = _drawn(metric, systems, references, n_samples, seed, level)
-    ends = np.cumsum([len(group) for group in groups])[:-1]
-    real_G = np.array([part.mean() for part in np.split(real_S, ends)])
-    drawn_BG = np.stack([part.mean(1) for part in np.split(drawn_BS, ends, axis=1)], 1)
-    scores = _estimates(real_G, drawn_BG, level)
-    differences = _estimates(real_G - real_G[0], drawn_BG - drawn_BG[:, :1], level)
-    return [Compared(score, difference) for score, difference in zip(scores, differences, strict=True)]
-
-
-def _drawn(
-    metric: Metric,
-    systems: Sequence[Sequence[str]],
-    references: Sequence[str],
-    n_samples: int,
-    seed: int,
-    level: float,
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the scores of all systems on the real set, [S], and on every drawn set, [B, S]."""
     _check(n_samples, seed, level)
     n = len(references)
     for number, outputs in enumerate(systems, 1):
@@ -138,7 +118,12 @@ def _drawn(
     counts_SNK = np.array([[row + [0] * (n_counts - len(row)) for row in rows] for rows in counts], dtype=np.int64)
     real_S = _scores(metric, counts_SNK.sum(1))
     drawn_BS = np.array([_scores(metric, totals_SK) for totals_SK in _resampled(counts_SNK, n_samples, seed)])
-    return real_S, drawn_BS
+    ends = np.cumsum([len(group) for group in groups])[:-1]
+    real_G = np.array([part.mean() for part in np.split(real_S, ends)])
+    drawn_BG = np.stack([part.mean(1) for part in np.split(drawn_BS, ends, axis=1)], 1)
+    scores = _estimates(real_G, drawn_BG, level)
+    differences = _estimates(real_G - real_G[0], drawn_BG - drawn_BG[:, :1], level)
+    return [Compared(score, difference) for score, difference in zip(scores, differences, strict=True)]
 
 
 def _check(n_samples: int, seed: int, level: float) -> None:

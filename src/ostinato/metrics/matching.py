@@ -18,7 +18,7 @@ arXiv 1908.08351).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 
 from ostinato.errors import DataError
@@ -45,21 +45,24 @@ class TokenAccuracyFree(Proportion):
 
     def counts(self, prediction: str, reference: str) -> list[int]:
         """Return the tokens that are right, and the tokens of the reference."""
-        wanted = [*reference.split(), _END]
-        written = [*prediction.split(), _END][: len(wanted)]
+        wanted = [*self._tokens(reference), _END]
+        written = [*self._tokens(prediction), _END][: len(wanted)]
         return [sum(token == other for token, other in zip_longest(wanted, written)), len(wanted)]
+
+    def _tokens(self, text: str) -> Sequence[str]:
+        return text.split()
 
 
 class CharacterAccuracyFree(TokenAccuracyFree):
-    """Share of the reference's characters, end symbol included, in [0, 1], that the output has at the same place."""
+    """Share of the reference's characters, end symbol included, in [0, 1], that the output has at the same place.
+
+    Blanks at the ends are dropped.
+    """
 
     name = "character_accuracy_free"
 
-    def counts(self, prediction: str, reference: str) -> list[int]:
-        """Return the characters that are right, and the characters of the reference; blanks at the ends are dropped."""
-        wanted = [*reference.strip(), _END]
-        written = [*prediction.strip(), _END][: len(wanted)]
-        return [sum(one == other for one, other in zip_longest(wanted, written)), len(wanted)]
+    def _tokens(self, text: str) -> Sequence[str]:
+        return text.strip()
 
 
 class SecondWord(ExactMatch):

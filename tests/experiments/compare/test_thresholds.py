@@ -11,8 +11,7 @@ import ostinato
 from halting_runs import N_ROUNDS, draw_gates, halting_run, plain_run
 from ostinato.config.load import check_recipe
 from ostinato.errors import ConfigError
-from ostinato.evaluation.threshold import TunedThreshold, read_tuned
-from ostinato.evaluation.threshold_curve import Point, choose
+from ostinato.evaluation.threshold import Point, TunedThreshold, choose, read_tuned
 from ostinato.experiments.compare.thresholds import THRESHOLDS, tune_threshold
 from ostinato.training import train
 

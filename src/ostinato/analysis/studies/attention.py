@@ -9,7 +9,7 @@ import numpy as np
 from ostinato.analysis.arrays import Floats
 from ostinato.analysis.collectors import SHORT, AttentionSums, AttentionTotals, OneExample, SubLayerKey
 from ostinato.analysis.drawing import MAP, columns_of, finish, line, panels, scale, ticks, whole_numbers
-from ostinato.analysis.studies.base import MARKS, Finding, OnProgress, RunStudy, Subject
+from ostinato.analysis.studies.base import MARKS, Finding, OnProgress, Study, Subject
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,75 +23,67 @@ def _no_attention(subject: Subject) -> str | None:
     return None if kinds - {"ffn"} else "its model has no attention"
 
 
-class AttentionStudy(RunStudy):
-    """Entropy and mass by step and head."""
+def _attention(subject: Subject, on_progress: OnProgress) -> Finding:
+    """Return entropy and masses of every sub-layer."""
+    totals: AttentionTotals = subject.collected[AttentionTotals]
+    sums = {module: found for module, found in totals.sums.items() if found.n}
+    rows: list[list[object]] = []
+    data = []
+    for module, found in sums.items():
+        own = found.own_H / found.n if module.kind == "self_attention" else None
+        values = {
+            "entropy_nats": (found.entropy_H / found.n).tolist(),
+            "mass_on_itself": None if own is None else own.tolist(),
+            "mass_on_first": (found.first_H / found.n).tolist(),
+            "mass_on_last": (found.last_H / found.n).tolist(),
+            "mass_on_marked": (found.marked_H / found.n_marked).tolist() if found.n_marked else None,
+        }
+        data.append({"stack": module.stack, "step": module.step, "kind": module.kind, "n": found.n} | values)
+        means = [None if v is None else float(np.mean(v)) for v in values.values()]
+        rows.append([module.stack, str(module), found.n, *means])
+    names = ("stack", "sub-layer", "queries", "entropy, nats", "on itself", "on the first key", "on the last key")
+    n_marks = sum(map(len, subject.marks().values()))
+    note = ""
+    if n_marks:
+        note = f"Marked: the {n_marks:,} places of the sources that the column {MARKS} names (supporting facts)."
+    else:
+        rows = [row[:-1] for row in rows]
+    columns = (*names, "on marked places") if n_marks else names
+    return Finding(columns, rows, {"by_head": data}, lambda narrow: _draw_sums(sums, narrow), note=note)
 
-    name = "attention"
-    title = "Attention by step"
-    reading = (
+
+ATTENTION = Study(
+    name="attention",
+    title="Attention by step",
+    reading=(
         "A line is a head, a point the mean over all queries of a step: the lower the entropy, the fewer keys a query "
         "looks at. The table adds how much weight lies on the token itself, the first and the last key, and where the "
         "data mark places of the source (supporting facts), panels show how much lies on those."
-    )
-    needs = (AttentionTotals,)
-
-    def why_not(self, subject: Subject) -> str | None:
-        """Say that there is no attention."""
-        return _no_attention(subject)
-
-    def of_run(self, subject: Subject, on_progress: OnProgress) -> Finding:
-        """Return entropy and masses of every sub-layer."""
-        totals: AttentionTotals = subject.collected[AttentionTotals]
-        sums = {module: found for module, found in totals.sums.items() if found.n}
-        rows: list[list[object]] = []
-        data = []
-        for module, found in sums.items():
-            own = found.own_H / found.n if module.kind == "self_attention" else None
-            values = {
-                "entropy_nats": (found.entropy_H / found.n).tolist(),
-                "mass_on_itself": None if own is None else own.tolist(),
-                "mass_on_first": (found.first_H / found.n).tolist(),
-                "mass_on_last": (found.last_H / found.n).tolist(),
-                "mass_on_marked": (found.marked_H / found.n_marked).tolist() if found.n_marked else None,
-            }
-            data.append({"stack": module.stack, "step": module.step, "kind": module.kind, "n": found.n} | values)
-            means = [None if v is None else float(np.mean(v)) for v in values.values()]
-            rows.append([module.stack, str(module), found.n, *means])
-        names = ("stack", "sub-layer", "queries", "entropy, nats", "on itself", "on the first key", "on the last key")
-        n_marks = sum(map(len, subject.marks().values()))
-        note = ""
-        if n_marks:
-            note = f"Marked: the {n_marks:,} places of the sources that the column {MARKS} names (supporting facts)."
-        else:
-            rows = [row[:-1] for row in rows]
-        columns = (*names, "on marked places") if n_marks else names
-        return Finding(
-            subject.name, columns, rows, {"by_head": data}, lambda narrow: _draw_sums(sums, narrow), note=note
-        )
+    ),
+    needs=(AttentionTotals,),
+    why_not=_no_attention,
+    of_run=_attention,
+)
 
 
 def _draw_sums(sums: dict[SubLayerKey, AttentionSums], narrow: bool) -> Figure:
-    groups = list(dict.fromkeys((module.stack, module.kind) for module in sums))
-    marked = list(dict.fromkeys((module.stack, module.kind) for module, found in sums.items() if found.n_marked))
-    figure, axes = panels(len(groups) + len(marked), narrow)
-    for panel, group in zip(axes[: len(groups)], groups, strict=True):
-        entropies = {m.step: found.entropy_H / found.n for m, found in sums.items() if (m.stack, m.kind) == group}
-        _draw_heads(panel, group, entropies, "entropy, nats")
-        panel.set_ylim(bottom=0)
-    for panel, group in zip(axes[len(groups) :], marked, strict=True):
-        shares = {
-            m.step: 100 * found.marked_H / found.n_marked
-            for m, found in sums.items()
-            if (m.stack, m.kind) == group and found.n_marked
-        }
-        _draw_heads(panel, group, shares, "weight on marked places, %", legend=False)
-        panel.set_ylim(0, 102)
+    entropies: dict[tuple[str, str], dict[int, Floats]] = {}
+    marked: dict[tuple[str, str], dict[int, Floats]] = {}
+    for module, found in sums.items():
+        group = module.stack, module.kind
+        entropies.setdefault(group, {})[module.step] = found.entropy_H / found.n
+        if found.n_marked:
+            marked.setdefault(group, {})[module.step] = 100 * found.marked_H / found.n_marked
+    figure, axes = panels(len(entropies) + len(marked), narrow)
+    for panel, (group, by_step) in zip(axes, [*entropies.items(), *marked.items()], strict=True):
+        is_marked = by_step is marked.get(group)
+        label = "weight on marked places, %" if is_marked else "entropy, nats"
+        _draw_heads(panel, group, by_step, label, legend=not is_marked)
+        panel.set_ylim(0, 102 if is_marked else None)
     return figure
 
 
-def _draw_heads(
-    panel: Axes, group: tuple[str, str], by_step: dict[int, Floats], label: str, *, legend: bool = True
-) -> None:
+def _draw_heads(panel: Axes, group: tuple[str, str], by_step: dict[int, Floats], label: str, *, legend: bool) -> None:
     """Draw a line per head over the steps of one kind of attention in one stack; steps may differ in heads."""
     n_heads = max(len(values_H) for values_H in by_step.values())
     for head in range(n_heads):
@@ -103,38 +95,35 @@ def _draw_heads(
     finish(panel, "step", label, f"{stack}, {kind.replace('_', '-')}", legend=legend and n_heads <= 8)
 
 
-class AttentionExampleStudy(RunStudy):
-    """Attention weights of one example by step and head."""
+def _attention_example(subject: Subject, on_progress: OnProgress) -> Finding:
+    """Return the weights of all steps and heads; the figure shows the first of each."""
+    example: OneExample = subject.collected[OneExample]
+    texts = {n: [subject.text(n, token) for token in stack.ids_T] for n, stack in example.stacks.items()}
+    weights = {module: found for stack in example.stacks.values() for module, found in stack.weights.items()}
+    arrays = {f"{m.stack}_{m.step}_{SHORT[m.kind]}_HTS": found for m, found in weights.items()}
+    rows: list[list[object]] = [[m.stack, str(m), *found.shape] for m, found in weights.items()]
+    note = f"Example {subject.shown() + 1:,}: the figure shows up to {_MOST_MODULES} sub-layers a stack and "
+    return Finding(
+        ("stack", "sub-layer", "heads", "queries", "keys"),
+        rows,
+        {"example": subject.shown(), "tokens": texts, "arrays": list(arrays)},
+        lambda narrow: _draw_weights(weights, texts, narrow),
+        arrays,
+        note + f"{_MOST_HEADS} heads, spread evenly over depth; the data hold all.",
+    )
 
-    name = "attention-example"
-    title = "Attention in one example"
-    reading = (
+
+ATTENTION_EXAMPLE = Study(
+    name="attention-example",
+    title="Attention in one example",
+    reading=(
         "A panel is a sub-layer and a head, a row a query, a column the key it looks at: bright is much weight. "
         "Sub-layers are numbered by step, sa is self-attention, ca cross-attention."
-    )
-    needs = (OneExample,)
-
-    def why_not(self, subject: Subject) -> str | None:
-        """Say that there is no attention."""
-        return _no_attention(subject)
-
-    def of_run(self, subject: Subject, on_progress: OnProgress) -> Finding:
-        """Return the weights of all steps and heads; the figure shows the first of each."""
-        example: OneExample = subject.collected[OneExample]
-        texts = {n: [subject.text(n, token) for token in stack.ids_T] for n, stack in example.stacks.items()}
-        weights = {module: found for stack in example.stacks.values() for module, found in stack.weights.items()}
-        arrays = {f"{m.stack}_{m.step}_{SHORT[m.kind]}_HTS": found for m, found in weights.items()}
-        rows: list[list[object]] = [[m.stack, str(m), *found.shape] for m, found in weights.items()]
-        note = f"Example {subject.shown() + 1:,}: the figure shows up to {_MOST_MODULES} sub-layers a stack and "
-        return Finding(
-            subject.name,
-            ("stack", "sub-layer", "heads", "queries", "keys"),
-            rows,
-            {"example": subject.shown(), "tokens": texts, "arrays": list(arrays)},
-            lambda narrow: _draw_weights(weights, texts, narrow),
-            arrays,
-            note + f"{_MOST_HEADS} heads, spread evenly over depth; the data hold all.",
-        )
+    ),
+    needs=(OneExample,),
+    why_not=_no_attention,
+    of_run=_attention_example,
+)
 
 
 def _draw_weights(weights: dict[SubLayerKey, np.ndarray], texts: dict[str, list[str]], narrow: bool) -> Figure:
@@ -157,6 +146,3 @@ def _draw_weights(weights: dict[SubLayerKey, np.ndarray], texts: dict[str, list[
         panel.set_title(f"{module.stack} {module}, head {head + 1}", fontsize=8)
     scale(axes, "weight")
     return figure
-
-
-ATTENTION, ATTENTION_EXAMPLE = AttentionStudy(), AttentionExampleStudy()

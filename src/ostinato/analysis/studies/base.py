@@ -1,22 +1,29 @@
-"""Base classes of the studies of runs: a run under study, a study, and a finding."""
+"""What studies of runs share: a run under study, a study, a finding, and reasons why a study does not apply."""
 
 from __future__ import annotations
 
 import json
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from ostinato.analysis.arrays import Floats
 from ostinato.analysis.capture import Collector, stream
-from ostinato.analysis.collectors import AttentionTotals, DepthByColumn, OneExample, Outcomes, SentenceVectors
-from ostinato.analysis.routing_collectors import ExpertTotals
+from ostinato.analysis.collectors import (
+    AttentionTotals,
+    DepthByColumn,
+    ExpertTotals,
+    OneExample,
+    Outcomes,
+    SentenceVectors,
+)
 from ostinato.data.example import Example, fingerprint
 from ostinato.data.tokenizer import BOS_ID, EOS_ID, PAD_ID, UNK_ID, Tokenizer
 from ostinato.evaluation.loading import LoadedRun
 from ostinato.models import Seq2Seq
-from ostinato.models.build import Model
+from ostinato.models.build import Model, build_model
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -83,36 +90,30 @@ class Subject:
         found: dict[int, list[int]] = {}
         for i, example in enumerate(self.examples):
             marked = example.columns.get(MARKS)
-            if isinstance(marked, list | tuple) and example.source is not None:
-                n = self._n_places(example.source)
-                found[i] = [place for place in marked if isinstance(place, int) and 0 <= place < n]
+            if not isinstance(marked, list | tuple) or (source := example.source) is None:
+                continue
+            n = len(source.split())
+            if getattr(self.model.config, "max_words", None) is not None:  # a place is a fact
+                n = source.count("\t") + 1
+            elif not self.model.config.has_two_sides:
+                n = 0
+            elif n != len(self.tokenizer("encoder").encode(source, unknown="replace")):
+                n = 0  # a place is something else than a word
+            found[i] = [place for place in marked if isinstance(place, int) and 0 <= place < n]
         return found
-
-    def _n_places(self, source: str) -> int:
-        """Return how many facts or words of a source are a place of the encoder; 0 where places are something else."""
-        config = self.model.config
-        if getattr(config, "max_words", None) is not None:
-            return source.count("\t") + 1
-        n_words = len(source.split())
-        are_words = config.has_two_sides and n_words == len(self.tokenizer("encoder").encode(source, unknown="replace"))
-        return n_words if are_words else 0
 
     def collector(self, kind: type[Any]) -> Collector:
         """Return a new collector for this run."""
-        found: Collector
-        if kind in (SentenceVectors, Outcomes):
-            found = kind(len(self.examples))
-        elif kind is AttentionTotals:
-            found = AttentionTotals(self.marks())
-        elif kind is OneExample:
-            found = OneExample(self.shown())
-        elif kind is DepthByColumn:
-            found = DepthByColumn(self.columns)
-        elif kind is ExpertTotals:
-            found = ExpertTotals({name: self.n_ids(name) for name in self.model.stacks})
-        else:
-            found = kind()
-        return found
+        made: dict[type[Any], Callable[[], Collector]] = {
+            SentenceVectors: lambda: SentenceVectors(len(self.examples)),
+            Outcomes: lambda: Outcomes(len(self.examples)),
+            AttentionTotals: lambda: AttentionTotals(self.marks()),
+            OneExample: lambda: OneExample(self.shown()),
+            DepthByColumn: lambda: DepthByColumn(self.columns),
+            ExpertTotals: lambda: ExpertTotals({name: self.n_ids(name) for name in self.model.stacks}),
+        }
+        make: Callable[[], Collector] = made.get(kind, kind)
+        return make()
 
     def collect(self, kinds: set[type[Any]], on_progress: OnProgress) -> None:
         """Run the model over the examples once, for all collectors together."""
@@ -125,66 +126,69 @@ class Finding:
     """What a study found.
 
     Args:
-        runs: name of the run, or of what was compared. columns, rows: the numbers shown beside the figure.
-        data: all numbers, as JSON. arrays: large arrays, as NPZ. draw: makes the figure; `draw(True)` for a narrow
-            screen.
+        columns, rows: the numbers shown beside the figure. data: all numbers, as JSON. arrays: large arrays, as NPZ.
+        draw: makes the figure; `draw(True)` for a narrow screen. runs: what it is about; `Study.find` puts the names of
+            the runs there where it is empty.
     """
 
-    runs: str
     columns: tuple[str, ...]
     rows: list[list[object]]
     data: dict[str, Any]
     draw: Callable[[bool], Figure]
     arrays: dict[str, Floats] = field(default_factory=dict)
     note: str = ""
+    runs: str = ""
 
 
-class Study(ABC):
+@dataclass(frozen=True, slots=True)
+class Study:
     """One analysis.
 
-    name: as `--only` knows it. title, reading: of its section in the report, and how its figure is read.
-    needs: collectors of the streamed pass. needs_steps: it is about steps of depth, which a recurrence does not have.
+    Args:
+        name: as `--only` knows it. title, reading: of its section in the report, and how its figure is read.
+        of_run: returns the finding of one run. of_runs: in its place, that of all runs together. Collectors have seen
+            all examples by then.
+        needs: collectors of the streamed pass. needs_steps: it is about steps of depth, which a recurrence does not
+            have. why_not: returns why it does not apply to a run, None where it does. why_not_together: the same of
+            several runs to each of which it applies. extra_examples: how many it runs beside those of the common pass.
     """
 
     name: str
     title: str
     reading: str
+    of_run: Callable[[Subject, OnProgress], Finding] | None = None
+    of_runs: Callable[[Sequence[Subject], OnProgress], Finding] | None = None
     needs: tuple[type[Any], ...] = ()
     needs_steps: bool = True
-
-    def why_not(self, subject: Subject) -> str | None:
-        """Return why the study does not apply to a run, None where it does."""
-        return None
-
-    def why_not_together(self, subjects: Sequence[Subject]) -> str | None:
-        """Return why the study does not apply to runs together to each of which it applies; None where it does."""
-        return None
-
-    def extra_examples(self, subjects: Sequence[Subject]) -> int:
-        """Return how many examples it runs beside those of the common pass."""
-        return 0
-
-    @abstractmethod
-    def find(self, subjects: Sequence[Subject], on_progress: OnProgress) -> list[Finding]:
-        """Return the findings for the runs to which the study applies; their collectors have seen all examples."""
-
-
-class RunStudy(Study):
-    """A study of one run at a time."""
+    why_not: Callable[[Subject], str | None] = lambda subject: None
+    why_not_together: Callable[[Sequence[Subject]], str | None] = lambda subjects: None
+    extra_examples: Callable[[Sequence[Subject]], int] = lambda subjects: 0
 
     def find(self, subjects: Sequence[Subject], on_progress: OnProgress) -> list[Finding]:
-        """Return the finding of every run."""
-        return [self.of_run(subject, on_progress) for subject in subjects]
+        """Return the findings for the runs to which the study applies."""
+        if self.of_runs is not None:
+            found, runs = [self.of_runs(subjects, on_progress)], [" ".join(subject.name for subject in subjects)]
+        elif self.of_run is not None:
+            found, runs = [self.of_run(one, on_progress) for one in subjects], [one.name for one in subjects]
+        return [replace(one, runs=one.runs or name) for one, name in zip(found, runs, strict=True)]
 
-    @abstractmethod
-    def of_run(self, subject: Subject, on_progress: OnProgress) -> Finding:
-        """Return the finding of one run."""
+
+def no_halting(subject: Subject) -> str | None:
+    """Return a reason where no token of a model can halt."""
+    return None if subject.model.halting_thresholds() else "no token of its model can halt"
 
 
 def no_router(subject: Subject) -> str | None:
     """Return a reason where a model has no router."""
     has_router = any(module.router is not None for module in subject.model.routed())
     return None if has_router else "no sub-layer of its model chooses between experts"
+
+
+def untrained(model: Model) -> Model:
+    """Return a model as it was before training, initialised with a fixed seed."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return build_model(model.config).to(model.device)
 
 
 def natural_order(value: str) -> tuple[int, float, str]:

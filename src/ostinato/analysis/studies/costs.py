@@ -11,7 +11,7 @@ import numpy as np
 from ostinato.analysis.collectors import Outcomes
 from ostinato.analysis.drawing import COLOURS, columns_of, finish, panels
 from ostinato.analysis.latency import part_latencies, threads_and_device
-from ostinato.analysis.studies.base import Finding, OnProgress, RunStudy, Subject
+from ostinato.analysis.studies.base import Finding, OnProgress, Study, Subject
 from ostinato.budget import count_macs, count_parameters
 
 if TYPE_CHECKING:
@@ -32,49 +32,50 @@ class Part:
     milliseconds: float = 0.0
 
 
-class CostsStudy(RunStudy):
-    """Parameters, multiply-accumulates, realised depth and latency by part."""
+def _costs(subject: Subject, on_progress: OnProgress) -> Finding:
+    """Return the costs of every part."""
+    found: Outcomes = subject.collected[Outcomes]
+    lengths = max(1, round(found.lengths_N.mean())), max(1, round(found.targets_N.mean()))
+    depth = {name: n["mean"] for name, n in found.depths.compute().items()}
+    latency = part_latencies(subject.run, subject.examples)
+    parts = _parts(subject, lengths, depth)
+    for name, seconds in latency.by_part.items():
+        parts.setdefault(name, Part()).milliseconds = 1e3 * seconds / latency.n
+    parts.setdefault(_REST, Part()).milliseconds = 1e3 * latency.rest / latency.n
+    rows: list[list[object]] = [
+        [name, one.parameters, one.full / 1e6, one.realised / 1e6, one.milliseconds] for name, one in parts.items()
+    ]
+    totals = [sum(getattr(one, name) for one in parts.values()) for name in ("parameters", "full", "realised")]
+    rows.append(["all", totals[0], totals[1] / 1e6, totals[2] / 1e6, 1e3 * latency.per_example])
+    rounds = {name: (stack.plan.n_rounds, depth[name]) for name, stack in subject.model.stacks.items()}
+    data = {
+        "lengths": {"source": lengths[0], "target": lengths[1]},
+        "rounds": {name: {"plan": of, "realised": mean} for name, (of, mean) in rounds.items()},
+        "parts": {name: asdict(one) for name, one in parts.items()},
+        "milliseconds_an_example": 1e3 * latency.per_example,
+    }
+    names = ("part", "parameters", "M MACs, full depth", "M MACs, realised", "ms an example")
+    is_pair = subject.model.config.has_two_sides
+    sides = f"{lengths[0]} source and {lengths[1]} target" if is_pair else str(lengths[1])
+    note = (
+        f"Latency: teacher-forced passes over {latency.n} examples in batches, on "
+        f"{threads_and_device(subject.model)}; parts are timed in passes of their own, so that their sum exceeds "
+        f"the whole pass (last row). MACs: {sides} tokens. {_REST.capitalize()}: embeddings, norms, positions, "
+        "output, halting."
+    )
+    return Finding(names, rows, data, lambda narrow: _draw_parts(parts, rounds, narrow), note=note)
 
-    name = "budget"
-    title = "Budget by part"
-    reading = (
+
+COSTS = Study(
+    name="budget",
+    title="Budget by part",
+    reading=(
         "For every part what it stores, what a pass over an example of mean lengths executes at full depth (pale) and "
         "at the depth tokens realised (full colour), and how long it takes; then the rounds they took part in, of all."
-    )
-    needs = (Outcomes,)
-
-    def of_run(self, subject: Subject, on_progress: OnProgress) -> Finding:
-        """Return the costs of every part."""
-        found: Outcomes = subject.collected[Outcomes]
-        lengths = max(1, round(found.lengths_N.mean())), max(1, round(found.targets_N.mean()))
-        depth = {name: n["mean"] for name, n in found.depths.compute().items()}
-        latency = part_latencies(subject.run, subject.examples)
-        parts = _parts(subject, lengths, depth)
-        for name, seconds in latency.by_part.items():
-            parts.setdefault(name, Part()).milliseconds = 1e3 * seconds / latency.n
-        parts.setdefault(_REST, Part()).milliseconds = 1e3 * latency.rest / latency.n
-        rows: list[list[object]] = [
-            [name, one.parameters, one.full / 1e6, one.realised / 1e6, one.milliseconds] for name, one in parts.items()
-        ]
-        totals = [sum(getattr(one, name) for one in parts.values()) for name in ("parameters", "full", "realised")]
-        rows.append(["all", totals[0], totals[1] / 1e6, totals[2] / 1e6, 1e3 * latency.per_example])
-        rounds = {name: (stack.plan.n_rounds, depth[name]) for name, stack in subject.model.stacks.items()}
-        data = {
-            "lengths": {"source": lengths[0], "target": lengths[1]},
-            "rounds": {name: {"plan": of, "realised": mean} for name, (of, mean) in rounds.items()},
-            "parts": {name: asdict(one) for name, one in parts.items()},
-            "milliseconds_an_example": 1e3 * latency.per_example,
-        }
-        names = ("part", "parameters", "M MACs, full depth", "M MACs, realised", "ms an example")
-        is_pair = subject.model.config.has_two_sides
-        sides = f"{lengths[0]} source and {lengths[1]} target" if is_pair else str(lengths[1])
-        note = (
-            f"Latency: teacher-forced passes over {latency.n} examples in batches, on "
-            f"{threads_and_device(subject.model)}; parts are timed in passes of their own, so that their sum exceeds "
-            f"the whole pass (last row). MACs: {sides} tokens. {_REST.capitalize()}: embeddings, norms, positions, "
-            "output, halting."
-        )
-        return Finding(subject.name, names, rows, data, lambda narrow: _draw_parts(parts, rounds, narrow), note=note)
+    ),
+    needs=(Outcomes,),
+    of_run=_costs,
+)
 
 
 def _parts(subject: Subject, lengths: tuple[int, int], depth: dict[str, float]) -> dict[str, Part]:
@@ -143,6 +144,3 @@ def _draw_bars(
     finish(axes, label, "", legend=False)
     if full is not None:
         axes.legend(fontsize=7, frameon=False, loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=2)
-
-
-COSTS = CostsStudy()

@@ -10,7 +10,7 @@ from ostinato.analysis.arrays import Floats, Ints
 from ostinato.analysis.collectors import DepthByColumn, OneExample
 from ostinato.analysis.drawing import COLOURS, MAP, finish, heat, name_axes, panels, scale, ticks, whole_numbers
 from ostinato.analysis.maps import halting_map, ponder_times
-from ostinato.analysis.studies.base import Finding, OnProgress, RunStudy, Subject, natural_order
+from ostinato.analysis.studies.base import Finding, OnProgress, Study, Subject, natural_order, no_halting
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,52 +19,45 @@ if TYPE_CHECKING:
 _MOST_VALUES = 16
 
 
-def _no_halting(subject: Subject) -> str | None:
-    return None if subject.model.halting_thresholds() else "no token of its model can halt"
+def _depth(subject: Subject, on_progress: OnProgress) -> Finding:
+    """Return depths of all tokens and by column."""
+    found: DepthByColumn = subject.collected[DepthByColumn]
+    halting = set(subject.model.halting_thresholds())
+    overall = {name: numbers for name, numbers in found.overall.compute().items() if name in halting}
+    by = {
+        column: {value: values[value].compute() for value in sorted(values, key=natural_order)[:_MOST_VALUES]}
+        for column, values in found.by.items()
+    }
+    rows: list[list[object]] = [
+        [stack, "all", "", sum(n["histogram"]), n["mean"], n["expected"]] for stack, n in overall.items()
+    ]
+    for column, values in by.items():
+        for value, stacks in values.items():
+            rows += [
+                [name, column, value, sum(n["histogram"]), n["mean"], n["expected"]]
+                for name, n in stacks.items()
+                if name in halting
+            ]
+    return Finding(
+        ("stack", "column", "value", "tokens", "rounds, mean", "expected depth"),
+        rows,
+        {"thresholds": subject.model.halting_thresholds(), "overall": overall, "by": by},
+        lambda narrow: _draw_depth(overall, by, narrow),
+    )
 
 
-class DepthStudy(RunStudy):
-    """Mean executed rounds by column, and their histogram."""
-
-    name = "depth"
-    title = "Depth by token"
-    reading = (
+DEPTH = Study(
+    name="depth",
+    title="Depth by token",
+    reading=(
         "First how many tokens took part in how many rounds; then, for every column of the data, the mean number of "
         "rounds by its value, and the histogram of every value as a column (bright: many tokens): values that need "
         "more depth stand higher."
-    )
-    needs = (DepthByColumn,)
-
-    def why_not(self, subject: Subject) -> str | None:
-        """Say that no token can halt."""
-        return _no_halting(subject)
-
-    def of_run(self, subject: Subject, on_progress: OnProgress) -> Finding:
-        """Return depths of all tokens and by column."""
-        found: DepthByColumn = subject.collected[DepthByColumn]
-        halting = set(subject.model.halting_thresholds())
-        overall = {name: numbers for name, numbers in found.overall.compute().items() if name in halting}
-        by = {
-            column: {value: values[value].compute() for value in sorted(values, key=natural_order)[:_MOST_VALUES]}
-            for column, values in found.by.items()
-        }
-        rows: list[list[object]] = [
-            [stack, "all", "", sum(n["histogram"]), n["mean"], n["expected"]] for stack, n in overall.items()
-        ]
-        for column, values in by.items():
-            for value, stacks in values.items():
-                rows += [
-                    [name, column, value, sum(n["histogram"]), n["mean"], n["expected"]]
-                    for name, n in stacks.items()
-                    if name in halting
-                ]
-        return Finding(
-            subject.name,
-            ("stack", "column", "value", "tokens", "rounds, mean", "expected depth"),
-            rows,
-            {"thresholds": subject.model.halting_thresholds(), "overall": overall, "by": by},
-            lambda narrow: _draw_depth(overall, by, narrow),
-        )
+    ),
+    needs=(DepthByColumn,),
+    why_not=no_halting,
+    of_run=_depth,
+)
 
 
 def _draw_depth(overall: dict[str, Any], by: dict[str, dict[str, Any]], narrow: bool) -> Figure:
@@ -105,45 +98,42 @@ def _shares(numbers: dict[str, Any]) -> Floats:
     return shares
 
 
-class HaltingMapStudy(RunStudy):
-    """The mass that is left of the tokens of one example, by round."""
+def _halting_map(subject: Subject, on_progress: OnProgress) -> Finding:
+    """Return maps and ponder times of one example, by stack."""
+    example: OneExample = subject.collected[OneExample]
+    found: dict[str, _Map] = {}
+    for name, stack in example.stacks.items():
+        if stack.remaining_TR is not None and stack.executed_TR is not None:
+            map_TR = halting_map(stack.remaining_TR, stack.executed_TR)
+            texts = [subject.text(name, token) for token in stack.ids_T]
+            found[name] = map_TR, ponder_times(stack.executed_TR), texts
+    rows: list[list[object]] = [
+        [name, i, text, int(ponder)]
+        for name, (_, times, texts) in found.items()
+        for i, (text, ponder) in enumerate(zip(texts, times.tolist(), strict=True))
+    ]
+    data = {name: {"tokens": texts, "ponder_times": times.tolist()} for name, (_, times, texts) in found.items()}
+    return Finding(
+        ("stack", "position", "token", "rounds"),
+        rows,
+        {"example": subject.shown(), "stacks": data},
+        lambda narrow: _draw_maps(found, narrow),
+        {f"{name}_map_TR": map_TR for name, (map_TR, _, _) in found.items()},
+        f"Example {subject.shown() + 1:,} of the {len(subject.examples):,}, the one of middle length.",
+    )
 
-    name = "halting-map"
-    title = "Halting map of one example"
-    reading = (
+
+HALTING_MAP = Study(
+    name="halting-map",
+    title="Halting map of one example",
+    reading=(
         "Columns are tokens, rows rounds from the first (top): bright where much of a token's mass is left "
         "before the round, dark where it has halted; the bars count the rounds each token took part in (ponder time)."
-    )
-    needs = (OneExample,)
-
-    def why_not(self, subject: Subject) -> str | None:
-        """Say that no token can halt."""
-        return _no_halting(subject)
-
-    def of_run(self, subject: Subject, on_progress: OnProgress) -> Finding:
-        """Return maps and ponder times of one example, by stack."""
-        example: OneExample = subject.collected[OneExample]
-        found: dict[str, _Map] = {}
-        for name, stack in example.stacks.items():
-            if stack.remaining_TR is not None and stack.executed_TR is not None:
-                map_TR = halting_map(stack.remaining_TR, stack.executed_TR)
-                texts = [subject.text(name, token) for token in stack.ids_T]
-                found[name] = map_TR, ponder_times(stack.executed_TR), texts
-        rows: list[list[object]] = [
-            [name, i, text, int(ponder)]
-            for name, (_, times, texts) in found.items()
-            for i, (text, ponder) in enumerate(zip(texts, times.tolist(), strict=True))
-        ]
-        data = {name: {"tokens": texts, "ponder_times": times.tolist()} for name, (_, times, texts) in found.items()}
-        return Finding(
-            subject.name,
-            ("stack", "position", "token", "rounds"),
-            rows,
-            {"example": subject.shown(), "stacks": data},
-            lambda narrow: _draw_maps(found, narrow),
-            {f"{name}_map_TR": map_TR for name, (map_TR, _, _) in found.items()},
-            f"Example {subject.shown() + 1:,} of the {len(subject.examples):,}, the one of middle length.",
-        )
+    ),
+    needs=(OneExample,),
+    why_not=no_halting,
+    of_run=_halting_map,
+)
 
 
 _Map = tuple[Floats, Ints, list[str]]
@@ -164,6 +154,3 @@ def _draw_maps(found: dict[str, _Map], narrow: bool) -> Figure:
         ticks(bars, x=texts)
         finish(bars, "token", "rounds")
     return figure
-
-
-DEPTH, HALTING_MAP = DepthStudy(), HaltingMapStudy()

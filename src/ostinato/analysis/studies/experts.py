@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ostinato.analysis.arrays import Floats
+from ostinato.analysis.collectors import ExpertStates, ExpertTotals, RouterStep
 from ostinato.analysis.drawing import DIVERGING, finish, heat, line, name_axes, panels, ticks, whole_numbers
-from ostinato.analysis.routing_collectors import ExpertStates, ExpertTotals, RouterStep
 from ostinato.analysis.routing_measures import expert_token_pmi, top_tokens
-from ostinato.analysis.studies.base import Finding, OnProgress, RunStudy, Subject, no_router
+from ostinato.analysis.studies.base import Finding, OnProgress, Study, Subject, no_router
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -20,33 +20,31 @@ _SHOWN_TOKENS, _TOP = 30, 8
 _LARGEST_PMI = 3.0
 
 
-class ExpertsStudy(RunStudy):
-    """Load, its entropy, H(e|h) and dead experts, by router and step."""
+def _experts(subject: Subject, on_progress: OnProgress) -> Finding:
+    """Return what every router did at every step."""
+    totals: ExpertTotals = subject.collected[ExpertTotals]
+    found = {at: total.compute()[at.router] for at, total in sorted(totals.totals.items())}
+    rows: list[list[object]] = []
+    for at, use in found.items():
+        even = math.log(len(use["load"]))
+        entropies = [use["load_entropy"] / even, use["row_entropy"]]
+        rows.append([at.router, at.stack, at.step, len(use["load"]), *entropies, use["n_dead"]])
+    data = [{"router": s.router, "stack": s.stack, "step": s.step} | use for s, use in found.items()]
+    names = ("router", "stack", "step", "experts", "load entropy / log E", "H(e|h), nats", "dead experts")
+    return Finding(names, rows, {"by_step": data}, lambda narrow: _draw_load(found, narrow))
 
-    name = "experts"
-    title = "Use of experts"
-    reading = (
+
+EXPERTS = Study(
+    name="experts",
+    title="Use of experts",
+    reading=(
         "A row is a router at one step, a column an expert; even use is the same colour everywhere, a dark cell an "
         "expert few tokens are sent to. In the table, load entropy near 1 is even use and H(e|h) near 0 sharp choice."
-    )
-    needs = (ExpertTotals,)
-
-    def why_not(self, subject: Subject) -> str | None:
-        """Say that there is no router."""
-        return no_router(subject)
-
-    def of_run(self, subject: Subject, on_progress: OnProgress) -> Finding:
-        """Return what every router did at every step."""
-        totals: ExpertTotals = subject.collected[ExpertTotals]
-        found = {at: total.compute()[at.router] for at, total in sorted(totals.totals.items())}
-        rows: list[list[object]] = []
-        for at, use in found.items():
-            even = math.log(len(use["load"]))
-            entropies = [use["load_entropy"] / even, use["row_entropy"]]
-            rows.append([at.router, at.stack, at.step, len(use["load"]), *entropies, use["n_dead"]])
-        data = [{"router": s.router, "stack": s.stack, "step": s.step} | use for s, use in found.items()]
-        names = ("router", "stack", "step", "experts", "load entropy / log E", "H(e|h), nats", "dead experts")
-        return Finding(subject.name, names, rows, {"by_step": data}, lambda narrow: _draw_load(found, narrow))
+    ),
+    needs=(ExpertTotals,),
+    why_not=no_router,
+    of_run=_experts,
+)
 
 
 def _draw_load(found: dict[RouterStep, dict[str, Any]], narrow: bool) -> Figure:
@@ -60,42 +58,39 @@ def _draw_load(found: dict[RouterStep, dict[str, Any]], narrow: bool) -> Figure:
     return figure
 
 
-class ExpertTokensStudy(RunStudy):
-    """Pointwise mutual information of tokens and experts."""
+def _expert_tokens(subject: Subject, on_progress: OnProgress) -> Finding:
+    """Return the information by router and stack, and every expert's tokens."""
+    totals: ExpertTotals = subject.collected[ExpertTotals]
+    counts = {key: counts_VE for key, counts_VE in totals.tokens.items() if counts_VE.sum() > 0}
+    rows: list[list[object]] = []
+    data = []
+    for (router, stack), counts_VE in counts.items():
+        best = [[subject.text(stack, int(t)) for t in one] for one in top_tokens(counts_VE, _TOP)]
+        rows += [[router, stack, e, int(counts_VE[:, e].sum()), "  ".join(one)] for e, one in enumerate(best)]
+        data.append({"router": router, "stack": stack, "top_tokens": best})
+    arrays = {f"{router}.{stack}_counts_VE": counts_VE for (router, stack), counts_VE in counts.items()}
+    return Finding(
+        ("router", "stack", "expert", "choices", "tokens of the highest PMI"),
+        rows,
+        {"routers": data},
+        lambda narrow: _draw_pmi(subject, counts, narrow),
+        arrays,
+        "Counted over all steps of a stack that share the router.",
+    )
 
-    name = "expert-tokens"
-    title = "Tokens by expert"
-    reading = (
+
+EXPERT_TOKENS = Study(
+    name="expert-tokens",
+    title="Tokens by expert",
+    reading=(
         "Rows are the most frequent tokens, columns experts: orange (negative) where a token goes there less often "
         "than tokens do on average, purple (positive) where more often; 0 is no preference. The table names each "
         "expert's own tokens."
-    )
-    needs = (ExpertTotals,)
-
-    def why_not(self, subject: Subject) -> str | None:
-        """Say that there is no router."""
-        return no_router(subject)
-
-    def of_run(self, subject: Subject, on_progress: OnProgress) -> Finding:
-        """Return the information by router and stack, and every expert's tokens."""
-        totals: ExpertTotals = subject.collected[ExpertTotals]
-        counts = {key: counts_VE for key, counts_VE in totals.tokens.items() if counts_VE.sum() > 0}
-        rows: list[list[object]] = []
-        data = []
-        for (router, stack), counts_VE in counts.items():
-            best = [[subject.text(stack, int(t)) for t in one] for one in top_tokens(counts_VE, _TOP)]
-            rows += [[router, stack, e, int(counts_VE[:, e].sum()), "  ".join(one)] for e, one in enumerate(best)]
-            data.append({"router": router, "stack": stack, "top_tokens": best})
-        arrays = {f"{router}.{stack}_counts_VE": counts_VE for (router, stack), counts_VE in counts.items()}
-        return Finding(
-            subject.name,
-            ("router", "stack", "expert", "choices", "tokens of the highest PMI"),
-            rows,
-            {"routers": data},
-            lambda narrow: _draw_pmi(subject, counts, narrow),
-            arrays,
-            "Counted over all steps of a stack that share the router.",
-        )
+    ),
+    needs=(ExpertTotals,),
+    why_not=no_router,
+    of_run=_expert_tokens,
+)
 
 
 def _draw_pmi(subject: Subject, counts: dict[tuple[str, str], Floats], narrow: bool) -> Figure:
@@ -110,39 +105,36 @@ def _draw_pmi(subject: Subject, counts: dict[tuple[str, str], Floats], narrow: b
     return figure
 
 
-class CollapseStudy(RunStudy):
-    """Representation collapse and effective rank of the states that enter a router."""
+def _collapse(subject: Subject, on_progress: OnProgress) -> Finding:
+    """Return both numbers for every router and step."""
+    states: ExpertStates = subject.collected[ExpertStates]
+    rows: list[list[object]] = []
+    for at, moments in sorted(states.moments.items()):
+        if moments.n:
+            used = int((moments.counts_C > 0).sum())
+            rows.append([*at, moments.n, used, moments.collapse(), moments.effective_rank()])
+    names = ("router", "stack", "step", "states", "experts used", "RC", "effective rank")
+    data = [dict(zip(names, row, strict=True)) for row in rows]
+    return Finding(
+        names,
+        rows,
+        {"d_model": subject.model.config.d_model, "by_step": data},
+        lambda narrow: _draw_collapse(rows, narrow),
+        note="A state's class is the first expert it is sent to. RC is blank where one expert gets all.",
+    )
 
-    name = "collapse"
-    title = "Representation collapse"
-    reading = (
+
+COLLAPSE = Study(
+    name="collapse",
+    title="Representation collapse",
+    reading=(
         "Left: RC = Tr(W B+) by step: the lower, the more the states of an expert's tokens fall together. Right: how "
         "many directions the states use, of the model's width."
-    )
-    needs = (ExpertStates,)
-
-    def why_not(self, subject: Subject) -> str | None:
-        """Say that there is no router."""
-        return no_router(subject)
-
-    def of_run(self, subject: Subject, on_progress: OnProgress) -> Finding:
-        """Return both numbers for every router and step."""
-        states: ExpertStates = subject.collected[ExpertStates]
-        rows: list[list[object]] = []
-        for at, moments in sorted(states.moments.items()):
-            if moments.n:
-                used = int((moments.counts_C > 0).sum())
-                rows.append([*at, moments.n, used, moments.collapse(), moments.effective_rank()])
-        names = ("router", "stack", "step", "states", "experts used", "RC", "effective rank")
-        data = [dict(zip(names, row, strict=True)) for row in rows]
-        return Finding(
-            subject.name,
-            names,
-            rows,
-            {"d_model": subject.model.config.d_model, "by_step": data},
-            lambda narrow: _draw_collapse(rows, narrow),
-            note="A state's class is the first expert it is sent to. RC is blank where one expert gets all.",
-        )
+    ),
+    needs=(ExpertStates,),
+    why_not=no_router,
+    of_run=_collapse,
+)
 
 
 def _draw_collapse(rows: list[list[Any]], narrow: bool) -> Figure:
@@ -158,6 +150,3 @@ def _draw_collapse(rows: list[list[Any]], narrow: bool) -> Figure:
         whole_numbers(axes)
         finish(axes, "step", name)
     return figure
-
-
-EXPERTS, EXPERT_TOKENS, COLLAPSE = ExpertsStudy(), ExpertTokensStudy(), CollapseStudy()

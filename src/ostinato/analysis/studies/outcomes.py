@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -10,10 +10,9 @@ from ostinato.analysis.accuracy import GroupAccuracy, accuracy_by_category
 from ostinato.analysis.collectors import Outcomes, interval_of
 from ostinato.analysis.curves import METRICS, LearningCurves, Line, learning_curves
 from ostinato.analysis.drawing import COLOURS, finish, line, panels, ticks, whole_numbers
-from ostinato.analysis.studies.base import Finding, OnProgress, RunStudy, Study, Subject, natural_order
+from ostinato.analysis.studies.base import Finding, OnProgress, Study, Subject, natural_order
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 _MOST_VALUES = 24
@@ -21,110 +20,100 @@ _CURVES = {"token_accuracy": "labels right, %", "sequence_accuracy_forced": "eve
 Groups = dict[str, dict[str, GroupAccuracy]]
 
 
-class CategoriesStudy(RunStudy):
-    """Accuracy by metadata column and by length."""
+def _categories(subject: Subject, on_progress: OnProgress) -> Finding:
+    """Return the accuracy of every value of every column."""
+    found: Outcomes = subject.collected[Outcomes]
+    categories = {
+        name: [str(example.columns[name]) for example in subject.examples]
+        for name in subject.columns
+        if all(name in example.columns for example in subject.examples)
+    }
+    categories["length"] = [interval_of(n) for n in found.lengths_N.tolist()]
+    groups: Groups = {}
+    for name, values in categories.items():
+        mine = accuracy_by_category(values, found.right_N, found.labels_N)
+        groups[name] = {str(value): mine[value] for value in sorted(mine, key=lambda value: natural_order(str(value)))}
+    rows: list[list[object]] = [
+        [column, value, one.n, one.sequences, one.low, one.high, one.tokens]
+        for column, mine in groups.items()
+        for value, one in mine.items()
+    ]
+    names = ("column", "value", "examples", "every label right", "from", "to (95 %)", "labels right")
+    data = {name: {value: asdict(one) for value, one in mine.items()} for name, mine in groups.items()}
+    return Finding(
+        names,
+        rows,
+        {"by": data},
+        lambda narrow: _draw_groups(groups, narrow),
+        note="Teacher-forced: the true labels before a label are given. Length: tokens the model reads.",
+    )
 
-    name = "categories"
-    title = "Accuracy by category"
-    reading = (
+
+CATEGORIES = Study(
+    name="categories",
+    title="Accuracy by category",
+    reading=(
         "For every column of the data, and for length: bars are the share of examples with every label right, whiskers "
         "its 95 % interval, dots the share of single labels; a category whose interval lies apart is really different."
-    )
-    needs = (Outcomes,)
-    needs_steps = False
-
-    def of_run(self, subject: Subject, on_progress: OnProgress) -> Finding:
-        """Return the accuracy of every value of every column."""
-        found: Outcomes = subject.collected[Outcomes]
-        categories = {
-            name: [str(example.columns[name]) for example in subject.examples]
-            for name in subject.columns
-            if all(name in example.columns for example in subject.examples)
-        }
-        categories["length"] = [interval_of(n) for n in found.lengths_N.tolist()]
-        groups: Groups = {}
-        for name, values in categories.items():
-            mine = accuracy_by_category(values, found.right_N, found.labels_N)
-            groups[name] = {
-                str(value): mine[value] for value in sorted(mine, key=lambda value: natural_order(str(value)))
-            }
-        rows: list[list[object]] = [
-            [column, value, one.n, one.sequences, one.low, one.high, one.tokens]
-            for column, mine in groups.items()
-            for value, one in mine.items()
-        ]
-        names = ("column", "value", "examples", "every label right", "from", "to (95 %)", "labels right")
-        data = {name: {value: asdict(one) for value, one in mine.items()} for name, mine in groups.items()}
-        return Finding(
-            subject.name,
-            names,
-            rows,
-            {"by": data},
-            lambda narrow: _draw_groups(groups, narrow),
-            note="Teacher-forced: the true labels before a label are given. Length: tokens the model reads.",
-        )
+    ),
+    needs=(Outcomes,),
+    needs_steps=False,
+    of_run=_categories,
+)
 
 
 def _draw_groups(groups: Groups, narrow: bool) -> Figure:
     figure, axes = panels(len(groups), narrow, width=4.6)
     for panel, (column, mine) in zip(axes, groups.items(), strict=True):
         shown = dict(list(mine.items())[:_MOST_VALUES])
-        _bars(panel, list(shown.values()))
+        at, heights = range(len(shown)), [100 * one.sequences for one in shown.values()]
+        below = [100 * (one.sequences - one.low) for one in shown.values()]
+        above = [100 * (one.high - one.sequences) for one in shown.values()]
+        labels = [100 * one.tokens for one in shown.values()]
+        panel.bar(at, heights, color=COLOURS[5], label="examples")
+        panel.errorbar(at, heights, [below, above], fmt="none", ecolor="black", elinewidth=1, capsize=2)
+        panel.plot(at, labels, "o", color=COLOURS[4], markersize=4, label="labels")
         ticks(panel, x=[f"{value} ({one.n:,})" for value, one in shown.items()])
         panel.set_ylim(0, 108)
         finish(panel, f"{column} (examples)", "right, %", f"by {column}", legend=False)
-    handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper right", ncols=2, fontsize=7, frameon=False)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper right", ncols=2, fontsize=7, frameon=False)
     return figure
 
 
-def _bars(axes: Axes, groups: list[GroupAccuracy]) -> None:
-    at = range(len(groups))
-    heights = [100 * one.sequences for one in groups]
-    below = [100 * (one.sequences - one.low) for one in groups]
-    above = [100 * (one.high - one.sequences) for one in groups]
-    axes.bar(at, heights, color=COLOURS[5], label="examples")
-    axes.errorbar(at, heights, [below, above], fmt="none", ecolor="black", elinewidth=1, capsize=2)
-    axes.plot(at, [100 * one.tokens for one in groups], "o", color=COLOURS[4], markersize=4, label="labels")
+def _learning(subjects: Sequence[Subject], on_progress: OnProgress) -> Finding:
+    """Return the curves of all runs, in one figure."""
+    curves = {subject.name: learning_curves(subject.run.directory / METRICS) for subject in subjects}
+    rows: list[list[object]] = []
+    for name, found in curves.items():
+        for split, scores in found.scores.items():
+            losses = scores.get("loss") or [(0, float("nan"))]
+            best = min(losses, key=lambda point: point[1])
+            accuracy = scores.get("token_accuracy")
+            rows.append([name, split, len(losses), losses[-1][0], losses[-1][1], best[1], best[0]])
+            rows[-1].append(max(value for _, value in accuracy) if accuracy else None)
+    names = ("run", "split", "evaluations", "last update", "loss there", "lowest loss", "at update")
+    return Finding(
+        (*names, "highest token accuracy"),
+        rows,
+        {name: asdict(found) for name, found in curves.items()},
+        lambda narrow: _draw_curves(curves, narrow),
+        note="Loss in nats a label, without label smoothing and other losses.",
+    )
 
 
-class LearningStudy(Study):
-    """Loss, scores and depth by update."""
-
-    name = "learning"
-    title = "Learning curves"
-    reading = (
+LEARNING = Study(
+    name="learning",
+    title="Learning curves",
+    reading=(
         "Loss in training (thin) and on the evaluated split (dots) by update, then the scores of the evaluations, and "
         "where tokens halt the rounds they took part in: a gap that opens between the two losses is overfitting."
-    )
-    needs_steps = False
-
-    def why_not(self, subject: Subject) -> str | None:
-        """Say that the run has no metrics.jsonl."""
-        return None if (subject.run.directory / METRICS).is_file() else f"its directory holds no {METRICS}"
-
-    def find(self, subjects: Sequence[Subject], on_progress: OnProgress) -> list[Finding]:
-        """Return the curves of all runs, in one figure."""
-        curves = {subject.name: learning_curves(subject.run.directory / METRICS) for subject in subjects}
-        rows: list[list[object]] = []
-        for name, found in curves.items():
-            for split, scores in found.scores.items():
-                losses = scores.get("loss") or [(0, float("nan"))]
-                best = min(losses, key=lambda point: point[1])
-                accuracy = scores.get("token_accuracy")
-                rows.append([name, split, len(losses), losses[-1][0], losses[-1][1], best[1], best[0]])
-                rows[-1].append(max(value for _, value in accuracy) if accuracy else None)
-        names = ("run", "split", "evaluations", "last update", "loss there", "lowest loss", "at update")
-        return [
-            Finding(
-                " ".join(curves),
-                (*names, "highest token accuracy"),
-                rows,
-                {name: asdict(found) for name, found in curves.items()},
-                lambda narrow: _draw_curves(curves, narrow),
-                note="Loss in nats a label, without label smoothing and other losses.",
-            )
-        ]
+    ),
+    needs_steps=False,
+    why_not=lambda subject: (
+        None if (subject.run.directory / METRICS).is_file() else f"its directory holds no {METRICS}"
+    ),
+    of_runs=_learning,
+)
 
 
 def _draw_curves(curves: dict[str, LearningCurves], narrow: bool) -> Figure:
@@ -138,7 +127,11 @@ def _draw_curves(curves: dict[str, LearningCurves], narrow: bool) -> Figure:
         if found.training:
             axes[0].plot(*_xy(found.training), color=COLOURS[i % len(COLOURS)], linewidth=0.7)
         for split, scores in found.scores.items():
-            _draw_scores(by_score, i, scores, run if len(curves) > 1 else split)
+            for name, panel in by_score.items():
+                x, y = _xy(scores.get(name, []))
+                if x:  # loss in nats, shares in percent
+                    shown_y = y if name == "loss" else [100 * share for share in y]
+                    line(panel, i, x, shown_y, run if len(curves) > 1 else split)
         for k, (stack, points) in enumerate(found.depth.items()):
             # Several runs have a colour each, the stacks of one run do.
             number, label = (i, f"{run} {stack}") if len(curves) > 1 else (k, stack)
@@ -152,16 +145,5 @@ def _draw_curves(curves: dict[str, LearningCurves], narrow: bool) -> Figure:
     return figure
 
 
-def _draw_scores(by_score: Mapping[str, Axes], i: int, scores: Mapping[str, Line], label: str) -> None:
-    """Draw the i-th run's scores on a split, each in its panel: loss in nats, shares in percent."""
-    for name, panel in by_score.items():
-        if name in scores:
-            x, y = _xy(scores[name])
-            line(panel, i, x, y if name == "loss" else [100 * share for share in y], label)
-
-
 def _xy(points: Line) -> tuple[list[int], list[float]]:
     return [x for x, _ in points], [y for _, y in points]
-
-
-CATEGORIES, LEARNING = CategoriesStudy(), LearningStudy()

@@ -22,60 +22,46 @@ _FRONTS = ("parameters", "MACs", "latency")
 _MARKS = "osD^vP*X"
 
 
-class ParetoStudy(Study):
-    """Quality against parameters, multiply-accumulates and latency."""
+def _pareto(subjects: Sequence[Subject], on_progress: OnProgress) -> Finding:
+    """Return costs and quality of all runs, and which of them are on each front."""
+    quality_name, qualities = _quality(subjects)
+    outcomes: list[Outcomes] = [subject.collected[Outcomes] for subject in subjects]
+    latencies = pass_latencies([s.run for s in subjects], [s.examples for s in subjects])
+    costs = [
+        [float(subject.model.n_parameters()) for subject in subjects],
+        [float(found.macs_N2[:, 1].mean()) / 1e6 for found in outcomes],
+        [1e3 * latency.per_example for latency in latencies],
+    ]
+    fronts = [pareto_front(values, qualities) for values in costs]
+    names = [subject.name for subject in subjects]
+    rows: list[list[object]] = []
+    for i, name in enumerate(names):
+        leads = ", ".join(cost for cost, front in zip(_FRONTS, fronts, strict=True) if front[i])
+        rows.append([name, qualities[i], int(costs[0][i]), costs[1][i], costs[2][i], leads])
+    columns = ("run", quality_name, *_COSTS, "on the front of")
+    n = min(latency.n for latency in latencies)
+    return Finding(
+        columns,
+        rows,
+        {"runs": [dict(zip(columns, row, strict=True)) for row in rows]},
+        lambda narrow: _draw_fronts(names, quality_name, qualities, costs, fronts, narrow),
+        note=f"MACs: realised, of a teacher-forced pass. Latency: passes over {n} examples in batches, the "
+        f"runs taking turns, on {threads_and_device(subjects[0].model)}.",
+    )
 
-    name = "pareto"
-    title = "Quality against cost"
-    reading = (
+
+PARETO = Study(
+    name="pareto",
+    title="Quality against cost",
+    reading=(
         "A mark is a run: the higher the better, the further left the cheaper. Filled marks, on the line, are the "
         "Pareto front: no other run is at least as good and at most as dear."
-    )
-    needs = (Outcomes,)
-    needs_steps = False
-
-    def why_not_together(self, subjects: Sequence[Subject]) -> str | None:
-        """Say that there is one run, or that they read other examples."""
-        return not_comparable(subjects)
-
-    def find(self, subjects: Sequence[Subject], on_progress: OnProgress) -> list[Finding]:
-        """Return costs and quality of all runs, and which of them are on each front."""
-        quality_name, qualities = _quality(subjects)
-        outcomes: list[Outcomes] = [subject.collected[Outcomes] for subject in subjects]
-        latencies = pass_latencies([s.run for s in subjects], [s.examples for s in subjects])
-        costs = [
-            [float(subject.model.n_parameters()) for subject in subjects],
-            [float(found.macs_N2[:, 1].mean()) / 1e6 for found in outcomes],
-            [1e3 * latency.per_example for latency in latencies],
-        ]
-        fronts = [pareto_front(values, qualities) for values in costs]
-        names = [subject.name for subject in subjects]
-        rows: list[list[object]] = [
-            [
-                name,
-                qualities[i],
-                int(costs[0][i]),
-                costs[1][i],
-                costs[2][i],
-                ", ".join(
-                    cost for cost, front in zip(("parameters", "MACs", "latency"), fronts, strict=True) if front[i]
-                ),
-            ]
-            for i, name in enumerate(names)
-        ]
-        columns = ("run", quality_name, *_COSTS, "on the front of")
-        n = min(latency.n for latency in latencies)
-        return [
-            Finding(
-                " ".join(names),
-                columns,
-                rows,
-                {"runs": [dict(zip(columns, row, strict=True)) for row in rows]},
-                lambda narrow: _draw_fronts(names, quality_name, qualities, costs, fronts, narrow),
-                note=f"MACs: realised, of a teacher-forced pass. Latency: passes over {n} examples in batches, the "
-                f"runs taking turns, on {threads_and_device(subjects[0].model)}.",
-            )
-        ]
+    ),
+    needs=(Outcomes,),
+    needs_steps=False,
+    why_not_together=not_comparable,
+    of_runs=_pareto,
+)
 
 
 def _quality(subjects: Sequence[Subject]) -> tuple[str, list[float]]:
@@ -103,14 +89,10 @@ def _draw_fronts(
         panel.plot([values[i] for i in order], [qualities[i] for i in order], "-", color="gray", linewidth=1, zorder=1)
         for i, name in enumerate(names):
             colour = COLOURS[i % len(COLOURS)]
-            face = colour if front[i] else "none"
             mark = panel.scatter([values[i]], [qualities[i]], 60, marker=_MARKS[i % len(_MARKS)], label=name, zorder=2)
-            mark.set(facecolor=face, edgecolor=colour)
+            mark.set(facecolor=colour if front[i] else "none", edgecolor=colour)
         panel.margins(0.12)
         finish(panel, label, quality_name if panel is axes[0] else "", legend=False)
-    handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(len(names), 4), fontsize=8, frameon=False)
+    shown = axes[0].get_legend_handles_labels()
+    figure.legend(*shown, loc="outside lower center", ncols=min(len(names), 4), fontsize=8, frameon=False)
     return figure
-
-
-PARETO = ParetoStudy()

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ostinato.analysis.capture import stream
+from ostinato.analysis.collectors import ExpertTotals, FirstExperts, RouterStep
 from ostinato.analysis.drawing import finish, heat, line, name_axes, panels, ticks
-from ostinato.analysis.routing_collectors import ExpertTotals, FirstExperts, RouterStep
 from ostinato.analysis.routing_measures import inter_run_consistency, load_correlations, routing_fluctuation
-from ostinato.analysis.studies.base import Finding, OnProgress, RunStudy, Study, Subject, no_router
+from ostinato.analysis.studies.base import Finding, OnProgress, Study, Subject, no_router
 from ostinato.models.checkpoint import load_model
 
 if TYPE_CHECKING:
@@ -30,46 +30,41 @@ def checkpoints(subject: Subject) -> list[Path]:
     return [found[len(found) - 1 - k * len(found) // n] for k in reversed(range(n))]
 
 
-class FluctuationStudy(RunStudy):
-    """Routing fluctuation over checkpoints."""
+def _no_two_checkpoints(subject: Subject) -> str | None:
+    if (reason := no_router(subject)) is not None:
+        return reason
+    n = len(checkpoints(subject))
+    return None if n > 1 else f"it needs two checkpoints, and {n} is kept: training.keep_last=10 keeps more"
 
-    name = "fluctuation"
-    title = "Routing fluctuation"
-    reading = (
+
+def _over_checkpoints(subject: Subject, on_progress: OnProgress) -> Finding:
+    """Return the fluctuation of every router."""
+    names, experts = [], []
+    for path in checkpoints(subject):
+        collector, model = FirstExperts(), load_model(path, subject.model.device)
+        stream(subject.run, subject.examples, [collector], model=model, on_progress=on_progress)
+        names.append(path.name)
+        experts.append(collector.experts())
+    rows: list[list[object]] = []
+    for router in dict.fromkeys(at.router for at in experts[-1]):
+        for i, name in enumerate(names[:-1]):
+            rows.append([router, name, *(_fluctuation(experts[i], experts[k], router) for k in (-1, i + 1))])
+    columns = ("router", "checkpoint", "RF against the last", "RF against the next")
+    data = [dict(zip(columns, row, strict=True)) for row in rows]
+    return Finding(columns, rows, {"checkpoints": names, "routers": data}, lambda narrow: _draw(rows, narrow))
+
+
+FLUCTUATION = Study(
+    name="fluctuation",
+    title="Routing fluctuation",
+    reading=(
         "How many tokens go to another first expert at a checkpoint than at the last one (left) and than at the one "
         "before it (right), over all steps of a router; 0 is routing that has settled."
-    )
-
-    def why_not(self, subject: Subject) -> str | None:
-        """Say that there is no router, or one checkpoint."""
-        if (reason := no_router(subject)) is not None:
-            return reason
-        n = len(checkpoints(subject))
-        return None if n > 1 else f"it needs two checkpoints, and {n} is kept: training.keep_last=10 keeps more"
-
-    def extra_examples(self, subjects: Sequence[Subject]) -> int:
-        """Return those of one pass a checkpoint."""
-        return sum(len(checkpoints(subject)) * len(subject.examples) for subject in subjects)
-
-    def of_run(self, subject: Subject, on_progress: OnProgress) -> Finding:
-        """Return the fluctuation of every router."""
-        names, experts = [], []
-        for path in checkpoints(subject):
-            collector = FirstExperts()
-            model = load_model(path, subject.model.device)
-            stream(subject.run, subject.examples, [collector], model=model, on_progress=on_progress)
-            names.append(path.name)
-            experts.append(collector.experts())
-        rows: list[list[object]] = []
-        for router in dict.fromkeys(at.router for at in experts[-1]):
-            for i, name in enumerate(names[:-1]):
-                against_last = _fluctuation(experts[i], experts[-1], router)
-                rows.append([router, name, against_last, _fluctuation(experts[i], experts[i + 1], router)])
-        columns = ("router", "checkpoint", "RF against the last", "RF against the next")
-        data = [dict(zip(columns, row, strict=True)) for row in rows]
-        return Finding(
-            subject.name, columns, rows, {"checkpoints": names, "routers": data}, lambda narrow: _draw(rows, narrow)
-        )
+    ),
+    why_not=_no_two_checkpoints,
+    extra_examples=lambda subjects: sum(len(checkpoints(one)) * len(one.examples) for one in subjects),
+    of_run=_over_checkpoints,
+)
 
 
 def _fluctuation(first: dict[RouterStep, Ints], second: dict[RouterStep, Ints], router: str) -> float:
@@ -92,60 +87,55 @@ def _draw(rows: list[list[object]], narrow: bool) -> Figure:
     return figure
 
 
-class ConsistencyStudy(Study):
-    """Inter-run consistency of loads."""
+def _no_common_router(subjects: Sequence[Subject]) -> str | None:
+    if len(subjects) < 2:
+        return "it compares runs, and one with experts was given"
+    routers = [
+        {
+            (f"{kind}.{name}", module.n_experts)
+            for kind in ("self_attention", "cross_attention", "ffn")
+            for name, module in getattr(subject.model.banks, kind).items()
+            if getattr(module, "router", None) is not None
+        }
+        for subject in subjects
+    ]
+    return None if set.intersection(*routers) else "no router has the same name and experts in all of the runs"
 
-    name = "consistency"
-    title = "Consistency of routing between runs"
-    reading = (
+
+def _consistency(subjects: Sequence[Subject], on_progress: OnProgress) -> Finding:
+    """Return the correlations of every router that all runs have."""
+    loads = [subject.collected[ExpertTotals].loads() for subject in subjects]
+    names = [subject.name for subject in subjects]
+    common: dict[str, Floats] = {}
+    rows: list[list[object]] = []
+    for router, load_E in loads[0].items():
+        if all(router in other and len(other[router]) == len(load_E) for other in loads):
+            mine = [other[router] for other in loads]
+            common[router] = load_correlations(mine)
+            rows.append([router, len(load_E), inter_run_consistency(mine)])
+    data = {router: matrix.tolist() for router, matrix in common.items()}
+    columns = ("router", "experts", "IC")
+    return Finding(
+        columns,
+        rows,
+        {"runs": names, "correlations": data, "IC": {str(row[0]): row[2] for row in rows}},
+        lambda narrow: _draw_matrices(common, names, narrow),
+        note=f"IC counts the diagonal: {len(names)} unrelated runs reach {1 / len(names):.2f}.",
+    )
+
+
+CONSISTENCY = Study(
+    name="consistency",
+    title="Consistency of routing between runs",
+    reading=(
         "How the loads of a router's experts correlate between runs (1: the same experts are busy, 0: unrelated). "
         "Expert numbers mean the same only in runs that started from the same weights."
-    )
-    needs = (ExpertTotals,)
-
-    def why_not(self, subject: Subject) -> str | None:
-        """Say that there is no router."""
-        return no_router(subject)
-
-    def why_not_together(self, subjects: Sequence[Subject]) -> str | None:
-        """Say that there are no two runs with a router of the same name and experts."""
-        if len(subjects) < 2:
-            return "it compares runs, and one with experts was given"
-        routers = [
-            {
-                (f"{kind}.{name}", module.n_experts)
-                for kind in ("self_attention", "cross_attention", "ffn")
-                for name, module in getattr(subject.model.banks, kind).items()
-                if getattr(module, "router", None) is not None
-            }
-            for subject in subjects
-        ]
-        in_all = set.intersection(*routers)
-        return None if in_all else "no router has the same name and experts in all of the runs"
-
-    def find(self, subjects: Sequence[Subject], on_progress: OnProgress) -> list[Finding]:
-        """Return the correlations of every router that all runs have."""
-        loads = [subject.collected[ExpertTotals].loads() for subject in subjects]
-        names = [subject.name for subject in subjects]
-        common: dict[str, Floats] = {}
-        rows: list[list[object]] = []
-        for router, load_E in loads[0].items():
-            if all(router in other and len(other[router]) == len(load_E) for other in loads):
-                mine = [other[router] for other in loads]
-                common[router] = load_correlations(mine)
-                rows.append([router, len(load_E), inter_run_consistency(mine)])
-        data = {router: matrix.tolist() for router, matrix in common.items()}
-        columns = ("router", "experts", "IC")
-        return [
-            Finding(
-                " ".join(names),
-                columns,
-                rows,
-                {"runs": names, "correlations": data, "IC": {str(row[0]): row[2] for row in rows}},
-                lambda narrow: _draw_matrices(common, names, narrow),
-                note=f"IC counts the diagonal: {len(names)} unrelated runs reach {1 / len(names):.2f}.",
-            )
-        ]
+    ),
+    needs=(ExpertTotals,),
+    why_not=no_router,
+    why_not_together=_no_common_router,
+    of_runs=_consistency,
+)
 
 
 def _draw_matrices(found: dict[str, Floats], names: list[str], narrow: bool) -> Figure:
@@ -155,6 +145,3 @@ def _draw_matrices(found: dict[str, Floats], names: list[str], narrow: bool) -> 
         ticks(panel, x=names, y=names)
         name_axes(panel, "run", "run", router)
     return figure
-
-
-FLUCTUATION, CONSISTENCY = FluctuationStudy(), ConsistencyStudy()

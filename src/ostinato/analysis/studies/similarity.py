@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from ostinato.analysis.arrays import Floats
 from ostinato.analysis.capture import stream
@@ -20,8 +19,7 @@ from ostinato.analysis.similarity import (
     local_neighbourhood_similarity,
     normalise,
 )
-from ostinato.analysis.studies.base import Finding, OnProgress, RunStudy, Study, Subject, not_comparable
-from ostinato.models.build import build_model
+from ostinato.analysis.studies.base import Finding, OnProgress, Study, Subject, not_comparable, untrained
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -37,44 +35,41 @@ def _too_few_examples(subject: Subject) -> str | None:
     return None if n >= _FEWEST else f"{n} examples are too few: it needs {_FEWEST}"
 
 
-class SelfSimilarityStudy(RunStudy):
-    """CKA of every sub-layer of a stack with every other."""
+def _self_similarity(subject: Subject, on_progress: OnProgress) -> Finding:
+    """Return the matrices before and after the residual, by stack."""
+    vectors: SentenceVectors = subject.collected[SentenceVectors]
+    found: dict[tuple[str, str], tuple[list[str], Floats]] = {}
+    for stack in subject.model.stacks:
+        for where, kept in (("after", vectors.after), ("before", vectors.before)):
+            mine = {str(module): rows for module, rows in kept.items() if module.stack == stack}
+            found[stack, where] = list(mine), cka_matrix(list(mine.values()))
+    rows: list[list[object]] = []
+    for (stack, where), (names, matrix) in found.items():
+        neighbours = float(np.diagonal(matrix, 1).mean()) if len(names) > 1 else float("nan")
+        rows.append([stack, where, len(names), neighbours, checkerboard(matrix)])
+    data = {f"{s}_{w}": {"sub_layers": n, "cka": m.tolist()} for (s, w), (n, m) in found.items()}
+    columns = ("stack", "residual", "sub-layers", "CKA of neighbours", "checkerboard score")
+    return Finding(
+        columns,
+        rows,
+        {"n": len(subject.examples), "matrices": data},
+        lambda narrow: _draw_matrices(found, narrow),
+        {f"{stack}_{where}_MM": matrix for (stack, where), (_, matrix) in found.items()},
+    )
 
-    name = "self-similarity"
-    title = "Similarity of the sub-layers of a run"
-    reading = (
+
+SELF_SIMILARITY = Study(
+    name="self-similarity",
+    title="Similarity of the sub-layers of a run",
+    reading=(
         "CKA of every sub-layer's states with every other's, in the order they run: bright near the diagonal only is a "
         "stack that keeps changing its states, bright all over one that repeats itself, a checkerboard one whose "
         "sub-layers are more like their second neighbours than like their next ones."
-    )
-    needs = (SentenceVectors,)
-
-    def why_not(self, subject: Subject) -> str | None:
-        """Say that there are too few examples."""
-        return _too_few_examples(subject)
-
-    def of_run(self, subject: Subject, on_progress: OnProgress) -> Finding:
-        """Return the matrices before and after the residual, by stack."""
-        vectors: SentenceVectors = subject.collected[SentenceVectors]
-        found: dict[tuple[str, str], tuple[list[str], Floats]] = {}
-        for stack in subject.model.stacks:
-            for where, kept in (("after", vectors.after), ("before", vectors.before)):
-                mine = {str(module): rows for module, rows in kept.items() if module.stack == stack}
-                found[stack, where] = list(mine), cka_matrix(list(mine.values()))
-        rows: list[list[object]] = []
-        for (stack, where), (names, matrix) in found.items():
-            neighbours = float(np.diagonal(matrix, 1).mean()) if len(names) > 1 else float("nan")
-            rows.append([stack, where, len(names), neighbours, checkerboard(matrix)])
-        data = {f"{s}_{w}": {"sub_layers": n, "cka": m.tolist()} for (s, w), (n, m) in found.items()}
-        columns = ("stack", "residual", "sub-layers", "CKA of neighbours", "checkerboard score")
-        return Finding(
-            subject.name,
-            columns,
-            rows,
-            {"n": len(subject.examples), "matrices": data},
-            lambda narrow: _draw_matrices(found, narrow),
-            {f"{stack}_{where}_MM": matrix for (stack, where), (_, matrix) in found.items()},
-        )
+    ),
+    needs=(SentenceVectors,),
+    why_not=_too_few_examples,
+    of_run=_self_similarity,
+)
 
 
 def _draw_matrices(found: dict[tuple[str, str], tuple[list[str], Floats]], narrow: bool) -> Figure:
@@ -86,78 +81,57 @@ def _draw_matrices(found: dict[tuple[str, str], tuple[list[str], Floats]], narro
     return figure
 
 
-class BetweenRunsStudy(Study):
-    """CKA and LNS of runs with the first one, raw and in units of another seed."""
+def _between_runs(subjects: Sequence[Subject], on_progress: OnProgress) -> Finding:
+    """Return the similarities of all runs to the first one, after and before the residual."""
+    baseline, others = subjects[0], subjects[1:]
+    vectors = {subject.name: subject.collected[SentenceVectors] for subject in others}
+    vectors[_UNTRAINED] = SentenceVectors(len(baseline.examples))
+    model, mine = untrained(baseline.model), baseline.collected[SentenceVectors]
+    stream(baseline.run, baseline.examples, [vectors[_UNTRAINED]], model=model, on_progress=on_progress)
+    raw: dict[str, Pairs] = {
+        "after": {name: _compare(mine.after, theirs.after) for name, theirs in vectors.items()},
+        "before": {name: _compare(mine.before, theirs.before) for name, theirs in vectors.items()},
+    }
+    seeds = [s.name for s in others if s.model.config == baseline.model.config]
+    n = len(baseline.examples)
+    columns = ("run", "residual", "stack", "sub-layers", "CKA", "LNS", "CKA / other seeds", "LNS / other seeds")
+    rows = [[row[0], where, *row[1:]] for where, pairs in raw.items() for row in _rows(pairs, seeds)]
+    by_module = {
+        where: {
+            name: [
+                {"stack": key.stack, "sub_layer": str(key), "cka": cka, "lns": lns} for key, (cka, lns) in found.items()
+            ]
+            for name, found in pairs.items()
+        }
+        for where, pairs in raw.items()
+    }
+    told = f"Other seeds of {baseline.name}: {', '.join(seeds)}."
+    if not seeds:
+        told = "None of the runs is the first one's model from another seed, so nothing is normalised."
+    return Finding(
+        columns,
+        rows,
+        {"baseline": baseline.name, "n": n, "chance_lns": chance_level(n), "seeds": seeds} | by_module,
+        lambda narrow: _draw_lines(raw, list(baseline.model.stacks), n, narrow),
+        note=f"{told} {n:,} sentences; LNS of unrelated models: {chance_level(n):.3f}.",
+        runs=f"against {baseline.name}",
+    )
 
-    name = "similarity"
-    title = "Similarity between runs"
-    reading = (
+
+BETWEEN_RUNS = Study(
+    name="similarity",
+    title="Similarity between runs",
+    reading=(
         "CKA and local neighbourhood similarity of each run's sub-layers with the first run's, after and before the "
         "residual (the states, and what a sub-layer adds to them): lines of runs from another seed show what 'the "
         "same' looks like, the untrained model what nothing learnt does."
-    )
-    needs = (SentenceVectors,)
-
-    def why_not(self, subject: Subject) -> str | None:
-        """Say that there are too few examples."""
-        return _too_few_examples(subject)
-
-    def why_not_together(self, subjects: Sequence[Subject]) -> str | None:
-        """Say that there is one run, or that they read other examples."""
-        return not_comparable(subjects)
-
-    def extra_examples(self, subjects: Sequence[Subject]) -> int:
-        """Return those of one pass of the untrained model."""
-        return len(subjects[0].examples)
-
-    def find(self, subjects: Sequence[Subject], on_progress: OnProgress) -> list[Finding]:
-        """Return the similarities of all runs to the first one, after and before the residual."""
-        baseline, others = subjects[0], subjects[1:]
-        vectors = {subject.name: subject.collected[SentenceVectors] for subject in others}
-        vectors[_UNTRAINED] = _untrained(baseline, on_progress)
-        mine = baseline.collected[SentenceVectors]
-        raw: dict[str, Pairs] = {
-            "after": {name: _compare(mine.after, theirs.after) for name, theirs in vectors.items()},
-            "before": {name: _compare(mine.before, theirs.before) for name, theirs in vectors.items()},
-        }
-        seeds = [s.name for s in others if s.model.config == baseline.model.config]
-        n = len(baseline.examples)
-        return [self._finding(baseline, raw, seeds, n)]
-
-    def _finding(self, baseline: Subject, raw: dict[str, Pairs], seeds: list[str], n: int) -> Finding:
-        columns = ("run", "residual", "stack", "sub-layers", "CKA", "LNS", "CKA / other seeds", "LNS / other seeds")
-        rows = [[row[0], where, *row[1:]] for where, pairs in raw.items() for row in _rows(pairs, seeds)]
-        by_module = {
-            where: {
-                name: [
-                    {"stack": key.stack, "sub_layer": str(key), "cka": cka, "lns": lns}
-                    for key, (cka, lns) in found.items()
-                ]
-                for name, found in pairs.items()
-            }
-            for where, pairs in raw.items()
-        }
-        told = f"Other seeds of {baseline.name}: {', '.join(seeds)}."
-        if not seeds:
-            told = "None of the runs is the first one's model from another seed, so nothing is normalised."
-        return Finding(
-            f"against {baseline.name}",
-            columns,
-            rows,
-            {"baseline": baseline.name, "n": n, "chance_lns": chance_level(n), "seeds": seeds} | by_module,
-            lambda narrow: _draw_lines(raw, list(baseline.model.stacks), n, narrow),
-            note=f"{told} {n:,} sentences; LNS of unrelated models: {chance_level(n):.3f}.",
-        )
-
-
-def _untrained(baseline: Subject, on_progress: OnProgress) -> SentenceVectors:
-    """Return the states of the first run's model before training, initialised with a fixed seed."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = build_model(baseline.model.config).to(baseline.model.device)
-    vectors = SentenceVectors(len(baseline.examples))
-    stream(baseline.run, baseline.examples, [vectors], model=model, on_progress=on_progress)
-    return vectors
+    ),
+    needs=(SentenceVectors,),
+    why_not=_too_few_examples,
+    why_not_together=not_comparable,
+    extra_examples=lambda subjects: len(subjects[0].examples),  # of one pass of the untrained model
+    of_runs=_between_runs,
+)
 
 
 def _compare(
@@ -173,8 +147,7 @@ def _compare(
         left, right = ([m for m in states if m.stack == stack] for states in (mine, theirs))
         if not right:
             continue
-        pairs = pairs_of_stack(left, right)
-        for a, b in pairs:
+        for a, b in pairs_of_stack(left, right):
             x, y = mine[a], theirs[b]
             found[a] = linear_cka(x, y), local_neighbourhood_similarity(x, y)
     return found
@@ -224,6 +197,3 @@ def _draw_lines(raw: dict[str, Pairs], stacks: list[str], n: int, narrow: bool) 
             panel.set_ylim(0, 1.02)
             finish(panel, "sub-layer", f"{measure} (no unit)", f"{stack}, {where} the residual")
     return figure
-
-
-SELF_SIMILARITY, BETWEEN_RUNS = SelfSimilarityStudy(), BetweenRunsStudy()

@@ -10,8 +10,8 @@ import torch
 from ostinato.analysis.arrays import Floats
 from ostinato.analysis.drawing import finish, line, panels
 from ostinato.analysis.spectrum import cumulative_share, effective_rank, excess_area, singular_values
-from ostinato.analysis.studies.base import Finding, OnProgress, RunStudy, Subject
-from ostinato.models.build import Model, build_model
+from ostinato.analysis.studies.base import Finding, OnProgress, Study, Subject, untrained
+from ostinato.models.build import Model
 from ostinato.nn.experts import ExpertMaps
 from ostinato.nn.feedforward import FeedForward
 from ostinato.nn.separable import SeparableConv
@@ -19,56 +19,49 @@ from ostinato.nn.separable import SeparableConv
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+Name = tuple[str, str]
 
-class SpectraStudy(RunStudy):
-    """Spectra of every feed-forward map."""
 
-    name = "spectra"
-    title = "Spectra of feed-forward maps"
-    reading = (
-        "The share of a map's singular values that the greatest i of K make up: the further a line bends above that of "
-        "the same map before training (gray), the fewer directions the map uses."
+def _spectra(subject: Subject, on_progress: OnProgress) -> Finding:
+    """Return values and effective ranks; of experts, means over them."""
+    trained, random = _values(subject.model), _values(untrained(subject.model))
+    rows: list[list[object]] = []
+    for name, values_EK in trained.items():
+        K = values_EK.shape[1]
+        numbers = [
+            (np.mean([effective_rank(v) for v in of]) / K, np.mean([excess_area(v) for v in of]))
+            for of in (values_EK, random[name])
+        ]
+        (rank, area), (rank_0, area_0) = numbers
+        rows.append([*name, len(values_EK), K, *map(float, (rank, rank_0, area, area_0))])
+    names = ("effective rank / K", "the same before training", "area", "area before training")
+    columns = ("set", "map", "matrices", "K", *names)
+    data = [dict(zip(columns, row, strict=True)) for row in rows]
+    arrays = {
+        f"{when}_{name}_{part}_EK": values_EK
+        for when, values in (("trained", trained), ("random", random))
+        for (name, part), values_EK in values.items()
+    }
+    return Finding(
+        columns,
+        rows,
+        {"maps": data},
+        lambda narrow: _draw(trained, random, narrow),
+        arrays,
+        "Area: between the line and the straight one of equal singular values. Of experts: means over all of them.",
     )
 
-    def why_not(self, subject: Subject) -> str | None:
-        """Say that there is no feed-forward."""
-        return None if _maps(subject.model) else "its model has no feed-forward"
 
-    def of_run(self, subject: Subject, on_progress: OnProgress) -> Finding:
-        """Return values and effective ranks; of experts, means over them."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            untrained = build_model(subject.model.config)
-        trained, random = _values(subject.model), _values(untrained)
-        rows: list[list[object]] = []
-        for name, values_EK in trained.items():
-            K = values_EK.shape[1]
-            numbers = [
-                (np.mean([effective_rank(v) for v in of]) / K, np.mean([excess_area(v) for v in of]))
-                for of in (values_EK, random[name])
-            ]
-            (rank, area), (rank_0, area_0) = numbers
-            rows.append([*name, len(values_EK), K, *map(float, (rank, rank_0, area, area_0))])
-        names = ("effective rank / K", "the same before training", "area", "area before training")
-        columns = ("set", "map", "matrices", "K", *names)
-        data = [dict(zip(columns, row, strict=True)) for row in rows]
-        arrays = {
-            f"{when}_{name}_{part}_EK": values_EK
-            for when, values in (("trained", trained), ("random", random))
-            for (name, part), values_EK in values.items()
-        }
-        return Finding(
-            subject.name,
-            columns,
-            rows,
-            {"maps": data},
-            lambda narrow: _draw(trained, random, narrow),
-            arrays,
-            "Area: between the line and the straight one of equal singular values. Of experts: means over all of them.",
-        )
-
-
-Name = tuple[str, str]
+SPECTRA = Study(
+    name="spectra",
+    title="Spectra of feed-forward maps",
+    reading=(
+        "The share of a map's singular values that the greatest i of K make up: the further a line bends above that of "
+        "the same map before training (gray), the fewer directions the map uses."
+    ),
+    why_not=lambda subject: None if _maps(subject.model) else "its model has no feed-forward",
+    of_run=_spectra,
+)
 
 
 def _maps(model: Model) -> dict[Name, list[torch.Tensor]]:
@@ -116,6 +109,3 @@ def _draw(trained: dict[Name, Floats], random: dict[Name, Floats], narrow: bool)
         panel.plot([0, 1], [0, 1], ":", color="black", linewidth=0.8, label=None)
         finish(panel, "i / K", "cumulative share", part, legend=len(mine) <= 8)
     return figure
-
-
-SPECTRA = SpectraStudy()

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 
 from ostinato.analysis.arrays import Floats
+from ostinato.analysis.collectors import RoutedSample, Sample
 from ostinato.analysis.drawing import COLOURS, panels
 from ostinato.analysis.planar import HOW_TO_GET_UMAP, can_umap, class_purity, pca_plane, umap_plane
-from ostinato.analysis.routing_collectors import RoutedSample, Sample
-from ostinato.analysis.studies.base import Finding, OnProgress, RunStudy, Subject, no_router
+from ostinato.analysis.studies.base import Finding, OnProgress, Study, Subject, no_router
 from ostinato.models.build import Model
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 _MARKS = "o^sDvP*X"
 _FEWEST = 20
 _MOST_ROUTERS = 3
-Project = Callable[[np.ndarray], Floats]
 
 
 class Map(NamedTuple):
@@ -37,58 +34,46 @@ class Map(NamedTuple):
     chance: float
 
 
-class TokenMapStudy(RunStudy):
-    """Routed tokens in the plane, in the space of the states and in that of the router.
+def _token_map(subject: Subject, on_progress: OnProgress) -> Finding:
+    """Return the maps of the first routers, and how pure experts are among neighbours."""
+    project, name = (umap_plane, "UMAP, hyperbolic") if can_umap() else (pca_plane, "PCA")
+    sample: RoutedSample = subject.collected[RoutedSample]
+    found = [(key, one) for key, one in sample.samples.items() if len(one.states_ND) >= _FEWEST]
+    maps = [
+        Map(router, stack, space, project(rows_ND), one, *class_purity(rows_ND, one.experts_N))
+        for (router, stack), one in found[:_MOST_ROUTERS]
+        for space, rows_ND in _spaces(subject.model, router, one.states_ND)
+    ]
+    rows: list[list[object]] = [[m.router, m.stack, m.space, len(m.points_N2), m.purity, m.chance] for m in maps]
+    arrays = {f"{m.router}.{m.stack}.{m.space}_N2": m.points_N2 for m in maps}
+    arrays |= {f"{m.router}.{m.stack}.experts_N": m.sample.experts_N for m in maps}
+    arrays |= {f"{m.router}.{m.stack}.steps_N": m.sample.steps_N for m in maps}
+    columns = ("router", "stack", "space", "tokens", "neighbours of the same expert", "by chance")
+    told = "" if can_umap() else f" {HOW_TO_GET_UMAP}."
+    left = f" The first {_MOST_ROUTERS} of {len(found)} routers." if len(found) > _MOST_ROUTERS else ""
+    note = f"{name}, of a seeded sample over all steps of a router.{left}{told} Neighbours: the 10 nearest."
+    return Finding(
+        columns,
+        rows,
+        {"projection": name, "maps": [dict(zip(columns, row, strict=True)) for row in rows]},
+        lambda narrow: _draw(maps, name, narrow),
+        arrays,
+        note,
+    )
 
-    Args:
-        project: from rows to the plane; None: UMAP where umap-learn is installed, else PCA. projection: its name.
-    """
 
-    name = "token-map"
-    title = "Map of routed tokens"
-    reading = (
+TOKEN_MAP = Study(
+    name="token-map",
+    title="Map of routed tokens",
+    reading=(
         "A mark is a token as it enters a router, its colour and shape the first expert it is sent to; left in the "
         "space of the model's states, right in the one in which the router tells experts apart: tokens of one expert "
         "that lie together are alike. Distances between far groups mean little."
-    )
-    needs = (RoutedSample,)
-
-    def __init__(self, project: Project | None = None, projection: str = "") -> None:
-        self._project, self._projection = project, projection
-
-    def why_not(self, subject: Subject) -> str | None:
-        """Say that there is no router."""
-        return no_router(subject)
-
-    def of_run(self, subject: Subject, on_progress: OnProgress) -> Finding:
-        """Return the maps of the first routers, and how pure experts are among neighbours."""
-        project, name = self._project, self._projection
-        if project is None:
-            project, name = (umap_plane, "UMAP, hyperbolic") if can_umap() else (pca_plane, "PCA")
-        sample: RoutedSample = subject.collected[RoutedSample]
-        found = [(key, one) for key, one in sample.samples().items() if len(one.states_ND) >= _FEWEST]
-        maps = [
-            Map(router, stack, space, project(rows_ND), one, *class_purity(rows_ND, one.experts_N))
-            for (router, stack), one in found[:_MOST_ROUTERS]
-            for space, rows_ND in _spaces(subject.model, router, one.states_ND)
-        ]
-        rows: list[list[object]] = [[m.router, m.stack, m.space, len(m.points_N2), m.purity, m.chance] for m in maps]
-        arrays = {f"{m.router}.{m.stack}.{m.space}_N2": m.points_N2 for m in maps}
-        arrays |= {f"{m.router}.{m.stack}.experts_N": m.sample.experts_N for m in maps}
-        arrays |= {f"{m.router}.{m.stack}.steps_N": m.sample.steps_N for m in maps}
-        columns = ("router", "stack", "space", "tokens", "neighbours of the same expert", "by chance")
-        told = "" if can_umap() or self._project is not None else f" {HOW_TO_GET_UMAP}."
-        left = f" The first {_MOST_ROUTERS} of {len(found)} routers." if len(found) > _MOST_ROUTERS else ""
-        note = f"{name}, of a seeded sample over all steps of a router.{left}{told} Neighbours: the 10 nearest."
-        return Finding(
-            subject.name,
-            columns,
-            rows,
-            {"projection": name, "maps": [dict(zip(columns, row, strict=True)) for row in rows]},
-            lambda narrow: _draw(maps, name, narrow),
-            arrays,
-            note,
-        )
+    ),
+    needs=(RoutedSample,),
+    why_not=no_router,
+    of_run=_token_map,
+)
 
 
 def _spaces(model: Model, router: str, states_ND: np.ndarray) -> list[tuple[str, np.ndarray]]:
@@ -106,34 +91,17 @@ def _spaces(model: Model, router: str, states_ND: np.ndarray) -> list[tuple[str,
 def _draw(maps: list[Map], name: str, narrow: bool) -> Figure:
     figure, axes = panels(len(maps), narrow, width=4.4, height=4.4, columns=2)
     for panel, one in zip(axes, maps, strict=True):
-        _scatter(panel, one)
+        experts = np.unique(one.sample.experts_N)
+        for expert in experts:
+            x, y = one.points_N2[one.sample.experts_N == expert].T
+            colour, mark = COLOURS[expert % len(COLOURS)], _MARKS[expert // len(COLOURS) % len(_MARKS)]
+            dots = panel.scatter(x, y, 7, color=colour, marker=mark, linewidths=0, alpha=0.7, label=str(expert))
+            dots.set_rasterized(True)  # thousands of marks as paths are slow to show
+        panel.set_aspect("equal", adjustable="datalim")
+        side: dict[str, Any] = {"loc": "center left", "bbox_to_anchor": (1.0, 0.5), "ncols": 1 + len(experts) // 16}
+        panel.legend(title="expert", fontsize=7, title_fontsize=7, markerscale=2, frameon=False, **side)
         panel.set_xlabel(f"{name.split(',')[0]} 1 (no unit)", fontsize=8)
         panel.set_ylabel(f"{name.split(',')[0]} 2 (no unit)", fontsize=8)
         panel.set_title(f"{one.router}, {one.stack}: {one.space}", fontsize=9)
         panel.tick_params(labelsize=7)
     return figure
-
-
-def _scatter(axes: Axes, one: Map) -> None:
-    experts = np.unique(one.sample.experts_N)
-    for expert in experts:
-        points = one.points_N2[one.sample.experts_N == expert]
-        colour, mark = COLOURS[expert % len(COLOURS)], _MARKS[expert // len(COLOURS) % len(_MARKS)]
-        x, y = points[:, 0], points[:, 1]
-        dots = axes.scatter(x, y, 7, color=colour, marker=mark, linewidths=0, alpha=0.7, label=str(expert))
-        dots.set_rasterized(True)  # thousands of marks as paths are slow to show
-    axes.set_aspect("equal", adjustable="datalim")
-    columns = 1 + len(experts) // 16
-    axes.legend(
-        title="expert",
-        fontsize=7,
-        title_fontsize=7,
-        markerscale=2,
-        frameon=False,
-        loc="center left",
-        bbox_to_anchor=(1.0, 0.5),
-        ncols=columns,
-    )
-
-
-TOKEN_MAP = TokenMapStudy()

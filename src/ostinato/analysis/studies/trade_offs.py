@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING
 from ostinato.analysis.capture import stream
 from ostinato.analysis.collectors import Outcomes
 from ostinato.analysis.drawing import finish, line, panels, whole_numbers
-from ostinato.analysis.studies.base import Finding, OnProgress, RunStudy, Subject
+from ostinato.analysis.studies.base import Finding, OnProgress, Study, Subject, no_halting
 from ostinato.analysis.threshold_figure import figure_of
 from ostinato.data.example import Example, take_evenly
 from ostinato.evaluation.evaluate import evaluate
-from ostinato.evaluation.threshold import trained_thresholds
-from ostinato.evaluation.threshold_curve import CURVE, Tuning, choose, read_curve, sweep
+from ostinato.evaluation.threshold import CURVE, Tuning, choose, read_curve, sweep, trained_thresholds
 from ostinato.models.build import Model
 
 if TYPE_CHECKING:
@@ -31,48 +30,48 @@ def _few(subject: Subject) -> list[Example]:
     return list(take_evenly(subject.examples, EXAMPLES))
 
 
-class ThresholdsStudy(RunStudy):
-    """Score, skipped rounds and multiply-accumulates by halting threshold."""
+def _stored(subject: Subject) -> Tuning | None:
+    return read_curve(subject.run.directory, subject.run.checkpoint.name)
 
-    name = "thresholds"
-    title = "What a lower halting threshold saves and loses"
-    reading = (
+
+def _thresholds(subject: Subject, on_progress: OnProgress) -> Finding:
+    """Return the curve that `ostinato tune-threshold` stored, else a teacher-forced one of some examples."""
+    found = _stored(subject)
+    note = f"Read from the run's {CURVE}.json."
+    if found is None:
+        found = _measure(subject, on_progress)
+        note = f"Teacher-forced; `ostinato tune-threshold` measures the {subject.run.recipe.task.kind} metric."
+    stacks = list(found.trained.skipped)
+    rows: list[list[object]] = [
+        [
+            "trained" if point.threshold is None else point.threshold,
+            point.score,
+            *(100 * point.skipped[stack] for stack in stacks),
+            point.macs["realised"] / 1e6,
+            100 * point.macs["realised"] / point.macs["full"],
+        ]
+        for point in found.points
+    ]
+    skipped = [f"{stack} skipped, %" for stack in stacks]
+    names = ("threshold", found.metric, *skipped, "M MACs an example", "of full depth, %")
+    note = f"{found.n:,} examples of {found.split}, {found.checkpoint}. {note}"
+    return Finding(names, rows, found.as_dict(), lambda narrow: figure_of(found, narrow), note=note)
+
+
+THRESHOLDS = Study(
+    name="thresholds",
+    title="What a lower halting threshold saves and loses",
+    reading=(
         "Left: the score against the share of token-rounds that are skipped; a line that stays level far to the right "
         "can halt early for nothing. Right: score, skipped rounds and multiply-accumulates by threshold. The square is "
         "the trained threshold, the ring the cheapest one that loses no more than 0.2 points, or what was asked for."
-    )
-
-    def why_not(self, subject: Subject) -> str | None:
-        """Say that no token can halt."""
-        return None if trained_thresholds(subject.model) else "no token of its model can halt"
-
-    def extra_examples(self, subjects: Sequence[Subject]) -> int:
-        """Return those of one evaluation a threshold, where there is no stored curve."""
-        missing = [s for s in subjects if read_curve(s.run.directory, s.run.checkpoint.name) is None]
-        return sum((1 + len(_wanted(s.model))) * len(_few(s)) for s in missing)
-
-    def of_run(self, subject: Subject, on_progress: OnProgress) -> Finding:
-        """Return the curve that `ostinato tune-threshold` stored, else a teacher-forced one of some examples."""
-        found = read_curve(subject.run.directory, subject.run.checkpoint.name)
-        note = f"Read from the run's {CURVE}.json."
-        if found is None:
-            found = _measure(subject, on_progress)
-            note = f"Teacher-forced; `ostinato tune-threshold` measures the {subject.run.recipe.task.kind} metric."
-        stacks = list(found.trained.skipped)
-        rows: list[list[object]] = [
-            [
-                "trained" if point.threshold is None else point.threshold,
-                point.score,
-                *(100 * point.skipped[stack] for stack in stacks),
-                point.macs["realised"] / 1e6,
-                100 * point.macs["realised"] / point.macs["full"],
-            ]
-            for point in found.points
-        ]
-        skipped = [f"{stack} skipped, %" for stack in stacks]
-        names = ("threshold", found.metric, *skipped, "M MACs an example", "of full depth, %")
-        note = f"{found.n:,} examples of {found.split}, {found.checkpoint}. {note}"
-        return Finding(subject.name, names, rows, found.as_dict(), lambda narrow: figure_of(found, narrow), note=note)
+    ),
+    why_not=no_halting,
+    extra_examples=lambda subjects: sum(
+        (1 + len(_wanted(subject.model))) * len(_few(subject)) for subject in subjects if _stored(subject) is None
+    ),
+    of_run=_thresholds,
+)
 
 
 def _wanted(model: Model) -> list[float]:
@@ -107,46 +106,45 @@ def rounds_to_try(n_rounds: int) -> list[int]:
     return sorted({1, *(max(1, part) for part in parts), 2 * n_rounds})
 
 
-class TestDepthStudy(RunStudy):
-    """Accuracy by the number of rounds at test time."""
+def _passes_over_rounds(subjects: Sequence[Subject]) -> int:
+    stacks = [(s, s.model.stacks[name].plan) for s in subjects for name in variable_stacks(s.model)]
+    return sum(len(rounds_to_try(plan.n_rounds)) * len(_few(subject)) for subject, plan in stacks)
 
-    name = "test-depth"
-    title = "Accuracy by rounds at test time"
-    reading = (
-        "The same weights, run for fewer and for more rounds than they were trained for (dashed line): flat to the "
-        "right is a stack whose states have settled, falling one that only knows its own depth."
+
+def _test_depth(subject: Subject, on_progress: OnProgress) -> Finding:
+    """Return accuracy and loss of every stack by its rounds, the other stack as trained."""
+    trained_of = {name: subject.model.stacks[name].plan.n_rounds for name in variable_stacks(subject.model)}
+    found: dict[str, Points] = {
+        name: {n: _at(subject, name, n, on_progress) for n in rounds_to_try(trained)}
+        for name, trained in trained_of.items()
+    }
+    columns = ("stack", "rounds", "trained for", "token accuracy", "every label right", "loss, nats", "rounds run")
+    rows: list[list[object]] = [
+        [name, n, trained_of[name], *numbers] for name, points in found.items() for n, numbers in points.items()
+    ]
+    return Finding(
+        columns,
+        rows,
+        {"by_rounds": [dict(zip(columns, row, strict=True)) for row in rows]},
+        lambda narrow: _draw_rounds(found, trained_of, narrow),
+        note=f"{len(_few(subject)):,} examples of {subject.split}, teacher-forced; one stack is varied at a time. "
+        "Rounds run: what a token took part in, which halting may leave below.",
     )
 
-    def why_not(self, subject: Subject) -> str | None:
-        """Say that no stack can run for another number of rounds."""
-        reason = "no stack of its model has several rounds that share all weights"
-        return None if variable_stacks(subject.model) else reason
 
-    def extra_examples(self, subjects: Sequence[Subject]) -> int:
-        """Return those of a pass a number of rounds and stack."""
-        stacks = [(s, s.model.stacks[name].plan) for s in subjects for name in variable_stacks(s.model)]
-        return sum(len(rounds_to_try(plan.n_rounds)) * len(_few(subject)) for subject, plan in stacks)
-
-    def of_run(self, subject: Subject, on_progress: OnProgress) -> Finding:
-        """Return accuracy and loss of every stack by its rounds, the other stack as trained."""
-        found: dict[str, Points] = {}
-        for name in variable_stacks(subject.model):
-            trained = subject.model.stacks[name].plan.n_rounds
-            found[name] = {n: _at(subject, name, n, on_progress) for n in rounds_to_try(trained)}
-        trained_of = {name: subject.model.stacks[name].plan.n_rounds for name in found}
-        columns = ("stack", "rounds", "trained for", "token accuracy", "every label right", "loss, nats", "rounds run")
-        rows: list[list[object]] = [
-            [name, n, trained_of[name], *numbers] for name, points in found.items() for n, numbers in points.items()
-        ]
-        return Finding(
-            subject.name,
-            columns,
-            rows,
-            {"by_rounds": [dict(zip(columns, row, strict=True)) for row in rows]},
-            lambda narrow: _draw_rounds(found, trained_of, narrow),
-            note=f"{len(_few(subject)):,} examples of {subject.split}, teacher-forced; one stack is varied at a time. "
-            "Rounds run: what a token took part in, which halting may leave below.",
-        )
+TEST_DEPTH = Study(
+    name="test-depth",
+    title="Accuracy by rounds at test time",
+    reading=(
+        "The same weights, run for fewer and for more rounds than they were trained for (dashed line): flat to the "
+        "right is a stack whose states have settled, falling one that only knows its own depth."
+    ),
+    why_not=lambda subject: (
+        None if variable_stacks(subject.model) else "no stack of its model has several rounds that share all weights"
+    ),
+    extra_examples=_passes_over_rounds,
+    of_run=_test_depth,
+)
 
 
 def _at(subject: Subject, stack: str, n_rounds: int, on_progress: OnProgress) -> tuple[float, float, float, float]:
@@ -169,6 +167,3 @@ def _draw_rounds(found: dict[str, Points], trained: dict[str, int], narrow: bool
         whole_numbers(panel)
         finish(panel, f"rounds of the {stack}", "right, %", stack)
     return figure
-
-
-THRESHOLDS, TEST_DEPTH = ThresholdsStudy(), TestDepthStudy()

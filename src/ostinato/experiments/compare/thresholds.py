@@ -1,6 +1,6 @@
 """Choosing the halting threshold of a trained run: swept on a split, stored with the run, drawn.
 
-What is measured and how is chosen: `ostinato.evaluation.threshold_curve`.
+What is measured and how is chosen: `ostinato.evaluation.threshold`.
 """
 
 from __future__ import annotations
@@ -10,13 +10,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ostinato.analysis.drawing import can_draw
+from ostinato.analysis.drawing import can_draw, save_figure
 from ostinato.data.disk import write_json
 from ostinato.data.registry import DataAccess
 from ostinato.errors import ConfigError, Problem
 from ostinato.evaluation.loading import LoadedRun
-from ostinato.evaluation.threshold import TunedThreshold, trained_thresholds, write_tuned
-from ostinato.evaluation.threshold_curve import CURVE, Point, Tuning, choose, sweep
+from ostinato.evaluation.threshold import (
+    CURVE,
+    Point,
+    TunedThreshold,
+    Tuning,
+    choose,
+    sweep,
+    trained_thresholds,
+    write_tuned,
+)
 from ostinato.metrics import METRICS
 from ostinato.tasks.registry import build_task, task_config
 
@@ -106,11 +114,11 @@ def _evaluate(run: LoadedRun, split: str, *, metric: str, **settings: Any) -> di
 
 def _store(directory: Path, tuning: Tuning) -> Tuning:
     """Write curve and choice, the choice last, and return the tuning with its files."""
-    from ostinato.analysis.threshold_figure import draw_curve
+    from ostinato.analysis.threshold_figure import figure_of
 
     data = directory / f"{CURVE}.json"
     write_json(data, tuning.as_dict())
-    figures = draw_curve(tuning, directory / CURVE) if can_draw() else ()
+    figures = save_figure(figure_of(tuning), directory / CURVE) if can_draw() else ()
     chosen = tuning.chosen.threshold
     choice = TunedThreshold(chosen, tuning.checkpoint, tuning.split, tuning.metric, tuning.max_drop)
     files = (write_tuned(directory, choice), data, *figures)

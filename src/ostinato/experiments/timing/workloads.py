@@ -24,8 +24,7 @@ from ostinato.config.model import EncoderConfig, ModelConfig
 from ostinato.config.training import TrainingConfig
 from ostinato.data.batch import Batch, Tokens
 from ostinato.data.tokenizer import BOS_ID, EOS_ID
-from ostinato.decoding.inference import inference
-from ostinato.decoding.search import Decodable, search
+from ostinato.decoding.search import Decodable, inference, search
 from ostinato.errors import ConfigError, Problem
 from ostinato.models import Encoder, Model, Writer, build_model
 from ostinato.nn.cache import Cache
