@@ -14,23 +14,16 @@ from ostinato.cli.options import CheckpointOption, DeviceOption, JsonOption, Mir
 
 def analyze(
     runs: Annotated[
-        list[Path],
-        typer.Argument(metavar="RUN", help="Run directories; others are compared with the first.", show_default=False),
+        list[Path], typer.Argument(metavar="RUN", help="Run directories; others are compared with the first.")
     ],
     only: Annotated[
-        list[str] | None,
-        typer.Option("--only", metavar="NAME", help="An analysis; may be repeated; default: all that apply."),
+        list[str] | None, typer.Option(metavar="NAME", help="An analysis; may be repeated; default: all that apply.")
     ] = None,
     split: Annotated[
-        str | None,
-        typer.Option(
-            help="Split that the models read; default: the first one of the run's recipe.", show_default=False
-        ),
+        str | None, typer.Option(help="Split that the models read; default: the first one of the run's recipe.")
     ] = None,
     max_examples: Annotated[int, typer.Option(min=1, help="Number of examples, spread evenly over the split.")] = 2000,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder to write to; default: analysis in the first run.", show_default=False)
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder to write to; default: analysis in the first run.")] = None,
     checkpoint: CheckpointOption = "best",
     device: DeviceOption = "auto",
     mirror: MirrorOption = None,

@@ -19,7 +19,7 @@ OutcomesOption = Annotated[
 
 
 def claims(
-    paper: Annotated[str | None, typer.Option("--paper", help="Only this paper's.", show_default=False)] = None,
+    paper: Annotated[str | None, typer.Option(help="Only this paper's.")] = None,
     outcomes: OutcomesOption = OUTCOMES,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the library's own outcomes in full.")] = False,
     json: JsonOption = False,
@@ -52,16 +52,13 @@ def claims(
 
 def reproduce(
     claim: Annotated[str, typer.Argument(metavar="CLAIM", help="A claim's name, or a claim file.")],
-    variant: Annotated[
-        str | None, typer.Option("--variant", help="gpu: sized for an hour of a large GPU.", show_default=False)
-    ] = None,
+    variant: Annotated[str | None, typer.Option(help="gpu: sized for an hour of a large GPU.")] = None,
     given: InputOption = None,
     store: StoreOption = STORE,
     workers: Annotated[int, typer.Option(min=1, help="Runs at once.")] = 1,
     outcomes: OutcomesOption = OUTCOMES,
     take: Annotated[
-        list[Path] | None,
-        typer.Option("--take", metavar="RUN", help="A finished run to take over, if it is one of the claim's."),
+        list[Path] | None, typer.Option(metavar="RUN", help="A finished run to take over, if it is one of the claim's.")
     ] = None,
     mirror: MirrorOption = None,
     json: JsonOption = False,

@@ -31,16 +31,13 @@ def compare(
             metavar="RUN",
             help="Run directories, or files written by `ostinato evaluate --predictions`; the first is the reference. "
             "Or files written by --jsonl, to be shown again.",
-            show_default=False,
         ),
     ],
     split: Annotated[
-        list[str] | None,
-        typer.Option("--split", help="Split, may be repeated; default: the first recipe's.", show_default=False),
+        list[str] | None, typer.Option(help="Split, may be repeated; default: the first recipe's.")
     ] = None,
     metric: Annotated[
-        list[str] | None,
-        typer.Option("--metric", help="Metric, may be repeated; default: the first recipe's.", show_default=False),
+        list[str] | None, typer.Option(help="Metric, may be repeated; default: the first recipe's.")
     ] = None,
     max_examples: Annotated[
         int | None, typer.Option(min=1, help="Number of examples, spread evenly over the split.")
@@ -65,16 +62,13 @@ def compare(
         ),
     ] = False,
     jsonl: Annotated[
-        Path | None,
-        typer.Option("--jsonl", help="Write the rows to this file as well.", rich_help_panel=_INTERVALS),
+        Path | None, typer.Option(help="Write the rows to this file as well.", rich_help_panel=_INTERVALS)
     ] = None,
     match: Annotated[
         str | None,
         typer.Option(
-            "--match",
             metavar="perplexity|loss",
             help="Compare checkpoints of equal held-out perplexity, or scores at equal held-out loss.",
-            show_default=False,
             rich_help_panel=_MATCH,
         ),
     ] = None,

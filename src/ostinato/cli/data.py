@@ -17,10 +17,9 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-TaskArgument = Annotated[str, typer.Argument(metavar="TASK", help="A task's name.", show_default=False)]
+TaskArgument = Annotated[str, typer.Argument(metavar="TASK", help="A task's name.")]
 SettingsArgument = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="KEY=VALUE", help="The task's settings, for example split=length.", show_default=False),
+    list[str] | None, typer.Argument(metavar="KEY=VALUE", help="The task's settings, for example split=length.")
 ]
 
 

@@ -14,9 +14,7 @@ _TITLE = "Reversing digits: lengths 1-10 in training, 11-13 beyond"
 
 
 def demo(
-    run_dir: Annotated[Path, typer.Option("--run-dir", help="Where to write; finished runs there are kept.")] = Path(
-        "runs/demo"
-    ),
+    run_dir: Annotated[Path, typer.Option(help="Where to write; finished runs there are kept.")] = Path("runs/demo"),
     json: JsonOption = False,
 ) -> None:
     """Compare two models of equal size in a few minutes.

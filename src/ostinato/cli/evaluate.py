@@ -26,33 +26,23 @@ from ostinato.cli.options import halting_threshold as read_threshold
 def evaluate(
     run: RunArgument,
     split: Annotated[
-        list[str] | None,
-        typer.Option("--split", help="Split to score, may be repeated; default: the recipe's.", show_default=False),
+        list[str] | None, typer.Option(help="Split to score, may be repeated; default: the recipe's.")
     ] = None,
     checkpoint: CheckpointOption = "best",
     n_steps: StepsOption = None,
     halting_threshold: HaltingThresholdOption = None,
     by: Annotated[
         list[str] | None,
-        typer.Option(
-            "--by",
-            metavar="COLUMN",
-            help="Column to break scores down by, may be repeated; default: the task's.",
-            show_default=False,
-        ),
+        typer.Option(metavar="COLUMN", help="Column to break scores down by, may be repeated; default: the task's."),
     ] = None,
-    metric: Annotated[
-        list[str] | None,
-        typer.Option("--metric", help="Metric, may be repeated; default: the task's.", show_default=False),
-    ] = None,
+    metric: Annotated[list[str] | None, typer.Option(help="Metric, may be repeated; default: the task's.")] = None,
     beam: BeamOption = None,
     settings: SetOption = None,
     max_examples: Annotated[
         int | None, typer.Option(min=1, help="Number of examples, spread evenly over the split.")
     ] = None,
     predictions: Annotated[
-        Path | None,
-        typer.Option(help="Write every output here, as JSON lines (for one split).", show_default=False),
+        Path | None, typer.Option(help="Write every output here, as JSON lines (for one split).")
     ] = None,
     device: DeviceOption = "auto",
     mirror: MirrorOption = None,

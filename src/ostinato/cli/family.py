@@ -28,27 +28,21 @@ def family(
     base: RecipeArgument,
     overrides: OverridesArgument = None,
     depths: Annotated[str, typer.Option(help="Depths of the arms: 1..12, or 1,2,4, or both.")] = "1..12",
-    stack: Annotated[
-        str | None, typer.Option(help="The stack that deepens; default: all together.", show_default=False)
-    ] = None,
+    stack: Annotated[str | None, typer.Option(help="The stack that deepens; default: all together.")] = None,
     count: Annotated[
         str | None,
         typer.Option(
             help="What is equal. exact: stored parameters. paper: without norms, biases and tables (Petty et al. "
-            "2024). Default: paper where norms are next to nothing and there are no biases, as in depth/41m.",
-            show_default=False,
+            "2024). Default: paper where norms are next to nothing and there are no biases, as in depth/41m."
         ),
     ] = None,
     rounding: Annotated[str, typer.Option(help="nearest, or down: never more parameters than the base.")] = "nearest",
     n_ctx: Annotated[
-        int | None,
-        typer.Option(min=1, help="Tokens that MACs assume; default: the recipe's longest.", show_default=False),
+        int | None, typer.Option(min=1, help="Tokens that MACs assume; default: the recipe's longest.")
     ] = None,
     source_vocab: SourceVocabOption = None,
     target_vocab: TargetVocabOption = None,
-    write: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write a recipe for each arm.", show_default=False)
-    ] = None,
+    write: Annotated[Path | None, typer.Option(metavar="DIR", help="Write a recipe for each arm.")] = None,
     mirror: MirrorOption = None,
     json: JsonOption = False,
 ) -> None:

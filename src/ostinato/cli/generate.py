@@ -42,9 +42,7 @@ def generate(
     run: RunArgument,
     files: Annotated[
         list[Path] | None,
-        typer.Argument(
-            metavar="FILES", help="Files of text or of JSON lines; default: standard input.", show_default=False
-        ),
+        typer.Argument(metavar="FILES", help="Files of text or of JSON lines; default: standard input."),
     ] = None,
     checkpoint: CheckpointOption = "best",
     n_steps: StepsOption = None,
@@ -77,17 +75,10 @@ def generate(
             rich_help_panel=_INPUT,
         ),
     ] = "auto",
-    prefix: Annotated[
-        str, typer.Option(help="Beginning of every output.", show_default=False, rich_help_panel=_INPUT)
-    ] = "",
+    prefix: Annotated[str, typer.Option(help="Beginning of every output.", rich_help_panel=_INPUT)] = "",
     prefix_field: Annotated[
         str | None,
-        typer.Option(
-            metavar="KEY",
-            help="JSON lines: key of the output's beginning.",
-            show_default=False,
-            rich_help_panel=_INPUT,
-        ),
+        typer.Option(metavar="KEY", help="JSON lines: key of the output's beginning.", rich_help_panel=_INPUT),
     ] = None,
     window: Annotated[
         int, typer.Option(min=1, help="Lines that are read and batched together.", rich_help_panel=_INPUT)

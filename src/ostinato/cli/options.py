@@ -13,16 +13,12 @@ MODEL, SEARCH = "Model", "Search"
 STORE = Path("runs/store")
 
 RecipeArgument = Annotated[
-    str,
-    typer.Argument(metavar="RECIPE", help="A recipe's name, a YAML file, or a run directory.", show_default=False),
+    str, typer.Argument(metavar="RECIPE", help="A recipe's name, a YAML file, or a run directory.")
 ]
 OverridesArgument = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="KEY=VALUE", help="Settings to change: dotted.key=value.", show_default=False),
+    list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings to change: dotted.key=value.")
 ]
-RunArgument = Annotated[
-    Path, typer.Argument(metavar="RUN", help="A run directory, for example runs/x.", show_default=False)
-]
+RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory, for example runs/x.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Write JSON, for programs.")]
 MirrorOption = Annotated[
     str | None,
@@ -30,7 +26,6 @@ MirrorOption = Annotated[
         "--mirror",
         metavar="DIR_OR_URL",
         help="Take downloads from here instead of their own address (also: OSTINATO_MIRROR).",
-        show_default=False,
     ),
 ]
 CheckpointOption = Annotated[
@@ -57,7 +52,6 @@ HaltingThresholdOption = Annotated[
         metavar="X|trained",
         help="Halt tokens once X of their mass is given out (ACT: 1 - epsilon); trained: as in training. Default: what "
         "tune-threshold chose for the checkpoint, if it did, else trained.",
-        show_default=False,
         rich_help_panel=MODEL,
     ),
 ]
@@ -67,7 +61,6 @@ SetOption = Annotated[
         "--set",
         metavar="KEY=VALUE",
         help="Setting of the run to change, decoding.* or data.*, may be repeated: decoding.length_penalty.alpha=1.",
-        show_default=False,
         rich_help_panel=SEARCH,
     ),
 ]
@@ -80,7 +73,6 @@ ExpectedDepthOption = Annotated[
         "--expected-depth",
         metavar="STACK=ROUNDS",
         help="Rounds a token is expected to take part in, where tokens halt; may be repeated; default: all rounds.",
-        show_default=False,
     ),
 ]
 SourceVocabOption = Annotated[int | None, typer.Option("--source-vocab", min=1, help="Rows of the source vocabulary.")]

@@ -39,7 +39,6 @@ def plan(
         typer.Argument(
             metavar="RECIPE [KEY=VALUE]",
             help="Recipes to compare (names, YAML files, run directories), and settings to change in all of them.",
-            show_default=False,
         ),
     ],
     source_vocab: SourceVocabOption = None,
@@ -84,8 +83,7 @@ def plan(
         str, typer.Option(help="Device of timed calls: auto, cpu, cuda, cuda:1, mps.", rich_help_panel=_TIMING)
     ] = "auto",
     jsonl: Annotated[
-        Path | None,
-        typer.Option(help="Write what was measured to this file, a row a line.", rich_help_panel=_TIMING),
+        Path | None, typer.Option(help="Write what was measured to this file, a row a line.", rich_help_panel=_TIMING)
     ] = None,
     mirror: MirrorOption = None,
     json: JsonOption = False,

@@ -11,22 +11,12 @@ from ostinato.cli.options import STORE, InputOption, MirrorOption, StoreOption, 
 
 
 def plot(
-    file: Annotated[
-        Path,
-        typer.Argument(metavar="FILE", help="A sweep's file or name, or its results.jsonl.", show_default=False),
-    ],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A sweep's file or name, or its results.jsonl.")],
     x: Annotated[
-        str | None,
-        typer.Option("--x", help="A measure, parameters, macs, n_updates, seconds; default: arms.", show_default=False),
+        str | None, typer.Option(help="A measure, parameters, macs, n_updates, seconds; default: arms.")
     ] = None,
-    y: Annotated[
-        list[str] | None,
-        typer.Option("--y", help="Measure to draw; may be repeated; default: all.", show_default=False),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", help="Where to write, without .svg and .png.", show_default=False),
-    ] = None,
+    y: Annotated[list[str] | None, typer.Option(help="Measure to draw; may be repeated; default: all.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Where to write, without .svg and .png.")] = None,
     store: StoreOption = STORE,
     given: InputOption = None,
     mirror: MirrorOption = None,

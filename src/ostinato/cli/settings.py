@@ -22,7 +22,6 @@ def settings(
         typer.Argument(
             metavar="KEY",
             help="A setting or a group (model.encoder), the end of a key (ffn.d_ff), or a word; default: all settings.",
-            show_default=False,
         ),
     ] = None,
     json: JsonOption = False,

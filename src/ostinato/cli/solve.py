@@ -30,7 +30,6 @@ _RecipesArgument = Annotated[
         metavar="RECIPE [REFERENCE] [KEY=VALUE]",
         help="The recipe, the one it should cost as much as (default: the recipe itself, without the settings "
         "given here), and settings to change in the recipe.",
-        show_default=False,
     ),
 ]
 _FreeOption = Annotated[
@@ -55,9 +54,7 @@ def solve(
     recipes: _RecipesArgument,
     free: _FreeOption = "d_ff",
     match: Annotated[str, typer.Option(help=f"What is to be equal: {', '.join(_MATCHES)}.")] = "parameters",
-    target: Annotated[
-        float | None, typer.Option(min=0, help="A number to match, in place of a reference.", show_default=False)
-    ] = None,
+    target: Annotated[float | None, typer.Option(min=0, help="A number to match, in place of a reference.")] = None,
     rounding: Annotated[str, typer.Option(help="nearest, or down: never more than the reference.")] = "nearest",
     source_length: Annotated[int, typer.Option(min=1, help="Source tokens, for MACs, bytes and latency.")] = 32,
     target_length: Annotated[int, typer.Option(min=1, help="Target tokens, for MACs, bytes and latency.")] = 32,
@@ -68,9 +65,7 @@ def solve(
     device: DeviceOption = "auto",
     source_vocab: SourceVocabOption = None,
     target_vocab: TargetVocabOption = None,
-    write: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the solved recipe.", show_default=False)
-    ] = None,
+    write: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the solved recipe.")] = None,
     mirror: MirrorOption = None,
     json: JsonOption = False,
 ) -> None:

@@ -14,26 +14,21 @@ if TYPE_CHECKING:
     from ostinato.config.sweep import SweepConfig
     from ostinato.experiments.sweep.runs import PlannedRun
 
-SweepArgument = Annotated[
-    str, typer.Argument(metavar="FILE", help="A sweep's name, or a YAML file.", show_default=False)
-]
+SweepArgument = Annotated[str, typer.Argument(metavar="FILE", help="A sweep's name, or a YAML file.")]
 SeedsOption = Annotated[
-    str | None,
-    typer.Option("--seeds", metavar="N,N", help="Seeds of every arm, in place of the file's.", show_default=False),
+    str | None, typer.Option("--seeds", metavar="N,N", help="Seeds of every arm, in place of the file's.")
 ]
 
 
 def sweep(
     file: SweepArgument,
     store: StoreOption = STORE,
-    workers: Annotated[int, typer.Option("--workers", min=1, help="Runs at once, each in a process of its own.")] = 1,
-    threads: Annotated[int, typer.Option("--threads", min=1, help="CPU threads of a run whose recipe names none.")] = 1,
+    workers: Annotated[int, typer.Option(min=1, help="Runs at once, each in a process of its own.")] = 1,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads of a run whose recipe names none.")] = 1,
     seeds: SeedsOption = None,
     take: Annotated[
         list[Path] | None,
-        typer.Option(
-            "--take", metavar="RUN", help="Finished run, or folder of runs, to copy into the store; may be repeated."
-        ),
+        typer.Option(metavar="RUN", help="Finished run, or folder of runs, to copy into the store; may be repeated."),
     ] = None,
     given: InputOption = None,
     dry_run: Annotated[

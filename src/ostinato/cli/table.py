@@ -38,29 +38,25 @@ def table(
     by: Annotated[
         str | None,
         typer.Option(
-            "--by",
             metavar="COLUMN",
             help="Average the runs' scores for each value of this column: over the runs, and over the values.",
-            show_default=False,
             rich_help_panel=_BY,
         ),
     ] = None,
-    split: Annotated[str, typer.Option("--split", help="Split that was scored.", rich_help_panel=_BY)] = "test",
-    metric: Annotated[str, typer.Option("--metric", help="Score.", rich_help_panel=_BY)] = "accuracy",
+    split: Annotated[str, typer.Option(help="Split that was scored.", rich_help_panel=_BY)] = "test",
+    metric: Annotated[str, typer.Option(help="Score.", rich_help_panel=_BY)] = "accuracy",
     csv: Annotated[bool, typer.Option("--csv", help="Print CSV.", rich_help_panel=_SWEEP)] = False,
     examples: Annotated[
         bool,
         typer.Option(
-            "--examples",
-            help="Intervals over test examples too; decodes what is not kept.",
-            rich_help_panel=_SWEEP,
+            "--examples", help="Intervals over test examples too; decodes what is not kept.", rich_help_panel=_SWEEP
         ),
     ] = False,
     store: StoreOption = STORE,
     given: InputOption = None,
     source_length: Annotated[int, typer.Option(min=1, help="Source tokens of the pass whose MACs are counted.")] = 16,
     target_length: Annotated[int, typer.Option(min=1, help="Target tokens of that pass.")] = 16,
-    jsonl: Annotated[Path | None, typer.Option("--jsonl", help="Write the rows to this file as well.")] = None,
+    jsonl: Annotated[Path | None, typer.Option(help="Write the rows to this file as well.")] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
     mirror: MirrorOption = None,
     json: JsonOption = False,

@@ -13,10 +13,7 @@ from ostinato.cli.options import JsonOption, MirrorOption, OverridesArgument, Re
 def train(
     recipe: RecipeArgument,
     overrides: OverridesArgument = None,
-    run_dir: Annotated[
-        Path | None,
-        typer.Option("--run-dir", help="Where to write; default: runs/ and the recipe's name.", show_default=False),
-    ] = None,
+    run_dir: Annotated[Path | None, typer.Option(help="Where to write; default: runs/ and the recipe's name.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on where an interrupted run stopped.")] = False,
     mirror: MirrorOption = None,
     json: JsonOption = False,

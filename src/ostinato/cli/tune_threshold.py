@@ -23,15 +23,10 @@ if TYPE_CHECKING:
 
 def tune_threshold(
     run: RunArgument,
-    split: Annotated[
-        str, typer.Option("--split", help="Split to measure on; choose another one than you report.")
-    ] = "dev",
-    max_drop: Annotated[
-        float, typer.Option("--max-drop", help="Largest drop of the metric, as a share of a perfect score.")
-    ] = 0.002,
+    split: Annotated[str, typer.Option(help="Split to measure on; choose another one than you report.")] = "dev",
+    max_drop: Annotated[float, typer.Option(help="Largest drop of the metric, as a share of a perfect score.")] = 0.002,
     thresholds: Annotated[
-        str | None,
-        typer.Option(metavar="X,Y,...", help="Thresholds in [0, 1]; default: 0.999 to 0.1.", show_default=False),
+        str | None, typer.Option(metavar="X,Y,...", help="Thresholds in [0, 1]; default: 0.999 to 0.1.")
     ] = None,
     metric: Annotated[
         str | None,
