@@ -9,7 +9,9 @@ from typing import Annotated
 
 import typer
 
-from ostinato.cli.options import CheckpointOption, DeviceOption, JsonOption, MirrorOption
+from ostinato.cli.options import AccessOption, CheckpointOption, DeviceOption, JsonOption
+from ostinato.cli.output import print_json, print_line
+from ostinato.cli.results import describe_average
 
 
 def analyze(
@@ -26,7 +28,7 @@ def analyze(
     out: Annotated[Path | None, typer.Option(help="Folder to write to; default: analysis in the first run.")] = None,
     checkpoint: CheckpointOption = "best",
     device: DeviceOption = "auto",
-    mirror: MirrorOption = None,
+    access: AccessOption = None,
     json: JsonOption = False,
 ) -> None:
     """Look inside runs, in figures and numbers.
@@ -36,15 +38,12 @@ def analyze(
     was trained with.
     """
     from ostinato.analysis import analyze as logic
-    from ostinato.cli.output import print_json, print_line
-    from ostinato.cli.results import describe_average
-    from ostinato.data.registry import DataAccess
     from ostinato.evaluation.loading import load
     from ostinato.training.threads import cpu_threads
 
     logic.choose(only)
     loaded = [load(run, checkpoint=checkpoint, device=device) for run in runs]
-    given = logic.subjects(loaded, split, max_examples, DataAccess.default(mirror))
+    given = logic.subjects(loaded, split, max_examples, access)
     # With as many threads as it was trained with: more are slower for small models, above all beside other work.
     threads = cpu_threads(loaded[0].recipe.training.n_threads)
     with threads, _progress(not json) as (on_start, on_progress):

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ostinato.cli.options import STORE, InputOption, JsonOption, MirrorOption, StoreOption, read_inputs
+from ostinato.cli.options import STORE, AccessOption, InputOption, JsonOption, StoreOption, read_inputs
+from ostinato.cli.output import console, print_json, print_line, print_stderr, print_table
 
 if TYPE_CHECKING:
     from ostinato.experiments.claims.files import Claim, Outcome
@@ -28,7 +29,6 @@ def claims(
 
     holds: every number lay in its band. fails: one did not. stale: the claim has changed since it was run.
     """
-    from ostinato.cli.output import print_json, print_line, print_table
     from ostinato.experiments.claims.files import claims_directory, list_claims, read_outcome
 
     if markdown:
@@ -60,15 +60,13 @@ def reproduce(
     take: Annotated[
         list[Path] | None, typer.Option(metavar="RUN", help="A finished run to take over, if it is one of the claim's.")
     ] = None,
-    mirror: MirrorOption = None,
+    access: AccessOption = None,
     json: JsonOption = False,
 ) -> None:
     """Run a claim, and compare its numbers with their bands.
 
     Exit code 1 where a number lies outside. The outcome is kept, with the rows it comes from.
     """
-    from ostinato.cli.output import console, print_json, print_line, print_stderr
-    from ostinato.data.registry import DataAccess
     from ostinato.experiments.claims import files as library
     from ostinato.experiments.claims.reproduce import Resources
     from ostinato.experiments.claims.reproduce import reproduce as run
@@ -82,7 +80,7 @@ def reproduce(
         print_line(f"{chosen.name} ({chosen.config.where}): {chosen.config.statement}")
     means = Resources(
         store,
-        access=DataAccess.default(mirror),
+        access=access,
         inputs=read_inputs(given),
         take=take or (),
         on_event=print_stderr,
@@ -100,7 +98,6 @@ def reproduce(
 
 
 def _print_outcome(outcome: Outcome, path: Path) -> None:
-    from ostinato.cli.output import print_line, print_table
     from ostinato.experiments.claims.document import checks
 
     rows = [[what, expected, found, "yes" if ok else "NO"] for what, expected, found, ok in checks(outcome.head)]

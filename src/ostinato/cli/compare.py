@@ -9,14 +9,16 @@ from typing import Annotated, Any
 import typer
 
 from ostinato.cli.options import (
+    AccessOption,
     BeamOption,
     CheckpointOption,
     DeviceOption,
     JsonOption,
-    MirrorOption,
     one_of,
     options_given,
 )
+from ostinato.cli.output import print_json, print_line, print_stderr, print_table
+from ostinato.cli.results import describe_average
 
 _INTERVALS, _MATCH = "Intervals and costs", "Where runs are equally good"
 _OF_INTERVALS = ("samples", "seed", "source_length", "target_length", "fresh", "jsonl", "checkpoint", "device")
@@ -76,7 +78,7 @@ def compare(
         int, typer.Option(min=1, help="With --match loss: losses to compare at.", rich_help_panel=_MATCH)
     ] = 5,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
-    mirror: MirrorOption = None,
+    access: AccessOption = None,
     json: JsonOption = False,
 ) -> None:
     """Compare finished runs on the same references.
@@ -89,9 +91,6 @@ def compare(
     checkpoint of each run on a split (default: test, exact_match), and compares the runs at equal held-out loss. Runs
     keep as many checkpoints as training.keep_last says.
     """
-    from ostinato.cli.output import print_json, print_stderr
-    from ostinato.cli.results import describe_average
-    from ostinato.data.registry import DataAccess
     from ostinato.evaluation.loading import find_checkpoint
     from ostinato.experiments.compare.paired import compare as compare_systems
     from ostinato.experiments.compare.systems import Choices
@@ -106,7 +105,7 @@ def compare(
         splits, metrics = split or ["test"], metric or ["exact_match"]
         if len(splits) > 1 or len(metrics) > 1:
             raise typer.BadParameter("--match loss takes one split and one metric", param_hint="--split / --metric")
-        options = {"max_examples": max_examples, "access": DataAccess.default(mirror)}
+        options = {"max_examples": max_examples, "access": access}
         options |= {} if beam is None else {"beam": beam}
         _match_loss(systems, splits[0], metrics[0], points, options, markdown, json)
         return
@@ -123,7 +122,7 @@ def compare(
         lengths=(source_length, target_length),
         fresh=fresh,
         device=device,
-        access=DataAccess.default(mirror),
+        access=access,
     )
     rows = compare_systems(systems, choices, on_line=print_stderr)
     for run in (path for path in systems if path.is_dir()):
@@ -138,7 +137,6 @@ def compare(
 
 
 def _print_intervals(rows: list[dict[str, Any]], markdown: bool) -> None:
-    from ostinato.cli.output import print_line
     from ostinato.experiments.compare import paired_tables
 
     for columns, lines in (paired_tables.score_table(rows), paired_tables.cost_table(rows)):
@@ -149,7 +147,6 @@ def _print_intervals(rows: list[dict[str, Any]], markdown: bool) -> None:
 
 def _match_perplexity(runs: Sequence[Path], markdown: bool, json: bool) -> None:
     """Print for each run the checkpoint whose perplexity is that of a shallower run at its end."""
-    from ostinato.cli.output import print_json
     from ostinato.experiments.compare.matched_runs import match_perplexity, read_curve
 
     rows = match_perplexity([read_curve(run) for run in runs])
@@ -170,7 +167,6 @@ def _match_loss(
     json: bool,
 ) -> None:
     """Print the scores of all runs at held-out losses that all of them reached."""
-    from ostinato.cli.output import print_json
     from ostinato.experiments.compare.matched_runs import match_loss, read_curve, score_pairs
 
     pairs = {str(run): score_pairs(run, read_curve(run), split, metric, **options) for run in runs}
@@ -182,7 +178,6 @@ def _match_loss(
 
 
 def _print_table(columns: Sequence[str], lines: Iterable[Sequence[object]], markdown: bool) -> None:
-    from ostinato.cli.output import print_line, print_table
     from ostinato.experiments.results import markdown as as_markdown
 
     if markdown:

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from ostinato.cli.options import JsonOption
+from ostinato.cli.output import console, print_json, print_line, print_table
 
 _SWEEP = "demo"
 _TITLE = "Reversing digits: lengths 1-10 in training, 11-13 beyond"
@@ -22,7 +23,6 @@ def demo(
     A Transformer and a Universal Transformer, on data like that of their training and beyond it, three seeds each: the
     sweep `demo`, with its table and its figure.
     """
-    from ostinato.cli.output import console, print_json, print_line
     from ostinato.experiments.sweep.figure import draw_sweep
     from ostinato.experiments.sweep.files import load_sweep
     from ostinato.experiments.sweep.rows import results_folder
@@ -42,7 +42,6 @@ def demo(
 
 def _print_rows(rows: list[dict[str, Any]]) -> None:
     """Print every run, then mean and spread over the seeds of each arm."""
-    from ostinato.cli.output import print_table
     from ostinato.experiments.sweep.summary import number_text, summarise, summary_table
 
     titles = list(rows[0]["values"])

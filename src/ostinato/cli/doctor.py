@@ -9,6 +9,7 @@ from typing import Any
 import typer
 
 from ostinato.cli.options import JsonOption
+from ostinato.cli.output import print_json, print_line, print_table
 from ostinato.version import __version__
 
 _PACKAGE = "ostinato"
@@ -21,8 +22,6 @@ _DEVELOPERS = "dev"
 
 def doctor(json: JsonOption = False) -> None:
     """Show versions, devices, and what is missing."""
-    from ostinato.cli.output import print_json, print_line, print_table
-
     found = examine()
     if json:
         print_json(found)
@@ -111,7 +110,6 @@ def _kernels() -> dict[str, str]:
 
 
 def _data() -> dict[str, str]:
-    from ostinato.data.registry import DataAccess
 
     access = DataAccess.default()
     return {"cache": str(access.cache), "mirror": access.mirror or "none (OSTINATO_MIRROR)"}

@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ostinato.cli.options import (
+    AccessOption,
     JsonOption,
-    MirrorOption,
     OverridesArgument,
     RecipeArgument,
     SourceVocabOption,
     TargetVocabOption,
     one_of,
 )
+from ostinato.cli.output import number, print_json, print_line, print_wide
 
 if TYPE_CHECKING:
     from ostinato.budget.family import Family
@@ -43,7 +44,7 @@ def family(
     source_vocab: SourceVocabOption = None,
     target_vocab: TargetVocabOption = None,
     write: Annotated[Path | None, typer.Option(metavar="DIR", help="Write a recipe for each arm.")] = None,
-    mirror: MirrorOption = None,
+    access: AccessOption = None,
     json: JsonOption = False,
 ) -> None:
     """Trade depth for feed-forward width at equal parameters.
@@ -53,15 +54,13 @@ def family(
     one source and one target token).
     """
     from ostinato.budget.family import make_family
-    from ostinato.cli.output import print_json, print_line
-    from ostinato.data.registry import DataAccess
     from ostinato.tasks.recipes import load_recipe
     from ostinato.tasks.vocabulary import size_model
 
     given = overrides or []
     wanted = parse_depths(depths)
     recipe = load_recipe(base, given)
-    sized = size_model(recipe, DataAccess.default(mirror), source=source_vocab, target=target_vocab)
+    sized = size_model(recipe, access, source=source_vocab, target=target_vocab)
     found = make_family(
         sized.model,
         wanted,
@@ -139,7 +138,6 @@ def _as_dict(name: str, found: Family, files: list[Path]) -> dict[str, Any]:
 
 
 def _print(name: str, found: Family) -> None:
-    from ostinato.cli.output import number, print_line, print_wide
 
     d_model = found.base.d_model
     print_line(f"{name}: width {d_model}, {found.parameters:,} parameters; equal: {_HELD[found.counting]}")

@@ -22,9 +22,9 @@ from ostinato.cli.options import (
     SetOption,
     StepsOption,
     one_of,
-    reading_overrides,
 )
-from ostinato.cli.options import halting_threshold as read_threshold
+from ostinato.cli.output import json_line, print_line, print_stderr
+from ostinato.cli.results import TUNED, describe_average
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -46,7 +46,7 @@ def generate(
     ] = None,
     checkpoint: CheckpointOption = "best",
     n_steps: StepsOption = None,
-    halting_threshold: HaltingThresholdOption = None,
+    threshold: HaltingThresholdOption = None,
     device: DeviceOption = "auto",
     beam: BeamOption = None,
     n_best: Annotated[
@@ -103,14 +103,13 @@ def generate(
     message on standard error, and exit code 1 at the end. With --json every output is an object: the input's own
     fields, then prediction, score and more, or error.
     """
-    from ostinato.cli.output import print_stderr
-    from ostinato.cli.results import TUNED, describe_average
     from ostinato.evaluation.loading import load
 
     if token_scores and not json:
         raise typer.BadParameter("they have no place in plain text: add --json", param_hint="--token-scores")
-    threshold, overrides = read_threshold(halting_threshold), reading_overrides(settings)
-    loaded = load(run, checkpoint=checkpoint, device=device, overrides=overrides, halting_threshold=threshold)
+    loaded = load(
+        run, checkpoint=checkpoint, device=device, overrides=settings or [], halting_threshold=halting_threshold
+    )
     if loaded.halting_threshold_from == "tuned":
         print_stderr(f"halting threshold {max(loaded.model.halting_thresholds().values()):g}, {TUNED}")
     if line := describe_average(loaded.checkpoint):
@@ -157,7 +156,6 @@ def _write_all(
     inputs: Iterable[Input], outputs: Iterable[Generation | DataError], write: _JsonWriter | _TextWriter
 ) -> bool:
     """Write each output when it is there; return whether an input could not be read."""
-    from ostinato.cli.output import print_line, print_stderr
     from ostinato.errors import DataError
 
     failed = False
@@ -229,7 +227,6 @@ class _JsonWriter:
 
     def __call__(self, number: int, given: Input, output: Generation | Exception) -> list[str]:
         """Return the line of one input."""
-        from ostinato.cli.output import json_line
 
         if isinstance(output, Exception):
             return [json_line({**given.fields, "error": str(output)})]

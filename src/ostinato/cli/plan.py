@@ -9,16 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from ostinato.cli.drawing import draw_recipe
 from ostinato.cli.options import (
+    AccessOption,
     ExpectedDepthOption,
     JsonOption,
-    MirrorOption,
     SourceVocabOption,
     TargetVocabOption,
     options_given,
     split_settings,
 )
-from ostinato.cli.output import compact, print_line, print_wide
+from ostinato.cli.output import compact, print_json, print_line, print_stderr, print_wide
 
 if TYPE_CHECKING:
     from ostinato.budget import Budget
@@ -85,7 +86,7 @@ def plan(
     jsonl: Annotated[
         Path | None, typer.Option(help="Write what was measured to this file, a row a line.", rich_help_panel=_TIMING)
     ] = None,
-    mirror: MirrorOption = None,
+    access: AccessOption = None,
     json: JsonOption = False,
 ) -> None:
     """Draw a recipe's depth, and count what it costs.
@@ -95,9 +96,6 @@ def plan(
     generated or already fetched. With --measure the same models take turns at the same work, on random weights.
     """
     from ostinato.budget import Assumptions
-    from ostinato.cli.drawing import draw_recipe
-    from ostinato.cli.output import print_json
-    from ostinato.data.registry import DataAccess
     from ostinato.experiments.compare.plans import as_dicts, plan_recipes, short_names
 
     names, settings = split_settings(recipes)
@@ -112,7 +110,7 @@ def plan(
         assumptions=Assumptions(
             source_length, target_length, batch_size, beam, precision, expected_depth=_depths(expected_depth or [])
         ),
-        access=DataAccess.default(mirror),
+        access=access,
         source_vocab=source_vocab,
         target_vocab=target_vocab,
     )
@@ -145,7 +143,6 @@ def _measure(planned: Sequence[PlannedRecipe], timer: Timer, work: Sequence[Work
     """Time recipes in turns, and announce every kind of call on standard error."""
     from dataclasses import asdict
 
-    from ostinato.cli.output import print_stderr
     from ostinato.evaluation.timing import Effort
     from ostinato.experiments.timing.speed import measure_models
     from ostinato.experiments.timing.workloads import Candidate

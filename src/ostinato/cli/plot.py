@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from ostinato.cli.options import STORE, InputOption, MirrorOption, StoreOption, read_inputs
+from ostinato.cli.options import STORE, AccessOption, InputOption, StoreOption, read_inputs
+from ostinato.cli.output import print_line, print_stderr
 
 
 def plot(
@@ -19,18 +20,16 @@ def plot(
     out: Annotated[Path | None, typer.Option(help="Where to write, without .svg and .png.")] = None,
     store: StoreOption = STORE,
     given: InputOption = None,
-    mirror: MirrorOption = None,
+    access: AccessOption = None,
 ) -> None:
     """Draw a sweep: points of seeds, bars of means.
 
     Writes SVG and PNG, beside the sweep's results unless told otherwise.
     """
-    from ostinato.cli.output import print_line, print_stderr
-    from ostinato.data.registry import DataAccess
     from ostinato.experiments.sweep.figure import draw_sweep
     from ostinato.experiments.sweep.rows import open_sweep, results_folder
 
-    source = open_sweep(file, store, DataAccess.default(mirror), read_inputs(given))
+    source = open_sweep(file, store, access, read_inputs(given))
     for line in source.missing:
         print_stderr(f"{line['arm']}, seed {line['seed']}: {line['why']}")
     folder = file.parent if source.sweep is None else results_folder(source.sweep, store)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from ostinato.cli.options import JsonOption
+from ostinato.cli.output import print_columns, print_json
 
 
 def recipes(json: JsonOption = False) -> None:
     """List the recipes that come with Ostinato."""
-    from ostinato.cli.output import print_columns, print_json
     from ostinato.tasks.recipes import list_recipes
 
     found = list_recipes()

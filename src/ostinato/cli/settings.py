@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ostinato.cli.options import JsonOption
+from ostinato.cli.output import print_json, print_line, readable_width
 
 if TYPE_CHECKING:
     from ostinato.config.settings import SettingInfo
@@ -33,7 +34,6 @@ def settings(
     """
     from dataclasses import asdict
 
-    from ostinato.cli.output import print_json, print_line
     from ostinato.config.recipe import Recipe
     from ostinato.config.settings import find_settings, list_settings
     from ostinato.tasks.registry import TASKS
@@ -51,8 +51,6 @@ def settings(
 
 def _lines(setting: SettingInfo) -> Iterator[str]:
     """Yield the key with its default, what it accepts, the kinds that have it, and what it means."""
-    from ostinato.cli.output import readable_width
-
     yield setting.key if setting.default is None else f"{setting.key} = {setting.default}"
     facts = [setting.accepts, *([f"unit: {setting.unit}"] if setting.unit else [])]
     facts += [f"only with {key}={' or '.join(kinds)}" for key, kinds in setting.only_with.items()]

@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ostinato.cli.options import (
+    AccessOption,
     DeviceOption,
     JsonOption,
-    MirrorOption,
     SourceVocabOption,
     TargetVocabOption,
     one_of,
     split_settings,
 )
+from ostinato.cli.output import number, print_json, print_line, print_table
 
 if TYPE_CHECKING:
     from ostinato.budget.solver import Solution
@@ -66,7 +67,7 @@ def solve(
     source_vocab: SourceVocabOption = None,
     target_vocab: TargetVocabOption = None,
     write: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the solved recipe.")] = None,
-    mirror: MirrorOption = None,
+    access: AccessOption = None,
     json: JsonOption = False,
 ) -> None:
     """Solve a setting so that a model costs as much as another.
@@ -74,8 +75,6 @@ def solve(
     Counts are matched by the nearest integer; a message follows where that is further off than the tolerance. Latency
     is measured on this machine, on random weights. Where no value fits the reason is named.
     """
-    from ostinato.cli.output import print_json, print_line
-    from ostinato.data.registry import DataAccess
     from ostinato.experiments.compare.matched_models import Wanted, match_model
     from ostinato.tasks.recipes import load_recipe
     from ostinato.tasks.vocabulary import size_model
@@ -85,7 +84,6 @@ def solve(
         raise typer.BadParameter("name one recipe, and at most one reference", param_hint="RECIPE [REFERENCE]")
     if target is not None and len(names) == 2:
         raise typer.BadParameter("give a reference or a number, not both", param_hint="--target")
-    access = DataAccess.default(mirror)
 
     def sized(name: str, settings: list[str]) -> ModelConfig:
         return size_model(load_recipe(name, settings), access, source=source_vocab, target=target_vocab).model
@@ -157,7 +155,6 @@ def _parts(found: Solution, reference: ModelConfig | None) -> dict[str, dict[str
 
 
 def _print(names: list[str], found: Solution, match: str, reference: ModelConfig | None, tolerance: float) -> None:
-    from ostinato.cli.output import number, print_line, print_table
 
     values = " ".join(f"model.{key}={value}" for key, value in found.values.items())
     print_line(f"{names[0]}: {values}")

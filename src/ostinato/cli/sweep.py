@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ostinato.cli.options import STORE, InputOption, JsonOption, MirrorOption, StoreOption, read_inputs
+from ostinato.cli.options import STORE, AccessOption, InputOption, JsonOption, StoreOption, read_inputs
+from ostinato.cli.output import console, print_json, print_line, print_table
 
 if TYPE_CHECKING:
     from ostinato.budget import Budget
@@ -34,7 +35,7 @@ def sweep(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show the runs and what they cost; train nothing.")
     ] = False,
-    mirror: MirrorOption = None,
+    access: AccessOption = None,
     json: JsonOption = False,
 ) -> None:
     """Train every arm of a sweep with every seed, once.
@@ -42,8 +43,6 @@ def sweep(
     A run that is in the store already is not trained again, an interrupted one is resumed. Ends with exit code 1
     where a run has failed; the others are done.
     """
-    from ostinato.cli.output import console, print_json, print_line
-    from ostinato.data.registry import DataAccess
     from ostinato.experiments.sweep.files import load_sweep
     from ostinato.experiments.sweep.import_runs import import_runs
     from ostinato.experiments.sweep.pool import LocalPool
@@ -53,7 +52,6 @@ def sweep(
     from ostinato.experiments.sweep.watch import make_watcher
 
     chosen = with_seeds(load_sweep(file, read_inputs(given)), seeds)
-    access = DataAccess.default(mirror)
     if take:
         for run in import_runs(take, plan_runs(chosen, store, access)):
             if not json:
@@ -87,7 +85,6 @@ def with_seeds(sweep: SweepConfig, seeds: str | None) -> SweepConfig:
 
 def _show_plan(sweep: SweepConfig, store: Path, access: Any, json: bool) -> None:
     """Print arms, seeds, keys and budgets, and which runs are there."""
-    from ostinato.cli.output import print_json, print_table
     from ostinato.experiments.sweep.rows import collect_rows
     from ostinato.experiments.sweep.runs import arm_budgets, check_equal, plan_runs
 

@@ -10,16 +10,16 @@ import typer
 
 from ostinato.cli.options import (
     STORE,
+    AccessOption,
     InputOption,
     JsonOption,
-    MirrorOption,
     StoreOption,
     options_given,
     read_inputs,
 )
+from ostinato.cli.output import number, print_json, print_line, print_stderr, print_table, print_wide
 
 if TYPE_CHECKING:
-    from ostinato.data.registry import DataAccess
     from ostinato.experiments.sweep.rows import OpenedSweep
 
 _BY, _SWEEP = "Scores by a column", "Sweeps"
@@ -58,7 +58,7 @@ def table(
     target_length: Annotated[int, typer.Option(min=1, help="Target tokens of that pass.")] = 16,
     jsonl: Annotated[Path | None, typer.Option(help="Write the rows to this file as well.")] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
-    mirror: MirrorOption = None,
+    access: AccessOption = None,
     json: JsonOption = False,
 ) -> None:
     """Show what runs cost and scored, or a sweep by arm.
@@ -67,7 +67,6 @@ def table(
     the mean over runs that differ in their seeds, for each value of a column such as the language. Files that a speed
     study wrote are shown as tables of speeds.
     """
-    from ostinato.data.registry import DataAccess
     from ostinato.experiments.sweep.rows import is_sweep
 
     form = "json" if json else "csv" if csv else "markdown" if markdown else "text"
@@ -81,7 +80,6 @@ def table(
     if any(map(is_sweep, runs)):
         if len(runs) > 1 or jsonl is not None:
             raise typer.BadParameter("a sweep is shown alone, and has its results.jsonl already", param_hint="RUN")
-        access = DataAccess.default(mirror)
         _show_sweep(runs[0], store, form, examples=examples, access=access, inputs=read_inputs(given))
         return
     if named := options_given(context, _OF_SWEEPS):
@@ -91,7 +89,6 @@ def table(
 
 def _show_by(runs: Sequence[Path], split: str, metric: str, column: str, form: str) -> None:
     """Print the mean over runs for each value of a column, and mean and spread over runs of the mean over values."""
-    from ostinato.cli.output import print_json
     from ostinato.experiments.compare.transfer import transfer
 
     found = transfer(runs, split, metric, column)
@@ -108,7 +105,6 @@ def _show_runs(runs: Sequence[Path], lengths: tuple[int, int], jsonl: Path | Non
     Raises:
         ConfigError: rows of both.
     """
-    from ostinato.cli.output import print_json
     from ostinato.errors import ConfigError
     from ostinato.experiments import results
 
@@ -132,7 +128,6 @@ def _show_runs(runs: Sequence[Path], lengths: tuple[int, int], jsonl: Path | Non
 
 
 def _print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], form: str) -> None:
-    from ostinato.cli.output import print_line, print_table
     from ostinato.experiments.results import markdown
 
     if form == "markdown":
@@ -152,7 +147,6 @@ def _show_sweep(
     import csv
     import io
 
-    from ostinato.cli.output import print_json, print_line, print_stderr
     from ostinato.experiments.sweep import summary
     from ostinato.experiments.sweep.rows import open_sweep
 
@@ -181,7 +175,6 @@ def _show_sweep(
 
 
 def _print_tables(tables: Sequence[tuple[list[str], list[list[object]]]], form: str) -> None:
-    from ostinato.cli.output import number, print_line, print_wide
     from ostinato.experiments.results import markdown
 
     for columns, body in tables:
@@ -192,7 +185,6 @@ def _print_tables(tables: Sequence[tuple[list[str], list[list[object]]]], form: 
 
 
 def _example_lines(source: OpenedSweep, path: Path, access: DataAccess | None) -> list[dict[str, Any]]:
-    from ostinato.cli.output import print_stderr
     from ostinato.errors import ConfigError
     from ostinato.experiments.sweep.example_intervals import example_differences
 

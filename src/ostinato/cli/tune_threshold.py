@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ostinato.cli.options import (
+    AccessOption,
     BeamOption,
     CheckpointOption,
     DeviceOption,
     JsonOption,
-    MirrorOption,
     RunArgument,
 )
+from ostinato.cli.output import compact, console, print_json, print_line, print_table
+from ostinato.cli.results import describe_average
 
 if TYPE_CHECKING:
     from ostinato.evaluation.threshold_curve import Point, Tuning
@@ -38,7 +40,7 @@ def tune_threshold(
         int | None, typer.Option(min=1, help="Number of examples, spread evenly over the split.")
     ] = None,
     device: DeviceOption = "auto",
-    mirror: MirrorOption = None,
+    access: AccessOption = None,
     json: JsonOption = False,
 ) -> None:
     """Choose how early tokens may halt, without training.
@@ -46,9 +48,6 @@ def tune_threshold(
     Runs a split at several halting thresholds, and keeps with the run the one of the fewest multiply-accumulates whose
     score is within --max-drop of that at the trained threshold. `evaluate` and `generate` then use it.
     """
-    from ostinato.cli.output import print_json, print_line
-    from ostinato.cli.results import describe_average
-    from ostinato.data.registry import DataAccess
     from ostinato.evaluation.loading import load
     from ostinato.experiments.compare import thresholds as logic
 
@@ -62,7 +61,7 @@ def tune_threshold(
             max_drop=max_drop,
             metric=metric,
             max_examples=max_examples,
-            access=DataAccess.default(mirror),
+            access=access,
             on_point=on_point,
             **({} if beam is None else {"beam": beam}),
         )
@@ -87,8 +86,6 @@ def _progress(total: int | None) -> Iterator[Callable[[Point], None]]:
     """Draw a bar on a terminal, unless the total is None."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from ostinato.cli.output import console
-
     screen = console()
     columns = (TextColumn("thresholds"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     off = total is None or not screen.is_terminal
@@ -99,7 +96,6 @@ def _progress(total: int | None) -> Iterator[Callable[[Point], None]]:
 
 def _print(found: Tuning) -> None:
     from ostinato.analysis.drawing import HOW_TO_GET_FIGURES, can_draw
-    from ostinato.cli.output import compact, print_line, print_table
 
     stacks = list(found.trained.skipped)
     rows: list[list[object]] = []
