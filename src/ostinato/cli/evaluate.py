@@ -57,9 +57,7 @@ def evaluate(
     from ostinato.evaluation.averaging import read_members
     from ostinato.evaluation.loading import load
 
-    loaded = load(
-        run, checkpoint=checkpoint, device=device, overrides=settings or [], halting_threshold=halting_threshold
-    )
+    loaded = load(run, checkpoint=checkpoint, device=device, overrides=settings or (), halting_threshold=threshold)
     splits = split or loaded.recipe.evaluation.splits or []
     if not splits:
         raise typer.BadParameter("the run's recipe names no split: choose one", param_hint="--split")

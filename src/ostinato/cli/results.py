@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ostinato.cli.output import flat, print_line, print_table
+from ostinato.cli.output import print_line, print_table
 
 if TYPE_CHECKING:
     from ostinato.config.recipe import ReferenceRow
@@ -38,11 +38,19 @@ def describe_average(checkpoint: Path) -> str:
 
 def print_splits(results: Mapping[str, Scores]) -> None:
     """Print the results of several splits, by split name; texts such as signatures go below the numbers."""
+    from ostinato.config.schema import leaves
     from ostinato.metrics import METRICS
 
     if not results:
         return
-    scores = {split: dict(flat(result, skip=_NOT_SCORES)) for split, result in results.items()}
+    scores = {
+        split: {
+            name: value
+            for name, value in leaves({key: value for key, value in result.items() if key not in _NOT_SCORES})
+            if not isinstance(value, dict | list)
+        }
+        for split, result in results.items()
+    }
     names = dict.fromkeys(name for found in scores.values() for name in found)
     texts = [name for name in names if any(isinstance(found.get(name), str) for found in scores.values())]
     rows = [[name, *(found.get(name) for found in scores.values())] for name in names if name not in texts]

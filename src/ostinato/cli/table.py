@@ -136,9 +136,7 @@ def _print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], form:
         print_table(columns, rows)
 
 
-def _show_sweep(
-    path: Path, store: Path, form: str, *, examples: bool, access: DataAccess | None, inputs: Mapping[str, str]
-) -> None:
+def _show_sweep(path: Path, store: Path, form: str, *, examples: bool, access: Any, inputs: Mapping[str, str]) -> None:
     """Print mean, standard deviation and number over seeds of every measure, and differences to the first arm.
 
     Args:
@@ -184,7 +182,7 @@ def _print_tables(tables: Sequence[tuple[list[str], list[list[object]]]], form: 
             print_wide(columns, [[number(cell) for cell in line] for line in body])
 
 
-def _example_lines(source: OpenedSweep, path: Path, access: DataAccess | None) -> list[dict[str, Any]]:
+def _example_lines(source: OpenedSweep, path: Path, access: Any) -> list[dict[str, Any]]:
     from ostinato.errors import ConfigError
     from ostinato.experiments.sweep.example_intervals import example_differences
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -16,11 +14,11 @@ from ostinato.cli.options import (
     JsonOption,
     RunArgument,
 )
-from ostinato.cli.output import compact, console, print_json, print_line, print_table
+from ostinato.cli.output import compact, print_json, print_line, print_table, progress_bar
 from ostinato.cli.results import describe_average
 
 if TYPE_CHECKING:
-    from ostinato.evaluation.threshold_curve import Point, Tuning
+    from ostinato.evaluation.threshold_curve import Tuning
 
 
 def tune_threshold(
@@ -51,9 +49,14 @@ def tune_threshold(
     from ostinato.evaluation.loading import load
     from ostinato.experiments.compare import thresholds as logic
 
-    wanted = logic.THRESHOLDS if thresholds is None else _numbers(thresholds)
+    try:
+        wanted = logic.THRESHOLDS if thresholds is None else [float(part) for part in thresholds.split(",")]
+    except ValueError:
+        reason = f"'{thresholds}' is no list of numbers: 0.9,0.5"
+        raise typer.BadParameter(reason, param_hint="--thresholds") from None
     loaded = load(run, checkpoint=checkpoint, device=device, halting_threshold="trained")
-    with _progress(None if json else len(wanted) + 1) as on_point:
+    with progress_bar("thresholds", not json) as (set_total, advance):
+        set_total(len(wanted) + 1)
         found = logic.tune_threshold(
             loaded,
             split,
@@ -62,7 +65,7 @@ def tune_threshold(
             metric=metric,
             max_examples=max_examples,
             access=access,
-            on_point=on_point,
+            on_point=lambda point: advance(1),
             **({} if beam is None else {"beam": beam}),
         )
     if json:
@@ -71,27 +74,6 @@ def tune_threshold(
         _print(found)
         if line := describe_average(loaded.checkpoint):
             print_line(line)
-
-
-def _numbers(text: str) -> list[float]:
-    """Return the numbers in a text such as `0.9,0.5`."""
-    try:
-        return [float(part) for part in text.split(",")]
-    except ValueError:
-        raise typer.BadParameter(f"'{text}' is no list of numbers: 0.9,0.5", param_hint="--thresholds") from None
-
-
-@contextmanager
-def _progress(total: int | None) -> Iterator[Callable[[Point], None]]:
-    """Draw a bar on a terminal, unless the total is None."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    screen = console()
-    columns = (TextColumn("thresholds"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    off = total is None or not screen.is_terminal
-    with Progress(*columns, console=screen, transient=True, disable=off) as progress:
-        bar = progress.add_task("thresholds", total=total)
-        yield lambda point: progress.advance(bar)
 
 
 def _print(found: Tuning) -> None:
