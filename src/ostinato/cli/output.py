@@ -63,12 +63,18 @@ def print_table(
     title: str | None = None,
     *,
     right: bool = False,
+    markdown: bool = False,
 ) -> None:
     """Write a table; columns whose cells are all numbers are right-aligned, with `right` all but the first."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
     from rich.text import Text
 
+    if markdown:
+        from ostinato.experiments.results import markdown as as_markdown
+
+        typer.echo(as_markdown(columns, rows), nl=False)
+        return
     cells = [list(row) for row in rows]
     table = Table(title=title, box=SIMPLE_HEAD, title_justify="left", title_style="bold", pad_edge=False)
     for i, name in enumerate(columns):
