@@ -36,10 +36,9 @@ def claims(
 
         print_line(document(paper).rstrip())
         return
-    found = []
-    for claim in list_claims():
-        if paper in (None, claim.config.paper):
-            found.append(_described(claim, read_outcome(claim, [outcomes, claims_directory()])))
+    folders = [outcomes, claims_directory()]
+    wanted = [claim for claim in list_claims() if paper in (None, claim.config.paper)]
+    found = [_described(claim, read_outcome(claim, folders)) for claim in wanted]
     if json:
         print_json(found)
         return
@@ -68,6 +67,7 @@ def reproduce(
     Exit code 1 where a number lies outside. The outcome is kept, with the rows it comes from.
     """
     from ostinato.experiments.claims import files as library
+    from ostinato.experiments.claims.document import checks
     from ostinato.experiments.claims.reproduce import Resources
     from ostinato.experiments.claims.reproduce import reproduce as run
     from ostinato.experiments.sweep.pool import LocalPool
@@ -92,18 +92,12 @@ def reproduce(
     if json:
         print_json(outcome.head)
     else:
-        _print_outcome(outcome, path)
+        rows = [[what, expected, found, "yes" if ok else "NO"] for what, expected, found, ok in checks(outcome.head)]
+        print_table(["what", "expected", "found", "holds"], rows)
+        print_line("holds" if outcome.head["holds"] else "fails")
+        print_line(f"outcome: {path}")
     if not outcome.head["holds"]:
         raise typer.Exit(1)
-
-
-def _print_outcome(outcome: Outcome, path: Path) -> None:
-    from ostinato.experiments.claims.document import checks
-
-    rows = [[what, expected, found, "yes" if ok else "NO"] for what, expected, found, ok in checks(outcome.head)]
-    print_table(["what", "expected", "found", "holds"], rows)
-    print_line("holds" if outcome.head["holds"] else "fails")
-    print_line(f"outcome: {path}")
 
 
 def _described(claim: Claim, outcome: Outcome | None) -> dict[str, Any]:

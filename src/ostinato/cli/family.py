@@ -69,7 +69,9 @@ def family(
         rounding=one_of("--rounding", rounding, "nearest", "down"),
         n_ctx=n_ctx or recipe.data.max_target_length,
     )
-    files = [] if write is None else _write(write, base, given, depths, found, stack, count, rounding)
+    options = ["--depths", depths, "--rounding", rounding]
+    options += [word for name, value in (("--stack", stack), ("--count", count)) if value for word in (name, value)]
+    files = [] if write is None else _write(write, base, given, found, options)
     if json:
         print_json(_as_dict(recipe.name, found, files))
         return
@@ -95,20 +97,9 @@ def parse_depths(text: str) -> list[int]:
     return list(depths)
 
 
-def _write(
-    folder: Path,
-    base: str,
-    overrides: list[str],
-    depths: str,
-    found: Family,
-    stack: str | None,
-    count: str | None,
-    rounding: str,
-) -> list[Path]:
+def _write(folder: Path, base: str, overrides: list[str], found: Family, options: list[str]) -> list[Path]:
     from ostinato.tasks.recipes import write_derived
 
-    options = ["--depths", depths, "--rounding", rounding]
-    options += [word for name, value in (("--stack", stack), ("--count", count)) if value for word in (name, value)]
     command = shlex.join(["ostinato", "family", base, *overrides, *options])
     stem = Path(base).stem if Path(base).suffix else base.strip("/").replace("/", "-")
     return [
@@ -142,21 +133,11 @@ def _print(name: str, found: Family) -> None:
     d_model = found.base.d_model
     print_line(f"{name}: width {d_model}, {found.parameters:,} parameters; equal: {_HELD[found.counting]}")
     columns = ["n_steps", "d_ff", "d_ff / d_model", "parameters", "residual", "residual %", "MACs per token"]
-    rows = [
-        [
-            number(cell)
-            for cell in (
-                arm.n_steps,
-                arm.d_ff,
-                arm.d_ff / d_model,
-                arm.parameters,
-                arm.residual,
-                100 * arm.residual / found.parameters,
-                arm.macs,
-            )
-        ]
-        for arm in found.arms
-    ]
+    rows = []
+    for arm in found.arms:
+        residual = 100 * arm.residual / found.parameters
+        cells = arm.n_steps, arm.d_ff, arm.d_ff / d_model, arm.parameters, arm.residual, residual, arm.macs
+        rows.append([number(cell) for cell in cells])
     if rows:
         print_wide(columns, rows, right=True)
         print_line(f"MACs: at {found.n_ctx:,} tokens of context")

@@ -1,4 +1,4 @@
-"""`ostinato settings`: what a recipe may set, and what each setting means."""
+"""`ostinato recipes` and `ostinato settings`: the named recipes, what a recipe may set, and what it means."""
 
 from __future__ import annotations
 
@@ -9,12 +9,23 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ostinato.cli.options import JsonOption
-from ostinato.cli.output import print_json, print_line, readable_width
+from ostinato.cli.output import print_columns, print_json, print_line, readable_width
 
 if TYPE_CHECKING:
     from ostinato.config.settings import SettingInfo
 
 _INDENT = "    "
+
+
+def recipes(json: JsonOption = False) -> None:
+    """List the recipes that come with Ostinato."""
+    from ostinato.tasks.recipes import list_recipes
+
+    found = list_recipes()
+    if json:
+        print_json([{"name": recipe.name, "description": recipe.description} for recipe in found])
+    else:
+        print_columns((recipe.name, recipe.description) for recipe in found)
 
 
 def settings(

@@ -11,22 +11,17 @@ from ostinato.cli.options import STORE, AccessOption, InputOption, JsonOption, S
 from ostinato.cli.output import console, print_json, print_line, print_table
 
 if TYPE_CHECKING:
-    from ostinato.budget import Budget
     from ostinato.config.sweep import SweepConfig
-    from ostinato.experiments.sweep.runs import PlannedRun
-
-SweepArgument = Annotated[str, typer.Argument(metavar="FILE", help="A sweep's name, or a YAML file.")]
-SeedsOption = Annotated[
-    str | None, typer.Option("--seeds", metavar="N,N", help="Seeds of every arm, in place of the file's.")
-]
 
 
 def sweep(
-    file: SweepArgument,
+    file: Annotated[str, typer.Argument(metavar="FILE", help="A sweep's name, or a YAML file.")],
     store: StoreOption = STORE,
     workers: Annotated[int, typer.Option(min=1, help="Runs at once, each in a process of its own.")] = 1,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads of a run whose recipe names none.")] = 1,
-    seeds: SeedsOption = None,
+    seeds: Annotated[
+        str | None, typer.Option(metavar="N,N", help="Seeds of every arm, in place of the file's.")
+    ] = None,
     take: Annotated[
         list[Path] | None,
         typer.Option(metavar="RUN", help="Finished run, or folder of runs, to copy into the store; may be repeated."),
@@ -91,21 +86,20 @@ def _show_plan(sweep: SweepConfig, store: Path, access: Any, json: bool) -> None
     runs = plan_runs(sweep, store, access)
     budgets = arm_budgets(sweep, runs, access)
     missing = {(line["arm"], line["seed"]): line["why"] for line in collect_rows(sweep, runs)[1]}
-    lines = [_plan_line(run, budgets[run.arm], missing.get((run.arm, run.seed))) for run in runs]
+    lines = [
+        {
+            "arm": run.arm,
+            "seed": run.seed,
+            "key": run.directory.name,
+            "parameters": budgets[run.arm].figure("parameters"),
+            "MACs": budgets[run.arm].figure("macs"),
+            "starts from": run.start.name if run.start else None,
+            "state": missing.get((run.arm, run.seed), "there"),
+        }
+        for run in runs
+    ]
     if json:
         print_json(lines)
     else:
         print_table(list(lines[0]), [list(line.values()) for line in lines])
     check_equal(sweep, budgets)
-
-
-def _plan_line(run: PlannedRun, budget: Budget, why_missing: str | None) -> dict[str, Any]:
-    return {
-        "arm": run.arm,
-        "seed": run.seed,
-        "key": run.directory.name,
-        "parameters": budget.figure("parameters"),
-        "MACs": budget.figure("macs"),
-        "starts from": run.start.name if run.start else None,
-        "state": "there" if why_missing is None else why_missing,
-    }

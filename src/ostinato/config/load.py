@@ -170,24 +170,19 @@ class _Repair(Generic[C]):
             self._add(path, None, f"is required: {describe(slot.annotation, slot.metadata)}")
             self._remove(_list_or_top(path))
         elif slot.is_union and isinstance(value, dict):
-            self._wrong_kind(path, slot, value)
+            near = get_close_matches(str(value.get("kind")), slot.nodes, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            self._add((*path, "kind"), value.get("kind"), f"must be one of {', '.join(slot.nodes)}{hint}")
+            self.removed.append(path)
+            if near:  # Go on with the kind it resembles, else without the group.
+                value["kind"] = near[0]
+            else:
+                self._remove(path)
         else:
             valid = describe(slot.annotation, slot.metadata)
             if slot.is_union:
                 valid = f"a group of settings with kind: {', '.join(slot.nodes)}"
             self._add(path, value, f"must be {valid}")
-            self._remove(path)
-
-    def _wrong_kind(self, path: PathTuple, slot: Slot, value: Settings) -> None:
-        """Report a kind that does not exist; go on with the one it resembles, else without the group."""
-        given = str(value.get("kind"))
-        near = get_close_matches(given, slot.nodes, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        self._add((*path, "kind"), value.get("kind"), f"must be one of {', '.join(slot.nodes)}{hint}")
-        self.removed.append(path)
-        if near:
-            value["kind"] = near[0]
-        else:
             self._remove(path)
 
     def _add(self, path: PathTuple, value: object, reason: str) -> None:
