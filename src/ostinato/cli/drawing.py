@@ -90,7 +90,8 @@ def _sizes(stack: StackConfig, d_model: int) -> Iterator[str]:
     """Yield the widths of the sub-layers that exist: dense ones in one line, each one of experts in its own."""
     from ostinato.config.experts import ExpertAttentionConfig, ExpertFeedForwardConfig
 
-    dense, routed = [], []
+    dense: list[str] = []
+    routed: list[str] = []
     for kind, sub in stack.sub_layers():
         if any(i is not None for i in sub.sets(stack.n_steps)):
             has_experts = isinstance(sub, ExpertAttentionConfig | ExpertFeedForwardConfig)
