@@ -93,7 +93,6 @@ def baselines(
 
 
 def _print_task(described: dict[str, Any]) -> None:
-
     print_line(f"{described['task']} ({described['origin']})")
     print_line()
     print_line(described["protocol"])

@@ -129,7 +129,6 @@ def _as_dict(name: str, found: Family, files: list[Path]) -> dict[str, Any]:
 
 
 def _print(name: str, found: Family) -> None:
-
     d_model = found.base.d_model
     print_line(f"{name}: width {d_model}, {found.parameters:,} parameters; equal: {_HELD[found.counting]}")
     columns = ["n_steps", "d_ff", "d_ff / d_model", "parameters", "residual", "residual %", "MACs per token"]

@@ -143,7 +143,6 @@ def _parts(found: Solution, reference: ModelConfig | None) -> dict[str, dict[str
 
 
 def _print(names: list[str], found: Solution, match: str, reference: ModelConfig | None, tolerance: float) -> None:
-
     values = " ".join(f"model.{key}={value}" for key, value in found.values.items())
     print_line(f"{names[0]}: {values}")
     relative = f" ({100 * found.residual / found.target:+.3g} %)" if found.target else ""
