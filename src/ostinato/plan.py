@@ -172,8 +172,14 @@ def build_plan(stack: str, sub_layers: Sequence[SubLayerPlan], n_steps: int, ste
     """Lay the sub-layers of a stack out over its steps, in the order given within each step."""
     steps = []
     for index in range(n_steps):
-        uses = tuple(_use(stack, sub, index) for sub in sub_layers if sub.sets[index] is not None)
-        steps.append(Step(index=index, round=index // steps_per_round, uses=uses))
+        uses = []
+        for sub in sub_layers:
+            if sub.sets[index] is not None:
+                weights = f"{sub.bank}_{sub.sets[index]}"
+                norm = weights if sub.share_norm else f"{stack}_step_{index}"
+                position = {None: None, "stack": stack, "weights": f"{sub.kind}_{weights}"}[sub.position]
+                uses.append(Use(sub.kind, weights, norm=f"{sub.kind}_{norm}", position=position))
+        steps.append(Step(index=index, round=index // steps_per_round, uses=tuple(uses)))
     return Plan(stack, tuple(steps))
 
 
@@ -182,10 +188,3 @@ def insert(plan: Plan, after: int, use: Use) -> Plan:
     before, rest = plan.steps[:after], plan.steps[after:]
     extra = Step(after, before[-1].round, (use,))
     return Plan(plan.stack, (*before, extra, *(replace(step, index=step.index + 1) for step in rest)))
-
-
-def _use(stack: str, sub: SubLayerPlan, index: int) -> Use:
-    weights = f"{sub.bank}_{sub.sets[index]}"
-    norm = weights if sub.share_norm else f"{stack}_step_{index}"
-    position = {None: None, "stack": stack, "weights": f"{sub.kind}_{weights}"}[sub.position]
-    return Use(sub.kind, weights, norm=f"{sub.kind}_{norm}", position=position)

@@ -2,38 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from ostinato.cli.options import CheckpointOption, DeviceOption, JsonOption, MirrorOption
+from ostinato.cli.options import AccessOption, CheckpointOption, DeviceOption, JsonOption
+from ostinato.cli.output import print_json, print_line, progress_bar
+from ostinato.cli.results import describe_average
 
 
 def analyze(
     runs: Annotated[
-        list[Path],
-        typer.Argument(metavar="RUN", help="Run directories; others are compared with the first.", show_default=False),
+        list[Path], typer.Argument(metavar="RUN", help="Run directories; others are compared with the first.")
     ],
     only: Annotated[
-        list[str] | None,
-        typer.Option("--only", metavar="NAME", help="An analysis; may be repeated; default: all that apply."),
+        list[str] | None, typer.Option(metavar="NAME", help="An analysis; may be repeated; default: all that apply.")
     ] = None,
     split: Annotated[
-        str | None,
-        typer.Option(
-            help="Split that the models read; default: the first one of the run's recipe.", show_default=False
-        ),
+        str | None, typer.Option(help="Split that the models read; default: the first one of the run's recipe.")
     ] = None,
     max_examples: Annotated[int, typer.Option(min=1, help="Number of examples, spread evenly over the split.")] = 2000,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder to write to; default: analysis in the first run.", show_default=False)
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder to write to; default: analysis in the first run.")] = None,
     checkpoint: CheckpointOption = "best",
     device: DeviceOption = "auto",
-    mirror: MirrorOption = None,
+    access: AccessOption = None,
     json: JsonOption = False,
 ) -> None:
     """Look inside runs, in figures and numbers.
@@ -43,18 +36,15 @@ def analyze(
     was trained with.
     """
     from ostinato.analysis import analyze as logic
-    from ostinato.cli.output import print_json, print_line
-    from ostinato.cli.results import describe_average
-    from ostinato.data.registry import DataAccess
     from ostinato.evaluation.loading import load
     from ostinato.training.threads import cpu_threads
 
     logic.choose(only)
     loaded = [load(run, checkpoint=checkpoint, device=device) for run in runs]
-    given = logic.subjects(loaded, split, max_examples, DataAccess.default(mirror))
+    given = logic.subjects(loaded, split, max_examples, access)
     # With as many threads as it was trained with: more are slower for small models, above all beside other work.
     threads = cpu_threads(loaded[0].recipe.training.n_threads)
-    with threads, _progress(not json) as (on_start, on_progress):
+    with threads, progress_bar("examples", not json) as (on_start, on_progress):
         found = logic.analyze(given, out or runs[0] / "analysis", only=only, on_start=on_start, on_progress=on_progress)
     if json:
         files = [str(path) for path in found.files]
@@ -68,18 +58,3 @@ def analyze(
     for name, why in found.left_out.items():
         print_line(f"left out {name}: {why}")
     print_line(f"wrote {found.report} and {len(found.files) - 1} files beside it")
-
-
-@contextmanager
-def _progress(wanted: bool) -> Iterator[tuple[Callable[[int], None], Callable[[int], None]]]:
-    """Draw a bar of examples where standard error is a terminal."""
-    import sys
-
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("examples"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    off = not wanted or not sys.stderr.isatty()
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=off) as progress:
-        bar = progress.add_task("examples", total=None)
-        yield lambda total: progress.update(bar, total=total), lambda n: progress.advance(bar, n)

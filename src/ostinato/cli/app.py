@@ -21,8 +21,7 @@ from ostinato.cli.help import GroupedCommand, GroupedCommands
 from ostinato.cli.output import print_stderr
 from ostinato.cli.plan import plan
 from ostinato.cli.plot import plot
-from ostinato.cli.recipes import recipes
-from ostinato.cli.settings import settings
+from ostinato.cli.settings import recipes, settings
 from ostinato.cli.solve import solve
 from ostinato.cli.sweep import sweep
 from ostinato.cli.table import table

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ostinato.cli.options import STORE, InputOption, JsonOption, MirrorOption, StoreOption, read_inputs
+from ostinato.cli.options import STORE, AccessOption, InputOption, JsonOption, StoreOption, read_inputs
+from ostinato.cli.output import console, print_json, print_line, print_stderr, print_table
 
 if TYPE_CHECKING:
     from ostinato.experiments.claims.files import Claim, Outcome
@@ -19,7 +20,7 @@ OutcomesOption = Annotated[
 
 
 def claims(
-    paper: Annotated[str | None, typer.Option("--paper", help="Only this paper's.", show_default=False)] = None,
+    paper: Annotated[str | None, typer.Option(help="Only this paper's.")] = None,
     outcomes: OutcomesOption = OUTCOMES,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the library's own outcomes in full.")] = False,
     json: JsonOption = False,
@@ -28,7 +29,6 @@ def claims(
 
     holds: every number lay in its band. fails: one did not. stale: the claim has changed since it was run.
     """
-    from ostinato.cli.output import print_json, print_line, print_table
     from ostinato.experiments.claims.files import claims_directory, list_claims, read_outcome
 
     if markdown:
@@ -36,10 +36,9 @@ def claims(
 
         print_line(document(paper).rstrip())
         return
-    found = []
-    for claim in list_claims():
-        if paper in (None, claim.config.paper):
-            found.append(_described(claim, read_outcome(claim, [outcomes, claims_directory()])))
+    folders = [outcomes, claims_directory()]
+    wanted = [claim for claim in list_claims() if paper in (None, claim.config.paper)]
+    found = [_described(claim, read_outcome(claim, folders)) for claim in wanted]
     if json:
         print_json(found)
         return
@@ -52,27 +51,23 @@ def claims(
 
 def reproduce(
     claim: Annotated[str, typer.Argument(metavar="CLAIM", help="A claim's name, or a claim file.")],
-    variant: Annotated[
-        str | None, typer.Option("--variant", help="gpu: sized for an hour of a large GPU.", show_default=False)
-    ] = None,
+    variant: Annotated[str | None, typer.Option(help="gpu: sized for an hour of a large GPU.")] = None,
     given: InputOption = None,
     store: StoreOption = STORE,
     workers: Annotated[int, typer.Option(min=1, help="Runs at once.")] = 1,
     outcomes: OutcomesOption = OUTCOMES,
     take: Annotated[
-        list[Path] | None,
-        typer.Option("--take", metavar="RUN", help="A finished run to take over, if it is one of the claim's."),
+        list[Path] | None, typer.Option(metavar="RUN", help="A finished run to take over, if it is one of the claim's.")
     ] = None,
-    mirror: MirrorOption = None,
+    access: AccessOption = None,
     json: JsonOption = False,
 ) -> None:
     """Run a claim, and compare its numbers with their bands.
 
     Exit code 1 where a number lies outside. The outcome is kept, with the rows it comes from.
     """
-    from ostinato.cli.output import console, print_json, print_line, print_stderr
-    from ostinato.data.registry import DataAccess
     from ostinato.experiments.claims import files as library
+    from ostinato.experiments.claims.document import checks
     from ostinato.experiments.claims.reproduce import Resources
     from ostinato.experiments.claims.reproduce import reproduce as run
     from ostinato.experiments.sweep.pool import LocalPool
@@ -85,7 +80,7 @@ def reproduce(
         print_line(f"{chosen.name} ({chosen.config.where}): {chosen.config.statement}")
     means = Resources(
         store,
-        access=DataAccess.default(mirror),
+        access=access,
         inputs=read_inputs(given),
         take=take or (),
         on_event=print_stderr,
@@ -97,19 +92,12 @@ def reproduce(
     if json:
         print_json(outcome.head)
     else:
-        _print_outcome(outcome, path)
+        rows = [[what, expected, found, "yes" if ok else "NO"] for what, expected, found, ok in checks(outcome.head)]
+        print_table(["what", "expected", "found", "holds"], rows)
+        print_line("holds" if outcome.head["holds"] else "fails")
+        print_line(f"outcome: {path}")
     if not outcome.head["holds"]:
         raise typer.Exit(1)
-
-
-def _print_outcome(outcome: Outcome, path: Path) -> None:
-    from ostinato.cli.output import print_line, print_table
-    from ostinato.experiments.claims.document import checks
-
-    rows = [[what, expected, found, "yes" if ok else "NO"] for what, expected, found, ok in checks(outcome.head)]
-    print_table(["what", "expected", "found", "holds"], rows)
-    print_line("holds" if outcome.head["holds"] else "fails")
-    print_line(f"outcome: {path}")
 
 
 def _described(claim: Claim, outcome: Outcome | None) -> dict[str, Any]:

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from ostinato.cli.options import (
+    AccessOption,
     BeamOption,
     CheckpointOption,
     DeviceOption,
     JsonOption,
-    MirrorOption,
     one_of,
     options_given,
 )
+from ostinato.cli.output import print_json, print_line, print_stderr, print_table
+from ostinato.cli.results import describe_average
 
 _INTERVALS, _MATCH = "Intervals and costs", "Where runs are equally good"
 _OF_INTERVALS = ("samples", "seed", "source_length", "target_length", "fresh", "jsonl", "checkpoint", "device")
@@ -31,16 +32,13 @@ def compare(
             metavar="RUN",
             help="Run directories, or files written by `ostinato evaluate --predictions`; the first is the reference. "
             "Or files written by --jsonl, to be shown again.",
-            show_default=False,
         ),
     ],
     split: Annotated[
-        list[str] | None,
-        typer.Option("--split", help="Split, may be repeated; default: the first recipe's.", show_default=False),
+        list[str] | None, typer.Option(help="Split, may be repeated; default: the first recipe's.")
     ] = None,
     metric: Annotated[
-        list[str] | None,
-        typer.Option("--metric", help="Metric, may be repeated; default: the first recipe's.", show_default=False),
+        list[str] | None, typer.Option(help="Metric, may be repeated; default: the first recipe's.")
     ] = None,
     max_examples: Annotated[
         int | None, typer.Option(min=1, help="Number of examples, spread evenly over the split.")
@@ -65,16 +63,13 @@ def compare(
         ),
     ] = False,
     jsonl: Annotated[
-        Path | None,
-        typer.Option("--jsonl", help="Write the rows to this file as well.", rich_help_panel=_INTERVALS),
+        Path | None, typer.Option(help="Write the rows to this file as well.", rich_help_panel=_INTERVALS)
     ] = None,
     match: Annotated[
         str | None,
         typer.Option(
-            "--match",
             metavar="perplexity|loss",
             help="Compare checkpoints of equal held-out perplexity, or scores at equal held-out loss.",
-            show_default=False,
             rich_help_panel=_MATCH,
         ),
     ] = None,
@@ -82,7 +77,7 @@ def compare(
         int, typer.Option(min=1, help="With --match loss: losses to compare at.", rich_help_panel=_MATCH)
     ] = 5,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
-    mirror: MirrorOption = None,
+    access: AccessOption = None,
     json: JsonOption = False,
 ) -> None:
     """Compare finished runs on the same references.
@@ -95,103 +90,66 @@ def compare(
     checkpoint of each run on a split (default: test, exact_match), and compares the runs at equal held-out loss. Runs
     keep as many checkpoints as training.keep_last says.
     """
-    from ostinato.cli.output import print_json, print_stderr
-    from ostinato.cli.results import describe_average
-    from ostinato.data.registry import DataAccess
     from ostinato.evaluation.loading import find_checkpoint
+    from ostinato.experiments.compare import matched_runs, paired_tables
     from ostinato.experiments.compare.paired import compare as compare_systems
     from ostinato.experiments.compare.systems import Choices
     from ostinato.experiments.results import write_rows
 
-    if one_of("--match", match, "perplexity", "loss"):
-        if named := options_given(context, (*_OF_INTERVALS, *(_OF_LOSS if match == "perplexity" else ()))):
-            raise typer.BadParameter(f"cannot go with --match {match}", param_hint=named)
-        if match == "perplexity":
-            _match_perplexity(systems, markdown, json)
-            return
+    one_of("--match", match, "perplexity", "loss")
+    not_here = (*_OF_INTERVALS, *(_OF_LOSS if match == "perplexity" else ())) if match else ["points"]
+    if named := options_given(context, not_here):
+        raise typer.BadParameter(
+            f"cannot go with --match {match}" if match else "is for --match loss", param_hint=named
+        )
+    decoding = {} if beam is None else {"beam": beam}
+    shown: object
+    notes: list[str] = []
+    if match == "perplexity":
+        shown = rows = matched_runs.match_perplexity([matched_runs.read_curve(run) for run in systems])
+        names = ["reference", "run", "depth", "perplexity", "reached", "checkpoint", "own", "mismatch"]
+        tables = [(names, [[row[name] for name in names] for row in rows])]
+    elif match == "loss":
         splits, metrics = split or ["test"], metric or ["exact_match"]
         if len(splits) > 1 or len(metrics) > 1:
             raise typer.BadParameter("--match loss takes one split and one metric", param_hint="--split / --metric")
-        options = {"max_examples": max_examples, "access": DataAccess.default(mirror)}
-        options |= {} if beam is None else {"beam": beam}
-        _match_loss(systems, splits[0], metrics[0], points, options, markdown, json)
-        return
-    if named := options_given(context, ["points"]):
-        raise typer.BadParameter("is for --match loss", param_hint=named)
-    choices = Choices(
-        splits=split,
-        metrics=metric,
-        checkpoint=checkpoint,
-        max_examples=max_examples,
-        decoding=None if beam is None else {"beam": beam},
-        n_samples=samples,
-        seed=seed,
-        lengths=(source_length, target_length),
-        fresh=fresh,
-        device=device,
-        access=DataAccess.default(mirror),
-    )
-    rows = compare_systems(systems, choices, on_line=print_stderr)
-    for run in (path for path in systems if path.is_dir()):
-        if line := describe_average(find_checkpoint(run, checkpoint)):
-            print_stderr(f"{run}: {line}")
-    if jsonl is not None:
-        write_rows(rows, jsonl)
-    if json:
-        print_json(rows)
-        return
-    _print_intervals(rows, markdown)
-
-
-def _print_intervals(rows: list[dict[str, Any]], markdown: bool) -> None:
-    from ostinato.cli.output import print_line
-    from ostinato.experiments.compare import paired_tables
-
-    for columns, lines in (paired_tables.score_table(rows), paired_tables.cost_table(rows)):
-        _print_table(columns, lines, markdown)
-    for line in paired_tables.notes(rows):
-        print_line(line)
-
-
-def _match_perplexity(runs: Sequence[Path], markdown: bool, json: bool) -> None:
-    """Print for each run the checkpoint whose perplexity is that of a shallower run at its end."""
-    from ostinato.cli.output import print_json
-    from ostinato.experiments.compare.matched_runs import match_perplexity, read_curve
-
-    rows = match_perplexity([read_curve(run) for run in runs])
-    if json:
-        print_json(rows)
-        return
-    names = ["reference", "run", "depth", "perplexity", "reached", "checkpoint", "own", "mismatch"]
-    _print_table(names, [[row[name] for name in names] for row in rows], markdown)
-
-
-def _match_loss(
-    runs: Sequence[Path],
-    split: str,
-    metric: str,
-    n_points: int,
-    options: dict[str, Any],
-    markdown: bool,
-    json: bool,
-) -> None:
-    """Print the scores of all runs at held-out losses that all of them reached."""
-    from ostinato.cli.output import print_json
-    from ostinato.experiments.compare.matched_runs import match_loss, read_curve, score_pairs
-
-    pairs = {str(run): score_pairs(run, read_curve(run), split, metric, **options) for run in runs}
-    rows = match_loss(pairs, n_points)
-    if json:
-        print_json({"pairs": pairs, "matched": rows})
-        return
-    _print_table(["loss", *pairs], [[row["loss"], *(row["scores"][run] for run in pairs)] for row in rows], markdown)
-
-
-def _print_table(columns: Sequence[str], lines: Iterable[Sequence[object]], markdown: bool) -> None:
-    from ostinato.cli.output import print_line, print_table
-    from ostinato.experiments.results import markdown as as_markdown
-
-    if markdown:
-        print_line(as_markdown(columns, lines))
+        options: dict[str, Any] = {"max_examples": max_examples, "access": access, **decoding}
+        pairs = {
+            str(run): matched_runs.score_pairs(run, matched_runs.read_curve(run), splits[0], metrics[0], **options)
+            for run in systems
+        }
+        rows = matched_runs.match_loss(pairs, points)
+        shown = {"pairs": pairs, "matched": rows}
+        tables = [(["loss", *pairs], [[row["loss"], *(row["scores"][run] for run in pairs)] for row in rows])]
     else:
-        print_table(columns, lines)
+        choices = Choices(
+            splits=split,
+            metrics=metric,
+            checkpoint=checkpoint,
+            max_examples=max_examples,
+            decoding=decoding or None,
+            n_samples=samples,
+            seed=seed,
+            lengths=(source_length, target_length),
+            fresh=fresh,
+            device=device,
+            access=access,
+        )
+        shown = rows = compare_systems(systems, choices, on_line=print_stderr)
+        for run in (path for path in systems if path.is_dir()):
+            if line := describe_average(find_checkpoint(run, checkpoint)):
+                print_stderr(f"{run}: {line}")
+        if jsonl is not None:
+            write_rows(rows, jsonl)
+        if not json:
+            tables = [paired_tables.score_table(rows), paired_tables.cost_table(rows)]
+            notes = paired_tables.notes(rows)
+    if json:
+        print_json(shown)
+        return
+    for columns, lines in tables:
+        print_table(columns, lines, markdown=markdown)
+        if markdown:
+            print_line()
+    for line in notes:
+        print_line(line)

@@ -6,7 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from ostinato.cli.options import JsonOption, MirrorOption, OverridesArgument, RecipeArgument
+from ostinato.cli.options import AccessOption, JsonOption, OverridesArgument, RecipeArgument
+from ostinato.cli.output import number, print_columns, print_json, print_line, print_table
 
 EPILOG = "Example: ostinato data show scan split=length"
 
@@ -17,17 +18,15 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-TaskArgument = Annotated[str, typer.Argument(metavar="TASK", help="A task's name.", show_default=False)]
+TaskArgument = Annotated[str, typer.Argument(metavar="TASK", help="A task's name.")]
 SettingsArgument = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="KEY=VALUE", help="The task's settings, for example split=length.", show_default=False),
+    list[str] | None, typer.Argument(metavar="KEY=VALUE", help="The task's settings, for example split=length.")
 ]
 
 
 @app.command("list", epilog="Example: ostinato data list")
 def list_tasks(json: JsonOption = False) -> None:
     """List the tasks and where their data comes from."""
-    from ostinato.cli.output import print_columns, print_json
     from ostinato.tasks.catalog import list_tasks as tasks
 
     found = tasks()
@@ -39,14 +38,11 @@ def list_tasks(json: JsonOption = False) -> None:
 
 @app.command("fetch", epilog="Example: ostinato data fetch cogs --mirror /media/usb/data")
 def fetch(
-    task: TaskArgument, settings: SettingsArgument = None, mirror: MirrorOption = None, json: JsonOption = False
+    task: TaskArgument, settings: SettingsArgument = None, access: AccessOption = None, json: JsonOption = False
 ) -> None:
     """Download and check the files of a task."""
-    from ostinato.cli.output import print_json, print_line
-    from ostinato.data.registry import DataAccess
     from ostinato.tasks.catalog import open_task
 
-    access = DataAccess.default(mirror)
     opened = open_task(task, settings or [], access)
     paths = {file.path: str(access.fetch(file)) for file in opened.files()}
     if json:
@@ -60,14 +56,12 @@ def fetch(
 
 @app.command("show", epilog=EPILOG)
 def show(
-    task: TaskArgument, settings: SettingsArgument = None, mirror: MirrorOption = None, json: JsonOption = False
+    task: TaskArgument, settings: SettingsArgument = None, access: AccessOption = None, json: JsonOption = False
 ) -> None:
     """Print a task's protocol, sizes and examples."""
-    from ostinato.cli.output import print_json
-    from ostinato.data.registry import DataAccess
     from ostinato.tasks.catalog import describe_task, open_task
 
-    described = describe_task(open_task(task, settings or [], DataAccess.default(mirror)))
+    described = describe_task(open_task(task, settings or [], access))
     if json:
         print_json(described)
     else:
@@ -78,19 +72,17 @@ def show(
 def baselines(
     recipe: RecipeArgument,
     overrides: OverridesArgument = None,
-    mirror: MirrorOption = None,
+    access: AccessOption = None,
     json: JsonOption = False,
 ) -> None:
     """Print scores of baselines without a model: the most frequent answer, the source, frequencies."""
-    from ostinato.cli.output import print_json, print_table
-    from ostinato.data.registry import DataAccess
     from ostinato.tasks.baselines import baseline_scores
     from ostinato.tasks.recipes import load_recipe
     from ostinato.tasks.registry import build_task
     from ostinato.training.prepare import with_splits
 
     resolved = load_recipe(recipe, overrides or [])
-    task = build_task(resolved.task, resolved.data, DataAccess.default(mirror))
+    task = build_task(resolved.task, resolved.data, access)
     splits = with_splits(resolved, task).evaluation.splits or []
     found = {split: baseline_scores(resolved, task, split) for split in splits}
     if json:
@@ -101,8 +93,6 @@ def baselines(
 
 
 def _print_task(described: dict[str, Any]) -> None:
-    from ostinato.cli.output import number, print_line, print_table
-
     print_line(f"{described['task']} ({described['origin']})")
     print_line()
     print_line(described["protocol"])

@@ -8,15 +8,14 @@ from typing import Annotated, Any
 import typer
 
 from ostinato.cli.options import JsonOption
+from ostinato.cli.output import console, print_json, print_line, print_table
 
 _SWEEP = "demo"
 _TITLE = "Reversing digits: lengths 1-10 in training, 11-13 beyond"
 
 
 def demo(
-    run_dir: Annotated[Path, typer.Option("--run-dir", help="Where to write; finished runs there are kept.")] = Path(
-        "runs/demo"
-    ),
+    run_dir: Annotated[Path, typer.Option(help="Where to write; finished runs there are kept.")] = Path("runs/demo"),
     json: JsonOption = False,
 ) -> None:
     """Compare two models of equal size in a few minutes.
@@ -24,7 +23,6 @@ def demo(
     A Transformer and a Universal Transformer, on data like that of their training and beyond it, three seeds each: the
     sweep `demo`, with its table and its figure.
     """
-    from ostinato.cli.output import console, print_json, print_line
     from ostinato.experiments.sweep.figure import draw_sweep
     from ostinato.experiments.sweep.files import load_sweep
     from ostinato.experiments.sweep.rows import results_folder
@@ -44,7 +42,6 @@ def demo(
 
 def _print_rows(rows: list[dict[str, Any]]) -> None:
     """Print every run, then mean and spread over the seeds of each arm."""
-    from ostinato.cli.output import print_table
     from ostinato.experiments.sweep.summary import number_text, summarise, summary_table
 
     titles = list(rows[0]["values"])

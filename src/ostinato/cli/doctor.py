@@ -9,6 +9,7 @@ from typing import Any
 import typer
 
 from ostinato.cli.options import JsonOption
+from ostinato.cli.output import print_json, print_line, print_table
 from ostinato.version import __version__
 
 _PACKAGE = "ostinato"
@@ -21,17 +22,15 @@ _DEVELOPERS = "dev"
 
 def doctor(json: JsonOption = False) -> None:
     """Show versions, devices, and what is missing."""
-    from ostinato.cli.output import print_json, print_line, print_table
-
     found = examine()
     if json:
         print_json(found)
     else:
         rows = [(p["name"], p["version"] or "missing", p["needed_for"]) for p in found["packages"]]
         print_table(["package", "version", "needed for"], rows)
-        print_table(["device", "what it is"], [(name, text) for name, text in found["devices"].items()])
-        print_table(["compiled kernels", "state"], [(name, text) for name, text in found["kernels"].items()])
-        print_table(["data", "where"], [(name, text) for name, text in found["data"].items()])
+        print_table(["device", "what it is"], found["devices"].items())
+        print_table(["compiled kernels", "state"], found["kernels"].items())
+        print_table(["data", "where"], found["data"].items())
         for line in found["advice"]:
             print_line(line)
         print_line("everything needed is there" if found["ok"] else "something needed is missing")
@@ -49,15 +48,18 @@ def examine() -> dict[str, Any]:
     packages = [p for p in packages if p["name"].lower() != _PACKAGE and p["extra"] != _DEVELOPERS]
     missing = [p for p in packages if p["version"] is None]
     ok = not any(p["extra"] == "" for p in missing)
+    advice = []
+    for extra in sorted({p["extra"] for p in missing}):  # The pip lines do not depend on how Ostinato was installed.
+        purpose = f"for {_USE.get(extra, extra)}" if extra else "needed packages are missing; add them"
+        wanted = " ".join(f"'{p['requirement']}'" for p in missing if p["extra"] == extra)
+        advice.append(f"{purpose}: pip install {wanted}")
     return {
         "ostinato": __version__,
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
         "packages": [own, *packages],
-        "devices": _devices() if ok else {},
-        "kernels": _kernels() if ok else {},
-        "data": _data() if ok else {},
-        "advice": [_advice(extra, missing) for extra in sorted({p["extra"] for p in missing})],
+        **(_means() if ok else {"devices": {}, "kernels": {}, "data": {}}),
+        "advice": advice,
         "ok": ok,
     }
 
@@ -83,35 +85,19 @@ def _package(requirement: str) -> dict[str, Any]:
     }
 
 
-def _advice(extra: str, missing: list[dict[str, Any]]) -> str:
-    """Return the pip line for the missing packages of one extra; it does not depend on how Ostinato was installed."""
-    wanted = " ".join(f"'{p['requirement']}'" for p in missing if p["extra"] == extra)
-    purpose = f"for {_USE.get(extra, extra)}" if extra else "needed packages are missing; add them"
-    return f"{purpose}: pip install {wanted}"
-
-
-def _devices() -> dict[str, str]:
-    """Return every device torch can use, by the name that `training.device` takes."""
+def _means() -> dict[str, dict[str, str]]:
+    """Return devices by the name that `training.device` takes, kernels (compiled now if need be), and data folders."""
     import torch
 
-    found = {"cpu": f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads"}
-    for index in range(torch.cuda.device_count()):
-        properties = torch.cuda.get_device_properties(index)
-        found[f"cuda:{index}"] = f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB"
-    if torch.backends.mps.is_available():
-        found["mps"] = "Apple GPU"
-    return found
-
-
-def _kernels() -> dict[str, str]:
-    """Return whether there are compiled kernels, after compiling them where that was not done yet."""
+    from ostinato.data.registry import DataAccess
     from ostinato.kernels.native import described
 
-    return {"cached decoding": described()}
-
-
-def _data() -> dict[str, str]:
-    from ostinato.data.registry import DataAccess
-
+    devices = {"cpu": f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads"}
+    for index in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(index)
+        devices[f"cuda:{index}"] = f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB"
+    if torch.backends.mps.is_available():
+        devices["mps"] = "Apple GPU"
     access = DataAccess.default()
-    return {"cache": str(access.cache), "mirror": access.mirror or "none (OSTINATO_MIRROR)"}
+    data = {"cache": str(access.cache), "mirror": access.mirror or "none (OSTINATO_MIRROR)"}
+    return {"devices": devices, "kernels": {"cached decoding": described()}, "data": data}

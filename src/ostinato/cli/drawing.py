@@ -13,7 +13,6 @@ from ostinato.cli.output import console, print_line, readable_width
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from ostinato.config.common import Recurrence
     from ostinato.config.experts import SparseLayerConfig
     from ostinato.config.stack import StackConfig
     from ostinato.config.sub_layers import SubLayerConfig
@@ -42,7 +41,10 @@ def draw_recipe(planned: PlannedRecipe) -> None:
         for drawn in drawing(plan, [kind for kind, _ in stack.sub_layers()], readable_width()):
             console().print(drawn, soft_wrap=True)
     for name, recurrence in sized.model.recurrences().items():
-        print_line(f"\n{name}: {_layers(recurrence)}")
+        layers = "1 layer" if recurrence.n_layers == 1 else f"{recurrence.n_layers} layers"
+        ways = ", read both ways" if recurrence.n_directions == 2 else ""
+        attention = "" if recurrence.score == "none" else f", attention to the source ({recurrence.score} score)"
+        print_line(f"\n{name}: {layers} of LSTM{ways}{attention}; no steps of depth")
     print_line()
     for kind, bank, stacks in shared_banks(sized.model):
         print_line(f"{kind}: bank '{bank}' serves {' and '.join(stacks)} with the same sets")
@@ -55,14 +57,6 @@ def draw_recipe(planned: PlannedRecipe) -> None:
             "experts a token: "
             + ", ".join(f"{part} {chosen.top_k} of {chosen.n_experts}" for part, chosen in experts.items())
         )
-
-
-def _layers(recurrence: Recurrence) -> str:
-    """Describe a recurrence over positions, which has no steps to draw."""
-    layers = "1 layer" if recurrence.n_layers == 1 else f"{recurrence.n_layers} layers"
-    ways = ", read both ways" if recurrence.n_directions == 2 else ""
-    attention = "" if recurrence.score == "none" else f", attention to the source ({recurrence.score} score)"
-    return f"{layers} of LSTM{ways}{attention}; no steps of depth"
 
 
 def _about(plan: Plan, stack: StackConfig) -> str:
@@ -96,13 +90,15 @@ def _sizes(stack: StackConfig, d_model: int) -> Iterator[str]:
     """Yield the widths of the sub-layers that exist: dense ones in one line, each one of experts in its own."""
     from ostinato.config.experts import ExpertAttentionConfig, ExpertFeedForwardConfig
 
-    experts = ExpertAttentionConfig | ExpertFeedForwardConfig
-    there = [(kind, sub) for kind, sub in stack.sub_layers() if any(i is not None for i in sub.sets(stack.n_steps))]
-    sizes = {kind: f"{kind} {_experts(sub, _width(sub, d_model))}" for kind, sub in there}
-    routed = [kind for kind, sub in there if isinstance(sub, experts)]
-    if dense := ", ".join(size for kind, size in sizes.items() if kind not in routed):
-        yield dense
-    yield from (sizes[kind] for kind in routed)
+    dense: list[str] = []
+    routed: list[str] = []
+    for kind, sub in stack.sub_layers():
+        if any(i is not None for i in sub.sets(stack.n_steps)):
+            has_experts = isinstance(sub, ExpertAttentionConfig | ExpertFeedForwardConfig)
+            (routed if has_experts else dense).append(f"{kind} {_experts(sub, _width(sub, d_model))}")
+    if dense:
+        yield ", ".join(dense)
+    yield from routed
     if (layer := stack.sparse_layer) is not None:
         width = f"{layer.n_layers} feed-forwards of {layer.activation} x {layer.d_ff:,}"
         yield f"{_SPARSE}: sparse layer after step {layer.after}, {_experts(layer, width)}"
@@ -179,14 +175,11 @@ def _line(
 
     line = Text(f"{_GAP}{kind.ljust(widths[0])}{_GAP}{bank.ljust(widths[1])}", style="dim" if is_head else "")
     for mark in marks:
-        line.append(f"{_GAP}{mark.rjust(cell)}", style="dim" if is_head else _style(mark))
+        if mark.isdigit() and not is_head:
+            style = _COLOURS[int(mark) % len(_COLOURS)]  # The same colour for the same set.
+        else:
+            style = "bold" if mark == _SPARSE else "dim"
+        line.append(f"{_GAP}{mark.rjust(cell)}", style=style)
     line.append(f"{_GAP}{norms}", style="dim")
     line.rstrip()
     return line
-
-
-def _style(mark: str) -> str:
-    """Return the same colour for the same set."""
-    if mark == _SPARSE:
-        return "bold"
-    return "dim" if mark == _ABSENT else _COLOURS[int(mark) % len(_COLOURS)]

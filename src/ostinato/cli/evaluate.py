@@ -9,53 +9,43 @@ from typing import Annotated
 import typer
 
 from ostinato.cli.options import (
+    AccessOption,
     BeamOption,
     CheckpointOption,
     DeviceOption,
     HaltingThresholdOption,
     JsonOption,
-    MirrorOption,
     RunArgument,
     SetOption,
     StepsOption,
-    reading_overrides,
 )
-from ostinato.cli.options import halting_threshold as read_threshold
+from ostinato.cli.output import print_json, print_line
+from ostinato.cli.results import describe_average, print_published, print_splits
 
 
 def evaluate(
     run: RunArgument,
     split: Annotated[
-        list[str] | None,
-        typer.Option("--split", help="Split to score, may be repeated; default: the recipe's.", show_default=False),
+        list[str] | None, typer.Option(help="Split to score, may be repeated; default: the recipe's.")
     ] = None,
     checkpoint: CheckpointOption = "best",
     n_steps: StepsOption = None,
-    halting_threshold: HaltingThresholdOption = None,
+    threshold: HaltingThresholdOption = None,
     by: Annotated[
         list[str] | None,
-        typer.Option(
-            "--by",
-            metavar="COLUMN",
-            help="Column to break scores down by, may be repeated; default: the task's.",
-            show_default=False,
-        ),
+        typer.Option(metavar="COLUMN", help="Column to break scores down by, may be repeated; default: the task's."),
     ] = None,
-    metric: Annotated[
-        list[str] | None,
-        typer.Option("--metric", help="Metric, may be repeated; default: the task's.", show_default=False),
-    ] = None,
+    metric: Annotated[list[str] | None, typer.Option(help="Metric, may be repeated; default: the task's.")] = None,
     beam: BeamOption = None,
     settings: SetOption = None,
     max_examples: Annotated[
         int | None, typer.Option(min=1, help="Number of examples, spread evenly over the split.")
     ] = None,
     predictions: Annotated[
-        Path | None,
-        typer.Option(help="Write every output here, as JSON lines (for one split).", show_default=False),
+        Path | None, typer.Option(help="Write every output here, as JSON lines (for one split).")
     ] = None,
     device: DeviceOption = "auto",
-    mirror: MirrorOption = None,
+    access: AccessOption = None,
     json: JsonOption = False,
 ) -> None:
     """Score a run on splits of its task.
@@ -63,15 +53,11 @@ def evaluate(
     Loss, perplexity, token accuracy and the task's metrics, each also by metadata column; published numbers of the
     recipe stand below, beside those measured here.
     """
-    from ostinato.cli.output import print_json, print_line
-    from ostinato.cli.results import describe_average, print_published, print_splits
-    from ostinato.data.registry import DataAccess
     from ostinato.evaluation import PredictionWriter
     from ostinato.evaluation.averaging import read_members
     from ostinato.evaluation.loading import load
 
-    threshold, overrides = read_threshold(halting_threshold), reading_overrides(settings)
-    loaded = load(run, checkpoint=checkpoint, device=device, overrides=overrides, halting_threshold=threshold)
+    loaded = load(run, checkpoint=checkpoint, device=device, overrides=settings or (), halting_threshold=threshold)
     splits = split or loaded.recipe.evaluation.splits or []
     if not splits:
         raise typer.BadParameter("the run's recipe names no split: choose one", param_hint="--split")
@@ -86,7 +72,7 @@ def evaluate(
                 by=by or None,
                 max_examples=max_examples,
                 predictions=writer,
-                access=DataAccess.default(mirror),
+                access=access,
                 **({} if beam is None else {"beam": beam}),
             )
             for name in splits

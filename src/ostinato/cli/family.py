@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ostinato.cli.options import (
+    AccessOption,
     JsonOption,
-    MirrorOption,
     OverridesArgument,
     RecipeArgument,
     SourceVocabOption,
     TargetVocabOption,
     one_of,
 )
+from ostinato.cli.output import number, print_json, print_line, print_wide
 
 if TYPE_CHECKING:
     from ostinato.budget.family import Family
@@ -28,28 +29,22 @@ def family(
     base: RecipeArgument,
     overrides: OverridesArgument = None,
     depths: Annotated[str, typer.Option(help="Depths of the arms: 1..12, or 1,2,4, or both.")] = "1..12",
-    stack: Annotated[
-        str | None, typer.Option(help="The stack that deepens; default: all together.", show_default=False)
-    ] = None,
+    stack: Annotated[str | None, typer.Option(help="The stack that deepens; default: all together.")] = None,
     count: Annotated[
         str | None,
         typer.Option(
             help="What is equal. exact: stored parameters. paper: without norms, biases and tables (Petty et al. "
-            "2024). Default: paper where norms are next to nothing and there are no biases, as in depth/41m.",
-            show_default=False,
+            "2024). Default: paper where norms are next to nothing and there are no biases, as in depth/41m."
         ),
     ] = None,
     rounding: Annotated[str, typer.Option(help="nearest, or down: never more parameters than the base.")] = "nearest",
     n_ctx: Annotated[
-        int | None,
-        typer.Option(min=1, help="Tokens that MACs assume; default: the recipe's longest.", show_default=False),
+        int | None, typer.Option(min=1, help="Tokens that MACs assume; default: the recipe's longest.")
     ] = None,
     source_vocab: SourceVocabOption = None,
     target_vocab: TargetVocabOption = None,
-    write: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write a recipe for each arm.", show_default=False)
-    ] = None,
-    mirror: MirrorOption = None,
+    write: Annotated[Path | None, typer.Option(metavar="DIR", help="Write a recipe for each arm.")] = None,
+    access: AccessOption = None,
     json: JsonOption = False,
 ) -> None:
     """Trade depth for feed-forward width at equal parameters.
@@ -59,15 +54,13 @@ def family(
     one source and one target token).
     """
     from ostinato.budget.family import make_family
-    from ostinato.cli.output import print_json, print_line
-    from ostinato.data.registry import DataAccess
     from ostinato.tasks.recipes import load_recipe
     from ostinato.tasks.vocabulary import size_model
 
     given = overrides or []
     wanted = parse_depths(depths)
     recipe = load_recipe(base, given)
-    sized = size_model(recipe, DataAccess.default(mirror), source=source_vocab, target=target_vocab)
+    sized = size_model(recipe, access, source=source_vocab, target=target_vocab)
     found = make_family(
         sized.model,
         wanted,
@@ -76,7 +69,9 @@ def family(
         rounding=one_of("--rounding", rounding, "nearest", "down"),
         n_ctx=n_ctx or recipe.data.max_target_length,
     )
-    files = [] if write is None else _write(write, base, given, depths, found, stack, count, rounding)
+    options = ["--depths", depths, "--rounding", rounding]
+    options += [word for name, value in (("--stack", stack), ("--count", count)) if value for word in (name, value)]
+    files = [] if write is None else _write(write, base, given, found, options)
     if json:
         print_json(_as_dict(recipe.name, found, files))
         return
@@ -102,20 +97,9 @@ def parse_depths(text: str) -> list[int]:
     return list(depths)
 
 
-def _write(
-    folder: Path,
-    base: str,
-    overrides: list[str],
-    depths: str,
-    found: Family,
-    stack: str | None,
-    count: str | None,
-    rounding: str,
-) -> list[Path]:
+def _write(folder: Path, base: str, overrides: list[str], found: Family, options: list[str]) -> list[Path]:
     from ostinato.tasks.recipes import write_derived
 
-    options = ["--depths", depths, "--rounding", rounding]
-    options += [word for name, value in (("--stack", stack), ("--count", count)) if value for word in (name, value)]
     command = shlex.join(["ostinato", "family", base, *overrides, *options])
     stem = Path(base).stem if Path(base).suffix else base.strip("/").replace("/", "-")
     return [
@@ -145,26 +129,14 @@ def _as_dict(name: str, found: Family, files: list[Path]) -> dict[str, Any]:
 
 
 def _print(name: str, found: Family) -> None:
-    from ostinato.cli.output import number, print_line, print_wide
-
     d_model = found.base.d_model
     print_line(f"{name}: width {d_model}, {found.parameters:,} parameters; equal: {_HELD[found.counting]}")
     columns = ["n_steps", "d_ff", "d_ff / d_model", "parameters", "residual", "residual %", "MACs per token"]
-    rows = [
-        [
-            number(cell)
-            for cell in (
-                arm.n_steps,
-                arm.d_ff,
-                arm.d_ff / d_model,
-                arm.parameters,
-                arm.residual,
-                100 * arm.residual / found.parameters,
-                arm.macs,
-            )
-        ]
-        for arm in found.arms
-    ]
+    rows = []
+    for arm in found.arms:
+        residual = 100 * arm.residual / found.parameters
+        cells = arm.n_steps, arm.d_ff, arm.d_ff / d_model, arm.parameters, arm.residual, residual, arm.macs
+        rows.append([number(cell) for cell in cells])
     if rows:
         print_wide(columns, rows, right=True)
         print_line(f"MACs: at {found.n_ctx:,} tokens of context")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Mapping
 from itertools import tee
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -22,16 +21,14 @@ from ostinato.cli.options import (
     SetOption,
     StepsOption,
     one_of,
-    reading_overrides,
 )
-from ostinato.cli.options import halting_threshold as read_threshold
+from ostinato.cli.output import json_line, print_line, print_stderr, progress_bar
+from ostinato.cli.results import TUNED, describe_average
+from ostinato.errors import DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from ostinato.data.inputs import Input, InputReader
     from ostinato.decoding.generate import Generation
-    from ostinato.errors import DataError
     from ostinato.evaluation.loading import LoadedRun
 
 _UNREADABLE_LINES = 1
@@ -42,13 +39,11 @@ def generate(
     run: RunArgument,
     files: Annotated[
         list[Path] | None,
-        typer.Argument(
-            metavar="FILES", help="Files of text or of JSON lines; default: standard input.", show_default=False
-        ),
+        typer.Argument(metavar="FILES", help="Files of text or of JSON lines; default: standard input."),
     ] = None,
     checkpoint: CheckpointOption = "best",
     n_steps: StepsOption = None,
-    halting_threshold: HaltingThresholdOption = None,
+    threshold: HaltingThresholdOption = None,
     device: DeviceOption = "auto",
     beam: BeamOption = None,
     n_best: Annotated[
@@ -77,17 +72,10 @@ def generate(
             rich_help_panel=_INPUT,
         ),
     ] = "auto",
-    prefix: Annotated[
-        str, typer.Option(help="Beginning of every output.", show_default=False, rich_help_panel=_INPUT)
-    ] = "",
+    prefix: Annotated[str, typer.Option(help="Beginning of every output.", rich_help_panel=_INPUT)] = "",
     prefix_field: Annotated[
         str | None,
-        typer.Option(
-            metavar="KEY",
-            help="JSON lines: key of the output's beginning.",
-            show_default=False,
-            rich_help_panel=_INPUT,
-        ),
+        typer.Option(metavar="KEY", help="JSON lines: key of the output's beginning.", rich_help_panel=_INPUT),
     ] = None,
     window: Annotated[
         int, typer.Option(min=1, help="Lines that are read and batched together.", rich_help_panel=_INPUT)
@@ -112,95 +100,67 @@ def generate(
     message on standard error, and exit code 1 at the end. With --json every output is an object: the input's own
     fields, then prediction, score and more, or error.
     """
-    from ostinato.cli.output import print_stderr
-    from ostinato.cli.results import TUNED, describe_average
     from ostinato.evaluation.loading import load
 
     if token_scores and not json:
         raise typer.BadParameter("they have no place in plain text: add --json", param_hint="--token-scores")
-    threshold, overrides = read_threshold(halting_threshold), reading_overrides(settings)
-    loaded = load(run, checkpoint=checkpoint, device=device, overrides=overrides, halting_threshold=threshold)
+    loaded = load(run, checkpoint=checkpoint, device=device, overrides=settings or (), halting_threshold=threshold)
     if loaded.halting_threshold_from == "tuned":
         print_stderr(f"halting threshold {max(loaded.model.halting_thresholds().values()):g}, {TUNED}")
     if line := describe_average(loaded.checkpoint):
         print_stderr(line)
-    decoding = _decoding(beam, n_best, sample, min_length, max_length, token_scores)
-    decoding |= _sampling(loaded, decoding, temperature=temperature, top_k=top_k, seed=seed)
+    decoding = _decoding(
+        loaded,
+        sample,
+        lengths={"min_length": min_length, "max_length": max_length},
+        draws={"temperature": temperature, "top_k": top_k, "seed": seed},
+        beam=beam,
+        n_best=n_best,
+        token_scores=token_scores or None,
+    )
     reader = _reader(loaded, input_format, prefix, prefix_field)
-    has_lists = loaded.decoding(**decoding).n_best > 1
-    write = _JsonWriter(has_lists) if json else _TextWriter(has_lists, scores)
+    has_lists, failed = loaded.decoding(**decoding).n_best > 1, False
     paths = files or []
     # Typed lines are answered one by one; a file is faster in long batches.
     window = 1 if not paths and sys.stdin.isatty() else window
-    with _progress(lambda: sum(1 for _ in reader.read(paths)) if paths else None, window > 1) as count:
+    # Output on a terminal itself shows the progress.
+    is_drawn = window > 1 and sys.stderr.isatty() and not sys.stdout.isatty()
+    with progress_bar("lines", is_drawn) as (set_total, advance):
+        if is_drawn and paths:
+            set_total(sum(1 for _ in reader.read(paths)))
         inputs, texts = tee(reader.read(paths, sys.stdin.buffer))
-        outputs = loaded.stream(texts, n_steps=n_steps, window=window, on_progress=count, **decoding)
-        failed = _write_all(inputs, outputs, write)
+        outputs = loaded.stream(texts, n_steps=n_steps, window=window, on_progress=advance, **decoding)
+        for number, (given, output) in enumerate(zip(inputs, outputs, strict=True), start=1):
+            if isinstance(output, DataError):
+                failed = True
+                print_stderr(str(output))
+            lines = [_json(given, output, has_lists)] if json else _text(number, output, has_lists, scores)
+            for line in lines:
+                print_line(line)
     if failed:
         raise typer.Exit(_UNREADABLE_LINES)
 
 
-@contextmanager
-def _progress(total: Callable[[], int | None], wanted: bool = True) -> Iterator[Callable[[int], None] | None]:
-    """Draw a bar of lines on standard error; yield the function that advances it.
-
-    Nothing is drawn, and None yielded, where standard error is no terminal, or standard output is one too: the output
-    itself then shows the progress.
-
-    Args:
-        total: called only where a bar is drawn; None where the number of lines is unknown.
-    """
-    if not wanted or not sys.stderr.isatty() or sys.stdout.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    columns = (SpinnerColumn(), BarColumn(), MofNCompleteColumn(), TextColumn("lines"), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("", total=total())
-        yield lambda n: progress.advance(task, n)
-
-
-def _write_all(
-    inputs: Iterable[Input], outputs: Iterable[Generation | DataError], write: _JsonWriter | _TextWriter
-) -> bool:
-    """Write each output when it is there; return whether an input could not be read."""
-    from ostinato.cli.output import print_line, print_stderr
-    from ostinato.errors import DataError
-
-    failed = False
-    for number, (given, output) in enumerate(zip(inputs, outputs, strict=True), start=1):
-        if isinstance(output, DataError):
-            failed = True
-            print_stderr(str(output))
-        for line in write(number, given, output):
-            print_line(line)
-    return failed
-
-
 def _decoding(
-    beam: int | None, n_best: int | None, sample: bool, min_length: int | None, max_length: int | None, tokens: bool
+    loaded: LoadedRun,
+    sample: bool,
+    lengths: Mapping[str, int | None],
+    draws: Mapping[str, float | None],
+    **options: int | None,
 ) -> dict[str, Any]:
     """Return the settings of the run that the options change."""
-    if sample and beam is not None:
+    if sample and options["beam"] is not None:
         raise typer.BadParameter("a beam is searched and not sampled: leave one of them out", param_hint="--sample")
     found: dict[str, Any] = {"strategy": "sample"} if sample else {}
-    # A length that is given holds whatever the recipe adds for long sources.
-    for name, value in (("min_length", min_length), ("max_length", max_length)):
-        found |= {} if value is None else {name: value, f"{name}_ratio": 0.0}
-    found |= {} if beam is None else {"beam": beam}
-    found |= {} if n_best is None else {"n_best": n_best}
-    return found | ({"token_scores": True} if tokens else {})
-
-
-def _sampling(loaded: LoadedRun, decoding: dict[str, Any], **options: float | None) -> dict[str, Any]:
-    """Return the options of sampling that were given, and refuse them where nothing is sampled."""
-    given = {name: value for name, value in options.items() if value is not None}
-    if given and loaded.decoding(**decoding).strategy != "sample":
+    found |= {name: value for name, value in options.items() if value is not None}
+    for name, value in lengths.items():
+        if value is not None:  # It holds whatever the recipe adds for long sources.
+            found |= {name: value, f"{name}_ratio": 0.0}
+    given = {name: value for name, value in draws.items() if value is not None}
+    if given and loaded.decoding(**found).strategy != "sample":
         names = ", ".join(f"--{name.replace('_', '-')}" for name in given)
         raise typer.BadParameter("nothing is sampled: add --sample", param_hint=names)
-    return given
+    return found | given
 
 
 def _reader(loaded: LoadedRun, input_format: str, prefix: str, prefix_field: str | None) -> InputReader:
@@ -209,53 +169,31 @@ def _reader(loaded: LoadedRun, input_format: str, prefix: str, prefix_field: str
     if loaded.reads_prompts and (prefix or prefix_field):
         reason = "this language model's input is itself the beginning of its output"
         raise typer.BadParameter(reason, param_hint="--prefix")
-    data, setting = loaded.recipe.data, "data.text_field" if loaded.reads_prompts else "data.source_field"
-    name = data.text_field if loaded.reads_prompts else data.source_field
+    setting = "text_field" if loaded.reads_prompts else "source_field"
     chosen = one_of("--input-format", input_format, "auto", "text", "json")
-    return InputReader(name, setting, prefix_field, prefix, chosen)
+    return InputReader(getattr(loaded.recipe.data, setting), f"data.{setting}", prefix_field, prefix, chosen)
 
 
-class _TextWriter:
-    """Writes a line for each input; with n-best lists a line for each output: number of the input, score, output."""
-
-    def __init__(self, has_lists: bool, scores: bool) -> None:
-        self.has_lists, self.scores = has_lists, scores
-
-    def __call__(self, number: int, given: Input, output: Generation | Exception) -> list[str]:
-        """Return the lines of one input."""
-        found = [] if isinstance(output, Exception) else [output, *output.others]
-        rows = [[f"{one.score:.6f}", re.sub(r"[\r\n]+", " ", one.text)] for one in found] or [["", ""]]
-        if self.has_lists:
-            return ["\t".join([str(number), *row]) for row in rows]
-        return ["\t".join(rows[0]) if self.scores else rows[0][1]]
+def _text(number: int, output: Generation | DataError, has_lists: bool, scores: bool) -> list[str]:
+    """Return the line of an input; with n-best lists a line for each output: number of the input, score, output."""
+    found = [] if isinstance(output, DataError) else [output, *output.others]
+    rows = [[f"{one.score:.6f}", re.sub(r"[\r\n]+", " ", one.text)] for one in found] or [["", ""]]
+    if has_lists:
+        return ["\t".join([str(number), *row]) for row in rows]
+    return ["\t".join(rows[0]) if scores else rows[0][1]]
 
 
-class _JsonWriter:
-    """Writes an object for each input: its own fields, the output, and with n-best lists all outputs."""
-
-    def __init__(self, has_lists: bool) -> None:
-        self.has_lists = has_lists
-
-    def __call__(self, number: int, given: Input, output: Generation | Exception) -> list[str]:
-        """Return the line of one input."""
-        from ostinato.cli.output import json_line
-
-        if isinstance(output, Exception):
-            return [json_line({**given.fields, "error": str(output)})]
-        found = {**given.fields, **_fields(output)}
-        if self.has_lists:
-            found["n_best"] = [_fields(one) for one in (output, *output.others)]
-        return [json_line(found)]
+def _json(given: Input, output: Generation | DataError, has_lists: bool) -> str:
+    """Return an object: the input's own fields, the output, and with n-best lists all outputs."""
+    if isinstance(output, DataError):
+        return json_line({**given.fields, "error": str(output)})
+    found = {**given.fields, **_fields(output)}
+    if has_lists:
+        found["n_best"] = [_fields(one) for one in (output, *output.others)]
+    return json_line(found)
 
 
 def _fields(output: Generation) -> dict[str, Any]:
-    found: dict[str, Any] = {
-        "prediction": output.text,
-        "score": output.score,
-        "log_prob": output.log_prob,
-        "finished": output.finished,
-        "n_tokens": output.n_tokens,
-    }
-    if output.tokens is not None:
-        found |= {"tokens": output.tokens, "token_log_probs": output.token_log_probs}
-    return found
+    names = ["score", "log_prob", "finished", "n_tokens"]
+    names += [] if output.tokens is None else ["tokens", "token_log_probs"]
+    return {"prediction": output.text} | {name: getattr(output, name) for name in names}

@@ -12,27 +12,48 @@ MODEL, SEARCH = "Model", "Search"
 """Groups of options in `--help`."""
 STORE = Path("runs/store")
 
+
+def _access(mirror: str | None) -> Any:
+    from ostinato.data.registry import DataAccess
+
+    return DataAccess.default(mirror)
+
+
+def _reading_setting(setting: str) -> str:
+    """Refuse changes of the model and its training, which are fixed."""
+    if not setting.startswith(("decoding.", "data.")) or "=" not in setting:
+        reason = f"'{setting}' must be decoding.KEY=VALUE or data.KEY=VALUE: all others are the trained model's"
+        raise typer.BadParameter(reason, param_hint="--set")
+    return setting
+
+
+def _halting_threshold(value: str) -> float | str:
+    try:
+        return value if value == "trained" else float(value)
+    except ValueError:
+        reason = f"'{value}' must be a number in [0, 1], or trained"
+        raise typer.BadParameter(reason, param_hint="--halting-threshold") from None
+
+
 RecipeArgument = Annotated[
-    str,
-    typer.Argument(metavar="RECIPE", help="A recipe's name, a YAML file, or a run directory.", show_default=False),
+    str, typer.Argument(metavar="RECIPE", help="A recipe's name, a YAML file, or a run directory.")
 ]
 OverridesArgument = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="KEY=VALUE", help="Settings to change: dotted.key=value.", show_default=False),
+    list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings to change: dotted.key=value.")
 ]
-RunArgument = Annotated[
-    Path, typer.Argument(metavar="RUN", help="A run directory, for example runs/x.", show_default=False)
-]
+RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory, for example runs/x.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Write JSON, for programs.")]
-MirrorOption = Annotated[
-    str | None,
+AccessOption = Annotated[
+    Any,
     typer.Option(
         "--mirror",
         metavar="DIR_OR_URL",
+        parser=str,
+        callback=_access,
         help="Take downloads from here instead of their own address (also: OSTINATO_MIRROR).",
-        show_default=False,
     ),
 ]
+"""A `DataAccess`; None only where a command is called as a function."""
 CheckpointOption = Annotated[
     str,
     typer.Option(
@@ -51,13 +72,13 @@ StepsOption = Annotated[
     ),
 ]
 HaltingThresholdOption = Annotated[
-    str | None,
+    Any,
     typer.Option(
         "--halting-threshold",
+        parser=_halting_threshold,
         metavar="X|trained",
         help="Halt tokens once X of their mass is given out (ACT: 1 - epsilon); trained: as in training. Default: what "
         "tune-threshold chose for the checkpoint, if it did, else trained.",
-        show_default=False,
         rich_help_panel=MODEL,
     ),
 ]
@@ -65,9 +86,9 @@ SetOption = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
+        parser=_reading_setting,
         metavar="KEY=VALUE",
         help="Setting of the run to change, decoding.* or data.*, may be repeated: decoding.length_penalty.alpha=1.",
-        show_default=False,
         rich_help_panel=SEARCH,
     ),
 ]
@@ -80,7 +101,6 @@ ExpectedDepthOption = Annotated[
         "--expected-depth",
         metavar="STACK=ROUNDS",
         help="Rounds a token is expected to take part in, where tokens halt; may be repeated; default: all rounds.",
-        show_default=False,
     ),
 ]
 SourceVocabOption = Annotated[int | None, typer.Option("--source-vocab", min=1, help="Rows of the source vocabulary.")]
@@ -114,15 +134,6 @@ def options_given(context: typer.Context, names: Iterable[str]) -> str:
     return " ".join("--" + name.replace("_", "-") for name in given)
 
 
-def reading_overrides(given: list[str] | None) -> list[str]:
-    """Return changes to a run's settings, and refuse those of the model and its training, which are fixed."""
-    for setting in given or []:
-        if not setting.startswith(("decoding.", "data.")) or "=" not in setting:
-            reason = f"'{setting}' must be decoding.KEY=VALUE or data.KEY=VALUE: all others are the trained model's"
-            raise typer.BadParameter(reason, param_hint="--set")
-    return given or []
-
-
 def split_settings(words: list[str]) -> tuple[list[str], list[str]]:
     """Split words into names and settings (key=value)."""
     return [word for word in words if "=" not in word], [word for word in words if "=" in word]
@@ -133,14 +144,3 @@ def one_of(option: str, value: str | None, *choices: str) -> Any:
     if value is not None and value not in choices:
         raise typer.BadParameter(f"'{value}' must be one of {', '.join(choices)}", param_hint=option)
     return value
-
-
-def halting_threshold(value: str | None) -> Any:
-    """Return what `ostinato.load` takes for `--halting-threshold`: None, "trained", or a number."""
-    if value is None or value == "trained":
-        return value
-    try:
-        return float(value)
-    except ValueError:
-        reason = f"'{value}' must be a number in [0, 1], or trained"
-        raise typer.BadParameter(reason, param_hint="--halting-threshold") from None

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -61,12 +63,18 @@ def print_table(
     title: str | None = None,
     *,
     right: bool = False,
+    markdown: bool = False,
 ) -> None:
     """Write a table; columns whose cells are all numbers are right-aligned, with `right` all but the first."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
     from rich.text import Text
 
+    if markdown:
+        from ostinato.experiments.results import markdown as as_markdown
+
+        typer.echo(as_markdown(columns, rows), nl=False)
+        return
     cells = [list(row) for row in rows]
     table = Table(title=title, box=SIMPLE_HEAD, title_justify="left", title_style="bold", pad_edge=False)
     for i, name in enumerate(columns):
@@ -107,28 +115,23 @@ def print_wide(columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: 
     """Write a table of texts; where its columns are too many for the width, further tables repeat the first column."""
     cells = [list(row) for row in rows]
     widths = [max(len(row[i]) for row in [list(columns), *cells]) + 3 for i in range(len(columns))]
-    chosen: list[int] = []
+    parts: list[list[int]] = [[]]
     for i in range(1, len(columns)):
-        if chosen and widths[0] + sum(widths[j] for j in [*chosen, i]) > readable_width():
-            _print_part(columns, cells, chosen, right)
-            chosen = []
-        chosen.append(i)
-    _print_part(columns, cells, chosen, right)
+        if parts[-1] and widths[0] + sum(widths[j] for j in [*parts[-1], i]) > readable_width():
+            parts.append([])
+        parts[-1].append(i)
+    for part in parts:
+        print_table([columns[i] for i in (0, *part)], [[row[i] for i in (0, *part)] for row in cells], right=right)
 
 
-def _print_part(columns: Sequence[str], cells: Sequence[Sequence[str]], chosen: Sequence[int], right: bool) -> None:
-    places = [0, *chosen]
-    print_table([columns[i] for i in places], [[row[i] for i in places] for row in cells], right=right)
+@contextmanager
+def progress_bar(what: str, wanted: bool) -> Iterator[tuple[Callable[[int], None], Callable[[int], None]]]:
+    """Draw a bar where standard error is a terminal; yield what sets its total, and what advances it."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-
-def flat(result: dict[str, Any], skip: Sequence[str] = ()) -> list[tuple[str, object]]:
-    """Return the plain entries of a nested result with dotted names, in order."""
-    rows: list[tuple[str, object]] = []
-    for key, value in result.items():
-        if key in skip:
-            continue
-        if isinstance(value, dict):
-            rows += [(f"{key}.{name}", inner) for name, inner in flat(value)]
-        elif not isinstance(value, list):
-            rows.append((key, value))
-    return rows
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    off = not (wanted and sys.stderr.isatty())
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=off) as progress:
+        bar = progress.add_task(what, total=None)
+        yield lambda total: progress.update(bar, total=total), lambda n: progress.advance(bar, n)

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from ostinato.cli.drawing import draw_recipe
 from ostinato.cli.options import (
+    AccessOption,
     ExpectedDepthOption,
     JsonOption,
-    MirrorOption,
     SourceVocabOption,
     TargetVocabOption,
     options_given,
     split_settings,
 )
-from ostinato.cli.output import compact, print_line, print_wide
+from ostinato.cli.output import compact, print_json, print_line, print_stderr, print_wide
 
 if TYPE_CHECKING:
-    from ostinato.budget import Budget
     from ostinato.experiments.compare.plans import PlannedRecipe
     from ostinato.experiments.timing.latency import Timer
     from ostinato.experiments.timing.workloads import Workload
@@ -39,7 +39,6 @@ def plan(
         typer.Argument(
             metavar="RECIPE [KEY=VALUE]",
             help="Recipes to compare (names, YAML files, run directories), and settings to change in all of them.",
-            show_default=False,
         ),
     ],
     source_vocab: SourceVocabOption = None,
@@ -84,10 +83,9 @@ def plan(
         str, typer.Option(help="Device of timed calls: auto, cpu, cuda, cuda:1, mps.", rich_help_panel=_TIMING)
     ] = "auto",
     jsonl: Annotated[
-        Path | None,
-        typer.Option(help="Write what was measured to this file, a row a line.", rich_help_panel=_TIMING),
+        Path | None, typer.Option(help="Write what was measured to this file, a row a line.", rich_help_panel=_TIMING)
     ] = None,
-    mirror: MirrorOption = None,
+    access: AccessOption = None,
     json: JsonOption = False,
 ) -> None:
     """Draw a recipe's depth, and count what it costs.
@@ -97,9 +95,6 @@ def plan(
     generated or already fetched. With --measure the same models take turns at the same work, on random weights.
     """
     from ostinato.budget import Assumptions
-    from ostinato.cli.drawing import draw_recipe
-    from ostinato.cli.output import print_json
-    from ostinato.data.registry import DataAccess
     from ostinato.experiments.compare.plans import as_dicts, plan_recipes, short_names
 
     names, settings = split_settings(recipes)
@@ -114,7 +109,7 @@ def plan(
         assumptions=Assumptions(
             source_length, target_length, batch_size, beam, precision, expected_depth=_depths(expected_depth or [])
         ),
-        access=DataAccess.default(mirror),
+        access=access,
         source_vocab=source_vocab,
         target_vocab=target_vocab,
     )
@@ -147,7 +142,6 @@ def _measure(planned: Sequence[PlannedRecipe], timer: Timer, work: Sequence[Work
     """Time recipes in turns, and announce every kind of call on standard error."""
     from dataclasses import asdict
 
-    from ostinato.cli.output import print_stderr
     from ostinato.evaluation.timing import Effort
     from ostinato.experiments.timing.speed import measure_models
     from ostinato.experiments.timing.workloads import Candidate
@@ -165,12 +159,29 @@ def _print_budgets(planned: Sequence[PlannedRecipe]) -> None:
     names, budgets = short_names([one.name for one in planned]), [one.budget for one in planned]
     # A decoder-only model of pairs is counted for both lengths together: the others say what they are.
     a = next((b for b in budgets if b.has_two_sides), budgets[0]).assumptions
-    print_wide(["parameters", *names], _parameters(budgets), right=True)
-    both = f"MACs ({a.source_length} source, {a.target_length} target tokens)"
-    title = f"MACs ({a.target_length} tokens)" if not any(b.has_two_sides for b in budgets) else both
-    print_wide([title, *names], _macs(budgets), right=True)
+    parameters, macs, sizes = [b.parameters for b in budgets], [b.macs for b in budgets], [b.bytes for b in budgets]
+    rows = [_row("stored", (p.stored for p in parameters)), *_parts([p.by_part for p in parameters])]
+    rows.append(_row("active", (p.active for p in parameters)))
+    rows.append(_row("executed", (p.executed for p in parameters)))
+    print_wide(["parameters", *names], rows, right=True)
+
+    rows = [_row("total", (m.total for m in macs)), *_parts([m.by_part for m in macs])]
+    if any(b.has_two_sides for b in budgets):
+        title = f"MACs ({a.source_length} source, {a.target_length} target tokens)"
+        rows.append(_row("per source token", (m.per_source_token for m in macs)))
+        rows.append(_row("per target token", (m.per_target_token for m in macs)))
+    else:
+        title = f"MACs ({a.target_length} tokens)"
+        rows.append(_row("per token", (m.per_token for m in macs)))
+    rows.append(_row("per generated token", (m.per_generated_token for m in macs)))
+    print_wide([title, *names], rows, right=True)
+
+    rows = [_row("weights", (s.weights for s in sizes), 1024)]
+    for title, kind in (("activations in training", "activations"), ("cache in decoding", "cache")):
+        rows.append(_row(title, (sum(s.by_part[kind].values()) for s in sizes), 1024))
+        rows += _parts([s.by_part[kind] for s in sizes], 1024)
     sentences = "1 sentence" if a.batch_size == 1 else f"{a.batch_size} sentences"
-    print_wide([f"bytes ({sentences}, beam {a.beam}, {a.precision})", *names], _bytes(budgets), right=True)
+    print_wide([f"bytes ({sentences}, beam {a.beam}, {a.precision})", *names], rows, right=True)
 
 
 def _print_differences(planned: Sequence[PlannedRecipe], tolerance: float) -> None:
@@ -207,36 +218,8 @@ def _setting(row: Mapping[str, object], name: str) -> str:
     return json.dumps(value) if value is None or isinstance(value, bool | list) else str(value)
 
 
-def _parameters(budgets: Sequence[Budget]) -> list[list[str]]:
-    rows = [_row("stored", budgets, lambda b: b.parameters.stored)]
-    rows += _parts([b.parameters.by_part for b in budgets])
-    rows.append(_row("active", budgets, lambda b: b.parameters.active))
-    rows.append(_row("executed", budgets, lambda b: b.parameters.executed))
-    return rows
-
-
-def _macs(budgets: Sequence[Budget]) -> list[list[str]]:
-    rows = [_row("total", budgets, lambda b: b.macs.total)]
-    rows += _parts([b.macs.by_part for b in budgets])
-    if not any(b.has_two_sides for b in budgets):
-        rows.append(_row("per token", budgets, lambda b: b.macs.per_token))
-    else:
-        rows.append(_row("per source token", budgets, lambda b: b.macs.per_source_token))
-        rows.append(_row("per target token", budgets, lambda b: b.macs.per_target_token))
-    rows.append(_row("per generated token", budgets, lambda b: b.macs.per_generated_token))
-    return rows
-
-
-def _bytes(budgets: Sequence[Budget]) -> list[list[str]]:
-    rows = [_row("weights", budgets, lambda b: b.bytes.weights, 1024)]
-    for title, kind in (("activations in training", "activations"), ("cache in decoding", "cache")):
-        rows.append([title, *(compact(sum(b.bytes.by_part[kind].values()), 1024) for b in budgets)])
-        rows += _parts([b.bytes.by_part[kind] for b in budgets], 1024)
-    return rows
-
-
-def _row(title: str, budgets: Sequence[Budget], figure: Callable[[Budget], int], base: int = 1000) -> list[str]:
-    return [title, *(compact(figure(budget), base) for budget in budgets)]
+def _row(title: str, figures: Iterable[int], base: int = 1000) -> list[str]:
+    return [title, *(compact(figure, base) for figure in figures)]
 
 
 def _parts(by_part: Sequence[Mapping[str, int]], base: int = 1000) -> list[list[str]]:
@@ -255,16 +238,13 @@ def _print_measured(names: Sequence[str], measured: Sequence[Measured]) -> None:
         rows.append(["  quartiles", *(f"{1e3 * row['low_s']:.1f}-{1e3 * row['high_s']:.1f}" for row in found)])
         rows.append(["  tokens/s", *(f"{row['tokens_per_s']:,.0f}" for row in found)])
         if len(found) > 1:
-            rows.append(["  times as fast as the first", "", *(_speed(row) for row in found[1:])])
+            speeds = [row["speed"] for row in found[1:]]
+            ranges = (f"{s['value']:.2f} ({s['low']:.2f}-{s['high']:.2f})" for s in speeds)
+            rows.append(["  times as fast as the first", "", *ranges])
         if any(row["disturbed"] for row in found):
             rows.append(["  disturbed calls", *(f"{row['disturbed']} of {row['n']}" for row in found)])
     print_wide(["measured", *names], rows, right=True)
     print_line(conditions({**measured[0]["workloads"][0], "environment": measured[0]["environment"]}))
-
-
-def _speed(row: dict[str, Any]) -> str:
-    speed = row["speed"]
-    return f"{speed['value']:.2f} ({speed['low']:.2f}-{speed['high']:.2f})"
 
 
 def _numbers(text: str, option: str) -> list[int]:

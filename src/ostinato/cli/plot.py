@@ -7,40 +7,29 @@ from typing import Annotated
 
 import typer
 
-from ostinato.cli.options import STORE, InputOption, MirrorOption, StoreOption, read_inputs
+from ostinato.cli.options import STORE, AccessOption, InputOption, StoreOption, read_inputs
+from ostinato.cli.output import print_line, print_stderr
 
 
 def plot(
-    file: Annotated[
-        Path,
-        typer.Argument(metavar="FILE", help="A sweep's file or name, or its results.jsonl.", show_default=False),
-    ],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A sweep's file or name, or its results.jsonl.")],
     x: Annotated[
-        str | None,
-        typer.Option("--x", help="A measure, parameters, macs, n_updates, seconds; default: arms.", show_default=False),
+        str | None, typer.Option(help="A measure, parameters, macs, n_updates, seconds; default: arms.")
     ] = None,
-    y: Annotated[
-        list[str] | None,
-        typer.Option("--y", help="Measure to draw; may be repeated; default: all.", show_default=False),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", help="Where to write, without .svg and .png.", show_default=False),
-    ] = None,
+    y: Annotated[list[str] | None, typer.Option(help="Measure to draw; may be repeated; default: all.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Where to write, without .svg and .png.")] = None,
     store: StoreOption = STORE,
     given: InputOption = None,
-    mirror: MirrorOption = None,
+    access: AccessOption = None,
 ) -> None:
     """Draw a sweep: points of seeds, bars of means.
 
     Writes SVG and PNG, beside the sweep's results unless told otherwise.
     """
-    from ostinato.cli.output import print_line, print_stderr
-    from ostinato.data.registry import DataAccess
     from ostinato.experiments.sweep.figure import draw_sweep
     from ostinato.experiments.sweep.rows import open_sweep, results_folder
 
-    source = open_sweep(file, store, DataAccess.default(mirror), read_inputs(given))
+    source = open_sweep(file, store, access, read_inputs(given))
     for line in source.missing:
         print_stderr(f"{line['arm']}, seed {line['seed']}: {line['why']}")
     folder = file.parent if source.sweep is None else results_folder(source.sweep, store)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ostinato.cli.output import flat, print_line, print_table
+from ostinato.cli.output import print_line, print_table
 
 if TYPE_CHECKING:
     from ostinato.config.recipe import ReferenceRow
@@ -38,11 +38,19 @@ def describe_average(checkpoint: Path) -> str:
 
 def print_splits(results: Mapping[str, Scores]) -> None:
     """Print the results of several splits, by split name; texts such as signatures go below the numbers."""
+    from ostinato.config.schema import leaves
     from ostinato.metrics import METRICS
 
     if not results:
         return
-    scores = {split: dict(flat(result, skip=_NOT_SCORES)) for split, result in results.items()}
+    scores = {
+        split: {
+            name: value
+            for name, value in leaves({key: value for key, value in result.items() if key not in _NOT_SCORES})
+            if not isinstance(value, dict | list)
+        }
+        for split, result in results.items()
+    }
     names = dict.fromkeys(name for found in scores.values() for name in found)
     texts = [name for name in names if any(isinstance(found.get(name), str) for found in scores.values())]
     rows = [[name, *(found.get(name) for found in scores.values())] for name in names if name not in texts]
@@ -64,21 +72,13 @@ def print_published(rows: Sequence[ReferenceRow], results: Mapping[str, Scores])
     for row in rows:
         if row.split in results:
             of = ", ".join(f"{column} {value}" for column, value in (row.by or {}).items())
-            ours = _scores_of(row, results[row.split]).get(row.metric)
-            lines.append([row.source, row.split, of or "all", row.metric, row.value, ours])
+            ours = results[row.split]
+            if row.by is not None:  # Results list the examples of one column and value, not of several.
+                ((column, value), *more) = row.by.items()
+                ours = {} if more else ((ours.get("by") or {}).get(column) or {}).get(str(value)) or {}
+            lines.append([row.source, row.split, of or "all", row.metric, row.value, ours.get(row.metric)])
     if lines:
         print_table(["published", "split", "examples", "score", "theirs", "ours"], lines)
-
-
-def _scores_of(row: ReferenceRow, scores: Scores) -> Scores:
-    """Return the scores of the examples that a published number is of; nothing where the results do not list them."""
-    if row.by is None:
-        return scores
-    if len(row.by) > 1:
-        return {}
-    ((column, value),) = row.by.items()
-    found: Scores = ((scores.get("by") or {}).get(column) or {}).get(str(value)) or {}
-    return found
 
 
 def _print_halting(split: str, result: Scores) -> None:
@@ -88,17 +88,10 @@ def _print_halting(split: str, result: Scores) -> None:
         return
     thresholds = result.get("halting_threshold") or {}
     percents = dict.fromkeys(percent for numbers in found.values() for percent in numbers["percentiles"])
-    rows: list[list[object]] = [
-        [
-            stack,
-            len(n["histogram"]),
-            thresholds.get(stack),
-            n["mean"],
-            n["expected"],
-            *map(n["percentiles"].get, percents),
-        ]
-        for stack, n in found.items()
-    ]
+    rows: list[list[object]] = []
+    for stack, n in found.items():
+        depths = n["mean"], n["expected"], *map(n["percentiles"].get, percents)
+        rows.append([stack, len(n["histogram"]), thresholds.get(stack), *depths])
     names = ["rounds", "threshold", "mean depth", "expected depth", *(f"{percent} %" for percent in percents)]
     print_table([f"{split}: stack", *names], rows)
     if (origin := result.get("halting_threshold_from")) is not None:
@@ -137,14 +130,9 @@ def _print_groups(title: str, values: Mapping[str, Scores], macro: Scores | None
     rows = []
     for value, scores in values.items():
         macs = [scores["macs"]["realised"] / 1e6] if has_macs else []
-        rows.append([value, *(scores.get(name) for name in names), *(_depth(scores, stack) for stack in stacks), *macs])
+        halting = scores.get("halting") or {}
+        depths = [(halting.get(stack) or {}).get("mean") for stack in stacks]
+        rows.append([value, *(scores.get(name) for name in names), *depths, *macs])
     if macro and len(rows) > 1:
-        empty = len(stacks) + has_macs
-        rows.append(["their mean", *(macro.get(name) for name in names), *([None] * empty)])
+        rows.append(["their mean", *(macro.get(name) for name in names), *([None] * (len(stacks) + has_macs))])
     print_table([title, *names, *(f"{stack} depth" for stack in stacks), *(["M MACs"] if has_macs else [])], rows)
-
-
-def _depth(scores: Scores, stack: str) -> float | None:
-    """Return the mean depth of one value's tokens."""
-    found: Scores = (scores.get("halting") or {}).get(stack) or {}
-    return found.get("mean")

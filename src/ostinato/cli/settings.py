@@ -1,4 +1,4 @@
-"""`ostinato settings`: what a recipe may set, and what each setting means."""
+"""`ostinato recipes` and `ostinato settings`: the named recipes, what a recipe may set, and what it means."""
 
 from __future__ import annotations
 
@@ -9,11 +9,23 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ostinato.cli.options import JsonOption
+from ostinato.cli.output import print_columns, print_json, print_line, readable_width
 
 if TYPE_CHECKING:
     from ostinato.config.settings import SettingInfo
 
 _INDENT = "    "
+
+
+def recipes(json: JsonOption = False) -> None:
+    """List the recipes that come with Ostinato."""
+    from ostinato.tasks.recipes import list_recipes
+
+    found = list_recipes()
+    if json:
+        print_json([{"name": recipe.name, "description": recipe.description} for recipe in found])
+    else:
+        print_columns((recipe.name, recipe.description) for recipe in found)
 
 
 def settings(
@@ -22,7 +34,6 @@ def settings(
         typer.Argument(
             metavar="KEY",
             help="A setting or a group (model.encoder), the end of a key (ffn.d_ff), or a word; default: all settings.",
-            show_default=False,
         ),
     ] = None,
     json: JsonOption = False,
@@ -34,7 +45,6 @@ def settings(
     """
     from dataclasses import asdict
 
-    from ostinato.cli.output import print_json, print_line
     from ostinato.config.recipe import Recipe
     from ostinato.config.settings import find_settings, list_settings
     from ostinato.tasks.registry import TASKS
@@ -52,8 +62,6 @@ def settings(
 
 def _lines(setting: SettingInfo) -> Iterator[str]:
     """Yield the key with its default, what it accepts, the kinds that have it, and what it means."""
-    from ostinato.cli.output import readable_width
-
     yield setting.key if setting.default is None else f"{setting.key} = {setting.default}"
     facts = [setting.accepts, *([f"unit: {setting.unit}"] if setting.unit else [])]
     facts += [f"only with {key}={' or '.join(kinds)}" for key, kinds in setting.only_with.items()]

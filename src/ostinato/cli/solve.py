@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ostinato.cli.options import (
+    AccessOption,
     DeviceOption,
     JsonOption,
-    MirrorOption,
     SourceVocabOption,
     TargetVocabOption,
     one_of,
     split_settings,
 )
+from ostinato.cli.output import number, print_json, print_line, print_table
 
 if TYPE_CHECKING:
     from ostinato.budget.solver import Solution
@@ -24,54 +25,43 @@ if TYPE_CHECKING:
 
 _MATCHES = ("parameters", "active", "macs", "macs_per_generated_token", "bytes", "latency")
 
-_RecipesArgument = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="RECIPE [REFERENCE] [KEY=VALUE]",
-        help="The recipe, the one it should cost as much as (default: the recipe itself, without the settings "
-        "given here), and settings to change in the recipe.",
-        show_default=False,
-    ),
-]
-_FreeOption = Annotated[
-    str,
-    typer.Option(
-        "--free",
-        help="The setting to solve: d_ff, d_attn, d_model, n_steps, n_experts, expert_width, d_ff+d_attn (at their "
-        "ratio), or any integer setting of the model by the end of its path (decoder.ffn.d_ff).",
-    ),
-]
-_ToleranceOption = Annotated[
-    float,
-    typer.Option(
-        "--tolerance",
-        min=0,
-        help="Relative tolerance: latency is searched up to it; a count that is further off is reported as such.",
-    ),
-]
-
 
 def solve(
-    recipes: _RecipesArgument,
-    free: _FreeOption = "d_ff",
+    recipes: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RECIPE [REFERENCE] [KEY=VALUE]",
+            help="The recipe, the one it should cost as much as (default: the recipe itself, without the settings "
+            "given here), and settings to change in the recipe.",
+        ),
+    ],
+    free: Annotated[
+        str,
+        typer.Option(
+            help="The setting to solve: d_ff, d_attn, d_model, n_steps, n_experts, expert_width, d_ff+d_attn (at their "
+            "ratio), or any integer setting of the model by the end of its path (decoder.ffn.d_ff)."
+        ),
+    ] = "d_ff",
     match: Annotated[str, typer.Option(help=f"What is to be equal: {', '.join(_MATCHES)}.")] = "parameters",
-    target: Annotated[
-        float | None, typer.Option(min=0, help="A number to match, in place of a reference.", show_default=False)
-    ] = None,
+    target: Annotated[float | None, typer.Option(min=0, help="A number to match, in place of a reference.")] = None,
     rounding: Annotated[str, typer.Option(help="nearest, or down: never more than the reference.")] = "nearest",
     source_length: Annotated[int, typer.Option(min=1, help="Source tokens, for MACs, bytes and latency.")] = 32,
     target_length: Annotated[int, typer.Option(min=1, help="Target tokens, for MACs, bytes and latency.")] = 32,
     batch_size: Annotated[int, typer.Option(min=1, help="Sentences at once, for bytes and latency.")] = 1,
     beam: Annotated[int, typer.Option(min=1, help="Beam width, for bytes and latency.")] = 1,
-    tolerance: _ToleranceOption = 0.05,
+    tolerance: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            help="Relative tolerance: latency is searched up to it; a count that is further off is reported as such.",
+        ),
+    ] = 0.05,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads, for latency.")] = None,
     device: DeviceOption = "auto",
     source_vocab: SourceVocabOption = None,
     target_vocab: TargetVocabOption = None,
-    write: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the solved recipe.", show_default=False)
-    ] = None,
-    mirror: MirrorOption = None,
+    write: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the solved recipe.")] = None,
+    access: AccessOption = None,
     json: JsonOption = False,
 ) -> None:
     """Solve a setting so that a model costs as much as another.
@@ -79,10 +69,8 @@ def solve(
     Counts are matched by the nearest integer; a message follows where that is further off than the tolerance. Latency
     is measured on this machine, on random weights. Where no value fits the reason is named.
     """
-    from ostinato.cli.output import print_json, print_line
-    from ostinato.data.registry import DataAccess
     from ostinato.experiments.compare.matched_models import Wanted, match_model
-    from ostinato.tasks.recipes import load_recipe
+    from ostinato.tasks.recipes import load_recipe, write_derived
     from ostinato.tasks.vocabulary import size_model
 
     names, overrides = split_settings(recipes)
@@ -90,7 +78,6 @@ def solve(
         raise typer.BadParameter("name one recipe, and at most one reference", param_hint="RECIPE [REFERENCE]")
     if target is not None and len(names) == 2:
         raise typer.BadParameter("give a reference or a number, not both", param_hint="--target")
-    access = DataAccess.default(mirror)
 
     def sized(name: str, settings: list[str]) -> ModelConfig:
         return size_model(load_recipe(name, settings), access, source=source_vocab, target=target_vocab).model
@@ -112,27 +99,21 @@ def solve(
     found = match_model(sized(names[0], overrides), goal, wanted)
     if write is not None:
         goal_option = [] if target is None else ["--target", f"{target:g}"]
-        _write(write, names, overrides, found, ["--free", free, "--match", match, *goal_option])
+        options = ["--free", free, "--match", match, *goal_option]
+        write_derived(
+            write,
+            names[0],
+            overrides=overrides,
+            model=found.values,
+            description=f"{names[0]} with {', '.join(f'{key} {value}' for key, value in found.values.items())}",
+            command=shlex.join(["ostinato", "solve", *names, *overrides, *options]),
+        )
     if json:
         print_json(_as_dict(names, found, match, reference, tolerance))
         return
     _print(names, found, match, reference, tolerance)
     if write is not None:
         print_line(f"wrote {write}")
-
-
-def _write(path: Path, names: list[str], overrides: list[str], found: Solution, options: list[str]) -> None:
-    from ostinato.tasks.recipes import write_derived
-
-    values = ", ".join(f"{key} {value}" for key, value in found.values.items())
-    write_derived(
-        path,
-        names[0],
-        overrides=overrides,
-        model=found.values,
-        description=f"{names[0]} with {values}",
-        command=shlex.join(["ostinato", "solve", *names, *overrides, *options]),
-    )
 
 
 def _as_dict(
@@ -162,8 +143,6 @@ def _parts(found: Solution, reference: ModelConfig | None) -> dict[str, dict[str
 
 
 def _print(names: list[str], found: Solution, match: str, reference: ModelConfig | None, tolerance: float) -> None:
-    from ostinato.cli.output import number, print_line, print_table
-
     values = " ".join(f"model.{key}={value}" for key, value in found.values.items())
     print_line(f"{names[0]}: {values}")
     relative = f" ({100 * found.residual / found.target:+.3g} %)" if found.target else ""

@@ -7,39 +7,30 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ostinato.cli.options import STORE, InputOption, JsonOption, MirrorOption, StoreOption, read_inputs
+from ostinato.cli.options import STORE, AccessOption, InputOption, JsonOption, StoreOption, read_inputs
+from ostinato.cli.output import console, print_json, print_line, print_table
 
 if TYPE_CHECKING:
-    from ostinato.budget import Budget
     from ostinato.config.sweep import SweepConfig
-    from ostinato.experiments.sweep.runs import PlannedRun
-
-SweepArgument = Annotated[
-    str, typer.Argument(metavar="FILE", help="A sweep's name, or a YAML file.", show_default=False)
-]
-SeedsOption = Annotated[
-    str | None,
-    typer.Option("--seeds", metavar="N,N", help="Seeds of every arm, in place of the file's.", show_default=False),
-]
 
 
 def sweep(
-    file: SweepArgument,
+    file: Annotated[str, typer.Argument(metavar="FILE", help="A sweep's name, or a YAML file.")],
     store: StoreOption = STORE,
-    workers: Annotated[int, typer.Option("--workers", min=1, help="Runs at once, each in a process of its own.")] = 1,
-    threads: Annotated[int, typer.Option("--threads", min=1, help="CPU threads of a run whose recipe names none.")] = 1,
-    seeds: SeedsOption = None,
+    workers: Annotated[int, typer.Option(min=1, help="Runs at once, each in a process of its own.")] = 1,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads of a run whose recipe names none.")] = 1,
+    seeds: Annotated[
+        str | None, typer.Option(metavar="N,N", help="Seeds of every arm, in place of the file's.")
+    ] = None,
     take: Annotated[
         list[Path] | None,
-        typer.Option(
-            "--take", metavar="RUN", help="Finished run, or folder of runs, to copy into the store; may be repeated."
-        ),
+        typer.Option(metavar="RUN", help="Finished run, or folder of runs, to copy into the store; may be repeated."),
     ] = None,
     given: InputOption = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show the runs and what they cost; train nothing.")
     ] = False,
-    mirror: MirrorOption = None,
+    access: AccessOption = None,
     json: JsonOption = False,
 ) -> None:
     """Train every arm of a sweep with every seed, once.
@@ -47,8 +38,6 @@ def sweep(
     A run that is in the store already is not trained again, an interrupted one is resumed. Ends with exit code 1
     where a run has failed; the others are done.
     """
-    from ostinato.cli.output import console, print_json, print_line
-    from ostinato.data.registry import DataAccess
     from ostinato.experiments.sweep.files import load_sweep
     from ostinato.experiments.sweep.import_runs import import_runs
     from ostinato.experiments.sweep.pool import LocalPool
@@ -58,7 +47,6 @@ def sweep(
     from ostinato.experiments.sweep.watch import make_watcher
 
     chosen = with_seeds(load_sweep(file, read_inputs(given)), seeds)
-    access = DataAccess.default(mirror)
     if take:
         for run in import_runs(take, plan_runs(chosen, store, access)):
             if not json:
@@ -92,28 +80,26 @@ def with_seeds(sweep: SweepConfig, seeds: str | None) -> SweepConfig:
 
 def _show_plan(sweep: SweepConfig, store: Path, access: Any, json: bool) -> None:
     """Print arms, seeds, keys and budgets, and which runs are there."""
-    from ostinato.cli.output import print_json, print_table
     from ostinato.experiments.sweep.rows import collect_rows
     from ostinato.experiments.sweep.runs import arm_budgets, check_equal, plan_runs
 
     runs = plan_runs(sweep, store, access)
     budgets = arm_budgets(sweep, runs, access)
     missing = {(line["arm"], line["seed"]): line["why"] for line in collect_rows(sweep, runs)[1]}
-    lines = [_plan_line(run, budgets[run.arm], missing.get((run.arm, run.seed))) for run in runs]
+    lines = [
+        {
+            "arm": run.arm,
+            "seed": run.seed,
+            "key": run.directory.name,
+            "parameters": budgets[run.arm].figure("parameters"),
+            "MACs": budgets[run.arm].figure("macs"),
+            "starts from": run.start.name if run.start else None,
+            "state": missing.get((run.arm, run.seed), "there"),
+        }
+        for run in runs
+    ]
     if json:
         print_json(lines)
     else:
         print_table(list(lines[0]), [list(line.values()) for line in lines])
     check_equal(sweep, budgets)
-
-
-def _plan_line(run: PlannedRun, budget: Budget, why_missing: str | None) -> dict[str, Any]:
-    return {
-        "arm": run.arm,
-        "seed": run.seed,
-        "key": run.directory.name,
-        "parameters": budget.figure("parameters"),
-        "MACs": budget.figure("macs"),
-        "starts from": run.start.name if run.start else None,
-        "state": "there" if why_missing is None else why_missing,
-    }

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from ostinato.cli.options import (
     STORE,
+    AccessOption,
     InputOption,
     JsonOption,
-    MirrorOption,
     StoreOption,
     options_given,
     read_inputs,
 )
-
-if TYPE_CHECKING:
-    from ostinato.data.registry import DataAccess
-    from ostinato.experiments.sweep.rows import OpenedSweep
+from ostinato.cli.output import number, print_json, print_line, print_stderr, print_table, print_wide
+from ostinato.errors import ConfigError
 
 _BY, _SWEEP = "Scores by a column", "Sweeps"
 _OF_BY, _OF_SWEEPS, _OF_RUNS = ("split", "metric"), ("csv", "examples"), ("source_length", "target_length", "jsonl")
@@ -38,31 +37,27 @@ def table(
     by: Annotated[
         str | None,
         typer.Option(
-            "--by",
             metavar="COLUMN",
             help="Average the runs' scores for each value of this column: over the runs, and over the values.",
-            show_default=False,
             rich_help_panel=_BY,
         ),
     ] = None,
-    split: Annotated[str, typer.Option("--split", help="Split that was scored.", rich_help_panel=_BY)] = "test",
-    metric: Annotated[str, typer.Option("--metric", help="Score.", rich_help_panel=_BY)] = "accuracy",
+    split: Annotated[str, typer.Option(help="Split that was scored.", rich_help_panel=_BY)] = "test",
+    metric: Annotated[str, typer.Option(help="Score.", rich_help_panel=_BY)] = "accuracy",
     csv: Annotated[bool, typer.Option("--csv", help="Print CSV.", rich_help_panel=_SWEEP)] = False,
     examples: Annotated[
         bool,
         typer.Option(
-            "--examples",
-            help="Intervals over test examples too; decodes what is not kept.",
-            rich_help_panel=_SWEEP,
+            "--examples", help="Intervals over test examples too; decodes what is not kept.", rich_help_panel=_SWEEP
         ),
     ] = False,
     store: StoreOption = STORE,
     given: InputOption = None,
     source_length: Annotated[int, typer.Option(min=1, help="Source tokens of the pass whose MACs are counted.")] = 16,
     target_length: Annotated[int, typer.Option(min=1, help="Target tokens of that pass.")] = 16,
-    jsonl: Annotated[Path | None, typer.Option("--jsonl", help="Write the rows to this file as well.")] = None,
+    jsonl: Annotated[Path | None, typer.Option(help="Write the rows to this file as well.")] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
-    mirror: MirrorOption = None,
+    access: AccessOption = None,
     json: JsonOption = False,
 ) -> None:
     """Show what runs cost and scored, or a sweep by arm.
@@ -71,49 +66,39 @@ def table(
     the mean over runs that differ in their seeds, for each value of a column such as the language. Files that a speed
     study wrote are shown as tables of speeds.
     """
-    from ostinato.data.registry import DataAccess
     from ostinato.experiments.sweep.rows import is_sweep
 
-    form = "json" if json else "csv" if csv else "markdown" if markdown else "text"
     if by is not None:
         if named := options_given(context, (*_OF_SWEEPS, *_OF_RUNS)):
             raise typer.BadParameter("cannot go with --by", param_hint=named)
-        _show_by(runs, split, metric, by, form)
+        from ostinato.experiments.compare.transfer import transfer
+
+        found = transfer(runs, split, metric, by)
+        rows = [*found["by"].items(), ("mean", found["mean"]), ("sd over seeds", found["sd"])]
+        if json:
+            print_json(found)
+        else:
+            print_table([f"{split} by {by}, {found['n_runs']} runs", metric], rows, markdown=markdown)
         return
     if named := options_given(context, _OF_BY):
         raise typer.BadParameter("is for --by COLUMN", param_hint=named)
     if any(map(is_sweep, runs)):
         if len(runs) > 1 or jsonl is not None:
             raise typer.BadParameter("a sweep is shown alone, and has its results.jsonl already", param_hint="RUN")
-        access = DataAccess.default(mirror)
+        form = "json" if json else "csv" if csv else "markdown" if markdown else "text"
         _show_sweep(runs[0], store, form, examples=examples, access=access, inputs=read_inputs(given))
         return
     if named := options_given(context, _OF_SWEEPS):
         raise typer.BadParameter("is for a sweep: name its file", param_hint=named)
-    _show_runs(runs, (source_length, target_length), jsonl, form)
+    _show_runs(runs, (source_length, target_length), jsonl, markdown, json)
 
 
-def _show_by(runs: Sequence[Path], split: str, metric: str, column: str, form: str) -> None:
-    """Print the mean over runs for each value of a column, and mean and spread over runs of the mean over values."""
-    from ostinato.cli.output import print_json
-    from ostinato.experiments.compare.transfer import transfer
-
-    found = transfer(runs, split, metric, column)
-    if form == "json":
-        print_json(found)
-        return
-    rows = [*found["by"].items(), ("mean", found["mean"]), ("sd over seeds", found["sd"])]
-    _print_table([f"{split} by {column}, {found['n_runs']} runs", metric], [list(row) for row in rows], form)
-
-
-def _show_runs(runs: Sequence[Path], lengths: tuple[int, int], jsonl: Path | None, form: str) -> None:
+def _show_runs(runs: Sequence[Path], lengths: tuple[int, int], jsonl: Path | None, markdown: bool, json: bool) -> None:
     """Print a row a run, or the measured speeds of files.
 
     Raises:
         ConfigError: rows of both.
     """
-    from ostinato.cli.output import print_json
-    from ostinato.errors import ConfigError
     from ostinato.experiments import results
 
     rows: list[dict[str, Any]] = []
@@ -121,42 +106,28 @@ def _show_runs(runs: Sequence[Path], lengths: tuple[int, int], jsonl: Path | Non
         rows += results.read_rows(run) if run.is_file() else [results.run_row(run, lengths)]
     if jsonl is not None:
         results.write_rows(rows, jsonl)
-    if form == "json":
+    if json:
         print_json(rows)
         return
     n_speeds = sum("workload" in row for row in rows)
-    if n_speeds == 0:
-        _print_table(*results.table(rows), form)
-        return
-    if n_speeds < len(rows):
+    if 0 < n_speeds < len(rows):
         raise ConfigError(f"{n_speeds} of {len(rows)} rows are measured speeds, the others runs: show them apart")
-    from ostinato.experiments.timing.speed import speed_table
+    if n_speeds:
+        from ostinato.experiments.timing.speed import speed_table
 
-    _print_table(*speed_table(rows), form)
-
-
-def _print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], form: str) -> None:
-    from ostinato.cli.output import print_line, print_table
-    from ostinato.experiments.results import markdown
-
-    if form == "markdown":
-        print_line(markdown(columns, rows).rstrip())
+        print_table(*speed_table(rows), markdown=markdown)
     else:
-        print_table(columns, rows)
+        print_table(*results.table(rows), markdown=markdown)
 
 
-def _show_sweep(
-    path: Path, store: Path, form: str, *, examples: bool, access: DataAccess | None, inputs: Mapping[str, str]
-) -> None:
+def _show_sweep(path: Path, store: Path, form: str, *, examples: bool, access: Any, inputs: Mapping[str, str]) -> None:
     """Print mean, standard deviation and number over seeds of every measure, and differences to the first arm.
 
     Args:
         form: text, markdown, csv or json. examples: intervals over test examples too.
     """
     import csv
-    import io
 
-    from ostinato.cli.output import print_json, print_line, print_stderr
     from ostinato.experiments.sweep import summary
     from ostinato.experiments.sweep.rows import open_sweep
 
@@ -164,18 +135,29 @@ def _show_sweep(
     for line in source.missing:
         print_stderr(f"{line['arm']}, seed {line['seed']}: {line['why']}")
     lines = summary.summarise(source.rows)
-    differences = _example_lines(source, path, access) if examples else []
+    differences: list[dict[str, Any]] = []
+    if examples:
+        if source.sweep is None:
+            raise ConfigError(
+                f"{path} holds rows alone: --examples needs the sweep's file or name, whose runs have outputs"
+            )
+        from ostinato.experiments.sweep.example_intervals import example_differences
+
+        differences = example_differences(source.sweep, source.runs, access=access, on_line=print_stderr)
     if form == "json":
         print_json({"arms": lines, "examples": differences, "missing": source.missing})
         return
     if form == "csv":
         columns, body = summary.flat_table(lines)
-        text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows([columns, *body])
-        print_line(text.getvalue().rstrip("\n"))
+        csv.writer(sys.stdout, lineterminator="\n").writerows([columns, *body])
         return
-    tables = [summary.summary_table(lines), summary.difference_table(lines), _example_table(differences)]
-    _print_tables([table for table in tables if table is not None], form)
+    for found in (summary.summary_table(lines), summary.difference_table(lines), _example_table(differences)):
+        if found is not None and form == "markdown":
+            print_table(*found, markdown=True)
+            print_line()
+        elif found is not None:
+            columns, body = found
+            print_wide(columns, [[number(cell) for cell in line] for line in body])
     for note in summary.summary_notes(lines):
         print_line(note)
     if differences:
@@ -184,45 +166,19 @@ def _show_sweep(
         )
 
 
-def _print_tables(tables: Sequence[tuple[list[str], list[list[object]]]], form: str) -> None:
-    from ostinato.cli.output import number, print_line, print_wide
-    from ostinato.experiments.results import markdown
-
-    for columns, body in tables:
-        if form == "markdown":
-            print_line(markdown(columns, body))
-        else:
-            print_wide(columns, [[number(cell) for cell in line] for line in body])
-
-
-def _example_lines(source: OpenedSweep, path: Path, access: DataAccess | None) -> list[dict[str, Any]]:
-    from ostinato.cli.output import print_stderr
-    from ostinato.errors import ConfigError
-    from ostinato.experiments.sweep.example_intervals import example_differences
-
-    if source.sweep is None:
-        raise ConfigError(
-            f"{path} holds rows alone: --examples needs the sweep's file or name, whose runs have outputs"
-        )
-    return example_differences(source.sweep, source.runs, access=access, on_line=print_stderr)
-
-
 def _example_table(lines: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[object]]] | None:
     from ostinato.experiments.sweep.summary import number_text
+
+    def text(found: dict[str, float], signed: bool) -> str:
+        value = number_text(found["value"], signed=signed)
+        return f"{value} [{number_text(found['low'])}, {number_text(found['high'])}]"
 
     if not lines:
         return None
     columns = ["over examples", "arm", "examples", "score", "difference", "verdict"]
     body: list[list[object]] = []
     for line in lines:
-        found = line["difference"]
-        score = f"{number_text(line['score']['value'])} {_interval(line['score'])}"
-        difference = "" if found is None else f"{number_text(found['value'], signed=True)} {_interval(found)}"
+        difference = "" if line["difference"] is None else text(line["difference"], signed=True)
+        score = text(line["score"], signed=False)
         body.append([line["measure"], line["arm"], line["n_examples"], score, difference, line["verdict"] or ""])
     return columns, body
-
-
-def _interval(found: dict[str, float]) -> str:
-    from ostinato.experiments.sweep.summary import number_text
-
-    return f"[{number_text(found['low'])}, {number_text(found['high'])}]"

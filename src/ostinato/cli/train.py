@@ -7,18 +7,17 @@ from typing import Annotated
 
 import typer
 
-from ostinato.cli.options import JsonOption, MirrorOption, OverridesArgument, RecipeArgument
+from ostinato.cli.options import AccessOption, JsonOption, OverridesArgument, RecipeArgument
+from ostinato.cli.output import console, print_json, print_line, rank
+from ostinato.cli.results import print_published, print_splits
 
 
 def train(
     recipe: RecipeArgument,
     overrides: OverridesArgument = None,
-    run_dir: Annotated[
-        Path | None,
-        typer.Option("--run-dir", help="Where to write; default: runs/ and the recipe's name.", show_default=False),
-    ] = None,
+    run_dir: Annotated[Path | None, typer.Option(help="Where to write; default: runs/ and the recipe's name.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on where an interrupted run stopped.")] = False,
-    mirror: MirrorOption = None,
+    access: AccessOption = None,
     json: JsonOption = False,
 ) -> None:
     """Train a model and write a run directory.
@@ -26,9 +25,6 @@ def train(
     The best checkpoint is evaluated on the recipe's splits at the end. Several processes: start them with
     torchrun --nproc_per_node N -m ostinato train RECIPE.
     """
-    from ostinato.cli.output import console, print_json, print_line, rank
-    from ostinato.cli.results import print_published, print_splits
-    from ostinato.data.registry import DataAccess
     from ostinato.tasks.recipes import load_recipe
     from ostinato.training import train as train_recipe
     from ostinato.training.reporter import make_reporter
@@ -39,7 +35,7 @@ def train(
     if not is_quiet:
         print_line(f"run directory: {directory}")
     reporter = make_reporter(None if is_quiet else console())
-    result = train_recipe(resolved, directory, resume=resume, access=DataAccess.default(mirror), reporter=reporter)
+    result = train_recipe(resolved, directory, resume=resume, access=access, reporter=reporter)
     if rank():
         return
     if json:

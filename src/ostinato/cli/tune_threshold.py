@@ -2,36 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ostinato.cli.options import (
+    AccessOption,
     BeamOption,
     CheckpointOption,
     DeviceOption,
     JsonOption,
-    MirrorOption,
     RunArgument,
 )
+from ostinato.cli.output import compact, print_json, print_line, print_table, progress_bar
+from ostinato.cli.results import describe_average
 
 if TYPE_CHECKING:
-    from ostinato.evaluation.threshold import Point, Tuning
+    from ostinato.evaluation.threshold import Tuning
 
 
 def tune_threshold(
     run: RunArgument,
-    split: Annotated[
-        str, typer.Option("--split", help="Split to measure on; choose another one than you report.")
-    ] = "dev",
-    max_drop: Annotated[
-        float, typer.Option("--max-drop", help="Largest drop of the metric, as a share of a perfect score.")
-    ] = 0.002,
+    split: Annotated[str, typer.Option(help="Split to measure on; choose another one than you report.")] = "dev",
+    max_drop: Annotated[float, typer.Option(help="Largest drop of the metric, as a share of a perfect score.")] = 0.002,
     thresholds: Annotated[
-        str | None,
-        typer.Option(metavar="X,Y,...", help="Thresholds in [0, 1]; default: 0.999 to 0.1.", show_default=False),
+        str | None, typer.Option(metavar="X,Y,...", help="Thresholds in [0, 1]; default: 0.999 to 0.1.")
     ] = None,
     metric: Annotated[
         str | None,
@@ -43,7 +38,7 @@ def tune_threshold(
         int | None, typer.Option(min=1, help="Number of examples, spread evenly over the split.")
     ] = None,
     device: DeviceOption = "auto",
-    mirror: MirrorOption = None,
+    access: AccessOption = None,
     json: JsonOption = False,
 ) -> None:
     """Choose how early tokens may halt, without training.
@@ -51,15 +46,17 @@ def tune_threshold(
     Runs a split at several halting thresholds, and keeps with the run the one of the fewest multiply-accumulates whose
     score is within --max-drop of that at the trained threshold. `evaluate` and `generate` then use it.
     """
-    from ostinato.cli.output import print_json, print_line
-    from ostinato.cli.results import describe_average
-    from ostinato.data.registry import DataAccess
     from ostinato.evaluation.loading import load
     from ostinato.experiments.compare import thresholds as logic
 
-    wanted = logic.THRESHOLDS if thresholds is None else _numbers(thresholds)
+    try:
+        wanted = logic.THRESHOLDS if thresholds is None else [float(part) for part in thresholds.split(",")]
+    except ValueError:
+        reason = f"'{thresholds}' is no list of numbers: 0.9,0.5"
+        raise typer.BadParameter(reason, param_hint="--thresholds") from None
     loaded = load(run, checkpoint=checkpoint, device=device, halting_threshold="trained")
-    with _progress(None if json else len(wanted) + 1) as on_point:
+    with progress_bar("thresholds", not json) as (set_total, advance):
+        set_total(len(wanted) + 1)
         found = logic.tune_threshold(
             loaded,
             split,
@@ -67,8 +64,8 @@ def tune_threshold(
             max_drop=max_drop,
             metric=metric,
             max_examples=max_examples,
-            access=DataAccess.default(mirror),
-            on_point=on_point,
+            access=access,
+            on_point=lambda point: advance(1),
             **({} if beam is None else {"beam": beam}),
         )
     if json:
@@ -79,32 +76,8 @@ def tune_threshold(
             print_line(line)
 
 
-def _numbers(text: str) -> list[float]:
-    """Return the numbers in a text such as `0.9,0.5`."""
-    try:
-        return [float(part) for part in text.split(",")]
-    except ValueError:
-        raise typer.BadParameter(f"'{text}' is no list of numbers: 0.9,0.5", param_hint="--thresholds") from None
-
-
-@contextmanager
-def _progress(total: int | None) -> Iterator[Callable[[Point], None]]:
-    """Draw a bar on a terminal, unless the total is None."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    from ostinato.cli.output import console
-
-    screen = console()
-    columns = (TextColumn("thresholds"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    off = total is None or not screen.is_terminal
-    with Progress(*columns, console=screen, transient=True, disable=off) as progress:
-        bar = progress.add_task("thresholds", total=total)
-        yield lambda point: progress.advance(bar)
-
-
 def _print(found: Tuning) -> None:
     from ostinato.analysis.drawing import HOW_TO_GET_FIGURES, can_draw
-    from ostinato.cli.output import compact, print_line, print_table
 
     stacks = list(found.trained.skipped)
     rows: list[list[object]] = []

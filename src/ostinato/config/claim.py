@@ -62,36 +62,37 @@ class SpreadStatistic(Config):
     """The terms."""
 
 
-class BestAtStatistic(Config):
-    """Where the largest (or smallest) of the terms stands, as one of the numbers in `at`."""
+class PairedStatistic(Config):
+    """What the statistics of numbered terms share."""
 
-    kind: Literal["best_at"] = "best_at"
     along: Annotated[list[Term], Field(min_length=2)]
     """The terms."""
     at: list[float]
     """The number that stands for each term."""
-    mode: Literal["max", "min"] = "max"
-    """Whether the largest or the smallest term is looked for."""
 
     def problems(self, path: str = "") -> Iterator[Problem]:
         """A number for every term."""
-        yield from _paired(self.at, self.along, path)
+        if len(self.at) != len(self.along):
+            reason = f"must have a number for each of the {len(self.along)} terms in along"
+            yield Problem(f"{path}at", self.at, reason)
 
 
-class LineStatistic(Config):
+class BestAtStatistic(PairedStatistic):
+    """Where the largest (or smallest) of the terms stands, as one of the numbers in `at`."""
+
+    kind: Literal["best_at"] = "best_at"
+    mode: Literal["max", "min"] = "max"
+    """Whether the largest or the smallest term is looked for."""
+
+
+class LineStatistic(PairedStatistic):
     """The least-squares line through (at, term): its slope, its R^2, or slope / value at the first place."""
 
     kind: Literal["line"] = "line"
     along: Annotated[list[Term], Field(min_length=3)]
     """The terms: y of the line."""
-    at: list[float]
-    """x of every term."""
     figure: Literal["slope", "r_squared", "relative_slope"] = "slope"
     """What is taken of the line."""
-
-    def problems(self, path: str = "") -> Iterator[Problem]:
-        """A number for every term."""
-        yield from _paired(self.at, self.along, path)
 
 
 Statistic = Annotated[
@@ -248,8 +249,3 @@ class ClaimConfig(Config):
     """What a run of this size cannot show."""
     gpu: dict[str, Any] | None = None
     """The same claim for one hour of a large GPU: settings that replace those above, by dotted keys."""
-
-
-def _paired(at: list[float], along: list[Any], path: str) -> Iterator[Problem]:
-    if len(at) != len(along):
-        yield Problem(f"{path}at", at, f"must have a number for each of the {len(along)} terms in along")

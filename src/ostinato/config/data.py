@@ -14,12 +14,8 @@ Paths = str | list[str] | None
 _LEAST_BYTE_VOCABULARY = 260
 
 
-def _as_name(value: object) -> object:
-    """Return a column's number as text; YAML reads it as a number."""
-    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
-
-
-FieldName = Annotated[str, BeforeValidator(_as_name)]
+FieldName = Annotated[str, BeforeValidator(lambda value: str(value) if type(value) is int else value)]
+"""A column by its name, or by its number, which YAML does not read as text."""
 
 
 class TokenizerConfig(Config):

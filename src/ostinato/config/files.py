@@ -23,7 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel
 
 from ostinato.config.renamed import with_new_names
-from ostinato.config.schema import Settings, Slot, child, is_open, keeps_on_change, slot_of
+from ostinato.config.schema import Settings, child, is_open, keeps_on_change, slot_of
 from ostinato.errors import ConfigError, Problem
 
 FindBase = Callable[[str], Path]
@@ -58,7 +58,7 @@ def read_yaml(path: Path) -> Settings:
     data = OmegaConf.to_container(loaded, resolve=False)
     if not isinstance(data, dict):
         raise ConfigError(f"{path}: must hold settings as 'key: value' lines")
-    return cast(Settings, _text_keys(data))
+    return cast(Settings, _map_texts(data))
 
 
 def fill_inputs(settings: Settings, inputs: Mapping[str, str]) -> Settings:
@@ -69,18 +69,14 @@ def fill_inputs(settings: Settings, inputs: Mapping[str, str]) -> Settings:
     """
     wanted: dict[str, None] = {}
 
-    def filled(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: filled(one) for key, one in value.items()}
-        if isinstance(value, list):
-            return [filled(one) for one in value]
-        if isinstance(value, str) and value.startswith(INPUT):
-            name = value.removeprefix(INPUT)
-            wanted[name] = None
-            return str(Path(inputs.get(name, name)).absolute())
-        return value
+    def filled(text: str) -> str:
+        if not text.startswith(INPUT):
+            return text
+        name = text.removeprefix(INPUT)
+        wanted[name] = None
+        return str(Path(inputs.get(name, name)).absolute())
 
-    found: Settings = filled(settings)
+    found: Settings = _map_texts(settings, filled)
     known = f"it has {', '.join(wanted)}" if wanted else "it has none"
     missing = [name for name in wanted if name not in inputs]
     problems = [Problem(f"input.{name}", None, f"needs a file: --input {name}=PATH") for name in missing]
@@ -146,9 +142,16 @@ def parse_overrides(overrides: Sequence[str]) -> Settings:
             )
         else:
             try:
-                _put(settings, path, parse_value(value))
+                found = parse_value(value)
             except (yaml.YAMLError, OmegaConfBaseException) as error:
                 problems.append(Problem(".".join(path), value, f"is not a YAML value ({_yaml_reason(error)})"))
+                continue
+            group = settings
+            for name in path[:-1]:
+                if not isinstance(group.get(name), dict):
+                    group[name] = {}
+                group = group[name]
+            group[path[-1]] = found
     if problems:
         raise ConfigError(problems)
     return settings
@@ -157,45 +160,30 @@ def parse_overrides(overrides: Sequence[str]) -> Settings:
 def parse_value(text: str) -> Any:
     """Return what YAML text means: `1e-3` a number, `[a, null]` a list, `null` None."""
     parsed = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]), resolve=False)
-    return _text_keys(cast(Settings, parsed)["value"])
-
-
-def _put(settings: Settings, path: list[str], value: Any) -> None:
-    """Set one nested key; a later override of the same key wins."""
-    *parents, last = path
-    for name in parents:
-        if not isinstance(settings.get(name), dict):
-            settings[name] = {}
-        settings = settings[name]
-    settings[last] = value
+    return _map_texts(cast(Settings, parsed)["value"])
 
 
 def merge(base: Settings, new: Settings, node: type[BaseModel] | None) -> Settings:
     """Return `base` with `new` on top; `node` is the configuration they belong to, where it is known."""
     merged = dict(base)
     for key, value in new.items():
-        field = None if node is None else node.model_fields.get(key)
-        slot = None if field is None else slot_of(field)
         old = merged.get(key)
         if not (isinstance(old, dict) and isinstance(value, dict)):
             merged[key] = value
-            continue
-        inner = None if slot is None else child(slot, old)
-        if slot is not None and (slot.is_union or (inner is not None and is_open(inner))):
-            old_kind = old.get("kind", slot.default_kind)
-            if value.get("kind", old_kind) != old_kind:
-                merged[key] = _of_both_kinds(slot, old, value) | value
-                continue
-        merged[key] = merge(old, value, inner)
+        elif node is None or key not in node.model_fields:
+            merged[key] = merge(old, value, None)
+        else:
+            slot = slot_of(node.model_fields[key])
+            before, after = child(slot, old), child(slot, value)
+            kind = old.get("kind", slot.default_kind)
+            if value.get("kind", kind) == kind or not (slot.is_union or (before and is_open(before))):
+                merged[key] = merge(old, value, before)
+            elif before and after and keeps_on_change(before) and keeps_on_change(after):
+                of_both = before.model_fields.keys() & after.model_fields
+                merged[key] = {name: old[name] for name in old if name in of_both} | value
+            else:
+                merged[key] = value
     return merged
-
-
-def _of_both_kinds(slot: Slot, old: Settings, new: Settings) -> Settings:
-    """Return the old settings that a group of another kind takes over."""
-    before, after = child(slot, old), child(slot, new)
-    if before is None or after is None or not (keeps_on_change(before) and keeps_on_change(after)):
-        return {}
-    return {key: old[key] for key in old if key in after.model_fields and key in before.model_fields}
 
 
 def resolve_references(settings: Settings) -> Settings:
@@ -213,7 +201,9 @@ def resolve_references(settings: Settings) -> Settings:
 
 def write_yaml(settings: Settings, path: Path) -> None:
     """Write settings so that reading them gives equal ones."""
-    path.write_text(yaml_text(_escaped(settings)), encoding="utf-8")
+    # Text that looks like a `${...}` reference must not be resolved when it is read again.
+    escaped = _map_texts(settings, lambda text: re.sub(r"(\\*)\$\{", lambda m: m[1] * 2 + "\\${", text))
+    path.write_text(yaml_text(escaped), encoding="utf-8")
 
 
 def yaml_text(settings: Settings) -> str:
@@ -221,24 +211,13 @@ def yaml_text(settings: Settings) -> str:
     return OmegaConf.to_yaml(OmegaConf.create(settings))
 
 
-def _escaped(value: Any) -> Any:
-    """Protect text that looks like a `${...}` reference from being resolved when it is read again."""
+def _map_texts(value: Any, change: Callable[[str], str] = str) -> Any:
+    """Return settings with every text changed, and every key a text: YAML reads `1:` and `on:` as other things."""
     if isinstance(value, dict):
-        return {key: _escaped(item) for key, item in value.items()}
+        return {str(key): _map_texts(item, change) for key, item in value.items()}
     if isinstance(value, list):
-        return [_escaped(item) for item in value]
-    if isinstance(value, str):
-        return re.sub(r"(\\*)\$\{", lambda m: m[1] * 2 + "\\${", value)
-    return value
-
-
-def _text_keys(value: Any) -> Any:
-    """Return the value with every key as text: YAML reads `1:` and `on:` as other things."""
-    if isinstance(value, dict):
-        return {str(key): _text_keys(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_text_keys(item) for item in value]
-    return value
+        return [_map_texts(item, change) for item in value]
+    return change(value) if isinstance(value, str) else value
 
 
 def _yaml_reason(error: Exception) -> str:

@@ -155,33 +155,34 @@ class _Repair(Generic[C]):
         if value is None:  # The list that it stands in is removed already.
             value = _get(self.given, path)
         if slot is None:
-            new = renamed_in(node).get(str(path[-1]))
-            meant = suggestions(self.root, node, path) if new is None else [(*path[:-1], new)]
+            if new := renamed_in(node).get(str(path[-1])):
+                meant, reason = [(*path[:-1], new)], f"was renamed: use {new}"
+            elif meant := suggestions(self.root, node, path):
+                same_group = len(meant) == 1 and meant[0][:-1] == path[:-1]
+                names = " or ".join(str(p[-1]) if same_group else dotted(p) for p in meant)
+                reason = f"no such setting; did you mean {names}?"
+            else:
+                reason = f"no such setting; valid here: {', '.join(node.model_fields)}"
             self.removed += meant
-            self._add(path, value, _unknown(path, meant, node) if new is None else f"was renamed: use {new}")
+            self._add(path, value, reason)
             self._remove(path)
         elif kind == "missing":
             self._add(path, None, f"is required: {describe(slot.annotation, slot.metadata)}")
             self._remove(_list_or_top(path))
         elif slot.is_union and isinstance(value, dict):
-            self._wrong_kind(path, slot, value)
+            near = get_close_matches(str(value.get("kind")), slot.nodes, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            self._add((*path, "kind"), value.get("kind"), f"must be one of {', '.join(slot.nodes)}{hint}")
+            self.removed.append(path)
+            if near:  # Go on with the kind it resembles, else without the group.
+                value["kind"] = near[0]
+            else:
+                self._remove(path)
         else:
             valid = describe(slot.annotation, slot.metadata)
             if slot.is_union:
                 valid = f"a group of settings with kind: {', '.join(slot.nodes)}"
             self._add(path, value, f"must be {valid}")
-            self._remove(path)
-
-    def _wrong_kind(self, path: PathTuple, slot: Slot, value: Settings) -> None:
-        """Report a kind that does not exist; go on with the one it resembles, else without the group."""
-        given = str(value.get("kind"))
-        near = get_close_matches(given, slot.nodes, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        self._add((*path, "kind"), value.get("kind"), f"must be one of {', '.join(slot.nodes)}{hint}")
-        self.removed.append(path)
-        if near:
-            value["kind"] = near[0]
-        else:
             self._remove(path)
 
     def _add(self, path: PathTuple, value: object, reason: str) -> None:
@@ -238,15 +239,6 @@ def _locate(loc: tuple[int | str, ...], root: type[BaseModel]) -> tuple[PathTupl
             return path, slot, node
         node = inner
     return path, None, node
-
-
-def _unknown(path: PathTuple, meant: list[PathTuple], node: type[BaseModel]) -> str:
-    """Say that a key does not exist, and which does."""
-    if meant:
-        same_group = len(meant) == 1 and meant[0][:-1] == path[:-1]
-        names = " or ".join(str(p[-1]) if same_group else dotted(p) for p in meant)
-        return f"no such setting; did you mean {names}?"
-    return f"no such setting; valid here: {', '.join(node.model_fields)}"
 
 
 def _unset(settings: Settings, path: PathTuple = ()) -> Iterator[PathTuple]:

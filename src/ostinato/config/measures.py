@@ -41,22 +41,16 @@ class Measure(Config):
     @property
     def picks(self) -> str | None:
         """The dotted path of the number in what is found; None: what is found is the number, or numbers by name."""
-        return None
+        return getattr(self, "path", None)
 
     @property
     def is_timing(self) -> bool:
-        """True where the value is a time: it differs from run to run, and is kept apart from what does not."""
-        return False
+        """True for seconds, and for what is counted by the second: these differ from run to run, and are kept apart."""
+        return (self.picks or "").endswith(_TIMES)
 
     def settings(self) -> dict[str, Any]:
         """Return all settings that the value depends on."""
-        return self.model_dump(
-            mode="json", exclude={"name", "arms"} if self.picks is None else {"name", "arms", "path"}
-        )
-
-
-def _is_time(path: str) -> bool:
-    return path.rpartition(".")[2].endswith(_TIMES)
+        return self.model_dump(mode="json", exclude={"name", "arms", "path"})
 
 
 class ResultMeasure(Measure):
@@ -68,16 +62,6 @@ class ResultMeasure(Measure):
     all names there: by.bin.*.exact_match gives a number for every bin."""
     split: str | None = None
     """One of the recipe's evaluation.splits; None: the path begins at the top of the results (training_seconds)."""
-
-    @property
-    def picks(self) -> str:
-        """The path below the split."""
-        return self.path
-
-    @property
-    def is_timing(self) -> bool:
-        """True for seconds, and for what is counted by the second."""
-        return _is_time(self.path)
 
 
 class BudgetMeasure(Measure):
@@ -114,16 +98,6 @@ class EvaluateMeasure(Measure):
     """Spread evenly over the split; None: what the recipe says."""
     set: dict[str, Any] = Field(default_factory=dict)
     """Settings of the recipe to evaluate with: decoding.beam: 4, task.max_length: 40."""
-
-    @property
-    def picks(self) -> str:
-        """The path in what is found."""
-        return self.path
-
-    @property
-    def is_timing(self) -> bool:
-        """True for seconds, and for what is counted by the second."""
-        return _is_time(self.path)
 
     def overrides(self) -> list[str]:
         """Return `set` as `dotted.key=value`."""

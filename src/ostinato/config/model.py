@@ -15,9 +15,7 @@ from ostinato.config.one_wide import FfnVariant, apply_variant, variant_problems
 from ostinato.config.positions import WindowConfig
 from ostinato.config.schema import leaves
 from ostinato.config.stack import DecoderConfig, StackConfig
-from ostinato.config.sub_layers import SubLayerConfig
 from ostinato.errors import Problem
-from ostinato.plan import Kind
 
 
 class _StackedConfig(CommonModelConfig):
@@ -50,31 +48,22 @@ class _StackedConfig(CommonModelConfig):
                     "would halt by what comes after it; valid here: token"
                 )
                 yield Problem(f"{path}{name}.halting.scope", stack.halting.scope, reason)
-        yield from self._bank_problems(path)
-
-    def _bank_problems(self, path: str) -> Iterator[Problem]:
-        """A parameter set has one shape, one norm and one table of positions, whichever stack uses it."""
+        # A parameter set has one shape, one norm and one table of positions, whichever stack uses it.
         seen: dict[tuple[str, str], tuple[str, dict[str, object]]] = {}
         for name, stack in self.stacks().items():
             for kind, sub in stack.sub_layers():
                 if sub.share == "none":
                     continue
                 bank = sub.bank or name
-                mine = _shape(stack, kind, sub)
+                mine = dict(leaves(sub.model_dump(exclude={"share", "n_unique", "share_norm", "bank"}), f"{kind}."))
+                if sub.share_norm:
+                    mine |= {"norm.kind": stack.norm.kind, "norm.eps": stack.norm.eps}
+                if kind == "self_attention" and isinstance(stack.relative, WindowConfig):
+                    mine["relative.window"] = stack.relative.window
                 other, first = seen.setdefault((kind, bank), (name, mine))
                 for key in sorted(k for k in mine if k in first and mine[k] != first[k]):
                     reason = f"the {kind} bank '{bank}' serves both stacks, and {path}{other}.{key} is {first[key]!r}"
                     yield Problem(f"{path}{name}.{key}", mine[key], reason)
-
-
-def _shape(stack: StackConfig, kind: Kind, sub: SubLayerConfig) -> dict[str, object]:
-    """Return the settings that decide the shape of a parameter set, by dotted path within its stack."""
-    found = dict(leaves(sub.model_dump(exclude={"share", "n_unique", "share_norm", "bank"}), f"{kind}."))
-    if sub.share_norm:
-        found |= {"norm.kind": stack.norm.kind, "norm.eps": stack.norm.eps}
-    if kind == "self_attention" and isinstance(stack.relative, WindowConfig):
-        found["relative.window"] = stack.relative.window
-    return found
 
 
 class Seq2SeqConfig(_StackedConfig, PairModelConfig):

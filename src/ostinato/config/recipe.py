@@ -8,7 +8,6 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from ostinato.config.base import Config, Count, Size
-from ostinato.config.common import PairModelConfig
 from ostinato.config.data import DataConfig
 from ostinato.config.decoding import DecodingConfig
 from ostinato.config.model import ModelConfig, Seq2SeqConfig
@@ -85,22 +84,12 @@ class Recipe(Config):
 
     def problems(self, path: str = "") -> Iterator[Problem]:
         """Vocabularies that do not fit the model, and settings of training that have no effect on the model."""
-        yield from self._vocabulary_problems(path)
-        yield from self._idle_problems(path)
-
-    def _vocabulary_problems(self, path: str) -> Iterator[Problem]:
-        """One sequence, or embeddings tied over both sides, need a joint tokenizer."""
-        if self.data.target_tokenizer is None:
-            return
-        if self.model.joins_pairs:
+        if self.data.target_tokenizer is not None and self.model.joins_pairs:
             reason = "a language model has one vocabulary: remove it and use data.tokenizer"
             yield Problem(f"{path}data.target_tokenizer", self.data.target_tokenizer.kind, reason)
-        elif isinstance(self.model, PairModelConfig) and self.model.tie_embeddings == "all":
+        elif self.data.target_tokenizer is not None and getattr(self.model, "tie_embeddings", "none") == "all":
             reason = "needs one joint tokenizer: remove data.target_tokenizer, or use 'output' or 'none'"
             yield Problem(f"{path}model.tie_embeddings", "all", reason)
-
-    def _idle_problems(self, path: str) -> Iterator[Problem]:
-        """Balance losses need a router, the cost of depth a stack whose tokens may halt."""
         stacks = self.model.stacks()
         if not stacks:
             reason = "has no effect: this model is a recurrence over positions, without steps of depth; remove it"

@@ -24,23 +24,32 @@ class Slot:
         metadata: bounds and patterns of that outer `Annotated`.
         nodes: the configurations it may hold, by kind; a single one without kinds is under the empty name.
         is_union: True where `kind` chooses between several configurations.
-        default_kind: the kind of the default value; None where there is none.
+        default: its default value; `PydanticUndefined` where it must be given.
     """
 
     annotation: Any
     metadata: tuple[Any, ...]
     nodes: dict[str, type[BaseModel]]
     is_union: bool
-    default_kind: str | None
+    default: Any
+
+    @property
+    def default_kind(self) -> str | None:
+        """The kind of the default value; None where there is none."""
+        return getattr(self.default, "kind", None)
 
 
 def slot_of(field: FieldInfo) -> Slot:
     """Return what a field may hold."""
-    members = [m for member in _members(field.annotation) for m in _elements(member) if _is_node(m)]
-    is_union = field.discriminator is not None or _is_list_of_kinds(field.annotation)
-    nodes = {kind_of(m) if is_union else "": m for m in members}
+    held, held_in = field.annotation, [field]
+    if get_origin(held) is list:
+        (held,) = get_args(held)
+        if get_origin(held) is Annotated:
+            held, *held_in = get_args(held)
+    is_union = any(getattr(m, "discriminator", None) is not None for m in held_in)
+    nodes = {kind_of(m) if is_union else "": m for m in _members(held) if _is_node(m)}
     default = field.get_default(call_default_factory=True, validated_data={})
-    return Slot(field.annotation, tuple(field.metadata), nodes, is_union, getattr(default, "kind", None))
+    return Slot(field.annotation, tuple(field.metadata), nodes, is_union, default)
 
 
 def kind_of(node: type[BaseModel]) -> str:
@@ -122,18 +131,6 @@ def suggestions(root: type[BaseModel], node: type[BaseModel], path: PathTuple) -
     return [] if path in same else same[:3]
 
 
-def describe(annotation: Any, metadata: Sequence[Any] = ()) -> str:
-    """Say what a type accepts, for example "an integer of at least 1, or null"."""
-    if get_origin(annotation) is Annotated:
-        inner, *extra = get_args(annotation)
-        flat = [m for e in extra for m in (e.metadata if isinstance(e, FieldInfo) else [e])]
-        return describe(inner, [*metadata, *flat])
-    members = _members(annotation)
-    if len(members) > 1:
-        return ", or ".join(describe(member, metadata) for member in members)
-    return _describe_one(members[0], metadata)
-
-
 _PLAIN: dict[Any, str] = {
     bool: "true or false",
     int: "an integer",
@@ -144,7 +141,15 @@ _PLAIN: dict[Any, str] = {
 }
 
 
-def _describe_one(annotation: Any, metadata: Sequence[Any]) -> str:
+def describe(annotation: Any, metadata: Sequence[Any] = ()) -> str:
+    """Say what a type accepts, for example "an integer of at least 1, or null"."""
+    if get_origin(annotation) is Annotated:
+        inner, *extra = get_args(annotation)
+        flat = [m for e in extra for m in (e.metadata if isinstance(e, FieldInfo) else [e])]
+        return describe(inner, [*metadata, *flat])
+    members = _members(annotation)
+    if len(members) > 1:
+        return ", or ".join(describe(member, metadata) for member in members)
     origin, args = get_origin(annotation), get_args(annotation)
     if origin is Literal:
         return ("one of " if len(args) > 1 else "") + ", ".join(map(str, args))
@@ -165,36 +170,20 @@ def _bounds(metadata: Sequence[Any]) -> str:
 
     words = ""
     low, above, high, below = limit("ge"), limit("gt"), limit("le"), limit("lt")
-    if (low is not None or above is not None) and (high is not None or below is not None):
-        left = f"[{low}" if low is not None else f"({above}"
-        right = f"{high}]" if high is not None else f"{below})"
+    has_low, has_high = (low, above) != (None, None), (high, below) != (None, None)
+    if has_low and has_high:
+        left = f"({above}" if low is None else f"[{low}"
+        right = f"{below})" if high is None else f"{high}]"
         words = f" in {left}, {right}"
-    elif low is not None:
-        words = f" of at least {low}"
-    elif above is not None:
-        words = f" above {above}"
-    elif high is not None or below is not None:
-        words = f" of at most {high}" if high is not None else f" below {below}"
+    elif has_low:
+        words = f" above {above}" if low is None else f" of at least {low}"
+    elif has_high:
+        words = f" below {below}" if high is None else f" of at most {high}"
     if (multiple := limit("multiple_of")) is not None:
         words += f", a multiple of {multiple}"
     if (pattern := limit("pattern")) is not None:
         words += f" matching {pattern}"
     return words
-
-
-def _elements(annotation: Any) -> tuple[Any, ...]:
-    """Return what a list may hold, any other type as it is."""
-    if get_origin(annotation) is not list:
-        return (annotation,)
-    held = get_args(annotation)[0]
-    return _members(get_args(held)[0] if get_origin(held) is Annotated else held)
-
-
-def _is_list_of_kinds(annotation: Any) -> bool:
-    """Return True for a list in which `kind` chooses between several configurations in every place."""
-    if get_origin(annotation) is not list or get_origin(held := get_args(annotation)[0]) is not Annotated:
-        return False
-    return any(getattr(m, "discriminator", None) is not None for m in get_args(held)[1:])
 
 
 def _is_node(annotation: Any) -> bool:

@@ -18,14 +18,13 @@ from itertools import pairwise
 from typing import get_args, get_origin
 
 from pydantic import BaseModel
-from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
 
 from ostinato.config.schema import Slot, describe, slot_of
 from ostinato.errors import ConfigError, Problem
 
 OpenKinds = Mapping[str, Mapping[str, type[BaseModel]]]
 """By key, the kinds of a group whose settings are checked elsewhere (the task's)."""
-_REQUIRED = object()
 PLACE = "N"
 """Stands in a key for a place in a list, which is 0, 1, ..."""
 
@@ -132,19 +131,24 @@ def _walk(
         defaults: the group as it is by default; None where it is not there by default, or is of another kind.
         chosen: the kind of every group on the way, by the key of the `kind`.
     """
-    texts = _texts(node)
+    texts: dict[str, str] = {}
+    for base in reversed(node.__mro__):
+        if issubclass(base, BaseModel):
+            texts |= _texts_of_module(base.__module__).get(base.__name__, {})
     for name, field in node.model_fields.items():
         key, slot = path + name, slot_of(field)
-        value = _default(field) if defaults is None else getattr(defaults, name)
+        value = slot.default if defaults is None else getattr(defaults, name)
         text = field.description or texts.get(name, "")
         nodes = open_kinds.get(key, slot.nodes)
         if nodes:
             yield from _walk_group(SettingInfo(key, "", None, None, text, {}, chosen), slot, value, open_kinds)
         elif key not in chosen:  # such a `kind` is among the settings of the group around it
             meaning = text or (_documentation(node) if name == "kind" else "")
-            default = None if value is _REQUIRED else _as_yaml(value)
+            default = None if value is PydanticUndefined else _as_yaml(value)
             accepts = describe(slot.annotation, slot.metadata)
-            yield SettingInfo(key, accepts, default, _unit(key, accepts), meaning, {}, chosen)
+            is_number = "an integer" in accepts or "a number" in accepts
+            unit = _UNITS.get(f"{key.partition('.')[0]}.{name}", _UNITS.get(name)) if is_number else None
+            yield SettingInfo(key, accepts, default, unit, meaning, {}, chosen)
 
 
 def _walk_group(group: SettingInfo, slot: Slot, value: object, open_kinds: OpenKinds) -> Iterator[SettingInfo]:
@@ -185,18 +189,6 @@ def _merge(alike: Sequence[SettingInfo], n_kinds: Mapping[str, int]) -> Iterator
         yield replace(same[0], only_with=only_with)
 
 
-def _unit(key: str, accepts: str) -> str | None:
-    """Return the unit of a setting that may be a number."""
-    if "an integer" not in accepts and "a number" not in accepts:
-        return None
-    group, name = key.partition(".")[0], key.rpartition(".")[2]
-    return _UNITS.get(f"{group}.{name}", _UNITS.get(name))
-
-
-def _default(field: FieldInfo) -> object:
-    return _REQUIRED if field.is_required() else field.get_default(call_default_factory=True, validated_data={})
-
-
 def _as_yaml(value: object) -> str:
     """Return a value as it is written in a recipe; texts without quotes."""
     return value if isinstance(value, str) and value else json.dumps(value)
@@ -204,15 +196,6 @@ def _as_yaml(value: object) -> str:
 
 def _documentation(node: type[BaseModel]) -> str:
     return inspect.cleandoc(node.__doc__ or "")
-
-
-def _texts(node: type[BaseModel]) -> dict[str, str]:
-    """Return the text below each field of a configuration, its own or that of the class it has the field from."""
-    found: dict[str, str] = {}
-    for base in reversed(node.__mro__):
-        if issubclass(base, BaseModel):
-            found |= _texts_of_module(base.__module__).get(base.__name__, {})
-    return found
 
 
 @cache

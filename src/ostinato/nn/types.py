@@ -61,8 +61,9 @@ class HaltingTrace:
 
     Args:
         probs_BTR: halting probability. remaining_BTR: mass not halted before the round. executed_BTR: the token took
-            part in the round: it had not halted before (ACT's N_updates, whether or not its state is frozen then). weights_BTR: part of the round in the output (ACT that interpolates: of the
-            mix at that time, of which later rounds leave less). R: rounds that ran.
+            part in the round: it had not halted before (ACT's N_updates, whether or not its state is frozen then).
+        weights_BTR: part of the round in the output (ACT that interpolates: of the mix at that time, of which later
+            rounds leave less). R: rounds that ran.
     """
 
     probs_BTR: Float[Tensor, "B T R"]
