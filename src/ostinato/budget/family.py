@@ -5,17 +5,15 @@ Petty et al. 2024 (arXiv 2310.19956), section 2: a model of n steps of width d_f
     N(n, d_ff) = n (beta d_ff + A) + 2 d_model V,    A = 4 d_model d_attn
 
 parameters, with beta = 2 d_model for a plain feed-forward and 3 d_model for a gated one. N(n0 + k, f0 - w) = N(n0, f0)
-gives w(k) = (1 - n0 / (n0 + k)) (f0 + A / beta), or d_ff(n) = C / n - A / beta with C = n0 (f0 + A / beta). These are
-`width_reduction` and `width_at`. `make_family` makes a family of any configuration; it needs no formula, only the
-counter. What is held equal is said by `Counting`.
+gives w(k) = (1 - n0 / (n0 + k)) (f0 + A / beta), or d_ff(n) = C / n - A / beta with C = n0 (f0 + A / beta).
+`make_family` makes a family of any configuration; it needs no formula, only the counter. What is held equal is said by
+`Counting`.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Literal
 
 from ostinato.budget.free import ROOT, Measure, with_settings
@@ -30,40 +28,6 @@ Counting = Literal["exact", "paper"]
 biases, norms and tables of relative positions, as Petty et al. count."""
 
 D_FF = "d_ff"
-
-
-def width_reduction(k: int, n0: int, f0: int, *, beta: int, attention: int) -> Fraction:
-    """Return w(k), how much narrower the feed-forwards of a model of n0 + k steps must be.
-
-        w(k) = (1 - n0 / (n0 + k)) (f0 + A / beta)         Petty et al. 2024, section 2
-
-    Args:
-        k: steps more than the base's; may be negative.
-        n0, f0: steps and feed-forward width of the base.
-        beta: parameters of a feed-forward for one unit of its width: 2 d_model, or 3 d_model where it is gated.
-        attention: A, parameters of a step's attention, 4 d_model d_attn.
-
-    Raises:
-        ConfigError: a depth n0 + k below 1.
-    """
-    if n0 + k < 1:
-        raise ConfigError([Problem("n_steps", n0 + k, "must be at least 1")])
-    return (1 - Fraction(n0, n0 + k)) * (f0 + Fraction(attention, beta))
-
-
-def width_at(n: int, n0: int, f0: int, *, beta: int, attention: int) -> Fraction:
-    """Return d_ff(n) = C / n - A / beta, before rounding; arguments as for `width_reduction`."""
-    return f0 - width_reduction(n - n0, n0, f0, beta=beta, attention=attention)
-
-
-def depth_at(d_ff: int, n0: int, f0: int, *, beta: int, attention: int) -> Fraction:
-    """Return the depth at which the width is d_ff, C / (d_ff + A / beta); at d_ff = 0 the limit of all depths."""
-    return n0 * (f0 + Fraction(attention, beta)) / (d_ff + Fraction(attention, beta))
-
-
-def rounded(width: Fraction) -> int:
-    """Return the nearest integer, the smaller of two equally near, as the solver takes it."""
-    return math.ceil(width - Fraction(1, 2))
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +122,10 @@ def _member(
     try:
         found = solve(deeper, cost(base), D_FF, cost, rounding)
     except OutOfReach:
-        return Infeasible(n_steps, _too_deep(base, deeper, n_steps))
+        count = count_parameters(deeper)
+        others = count.stored - sum(n for part, n in count.by_part.items() if part.endswith((".ffn", ".sparse_layer")))
+        reason = f"{_millions(stored_parameters(base), 0)} cannot hold {n_steps} layers at d_model {base.d_model}"
+        return Infeasible(n_steps, f"{reason}: attention and embeddings alone are {_millions(others, 1)}")
     macs = count_macs(found.config, n_ctx, n_ctx)
     stored = stored_parameters(found.config)
     return Arm(
@@ -217,16 +184,6 @@ def _depth_paths(base: ModelConfig, stack: str | None) -> list[str]:
         reason = f"the stacks are not equally deep ({shown}): say which one varies"
         raise ConfigError([Problem("stack", None, reason)])
     return [f"{name}.n_steps" for name in stacks]
-
-
-def _too_deep(base: ModelConfig, deeper: ModelConfig, n_steps: int) -> str:
-    """Say what the parameters of the base cannot pay for."""
-    count = count_parameters(deeper)
-    others = count.stored - sum(n for part, n in count.by_part.items() if part.endswith((".ffn", ".sparse_layer")))
-    return (
-        f"{_millions(stored_parameters(base), 0)} cannot hold {n_steps} layers at d_model {base.d_model}: "
-        f"attention and embeddings alone are {_millions(others, 1)}"
-    )
 
 
 def _millions(n: int, digits: int) -> str:
