@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ostinato.kernels.activation import Activation, activate, activation_gradient
-from ostinato.kernels.dispatch import Dispatch, by_slot
+from ostinato.kernels.dispatch import Dispatch, by_slot, gates_gradient, gates_of_places
 from ostinato.kernels.dropout import factors
 from ostinato.kernels.memory import room_for_gradient
 
@@ -28,35 +28,19 @@ Order = Literal["rows", "slots", "places"]
 
 
 class Segment(NamedTuple):
-    """An expert that has places: `start` to `end`, exclusive."""
+    """An expert, the places that it has, and how many they are."""
 
     expert: int
-    start: int
-    end: int
-
-    @property
-    def places(self) -> slice:
-        """The places of this expert."""
-        return slice(self.start, self.end)
-
-    @property
-    def length(self) -> int:
-        """How many they are."""
-        return self.end - self.start
+    places: slice
+    length: int
 
 
-@dataclass(frozen=True, slots=True)
 class Side:
     """One side of a map: an order, and what leads from places to it (None: places themselves)."""
 
-    order: Order
-    to: Dispatch
-    index_M: Tensor | None
-
-    @classmethod
-    def of(cls, order: Order, to: Dispatch) -> Side:
-        """Return the side of an order."""
-        return cls(order, to, {"rows": to.rows_M, "slots": to.slots_M, "places": None}[order])
+    def __init__(self, order: Order, to: Dispatch) -> None:
+        self.order, self.to = order, to
+        self.index_M = {"rows": to.rows_M, "slots": to.slots_M, "places": None}[order]
 
     def take(self, x: Tensor, at: Segment) -> Tensor:
         """Return the rows of one expert; without an index a view."""
@@ -82,25 +66,12 @@ def occupied(to: Dispatch) -> Iterator[Segment]:
     """Yield the experts that have places, in order."""
     for expert, (start, end) in enumerate(to.bounds()):
         if start < end:
-            yield Segment(expert, start, end)
+            yield Segment(expert, slice(start, end), end - start)
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> Tensor:
     """Return x W + b, written to `out`."""
     return torch.mm(x, weight, out=out) if bias is None else torch.addmm(bias, x, weight, out=out)
-
-
-def gates_of_places(gates_NK: Tensor | None, to: Dispatch, dtype: torch.dtype) -> Tensor | None:
-    """Return the gate of every place, `[M]`."""
-    return None if gates_NK is None else gates_NK.reshape(-1).index_select(0, to.slots_M).to(dtype)
-
-
-def gates_gradient(grad_M: Tensor | None, gates_NK: Tensor | None, to: Dispatch) -> Tensor | None:
-    """Return gradients of places as those of gates; 0 where a slot was left out."""
-    if grad_M is None or gates_NK is None:
-        return None
-    flat = gates_NK.new_zeros(gates_NK.numel())
-    return flat.index_copy_(0, to.slots_M, grad_M.to(flat.dtype)).view(gates_NK.shape)
 
 
 class MapGradients:
@@ -146,14 +117,14 @@ class SegmentedLinear(torch.autograd.Function):
         writes: Order,
     ) -> Tensor:
         """Map rows to rows."""
-        source, target = Side.of(reads, to), Side.of(writes, to)
+        source, target = Side(reads, to), Side(writes, to)
         ctx.save_for_backward(x, weight_EDF, bias_EF, gates_NK)
         ctx.to, ctx.reads, ctx.writes = to, reads, writes
         out_MF = x.new_empty(to.slots_M.shape[0], weight_EDF.shape[2])
         for at in occupied(to):
             bias_F = None if bias_EF is None else bias_EF[at.expert]
             product(source.take(x, at), weight_EDF[at.expert], bias_F, out_MF[at.places])
-        return target.bring(out_MF, gates_of_places(gates_NK, to, x.dtype))
+        return target.bring(out_MF, None if gates_NK is None else gates_of_places(gates_NK, to, x.dtype))
 
     @staticmethod
     @once_differentiable
@@ -162,9 +133,9 @@ class SegmentedLinear(torch.autograd.Function):
         x, weight_EDF, bias_EF, gates_NK = ctx.saved_tensors
         needs_x, needs_weight, needs_bias, needs_gates, *_ = ctx.needs_input_grad
         to: Dispatch = ctx.to
-        source, target = Side.of(ctx.reads, to), Side.of(ctx.writes, to)
+        source, target = Side(ctx.reads, to), Side(ctx.writes, to)
         grads = MapGradients(weight_EDF, bias_EF, needs_weight=needs_weight, needs_bias=needs_bias)
-        gates_M = gates_of_places(gates_NK, to, x.dtype)
+        gates_M = None if gates_NK is None else gates_of_places(gates_NK, to, x.dtype)
         gates_M1 = None if gates_M is None else gates_M[:, None]
         grad_gates_M = x.new_empty(to.slots_M.shape[0]) if needs_gates else None
         grad_x_MD = x.new_empty(to.slots_M.shape[0], x.shape[1]) if needs_x or needs_gates else None
@@ -227,7 +198,7 @@ class SegmentedFeedForward(torch.autograd.Function):
         setting: FeedForwardSetting,
     ) -> Tensor:
         """Map rows to rows."""
-        to, side = setting.to, Side.of(setting.order, setting.to)
+        to, side = setting.to, Side(setting.order, setting.to)
         out_MD = x.new_empty(to.slots_M.shape[0], down_EFD.shape[2])
         kept_MF = x.new_empty(to.slots_M.shape[0] if setting.keeps else to.longest(), up_EDF.shape[2])
         for at in occupied(to):
@@ -244,7 +215,7 @@ class SegmentedFeedForward(torch.autograd.Function):
             units_MF = None if setting.activation == "relu" else units_MF
             ctx.save_for_backward(x, up_EDF, up_bias_EF, down_EFD, down_bias_ED, gates_NK, units_MF, kept_MF)
             ctx.setting = setting
-        return side.bring(out_MD, gates_of_places(gates_NK, to, x.dtype))
+        return side.bring(out_MD, None if gates_NK is None else gates_of_places(gates_NK, to, x.dtype))
 
     @staticmethod
     @once_differentiable
@@ -252,12 +223,12 @@ class SegmentedFeedForward(torch.autograd.Function):
         """Return the gradients of rows, weights, biases and gates."""
         x, up_EDF, up_bias_EF, down_EFD, down_bias_ED, gates_NK, units_MF, kept_MF = ctx.saved_tensors
         setting: FeedForwardSetting = ctx.setting
-        to, side = setting.to, Side.of(setting.order, setting.to)
+        to, side = setting.to, Side(setting.order, setting.to)
         needs_x, needs_up, needs_up_bias, needs_down, needs_down_bias, needs_gates, *_ = ctx.needs_input_grad
         up = MapGradients(up_EDF, up_bias_EF, needs_weight=needs_up, needs_bias=needs_up_bias)
         down = MapGradients(down_EFD, down_bias_ED, needs_weight=needs_down, needs_bias=needs_down_bias)
         grad_x_MD = x.new_empty(to.slots_M.shape[0], x.shape[1]) if needs_x else None
-        gates_M = gates_of_places(gates_NK, to, x.dtype)
+        gates_M = None if gates_NK is None else gates_of_places(gates_NK, to, x.dtype)
         gates_M1 = None if gates_M is None else gates_M[:, None]
         grad_gates_M = x.new_empty(to.slots_M.shape[0]) if needs_gates else None
         wide = x.new_empty(to.longest(), down_EFD.shape[1])

@@ -55,7 +55,8 @@ class GradientSums:
         """Return x W^T + b, `[..., F]`, of x `[..., D]`, or those outputs that `rows` names."""
         if rows is not None and bias_F is not None:
             bias_F = bias_F[rows]
-        if not _fits(x, weight_FD):
+        adds_up = torch.is_grad_enabled() and weight_FD.requires_grad and x.dtype == weight_FD.dtype
+        if not adds_up or torch.is_autocast_enabled(x.device.type):
             return F.linear(x, weight_FD if rows is None else weight_FD[rows], bias_F)
         if id(weight_FD) not in self._used:
             found = _Sum()
@@ -63,15 +64,6 @@ class GradientSums:
         _, entered_FD, found = self._used[id(weight_FD)]
         y_NF = _Product.apply(x.reshape(-1, x.shape[-1]), entered_FD, bias_F, rows, found)  # type: ignore[no-untyped-call]
         return y_NF.view(*x.shape[:-1], y_NF.shape[-1])  # type: ignore[no-any-return]
-
-
-def _fits(x: Tensor, weight_FD: Tensor) -> bool:
-    return (
-        torch.is_grad_enabled()
-        and weight_FD.requires_grad
-        and x.dtype == weight_FD.dtype
-        and not torch.is_autocast_enabled(x.device.type)
-    )
 
 
 class _Sum:
@@ -140,14 +132,9 @@ class _Product(torch.autograd.Function):
         grad_bias = grad_NF.sum(0) if needs_bias else None
         grad_weight = None
         if needs_weight and torch.is_grad_enabled():
-            grad_weight = _in_place_of(rows, grad_NF.t() @ x_ND, weight_FD)
+            grad_weight = grad_NF.t() @ x_ND
+            if rows is not None:  # zeros around them
+                grad_weight = F.pad(grad_weight, (0, 0, rows.start, weight_FD.shape[0] - rows.stop))
         elif needs_weight:
             ctx.found.add(grad_NF, x_ND, weight_FD, rows)
         return grad_x, grad_weight, grad_bias, None, None
-
-
-def _in_place_of(rows: slice | None, part_PD: Tensor, weight_FD: Tensor) -> Tensor:
-    """Return these rows of a gradient with zeros around them."""
-    if rows is None:
-        return part_PD
-    return F.pad(part_PD, (0, 0, rows.start, weight_FD.shape[0] - rows.stop))
