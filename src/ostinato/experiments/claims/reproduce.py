@@ -18,6 +18,7 @@ from typing import Any
 from ostinato.budget import Assumptions, count_budget
 from ostinato.config.claim import ComparedConfig, CountSource, SweepSource, TimedArm, TimingSource
 from ostinato.config.files import parse_value
+from ostinato.config.measures import FigureName
 from ostinato.config.model import ModelConfig
 from ostinato.config.recipe import Recipe
 from ostinato.config.sweep import SweepConfig
@@ -44,6 +45,7 @@ from ostinato.version import __version__
 
 Rows = list[dict[str, Any]]
 _COMPARED = "compared"
+_COUNTED: tuple[FigureName, ...] = ("parameters", "active", "macs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +78,13 @@ def reproduce(claim: Claim, resources: Resources) -> Outcome:
     """
     began = time.monotonic()
     source = claim.config.source
-    rows = source_rows(source, resources)
+    match source:
+        case SweepSource():
+            rows = sweep_source_rows(source, resources)
+        case TimingSource():
+            rows = timed_rows(source, resources.on_event)
+        case CountSource():
+            rows = counted_rows(source, resources.access)
     # The seeds of a timing are its rounds: a disturbed round must not move the number.
     centre: Centre = "median" if isinstance(source, TimingSource) else "mean"
     found = [evaluate(expectation, rows, centre) for expectation in claim.config.expect]
@@ -91,21 +99,6 @@ def reproduce(claim: Claim, resources: Resources) -> Outcome:
         "versions": versions(),
     }
     return Outcome(head, rows)
-
-
-def source_rows(source: SweepSource | TimingSource | CountSource, resources: Resources) -> Rows:
-    """Run what is missing of a claim's source, and return its rows.
-
-    Raises:
-        ConfigError: a sweep, recipes or inputs that cannot be used. SweepError: runs that failed.
-    """
-    match source:
-        case SweepSource():
-            return sweep_source_rows(source, resources)
-        case TimingSource():
-            return timed_rows(source, resources.on_event)
-        case CountSource():
-            return counted_rows(source, resources.access)
 
 
 def sweep_source_rows(source: SweepSource, resources: Resources) -> Rows:
@@ -197,11 +190,7 @@ def counted_rows(source: CountSource, access: DataAccess | None) -> Rows:
         recipe, model = _sized(arm, access, source.vocabulary)
         lengths = pass_lengths(recipe, (source.source_length, source.target_length))
         budget = count_budget(model, Assumptions(*lengths))
-        values = {
-            "parameters": budget.parameters.stored,
-            "active": budget.parameters.active,
-            "macs": budget.macs.total,
-        }
+        values = {figure: budget.figure(figure) for figure in _COUNTED}
         rows.append({"arm": arm.name, "seed": None, "values": values})
     return rows
 

@@ -103,23 +103,22 @@ class System:
         macs = count_macs(model, *pass_lengths(self.recipe, choices.lengths))
         path = self.path / "results.json"
         results = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-        values = (
-            self.recipe.name,
-            self.recipe.task.settings(),
-            self.recipe.seed,
-            count_parameters(model).stored,
-            {
+        return {
+            "recipe": self.recipe.name,
+            "task": self.recipe.task.settings(),
+            "seed": self.recipe.seed,
+            "parameters": count_parameters(model).stored,
+            "macs": {
                 "source_length": source_length,
                 "target_length": target_length,
                 "total": macs.total,
                 "per_generated_token": macs.per_generated_token,
             },
-            results.get("n_updates"),
-            results.get("training_seconds"),
-            training_speed(self.path),
-            find_checkpoint(self.path, choices.checkpoint).name,
-        )
-        return dict(zip(_OF_A_RUN, values, strict=True))
+            "n_updates": results.get("n_updates"),
+            "training_seconds": results.get("training_seconds"),
+            "training_tokens_per_second": training_speed(self.path),
+            "checkpoint": find_checkpoint(self.path, choices.checkpoint).name,
+        }
 
 
 def open_systems(paths: Sequence[Path]) -> list[System]:

@@ -45,22 +45,15 @@ def example_differences(
         names = [measure.name for measure in sweep.measures]
         reason = f"none is a result of decoded outputs on a split: {', '.join(METRICS)}"
         raise ConfigError([Problem("measures", names, reason)])
-    outputs = {split: _outputs(runs, split, access, on_line) for split in dict.fromkeys(m.split for m in measures)}
+    outputs: dict[str | None, list[Outputs]] = {m.split: [] for m in measures}
+    for split, written in outputs.items():
+        for run in runs:
+            with cpu_threads(run.recipe.training.n_threads or 1):
+                loaded = load(run.directory, device=run.recipe.training.device, halting_threshold="trained")
+                written.append(run_outputs(loaded, str(split), access=access))
+            if written[-1].is_new:
+                on_line(f"{run.name}, {split}: {len(written[-1].predictions):,} outputs decoded")
     return [line for measure in measures for line in _compare(measure, runs, outputs[measure.split])]
-
-
-def _outputs(
-    runs: Sequence[PlannedRun], split: str | None, access: DataAccess | None, on_line: Callable[[str], None]
-) -> list[Outputs]:
-    found = []
-    for run in runs:
-        with cpu_threads(run.recipe.training.n_threads or 1):
-            loaded = load(run.directory, device=run.recipe.training.device, halting_threshold="trained")
-            outputs = run_outputs(loaded, str(split), access=access)
-        if outputs.is_new:
-            on_line(f"{run.name}, {split}: {len(outputs.predictions):,} outputs decoded")
-        found.append(outputs)
-    return found
 
 
 def _compare(measure: ResultMeasure, runs: Sequence[PlannedRun], outputs: Sequence[Outputs]) -> list[dict[str, Any]]:

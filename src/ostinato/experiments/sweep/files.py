@@ -100,13 +100,9 @@ def _arm_problems(sweep: SweepConfig) -> Iterator[Problem]:
             for problem in error.problems:
                 yield Problem(f"arms.{arm.name}: {problem.key}", problem.value, problem.reason)
         else:
-            yield from _split_problems(sweep, arm, recipe)
-
-
-def _split_problems(sweep: SweepConfig, arm: ArmConfig, recipe: Recipe) -> Iterator[Problem]:
-    """Yield results that a run will not have, where the recipe says so itself."""
-    splits = recipe.evaluation.splits
-    for measure in sweep.measures_of(arm.name):
-        if measure.kind == "result" and measure.split and splits is not None and measure.split not in splits:
-            reason = f"{arm.name} is evaluated on {', '.join(splits)}: name it in evaluation.splits"
-            yield Problem(f"measures.{measure.name}.split", measure.split, reason)
+            # Results that the run will not have, where the recipe says so itself.
+            splits = recipe.evaluation.splits
+            for measure in sweep.measures_of(arm.name):
+                if measure.kind == "result" and measure.split and splits is not None and measure.split not in splits:
+                    reason = f"{arm.name} is evaluated on {', '.join(splits)}: name it in evaluation.splits"
+                    yield Problem(f"measures.{measure.name}.split", measure.split, reason)

@@ -105,21 +105,17 @@ class LocalPool:
         try:
             message = worker.pipe.recv()
         except (EOFError, OSError):
-            self._remove(worker)
+            self._workers.remove(worker)
+            worker.process.join(_PATIENCE_S)
+            code = worker.end()
+            if worker.job is not None:
+                self._ended.append(JobResult(worker.job, "died", death_text(code)))
             return
         if isinstance(message, Event):
             on_event(message)
         else:
             worker.job = None
             self._ended.append(message)
-
-    def _remove(self, worker: _Worker) -> None:
-        """Take a worker that has died off the list, and report its job as died."""
-        self._workers.remove(worker)
-        worker.process.join(_PATIENCE_S)
-        code = worker.end()
-        if worker.job is not None:
-            self._ended.append(JobResult(worker.job, "died", death_text(code)))
 
 
 def death_text(code: int | None) -> str:
@@ -133,16 +129,14 @@ def death_text(code: int | None) -> str:
 
 def _work(pipe: Connection) -> None:
     """Do jobs until there are no more; runs in the worker."""
+
+    def end_with_parent() -> None:
+        if (parent := parent_process()) is not None:
+            parent.join()
+            os._exit(1)
+
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt at the terminal is the parent's to answer
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=end_with_parent, daemon=True).start()
     with suppress(EOFError, BrokenPipeError):
         while True:
             pipe.send(attempt(pipe.recv(), pipe.send))
-
-
-def _end_with_parent() -> None:
-    """End this process as soon as its parent is no more."""
-    parent = parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)

@@ -131,21 +131,17 @@ class DataHashes:
         train = task.splits()[0]
         splits = [train, *other_splits(recipe, train)]
         name = _hash(_origin(task, recipe, splits))
-        if name not in self._known:
-            self._known[name] = self._read(task, splits, name)
-        return recipe, self._known[name]
-
-    def _read(self, task: Task, splits: list[str], name: str) -> dict[str, str]:
         note = None if self.folder is None else self.folder / _HASHES / f"{name[:16]}.json"
-        if note is not None and note.is_file():
-            kept: dict[str, str] = json.loads(note.read_text(encoding="utf-8"))
-            return kept
-        found = {split: str(describe_split(split, task.examples(split))["sha256"]) for split in splits}
-        if note is not None:
-            note.parent.mkdir(parents=True, exist_ok=True)
-            with write_lock(note.parent.parent, _HASHES):
-                write_json(note, found)
-        return found
+        if name not in self._known and note is not None and note.is_file():
+            self._known[name] = json.loads(note.read_text(encoding="utf-8"))
+        elif name not in self._known:
+            found = {split: str(describe_split(split, task.examples(split))["sha256"]) for split in splits}
+            if note is not None:
+                note.parent.mkdir(parents=True, exist_ok=True)
+                with write_lock(note.parent.parent, _HASHES):
+                    write_json(note, found)
+            self._known[name] = found
+        return recipe, self._known[name]
 
 
 def _origin(task: Task, recipe: Recipe, splits: list[str]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from ostinato.experiments.sweep.executors import Executor, InProcess, Job, JobRe
 from ostinato.experiments.sweep.pool import LocalPool
 from ostinato.experiments.sweep.rows import SweepResults, collect_rows
 from ostinato.experiments.sweep.runs import PlannedRun, arm_budgets, check_equal, plan_runs
-from ostinato.experiments.sweep.watch import SilentWatcher, Watcher
+from ostinato.experiments.sweep.watch import Watcher
 
 _PAUSE_S = 1.0
 """Seconds until a run that another process works on is tried again."""
@@ -75,7 +75,7 @@ def run_sweep(
         check_equal(sweep, arm_budgets(sweep, runs, access))
     store.mkdir(parents=True, exist_ok=True)
 
-    watcher = watcher or SilentWatcher()
+    watcher = watcher or Watcher()
     results = SweepResults(sweep, runs, store)
 
     def on_end(run: PlannedRun, result: JobResult) -> None:
@@ -86,7 +86,11 @@ def run_sweep(
     # Arms that come to the same recipe share a run, which has the name of the first of them.
     by_key = {run.key: run for run in reversed(runs)}
     waiting = {run.key: by_key[run.key] for run in runs if run.key in results.missing}
-    schedule = _Schedule(_measures(sweep, runs), waiting, own, n_threads, access, watcher.on_event, on_end)
+    # Of a run what all arms that share it measure.
+    measures: dict[str, list[AnyMeasure]] = {run.key: [] for run in runs}
+    for run in runs:
+        measures[run.key] += [measure for measure in sweep.measures_of(run.arm) if measure not in measures[run.key]]
+    schedule = _Schedule(measures, waiting, own, n_threads, access, watcher.on_event, on_end)
     try:
         watcher.on_plan(list(waiting.values()), len(by_key) - len(waiting))
         schedule.run()
@@ -96,15 +100,6 @@ def run_sweep(
     if failures := [(run, schedule.failures[run.key]) for run in runs if run.key in schedule.failures]:
         raise SweepError(failures)
     return results.rows
-
-
-def _measures(sweep: SweepConfig, runs: Sequence[PlannedRun]) -> dict[str, list[AnyMeasure]]:
-    """Return by key what is measured of a run: the measures of all arms that share it."""
-    found: dict[str, list[AnyMeasure]] = {}
-    for run in runs:
-        own = found.setdefault(run.key, [])
-        own += [measure for measure in sweep.measures_of(run.arm) if measure not in own]
-    return found
 
 
 @dataclass
@@ -131,35 +126,30 @@ class _Schedule:
         """Submit and collect until nothing is left."""
         self._submit_ready()
         while self._submitted or self._busy:
-            self._submit_busy_again()
+            now, busy = time.monotonic(), self._busy
+            self._busy = [(due, run) for due, run in busy if due > now]
+            for run in (run for due, run in busy if due <= now):
+                self._submit(run)
             if not self._submitted:  # other processes do all that is left
                 time.sleep(_PAUSE_S)
                 continue
             result = self.executor.collect(self.on_event, _PAUSE_S if self._busy else None)
-            if result is not None:
-                self._receive(self._submitted.pop(result.job.directory), result)
-
-    def _receive(self, run: PlannedRun, result: JobResult) -> None:
-        if result.status == "busy":
-            self._busy.append((time.monotonic() + _PAUSE_S, run))
-            return
-        if result.status != "done":
-            self._fail(run, f"{result.status}: {result.reason}")
-        self.on_end(run, result)
-        self._submit_ready()
+            if result is None:
+                continue
+            run = self._submitted.pop(result.job.directory)
+            if result.status == "busy":
+                self._busy.append((time.monotonic() + _PAUSE_S, run))
+                continue
+            if result.status != "done":
+                self._fail(run, f"{result.status}: {result.reason}")
+            self.on_end(run, result)
+            self._submit_ready()
 
     def _submit_ready(self) -> None:
         """Submit what does not wait for another run; what starts from a run that failed is no longer waiting."""
         for run in list(self.waiting.values()):
             if run.start is None or run.start.is_finished:
                 self._submit(run)
-
-    def _submit_busy_again(self) -> None:
-        now = time.monotonic()
-        due = [run for time_due, run in self._busy if time_due <= now]
-        self._busy = [waiting for waiting in self._busy if waiting[0] > now]
-        for run in due:
-            self._submit(run)
 
     def _submit(self, run: PlannedRun) -> None:
         self.waiting.pop(run.key, None)
