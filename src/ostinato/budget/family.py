@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from ostinato.budget.free import ROOT, Measure, with_settings
+from ostinato.budget.free import ROOT, with_settings
 from ostinato.budget.macs import count_macs
 from ostinato.budget.parameters import count_parameters
 from ostinato.budget.solver import OutOfReach, Rounding, solve, stored_parameters
@@ -105,38 +105,28 @@ def make_family(
     parameters = stored_parameters(base)
     # What is wrong with the base is an error here, and not a reason at every depth.
     solve(base, cost(base), D_FF, cost, rounding)
-    members = [_member(base, dict.fromkeys(paths, n_steps), n_steps, cost, rounding, n_ctx) for n_steps in depths]
-    arms = tuple(member for member in members if isinstance(member, Arm))
-    infeasible = tuple(member for member in members if isinstance(member, Infeasible))
-    return Family(base, parameters, counting, n_ctx, arms, infeasible)
-
-
-def _member(
-    base: ModelConfig, depth: dict[str, int], n_steps: int, cost: Measure, rounding: Rounding, n_ctx: int
-) -> Arm | Infeasible:
-    """Return the base at another depth, its feed-forwards as wide as its cost allows, or why there is no such model."""
-    try:
-        deeper = with_settings(base, depth)
-    except ConfigError as error:
-        return Infeasible(n_steps, str(error))
-    try:
-        found = solve(deeper, cost(base), D_FF, cost, rounding)
-    except OutOfReach:
-        count = count_parameters(deeper)
-        others = count.stored - sum(n for part, n in count.by_part.items() if part.endswith((".ffn", ".sparse_layer")))
-        reason = f"{_millions(stored_parameters(base), 0)} cannot hold {n_steps} layers at d_model {base.d_model}"
-        return Infeasible(n_steps, f"{reason}: attention and embeddings alone are {_millions(others, 1)}")
-    macs = count_macs(found.config, n_ctx, n_ctx)
-    stored = stored_parameters(found.config)
-    return Arm(
-        n_steps=n_steps,
-        d_ff=found.value,
-        parameters=stored,
-        residual=stored - stored_parameters(base),
-        macs=macs.per_source_token + macs.per_target_token,
-        config=found.config,
-        settings=depth | found.values,
-    )
+    arms, infeasible = list[Arm](), list[Infeasible]()
+    for n_steps in depths:
+        depth = dict.fromkeys(paths, n_steps)
+        try:
+            deeper = with_settings(base, depth)
+        except ConfigError as error:
+            infeasible.append(Infeasible(n_steps, str(error)))
+            continue
+        try:
+            found = solve(deeper, cost(base), D_FF, cost, rounding)
+        except OutOfReach:
+            count = count_parameters(deeper)
+            narrowed = sum(n for part, n in count.by_part.items() if part.endswith((".ffn", ".sparse_layer")))
+            reason = f"{_millions(parameters, 0)} cannot hold {n_steps} layers at d_model {base.d_model}"
+            others = f"attention and embeddings alone are {_millions(count.stored - narrowed, 1)}"
+            infeasible.append(Infeasible(n_steps, f"{reason}: {others}"))
+            continue
+        macs, stored = count_macs(found.config, n_ctx, n_ctx), stored_parameters(found.config)
+        per_token = macs.per_source_token + macs.per_target_token
+        settings = depth | found.values
+        arms.append(Arm(n_steps, found.value, stored, stored - parameters, per_token, found.config, settings))
+    return Family(base, parameters, counting, n_ctx, tuple(arms), tuple(infeasible))
 
 
 def usual_counting(config: ModelConfig) -> Counting:

@@ -67,7 +67,6 @@ class Setting:
 class FreeVariable:
     """Settings that vary together; the first leads, the others keep their ratio to it as nearly as integers can."""
 
-    name: str
     settings: tuple[Setting, ...]
 
     @property
@@ -112,7 +111,7 @@ def free_variable(config: ModelConfig, name: str, cost: Measure) -> FreeVariable
             raise ConfigError([Problem("free", part.strip(), reason)])
         named |= {setting.path: setting for setting in effective}
     ordered = sorted(named.values(), key=lambda s: s.value // s.multiple, reverse=True)
-    return FreeVariable(name, tuple(ordered))
+    return FreeVariable(tuple(ordered))
 
 
 def with_settings(config: ModelConfig, values: Mapping[str, int]) -> ModelConfig:

@@ -228,10 +228,10 @@ class MacCounter:
     def _stack(self, stack: str, found: Sequence[int], source: int, target: int) -> int:
         """Return what one stack costs, the memory's keys and values included."""
         own, total = self._sides[stack], 0
-        deepest = max((depth for depth, n in enumerate(found, 1) if n), default=0)
-        for depth, n in enumerate(found, 1):
-            if n:
-                total += n * self._of_token(stack, depth, deepest).get(own, TokenMacs()).at(source, target)
+        counts = {depth: n for depth, n in enumerate(found, 1) if n}
+        deepest = max(counts, default=0)
+        for depth, n in counts.items():
+            total += n * self._of_token(stack, depth, deepest).get(own, TokenMacs()).at(source, target)
         if own != "source":
             total += source * self._of_token(stack, deepest, deepest).get("source", TokenMacs()).at(source, target)
         return total

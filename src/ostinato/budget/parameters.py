@@ -190,7 +190,6 @@ def _embeddings(config: ModelConfig, vocab_size: int | None) -> tuple[dict[str, 
 
 
 def _part_order(config: ModelConfig) -> Iterator[str]:
-    """Yield the parts in the order they are shown."""
     names: list[str] = []
     for name, stack in config.stacks().items():
         parts = [*(kind for kind, _ in stack.sub_layers()), "sparse_layer"]

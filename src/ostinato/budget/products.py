@@ -84,7 +84,15 @@ def products(config: ModelConfig, n_steps: int | None, vocab_size: int | None) -
     found: dict[str, list[Product]] = {name: [] for name in config.readers()}
     projected: set[str] = set()
     for planned in planned_uses(config, n_steps):
-        found[planned.stack] += _of_use(planned, config, projected)
+        part, side, sub, own = planned.part, config.side_of(planned.stack), planned.sub, found[planned.stack]
+        if isinstance(sub, RoutedConfig):
+            macs = router_weights(sub, config.d_model).products
+            own.append(Product(f"{part}.{ROUTER}", side, planned.round, macs))
+        if isinstance(sub, AttentionConfig):
+            own += _attention(planned, sub, config, projected)
+        else:
+            macs = set_weights(sub, config.d_model).products * (sub.top_k if isinstance(sub, RoutedConfig) else 1)
+            own.append(Product(part, side, planned.round, macs))
     for name, plan in plans(config, n_steps).items():
         halting, side = config.stacks()[name].halting, config.side_of(name)
         # Stick-breaking's gate is not asked about the last round.
@@ -137,22 +145,14 @@ def token_macs(of_stack: Iterable[Product], depth: int, deepest: int) -> dict[tu
     return {key: TokenMacs(total["macs"], total["source"], total["target"]) for key, total in sums.items()}
 
 
-def _of_use(planned: PlannedUse, config: ModelConfig, projected: set[str]) -> Iterator[Product]:
-    """Yield the products of one use; `projected` holds the sets that have projected the memory."""
-    part, side, index, sub = planned.part, config.side_of(planned.stack), planned.round, planned.sub
-    if isinstance(sub, RoutedConfig):
-        yield Product(f"{part}.{ROUTER}", side, index, router_weights(sub, config.d_model).products)
-    if isinstance(sub, AttentionConfig):
-        yield from _attention(planned, sub, config, projected)
-    else:
-        n_experts = sub.top_k if isinstance(sub, RoutedConfig) else 1
-        yield Product(part, side, index, n_experts * set_weights(sub, config.d_model).products)
-
-
 def _attention(
     planned: PlannedUse, attention: AttentionConfig, config: ModelConfig, projected: set[str]
 ) -> Iterator[Product]:
-    """Yield the products of one use of attention; all that experts change is how many queries a token has."""
+    """Yield the products of one use of attention; all that experts change is how many queries a token has.
+
+    Args:
+        projected: the sets that have projected the memory.
+    """
     part, side, index, d_model = planned.part, config.side_of(planned.stack), planned.round, config.d_model
     inner, n, is_cross = inner_width(attention, d_model), n_choices(attention), planned.use.kind == "cross_attention"
     seen = "source" if is_cross else side

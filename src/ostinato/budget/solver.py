@@ -163,29 +163,20 @@ def _best(at: Callable[[int], float], lead: Setting, least: int, target: float, 
         # The largest that is allowed (no more sets than steps, for example) may still cost less than the target.
         high, _ = _bisect(low, high, step, lambda value: _is_valid(at, value))
         if at(high) <= target:
-            return _largest(at, lead, least, high, target, rounding)
+            # It is the best one, unless one more would be nearer (rounded down: would not be too much).
+            largest, cost = high, at(high)
+            one_more = cost - at(largest - step) if largest > least else 0
+            if target - cost <= (one_more / 2 if rounding == "nearest" else one_more):
+                return largest
+            reason = f"the largest value, {largest}, costs {cost:,}, not {target:,}"
+            problems = [Problem(ROOT + lead.path, lead.value, reason)]
+            try:
+                at(largest + step)
+            except ConfigError as error:
+                problems += error.problems  # what forbids a larger one
+            raise OutOfReach(problems)
     low, high = _bisect(low, high, step, lambda value: at(value) <= target)
     return high if rounding == "nearest" and at(high) - target < target - at(low) else low
-
-
-def _largest(
-    at: Callable[[int], float], lead: Setting, least: int, largest: int, target: float, rounding: Rounding
-) -> int:
-    """Return the largest valid value where one more would not be nearer (rounded down: would be too much).
-
-    Raises:
-        OutOfReach: it costs less than that; names what forbids a larger one.
-    """
-    step, cost = lead.multiple, at(largest)
-    one_more = cost - at(largest - step) if largest > least else 0
-    if target - cost <= (one_more / 2 if rounding == "nearest" else one_more):
-        return largest
-    problems = [Problem(ROOT + lead.path, lead.value, f"the largest value, {largest}, costs {cost:,}, not {target:,}")]
-    try:
-        at(largest + step)
-    except ConfigError as error:
-        problems += error.problems
-    raise OutOfReach(problems)
 
 
 def solve_measured(

@@ -272,28 +272,22 @@ def _decision(run: TrainingPass, sub: RoutedConfig, tokens: int) -> int:
     dispatch = 3 * ID * rows + 4 * sub.n_experts
     if not sub.has_router:
         return dispatch + FLOAT * tokens
-    n_scores = tokens * sub.n_experts
-    numbers = tokens * run.config.d_model + _router(run, sub, tokens) + n_scores + rows
+    states, n_scores = tokens * run.config.d_model, tokens * sub.n_experts
+    numbers, mask = states + n_scores + rows, 0
+    match sub.router:
+        case MlpRouterConfig(dropout=dropout):
+            numbers += states * (2 if dropout else 1)
+            mask = states if dropout else 0
+        case HypersphereRouterConfig() as router:
+            width = sub.router_width if router.project else run.config.d_model
+            numbers += n_scores if router.learn_temperature else 0
+            numbers += tokens * width if router.project else 0
+            numbers += (tokens + sub.n_experts) * (width + 2) if router.normalise else 0
     if sub.gate.kind != "softmax":
         numbers += n_scores
     elif sub.is_renormalised:
         numbers += rows + tokens
-    has_mask = isinstance(sub.router, MlpRouterConfig) and sub.router.dropout
-    return dispatch + ID * rows + FLOAT * numbers + (tokens * run.config.d_model if has_mask else 0)
-
-
-def _router(run: TrainingPass, sub: RoutedConfig, tokens: int) -> int:
-    """Return the numbers a router saves besides the states it reads."""
-    d_model = run.config.d_model
-    match sub.router:
-        case MlpRouterConfig(dropout=dropout):
-            return tokens * d_model * (2 if dropout else 1)
-        case HypersphereRouterConfig() as router:
-            width = sub.router_width if router.project else d_model
-            kept = tokens * sub.n_experts if router.learn_temperature else 0
-            kept += tokens * width if router.project else 0
-            return kept + ((tokens + sub.n_experts) * (width + 2) if router.normalise else 0)
-    return 0
+    return dispatch + ID * rows + FLOAT * numbers + mask
 
 
 def _states_of_experts(run: TrainingPass, sub: RoutedConfig, tokens: int) -> int:

@@ -102,14 +102,9 @@ def combine(y_MD: Tensor, gates_NK: Tensor, to: Dispatch) -> Tensor:
     return _Combine.apply(y_MD, gates_NK, to)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def to_slots(y_MD: Tensor, to: Dispatch) -> Tensor:
-    """Return sorted places in the order of their slots, `[N K, D]`; 0 where a slot was left out."""
-    return _Reorder.apply(y_MD, to, True)  # type: ignore[no-any-return, no-untyped-call]
-
-
-def from_slots(x_SD: Tensor, to: Dispatch) -> Tensor:
-    """Return slots `[N K, D]` as sorted places, `[M, D]`: the inverse of `to_slots`."""
-    return _Reorder.apply(x_SD, to, False)  # type: ignore[no-any-return, no-untyped-call]
+def reorder(x: Tensor, to: Dispatch, *, to_slots: bool) -> Tensor:
+    """Return places `[M, D]` as slots `[N K, D]`, 0 where a slot was left out; or slots as places."""
+    return _Reorder.apply(x, to, to_slots)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def by_slot(y_MD: Tensor, to: Dispatch) -> Tensor:

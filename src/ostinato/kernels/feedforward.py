@@ -16,7 +16,7 @@ from ostinato.kernels.choose import Backend, BackendChoice, choose_backend, numb
 from ostinato.kernels.dispatch import Dispatch
 from ostinato.kernels.dropout import Draws, Kept, draw_kept, drop_by
 from ostinato.kernels.linear import linear_by, product_dtype
-from ostinato.kernels.segments import FeedForwardSetting, Order, SegmentedFeedForward
+from ostinato.kernels.segments import Order, SegmentedFeedForward
 
 
 class ExpertWeights(NamedTuple):
@@ -73,8 +73,8 @@ def feed_forward_by(
     order: Order = "places" if gates_NK is None else "rows"
     if backend == "segments":
         kept, scale = (None, None) if kept_MF is None else kept_MF
-        setting = FeedForwardSetting(to, activation, order, scale, torch.is_grad_enabled())
-        return SegmentedFeedForward.apply(x, *weights, gates_NK, kept, setting)  # type: ignore[no-any-return, no-untyped-call]
+        keeps = torch.is_grad_enabled()
+        return SegmentedFeedForward.apply(x, *weights, gates_NK, kept, to, activation, order, scale, keeps)  # type: ignore[no-any-return, no-untyped-call]
     before = linear_by(backend, x, weights.up_EDF, weights.up_bias_EF, to, order, "places", None)
     hidden = activate(before, activation)
     if kept_MF is not None:

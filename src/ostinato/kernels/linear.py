@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ostinato.kernels.choose import Backend, BackendChoice, choose_backend, numbers, small_dispatch, with_gradients
-from ostinato.kernels.dispatch import Dispatch, combine, from_slots, gather, to_slots
+from ostinato.kernels.dispatch import Dispatch, combine, gather, reorder
 from ostinato.kernels.products import PRODUCTS
 from ostinato.kernels.segments import Order, SegmentedLinear
 
@@ -64,10 +64,12 @@ def linear_by(
     if backend == "segments":
         return SegmentedLinear.apply(x, weight_EDF, bias_EF, gates_NK, to, reads, writes)  # type: ignore[no-any-return, no-untyped-call]
     if reads != "places":
-        x = gather(x, to) if reads == "rows" else from_slots(x, to)
-    y_MF = PRODUCTS[backend](x, weight_EDF, bias_EF, to)
+        x = gather(x, to) if reads == "rows" else reorder(x, to, to_slots=False)
+    y_MF = PRODUCTS[backend](x, weight_EDF, to)
+    if bias_EF is not None:
+        y_MF = y_MF + bias_EF.index_select(0, to.experts_M)
     if writes == "slots":
-        return to_slots(y_MF, to)
+        return reorder(y_MF, to, to_slots=True)
     return y_MF if gates_NK is None else combine(y_MF, gates_NK, to)
 
 

@@ -10,7 +10,6 @@ The gradient of a gate needs no output of an expert: with d the gradient of y_n,
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -155,21 +154,6 @@ class SegmentedLinear(torch.autograd.Function):
         return grad_x, grads.weight, grads.bias, gates_gradient(grad_gates_M, gates_NK, to), None, None, None
 
 
-@dataclass(frozen=True, slots=True)
-class FeedForwardSetting:
-    """What of a segmented feed-forward is no tensor.
-
-    Args:
-        scale: makes up for dropped units; None where none are. keeps: the hidden layer, for a backward pass.
-    """
-
-    to: Dispatch
-    activation: Activation
-    order: Order
-    scale: float | None
-    keeps: bool
-
-
 def _drop_(hidden: Tensor, units: Tensor | None, scale: float | None) -> Tensor:
     """Drop all but these units; None: what is dropped is 0 already, or will be."""
     if scale is None:
@@ -195,26 +179,34 @@ class SegmentedFeedForward(torch.autograd.Function):
         down_bias_ED: Tensor | None,
         gates_NK: Tensor | None,
         units_MF: Tensor | None,
-        setting: FeedForwardSetting,
+        to: Dispatch,
+        activation: Activation,
+        order: Order,
+        scale: float | None,
+        keeps: bool,
     ) -> Tensor:
-        """Map rows to rows."""
-        to, side = setting.to, Side(setting.order, setting.to)
+        """Map rows to rows.
+
+        Args:
+            scale: makes up for dropped units; None where none are. keeps: the hidden layer, for a backward pass.
+        """
+        side = Side(order, to)
         out_MD = x.new_empty(to.slots_M.shape[0], down_EFD.shape[2])
-        kept_MF = x.new_empty(to.slots_M.shape[0] if setting.keeps else to.longest(), up_EDF.shape[2])
+        kept_MF = x.new_empty(to.slots_M.shape[0] if keeps else to.longest(), up_EDF.shape[2])
         for at in occupied(to):
             e = at.expert
-            kept = kept_MF[at.places if setting.keeps else slice(at.length)]
+            kept = kept_MF[at.places if keeps else slice(at.length)]
             units = None if units_MF is None else units_MF[at.places]
             product(side.take(x, at), up_EDF[e], None if up_bias_EF is None else up_bias_EF[e], kept)
-            if setting.activation == "relu":
-                _drop_(kept.clamp_min_(0.0), units, setting.scale)
-            hidden = _hidden(kept, setting.activation, units, setting.scale)
+            if activation == "relu":
+                _drop_(kept.clamp_min_(0.0), units, scale)
+            hidden = _hidden(kept, activation, units, scale)
             product(hidden, down_EFD[e], None if down_bias_ED is None else down_bias_ED[e], out_MD[at.places])
-        if setting.keeps:
+        if keeps:
             # Where relu's result is 0 nothing comes back, whether it was dropped or not.
-            units_MF = None if setting.activation == "relu" else units_MF
+            units_MF = None if activation == "relu" else units_MF
             ctx.save_for_backward(x, up_EDF, up_bias_EF, down_EFD, down_bias_ED, gates_NK, units_MF, kept_MF)
-            ctx.setting = setting
+            ctx.to, ctx.activation, ctx.order, ctx.scale = to, activation, order, scale
         return side.bring(out_MD, None if gates_NK is None else gates_of_places(gates_NK, to, x.dtype))
 
     @staticmethod
@@ -222,8 +214,8 @@ class SegmentedFeedForward(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients of rows, weights, biases and gates."""
         x, up_EDF, up_bias_EF, down_EFD, down_bias_ED, gates_NK, units_MF, kept_MF = ctx.saved_tensors
-        setting: FeedForwardSetting = ctx.setting
-        to, side = setting.to, Side(setting.order, setting.to)
+        to: Dispatch = ctx.to
+        activation, scale, side = ctx.activation, ctx.scale, Side(ctx.order, to)
         needs_x, needs_up, needs_up_bias, needs_down, needs_down_bias, needs_gates, *_ = ctx.needs_input_grad
         up = MapGradients(up_EDF, up_bias_EF, needs_weight=needs_up, needs_bias=needs_up_bias)
         down = MapGradients(down_EFD, down_bias_ED, needs_weight=needs_down, needs_bias=needs_down_bias)
@@ -235,7 +227,7 @@ class SegmentedFeedForward(torch.autograd.Function):
         for at in occupied(to):
             e, kept = at.expert, kept_MF[at.places]
             units = None if units_MF is None else units_MF[at.places]
-            hidden = _hidden(kept, setting.activation, units, setting.scale)
+            hidden = _hidden(kept, activation, units, scale)
             grad_y = side.take(grad, at)
             grad_hidden = torch.mm(grad_y, down_EFD[e].t(), out=wide[: at.length])
             if grad_gates_M is not None:
@@ -246,7 +238,7 @@ class SegmentedFeedForward(torch.autograd.Function):
                 grad_y = grad_y.mul_(gates_M1[at.places])
                 grad_hidden.mul_(gates_M1[at.places])
             down.write(e, hidden, grad_y)
-            grad_before = activation_gradient(_drop_(grad_hidden, units, setting.scale), kept, setting.activation)
+            grad_before = activation_gradient(_drop_(grad_hidden, units, scale), kept, activation)
             up.write(e, side.take(x, at), grad_before)
             if grad_x_MD is not None:
                 torch.mm(grad_before, up_EDF[e].t(), out=grad_x_MD[at.places])
@@ -254,4 +246,4 @@ class SegmentedFeedForward(torch.autograd.Function):
         down.skip_empty(to)
         grad_x = None if grad_x_MD is None else side.bring(grad_x_MD)
         grad_gates = gates_gradient(grad_gates_M, gates_NK, to)
-        return grad_x, up.weight, up.bias, down.weight, down.bias, grad_gates, None, None
+        return grad_x, up.weight, up.bias, down.weight, down.bias, grad_gates, *[None] * 6

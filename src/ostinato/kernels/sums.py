@@ -70,29 +70,20 @@ class _Sum:
     """The gradient of one matrix so far, by backward pass: one that leaves out the weights never asks for its own."""
 
     def __init__(self) -> None:
-        self._by_pass: dict[int, Tensor] = {}
+        self.by_pass: dict[int, Tensor] = {}
 
     def add(self, grad_NF: Tensor, x_ND: Tensor, weight_FD: Tensor, rows: slice | None) -> None:
         """Add dy^T x, to these rows of the gradient only."""
-        key = _backward_pass()
-        found = self._by_pass.get(key)
+        key = torch._C._current_graph_task_id()  # every run of autograd's engine has a number of its own
+        found = self.by_pass.get(key)
         if found is None and rows is None:
-            self._by_pass[key] = grad_NF.t() @ x_ND
+            self.by_pass[key] = grad_NF.t() @ x_ND
             return
         if found is None:
-            found = self._by_pass[key] = torch.zeros_like(weight_FD, memory_format=torch.contiguous_format)
+            found = self.by_pass[key] = torch.zeros_like(weight_FD, memory_format=torch.contiguous_format)
         found = found if rows is None else found[rows]
         # Not `addmm_`, which torch's counter of operations does not know.
         torch.addmm(found, grad_NF.t(), x_ND, out=found)
-
-    def take(self) -> Tensor | None:
-        """Return this backward pass's sum and forget it; None where nothing was added."""
-        return self._by_pass.pop(_backward_pass(), None)
-
-
-def _backward_pass() -> int:
-    """Return a number that every run of autograd's engine has for its own."""
-    return torch._C._current_graph_task_id()
 
 
 class _Enter(torch.autograd.Function):
@@ -106,7 +97,7 @@ class _Enter(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_FD: Tensor | None) -> tuple[Tensor | None, None]:
-        found_FD = ctx.found.take()
+        found_FD = ctx.found.by_pass.pop(torch._C._current_graph_task_id(), None)
         if grad_FD is None or found_FD is None:
             return (grad_FD if found_FD is None else found_FD), None
         return found_FD + grad_FD, None

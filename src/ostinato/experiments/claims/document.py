@@ -50,7 +50,6 @@ def document(paper: str | None = None) -> str:
 
 
 def _claim(claim: Claim, outcome: Outcome | None) -> Iterator[str]:
-    """Yield what is said of one claim."""
     config = claim.config
     yield f"### {claim.name}: {_verdict(claim, outcome)}\n"
     yield f"{config.statement} ({config.where})\n"

@@ -140,26 +140,23 @@ def _add_comparison(
         groups = {by_arm[measure.arm][0].seed: chosen}
     else:
         groups = {own.seed: [run for run in chosen if run.seed == own.seed] for own in by_arm[measure.arm]}
+    settings = measure.model_dump(mode="json", exclude={"name"})
     for seed, group in groups.items():
         (row,) = (row for row in rows if (row["arm"], row["seed"]) == (measure.arm, seed))
-        row["values"] = row["values"] | {measure.name: _compare(measure, group, store, access)}
-
-
-def _compare(measure: ComparedConfig, group: Sequence[PlannedRun], store: Path, access: DataAccess | None) -> float:
-    """Return the number that an analysis of several runs gives; it is kept in the store and not computed twice."""
-    settings = measure.model_dump(mode="json", exclude={"name"})
-    text = json.dumps([settings, [run.key for run in group], __version__], sort_keys=True)
-    note = store / _COMPARED / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
-    if not note.is_file():
-        # The first run of an arm has the arm's name, its further seeds say which they are.
-        named: dict[str, Path] = {}
-        for run in group:
-            named[run.name if run.arm in named else run.arm] = run.directory
-        table = analyse(list(named.items()), measure.study, measure.split, measure.max_examples, access)
-        value = select(table, measure.table, measure.name)
-        note.parent.mkdir(parents=True, exist_ok=True)
-        write_json(note, {"settings": settings, "value": value})
-    return float(json.loads(note.read_text(encoding="utf-8"))["value"])
+        # What an analysis finds is kept in the store and not computed twice.
+        text = json.dumps([settings, [run.key for run in group], __version__], sort_keys=True)
+        note = store / _COMPARED / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
+        if not note.is_file():
+            # The first run of an arm has the arm's name, its further seeds say which they are.
+            named: dict[str, Path] = {}
+            for run in group:
+                named[run.name if run.arm in named else run.arm] = run.directory
+            table = analyse(list(named.items()), measure.study, measure.split, measure.max_examples, access)
+            value = select(table, measure.table, measure.name)
+            note.parent.mkdir(parents=True, exist_ok=True)
+            write_json(note, {"settings": settings, "value": value})
+        found = float(json.loads(note.read_text(encoding="utf-8"))["value"])
+        row["values"] = row["values"] | {measure.name: found}
 
 
 def timed_rows(source: TimingSource, on_event: Callable[[str], None]) -> Rows:

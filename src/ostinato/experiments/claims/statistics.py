@@ -110,7 +110,6 @@ def values_of(term: str, rows: Sequence[dict[str, Any]]) -> dict[str, float]:
 
 
 def _number(statistic: Statistic, values: Sequence[float]) -> float:
-    """Return a statistic of one value a term."""
     match statistic:
         case MeanStatistic():
             return values[0]

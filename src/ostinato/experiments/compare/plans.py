@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, get_args
 
 from ostinato.budget import Assumptions, Budget, BudgetName, count_budget
 from ostinato.budget.compare import Match, match_figures
@@ -16,8 +16,6 @@ from ostinato.experiments.results import pass_lengths
 from ostinato.plan import Kind
 from ostinato.tasks.recipes import load_recipe
 from ostinato.tasks.vocabulary import SizedModel, size_model
-
-MATCHED: tuple[BudgetName, ...] = ("parameters", "macs", "bytes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +98,8 @@ def _halting_stacks(model: ModelConfig) -> set[str]:
 
 def budget_matches(planned: Sequence[PlannedRecipe], tolerance: float) -> dict[BudgetName, dict[str, Match]]:
     """Return for every budget how far each recipe is from the first one."""
-    return {name: match_figures({p.name: p.budget.figure(name) for p in planned}, tolerance) for name in MATCHED}
+    budgets: tuple[BudgetName, ...] = get_args(BudgetName)
+    return {name: match_figures({p.name: p.budget.figure(name) for p in planned}, tolerance) for name in budgets}
 
 
 def as_dicts(planned: Sequence[PlannedRecipe], tolerance: float) -> list[dict[str, Any]]:

@@ -103,6 +103,9 @@ class System:
         macs = count_macs(model, *pass_lengths(self.recipe, choices.lengths))
         path = self.path / "results.json"
         results = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        timings = self.path / "timings.jsonl"
+        records = read_rows(timings) if timings.is_file() else []
+        speeds = [record["labels_per_second"] for record in records if record["kind"] == "training"]
         return {
             "recipe": self.recipe.name,
             "task": self.recipe.task.settings(),
@@ -116,7 +119,7 @@ class System:
             },
             "n_updates": results.get("n_updates"),
             "training_seconds": results.get("training_seconds"),
-            "training_tokens_per_second": training_speed(self.path),
+            "training_tokens_per_second": median(speeds) if speeds else None,
             "checkpoint": find_checkpoint(self.path, choices.checkpoint).name,
         }
 
@@ -171,10 +174,3 @@ def decoding_costs(outputs: Outputs) -> dict[str, Any] | None:
         "settings": result["decoding"],
         "is_new": outputs.is_new,
     }
-
-
-def training_speed(run: Path) -> float | None:
-    """Return the target tokens a run trained on in a second: the median over its records, None where it has none."""
-    path = run / "timings.jsonl"
-    found = [t["labels_per_second"] for t in (read_rows(path) if path.is_file() else []) if t["kind"] == "training"]
-    return median(found) if found else None

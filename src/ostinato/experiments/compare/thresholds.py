@@ -92,7 +92,6 @@ def _check(run: LoadedRun, thresholds: Sequence[float], max_drop: float) -> list
 
 
 def _metric(run: LoadedRun, metric: str | None, access: DataAccess | None) -> str:
-    """Return the metric to judge by."""
     has_sources = task_config(run.recipe.task).has_sources
     if metric is None:
         own = run.recipe.evaluation.metrics

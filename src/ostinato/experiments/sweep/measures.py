@@ -92,7 +92,6 @@ def take(measure: Measure, run: Path, access: DataAccess | None = None, *, only_
 
 
 def _found(measure: Measure, run: Path, access: DataAccess | None) -> Any:
-    """Measure one run now."""
     match measure:
         case ResultMeasure(split=None):
             return read_results(run)

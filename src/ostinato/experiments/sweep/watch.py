@@ -131,7 +131,6 @@ class RichWatcher(Watcher):
     def __init__(self, console: Console) -> None:
         self.console = console
         self._progress: Progress | None = None
-        self._all: TaskID | None = None
         self._bars: dict[str, TaskID] = {}
         self._sizes: dict[str, int] = {}
         self._done: dict[str, int] = {}
@@ -151,7 +150,7 @@ class RichWatcher(Watcher):
         self._progress = Progress(
             *columns, TextColumn("{task.fields[text]}", markup=False), console=self.console, transient=True
         )
-        self._all = self._progress.add_task("sweep", total=sum(self._sizes.values()), text="")
+        self._progress.add_task("sweep", total=sum(self._sizes.values()), text="")
         self._progress.start()
 
     def on_event(self, event: Event) -> None:
@@ -187,11 +186,9 @@ class RichWatcher(Watcher):
             self._progress = None
 
     def _move(self) -> None:
-        if self._progress is None or self._all is None:
-            return
-        passed = duration(time.monotonic() - self._began)
-        text = f"{self._n_ended} of {len(self._sizes)} runs, {passed}"
-        self._progress.update(self._all, completed=sum(self._done.values()), text=text)
+        if self._progress is not None:
+            text = f"{self._n_ended} of {len(self._sizes)} runs, {duration(time.monotonic() - self._began)}"
+            self._progress.update(self._progress.task_ids[0], completed=sum(self._done.values()), text=text)
 
 
 def result_text(name: str, directory: Path, status: str, reason: str) -> str:
