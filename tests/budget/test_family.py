@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from fractions import Fraction
 from typing import Any
 
@@ -12,13 +13,9 @@ from ostinato.budget import count_macs, count_parameters
 from ostinato.budget.family import (
     Counting,
     Family,
-    depth_at,
     make_family,
     matrix_parameters,
-    rounded,
     usual_counting,
-    width_at,
-    width_reduction,
 )
 from ostinato.budget.free import with_settings
 from ostinato.config.model import LanguageModelConfig, ModelConfig, Seq2SeqConfig
@@ -62,11 +59,10 @@ def widths(family: Family) -> dict[int, int]:
 @pytest.mark.parametrize("name", CLASSES)
 def test_the_formula_gives_the_widths_of_the_three_size_classes(name: str) -> None:
     d_model, _, n0, f0, total = CLASSES[name]
-    sizes = {"beta": 3 * d_model, "attention": 4 * d_model**2}
-    found = {n: rounded(width_at(n, n0, f0, **sizes)) for n in WIDTHS[name]}
+    # d_ff(n) = C / n - A / beta with C = n0 (f0 + A / beta), of two equally near integers the smaller.
+    attention = Fraction(4 * d_model**2, 3 * d_model)
+    found = {n: math.ceil(n0 * (f0 + attention) / n - attention - Fraction(1, 2)) for n in WIDTHS[name]}
     assert found == WIDTHS[name]
-    reduced = {n: f0 - width_reduction(n - n0, n0, f0, **sizes) for n in found}
-    assert {n: rounded(width) for n, width in reduced.items()} == found
 
     def size(n: int, d_ff: int) -> int:
         return n * (3 * d_model * d_ff + 4 * d_model**2) + 2 * d_model * 32_128
@@ -109,23 +105,6 @@ def test_depths_that_do_not_fit_are_named_with_what_they_would_need() -> None:
         (8, "41M cannot hold 8 layers at d_model 512: attention and embeddings alone are 41.3M"),
         (9, "41M cannot hold 9 layers at d_model 512: attention and embeddings alone are 42.3M"),
     ]
-
-
-def test_the_formula_knows_its_limits() -> None:
-    small = {"beta": 3 * 512, "attention": 4 * 512**2}
-    assert width_reduction(0, 2, 2048, **small) == 0
-    assert width_at(8, 2, 2048, **small) == 0
-    assert depth_at(0, 2, 2048, **small) == 8
-    assert float(depth_at(512, 2, 2048, **small)) == pytest.approx(4.57, abs=0.005)
-    base = {"beta": 3 * 768, "attention": 4 * 768**2}
-    assert depth_at(0, 12, 2048, **base) == 36
-    assert float(depth_at(768, 12, 2048, **base)) == pytest.approx(20.6, abs=0.05)
-    large = {"beta": 3 * 1024, "attention": 4 * 1024**2}
-    assert float(depth_at(0, 24, 2816, **large)) == pytest.approx(73.5, abs=0.05)
-    # A plain feed-forward has two matrices: A / beta = 2 d_attn.
-    assert width_reduction(2, 2, 2048, beta=2 * 512, attention=4 * 512**2) == Fraction(1, 2) * (2048 + 1024)
-    with pytest.raises(ConfigError, match="n_steps is 0: must be at least 1"):
-        width_reduction(-2, 2, 2048, **small)
 
 
 def test_a_family_costs_the_published_operations_per_layer() -> None:

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from ostinato.errors import ConfigError
 from ostinato.kernels import Activation, Backend, Dispatch, ExpertWeights, Kept, dispatch, expert_feed_forward
 from ostinato.kernels.choose import choose_backend
-from ostinato.kernels.feedforward import FeedForwardTrial, feed_forward_by
+from ostinato.kernels.feedforward import feed_forward_by, try_feed_forward
 
 BACKENDS: list[Backend] = ["loop", "segments", "padded", "grouped"]
 ACTIVATIONS: list[Activation] = ["relu", "gelu", "geglu"]
@@ -282,8 +282,8 @@ def test_the_backward_of_many_experts_allocates_each_weight_gradient_once() -> N
 
 @pytest.mark.parametrize("activation", ["relu", "gelu", "geglu"])
 def test_rounding_in_a_short_type_refuses_no_backend(activation: Activation) -> None:
-    trial = FeedForwardTrial(32, 8, activation)
-    assert choose_backend("segments", torch.device("cpu"), torch.bfloat16, trial) == "segments"
+    cpu = torch.device("cpu")
+    assert choose_backend("segments", cpu, torch.bfloat16, try_feed_forward, 32, 8, activation) == "segments"
 
 
 def test_a_backend_that_does_not_work_here_is_a_named_error() -> None:

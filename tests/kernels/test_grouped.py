@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from ostinato.errors import ConfigError
 from ostinato.kernels import Backend, Dispatch, choose_backend, dispatch, gather, routed_linear
 from ostinato.kernels import choose as choose_module
-from ostinato.kernels.linear import LinearTrial
+from ostinato.kernels.linear import try_linear
 from ostinato.kernels.products import PRODUCTS
 from ostinato.kernels.segments import Order
 
@@ -204,25 +204,24 @@ def test_rows_of_an_expert_stand_side_by_side_in_their_own_order() -> None:
 def test_an_unknown_or_broken_backend_is_a_named_error(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu = torch.device("cpu")
     with pytest.raises(ConfigError, match="must be auto or one of loop, segments, padded, grouped"):
-        choose_backend("triton", cpu, torch.float32, LinearTrial(4, 4))  # type: ignore[arg-type]
+        choose_backend("triton", cpu, torch.float32, try_linear, 4, 4)  # type: ignore[arg-type]
 
     def broken(*args: object) -> torch.Tensor:
         raise RuntimeError("no such kernel\nand a long story")
 
-    trial = LinearTrial(4, 4)
     monkeypatch.setitem(PRODUCTS, "padded", broken)
     monkeypatch.setattr(choose_module, "_failure", choose_module._failure.__wrapped__)
     monkeypatch.setattr(choose_module, "_first_that_works", choose_module._first_that_works.__wrapped__)
     with pytest.raises(ConfigError, match=r"does not work on cpu with torch.float32: no such kernel$"):
-        choose_backend("padded", cpu, torch.float32, trial)
+        choose_backend("padded", cpu, torch.float32, try_linear, 4, 4)
     monkeypatch.setitem(choose_module._PREFERRED, "cpu", ("padded", "loop"))
-    assert choose_backend("auto", cpu, torch.float32, trial) == "loop"
+    assert choose_backend("auto", cpu, torch.float32, try_linear, 4, 4) == "loop"
 
 
 def test_a_backend_with_wrong_results_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     right = PRODUCTS["loop"]
     monkeypatch.setitem(PRODUCTS, "padded", lambda *args: 2 * right(*args))
-    failure = choose_module._failure.__wrapped__("padded", torch.device("cpu"), torch.float32, LinearTrial(4, 4))
+    failure = choose_module._failure.__wrapped__("padded", torch.device("cpu"), torch.float32, try_linear, 4, 4)
     assert failure == "its results differ from the plain loop's"
 
 

@@ -14,6 +14,8 @@ from ostinato.budget.sizes import TopK, chosen_experts
 from ostinato.config.measures import FigureName
 from ostinato.config.model import ModelConfig
 
+_OF_BYTES = ("batch_size", "beam", "precision", "checkpoint_activations")
+
 
 @dataclass(frozen=True, slots=True)
 class Assumptions:
@@ -101,10 +103,7 @@ class Budget:
                 },
                 "source_length": a.source_length if self.has_two_sides else None,
                 "target_length": a.target_length,
-                "batch_size": a.batch_size,
-                "beam": a.beam,
-                "precision": a.precision,
-                "checkpoint_activations": a.checkpoint_activations,
+                **{name: getattr(a, name) for name in _OF_BYTES},
             },
         }
 
@@ -124,10 +123,7 @@ def count_budget(config: ModelConfig, assumptions: Assumptions | None = None) ->
             config,
             a.source_length,
             a.target_length,
-            batch_size=a.batch_size,
-            beam=a.beam,
-            precision=a.precision,
-            checkpoint_activations=a.checkpoint_activations,
+            **{name: getattr(a, name) for name in _OF_BYTES},
             n_steps=a.n_steps,
         ),
         depth=depth,

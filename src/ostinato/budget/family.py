@@ -5,20 +5,18 @@ Petty et al. 2024 (arXiv 2310.19956), section 2: a model of n steps of width d_f
     N(n, d_ff) = n (beta d_ff + A) + 2 d_model V,    A = 4 d_model d_attn
 
 parameters, with beta = 2 d_model for a plain feed-forward and 3 d_model for a gated one. N(n0 + k, f0 - w) = N(n0, f0)
-gives w(k) = (1 - n0 / (n0 + k)) (f0 + A / beta), or d_ff(n) = C / n - A / beta with C = n0 (f0 + A / beta). These are
-`width_reduction` and `width_at`. `make_family` makes a family of any configuration; it needs no formula, only the
-counter. What is held equal is said by `Counting`.
+gives w(k) = (1 - n0 / (n0 + k)) (f0 + A / beta), or d_ff(n) = C / n - A / beta with C = n0 (f0 + A / beta).
+`make_family` makes a family of any configuration; it needs no formula, only the counter. What is held equal is said by
+`Counting`.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Literal
 
-from ostinato.budget.free import ROOT, Measure, with_settings
+from ostinato.budget.free import ROOT, with_settings
 from ostinato.budget.macs import count_macs
 from ostinato.budget.parameters import count_parameters
 from ostinato.budget.solver import OutOfReach, Rounding, solve, stored_parameters
@@ -30,40 +28,6 @@ Counting = Literal["exact", "paper"]
 biases, norms and tables of relative positions, as Petty et al. count."""
 
 D_FF = "d_ff"
-
-
-def width_reduction(k: int, n0: int, f0: int, *, beta: int, attention: int) -> Fraction:
-    """Return w(k), how much narrower the feed-forwards of a model of n0 + k steps must be.
-
-        w(k) = (1 - n0 / (n0 + k)) (f0 + A / beta)         Petty et al. 2024, section 2
-
-    Args:
-        k: steps more than the base's; may be negative.
-        n0, f0: steps and feed-forward width of the base.
-        beta: parameters of a feed-forward for one unit of its width: 2 d_model, or 3 d_model where it is gated.
-        attention: A, parameters of a step's attention, 4 d_model d_attn.
-
-    Raises:
-        ConfigError: a depth n0 + k below 1.
-    """
-    if n0 + k < 1:
-        raise ConfigError([Problem("n_steps", n0 + k, "must be at least 1")])
-    return (1 - Fraction(n0, n0 + k)) * (f0 + Fraction(attention, beta))
-
-
-def width_at(n: int, n0: int, f0: int, *, beta: int, attention: int) -> Fraction:
-    """Return d_ff(n) = C / n - A / beta, before rounding; arguments as for `width_reduction`."""
-    return f0 - width_reduction(n - n0, n0, f0, beta=beta, attention=attention)
-
-
-def depth_at(d_ff: int, n0: int, f0: int, *, beta: int, attention: int) -> Fraction:
-    """Return the depth at which the width is d_ff, C / (d_ff + A / beta); at d_ff = 0 the limit of all depths."""
-    return n0 * (f0 + Fraction(attention, beta)) / (d_ff + Fraction(attention, beta))
-
-
-def rounded(width: Fraction) -> int:
-    """Return the nearest integer, the smaller of two equally near, as the solver takes it."""
-    return math.ceil(width - Fraction(1, 2))
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,35 +105,28 @@ def make_family(
     parameters = stored_parameters(base)
     # What is wrong with the base is an error here, and not a reason at every depth.
     solve(base, cost(base), D_FF, cost, rounding)
-    members = [_member(base, dict.fromkeys(paths, n_steps), n_steps, cost, rounding, n_ctx) for n_steps in depths]
-    arms = tuple(member for member in members if isinstance(member, Arm))
-    infeasible = tuple(member for member in members if isinstance(member, Infeasible))
-    return Family(base, parameters, counting, n_ctx, arms, infeasible)
-
-
-def _member(
-    base: ModelConfig, depth: dict[str, int], n_steps: int, cost: Measure, rounding: Rounding, n_ctx: int
-) -> Arm | Infeasible:
-    """Return the base at another depth, its feed-forwards as wide as its cost allows, or why there is no such model."""
-    try:
-        deeper = with_settings(base, depth)
-    except ConfigError as error:
-        return Infeasible(n_steps, str(error))
-    try:
-        found = solve(deeper, cost(base), D_FF, cost, rounding)
-    except OutOfReach:
-        return Infeasible(n_steps, _too_deep(base, deeper, n_steps))
-    macs = count_macs(found.config, n_ctx, n_ctx)
-    stored = stored_parameters(found.config)
-    return Arm(
-        n_steps=n_steps,
-        d_ff=found.value,
-        parameters=stored,
-        residual=stored - stored_parameters(base),
-        macs=macs.per_source_token + macs.per_target_token,
-        config=found.config,
-        settings=depth | found.values,
-    )
+    arms, infeasible = list[Arm](), list[Infeasible]()
+    for n_steps in depths:
+        depth = dict.fromkeys(paths, n_steps)
+        try:
+            deeper = with_settings(base, depth)
+        except ConfigError as error:
+            infeasible.append(Infeasible(n_steps, str(error)))
+            continue
+        try:
+            found = solve(deeper, cost(base), D_FF, cost, rounding)
+        except OutOfReach:
+            count = count_parameters(deeper)
+            narrowed = sum(n for part, n in count.by_part.items() if part.endswith((".ffn", ".sparse_layer")))
+            reason = f"{_millions(parameters, 0)} cannot hold {n_steps} layers at d_model {base.d_model}"
+            others = f"attention and embeddings alone are {_millions(count.stored - narrowed, 1)}"
+            infeasible.append(Infeasible(n_steps, f"{reason}: {others}"))
+            continue
+        macs, stored = count_macs(found.config, n_ctx, n_ctx), stored_parameters(found.config)
+        per_token = macs.per_source_token + macs.per_target_token
+        settings = depth | found.values
+        arms.append(Arm(n_steps, found.value, stored, stored - parameters, per_token, found.config, settings))
+    return Family(base, parameters, counting, n_ctx, tuple(arms), tuple(infeasible))
 
 
 def usual_counting(config: ModelConfig) -> Counting:
@@ -217,16 +174,6 @@ def _depth_paths(base: ModelConfig, stack: str | None) -> list[str]:
         reason = f"the stacks are not equally deep ({shown}): say which one varies"
         raise ConfigError([Problem("stack", None, reason)])
     return [f"{name}.n_steps" for name in stacks]
-
-
-def _too_deep(base: ModelConfig, deeper: ModelConfig, n_steps: int) -> str:
-    """Say what the parameters of the base cannot pay for."""
-    count = count_parameters(deeper)
-    others = count.stored - sum(n for part, n in count.by_part.items() if part.endswith((".ffn", ".sparse_layer")))
-    return (
-        f"{_millions(stored_parameters(base), 0)} cannot hold {n_steps} layers at d_model {base.d_model}: "
-        f"attention and embeddings alone are {_millions(others, 1)}"
-    )
 
 
 def _millions(n: int, digits: int) -> str:

@@ -67,7 +67,6 @@ class Setting:
 class FreeVariable:
     """Settings that vary together; the first leads, the others keep their ratio to it as nearly as integers can."""
 
-    name: str
     settings: tuple[Setting, ...]
 
     @property
@@ -94,17 +93,25 @@ def free_variable(config: ModelConfig, name: str, cost: Measure) -> FreeVariable
     Raises:
         ConfigError: a name that no setting of this model has, or settings without any effect.
     """
+
+    def has_effect(setting: Setting) -> bool:
+        """Whether another value costs something else, or is impossible without changing other settings too."""
+        try:
+            return cost(with_settings(config, {setting.path: 2 * setting.near(setting.value)})) != cost(config)
+        except ConfigError:
+            return True
+
     named: dict[str, Setting] = {}
     for part in name.split("+"):
         found = _named(config, part.strip())
-        effective = [setting for setting in found if _has_effect(config, setting, cost)]
+        effective = [setting for setting in found if has_effect(setting)]
         if not effective:
             paths = ", ".join(ROOT + setting.path for setting in found)
             reason = f"changes nothing of what is to be matched ({paths})"
             raise ConfigError([Problem("free", part.strip(), reason)])
         named |= {setting.path: setting for setting in effective}
     ordered = sorted(named.values(), key=lambda s: s.value // s.multiple, reverse=True)
-    return FreeVariable(name, tuple(ordered))
+    return FreeVariable(tuple(ordered))
 
 
 def with_settings(config: ModelConfig, values: Mapping[str, int]) -> ModelConfig:
@@ -186,7 +193,13 @@ def _below(node: Config, path: str, d_model: int, stack: StackConfig | None) -> 
             yield from _below(value, f"{path}{name}.", d_model, stack)
         elif isinstance(value, int) and not isinstance(value, bool):
             least = _limit(field.metadata, "ge", 1)
-            multiple = math.lcm(_limit(field.metadata, "multiple_of", 1), _multiple(node, name, stack))
+            multiple = _limit(field.metadata, "multiple_of", 1)
+            # For the sake of neighbours: whole rounds, even rotary heads.
+            if stack is not None and node is stack and name == "n_steps":
+                multiple = math.lcm(multiple, stack.steps_per_round)
+            is_rotary = stack is not None and node is stack.self_attention and stack.relative.kind == "rotary"
+            if is_rotary and name == "d_head":
+                multiple = math.lcm(multiple, 2)
             is_width = isinstance(node, RoutedConfig) and name in ("d_ff", "d_head")
             yield Setting(f"{path}{name}", value, least, multiple, is_width)
 
@@ -194,14 +207,6 @@ def _below(node: Config, path: str, d_model: int, stack: StackConfig | None) -> 
 def _limit(metadata: Iterable[object], name: str, default: int) -> int:
     """Return a bound that a field states, for example its `ge`."""
     return next((int(value) for m in metadata if (value := getattr(m, name, None)) is not None), default)
-
-
-def _multiple(node: Config, name: str, stack: StackConfig | None) -> int:
-    """Return what a setting must be a multiple of for the sake of its neighbours: whole rounds, even rotary heads."""
-    if stack is not None and node is stack and name == "n_steps":
-        return stack.steps_per_round
-    is_rotary = stack is not None and node is stack.self_attention and stack.relative.kind == "rotary"
-    return 2 if is_rotary and name == "d_head" else 1
 
 
 def _model_multiple(config: ModelConfig) -> int:
@@ -214,11 +219,3 @@ def _model_multiple(config: ModelConfig) -> int:
                 is_rotary = kind == "self_attention" and stack.relative.kind == "rotary"
                 wanted.append(sub.n_heads * (2 if is_rotary else 1))
     return math.lcm(*wanted)
-
-
-def _has_effect(config: ModelConfig, setting: Setting, cost: Measure) -> bool:
-    """Return True where another value costs something else, or is impossible without changing other settings too."""
-    try:
-        return cost(with_settings(config, {setting.path: 2 * setting.near(setting.value)})) != cost(config)
-    except ConfigError:
-        return True

@@ -56,6 +56,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cache
 from typing import NamedTuple
 
 from ostinato.budget.depth import ONE_ROUND, ExpectedDepth, expected_depths
@@ -204,7 +205,7 @@ class MacCounter:
         self._depths = dict.fromkeys(config.recurrences(), ONE_ROUND) | expected_depths(config, n_steps=n_steps)
         self._sides = {stack: config.side_of(stack) for stack in self._products}
         self._once = sentence_macs(config)
-        self._token_macs: dict[tuple[str, int, int], dict[str, TokenMacs]] = {}
+        self._of_token = cache(self._count_token)
 
     def count(self, depths: Mapping[str, Sequence[int]]) -> SentenceMacs:
         """Return what a sentence costs.
@@ -227,20 +228,17 @@ class MacCounter:
     def _stack(self, stack: str, found: Sequence[int], source: int, target: int) -> int:
         """Return what one stack costs, the memory's keys and values included."""
         own, total = self._sides[stack], 0
-        deepest = max((depth for depth, n in enumerate(found, 1) if n), default=0)
-        for depth, n in enumerate(found, 1):
-            if n:
-                total += n * self._of_token(stack, depth, deepest).get(own, TokenMacs()).at(source, target)
+        counts = {depth: n for depth, n in enumerate(found, 1) if n}
+        deepest = max(counts, default=0)
+        for depth, n in counts.items():
+            total += n * self._of_token(stack, depth, deepest).get(own, TokenMacs()).at(source, target)
         if own != "source":
             total += source * self._of_token(stack, deepest, deepest).get("source", TokenMacs()).at(source, target)
         return total
 
-    def _of_token(self, stack: str, depth: int, deepest: int) -> dict[str, TokenMacs]:
+    def _count_token(self, stack: str, depth: int, deepest: int) -> dict[str, TokenMacs]:
         """Return what a token of each side costs, all parts together."""
-        key = stack, depth, deepest
-        if key not in self._token_macs:
-            sums: dict[str, TokenMacs] = {}
-            for (_, side), part in token_macs(self._products[stack], depth, deepest).items():
-                sums[side] = TokenMacs(*(a + b for a, b in zip(sums.get(side, TokenMacs()), part, strict=True)))
-            self._token_macs[key] = sums
-        return self._token_macs[key]
+        sums: dict[str, TokenMacs] = {}
+        for (_, side), part in token_macs(self._products[stack], depth, deepest).items():
+            sums[side] = TokenMacs(*(a + b for a, b in zip(sums.get(side, TokenMacs()), part, strict=True)))
+        return sums

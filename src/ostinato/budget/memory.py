@@ -30,7 +30,6 @@ from typing import Literal
 
 from ostinato.budget.activations import activation_parts
 from ostinato.budget.parameters import count_parameters
-from ostinato.budget.recurrent import state_numbers
 from ostinato.budget.sizes import inner_width, planned_uses
 from ostinato.budget.sub_layer_activations import FLOAT, TrainingPass
 from ostinato.config.model import ModelConfig
@@ -114,7 +113,7 @@ def _cache(
     memory = n_sentences * lengths.get("encoder", 0)
     numbers["memory"] = memory * config.d_model
     if (recurrence := config.recurrences().get("decoder")) is not None:
-        numbers["decoder.lstm"] = rows * state_numbers(config)
+        numbers["decoder.lstm"] = rows * 2 * recurrence.n_layers * config.d_model
         numbers["decoder.attention"] = memory * config.d_model if recurrence.score == "additive" else 0
         numbers["memory"] *= recurrence.score != "none"
     projected: set[str] = set()

@@ -21,18 +21,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ostinato.budget.recurrent import recurrent_parts
 from ostinato.budget.sizes import (
     PlannedUse,
-    dense_size,
-    expert_size,
-    halting_size,
+    gate_weights,
     keys_values_size,
     n_outputs,
     norm_size,
     planned_uses,
-    router_size,
+    router_weights,
+    set_weights,
     table_size,
     vocabulary,
 )
@@ -68,13 +68,12 @@ class ParameterCount:
         return self.stored - self.by_part.get("embeddings", 0) - self.by_part.get("output", 0)
 
 
-@dataclass(frozen=True, slots=True)
-class _Item:
+class _Item(NamedTuple):
     """Parameters as one use sees them: their identity in the model and their number.
 
     Args:
-        size: stored. executed: what the use runs. touched: what a generated token touches of it.
-        is_choice: another use of the same parameters may touch others of them.
+        size: stored. executed: what the use runs. touched: what a generated token touches of it; further uses of the
+            same parameters may touch others of them.
     """
 
     key: tuple[str, str]
@@ -82,11 +81,6 @@ class _Item:
     size: int
     executed: int
     touched: int
-    is_choice: bool = False
-
-    def touched_after(self, before: int) -> int:
-        """Return what is touched at most after this use, where `before` was before it."""
-        return min(self.size, before + self.touched) if self.is_choice else self.touched
 
 
 def count_parameters(
@@ -110,16 +104,16 @@ def count_parameters(
         stored.setdefault(item.key, item)
         executed += item.executed
         if config.side_of(name) == "target":
-            touched[item.key] = item.touched_after(touched.get(item.key, 0))
+            touched[item.key] = min(item.size, touched.get(item.key, 0) + item.touched)
     by_part = Counter(dict.fromkeys(_part_order(config), 0))
     for item in stored.values():
         by_part[item.part] += item.size
-    rows = _embeddings(config, vocab_size)
-    by_part.update(rows.stored)
+    embeddings, active_rows, executed_rows = _embeddings(config, vocab_size)
+    by_part.update(embeddings)
     return ParameterCount(
         stored=sum(by_part.values()),
-        active=sum(touched.values()) + rows.active,
-        executed=executed + rows.executed,
+        active=sum(touched.values()) + active_rows,
+        executed=executed + executed_rows,
         by_part={part: size for part, size in by_part.items() if size},
     )
 
@@ -144,7 +138,7 @@ def _items(config: ModelConfig, n_steps: int | None) -> Iterator[tuple[str, _Ite
     for name, stack in config.stacks().items():
         if stack.norm.placement == "pre":
             yield name, _whole(("final norm", name), "norms", norm_size(stack.norm, d_model))
-        if unit := halting_size(stack.halting, d_model):
+        if unit := gate_weights(stack.halting, d_model).size:
             yield name, _whole(("halting", name), f"{name}.halting", unit)
     for one in recurrent_parts(config):
         yield one.reader, _Item(("recurrence", one.part), one.part, one.size, one.size, one.touched)
@@ -168,24 +162,15 @@ def _set(planned: PlannedUse, where: str, d_model: int) -> Iterator[_Item]:
         touched = 0 if kind == "cross_attention" else shared
         yield _Item((f"{kind} keys and values", weights), part, shared, shared, touched)
     if not isinstance(sub, RoutedConfig):
-        yield _whole((kind, weights), part, dense_size(sub, d_model) - shared)
+        yield _whole((kind, weights), part, set_weights(sub, d_model).size - shared)
         return
-    one = expert_size(sub, d_model)
-    yield _Item((kind, weights), part, sub.n_experts * one, sub.top_k * one, sub.top_k * one, is_choice=True)
-    yield _whole((f"{kind} router", weights), f"{part}.router", router_size(sub, d_model))
+    one = set_weights(sub, d_model).size
+    yield _Item((kind, weights), part, sub.n_experts * one, sub.top_k * one, sub.top_k * one)
+    yield _whole((f"{kind} router", weights), f"{part}.router", router_weights(sub, d_model).size)
 
 
-@dataclass(frozen=True, slots=True)
-class _Rows:
-    """Embeddings and output projection."""
-
-    stored: dict[str, int]
-    active: int
-    executed: int
-
-
-def _embeddings(config: ModelConfig, vocab_size: int | None) -> _Rows:
-    """Return the counts of embeddings and output projection."""
+def _embeddings(config: ModelConfig, vocab_size: int | None) -> tuple[dict[str, int], int, int]:
+    """Return what embeddings and output projection store, by part, and how much of it is active and executed."""
     d_model = config.d_model
     target = vocabulary(config, "target", vocab_size) * d_model
     if (outputs := n_outputs(config)) is not None:
@@ -193,22 +178,18 @@ def _embeddings(config: ModelConfig, vocab_size: int | None) -> _Rows:
         masks = 0 if config.max_words is None else 2 * config.max_words * d_model
         # A position of facts has as many rows as it has tokens, and as many rows of masks.
         row = d_model * (1 if config.max_words is None else 2 * config.max_words)
-        return _Rows({"embeddings": target, "facts": masks, "head": head}, active=row + head, executed=row + head)
+        return {"embeddings": target, "facts": masks, "head": head}, row + head, row + head
     source = source_row = 0
     if config.has_two_sides:
         rows = vocabulary(config, "source", vocab_size)
         source, source_row = 0 if config.tie_embeddings == "all" else rows * d_model, d_model
     has_own_output = config.tie_embeddings == "none"
-    return _Rows(
-        stored={"embeddings": source + target, "output": target if has_own_output else 0},
-        # Tied to the output projection, a token's row of the embedding is inside.
-        active=target + (d_model if has_own_output else 0),
-        executed=source_row + d_model + target,
-    )
+    stored = {"embeddings": source + target, "output": target if has_own_output else 0}
+    # Tied to the output projection, a token's row of the embedding is inside.
+    return stored, target + (d_model if has_own_output else 0), source_row + d_model + target
 
 
 def _part_order(config: ModelConfig) -> Iterator[str]:
-    """Yield the parts in the order they are shown."""
     names: list[str] = []
     for name, stack in config.stacks().items():
         parts = [*(kind for kind, _ in stack.sub_layers()), "sparse_layer"]

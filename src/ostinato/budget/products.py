@@ -21,23 +21,21 @@ from typing import NamedTuple
 from ostinato.budget.recurrent import recurrent_parts
 from ostinato.budget.sizes import (
     PlannedUse,
-    expert_products,
-    feed_forward_products,
-    gate_products,
+    gate_weights,
     inner_width,
     n_choices,
     n_outputs,
     planned_uses,
     plans,
-    router_products,
-    separable_products,
+    router_weights,
+    set_weights,
     vocabulary,
 )
 from ostinato.config.experts import RoutedConfig
 from ostinato.config.halting import StickBreakingConfig
 from ostinato.config.model import ModelConfig
 from ostinato.config.positions import WindowConfig
-from ostinato.config.sub_layers import AttentionConfig, DenseFeedForwardConfig, SeparableConvConfig
+from ostinato.config.sub_layers import AttentionConfig
 
 SCORES, WINDOW, ROUTER, HEAD = "scores", "positions", "router", "head"
 
@@ -86,15 +84,31 @@ def products(config: ModelConfig, n_steps: int | None, vocab_size: int | None) -
     found: dict[str, list[Product]] = {name: [] for name in config.readers()}
     projected: set[str] = set()
     for planned in planned_uses(config, n_steps):
-        found[planned.stack] += _of_use(planned, config, projected)
+        part, side, sub, own = planned.part, config.side_of(planned.stack), planned.sub, found[planned.stack]
+        if isinstance(sub, RoutedConfig):
+            macs = router_weights(sub, config.d_model).products
+            own.append(Product(f"{part}.{ROUTER}", side, planned.round, macs))
+        if isinstance(sub, AttentionConfig):
+            own += _attention(planned, sub, config, projected)
+        else:
+            macs = set_weights(sub, config.d_model).products * (sub.top_k if isinstance(sub, RoutedConfig) else 1)
+            own.append(Product(part, side, planned.round, macs))
     for name, plan in plans(config, n_steps).items():
         halting, side = config.stacks()[name].halting, config.side_of(name)
         # Stick-breaking's gate is not asked about the last round.
         asked = plan.n_rounds - 1 if isinstance(halting, StickBreakingConfig) else plan.n_rounds
-        gate = gate_products(halting, config.d_model)
+        gate = gate_weights(halting, config.d_model).products
         found[name] += [Product(f"{name}.halting", side, index, gate) for index in range(asked)]
-    for reader, product in _recurrences(config):
-        found[reader].append(product)
+    for one in recurrent_parts(config):
+        own, side = found[one.reader], config.side_of(one.reader)
+        if not one.per_source:
+            own.append(Product(one.part, side, 0, one.products, of_every_token=True))
+            continue
+        own += [
+            Product(f"{one.part}.projections", "target", 0, one.products, of_every_token=True),
+            Product(f"{one.part}.{SCORES}", "target", 0, 0, one.per_source, "source", of_every_token=True),
+            Product(f"{one.part}.projections", "source", 0, one.memory, of_every_token=True),
+        ]
     last, outputs = list(found)[-1], n_outputs(config)
     if outputs is None:
         output = config.d_model * vocabulary(config, "target", vocab_size)
@@ -102,17 +116,6 @@ def products(config: ModelConfig, n_steps: int | None, vocab_size: int | None) -
     elif config.reads != "classification":
         found[last].append(Product(HEAD, "target", 0, config.d_model * outputs, of_every_token=True))
     return found
-
-
-def _recurrences(config: ModelConfig) -> Iterator[tuple[str, Product]]:
-    """Yield the products of recurrences over positions, made for every token whatever the depth of others."""
-    for one in recurrent_parts(config):
-        if not one.per_source:
-            yield one.reader, Product(one.part, config.side_of(one.reader), 0, one.products, of_every_token=True)
-            continue
-        yield one.reader, Product(f"{one.part}.projections", "target", 0, one.products, of_every_token=True)
-        yield one.reader, Product(f"{one.part}.{SCORES}", "target", 0, 0, one.per_source, "source", of_every_token=True)
-        yield one.reader, Product(f"{one.part}.projections", "source", 0, one.memory, of_every_token=True)
 
 
 def sentence_macs(config: ModelConfig) -> int:
@@ -142,29 +145,14 @@ def token_macs(of_stack: Iterable[Product], depth: int, deepest: int) -> dict[tu
     return {key: TokenMacs(total["macs"], total["source"], total["target"]) for key, total in sums.items()}
 
 
-def _of_use(planned: PlannedUse, config: ModelConfig, projected: set[str]) -> Iterator[Product]:
-    """Yield the products of one use; `projected` holds the sets that have projected the memory."""
-    d_model = config.d_model
-    part, side, index = planned.part, config.side_of(planned.stack), planned.round
-    if isinstance(planned.sub, RoutedConfig):
-        yield Product(f"{part}.{ROUTER}", side, index, router_products(planned.sub, d_model))
-    match planned.sub:
-        case AttentionConfig() as attention:
-            yield from _attention(planned, attention, config, projected)
-        case DenseFeedForwardConfig() as ffn:
-            yield Product(part, side, index, feed_forward_products(ffn, d_model))
-        case SeparableConvConfig() as conv:
-            yield Product(part, side, index, separable_products(conv, d_model))
-        case RoutedConfig() as experts:
-            yield Product(part, side, index, experts.top_k * expert_products(experts, d_model))
-        case other:
-            raise TypeError(f"no cost is known for {type(other).__name__}")
-
-
 def _attention(
     planned: PlannedUse, attention: AttentionConfig, config: ModelConfig, projected: set[str]
 ) -> Iterator[Product]:
-    """Yield the products of one use of attention; all that experts change is how many queries a token has."""
+    """Yield the products of one use of attention; all that experts change is how many queries a token has.
+
+    Args:
+        projected: the sets that have projected the memory.
+    """
     part, side, index, d_model = planned.part, config.side_of(planned.stack), planned.round, config.d_model
     inner, n, is_cross = inner_width(attention, d_model), n_choices(attention), planned.use.kind == "cross_attention"
     seen = "source" if is_cross else side

@@ -23,7 +23,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ostinato.budget.sub_layer_activations import FLOAT, ID, TrainingPass
-from ostinato.config.common import Recurrence
 from ostinato.config.model import ModelConfig
 
 
@@ -50,7 +49,7 @@ def recurrent_parts(config: ModelConfig) -> Iterator[RecurrentPart]:
     """Yield the parts of a recurrent model; nothing of one that has stacks."""
     d_model = config.d_model
     for name, recurrence in config.recurrences().items():
-        products = layer_products(recurrence, d_model) * recurrence.n_layers
+        products = 4 * d_model * (d_model + d_model // recurrence.n_directions) * recurrence.n_layers
         size = products + 8 * d_model * recurrence.n_layers
         yield RecurrentPart(name, f"{name}.lstm", size, size, products)
         square = d_model**2
@@ -70,17 +69,6 @@ def recurrent_parts(config: ModelConfig) -> Iterator[RecurrentPart]:
         )
 
 
-def layer_products(recurrence: Recurrence, d_model: int) -> int:
-    """Return the weights of one layer, all directions, without biases: 4 D (D + H)."""
-    return 4 * d_model * (d_model + d_model // recurrence.n_directions)
-
-
-def state_numbers(config: ModelConfig) -> int:
-    """Return the numbers that decoding holds for one hypothesis, whatever its length."""
-    recurrence = config.recurrences().get("decoder")
-    return 0 if recurrence is None else 2 * recurrence.n_layers * config.d_model
-
-
 def recurrent_bytes(run: TrainingPass) -> Counter[str]:
     """Return about what recurrences and their attention keep of a training pass, by part."""
     config, found = run.config, Counter[str]()
@@ -93,15 +81,12 @@ def recurrent_bytes(run: TrainingPass) -> Counter[str]:
             # Torch's own dropout between layers keeps numbers, ours before and behind them a byte.
             found[f"{name}.dropout"] = 2 * numbers + 2 * FLOAT * (recurrence.n_layers - 1) * numbers
         if recurrence.score != "none":
-            found[f"{name}.attention"] = _attention_bytes(run, recurrence)
+            # Queries and what they find, both states side by side, and what is read out.
+            memory, pairs = run.tokens("encoder"), run.tokens("decoder") * run.lengths["encoder"]
+            kept = run.width * numbers * (5 + (recurrence.score != "dot"))
+            if recurrence.score == "additive":
+                kept += run.width * (pairs + memory) * config.d_model + FLOAT * pairs
+            else:
+                kept += FLOAT * run.tokens("decoder")
+            found[f"{name}.attention"] = kept
     return found
-
-
-def _attention_bytes(run: TrainingPass, recurrence: Recurrence) -> int:
-    """Return what attention keeps: queries and what they find, both states side by side, and what is read out."""
-    d_model = run.config.d_model
-    queries, pairs = run.tokens("decoder") * d_model, run.tokens("decoder") * run.lengths["encoder"]
-    kept = run.width * 5 * queries + run.width * queries * (recurrence.score != "dot")
-    if recurrence.score == "additive":
-        return kept + run.width * (pairs * d_model + run.tokens("encoder") * d_model) + FLOAT * pairs
-    return kept + FLOAT * run.tokens("decoder")

@@ -18,15 +18,16 @@ With D = d_model, I = n_heads d_head, F = d_ff, E experts, b = 1 with biases, el
     gate of halting              stick_breaking D^2 + D + 2 D (+ 1 with an initial bias), act D + 1
     relative positions           window I (2 W + 1), buckets n_buckets n_heads, a table
 
-A function ``..._products`` returns the weights of matrices alone, which are the multiply-accumulates of one token. A
-token uses top_k experts, one projection to keys and values, and the router, so that only the router's cost depends
-on E. One expert alone has no router. Sparse Universal Transformer, sections 2.2 and 2.3; X-MoE, section 2.
+The weights of matrices (`Weights.products`) are also the multiply-accumulates of one token. A token uses top_k experts,
+one projection to keys and values, and the router, so that only the router's cost depends on E. One expert alone has no
+router. Sparse Universal Transformer, sections 2.2 and 2.3; X-MoE, section 2.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ostinato.config.experts import (
     ExpertAttentionConfig,
@@ -122,33 +123,40 @@ def hidden_branches(ffn: FeedForward) -> int:
     return 2 if ffn.activation == "geglu" else 1
 
 
-def dense_size(sub: SubLayerConfig | SparseLayerConfig, d_model: int) -> int:
-    """Return the parameters of one set of a sub-layer without experts."""
+class Weights(NamedTuple):
+    """Parameters: `products`, the weights of matrices, which are the multiply-accumulates of a token, and `others`."""
+
+    products: int
+    others: int
+
+    @property
+    def size(self) -> int:
+        """All of them."""
+        return self.products + self.others
+
+
+def set_weights(sub: SubLayerConfig | SparseLayerConfig, d_model: int) -> Weights:
+    """Return the parameters of one set of a sub-layer, or of one expert; without router, and experts' keys and values.
+
+    Of a separable convolution every weight outside the biases multiplies once a token.
+    """
     match sub:
-        case RoutedConfig():
-            pass
+        case ExpertAttentionConfig():
+            inner = inner_width(sub, d_model)
+            return Weights(2 * d_model * inner, inner + d_model if sub.bias else 0)
         case AttentionConfig():
             inner = inner_width(sub, d_model)
-            return 4 * d_model * inner + (3 * inner + d_model if sub.bias else 0)
-        case DenseFeedForwardConfig():
-            return feed_forward_products(sub, d_model) + _feed_forward_biases(sub, d_model)
+            return Weights(4 * d_model * inner, 3 * inner + d_model if sub.bias else 0)
         case SeparableConvConfig():
-            return separable_products(sub, d_model) + (sub.d_ff + d_model if sub.bias else 0)
-    raise TypeError(f"no size without experts is known for {type(sub).__name__}")
-
-
-def feed_forward_products(ffn: FeedForward, d_model: int) -> int:
-    """Return the weights of the matrices of a feed-forward, or of one expert's sub-layer."""
-    return (hidden_branches(ffn) + 1) * d_model * ffn.d_ff
-
-
-def _feed_forward_biases(ffn: FeedForward, d_model: int) -> int:
-    return hidden_branches(ffn) * ffn.d_ff + d_model if ffn.bias else 0
-
-
-def separable_products(conv: SeparableConvConfig, d_model: int) -> int:
-    """Return the weights of a separable convolution without biases."""
-    return d_model * conv.kernel_in + conv.d_ff * conv.kernel_out + 2 * d_model * conv.d_ff
+            products = d_model * sub.kernel_in + sub.d_ff * sub.kernel_out + 2 * d_model * sub.d_ff
+            return Weights(products, sub.d_ff + d_model if sub.bias else 0)
+        case DenseFeedForwardConfig() | ExpertFeedForwardConfig() | SparseLayerConfig():
+            hidden = hidden_branches(sub) * sub.d_ff
+            products, biases = (hidden + sub.d_ff) * d_model, hidden + d_model if sub.bias else 0
+            if isinstance(sub, SparseLayerConfig):
+                return Weights(sub.n_layers * products, sub.n_layers * (biases + 2 * d_model))
+            return Weights(products, biases)
+    raise TypeError(f"no parameters are known for {type(sub).__name__}")
 
 
 def keys_values_size(attention: AttentionConfig, d_model: int) -> int:
@@ -156,54 +164,17 @@ def keys_values_size(attention: AttentionConfig, d_model: int) -> int:
     return 2 * inner_width(attention, d_model) * (d_model + (1 if attention.bias else 0))
 
 
-def expert_products(sub: RoutedConfig, d_model: int) -> int:
-    """Return the weights of one expert's matrices."""
-    match sub:
-        case ExpertAttentionConfig():
-            return 2 * d_model * inner_width(sub, d_model)
-        case ExpertFeedForwardConfig():
-            return feed_forward_products(sub, d_model)
-        case SparseLayerConfig():
-            return sub.n_layers * feed_forward_products(sub, d_model)
-    raise TypeError(f"no cost of an expert is known for {type(sub).__name__}")
-
-
-def expert_size(sub: RoutedConfig, d_model: int) -> int:
-    """Return the parameters of one expert."""
-    products = expert_products(sub, d_model)
-    match sub:
-        case ExpertAttentionConfig():
-            return products + (inner_width(sub, d_model) + d_model if sub.bias else 0)
-        case ExpertFeedForwardConfig():
-            return products + _feed_forward_biases(sub, d_model)
-        case SparseLayerConfig():
-            return products + sub.n_layers * (_feed_forward_biases(sub, d_model) + 2 * d_model)
-    raise TypeError(f"no size of an expert is known for {type(sub).__name__}")
-
-
-def router_products(sub: RoutedConfig, d_model: int) -> int:
-    """Return the weights of a router's matrices; 0 where there is nothing to choose."""
+def router_weights(sub: RoutedConfig, d_model: int) -> Weights:
+    """Return the parameters of a router; none where there is nothing to choose."""
     if not sub.has_router:
-        return 0
+        return Weights(0, 0)
     match sub.router:
         case MlpRouterConfig():
-            return d_model**2 + sub.n_experts * d_model
+            return Weights(d_model**2 + sub.n_experts * d_model, d_model)
         case HypersphereRouterConfig(project=True):
-            return sub.router_width * (d_model + sub.n_experts)
-        case _:
-            return sub.n_experts * d_model
-
-
-def router_size(sub: RoutedConfig, d_model: int) -> int:
-    """Return the parameters of a router; 0 where there is nothing to choose."""
-    match sub.router if sub.has_router else None:
-        case MlpRouterConfig():
-            others = d_model
-        case HypersphereRouterConfig():
-            others = 1
-        case _:
-            others = 0
-    return router_products(sub, d_model) + others
+            return Weights(sub.router_width * (d_model + sub.n_experts), 1)
+        case router:
+            return Weights(sub.n_experts * d_model, 1 if isinstance(router, HypersphereRouterConfig) else 0)
 
 
 def norm_size(norm: NormConfig, d_model: int) -> int:
@@ -249,24 +220,11 @@ def n_outputs(config: ModelConfig) -> int | None:
     return found
 
 
-def halting_size(halting: HaltingConfig, d_model: int) -> int:
-    """Return the parameters of a stack's gate; 0 without halting."""
+def gate_weights(halting: HaltingConfig, d_model: int) -> Weights:
+    """Return the parameters of a stack's gate; none without halting. It is asked about one token at a time."""
     match halting:
         case StickBreakingConfig() as c:
-            return d_model**2 + 3 * d_model + (0 if c.initial_bias is None else 1)
+            return Weights(d_model**2 + 2 * d_model, d_model + (0 if c.initial_bias is None else 1))
         case ActConfig():
-            return d_model + 1
-    return 0
-
-
-def gate_products(halting: HaltingConfig, d_model: int) -> int:
-    """Return the multiply-accumulates of asking a stack's gate about one token once.
-
-    stick_breaking: D^2 + 2 D.     act: D.     none: 0.
-    """
-    match halting:
-        case StickBreakingConfig():
-            return d_model**2 + 2 * d_model
-        case ActConfig():
-            return d_model
-    return 0
+            return Weights(d_model, 1)
+    return Weights(0, 0)

@@ -115,7 +115,10 @@ def solve(
     variable = free_variable(config, free, cost)
     lead = variable.lead
     at = cache(lambda value: cost(with_settings(config, variable.at(value))))
-    least = _least(at, lead)
+    # The rest of the configuration may allow no smaller one (a cycle of three sets needs three steps).
+    least, present, step = lead.near(0), lead.near(lead.value), lead.multiple
+    if not _is_valid(at, least) and _is_valid(at, present):
+        _, least = _bisect(least, present, step, lambda value: not _is_valid(at, value))
     value = _best(at, lead, least, target, rounding)
     if value is None:
         reason = f"even the smallest value, {least}, costs {at(least):,}, more than the {target:,} to be matched"
@@ -140,15 +143,6 @@ def _is_valid(at: Callable[[int], float], value: int) -> bool:
     return True
 
 
-def _least(at: Callable[[int], float], lead: Setting) -> int:
-    """Return the smallest value that the rest of the configuration allows (a cycle of three sets needs three steps)."""
-    below, present = lead.near(0) - lead.multiple, lead.near(lead.value)
-    smallest = below + lead.multiple
-    if _is_valid(at, smallest) or not _is_valid(at, present):
-        return smallest
-    return _bisect(below, present, lead.multiple, lambda value: not _is_valid(at, value))[1]
-
-
 def _best(at: Callable[[int], float], lead: Setting, least: int, target: float, rounding: Rounding) -> int | None:
     """Return the best value, or None where the smallest one costs too much.
 
@@ -169,29 +163,20 @@ def _best(at: Callable[[int], float], lead: Setting, least: int, target: float, 
         # The largest that is allowed (no more sets than steps, for example) may still cost less than the target.
         high, _ = _bisect(low, high, step, lambda value: _is_valid(at, value))
         if at(high) <= target:
-            return _largest(at, lead, least, high, target, rounding)
+            # It is the best one, unless one more would be nearer (rounded down: would not be too much).
+            largest, cost = high, at(high)
+            one_more = cost - at(largest - step) if largest > least else 0
+            if target - cost <= (one_more / 2 if rounding == "nearest" else one_more):
+                return largest
+            reason = f"the largest value, {largest}, costs {cost:,}, not {target:,}"
+            problems = [Problem(ROOT + lead.path, lead.value, reason)]
+            try:
+                at(largest + step)
+            except ConfigError as error:
+                problems += error.problems  # what forbids a larger one
+            raise OutOfReach(problems)
     low, high = _bisect(low, high, step, lambda value: at(value) <= target)
     return high if rounding == "nearest" and at(high) - target < target - at(low) else low
-
-
-def _largest(
-    at: Callable[[int], float], lead: Setting, least: int, largest: int, target: float, rounding: Rounding
-) -> int:
-    """Return the largest valid value where one more would not be nearer (rounded down: would be too much).
-
-    Raises:
-        OutOfReach: it costs less than that; names what forbids a larger one.
-    """
-    step, cost = lead.multiple, at(largest)
-    one_more = cost - at(largest - step) if largest > least else 0
-    if target - cost <= (one_more / 2 if rounding == "nearest" else one_more):
-        return largest
-    problems = [Problem(ROOT + lead.path, lead.value, f"the largest value, {largest}, costs {cost:,}, not {target:,}")]
-    try:
-        at(largest + step)
-    except ConfigError as error:
-        problems += error.problems
-    raise OutOfReach(problems)
 
 
 def solve_measured(
@@ -251,29 +236,21 @@ def _search(at: Callable[[int], float], lead: Setting, start: int, target: float
     def is_met(value: int) -> bool:
         return abs(at(value) - target) <= tolerance * target
 
-    low, high = _bracket(at, is_met, lead, start, target)
-    step = lead.multiple
+    value, goes_up = start, at(start) <= target
+    for left in range(_FURTHEST, -1, -1):
+        if is_met(value):
+            return value
+        following = 2 * value if goes_up else lead.near(value // 2)
+        if not left or following == value:
+            reason = (
+                f"costs {at(value):.4g} at {value}, and {target:.4g} is to be matched: out of reach by this setting"
+            )
+            raise OutOfReach([Problem(ROOT + lead.path, lead.value, reason)])
+        if (at(following) > target) == goes_up:
+            break
+        value = following
+    low, high, step = min(value, following), max(value, following), lead.multiple
     while not (is_met(low) or is_met(high)) and high - low > max(step, tolerance * low):
         middle = low + (high - low) // (2 * step) * step
         low, high = (middle, high) if at(middle) <= target else (low, middle)
     return min(low, high, key=lambda value: abs(at(value) - target))
-
-
-def _bracket(
-    at: Callable[[int], float], is_met: Callable[[int], bool], lead: Setting, start: int, target: float
-) -> tuple[int, int]:
-    """Return two values between whose costs the target lies, or one value twice where it is met."""
-    value, goes_up = start, at(start) <= target
-    for _ in range(_FURTHEST):
-        if is_met(value):
-            break
-        following = 2 * value if goes_up else lead.near(value // 2)
-        if following == value:
-            break
-        if (at(following) > target) == goes_up:
-            return min(value, following), max(value, following)
-        value = following
-    if is_met(value):
-        return value, value
-    reason = f"costs {at(value):.4g} at {value}, and {target:.4g} is to be matched: out of reach by this setting"
-    raise OutOfReach([Problem(ROOT + lead.path, lead.value, reason)])

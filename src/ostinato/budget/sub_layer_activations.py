@@ -53,11 +53,10 @@ from dataclasses import dataclass
 from ostinato.budget.sizes import (
     FeedForward,
     PlannedUse,
-    expert_size,
-    feed_forward_products,
     hidden_branches,
     inner_width,
     n_choices,
+    set_weights,
 )
 from ostinato.config.experts import (
     ExpertAttentionConfig,
@@ -122,18 +121,23 @@ class TrainingPass:
 def use_bytes(run: TrainingPass, planned: PlannedUse) -> Counter[str]:
     """Return what one use saves for itself, by part; ``copies`` are autocast's copies of weights."""
     stack, config = planned.stack, run.config
-    reads_expected = reads_expected_states(planned)
     n_norms = 0 if planned.use.norm is None else 1
-    # Expected states have a norm of their own. A convolution needs none of the states themselves.
-    if reads_expected and planned.stack_config.norm.placement == "pre" and isinstance(planned.sub, AttentionConfig):
-        n_norms += 1
+    own = _sub_layer(run, planned)
+    if reads_expected_states(planned):
+        states, is_attention = run.tokens(stack) * config.d_model, isinstance(planned.sub, AttentionConfig)
+        # Expected states have a norm of their own. A convolution needs none of the states themselves.
+        n_norms += 1 if planned.stack_config.norm.placement == "pre" and is_attention else 0
+        own += 0 if saves_its_states(run, planned) else FLOAT * states
+        # Under autocast experts have a copy of the states for keys and values in any case.
+        has_copy = run.is_mixed and isinstance(planned.sub, ExpertAttentionConfig)
+        own += run.width * states if is_attention and not has_copy else 0
     per_use, per_set = copied_weights(planned, config.d_model)
     found = Counter(
         {
             f"{stack}.norms": n_norms * norm_bytes(run, stack),
             f"{stack}.dropout": run.tokens(stack) * config.d_model if config.dropout else 0,
             "copies": run.copy_of(per_use + (per_set if run.is_recomputed else 0)),
-            planned.part: _sub_layer(run, planned) + (_expected_states(run, planned) if reads_expected else 0),
+            planned.part: own,
         }
     )
     if isinstance(planned.sub, RoutedConfig):
@@ -157,10 +161,10 @@ def copied_weights(planned: PlannedUse, d_model: int) -> tuple[int, int]:
     match planned.sub:
         case ExpertAttentionConfig() as attention:
             keys_values = 0 if is_cross else 2 * d_model * inner_width(attention, d_model)
-            return attention.n_experts * expert_size(attention, d_model), keys_values
+            return attention.n_experts * set_weights(attention, d_model).size, keys_values
         case ExpertFeedForwardConfig() | SparseLayerConfig() as experts:
             norms = 2 * d_model * experts.n_layers if isinstance(experts, SparseLayerConfig) else 0
-            return experts.n_experts * (expert_size(experts, d_model) - norms), 0
+            return experts.n_experts * (set_weights(experts, d_model).size - norms), 0
         case AttentionConfig() as attention:
             one_map = d_model * inner_width(attention, d_model)
             if is_cross:
@@ -168,7 +172,7 @@ def copied_weights(planned: PlannedUse, d_model: int) -> tuple[int, int]:
             # Queries are made of other states than keys and values: all three maps are slices.
             return (3 * one_map, one_map) if reads_expected_states(planned) else (0, 4 * one_map)
         case DenseFeedForwardConfig() as ffn:
-            return 0, feed_forward_products(ffn, d_model)
+            return 0, set_weights(ffn, d_model).products
         case SeparableConvConfig() as conv:
             return 0, 2 * d_model * conv.d_ff
         case other:
@@ -197,97 +201,53 @@ def _sub_layer(run: TrainingPass, planned: PlannedUse) -> int:
             raise TypeError(f"no activations are known for {type(other).__name__}")
 
 
-# Attention
-
-
-@dataclass(frozen=True, slots=True)
-class _Heads:
-    """How many numbers the tensors of one use of attention have.
-
-    Args:
-        rows: queries of one head: one for every token, and with experts for every expert it gets.
-        queries: of all heads. keys: of all heads, and as many values. weights: attention weights.
-        has_own_queries: queries are a tensor of their own, not packed with keys and values.
-        packed: the tensors of keys and values, and of queries packed with them; 0 for cross-attention, whose keys and
-            values belong to their set.
-    """
-
-    rows: int
-    queries: int
-    keys: int
-    weights: int
-    has_own_queries: bool
-    packed: int
-
-
 def _attention(run: TrainingPass, planned: PlannedUse, attention: AttentionConfig) -> int:
     """Return what attention saves, with experts or without; the decision for experts aside."""
-    tokens, is_cross = run.tokens(planned.stack), planned.use.kind == "cross_attention"
-    seen = "encoder" if is_cross else planned.stack
-    inner, rows = inner_width(attention, run.config.d_model), n_choices(attention) * tokens
+    stack, is_cross, width = planned.stack, planned.use.kind == "cross_attention", run.width
+    relative = None if is_cross else planned.stack_config.relative
+    seen = "encoder" if is_cross else stack
+    d_model, inner, n_heads = run.config.d_model, inner_width(attention, run.config.d_model), attention.n_heads
+    # Numbers over all heads: one query for every token, and with experts for every expert it gets.
+    n, length = n_choices(attention), run.lengths[stack]
+    rows = n * run.tokens(stack)
+    queries, keys, weights = rows * inner, run.tokens(seen) * inner, rows * n_heads * run.lengths[seen]
+    # Queries that are a tensor of their own, else packed with keys and values; those of cross-attention are its set's.
     has_own_queries = is_cross or isinstance(attention, ExpertAttentionConfig) or reads_expected_states(planned)
-    keys = run.tokens(seen) * inner
-    heads = _Heads(
-        rows=rows,
-        queries=rows * inner,
-        keys=keys,
-        weights=rows * attention.n_heads * run.lengths[seen],
-        has_own_queries=has_own_queries,
-        packed=0 if is_cross else keys * (2 if has_own_queries else 3),
-    )
-    states = run.width * tokens * run.config.d_model
+    own_queries = queries if has_own_queries else 0
+    packed = 0 if is_cross else 2 * keys + queries - own_queries
+    copies_heads, mask = run.copies_heads(attention), n * run.mask(stack)
+
+    saved = width * run.tokens(stack) * d_model
     if isinstance(attention, ExpertAttentionConfig):
         # Queries, and keys and values, have each a copy of the states in autocast's type.
-        kept = _states_of_experts(run, attention, tokens) + (states if run.is_mixed and not is_cross else 0)
-    else:
-        kept = states
-    positions = 0 if is_cross else _positions(run, planned, attention, heads)
-    return kept + positions + _attend(run, planned, attention, heads)
-
-
-def _attend(run: TrainingPass, planned: PlannedUse, attention: AttentionConfig, heads: _Heads) -> int:
-    """Return what softmax(q k^T) v saves, and q, k, v where they are of one use."""
-    is_cross = planned.use.kind == "cross_attention"
-    relative = None if is_cross else planned.stack_config.relative
-    copies_heads = run.copies_heads(attention)
-    if attention.dropout:  # plain products; a mask of the weights
-        if copies_heads:
-            inputs = heads.queries + 2 * heads.keys
-        else:
-            inputs = heads.packed + (heads.queries if heads.has_own_queries else 0)
-            # Turned queries and keys are saved beside what they were turned from.
-            inputs += heads.queries + heads.keys if isinstance(relative, RotaryConfig) else 0
-        return run.width * (inputs + heads.weights + heads.queries) + heads.weights
-    if isinstance(relative, WindowConfig | BucketsConfig):  # plain products in float32; a learned bias
-        values = heads.keys if run.is_mixed or copies_heads else heads.packed
-        return FLOAT * (heads.queries + heads.keys + values + heads.weights) + run.width * heads.queries
-    # The fused kernel. The order of the columns needs no mask; prefixes and several queries a token do.
-    n = n_choices(attention)
-    mask = n * run.mask(planned.stack) if not is_cross and (run.has_prefixes or n > 1) else 0
-    queries_and_output = heads.queries * (2 if heads.has_own_queries else 1)
-    return run.width * (heads.packed + queries_and_output + mask) + FLOAT * heads.rows * attention.n_heads
-
-
-def _positions(run: TrainingPass, planned: PlannedUse, attention: AttentionConfig, heads: _Heads) -> int:
-    """Return what relative positions save at one use of self-attention."""
-    stack, n, d_model = planned.stack, n_choices(attention), run.config.d_model
-    length = run.lengths[stack]
-    match planned.stack_config.relative:
+        saved = _states_of_experts(run, attention, run.tokens(stack)) + (saved if run.is_mixed and not is_cross else 0)
+    match relative:
         case WindowConfig(window=window):
-            tables = run.batch if run.copies_heads(attention) else 1 if run.is_mixed else 0
             reach = 2 * window + 1
-            scores = heads.rows * attention.n_heads * reach
-            numbers = heads.queries + scores + tables * inner_width(attention, d_model) * reach
-            return run.width * numbers + n * (ID * length**2 + run.mask(stack))
+            tables = run.batch if copies_heads else 1 if run.is_mixed else 0
+            numbers = queries + rows * n_heads * reach + tables * inner * reach
+            saved += width * numbers + n * ID * length**2 + mask
         case BucketsConfig():
-            return n * run.mask(stack)
+            saved += mask
         case RotaryConfig():
             # Turned queries replace queries of their own, but are saved beside packed ones.
-            turned = heads.keys + (0 if heads.has_own_queries else heads.queries)
-            turned += heads.queries if attention.n_heads > 1 else 0
+            turned = keys + (queries - own_queries) + (queries if n_heads > 1 else 0)
             angles = (n + 1) * length * attention.head_width(d_model)
-            return run.width * ((0 if attention.dropout else turned) + angles)
-    return 0
+            saved += width * ((0 if attention.dropout else turned) + angles)
+
+    if attention.dropout:  # plain products; a mask of the weights
+        if copies_heads:
+            inputs = queries + 2 * keys
+        else:
+            # Turned queries and keys are saved beside what they were turned from.
+            inputs = packed + own_queries + (queries + keys if isinstance(relative, RotaryConfig) else 0)
+        return saved + width * (inputs + weights + queries) + weights
+    if isinstance(relative, WindowConfig | BucketsConfig):  # plain products in float32; a learned bias
+        values = keys if run.is_mixed or copies_heads else packed
+        return saved + FLOAT * (queries + keys + values + weights) + width * queries
+    # The fused kernel. The order of the columns needs no mask; prefixes and several queries a token do.
+    has_mask = not is_cross and (run.has_prefixes or n > 1)
+    return saved + width * (packed + own_queries + queries + (mask if has_mask else 0)) + FLOAT * rows * n_heads
 
 
 def _convolution(run: TrainingPass, stack: str, conv: SeparableConvConfig) -> int:
@@ -306,37 +266,28 @@ def _convolution(run: TrainingPass, stack: str, conv: SeparableConvConfig) -> in
     return run.width * (run.batch * per_sentence + taps) + dropped
 
 
-# Experts
-
-
 def _decision(run: TrainingPass, sub: RoutedConfig, tokens: int) -> int:
     """Return what choosing experts saves: router, gate and the order of the rows."""
     rows = sub.top_k * tokens
     dispatch = 3 * ID * rows + 4 * sub.n_experts
     if not sub.has_router:
         return dispatch + FLOAT * tokens
-    n_scores = tokens * sub.n_experts
-    numbers = tokens * run.config.d_model + _router(run, sub, tokens) + n_scores + rows
+    states, n_scores = tokens * run.config.d_model, tokens * sub.n_experts
+    numbers, mask = states + n_scores + rows, 0
+    match sub.router:
+        case MlpRouterConfig(dropout=dropout):
+            numbers += states * (2 if dropout else 1)
+            mask = states if dropout else 0
+        case HypersphereRouterConfig() as router:
+            width = sub.router_width if router.project else run.config.d_model
+            numbers += n_scores if router.learn_temperature else 0
+            numbers += tokens * width if router.project else 0
+            numbers += (tokens + sub.n_experts) * (width + 2) if router.normalise else 0
     if sub.gate.kind != "softmax":
         numbers += n_scores
     elif sub.is_renormalised:
         numbers += rows + tokens
-    has_mask = isinstance(sub.router, MlpRouterConfig) and sub.router.dropout
-    return dispatch + ID * rows + FLOAT * numbers + (tokens * run.config.d_model if has_mask else 0)
-
-
-def _router(run: TrainingPass, sub: RoutedConfig, tokens: int) -> int:
-    """Return the numbers a router saves besides the states it reads."""
-    d_model = run.config.d_model
-    match sub.router:
-        case MlpRouterConfig(dropout=dropout):
-            return tokens * d_model * (2 if dropout else 1)
-        case HypersphereRouterConfig() as router:
-            width = sub.router_width if router.project else d_model
-            kept = tokens * sub.n_experts if router.learn_temperature else 0
-            kept += tokens * width if router.project else 0
-            return kept + ((tokens + sub.n_experts) * (width + 2) if router.normalise else 0)
-    return 0
+    return dispatch + ID * rows + FLOAT * numbers + mask
 
 
 def _states_of_experts(run: TrainingPass, sub: RoutedConfig, tokens: int) -> int:
@@ -347,9 +298,6 @@ def _states_of_experts(run: TrainingPass, sub: RoutedConfig, tokens: int) -> int
 def _hidden_row(run: TrainingPass, sub: FeedForward) -> int:
     """Return the bytes of one row's hidden layer in an expert, and of its mask of dropout."""
     return hidden_branches(sub) * sub.d_ff * run.width + (sub.d_ff if sub.dropout and sub.activation != "relu" else 0)
-
-
-# Expected states of stick-breaking
 
 
 def reads_expected_states(planned: PlannedUse) -> bool:
@@ -369,12 +317,3 @@ def saves_its_states(run: TrainingPass, planned: PlannedUse | None) -> bool:
         return True
     # A convolution pads them.
     return not run.is_mixed and not isinstance(planned.sub, SeparableConvConfig)
-
-
-def _expected_states(run: TrainingPass, planned: PlannedUse) -> int:
-    """Return what a use that reads expected states saves besides, a second norm aside."""
-    states = run.tokens(planned.stack) * run.config.d_model
-    kept = 0 if saves_its_states(run, planned) else FLOAT * states
-    # Under autocast experts have a copy of the states for keys and values in any case.
-    has_copy = run.is_mixed and isinstance(planned.sub, ExpertAttentionConfig)
-    return kept + (run.width * states if isinstance(planned.sub, AttentionConfig) and not has_copy else 0)

@@ -112,15 +112,11 @@ def table(rows: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[object]]
 
 def markdown(columns: Sequence[str], lines: Iterable[Sequence[object]]) -> str:
     """Return a table in Markdown, numbers with four digits."""
-    body = [" | ".join(_cell(cell) for cell in line) for line in lines]
-    return (
-        "\n".join(["| " + " | ".join(columns) + " |", "|---" * len(columns) + "|", *(f"| {b} |" for b in body)]) + "\n"
-    )
 
+    def text(value: object) -> str:
+        if value is None:
+            return ""
+        return f"{value:.4g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
 
-def _cell(value: object) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    return f"{value:,}" if isinstance(value, int) else str(value)
+    body = [f"| {' | '.join(text(cell) for cell in line)} |\n" for line in lines]
+    return "".join([f"| {' | '.join(columns)} |\n", "|---" * len(columns) + "|\n", *body])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ostinato.kernels.activation import Activation, activate
 from ostinato.kernels.attention import attend_dropped, attend_some
-from ostinato.kernels.choose import BackendChoice, choose_backend
+from ostinato.kernels.choose import Backend, BackendChoice, choose_backend
 from ostinato.kernels.cross_entropy import IGNORED, cross_entropy_sums
 from ostinato.kernels.dispatch import Dispatch, combine, dispatch, gather
 from ostinato.kernels.dropout import Draws, Kept, add_dropped, draw_kept, drop, drop_activated
@@ -29,7 +29,6 @@ from ostinato.kernels.native import (
 )
 from ostinato.kernels.packed import PackedMatrix, Packing, active_packing, compiled_packing, packing
 from ostinato.kernels.sums import active_sums, summing
-from ostinato.kernels.trial import Backend
 
 __all__ = [
     "IGNORED",

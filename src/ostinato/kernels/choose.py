@@ -1,5 +1,7 @@
 """Which backend runs: a trial on the actual device decides what works, a measured order what is preferred.
 
+A backend is tried on a small map of the widths it is wanted for, with an empty expert among three.
+
 The choice is the same in every process on the same machine and torch: a choice by stopwatch would differ from run to
 run, and a resumed training with it.
 """
@@ -7,14 +9,20 @@ run, and a resumed training with it.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Literal, get_args
 
 import torch
+from torch import Tensor
 
 from ostinato.errors import ConfigError, Problem
-from ostinato.kernels.trial import Backend, Trial
+from ostinato.kernels.dispatch import Dispatch, dispatch
 
+Backend = Literal["loop", "segments", "padded", "grouped"]
+Trial = Callable[..., list[Tensor]]
+"""Called with a backend, a device, a type and the sizes of a map: returns output and all gradients on fixed small
+numbers, and touches no random state."""
 BackendChoice = Backend | Literal["auto"]
 # CPU: by the time of a feed-forward of experts, forward and backward. CUDA: the order has not been measured.
 _PREFERRED: dict[str, tuple[Backend, ...]] = {
@@ -25,38 +33,36 @@ _TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4}
 _log = logging.getLogger(__name__)
 
 
-def choose_backend(name: BackendChoice, device: torch.device, dtype: torch.dtype, trial: Trial) -> Backend:
-    """Return the backend to use: the one named, or the first of the device's order that passes a trial.
+def choose_backend(
+    name: BackendChoice, device: torch.device, dtype: torch.dtype, trial: Trial, *sizes: int | str
+) -> Backend:
+    """Return the backend to use: the one named, or the first of the device's order that passes a trial of these sizes.
 
     Raises:
         ConfigError: the one named is unknown, or fails its trial here; says how.
     """
     if name == "auto":
-        return _first_that_works(device, dtype, trial)
+        return _first_that_works(device, dtype, trial, *sizes)
     if name not in get_args(Backend):
         reason = f"must be auto or one of {', '.join(get_args(Backend))}"
         raise ConfigError([Problem("backend", name, reason)])
-    if (failure := _failure(name, device, dtype, trial)) is not None:
+    if (failure := _failure(name, device, dtype, trial, *sizes)) is not None:
         raise ConfigError([Problem("backend", name, f"does not work on {device} with {dtype}: {failure}")])
     return name
 
 
 @lru_cache(maxsize=256)
-def _first_that_works(device: torch.device, dtype: torch.dtype, trial: Trial) -> Backend:
+def _first_that_works(device: torch.device, dtype: torch.dtype, trial: Trial, *sizes: int | str) -> Backend:
     for name in _PREFERRED.get(device.type, _PREFERRED["cuda"]):
-        if (failure := _failure(name, device, dtype, trial)) is None:
-            _log.info("%s on %s, %s: backend %s", trial, device, dtype, name)
+        if (failure := _failure(name, device, dtype, trial, *sizes)) is None:
+            _log.info("%s%s on %s, %s: backend %s", trial.__name__, sizes, device, dtype, name)
             return name
-        _log.info("%s on %s, %s: not %s (%s)", trial, device, dtype, name, failure)
+        _log.info("%s%s on %s, %s: not %s (%s)", trial.__name__, sizes, device, dtype, name, failure)
     return "loop"
 
 
-def _kept(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor
-
-
 @lru_cache(maxsize=256)
-def _failure(name: Backend, device: torch.device, dtype: torch.dtype, trial: Trial) -> str | None:
+def _failure(name: Backend, device: torch.device, dtype: torch.dtype, trial: Trial, *sizes: int | str) -> str | None:
     """Run a backend forward and backward; return what went wrong, None if nothing did."""
     if name == "loop":
         return None
@@ -66,9 +72,9 @@ def _failure(name: Backend, device: torch.device, dtype: torch.dtype, trial: Tri
             torch.inference_mode(False),
             torch.autocast(device.type, enabled=False),
             # Inside a step that will be recomputed, what the trial keeps is none of the step's: it is not run again.
-            torch.autograd.graph.saved_tensors_hooks(_kept, _kept),
+            torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor),
         ):
-            found, expected = trial.run(name, device, dtype), trial.run("loop", device, dtype)
+            found, expected = (trial(backend, device, dtype, *sizes) for backend in (name, "loop"))
     except (RuntimeError, AttributeError, NotImplementedError, TypeError) as error:
         return str(error).strip().splitlines()[0]
     tolerance = _TOLERANCE.get(dtype, 5e-2)
@@ -76,3 +82,20 @@ def _failure(name: Backend, device: torch.device, dtype: torch.dtype, trial: Tri
     # By norms: in a short type single numbers may cancel to almost nothing.
     is_equal = all((a.float() - b.float()).norm() <= tolerance * b.float().norm() for a, b in pairs)
     return None if is_equal else "its results differ from the plain loop's"
+
+
+def small_dispatch(device: torch.device) -> Dispatch:
+    """Return three rows sent to two of three experts each."""
+    return dispatch(torch.tensor([[0, 2], [2, 0], [0, 2]], device=device), 3)
+
+
+def numbers(shape: Sequence[int], device: torch.device, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
+    """Return fixed normal numbers that want a gradient; torch's own generator is not touched."""
+    values = scale * torch.randn(*shape, generator=torch.Generator().manual_seed(len(shape)))
+    return values.to(device, dtype).requires_grad_()
+
+
+def with_gradients(y: Tensor, leaves: Sequence[Tensor]) -> list[Tensor]:
+    """Return y and the gradients of its product with fixed numbers: of what y was rounded to, nothing depends."""
+    fixed = numbers(y.shape, y.device, y.dtype).detach()
+    return [y.detach(), *torch.autograd.grad((y * fixed).sum(), leaves)]

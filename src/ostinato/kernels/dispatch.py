@@ -102,14 +102,9 @@ def combine(y_MD: Tensor, gates_NK: Tensor, to: Dispatch) -> Tensor:
     return _Combine.apply(y_MD, gates_NK, to)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def to_slots(y_MD: Tensor, to: Dispatch) -> Tensor:
-    """Return sorted places in the order of their slots, `[N K, D]`; 0 where a slot was left out."""
-    return _ToSlots.apply(y_MD, to)  # type: ignore[no-any-return, no-untyped-call]
-
-
-def from_slots(x_SD: Tensor, to: Dispatch) -> Tensor:
-    """Return slots `[N K, D]` as sorted places, `[M, D]`: the inverse of `to_slots`."""
-    return _FromSlots.apply(x_SD, to)  # type: ignore[no-any-return, no-untyped-call]
+def reorder(x: Tensor, to: Dispatch, *, to_slots: bool) -> Tensor:
+    """Return places `[M, D]` as slots `[N K, D]`, 0 where a slot was left out; or slots as places."""
+    return _Reorder.apply(x, to, to_slots)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def by_slot(y_MD: Tensor, to: Dispatch) -> Tensor:
@@ -119,6 +114,19 @@ def by_slot(y_MD: Tensor, to: Dispatch) -> Tensor:
     else:
         slots = y_MD.new_zeros(to.n_rows * to.n_chosen, y_MD.shape[1]).index_copy_(0, to.slots_M, y_MD)
     return slots.view(to.n_rows, to.n_chosen, y_MD.shape[1])
+
+
+def gates_of_places(gates_NK: Tensor, to: Dispatch, dtype: torch.dtype) -> Tensor:
+    """Return the gate of every place, `[M]`."""
+    return gates_NK.reshape(-1).index_select(0, to.slots_M).to(dtype)
+
+
+def gates_gradient(grad_M: Tensor | None, gates_NK: Tensor, to: Dispatch) -> Tensor | None:
+    """Return gradients of places as those of gates; 0 where a slot was left out."""
+    if grad_M is None:
+        return None
+    flat = gates_NK.new_zeros(gates_NK.numel())
+    return flat.index_copy_(0, to.slots_M, grad_M.to(flat.dtype)).view(gates_NK.shape)
 
 
 class _Gather(torch.autograd.Function):
@@ -136,32 +144,19 @@ class _Gather(torch.autograd.Function):
         return grad_NKD.squeeze(1) if ctx.to.n_chosen == 1 else grad_NKD.sum(1), None
 
 
-class _ToSlots(torch.autograd.Function):
-    """A copy row by row, whose backward is the copy back."""
+class _Reorder(torch.autograd.Function):
+    """A copy row by row, from places to slots or back, whose backward is the opposite copy."""
 
     @staticmethod
-    def forward(ctx: Any, y_MD: Tensor, to: Dispatch) -> Tensor:
-        ctx.to = to
-        return by_slot(y_MD, to).flatten(0, 1)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad_SD: Tensor) -> tuple[Tensor, None]:
-        return grad_SD.index_select(0, ctx.to.slots_M), None
-
-
-class _FromSlots(torch.autograd.Function):
-    """The copy back, whose backward is the copy."""
-
-    @staticmethod
-    def forward(ctx: Any, x_SD: Tensor, to: Dispatch) -> Tensor:
-        ctx.to = to
-        return x_SD.index_select(0, to.slots_M)
+    def forward(ctx: Any, x: Tensor, to: Dispatch, to_slots: bool) -> Tensor:
+        ctx.to, ctx.to_slots = to, to_slots
+        return by_slot(x, to).flatten(0, 1) if to_slots else x.index_select(0, to.slots_M)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_MD: Tensor) -> tuple[Tensor, None]:
-        return by_slot(grad_MD, ctx.to).flatten(0, 1), None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        to: Dispatch = ctx.to
+        return (grad.index_select(0, to.slots_M) if ctx.to_slots else by_slot(grad, to).flatten(0, 1)), None, None
 
 
 class _Combine(torch.autograd.Function):
@@ -173,7 +168,10 @@ class _Combine(torch.autograd.Function):
         ctx.save_for_backward(y_MD, gates_NK)
         gates = gates_NK.to(y_MD.dtype)
         if not to.is_complete:
-            gates = _gates_of_places(gates, to)
+            # Gates of slots that were left out become 0, whatever they hold (NaN times 0 is NaN).
+            kept = torch.zeros(gates.numel(), dtype=torch.bool, device=gates.device)
+            kept[to.slots_M] = True
+            gates = gates.masked_fill(~kept.view_as(gates), 0.0)
         return torch.bmm(gates[:, None], by_slot(y_MD, to)).squeeze(1)
 
     @staticmethod
@@ -182,20 +180,8 @@ class _Combine(torch.autograd.Function):
         to: Dispatch = ctx.to
         y_MD, gates_NK = ctx.saved_tensors
         at_places = grad_ND.index_select(0, to.rows_M)
-        grad_gates = None
-        if ctx.needs_input_grad[1]:
-            flat = gates_NK.new_zeros(gates_NK.numel())
-            flat[to.slots_M] = (at_places * y_MD).sum(1).to(gates_NK.dtype)
-            grad_gates = flat.view_as(gates_NK)
+        of_places = (at_places * y_MD).sum(1) if ctx.needs_input_grad[1] else None
         grad_y = None
         if ctx.needs_input_grad[0]:
-            gates_M = gates_NK.reshape(-1).index_select(0, to.slots_M).to(at_places.dtype)
-            grad_y = at_places.mul_(gates_M[:, None])
-        return grad_y, grad_gates, None
-
-
-def _gates_of_places(gates_NK: Tensor, to: Dispatch) -> Tensor:
-    """Return the gates with those of slots that were left out at 0, whatever they hold (NaN times 0 is NaN)."""
-    kept = torch.zeros(gates_NK.numel(), dtype=torch.bool, device=gates_NK.device)
-    kept[to.slots_M] = True
-    return gates_NK.masked_fill(~kept.view_as(gates_NK), 0.0)
+            grad_y = at_places.mul_(gates_of_places(gates_NK, to, at_places.dtype)[:, None])
+        return grad_y, gates_gradient(of_places, gates_NK, to), None

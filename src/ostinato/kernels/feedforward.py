@@ -6,19 +6,17 @@ any other name    gather, grouped product, activation, grouped product, combine,
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ostinato.kernels.activation import Activation, activate
-from ostinato.kernels.choose import BackendChoice, choose_backend
+from ostinato.kernels.choose import Backend, BackendChoice, choose_backend, numbers, small_dispatch, with_gradients
 from ostinato.kernels.dispatch import Dispatch
 from ostinato.kernels.dropout import Draws, Kept, draw_kept, drop_by
 from ostinato.kernels.linear import linear_by, product_dtype
-from ostinato.kernels.segments import FeedForwardSetting, Order, SegmentedFeedForward
-from ostinato.kernels.trial import Backend, Trial, numbers, small_dispatch, with_gradients
+from ostinato.kernels.segments import Order, SegmentedFeedForward
 
 
 class ExpertWeights(NamedTuple):
@@ -54,16 +52,11 @@ def expert_feed_forward(
         ConfigError: a backend that is named and does not work here.
     """
     dtype = product_dtype(x)
-    weights = ExpertWeights(
-        weights.up_EDF.to(dtype),
-        None if weights.up_bias_EF is None else weights.up_bias_EF.to(dtype),
-        weights.down_EFD.to(dtype),
-        None if weights.down_bias_ED is None else weights.down_bias_ED.to(dtype),
-    )
+    weights = ExpertWeights(*(None if weight is None else weight.to(dtype) for weight in weights))  # type: ignore[arg-type]
     shape = (to.slots_M.shape[0], weights.down_EFD.shape[1])
     kept_MF = draw_kept(shape, dropout, x.device, draws) if dropout else None
-    trial = FeedForwardTrial(weights.up_EDF.shape[1], weights.down_EFD.shape[1], activation)
-    chosen = choose_backend(backend, x.device, dtype, trial)
+    sizes = weights.up_EDF.shape[1], weights.down_EFD.shape[1], activation
+    chosen = choose_backend(backend, x.device, dtype, try_feed_forward, *sizes)
     return feed_forward_by(chosen, x.to(dtype), weights, gates_NK, to, activation, kept_MF)
 
 
@@ -80,8 +73,8 @@ def feed_forward_by(
     order: Order = "places" if gates_NK is None else "rows"
     if backend == "segments":
         kept, scale = (None, None) if kept_MF is None else kept_MF
-        setting = FeedForwardSetting(to, activation, order, scale, torch.is_grad_enabled())
-        return SegmentedFeedForward.apply(x, *weights, gates_NK, kept, setting)  # type: ignore[no-any-return, no-untyped-call]
+        keeps = torch.is_grad_enabled()
+        return SegmentedFeedForward.apply(x, *weights, gates_NK, kept, to, activation, order, scale, keeps)  # type: ignore[no-any-return, no-untyped-call]
     before = linear_by(backend, x, weights.up_EDF, weights.up_bias_EF, to, order, "places", None)
     hidden = activate(before, activation)
     if kept_MF is not None:
@@ -89,27 +82,17 @@ def feed_forward_by(
     return linear_by(backend, hidden, weights.down_EFD, weights.down_bias_ED, to, "places", order, gates_NK)
 
 
-@dataclass(frozen=True, slots=True)
-class FeedForwardTrial(Trial):
-    """Maps of these widths."""
-
-    d_model: int
-    d_ff: int
-    activation: Activation
-
-    def run(self, backend: Backend, device: torch.device, dtype: torch.dtype) -> list[Tensor]:
-        """Return output and gradients."""
-        to = small_dispatch(device)
-        E, D, F = to.n_experts, self.d_model, self.d_ff
-        hidden = 2 * F if self.activation == "geglu" else F
-        x, gates = numbers((to.n_rows, D), device, dtype), numbers((to.n_rows, to.n_chosen), device, dtype)
-        # Biases of the first map keep its results away from 0, where rounding would decide what relu lets through.
-        weights = ExpertWeights(
-            numbers((E, D, hidden), device, dtype, D**-0.5),
-            (4.0 * numbers((E, hidden), device, dtype).detach().sign()).requires_grad_(),
-            numbers((E, F, D), device, dtype, F**-0.5),
-            numbers((E, D), device, dtype),
-        )
-        leaves = [x, gates, *(weight for weight in weights if weight is not None)]
-        y = feed_forward_by(backend, x, weights, gates, to, self.activation)
-        return with_gradients(y, leaves)
+def try_feed_forward(
+    backend: Backend, device: torch.device, dtype: torch.dtype, d_model: int, d_ff: int, activation: Activation
+) -> list[Tensor]:
+    """Try maps of these widths: a `Trial`."""
+    to = small_dispatch(device)
+    E, D, F = to.n_experts, d_model, d_ff
+    hidden = 2 * F if activation == "geglu" else F
+    x, gates = numbers((to.n_rows, D), device, dtype), numbers((to.n_rows, to.n_chosen), device, dtype)
+    # Biases of the first map keep its results away from 0, where rounding would decide what relu lets through.
+    up_bias = (4.0 * numbers((E, hidden), device, dtype).detach().sign()).requires_grad_()
+    up, down = numbers((E, D, hidden), device, dtype, D**-0.5), numbers((E, F, D), device, dtype, F**-0.5)
+    down_bias = numbers((E, D), device, dtype)
+    y = feed_forward_by(backend, x, ExpertWeights(up, up_bias, down, down_bias), gates, to, activation)
+    return with_gradients(y, [x, gates, up, up_bias, down, down_bias])

@@ -11,16 +11,13 @@ are summed, weighted by their gates.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
-from ostinato.kernels.choose import BackendChoice, choose_backend
-from ostinato.kernels.dispatch import Dispatch, combine, from_slots, gather, to_slots
+from ostinato.kernels.choose import Backend, BackendChoice, choose_backend, numbers, small_dispatch, with_gradients
+from ostinato.kernels.dispatch import Dispatch, combine, gather, reorder
 from ostinato.kernels.products import PRODUCTS
 from ostinato.kernels.segments import Order, SegmentedLinear
-from ostinato.kernels.trial import Backend, Trial, numbers, small_dispatch, with_gradients
 
 
 def routed_linear(
@@ -49,7 +46,7 @@ def routed_linear(
     """
     dtype = product_dtype(x)
     bias_EF = None if bias_EF is None else bias_EF.to(dtype)
-    chosen = choose_backend(backend, x.device, dtype, LinearTrial(weight_EDF.shape[1], weight_EDF.shape[2]))
+    chosen = choose_backend(backend, x.device, dtype, try_linear, *weight_EDF.shape[1:])
     return linear_by(chosen, x.to(dtype), weight_EDF.to(dtype), bias_EF, to, reads, writes, gates_NK)
 
 
@@ -67,10 +64,12 @@ def linear_by(
     if backend == "segments":
         return SegmentedLinear.apply(x, weight_EDF, bias_EF, gates_NK, to, reads, writes)  # type: ignore[no-any-return, no-untyped-call]
     if reads != "places":
-        x = gather(x, to) if reads == "rows" else from_slots(x, to)
-    y_MF = PRODUCTS[backend](x, weight_EDF, bias_EF, to)
+        x = gather(x, to) if reads == "rows" else reorder(x, to, to_slots=False)
+    y_MF = PRODUCTS[backend](x, weight_EDF, to)
+    if bias_EF is not None:
+        y_MF = y_MF + bias_EF.index_select(0, to.experts_M)
     if writes == "slots":
-        return to_slots(y_MF, to)
+        return reorder(y_MF, to, to_slots=True)
     return y_MF if gates_NK is None else combine(y_MF, gates_NK, to)
 
 
@@ -80,18 +79,11 @@ def product_dtype(x: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
 
 
-@dataclass(frozen=True, slots=True)
-class LinearTrial(Trial):
-    """A map of these widths."""
-
-    d_in: int
-    d_out: int
-
-    def run(self, backend: Backend, device: torch.device, dtype: torch.dtype) -> list[Tensor]:
-        """Return output and gradients."""
-        to = small_dispatch(device)
-        x, gates = numbers((to.n_rows, self.d_in), device, dtype), numbers((to.n_rows, to.n_chosen), device, dtype)
-        weight = numbers((to.n_experts, self.d_in, self.d_out), device, dtype, self.d_in**-0.5)
-        bias = numbers((to.n_experts, self.d_out), device, dtype)
-        y = linear_by(backend, x, weight, bias, to, "rows", "rows", gates)
-        return with_gradients(y, [x, weight, bias, gates])
+def try_linear(backend: Backend, device: torch.device, dtype: torch.dtype, d_in: int, d_out: int) -> list[Tensor]:
+    """Try a map of these widths: a `Trial`."""
+    to = small_dispatch(device)
+    x, gates = numbers((to.n_rows, d_in), device, dtype), numbers((to.n_rows, to.n_chosen), device, dtype)
+    weight = numbers((to.n_experts, d_in, d_out), device, dtype, d_in**-0.5)
+    bias = numbers((to.n_experts, d_out), device, dtype)
+    y = linear_by(backend, x, weight, bias, to, "rows", "rows", gates)
+    return with_gradients(y, [x, weight, bias, gates])

@@ -45,26 +45,14 @@ def keep_freed_memory() -> bool:
 
 
 class _Block:
-    """Mapped memory of one size, in large pages where the system has them."""
+    """Mapped memory of one size, in large pages where the system has them, and the view that a tensor uses."""
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self._memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self.memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if hasattr(mmap, "MADV_HUGEPAGE"):
-            self._memory.madvise(mmap.MADV_HUGEPAGE)
-        self._view: Callable[[], memoryview | None] = lambda: None
-
-    @property
-    def is_free(self) -> bool:
-        """Whether no tensor uses it: a tensor's storage holds the view that it was made of."""
-        return self._view() is None
-
-    def tensor(self, like: Tensor) -> Tensor:
-        """Return it as a contiguous tensor of this shape and type."""
-        view = memoryview(self._memory)
-        self._view = weakref.ref(view)
-        # Not a view: autograd adds to a gradient in place only where nothing else refers to its storage.
-        return torch.frombuffer(view, dtype=like.dtype).resize_(like.shape)
+            self.memory.madvise(mmap.MADV_HUGEPAGE)
+        self.view: Callable[[], memoryview | None] = lambda: None
 
 
 _blocks: MutableMapping[Tensor, list[_Block]] = WeakTensorKeyDictionary()
@@ -85,8 +73,12 @@ def room_for_gradient(weight: Tensor) -> Tensor:
         return torch.empty_like(weight, memory_format=torch.contiguous_format)
     with _lock:
         blocks = _blocks.setdefault(weight, [])
-        block = next((block for block in blocks if block.is_free and block.size == size), None)
+        # A tensor's storage holds the view that it was made of: without one, no tensor uses the block.
+        block = next((block for block in blocks if block.view() is None and block.size == size), None)
         if block is None:
             block = _Block(size)
             blocks.append(block)
-        return block.tensor(weight)
+        view = memoryview(block.memory)
+        block.view = weakref.ref(view)
+        # Not a view: autograd adds to a gradient in place only where nothing else refers to its storage.
+        return torch.frombuffer(view, dtype=weight.dtype).resize_(weight.shape)

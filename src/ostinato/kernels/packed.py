@@ -87,17 +87,21 @@ class PackedMatrix:
         self, x_ND: Tensor, weight_FD: Tensor, bias_F: Tensor | None = None, rows: slice | None = None
     ) -> Tensor:
         """Return x W^T + b, `[..., F]`, of x `[..., D]`, or those outputs that `rows` names."""
-        active = active_packing.get()
-        part_FD, bias_F = _part(weight_FD, rows), None if bias_F is None else _part(bias_F, rows)
-        if active is None or not _is_plain_float(x_ND) or not _meets(x_ND, part_FD, bias_F):
+        active, part_FD = active_packing.get(), weight_FD
+        if (
+            rows is not None
+        ):  # The whole is not sliced: under autocast only a parameter itself is cast once for all uses.
+            part_FD, bias_F = weight_FD[rows], None if bias_F is None else bias_F[rows]
+        if active is None or not _is_plain_float(x_ND):
+            return F.linear(x_ND, part_FD, bias_F)
+        maps = (part_FD,) if bias_F is None else (part_FD, bias_F)
+        # Where sizes or types are wrong, torch's product says so.
+        if x_ND.shape[-1] != part_FD.shape[1] or not all(
+            x.dtype == torch.float32 and x.device.type == "cpu" and x.shape[0] == part_FD.shape[0] for x in maps
+        ):
             return F.linear(x_ND, part_FD, bias_F)
         most = _MOST_ROWS if part_FD.numel() < _LARGE_MATRIX else _MOST_ROWS_OF_LARGE
-        if (
-            x_ND.numel() <= most * x_ND.shape[-1]
-            and library() is not None
-            and part_FD.is_contiguous()
-            and (bias_F is None or bias_F.is_contiguous())
-        ):
+        if x_ND.numel() <= most * x_ND.shape[-1] and library() is not None and all(x.is_contiguous() for x in maps):
             return few_rows(x_ND, part_FD, bias_F)
         if not has_packed_products():
             return F.linear(x_ND, part_FD, bias_F)
@@ -110,24 +114,9 @@ class PackedMatrix:
             packed = self._packed[key] = _pack(part_FD.detach())
         return _product(x_ND, packed, bias_F)
 
-    def __deepcopy__(self, memo: dict[int, object]) -> PackedMatrix:
-        return PackedMatrix()
-
+    # For copies, too.
     def __reduce__(self) -> tuple[type[PackedMatrix], tuple[()]]:
         return PackedMatrix, ()
-
-
-def _part(x: Tensor, rows: slice | None) -> Tensor:
-    # The whole is not sliced: under autocast only a parameter itself is cast once for all its uses.
-    return x if rows is None else x[rows]
-
-
-def _meets(x_ND: Tensor, weight_FD: Tensor, bias_F: Tensor | None) -> bool:
-    """Return whether the sizes and types are right; where they are not, torch's product says so."""
-    maps = (weight_FD,) if bias_F is None else (weight_FD, bias_F)
-    return x_ND.shape[-1] == weight_FD.shape[1] and all(
-        x.dtype == torch.float32 and x.device.type == "cpu" and x.shape[0] == weight_FD.shape[0] for x in maps
-    )
 
 
 def _is_plain_float(x: Tensor) -> bool:

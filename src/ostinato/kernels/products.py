@@ -1,4 +1,4 @@
-"""Rows grouped by expert times that expert's weights: y[m] = x[m] W[expert of m] + b[expert of m].
+"""Rows grouped by expert times that expert's weights: y[m] = x[m] W[expert of m].
 
     loop       the plain twin: one expert after the other, stacked by torch.cat
     padded     experts padded to the longest, one batched product
@@ -20,14 +20,13 @@ from torch import Tensor
 from ostinato.kernels.dispatch import Dispatch
 
 
-def loop(x_MD: Tensor, weight_EDF: Tensor, bias_EF: Tensor | None, to: Dispatch) -> Tensor:
+def loop(x_MD: Tensor, weight_EDF: Tensor, to: Dispatch) -> Tensor:
     """Multiply expert by expert; `unbind` keeps the gradients of the experts apart."""
     weights = weight_EDF.unbind(0)
-    parts = [x_MD[start:end] @ weights[e] for e, (start, end) in enumerate(to.bounds())]
-    return _add_bias(torch.cat(parts), bias_EF, to)
+    return torch.cat([x_MD[start:end] @ weights[e] for e, (start, end) in enumerate(to.bounds())])
 
 
-def padded(x_MD: Tensor, weight_EDF: Tensor, bias_EF: Tensor | None, to: Dispatch) -> Tensor:
+def padded(x_MD: Tensor, weight_EDF: Tensor, to: Dispatch) -> Tensor:
     """Multiply all experts in one batch, each padded to the rows of the longest."""
     E, D, _ = weight_EDF.shape
     ends = to.ends_E.long()
@@ -35,20 +34,15 @@ def padded(x_MD: Tensor, weight_EDF: Tensor, bias_EF: Tensor | None, to: Dispatc
     longest = int((ends - starts).max()) if x_MD.shape[0] else 0
     places = torch.arange(x_MD.shape[0], device=x_MD.device) - starts[to.experts_M] + to.experts_M * longest
     batch = x_MD.new_zeros(E * longest, D).index_copy(0, places, x_MD).view(E, longest, D)
-    product = torch.bmm(batch, weight_EDF).flatten(0, 1)
-    return _add_bias(product.index_select(0, places), bias_EF, to)
+    return torch.bmm(batch, weight_EDF).flatten(0, 1).index_select(0, places)
 
 
-def grouped(x_MD: Tensor, weight_EDF: Tensor, bias_EF: Tensor | None, to: Dispatch) -> Tensor:
+def grouped(x_MD: Tensor, weight_EDF: Tensor, to: Dispatch) -> Tensor:
     """Multiply by torch's grouped product."""
     if x_MD.shape[0] == 0:
-        return _add_bias(x_MD @ weight_EDF[0], bias_EF, to) + 0.0 * weight_EDF.sum()
+        return x_MD @ weight_EDF[0] + 0.0 * weight_EDF.sum()
     product = F.grouped_mm(x_MD.contiguous(), weight_EDF, offs=to.ends_E)
-    return _add_bias(_Contiguous.apply(product), bias_EF, to)  # type: ignore[no-untyped-call]
-
-
-def _add_bias(y_MF: Tensor, bias_EF: Tensor | None, to: Dispatch) -> Tensor:
-    return y_MF if bias_EF is None else y_MF + bias_EF.index_select(0, to.experts_M)
+    return _Contiguous.apply(product)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _Contiguous(torch.autograd.Function):
@@ -63,7 +57,7 @@ class _Contiguous(torch.autograd.Function):
         return grad.contiguous()
 
 
-PRODUCTS: dict[str, Callable[[Tensor, Tensor, Tensor | None, Dispatch], Tensor]] = {
+PRODUCTS: dict[str, Callable[[Tensor, Tensor, Dispatch], Tensor]] = {
     "loop": loop,
     "padded": padded,
     "grouped": grouped,

@@ -10,7 +10,6 @@ The gradient of a gate needs no output of an expert: with d the gradient of y_n,
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -18,7 +17,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ostinato.kernels.activation import Activation, activate, activation_gradient
-from ostinato.kernels.dispatch import Dispatch, by_slot
+from ostinato.kernels.dispatch import Dispatch, by_slot, gates_gradient, gates_of_places
 from ostinato.kernels.dropout import factors
 from ostinato.kernels.memory import room_for_gradient
 
@@ -28,35 +27,19 @@ Order = Literal["rows", "slots", "places"]
 
 
 class Segment(NamedTuple):
-    """An expert that has places: `start` to `end`, exclusive."""
+    """An expert, the places that it has, and how many they are."""
 
     expert: int
-    start: int
-    end: int
-
-    @property
-    def places(self) -> slice:
-        """The places of this expert."""
-        return slice(self.start, self.end)
-
-    @property
-    def length(self) -> int:
-        """How many they are."""
-        return self.end - self.start
+    places: slice
+    length: int
 
 
-@dataclass(frozen=True, slots=True)
 class Side:
     """One side of a map: an order, and what leads from places to it (None: places themselves)."""
 
-    order: Order
-    to: Dispatch
-    index_M: Tensor | None
-
-    @classmethod
-    def of(cls, order: Order, to: Dispatch) -> Side:
-        """Return the side of an order."""
-        return cls(order, to, {"rows": to.rows_M, "slots": to.slots_M, "places": None}[order])
+    def __init__(self, order: Order, to: Dispatch) -> None:
+        self.order, self.to = order, to
+        self.index_M = {"rows": to.rows_M, "slots": to.slots_M, "places": None}[order]
 
     def take(self, x: Tensor, at: Segment) -> Tensor:
         """Return the rows of one expert; without an index a view."""
@@ -82,25 +65,12 @@ def occupied(to: Dispatch) -> Iterator[Segment]:
     """Yield the experts that have places, in order."""
     for expert, (start, end) in enumerate(to.bounds()):
         if start < end:
-            yield Segment(expert, start, end)
+            yield Segment(expert, slice(start, end), end - start)
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> Tensor:
     """Return x W + b, written to `out`."""
     return torch.mm(x, weight, out=out) if bias is None else torch.addmm(bias, x, weight, out=out)
-
-
-def gates_of_places(gates_NK: Tensor | None, to: Dispatch, dtype: torch.dtype) -> Tensor | None:
-    """Return the gate of every place, `[M]`."""
-    return None if gates_NK is None else gates_NK.reshape(-1).index_select(0, to.slots_M).to(dtype)
-
-
-def gates_gradient(grad_M: Tensor | None, gates_NK: Tensor | None, to: Dispatch) -> Tensor | None:
-    """Return gradients of places as those of gates; 0 where a slot was left out."""
-    if grad_M is None or gates_NK is None:
-        return None
-    flat = gates_NK.new_zeros(gates_NK.numel())
-    return flat.index_copy_(0, to.slots_M, grad_M.to(flat.dtype)).view(gates_NK.shape)
 
 
 class MapGradients:
@@ -146,14 +116,14 @@ class SegmentedLinear(torch.autograd.Function):
         writes: Order,
     ) -> Tensor:
         """Map rows to rows."""
-        source, target = Side.of(reads, to), Side.of(writes, to)
+        source, target = Side(reads, to), Side(writes, to)
         ctx.save_for_backward(x, weight_EDF, bias_EF, gates_NK)
         ctx.to, ctx.reads, ctx.writes = to, reads, writes
         out_MF = x.new_empty(to.slots_M.shape[0], weight_EDF.shape[2])
         for at in occupied(to):
             bias_F = None if bias_EF is None else bias_EF[at.expert]
             product(source.take(x, at), weight_EDF[at.expert], bias_F, out_MF[at.places])
-        return target.bring(out_MF, gates_of_places(gates_NK, to, x.dtype))
+        return target.bring(out_MF, None if gates_NK is None else gates_of_places(gates_NK, to, x.dtype))
 
     @staticmethod
     @once_differentiable
@@ -162,9 +132,9 @@ class SegmentedLinear(torch.autograd.Function):
         x, weight_EDF, bias_EF, gates_NK = ctx.saved_tensors
         needs_x, needs_weight, needs_bias, needs_gates, *_ = ctx.needs_input_grad
         to: Dispatch = ctx.to
-        source, target = Side.of(ctx.reads, to), Side.of(ctx.writes, to)
+        source, target = Side(ctx.reads, to), Side(ctx.writes, to)
         grads = MapGradients(weight_EDF, bias_EF, needs_weight=needs_weight, needs_bias=needs_bias)
-        gates_M = gates_of_places(gates_NK, to, x.dtype)
+        gates_M = None if gates_NK is None else gates_of_places(gates_NK, to, x.dtype)
         gates_M1 = None if gates_M is None else gates_M[:, None]
         grad_gates_M = x.new_empty(to.slots_M.shape[0]) if needs_gates else None
         grad_x_MD = x.new_empty(to.slots_M.shape[0], x.shape[1]) if needs_x or needs_gates else None
@@ -182,21 +152,6 @@ class SegmentedLinear(torch.autograd.Function):
         grads.skip_empty(to)
         grad_x = source.bring(grad_x_MD, gates_M) if grad_x_MD is not None and needs_x else None
         return grad_x, grads.weight, grads.bias, gates_gradient(grad_gates_M, gates_NK, to), None, None, None
-
-
-@dataclass(frozen=True, slots=True)
-class FeedForwardSetting:
-    """What of a segmented feed-forward is no tensor.
-
-    Args:
-        scale: makes up for dropped units; None where none are. keeps: the hidden layer, for a backward pass.
-    """
-
-    to: Dispatch
-    activation: Activation
-    order: Order
-    scale: float | None
-    keeps: bool
 
 
 def _drop_(hidden: Tensor, units: Tensor | None, scale: float | None) -> Tensor:
@@ -224,47 +179,55 @@ class SegmentedFeedForward(torch.autograd.Function):
         down_bias_ED: Tensor | None,
         gates_NK: Tensor | None,
         units_MF: Tensor | None,
-        setting: FeedForwardSetting,
+        to: Dispatch,
+        activation: Activation,
+        order: Order,
+        scale: float | None,
+        keeps: bool,
     ) -> Tensor:
-        """Map rows to rows."""
-        to, side = setting.to, Side.of(setting.order, setting.to)
+        """Map rows to rows.
+
+        Args:
+            scale: makes up for dropped units; None where none are. keeps: the hidden layer, for a backward pass.
+        """
+        side = Side(order, to)
         out_MD = x.new_empty(to.slots_M.shape[0], down_EFD.shape[2])
-        kept_MF = x.new_empty(to.slots_M.shape[0] if setting.keeps else to.longest(), up_EDF.shape[2])
+        kept_MF = x.new_empty(to.slots_M.shape[0] if keeps else to.longest(), up_EDF.shape[2])
         for at in occupied(to):
             e = at.expert
-            kept = kept_MF[at.places if setting.keeps else slice(at.length)]
+            kept = kept_MF[at.places if keeps else slice(at.length)]
             units = None if units_MF is None else units_MF[at.places]
             product(side.take(x, at), up_EDF[e], None if up_bias_EF is None else up_bias_EF[e], kept)
-            if setting.activation == "relu":
-                _drop_(kept.clamp_min_(0.0), units, setting.scale)
-            hidden = _hidden(kept, setting.activation, units, setting.scale)
+            if activation == "relu":
+                _drop_(kept.clamp_min_(0.0), units, scale)
+            hidden = _hidden(kept, activation, units, scale)
             product(hidden, down_EFD[e], None if down_bias_ED is None else down_bias_ED[e], out_MD[at.places])
-        if setting.keeps:
+        if keeps:
             # Where relu's result is 0 nothing comes back, whether it was dropped or not.
-            units_MF = None if setting.activation == "relu" else units_MF
+            units_MF = None if activation == "relu" else units_MF
             ctx.save_for_backward(x, up_EDF, up_bias_EF, down_EFD, down_bias_ED, gates_NK, units_MF, kept_MF)
-            ctx.setting = setting
-        return side.bring(out_MD, gates_of_places(gates_NK, to, x.dtype))
+            ctx.to, ctx.activation, ctx.order, ctx.scale = to, activation, order, scale
+        return side.bring(out_MD, None if gates_NK is None else gates_of_places(gates_NK, to, x.dtype))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients of rows, weights, biases and gates."""
         x, up_EDF, up_bias_EF, down_EFD, down_bias_ED, gates_NK, units_MF, kept_MF = ctx.saved_tensors
-        setting: FeedForwardSetting = ctx.setting
-        to, side = setting.to, Side.of(setting.order, setting.to)
+        to: Dispatch = ctx.to
+        activation, scale, side = ctx.activation, ctx.scale, Side(ctx.order, to)
         needs_x, needs_up, needs_up_bias, needs_down, needs_down_bias, needs_gates, *_ = ctx.needs_input_grad
         up = MapGradients(up_EDF, up_bias_EF, needs_weight=needs_up, needs_bias=needs_up_bias)
         down = MapGradients(down_EFD, down_bias_ED, needs_weight=needs_down, needs_bias=needs_down_bias)
         grad_x_MD = x.new_empty(to.slots_M.shape[0], x.shape[1]) if needs_x else None
-        gates_M = gates_of_places(gates_NK, to, x.dtype)
+        gates_M = None if gates_NK is None else gates_of_places(gates_NK, to, x.dtype)
         gates_M1 = None if gates_M is None else gates_M[:, None]
         grad_gates_M = x.new_empty(to.slots_M.shape[0]) if needs_gates else None
         wide = x.new_empty(to.longest(), down_EFD.shape[1])
         for at in occupied(to):
             e, kept = at.expert, kept_MF[at.places]
             units = None if units_MF is None else units_MF[at.places]
-            hidden = _hidden(kept, setting.activation, units, setting.scale)
+            hidden = _hidden(kept, activation, units, scale)
             grad_y = side.take(grad, at)
             grad_hidden = torch.mm(grad_y, down_EFD[e].t(), out=wide[: at.length])
             if grad_gates_M is not None:
@@ -275,7 +238,7 @@ class SegmentedFeedForward(torch.autograd.Function):
                 grad_y = grad_y.mul_(gates_M1[at.places])
                 grad_hidden.mul_(gates_M1[at.places])
             down.write(e, hidden, grad_y)
-            grad_before = activation_gradient(_drop_(grad_hidden, units, setting.scale), kept, setting.activation)
+            grad_before = activation_gradient(_drop_(grad_hidden, units, scale), kept, activation)
             up.write(e, side.take(x, at), grad_before)
             if grad_x_MD is not None:
                 torch.mm(grad_before, up_EDF[e].t(), out=grad_x_MD[at.places])
@@ -283,4 +246,4 @@ class SegmentedFeedForward(torch.autograd.Function):
         down.skip_empty(to)
         grad_x = None if grad_x_MD is None else side.bring(grad_x_MD)
         grad_gates = gates_gradient(grad_gates_M, gates_NK, to)
-        return grad_x, up.weight, up.bias, down.weight, down.bias, grad_gates, None, None
+        return grad_x, up.weight, up.bias, down.weight, down.bias, grad_gates, *[None] * 6

@@ -55,7 +55,8 @@ class GradientSums:
         """Return x W^T + b, `[..., F]`, of x `[..., D]`, or those outputs that `rows` names."""
         if rows is not None and bias_F is not None:
             bias_F = bias_F[rows]
-        if not _fits(x, weight_FD):
+        adds_up = torch.is_grad_enabled() and weight_FD.requires_grad and x.dtype == weight_FD.dtype
+        if not adds_up or torch.is_autocast_enabled(x.device.type):
             return F.linear(x, weight_FD if rows is None else weight_FD[rows], bias_F)
         if id(weight_FD) not in self._used:
             found = _Sum()
@@ -65,42 +66,24 @@ class GradientSums:
         return y_NF.view(*x.shape[:-1], y_NF.shape[-1])  # type: ignore[no-any-return]
 
 
-def _fits(x: Tensor, weight_FD: Tensor) -> bool:
-    return (
-        torch.is_grad_enabled()
-        and weight_FD.requires_grad
-        and x.dtype == weight_FD.dtype
-        and not torch.is_autocast_enabled(x.device.type)
-    )
-
-
 class _Sum:
     """The gradient of one matrix so far, by backward pass: one that leaves out the weights never asks for its own."""
 
     def __init__(self) -> None:
-        self._by_pass: dict[int, Tensor] = {}
+        self.by_pass: dict[int, Tensor] = {}
 
     def add(self, grad_NF: Tensor, x_ND: Tensor, weight_FD: Tensor, rows: slice | None) -> None:
         """Add dy^T x, to these rows of the gradient only."""
-        key = _backward_pass()
-        found = self._by_pass.get(key)
+        key = torch._C._current_graph_task_id()  # every run of autograd's engine has a number of its own
+        found = self.by_pass.get(key)
         if found is None and rows is None:
-            self._by_pass[key] = grad_NF.t() @ x_ND
+            self.by_pass[key] = grad_NF.t() @ x_ND
             return
         if found is None:
-            found = self._by_pass[key] = torch.zeros_like(weight_FD, memory_format=torch.contiguous_format)
+            found = self.by_pass[key] = torch.zeros_like(weight_FD, memory_format=torch.contiguous_format)
         found = found if rows is None else found[rows]
         # Not `addmm_`, which torch's counter of operations does not know.
         torch.addmm(found, grad_NF.t(), x_ND, out=found)
-
-    def take(self) -> Tensor | None:
-        """Return this backward pass's sum and forget it; None where nothing was added."""
-        return self._by_pass.pop(_backward_pass(), None)
-
-
-def _backward_pass() -> int:
-    """Return a number that every run of autograd's engine has for its own."""
-    return torch._C._current_graph_task_id()
 
 
 class _Enter(torch.autograd.Function):
@@ -114,7 +97,7 @@ class _Enter(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_FD: Tensor | None) -> tuple[Tensor | None, None]:
-        found_FD = ctx.found.take()
+        found_FD = ctx.found.by_pass.pop(torch._C._current_graph_task_id(), None)
         if grad_FD is None or found_FD is None:
             return (grad_FD if found_FD is None else found_FD), None
         return found_FD + grad_FD, None
@@ -140,14 +123,9 @@ class _Product(torch.autograd.Function):
         grad_bias = grad_NF.sum(0) if needs_bias else None
         grad_weight = None
         if needs_weight and torch.is_grad_enabled():
-            grad_weight = _in_place_of(rows, grad_NF.t() @ x_ND, weight_FD)
+            grad_weight = grad_NF.t() @ x_ND
+            if rows is not None:  # zeros around them
+                grad_weight = F.pad(grad_weight, (0, 0, rows.start, weight_FD.shape[0] - rows.stop))
         elif needs_weight:
             ctx.found.add(grad_NF, x_ND, weight_FD, rows)
         return grad_x, grad_weight, grad_bias, None, None
-
-
-def _in_place_of(rows: slice | None, part_PD: Tensor, weight_FD: Tensor) -> Tensor:
-    """Return these rows of a gradient with zeros around them."""
-    if rows is None:
-        return part_PD
-    return F.pad(part_PD, (0, 0, rows.start, weight_FD.shape[0] - rows.stop))

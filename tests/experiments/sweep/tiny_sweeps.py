@@ -8,7 +8,7 @@ from typing import Any
 from ostinato.config.sweep import SweepConfig
 from ostinato.experiments.sweep.files import load_sweep
 from ostinato.experiments.sweep.runs import PlannedRun
-from ostinato.experiments.sweep.watch import Event, SilentWatcher
+from ostinato.experiments.sweep.watch import Event, Watcher
 
 SMALL = [
     *("task.n_train=60", "task.n_eval=12", "training.device=cpu", "training.log_every=1"),
@@ -44,7 +44,7 @@ def stamps(store: Path) -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in store.glob("*/checkpoints/**/*")}
 
 
-class Recorder(SilentWatcher):
+class Recorder(Watcher):
     """Remembers how every run ended, and what happened meanwhile."""
 
     def __init__(self) -> None:

@@ -38,26 +38,18 @@ def document(paper: str | None = None) -> str:
     """Return the document, of one paper or of all; every outcome is the library's own."""
     papers = [name for name in TITLES if paper in (None, name)]
     found = [(claim, read_outcome(claim, [claims_directory()])) for claim in list_claims()]
-    parts = [_HEAD, *(_overview(papers, found))]
-    for name in papers:
-        mine = [pair for pair in found if pair[0].config.paper == name]
+    by_paper = {name: [pair for pair in found if pair[0].config.paper == name] for name in papers}
+    kinds: tuple[Verdict, ...] = ("holds", "fails", "stale", "not run")
+    verdicts = {name: [_verdict(*pair) for pair in mine] for name, mine in by_paper.items()}
+    lines = [[TITLES[name], *(own.count(kind) for kind in kinds)] for name, own in verdicts.items()]
+    parts = [_HEAD, markdown(["paper", *kinds], lines)]
+    for name, mine in by_paper.items():
         parts.append(f"## {TITLES[name]}\n")
         parts += [part for claim, outcome in mine for part in _claim(claim, outcome)]
     return "\n".join(parts)
 
 
-def _overview(papers: Sequence[str], found: Sequence[tuple[Claim, Outcome | None]]) -> Iterator[str]:
-    """Yield how many claims of every paper came out how."""
-    kinds: tuple[Verdict, ...] = ("holds", "fails", "stale", "not run")
-    lines: list[list[object]] = []
-    for name in papers:
-        verdicts = [_verdict(claim, outcome) for claim, outcome in found if claim.config.paper == name]
-        lines.append([TITLES[name], *(verdicts.count(kind) for kind in kinds)])
-    yield markdown(["paper", *kinds], lines)
-
-
 def _claim(claim: Claim, outcome: Outcome | None) -> Iterator[str]:
-    """Yield what is said of one claim."""
     config = claim.config
     yield f"### {claim.name}: {_verdict(claim, outcome)}\n"
     yield f"{config.statement} ({config.where})\n"

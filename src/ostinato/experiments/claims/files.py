@@ -108,7 +108,7 @@ def variant(claim: Claim, name: str) -> Claim:
         raise ConfigError([Problem("variant", name, f"{claim.name} has {known}")])
     settings = claim.config.model_dump(mode="json", exclude={"gpu"})
     for key, value in changes.items():
-        _replace(settings, key.split("."), value, key)
+        _replace(settings, key, value)
     settings["name"] = f"{claim.config.name}-{name}"
     return Claim(check_settings(settings, ClaimConfig), claim.path, name)
 
@@ -151,20 +151,14 @@ def write_outcome(claim: Claim, outcome: Outcome, directory: Path) -> Path:
     return path
 
 
-def _replace(settings: Any, path: list[str], value: Any, key: str) -> None:
+def _replace(settings: Any, key: str, value: Any) -> None:
     """Set what a dotted key names; numbers are places in lists."""
-    for part in path[:-1]:
-        settings = _inside(settings, part, key)
-    last = path[-1]
-    if isinstance(settings, list):
-        _inside(settings, last, key)
-        settings[int(last)] = value
-    else:
-        settings[last] = value
-
-
-def _inside(settings: Any, part: str, key: str) -> Any:
+    *parents, last = key.split(".")
+    part = last
     try:
-        return settings[int(part)] if isinstance(settings, list) else settings[part]
+        for part in parents:
+            settings = settings[int(part)] if isinstance(settings, list) else settings[part]
+        part = last
+        settings[int(last) if isinstance(settings, list) else last] = value
     except (KeyError, IndexError, ValueError, TypeError) as error:
         raise ConfigError([Problem("gpu", key, f"the claim has no {part!r} there")]) from error

@@ -18,6 +18,7 @@ from typing import Any
 from ostinato.budget import Assumptions, count_budget
 from ostinato.config.claim import ComparedConfig, CountSource, SweepSource, TimedArm, TimingSource
 from ostinato.config.files import parse_value
+from ostinato.config.measures import FigureName
 from ostinato.config.model import ModelConfig
 from ostinato.config.recipe import Recipe
 from ostinato.config.sweep import SweepConfig
@@ -44,6 +45,7 @@ from ostinato.version import __version__
 
 Rows = list[dict[str, Any]]
 _COMPARED = "compared"
+_COUNTED: tuple[FigureName, ...] = ("parameters", "active", "macs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +78,13 @@ def reproduce(claim: Claim, resources: Resources) -> Outcome:
     """
     began = time.monotonic()
     source = claim.config.source
-    rows = source_rows(source, resources)
+    match source:
+        case SweepSource():
+            rows = sweep_source_rows(source, resources)
+        case TimingSource():
+            rows = timed_rows(source, resources.on_event)
+        case CountSource():
+            rows = counted_rows(source, resources.access)
     # The seeds of a timing are its rounds: a disturbed round must not move the number.
     centre: Centre = "median" if isinstance(source, TimingSource) else "mean"
     found = [evaluate(expectation, rows, centre) for expectation in claim.config.expect]
@@ -91,21 +99,6 @@ def reproduce(claim: Claim, resources: Resources) -> Outcome:
         "versions": versions(),
     }
     return Outcome(head, rows)
-
-
-def source_rows(source: SweepSource | TimingSource | CountSource, resources: Resources) -> Rows:
-    """Run what is missing of a claim's source, and return its rows.
-
-    Raises:
-        ConfigError: a sweep, recipes or inputs that cannot be used. SweepError: runs that failed.
-    """
-    match source:
-        case SweepSource():
-            return sweep_source_rows(source, resources)
-        case TimingSource():
-            return timed_rows(source, resources.on_event)
-        case CountSource():
-            return counted_rows(source, resources.access)
 
 
 def sweep_source_rows(source: SweepSource, resources: Resources) -> Rows:
@@ -147,26 +140,23 @@ def _add_comparison(
         groups = {by_arm[measure.arm][0].seed: chosen}
     else:
         groups = {own.seed: [run for run in chosen if run.seed == own.seed] for own in by_arm[measure.arm]}
+    settings = measure.model_dump(mode="json", exclude={"name"})
     for seed, group in groups.items():
         (row,) = (row for row in rows if (row["arm"], row["seed"]) == (measure.arm, seed))
-        row["values"] = row["values"] | {measure.name: _compare(measure, group, store, access)}
-
-
-def _compare(measure: ComparedConfig, group: Sequence[PlannedRun], store: Path, access: DataAccess | None) -> float:
-    """Return the number that an analysis of several runs gives; it is kept in the store and not computed twice."""
-    settings = measure.model_dump(mode="json", exclude={"name"})
-    text = json.dumps([settings, [run.key for run in group], __version__], sort_keys=True)
-    note = store / _COMPARED / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
-    if not note.is_file():
-        # The first run of an arm has the arm's name, its further seeds say which they are.
-        named: dict[str, Path] = {}
-        for run in group:
-            named[run.name if run.arm in named else run.arm] = run.directory
-        table = analyse(list(named.items()), measure.study, measure.split, measure.max_examples, access)
-        value = select(table, measure.table, measure.name)
-        note.parent.mkdir(parents=True, exist_ok=True)
-        write_json(note, {"settings": settings, "value": value})
-    return float(json.loads(note.read_text(encoding="utf-8"))["value"])
+        # What an analysis finds is kept in the store and not computed twice.
+        text = json.dumps([settings, [run.key for run in group], __version__], sort_keys=True)
+        note = store / _COMPARED / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
+        if not note.is_file():
+            # The first run of an arm has the arm's name, its further seeds say which they are.
+            named: dict[str, Path] = {}
+            for run in group:
+                named[run.name if run.arm in named else run.arm] = run.directory
+            table = analyse(list(named.items()), measure.study, measure.split, measure.max_examples, access)
+            value = select(table, measure.table, measure.name)
+            note.parent.mkdir(parents=True, exist_ok=True)
+            write_json(note, {"settings": settings, "value": value})
+        found = float(json.loads(note.read_text(encoding="utf-8"))["value"])
+        row["values"] = row["values"] | {measure.name: found}
 
 
 def timed_rows(source: TimingSource, on_event: Callable[[str], None]) -> Rows:
@@ -197,11 +187,7 @@ def counted_rows(source: CountSource, access: DataAccess | None) -> Rows:
         recipe, model = _sized(arm, access, source.vocabulary)
         lengths = pass_lengths(recipe, (source.source_length, source.target_length))
         budget = count_budget(model, Assumptions(*lengths))
-        values = {
-            "parameters": budget.parameters.stored,
-            "active": budget.parameters.active,
-            "macs": budget.macs.total,
-        }
+        values = {figure: budget.figure(figure) for figure in _COUNTED}
         rows.append({"arm": arm.name, "seed": None, "values": values})
     return rows
 

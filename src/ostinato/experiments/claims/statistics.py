@@ -8,7 +8,7 @@ seeds; where all terms have the same seeds, it is computed for every seed as wel
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from statistics import correlation, fmean, linear_regression, median, stdev
 from typing import Any, Literal
@@ -52,14 +52,7 @@ class ExpectationResult:
 
     def as_dict(self) -> dict[str, Any]:
         """Return it as JSON."""
-        return {
-            "what": self.what,
-            "value": self.value,
-            "by_seed": self.by_seed,
-            "sd": self.sd,
-            "band": list(self.band),
-            "holds": self.holds,
-        }
+        return {**asdict(self), "band": list(self.band), "holds": self.holds}
 
 
 def evaluate(
@@ -117,7 +110,6 @@ def values_of(term: str, rows: Sequence[dict[str, Any]]) -> dict[str, float]:
 
 
 def _number(statistic: Statistic, values: Sequence[float]) -> float:
-    """Return a statistic of one value a term."""
     match statistic:
         case MeanStatistic():
             return values[0]
@@ -134,17 +126,12 @@ def _number(statistic: Statistic, values: Sequence[float]) -> float:
         case BestAtStatistic(at=at, mode=mode):
             best = max(values) if mode == "max" else min(values)
             return at[list(values).index(best)]
+        case LineStatistic(figure="r_squared"):
+            return correlation(statistic.at, values) ** 2 if len(set(values)) > 1 else 1.0
         case LineStatistic():
-            return _line(statistic, values)
-
-
-def _line(statistic: LineStatistic, values: Sequence[float]) -> float:
-    """Return a figure of the line through the terms."""
-    if statistic.figure == "r_squared":
-        return correlation(statistic.at, values) ** 2 if len(set(values)) > 1 else 1.0
-    slope = linear_regression(statistic.at, values).slope
-    if statistic.figure == "slope":
-        return slope
-    if values[0] == 0:
-        raise DataError(f"{statistic.along[0]} is 0: no slope relative to it")
-    return slope / values[0]
+            slope = linear_regression(statistic.at, values).slope
+            if statistic.figure == "slope":
+                return slope
+            if values[0] == 0:
+                raise DataError(f"{statistic.along[0]} is 0: no slope relative to it")
+            return slope / values[0]

@@ -40,11 +40,6 @@ class Wanted:
     threads: int | None = None
     tolerance: float = 0.05
 
-    @property
-    def is_measured(self) -> bool:
-        """True where costs are seconds and not counts."""
-        return self.match == "latency"
-
     def cost(self) -> Measure:
         """Return the cost to be matched, as a function of a model.
 
@@ -53,7 +48,7 @@ class Wanted:
         """
         if self.match not in MATCHES:
             raise ConfigError([Problem("match", self.match, f"must be one of {', '.join(MATCHES)}")])
-        if not self.is_measured:
+        if self.match != "latency":
             return counts(self.source_length, self.target_length, self.batch_size, self.beam)[self.match]
         from ostinato.experiments.timing.latency import Timer
         from ostinato.experiments.timing.workloads import Workload
@@ -74,7 +69,7 @@ def match_model(model: ModelConfig, target: ModelConfig | float, wanted: Wanted)
     """
     cost = wanted.cost()
     goal = target if isinstance(target, int | float) else cost(target)
-    if wanted.is_measured:
+    if wanted.match == "latency":
         # One reading is a median already: every value is read once.
         return solve_measured(model, goal, wanted.free, cost, tolerance=wanted.tolerance, repeats=1)
     return solve(model, goal, wanted.free, cost, wanted.rounding)

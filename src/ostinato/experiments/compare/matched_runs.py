@@ -155,7 +155,11 @@ def match_loss(pairs: dict[str, list[tuple[float, float]]], n_points: int = 5) -
     Raises:
         DataError: no loss that all runs had.
     """
-    curves = {run: _falling(points) for run, points in pairs.items()}
+    curves: dict[str, list[tuple[float, float]]] = {run: [] for run in pairs}
+    for run, kept in curves.items():  # where the loss is lower than ever before
+        for loss, score in pairs[run]:
+            if not kept or loss < kept[-1][0]:
+                kept.append((loss, score))
     high = min(max(loss for loss, _ in points) for points in curves.values())
     low = max(min(loss for loss, _ in points) for points in curves.values())
     if low > high:
@@ -170,12 +174,3 @@ def match_loss(pairs: dict[str, list[tuple[float, float]]], n_points: int = 5) -
             scores[run] = float(np.interp(math.log(loss), logs, values))
         rows.append({"loss": loss, "scores": scores})
     return rows
-
-
-def _falling(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return the points at which the loss is lower than ever before."""
-    kept: list[tuple[float, float]] = []
-    for loss, score in points:
-        if not kept or loss < kept[-1][0]:
-            kept.append((loss, score))
-    return kept

@@ -50,11 +50,28 @@ def compare(
     metrics, splits = _metrics(systems, choices), _splits(systems, choices)
     # All references first: systems that cannot be compared are refused before anything is decoded.
     references = [same_references(systems, split, choices) for split in splits]
-    outputs = _outputs(systems, splits, choices, on_line)
+    outputs: list[list[Outputs]] = [[] for _ in splits]
+    for system in systems:  # system by system: a model is in memory only while its own outputs are decoded
+        for split, of_split, own in zip(splits, outputs, system.outputs(splits, choices), strict=True):
+            of_split.append(own)
+            on_line(f"{system.name}{f', {split}' if split else ''}: {_origin(own)}")
     costs = [system.costs(choices) for system in systems]
     rows: list[dict[str, Any]] = []
     for split, wanted, written in zip(splits, references, outputs, strict=True):
-        scores = {name: _scores(name, written, wanted, choices) for name in metrics}
+        predictions = [outputs.predictions for outputs in written]
+        scores: dict[str, list[dict[str, Any]]] = {}
+        for name in metrics:
+            metric = make_metric(name)
+            compared = paired_bootstrap(metric, predictions, wanted, n_samples=choices.n_samples, seed=choices.seed)
+            scores[name] = [
+                {
+                    **found.score.as_dict(),
+                    "signature": metric.signature(),
+                    "difference": None if found is compared[0] else found.difference.as_dict(),
+                    "verdict": None if found is compared[0] else found.verdict,
+                }
+                for found in compared
+            ]
         for i, system in enumerate(systems):
             rows.append(
                 {
@@ -94,19 +111,6 @@ def _splits(systems: Sequence[System], choices: Choices) -> Sequence[str | None]
     return splits or [None]
 
 
-def _outputs(
-    systems: Sequence[System], splits: Sequence[str | None], choices: Choices, on_line: Callable[[str], None]
-) -> list[list[Outputs]]:
-    """Return for every split what each system wrote."""
-    found: list[list[Outputs]] = [[] for _ in splits]
-    for system in systems:  # system by system: a model is in memory only while its own outputs are decoded
-        for place, outputs in enumerate(system.outputs(splits, choices)):
-            found[place].append(outputs)
-            where = f", {splits[place]}" if splits[place] else ""
-            on_line(f"{system.name}{where}: {_origin(outputs)}")
-    return found
-
-
 def _origin(outputs: Outputs) -> str:
     n = len(outputs.predictions)
     if outputs.evaluation is None:
@@ -117,19 +121,3 @@ def _origin(outputs: Outputs) -> str:
         seconds = outputs.evaluation.get("decoding_seconds", outputs.evaluation["seconds"])
         return f"{n:,} outputs decoded in {seconds:.1f} s{how}"
     return f"{n:,} outputs kept from before in {outputs.file}{how}"
-
-
-def _scores(name: str, written: Sequence[Outputs], references: Sequence[str], choices: Choices) -> list[dict[str, Any]]:
-    """Return for every system what a row holds of one metric."""
-    metric = make_metric(name)
-    predictions = [outputs.predictions for outputs in written]
-    compared = paired_bootstrap(metric, predictions, references, n_samples=choices.n_samples, seed=choices.seed)
-    return [
-        {
-            **found.score.as_dict(),
-            "signature": metric.signature(),
-            "difference": None if found is compared[0] else found.difference.as_dict(),
-            "verdict": None if found is compared[0] else found.verdict,
-        }
-        for found in compared
-    ]

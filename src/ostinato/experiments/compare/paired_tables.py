@@ -23,8 +23,11 @@ def score_table(rows: Sequence[Row]) -> Table:
     for row in rows:
         line: list[object] = [row["split"], row["system"], row["n"]]
         for name in names:
-            cells = _score_cells(row["metrics"].get(name), digits[name])
-            line += cells[:1] if is_one_system else cells
+            score = row["metrics"].get(name)
+            line.append(_interval(score, digits[name]) if score else "")
+            if not is_one_system:
+                found = score["difference"] if score else None
+                line.append(f"{_interval(found, digits[name], '+')} {score['verdict']}" if found else "")
         lines.append(line)
     return columns, lines
 
@@ -39,9 +42,15 @@ def cost_table(rows: Sequence[Row]) -> Table:
     for name in dict.fromkeys(row["system"] for row in rows):
         mine = [row for row in rows if row["system"] == name]
         row, macs = mine[0], mine[0]["macs"] or {}
-        counts = [_millions(macs.get("total")), _millions(macs.get("per_generated_token"))]
-        times = [_rounded(row["training_seconds"]), _rounded(row["training_tokens_per_second"])]
-        lines.append([name, row["seed"], row["parameters"], *counts, row["n_updates"], *times, _speed(mine)])
+        counts = [None if n is None else n / 1e6 for n in (macs.get("total"), macs.get("per_generated_token"))]
+        times = [row["training_seconds"], row["training_tokens_per_second"]]
+        decoding = [row["decoding"] for row in mine]
+        # Over all splits; not known where a split's time is not.
+        is_known = all(part is not None for part in decoding)
+        seconds = sum(float(part["seconds"]) for part in decoding) if is_known else 0.0
+        times.append(sum(int(part["n_generated"]) for part in decoding) / max(seconds, 1e-9) if is_known else None)
+        whole = [None if value is None else round(value) for value in times]
+        lines.append([name, row["seed"], row["parameters"], *counts, row["n_updates"], *whole])
     return columns, lines
 
 
@@ -81,31 +90,6 @@ def _metrics(rows: Sequence[Row]) -> list[str]:
     return list(dict.fromkeys(name for row in rows for name in row["metrics"]))
 
 
-def _score_cells(score: Row | None, digits: int) -> tuple[str, str]:
-    if score is None:
-        return "", ""
-    value = _interval(score, digits)
-    return value, f"{_interval(score['difference'], digits, '+')} {score['verdict']}" if score["difference"] else ""
-
-
 def _interval(estimate: Row, digits: int, sign: str = "") -> str:
     value, low, high = (f"{estimate[key]:{sign}.{digits}f}" for key in ("value", "low", "high"))
     return f"{value} [{low}, {high}]"
-
-
-def _millions(n: int | None) -> float | None:
-    return None if n is None else n / 1e6
-
-
-def _rounded(value: float | None) -> int | None:
-    return None if value is None else round(value)
-
-
-def _speed(rows: Sequence[Row]) -> int | None:
-    """Return tokens a second over all splits, None where a split's time is not known."""
-    found = [row["decoding"] for row in rows]
-    if any(part is None for part in found):
-        return None
-    return round(
-        sum(int(part["n_generated"]) for part in found) / max(sum(float(part["seconds"]) for part in found), 1e-9)
-    )

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, get_args
 
 from ostinato.budget import Assumptions, Budget, BudgetName, count_budget
 from ostinato.budget.compare import Match, match_figures
 from ostinato.config.model import ModelConfig
-from ostinato.config.recipe import Recipe
 from ostinato.config.training import TrainingConfig
 from ostinato.data.registry import DataAccess
 from ostinato.experiments.results import pass_lengths
 from ostinato.plan import Kind
 from ostinato.tasks.recipes import load_recipe
 from ostinato.tasks.vocabulary import SizedModel, size_model
-
-MATCHED: tuple[BudgetName, ...] = ("parameters", "macs", "bytes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,16 +70,20 @@ def plan_recipes(
     """
     recipes = [load_recipe(name, overrides) for name in names]
     given = assumptions or Assumptions()
+    halting = {stack for recipe in recipes for stack in _halting_stacks(recipe.model)}
     found, seen = [], Counter[str]()
     for name, recipe in zip(names, recipes, strict=True):
         sized = size_model(recipe, access, source=source_vocab, target=target_vocab)
+        own = _halting_stacks(sized.model)
+        # What fits none of the recipes is left to fail.
+        depths = {stack: d for stack, d in (given.expected_depth or {}).items() if stack in own or stack not in halting}
         source, target = pass_lengths(recipe, (given.source_length, given.target_length))
         assumed = replace(
             given,
             source_length=source,
             target_length=target,
             checkpoint_activations=recipe.training.checkpoint_activations,
-            expected_depth=_depths_of(sized.model, recipes, given.expected_depth or {}) or None,
+            expected_depth=depths or None,
         )
         budget = count_budget(sized.model, assumed)
         seen[name] += 1
@@ -91,19 +92,14 @@ def plan_recipes(
     return found
 
 
-def _depths_of(model: ModelConfig, recipes: Sequence[Recipe], given: Mapping[str, float]) -> dict[str, float]:
-    """Return the expected depths that are meant for one of several models; what fits none of them is left to fail."""
-    fits_some = {name for recipe in recipes for name in _halting_stacks(recipe.model)}
-    return {name: d for name, d in given.items() if name in _halting_stacks(model) or name not in fits_some}
-
-
 def _halting_stacks(model: ModelConfig) -> set[str]:
     return {name for name, stack in model.stacks().items() if stack.halting.kind != "none"}
 
 
 def budget_matches(planned: Sequence[PlannedRecipe], tolerance: float) -> dict[BudgetName, dict[str, Match]]:
     """Return for every budget how far each recipe is from the first one."""
-    return {name: match_figures({p.name: p.budget.figure(name) for p in planned}, tolerance) for name in MATCHED}
+    budgets: tuple[BudgetName, ...] = get_args(BudgetName)
+    return {name: match_figures({p.name: p.budget.figure(name) for p in planned}, tolerance) for name in budgets}
 
 
 def as_dicts(planned: Sequence[PlannedRecipe], tolerance: float) -> list[dict[str, Any]]:

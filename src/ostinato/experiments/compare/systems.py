@@ -103,23 +103,25 @@ class System:
         macs = count_macs(model, *pass_lengths(self.recipe, choices.lengths))
         path = self.path / "results.json"
         results = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-        values = (
-            self.recipe.name,
-            self.recipe.task.settings(),
-            self.recipe.seed,
-            count_parameters(model).stored,
-            {
+        timings = self.path / "timings.jsonl"
+        records = read_rows(timings) if timings.is_file() else []
+        speeds = [record["labels_per_second"] for record in records if record["kind"] == "training"]
+        return {
+            "recipe": self.recipe.name,
+            "task": self.recipe.task.settings(),
+            "seed": self.recipe.seed,
+            "parameters": count_parameters(model).stored,
+            "macs": {
                 "source_length": source_length,
                 "target_length": target_length,
                 "total": macs.total,
                 "per_generated_token": macs.per_generated_token,
             },
-            results.get("n_updates"),
-            results.get("training_seconds"),
-            training_speed(self.path),
-            find_checkpoint(self.path, choices.checkpoint).name,
-        )
-        return dict(zip(_OF_A_RUN, values, strict=True))
+            "n_updates": results.get("n_updates"),
+            "training_seconds": results.get("training_seconds"),
+            "training_tokens_per_second": median(speeds) if speeds else None,
+            "checkpoint": find_checkpoint(self.path, choices.checkpoint).name,
+        }
 
 
 def open_systems(paths: Sequence[Path]) -> list[System]:
@@ -172,10 +174,3 @@ def decoding_costs(outputs: Outputs) -> dict[str, Any] | None:
         "settings": result["decoding"],
         "is_new": outputs.is_new,
     }
-
-
-def training_speed(run: Path) -> float | None:
-    """Return the target tokens a run trained on in a second: the median over its records, None where it has none."""
-    path = run / "timings.jsonl"
-    found = [t["labels_per_second"] for t in (read_rows(path) if path.is_file() else []) if t["kind"] == "training"]
-    return median(found) if found else None

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from ostinato.analysis.drawing import can_draw, save_figure
@@ -62,6 +61,9 @@ def tune_threshold(
         ConfigError: no token of the model can halt, no such split or metric, a threshold outside [0, 1], `max_drop`
             below 0, or a decoding setting that is not possible.
     """
+
+    from ostinato.analysis.threshold_figure import figure_of
+
     wanted = _check(run, thresholds, max_drop)
     metric = _metric(run, metric, access)
     measured = {"metric": metric, "max_examples": max_examples, "access": access, **decoding}
@@ -71,7 +73,12 @@ def tune_threshold(
     perfect = METRICS[metric].perfect if metric in METRICS else 1.0
     chosen = choose(points, max_drop, perfect)
     tuning = Tuning(run.checkpoint.name, split, metric, perfect, max_drop, n, tuple(points), chosen)
-    return _store(run.directory, tuning)
+    # The choice is written last.
+    data = run.directory / f"{CURVE}.json"
+    write_json(data, tuning.as_dict())
+    figures = save_figure(figure_of(tuning), run.directory / CURVE) if can_draw() else ()
+    choice = TunedThreshold(chosen.threshold, tuning.checkpoint, split, metric, max_drop)
+    return replace(tuning, files=(write_tuned(run.directory, choice), data, *figures))
 
 
 def _check(run: LoadedRun, thresholds: Sequence[float], max_drop: float) -> list[float]:
@@ -94,7 +101,6 @@ def _check(run: LoadedRun, thresholds: Sequence[float], max_drop: float) -> list
 
 
 def _metric(run: LoadedRun, metric: str | None, access: DataAccess | None) -> str:
-    """Return the metric to judge by."""
     has_sources = task_config(run.recipe.task).has_sources
     if metric is None:
         own = run.recipe.evaluation.metrics
@@ -110,16 +116,3 @@ def _metric(run: LoadedRun, metric: str | None, access: DataAccess | None) -> st
 
 def _evaluate(run: LoadedRun, split: str, *, metric: str, **settings: Any) -> dict[str, Any]:
     return run.evaluate(split, metrics=[] if metric in FORCED else [metric], by=[], **settings)
-
-
-def _store(directory: Path, tuning: Tuning) -> Tuning:
-    """Write curve and choice, the choice last, and return the tuning with its files."""
-    from ostinato.analysis.threshold_figure import figure_of
-
-    data = directory / f"{CURVE}.json"
-    write_json(data, tuning.as_dict())
-    figures = save_figure(figure_of(tuning), directory / CURVE) if can_draw() else ()
-    chosen = tuning.chosen.threshold
-    choice = TunedThreshold(chosen, tuning.checkpoint, tuning.split, tuning.metric, tuning.max_drop)
-    files = (write_tuned(directory, choice), data, *figures)
-    return replace(tuning, files=files)

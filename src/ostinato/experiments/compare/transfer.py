@@ -32,7 +32,14 @@ def transfer(runs: Sequence[Path], split: str, metric: str, column: str) -> dict
         DataError: a run without such scores, with other languages or of another recipe than the first, or a seed twice.
     """
     found = {str(run): read_results(run) for run in runs}
-    scores = {run: _by_language(run, results, split, metric, column) for run, results in found.items()}
+    scores: dict[str, dict[str, float]] = {}
+    for run, results in found.items():
+        try:
+            by = results["splits"][split]["by"][column]
+            scores[run] = {language: float(values[metric]) for language, values in sorted(by.items())}
+        except KeyError as error:
+            reason = f"no {error} among its scores ({split}, by {column}, {metric})"
+            raise DataError(f"{run}: {reason}: was it scored so? (task.language_field, evaluation.splits)") from error
     first_run, first = next(iter(scores.items()))
     for run, values in scores.items():
         if values.keys() != first.keys():
@@ -55,12 +62,3 @@ def transfer(runs: Sequence[Path], split: str, metric: str, column: str) -> dict
         "sd": stdev(means.values()) if len(means) > 1 else None,
         "runs": means,
     }
-
-
-def _by_language(run: str, results: dict[str, Any], split: str, metric: str, column: str) -> dict[str, float]:
-    try:
-        values = results["splits"][split]["by"][column]
-        return {language: float(scores[metric]) for language, scores in sorted(values.items())}
-    except KeyError as error:
-        reason = f"no {error} among its scores ({split}, by {column}, {metric})"
-        raise DataError(f"{run}: {reason}: was it scored so? (task.language_field, evaluation.splits)") from error

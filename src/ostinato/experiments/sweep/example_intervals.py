@@ -45,44 +45,35 @@ def example_differences(
         names = [measure.name for measure in sweep.measures]
         reason = f"none is a result of decoded outputs on a split: {', '.join(METRICS)}"
         raise ConfigError([Problem("measures", names, reason)])
-    outputs = {split: _outputs(runs, split, access, on_line) for split in dict.fromkeys(m.split for m in measures)}
-    return [line for measure in measures for line in _compare(measure, runs, outputs[measure.split])]
-
-
-def _outputs(
-    runs: Sequence[PlannedRun], split: str | None, access: DataAccess | None, on_line: Callable[[str], None]
-) -> list[Outputs]:
-    found = []
-    for run in runs:
-        with cpu_threads(run.recipe.training.n_threads or 1):
-            loaded = load(run.directory, device=run.recipe.training.device, halting_threshold="trained")
-            outputs = run_outputs(loaded, str(split), access=access)
-        if outputs.is_new:
-            on_line(f"{run.name}, {split}: {len(outputs.predictions):,} outputs decoded")
-        found.append(outputs)
-    return found
-
-
-def _compare(measure: ResultMeasure, runs: Sequence[PlannedRun], outputs: Sequence[Outputs]) -> list[dict[str, Any]]:
-    arms: dict[str, list[Outputs]] = {}
-    for run, written in zip(runs, outputs, strict=True):
-        if written.references != outputs[0].references:
-            raise DataError(f"{measure.name}: {run.name} was to write other texts than {runs[0].name}")
-        arms.setdefault(run.arm, []).append(written)
-    groups = [[written.predictions for written in group] for group in arms.values()]
-    compared = paired_means(make_metric(measure.path), groups, outputs[0].references)
-    first = next(iter(arms))
-    return [
-        {
-            "measure": measure.name,
-            "metric": measure.path,
-            "split": measure.split,
-            "arm": arm,
-            "n_seeds": len(group),
-            "n_examples": len(outputs[0].references),
-            "score": found.score.as_dict(),
-            "difference": None if arm == first else found.difference.as_dict(),
-            "verdict": None if arm == first else found.verdict,
-        }
-        for (arm, group), found in zip(arms.items(), compared, strict=True)
-    ]
+    outputs: dict[str | None, list[Outputs]] = {m.split: [] for m in measures}
+    for split, of_split in outputs.items():
+        for run in runs:
+            with cpu_threads(run.recipe.training.n_threads or 1):
+                loaded = load(run.directory, device=run.recipe.training.device, halting_threshold="trained")
+                of_split.append(run_outputs(loaded, str(split), access=access))
+            if of_split[-1].is_new:
+                on_line(f"{run.name}, {split}: {len(of_split[-1].predictions):,} outputs decoded")
+    lines = []
+    for measure in measures:
+        arms: dict[str, list[Outputs]] = {}
+        references = outputs[measure.split][0].references
+        for run, written in zip(runs, outputs[measure.split], strict=True):
+            if written.references != references:
+                raise DataError(f"{measure.name}: {run.name} was to write other texts than {runs[0].name}")
+            arms.setdefault(run.arm, []).append(written)
+        groups = [[written.predictions for written in group] for group in arms.values()]
+        compared = paired_means(make_metric(measure.path), groups, references)
+        for (arm, group), found in zip(arms.items(), compared, strict=True):
+            line = {
+                "measure": measure.name,
+                "metric": measure.path,
+                "split": measure.split,
+                "arm": arm,
+                "n_seeds": len(group),
+                "n_examples": len(references),
+                "score": found.score.as_dict(),
+                "difference": None if found is compared[0] else found.difference.as_dict(),
+                "verdict": None if found is compared[0] else found.verdict,
+            }
+            lines.append(line)
+    return lines

@@ -22,7 +22,6 @@ from ostinato.experiments.sweep.measures import values_of
 from ostinato.experiments.sweep.watch import Event, EventReporter
 from ostinato.tasks.recipes import load_recipe
 from ostinato.training.loop import train
-from ostinato.training.reporter import Reporter
 from ostinato.training.rundir import RunDirectory
 from ostinato.training.threads import cpu_threads
 
@@ -98,9 +97,18 @@ class InProcess:
 
 
 def attempt(job: Job, on_event: TakeEvent) -> JobResult:
-    """Do a job and return how it ended; an error that is not one of this package's own comes with its traceback."""
+    """Train and measure a run, without what is there already; return how that ended.
+
+    An error that is not one of this package's own comes with its traceback.
+    """
     try:
-        do_job(job, EventReporter(job.name, on_event))
+        with run_lock(job.directory), cpu_threads(job.recipe.training.n_threads or job.n_threads):
+            run, reporter = RunDirectory(job.directory), EventReporter(job.name, on_event)
+            if run.results() is None:
+                # What was started under this key is the same run, even if it was called otherwise.
+                recipe = load_recipe(job.directory) if run.exists else job.recipe
+                train(recipe, job.directory, resume=True, access=job.access, reporter=reporter)
+            values_of(job.measures, job.directory, job.access)
     except BusyError as error:
         return JobResult(job, "busy", str(error))
     except OstinatoError as error:
@@ -108,18 +116,3 @@ def attempt(job: Job, on_event: TakeEvent) -> JobResult:
     except Exception:
         return JobResult(job, "failed", traceback.format_exc())
     return JobResult(job, "done")
-
-
-def do_job(job: Job, reporter: Reporter) -> None:
-    """Train and measure; what is there already is not done again.
-
-    Raises:
-        BusyError: another process works on this run. OstinatoError: whatever training or measuring raises.
-    """
-    with run_lock(job.directory), cpu_threads(job.recipe.training.n_threads or job.n_threads):
-        run = RunDirectory(job.directory)
-        if run.results() is None:
-            # What was started under this key is the same run, even if it was called otherwise.
-            recipe = load_recipe(job.directory) if run.exists else job.recipe
-            train(recipe, job.directory, resume=True, access=job.access, reporter=reporter)
-        values_of(job.measures, job.directory, job.access)

@@ -11,7 +11,7 @@ from ostinato.analysis.drawing import COLOURS, new_figure, save_figure
 from ostinato.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+    pass
 
 Row = Mapping[str, Any]
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
@@ -33,13 +33,45 @@ def draw_sweep(
     """
     names = list(dict.fromkeys(name for row in rows for name in row["values"]))
     wanted = list(y) or [name for name in names if name != x]
-    _check(rows, names, x, wanted)
+    problems = [Problem("y", name, f"must be one of {', '.join(names)}") for name in wanted if name not in names]
+    if x is not None and not any(_number(row, x) is not None for row in rows):
+        problems.append(Problem("x", x, f"must be one of {', '.join([*FIGURES, *names])}"))
+    if not wanted:
+        problems.append(Problem("y", wanted, "the rows have no measure to draw"))
+    if problems:
+        raise ConfigError(problems)
     n_columns = min(len(wanted), 3)
     n_rows = -(-len(wanted) // n_columns)
     figure = new_figure(_WIDTH * n_columns, _HEIGHT * n_rows + 0.5)
     panels = figure.subplots(n_rows, n_columns, squeeze=False).flatten()
+    arms = list(dict.fromkeys(row["arm"] for row in rows))
     for axes, name in zip(panels, wanted, strict=False):
-        _draw_panel(axes, rows, x, name)
+        for place, arm in enumerate(arms):
+            points = [
+                (float(place) if x is None else _number(row, x), _number(row, name))
+                for row in rows
+                if row["arm"] == arm
+            ]
+            found = [(left, value) for left, value in points if left is not None and value is not None]
+            if not found:
+                continue
+            # The seeds as points, their mean as a bar across them, or as a larger point where x is a number.
+            colour, marker = COLOURS[place % len(COLOURS)], MARKERS[place // len(COLOURS) % len(MARKERS)]
+            xs, ys = zip(*found, strict=True)
+            label = f"{arm} (n {len(ys)})"
+            axes.plot(xs, ys, marker, color=colour, markersize=4.5, alpha=0.6, linestyle="none", label=label)
+            if x is None:
+                axes.plot([place - 0.25, place + 0.25], [mean(ys)] * 2, color=colour, linewidth=2.5)
+            else:
+                larger: dict[str, Any] = {"markersize": 9, "markeredgecolor": "black", "linestyle": "none"}
+                axes.plot([mean(xs)], [mean(ys)], marker, color=colour, **larger)
+        if x is None:
+            axes.set_xticks(range(len(arms)), arms, rotation=0 if len(arms) < 4 else 30, ha="center", fontsize=8)
+            axes.set_xlim(-0.6, len(arms) - 0.4)
+        else:
+            axes.set_xlabel(x)
+        axes.set_ylabel(name)
+        axes.spines[["top", "right"]].set_visible(False)
     for axes in panels[len(wanted) :]:
         axes.set_visible(False)
     if title:
@@ -47,45 +79,6 @@ def draw_sweep(
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 4), fontsize=8, frameon=False)
     return save_figure(figure, path)
-
-
-def _check(rows: Sequence[Row], names: Sequence[str], x: str | None, y: Sequence[str]) -> None:
-    problems = [Problem("y", name, f"must be one of {', '.join(names)}") for name in y if name not in names]
-    if x is not None and not any(_number(row, x) is not None for row in rows):
-        problems.append(Problem("x", x, f"must be one of {', '.join([*FIGURES, *names])}"))
-    if not y:
-        problems.append(Problem("y", list(y), "the rows have no measure to draw"))
-    if problems:
-        raise ConfigError(problems)
-
-
-def _draw_panel(axes: Axes, rows: Sequence[Row], x: str | None, name: str) -> None:
-    arms = list(dict.fromkeys(row["arm"] for row in rows))
-    for place, arm in enumerate(arms):
-        points = [
-            (float(place) if x is None else _number(row, x), _number(row, name)) for row in rows if row["arm"] == arm
-        ]
-        found = [(left, value) for left, value in points if left is not None and value is not None]
-        if found:
-            _draw_arm(axes, arm, place, found, spans=x is None)
-    if x is None:
-        axes.set_xticks(range(len(arms)), arms, rotation=0 if len(arms) < 4 else 30, ha="center", fontsize=8)
-        axes.set_xlim(-0.6, len(arms) - 0.4)
-    else:
-        axes.set_xlabel(x)
-    axes.set_ylabel(name)
-    axes.spines[["top", "right"]].set_visible(False)
-
-
-def _draw_arm(axes: Axes, arm: str, place: int, points: Sequence[tuple[float, float]], *, spans: bool) -> None:
-    """Draw the seeds as points and the mean as a bar across them, or as a larger point where x is a number."""
-    colour, marker = COLOURS[place % len(COLOURS)], MARKERS[place // len(COLOURS) % len(MARKERS)]
-    xs, ys = zip(*points, strict=True)
-    axes.plot(xs, ys, marker, color=colour, markersize=4.5, alpha=0.6, linestyle="none", label=f"{arm} (n {len(ys)})")
-    if spans:
-        axes.plot([place - 0.25, place + 0.25], [mean(ys)] * 2, color=colour, linewidth=2.5)
-    else:
-        axes.plot([mean(xs)], [mean(ys)], marker, color=colour, markersize=9, markeredgecolor="black", linestyle="none")
 
 
 def _number(row: Row, name: str) -> float | None:

@@ -24,23 +24,6 @@ def shipped_sweeps() -> dict[str, Path]:
     return shipped_files(_FOLDER)
 
 
-def find_sweep(name_or_path: str | Path) -> Path:
-    """Return the file of a shipped sweep, or of the user's own.
-
-    Raises:
-        ConfigError: nothing of that name, with the nearest names.
-    """
-    name = str(name_or_path)
-    if name in shipped_sweeps():
-        return shipped_sweeps()[name]
-    path = Path(name_or_path)
-    if path.is_file():
-        return path
-    hint = did_you_mean(_FOLDER, name) or f"; shipped are {', '.join(shipped_sweeps())}"
-    reason = "there is no such file" if path.suffix in SUFFIXES else f"no sweep or file of that name{hint}"
-    raise ConfigError([Problem("sweep", name, reason)])
-
-
 def load_sweep(source: str | Path | Mapping[str, Any], inputs: Mapping[str, str] | None = None) -> SweepConfig:
     """Load and check a sweep, and the recipe of each of its arms.
 
@@ -60,11 +43,16 @@ def read_sweep_settings(name_or_path: str | Path) -> dict[str, Any]:
     """Return the settings in a sweep's file, with its name and its recipes' paths made whole.
 
     Raises:
-        ConfigError: there is no such sweep, or the file cannot be read.
+        ConfigError: there is no such sweep, with the nearest names, or the file cannot be read.
     """
-    path = find_sweep(name_or_path)
+    name, shipped = str(name_or_path), shipped_sweeps()
+    path = shipped.get(name, Path(name_or_path))
+    if not path.is_file():
+        hint = did_you_mean(_FOLDER, name) or f"; shipped are {', '.join(shipped)}"
+        reason = "there is no such file" if path.suffix in SUFFIXES else f"no sweep or file of that name{hint}"
+        raise ConfigError([Problem("sweep", name, reason)])
     settings = read_yaml(path)
-    names = {file: name for name, file in shipped_sweeps().items()}
+    names = {file: name for name, file in shipped.items()}
     settings.setdefault("name", names.get(path, path.stem))
     for group in [settings, *(arm for arm in settings.get("arms") or [] if isinstance(arm, dict))]:
         recipe = group.get("recipe")
@@ -100,13 +88,9 @@ def _arm_problems(sweep: SweepConfig) -> Iterator[Problem]:
             for problem in error.problems:
                 yield Problem(f"arms.{arm.name}: {problem.key}", problem.value, problem.reason)
         else:
-            yield from _split_problems(sweep, arm, recipe)
-
-
-def _split_problems(sweep: SweepConfig, arm: ArmConfig, recipe: Recipe) -> Iterator[Problem]:
-    """Yield results that a run will not have, where the recipe says so itself."""
-    splits = recipe.evaluation.splits
-    for measure in sweep.measures_of(arm.name):
-        if measure.kind == "result" and measure.split and splits is not None and measure.split not in splits:
-            reason = f"{arm.name} is evaluated on {', '.join(splits)}: name it in evaluation.splits"
-            yield Problem(f"measures.{measure.name}.split", measure.split, reason)
+            # Results that the run will not have, where the recipe says so itself.
+            splits = recipe.evaluation.splits
+            for measure in sweep.measures_of(arm.name):
+                if measure.kind == "result" and measure.split and splits is not None and measure.split not in splits:
+                    reason = f"{arm.name} is evaluated on {', '.join(splits)}: name it in evaluation.splits"
+                    yield Problem(f"measures.{measure.name}.split", measure.split, reason)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from shutil import copytree
 
-from ostinato.data.disk import PARTIAL, remove_folder, sync
+from ostinato.data.disk import new_folder
 from ostinato.errors import CheckpointError, ConfigError, OstinatoError
 from ostinato.experiments.sweep.locks import run_lock
 from ostinato.experiments.sweep.run_key import key_of_run, key_settings, run_versions
@@ -37,23 +37,11 @@ def import_run(path: Path, runs: Sequence[PlannedRun]) -> PlannedRun:
     target = mine[0].directory
     if path.resolve() == target.resolve():
         return mine[0]
-    target.parent.mkdir(parents=True, exist_ok=True)
     with run_lock(target):
         if not mine[0].is_finished:
-            _copy(path, target)
+            with new_folder(target) as folder:
+                copytree(path, folder, dirs_exist_ok=True)
     return mine[0]
-
-
-def _copy(path: Path, target: Path) -> None:
-    """Copy a directory such that it is never there in part."""
-    partial = target.with_name(f"{PARTIAL}{target.name}")
-    remove_folder(partial)
-    copytree(path, partial)
-    for file in sorted(partial.rglob("*")):
-        sync(file)
-    remove_folder(target)
-    partial.replace(target)
-    sync(target.parent)
 
 
 def _difference(path: Path, runs: Sequence[PlannedRun]) -> str:
@@ -61,17 +49,14 @@ def _difference(path: Path, runs: Sequence[PlannedRun]) -> str:
     version = run_versions(path)["ostinato"]
     if version != __version__:
         return f"it was trained by version {version}, this is {__version__}"
-    own = key_settings(load_recipe(path))
-
-    def differing(run: PlannedRun) -> list[str]:
+    own, differences = key_settings(load_recipe(path)), dict[str, list[str]]()
+    for run in runs:
         other = key_settings(run.recipe)
-        return [
+        differences[run.name] = [
             f"{key} is {own.get(key)!r} there and {other.get(key)!r} in the sweep"
             for key in own | other
             if own.get(key) != other.get(key)
         ]
-
-    differences = {run.name: differing(run) for run in runs}
     name = min(differences, key=lambda name: len(differences[name]))
     found = differences[name]
     if not found:

@@ -92,7 +92,6 @@ def take(measure: Measure, run: Path, access: DataAccess | None = None, *, only_
 
 
 def _found(measure: Measure, run: Path, access: DataAccess | None) -> Any:
-    """Measure one run now."""
     match measure:
         case ResultMeasure(split=None):
             return read_results(run)
@@ -107,31 +106,20 @@ def _found(measure: Measure, run: Path, access: DataAccess | None) -> Any:
             lengths = pass_lengths(recipe, (measure.source_length, measure.target_length))
             return count_budget(recipe.model, Assumptions(*lengths)).figure(measure.figure)
         case EvaluateMeasure():
-            return _evaluate(measure, run, access)
+            threshold = "trained" if measure.halting_threshold is None else measure.halting_threshold
+            loaded = load(
+                run,
+                checkpoint=measure.checkpoint,
+                device=load_recipe(run).training.device,
+                overrides=measure.overrides(),
+                halting_threshold=threshold,  # type: ignore[arg-type]
+            )
+            given = measure.model_dump(include={"metrics", "by", "n_steps", "max_examples"})
+            return loaded.evaluate(measure.split, access=access, **given)
         case AnalysisMeasure():
             table = analyse([("run", run)], measure.study, measure.split, measure.max_examples, access)
             return select(table, measure.table, measure.name)
     raise TypeError(f"{type(measure).__name__} is no kind of measure that can be taken")
-
-
-def _evaluate(measure: EvaluateMeasure, run: Path, access: DataAccess | None) -> dict[str, Any]:
-    """Return what a new evaluation finds."""
-    threshold = "trained" if measure.halting_threshold is None else measure.halting_threshold
-    loaded = load(
-        run,
-        checkpoint=measure.checkpoint,
-        device=load_recipe(run).training.device,
-        overrides=measure.overrides(),
-        halting_threshold=threshold,  # type: ignore[arg-type]
-    )
-    return loaded.evaluate(
-        measure.split,
-        metrics=measure.metrics,
-        by=measure.by,
-        n_steps=measure.n_steps,
-        max_examples=measure.max_examples,
-        access=access,
-    )
 
 
 def look_up(found: Mapping[str, Any], path: str) -> float | dict[str, float]:

@@ -74,7 +74,21 @@ class LocalPool:
             pipes = {worker.pipe: worker for worker in self._workers}
             # The pipe of a worker that has died is ready too: reading it raises EOFError.
             for pipe in wait(list(pipes), left):
-                self._receive(pipes[pipe], on_event)  # type: ignore[index]
+                worker = pipes[pipe]  # type: ignore[index]
+                try:
+                    message = worker.pipe.recv()
+                except (EOFError, OSError):
+                    self._workers.remove(worker)
+                    worker.process.join(_PATIENCE_S)
+                    code = worker.end()
+                    if worker.job is not None:
+                        self._ended.append(JobResult(worker.job, "died", death_text(code)))
+                    continue
+                if isinstance(message, Event):
+                    on_event(message)
+                else:
+                    worker.job = None
+                    self._ended.append(message)
         return self._ended.popleft()
 
     def stop(self) -> None:
@@ -87,7 +101,6 @@ class LocalPool:
             worker.end()
 
     def _assign(self) -> None:
-        """Give jobs to workers that have none."""
         while self._waiting:
             free = next((worker for worker in self._workers if worker.job is None), None)
             if free is None:
@@ -99,27 +112,6 @@ class LocalPool:
             free.job = job
             with suppress(OSError):  # it has died meanwhile: its pipe says so when it is read
                 free.pipe.send(job)
-
-    def _receive(self, worker: _Worker, on_event: TakeEvent) -> None:
-        """Read one message of a worker: an event, a result, or the end of its pipe."""
-        try:
-            message = worker.pipe.recv()
-        except (EOFError, OSError):
-            self._remove(worker)
-            return
-        if isinstance(message, Event):
-            on_event(message)
-        else:
-            worker.job = None
-            self._ended.append(message)
-
-    def _remove(self, worker: _Worker) -> None:
-        """Take a worker that has died off the list, and report its job as died."""
-        self._workers.remove(worker)
-        worker.process.join(_PATIENCE_S)
-        code = worker.end()
-        if worker.job is not None:
-            self._ended.append(JobResult(worker.job, "died", death_text(code)))
 
 
 def death_text(code: int | None) -> str:
@@ -133,16 +125,14 @@ def death_text(code: int | None) -> str:
 
 def _work(pipe: Connection) -> None:
     """Do jobs until there are no more; runs in the worker."""
+
+    def end_with_parent() -> None:
+        if (parent := parent_process()) is not None:
+            parent.join()
+            os._exit(1)
+
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt at the terminal is the parent's to answer
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=end_with_parent, daemon=True).start()
     with suppress(EOFError, BrokenPipeError):
         while True:
             pipe.send(attempt(pipe.recv(), pipe.send))
-
-
-def _end_with_parent() -> None:
-    """End this process as soon as its parent is no more."""
-    parent = parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)

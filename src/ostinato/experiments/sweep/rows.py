@@ -7,7 +7,7 @@ that was interrupted and run again ends with the same results.jsonl, byte for by
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -135,15 +135,11 @@ class SweepResults:
         # Of two arms that are one run, one may have more measured of it.
         self.missing = (self.missing - {run.key for run in runs}) | {line["key"] for line in missing}
         with write_lock(self.store, f"sweep-{self.folder.name}"):
-            write_sweep(self.sweep, self.rows, self.folder)
-
-
-def write_sweep(sweep: SweepConfig, rows: Iterable[dict[str, Any]], folder: Path) -> None:
-    """Write results.jsonl and timings.jsonl, each in one go."""
-    folder.mkdir(parents=True, exist_ok=True)
-    parts = [split_row(sweep, row) for row in rows]
-    for name, lines in ((TIMINGS, [times for _, times in parts]), (RESULTS, [found for found, _ in parts])):
-        write_text(folder / name, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
+            self.folder.mkdir(parents=True, exist_ok=True)
+            parts = [split_row(self.sweep, row) for row in self.rows]
+            for name, place in ((TIMINGS, 1), (RESULTS, 0)):
+                text = "".join(json.dumps(part[place], ensure_ascii=False) + "\n" for part in parts)
+                write_text(self.folder / name, text)
 
 
 def split_row(sweep: SweepConfig, row: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -47,8 +47,7 @@ def run_key(recipe: Recipe, hashes: Mapping[str, str], *, start: str | None = No
         recipe: resolved, the splits of its final evaluation named. hashes: SHA-256 of the examples of every split that
             the run reads. start: key of the run whose weights it starts from.
     """
-    content = {"settings": key_settings(recipe, start, first_names=True), "version": version, "data": dict(hashes)}
-    return _hash(content)
+    return _hash({"settings": key_settings(recipe, start, first_names=True), "version": version, "data": dict(hashes)})
 
 
 def key_settings(recipe: Recipe, start: str | None = None, *, first_names: bool = False) -> dict[str, Any]:
@@ -131,21 +130,17 @@ class DataHashes:
         train = task.splits()[0]
         splits = [train, *other_splits(recipe, train)]
         name = _hash(_origin(task, recipe, splits))
-        if name not in self._known:
-            self._known[name] = self._read(task, splits, name)
-        return recipe, self._known[name]
-
-    def _read(self, task: Task, splits: list[str], name: str) -> dict[str, str]:
         note = None if self.folder is None else self.folder / _HASHES / f"{name[:16]}.json"
-        if note is not None and note.is_file():
-            kept: dict[str, str] = json.loads(note.read_text(encoding="utf-8"))
-            return kept
-        found = {split: str(describe_split(split, task.examples(split))["sha256"]) for split in splits}
-        if note is not None:
-            note.parent.mkdir(parents=True, exist_ok=True)
-            with write_lock(note.parent.parent, _HASHES):
-                write_json(note, found)
-        return found
+        if name not in self._known and note is not None and note.is_file():
+            self._known[name] = json.loads(note.read_text(encoding="utf-8"))
+        elif name not in self._known:
+            found = {split: str(describe_split(split, task.examples(split))["sha256"]) for split in splits}
+            if note is not None:
+                note.parent.mkdir(parents=True, exist_ok=True)
+                with write_lock(note.parent.parent, _HASHES):
+                    write_json(note, found)
+            self._known[name] = found
+        return recipe, self._known[name]
 
 
 def _origin(task: Task, recipe: Recipe, splits: list[str]) -> dict[str, Any]:
@@ -154,20 +149,17 @@ def _origin(task: Task, recipe: Recipe, splits: list[str]) -> dict[str, Any]:
     data = recipe.data.model_dump(mode="json", include={"train", "dev", "test", *columns})
     files = [data[split] or [] for split in ("train", "dev", "test")]
     named = [path for group in files for path in ([group] if isinstance(group, str) else group)]
+    there = {name: path for name, path in ((name, Path(name).absolute()) for name in named) if path.is_file()}
+    # Path, size and time of change; null where there is no such file.
+    states = {name: [str(path), path.stat().st_size, path.stat().st_mtime_ns] for name, path in there.items()}
     return {
         "task": task.config.model_dump(mode="json"),
         "data": data,
-        "files": {path: _file_state(Path(path)) for path in named},
+        "files": dict.fromkeys(named) | states,
         "published": {file.key: task.access.known_hash(file) for file in task.files()},
         "splits": splits,
         "version": __version__,
     }
-
-
-def _file_state(path: Path) -> list[object] | None:
-    """Return path, size and time of change of a file, None where there is none."""
-    path = path.absolute()
-    return [str(path), path.stat().st_size, path.stat().st_mtime_ns] if path.is_file() else None
 
 
 def _hash(content: dict[str, Any]) -> str:

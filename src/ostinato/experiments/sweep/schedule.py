@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +11,11 @@ from ostinato.config.measures import AnyMeasure
 from ostinato.config.sweep import SweepConfig
 from ostinato.data.registry import DataAccess
 from ostinato.errors import TrainingError
-from ostinato.experiments.sweep.executors import Executor, InProcess, Job, JobResult, TakeEvent
+from ostinato.experiments.sweep.executors import Executor, InProcess, Job
 from ostinato.experiments.sweep.pool import LocalPool
 from ostinato.experiments.sweep.rows import SweepResults, collect_rows
 from ostinato.experiments.sweep.runs import PlannedRun, arm_budgets, check_equal, plan_runs
-from ostinato.experiments.sweep.watch import SilentWatcher, Watcher
+from ostinato.experiments.sweep.watch import Watcher
 
 _PAUSE_S = 1.0
 """Seconds until a run that another process works on is tried again."""
@@ -75,102 +74,65 @@ def run_sweep(
         check_equal(sweep, arm_budgets(sweep, runs, access))
     store.mkdir(parents=True, exist_ok=True)
 
-    watcher = watcher or SilentWatcher()
+    watcher = watcher or Watcher()
     results = SweepResults(sweep, runs, store)
-
-    def on_end(run: PlannedRun, result: JobResult) -> None:
-        results.update(run.key)
-        watcher.on_result(run, result.status, result.reason)
-
     own = executor or (InProcess() if workers == 1 else LocalPool(workers))
     # Arms that come to the same recipe share a run, which has the name of the first of them.
     by_key = {run.key: run for run in reversed(runs)}
     waiting = {run.key: by_key[run.key] for run in runs if run.key in results.missing}
-    schedule = _Schedule(_measures(sweep, runs), waiting, own, n_threads, access, watcher.on_event, on_end)
+    # Of a run what all arms that share it measure.
+    measures: dict[str, list[AnyMeasure]] = {run.key: [] for run in runs}
+    for run in runs:
+        measures[run.key] += [measure for measure in sweep.measures_of(run.arm) if measure not in measures[run.key]]
+    submitted: dict[Path, PlannedRun] = {}
+    busy: list[tuple[float, PlannedRun]] = []  # runs that another process has, and when they are tried again
+    failures: dict[str, str] = {}
+
+    def submit(run: PlannedRun) -> None:
+        waiting.pop(run.key, None)
+        submitted[run.directory] = run
+        own.submit(Job(run.name, run.recipe, run.directory, tuple(measures[run.key]), n_threads, access))
+
+    def submit_ready() -> None:
+        """Submit what does not wait for another run; what starts from a run that failed is no longer waiting."""
+        for run in list(waiting.values()):
+            if run.start is None or run.start.is_finished:
+                submit(run)
+
+    def fail(run: PlannedRun, reason: str) -> None:
+        """Note why a run has failed, and that all runs which would have started from it cannot be trained."""
+        waiting.pop(run.key, None)
+        failures[run.key] = reason
+        for other in list(waiting.values()):
+            if other.start is not None and other.start.key == run.key:
+                fail(other, f"not run: it starts from {run.name}, which failed")
+
     try:
         watcher.on_plan(list(waiting.values()), len(by_key) - len(waiting))
-        schedule.run()
+        submit_ready()
+        while submitted or busy:
+            now, tried = time.monotonic(), busy
+            busy = [(due, run) for due, run in tried if due > now]
+            for run in (run for due, run in tried if due <= now):
+                submit(run)
+            if not submitted:  # other processes do all that is left
+                time.sleep(_PAUSE_S)
+                continue
+            result = own.collect(watcher.on_event, _PAUSE_S if busy else None)
+            if result is None:
+                continue
+            run = submitted.pop(result.job.directory)
+            if result.status == "busy":
+                busy.append((time.monotonic() + _PAUSE_S, run))
+                continue
+            if result.status != "done":
+                fail(run, f"{result.status}: {result.reason}")
+            results.update(run.key)
+            watcher.on_result(run, result.status, result.reason)
+            submit_ready()
     finally:
         own.stop()
         watcher.close()
-    if failures := [(run, schedule.failures[run.key]) for run in runs if run.key in schedule.failures]:
-        raise SweepError(failures)
+    if failed := [(run, failures[run.key]) for run in runs if run.key in failures]:
+        raise SweepError(failed)
     return results.rows
-
-
-def _measures(sweep: SweepConfig, runs: Sequence[PlannedRun]) -> dict[str, list[AnyMeasure]]:
-    """Return by key what is measured of a run: the measures of all arms that share it."""
-    found: dict[str, list[AnyMeasure]] = {}
-    for run in runs:
-        own = found.setdefault(run.key, [])
-        own += [measure for measure in sweep.measures_of(run.arm) if measure not in own]
-    return found
-
-
-@dataclass
-class _Schedule:
-    """Submits jobs in order: a run after the run it starts from, and again after a pause where another process has it.
-
-    Args:
-        measures: what is measured of a run, by key. waiting: runs not submitted yet, by key. failures: why a run
-            has failed, by key. on_end: called for every run that has ended.
-    """
-
-    measures: dict[str, list[AnyMeasure]]
-    waiting: dict[str, PlannedRun]
-    executor: Executor
-    n_threads: int | None
-    access: DataAccess | None
-    on_event: TakeEvent
-    on_end: Callable[[PlannedRun, JobResult], None]
-    failures: dict[str, str] = field(default_factory=dict)
-    _submitted: dict[Path, PlannedRun] = field(default_factory=dict)
-    _busy: list[tuple[float, PlannedRun]] = field(default_factory=list)
-
-    def run(self) -> None:
-        """Submit and collect until nothing is left."""
-        self._submit_ready()
-        while self._submitted or self._busy:
-            self._submit_busy_again()
-            if not self._submitted:  # other processes do all that is left
-                time.sleep(_PAUSE_S)
-                continue
-            result = self.executor.collect(self.on_event, _PAUSE_S if self._busy else None)
-            if result is not None:
-                self._receive(self._submitted.pop(result.job.directory), result)
-
-    def _receive(self, run: PlannedRun, result: JobResult) -> None:
-        if result.status == "busy":
-            self._busy.append((time.monotonic() + _PAUSE_S, run))
-            return
-        if result.status != "done":
-            self._fail(run, f"{result.status}: {result.reason}")
-        self.on_end(run, result)
-        self._submit_ready()
-
-    def _submit_ready(self) -> None:
-        """Submit what does not wait for another run; what starts from a run that failed is no longer waiting."""
-        for run in list(self.waiting.values()):
-            if run.start is None or run.start.is_finished:
-                self._submit(run)
-
-    def _submit_busy_again(self) -> None:
-        now = time.monotonic()
-        due = [run for time_due, run in self._busy if time_due <= now]
-        self._busy = [waiting for waiting in self._busy if waiting[0] > now]
-        for run in due:
-            self._submit(run)
-
-    def _submit(self, run: PlannedRun) -> None:
-        self.waiting.pop(run.key, None)
-        self._submitted[run.directory] = run
-        measures = tuple(self.measures[run.key])
-        self.executor.submit(Job(run.name, run.recipe, run.directory, measures, self.n_threads, self.access))
-
-    def _fail(self, run: PlannedRun, reason: str) -> None:
-        """Note why a run has failed, and that all runs which would have started from it cannot be trained."""
-        self.waiting.pop(run.key, None)
-        self.failures[run.key] = reason
-        for other in list(self.waiting.values()):
-            if other.start is not None and other.start.key == run.key:
-                self._fail(other, f"not run: it starts from {run.name}, which failed")

@@ -39,36 +39,30 @@ def summarise(rows: Sequence[Row]) -> list[dict[str, Any]]:
     first = next(iter(arms.values()))
     lines = []
     for arm, own in arms.items():
-        described = {key: own[0].get(key) for key in ("recipe", "parameters", "macs", "macs_lengths", "checkpoint")}
-        values = {name: _values(own, [] if own is first else first, name) for name in names}
+        values = {}
+        for name in names:
+            found = {row["seed"]: float(row["values"][name]) for row in own if name in row["values"]}
+            theirs = {row["seed"]: float(row["values"][name]) for row in first if name in row["values"]}
+            pairs = [value - theirs[seed] for seed, value in found.items() if seed in theirs and own is not first]
+            if found:
+                values[name] = {
+                    "mean": mean(found.values()),
+                    "sd": stdev(found.values()) if len(found) > 1 else None,
+                    "n": len(found),
+                    "by_seed": found,
+                    "difference": seed_difference(pairs) if pairs else None,
+                }
         lines.append(
             {
                 "sweep": own[0]["sweep"],
                 "arm": arm,
                 "seeds": [row["seed"] for row in own],
-                **described,
+                **{key: own[0].get(key) for key in ("recipe", "parameters", "macs", "macs_lengths", "checkpoint")},
                 "checkpoints": own[0].get("checkpoints", {}),
-                "values": {name: found for name, found in values.items() if found},
+                "values": values,
             }
         )
     return lines
-
-
-def _values(own: Sequence[Row], first: Sequence[Row], name: str) -> dict[str, Any] | None:
-    """Return mean, spread and difference of one measure over the seeds of an arm, None where no seed has it."""
-    found = {row["seed"]: float(row["values"][name]) for row in own if name in row["values"]}
-    if not found:
-        return None
-    numbers = list(found.values())
-    theirs = {row["seed"]: float(row["values"][name]) for row in first if name in row["values"]}
-    pairs = [value - theirs[seed] for seed, value in found.items() if seed in theirs]
-    return {
-        "mean": mean(numbers),
-        "sd": stdev(numbers) if len(numbers) > 1 else None,
-        "n": len(numbers),
-        "by_seed": found,
-        "difference": seed_difference(pairs) if pairs else None,
-    }
 
 
 def seed_difference(pairs: Sequence[float]) -> dict[str, Any]:
@@ -97,7 +91,11 @@ def summary_table(lines: Sequence[Row]) -> tuple[list[str], list[list[object]]]:
     columns = ["arm", "seeds", "parameters", f"M MACs ({source} to {target} tokens)", "checkpoint", *names]
     body: list[list[object]] = []
     for line in lines:
-        cells = [_mean_cell(line["values"].get(name), len(line["seeds"])) for name in names]
+        cells = []
+        for found in (line["values"].get(name) for name in names):
+            spread = "" if not found or found["sd"] is None else f" ± {number_text(found['sd'])}"
+            few = "" if not found or found["n"] == len(line["seeds"]) else f" (n {found['n']})"
+            cells.append(f"{number_text(found['mean'])}{spread}{few}" if found else "")
         costs = [line["parameters"], round(line["macs"] / 1e6, 2)]
         body.append([line["arm"], len(line["seeds"]), *costs, line["checkpoint"], *cells])
     return columns, body
@@ -108,9 +106,12 @@ def difference_table(lines: Sequence[Row]) -> tuple[list[str], list[list[object]
     names = [name for name in _names(lines) if any(_difference(line, name) for line in lines)]
     if not names:
         return None
-    body: list[list[object]] = [
-        [line["arm"], *(_difference_cell(_difference(line, name)) for name in names)] for line in lines[1:]
-    ]
+    body: list[list[object]] = [[line["arm"]] for line in lines[1:]]
+    for cells, line in zip(body, lines[1:], strict=True):
+        for found in (_difference(line, name) or {} for name in names):
+            interval = f"[{number_text(found['low'])}, {number_text(found['high'])}]" if found.get("n", 0) > 1 else ""
+            mark = f" {found['verdict']}" if found.get("verdict") in ("higher", "lower") else ""
+            cells.append(f"{number_text(found['value'], signed=True)} {interval}{mark}".rstrip() if found else "")
     return [f"difference to {lines[0]['arm']}", *names], body
 
 
@@ -154,21 +155,6 @@ def _names(lines: Sequence[Row]) -> list[str]:
 def _difference(line: Row, name: str) -> dict[str, Any] | None:
     found: dict[str, Any] | None = (line["values"].get(name) or {}).get("difference")
     return found
-
-
-def _mean_cell(found: Mapping[str, Any] | None, n_seeds: int) -> str:
-    if found is None:
-        return ""
-    spread = "" if found["sd"] is None else f" ± {number_text(found['sd'])}"
-    return f"{number_text(found['mean'])}{spread}" + ("" if found["n"] == n_seeds else f" (n {found['n']})")
-
-
-def _difference_cell(found: Mapping[str, Any] | None) -> str:
-    if found is None:
-        return ""
-    interval = f"[{number_text(found['low'])}, {number_text(found['high'])}]" if found["n"] > 1 else ""
-    mark = f" {found['verdict']}" if found["verdict"] in ("higher", "lower") else ""
-    return f"{number_text(found['value'], signed=True)} {interval}{mark}".rstrip()
 
 
 def number_text(value: float, *, signed: bool = False) -> str:

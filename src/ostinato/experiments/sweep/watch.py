@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 from ostinato.config.recipe import Recipe
 from ostinato.training.reporter import (
@@ -73,8 +73,8 @@ class EventReporter(SilentReporter):
         self.send(Event(self.name, "end", results["n_updates"], end_line(results)))
 
 
-class Watcher(Protocol):
-    """Is called with the progress of a sweep."""
+class Watcher:
+    """Is called with the progress of a sweep; this one says nothing."""
 
     def on_plan(self, runs: Sequence[PlannedRun], n_there: int) -> None:
         """The runs that are to be done now, and how many are there already."""
@@ -89,23 +89,7 @@ class Watcher(Protocol):
         """Always the last call."""
 
 
-class SilentWatcher:
-    """Says nothing."""
-
-    def on_plan(self, runs: Sequence[PlannedRun], n_there: int) -> None:
-        """Say nothing."""
-
-    def on_event(self, event: Event) -> None:
-        """Say nothing."""
-
-    def on_result(self, run: PlannedRun, status: str, reason: str) -> None:
-        """Say nothing."""
-
-    def close(self) -> None:
-        """Say nothing."""
-
-
-class LinesWatcher(SilentWatcher):
+class LinesWatcher(Watcher):
     """One plain line an event, but for updates: of a run at most one a minute.
 
     Args:
@@ -137,7 +121,7 @@ class LinesWatcher(SilentWatcher):
         self.say(f"[{self._n_ended}/{self._n_runs}] {result_text(run.name, run.directory, status, reason)}")
 
 
-class RichWatcher(SilentWatcher):
+class RichWatcher(Watcher):
     """A bar for the whole sweep and one for every run that is going on; what is worth keeping stands above them.
 
     Args:
@@ -147,7 +131,6 @@ class RichWatcher(SilentWatcher):
     def __init__(self, console: Console) -> None:
         self.console = console
         self._progress: Progress | None = None
-        self._all: TaskID | None = None
         self._bars: dict[str, TaskID] = {}
         self._sizes: dict[str, int] = {}
         self._done: dict[str, int] = {}
@@ -167,7 +150,7 @@ class RichWatcher(SilentWatcher):
         self._progress = Progress(
             *columns, TextColumn("{task.fields[text]}", markup=False), console=self.console, transient=True
         )
-        self._all = self._progress.add_task("sweep", total=sum(self._sizes.values()), text="")
+        self._progress.add_task("sweep", total=sum(self._sizes.values()), text="")
         self._progress.start()
 
     def on_event(self, event: Event) -> None:
@@ -203,11 +186,9 @@ class RichWatcher(SilentWatcher):
             self._progress = None
 
     def _move(self) -> None:
-        if self._progress is None or self._all is None:
-            return
-        passed = duration(time.monotonic() - self._began)
-        text = f"{self._n_ended} of {len(self._sizes)} runs, {passed}"
-        self._progress.update(self._all, completed=sum(self._done.values()), text=text)
+        if self._progress is not None:
+            text = f"{self._n_ended} of {len(self._sizes)} runs, {duration(time.monotonic() - self._began)}"
+            self._progress.update(self._progress.task_ids[0], completed=sum(self._done.values()), text=text)
 
 
 def result_text(name: str, directory: Path, status: str, reason: str) -> str:
@@ -218,5 +199,5 @@ def result_text(name: str, directory: Path, status: str, reason: str) -> str:
 def make_watcher(console: Console | None, say: Callable[[str], None]) -> Watcher:
     """Return bars for a terminal, lines for another stream, silence without a console."""
     if console is None:
-        return SilentWatcher()
+        return Watcher()
     return RichWatcher(console) if console.is_terminal else LinesWatcher(say)

@@ -11,8 +11,6 @@ import torch
 
 from ostinato.version import __version__
 
-_CPUINFO = Path("/proc/cpuinfo")
-
 
 @dataclass(frozen=True, slots=True)
 class Environment:
@@ -47,7 +45,7 @@ def describe_environment(device: torch.device) -> Environment:
     )
 
 
-def cpu_name(cpuinfo: Path = _CPUINFO) -> str:
+def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     """Return the processor's name as the system gives it."""
     try:
         lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()

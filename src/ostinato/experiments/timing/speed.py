@@ -108,30 +108,19 @@ def speed_table(rows: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[ob
         "rounds",
         "disturbed",
     ]
-    lines = [_line(row) for row in rows]
+    lines: list[list[object]] = []
+    for row in rows:
+        macs, speed = row["macs"], row.get("speed") or {}
+        counts = macs["per_source_token"] / 1e6, macs["per_generated_token"] / 1e6, macs["call"] / 1e9
+        quartiles = f"{row['low_s'] * 1e3:.1f}-{row['high_s'] * 1e3:.1f}"
+        line = [work_name(row), row["name"], row["parameters"], *map(_short, counts), _short(row["median_s"] * 1e3)]
+        line += [quartiles, _short(row["tokens_per_s"])]
+        is_compared = speed.get("baseline", row["name"]) != row["name"]
+        line += [speed["value"], f"{speed['low']:.3f}-{speed['high']:.3f}"] if is_compared else [None, None]
+        lines.append([*line, row["n"], row["disturbed"]])
     if len(set(groups)) < 2:
         return columns, lines
     return ["group", *columns], [[group, *line] for group, line in zip(groups, lines, strict=True)]
-
-
-def _line(row: dict[str, Any]) -> list[object]:
-    macs, speed = row["macs"], row.get("speed") or {}
-    is_compared = speed.get("baseline", row["name"]) != row["name"]
-    return [
-        work_name(row),
-        row["name"],
-        row["parameters"],
-        _short(macs["per_source_token"] / 1e6),
-        _short(macs["per_generated_token"] / 1e6),
-        _short(macs["call"] / 1e9),
-        _short(row["median_s"] * 1e3),
-        f"{row['low_s'] * 1e3:.1f}-{row['high_s'] * 1e3:.1f}",
-        _short(row["tokens_per_s"]),
-        speed["value"] if is_compared else None,
-        f"{speed['low']:.3f}-{speed['high']:.3f}" if is_compared else None,
-        row["n"],
-        row["disturbed"],
-    ]
 
 
 def work_name(row: dict[str, Any]) -> str:

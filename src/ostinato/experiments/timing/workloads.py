@@ -26,7 +26,7 @@ from ostinato.data.batch import Batch, Tokens
 from ostinato.data.tokenizer import BOS_ID, EOS_ID
 from ostinato.decoding.search import Decodable, inference, search
 from ostinato.errors import ConfigError, Problem
-from ostinato.models import Encoder, Model, Writer, build_model
+from ostinato.models import Encoder, build_model
 from ostinato.nn.cache import Cache
 from ostinato.training.optim import build_optimizer
 from ostinato.training.rng import preserved_randomness
@@ -109,44 +109,24 @@ class Bench:
         Updates go on from one call to the next, with the optimiser's state that belongs to the returned function.
         """
         batch = random_batch(self.candidate.model, workload, self.seed).to(self.device)
-        assert not isinstance(self.model, Encoder)  # there are no batches for one
+        model = self.model
+        assert not isinstance(model, Encoder)  # there are no batches for one
         match workload.kind:
             case "update":
-                return _update(self.model, self.candidate.training, batch)
+                training, numbers = self.candidate.training, count(1)
+                updater = Updater(model, build_optimizer(model, training.optimizer), training)
+                return lambda: updater.apply(updater.accumulate([batch]), next(numbers))
             case "forward":
-                return _forward(self.model, batch)
+                return inference(model)(lambda: model(batch).logits_BTV)
             case "decoding":
-                return _decoding(self.model, batch, workload)
-
-
-def _update(model: Model, training: TrainingConfig, batch: Batch) -> Callable[[], object]:
-    updater = Updater(model, build_optimizer(model, training.optimizer), training)
-    numbers = count(1)
-    return lambda: updater.apply(updater.accumulate([batch]), next(numbers))
-
-
-def _forward(model: Model, batch: Batch) -> Callable[[], object]:
-    def call() -> Tensor:
-        with inference(model):
-            return model(batch).logits_BTV  # type: ignore[no-any-return]
-
-    return call
-
-
-def _decoding(model: Writer, batch: Batch, workload: Workload) -> Callable[[], object]:
-    config = DecodingConfig(
-        strategy="beam" if workload.beam > 1 else "greedy",
-        beam=workload.beam,
-        length_penalty=LengthPenaltyConfig(kind="none"),
-        max_length=workload.target_length,
-    )
-    endless = Endless(model)
-
-    def call() -> object:
-        with inference(model):
-            return search(endless, batch, config)
-
-    return call
+                config = DecodingConfig(
+                    strategy="beam" if workload.beam > 1 else "greedy",
+                    beam=workload.beam,
+                    length_penalty=LengthPenaltyConfig(kind="none"),
+                    max_length=workload.target_length,
+                )
+                endless = Endless(model)
+                return inference(model)(lambda: search(endless, batch, config))
 
 
 class Endless:

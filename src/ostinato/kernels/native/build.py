@@ -23,7 +23,6 @@ from ostinato.folders import cache_folder
 
 _log = logging.getLogger(__name__)
 _SOURCES = Path(__file__).parent
-_NAME = "kernels"
 _OPTIONS = ("-O3", "-march=native", "-fopenmp", "-shared", "-fPIC", "-lm")
 _TIMEOUT_S = 120.0
 
@@ -46,7 +45,9 @@ def _loaded() -> tuple[ctypes.CDLL | None, str]:
         path = _made()
         return ctypes.CDLL(str(path)), f"compiled, {path}"
     except Exception as error:  # Of any kind: there is plain code for all of it.
-        why = f"none, decoding on a CPU is slower: {_reason(error)}"
+        said = (error.stderr or "") if isinstance(error, subprocess.CalledProcessError) else ""
+        reason = str(said).strip() or str(error).strip() or type(error).__name__
+        why = f"none, decoding on a CPU is slower: {reason.splitlines()[0]}"
         _log.info("compiled kernels: %s", why)
         return None, why
 
@@ -63,7 +64,10 @@ def _made() -> Path:
     if platform.system() != "Linux" or not compiler:
         raise OSError("they need Linux and a C compiler (cc, gcc, clang, or CC)")
     folder = cache_folder() / "kernels"
-    path = folder / f"{_NAME}-{_key(compiler)}.so"
+    key = hashlib.sha256(repr((compiler, _OPTIONS, platform.machine(), _processor())).encode())
+    for source in sorted([*_SOURCES.glob("*.h"), *_SOURCES.glob("*.c")]):
+        key.update(source.read_bytes())
+    path = folder / f"kernels-{key.hexdigest()[:16]}.so"
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
@@ -76,14 +80,6 @@ def _made() -> Path:
     return path
 
 
-def _key(compiler: list[str]) -> str:
-    """Return what tells this library from others."""
-    found = hashlib.sha256(repr((compiler, _OPTIONS, platform.machine(), _processor())).encode())
-    for source in sorted([*_SOURCES.glob("*.h"), *_SOURCES.glob("*.c")]):
-        found.update(source.read_bytes())
-    return found.hexdigest()[:16]
-
-
 def _processor() -> list[str]:
     """Return what the processor can do: machines that share a cache folder may differ."""
     try:
@@ -91,9 +87,3 @@ def _processor() -> list[str]:
     except OSError:
         return [platform.processor()]
     return sorted({line for line in lines if line.startswith(("flags", "Features", "model name"))})
-
-
-def _reason(error: Exception) -> str:
-    """Return one line."""
-    said = (error.stderr or "") if isinstance(error, subprocess.CalledProcessError) else ""
-    return (str(said).strip() or str(error).strip() or type(error).__name__).splitlines()[0]

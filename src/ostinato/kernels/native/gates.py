@@ -40,7 +40,7 @@ class ActGate:
             threshold: of the sum of p. is_last: whoever takes part halts after the round.
         """
         x_ND, n = x_ND.contiguous(), x_ND.shape[0]
-        weight_N, next_N = room(n), _marks(n)
+        weight_N, next_N = room(n), torch.empty(n, dtype=torch.bool, device="cpu")
         given = x_ND.data_ptr(), n, address(active_N), threshold, is_last
         made = total_N.data_ptr(), weight_N.data_ptr(), next_N.data_ptr()
         return weight_N, next_N, kernels().act_enter(byref(self._map), *given, *made)
@@ -99,13 +99,9 @@ class StickBreakingGate:
             least: mass to go on with.
         """
         states_ND, (n, _) = states_ND.contiguous(), states_ND.shape
-        next_N, work = _marks(n), room(*states_ND.shape)
+        next_N, work = torch.empty(n, dtype=torch.bool, device="cpu"), room(*states_ND.shape)
         given = states_ND.data_ptr(), n, address(active_N), least
         masses = log_left_N.data_ptr(), left_N.data_ptr(), mean_ND.data_ptr()
         threads = n_threads(n * self._held[0].numel())
         made = kernels().stick_halt(byref(self._gate), *given, *masses, next_N.data_ptr(), work.data_ptr(), threads)
         return next_N, made
-
-
-def _marks(n: int) -> Tensor:
-    return torch.empty(n, dtype=torch.bool, device="cpu")
