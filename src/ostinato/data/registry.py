@@ -18,7 +18,7 @@ import shutil
 import tarfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from glob import escape
@@ -75,6 +75,21 @@ class RemoteFile:
     def address(self) -> str:
         """Return where the file is published."""
         return self.url or f"{_BASE}/{quote(self.key)}"
+
+
+def published_files(
+    repo: str, commit: str, licence: str, path: str, table: Mapping[str, tuple[int | None, int | None, str | None]]
+) -> dict[str, RemoteFile]:
+    """Return the files of one repository by name.
+
+    Args:
+        path: of every file, `{}` in the place of its name.
+        table: rows, bytes and SHA-256 by name.
+    """
+    return {
+        name: RemoteFile(repo, commit, path.format(name), sha256, n_bytes, n_rows, licence)
+        for name, (n_rows, n_bytes, sha256) in table.items()
+    }
 
 
 class _InterruptedError(Exception):

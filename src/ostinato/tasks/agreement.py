@@ -76,7 +76,6 @@ class AgreementTask(Task):
     including the verb, here on whole ones.
     """
 
-    config_type = AgreementConfig
     config: AgreementConfig
     metrics = ()
     forced = ("ranking",)
@@ -121,11 +120,7 @@ class AgreementTask(Task):
                 yield Example(prefix, verb, columns, continues=True)
 
     def _read_files(self, split: str) -> Iterator[Example]:
-        paths = paths_of(self.data, split)
-        if split == self.splits()[0]:
-            yield from read_examples(paths, self.data, "language_model")
-            return
-        for number, example in enumerate(read_examples(paths, self.data), 1):
+        for number, example in enumerate(read_examples(paths_of(self.data, split), self.data), 1):
             if not isinstance(example.columns.get(self.config.wrong_field), str):
                 raise DataError(f"{split}: example {number} has no text {self.config.wrong_field!r} (task.wrong_field)")
             yield Example(example.source, example.target, example.columns, continues=True)

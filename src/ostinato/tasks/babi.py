@@ -140,7 +140,6 @@ class BabiTask(Task):
     Column `supporting` has the positions of the supporting facts, in plain of their words, from 0.
     """
 
-    config_type = BabiConfig
     config: BabiConfig
     by = ("task",)
 

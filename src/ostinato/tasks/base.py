@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, ClassVar, TypeVar, get_type_hints
 
 from ostinato.config.base import Config
 from ostinato.config.data import DataConfig
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
 
     from ostinato.data.example import Example
     from ostinato.data.registry import DataAccess, RemoteFile
+
+
+_Key = TypeVar("_Key", str, int)
 
 
 class TaskConfig(Config):
@@ -43,6 +47,7 @@ class Task(ABC):
     """
 
     config_type: ClassVar[type[TaskConfig]]
+    """Class of the settings: the annotation of `config`."""
     reads_own_files: ClassVar[bool] = False
     """Whether the task itself reads `data.train`, `data.dev` and `data.test`."""
     config: TaskConfig
@@ -54,6 +59,10 @@ class Task(ABC):
     """Metadata columns that every metric is reported by."""
     contrast: str | None = None
     """Column of a wrong target, which a language model should give a lower probability than the right one."""
+
+    def __init_subclass__(cls) -> None:
+        if "config_type" not in vars(cls):
+            cls.config_type = get_type_hints(cls)["config"]
 
     def __init__(self, config: TaskConfig, data: DataConfig, access: DataAccess | None = None) -> None:
         self.config = config
@@ -83,9 +92,9 @@ class Task(ABC):
             self._access = DataAccess.default()
         return self._access
 
-    @abstractmethod
     def splits(self) -> tuple[str, ...]:
         """Return the names of the splits, the training split first."""
+        return ("train", "dev", "test")
 
     def published_sizes(self) -> dict[str, int]:
         """Return the published number of examples of every split for which one is stated.
@@ -131,3 +140,22 @@ class Task(ABC):
             yield path, number, line
         if file.n_rows is not None and number != file.n_rows:
             raise DataError(f"{path}: {number} lines, but {file.repo}/{file.path} was published with {file.n_rows}")
+
+
+def first_hashed(items: Iterable[_Key], fraction: float, seed: int) -> set[_Key]:
+    """Return a share of some items, at least one unless it is 0: those whose seeded hashes come first.
+
+    So neither their order nor a random generator matters.
+    """
+
+    def draw(item: _Key) -> bytes:
+        return hashlib.sha256(f"{seed}:{item}".encode()).digest()
+
+    ordered = sorted(items, key=draw)
+    return set(ordered[: max(1, round(fraction * len(ordered)))]) if fraction else set()
+
+
+def bucket_of(size: int, width: int, *, digits: int) -> str:
+    """Return the name of a size's bucket of sizes, such as 009-016; with leading zeros, so that names sort as text."""
+    low = (size - 1) // width * width + 1
+    return f"{low:0{digits}d}-{low + width - 1:0{digits}d}"

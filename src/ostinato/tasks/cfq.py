@@ -57,16 +57,11 @@ class CfqTask(Task):
     Departures: Tan et al. 2023 choose on MCD1's dev for all splits; here every split has its own.
     """
 
-    config_type = CfqConfig
     config: CfqConfig
 
     def files(self) -> tuple[RemoteFile, ...]:
         """Return the published archive."""
         return (_ARCHIVE,)
-
-    def splits(self) -> tuple[str, ...]:
-        """Return train, dev and test."""
-        return tuple(_SIZES)
 
     def published_sizes(self) -> dict[str, int]:
         """Return the sizes of the splits of maximum compound divergence."""

@@ -40,7 +40,6 @@ class ClassificationTask(LanguagesTask):
     (Matthews and rank correlations) are not there.
     """
 
-    config_type = ClassificationConfig
     config: ClassificationConfig
     metrics = ("accuracy", "macro_f1")
 

@@ -138,7 +138,6 @@ class FilesTask(OwnFilesTask):
     Departures: none, the protocol is yours.
     """
 
-    config_type = FilesConfig
     config: FilesConfig
 
     def __init__(self, config: TaskConfig, data: DataConfig, access: DataAccess | None = None) -> None:

@@ -55,7 +55,6 @@ class LambadaTask(OwnFilesTask):
     its answer is not described; ours writes it, or points at it (extraction).
     """
 
-    config_type = LambadaConfig
     config: LambadaConfig
 
     def __init__(self, config: TaskConfig, data: DataConfig, access: DataAccess | None = None) -> None:

@@ -91,15 +91,10 @@ class LearningToExecuteTask(Task):
     (training.init_from); `ostinato.tasks.programs.stages` lists them, the papers move on at 95 % accuracy.
     """
 
-    config_type = LearningToExecuteConfig
     config: LearningToExecuteConfig
     metrics = ("exact_match", "character_accuracy_free")
     forced = ("token_accuracy", "sequence_accuracy_forced")
     by = ("length", "nesting")
-
-    def splits(self) -> tuple[str, ...]:
-        """Return train, dev and test."""
-        return _PARTS
 
     def _examples(self, split: str) -> Iterator[Example]:
         config = self.config

@@ -21,7 +21,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import Field
 
 from ostinato.data.example import Example
-from ostinato.tasks.base import Task, TaskConfig
+from ostinato.tasks.base import Task, TaskConfig, bucket_of
 
 OPERATORS = ("MIN", "MAX", "MED", "SM")
 CLOSE = "]"
@@ -79,7 +79,6 @@ class ListOpsTask(Task):
     rows are drawn by the arena's rules and are not its rows.
     """
 
-    config_type = ListOpsConfig
     config: ListOpsConfig
     metrics = ("exact_match",)
     by = ("length_bucket",)
@@ -126,10 +125,9 @@ class ListOpsTask(Task):
         return distinct_trees(Random(f"{self.config.seed}/listops/{self.config.version}"), self._version.shape)
 
     def _example(self, tokens: list[str]) -> Example:
-        low = (len(tokens) - 1) // self._version.bucket * self._version.bucket + 1
         columns: dict[str, Any] = {
             "length": len(tokens),
-            "length_bucket": f"{low:04d}-{low + self._version.bucket - 1:04d}",
+            "length_bucket": bucket_of(len(tokens), self._version.bucket, digits=4),
             "depth": depth_of(tokens),
         }
         return Example(" ".join(tokens), str(evaluate(tokens)), columns)

@@ -65,7 +65,6 @@ class RelayTask(Task):
     finds the first digit and counts the symbols before it.
     """
 
-    config_type = RelayConfig
     config: RelayConfig
     metrics = ("exact_match",)
     by = ("hops",)

@@ -15,10 +15,10 @@ Grammar of the commands and their meaning [[.]] (their supplement):
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator
-from functools import cached_property, partial
+from dataclasses import replace
+from functools import cached_property
 from itertools import product
 from typing import Annotated, Literal
 
@@ -26,9 +26,9 @@ from pydantic import Field
 
 from ostinato.data.example import Example
 from ostinato.data.lines import bad_line
-from ostinato.data.registry import RemoteFile, open_member
+from ostinato.data.registry import RemoteFile, open_member, published_files
 from ostinato.errors import DataError
-from ostinato.tasks.base import Task, TaskConfig
+from ostinato.tasks.base import Task, TaskConfig, bucket_of, first_hashed
 
 Row = tuple[str, str]
 """A command and its actions."""
@@ -40,24 +40,17 @@ _LONGEST_TRAINED = 22
 _HELD_OUT = {"addprim_jump": "jump", "addprim_turn_left": "turn left"}
 _BUCKET = 8
 
-_scan_file = partial(
-    RemoteFile, repo="brendenlake/SCAN", commit="c4b756cbc010d75c912f16c42c8f15dc6b7e6c8f", licence="BSD-3-Clause"
+_SIMPLE = published_files(
+    repo="brendenlake/SCAN",
+    commit="c4b756cbc010d75c912f16c42c8f15dc6b7e6c8f",
+    licence="BSD-3-Clause",
+    path="simple_split/tasks_{}_simple.txt",
+    table={
+        "train": (16728, 3267938, "941bb8a088c5f53ceff12fde902dc008933cf0c4203cc672c47b5f79d73262dd"),
+        "test": (4182, 812450, "1fe1c8f5a19d0dc40e41bab94278f45f66f3dc415a978bd29855a23440610fc6"),
+    },
 )
-_SIMPLE = {
-    "train": _scan_file(
-        path="simple_split/tasks_train_simple.txt",
-        sha256="941bb8a088c5f53ceff12fde902dc008933cf0c4203cc672c47b5f79d73262dd",
-        n_bytes=3267938,
-        n_rows=16728,
-    ),
-    "test": _scan_file(
-        path="simple_split/tasks_test_simple.txt",
-        sha256="1fe1c8f5a19d0dc40e41bab94278f45f66f3dc415a978bd29855a23440610fc6",
-        n_bytes=812450,
-        n_rows=4182,
-    ),
-}
-_ALL = _scan_file(path="tasks.txt", sha256=None, n_bytes=None, n_rows=20910)
+_ALL = replace(_SIMPLE["train"], path="tasks.txt", sha256=None, n_bytes=None, n_rows=20910)
 _MCD_LISTS = RemoteFile(
     repo="google-research/google-research",
     commit="1c1f5b9a835e8475e3562a50354fc2641a9ee9c8",
@@ -159,7 +152,6 @@ class ScanTask(Task):
     Departures: the papers train on all training rows and report the last update of a fixed number.
     """
 
-    config_type = ScanConfig
     by = ("actions",)
     config: ScanConfig
 
@@ -193,13 +185,14 @@ class ScanTask(Task):
             chosen = self._rows("test")
         else:
             rows = list(self._rows("train"))
-            dev = self._dev_commands(rows)
+            commands = {command for command, _ in rows} - {_HELD_OUT.get(self.config.split, "")}
+            dev = first_hashed(commands, self.config.dev_fraction, self.config.dev_seed)
             chosen = (row for row in rows if (row[0] in dev) == (split == "dev"))
         for command, actions in chosen:
             n_actions = actions.count(" ") + 1
-            low = (n_actions - 1) // _BUCKET * _BUCKET + 1
-            bucket = f"{low:02d}-{low + _BUCKET - 1:02d}"
-            yield Example(command, actions, {"n_actions": n_actions, "actions": bucket})
+            yield Example(
+                command, actions, {"n_actions": n_actions, "actions": bucket_of(n_actions, _BUCKET, digits=2)}
+            )
 
     def _rows(self, part: Literal["train", "test"]) -> Iterator[Row]:
         """Yield the published rows of train or test."""
@@ -237,13 +230,3 @@ class ScanTask(Task):
         if wrong is not None:
             raise bad_line(self.access.fetch(_ALL), wrong, "the grammar has no such row, or the file has it twice")
         return rows
-
-    def _dev_commands(self, rows: list[Row]) -> set[str]:
-        """Return the training commands of dev: those whose seeded hashes come first, so that no order matters."""
-        commands = {command for command, _ in rows} - {_HELD_OUT.get(self.config.split, "")}
-        n_dev = max(1, round(self.config.dev_fraction * len(commands))) if self.config.dev_fraction else 0
-
-        def draw(command: str) -> bytes:
-            return hashlib.sha256(f"{self.config.dev_seed}:{command}".encode()).digest()
-
-        return set(sorted(commands, key=draw)[:n_dev])
