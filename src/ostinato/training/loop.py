@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from ostinato.training.checkpoint import Checkpoints
 from ostinato.training.checks import check_training
 from ostinato.training.prepare import Prepared, prepare
 from ostinato.training.processes import Processes
-from ostinato.training.records import NoRecords, Records
+from ostinato.training.records import Records
 from ostinato.training.reporter import Reporter, SilentReporter
 from ostinato.training.rundir import RunDirectory
 from ostinato.training.session import Session
@@ -82,8 +83,7 @@ def _train(
 ) -> dict[str, Any]:
     recipe = prepared.recipe
     checkpoints = Checkpoints(run.checkpoints, recipe.training.keep_last)
-    records = Records(run.path) if processes.is_main else NoRecords(run.path)
-    session = Session(prepared, checkpoints, records, reporter, device, processes)
+    session = Session(prepared, checkpoints, Records(run.path), reporter, device, processes)
     info = {
         "directory": str(run.path),
         "device": str(device),
@@ -94,7 +94,7 @@ def _train(
         "new_parameters": [] if session.initial is None else session.initial.fresh,
     }
     if session.initial is not None and processes.is_main:
-        write_json(run.path / "initial.json", session.initial.as_dict())
+        write_json(run.path / "initial.json", asdict(session.initial))
     reporter.on_start(recipe, info)
     progress = session.run()
 

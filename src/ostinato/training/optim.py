@@ -16,11 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from ostinato.config.training import LearningRateScale, OptimizerConfig, ScheduleConfig
-from ostinato.errors import CheckpointError, ConfigError, Problem
+from ostinato.errors import CheckpointError
 from ostinato.models.base import TokenModel
 from ostinato.models.embeddings import FactEmbedder
 from ostinato.nn.experts import ExpertAttention, ExpertMaps, SparseLayer
 from ostinato.nn.routing import HypersphereRouter
+from ostinato.training.freeze import check_patterns
 
 
 def learning_rate(
@@ -73,13 +74,7 @@ def parameter_groups(
 def check_scales(model: nn.Module, scales: Sequence[LearningRateScale]) -> None:
     """Raise a ConfigError that holds every pattern that matches no parameter."""
     names = [name for name, _ in model.named_parameters()]
-    problems = [
-        Problem("training.optimizer.lr_scales", one.pattern, "matches no parameter of the model")
-        for one in scales
-        if not any(fnmatchcase(name, one.pattern) for name in names)
-    ]
-    if problems:
-        raise ConfigError(problems)
+    check_patterns("training.optimizer.lr_scales", [one.pattern for one in scales], names)
 
 
 def _embeddings(model: nn.Module) -> set[int]:

@@ -11,7 +11,6 @@ recipe.yaml is written last of what a run starts with. A directory with a recipe
 
 from __future__ import annotations
 
-import hashlib
 import json
 import platform
 import subprocess
@@ -25,6 +24,7 @@ from ostinato.config.load import dump_recipe
 from ostinato.config.recipe import Recipe
 from ostinato.data.disk import PARTIAL, remove_leftovers, sync, write_json
 from ostinato.data.example import Example, fingerprint
+from ostinato.data.registry import sha256_of
 from ostinato.errors import CheckpointError, DataError
 from ostinato.tasks.base import Task
 from ostinato.tasks.recipes import load_recipe
@@ -228,5 +228,4 @@ def _own_files(data: DataConfig) -> Iterator[dict[str, Any]]:
     for paths in named:
         for path in [paths] if isinstance(paths, str) else paths or []:
             if Path(path).is_file():
-                with Path(path).open("rb") as file:
-                    yield {"path": path, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+                yield {"path": path, "sha256": sha256_of(Path(path))}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -59,7 +59,7 @@ class Session:
     Args:
         prepared: data, tokenizers and the resolved recipe.
         checkpoints: the run is resumed from the last one, where there is one.
-        records: cut back to what they held when the last checkpoint was saved.
+        records: written by rank 0, and cut back to what they held when the last checkpoint was saved.
         reporter: a `SilentReporter` in all processes but rank 0.
         processes: those of the run.
     """
@@ -87,7 +87,8 @@ class Session:
         else:
             self._resume()
         self.updater = Updater(self.model, self.optimizer, self.config, processes)
-        records.cut(self.progress.metrics_bytes)
+        if processes.is_main:
+            records.cut(self.progress.metrics_bytes)
         self.model.train()
         self._earlier_seconds, self._began = self.progress.seconds, time.perf_counter()
         # Seconds inside updates, and their labels, since the last record; unlike the window of losses not saved.
@@ -201,8 +202,7 @@ class Session:
             record["depth"] = gradient.depth
         timing = {"seconds": self._busy, "labels_per_second": self._busy_labels / max(self._busy, 1e-9)}
         self._busy, self._busy_labels = 0.0, 0
-        self.records.add(record, timing)
-        self.reporter.on_update(record | timing)
+        self._record(record, timing, self.reporter.on_update)
         update = self.progress.update
         for message in self._collapse_watch.warnings(update, gradient.routing or {}):
             self.reporter.on_warning(update, message)
@@ -225,9 +225,12 @@ class Session:
             "is_best": is_best,
             "scores": {key: value for key, value in result.items() if key not in _NOT_RECORDED},
         }
-        timing = {"seconds": result["seconds"]}
-        self.records.add(record, timing)
-        self.reporter.on_evaluation(record | timing)
+        self._record(record, {"seconds": result["seconds"]}, self.reporter.on_evaluation)
+
+    def _record(self, record: dict[str, Any], timing: dict[str, Any], report: Callable[[dict[str, Any]], None]) -> None:
+        if self.processes.is_main:
+            self.records.add(record, timing)
+        report(record | timing)
 
     def _scores(self) -> dict[str, Any]:
         """Return the scores of the present model on the selection split."""
@@ -247,9 +250,9 @@ class Session:
 
     def _save(self) -> None:
         self.progress.batches = self.prepared.batches.state()
-        self.progress.metrics_bytes = self.records.n_bytes()
         self.progress.seconds = self.seconds
         if randoms := self.processes.gather(RandomState.capture()):
+            self.progress.metrics_bytes = self.records.n_bytes()
             directory = self.checkpoints.save(self.model, self.optimizer, self.progress, randoms)
             self.reporter.on_save(self.progress.update, directory)
 
