@@ -11,10 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from random import Random
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import Field
-
+from ostinato.config.base import Count, Size
 from ostinato.config.data import DataConfig, FieldName
 from ostinato.data.example import Example
 from ostinato.data.registry import DataAccess
@@ -22,8 +21,6 @@ from ostinato.data.sources import read_examples
 from ostinato.errors import DataError
 from ostinato.tasks.base import Task, TaskConfig
 from ostinato.tasks.files import check_paths, given_splits, paths_of
-
-Size = Annotated[int, Field(ge=1)]
 
 NOUNS = ("author", "bird", "boat", "doctor", "farmer", "garden", "key", "letter", "pilot", "river", "song", "tower")
 VERBS = ("appear", "change", "disappear", "fall", "move", "return", "shine", "sing", "sleep", "stand", "turn", "wait")
@@ -40,15 +37,15 @@ class AgreementConfig(TaskConfig):
     """Examples in train."""
     n_eval: Size = 200
     """generated: examples of each number of attractors in dev and in test."""
-    train_nouns: Annotated[int, Field(ge=0)] = 2
+    train_nouns: Count = 2
     """generated: most nouns between subject and verb in train."""
-    max_attractors: Annotated[int, Field(ge=0)] = 5
+    max_attractors: Count = 5
     """generated: most in dev and test."""
     wrong_field: FieldName = "wrong"
     """files: column of the wrong form."""
     by_field: FieldName | None = "n_attractors"
     """files: column that scores are reported by."""
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Count = 0
     """generated: of the data; independent of the seed of training."""
 
     @property

@@ -18,12 +18,12 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from ostinato.config.base import Count, Size
 from ostinato.data.example import Example
 from ostinato.errors import Problem
 from ostinato.tasks.base import Task, TaskConfig, bucket_of
 
 Length = Annotated[int, Field(ge=3)]
-Size = Annotated[int, Field(ge=1)]
 
 _DIGITS = "0123456789"
 _SEPARATOR = "+"
@@ -47,7 +47,7 @@ class AlgorithmicConfig(TaskConfig):
     """Examples in each of dev, test and long."""
     bucket: Size = 10
     """Number of lengths that are one row of the report."""
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Count = 0
     """Of the data; independent of the seed of training."""
 
     def problems(self, path: str = "") -> Iterator[Problem]:
@@ -82,10 +82,7 @@ class AlgorithmicTask(Task):
 
     config: AlgorithmicConfig
     by = ("length_bucket",)
-
-    def splits(self) -> tuple[str, ...]:
-        """Return train, dev, test and long."""
-        return ("train", "dev", "test", "long")
+    fixed_splits = ("train", "dev", "test", "long")
 
     def _examples(self, split: str) -> Iterator[Example]:
         config = self.config

@@ -11,11 +11,12 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from ostinato.config.base import Count, Size
 from ostinato.data.example import Example
 from ostinato.data.lines import bad_line
 from ostinato.data.registry import RemoteFile
 from ostinato.errors import DataError
-from ostinato.tasks.base import Task, TaskConfig
+from ostinato.tasks.base import Share, Task, TaskConfig
 
 NAMES = (
     *("single-supporting-fact", "two-supporting-facts", "three-supporting-facts", "two-arg-relations"),
@@ -109,16 +110,16 @@ class BabiConfig(TaskConfig):
     """One task alone (single); None: all twenty together (joint)."""
     size: Literal["1k", "10k"] = "1k"
     """Training questions for every task."""
-    max_facts: Annotated[int, Field(ge=1)] | None = None
+    max_facts: Size | None = None
     """Most facts before the question; of more, the last ones. None: 70, and 130 for task 3."""
     form: Literal["plain", "facts"] = "plain"
     """How a story is written. plain: word after word, for models that read tokens. facts: with a tab between facts,
     the question last, for an encoder with model.embedder.kind=facts."""
     answer_form: Literal["words", "label"] = "words"
     """How an answer of several words is written. words: one after the other. label: as one token, as in the papers."""
-    dev_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    dev_fraction: Share = 0.1
     """Share of the training stories that becomes `dev`; 0: train whole, no dev."""
-    dev_seed: Annotated[int, Field(ge=0)] = 0
+    dev_seed: Count = 0
     """Of the choice of dev."""
 
 
@@ -141,6 +142,7 @@ class BabiTask(Task):
     """
 
     config: BabiConfig
+    missing = ("dev", "bAbI has no validation set: task.dev_fraction above 0 cuts one from train")
     by = ("task",)
 
     def files(self) -> tuple[RemoteFile, ...]:
@@ -151,10 +153,6 @@ class BabiTask(Task):
     def splits(self) -> tuple[str, ...]:
         """Return train, dev (unless dev_fraction is 0) and test."""
         return ("train", "dev", "test") if self.config.dev_fraction > 0 else ("train", "test")
-
-    def why_missing(self, split: str) -> str | None:
-        """Return that dev is a part of train."""
-        return "bAbI has no validation set: task.dev_fraction above 0 cuts one from train" if split == "dev" else None
 
     def published_sizes(self) -> dict[str, int]:
         """Return the sizes of the chosen tasks, train with the dev set that is cut from it here."""

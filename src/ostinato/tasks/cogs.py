@@ -80,14 +80,11 @@ class CogsTask(Task):
 
     config: CogsConfig
     by = ("case_type", "category")
+    fixed_splits = ("train", "dev", "test", "gen", "train_100")
 
     def files(self) -> tuple[RemoteFile, ...]:
         """Return the five published files."""
         return tuple(_FILES.values())
-
-    def splits(self) -> tuple[str, ...]:
-        """Return the five splits."""
-        return ("train", "dev", "test", "gen", "train_100")
 
     def published_sizes(self) -> dict[str, int]:
         """Return the sizes of the five files."""

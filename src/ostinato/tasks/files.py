@@ -29,11 +29,6 @@ class OwnFilesTask(Task):
         super().__init__(config, data, access)
         check_paths(data)
 
-    @property
-    def is_generated(self) -> bool:
-        """False: the files are the user's own."""
-        return False
-
     def splits(self) -> tuple[str, ...]:
         """Return train, and dev and test where files are given."""
         return given_splits(self.data)

@@ -6,14 +6,13 @@ import json
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import Field
-
+from ostinato.config.base import Count
 from ostinato.data.example import Example
 from ostinato.data.registry import RemoteFile
 from ostinato.errors import DataError
-from ostinato.tasks.base import Task, TaskConfig, first_hashed
+from ostinato.tasks.base import Share, Task, TaskConfig, first_hashed
 from ostinato.tasks.funql import anonymise, clean_query, clean_question, normalise, spaced
 
 _CORPUS = RemoteFile(
@@ -68,9 +67,9 @@ class GeoQueryConfig(TaskConfig):
     kind: Literal["geoquery"] = "geoquery"
     split: Split = "standard"
     """standard and nqg_*: Shaw et al. 2021. length, template_1-3 and tmcd_1-3: Qiu et al. 2022, with a dev set."""
-    dev_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    dev_fraction: Share = 0.1
     """standard, nqg_*: share of the training rows that becomes `dev`; 0: train whole, no dev."""
-    dev_seed: Annotated[int, Field(ge=0)] = 0
+    dev_seed: Count = 0
     """Of the choice of dev."""
 
 
@@ -91,6 +90,7 @@ class GeoQueryTask(Task):
     """
 
     config: GeoQueryConfig
+    missing = ("dev", "this split has no dev set: task.dev_fraction above 0 cuts one from train")
 
     def files(self) -> tuple[RemoteFile, ...]:
         """Return the corpus and the list of rows of the split."""
@@ -100,10 +100,6 @@ class GeoQueryTask(Task):
         """Return train, dev (unless it would have to be cut from train and dev_fraction is 0) and test."""
         has_dev = self._has_published_dev or self.config.dev_fraction > 0
         return ("train", "dev", "test") if has_dev else ("train", "test")
-
-    def why_missing(self, split: str) -> str | None:
-        """Return that dev is a part of train."""
-        return "this split has no dev set: task.dev_fraction above 0 cuts one from train" if split == "dev" else None
 
     def published_sizes(self) -> dict[str, int]:
         """Return the sizes of the split; train with the dev set that is cut from it where none is published."""

@@ -9,12 +9,12 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from ostinato.config.base import Count, Size
 from ostinato.data.example import Example
 from ostinato.errors import Problem
 from ostinato.tasks.base import Task, TaskConfig
 from ostinato.tasks.programs import MEMORY, Program, draw_family, draw_script
 
-Size = Annotated[int, Field(ge=1)]
 Strategy = Literal["baseline", "naive", "mix", "combined"]
 
 _PARTS = ("train", "dev", "test")
@@ -49,7 +49,7 @@ class LearningToExecuteConfig(TaskConfig):
     """Examples in train."""
     n_eval: Size = 10_000
     """Examples in each of dev and test."""
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Count = 0
     """Of the data; independent of the seed of training."""
 
     @property

@@ -16,10 +16,9 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import islice
 from random import Random
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from pydantic import Field
-
+from ostinato.config.base import Count, Size
 from ostinato.data.example import Example
 from ostinato.tasks.base import Task, TaskConfig, bucket_of
 
@@ -57,11 +56,11 @@ class ListOpsConfig(TaskConfig):
     kind: Literal["listops"] = "listops"
     version: Literal["lra", "small"] = "lra"
     """lra: as in the Long Range Arena. small: depth 6, up to 5 arguments, 10 to 100 tokens, and a split `long`."""
-    n_train: Annotated[int, Field(ge=1)] | None = None
+    n_train: Size | None = None
     """None: 96,000, and 50,000 for the small version."""
-    n_eval: Annotated[int, Field(ge=1)] = 2000
+    n_eval: Size = 2000
     """Examples in each of dev, test and long."""
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Count = 0
     """Of the data; independent of the seed of training."""
 
 
@@ -80,16 +79,13 @@ class ListOpsTask(Task):
     """
 
     config: ListOpsConfig
+    missing = ("long", "task.version=small has it")
     metrics = ("exact_match",)
     by = ("length_bucket",)
 
     def splits(self) -> tuple[str, ...]:
         """Return train, dev and test, and long for the small version."""
         return ("train", "dev", "test") if self._version.long is None else ("train", "dev", "test", "long")
-
-    def why_missing(self, split: str) -> str | None:
-        """Explain that the arena has one range of lengths."""
-        return "task.version=small has it" if split == "long" else None
 
     def published_sizes(self) -> dict[str, int]:
         """Return the sizes of the Long Range Arena."""

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from ostinato.config.base import Count
 from ostinato.data.example import Example
 from ostinato.data.lines import bad_line
 from ostinato.data.registry import RemoteFile, published_files
@@ -79,7 +80,7 @@ class LogicalInferenceConfig(TaskConfig):
     """Bins up to this one are train and dev: fewer for the first stages of a curriculum (training.init_from)."""
     n_pairs: Annotated[int, Field(ge=1000)] = 500_000
     """generated: pairs drawn, before repetitions are removed."""
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Count = 0
     """generated: of the data; independent of the seed of training."""
 
 
@@ -103,6 +104,7 @@ class LogicalInferenceTask(Task):
     """
 
     config: LogicalInferenceConfig
+    missing = ("test_removed", "task.held_out=none removes no rows: set it to A, B or C")
     metrics = ("exact_match",)
     by = ("bin",)
 
@@ -121,10 +123,6 @@ class LogicalInferenceTask(Task):
             return {}
         bins = {"train": _PUBLISHED["train"][: self.config.max_operators + 1], "test": _PUBLISHED["test"]}
         return {part: sum(n for n, _, _ in of_part) for part, of_part in bins.items()}
-
-    def why_missing(self, split: str) -> str | None:
-        """Return that only a held-out pattern removes rows."""
-        return "task.held_out=none removes no rows: set it to A, B or C" if split == "test_removed" else None
 
     def _examples(self, split: str) -> Iterator[Example]:
         held_out = self.config.held_out

@@ -13,10 +13,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import cached_property
 from random import Random
-from typing import Annotated, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
-from pydantic import Field
-
+from ostinato.config.base import Count, Size
 from ostinato.data.example import Example
 from ostinato.data.lines import bad_line
 from ostinato.data.registry import RemoteFile, published_files
@@ -58,9 +57,9 @@ class PassivizationConfig(TaskConfig):
     kind: Literal["passivization"] = "passivization"
     origin: Literal["published", "generated"] = "published"
     """generated: other sentences of the same grammar, drawn here."""
-    n_train: Annotated[int, Field(ge=1)] = _SIZES["train"]
+    n_train: Size = _SIZES["train"]
     """generated: training sentences."""
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Count = 0
     """generated: of the data; independent of the seed of training."""
 
 
@@ -81,14 +80,11 @@ class PassivizationTask(Task):
     config: PassivizationConfig
     metrics = ("exact_match", "second_word", "token_accuracy_free")
     by = ("transformation",)
+    fixed_splits = ("train", "dev", "test", "gen")
 
     def files(self) -> tuple[RemoteFile, ...]:
         """Return the four published files; none where they are generated."""
         return tuple(_FILES.values()) if self.config.origin == "published" else ()
-
-    def splits(self) -> tuple[str, ...]:
-        """Return train, dev, test and gen."""
-        return tuple(_SIZES)
 
     def published_sizes(self) -> dict[str, int]:
         """Return the sizes of the files."""

@@ -6,10 +6,9 @@ from collections.abc import Iterable, Iterator
 from functools import cached_property
 from itertools import islice
 from random import Random
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import Field
-
+from ostinato.config.base import Count, Size
 from ostinato.data.example import Example
 from ostinato.data.lines import bad_line
 from ostinato.data.registry import RemoteFile, published_files
@@ -84,11 +83,11 @@ class PcfgSetConfig(TaskConfig):
     """generated: sequences of the same functions, letters and numbers of functions, drawn here."""
     whole_dev: bool = False
     """Keep the sequences of dev that have what the split's training set lacks, so that they take part in selection."""
-    n_train: Annotated[int, Field(ge=1)] | None = None
+    n_train: Size | None = None
     """generated: training sequences before the split takes some away; None: as published, 82,622."""
-    max_functions: Annotated[int, Field(ge=1)] | None = None
+    max_functions: Size | None = None
     """generated, iid: most functions of a sequence; None: as published, 24."""
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Count = 0
     """generated: of the data; independent of the seed of training."""
 
     def problems(self, path: str = "") -> Iterator[Problem]:
@@ -119,6 +118,7 @@ class PcfgSetTask(Task):
     """
 
     config: PcfgSetConfig
+    missing = ("test_twin", "task.split=substitutivity_equal has it")
     by = ("n_functions",)
 
     def files(self) -> tuple[RemoteFile, ...]:
@@ -130,10 +130,6 @@ class PcfgSetTask(Task):
     def splits(self) -> tuple[str, ...]:
         """Return train, dev and test, and test_twin for substitutivity."""
         return (*_PARTS, "test_twin") if self.config.split.startswith("substitutivity") else _PARTS
-
-    def why_missing(self, split: str) -> str | None:
-        """Return that only substitutivity has synonyms."""
-        return "task.split=substitutivity_equal has it" if split == "test_twin" else None
 
     def published_sizes(self) -> dict[str, int]:
         """Return the sizes of the files; that of dev counts the sequences that are left out here."""

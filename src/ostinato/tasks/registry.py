@@ -52,9 +52,6 @@ class _Tasks(Mapping[str, type[Task]]):
         task: type[Task] = getattr(import_module(f"ostinato.tasks.{kind}"), name)
         return task
 
-    def __contains__(self, kind: object) -> bool:
-        return kind in _CLASSES
-
     def __iter__(self) -> Iterator[str]:
         return iter(_CLASSES)
 

@@ -20,15 +20,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
 from itertools import product
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import Field
-
+from ostinato.config.base import Count
 from ostinato.data.example import Example
 from ostinato.data.lines import bad_line
 from ostinato.data.registry import RemoteFile, open_member, published_files
 from ostinato.errors import DataError
-from ostinato.tasks.base import Task, TaskConfig, bucket_of, first_hashed
+from ostinato.tasks.base import Share, Task, TaskConfig, bucket_of, first_hashed
 
 Row = tuple[str, str]
 """A command and its actions."""
@@ -127,9 +126,9 @@ class ScanConfig(TaskConfig):
     kind: Literal["scan"] = "scan"
     split: Literal["simple", "length", "addprim_jump", "addprim_turn_left", "mcd1", "mcd2", "mcd3"] = "simple"
     """The published split."""
-    dev_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.05
+    dev_fraction: Share = 0.05
     """Share of the training commands that become `dev`; 0: train whole, no dev."""
-    dev_seed: Annotated[int, Field(ge=0)] = 0
+    dev_seed: Count = 0
     """Of the choice of dev."""
 
 
@@ -154,6 +153,7 @@ class ScanTask(Task):
 
     by = ("actions",)
     config: ScanConfig
+    missing = ("dev", "SCAN has no validation set: task.dev_fraction above 0 cuts one from train")
 
     def files(self) -> tuple[RemoteFile, ...]:
         """Return the two published files of the simple split, commands and lists of mcd, nothing for the others."""
@@ -172,10 +172,6 @@ class ScanTask(Task):
     def published_sizes(self) -> dict[str, int]:
         """Return the sizes that the papers state, without the dev set that is cut from train here."""
         return _MCD_SIZES if self._is_mcd else _SIZES[self.config.split]
-
-    def why_missing(self, split: str) -> str | None:
-        """Return that dev is a part of train."""
-        return "SCAN has no validation set: task.dev_fraction above 0 cuts one from train" if split == "dev" else None
 
     def _examples(self, split: str) -> Iterator[Example]:
         chosen: Iterator[Row]

@@ -99,11 +99,6 @@ class TranslationTask(Task):
         if self.config.target_tag is not None:
             self.by = (self.config.target_tag,)
 
-    @property
-    def is_generated(self) -> bool:
-        """False: the pairs are published, or the user's own."""
-        return False
-
     def files(self) -> tuple[RemoteFile, ...]:
         """Return the ten files of Multi30k, nothing for the user's own text."""
         return () if self.config.corpus == "files" else tuple(_FILES.values())
