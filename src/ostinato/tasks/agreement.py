@@ -14,9 +14,8 @@ from random import Random
 from typing import Literal
 
 from ostinato.config.base import Count, Size
-from ostinato.config.data import DataConfig, FieldName
+from ostinato.config.data import FieldName
 from ostinato.data.example import Example
-from ostinato.data.registry import DataAccess
 from ostinato.data.sources import read_examples
 from ostinato.errors import DataError
 from ostinato.tasks.base import Task, TaskConfig
@@ -78,11 +77,10 @@ class AgreementTask(Task):
     forced = ("ranking",)
     contrast = "wrong"
 
-    def __init__(self, config: TaskConfig, data: DataConfig, access: DataAccess | None = None) -> None:
-        super().__init__(config, data, access)
+    def _configure(self) -> None:
         self.by = ("n_attractors",)
         if self.config.origin == "files":
-            check_paths(data)
+            check_paths(self.data)
             self.contrast = self.config.wrong_field
             self.by = () if self.config.by_field is None else (self.config.by_field,)
 

@@ -88,15 +88,14 @@ _LINE = re.compile(r"(?P<number>\d+) (?P<text>.*)")
 
 def _remote(number: int, part: str, size: str) -> RemoteFile:
     folder = "en-10k" if part == "train" and size == "10k" else "en"
-    published: tuple[int, str] | None = (_TRAIN_1K if part == "train" else _TEST)[number - 1]
-    if folder == "en-10k":
-        published = _TRAIN_10K.get(number)
+    known = _TRAIN_10K if folder == "en-10k" else dict(enumerate(_TRAIN_1K if part == "train" else _TEST, 1))
+    n_bytes, sha256 = known.get(number, (None, None))
     return RemoteFile(
         repo="patrickachase/dynamic-memory-networks",
         commit="0bf9e2c84ba500cecafe2c27519c500a65154a93",
         path=f"data/babi/tasks_1-20_v1-2/{folder}/qa{number}_{NAMES[number - 1]}_{part}.txt",
-        sha256=published and published[1],
-        n_bytes=published and published[0],
+        sha256=sha256,
+        n_bytes=n_bytes,
         n_rows=None,
         licence="CC BY 3.0",
     )
@@ -175,7 +174,6 @@ class BabiTask(Task):
         return int.from_bytes(digest[:8], "big") < self.config.dev_fraction * 2**64
 
     def _questions(self, number: int, part: str) -> Iterator[Question]:
-        """Yield the questions of a file, and check how many there are."""
         file = _remote(number, part, self.config.size)
         wanted = _N_TEST if part == "test" else _SIZES[self.config.size]
         found = 0
@@ -194,7 +192,9 @@ class BabiTask(Task):
         n_left_out = max(0, len(question.facts) - most)
         supporting = [position - n_left_out for position in question.supporting if position >= n_left_out]
         if self.config.form == "plain":
-            supporting = _word_positions(supporting, question.facts[n_left_out:])
+            # The positions of the facts' words in a story that is read word by word.
+            ends = [0, *accumulate(len(spaced(fact).split()) for fact in question.facts[n_left_out:])]
+            supporting = [word for fact in sorted(set(supporting)) for word in range(ends[fact], ends[fact + 1])]
         columns: dict[str, object] = {
             "task": number,
             "n_facts": len(question.facts),
@@ -202,12 +202,6 @@ class BabiTask(Task):
             "supporting": supporting,
         }
         return Example(source, target, columns)
-
-
-def _word_positions(chosen: Sequence[int], facts: Sequence[str]) -> list[int]:
-    """Return the positions of the words of the chosen facts in a story that is read word by word, in order."""
-    ends = [0, *accumulate(len(spaced(fact).split()) for fact in facts)]
-    return [word for fact in sorted(set(chosen)) for word in range(ends[fact], ends[fact + 1])]
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,6 +75,10 @@ class Task(ABC):
         self.config = config
         self.data = data
         self._access = access
+        self._configure()
+
+    def _configure(self) -> None:  # noqa: B027, most tasks have nothing to set
+        """Check the user's files, and set the attributes that depend on the settings."""
 
     @property
     def name(self) -> str:

@@ -80,7 +80,6 @@ class CfqTask(Task):
 
     @cached_property
     def _numbers(self) -> dict[str, list[int]]:
-        """The numbers of every split's questions."""
         name = "random_split" if self.config.split == "random" else self.config.split
         path = self.access.fetch(_ARCHIVE)
         with open_member(path, f"splits/{name}.json") as stream:

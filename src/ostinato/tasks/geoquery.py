@@ -116,7 +116,6 @@ class GeoQueryTask(Task):
 
     @cached_property
     def _numbers(self) -> dict[str, list[int]]:
-        """The numbers of the rows of every split."""
         found: dict[str, list[int]] = _read_json(self.access.fetch(_list_of(self.config.split)))
         if not self._has_published_dev and self.config.dev_fraction > 0:
             dev = first_hashed(found["train"], self.config.dev_fraction, self.config.dev_seed)
@@ -126,7 +125,6 @@ class GeoQueryTask(Task):
 
     @cached_property
     def _rows(self) -> list[Example]:
-        """All questions in the order of the corpus."""
         path = self.access.fetch(_CORPUS)
         records = _read_json(path)["examples"]["example"]
         if len(records) != _CORPUS.n_rows:

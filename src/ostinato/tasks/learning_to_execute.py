@@ -13,7 +13,7 @@ from ostinato.config.base import Count, Size
 from ostinato.data.example import Example
 from ostinato.errors import Problem
 from ostinato.tasks.base import Task, TaskConfig
-from ostinato.tasks.programs import MEMORY, Program, draw_family, draw_script
+from ostinato.tasks.programs import MEMORY, draw_family, draw_script
 
 Strategy = Literal["baseline", "naive", "mix", "combined"]
 
@@ -109,7 +109,8 @@ class LearningToExecuteTask(Task):
                 program = draw_script(rng, lambda: self._difficulty(rng, strategy))
             else:
                 program = draw_family(rng, config.family, *self._difficulty(rng, strategy))
-            if _split_of(program) != split:
+            digest = hashlib.sha256(f"{program.source}\n{program.target}".encode()).digest()
+            if _PARTS[int.from_bytes(digest[:8], "big") % len(_PARTS)] != split:
                 continue
             left -= 1
             columns: dict[str, object] = {"length": program.length, "nesting": program.nesting}
@@ -127,9 +128,3 @@ class LearningToExecuteTask(Task):
             return most if strategy == "baseline" else stage
         length, nesting = most if strategy == "mix" else stage
         return rng.randint(1, length), rng.randint(1, nesting)
-
-
-def _split_of(program: Program) -> str:
-    """Return the one split that may hold a program: a hash of source and target, modulo 3, so that none is in two."""
-    digest = hashlib.sha256(f"{program.source}\n{program.target}".encode()).digest()
-    return _PARTS[int.from_bytes(digest[:8], "big") % len(_PARTS)]

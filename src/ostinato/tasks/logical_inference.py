@@ -139,7 +139,6 @@ class LogicalInferenceTask(Task):
                     yield row
 
     def _rows(self, part: Literal["train", "test"]) -> Iterator[Example]:
-        """Yield the rows of all bins of one part, from which the splits are taken."""
         last = _LAST_TRAINED if part == "train" else _LAST_BIN
         for bin_index in range(last + 1):
             if self.config.origin == "published":

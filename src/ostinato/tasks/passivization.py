@@ -184,7 +184,6 @@ def parse_phrase(words: list[str], start: int) -> Phrase:
 
 
 def _example(source: str, target: str) -> Example:
-    """Return a pair with its metadata."""
     words = source.split()
     first = 0 if words[-1] == COPY else 1 + len(parse_phrase(words, 0).words)
     return Example(source, target, {"transformation": words[-1], "supporting": [first + 1]})

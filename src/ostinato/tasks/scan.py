@@ -191,7 +191,6 @@ class ScanTask(Task):
             )
 
     def _rows(self, part: Literal["train", "test"]) -> Iterator[Row]:
-        """Yield the published rows of train or test."""
         split = self.config.split
         if split == "simple":
             yield from self._read(_SIMPLE[part])
@@ -208,7 +207,6 @@ class ScanTask(Task):
 
     @cached_property
     def _mcd_numbers(self) -> dict[str, list[int]]:
-        """The numbers of the rows of every split of maximum compound divergence."""
         path = self.access.fetch(_MCD_LISTS)
         with open_member(path, f"{self.config.split}.json") as stream:
             record = json.load(stream)

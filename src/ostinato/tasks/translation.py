@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from ostinato.config.data import DataConfig, FieldName
+from ostinato.config.data import FieldName
 from ostinato.data.example import Example
 from ostinato.data.lines import bad_line
 from ostinato.data.registry import RemoteFile, published_files
@@ -14,9 +14,6 @@ from ostinato.data.sources import read_examples
 from ostinato.errors import DataError, Problem
 from ostinato.tasks.base import Task, TaskConfig
 from ostinato.tasks.files import check_paths, given_splits, paths_of
-
-if TYPE_CHECKING:
-    from ostinato.data.registry import DataAccess
 
 _FILES = published_files(
     repo="multi30k/dataset",
@@ -92,10 +89,9 @@ class TranslationTask(Task):
     config: TranslationConfig
     metrics = ("bleu", "chrf")
 
-    def __init__(self, config: TaskConfig, data: DataConfig, access: DataAccess | None = None) -> None:
-        super().__init__(config, data, access)
+    def _configure(self) -> None:
         if self.config.corpus == "files":
-            check_paths(data)
+            check_paths(self.data)
         if self.config.target_tag is not None:
             self.by = (self.config.target_tag,)
 
@@ -114,18 +110,13 @@ class TranslationTask(Task):
         return given_splits(self.data) if self.config.corpus == "files" else tuple(_FILE_OF)
 
     def _examples(self, split: str) -> Iterator[Example]:
-        if self.config.corpus == "files":
-            pairs = self._read_own(split)
-        else:
-            pairs = self._read_multi30k(_FILE_OF[split])
-        for example in pairs:
+        is_own = self.config.corpus == "files"
+        for example in self._read_own(split) if is_own else self._read_multi30k(_FILE_OF[split]):
             if self.config.swap_sides:
-                yield Example(example.target, example.source or "", example.columns)
-            else:
-                yield example
+                example = Example(example.target, example.source or "", example.columns)
+            yield example
 
     def _read_own(self, split: str) -> Iterator[Example]:
-        """Yield the user's pairs, with tags and normalised as the settings say."""
         tag = self.config.target_tag
         for number, example in enumerate(read_examples(paths_of(self.data, split), self.data), 1):
             source, target = example.source or "", example.target
