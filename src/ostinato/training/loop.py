@@ -23,7 +23,6 @@ from ostinato.training.records import Records
 from ostinato.training.reporter import Reporter, SilentReporter
 from ostinato.training.rundir import RunDirectory
 from ostinato.training.session import Session
-from ostinato.training.state import Progress
 from ostinato.training.threads import cpu_threads
 from ostinato.training.update import execution_of
 from ostinato.version import __version__
@@ -100,8 +99,25 @@ def _train(
 
     def finish() -> dict[str, Any]:
         splits = _evaluate_best(prepared, checkpoints, device)
-        data = {"data_sha256": run.data_hashes()}
-        results = _results(recipe, progress, info) | data | {"seconds": session.seconds, "splits": splits}
+        selection, best = recipe.training.selection, progress.best
+        results = {
+            "name": recipe.name,
+            "task": recipe.task.kind,
+            "seed": recipe.seed,
+            "version": __version__,
+            **{name: info[name] for name in ("parameters", "device", "processes")},
+            "n_updates": progress.update,
+            "training_seconds": progress.seconds,
+            "stopped": progress.stopped,
+            "best_update": best.update if best else None,
+            "selection": {
+                **{name: getattr(selection, name) for name in ("split", "metric", "mode")},
+                "value": best.value if best else None,
+            },
+            "data_sha256": run.data_hashes(),
+            "seconds": session.seconds,
+            "splits": splits,
+        }
         run.finish(results)
         return results
 
@@ -109,7 +125,6 @@ def _train(
 
 
 def _evaluate_best(prepared: Prepared, checkpoints: Checkpoints, device: torch.device) -> dict[str, Any]:
-    """Return the scores of the best checkpoint on every split of the recipe."""
     recipe = prepared.recipe
     model = load_model(checkpoints.best_directory(), device, execution_of(recipe.training))
     return {
@@ -126,27 +141,4 @@ def _evaluate_best(prepared: Prepared, checkpoints: Checkpoints, device: torch.d
             contrast=prepared.contrast(split),
         )
         for split in recipe.evaluation.splits or []
-    }
-
-
-def _results(recipe: Recipe, progress: Progress, info: dict[str, Any]) -> dict[str, Any]:
-    selection, best = recipe.training.selection, progress.best
-    return {
-        "name": recipe.name,
-        "task": recipe.task.kind,
-        "seed": recipe.seed,
-        "version": __version__,
-        "parameters": info["parameters"],
-        "device": info["device"],
-        "processes": info["processes"],
-        "n_updates": progress.update,
-        "training_seconds": progress.seconds,
-        "stopped": progress.stopped,
-        "best_update": best.update if best else None,
-        "selection": {
-            "split": selection.split,
-            "metric": selection.metric,
-            "mode": selection.mode,
-            "value": best.value if best else None,
-        },
     }

@@ -58,7 +58,7 @@ def parameter_groups(
     `HypersphereRouter`, whose length is held.
     """
     check_scales(model, scales)
-    exempt = _embeddings(model) | _stacked_vectors(model)
+    exempt = _exempt(model)
     found: dict[tuple[float, bool], list[Tensor]] = {}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
@@ -77,22 +77,16 @@ def check_scales(model: nn.Module, scales: Sequence[LearningRateScale]) -> None:
     check_patterns("training.optimizer.lr_scales", [one.pattern for one in scales], names)
 
 
-def _embeddings(model: nn.Module) -> set[int]:
-    found = {id(p) for module in model.modules() if isinstance(module, nn.Embedding) for p in module.parameters()}
+def _exempt(model: nn.Module) -> set[int]:
+    """Return the parameters of two dimensions that do not decay; of experts those that are one vector each."""
+    found: set[int] = set()
     if isinstance(model, TokenModel):
         found |= {id(p) for name, p in model.named_parameters() if name in ("source_weight", "target_weight")}
         found |= {id(p) for p in model.banks.relative.parameters()}
     for module in model.modules():
-        if isinstance(module, FactEmbedder):  # its masks begin at one, to which decay must not pull them back
-            found |= {id(p) for p in module.parameters()}
-    return found
-
-
-def _stacked_vectors(model: nn.Module) -> set[int]:
-    """Return the parameters of two dimensions that are one vector an expert."""
-    found: set[int] = set()
-    for module in model.modules():
         match module:
+            case nn.Embedding() | FactEmbedder():  # masks of facts begin at one, to which decay must not pull them back
+                found |= {id(p) for p in module.parameters()}
             case ExpertMaps() | ExpertAttention():
                 found |= {id(p) for p in module.parameters(recurse=False) if p.ndim == 2}
             case SparseLayer():

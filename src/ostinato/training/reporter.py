@@ -55,8 +55,6 @@ class SilentReporter(Reporter):
 
 
 class _TextReporter(SilentReporter):
-    """Writes lines of text."""
-
     def write(self, line: str, level: int = logging.INFO) -> None:
         """Write a line; `level` is one of `logging`."""
         raise NotImplementedError

@@ -81,7 +81,7 @@ class RunDirectory:
             CheckpointError: naming every setting that differs, with both values.
         """
         old, new = deciding_settings(load_recipe(self.path / _RECIPE)), deciding_settings(recipe)
-        differing = [key for key in old | new if old.get(key, _ABSENT) != new.get(key, _ABSENT)]
+        differing = [key for key in old | new if (key in old, old.get(key)) != (key in new, new.get(key))]
         if differing:
             lines = [f"  {key}: {_shown(old, key)} in the run, {_shown(new, key)} now" for key in differing]
             raise CheckpointError(
@@ -138,9 +138,6 @@ class RunDirectory:
     def finish(self, results: dict[str, Any]) -> None:
         """Write results.json."""
         write_json(self.path / _RESULTS, results)
-
-
-_ABSENT = object()
 
 
 def deciding_settings(recipe: Recipe) -> dict[str, Any]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
@@ -233,7 +232,6 @@ class Session:
         report(record | timing)
 
     def _scores(self) -> dict[str, Any]:
-        """Return the scores of the present model on the selection split."""
         selection, recipe = self.config.selection, self.prepared.recipe
         if self._selection is None:  # Held, because reading the examples may cost more than scoring them.
             self._selection = list(take_evenly(self.prepared.task.examples(selection.split), selection.max_examples))
@@ -257,45 +255,30 @@ class Session:
             self.reporter.on_save(self.progress.update, directory)
 
     def _fail(self, update: int, gradient: Gradient, batches: Sequence[Batch]) -> NoReturn:
-        """Save the state before an update whose gradient is not finite, and stop the run.
-
-        Raises:
-            TrainingError: always, with the examples of the batches and the likely causes.
-        """
+        """Save the state before an update whose gradient is not finite, and stop the run with a TrainingError."""
         split = self.prepared.task.splits()[0]
-        report = _failure_report(update, gradient, batches, split)
+        loss, losses = sum(gradient.losses) / gradient.n_labels, list(zip(gradient.losses, batches, strict=True))
+        report = {
+            "update": update,
+            "split": split,
+            "loss": repr(loss),
+            "grad_norm": repr(gradient.norm),
+            "batches": [
+                {"loss_sum": repr(loss_sum), "is_finite": math.isfinite(loss_sum), "indices": list(batch.indices)}
+                for loss_sum, batch in losses
+            ],
+        }
         randoms = self.processes.gather(RandomState.capture())
         directory = self.processes.broadcast(
             lambda: self.checkpoints.save_failed(self.model, self.optimizer, self.progress, report, randoms)
         )
-        raise TrainingError(_failure_message(update, gradient, batches, split, directory))
-
-
-def _failure_report(update: int, gradient: Gradient, batches: Sequence[Batch], split: str) -> dict[str, Any]:
-    """Return the content of failed.json."""
-    return {
-        "update": update,
-        "split": split,
-        "loss": repr(sum(gradient.losses) / gradient.n_labels),
-        "grad_norm": repr(gradient.norm),
-        "batches": [
-            {"loss_sum": repr(loss), "is_finite": math.isfinite(loss), "indices": list(batch.indices)}
-            for loss, batch in zip(gradient.losses, batches, strict=True)
-        ],
-    }
-
-
-def _failure_message(update: int, gradient: Gradient, batches: Sequence[Batch], split: str, directory: Path) -> str:
-    """Return the error message; `directory` holds the state before the update."""
-    loss = sum(gradient.losses) / gradient.n_labels
-    losses = zip(gradient.losses, batches, strict=True)
-    suspects = [batch for batch_loss, batch in losses if not math.isfinite(batch_loss)] or batches
-    indices = [index for batch in suspects for index in batch.indices]
-    more = f", ... ({len(indices)} in all)" if len(indices) > _SHOWN_INDICES else ""
-    shown = ", ".join(map(str, indices[:_SHOWN_INDICES])) + more
-    return (
-        f"update {update}: the loss is {loss} and the norm of its gradient {gradient.norm}; the run stops. The batch "
-        f"holds the examples {shown} of {split} (0-based). The state before this update and all indices are in "
-        f"{directory}. Likely causes: a learning rate that is too high (training.optimizer.lr), too few warm-up "
-        "updates, or no clipping"
-    )
+        suspects = [batch for loss_sum, batch in losses if not math.isfinite(loss_sum)] or batches
+        indices = [index for batch in suspects for index in batch.indices]
+        more = f", ... ({len(indices)} in all)" if len(indices) > _SHOWN_INDICES else ""
+        shown = ", ".join(map(str, indices[:_SHOWN_INDICES])) + more
+        raise TrainingError(
+            f"update {update}: the loss is {loss} and the norm of its gradient {gradient.norm}; the run stops. The "
+            f"batch holds the examples {shown} of {split} (0-based). The state before this update and all indices are "
+            f"in {directory}. Likely causes: a learning rate that is too high (training.optimizer.lr), too few warm-up "
+            "updates, or no clipping"
+        )
