@@ -68,7 +68,6 @@ class TrainingBatches:
         self._start_epoch(0)
 
     def _start_epoch(self, epoch: int) -> None:
-        """Draw the row numbers of every batch of an epoch."""
         self.epoch = epoch
         self._next = 0
         generator = np.random.default_rng([self.seed, epoch])

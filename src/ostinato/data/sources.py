@@ -103,7 +103,7 @@ def _read_json_lines(path: Path, fields: _Fields) -> Iterator[Example]:
         texts, names = [], [name for name, _ in fields]
         for name, setting in fields:
             if name not in record:
-                raise bad_line(path, number, missing_key(name, setting, list(record)))
+                raise bad_line(path, number, missing("key", name, setting, list(record)))
             texts.append(checked_text(record[name], repr(name), path, number))
         yield _example(texts, {key: value for key, value in record.items() if key not in names})
 
@@ -151,7 +151,7 @@ def _column_of(path: Path, header: list[str], name: str, setting: str) -> int:
         return header.index(name)
     if name.isdecimal() and int(name) < len(header):
         return int(name)
-    reason = _missing("column", name, setting, header)
+    reason = missing("column", name, setting, header)
     raise bad_line(path, 1, f"{reason}; a file without a header needs 0-based column numbers")
 
 
@@ -198,12 +198,8 @@ def checked_text(value: object, what: str, path: Path | str, number: int) -> str
     return value
 
 
-def missing_key(name: str, setting: str, present: list[str]) -> str:
-    """Return the reason of the error for an object without the key that a setting names."""
-    return _missing("key", name, setting, present)
-
-
-def _missing(what: str, name: str, setting: str, present: list[str]) -> str:
+def missing(what: str, name: str, setting: str, present: list[str]) -> str:
+    """Return the reason of the error for a file without the key or column that a setting names."""
     close = get_close_matches(name, present, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
     return f"no {what} {name!r} ({setting}) among {', '.join(map(repr, present)) or 'none'}{hint}"

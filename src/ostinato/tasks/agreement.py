@@ -95,7 +95,11 @@ class AgreementTask(Task):
 
     def _examples(self, split: str) -> Iterator[Example]:
         if not self.is_generated:
-            yield from self._read_files(split)
+            wrong_field = self.config.wrong_field
+            for number, example in enumerate(read_examples(paths_of(self.data, split), self.data), 1):
+                if not isinstance(example.columns.get(wrong_field), str):
+                    raise DataError(f"{split}: example {number} has no text {wrong_field!r} (task.wrong_field)")
+                yield Example(example.source, example.target, example.columns, continues=True)
             return
         config = self.config
         # A text seeds by its SHA-512 hash, which is the same in every process and on every machine.
@@ -113,12 +117,6 @@ class AgreementTask(Task):
                 prefix, verb, wrong = _sentence(rng, is_plural, [not is_plural] * n_attractors)
                 columns: dict[str, object] = {"wrong": wrong, "n_attractors": n_attractors}
                 yield Example(prefix, verb, columns, continues=True)
-
-    def _read_files(self, split: str) -> Iterator[Example]:
-        for number, example in enumerate(read_examples(paths_of(self.data, split), self.data), 1):
-            if not isinstance(example.columns.get(self.config.wrong_field), str):
-                raise DataError(f"{split}: example {number} has no text {self.config.wrong_field!r} (task.wrong_field)")
-            yield Example(example.source, example.target, example.columns, continues=True)
 
 
 def _sentence(rng: Random, is_plural: bool, others: list[bool]) -> tuple[str, str, str]:

@@ -8,12 +8,11 @@ directory.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from ostinato.config.training import TrainingConfig
 from ostinato.data.example import Example
@@ -86,7 +85,14 @@ def start_from(model: Model, config: TrainingConfig) -> InitialReport:
         and taken[name].shape[1:] == own[name].shape[1:]
         and len(taken[name]) < len(own[name])
     }
-    if wrong := _misfits(taken, own, grows):
+    wrong = [f"{name} is not in this model" for name in taken if name not in own]
+    wrong += [
+        f"{name} is {list(found.shape)} there and {list(own[name].shape)} here"
+        for name, found in taken.items()
+        if name in own and own[name].shape != found.shape and name not in grows
+    ]
+    if wrong:
+        wrong.append(f"{_EXCEPT} names what is not to be taken")
         raise ConfigError([Problem(_KEY, path, "its weights do not fit: " + "; ".join(wrong))])
     with torch.no_grad():
         for name, found in taken.items():
@@ -104,15 +110,3 @@ def start_from(model: Model, config: TrainingConfig) -> InitialReport:
         resized={name: (len(taken[name]), len(own[name])) for name in taken if name in grows},
         left=[name for name in trained if name not in taken],
     )
-
-
-def _misfits(taken: Mapping[str, Tensor], own: Mapping[str, Tensor], grows: set[str]) -> list[str]:
-    wrong = [f"{name} is not in this model" for name in taken if name not in own]
-    wrong += [
-        f"{name} is {list(found.shape)} there and {list(own[name].shape)} here"
-        for name, found in taken.items()
-        if name in own and own[name].shape != found.shape and name not in grows
-    ]
-    if wrong:
-        wrong.append(f"{_EXCEPT} names what is not to be taken")
-    return wrong

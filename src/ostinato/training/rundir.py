@@ -194,16 +194,20 @@ def describe_data(task: Task, data: DataConfig, splits: Iterable[str]) -> dict[s
     Raises:
         ConfigError: the task has no such split. DataError: a split that cannot be read, or is empty.
     """
+    files: list[dict[str, Any]] = [
+        {"repo": file.repo, "commit": file.commit, "path": file.path, "sha256": task.access.known_hash(file)}
+        for file in task.files()
+    ]
+    own = [data.train, data.dev, data.test, data.tokenizer.path]
+    own.append(data.target_tokenizer.path if data.target_tokenizer else None)
+    for paths in own:
+        for path in [paths] if isinstance(paths, str) else paths or []:
+            if Path(path).is_file():
+                files.append({"path": path, "sha256": sha256_of(Path(path))})
     return {
         "task": task.config.model_dump(mode="json"),
         "splits": {split: describe_split(split, task.examples(split)) for split in dict.fromkeys(splits)},
-        "files": [
-            *(
-                {"repo": file.repo, "commit": file.commit, "path": file.path, "sha256": task.access.known_hash(file)}
-                for file in task.files()
-            ),
-            *_own_files(data),
-        ],
+        "files": files,
     }
 
 
@@ -217,12 +221,3 @@ def describe_split(split: str, examples: Iterable[Example]) -> dict[str, Any]:
     if not n_examples:
         raise DataError(f"the split {split!r} holds no examples")
     return {"n": n_examples, "sha256": digest}
-
-
-def _own_files(data: DataConfig) -> Iterator[dict[str, Any]]:
-    named = [data.train, data.dev, data.test, data.tokenizer.path]
-    named.append(data.target_tokenizer.path if data.target_tokenizer else None)
-    for paths in named:
-        for path in [paths] if isinstance(paths, str) else paths or []:
-            if Path(path).is_file():
-                yield {"path": path, "sha256": sha256_of(Path(path))}
