@@ -12,13 +12,7 @@ import numpy as np
 
 from ostinato.data.batch import TextSize
 from ostinato.data.collate import AnyRow, LabelledRow, Row
-from ostinato.data.labelled import (
-    classification_row,
-    continuation_row,
-    facts_row,
-    span_row,
-    tagging_row,
-)
+from ostinato.data.labelled import classification_row, continuation_row, facts_row, span_row, tagging_row
 from ostinato.data.objectives import objective_of
 from ostinato.data.tokenizer import BOS_ID, EOS_ID, Tokenizer, Tokenizers
 from ostinato.errors import DataError
