@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from random import Random
@@ -15,7 +16,7 @@ from ostinato.errors import DataError
 from ostinato.metrics.matching import consistency
 from ostinato.tasks.localism import LOCALISM_FILE, UnrolledSequence, measure_localism, read_unrolled
 from ostinato.tasks.overlap import measure_overlap
-from ostinato.tasks.pcfg_set import _PUBLISHED, _remote
+from ostinato.tasks.pcfg_set import _FILES
 from ostinato.tasks.registry import build_task, task_problems
 from ostinato.tasks.string_edits import FUNCTIONS, apply_edits, draw_edits, functions_of, has_held_out_pair
 
@@ -120,14 +121,14 @@ def test_dev_loses_what_training_lacks_unless_it_is_asked_for(access) -> None:
 
 
 def published_file(folder: Path, name: str, lines: list[str]) -> None:
-    path = folder / _remote(name).key
+    path = folder / _FILES[name].key
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(f"{line}\n" for line in lines), encoding="ascii")
 
 
 def test_a_training_file_without_a_hash_is_checked_against_the_functions(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setitem(_PUBLISHED, "pcfgset/train.tgt", (2, None, None))
-    monkeypatch.setitem(_PUBLISHED, "pcfgset/train.src", (2, None, None))
+    for name in ("pcfgset/train.tgt", "pcfgset/train.src"):
+        monkeypatch.setitem(_FILES, name, replace(_FILES[name], n_rows=2, n_bytes=None, sha256=None))
     published_file(tmp_path, "pcfgset/train.src", ["echo A1 B2", "copy C3"])
     published_file(tmp_path, "pcfgset/train.tgt", ["A1 B2 B2", "C3"])
     task = pcfg_set(DataAccess(tmp_path / "cache", str(tmp_path)))

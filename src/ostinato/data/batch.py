@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+
+T = TypeVar("T", "Tokens", "Batch")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,13 +29,11 @@ class Tokens:
 
     def rows(self, chosen: slice) -> Tokens:
         """Return some of the rows, padded as they are."""
-        positions = None if self.positions_BT is None else self.positions_BT[chosen]
-        return Tokens(self.ids_BT[chosen], self.keep_BT[chosen], positions)
+        return _changed(self, lambda tensor: tensor[chosen])
 
     def to(self, device: torch.device | str) -> Tokens:
         """Return the tokens on another device."""
-        positions = None if self.positions_BT is None else self.positions_BT.to(device)
-        return Tokens(self.ids_BT.to(device), self.keep_BT.to(device), positions)
+        return _changed(self, lambda tensor: tensor.to(device))
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,26 +96,25 @@ class Batch:
 
     def rows(self, chosen: slice) -> Batch:
         """Return some of the examples, maybe none, padded as they are."""
-        return Batch(
-            self.target.rows(chosen),
-            self.labels_BT[chosen],
-            self.loss_mask_BT[chosen],
-            None if self.source is None else self.source.rows(chosen),
-            None if self.places_BL is None else self.places_BL[chosen],
-            None if self.prefix_lengths_B is None else self.prefix_lengths_B[chosen],
-            self.indices[chosen],
-            self.sizes[chosen],
-            {name: values[chosen] for name, values in self.columns.items()},
+        return replace(
+            _changed(self, lambda tensor: tensor[chosen]),
+            indices=self.indices[chosen],
+            sizes=self.sizes[chosen],
+            columns={name: values[chosen] for name, values in self.columns.items()},
         )
 
     def to(self, device: torch.device | str) -> Batch:
         """Return the batch on another device."""
-        return replace(
-            self,
-            target=self.target.to(device),
-            labels_BT=self.labels_BT.to(device),
-            loss_mask_BT=self.loss_mask_BT.to(device),
-            places_BL=None if self.places_BL is None else self.places_BL.to(device),
-            source=None if self.source is None else self.source.to(device),
-            prefix_lengths_B=None if self.prefix_lengths_B is None else self.prefix_lengths_B.to(device),
-        )
+        return _changed(self, lambda tensor: tensor.to(device))
+
+
+def _changed(record: T, change: Callable[[Tensor], Tensor]) -> T:
+    """Return tokens or a batch with all its tensors changed."""
+    changed: dict[str, Any] = {}
+    for one in fields(record):
+        value = getattr(record, one.name)
+        if isinstance(value, Tensor):
+            changed[one.name] = change(value)
+        elif isinstance(value, Tokens):
+            changed[one.name] = _changed(value, change)
+    return replace(record, **changed)

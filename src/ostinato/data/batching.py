@@ -61,11 +61,13 @@ class TrainingBatches:
         self.tokens_per_batch = tokens_per_batch
         self.seed = seed
         self._lengths = np.array([row.length for row in self.rows])
-        self._buckets = np.searchsorted(_bucket_bounds(int(self._lengths.max())), self._lengths)
+        bounds = [_FIRST_BOUND]
+        while bounds[-1] < self._lengths.max():
+            bounds.append(max(bounds[-1] + 1, int(bounds[-1] * _BOUND_GROWTH)))
+        self._buckets = np.searchsorted(bounds, self._lengths)
         self._start_epoch(0)
 
     def _start_epoch(self, epoch: int) -> None:
-        """Draw the row numbers of every batch of an epoch."""
         self.epoch = epoch
         self._next = 0
         generator = np.random.default_rng([self.seed, epoch])
@@ -153,11 +155,3 @@ def _cut_by_budget(order: Iterable[int], lengths: Sequence[int], tokens_per_batc
         longest = grown
     if batch:
         yield batch
-
-
-def _bucket_bounds(longest: int) -> list[int]:
-    """Return the greatest length of every bucket: 8, 9, 10, ... each a tenth more than the last, but at least one."""
-    bounds = [_FIRST_BOUND]
-    while bounds[-1] < longest:
-        bounds.append(max(bounds[-1] + 1, int(bounds[-1] * _BOUND_GROWTH)))
-    return bounds

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import BinaryIO, Literal
 
 from ostinato.data.lines import bad_line, check_is_file, decode_lines, read_lines_or_errors
-from ostinato.data.sources import checked_text, is_json_lines, missing_key, parse_object
+from ostinato.data.sources import checked_text, is_json_lines, missing, parse_object
 from ostinato.errors import DataError
 
 InputFormat = Literal["auto", "text", "json"]
@@ -87,7 +87,7 @@ class InputReader:
         try:
             fields = parse_object(line, where, number)
             if self.text_field not in fields:
-                raise bad_line(where, number, missing_key(self.text_field, self.setting, list(fields)))
+                raise bad_line(where, number, missing("key", self.text_field, self.setting, list(fields)))
             text = checked_text(fields[self.text_field], repr(self.text_field), where, number)
             prefix = self.prefix
             if self.prefix_field is not None and fields.get(self.prefix_field) not in (None, ""):

@@ -7,7 +7,8 @@
 
     continuation    <bos> text;                                                 one label a token of its last part
 
-A pair is two texts with one tab between them; facts and their question have one tab between each two.
+A pair is two texts with one tab between them; facts and their question have one tab between each two. What is too long
+gives no row (None) where `data.over_length` is "drop"; continuations are never dropped.
 """
 
 from __future__ import annotations
@@ -40,9 +41,6 @@ def facts_row(
     Args:
         max_words: tokens of the longest fact.
 
-    Returns:
-        None where there are too many facts and `data.over_length` is "drop".
-
     Raises:
         DataError: no facts, an empty one, or one that is too long.
     """
@@ -65,11 +63,7 @@ def facts_row(
 
 
 def classification_row(example: Example, tokenizers: Tokenizers, data: DataConfig, index: int) -> LabelledRow | None:
-    """Return a sentence or a pair with its one label; too long pairs lose tokens at the end of the longer text.
-
-    Returns:
-        None where it is too long and `data.over_length` is "drop".
-    """
+    """Return a sentence or a pair with its one label; too long pairs lose tokens at the end of the longer text."""
     parts = source_of(example).split(_TAB)
     if len(parts) > 2:
         raise DataError(f"{len(parts)} texts between tabs: one or two can be classified")
@@ -86,9 +80,6 @@ def classification_row(example: Example, tokenizers: Tokenizers, data: DataConfi
 
 def tagging_row(example: Example, tokenizers: Tokenizers, data: DataConfig, index: int) -> LabelledRow | None:
     """Return words with a label each, at its word's first token; truncated words lose their labels.
-
-    Returns:
-        None where it is too long and `data.over_length` is "drop".
 
     Raises:
         DataError: another number of labels than of words, or a word without a token of its own.
@@ -140,9 +131,6 @@ def span_row(example: Example, tokenizers: Tokenizers, data: DataConfig, index: 
     The answer begins at the character `answer_start` of the passage (a column of the example), or else at its first
     occurrence. Of several answers with tabs between them the first one is the label. With `answer_start` =
     `NOT_IN_PASSAGE` the labels are ignored.
-
-    Returns:
-        None where it is too long and `data.over_length` is "drop".
 
     Raises:
         DataError: the answer is not in the passage.
@@ -219,22 +207,14 @@ def first_tokens(text: str, tokenizer: Tokenizer) -> Iterator[int]:
 
 
 def source_of(example: Example) -> str:
-    """Return the source.
-
-    Raises:
-        DataError: there is none.
-    """
+    """Return the source; a DataError where there is none."""
     if example.source is None:
         raise DataError("has no source to read")
     return example.source
 
 
 def _is_dropped(n: int, data: DataConfig, what: str = "tokens with their begin and end symbols") -> bool:
-    """Return whether a sequence that is too long is dropped; False where it is truncated.
-
-    Raises:
-        DataError: `data.over_length` is "error".
-    """
+    """Return whether what is too long is dropped, not truncated; a DataError where it may be neither."""
     if data.over_length == "error":
         raise DataError(
             f"{n} {what}, but data.max_source_length is "

@@ -32,12 +32,11 @@ class Mixture:
     """
 
     def __init__(self, config: MixtureConfig, columns: Sequence[dict[str, object]]) -> None:
-        for number, row in enumerate(columns, 1):
-            if config.column not in row:
-                there = ", ".join(row) or "none"
-                raise DataError(f"row {number} has no column {config.column!r} (data.mixture.column), but {there}")
         groups: dict[str, list[int]] = {}
         for number, row in enumerate(columns):
+            if config.column not in row:
+                there = ", ".join(row) or "none"
+                raise DataError(f"row {number + 1} has no column {config.column!r} (data.mixture.column), but {there}")
             groups.setdefault(str(row[config.column]), []).append(number)
         self._groups = {name: np.array(rows) for name, rows in groups.items()}
         self.counts = counts({name: len(rows) for name, rows in groups.items()}, config.temperature)

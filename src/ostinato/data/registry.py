@@ -18,7 +18,7 @@ import shutil
 import tarfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from glob import escape
@@ -77,6 +77,21 @@ class RemoteFile:
         return self.url or f"{_BASE}/{quote(self.key)}"
 
 
+def published_files(
+    repo: str, commit: str, licence: str, path: str, table: Mapping[str, tuple[int | None, int | None, str | None]]
+) -> dict[str, RemoteFile]:
+    """Return the files of one repository by name.
+
+    Args:
+        path: of every file, `{}` in the place of its name.
+        table: rows, bytes and SHA-256 by name.
+    """
+    return {
+        name: RemoteFile(repo, commit, path.format(name), sha256, n_bytes, n_rows, licence)
+        for name, (n_rows, n_bytes, sha256) in table.items()
+    }
+
+
 class _InterruptedError(Exception):
     """A transfer that may succeed when it is tried again."""
 
@@ -133,7 +148,13 @@ class DataAccess:
             part = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.part")
             try:
                 self._transfer(file, part)
-                digest = _check(file, part, self._origin(file), self.known_hash(file))
+                n_bytes, digest, expected = part.stat().st_size, sha256_of(part), self.known_hash(file)
+                if file.n_bytes not in (None, n_bytes) or expected not in (None, digest):
+                    size = "" if file.n_bytes is None else f"{file.n_bytes} bytes with "
+                    raise DataError(
+                        f"{self._origin(file)}: not the published file {file.path}: expected {size}SHA-256 {expected}, "
+                        f"got {n_bytes} bytes with {digest}; nothing was kept"
+                    )
                 if file.sha256 is None:
                     _hash_path(path).write_text(f"{digest}\n", encoding="ascii")
                 part.replace(path)
@@ -219,18 +240,6 @@ def _copy_body(response: BinaryIO, stream: BinaryIO) -> int:
 def _hash_path(path: Path) -> Path:
     """Return the file that stores the hash of a cached file without a published one."""
     return path.with_name(f"{path.name}.sha256")
-
-
-def _check(file: RemoteFile, part: Path, origin: str, expected: str | None) -> str:
-    """Return the hash of a download, after checking its size and hash."""
-    n_bytes, digest = part.stat().st_size, sha256_of(part)
-    if file.n_bytes not in (None, n_bytes) or expected not in (None, digest):
-        size = "" if file.n_bytes is None else f"{file.n_bytes} bytes with "
-        raise DataError(
-            f"{origin}: not the published file {file.path}: expected {size}SHA-256 {expected}, "
-            f"got {n_bytes} bytes with {digest}; nothing was kept"
-        )
-    return digest
 
 
 def _remove_stale(path: Path) -> None:

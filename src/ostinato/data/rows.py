@@ -12,13 +12,7 @@ import numpy as np
 
 from ostinato.data.batch import TextSize
 from ostinato.data.collate import AnyRow, LabelledRow, Row
-from ostinato.data.labelled import (
-    classification_row,
-    continuation_row,
-    facts_row,
-    span_row,
-    tagging_row,
-)
+from ostinato.data.labelled import classification_row, continuation_row, facts_row, span_row, tagging_row
 from ostinato.data.objectives import objective_of
 from ostinato.data.tokenizer import BOS_ID, EOS_ID, Tokenizer, Tokenizers
 from ostinato.errors import DataError
@@ -61,12 +55,22 @@ def encode_rows(
     if config.max_words is not None:
         encode = partial(facts_row, max_words=config.max_words)
     if encode is not None:
-        yield from _encode_for_head(examples, tokenizers, data, encode, training, name)
+        for index, example in enumerate(examples):
+            try:
+                labelled = encode(example, tokenizers, data, index)
+            except DataError as error:
+                raise DataError(f"{name}: example {index + 1}: {error}") from error
+            if labelled is not None:
+                yield labelled
+            elif not training:
+                raise DataError(
+                    f"{name}: example {index + 1} is too long: evaluation drops nothing, so raise "
+                    "data.max_source_length or set data.over_length to 'truncate'"
+                )
         return
-    joins = config.joins_pairs
     if data.block_length is not None:  # A text that is cut into blocks may have any length.
         data = data.model_copy(update={"max_target_length": sys.maxsize})
-    rows = encode_examples(examples, tokenizers, data, training=training, name=name, joins_pairs=joins)
+    rows = encode_examples(examples, tokenizers, data, training=training, name=name, joins_pairs=config.joins_pairs)
     objective = objective_of(config, data, tokenizers)
     if objective is not None or data.block_length is not None:
         rows = _as_labelled(rows, is_masked=config.reads == "masked")
@@ -77,28 +81,6 @@ def encode_rows(
             yield row
         else:
             yield objective(row, np.random.default_rng([_EVALUATION_SEED, row.index]))
-
-
-def _encode_for_head(
-    examples: Iterable[Example],
-    tokenizers: Tokenizers,
-    data: DataConfig,
-    encode: Callable[[Example, Tokenizers, DataConfig, int], LabelledRow | None],
-    training: bool,
-    name: str,
-) -> Iterator[LabelledRow]:
-    for index, example in enumerate(examples):
-        try:
-            row = encode(example, tokenizers, data, index)
-        except DataError as error:
-            raise DataError(f"{name}: example {index + 1}: {error}") from error
-        if row is not None:
-            yield row
-        elif not training:
-            raise DataError(
-                f"{name}: example {index + 1} is too long: evaluation drops nothing, so raise data.max_source_length "
-                "or set data.over_length to 'truncate'"
-            )
 
 
 def encode_examples(

@@ -47,7 +47,8 @@ def read_examples(
         DataError: names the file, the line and the reason; also where there is no example at all.
     """
     files = [Path(paths)] if isinstance(paths, str | Path) else [Path(path) for path in paths]
-    fields = _Fields(data, model_kind)
+    wanted = ("text_field",) if model_kind == "language_model" else ("source_field", "target_field")
+    fields = [(getattr(data, setting), f"data.{setting}") for setting in wanted]
     n_examples = 0
     for example in _read(files, fields):
         n_examples += 1
@@ -56,21 +57,12 @@ def read_examples(
         raise DataError(f"{', '.join(map(str, files)) or 'an empty list of files'}: no examples")
 
 
-class _Fields:
-    """The keys or columns of the texts, and the examples made of them."""
+_Fields = Sequence[tuple[str, str]]
+"""Keys or columns, each with the setting that names it: of a text, or of a source and a target."""
 
-    def __init__(self, data: DataConfig, model_kind: str) -> None:
-        self.is_language_model = model_kind == "language_model"
-        if self.is_language_model:
-            self.names, self.settings = [data.text_field], ["data.text_field"]
-        else:
-            self.names = [data.source_field, data.target_field]
-            self.settings = ["data.source_field", "data.target_field"]
 
-    def example(self, texts: Sequence[str], columns: dict[str, object]) -> Example:
-        if self.is_language_model:
-            return Example(None, texts[0], columns)
-        return Example(texts[0], texts[1], columns)
+def _example(texts: Sequence[str], columns: dict[str, object]) -> Example:
+    return Example(None if len(texts) == 1 else texts[0], texts[-1], columns)
 
 
 def _read(files: Sequence[Path], fields: _Fields) -> Iterator[Example]:
@@ -79,7 +71,7 @@ def _read(files: Sequence[Path], fields: _Fields) -> Iterator[Example]:
     kinds = {_kind(path) for path in files}
     if len(kinds) > 1:
         raise DataError(f"{', '.join(map(str, files))}: a list of files needs files of one kind, not {sorted(kinds)}")
-    if kinds == {"text"} and not fields.is_language_model:
+    if kinds == {"text"} and len(fields) == 2:
         if len(files) != 2:
             raise DataError(
                 f"{', '.join(map(str, files))}: plain text has no targets: give JSON lines (.jsonl), columns (.tsv), "
@@ -108,13 +100,12 @@ def _suffix(path: Path) -> str:
 def _read_json_lines(path: Path, fields: _Fields) -> Iterator[Example]:
     for number, line in read_lines(path):
         record = parse_object(line, path, number)
-        texts = []
-        for name, setting in zip(fields.names, fields.settings, strict=True):
+        texts, names = [], [name for name, _ in fields]
+        for name, setting in fields:
             if name not in record:
-                raise bad_line(path, number, missing_key(name, setting, list(record)))
+                raise bad_line(path, number, missing("key", name, setting, list(record)))
             texts.append(checked_text(record[name], repr(name), path, number))
-        columns = {key: value for key, value in record.items() if key not in fields.names}
-        yield fields.example(texts, columns)
+        yield _example(texts, {key: value for key, value in record.items() if key not in names})
 
 
 def parse_object(line: str, where: Path | str, number: int) -> dict[str, object]:
@@ -137,14 +128,14 @@ def parse_object(line: str, where: Path | str, number: int) -> dict[str, object]
 
 
 def _read_tsv(path: Path, fields: _Fields) -> Iterator[Example]:
-    has_header = not all(name.isdecimal() for name in fields.names)
+    has_header = not all(name.isdecimal() for name, _ in fields)
     header: list[str] | None = None
     places: list[int] = []
     for number, line in read_lines(path):
         cells = line.split("\t")
         if header is None:
             header = cells if has_header else [str(i) for i in range(len(cells))]
-            places = [_column_of(path, header, *pair) for pair in zip(fields.names, fields.settings, strict=True)]
+            places = [_column_of(path, header, *field) for field in fields]
             if has_header:
                 continue
         if len(cells) != len(header):
@@ -152,7 +143,7 @@ def _read_tsv(path: Path, fields: _Fields) -> Iterator[Example]:
             raise bad_line(path, number, f"{len(cells)} columns, but {origin} has {len(header)}")
         texts = [checked_text(cells[i], f"column {header[i]!r}", path, number) for i in places]
         columns: dict[str, object] = {header[i]: cell for i, cell in enumerate(cells) if i not in places}
-        yield fields.example(texts, columns)
+        yield _example(texts, columns)
 
 
 def _column_of(path: Path, header: list[str], name: str, setting: str) -> int:
@@ -160,7 +151,7 @@ def _column_of(path: Path, header: list[str], name: str, setting: str) -> int:
         return header.index(name)
     if name.isdecimal() and int(name) < len(header):
         return int(name)
-    reason = _missing("column", name, setting, header)
+    reason = missing("column", name, setting, header)
     raise bad_line(path, 1, f"{reason}; a file without a header needs 0-based column numbers")
 
 
@@ -186,7 +177,7 @@ def _read_parallel(source_path: Path, target_path: Path) -> Iterator[Example]:
 def _read_plain(path: Path, fields: _Fields) -> Iterator[Example]:
     for number, line in read_lines(path):
         if line.strip():
-            yield fields.example([checked_text(line, "the line", path, number)], {})
+            yield _example([checked_text(line, "the line", path, number)], {})
 
 
 def checked_text(value: object, what: str, path: Path | str, number: int) -> str:
@@ -207,19 +198,13 @@ def checked_text(value: object, what: str, path: Path | str, number: int) -> str
     return value
 
 
-def missing_key(name: str, setting: str, present: list[str]) -> str:
-    """Return the reason of the error for an object without the key that a setting names."""
-    return _missing("key", name, setting, present)
-
-
-def _missing(what: str, name: str, setting: str, present: list[str]) -> str:
+def missing(what: str, name: str, setting: str, present: list[str]) -> str:
+    """Return the reason of the error for a file without the key or column that a setting names."""
     close = get_close_matches(name, present, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
     return f"no {what} {name!r} ({setting}) among {', '.join(map(repr, present)) or 'none'}{hint}"
 
 
 def _json_type(value: object) -> str:
-    if value is None:
-        return "null"
     names = {bool: "boolean", int: "number", float: "number", str: "string", list: "array", dict: "object"}
-    return names[type(value)]
+    return "null" if value is None else names[type(value)]

@@ -16,10 +16,14 @@ import re
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from ostinato.data import subwords
+import tokenizers
+
+from ostinato.data.subwords import train_subwords
 from ostinato.errors import CheckpointError, ConfigError, DataError, Problem
 
 if TYPE_CHECKING:
@@ -41,6 +45,8 @@ class Tokenizer(ABC):
     """Text to ids and back; made by `train`, `load`, or one of the subclasses."""
 
     kind: str
+    vocab_size: int
+    """Rows of an embedding table, the special symbols included; of labels their number."""
 
     @staticmethod
     def train(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
@@ -53,12 +59,8 @@ class Tokenizer(ABC):
             return _read_existing(Path(str(config.path)))
         if config.kind in ("words", "characters"):
             return SymbolTokenizer.count(config.kind, texts, config.min_count)
-        return SubwordTokenizer(config.kind, subwords.train(config.kind, texts, config.vocab_size - N_SPECIAL))
-
-    @property
-    @abstractmethod
-    def vocab_size(self) -> int:
-        """Rows of an embedding table, the special symbols included."""
+        model = train_subwords(config.kind, texts, config.vocab_size - N_SPECIAL)
+        return SubwordTokenizer(config.kind, model, leading_space=True)
 
     @abstractmethod
     def encode(self, text: str, *, unknown: Unknown = "error") -> list[int]:
@@ -120,6 +122,7 @@ class SymbolTokenizer(Tokenizer):
     def __init__(self, kind: Literal["words", "characters"], symbols: Sequence[str]) -> None:
         self.kind = self._symbol_kind = kind
         self.symbols = list(symbols)
+        self.vocab_size = N_SPECIAL + len(self.symbols)
         self._ids = {symbol: N_SPECIAL + i for i, symbol in enumerate(self.symbols)}
         self._split: Callable[[str], Sequence[str]] = str.split if kind == "words" else list
         self._glue = " " if kind == "words" else ""
@@ -130,7 +133,7 @@ class SymbolTokenizer(Tokenizer):
         counts: Counter[str] = Counter()
         for text in texts:
             counts.update(text.split() if kind == "words" else text)
-        kept = sorted((s for s, n in counts.items() if n >= min_count), key=lambda s: (-counts[s], s))
+        kept = [symbol for symbol in _by_frequency(counts) if counts[symbol] >= min_count]
         if not kept:
             reason = f"none of the {len(counts)} {kind} occurs {min_count} times" if counts else "there is no text"
             raise DataError(f"cannot build a tokenizer of {kind}: {reason}")
@@ -139,12 +142,7 @@ class SymbolTokenizer(Tokenizer):
     def extended(self, texts: Iterable[str]) -> SymbolTokenizer:
         """Return this tokenizer with the new symbols of `texts` after its own, the most frequent first."""
         counts = Counter(symbol for text in texts for symbol in self._split(text) if symbol not in self._ids)
-        return SymbolTokenizer(self._symbol_kind, [*self.symbols, *sorted(counts, key=lambda s: (-counts[s], s))])
-
-    @property
-    def vocab_size(self) -> int:
-        """Rows of an embedding table, the special symbols included."""
-        return N_SPECIAL + len(self.symbols)
+        return SymbolTokenizer(self._symbol_kind, [*self.symbols, *_by_frequency(counts)])
 
     def encode(self, text: str, *, unknown: Unknown = "error") -> list[int]:
         """Return the ids of a text; see `Tokenizer.encode`."""
@@ -168,37 +166,73 @@ class SymbolTokenizer(Tokenizer):
 
 
 class SubwordTokenizer(Tokenizer):
-    """A model of the `tokenizers` library, its ids moved up by four; see `subwords`."""
+    """A model of the `tokenizers` library, its ids moved up by four.
 
-    def __init__(self, kind: str, model: subwords.Subwords) -> None:
-        self.kind = kind
-        self._model = model
+    Args:
+        content: the JSON text of the model.
+        leading_space: whether texts are encoded with one space before them, which `decode` removes; see `subwords`.
 
-    @property
-    def vocab_size(self) -> int:
-        """Rows of an embedding table, the special symbols included."""
-        return N_SPECIAL + self._model.n_pieces
+    Raises:
+        ValueError: the JSON is no such model.
+    """
+
+    def __init__(self, kind: str, content: str, leading_space: bool) -> None:
+        self.kind, self._leading_space = kind, leading_space
+        try:
+            self._model = tokenizers.Tokenizer.from_str(content)
+        except Exception as error:  # the library raises nothing narrower
+            raise ValueError(str(error)) from error
+        # The model's special symbols are plain text here, and its padding and truncation would change a sentence.
+        self._model.encode_special_tokens = True
+        self._model.no_padding()
+        self._model.no_truncation()
+        # Unigram names the id that stands for unknown text, the other models a token.
+        settings = json.loads(content)["model"]
+        token = settings.get("unk_token")
+        self._unknown: int | None = settings.get("unk_id")
+        if self._unknown is None and token is not None:
+            self._unknown = self._model.token_to_id(token)
+        self._n_pieces = max(self._model.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        self.vocab_size = N_SPECIAL + self._n_pieces
 
     def encode(self, text: str, *, unknown: Unknown = "error") -> list[int]:
         """Return the ids of a text; see `Tokenizer.encode`."""
-        pieces = self._model.encode(text)
-        if unknown == "error" and None in pieces:
-            raise _unknown_symbol(self._model.first_unknown(text), f"{self._model.n_pieces} pieces")
-        return [UNK_ID if piece is None else N_SPECIAL + piece for piece in pieces]
+        encoding = self._tokenize(text)
+        pieces: list[int] = encoding.ids
+        if unknown == "error" and self._unknown is not None and self._unknown in pieces:
+            start, end = self._characters(encoding)[pieces.index(self._unknown)]
+            raise _unknown_symbol(text[start:end], f"{self._n_pieces} pieces")
+        return [UNK_ID if piece == self._unknown else N_SPECIAL + piece for piece in pieces]
 
     def spans(self, text: str) -> list[tuple[int, int]]:
         """Return the characters of every piece; see `Tokenizer.spans`."""
         found = []
-        for start, end in self._model.spans(text):
+        for start, end in self._characters(self._tokenize(text)):
             piece = text[start:end]
             found.append((end - len(piece.lstrip()), start + len(piece.rstrip())) if piece.strip() else (end, end))
         return found
 
+    def _tokenize(self, text: str) -> tokenizers.Encoding:
+        try:
+            return self._model.encode(" " + text if self._leading_space else text, add_special_tokens=False)
+        # Half of a surrogate pair, or an unknown symbol where the model has no unknown token.
+        except Exception as error:
+            raise DataError(f"cannot tokenize {text!r}: {error}") from error
+
+    def _characters(self, encoding: tokenizers.Encoding) -> list[tuple[int, int]]:
+        shift = int(self._leading_space)
+        return [(max(start - shift, 0), end - shift) for start, end in encoding.offsets]
+
     def _text(self, ids: Sequence[int]) -> str:
-        return self._model.decode([None if i == UNK_ID else i - N_SPECIAL for i in ids], UNKNOWN_TEXT)
+        parts = []
+        for is_unknown, group in groupby(ids, key=lambda i: i == UNK_ID):
+            pieces = [i - N_SPECIAL for i in group]
+            parts.append(UNKNOWN_TEXT if is_unknown else self._model.decode(pieces, skip_special_tokens=False))
+        text = "".join(parts)
+        return text.removeprefix(" ") if self._leading_space else text
 
     def _content(self) -> dict[str, Any]:
-        return self._model.to_dict()
+        return {"leading_space": self._leading_space, "model": json.loads(self._model.to_str())}
 
 
 class LabelTokenizer(Tokenizer):
@@ -210,6 +244,7 @@ class LabelTokenizer(Tokenizer):
     def __init__(self, kind: Literal["classification", "tagging"], labels: Sequence[str]) -> None:
         self.kind = kind
         self.labels = list(labels)
+        self.vocab_size = len(self.labels)
         self._ids = {label: i for i, label in enumerate(self.labels)}
 
     @classmethod
@@ -218,12 +253,7 @@ class LabelTokenizer(Tokenizer):
         counts = Counter(label for text in texts for label in _labels(kind, text))
         if not counts:
             raise DataError("there are no labels")
-        return cls(kind, sorted(counts, key=lambda label: (-counts[label], label)))
-
-    @property
-    def vocab_size(self) -> int:
-        """Number of labels."""
-        return len(self.labels)
+        return cls(kind, _by_frequency(counts))
 
     def encode(self, text: str, *, unknown: Unknown = "error") -> list[int]:
         """Return the labels' ids; a label that is not in the training data is always an error."""
@@ -253,16 +283,20 @@ class LabelTokenizer(Tokenizer):
         return {"labels": self.labels}
 
 
+def _by_frequency(counts: Counter[str]) -> list[str]:
+    return sorted(counts, key=lambda symbol: (-counts[symbol], symbol))
+
+
 def _labels(kind: str, text: str) -> list[str]:
     return [text.strip()] if kind == "classification" else text.split()
 
 
+@dataclass(frozen=True, eq=False, slots=True)
 class Tokenizers:
     """The tokenizers of source and target; the same object where they share a vocabulary."""
 
-    def __init__(self, source: Tokenizer, target: Tokenizer) -> None:
-        self.source = source
-        self.target = target
+    source: Tokenizer
+    target: Tokenizer
 
     @property
     def is_joint(self) -> bool:
@@ -321,11 +355,9 @@ class Tokenizers:
         """Write ``joint.json``, or ``source.json`` and ``target.json``."""
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
-        if self.is_joint:
-            self.source.save(directory / "joint.json")
-        else:
-            self.source.save(directory / "source.json")
-            self.target.save(directory / "target.json")
+        sides = {"joint": self.source} if self.is_joint else {"source": self.source, "target": self.target}
+        for name, tokenizer in sides.items():
+            tokenizer.save(directory / f"{name}.json")
 
     @classmethod
     def load(cls, directory: Path) -> Tokenizers:
@@ -368,7 +400,7 @@ def _from_content(content: dict[str, Any], path: Path) -> Tokenizer:
             return SymbolTokenizer(kind, symbols)
         if kind in ("classification", "tagging"):
             return LabelTokenizer(kind, content["labels"])
-        return SubwordTokenizer(str(kind), subwords.Subwords.from_dict(content))
+        return SubwordTokenizer(str(kind), json.dumps(content["model"]), bool(content["leading_space"]))
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path}: the tokenizer is damaged: {error}") from error
 
@@ -379,7 +411,7 @@ def _read_existing(path: Path) -> Tokenizer:
         content = json.loads(text)
         if isinstance(content, dict) and content.get("format") == _FORMAT:
             return _from_content(content, path)
-        return SubwordTokenizer("file", subwords.Subwords(text, leading_space=False))
+        return SubwordTokenizer("file", text, leading_space=False)
     except OSError as error:
         raise DataError(f"{path}: cannot read data.tokenizer.path: {error.strerror}") from error
     except ValueError as error:

@@ -11,19 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from random import Random
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import Field
-
-from ostinato.config.data import DataConfig, FieldName
+from ostinato.config.base import Count, Size
+from ostinato.config.data import FieldName
 from ostinato.data.example import Example
-from ostinato.data.registry import DataAccess
 from ostinato.data.sources import read_examples
 from ostinato.errors import DataError
 from ostinato.tasks.base import Task, TaskConfig
 from ostinato.tasks.files import check_paths, given_splits, paths_of
-
-Size = Annotated[int, Field(ge=1)]
 
 NOUNS = ("author", "bird", "boat", "doctor", "farmer", "garden", "key", "letter", "pilot", "river", "song", "tower")
 VERBS = ("appear", "change", "disappear", "fall", "move", "return", "shine", "sing", "sleep", "stand", "turn", "wait")
@@ -40,15 +36,15 @@ class AgreementConfig(TaskConfig):
     """Examples in train."""
     n_eval: Size = 200
     """generated: examples of each number of attractors in dev and in test."""
-    train_nouns: Annotated[int, Field(ge=0)] = 2
+    train_nouns: Count = 2
     """generated: most nouns between subject and verb in train."""
-    max_attractors: Annotated[int, Field(ge=0)] = 5
+    max_attractors: Count = 5
     """generated: most in dev and test."""
     wrong_field: FieldName = "wrong"
     """files: column of the wrong form."""
     by_field: FieldName | None = "n_attractors"
     """files: column that scores are reported by."""
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Count = 0
     """generated: of the data; independent of the seed of training."""
 
     @property
@@ -76,17 +72,15 @@ class AgreementTask(Task):
     including the verb, here on whole ones.
     """
 
-    config_type = AgreementConfig
     config: AgreementConfig
     metrics = ()
     forced = ("ranking",)
     contrast = "wrong"
 
-    def __init__(self, config: TaskConfig, data: DataConfig, access: DataAccess | None = None) -> None:
-        super().__init__(config, data, access)
+    def _configure(self) -> None:
         self.by = ("n_attractors",)
         if self.config.origin == "files":
-            check_paths(data)
+            check_paths(self.data)
             self.contrast = self.config.wrong_field
             self.by = () if self.config.by_field is None else (self.config.by_field,)
 
@@ -101,7 +95,11 @@ class AgreementTask(Task):
 
     def _examples(self, split: str) -> Iterator[Example]:
         if not self.is_generated:
-            yield from self._read_files(split)
+            wrong_field = self.config.wrong_field
+            for number, example in enumerate(read_examples(paths_of(self.data, split), self.data), 1):
+                if not isinstance(example.columns.get(wrong_field), str):
+                    raise DataError(f"{split}: example {number} has no text {wrong_field!r} (task.wrong_field)")
+                yield Example(example.source, example.target, example.columns, continues=True)
             return
         config = self.config
         # A text seeds by its SHA-512 hash, which is the same in every process and on every machine.
@@ -119,16 +117,6 @@ class AgreementTask(Task):
                 prefix, verb, wrong = _sentence(rng, is_plural, [not is_plural] * n_attractors)
                 columns: dict[str, object] = {"wrong": wrong, "n_attractors": n_attractors}
                 yield Example(prefix, verb, columns, continues=True)
-
-    def _read_files(self, split: str) -> Iterator[Example]:
-        paths = paths_of(self.data, split)
-        if split == self.splits()[0]:
-            yield from read_examples(paths, self.data, "language_model")
-            return
-        for number, example in enumerate(read_examples(paths, self.data), 1):
-            if not isinstance(example.columns.get(self.config.wrong_field), str):
-                raise DataError(f"{split}: example {number} has no text {self.config.wrong_field!r} (task.wrong_field)")
-            yield Example(example.source, example.target, example.columns, continues=True)
 
 
 def _sentence(rng: Random, is_plural: bool, others: list[bool]) -> tuple[str, str, str]:

@@ -18,12 +18,12 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from ostinato.config.base import Count, Size
 from ostinato.data.example import Example
 from ostinato.errors import Problem
-from ostinato.tasks.base import Task, TaskConfig
+from ostinato.tasks.base import Task, TaskConfig, bucket_of
 
 Length = Annotated[int, Field(ge=3)]
-Size = Annotated[int, Field(ge=1)]
 
 _DIGITS = "0123456789"
 _SEPARATOR = "+"
@@ -47,7 +47,7 @@ class AlgorithmicConfig(TaskConfig):
     """Examples in each of dev, test and long."""
     bucket: Size = 10
     """Number of lengths that are one row of the report."""
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Count = 0
     """Of the data; independent of the seed of training."""
 
     def problems(self, path: str = "") -> Iterator[Problem]:
@@ -80,19 +80,16 @@ class AlgorithmicTask(Task):
     declared for addition, where it declares ten for eleven.
     """
 
-    config_type = AlgorithmicConfig
     config: AlgorithmicConfig
     by = ("length_bucket",)
-
-    def splits(self) -> tuple[str, ...]:
-        """Return train, dev, test and long."""
-        return ("train", "dev", "test", "long")
+    fixed_splits = ("train", "dev", "test", "long")
 
     def _examples(self, split: str) -> Iterator[Example]:
         config = self.config
         shortest, longest = (
             (config.shortest_long, config.long_max_length) if split == "long" else (1, config.max_length)
         )
+        digits = len(str(max(config.long_max_length, config.max_length)))
         # A text seeds by its SHA-512 hash, which is the same in every process and on every machine.
         rng = Random(f"{config.seed}/{config.operation}/{split}/{shortest}-{longest}")
         for _ in range(config.n_train if split == "train" else config.n_eval):
@@ -101,15 +98,8 @@ class AlgorithmicTask(Task):
             else:
                 source = "".join(rng.choices(_DIGITS, k=rng.randint(shortest, longest)))
                 target = source if config.operation == "copy" else source[::-1]
-            n_symbols = len(source)
-            columns = {"length": n_symbols, "length_bucket": self._bucket(n_symbols)}
+            columns = {"length": len(source), "length_bucket": bucket_of(len(source), config.bucket, digits=digits)}
             yield Example(" ".join(source), " ".join(target), columns)
-
-    def _bucket(self, length: int) -> str:
-        """Return the name of a length's bucket, with leading zeros so that names sort as text."""
-        width = len(str(max(self.config.long_max_length, self.config.max_length)))
-        low = (length - 1) // self.config.bucket * self.config.bucket + 1
-        return f"{low:0{width}d}-{low + self.config.bucket - 1:0{width}d}"
 
 
 def draw_addition(rng: Random, shortest: int, longest: int) -> tuple[str, str]:

@@ -11,11 +11,12 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from ostinato.config.base import Count, Size
 from ostinato.data.example import Example
 from ostinato.data.lines import bad_line
 from ostinato.data.registry import RemoteFile
 from ostinato.errors import DataError
-from ostinato.tasks.base import Task, TaskConfig
+from ostinato.tasks.base import Share, Task, TaskConfig
 
 NAMES = (
     *("single-supporting-fact", "two-supporting-facts", "three-supporting-facts", "two-arg-relations"),
@@ -87,15 +88,14 @@ _LINE = re.compile(r"(?P<number>\d+) (?P<text>.*)")
 
 def _remote(number: int, part: str, size: str) -> RemoteFile:
     folder = "en-10k" if part == "train" and size == "10k" else "en"
-    published: tuple[int, str] | None = (_TRAIN_1K if part == "train" else _TEST)[number - 1]
-    if folder == "en-10k":
-        published = _TRAIN_10K.get(number)
+    known = _TRAIN_10K if folder == "en-10k" else dict(enumerate(_TRAIN_1K if part == "train" else _TEST, 1))
+    n_bytes, sha256 = known.get(number, (None, None))
     return RemoteFile(
         repo="patrickachase/dynamic-memory-networks",
         commit="0bf9e2c84ba500cecafe2c27519c500a65154a93",
         path=f"data/babi/tasks_1-20_v1-2/{folder}/qa{number}_{NAMES[number - 1]}_{part}.txt",
-        sha256=published and published[1],
-        n_bytes=published and published[0],
+        sha256=sha256,
+        n_bytes=n_bytes,
         n_rows=None,
         licence="CC BY 3.0",
     )
@@ -109,16 +109,16 @@ class BabiConfig(TaskConfig):
     """One task alone (single); None: all twenty together (joint)."""
     size: Literal["1k", "10k"] = "1k"
     """Training questions for every task."""
-    max_facts: Annotated[int, Field(ge=1)] | None = None
+    max_facts: Size | None = None
     """Most facts before the question; of more, the last ones. None: 70, and 130 for task 3."""
     form: Literal["plain", "facts"] = "plain"
     """How a story is written. plain: word after word, for models that read tokens. facts: with a tab between facts,
     the question last, for an encoder with model.embedder.kind=facts."""
     answer_form: Literal["words", "label"] = "words"
     """How an answer of several words is written. words: one after the other. label: as one token, as in the papers."""
-    dev_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    dev_fraction: Share = 0.1
     """Share of the training stories that becomes `dev`; 0: train whole, no dev."""
-    dev_seed: Annotated[int, Field(ge=0)] = 0
+    dev_seed: Count = 0
     """Of the choice of dev."""
 
 
@@ -140,8 +140,8 @@ class BabiTask(Task):
     Column `supporting` has the positions of the supporting facts, in plain of their words, from 0.
     """
 
-    config_type = BabiConfig
     config: BabiConfig
+    missing = ("dev", "bAbI has no validation set: task.dev_fraction above 0 cuts one from train")
     by = ("task",)
 
     def files(self) -> tuple[RemoteFile, ...]:
@@ -152,10 +152,6 @@ class BabiTask(Task):
     def splits(self) -> tuple[str, ...]:
         """Return train, dev (unless dev_fraction is 0) and test."""
         return ("train", "dev", "test") if self.config.dev_fraction > 0 else ("train", "test")
-
-    def why_missing(self, split: str) -> str | None:
-        """Return that dev is a part of train."""
-        return "bAbI has no validation set: task.dev_fraction above 0 cuts one from train" if split == "dev" else None
 
     def published_sizes(self) -> dict[str, int]:
         """Return the sizes of the chosen tasks, train with the dev set that is cut from it here."""
@@ -178,7 +174,6 @@ class BabiTask(Task):
         return int.from_bytes(digest[:8], "big") < self.config.dev_fraction * 2**64
 
     def _questions(self, number: int, part: str) -> Iterator[Question]:
-        """Yield the questions of a file, and check how many there are."""
         file = _remote(number, part, self.config.size)
         wanted = _N_TEST if part == "test" else _SIZES[self.config.size]
         found = 0
@@ -197,7 +192,9 @@ class BabiTask(Task):
         n_left_out = max(0, len(question.facts) - most)
         supporting = [position - n_left_out for position in question.supporting if position >= n_left_out]
         if self.config.form == "plain":
-            supporting = _word_positions(supporting, question.facts[n_left_out:])
+            # The positions of the facts' words in a story that is read word by word.
+            ends = [0, *accumulate(len(spaced(fact).split()) for fact in question.facts[n_left_out:])]
+            supporting = [word for fact in sorted(set(supporting)) for word in range(ends[fact], ends[fact + 1])]
         columns: dict[str, object] = {
             "task": number,
             "n_facts": len(question.facts),
@@ -205,12 +202,6 @@ class BabiTask(Task):
             "supporting": supporting,
         }
         return Example(source, target, columns)
-
-
-def _word_positions(chosen: Sequence[int], facts: Sequence[str]) -> list[int]:
-    """Return the positions of the words of the chosen facts in a story that is read word by word, in order."""
-    ends = [0, *accumulate(len(spaced(fact).split()) for fact in facts)]
-    return [word for fact in sorted(set(chosen)) for word in range(ends[fact], ends[fact + 1])]
 
 
 @dataclass(frozen=True, slots=True)

@@ -140,17 +140,13 @@ def _tags(training: Iterable[Example], rows: Sequence[Example]) -> dict[str, lis
 def _spans(training: Iterable[Example], rows: Sequence[Example]) -> dict[str, list[str]]:
     answers = Counter(example.target.partition("\t")[0] for example in training)
     ((majority, _),) = answers.most_common(1)
-    return {
-        "majority": [majority] * len(rows),
-        "last": [_last_answer(example, answers) or majority for example in rows],
-    }
-
-
-def _last_answer(example: Example, answers: Iterable[str]) -> str:
-    """Return the answer of training that begins last in the passage, of several the longest; empty without any."""
-    passage = (example.source or "").partition("\t")[2]
-    found = [(passage.rfind(answer), len(answer), answer) for answer in answers if answer in passage]
-    return max(found)[2] if found else ""
+    last = []
+    for example in rows:
+        # What begins last in the passage, of several answers the longest.
+        passage = (example.source or "").partition("\t")[2]
+        found = [(passage.rfind(answer), len(answer), answer) for answer in answers if answer in passage]
+        last.append((max(found)[2] if found else "") or majority)
+    return {"majority": [majority] * len(rows), "last": last}
 
 
 def _words(training: Iterable[Example], rows: Sequence[Example]) -> dict[str, list[str]]:

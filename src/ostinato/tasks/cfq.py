@@ -57,16 +57,11 @@ class CfqTask(Task):
     Departures: Tan et al. 2023 choose on MCD1's dev for all splits; here every split has its own.
     """
 
-    config_type = CfqConfig
     config: CfqConfig
 
     def files(self) -> tuple[RemoteFile, ...]:
         """Return the published archive."""
         return (_ARCHIVE,)
-
-    def splits(self) -> tuple[str, ...]:
-        """Return train, dev and test."""
-        return tuple(_SIZES)
 
     def published_sizes(self) -> dict[str, int]:
         """Return the sizes of the splits of maximum compound divergence."""
@@ -85,7 +80,6 @@ class CfqTask(Task):
 
     @cached_property
     def _numbers(self) -> dict[str, list[int]]:
-        """The numbers of every split's questions."""
         name = "random_split" if self.config.split == "random" else self.config.split
         path = self.access.fetch(_ARCHIVE)
         with open_member(path, f"splits/{name}.json") as stream:

@@ -8,16 +8,9 @@ from ostinato.config.recipe import Recipe
 from ostinato.errors import Problem
 from ostinato.metrics import METRICS
 
-FORCED_METRICS = (
-    "loss",
-    "perplexity",
-    "word_perplexity",
-    "bits_per_byte",
-    "token_accuracy",
-    "sequence_accuracy_forced",
-)
-"""Teacher-forced scores, which every evaluation has; the other metrics need generated outputs."""
 _SMALLER_IS_BETTER = ("loss", "perplexity", "word_perplexity", "bits_per_byte")
+FORCED_METRICS = (*_SMALLER_IS_BETTER, "token_accuracy", "sequence_accuracy_forced")
+"""Teacher-forced scores, which every evaluation has; the other metrics need generated outputs."""
 
 
 def model_problems(recipe: Recipe, has_sources: bool) -> Iterator[Problem]:

@@ -40,24 +40,20 @@ class ClassificationTask(LanguagesTask):
     (Matthews and rank correlations) are not there.
     """
 
-    config_type = ClassificationConfig
     config: ClassificationConfig
     metrics = ("accuracy", "macro_f1")
 
     def _examples(self, split: str) -> Iterator[Example]:
         examples = read_examples(paths_of(self.data, split), self.data)
         kept = (example for example in examples if example.target.strip() not in self.config.skipped_labels)
-        for number, example in enumerate(self.config.select(kept, split), 1):
-            yield self._paired(example, f"{split}: example {number}")
-
-    def _paired(self, example: Example, where: str) -> Example:
-        """Return the example with both texts as its source."""
         field = self.config.pair_field
-        if field is None:
-            return example
-        second = example.columns.get(field)
-        if not isinstance(second, str):
-            raise DataError(f"{where} has no text {field!r} (task.pair_field)")
-        columns = {name: value for name, value in example.columns.items() if name != field}
-        texts = [text.replace("\t", " ").strip() for text in (example.source or "", second)]
-        return Example("\t".join(texts), example.target, columns)
+        for number, example in enumerate(self.config.select(kept, split), 1):
+            if field is None:
+                yield example
+                continue
+            second = example.columns.get(field)
+            if not isinstance(second, str):
+                raise DataError(f"{split}: example {number} has no text {field!r} (task.pair_field)")
+            columns = {name: value for name, value in example.columns.items() if name != field}
+            texts = [text.replace("\t", " ").strip() for text in (example.source or "", second)]
+            yield Example("\t".join(texts), example.target, columns)

@@ -7,7 +7,7 @@ from typing import Literal
 
 from ostinato.data.example import Example
 from ostinato.data.lines import bad_line
-from ostinato.data.registry import RemoteFile
+from ostinato.data.registry import RemoteFile, published_files
 from ostinato.tasks.base import Task, TaskConfig
 from ostinato.tasks.variable_free import variable_free
 
@@ -43,18 +43,13 @@ _PUBLISHED = {
     "gen": (21000, 5532102, "d013d9eee0bafc153f8decc85f42814ac97260f84964d980e1e2b84577b82361"),
 }
 """Rows, bytes and SHA-256 of every file. This commit has the correction of September 2022 to 50 rows of `gen`."""
-_FILES = {
-    name: RemoteFile(
-        repo="najoungkim/COGS",
-        commit="165a7b669eade971fa47bf568a2e51925360fed8",
-        path=f"data/{name}.tsv",
-        sha256=sha256,
-        n_bytes=n_bytes,
-        n_rows=n_rows,
-        licence="MIT",
-    )
-    for name, (n_rows, n_bytes, sha256) in _PUBLISHED.items()
-}
+_FILES = published_files(
+    repo="najoungkim/COGS",
+    commit="165a7b669eade971fa47bf568a2e51925360fed8",
+    licence="MIT",
+    path="data/{}.tsv",
+    table=_PUBLISHED,
+)
 
 
 class CogsConfig(TaskConfig):
@@ -83,17 +78,13 @@ class CogsTask(Task):
     best on dev.
     """
 
-    config_type = CogsConfig
     config: CogsConfig
     by = ("case_type", "category")
+    fixed_splits = ("train", "dev", "test", "gen", "train_100")
 
     def files(self) -> tuple[RemoteFile, ...]:
         """Return the five published files."""
         return tuple(_FILES.values())
-
-    def splits(self) -> tuple[str, ...]:
-        """Return the five splits."""
-        return ("train", "dev", "test", "gen", "train_100")
 
     def published_sizes(self) -> dict[str, int]:
         """Return the sizes of the five files."""

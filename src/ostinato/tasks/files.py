@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from ostinato.config.data import DataConfig, FieldName
 from ostinato.data.example import Example
@@ -13,9 +13,6 @@ from ostinato.data.lines import read_lines
 from ostinato.data.sources import read_examples
 from ostinato.errors import ConfigError, DataError, Problem
 from ostinato.tasks.base import Task, TaskConfig
-
-if TYPE_CHECKING:
-    from ostinato.data.registry import DataAccess
 
 _SPLITS = ("train", "dev", "test")
 
@@ -25,14 +22,8 @@ class OwnFilesTask(Task):
 
     reads_own_files = True
 
-    def __init__(self, config: TaskConfig, data: DataConfig, access: DataAccess | None = None) -> None:
-        super().__init__(config, data, access)
-        check_paths(data)
-
-    @property
-    def is_generated(self) -> bool:
-        """False: the files are the user's own."""
-        return False
+    def _configure(self) -> None:
+        check_paths(self.data)
 
     def splits(self) -> tuple[str, ...]:
         """Return train, and dev and test where files are given."""
@@ -95,8 +86,8 @@ class LanguagesTask(OwnFilesTask):
 
     config: LanguagesConfig
 
-    def __init__(self, config: TaskConfig, data: DataConfig, access: DataAccess | None = None) -> None:
-        super().__init__(config, data, access)
+    def _configure(self) -> None:
+        super()._configure()
         self.by = self.config.by
 
 
@@ -138,11 +129,10 @@ class FilesTask(OwnFilesTask):
     Departures: none, the protocol is yours.
     """
 
-    config_type = FilesConfig
     config: FilesConfig
 
-    def __init__(self, config: TaskConfig, data: DataConfig, access: DataAccess | None = None) -> None:
-        super().__init__(config, data, access)
+    def _configure(self) -> None:
+        super()._configure()
         if not self.config.has_sources:
             self.metrics = ()
             self.forced = ("perplexity", "word_perplexity", "bits_per_byte")

@@ -74,7 +74,6 @@ def normalise(query: str) -> str:
 
 
 def _parse(text: str) -> tuple[_Term, str]:
-    """Return the term at the beginning of a text, and the rest of the text."""
     if place := _ENTITY.match(text):
         return _Term(place[0]), text[place.end() :]
     name = re.match(r"[^(),]+", text)
@@ -133,7 +132,6 @@ def _quoted_length(identifier: str) -> int:
 
 
 def _aliases(place: re.Match[str]) -> tuple[str, ...]:
-    """Return the names of a place that a question may use."""
     kind, name, state = place["kind"], place["name"], place["state"]
     if kind == "countryid":
         return _NATION

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import Field
-
+from ostinato.config.base import Count
 from ostinato.data.example import Example
 from ostinato.data.registry import RemoteFile
 from ostinato.errors import DataError
-from ostinato.tasks.base import Task, TaskConfig
+from ostinato.tasks.base import Share, Task, TaskConfig, first_hashed
 from ostinato.tasks.funql import anonymise, clean_query, clean_question, normalise, spaced
 
 _CORPUS = RemoteFile(
@@ -26,54 +24,32 @@ _CORPUS = RemoteFile(
     n_rows=880,
     licence="GPL-2.0",
 )
-_SPLITS = {
-    "standard": ("nqg", "standard", 7846, "e05d48357694bfa7ce9b9257cc05aa413dc843b483af8b1a462f30cbebe8fbc8"),
-    "nqg_length": ("nqg", "length_1", 7846, "7908c912927f20f692c3edb102d6bc944652d0345a2f51682f3b7ed703973be4"),
-    "nqg_template": ("nqg", "template_1", 7846, "7549bcc721ac8102de5a513baab5d3d4f438033a552328ddfe7c0284929ab9e0"),
-    "nqg_tmcd": ("nqg", "tmcd_1", 7846, "49f83b36d7b9c468b3a98c52356e9d8b337d40c420e982e1e1db40abedea7a9e"),
-    "length": ("csl", "length", 7861, "bfe1ea81769f9f8c424a77e907b6e57b0dfae66482b97a73301f51dc3e07a3b4"),
-    "template_1": ("csl", "template_1", 7861, "754c79278ce1beeeab03f6e627e425fe7f1d8977a1f55edaff67396ae4adb795"),
-    "template_2": ("csl", "template_2", 7861, "37718b1315afc1aaed9e272f4eae3ff53ee309de29aad02197bed65d9ad999f4"),
-    "template_3": ("csl", "template_3", 7861, "ff066cefe85c6d8b08771764650c500ca8b467a5011ba551cab666632d52d8f6"),
-    "tmcd_1": ("csl", "tmcd_1", 7861, "ca1612c00ab8de1ea62a5b18bd54dff8255bfb35e33c7c65fd681593fc083955"),
-    "tmcd_2": ("csl", "tmcd_2", 7861, "d334725fce0c014551fe47d8d708f266bd6987279f30c99b1ca336413a863b27"),
-    "tmcd_3": ("csl", "tmcd_3", 7861, "49793305f646a1cd9993f65e91cdd53292219d4e3285dc6db598093a4049bec6"),
+_Shaw = Literal["standard", "nqg_length", "nqg_template", "nqg_tmcd"]
+_Qiu = Literal["length", "template_1", "template_2", "template_3", "tmcd_1", "tmcd_2", "tmcd_3"]
+Split = Literal[_Shaw, _Qiu]
+_SPLITS: dict[str, tuple[str, tuple[int, ...], str]] = {
+    "standard": ("standard", (600, 280), "e05d48357694bfa7ce9b9257cc05aa413dc843b483af8b1a462f30cbebe8fbc8"),
+    "nqg_length": ("length_1", (440, 440), "7908c912927f20f692c3edb102d6bc944652d0345a2f51682f3b7ed703973be4"),
+    "nqg_template": ("template_1", (441, 439), "7549bcc721ac8102de5a513baab5d3d4f438033a552328ddfe7c0284929ab9e0"),
+    "nqg_tmcd": ("tmcd_1", (440, 440), "49f83b36d7b9c468b3a98c52356e9d8b337d40c420e982e1e1db40abedea7a9e"),
+    "length": ("length", (440, 110, 330), "bfe1ea81769f9f8c424a77e907b6e57b0dfae66482b97a73301f51dc3e07a3b4"),
+    "template_1": ("template_1", (438, 110, 332), "754c79278ce1beeeab03f6e627e425fe7f1d8977a1f55edaff67396ae4adb795"),
+    "template_2": ("template_2", (439, 110, 331), "37718b1315afc1aaed9e272f4eae3ff53ee309de29aad02197bed65d9ad999f4"),
+    "template_3": ("template_3", (440, 110, 330), "ff066cefe85c6d8b08771764650c500ca8b467a5011ba551cab666632d52d8f6"),
+    "tmcd_1": ("tmcd_1", (440, 110, 330), "ca1612c00ab8de1ea62a5b18bd54dff8255bfb35e33c7c65fd681593fc083955"),
+    "tmcd_2": ("tmcd_2", (440, 110, 330), "d334725fce0c014551fe47d8d708f266bd6987279f30c99b1ca336413a863b27"),
+    "tmcd_3": ("tmcd_3", (440, 110, 330), "49793305f646a1cd9993f65e91cdd53292219d4e3285dc6db598093a4049bec6"),
 }
-"""Library, name, bytes and SHA-256 of the lists of rows that make up every split.
+"""Name, sizes and SHA-256 of the list of rows that makes up every split; three sizes where a dev set is published.
 
 The published files could not be downloaded when this was written: the hashes are of the lists written again from their
 rows in the published layout; size, first and last rows are those of the published files.
 """
-_SIZES: dict[str, tuple[int, ...]] = {
-    "standard": (600, 280),
-    "nqg_length": (440, 440),
-    "nqg_template": (441, 439),
-    "nqg_tmcd": (440, 440),
-    "length": (440, 110, 330),
-    "template_1": (438, 110, 332),
-    "template_2": (439, 110, 331),
-    "template_3": (440, 110, 330),
-    "tmcd_1": (440, 110, 330),
-    "tmcd_2": (440, 110, 330),
-    "tmcd_3": (440, 110, 330),
-}
-Split = Literal[
-    "standard",
-    "nqg_length",
-    "nqg_template",
-    "nqg_tmcd",
-    "length",
-    "template_1",
-    "template_2",
-    "template_3",
-    "tmcd_1",
-    "tmcd_2",
-    "tmcd_3",
-]
 
 
 def _list_of(split: str) -> RemoteFile:
-    library, name, n_bytes, sha256 = _SPLITS[split]
+    name, sizes, sha256 = _SPLITS[split]
+    library, n_bytes = ("csl", 7861) if len(sizes) == 3 else ("nqg", 7846)
     return RemoteFile(
         repo="google-research/language",
         commit="865fae65f63ef7e6b2989d4ff8b47f61750415a8",
@@ -91,9 +67,9 @@ class GeoQueryConfig(TaskConfig):
     kind: Literal["geoquery"] = "geoquery"
     split: Split = "standard"
     """standard and nqg_*: Shaw et al. 2021. length, template_1-3 and tmcd_1-3: Qiu et al. 2022, with a dev set."""
-    dev_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    dev_fraction: Share = 0.1
     """standard, nqg_*: share of the training rows that becomes `dev`; 0: train whole, no dev."""
-    dev_seed: Annotated[int, Field(ge=0)] = 0
+    dev_seed: Count = 0
     """Of the choice of dev."""
 
 
@@ -113,8 +89,8 @@ class GeoQueryTask(Task):
     Departures: the papers train a fixed number of updates on all training rows, without a dev set.
     """
 
-    config_type = GeoQueryConfig
     config: GeoQueryConfig
+    missing = ("dev", "this split has no dev set: task.dev_fraction above 0 cuts one from train")
 
     def files(self) -> tuple[RemoteFile, ...]:
         """Return the corpus and the list of rows of the split."""
@@ -125,18 +101,14 @@ class GeoQueryTask(Task):
         has_dev = self._has_published_dev or self.config.dev_fraction > 0
         return ("train", "dev", "test") if has_dev else ("train", "test")
 
-    def why_missing(self, split: str) -> str | None:
-        """Return that dev is a part of train."""
-        return "this split has no dev set: task.dev_fraction above 0 cuts one from train" if split == "dev" else None
-
     def published_sizes(self) -> dict[str, int]:
         """Return the sizes of the split; train with the dev set that is cut from it where none is published."""
         parts = ("train", "dev", "test") if self._has_published_dev else ("train", "test")
-        return dict(zip(parts, _SIZES[self.config.split], strict=True))
+        return dict(zip(parts, _SPLITS[self.config.split][1], strict=True))
 
     @property
     def _has_published_dev(self) -> bool:
-        return _SPLITS[self.config.split][0] == "csl"
+        return len(_SPLITS[self.config.split][1]) == 3
 
     def _examples(self, split: str) -> Iterator[Example]:
         for number in self._numbers[split]:
@@ -144,23 +116,15 @@ class GeoQueryTask(Task):
 
     @cached_property
     def _numbers(self) -> dict[str, list[int]]:
-        """The numbers of the rows of every split."""
         found: dict[str, list[int]] = _read_json(self.access.fetch(_list_of(self.config.split)))
         if not self._has_published_dev and self.config.dev_fraction > 0:
-            n_dev = max(1, round(self.config.dev_fraction * len(found["train"])))
-
-            # Dev has the rows with the first hashes, which depend on the seed and not on the order of the list.
-            def draw(number: int) -> bytes:
-                return hashlib.sha256(f"{self.config.dev_seed}:{number}".encode()).digest()
-
-            dev = set(sorted(found["train"], key=draw)[:n_dev])
+            dev = first_hashed(found["train"], self.config.dev_fraction, self.config.dev_seed)
             found["dev"] = [number for number in found["train"] if number in dev]
             found["train"] = [number for number in found["train"] if number not in dev]
         return found
 
     @cached_property
     def _rows(self) -> list[Example]:
-        """All questions in the order of the corpus."""
         path = self.access.fetch(_CORPUS)
         records = _read_json(path)["examples"]["example"]
         if len(records) != _CORPUS.n_rows:

@@ -6,9 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Literal
 
-from ostinato.config.data import DataConfig
 from ostinato.data.example import NOT_IN_PASSAGE, Example
-from ostinato.data.registry import DataAccess
 from ostinato.data.sources import read_examples
 from ostinato.errors import DataError
 from ostinato.tasks.base import TaskConfig
@@ -55,11 +53,10 @@ class LambadaTask(OwnFilesTask):
     its answer is not described; ours writes it, or points at it (extraction).
     """
 
-    config_type = LambadaConfig
     config: LambadaConfig
 
-    def __init__(self, config: TaskConfig, data: DataConfig, access: DataAccess | None = None) -> None:
-        super().__init__(config, data, access)
+    def _configure(self) -> None:
+        super()._configure()
         self.metrics = ("exact_match",) if self.config.has_sources else ()
         self.forced = () if self.config.has_sources else ("word_perplexity", "sequence_accuracy_forced")
 
@@ -75,7 +72,11 @@ class LambadaTask(OwnFilesTask):
             if is_training and not self.config.has_sources:
                 yield example
                 continue
-            source, target = _split_last_word(example, f"{split}: example {number}")
+            source, target = example.source, example.target
+            if source is None:
+                source, _, target = target.rstrip().rpartition(" ")
+                if not source.strip():
+                    raise DataError(f"{split}: example {number} has one word only: there is nothing before it")
             if self.config.form != "extraction":
                 yield Example(source, target, example.columns, continues=not self.config.has_sources)
                 continue
@@ -83,16 +84,6 @@ class LambadaTask(OwnFilesTask):
             start = last_place(target, passage)
             if start != NOT_IN_PASSAGE or not is_training:
                 yield Example(f"{question}\t{passage}", target, example.columns | {"answer_start": start})
-
-
-def _split_last_word(example: Example, where: str) -> tuple[str, str]:
-    """Return the passage without its last word, and the last word."""
-    if example.source is not None:
-        return example.source, example.target
-    before, _, last = example.target.rstrip().rpartition(" ")
-    if not before.strip():
-        raise DataError(f"{where} has one word only: there is nothing before it")
-    return before, last
 
 
 def question_of(text: str) -> tuple[str, str]:

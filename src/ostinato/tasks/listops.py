@@ -16,12 +16,11 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import islice
 from random import Random
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from pydantic import Field
-
+from ostinato.config.base import Count, Size
 from ostinato.data.example import Example
-from ostinato.tasks.base import Task, TaskConfig
+from ostinato.tasks.base import Task, TaskConfig, bucket_of
 
 OPERATORS = ("MIN", "MAX", "MED", "SM")
 CLOSE = "]"
@@ -57,11 +56,11 @@ class ListOpsConfig(TaskConfig):
     kind: Literal["listops"] = "listops"
     version: Literal["lra", "small"] = "lra"
     """lra: as in the Long Range Arena. small: depth 6, up to 5 arguments, 10 to 100 tokens, and a split `long`."""
-    n_train: Annotated[int, Field(ge=1)] | None = None
+    n_train: Size | None = None
     """None: 96,000, and 50,000 for the small version."""
-    n_eval: Annotated[int, Field(ge=1)] = 2000
+    n_eval: Size = 2000
     """Examples in each of dev, test and long."""
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Count = 0
     """Of the data; independent of the seed of training."""
 
 
@@ -79,18 +78,14 @@ class ListOpsTask(Task):
     rows are drawn by the arena's rules and are not its rows.
     """
 
-    config_type = ListOpsConfig
     config: ListOpsConfig
+    missing = ("long", "task.version=small has it")
     metrics = ("exact_match",)
     by = ("length_bucket",)
 
     def splits(self) -> tuple[str, ...]:
         """Return train, dev and test, and long for the small version."""
         return ("train", "dev", "test") if self._version.long is None else ("train", "dev", "test", "long")
-
-    def why_missing(self, split: str) -> str | None:
-        """Explain that the arena has one range of lengths."""
-        return "task.version=small has it" if split == "long" else None
 
     def published_sizes(self) -> dict[str, int]:
         """Return the sizes of the Long Range Arena."""
@@ -126,10 +121,9 @@ class ListOpsTask(Task):
         return distinct_trees(Random(f"{self.config.seed}/listops/{self.config.version}"), self._version.shape)
 
     def _example(self, tokens: list[str]) -> Example:
-        low = (len(tokens) - 1) // self._version.bucket * self._version.bucket + 1
         columns: dict[str, Any] = {
             "length": len(tokens),
-            "length_bucket": f"{low:04d}-{low + self._version.bucket - 1:04d}",
+            "length_bucket": bucket_of(len(tokens), self._version.bucket, digits=4),
             "depth": depth_of(tokens),
         }
         return Example(" ".join(tokens), str(evaluate(tokens)), columns)

@@ -11,9 +11,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from ostinato.config.base import Count
 from ostinato.data.example import Example
 from ostinato.data.lines import bad_line
-from ostinato.data.registry import RemoteFile
+from ostinato.data.registry import RemoteFile, published_files
 from ostinato.tasks.base import Task, TaskConfig
 from ostinato.tasks.propositional import RELATIONS, Pair, draw_pairs
 
@@ -58,19 +59,13 @@ _PUBLISHED: dict[str, tuple[tuple[int, int, str], ...]] = {
     ),
 }
 """Rows, bytes and SHA-256 of every bin's file."""
-
-
-def _remote(part: str, bin_index: int) -> RemoteFile:
-    n_rows, n_bytes, sha256 = _PUBLISHED[part][bin_index]
-    return RemoteFile(
-        repo="yikangshen/Ordered-Memory",
-        commit="2a0d3a22fb70216993a7faf25de3515f42e10431",
-        path=f"data/propositionallogic/{part}{bin_index}",
-        sha256=sha256,
-        n_bytes=n_bytes,
-        n_rows=n_rows,
-        licence="MIT",
-    )
+_FILES = published_files(
+    repo="yikangshen/Ordered-Memory",
+    commit="2a0d3a22fb70216993a7faf25de3515f42e10431",
+    licence="MIT",
+    path="data/propositionallogic/{}",
+    table={f"{part}{number}": known for part, bins in _PUBLISHED.items() for number, known in enumerate(bins)},
+)
 
 
 class LogicalInferenceConfig(TaskConfig):
@@ -85,7 +80,7 @@ class LogicalInferenceConfig(TaskConfig):
     """Bins up to this one are train and dev: fewer for the first stages of a curriculum (training.init_from)."""
     n_pairs: Annotated[int, Field(ge=1000)] = 500_000
     """generated: pairs drawn, before repetitions are removed."""
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Count = 0
     """generated: of the data; independent of the seed of training."""
 
 
@@ -108,16 +103,14 @@ class LogicalInferenceTask(Task):
     Departures: none known with held_out=none (Tan et al. 2023 write one symbol, too); of A, B and C see above.
     """
 
-    config_type = LogicalInferenceConfig
     config: LogicalInferenceConfig
+    missing = ("test_removed", "task.held_out=none removes no rows: set it to A, B or C")
     metrics = ("exact_match",)
     by = ("bin",)
 
     def files(self) -> tuple[RemoteFile, ...]:
         """Return the published files of bins 0-6 for training and 0-12 for testing; none where they are generated."""
-        if self.config.origin == "generated":
-            return ()
-        return tuple(_remote(part, bin_index) for part, bins in _PUBLISHED.items() for bin_index in range(len(bins)))
+        return tuple(_FILES.values()) if self.config.origin == "published" else ()
 
     def splits(self) -> tuple[str, ...]:
         """Return train, dev and test, and test_removed where a pattern is held out."""
@@ -130,10 +123,6 @@ class LogicalInferenceTask(Task):
             return {}
         bins = {"train": _PUBLISHED["train"][: self.config.max_operators + 1], "test": _PUBLISHED["test"]}
         return {part: sum(n for n, _, _ in of_part) for part, of_part in bins.items()}
-
-    def why_missing(self, split: str) -> str | None:
-        """Return that only a held-out pattern removes rows."""
-        return "task.held_out=none removes no rows: set it to A, B or C" if split == "test_removed" else None
 
     def _examples(self, split: str) -> Iterator[Example]:
         held_out = self.config.held_out
@@ -150,11 +139,10 @@ class LogicalInferenceTask(Task):
                     yield row
 
     def _rows(self, part: Literal["train", "test"]) -> Iterator[Example]:
-        """Yield the rows of all bins of one part, from which the splits are taken."""
         last = _LAST_TRAINED if part == "train" else _LAST_BIN
         for bin_index in range(last + 1):
             if self.config.origin == "published":
-                yield from (_example(pair, bin_index) for pair in self._read(_remote(part, bin_index)))
+                yield from (_example(pair, bin_index) for pair in self._read(_FILES[f"{part}{bin_index}"]))
             else:
                 pairs = self._drawn_bins[bin_index]
                 n_train = int(_TRAIN_SHARE * len(pairs))

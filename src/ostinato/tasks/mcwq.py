@@ -31,15 +31,14 @@ _PARTS = ("train", "dev", "test")
 
 
 def _remote(split: str, part: str, language: str) -> RemoteFile:
-    n_rows, n_bytes, sha256 = _PUBLISHED[f"{split}/{part}"]
-    is_english = language == "en"
+    n_rows, n_bytes, sha256 = _PUBLISHED[f"{split}/{part}"] if language == "en" else (None, None, None)
     return RemoteFile(
         repo="coastalcph/seq2sparql",
         commit="7f9d6e64109f7a600539d2186b33b06d7d80abd3",
         path=f"mcwq/official/{split}/{part}.{language}.txt",
-        sha256=sha256 if is_english else None,
-        n_bytes=n_bytes if is_english else None,
-        n_rows=n_rows if is_english else None,
+        sha256=sha256,
+        n_bytes=n_bytes,
+        n_rows=n_rows,
         licence="CC BY 4.0",
     )
 
@@ -69,16 +68,11 @@ class McwqTask(Task):
     Departures: only the published targets compare with published scores; the authors also shorten theirs, otherwise.
     """
 
-    config_type = McwqConfig
     config: McwqConfig
 
     def files(self) -> tuple[RemoteFile, ...]:
         """Return the three files of the split in the language."""
         return tuple(_remote(self.config.split, part, self.config.language) for part in _PARTS)
-
-    def splits(self) -> tuple[str, ...]:
-        """Return train, dev and test."""
-        return _PARTS
 
     def published_sizes(self) -> dict[str, int]:
         """Return the sizes of the split."""

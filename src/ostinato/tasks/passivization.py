@@ -13,13 +13,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import cached_property
 from random import Random
-from typing import Annotated, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
-from pydantic import Field
-
+from ostinato.config.base import Count, Size
 from ostinato.data.example import Example
 from ostinato.data.lines import bad_line
-from ostinato.data.registry import RemoteFile
+from ostinato.data.registry import RemoteFile, published_files
 from ostinato.tasks.base import Task, TaskConfig
 
 DETERMINERS = ("the", "some", "my", "your", "our", "her")
@@ -35,26 +34,21 @@ VERBS = (
 PREPOSITIONS = ("around", "near", "with", "upon", "by", "behind", "above", "below")
 COPY, PASSIVE = "decl", "passiv"
 
-_SIZES = {"train": 100_000, "dev": 1_000, "test": 10_000, "gen": 10_000}
-_PUBLISHED: dict[str, tuple[int | None, str | None]] = {
-    "train": (None, None),
-    "dev": (113_147, "e2024b0c6030957df2049329d42e9fc3dce8d8c9d0d7bca22a0940b19c747db7"),
-    "test": (1_126_490, "3d51ce92e274c4745eab84ba4f21391f8a6f88fcf2ab63d14ec765455f5bf4d9"),
-    "gen": (1_426_261, "f3bae2fa6349038179828515be30eb8778e6de0a93ae443c0b4c220ecd71c902"),
+_PUBLISHED: dict[str, tuple[int, int | None, str | None]] = {
+    "train": (100_000, None, None),
+    "dev": (1_000, 113_147, "e2024b0c6030957df2049329d42e9fc3dce8d8c9d0d7bca22a0940b19c747db7"),
+    "test": (10_000, 1_126_490, "3d51ce92e274c4745eab84ba4f21391f8a6f88fcf2ab63d14ec765455f5bf4d9"),
+    "gen": (10_000, 1_426_261, "f3bae2fa6349038179828515be30eb8778e6de0a93ae443c0b4c220ecd71c902"),
 }
-"""Bytes and SHA-256 of every file; the training file could not be downloaded when this was written."""
-_FILES = {
-    name: RemoteFile(
-        repo="sebschu/multilingual-transformations",
-        commit="e848833f2df7674022ef02e2b649482d23ade7a7",
-        path=f"data/passiv_en_nps/passiv_en_nps.{name}",
-        sha256=sha256,
-        n_bytes=n_bytes,
-        n_rows=_SIZES[name],
-        licence="MIT",
-    )
-    for name, (n_bytes, sha256) in _PUBLISHED.items()
-}
+"""Rows, bytes and SHA-256 of every file; the training file could not be downloaded when this was written."""
+_FILES = published_files(
+    repo="sebschu/multilingual-transformations",
+    commit="e848833f2df7674022ef02e2b649482d23ade7a7",
+    licence="MIT",
+    path="data/passiv_en_nps/passiv_en_nps.{}",
+    table=_PUBLISHED,
+)
+_SIZES = {split: n_rows for split, (n_rows, _, _) in _PUBLISHED.items()}
 
 
 class PassivizationConfig(TaskConfig):
@@ -63,9 +57,9 @@ class PassivizationConfig(TaskConfig):
     kind: Literal["passivization"] = "passivization"
     origin: Literal["published", "generated"] = "published"
     """generated: other sentences of the same grammar, drawn here."""
-    n_train: Annotated[int, Field(ge=1)] = _SIZES["train"]
+    n_train: Size = _SIZES["train"]
     """generated: training sentences."""
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Count = 0
     """generated: of the data; independent of the seed of training."""
 
 
@@ -83,18 +77,14 @@ class PassivizationTask(Task):
     Departures: the depth study (Petty et al. 2023) fine-tunes a language model and reports its last update.
     """
 
-    config_type = PassivizationConfig
     config: PassivizationConfig
     metrics = ("exact_match", "second_word", "token_accuracy_free")
     by = ("transformation",)
+    fixed_splits = ("train", "dev", "test", "gen")
 
     def files(self) -> tuple[RemoteFile, ...]:
         """Return the four published files; none where they are generated."""
         return tuple(_FILES.values()) if self.config.origin == "published" else ()
-
-    def splits(self) -> tuple[str, ...]:
-        """Return train, dev, test and gen."""
-        return tuple(_SIZES)
 
     def published_sizes(self) -> dict[str, int]:
         """Return the sizes of the files."""
@@ -194,7 +184,6 @@ def parse_phrase(words: list[str], start: int) -> Phrase:
 
 
 def _example(source: str, target: str) -> Example:
-    """Return a pair with its metadata."""
     words = source.split()
     first = 0 if words[-1] == COPY else 1 + len(parse_phrase(words, 0).words)
     return Example(source, target, {"transformation": words[-1], "supporting": [first + 1]})

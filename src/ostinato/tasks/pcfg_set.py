@@ -6,13 +6,12 @@ from collections.abc import Iterable, Iterator
 from functools import cached_property
 from itertools import islice
 from random import Random
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import Field
-
+from ostinato.config.base import Count, Size
 from ostinato.data.example import Example
 from ostinato.data.lines import bad_line
-from ostinato.data.registry import RemoteFile
+from ostinato.data.registry import RemoteFile, published_files
 from ostinato.errors import Problem
 from ostinato.tasks.base import Task, TaskConfig
 from ostinato.tasks.string_edits import apply_edits, draw_edits, functions_of, has_held_out_pair
@@ -26,7 +25,17 @@ _FOLDERS = {
     "substitutivity_equal": "substitutivity/equally_distributed",
     "substitutivity_primitive": "substitutivity/primitive",
 }
-_PUBLISHED: dict[str, tuple[int | None, int | None, str | None]] = {
+_Known = tuple[int | None, int | None, str | None]
+_SUBSTITUTIVITY: dict[str, _Known] = {
+    "train.src": (None, None, None),
+    "train.tgt": (None, None, None),
+    "test.src": (10000, 1073727, "21a135fb2e7c828bc264d467fd2353a51a411bffa20416c381290bce500e7899"),
+    "test.tgt": (10000, 392456, "71c5545a9fed0792389b18d470d78c310d578cdf4fa09913f481983f5dbdd29d"),
+    "test_twin.src": (10000, 1139517, "b6111cb54df3f9c44bca73ee97a89006e8dc1fae91803017203ce5623ffe1e40"),
+    "test_twin.tgt": (10000, 392456, "71c5545a9fed0792389b18d470d78c310d578cdf4fa09913f481983f5dbdd29d"),
+}
+"""Both test sets are the same."""
+_PUBLISHED: dict[str, _Known] = {
     "pcfgset/dev.src": (4860, 438284, "67bd466f77b7acb9863ddbbbacb4784848bdfb9094c40e2f94955aff7cb75d0a"),
     "pcfgset/dev.tgt": (4860, 164248, "95648e697cb86a8724d71d6e841f37eea27d15951091b134538906bfbf0d14d1"),
     "pcfgset/test.src": (9721, 863344, "65af9357dc169a22629456be7cf43e97e275e076db10d72202d5389be7d8c0b2"),
@@ -41,72 +50,27 @@ _PUBLISHED: dict[str, tuple[int | None, int | None, str | None]] = {
     "systematicity/train.tgt": (82168, 2589979, "5b8911aac24433e1a32e769e4ae237ace7e599352f8c4783334f9cae4de53b98"),
     "systematicity/test.src": (10175, 1235202, "9c47ccf869899e65c2c2cf530403c8fefdcb5de57787c9ff029dc7d9b8018941"),
     "systematicity/test.tgt": (10175, 474479, "2896474cdeb151929bd85ed10aeeca37866e11dafa00f62e1660804f0dfc5a8a"),
-    "substitutivity/equally_distributed/test.src": (
-        10000,
-        1073727,
-        "21a135fb2e7c828bc264d467fd2353a51a411bffa20416c381290bce500e7899",
-    ),
-    "substitutivity/equally_distributed/test.tgt": (
-        10000,
-        392456,
-        "71c5545a9fed0792389b18d470d78c310d578cdf4fa09913f481983f5dbdd29d",
-    ),
-    "substitutivity/equally_distributed/test_twin.src": (
-        10000,
-        1139517,
-        "b6111cb54df3f9c44bca73ee97a89006e8dc1fae91803017203ce5623ffe1e40",
-    ),
-    "substitutivity/equally_distributed/test_twin.tgt": (
-        10000,
-        392456,
-        "71c5545a9fed0792389b18d470d78c310d578cdf4fa09913f481983f5dbdd29d",
-    ),
-    "substitutivity/primitive/test.src": (
-        10000,
-        1073727,
-        "21a135fb2e7c828bc264d467fd2353a51a411bffa20416c381290bce500e7899",
-    ),
-    "substitutivity/primitive/test.tgt": (
-        10000,
-        392456,
-        "71c5545a9fed0792389b18d470d78c310d578cdf4fa09913f481983f5dbdd29d",
-    ),
-    "substitutivity/primitive/test_twin.src": (
-        10000,
-        1139517,
-        "b6111cb54df3f9c44bca73ee97a89006e8dc1fae91803017203ce5623ffe1e40",
-    ),
-    "substitutivity/primitive/test_twin.tgt": (
-        10000,
-        392456,
-        "71c5545a9fed0792389b18d470d78c310d578cdf4fa09913f481983f5dbdd29d",
-    ),
-    "substitutivity/equally_distributed/train.src": (None, None, None),
-    "substitutivity/equally_distributed/train.tgt": (None, None, None),
-    "substitutivity/primitive/train.src": (None, None, None),
-    "substitutivity/primitive/train.tgt": (None, None, None),
+    **{
+        f"substitutivity/{kind}/{name}": known
+        for kind in ("equally_distributed", "primitive")
+        for name, known in _SUBSTITUTIVITY.items()
+    },
 }
 """Rows, bytes and SHA-256 of every file. Those without a hash could not be downloaded when this was written.
 
 The hashes for substitutivity are of the rows written again in the published layout, which gives the published bytes for
 every other file here; sizes, where they could be compared, are those of the published files.
 """
+_FILES = published_files(
+    repo="i-machine-think/am-i-compositional",
+    commit="4f75bdd78889150dd78e90bbb7ddec840204c159",
+    licence="MIT",
+    path="data/pcfgset/{}",
+    table=_PUBLISHED,
+)
 _N_GENERATED = (82_622, 4_860, 9_721)
 """Sizes of train, dev and test that are published for the random split."""
 _PARTS = ("train", "dev", "test")
-
-
-def _remote(name: str) -> RemoteFile:
-    n_rows, n_bytes, sha256 = _PUBLISHED[name]
-    return RemoteFile(
-        repo="i-machine-think/am-i-compositional",
-        commit="4f75bdd78889150dd78e90bbb7ddec840204c159",
-        path=f"data/pcfgset/{name}",
-        sha256=sha256,
-        n_bytes=n_bytes,
-        n_rows=n_rows,
-        licence="MIT",
-    )
 
 
 class PcfgSetConfig(TaskConfig):
@@ -119,11 +83,11 @@ class PcfgSetConfig(TaskConfig):
     """generated: sequences of the same functions, letters and numbers of functions, drawn here."""
     whole_dev: bool = False
     """Keep the sequences of dev that have what the split's training set lacks, so that they take part in selection."""
-    n_train: Annotated[int, Field(ge=1)] | None = None
+    n_train: Size | None = None
     """generated: training sequences before the split takes some away; None: as published, 82,622."""
-    max_functions: Annotated[int, Field(ge=1)] | None = None
+    max_functions: Size | None = None
     """generated, iid: most functions of a sequence; None: as published, 24."""
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Count = 0
     """generated: of the data; independent of the seed of training."""
 
     def problems(self, path: str = "") -> Iterator[Problem]:
@@ -153,27 +117,23 @@ class PcfgSetTask(Task):
     Departures: papers report the mean of three runs, chosen on the whole dev.
     """
 
-    config_type = PcfgSetConfig
     config: PcfgSetConfig
+    missing = ("test_twin", "task.split=substitutivity_equal has it")
     by = ("n_functions",)
 
     def files(self) -> tuple[RemoteFile, ...]:
         """Return sources and targets of the split; none where they are generated."""
         if self.config.origin == "generated":
             return ()
-        return tuple(_remote(f"{self._stem(split)}.{side}") for split in self.splits() for side in ("src", "tgt"))
+        return tuple(_FILES[f"{self._stem(split)}.{side}"] for split in self.splits() for side in ("src", "tgt"))
 
     def splits(self) -> tuple[str, ...]:
         """Return train, dev and test, and test_twin for substitutivity."""
         return (*_PARTS, "test_twin") if self.config.split.startswith("substitutivity") else _PARTS
 
-    def why_missing(self, split: str) -> str | None:
-        """Return that only substitutivity has synonyms."""
-        return "task.split=substitutivity_equal has it" if split == "test_twin" else None
-
     def published_sizes(self) -> dict[str, int]:
         """Return the sizes of the files; that of dev counts the sequences that are left out here."""
-        rows = {split: _PUBLISHED[f"{self._stem(split)}.src"][0] for split in self.splits()}
+        rows = {split: _FILES[f"{self._stem(split)}.src"].n_rows for split in self.splits()}
         return {split: n for split, n in rows.items() if n is not None}
 
     def _stem(self, split: str) -> str:
@@ -196,7 +156,7 @@ class PcfgSetTask(Task):
         return self.config.split == "systematicity" and bool(example.columns["has_held_out_pair"])
 
     def _read(self, stem: str) -> Iterator[Example]:
-        sources, targets = self._published(_remote(f"{stem}.src")), self._published(_remote(f"{stem}.tgt"))
+        sources, targets = self._published(_FILES[f"{stem}.src"]), self._published(_FILES[f"{stem}.tgt"])
         for (path, number, source), (_, _, target) in zip(sources, targets, strict=True):
             try:
                 result = apply_edits(source)

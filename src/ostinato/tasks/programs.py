@@ -81,7 +81,6 @@ def _apply_operation(rng: Random, operation: str, value: int, text: str, length:
 
 
 def _digits(rng: Random, length: int) -> int:
-    """Return a number of exactly `length` digits."""
     return rng.randint(10 ** (length - 1), 10**length - 1)
 
 
@@ -89,7 +88,7 @@ def draw_script(rng: Random, difficulty: Difficulty) -> Program:
     """Return a script; `difficulty` is called for the program and for every number in it."""
     _, nesting = difficulty()
     script = _Script(rng, difficulty, rng.sample("abcdefghij", _N_VARIABLES))
-    operations = (script.pair, script.product, script.identity, script.variable, script.loop, script.conditional)
+    operations = (script.pair, script.product, script.operand, script.variable, script.loop, script.conditional)
     for _ in range(nesting):
         script.result = rng.choice(operations)()
     text, value = script.operand()
@@ -134,9 +133,6 @@ class _Script:
         (text, value), factor = self.operand(), self._factor()
         form = self.rng.choice((f"({text}*{factor})", f"({factor}*{text})"))
         return form, value * factor
-
-    def identity(self) -> Term:
-        return self.operand()
 
     def variable(self) -> Term:
         (text, value), right = self.operands(2)

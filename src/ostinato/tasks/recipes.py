@@ -80,7 +80,6 @@ def load_recipe(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Reci
 
 
 def _problems(recipe: Recipe) -> Iterator[Problem]:
-    """Yield what does not fit between a recipe and its task: settings, kind of model, metrics."""
     from ostinato.tasks.checks import metric_problems, model_problems
     from ostinato.tasks.registry import task_config, task_problems
 

@@ -52,9 +52,6 @@ class _Tasks(Mapping[str, type[Task]]):
         task: type[Task] = getattr(import_module(f"ostinato.tasks.{kind}"), name)
         return task
 
-    def __contains__(self, kind: object) -> bool:
-        return kind in _CLASSES
-
     def __iter__(self) -> Iterator[str]:
         return iter(_CLASSES)
 
@@ -103,7 +100,6 @@ def build_task(ref: TaskRef, data: DataConfig, access: DataAccess | None = None)
 
 
 def _check(settings: dict[str, Any]) -> tuple[TaskConfig | None, list[Problem]]:
-    """Return the configuration of the settings, or None and every reason why there is none."""
     kind = settings.get("kind", "files")
     if kind not in TASKS:
         close = get_close_matches(str(kind), TASKS, n=1)
@@ -120,19 +116,16 @@ def _check(settings: dict[str, Any]) -> tuple[TaskConfig | None, list[Problem]]:
 
 def _explain(error: ValidationError, node: type[TaskConfig], kind: str) -> Iterator[Problem]:
     """Yield one problem for every setting that pydantic refused."""
-    seen: set[str] = set()
+    first: dict[str, Any] = {}
     for item in error.errors(include_url=False):
-        name = str(item["loc"][0])
-        if name in seen:
-            continue
-        seen.add(name)
+        first.setdefault(str(item["loc"][0]), item["input"])
+    for name, given in first.items():
         field = node.model_fields.get(name)
         if field is not None:
-            given = item["input"]
             yield Problem(f"task.{name}", given, f"must be {describe(field.annotation, field.metadata)}")
             continue
         valid = [key for key in node.model_fields if key != "kind"]
         close = get_close_matches(name, valid, n=1)
         hint = f"did you mean task.{close[0]}? " if close else ""
         keys = f"its settings are {', '.join(valid)}" if valid else "it has no settings"
-        yield Problem(f"task.{name}", item["input"], f"the task {kind} has no such setting; {hint}{keys}")
+        yield Problem(f"task.{name}", given, f"the task {kind} has no such setting; {hint}{keys}")

@@ -12,15 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from random import Random
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import Field
-
+from ostinato.config.base import Count, Size
 from ostinato.data.example import Example
 from ostinato.errors import Problem
 from ostinato.tasks.base import Task, TaskConfig
-
-Size = Annotated[int, Field(ge=1)]
 
 QUESTION, PASS, ADD = "?>+"
 _DIGITS = "0123456789"
@@ -34,13 +31,13 @@ class RelayConfig(TaskConfig):
     """Most hops of train, dev and test."""
     far_max_hops: Size = 16
     """Most hops of the split `far`, whose fewest are max_hops + 1."""
-    n_rest: Annotated[int, Field(ge=0)] = 5
+    n_rest: Count = 5
     """Symbols after the digit."""
     n_train: Size = 100_000
     """Examples in train."""
     n_eval: Size = 10_000
     """Examples in each of dev, test and far."""
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Count = 0
     """Of the data; independent of the seed of training."""
 
     def problems(self, path: str = "") -> Iterator[Problem]:
@@ -65,14 +62,10 @@ class RelayTask(Task):
     finds the first digit and counts the symbols before it.
     """
 
-    config_type = RelayConfig
     config: RelayConfig
     metrics = ("exact_match",)
     by = ("hops",)
-
-    def splits(self) -> tuple[str, ...]:
-        """Return train, dev, test and far."""
-        return ("train", "dev", "test", "far")
+    fixed_splits = ("train", "dev", "test", "far")
 
     def _examples(self, split: str) -> Iterator[Example]:
         config = self.config

@@ -15,20 +15,19 @@ Grammar of the commands and their meaning [[.]] (their supplement):
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator
-from functools import cached_property, partial
+from dataclasses import replace
+from functools import cached_property
 from itertools import product
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import Field
-
+from ostinato.config.base import Count
 from ostinato.data.example import Example
 from ostinato.data.lines import bad_line
-from ostinato.data.registry import RemoteFile, open_member
+from ostinato.data.registry import RemoteFile, open_member, published_files
 from ostinato.errors import DataError
-from ostinato.tasks.base import Task, TaskConfig
+from ostinato.tasks.base import Share, Task, TaskConfig, bucket_of, first_hashed
 
 Row = tuple[str, str]
 """A command and its actions."""
@@ -40,24 +39,17 @@ _LONGEST_TRAINED = 22
 _HELD_OUT = {"addprim_jump": "jump", "addprim_turn_left": "turn left"}
 _BUCKET = 8
 
-_scan_file = partial(
-    RemoteFile, repo="brendenlake/SCAN", commit="c4b756cbc010d75c912f16c42c8f15dc6b7e6c8f", licence="BSD-3-Clause"
+_SIMPLE = published_files(
+    repo="brendenlake/SCAN",
+    commit="c4b756cbc010d75c912f16c42c8f15dc6b7e6c8f",
+    licence="BSD-3-Clause",
+    path="simple_split/tasks_{}_simple.txt",
+    table={
+        "train": (16728, 3267938, "941bb8a088c5f53ceff12fde902dc008933cf0c4203cc672c47b5f79d73262dd"),
+        "test": (4182, 812450, "1fe1c8f5a19d0dc40e41bab94278f45f66f3dc415a978bd29855a23440610fc6"),
+    },
 )
-_SIMPLE = {
-    "train": _scan_file(
-        path="simple_split/tasks_train_simple.txt",
-        sha256="941bb8a088c5f53ceff12fde902dc008933cf0c4203cc672c47b5f79d73262dd",
-        n_bytes=3267938,
-        n_rows=16728,
-    ),
-    "test": _scan_file(
-        path="simple_split/tasks_test_simple.txt",
-        sha256="1fe1c8f5a19d0dc40e41bab94278f45f66f3dc415a978bd29855a23440610fc6",
-        n_bytes=812450,
-        n_rows=4182,
-    ),
-}
-_ALL = _scan_file(path="tasks.txt", sha256=None, n_bytes=None, n_rows=20910)
+_ALL = replace(_SIMPLE["train"], path="tasks.txt", sha256=None, n_bytes=None, n_rows=20910)
 _MCD_LISTS = RemoteFile(
     repo="google-research/google-research",
     commit="1c1f5b9a835e8475e3562a50354fc2641a9ee9c8",
@@ -134,9 +126,9 @@ class ScanConfig(TaskConfig):
     kind: Literal["scan"] = "scan"
     split: Literal["simple", "length", "addprim_jump", "addprim_turn_left", "mcd1", "mcd2", "mcd3"] = "simple"
     """The published split."""
-    dev_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.05
+    dev_fraction: Share = 0.05
     """Share of the training commands that become `dev`; 0: train whole, no dev."""
-    dev_seed: Annotated[int, Field(ge=0)] = 0
+    dev_seed: Count = 0
     """Of the choice of dev."""
 
 
@@ -159,9 +151,9 @@ class ScanTask(Task):
     Departures: the papers train on all training rows and report the last update of a fixed number.
     """
 
-    config_type = ScanConfig
     by = ("actions",)
     config: ScanConfig
+    missing = ("dev", "SCAN has no validation set: task.dev_fraction above 0 cuts one from train")
 
     def files(self) -> tuple[RemoteFile, ...]:
         """Return the two published files of the simple split, commands and lists of mcd, nothing for the others."""
@@ -181,10 +173,6 @@ class ScanTask(Task):
         """Return the sizes that the papers state, without the dev set that is cut from train here."""
         return _MCD_SIZES if self._is_mcd else _SIZES[self.config.split]
 
-    def why_missing(self, split: str) -> str | None:
-        """Return that dev is a part of train."""
-        return "SCAN has no validation set: task.dev_fraction above 0 cuts one from train" if split == "dev" else None
-
     def _examples(self, split: str) -> Iterator[Example]:
         chosen: Iterator[Row]
         if self._is_mcd:
@@ -193,16 +181,16 @@ class ScanTask(Task):
             chosen = self._rows("test")
         else:
             rows = list(self._rows("train"))
-            dev = self._dev_commands(rows)
+            commands = {command for command, _ in rows} - {_HELD_OUT.get(self.config.split, "")}
+            dev = first_hashed(commands, self.config.dev_fraction, self.config.dev_seed)
             chosen = (row for row in rows if (row[0] in dev) == (split == "dev"))
         for command, actions in chosen:
             n_actions = actions.count(" ") + 1
-            low = (n_actions - 1) // _BUCKET * _BUCKET + 1
-            bucket = f"{low:02d}-{low + _BUCKET - 1:02d}"
-            yield Example(command, actions, {"n_actions": n_actions, "actions": bucket})
+            yield Example(
+                command, actions, {"n_actions": n_actions, "actions": bucket_of(n_actions, _BUCKET, digits=2)}
+            )
 
     def _rows(self, part: Literal["train", "test"]) -> Iterator[Row]:
-        """Yield the published rows of train or test."""
         split = self.config.split
         if split == "simple":
             yield from self._read(_SIMPLE[part])
@@ -219,7 +207,6 @@ class ScanTask(Task):
 
     @cached_property
     def _mcd_numbers(self) -> dict[str, list[int]]:
-        """The numbers of the rows of every split of maximum compound divergence."""
         path = self.access.fetch(_MCD_LISTS)
         with open_member(path, f"{self.config.split}.json") as stream:
             record = json.load(stream)
@@ -237,13 +224,3 @@ class ScanTask(Task):
         if wrong is not None:
             raise bad_line(self.access.fetch(_ALL), wrong, "the grammar has no such row, or the file has it twice")
         return rows
-
-    def _dev_commands(self, rows: list[Row]) -> set[str]:
-        """Return the training commands of dev: those whose seeded hashes come first, so that no order matters."""
-        commands = {command for command, _ in rows} - {_HELD_OUT.get(self.config.split, "")}
-        n_dev = max(1, round(self.config.dev_fraction * len(commands))) if self.config.dev_fraction else 0
-
-        def draw(command: str) -> bytes:
-            return hashlib.sha256(f"{self.config.dev_seed}:{command}".encode()).digest()
-
-        return set(sorted(commands, key=draw)[:n_dev])

@@ -43,7 +43,6 @@ class SpanExtractionTask(LanguagesTask):
     languages with other articles.
     """
 
-    config_type = SpanExtractionConfig
     config: SpanExtractionConfig
     metrics = ("answer_em", "answer_f1")
 

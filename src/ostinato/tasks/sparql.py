@@ -19,8 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-Triple = tuple[str, str, str]
-
 _INVERSES = {
     "film.director.film": "film.film.directed_by",
     "film.editor.film": "film.film.edited_by",
@@ -71,16 +69,14 @@ def simplify(query: str, *, turn_inverses: bool = False) -> str:
     return f"{head}{{ {' . '.join(clauses)} }}"
 
 
-def _join_clauses(triples: Iterable[Triple]) -> Iterable[str]:
+def _join_clauses(triples: Iterable[tuple[str, str, str]]) -> Iterable[str]:
     """Yield the joined clauses of some triples, each list sorted and without repetitions."""
-    objects: dict[tuple[str, str], set[str]] = {}
-    for subject, predicate, object_ in triples:
-        objects.setdefault((subject, predicate), set()).add(object_)
-    subjects: dict[tuple[str, frozenset[str]], set[str]] = {}
-    for (subject, predicate), found in objects.items():
-        subjects.setdefault((predicate, frozenset(found)), set()).add(subject)
-    predicates: dict[tuple[frozenset[str], frozenset[str]], set[str]] = {}
-    for (predicate, found_objects), found_subjects in subjects.items():
-        predicates.setdefault((frozenset(found_subjects), found_objects), set()).add(predicate)
-    for (found_subjects_, found_objects), found_predicates in predicates.items():
-        yield " ".join((*sorted(found_subjects_), *sorted(found_predicates), *sorted(found_objects)))
+    joined: list[tuple[frozenset[str], ...]] = [(frozenset([s]), frozenset([p]), frozenset([o])) for s, p, o in triples]
+    for place in (2, 0, 1):
+        found: dict[tuple[frozenset[str], ...], frozenset[str]] = {}
+        for parts in joined:
+            rest = (*parts[:place], *parts[place + 1 :])
+            found[rest] = found.get(rest, frozenset()) | parts[place]
+        joined = [(*rest[:place], united, *rest[place:]) for rest, united in found.items()]
+    for parts in joined:
+        yield " ".join(word for part in parts for word in sorted(part))

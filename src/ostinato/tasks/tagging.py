@@ -44,7 +44,6 @@ class TaggingTask(LanguagesTask):
     tags are chosen one by one, without a random field over them.
     """
 
-    config_type = TaggingConfig
     config: TaggingConfig
     metrics = ("tag_accuracy", "span_f1")
 

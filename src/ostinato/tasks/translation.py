@@ -4,48 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from ostinato.config.data import DataConfig, FieldName
+from ostinato.config.data import FieldName
 from ostinato.data.example import Example
 from ostinato.data.lines import bad_line
-from ostinato.data.registry import RemoteFile
+from ostinato.data.registry import RemoteFile, published_files
 from ostinato.data.sources import read_examples
 from ostinato.errors import DataError, Problem
 from ostinato.tasks.base import Task, TaskConfig
 from ostinato.tasks.files import check_paths, given_splits, paths_of
 
-if TYPE_CHECKING:
-    from ostinato.data.registry import DataAccess
-
-_HASHES = {
-    "train": (
-        29000,
-        (568929, "d79cfa999dd4c51d2cb42499b6796d5a882c3a8a961923c25a898c90f8bbd56f"),
-        (637044, "726e39b2fa9eb9ffb6dc763fb35a179f80fae06ffc5d28b6ace5faa883de28a6"),
-    ),
-    "val": (
-        1014,
-        (21650, "14f7d25ddd868909a9213e361768460edcacdd6ab9d1e77b92560dc10c10dc28"),
-        (24681, "f0cba2f995189cf5770f29a8a9a537a3ad3f51657ad873405082ff6863a5e75a"),
-    ),
-    "test_2016_flickr": (
-        1000,
-        (21077, "611d361c6334bc7246101d48097c13cf5c4413c5befc793cc629934359d532d9"),
-        (22890, "9204244e408ccb38d2a55cfcd344df15005fc42a07a6e55ca6c52b6ababb8cc8"),
-    ),
-    "test_2017_flickr": (
-        1000,
-        (19138, "76a444ee25172e72695cddb13ae4a3bda59430617be88e0bb46b60504f054074"),
-        (21471, "a2c89666db00c495cd8513b9d708d5a3acc205d7de312ef2bf5fb7ebc1540aee"),
-    ),
-    "test_2018_flickr": (
-        1071,
-        (23514, "ef4f4844037d4c5dea75c9a8ed5fd78905967a26f67c255e230cc9780032654d"),
-        (26461, "ddd0130c7d97482dc5197a02141dae8dd79f20f03586c480d675c09a32daf608"),
-    ),
-}
-"""Of every file pair: lines, then size and SHA-256 of the English and of the German file."""
+_FILES = published_files(
+    repo="multi30k/dataset",
+    commit="a3d2e0d26b56f3846f66a952536ffed4e401d05a",
+    licence="none stated (derived from Flickr30K, research use)",
+    path="data/task1/raw/{}.gz",
+    table={
+        "train.en": (29000, 568929, "d79cfa999dd4c51d2cb42499b6796d5a882c3a8a961923c25a898c90f8bbd56f"),
+        "train.de": (29000, 637044, "726e39b2fa9eb9ffb6dc763fb35a179f80fae06ffc5d28b6ace5faa883de28a6"),
+        "val.en": (1014, 21650, "14f7d25ddd868909a9213e361768460edcacdd6ab9d1e77b92560dc10c10dc28"),
+        "val.de": (1014, 24681, "f0cba2f995189cf5770f29a8a9a537a3ad3f51657ad873405082ff6863a5e75a"),
+        "test_2016_flickr.en": (1000, 21077, "611d361c6334bc7246101d48097c13cf5c4413c5befc793cc629934359d532d9"),
+        "test_2016_flickr.de": (1000, 22890, "9204244e408ccb38d2a55cfcd344df15005fc42a07a6e55ca6c52b6ababb8cc8"),
+        "test_2017_flickr.en": (1000, 19138, "76a444ee25172e72695cddb13ae4a3bda59430617be88e0bb46b60504f054074"),
+        "test_2017_flickr.de": (1000, 21471, "a2c89666db00c495cd8513b9d708d5a3acc205d7de312ef2bf5fb7ebc1540aee"),
+        "test_2018_flickr.en": (1071, 23514, "ef4f4844037d4c5dea75c9a8ed5fd78905967a26f67c255e230cc9780032654d"),
+        "test_2018_flickr.de": (1071, 26461, "ddd0130c7d97482dc5197a02141dae8dd79f20f03586c480d675c09a32daf608"),
+    },
+)
 _FILE_OF = {
     "train": "train",
     "dev": "val",
@@ -57,23 +44,6 @@ _FILE_OF = {
 
 _COMMAS = str.maketrans("\u015e\u015f\u0162\u0163", "\u0218\u0219\u021a\u021b")
 """S, s, T and t with cedilla, and with comma below."""
-
-
-def _multi30k(name: str) -> tuple[RemoteFile, RemoteFile]:
-    n_rows, *sides = _HASHES[name]
-    english, german = (
-        RemoteFile(
-            repo="multi30k/dataset",
-            commit="a3d2e0d26b56f3846f66a952536ffed4e401d05a",
-            path=f"data/task1/raw/{name}.{language}.gz",
-            sha256=sha256,
-            n_bytes=n_bytes,
-            n_rows=n_rows,
-            licence="none stated (derived from Flickr30K, research use)",
-        )
-        for language, (n_bytes, sha256) in zip(("en", "de"), sides, strict=True)
-    )
-    return english, german
 
 
 class TranslationConfig(TaskConfig):
@@ -115,50 +85,38 @@ class TranslationTask(Task):
     Departures: many papers score tokenised, lowercased or compound-split output, so their numbers are not comparable.
     """
 
-    config_type = TranslationConfig
     reads_own_files = True
     config: TranslationConfig
     metrics = ("bleu", "chrf")
 
-    def __init__(self, config: TaskConfig, data: DataConfig, access: DataAccess | None = None) -> None:
-        super().__init__(config, data, access)
+    def _configure(self) -> None:
         if self.config.corpus == "files":
-            check_paths(data)
+            check_paths(self.data)
         if self.config.target_tag is not None:
             self.by = (self.config.target_tag,)
 
-    @property
-    def is_generated(self) -> bool:
-        """False: the pairs are published, or the user's own."""
-        return False
-
     def files(self) -> tuple[RemoteFile, ...]:
         """Return the ten files of Multi30k, nothing for the user's own text."""
-        if self.config.corpus == "files":
-            return ()
-        return tuple(file for name in _FILE_OF.values() for file in _multi30k(name))
+        return () if self.config.corpus == "files" else tuple(_FILES.values())
 
     def published_sizes(self) -> dict[str, int]:
         """Return the sizes of Multi30k."""
-        return {} if self.config.corpus == "files" else {split: _HASHES[name][0] for split, name in _FILE_OF.items()}
+        if self.config.corpus == "files":
+            return {}
+        return {split: _FILES[f"{name}.en"].n_rows or 0 for split, name in _FILE_OF.items()}
 
     def splits(self) -> tuple[str, ...]:
         """Return the splits of the corpus."""
         return given_splits(self.data) if self.config.corpus == "files" else tuple(_FILE_OF)
 
     def _examples(self, split: str) -> Iterator[Example]:
-        if self.config.corpus == "files":
-            pairs = self._read_own(split)
-        else:
-            pairs = self._read_multi30k(_FILE_OF[split])
-        for example in pairs:
+        is_own = self.config.corpus == "files"
+        for example in self._read_own(split) if is_own else self._read_multi30k(_FILE_OF[split]):
             if self.config.swap_sides:
-                yield Example(example.target, example.source or "", example.columns)
-            else:
-                yield example
+                example = Example(example.target, example.source or "", example.columns)
+            yield example
 
     def _read_own(self, split: str) -> Iterator[Example]:
-        """Yield the user's pairs, with tags and normalised as the settings say."""
         tag = self.config.target_tag
         for number, example in enumerate(read_examples(paths_of(self.data, split), self.data), 1):
             source, target = example.source or "", example.target
@@ -171,10 +129,8 @@ class TranslationTask(Task):
             yield replace(example, source=source, target=target)
 
     def _read_multi30k(self, name: str) -> Iterator[Example]:
-        english, german = _multi30k(name)
-        for (path, number, source), (_, _, target) in zip(
-            self._published(english), self._published(german), strict=True
-        ):
+        english, german = (self._published(_FILES[f"{name}.{language}"]) for language in ("en", "de"))
+        for (path, number, source), (_, _, target) in zip(english, german, strict=True):
             if not source.strip() or not target.strip():
                 raise bad_line(path, number, "one side of the pair is empty")
             yield Example(source.strip(), target.strip(), {})

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ostinato.config.common import SequenceModelConfig
-from ostinato.config.data import TokenizerConfig
 from ostinato.config.model import EncoderConfig, ModelConfig
 from ostinato.config.recipe import Recipe
 from ostinato.data.registry import DataAccess
@@ -43,48 +42,30 @@ def size_model(
         ConfigError: none of them gives a size.
     """
     model = recipe.model
-    if isinstance(model, EncoderConfig):
-        return _size_encoder(model, recipe, access, source, target)
-    if isinstance(model, SequenceModelConfig):
-        size = target or source or model.vocab_size
-        origin = "given"
-        if size is None:
-            (_, size), origin = _from_data(recipe, access)
-        return SizedModel(model.model_copy(update={"vocab_size": size}), None, size, origin)
-    source, target = source or model.source_vocab_size, target or model.target_vocab_size
-    origin = "given"
-    if source is None or target is None:
-        (found_source, found_target), origin = _from_data(recipe, access)
-        source, target = source or found_source, target or found_target
-    sizes = {"source_vocab_size": source, "target_vocab_size": target}
-    return SizedModel(model.model_copy(update=sizes), source, target, origin)
-
-
-def _size_encoder(
-    model: EncoderConfig, recipe: Recipe, access: DataAccess | None, source: int | None, target: int | None
-) -> SizedModel:
-    """Set the rows of the embedding, the mask symbol's among them, and the number of labels."""
-    given = {"vocab_size": (source and source + 1) or model.vocab_size, "n_labels": target or model.n_labels}
-    needed = model.vocabulary_sizes(1, 1)
-    origin = "given"
-    if any(given[key] is None for key in needed):
-        (found_source, found_target), origin = _from_data(recipe, access)
-        given = {key: given[key] or size for key, size in model.vocabulary_sizes(found_source, found_target).items()}
-    sizes = {key: given[key] for key in needed}
-    rows = sizes["vocab_size"]
+    given: dict[str, int | None]
+    if isinstance(model, EncoderConfig):  # whose embedding has a row more, for the mask symbol
+        given = {"vocab_size": (source and source + 1) or model.vocab_size, "n_labels": target or model.n_labels}
+    elif isinstance(model, SequenceModelConfig):
+        given = {"vocab_size": target or source or model.vocab_size}
+    else:
+        source, target = source or model.source_vocab_size, target or model.target_vocab_size
+        given = {"source_vocab_size": source, "target_vocab_size": target}
+    sizes, origin = {key: given[key] for key in model.vocabulary_sizes(1, 1)}, "given"
+    if None in sizes.values():
+        found, origin = _from_data(recipe, access)
+        sizes = {key: given[key] or size for key, size in model.vocabulary_sizes(*found).items()}
+    rows = sizes["target_vocab_size" if "target_vocab_size" in sizes else "vocab_size"]
     assert rows is not None  # just set
-    return SizedModel(model.model_copy(update=sizes), None, rows, origin)
+    return SizedModel(model.model_copy(update=sizes), sizes.get("source_vocab_size"), rows, origin)
 
 
 def _from_data(recipe: Recipe, access: DataAccess | None) -> tuple[tuple[int, int], str]:
-    """Return the sizes of both vocabularies and where they come from."""
     tokenizers = _train_tokenizers(recipe, access or DataAccess.default())
     if tokenizers is not None:
         return (tokenizers.source.vocab_size, tokenizers.target.vocab_size), "from the task's data"
-    left = _configured_size(recipe.data.tokenizer)
-    right = left if recipe.data.target_tokenizer is None else _configured_size(recipe.data.target_tokenizer)
-    if left is not None and right is not None:
-        return (left, right), "as data.tokenizer asks; the data is not here yet"
+    left, right = recipe.data.tokenizer, recipe.data.target_tokenizer or recipe.data.tokenizer
+    if {left.kind, right.kind} <= {"bpe", "unigram"}:
+        return (left.vocab_size, right.vocab_size), "as data.tokenizer asks; the data is not here yet"
     fix = "name a file: data.train=..." if _needs_files(recipe) else f"`ostinato data fetch {recipe.task.kind}`"
     reason = f"is not known before the training data is here; {fix}, or give --source-vocab and --target-vocab"
     raise ConfigError([Problem("model.target_vocab_size", None, reason)])
@@ -115,8 +96,3 @@ def _needs_files(recipe: Recipe) -> bool:
     except ConfigError:
         return True
     return False
-
-
-def _configured_size(tokenizer: TokenizerConfig) -> int | None:
-    """Return the size a subword tokenizer is trained to; None for other kinds, whose size depends on the data."""
-    return tokenizer.vocab_size if tokenizer.kind in ("bpe", "unigram") else None

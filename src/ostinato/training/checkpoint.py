@@ -89,9 +89,7 @@ class Checkpoints:
             randoms: random states of every process of the run; None: of this process, the only one.
         """
         directory = self.directory(progress.update)
-        with new_folder(directory) as folder:
-            save_model(model, folder)
-            _write_state(folder, model, optimizer, progress, randoms)
+        _write(directory, model, optimizer, progress, randoms)
         self._write_pointer("last", progress.update)
         if progress.best is not None:
             self._write_pointer("best", progress.best.update)
@@ -112,10 +110,7 @@ class Checkpoints:
         batches.
         """
         directory = self.root / f"failed-update-{progress.update + 1}"
-        with new_folder(directory) as folder:
-            save_model(model, folder)
-            _write_state(folder, model, optimizer, progress, randoms)
-            write_json(folder / "failed.json", report)
+        _write(directory, model, optimizer, progress, randoms, report)
         return directory
 
     def last_update(self) -> int | None:
@@ -186,23 +181,19 @@ class Checkpoints:
         return int(_read_json(path, "update"))
 
 
-def _write_state(
-    folder: Path,
+def _write(
+    directory: Path,
     model: Model,
     optimizer: torch.optim.Optimizer,
     progress: Progress,
     randoms: Sequence[RandomState] | None,
+    report: dict[str, Any] | None = None,
 ) -> None:
-    """Write what a training state is beside its model to a folder.
-
-    Args:
-        randoms: random states of every process of the run; None: of this process, the only one.
-    """
+    """Write a new folder with a model, the rest of its training state and the report of a failure."""
     tensors = {f"{_OPTIMIZER}{name}": value for name, value in optimizer_tensors(model, optimizer).items()}
     states = [RandomState.capture()] if randoms is None else randoms
     for rank, state in enumerate(states):
         tensors |= {f"{_random_prefix(rank)}{name}": value for name, value in state.torch.items()}
-    save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, folder / _TENSORS)
     first, *others = ({"python": state.python, "numpy": state.numpy} for state in states)
     content = {
         "format_version": FORMAT_VERSION,
@@ -212,15 +203,16 @@ def _write_state(
         "random": first,
     }
     content |= {"random_of_others": others} if others else {}
-    (folder / _STATE).write_text(json.dumps(content) + "\n", encoding="utf-8")
+    with new_folder(directory) as folder:
+        save_model(model, folder)
+        save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, folder / _TENSORS)
+        (folder / _STATE).write_text(json.dumps(content) + "\n", encoding="utf-8")
+        if report is not None:
+            write_json(folder / "failed.json", report)
 
 
 def _read_state(folder: Path) -> tuple[Progress, list[RandomState], dict[str, Tensor]]:
-    """Return progress, every process's random states, and the optimiser's tensors.
-
-    Raises:
-        CheckpointError: a file is damaged, or of another format version.
-    """
+    """Return progress, every process's random states, and the optimiser's tensors."""
     path = folder / _STATE
     progress, content = _read_progress(folder), _read_json(path)
     try:
@@ -239,11 +231,6 @@ def _read_state(folder: Path) -> tuple[Progress, list[RandomState], dict[str, Te
 
 
 def _read_progress(folder: Path) -> Progress:
-    """Return the progress alone.
-
-    Raises:
-        CheckpointError: the file is damaged, or of another format version.
-    """
     path = folder / _STATE
     version = _read_json(path, "format_version")
     if version != FORMAT_VERSION:
@@ -255,11 +242,7 @@ def _read_progress(folder: Path) -> Progress:
 
 
 def _read_json(path: Path, key: str | None = None) -> Any:
-    """Return the content of a file, or what it has under a key.
-
-    Raises:
-        CheckpointError: it cannot be read, or has no such key.
-    """
+    """Return the content of a file, or what it has under a key."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         return content if key is None else content[key]

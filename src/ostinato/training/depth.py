@@ -10,7 +10,7 @@ left out.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -23,6 +23,7 @@ from ostinato.evaluation.depth import depth_sums, describe, real_tokens
 from ostinato.models.base import ModelOutput, TokenModel
 from ostinato.nn.halting import NoHalting
 from ostinato.training.losses import TokenShares
+from ostinato.training.routing import Watch
 
 STUCK = 0.95
 """A warning is given where more than this share of a stack's tokens have the least depth, or the greatest."""
@@ -75,37 +76,19 @@ def observe_depth(
     return DepthObservation(torch.cat(values), rounds, weight) if values else None
 
 
-class DepthWatch:
-    """Warns of stacks whose tokens nearly all have one depth, from the records of updates, once each.
+class DepthWatch(Watch):
+    """Warns of stacks whose tokens nearly all have one depth."""
 
-    Args:
-        warmup: updates to wait.
-    """
-
-    def __init__(self, warmup: int) -> None:
-        self._warmup = warmup
-        self._warned: set[str] = set()
-
-    def warnings(self, update: int, depth: Mapping[str, Any]) -> Iterator[str]:
-        """Yield a line for every stack that is warned of now, given the `depth` of a training record."""
-        if update <= self._warmup:
-            return
-        for stack, found in depth.items():
-            reason = self._stuck(found["histogram"])
-            if reason and stack not in self._warned:
-                self._warned.add(stack)
-                yield f"the {stack} {reason}"
-
-    @staticmethod
-    def _stuck(histogram: Sequence[int]) -> str | None:
+    def _message(self, name: str, found: Mapping[str, Any]) -> str | None:
+        histogram: Sequence[int] = found["histogram"]
         n, rounds = sum(histogram), len(histogram)
         if rounds == 1 or not n:
             return None
         first, last = histogram[0] / n, histogram[-1] / n
         if first > STUCK:
             advice = "a smaller training.halting.weight, or training.halting.off_updates, lets them go deeper"
-            return f"halts {100 * first:.0f} % of its tokens after one of {rounds} rounds; {advice}"
+            return f"the {name} halts {100 * first:.0f} % of its tokens after one of {rounds} rounds; {advice}"
         if last > STUCK:
             advice = "a larger training.halting.weight or a lower threshold lets them halt"
-            return f"runs {100 * last:.0f} % of its tokens through all {rounds} rounds; {advice}"
+            return f"the {name} runs {100 * last:.0f} % of its tokens through all {rounds} rounds; {advice}"
         return None

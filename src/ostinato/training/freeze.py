@@ -1,8 +1,8 @@
-"""Freezing of parameters by patterns of their names."""
+"""Patterns of the names of parameters, and freezing by them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
@@ -22,19 +22,33 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> list[str]:
         ConfigError: every pattern that matches nothing; or nothing is left to train.
     """
     names = [name for name, _ in model.named_parameters()]
-    problems = [
-        Problem(_KEY, pattern, f"matches no parameter of the model; others do: {', '.join(_similar(pattern, names))}")
-        for pattern in patterns
-        if not any(fnmatchcase(name, pattern) for name in names)
-    ]
-    if problems:
-        raise ConfigError(problems)
-    frozen = [name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]
+    check_patterns(
+        _KEY, patterns, names, lambda pattern: f" of the model; others do: {', '.join(_similar(pattern, names))}"
+    )
+    frozen = [name for name in names if matches(name, patterns)]
     for name in frozen:
         model.get_parameter(name).requires_grad_(False)
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ConfigError([Problem(_KEY, list(patterns), "match every parameter: nothing is left to train")])
     return frozen
+
+
+def matches(name: str, patterns: Iterable[str]) -> bool:
+    """Return whether a name matches one of the patterns."""
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def check_patterns(
+    key: str, patterns: Iterable[str], names: Sequence[str], where: Callable[[str], str] = lambda _: " of the model"
+) -> None:
+    """Raise a ConfigError that holds every pattern of a setting that matches no name; `where` ends its reason."""
+    problems = [
+        Problem(key, pattern, f"matches no parameter{where(pattern)}")
+        for pattern in patterns
+        if not any(fnmatchcase(name, pattern) for name in names)
+    ]
+    if problems:
+        raise ConfigError(problems)
 
 
 def _similar(pattern: str, names: Iterable[str]) -> list[str]:

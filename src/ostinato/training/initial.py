@@ -8,14 +8,11 @@ directory.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from fnmatch import fnmatchcase
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor
 
 from ostinato.config.training import TrainingConfig
 from ostinato.data.example import Example
@@ -24,6 +21,7 @@ from ostinato.errors import ConfigError, Problem
 from ostinato.evaluation.loading import find_checkpoint
 from ostinato.models import Encoder, Model
 from ostinato.models.checkpoint import load_model
+from ostinato.training.freeze import check_patterns, matches
 from ostinato.training.rundir import RunDirectory
 
 _KEY, _EXCEPT = "training.init_from", "training.init_except"
@@ -46,10 +44,6 @@ class InitialReport:
     fresh: list[str] = field(default_factory=list)
     resized: dict[str, tuple[int, int]] = field(default_factory=dict)
     left: list[str] = field(default_factory=list)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return it as JSON."""
-        return asdict(self)
 
 
 def load_tokenizers(path: str, *, new: Sequence[Example] | None = None) -> Tokenizers:
@@ -79,12 +73,8 @@ def start_from(model: Model, config: TrainingConfig) -> InitialReport:
     path = str(config.init_from)
     folder = find_checkpoint(Path(path), config.init_checkpoint)
     trained, own = load_model(folder).state_dict(), model.state_dict()
-    _check_patterns(config.init_except, [*trained, *own])
-    taken = {
-        name: found
-        for name, found in trained.items()
-        if not any(fnmatchcase(name, pattern) for pattern in config.init_except)
-    }
+    check_patterns(_EXCEPT, config.init_except, [*trained, *own], lambda _: " of either model")
+    taken = {name: found for name, found in trained.items() if not matches(name, config.init_except)}
     # Matrices with more rows here and otherwise the same shape.
     grows = {
         name
@@ -95,7 +85,14 @@ def start_from(model: Model, config: TrainingConfig) -> InitialReport:
         and taken[name].shape[1:] == own[name].shape[1:]
         and len(taken[name]) < len(own[name])
     }
-    if wrong := _misfits(taken, own, grows):
+    wrong = [f"{name} is not in this model" for name in taken if name not in own]
+    wrong += [
+        f"{name} is {list(found.shape)} there and {list(own[name].shape)} here"
+        for name, found in taken.items()
+        if name in own and own[name].shape != found.shape and name not in grows
+    ]
+    if wrong:
+        wrong.append(f"{_EXCEPT} names what is not to be taken")
         raise ConfigError([Problem(_KEY, path, "its weights do not fit: " + "; ".join(wrong))])
     with torch.no_grad():
         for name, found in taken.items():
@@ -113,25 +110,3 @@ def start_from(model: Model, config: TrainingConfig) -> InitialReport:
         resized={name: (len(taken[name]), len(own[name])) for name in taken if name in grows},
         left=[name for name in trained if name not in taken],
     )
-
-
-def _misfits(taken: Mapping[str, Tensor], own: Mapping[str, Tensor], grows: set[str]) -> list[str]:
-    wrong = [f"{name} is not in this model" for name in taken if name not in own]
-    wrong += [
-        f"{name} is {list(found.shape)} there and {list(own[name].shape)} here"
-        for name, found in taken.items()
-        if name in own and own[name].shape != found.shape and name not in grows
-    ]
-    if wrong:
-        wrong.append(f"{_EXCEPT} names what is not to be taken")
-    return wrong
-
-
-def _check_patterns(patterns: Sequence[str], names: Sequence[str]) -> None:
-    problems = [
-        Problem(_EXCEPT, pattern, "matches no parameter of either model")
-        for pattern in patterns
-        if not any(fnmatchcase(name, pattern) for name in names)
-    ]
-    if problems:
-        raise ConfigError(problems)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,10 @@ from ostinato.training.checkpoint import Checkpoints
 from ostinato.training.checks import check_training
 from ostinato.training.prepare import Prepared, prepare
 from ostinato.training.processes import Processes
-from ostinato.training.records import NoRecords, Records
+from ostinato.training.records import Records
 from ostinato.training.reporter import Reporter, SilentReporter
 from ostinato.training.rundir import RunDirectory
 from ostinato.training.session import Session
-from ostinato.training.state import Progress
 from ostinato.training.threads import cpu_threads
 from ostinato.training.update import execution_of
 from ostinato.version import __version__
@@ -82,8 +82,7 @@ def _train(
 ) -> dict[str, Any]:
     recipe = prepared.recipe
     checkpoints = Checkpoints(run.checkpoints, recipe.training.keep_last)
-    records = Records(run.path) if processes.is_main else NoRecords(run.path)
-    session = Session(prepared, checkpoints, records, reporter, device, processes)
+    session = Session(prepared, checkpoints, Records(run.path), reporter, device, processes)
     info = {
         "directory": str(run.path),
         "device": str(device),
@@ -94,14 +93,31 @@ def _train(
         "new_parameters": [] if session.initial is None else session.initial.fresh,
     }
     if session.initial is not None and processes.is_main:
-        write_json(run.path / "initial.json", session.initial.as_dict())
+        write_json(run.path / "initial.json", asdict(session.initial))
     reporter.on_start(recipe, info)
     progress = session.run()
 
     def finish() -> dict[str, Any]:
         splits = _evaluate_best(prepared, checkpoints, device)
-        data = {"data_sha256": run.data_hashes()}
-        results = _results(recipe, progress, info) | data | {"seconds": session.seconds, "splits": splits}
+        selection, best = recipe.training.selection, progress.best
+        results = {
+            "name": recipe.name,
+            "task": recipe.task.kind,
+            "seed": recipe.seed,
+            "version": __version__,
+            **{name: info[name] for name in ("parameters", "device", "processes")},
+            "n_updates": progress.update,
+            "training_seconds": progress.seconds,
+            "stopped": progress.stopped,
+            "best_update": best.update if best else None,
+            "selection": {
+                **{name: getattr(selection, name) for name in ("split", "metric", "mode")},
+                "value": best.value if best else None,
+            },
+            "data_sha256": run.data_hashes(),
+            "seconds": session.seconds,
+            "splits": splits,
+        }
         run.finish(results)
         return results
 
@@ -109,7 +125,6 @@ def _train(
 
 
 def _evaluate_best(prepared: Prepared, checkpoints: Checkpoints, device: torch.device) -> dict[str, Any]:
-    """Return the scores of the best checkpoint on every split of the recipe."""
     recipe = prepared.recipe
     model = load_model(checkpoints.best_directory(), device, execution_of(recipe.training))
     return {
@@ -126,27 +141,4 @@ def _evaluate_best(prepared: Prepared, checkpoints: Checkpoints, device: torch.d
             contrast=prepared.contrast(split),
         )
         for split in recipe.evaluation.splits or []
-    }
-
-
-def _results(recipe: Recipe, progress: Progress, info: dict[str, Any]) -> dict[str, Any]:
-    selection, best = recipe.training.selection, progress.best
-    return {
-        "name": recipe.name,
-        "task": recipe.task.kind,
-        "seed": recipe.seed,
-        "version": __version__,
-        "parameters": info["parameters"],
-        "device": info["device"],
-        "processes": info["processes"],
-        "n_updates": progress.update,
-        "training_seconds": progress.seconds,
-        "stopped": progress.stopped,
-        "best_update": best.update if best else None,
-        "selection": {
-            "split": selection.split,
-            "metric": selection.metric,
-            "mode": selection.mode,
-            "value": best.value if best else None,
-        },
     }

@@ -16,11 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from ostinato.config.training import LearningRateScale, OptimizerConfig, ScheduleConfig
-from ostinato.errors import CheckpointError, ConfigError, Problem
+from ostinato.errors import CheckpointError
 from ostinato.models.base import TokenModel
 from ostinato.models.embeddings import FactEmbedder
 from ostinato.nn.experts import ExpertAttention, ExpertMaps, SparseLayer
 from ostinato.nn.routing import HypersphereRouter
+from ostinato.training.freeze import check_patterns
 
 
 def learning_rate(
@@ -57,7 +58,7 @@ def parameter_groups(
     `HypersphereRouter`, whose length is held.
     """
     check_scales(model, scales)
-    exempt = _embeddings(model) | _stacked_vectors(model)
+    exempt = _exempt(model)
     found: dict[tuple[float, bool], list[Tensor]] = {}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
@@ -73,31 +74,19 @@ def parameter_groups(
 def check_scales(model: nn.Module, scales: Sequence[LearningRateScale]) -> None:
     """Raise a ConfigError that holds every pattern that matches no parameter."""
     names = [name for name, _ in model.named_parameters()]
-    problems = [
-        Problem("training.optimizer.lr_scales", one.pattern, "matches no parameter of the model")
-        for one in scales
-        if not any(fnmatchcase(name, one.pattern) for name in names)
-    ]
-    if problems:
-        raise ConfigError(problems)
+    check_patterns("training.optimizer.lr_scales", [one.pattern for one in scales], names)
 
 
-def _embeddings(model: nn.Module) -> set[int]:
-    found = {id(p) for module in model.modules() if isinstance(module, nn.Embedding) for p in module.parameters()}
+def _exempt(model: nn.Module) -> set[int]:
+    """Return the parameters of two dimensions that do not decay; of experts those that are one vector each."""
+    found: set[int] = set()
     if isinstance(model, TokenModel):
         found |= {id(p) for name, p in model.named_parameters() if name in ("source_weight", "target_weight")}
         found |= {id(p) for p in model.banks.relative.parameters()}
     for module in model.modules():
-        if isinstance(module, FactEmbedder):  # its masks begin at one, to which decay must not pull them back
-            found |= {id(p) for p in module.parameters()}
-    return found
-
-
-def _stacked_vectors(model: nn.Module) -> set[int]:
-    """Return the parameters of two dimensions that are one vector an expert."""
-    found: set[int] = set()
-    for module in model.modules():
         match module:
+            case nn.Embedding() | FactEmbedder():  # masks of facts begin at one, to which decay must not pull them back
+                found |= {id(p) for p in module.parameters()}
             case ExpertMaps() | ExpertAttention():
                 found |= {id(p) for p in module.parameters(recurse=False) if p.ndim == 2}
             case SparseLayer():

@@ -102,11 +102,7 @@ def prepare(recipe: Recipe, run: RunDirectory, is_resumed: bool, access: DataAcc
 
 
 def _check_scored_examples(prepared: Prepared) -> None:
-    """Encode every example that will be scored, so that one that cannot be is an error before training.
-
-    Raises:
-        DataError: an unknown symbol, an over-long example, or a missing column to report by.
-    """
+    """Encode every example that will be scored, so that one that cannot be is an error before training."""
     recipe, task = prepared.recipe, prepared.task
     selection, final = recipe.training.selection, recipe.evaluation
     scored = [(selection.split, selection.max_examples, list[str]())]
@@ -132,7 +128,6 @@ def other_splits(recipe: Recipe, train_split: str) -> list[str]:
 
 
 def _problems(recipe: Recipe, task: Task) -> Iterator[Problem]:
-    """Yield the settings that do not fit the task or each other."""
     yield from model_problems(recipe, task.config.has_sources)
     for key, split in [
         ("training.selection.split", recipe.training.selection.split),
@@ -153,11 +148,7 @@ def with_splits(recipe: Recipe, task: Task) -> Recipe:
 
 
 def _with_vocabulary(recipe: Recipe, tokenizers: Tokenizers) -> Recipe:
-    """Return the recipe with the vocabulary sizes the tokenizers have.
-
-    Raises:
-        ConfigError: the recipe names other sizes.
-    """
+    """Return the recipe with the vocabulary sizes the tokenizers have; a ConfigError where it names other ones."""
     sizes = recipe.model.vocabulary_sizes(tokenizers.source.vocab_size, tokenizers.target.vocab_size)
     given = {key: getattr(recipe.model, key) for key in sizes}
     problems = [

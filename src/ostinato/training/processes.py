@@ -243,11 +243,7 @@ class _AllReduce(torch.autograd.Function):
 
 @contextmanager
 def _communicating() -> Iterator[None]:
-    """Turn the errors of a failed collective operation into one that says what it means.
-
-    Raises:
-        TrainingError: another process cannot be reached.
-    """
+    """Turn the errors of a failed collective operation into a TrainingError that says what it means."""
     try:
         yield
     except RuntimeError as error:
@@ -273,8 +269,5 @@ def _init_process_group() -> None:
 
 @cache
 def _control_group(world: dist.ProcessGroup) -> dist.ProcessGroup:
-    """Return the group for objects, flags and barriers: on the host, and practically without a timeout.
-
-    The default group times out after minutes, and rank 0 may evaluate for hours.
-    """
+    """Return the group for objects, flags and barriers: on the host, and without the default timeout of minutes."""
     return dist.new_group(backend="gloo", timeout=_TIMEOUT)  # type: ignore[no-any-return]

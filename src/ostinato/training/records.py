@@ -54,20 +54,6 @@ class Records:
             os.truncate(self.metrics, n_bytes)
 
 
-class NoRecords(Records):
-    """Records of the processes other than rank 0, which write nothing."""
-
-    def add(self, record: dict[str, Any], timing: dict[str, Any]) -> None:
-        """Write nothing."""
-
-    def n_bytes(self) -> int:
-        """Return 0."""
-        return 0
-
-    def cut(self, n_bytes: int) -> None:
-        """Cut nothing."""
-
-
 def _append(path: Path, record: dict[str, Any]) -> None:
     with path.open("a", encoding="utf-8", newline="\n") as file:
         file.write(json.dumps(_finite(record), ensure_ascii=False, allow_nan=False) + "\n")

@@ -9,19 +9,19 @@ import logging
 import sys
 import time
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Protocol
+from typing import IO, TYPE_CHECKING, Any
 
 from ostinato.config.recipe import Recipe
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.progress import Progress, TaskID
+    from rich.progress import Progress
 
 _log = logging.getLogger("ostinato.training")
 
 
-class Reporter(Protocol):
-    """Receives every event of a run, in order."""
+class Reporter:
+    """Receives every event of a run, in order; what a subclass does not override does nothing."""
 
     def on_start(self, recipe: Recipe, info: dict[str, Any]) -> None:
         """A run starts or resumes; `info`: directory, device, processes, parameters, n_examples, update (0 for a new
@@ -50,32 +50,33 @@ class Reporter(Protocol):
         """Always the last call, after an error too."""
 
 
-class SilentReporter:
+class SilentReporter(Reporter):
     """Reports nothing."""
 
-    def on_start(self, recipe: Recipe, info: dict[str, Any]) -> None:
-        """Do nothing."""
 
-    def on_update(self, record: dict[str, Any]) -> None:
-        """Do nothing."""
+class _TextReporter(SilentReporter):
+    def write(self, line: str, level: int = logging.INFO) -> None:
+        """Write a line; `level` is one of `logging`."""
+        raise NotImplementedError
+
+    def on_start(self, recipe: Recipe, info: dict[str, Any]) -> None:
+        """Write what is trained, on how many examples and on which device."""
+        self.write(start_line(recipe, info))
 
     def on_warning(self, update: int, message: str) -> None:
-        """Do nothing."""
+        """Write the warning."""
+        self.write(warning_text(update, message), logging.WARNING)
 
     def on_evaluation(self, record: dict[str, Any]) -> None:
-        """Do nothing."""
-
-    def on_save(self, update: int, directory: Path) -> None:
-        """Do nothing."""
+        """Write the scores."""
+        self.write(evaluation_text(record))
 
     def on_end(self, results: dict[str, Any]) -> None:
-        """Do nothing."""
-
-    def close(self) -> None:
-        """Do nothing."""
+        """Write how it ended."""
+        self.write(end_line(results))
 
 
-class LinesReporter(SilentReporter):
+class LinesReporter(_TextReporter):
     """One plain line per event: for logs, pipes and batch systems.
 
     Args:
@@ -84,35 +85,27 @@ class LinesReporter(SilentReporter):
 
     def __init__(self, logger: logging.Logger = _log) -> None:
         self.logger = logger
-        self._time_left = _TimeLeft(1, 0)
+        self._first, self._n_updates, self._began = 0, 1, time.perf_counter()
+
+    def write(self, line: str, level: int = logging.INFO) -> None:
+        """Log a line."""
+        self.logger.log(level, "%s", line)
 
     def on_start(self, recipe: Recipe, info: dict[str, Any]) -> None:
         """Write what is trained, on how many examples and on which device."""
-        self._time_left = _TimeLeft(recipe.training.n_updates, info["update"])
-        self.logger.info("%s", start_line(recipe, info))
+        self._first, self._n_updates, self._began = info["update"], recipe.training.n_updates, time.perf_counter()
+        super().on_start(recipe, info)
 
     def on_update(self, record: dict[str, Any]) -> None:
-        """Write progress, loss, speed and time left."""
-        left = self._time_left.after(record["update"])
-        self.logger.info(
-            "%s", f"update {record['update']}/{self._time_left.n_updates}  {update_text(record)}  {left} left"
-        )
-
-    def on_warning(self, update: int, message: str) -> None:
-        """Write the warning."""
-        self.logger.warning("%s", warning_text(update, message))
-
-    def on_evaluation(self, record: dict[str, Any]) -> None:
-        """Write the scores."""
-        self.logger.info("%s", evaluation_text(record))
-
-    def on_end(self, results: dict[str, Any]) -> None:
-        """Write how it ended."""
-        self.logger.info("%s", end_line(results))
+        """Write progress, loss, speed and time left, by the speed of this session."""
+        update, n_updates = record["update"], self._n_updates
+        seconds = (time.perf_counter() - self._began) / max(update - self._first, 1)
+        left = duration(seconds * (n_updates - update))
+        self.write(f"update {update}/{n_updates}  {update_text(record)}  {left} left")
 
 
-class RichReporter(SilentReporter):
-    """A progress bar on a terminal, with evaluations as lines above it.
+class RichReporter(_TextReporter):
+    """A progress bar on a terminal, with the other events as lines above it.
 
     Args:
         console: where to draw.
@@ -121,37 +114,32 @@ class RichReporter(SilentReporter):
     def __init__(self, console: Console) -> None:
         self.console = console
         self._progress: Progress | None = None
-        self._bar: TaskID | None = None
+
+    def write(self, line: str, level: int = logging.INFO) -> None:
+        """Print a line above the bar."""
+        self.console.print(line, markup=False, highlight=False)
 
     def on_start(self, recipe: Recipe, info: dict[str, Any]) -> None:
         """Draw the bar."""
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
         self.close()
-        self.console.print(start_line(recipe, info), markup=False, highlight=False)
+        super().on_start(recipe, info)
         columns = (TextColumn("{task.fields[text]}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         self._progress = Progress(*columns, console=self.console, transient=True, speed_estimate_period=300)
-        n_updates = recipe.training.n_updates
-        self._bar = self._progress.add_task("train", total=n_updates, completed=info["update"], text="")
+        self._progress.add_task("train", total=recipe.training.n_updates, completed=info["update"], text="")
         self._progress.start()
 
     def on_update(self, record: dict[str, Any]) -> None:
         """Move the bar."""
-        if self._progress is not None and self._bar is not None:
-            self._progress.update(self._bar, completed=record["update"], text=update_text(record))
-
-    def on_warning(self, update: int, message: str) -> None:
-        """Write it above the bar."""
-        self.console.print(warning_text(update, message), markup=False, highlight=False)
-
-    def on_evaluation(self, record: dict[str, Any]) -> None:
-        """Write the scores above the bar."""
-        self.console.print(evaluation_text(record), markup=False, highlight=False)
+        if self._progress is not None:
+            bar = self._progress.task_ids[0]
+            self._progress.update(bar, completed=record["update"], text=update_text(record))
 
     def on_end(self, results: dict[str, Any]) -> None:
-        """Write how it ended."""
+        """Take the bar away, and write how it ended."""
         self.close()
-        self.console.print(end_line(results), markup=False, highlight=False)
+        super().on_end(results)
 
     def close(self) -> None:
         """Take the bar away."""
@@ -181,19 +169,6 @@ class _LineHandler(logging.StreamHandler[IO[str]]):
         """Report all errors but a closed pipe."""
         if not isinstance(sys.exc_info()[1], BrokenPipeError):
             super().handleError(record)
-
-
-class _TimeLeft:
-    """Estimates the time left from the updates of this session."""
-
-    def __init__(self, n_updates: int, start: int) -> None:
-        self.n_updates = n_updates
-        self._first, self._began = start, time.perf_counter()
-
-    def after(self, update: int) -> str:
-        """Return the time left after an update, for people."""
-        done = max(update - self._first, 1)
-        return duration((time.perf_counter() - self._began) / done * (self.n_updates - update))
 
 
 def duration(seconds: float) -> str:

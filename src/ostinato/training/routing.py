@@ -12,6 +12,7 @@ of a router is not the mean of the losses of its rounds: one round may make up f
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -125,11 +126,8 @@ def evenness(load_entropy: float, n_experts: int, top_k: int) -> float:
     return (load_entropy - math.log(top_k)) / (math.log(n_experts) - math.log(top_k))
 
 
-class CollapseWatch:
-    """Warns of routers that have collapsed, from the records of updates, once each.
-
-    A router has collapsed where its load's `evenness` is below 0.1 after the warm-up of the learning rate, or where an
-    expert got no token in five records in a row after it.
+class Watch(ABC):
+    """Warns of routers or stacks, from the records of updates, once each.
 
     Args:
         warmup: updates to wait.
@@ -138,17 +136,36 @@ class CollapseWatch:
     def __init__(self, warmup: int) -> None:
         self._warmup = warmup
         self._warned: set[str] = set()
-        self._n_dead_records: dict[str, list[int]] = {}
 
-    def warnings(self, update: int, routing: Mapping[str, Any]) -> Iterator[str]:
-        """Yield a line for every router that is warned of now, given the `routing` of a training record."""
+    def warnings(self, update: int, records: Mapping[str, Any]) -> Iterator[str]:
+        """Yield a line for every router or stack that is warned of now, given its part of a training record by name."""
         if update <= self._warmup:
             return
-        for router, found in routing.items():
-            reason = self._collapse(found) or self._dead_experts(router, found["load"])
-            if reason and router not in self._warned:
-                self._warned.add(router)
-                yield f"router {router} {reason}; the weights of training.balance keep experts in use"
+        for name, found in records.items():
+            message = self._message(name, found)
+            if message and name not in self._warned:
+                self._warned.add(name)
+                yield message
+
+    @abstractmethod
+    def _message(self, name: str, found: Mapping[str, Any]) -> str | None:
+        """Return a warning; it is given every record, also after it has warned."""
+
+
+class CollapseWatch(Watch):
+    """Warns of routers that have collapsed, from the records of updates, once each.
+
+    A router has collapsed where its load's `evenness` is below 0.1 after the warm-up of the learning rate, or where an
+    expert got no token in five records in a row after it.
+    """
+
+    def __init__(self, warmup: int) -> None:
+        super().__init__(warmup)
+        self._n_dead_records: dict[str, list[int]] = {}
+
+    def _message(self, name: str, found: Mapping[str, Any]) -> str | None:
+        reason = self._collapse(found) or self._dead_experts(name, found["load"])
+        return f"router {name} {reason}; the weights of training.balance keep experts in use" if reason else None
 
     @staticmethod
     def _collapse(found: Mapping[str, Any]) -> str | None:

@@ -11,7 +11,6 @@ recipe.yaml is written last of what a run starts with. A directory with a recipe
 
 from __future__ import annotations
 
-import hashlib
 import json
 import platform
 import subprocess
@@ -25,6 +24,7 @@ from ostinato.config.load import dump_recipe
 from ostinato.config.recipe import Recipe
 from ostinato.data.disk import PARTIAL, remove_leftovers, sync, write_json
 from ostinato.data.example import Example, fingerprint
+from ostinato.data.registry import sha256_of
 from ostinato.errors import CheckpointError, DataError
 from ostinato.tasks.base import Task
 from ostinato.tasks.recipes import load_recipe
@@ -81,7 +81,7 @@ class RunDirectory:
             CheckpointError: naming every setting that differs, with both values.
         """
         old, new = deciding_settings(load_recipe(self.path / _RECIPE)), deciding_settings(recipe)
-        differing = [key for key in old | new if old.get(key, _ABSENT) != new.get(key, _ABSENT)]
+        differing = [key for key in old | new if (key in old, old.get(key)) != (key in new, new.get(key))]
         if differing:
             lines = [f"  {key}: {_shown(old, key)} in the run, {_shown(new, key)} now" for key in differing]
             raise CheckpointError(
@@ -140,9 +140,6 @@ class RunDirectory:
         write_json(self.path / _RESULTS, results)
 
 
-_ABSENT = object()
-
-
 def deciding_settings(recipe: Recipe) -> dict[str, Any]:
     """Return by dotted path the settings that decide the results of a run: all but those that may change."""
 
@@ -197,16 +194,20 @@ def describe_data(task: Task, data: DataConfig, splits: Iterable[str]) -> dict[s
     Raises:
         ConfigError: the task has no such split. DataError: a split that cannot be read, or is empty.
     """
+    files: list[dict[str, Any]] = [
+        {"repo": file.repo, "commit": file.commit, "path": file.path, "sha256": task.access.known_hash(file)}
+        for file in task.files()
+    ]
+    own = [data.train, data.dev, data.test, data.tokenizer.path]
+    own.append(data.target_tokenizer.path if data.target_tokenizer else None)
+    for paths in own:
+        for path in [paths] if isinstance(paths, str) else paths or []:
+            if Path(path).is_file():
+                files.append({"path": path, "sha256": sha256_of(Path(path))})
     return {
         "task": task.config.model_dump(mode="json"),
         "splits": {split: describe_split(split, task.examples(split)) for split in dict.fromkeys(splits)},
-        "files": [
-            *(
-                {"repo": file.repo, "commit": file.commit, "path": file.path, "sha256": task.access.known_hash(file)}
-                for file in task.files()
-            ),
-            *_own_files(data),
-        ],
+        "files": files,
     }
 
 
@@ -220,13 +221,3 @@ def describe_split(split: str, examples: Iterable[Example]) -> dict[str, Any]:
     if not n_examples:
         raise DataError(f"the split {split!r} holds no examples")
     return {"n": n_examples, "sha256": digest}
-
-
-def _own_files(data: DataConfig) -> Iterator[dict[str, Any]]:
-    named = [data.train, data.dev, data.test, data.tokenizer.path]
-    named.append(data.target_tokenizer.path if data.target_tokenizer else None)
-    for paths in named:
-        for path in [paths] if isinstance(paths, str) else paths or []:
-            if Path(path).is_file():
-                with Path(path).open("rb") as file:
-                    yield {"path": path, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}

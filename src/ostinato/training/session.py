@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -59,7 +58,7 @@ class Session:
     Args:
         prepared: data, tokenizers and the resolved recipe.
         checkpoints: the run is resumed from the last one, where there is one.
-        records: cut back to what they held when the last checkpoint was saved.
+        records: written by rank 0, and cut back to what they held when the last checkpoint was saved.
         reporter: a `SilentReporter` in all processes but rank 0.
         processes: those of the run.
     """
@@ -87,7 +86,8 @@ class Session:
         else:
             self._resume()
         self.updater = Updater(self.model, self.optimizer, self.config, processes)
-        records.cut(self.progress.metrics_bytes)
+        if processes.is_main:
+            records.cut(self.progress.metrics_bytes)
         self.model.train()
         self._earlier_seconds, self._began = self.progress.seconds, time.perf_counter()
         # Seconds inside updates, and their labels, since the last record; unlike the window of losses not saved.
@@ -201,8 +201,7 @@ class Session:
             record["depth"] = gradient.depth
         timing = {"seconds": self._busy, "labels_per_second": self._busy_labels / max(self._busy, 1e-9)}
         self._busy, self._busy_labels = 0.0, 0
-        self.records.add(record, timing)
-        self.reporter.on_update(record | timing)
+        self._record(record, timing, self.reporter.on_update)
         update = self.progress.update
         for message in self._collapse_watch.warnings(update, gradient.routing or {}):
             self.reporter.on_warning(update, message)
@@ -225,12 +224,14 @@ class Session:
             "is_best": is_best,
             "scores": {key: value for key, value in result.items() if key not in _NOT_RECORDED},
         }
-        timing = {"seconds": result["seconds"]}
-        self.records.add(record, timing)
-        self.reporter.on_evaluation(record | timing)
+        self._record(record, {"seconds": result["seconds"]}, self.reporter.on_evaluation)
+
+    def _record(self, record: dict[str, Any], timing: dict[str, Any], report: Callable[[dict[str, Any]], None]) -> None:
+        if self.processes.is_main:
+            self.records.add(record, timing)
+        report(record | timing)
 
     def _scores(self) -> dict[str, Any]:
-        """Return the scores of the present model on the selection split."""
         selection, recipe = self.config.selection, self.prepared.recipe
         if self._selection is None:  # Held, because reading the examples may cost more than scoring them.
             self._selection = list(take_evenly(self.prepared.task.examples(selection.split), selection.max_examples))
@@ -247,52 +248,37 @@ class Session:
 
     def _save(self) -> None:
         self.progress.batches = self.prepared.batches.state()
-        self.progress.metrics_bytes = self.records.n_bytes()
         self.progress.seconds = self.seconds
         if randoms := self.processes.gather(RandomState.capture()):
+            self.progress.metrics_bytes = self.records.n_bytes()
             directory = self.checkpoints.save(self.model, self.optimizer, self.progress, randoms)
             self.reporter.on_save(self.progress.update, directory)
 
     def _fail(self, update: int, gradient: Gradient, batches: Sequence[Batch]) -> NoReturn:
-        """Save the state before an update whose gradient is not finite, and stop the run.
-
-        Raises:
-            TrainingError: always, with the examples of the batches and the likely causes.
-        """
+        """Save the state before an update whose gradient is not finite, and stop the run with a TrainingError."""
         split = self.prepared.task.splits()[0]
-        report = _failure_report(update, gradient, batches, split)
+        loss, losses = sum(gradient.losses) / gradient.n_labels, list(zip(gradient.losses, batches, strict=True))
+        report = {
+            "update": update,
+            "split": split,
+            "loss": repr(loss),
+            "grad_norm": repr(gradient.norm),
+            "batches": [
+                {"loss_sum": repr(loss_sum), "is_finite": math.isfinite(loss_sum), "indices": list(batch.indices)}
+                for loss_sum, batch in losses
+            ],
+        }
         randoms = self.processes.gather(RandomState.capture())
         directory = self.processes.broadcast(
             lambda: self.checkpoints.save_failed(self.model, self.optimizer, self.progress, report, randoms)
         )
-        raise TrainingError(_failure_message(update, gradient, batches, split, directory))
-
-
-def _failure_report(update: int, gradient: Gradient, batches: Sequence[Batch], split: str) -> dict[str, Any]:
-    """Return the content of failed.json."""
-    return {
-        "update": update,
-        "split": split,
-        "loss": repr(sum(gradient.losses) / gradient.n_labels),
-        "grad_norm": repr(gradient.norm),
-        "batches": [
-            {"loss_sum": repr(loss), "is_finite": math.isfinite(loss), "indices": list(batch.indices)}
-            for loss, batch in zip(gradient.losses, batches, strict=True)
-        ],
-    }
-
-
-def _failure_message(update: int, gradient: Gradient, batches: Sequence[Batch], split: str, directory: Path) -> str:
-    """Return the error message; `directory` holds the state before the update."""
-    loss = sum(gradient.losses) / gradient.n_labels
-    losses = zip(gradient.losses, batches, strict=True)
-    suspects = [batch for batch_loss, batch in losses if not math.isfinite(batch_loss)] or batches
-    indices = [index for batch in suspects for index in batch.indices]
-    more = f", ... ({len(indices)} in all)" if len(indices) > _SHOWN_INDICES else ""
-    shown = ", ".join(map(str, indices[:_SHOWN_INDICES])) + more
-    return (
-        f"update {update}: the loss is {loss} and the norm of its gradient {gradient.norm}; the run stops. The batch "
-        f"holds the examples {shown} of {split} (0-based). The state before this update and all indices are in "
-        f"{directory}. Likely causes: a learning rate that is too high (training.optimizer.lr), too few warm-up "
-        "updates, or no clipping"
-    )
+        suspects = [batch for loss_sum, batch in losses if not math.isfinite(loss_sum)] or batches
+        indices = [index for batch in suspects for index in batch.indices]
+        more = f", ... ({len(indices)} in all)" if len(indices) > _SHOWN_INDICES else ""
+        shown = ", ".join(map(str, indices[:_SHOWN_INDICES])) + more
+        raise TrainingError(
+            f"update {update}: the loss is {loss} and the norm of its gradient {gradient.norm}; the run stops. The "
+            f"batch holds the examples {shown} of {split} (0-based). The state before this update and all indices are "
+            f"in {directory}. Likely causes: a learning rate that is too high (training.optimizer.lr), too few warm-up "
+            "updates, or no clipping"
+        )
