@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ostinato.nn.context import Pass
 from ostinato.nn.halting import HaltingPass, Visible, where_active
 from ostinato.nn.rows import Rows
 
@@ -119,19 +120,19 @@ class ForcedDepths:
         """Return this rule: it has no threshold."""
         return self
 
-    def start(self, states_ND: Tensor, rows: Rows, keep_N: Tensor | None, n_rounds: int) -> ForcedPass:
+    def start(self, states_ND: Tensor, rows: Rows, run: Pass, n_rounds: int) -> ForcedPass:
         """Begin a pass."""
         first, self._column = self._column, (self._column + rows.n_columns) % self._depths_BT.shape[1]
         depths_N = self._depths_BT[: rows.n_sentences, first : first + rows.n_columns].flatten()
-        return ForcedPass(states_ND, rows, keep_N, depths_N)
+        return ForcedPass(states_ND, rows, run, depths_N)
 
 
 class ForcedPass(HaltingPass):
     """One pass."""
 
-    def __init__(self, states_ND: Tensor, rows: Rows, keep_N: Tensor | None, depths_N: Tensor) -> None:
-        super().__init__(states_ND, rows, keep_N)
-        self._depths_N = depths_N if keep_N is None else torch.where(keep_N, depths_N, 0)
+    def __init__(self, states_ND: Tensor, rows: Rows, run: Pass, depths_N: Tensor) -> None:
+        super().__init__(states_ND, rows, run)
+        self._depths_N = depths_N if self._keep_N is None else torch.where(self._keep_N, depths_N, 0)
         # Prescribed, so that no round has to count; a rule's own work is no part of what is measured.
         self._known = self._depths_N.tolist()
 

@@ -12,7 +12,9 @@ from torch import Tensor, nn
 
 from ostinato.kernels.native import library
 from ostinato.nn.act import Act, ActUnit
+from ostinato.nn.attention import Visibility
 from ostinato.nn.compiled import compiled_rule
+from ostinato.nn.context import Pass
 from ostinato.nn.halting import HaltingPass, HaltingRule
 from ostinato.nn.layers import Linear
 from ostinato.nn.rows import Rows, kept_and_halted
@@ -51,7 +53,9 @@ def followed(
     """Return all that a pass says, in order, and the pass."""
     N = states_RND.shape[1]
     states_ND = states_RND[0]
-    halting = (compiled_rule(rule) if by_kernels else rule).start(states_ND, Rows.all(N, 1), keep_N, _ROUNDS)
+    positions_BT = torch.zeros(N, 1, dtype=torch.long)
+    run = Pass(Visibility(), positions_BT, positions_BT, None if keep_N is None else keep_N[:, None])
+    halting = (compiled_rule(rule) if by_kernels else rule).start(states_ND, Rows.all(N, 1), run, _ROUNDS)
     said = []
     for index in range(_ROUNDS):
         active_N = halting.active(index, states_ND)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ostinato.nn.bank import Banks
 from ostinato.nn.cache import ColumnWindow
+from ostinato.nn.context import Pass
 from ostinato.nn.halting import NoHalting, Visible, WholePass
 from ostinato.nn.layers import build_norm
 from ostinato.nn.positions import PositionSignal
@@ -158,8 +159,8 @@ class _FreezeAfterOneRound(NoHalting):
 
     halted_T = torch.tensor([False, True, False, False, True, False])
 
-    def start(self, states_ND: Tensor, rows: Rows, keep_N: Tensor | None, n_rounds: int) -> _FrozenPass:
-        return _FrozenPass(states_ND, rows, keep_N)
+    def start(self, states_ND: Tensor, rows: Rows, run: Pass, n_rounds: int) -> _FrozenPass:
+        return _FrozenPass(states_ND, rows, run)
 
 
 class _FrozenPass(WholePass):

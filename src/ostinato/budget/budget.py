@@ -115,7 +115,8 @@ def count_budget(config: ModelConfig, assumptions: Assumptions | None = None) ->
         ConfigError: see `count_parameters`, `count_macs`, `count_bytes` and `expected_depths`.
     """
     a = assumptions or Assumptions()
-    depth = expected_depths(config, a.expected_depth, n_steps=a.n_steps)
+    length = a.source_length if config.has_two_sides else a.target_length
+    depth = expected_depths(config, a.expected_depth, n_steps=a.n_steps, source_length=length)
     return Budget(
         parameters=count_parameters(config, n_steps=a.n_steps),
         macs=count_macs(config, a.source_length, a.target_length, n_steps=a.n_steps, expected_depth=a.expected_depth),

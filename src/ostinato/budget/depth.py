@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ostinato.budget.sizes import plans
-from ostinato.config.halting import ActConfig
+from ostinato.config.halting import ActConfig, ByLengthConfig
 from ostinato.config.model import ModelConfig
 from ostinato.config.sub_layers import SeparableConvConfig
 from ostinato.errors import ConfigError, Problem
@@ -38,8 +38,14 @@ class ExpectedDepth:
         """The rounds that are counted for a token."""
         return self.expected if self.skips_halted else float(self.rounds)
 
+    @property
+    def deepest(self) -> int:
+        """Rounds of the deepest token of a sentence: by length, all of its tokens have the same."""
+        return int(self.expected) if self.halting == "length" and self.skips_halted else self.rounds
+
     def __str__(self) -> str:
-        rule = "no halting" if self.halting == "none" else f"{self.halting} halting, assumed"
+        rules = {"none": "no halting", "length": "by length"}
+        rule = rules.get(self.halting, f"{self.halting} halting, assumed")
         saved = "" if self.skips_halted else "; halted tokens are computed: all rounds are counted"
         return f"{self.expected:g} of {self.rounds} rounds ({rule}{saved})"
 
@@ -49,17 +55,22 @@ ONE_ROUND = ExpectedDepth(1.0, 1, "none")
 
 
 def expected_depths(
-    config: ModelConfig, expected_depth: Mapping[str, float] | None = None, *, n_steps: int | None = None
+    config: ModelConfig,
+    expected_depth: Mapping[str, float] | None = None,
+    *,
+    n_steps: int | None = None,
+    source_length: int | None = None,
 ) -> dict[str, ExpectedDepth]:
-    """Return the depth of every stack: as assumed, otherwise all its rounds.
+    """Return the depth of every stack: as assumed, as the source's length gives it, otherwise all its rounds.
 
     Args:
-        expected_depth: rounds per token, by stack; where tokens halt (`halting.kind` act or stick_breaking) anything
-            from 1 to all rounds. n_steps: rounds at call time.
+        expected_depth: rounds per token, by stack; where tokens learn to halt (`halting.kind` act or stick_breaking)
+            anything from 1 to all rounds. n_steps: rounds at call time.
+        source_length: tokens of the source; None: unknown, so that all rounds are taken.
 
     Raises:
-        ConfigError: a stack the model does not have, a depth outside [1, rounds], a depth other than all rounds where
-            no token can halt, or `n_steps` for stacks that cannot change it.
+        ConfigError: a stack the model does not have, a depth outside [1, rounds], a depth other than that which follows
+            from the configuration where no token learns to halt, or `n_steps` for stacks that cannot change it.
     """
     given, stacks = dict(expected_depth or {}), config.stacks()
     known = f"the model's stacks are {', '.join(stacks)}" if stacks else "the model has no stacks, and no depth"
@@ -67,11 +78,17 @@ def expected_depths(
     found: dict[str, ExpectedDepth] = {}
     for name, plan in plans(config, n_steps).items():
         rounds, halting = plan.n_rounds, stacks[name].halting
-        expected = given.get(name, rounds)
+        own = rounds
+        if isinstance(halting, ByLengthConfig) and source_length is not None:
+            own = halting.rounds(source_length, rounds)
+        expected = given.get(name, own)
         if not 1 <= expected <= rounds:
             problems.append(Problem(f"expected_depth.{name}", expected, f"must lie in [1, {rounds}], its rounds"))
-        elif halting.kind == "none" and expected != rounds:
-            reason = f"no token halts (model.{name}.halting.kind is none), so every token runs all {rounds} rounds"
+        elif not halting.has_gate and expected != own:
+            kind = f"model.{name}.halting.kind is {halting.kind}"
+            reason = f"no token halts ({kind}), so every token runs all {rounds} rounds"
+            if halting.kind == "length":
+                reason = f"the source's length decides ({kind}): every token runs {own} of {rounds} rounds"
             problems.append(Problem(f"expected_depth.{name}", expected, reason))
         freezes = not isinstance(halting, ActConfig) or halting.freeze_halted_state
         reads_columns = any(isinstance(stacks[name].settings_of(use), SeparableConvConfig) for use in plan.uses())

@@ -124,7 +124,8 @@ def count_macs(
         ConfigError: a length below 1, a vocabulary size that is neither set nor passed, an `expected_depth` that
             cannot be, or `n_steps` for stacks that cannot change it.
     """
-    depths = expected_depths(config, expected_depth, n_steps=n_steps)
+    length = source_length if config.has_two_sides else target_length
+    depths = expected_depths(config, expected_depth, n_steps=n_steps, source_length=length)
     context = target_length if context is None else context
     named = {"source_length": source_length} if config.has_two_sides else {}
     named |= {"target_length": target_length, "context": context}
@@ -165,7 +166,7 @@ def _token_costs(
         # Between two whole depths lies a straight line.
         for depth, share in ((below, 1 - counted + below), (below + 1, counted - below)):
             if share:
-                for key, token in token_macs(of_stack, depth, depth_of.rounds).items():
+                for key, token in token_macs(of_stack, depth, depth_of.deepest).items():
                     found[key] = found.get(key, Fraction()) + share * token.at(source_length, target_length)
     return found
 

@@ -73,7 +73,7 @@ def _about(plan: Plan, stack: StackConfig) -> str:
 
 def _halting(stack: StackConfig) -> Iterator[str]:
     """Yield the halting rule and its settings; nothing where tokens do not halt."""
-    from ostinato.config.halting import ActConfig, StickBreakingConfig
+    from ostinato.config.halting import ActConfig, ByLengthConfig, StickBreakingConfig
 
     match stack.halting:
         case StickBreakingConfig() as rule:
@@ -84,6 +84,8 @@ def _halting(stack: StackConfig) -> Iterator[str]:
             words += [] if rule.freeze_halted_state else ["halted states go on"]
             words += [] if rule.force_remainder_at_max else ["no remainder at the last round"]
             yield f"halting act ({', '.join(words)})"
+        case ByLengthConfig() as rule:
+            yield f"rounds by length (ceil({rule.per_token:g} n {rule.extra:+g}))"
 
 
 def _sizes(stack: StackConfig, d_model: int) -> Iterator[str]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import math
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -13,6 +14,25 @@ class NoHaltingConfig(Config):
     """Every token takes part in every round."""
 
     kind: Literal["none"] = "none"
+    has_gate: ClassVar[bool] = False
+
+
+class ByLengthConfig(Config):
+    """Rounds by the length of the source (Universal Transformers, appendix): see `ostinato.nn.by_length`.
+
+    T(n) = min(rounds of the stack, max(1, ceil(per_token n + extra))), n: tokens of the source, symbols included.
+    """
+
+    kind: Literal["length"] = "length"
+    per_token: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
+    """Rounds for a token of the source."""
+    extra: Annotated[float, Field(allow_inf_nan=False)] = 0.0
+    """Rounds beside those for tokens; may be below 0."""
+    has_gate: ClassVar[bool] = False
+
+    def rounds(self, n_tokens: int, n_rounds: int) -> int:
+        """Return T(n) of a stack of `n_rounds` rounds."""
+        return min(n_rounds, max(1, math.ceil(self.per_token * n_tokens + self.extra)))
 
 
 class ActConfig(Config):
@@ -23,6 +43,7 @@ class ActConfig(Config):
     """
 
     kind: Literal["act"] = "act"
+    has_gate: ClassVar[bool] = True
     epsilon: Annotated[float, Field(gt=0, lt=1)] = 0.01
     """A token halts when its probabilities add up to 1 - epsilon; may be changed after training."""
     initial_bias: float = -3.0
@@ -44,6 +65,7 @@ class StickBreakingConfig(Config):
     """A distribution over rounds for every token (Sparse Universal Transformer): see `ostinato.nn.stick_breaking`."""
 
     kind: Literal["stick_breaking"] = "stick_breaking"
+    has_gate: ClassVar[bool] = True
     threshold: Annotated[float, Field(ge=0, le=1)] = 0.999
     """A token halts once its halting probabilities add up to this; may be changed after training. 0: after one
     round."""
@@ -55,4 +77,6 @@ class StickBreakingConfig(Config):
     """Routers weigh a token by its remaining probability; true: without passing the gradient on to the gate."""
 
 
-HaltingConfig = Annotated[NoHaltingConfig | ActConfig | StickBreakingConfig, Field(discriminator="kind")]
+HaltingConfig = Annotated[
+    NoHaltingConfig | ByLengthConfig | ActConfig | StickBreakingConfig, Field(discriminator="kind")
+]

@@ -42,6 +42,9 @@ class _StackedConfig(CommonModelConfig):
         yield from variant_problems(self.given_stacks(), self.ffn_variant, self.shared_d_ff, path)
         for name, stack in self.stacks().items():
             yield from stack.size_problems(f"{path}{name}.", self.d_model)
+            if name == "decoder" and not self.has_two_sides and stack.halting.kind == "length":
+                reason = "needs a source, whose length is known before; valid here: none, act, stick_breaking"
+                yield Problem(f"{path}{name}.halting.kind", "length", reason)
             if name == "decoder" and isinstance(stack.halting, ActConfig) and stack.halting.scope == "global":
                 reason = (
                     "its one probability a sentence is the mean over all tokens, so that a token of a causal stack "

@@ -105,9 +105,9 @@ class Recipe(Config):
                 "above 1"
             )
             yield from _set_in(self.training.balance, f"{path}training.balance.", reason)
-        if all(stack.halting.kind == "none" for stack in stacks.values()):
+        if not any(stack.halting.has_gate for stack in stacks.values()):
             rules = " or ".join(f"{path}model.{name}.halting.kind" for name in stacks)
-            reason = f"has no effect, because nothing halts in this model: remove it, or set {rules}"
+            reason = f"has no effect, because no token of this model learns when to halt: remove it, or set {rules}"
             yield from _set_in(self.training.halting, f"{path}training.halting.", reason)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -16,7 +17,6 @@ from ostinato.models.embeddings import Embeddings
 from ostinato.nn.bank import Banks
 from ostinato.nn.execution import Execution
 from ostinato.nn.experts import Routed
-from ostinato.nn.halting import NoHalting
 from ostinato.nn.layers import at_least_float32
 from ostinato.nn.shapes import Float, Tensor
 from ostinato.nn.stack import Stack
@@ -117,7 +117,7 @@ class TokenModel(Embeddings):
 
     def _halting_rules(self) -> dict[str, float]:
         rules = {name: stack.halting for name, stack in self.stacks.items()}
-        return {name: rule.threshold for name, rule in rules.items() if not isinstance(rule, NoHalting)}
+        return {name: rule.threshold for name, rule in rules.items() if rule.threshold < math.inf}
 
     def routed(self) -> Iterator[Routed]:
         """Yield the parameter sets that have experts, each once."""

@@ -13,7 +13,7 @@ from ostinato.config.experts import (
     RoutedConfig,
     SparseLayerConfig,
 )
-from ostinato.config.halting import ActConfig, HaltingConfig, StickBreakingConfig
+from ostinato.config.halting import ActConfig, ByLengthConfig, HaltingConfig, StickBreakingConfig
 from ostinato.config.positions import (
     BucketsConfig,
     CoordinatesConfig,
@@ -26,9 +26,10 @@ from ostinato.config.stack import StackConfig
 from ostinato.config.sub_layers import AttentionConfig, DenseFeedForwardConfig, SeparableConvConfig, SubLayerConfig
 from ostinato.nn.act import Act, ActUnit
 from ostinato.nn.attention import Attention
+from ostinato.nn.by_length import ByLength
 from ostinato.nn.experts import ExpertAttention, ExpertFeedForward, ExpertMaps, SparseLayer
 from ostinato.nn.feedforward import FeedForward
-from ostinato.nn.halting import HaltingRule
+from ostinato.nn.halting import HaltingRule, NoHalting
 from ostinato.nn.init import (
     init_attention,
     init_expert_attention,
@@ -141,8 +142,8 @@ def build_relation(stack: StackConfig, d_model: int) -> RelativePositions:
     return RelativePositions()
 
 
-def build_halting(config: HaltingConfig, d_model: int) -> tuple[nn.Module, HaltingRule] | None:
-    """Return a halting unit and its rule; None where no token halts."""
+def build_halting(config: HaltingConfig, d_model: int) -> tuple[nn.Module | None, HaltingRule]:
+    """Return the gate, where there is one, and the rule."""
     match config:
         case StickBreakingConfig() as c:
             stick = StickBreakingUnit(d_model, dropout=c.dropout, initial_bias=c.initial_bias)
@@ -158,4 +159,6 @@ def build_halting(config: HaltingConfig, d_model: int) -> tuple[nn.Module, Halti
                 is_global=c.scope == "global",
             )
             return unit, rule
-    return None
+        case ByLengthConfig() as c:
+            return None, ByLength(c.per_token, c.extra)
+    return None, NoHalting()

@@ -46,9 +46,9 @@ class Transformer(TokenModel):
         for name, stack in config.stacks().items():
             plan = stack.plan(name)
             self._fill_banks(plan, stack)
-            halting = build_halting(stack.halting, config.d_model)
-            if halting is not None:
-                self.banks.halting[name] = halting[0]
+            gate, halting = build_halting(stack.halting, config.d_model)
+            if gate is not None:
+                self.banks.halting[name] = gate
             self.stacks[name] = Stack(
                 plan,
                 self.banks,
@@ -57,7 +57,7 @@ class Transformer(TokenModel):
                 signal=build_signal(stack.positions, config.d_model),
                 is_causal=name in causal,
                 has_prefix=name in prefixed,
-                halting=None if halting is None else halting[1],
+                halting=halting,
             )
 
     def step(

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from ostinato.nn.act import Act, ActUnit
     from ostinato.nn.attention import Attention, Visibility
     from ostinato.nn.bank import Banks
+    from ostinato.nn.by_length import ByLength
     from ostinato.nn.cache import Cache
     from ostinato.nn.execution import Execution
     from ostinato.nn.experts import ExpertAttention, ExpertFeedForward, ExpertMaps, SparseLayer
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "act": ("Act", "ActUnit"),
+    "by_length": ("ByLength",),
     "attention": ("Attention", "Visibility"),
     "bank": ("Banks",),
     "cache": ("Cache",),
@@ -48,6 +50,7 @@ __all__ = [
     "Attention",
     "Banks",
     "Buckets",
+    "ByLength",
     "Cache",
     "Execution",
     "ExpertAttention",

@@ -18,6 +18,7 @@ from typing import Literal
 import torch
 from torch import nn
 
+from ostinato.nn.context import Pass
 from ostinato.nn.halting import HaltingPass, Visible, where_active
 from ostinato.nn.layers import at_least_float32, without_autocast
 from ostinato.nn.rows import Rows
@@ -64,22 +65,19 @@ class Act:
         found.threshold = threshold
         return found
 
-    def start(
-        self, states_ND: Float[Tensor, "N D"], rows: Rows, keep_N: Bool[Tensor, "N"] | None, n_rounds: int
-    ) -> ActPass:
+    def start(self, states_ND: Float[Tensor, "N D"], rows: Rows, run: Pass, n_rounds: int) -> ActPass:
         """Begin a pass."""
-        return ActPass(self, states_ND, rows, keep_N, n_rounds)
+        return ActPass(self, states_ND, rows, run, n_rounds)
 
 
 class ActPass(HaltingPass):
     """One pass: `total` is the sum of p so far and `rest` what is left of it, by token."""
 
-    def __init__(self, rule: Act, states_ND: Tensor, rows: Rows, keep_N: Tensor | None, n_rounds: int) -> None:
-        super().__init__(states_ND, rows, keep_N)
+    def __init__(self, rule: Act, states_ND: Tensor, rows: Rows, run: Pass, n_rounds: int) -> None:
+        super().__init__(states_ND, rows, run)
         self._rule, self._n_rounds = rule, n_rounds
-        self._next_N = keep_N
+        self._next_N = self._keep_N
         self._total_N = self._zeros_N
-        self._real_BT = rows.grid(torch.ones_like(self._zeros_N, dtype=torch.bool) if keep_N is None else keep_N)
         self._mix_ND = torch.zeros_like(states_ND)
         # By round: who took part in it, frozen or not, and who halted after it.
         self._ran: list[Tensor] = []
@@ -127,8 +125,9 @@ class ActPass(HaltingPass):
 
     def _mean_of_sentences(self, prob_N: Tensor) -> Tensor:
         """Return for every row the mean over the real tokens of its sentence, all of which run or none."""
-        real_BT = self._real_BT.to(prob_N.dtype)
-        mean_B1 = (self.rows.grid(prob_N) * real_BT).sum(1, keepdim=True) / real_BT.sum(1, keepdim=True).clamp_min(1)
+        prob_BT = self.rows.grid(prob_N)
+        real_BT = torch.ones_like(prob_BT) if self._keep_BT is None else self._keep_BT.to(prob_N.dtype)
+        mean_B1 = (prob_BT * real_BT).sum(1, keepdim=True) / real_BT.sum(1, keepdim=True).clamp_min(1)
         return self.rows.take(mean_B1.expand_as(real_BT))
 
     def leave(self, index: int, states_ND: Float[Tensor, "N D"], left_ND: Float[Tensor, "N D"]) -> Float[Tensor, "N D"]:

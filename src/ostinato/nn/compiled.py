@@ -192,15 +192,15 @@ class _SelfAttentionInPlace(SelfAttention):
         keys = cached.next(here.rows.n_sentences, _in_rows(run.cache.keep_BS), here.rows.index_N)
         if here.halted:
             newest_2RHK, new = cached.newest(), self.newly_halted(run, here)
-            made = [self.keys_values(rows.visible_LD) for rows in new]
+            made = [self.keys_values(self.module, rows.visible_LD) for rows in new]
             for places_L, halted_LJ in self.of_halted(new, made, run):
                 newest_2RHK[:, places_L] = halted_LJ.view(-1, 2, *newest_2RHK.shape[2:]).transpose(0, 1)
         return keys
 
-    def read(self, q_NI: Tensor, kv_MJ: Tensor, run: Pass, here: Round) -> Float[Tensor, "N I"]:
+    def read(self, attention: Any, q_NI: Tensor, kv_MJ: Tensor, run: Pass, here: Round) -> Float[Tensor, "N I"]:
         """See `SelfAttention`."""
         if (cached := self.in_place(run)) is None:
-            return super().read(q_NI, kv_MJ, run, here)
+            return super().read(attention, q_NI, kv_MJ, run, here)
         assert run.cache is not None
         keys = cached.next(here.rows.n_sentences, _in_rows(run.cache.keep_BS), here.rows.index_N)
         return read_cache(keys, q_NI, kv_MJ)
@@ -219,7 +219,7 @@ class _CrossAttentionByKernel(CrossAttention):
     def memory_keys(self, run: Pass, here: Round) -> CachedKeys:
         """Return the keys of the sentences' memory, kept as long as these are."""
         assert run.cache is not None
-        kv_2BHSK = self.memory(run)
+        kv_2BHSK = self.memory(run, self.module)
         keys: CachedKeys | None = run.cache.prepared.get(self.use.weights)
         if keys is None or keys.kv_2RHSK is not kv_2BHSK:
             keys = CachedKeys(kv_2BHSK, self.module.scale, self.module.n_choices)
@@ -227,7 +227,7 @@ class _CrossAttentionByKernel(CrossAttention):
         keep_BS = _in_rows(run.cache.memory_keep_BS)
         return keys.see(kv_2BHSK.shape[3], None, keep_BS, here.rows.index_N, run.n_beams)
 
-    def read(self, q_NI: Tensor, run: Pass, here: Round) -> Float[Tensor, "N I"]:
+    def read(self, attention: Any, q_NI: Tensor, run: Pass, here: Round) -> Float[Tensor, "N I"]:
         """See `CrossAttention`."""
         return read_cache(self.memory_keys(run, here), q_NI)
 
@@ -405,16 +405,16 @@ class _CompiledAct(Act):
         self.__dict__.update(rule.__dict__)
         self.gate = gate
 
-    def start(self, states_ND: Tensor, rows: Rows, keep_N: Tensor | None, n_rounds: int) -> _CompiledActPass:
+    def start(self, states_ND: Tensor, rows: Rows, run: Pass, n_rounds: int) -> _CompiledActPass:
         """Begin a pass."""
-        return _CompiledActPass(self, states_ND, rows, keep_N, n_rounds)
+        return _CompiledActPass(self, states_ND, rows, run, n_rounds)
 
 
 class _CompiledActPass(_Unrecorded, ActPass):
     _rule: _CompiledAct
 
-    def __init__(self, rule: _CompiledAct, states_ND: Tensor, rows: Rows, keep_N: Tensor | None, n_rounds: int) -> None:
-        super().__init__(rule, states_ND, rows, keep_N, n_rounds)
+    def __init__(self, rule: _CompiledAct, states_ND: Tensor, rows: Rows, run: Pass, n_rounds: int) -> None:
+        super().__init__(rule, states_ND, rows, run, n_rounds)
         self._n_next: int | None = None
         self._total_N = torch.zeros_like(self._zeros_N)  # the kernel adds to it in place
 
@@ -442,16 +442,16 @@ class _CompiledStickBreaking(StickBreaking):
         self.__dict__.update(rule.__dict__)
         self.gate = gate
 
-    def start(self, states_ND: Tensor, rows: Rows, keep_N: Tensor | None, n_rounds: int) -> _CompiledStickBreakingPass:
+    def start(self, states_ND: Tensor, rows: Rows, run: Pass, n_rounds: int) -> _CompiledStickBreakingPass:
         """Begin a pass."""
-        return _CompiledStickBreakingPass(self, states_ND, rows, keep_N)
+        return _CompiledStickBreakingPass(self, states_ND, rows, run)
 
 
 class _CompiledStickBreakingPass(_Unrecorded, StickBreakingPass):
     _rule: _CompiledStickBreaking
 
-    def __init__(self, rule: _CompiledStickBreaking, states_ND: Tensor, rows: Rows, keep_N: Tensor | None) -> None:
-        super().__init__(rule, states_ND, rows, keep_N)
+    def __init__(self, rule: _CompiledStickBreaking, states_ND: Tensor, rows: Rows, run: Pass) -> None:
+        super().__init__(rule, states_ND, rows, run)
         self._log_left_N = torch.zeros_like(self._zeros_N)  # the kernel changes it in place
 
     def active(self, index: int, states_ND: Tensor) -> Tensor | None:

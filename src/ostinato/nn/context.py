@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 
+import torch
+
 from ostinato.nn.attention import Visibility
 from ostinato.nn.cache import Cache
 from ostinato.nn.execution import DEFAULT_EXECUTION, Execution
@@ -64,6 +66,21 @@ class Pass:
     def n_beams(self) -> int:
         """Hypotheses that share a sentence's memory."""
         return 1 if self.cache is None else self.cache.n_beams
+
+    def keep_N(self) -> Bool[Tensor, "N"] | None:
+        """Return real tokens among the rows of all new columns; None where all are."""
+        # With one new column, the mask is a view with gaps, and kernels read rows side by side.
+        return None if self.keep_BT is None else self.keep_BT.flatten().contiguous()
+
+    def source_lengths(self, n_sentences: int) -> Int[Tensor, "B"]:
+        """Return the real tokens of every sentence's source: of the memory, where there is one, else its own."""
+        if self.memory_BSD is None:
+            keep_BS, n_columns = self.keep_BT, self.positions.shape[1]
+        else:
+            keep_BS, n_columns = self.memory_visibility.keep_BS, self.memory_BSD.shape[1]
+        if keep_BS is None:
+            return torch.full((n_sentences,), n_columns, device=self.positions.device)
+        return keep_BS.sum(1).repeat_interleave(n_sentences // len(keep_BS))
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,8 @@ copied per beam: the hypotheses of a sentence are queries side by side.
 
 from __future__ import annotations
 
+from typing import Any
+
 from ostinato.nn.context import Pass, Round
 from ostinato.nn.experts import Decision
 from ostinato.nn.shapes import Float, Tensor
@@ -16,15 +18,15 @@ class CrossAttention(SubLayer):
     """One use of cross-attention, dense or of experts. Args: see `SubLayer`."""
 
     def transform(
-        self, read_ND: Tensor, decision: Decision | None, states_ND: Tensor, run: Pass, here: Round
+        self, module: Any, read_ND: Tensor, decision: Decision | None, states_ND: Tensor, run: Pass, here: Round
     ) -> Float[Tensor, "N D"]:
         """Return what every row reads in its sentence's memory."""
-        x_NI = self.read(self.module.queries(read_ND, decision), run, here)
-        return self.module.output(x_NI, decision)  # type: ignore[no-any-return]
+        x_NI = self.read(module, module.queries(read_ND, decision), run, here)
+        return module.output(x_NI, decision)  # type: ignore[no-any-return]
 
-    def read(self, q_NI: Tensor, run: Pass, here: Round) -> Float[Tensor, "N I"]:
+    def read(self, attention: Any, q_NI: Tensor, run: Pass, here: Round) -> Float[Tensor, "N I"]:
         """Return what the queries of the rows read, heads and choices side by side."""
-        attention, rows, (k, v) = self.module, here.rows, self.memory(run).unbind(0)
+        rows, (k, v) = here.rows, self.memory(run, attention).unbind(0)
         q_BAI, G = rows.queries(q_NI), run.n_beams
         B, A, _ = q_BAI.shape
         q = attention.query_heads(q_BAI.view(B // G, G * A, -1))
@@ -34,7 +36,7 @@ class CrossAttention(SubLayer):
         x = attention.attend(q, k, v, run.memory_visibility, ranges=ranges, draws=draws)
         return rows.from_queries(x.view(B, A, -1))
 
-    def memory(self, run: Pass) -> Float[Tensor, "2 B H S K"]:
+    def memory(self, run: Pass, attention: Any) -> Float[Tensor, "2 B H S K"]:
         """Return keys and values of the memory.
 
         Raises:
@@ -43,11 +45,11 @@ class CrossAttention(SubLayer):
         if self.use.weights not in run.cross_kv:
             if run.memory_BSD is None:
                 raise ValueError(f"the {self.stack} has cross-attention but was given nothing to look at")
-            made = self.module.key_value_heads(self.module.keys_values(run.memory_BSD))
+            made = attention.key_value_heads(attention.keys_values(run.memory_BSD))
             # Decoding reads them once a token: every head in one stretch of memory is read faster.
             run.cross_kv[self.use.weights] = made if run.cache is None else made.contiguous()
         return run.cross_kv[self.use.weights]
 
     def prepare(self, run: Pass) -> None:
         """Project the memory."""
-        self.memory(run)
+        self.memory(run, self.module)

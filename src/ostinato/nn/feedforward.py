@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import nn
 
 from ostinato.kernels import Activation, Draws, activate, drop_activated
@@ -51,7 +53,7 @@ class FeedForwardSubLayer(SubLayer):
     """One use of a feed-forward, dense, of experts, or a sparse layer. Args: see `SubLayer`."""
 
     def transform(
-        self, read_ND: Tensor, decision: Decision | None, states_ND: Tensor, run: Pass, here: Round
+        self, module: Any, read_ND: Tensor, decision: Decision | None, states_ND: Tensor, run: Pass, here: Round
     ) -> Float[Tensor, "N D"]:
         """Map every row."""
-        return self.module(read_ND, decision, run.execution.dropout_draws)  # type: ignore[no-any-return]
+        return module(read_ND, decision, run.execution.dropout_draws)  # type: ignore[no-any-return]

@@ -15,6 +15,7 @@ from typing import Protocol, runtime_checkable
 
 import torch
 
+from ostinato.nn.context import Pass
 from ostinato.nn.layers import at_least_float32
 from ostinato.nn.rows import Rows
 from ostinato.nn.shapes import Bool, Float, Int, Tensor
@@ -48,14 +49,8 @@ class HaltingRule(Protocol):
         """Return the same rule, with the same unit, at another threshold."""
         ...
 
-    def start(
-        self, states_ND: Float[Tensor, "N D"], rows: Rows, keep_N: Bool[Tensor, "N"] | None, n_rounds: int
-    ) -> HaltingPass:
-        """Begin a pass of at most `n_rounds` rounds over the embedded states of all tokens.
-
-        Args:
-            keep_N: real tokens; None where all are.
-        """
+    def start(self, states_ND: Float[Tensor, "N D"], rows: Rows, run: Pass, n_rounds: int) -> HaltingPass:
+        """Begin a pass of at most `n_rounds` rounds over the embedded states of all tokens."""
         ...
 
 
@@ -67,11 +62,11 @@ class HaltingPass(ABC):
         active_N: those that take part in the round; None: all. n_active: their number.
     """
 
-    def __init__(self, states_ND: Float[Tensor, "N D"], rows: Rows, keep_N: Bool[Tensor, "N"] | None) -> None:
+    def __init__(self, states_ND: Float[Tensor, "N D"], rows: Rows, run: Pass) -> None:
         self.rows = rows
         self._zeros_N = at_least_float32(torch.zeros_like(states_ND[:, 0]))
-        self._keep_BT = None if keep_N is None else rows.grid(keep_N)
-        self._set_active(keep_N)
+        self._keep_BT, self._keep_N = run.keep_BT, run.keep_N()
+        self._set_active(self._keep_N)
         self._outputs: list[Tensor] = []
         self._places: list[Tensor] = []
         self._probs: list[Tensor] = []
@@ -189,11 +184,9 @@ class NoHalting:
         """Return this rule: it has no threshold."""
         return self
 
-    def start(
-        self, states_ND: Float[Tensor, "N D"], rows: Rows, keep_N: Bool[Tensor, "N"] | None, n_rounds: int
-    ) -> WholePass:
+    def start(self, states_ND: Float[Tensor, "N D"], rows: Rows, run: Pass, n_rounds: int) -> WholePass:
         """Begin a pass."""
-        return WholePass(states_ND, rows, keep_N)
+        return WholePass(states_ND, rows, run)
 
 
 class WholePass(HaltingPass):

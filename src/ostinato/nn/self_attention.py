@@ -33,28 +33,31 @@ class SelfAttention(SubLayer):
     def __init__(self, stack: str, step: Step, use: Use, banks: Banks, *, looks_back_only: bool, **named: Any) -> None:
         super().__init__(stack, step, use, banks, **named)
         self.looks_back_only = looks_back_only
-        name = self.use.position
-        # The table of relative positions; None where there is none.
-        self.relation: RelativePositions | None = None if name is None else banks.relative[name]  # type: ignore[assignment]
         self.keys_of: KeysOf = self.use.weights, self.use.norm if self.is_pre_norm else None
 
+    @property
+    def relation(self) -> RelativePositions | None:
+        """The table of relative positions; None where there is none."""
+        name = self.use.position
+        return None if name is None else self._banks.relative[name]  # type: ignore[return-value]
+
     def transform(
-        self, read_ND: Tensor, decision: Decision | None, states_ND: Tensor, run: Pass, here: Round
+        self, module: Any, read_ND: Tensor, decision: Decision | None, states_ND: Tensor, run: Pass, here: Round
     ) -> Float[Tensor, "N D"]:
         """Return what every row reads in its sentence."""
         new = self.newly_halted(run, here)
         if here.visible is None and not new:
-            q_NI, kv_NJ = self.module.queries_keys_values(read_ND, decision)
+            q_NI, kv_NJ = module.queries_keys_values(read_ND, decision)
         else:
             visible_ND = states_ND if here.visible is None else here.visible(states_ND)
-            q_NI, kv_NJ = self.module.queries(read_ND, decision), self.keys_values(visible_ND, new)
-        x_NI = self.read(q_NI, self.of_columns(kv_NJ, new, run, here), run, here)
-        return self.module.output(x_NI, decision)  # type: ignore[no-any-return]
+            q_NI, kv_NJ = module.queries(read_ND, decision), self.keys_values(module, visible_ND, new)
+        x_NI = self.read(module, q_NI, self.of_columns(kv_NJ, new, run, here), run, here)
+        return module.output(x_NI, decision)  # type: ignore[no-any-return]
 
-    def read(self, q_NI: Tensor, kv_MJ: Tensor, run: Pass, here: Round) -> Float[Tensor, "N I"]:
+    def read(self, attention: Any, q_NI: Tensor, kv_MJ: Tensor, run: Pass, here: Round) -> Float[Tensor, "N I"]:
         """Return what the queries of the rows read, heads and choices side by side, given keys of the new columns."""
-        attention, rows, relation = self.module, here.rows, self.relation
-        k, v = self.remember(kv_MJ, run, here)
+        rows, relation = here.rows, self.relation
+        k, v = self.remember(attention, kv_MJ, run, here)
         q = attention.query_heads(rows.queries(q_NI))
         bias = None
         if relation is not None:
@@ -74,13 +77,13 @@ class SelfAttention(SubLayer):
         """Return the groups of halted rows of which these weights have made no keys and values yet."""
         return here.halted[len(run.halted_keys.get(self.keys_of, ())) :]
 
-    def keys_values(self, visible_ND: Tensor, new: Sequence[HaltedRows] = ()) -> Float[Tensor, "N J"]:
+    def keys_values(self, attention: Any, visible_ND: Tensor, new: Sequence[HaltedRows] = ()) -> Float[Tensor, "N J"]:
         """Return keys and values of rows that look like this, and of newly halted ones behind them: one product."""
         if new:
             visible_ND = torch.cat([visible_ND, *(rows.visible_LD for rows in new)])
         if self.is_pre_norm and self.norm is not None:
             visible_ND = self.norm(visible_ND)
-        return self.module.keys_values(visible_ND)  # type: ignore[no-any-return]
+        return attention.keys_values(visible_ND)  # type: ignore[no-any-return]
 
     def of_columns(self, kv_NJ: Tensor, new: Sequence[HaltedRows], run: Pass, here: Round) -> Float[Tensor, "M J"]:
         """Return keys and values of all new columns, M = B T; zeros of gathered padding.
@@ -101,9 +104,9 @@ class SelfAttention(SubLayer):
             run.halted_keys[self.keys_of] = known
         return known
 
-    def remember(self, kv_MJ: Tensor, run: Pass, here: Round) -> tuple[Tensor, Tensor]:
+    def remember(self, attention: Any, kv_MJ: Tensor, run: Pass, here: Round) -> tuple[Tensor, Tensor]:
         """Return keys and values by head of all columns, `[B, H, S, K]`, cached ones first; cache the new ones."""
-        kv_2BHTK: Tensor = self.module.key_value_heads(kv_MJ.view(here.rows.n_sentences, here.rows.n_columns, -1))
+        kv_2BHTK: Tensor = attention.key_value_heads(kv_MJ.view(here.rows.n_sentences, here.rows.n_columns, -1))
         k, v = kv_2BHTK.unbind(0)
         rotated = k if self.relation is None else self.relation.rotate(k, run.positions)
         if run.cache is None:
@@ -116,8 +119,9 @@ class SelfAttention(SubLayer):
 
     def fill_cache(self, states_0D: Tensor, run: Pass, here: Round) -> None:
         """Cache the new columns of a round in which no row takes part."""
-        new = self.newly_halted(run, here)
-        self.remember(self.of_columns(self.keys_values(states_0D, new), new, run, here), run, here)
+        attention, new = self.module, self.newly_halted(run, here)
+        kv_NJ = self.keys_values(attention, states_0D, new)
+        self.remember(attention, self.of_columns(kv_NJ, new, run, here), run, here)
 
     def prepare(self, run: Pass) -> None:
         """Make a bias that depends on positions only."""

@@ -85,13 +85,13 @@ class SeparableConvSubLayer(SubLayer):
         return states_ND if here.visible is None else here.visible(states_ND)
 
     def transform(
-        self, read_ND: Tensor, decision: Decision | None, states_ND: Tensor, run: Pass, here: Round
+        self, module: Any, read_ND: Tensor, decision: Decision | None, states_ND: Tensor, run: Pass, here: Round
     ) -> Float[Tensor, "N D"]:
         """Map every column and its neighbours."""
         windows = None
         if run.cache is not None:
             windows = run.cache.windows.setdefault(self.step, (ColumnWindow(), ColumnWindow()))
-        columns_BTD = self.module(
+        columns_BTD = module(
             here.rows.grid(read_ND),
             is_causal=self.is_causal,
             keep_BT=run.keep_BT,

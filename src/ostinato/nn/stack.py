@@ -172,9 +172,7 @@ class Stack:
         if self.dropout and self.banks.training:
             states_BTD = drop(states_BTD, self.dropout, run.execution.dropout_draws)
         states_ND = states_BTD.flatten(0, 1)
-        # With one new column, the mask is a view with gaps, and kernels read rows side by side.
-        keep_N = None if run.keep_BT is None else run.keep_BT.flatten().contiguous()
-        halting = rule.start(states_ND, Rows.all(B, T), keep_N, len(rounds))
+        halting = rule.start(states_ND, Rows.all(B, T), run, len(rounds))
         gathers = run.execution.compaction != "never" and rule.freezes and not self._mixes_columns
         halted: tuple[HaltedRows, ...] = ()
         for index, steps in enumerate(rounds):

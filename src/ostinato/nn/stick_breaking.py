@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from ostinato.nn.context import Pass
 from ostinato.nn.halting import HaltingPass, Visible, where_active
 from ostinato.nn.layers import Linear, at_least_float32, without_autocast
 from ostinato.nn.rows import Rows
@@ -76,19 +77,17 @@ class StickBreaking:
         found.threshold = threshold
         return found
 
-    def start(
-        self, states_ND: Float[Tensor, "N D"], rows: Rows, keep_N: Bool[Tensor, "N"] | None, n_rounds: int
-    ) -> StickBreakingPass:
+    def start(self, states_ND: Float[Tensor, "N D"], rows: Rows, run: Pass, n_rounds: int) -> StickBreakingPass:
         """Begin a pass."""
-        return StickBreakingPass(self, states_ND, rows, keep_N)
+        return StickBreakingPass(self, states_ND, rows, run)
 
 
 class StickBreakingPass(HaltingPass):
     """One pass: `left` is N of rows that take part and 0 of the others, `mean` the sum of alpha h, their s."""
 
-    def __init__(self, rule: StickBreaking, states_ND: Tensor, rows: Rows, keep_N: Tensor | None) -> None:
-        super().__init__(states_ND, rows, keep_N)
-        self._rule = rule
+    def __init__(self, rule: StickBreaking, states_ND: Tensor, rows: Rows, run: Pass) -> None:
+        super().__init__(states_ND, rows, run)
+        self._rule, keep_N = rule, self._keep_N
         self._log_left_N = self._zeros_N
         self._left_N = torch.ones_like(self._zeros_N) if keep_N is None else keep_N.to(self._zeros_N.dtype)
         # Padding has halted, and looks as it did.

@@ -46,9 +46,6 @@ class Runnable(Protocol):
 class SubLayer(ABC):
     """One use of a parameter set at one step, made once. It refers to its modules and owns no parameters.
 
-    Attributes:
-        module: the parameter set. norm: None where the parameter set brings norms of its own.
-
     Args:
         stack: name of the stack. step, use: its place in the plan. banks: where the use finds its weights and its norm.
         placement: of the norm. dropout: of the output of f.
@@ -65,23 +62,34 @@ class SubLayer(ABC):
         dropout: float,
     ) -> None:
         self.stack, self.step, self.use = stack, step.index, use
-        self.module: Any = getattr(banks, use.kind)[use.weights]
-        self.norm: nn.Module | None = None if use.norm is None else banks.norm[use.norm]
+        self._banks, self._bank = banks, getattr(banks, use.kind)
         self.is_pre_norm, self.dropout = placement == "pre", dropout
+
+    @property
+    def module(self) -> Any:
+        """The parameter set, as it stands in its bank: one that was replaced is used."""
+        return self._bank[self.use.weights]
+
+    @property
+    def norm(self) -> nn.Module | None:
+        """None where the parameter set brings norms of its own."""
+        return None if self.use.norm is None else self._banks.norm[self.use.norm]
 
     def __call__(self, states_ND: Float[Tensor, "N D"], run: Pass, here: Round) -> Float[Tensor, "N D"]:
         """Return the states after the sub-layer."""
         started = _seconds(states_ND.device) if "seconds" in run.request else 0.0
+        module, norm = self.module, self.norm
         read_ND = self.reads(states_ND, here)
-        if self.is_pre_norm and self.norm is not None:
-            read_ND = self.norm(read_ND)
-        output_ND = self.transform(read_ND, self.route(read_ND, run, here), states_ND, run, here)
-        if self.dropout and self.module.training:
+        if self.is_pre_norm and norm is not None:
+            read_ND = norm(read_ND)
+        decision = self.route(module, read_ND, run, here) if isinstance(module, Routed) else None
+        output_ND = self.transform(module, read_ND, decision, states_ND, run, here)
+        if self.dropout and self._banks.training:
             moved_ND = add_dropped(states_ND, output_ND, self.dropout, run.execution.dropout_draws)
         else:
             moved_ND = states_ND + output_ND
-        if not self.is_pre_norm and self.norm is not None:
-            moved_ND = self.norm(moved_ND)
+        if not self.is_pre_norm and norm is not None:
+            moved_ND = norm(moved_ND)
         if run.request:
             for what, value_ND in (("input", read_ND), ("output", output_ND), ("residual", moved_ND)):
                 if what in run.request:
@@ -97,12 +105,13 @@ class SubLayer(ABC):
 
     @abstractmethod
     def transform(
-        self, read_ND: Tensor, decision: Decision | None, states_ND: Tensor, run: Pass, here: Round
+        self, module: Any, read_ND: Tensor, decision: Decision | None, states_ND: Tensor, run: Pass, here: Round
     ) -> Tensor:
         """Return f of what was read and normed.
 
         Args:
-            decision: where every row goes; None where there are no experts. states_ND: what others' keys are made of.
+            module: the parameter set. decision: where every row goes; None where there are no experts.
+            states_ND: what others' keys are made of.
         """
 
     def prepare(self, run: Pass) -> None:  # noqa: B027 (most sub-layers have nothing of the kind)
@@ -111,12 +120,10 @@ class SubLayer(ABC):
     def fill_cache(self, states_0D: Tensor, run: Pass, here: Round) -> None:  # noqa: B027 (only self-attention does)
         """Cache the new columns in a round in which no row takes part: later tokens may go deeper, and look back."""
 
-    def route(self, x_ND: Tensor, run: Pass, here: Round) -> Decision | None:
-        """Choose experts for every row, and record what was chosen; None where there are no experts."""
-        if not isinstance(self.module, Routed):
-            return None
+    def route(self, module: Routed, x_ND: Tensor, run: Pass, here: Round) -> Decision:
+        """Choose experts for every row, and record what was chosen."""
         backend, draws = run.execution.expert_backend, run.execution.dropout_draws
-        decision = self.module.route(x_ND, here.weight_N, backend=backend, draws=draws)
+        decision = module.route(x_ND, here.weight_N, backend=backend, draws=draws)
         routing = decision.routing(router_name(self.use), self.stack, self.step, here.rows.places(x_ND.device))
         if routing is not None:
             run.routings.append(routing)

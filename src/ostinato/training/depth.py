@@ -21,7 +21,6 @@ from torch import Tensor
 from ostinato.data.batch import Batch
 from ostinato.evaluation.depth import depth_sums, describe, real_tokens
 from ostinato.models.base import ModelOutput, TokenModel
-from ostinato.nn.halting import NoHalting
 from ostinato.training.losses import TokenShares
 from ostinato.training.routing import Watch
 
@@ -64,7 +63,7 @@ def observe_depth(
     """
     values, rounds = [], {}
     for name, stack in model.stacks.items():
-        if not model.current_execution.halting or isinstance(stack.halting, NoHalting):
+        if not model.current_execution.halting or name not in model.banks.halting:
             continue
         rounds[name] = n_rounds = stack.plan.n_rounds
         found, share = output.stacks.get(name), 1.0 if shares is None else shares[name]

@@ -93,7 +93,7 @@ def plan_recipes(
 
 
 def _halting_stacks(model: ModelConfig) -> set[str]:
-    return {name for name, stack in model.stacks().items() if stack.halting.kind != "none"}
+    return {name for name, stack in model.stacks().items() if stack.halting.has_gate}
 
 
 def budget_matches(planned: Sequence[PlannedRecipe], tolerance: float) -> dict[BudgetName, dict[str, Match]]:
