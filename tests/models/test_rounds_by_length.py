@@ -123,7 +123,7 @@ def _none() -> Any:
 
 def test_a_language_model_has_no_source_and_nothing_learns_to_halt() -> None:
     stack = StackConfig(halting=ByLengthConfig())
-    with pytest.raises(ConfigError, match="decoder.halting.kind is 'length': needs a source, whose length is known"):
+    with pytest.raises(ConfigError, match=r"decoder\.halting\.kind is 'length': needs a source, whose length is known"):
         LanguageModelConfig(vocab_size=9, decoder=stack)
     assert build_model(_config()).halting_thresholds() == {}
     model = {"kind": "seq2seq", "encoder": {"halting": {"kind": "length"}}}
