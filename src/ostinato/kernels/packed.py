@@ -88,9 +88,8 @@ class PackedMatrix:
     ) -> Tensor:
         """Return x W^T + b, `[..., F]`, of x `[..., D]`, or those outputs that `rows` names."""
         active, part_FD = active_packing.get(), weight_FD
-        if (
-            rows is not None
-        ):  # The whole is not sliced: under autocast only a parameter itself is cast once for all uses.
+        if rows is not None:
+            # The whole is not sliced: under autocast only a parameter itself is cast once for all uses.
             part_FD, bias_F = weight_FD[rows], None if bias_F is None else bias_F[rows]
         if active is None or not _is_plain_float(x_ND):
             return F.linear(x_ND, part_FD, bias_F)
@@ -101,7 +100,8 @@ class PackedMatrix:
         ):
             return F.linear(x_ND, part_FD, bias_F)
         most = _MOST_ROWS if part_FD.numel() < _LARGE_MATRIX else _MOST_ROWS_OF_LARGE
-        if x_ND.numel() <= most * x_ND.shape[-1] and library() is not None and all(x.is_contiguous() for x in maps):
+        is_contiguous = part_FD.is_contiguous() and (bias_F is None or bias_F.is_contiguous())
+        if x_ND.numel() <= most * x_ND.shape[-1] and library() is not None and is_contiguous:
             return few_rows(x_ND, part_FD, bias_F)
         if not has_packed_products():
             return F.linear(x_ND, part_FD, bias_F)

@@ -219,7 +219,7 @@ class _CrossAttentionByKernel(CrossAttention):
     def memory_keys(self, run: Pass, here: Round) -> CachedKeys:
         """Return the keys of the sentences' memory, kept as long as these are."""
         assert run.cache is not None
-        kv_2BHSK = self.memory(run, self.module)
+        kv_2BHSK = self.memory(run)
         keys: CachedKeys | None = run.cache.prepared.get(self.use.weights)
         if keys is None or keys.kv_2RHSK is not kv_2BHSK:
             keys = CachedKeys(kv_2BHSK, self.module.scale, self.module.n_choices)

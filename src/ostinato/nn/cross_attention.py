@@ -26,7 +26,7 @@ class CrossAttention(SubLayer):
 
     def read(self, attention: Any, q_NI: Tensor, run: Pass, here: Round) -> Float[Tensor, "N I"]:
         """Return what the queries of the rows read, heads and choices side by side."""
-        rows, (k, v) = here.rows, self.memory(run, attention).unbind(0)
+        rows, (k, v) = here.rows, self.memory(run).unbind(0)
         q_BAI, G = rows.queries(q_NI), run.n_beams
         B, A, _ = q_BAI.shape
         q = attention.query_heads(q_BAI.view(B // G, G * A, -1))
@@ -36,7 +36,7 @@ class CrossAttention(SubLayer):
         x = attention.attend(q, k, v, run.memory_visibility, ranges=ranges, draws=draws)
         return rows.from_queries(x.view(B, A, -1))
 
-    def memory(self, run: Pass, attention: Any) -> Float[Tensor, "2 B H S K"]:
+    def memory(self, run: Pass) -> Float[Tensor, "2 B H S K"]:
         """Return keys and values of the memory.
 
         Raises:
@@ -45,6 +45,7 @@ class CrossAttention(SubLayer):
         if self.use.weights not in run.cross_kv:
             if run.memory_BSD is None:
                 raise ValueError(f"the {self.stack} has cross-attention but was given nothing to look at")
+            attention = self.module
             made = attention.key_value_heads(attention.keys_values(run.memory_BSD))
             # Decoding reads them once a token: every head in one stretch of memory is read faster.
             run.cross_kv[self.use.weights] = made if run.cache is None else made.contiguous()
@@ -52,4 +53,4 @@ class CrossAttention(SubLayer):
 
     def prepare(self, run: Pass) -> None:
         """Project the memory."""
-        self.memory(run, self.module)
+        self.memory(run)
