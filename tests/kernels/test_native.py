@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -184,14 +187,103 @@ def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     build._loaded.cache_clear()
 
 
+def loaded_again() -> str:
+    """Forget the library, take it from the cache folder, and return what is said of it."""
+    build._loaded.cache_clear()
+    return build.described()
+
+
 @needs_kernels
 def test_the_library_is_compiled_once(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert build.library() is not None
-    made = list((fresh / "kernels").iterdir())
-    assert [path.suffix for path in made] == [".so"]
-    build._loaded.cache_clear()
-    monkeypatch.setattr(build.subprocess, "run", None)
+    folder = fresh / "kernels"
+    assert sorted(path.suffix for path in folder.iterdir()) == ["", ".json", ".so"]
+    assert folder.stat().st_mode & 0o777 == 0o700
+    monkeypatch.setattr(build.subprocess, "Popen", None)
+    assert loaded_again().startswith(f"compiled, {folder}")
+
+
+@needs_kernels
+@pytest.mark.parametrize("damage", ["truncated", "flipped", "empty", "no note", "broken note", "other note"])
+def test_a_damaged_library_is_made_again(fresh: Path, damage: str) -> None:
     assert build.library() is not None
+    (path,), (note,) = fresh.glob("kernels/*.so"), fresh.glob("kernels/*.json")
+    whole = path.read_bytes()
+    match damage:
+        case "truncated":
+            path.write_bytes(whole[: len(whole) // 3])
+        case "flipped":
+            path.write_bytes(whole[:500] + bytes([whole[500] ^ 1]) + whole[501:])
+        case "empty":
+            path.write_bytes(b"")
+        case "no note":
+            note.unlink()
+        case "broken note":
+            note.write_text("{")
+        case "other note":
+            note.write_text("[1]")
+    if damage in ("truncated", "flipped", "empty"):
+        # A file that is mapped must not change: another process has loaded it, and what is there now is another file.
+        damaged = path.read_bytes()
+        path.unlink()
+        path.write_bytes(damaged)
+    assert loaded_again().startswith("compiled, ")
+    assert path.read_bytes()[:4] == b"\x7fELF"
+    assert hashlib.sha256(path.read_bytes()).hexdigest() in note.read_text()
+
+
+@needs_kernels
+@pytest.mark.parametrize("who", ["cache", "folder", "library", "note"])
+def test_nothing_is_loaded_that_others_may_have_written(fresh: Path, who: str) -> None:
+    planted = b"planted"
+    folder = fresh / "kernels"
+    assert build.library() is not None
+    (path,), (note,) = folder.glob("*.so"), folder.glob("*.json")
+    path.unlink()
+    path.write_bytes(planted)
+    note.write_text(json.dumps({"sha256": hashlib.sha256(planted).hexdigest()}))
+    {"cache": fresh, "folder": folder, "library": path, "note": note}[who].chmod(0o777)
+    said = loaded_again()
+    assert build.library() is not None
+    if who in ("cache", "folder"):
+        assert said == f"compiled, for this process only: others may write to {fresh if who == 'cache' else folder}"
+        assert path.read_bytes() == planted
+    else:
+        assert said.startswith("compiled, ")
+        assert path.read_bytes() != planted
+
+
+@needs_kernels
+def test_a_library_without_our_functions_is_refused_once(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "SIGNATURES", {"no_such_function": "p"})
+    assert build.library() is None
+    assert "no_such_function" in build.described()
+    monkeypatch.setattr(build.subprocess, "Popen", None)
+    assert "tried again after a day, or once" in loaded_again()
+    (note,) = fresh.glob("kernels/*.json")
+    yesterday = note.stat().st_mtime - 25 * 3600
+    os.utime(note, (yesterday, yesterday))
+    monkeypatch.undo()
+    monkeypatch.setenv("OSTINATO_CACHE", str(fresh))
+    assert loaded_again().startswith("compiled, ")
+
+
+@needs_kernels
+def test_a_compiler_that_hangs_is_stopped_with_all_it_started_and_tried_once(
+    fresh: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = fresh / "cc"
+    compiler.write_text(f"#!/bin/sh\nsleep 1000 &\necho $! > {fresh}/child\nwait\n")
+    compiler.chmod(0o700)
+    monkeypatch.setenv("CC", str(compiler))
+    monkeypatch.setattr(build, "_TIMEOUT_S", 0.5)
+    assert build.library() is None
+    assert "did not end within 0.5 s" in build.described()
+    state = Path(f"/proc/{(fresh / 'child').read_text().strip()}/stat")
+    assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z"
+    assert not list(fresh.glob("kernels/.making-*"))
+    monkeypatch.setattr(build.subprocess, "Popen", None)
+    assert "tried again after a day, or once" in loaded_again()
 
 
 @pytest.mark.parametrize("compiler", ["/nowhere/cc", "false", 'cc "'])

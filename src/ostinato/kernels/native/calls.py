@@ -15,20 +15,11 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from ostinato.kernels.native.build import library
+from ostinato.kernels.native.build import SIGNATURES, library
 
 _WORTH_A_THREAD = 2**14
 
 _TYPES = {"p": c_void_p, "n": c_int64, "f": c_float}
-_SIGNATURES = {
-    "few_rows": "pppnn",
-    "read_cache": "ppnnpnnpn",
-    "chain": "pnppppnnn",
-    "act_enter": "ppnpfnppp",
-    "act_after": "pppnppnn",
-    "stick_halt": "ppnpfpppppn",
-}
-"""What the functions take, in order: p an address, n a count, f a number."""
 _COUNTING = {"act_enter", "stick_halt"}
 """They return a count, the others nothing."""
 
@@ -133,7 +124,7 @@ def kernels() -> ctypes.CDLL:
     found = library()
     if found is None:
         raise RuntimeError("there are no compiled kernels on this machine")
-    for name, signature in _SIGNATURES.items():
+    for name, signature in SIGNATURES.items():
         function = getattr(found, name)
         function.restype = c_int64 if name in _COUNTING else None
         function.argtypes = [_TYPES[letter] for letter in signature]
