@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ostinato.config.files import read_yaml
+from ostinato.config.files import parse_overrides, read_yaml, resolve_references
 from ostinato.config.load import dump_recipe, load_recipe_config
 from ostinato.config.recipe import Recipe
 from ostinato.config.sub_layers import DenseFeedForwardConfig, SeparableConvConfig
@@ -162,3 +162,64 @@ def test_what_is_written_loads_back_equal(
 
 def test_a_file_is_read_without_its_references_resolved(tmp_path: Path) -> None:
     assert read_yaml(write(tmp_path / "a.yaml", "name: run-${seed}\n")) == {"name": "run-${seed}"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "${oc.env:HOME}",
+        "a ${oc.env:HOME} b",
+        "${oc.decode:1}",
+        "${${seed}}",
+        "${.seed}",
+        "\\\\${oc.env:HOME}",
+        "${oc.env:A,${seed}}",
+    ],
+)
+def test_references_name_settings_and_nothing_else(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"only \$\{key\}, the full path of another setting, may stand here"):
+        resolve_references({"seed": 3, "name": text})
+    assert resolve_references({"seed": 3, "name": "\\${oc.env:HOME} ${seed}"}) == {
+        "seed": 3,
+        "name": "${oc.env:HOME} 3",
+    }
+
+
+def test_references_do_not_build_on_each_other() -> None:
+    chain = {f"k{i}": f"${{k{i + 1}}}${{k{i + 1}}}" for i in range(30)} | {"k30": "x"}
+    with pytest.raises(ConfigError, match=r"k0 is .*: refers to k1, which holds a reference itself"):
+        resolve_references(chain)
+    with pytest.raises(ConfigError, match="refers to a, which holds a reference itself"):
+        resolve_references({"a": {"b": "${c}"}, "c": 1, "d": "${a}"})
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("a: " + "[" * 100_000, "deeper than 60 levels"),
+        ("\n".join(" " * i + "a:" for i in range(500)), "deeper than 60 levels"),
+        ("a: " + "{b: " * 61 + "1" + "}" * 61, "deeper than 60 levels"),
+        ("a: [" + "1, " * 300_000 + "]", "more than 200,000 values"),
+        (
+            "a0: &a0 [x, x]\n" + "".join(f"a{i}: &a{i} [{f'*a{i - 1}, ' * 9}]\n" for i in range(1, 9)),
+            "more than 200,000 values",
+        ),
+        ("x: '" + "y" * 3_000_000 + "'", "larger than 2,000,000 bytes"),
+        ("a: " + "9" * 5_000, "a number of 5,000 digits"),
+        ("a: !!int x", "is not valid YAML"),
+        ("3", "must hold settings"),
+        ("a: !!python/object/apply:os.system [true]", "is not valid YAML"),
+    ],
+)
+def test_files_beyond_any_recipe_are_refused_before_they_cost_anything(tmp_path: Path, text: str, reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason) as caught:
+        read_yaml(write(tmp_path / "a.yaml", text))
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize("text", ["a=" + "[" * 100_000, "a=" + "9" * 5_000, "a=!!int x", "a=[" + "1," * 300_000])
+def test_so_are_overrides(text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_overrides([text])
+    assert len(str(caught.value)) < 400

@@ -10,7 +10,7 @@ Recipes, sweeps and claims that come with the library are YAML files in folders 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from functools import cache
 from importlib import resources
@@ -29,6 +29,10 @@ from ostinato.errors import ConfigError, Problem
 FindBase = Callable[[str], Path]
 """Turns the name of a recipe into its file; raises ConfigError where there is none."""
 
+_MOST_BYTES, _MOST_LEVELS, _MOST_VALUES, _MOST_DIGITS = 2_000_000, 60, 200_000, 100
+# An even number of backslashes before a reference is text; an odd one makes the reference text, too.
+_REFERENCE = re.compile(r"(?<!\\)(?:\\\\)*\$\{(\w[\w.\-\[\]]*)\}")
+_ESCAPED = re.compile(r"(?<!\\)(?:\\\\)*\\\$\{")
 _SUFFIXES = (".yaml", ".yml")
 INPUT = "input:"
 """Begins a value that stands for a file of the user's own."""
@@ -49,12 +53,15 @@ def read_yaml(path: Path) -> Settings:
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
     try:
+        check_size(text)
         loaded = OmegaConf.create(text)
     except yaml.MarkedYAMLError as error:
         where = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
         raise ConfigError(f"{path}{where}: is not valid YAML: {_yaml_reason(error)}") from error
-    except (yaml.YAMLError, OmegaConfBaseException) as error:
+    except (yaml.YAMLError, OmegaConfBaseException, ValueError) as error:
         raise ConfigError(f"{path}: is not valid YAML: {_one_line(error)}") from error
+    except AssertionError:  # OmegaConf's word for a single number
+        loaded = OmegaConf.create([])
     data = OmegaConf.to_container(loaded, resolve=False)
     if not isinstance(data, dict):
         raise ConfigError(f"{path}: must hold settings as 'key: value' lines")
@@ -123,6 +130,41 @@ def read_recipe(path: Path, find_base: FindBase, root: type[BaseModel], chain: t
     return merge(parent, own, root)
 
 
+def check_size(text: str) -> None:
+    """Look over YAML text without building anything: no recipe comes near these limits.
+
+    Raises:
+        ValueError: it is larger, nested deeper, or stands for more values, repeated anchors included, than is meant.
+        YAMLError: it is not YAML.
+    """
+    if len(text.encode("utf-8", "replace")) > _MOST_BYTES:
+        raise ValueError(f"larger than {_MOST_BYTES:,} bytes")
+    n_values = [0]
+    """Values so far, of the text and of every collection that is open."""
+    anchors: dict[str, int] = {}
+    opened: list[str | None] = []
+    for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+        match event:
+            case yaml.CollectionStartEvent():
+                opened.append(event.anchor)
+                n_values.append(1)
+                if len(opened) > _MOST_LEVELS:
+                    raise ValueError(f"nested deeper than {_MOST_LEVELS} levels")
+            case yaml.CollectionEndEvent():
+                found, anchor = n_values.pop(), opened.pop()
+                n_values[-1] += found
+                if anchor is not None:
+                    anchors[anchor] = found
+            case yaml.AliasEvent():
+                n_values[-1] += anchors.get(event.anchor or "", 1)
+            case yaml.ScalarEvent():
+                n_values[-1] += 1
+                if len(event.value) > _MOST_DIGITS and event.implicit[0] and event.value.lstrip("+-").isdigit():
+                    raise ValueError(f"a number of {len(event.value):,} digits")
+        if n_values[-1] > _MOST_VALUES:
+            raise ValueError(f"more than {_MOST_VALUES:,} values")
+
+
 def parse_overrides(overrides: Sequence[str]) -> Settings:
     """Turn `a.b=value` into nested settings; values are YAML (null, numbers, lists).
 
@@ -143,8 +185,9 @@ def parse_overrides(overrides: Sequence[str]) -> Settings:
         else:
             try:
                 found = parse_value(value)
-            except (yaml.YAMLError, OmegaConfBaseException) as error:
-                problems.append(Problem(".".join(path), value, f"is not a YAML value ({_yaml_reason(error)})"))
+            except (yaml.YAMLError, OmegaConfBaseException, ValueError) as error:
+                reason = f"is not a YAML value ({_yaml_reason(error)})"
+                problems.append(Problem(".".join(path), _short(value), reason))
                 continue
             group = settings
             for name in path[:-1]:
@@ -159,6 +202,7 @@ def parse_overrides(overrides: Sequence[str]) -> Settings:
 
 def parse_value(text: str) -> Any:
     """Return what YAML text means: `1e-3` a number, `[a, null]` a list, `null` None."""
+    check_size(text)
     parsed = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]), resolve=False)
     return _map_texts(cast(Settings, parsed)["value"])
 
@@ -187,11 +231,23 @@ def merge(base: Settings, new: Settings, node: type[BaseModel] | None) -> Settin
 
 
 def resolve_references(settings: Settings) -> Settings:
-    """Replace `${key}` by the value of that key.
+    """Replace `${key}` by the value of that key, given by its full path.
+
+    OmegaConf knows more than that (resolvers that read environment variables, paths made of references): a recipe of
+    somebody else must not look around here, and references to references could grow without bounds.
 
     Raises:
-        ConfigError: a reference to nothing, or in a circle.
+        ConfigError: a reference to nothing, or to what holds references itself, or anything else in `${...}`.
     """
+    texts = dict(_texts(settings))
+    holders = [key for key, text in texts.items() if _REFERENCE.search(text)]
+    for key, text in texts.items():
+        if "${" in _ESCAPED.sub("", _REFERENCE.sub("", text)):
+            reason = "only ${key}, the full path of another setting, may stand here"
+            raise ConfigError([Problem(key, _short(text), reason)])
+        for name in _REFERENCE.findall(text):
+            if any(other == name or other.startswith((f"{name}.", f"{name}[")) for other in holders):
+                raise ConfigError([Problem(key, _short(text), f"refers to {name}, which holds a reference itself")])
     try:
         return cast(Settings, OmegaConf.to_container(OmegaConf.create(settings), resolve=True))
     except OmegaConfBaseException as error:
@@ -218,6 +274,23 @@ def _map_texts(value: Any, change: Callable[[str], str] = str) -> Any:
     if isinstance(value, list):
         return [_map_texts(item, change) for item in value]
     return change(value) if isinstance(value, str) else value
+
+
+def _texts(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """Yield every text among settings, by its path as OmegaConf writes it."""
+    match value:
+        case str():
+            yield path, value
+        case dict():
+            for key, item in value.items():
+                yield from _texts(item, f"{path}.{key}" if path else str(key))
+        case list():
+            for i, item in enumerate(value):
+                yield from _texts(item, f"{path}[{i}]")
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _yaml_reason(error: Exception) -> str:

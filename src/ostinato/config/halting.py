@@ -15,6 +15,7 @@ class NoHaltingConfig(Config):
 
     kind: Literal["none"] = "none"
     has_gate: ClassVar[bool] = False
+    """Whether a token learns when to halt."""
 
 
 class ByLengthConfig(Config):
@@ -29,6 +30,7 @@ class ByLengthConfig(Config):
     extra: Annotated[float, Field(allow_inf_nan=False)] = 0.0
     """Rounds beside those for tokens; may be below 0."""
     has_gate: ClassVar[bool] = False
+    """Whether a token learns when to halt."""
 
     def rounds(self, n_tokens: int, n_rounds: int) -> int:
         """Return T(n) of a stack of `n_rounds` rounds."""
@@ -44,6 +46,7 @@ class ActConfig(Config):
 
     kind: Literal["act"] = "act"
     has_gate: ClassVar[bool] = True
+    """Whether a token learns when to halt."""
     epsilon: Annotated[float, Field(gt=0, lt=1)] = 0.01
     """A token halts when its probabilities add up to 1 - epsilon; may be changed after training."""
     initial_bias: float = -3.0
@@ -66,6 +69,7 @@ class StickBreakingConfig(Config):
 
     kind: Literal["stick_breaking"] = "stick_breaking"
     has_gate: ClassVar[bool] = True
+    """Whether a token learns when to halt."""
     threshold: Annotated[float, Field(ge=0, le=1)] = 0.999
     """A token halts once its halting probabilities add up to this; may be changed after training. 0: after one
     round."""

@@ -107,7 +107,9 @@ class Recipe(Config):
             yield from _set_in(self.training.balance, f"{path}training.balance.", reason)
         if not any(stack.halting.has_gate for stack in stacks.values()):
             rules = " or ".join(f"{path}model.{name}.halting.kind" for name in stacks)
-            reason = f"has no effect, because no token of this model learns when to halt: remove it, or set {rules}"
+            is_fixed = all(stack.halting.kind == "none" for stack in stacks.values())
+            why = "nothing halts in this model" if is_fixed else "no token of this model learns when to halt"
+            reason = f"has no effect, because {why}: remove it, or set {rules}"
             yield from _set_in(self.training.halting, f"{path}training.halting.", reason)
 
 
