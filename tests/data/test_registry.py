@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from ostinato.data.registry import DataAccess, RemoteFile, sha256_of
+from ostinato.data.disk import sha256_of
+from ostinato.data.registry import DataAccess, RemoteFile
 from ostinato.errors import DataError
 
 UPSTREAM = Path(__file__).parents[3] / "shared" / "data" / "upstream"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from toy_task import DATA, letter_tokenizers, tiny_seq2seq
 
 from ostinato.config.load import dump_recipe
@@ -17,6 +17,7 @@ from ostinato.errors import CheckpointError
 from ostinato.evaluation.averaging import average_checkpoints, parse_average, read_members
 from ostinato.evaluation.loading import load
 from ostinato.models import load_model, save_average, save_model
+from weights import write_weights
 
 LOSSES = {10: 3.0, 20: 1.0, 30: 2.0, 40: 2.0, 50: None, 60: 5.0}
 """What a run of six checkpoints found; at update 50 the loss was not finite, and 35 was not kept."""
@@ -98,7 +99,7 @@ def test_a_mean_is_exact_where_a_sum_of_single_precision_is_not(copy: Path, tmp_
     name = next(iter(load_file(folders[0] / "model.safetensors")))
     for folder, value in zip(folders, (2.0**24, 1.0, 1.0), strict=True):
         stored = load_file(folder / "model.safetensors")
-        save_file(stored | {name: torch.full_like(stored[name], value)}, folder / "model.safetensors")
+        write_weights(folder, stored | {name: torch.full_like(stored[name], value)})
     save_average(folders, tmp_path)
     mean = load_file(tmp_path / "model.safetensors")[name]
     assert torch.equal(mean, torch.full_like(mean, (2**24 + 2) / 3))
@@ -132,7 +133,8 @@ def test_an_average_is_used_again_until_its_members_change(copy: Path) -> None:
     assert average_checkpoints(copy, "last", 2) == folder
     assert (folder / "model.safetensors").stat().st_ino == before
     newest = copy / "checkpoints" / "update-000060"
-    shutil.copy(copy / "checkpoints" / "update-000010" / "model.safetensors", newest / "model.safetensors")
+    for name in ("model.safetensors", "model.json"):
+        shutil.copy(copy / "checkpoints" / "update-000010" / name, newest / name)
     average_checkpoints(copy, "last", 2)
     found, parts = load_file(folder / "model.safetensors"), weights(copy, 10, 50)
     assert all(torch.equal(t, ((parts[0][k].double() + parts[1][k]) / 2).float()) for k, t in found.items())
@@ -180,7 +182,7 @@ def test_tensors_that_are_no_floating_point_must_agree(copy: Path, tmp_path: Pat
     folders = sorted((copy / "checkpoints").glob("update-*"))[:2]
     for value, folder in enumerate(folders):
         stored = load_file(folder / "model.safetensors")
-        save_file(stored | {"steps": torch.tensor([7, value])}, folder / "model.safetensors")
+        write_weights(folder, stored | {"steps": torch.tensor([7, value])})
     with pytest.raises(CheckpointError, match="steps differs"):
         save_average(folders, tmp_path)
     save_average(folders[:1] * 2, tmp_path)

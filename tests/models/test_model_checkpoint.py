@@ -17,6 +17,7 @@ from ostinato.config.sub_layers import DenseFeedForwardConfig
 from ostinato.errors import CheckpointError
 from ostinato.models import build_model, load_model, save_model
 from ostinato.models.checkpoint import save_average
+from weights import write_weights
 
 SHARED = DenseFeedForwardConfig(d_ff=8, share="all", bank="both")
 CONFIG = Seq2SeqConfig(
@@ -61,10 +62,10 @@ def test_wrong_names_shapes_versions_and_damage_are_named(tmp_path: Path) -> Non
     weights, description = tmp_path / "model.safetensors", tmp_path / "model.json"
     good, text = load_file(weights), description.read_text()
     renamed = {("other" if name == "target_weight" else name): tensor for name, tensor in good.items()}
-    save_file(renamed, weights)
+    write_weights(tmp_path, renamed)
     with pytest.raises(CheckpointError, match="missing target_weight; unexpected other"):
         load_model(tmp_path)
-    save_file(good | {"target_weight": torch.zeros(3, 8)}, weights)
+    write_weights(tmp_path, good | {"target_weight": torch.zeros(3, 8)})
     with pytest.raises(CheckpointError, match=re.escape("target_weight has shape (3, 8), the model's is (6, 8)")):
         load_model(tmp_path)
     weights.write_bytes(b"not weights")
@@ -114,3 +115,44 @@ def test_a_checkpoint_with_old_names_of_settings_loads_and_has_a_mean_with_a_new
     (old / "model.json").write_text(json.dumps(full).replace('"top_k"', '"k"'), encoding="utf-8")
     save_average([old, new], mean)
     assert (mean / "model.json").read_bytes() == (new / "model.json").read_bytes()
+
+
+def test_weights_that_are_not_those_that_were_written_are_refused_unless_asked_for(tmp_path: Path) -> None:
+    model = build_model(CONFIG)
+    save_model(model, tmp_path)
+    path = tmp_path / "model.safetensors"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-3] + bytes([whole[-3] ^ 1]) + whole[-2:])  # one flipped bit of one number
+    with pytest.raises(CheckpointError, match=r"not the file that was written: its SHA-256 .*verify=False"):
+        load_model(tmp_path)
+    assert load_model(tmp_path, verify=False).config == CONFIG
+    description = json.loads((tmp_path / "model.json").read_text())
+    del description["sha256"]  # as earlier versions wrote it
+    (tmp_path / "model.json").write_text(json.dumps(description))
+    assert load_model(tmp_path).config == CONFIG
+
+
+@pytest.mark.parametrize("wrong", ["nan", "inf", "int64", "complex64"])
+def test_weights_of_another_kind_or_that_are_not_finite_are_refused(tmp_path: Path, wrong: str) -> None:
+    save_model(build_model(CONFIG), tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    name = next(iter(weights))
+    if wrong in ("nan", "inf"):
+        weights[name].view(-1)[0] = float(wrong)
+    else:
+        weights[name] = weights[name].to(getattr(torch, wrong))
+    save_file(weights, tmp_path / "model.safetensors")
+    description = json.loads((tmp_path / "model.json").read_text())
+    del description["sha256"]
+    (tmp_path / "model.json").write_text(json.dumps(description))
+    reason = "hold numbers that are not finite" if wrong in ("nan", "inf") else f"is of torch.{wrong}, the model's of"
+    with pytest.raises(CheckpointError, match=reason):
+        load_model(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["[1, 2]", "3", "null"])
+def test_a_description_that_is_no_object_is_refused(tmp_path: Path, content: str) -> None:
+    save_model(build_model(CONFIG), tmp_path)
+    (tmp_path / "model.json").write_text(content)
+    with pytest.raises(CheckpointError, match="format version None"):
+        load_model(tmp_path)

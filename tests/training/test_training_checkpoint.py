@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -251,3 +252,33 @@ def test_patience_counts_evaluations_since_the_best_one() -> None:
     assert progress.stopped is None
     _, progress = _judged("min", 2, [3.0, 4.0, 2.0, 5.0, 6.0])
     assert progress.stopped == "no better loss in 2 evaluations"
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "model.json", "state.safetensors", "state.json"])
+def test_a_training_state_with_one_other_bit_is_refused(tmp_path: Path, name: str) -> None:
+    run = _Run(tmp_path)
+    path = run.save(1) / name
+    whole = bytearray(path.read_bytes())
+    place = whole.index(b"0.1") + 2 if b"0.1" in whole else len(whole) - 3
+    whole[place] ^= 1
+    path.write_bytes(whole)
+    with pytest.raises(CheckpointError, match=rf"{name}: not the file that was written"):
+        run.checkpoints.load(CPU)
+
+
+def test_states_of_earlier_versions_have_no_hashes_but_must_be_complete(tmp_path: Path) -> None:
+    run = _Run(tmp_path)
+    folder = run.save(1)
+    state, pointer = json.loads((folder / "state.json").read_text()), run.checkpoints.root / "last.json"
+    del state["sha256"]
+    (folder / "state.json").write_text(json.dumps(state))
+    pointer.write_text(json.dumps({"directory": folder.name, "update": 1}))
+    saved = run.checkpoints.load(CPU)
+    saved.restore_optimizer(build_optimizer(saved.model, OptimizerConfig()))
+    key = next(key for key in saved.optimizer if key.startswith("exp_avg/"))
+    for broken in (
+        {k: x for k, x in saved.optimizer.items() if k != key},
+        saved.optimizer | {key: torch.full_like(saved.optimizer[key], float("nan"))},
+    ):
+        with pytest.raises(CheckpointError, match=r"has no exp_avg|not finite"):
+            replace(saved, optimizer=broken).restore_optimizer(build_optimizer(saved.model, OptimizerConfig()))

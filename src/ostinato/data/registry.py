@@ -11,7 +11,6 @@ checks its content (number of rows, and wherever there is a rule for the targets
 
 from __future__ import annotations
 
-import hashlib
 import http.client
 import os
 import shutil
@@ -28,6 +27,7 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import quote
 from urllib.request import Request, urlopen
 
+from ostinato.data.disk import sha256_of
 from ostinato.errors import DataError
 from ostinato.folders import cache_folder
 
@@ -189,12 +189,6 @@ class DataAccess:
                     tries = f"{attempt + 1} attempts" if attempt else "1 attempt"
                     raise DataError(f"{origin}: no download after {tries}: {error}; {_MIRROR_HINT}") from error
                 time.sleep(self.pause_s * 2**attempt)
-
-
-def sha256_of(path: Path) -> str:
-    """Return the SHA-256 of a file in hexadecimal, reading it in pieces."""
-    with Path(path).open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _download(address: str, part: Path, timeout_s: float) -> None:

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ostinato.config.training import TrainingConfig
-from ostinato.data.disk import new_folder, write_json
-from ostinato.data.registry import sha256_of
+from ostinato.data.disk import new_folder, sha256_of, write_json
 from ostinato.errors import CheckpointError
 from ostinato.models.checkpoint import save_average
 from ostinato.tasks.recipes import load_recipe

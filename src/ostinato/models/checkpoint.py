@@ -1,6 +1,8 @@
-"""Weights on disk: `model.safetensors` and `model.json` (format version, package version, configuration).
+"""Weights on disk: `model.safetensors` and `model.json` (format version, package version, configuration, SHA-256).
 
-A shared parameter set is one tensor with one name, so it is stored once and needs no re-tying. Nothing is pickled.
+A shared parameter set is one tensor with one name, so it is stored once and needs no re-tying. Nothing is pickled. The
+SHA-256 of the weights is checked when they are read (files of earlier versions have none), and that they are numbers of
+the model's kind and finite.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from safetensors.torch import load_file, save_file
 from ostinato.config.model import ModelConfig
 from ostinato.config.recipe import Recipe
 from ostinato.config.renamed import with_new_names
+from ostinato.data.disk import sha256_of
 from ostinato.errors import CheckpointError
 from ostinato.models.build import Model, build_model
 from ostinato.nn.execution import Execution
@@ -34,11 +37,19 @@ def save_model(model: Model, directory: Path) -> None:
     _write_description(directory, model.config.model_dump(mode="json"))
 
 
-def load_model(directory: Path, device: torch.device | str = "cpu", execution: Execution | None = None) -> Model:
+def load_model(
+    directory: Path,
+    device: torch.device | str = "cpu",
+    execution: Execution | None = None,
+    *,
+    verify: bool = True,
+) -> Model:
     """Build the model a directory describes and load its weights, strictly.
 
     Args:
         execution: how it runs where a call does not say otherwise, see `ostinato.nn.execution`.
+        verify: compare the SHA-256 of the weights with the one that was written beside them, and refuse numbers that
+            are not finite.
 
     Raises:
         CheckpointError: a file is missing, damaged, of a newer format, or its weights are not the model's.
@@ -50,9 +61,11 @@ def load_model(directory: Path, device: torch.device | str = "cpu", execution: E
     except (ValidationError, KeyError) as error:
         raise CheckpointError(f"{directory / _DESCRIPTION}: not a model configuration: {error}") from error
     path = directory / _WEIGHTS
-    weights = _read_weights(path, device)
+    weights = _read_weights(path, device, description if verify else {})
     model = build_model(config, execution).to(device)
     _check_names(path, weights, model.state_dict())
+    if verify and (broken := [name for name, x in weights.items() if not bool(x.isfinite().all())]):
+        raise CheckpointError(f"{path}: {', '.join(broken[:3])} hold numbers that are not finite")
     model.load_state_dict(weights)
     return model.eval()
 
@@ -68,12 +81,13 @@ def save_average(members: Sequence[Path], directory: Path) -> None:
     """
     first, *others = members
     description = _read_description(first / _DESCRIPTION)
-    weights = _read_weights(first / _WEIGHTS)
+    weights = _read_weights(first / _WEIGHTS, "cpu", description)
     sums = {name: tensor.double() if tensor.is_floating_point() else tensor for name, tensor in weights.items()}
     for member in others:
-        if _read_description(member / _DESCRIPTION)["config"] != description["config"]:
+        other = _read_description(member / _DESCRIPTION)
+        if other["config"] != description["config"]:
             raise CheckpointError(f"{member} is another model than {first}: they have no mean")
-        found = _read_weights(member / _WEIGHTS)
+        found = _read_weights(member / _WEIGHTS, "cpu", other)
         _check_names(member / _WEIGHTS, found, weights)
         for name, tensor in found.items():
             if tensor.is_floating_point():
@@ -88,15 +102,24 @@ def save_average(members: Sequence[Path], directory: Path) -> None:
     _write_description(directory, description["config"])
 
 
-def _read_weights(path: Path, device: torch.device | str = "cpu") -> dict[str, torch.Tensor]:
+def _read_weights(path: Path, device: torch.device | str, description: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """Return the tensors of a file, whose SHA-256 is that of the description, where it has one."""
     try:
-        return load_file(path, device=str(device))
+        weights: dict[str, torch.Tensor] = load_file(path, device=str(device))
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{path}: cannot be read as weights: {error}") from error
+    expected = description.get("sha256", {}).get(_WEIGHTS)
+    if expected is not None and sha256_of(path) != expected:
+        raise CheckpointError(
+            f"{path}: not the file that was written: its SHA-256 is not that of {_DESCRIPTION} beside it "
+            "(load_model(..., verify=False) reads it all the same)"
+        )
+    return weights
 
 
 def _write_description(directory: Path, config: dict[str, Any]) -> None:
-    description = {"format_version": FORMAT_VERSION, "ostinato": __version__, "config": config}
+    hashes = {_WEIGHTS: sha256_of(directory / _WEIGHTS)}
+    description = {"format_version": FORMAT_VERSION, "ostinato": __version__, "config": config, "sha256": hashes}
     (directory / _DESCRIPTION).write_text(json.dumps(description, indent=1) + "\n", encoding="utf-8")
 
 
@@ -105,7 +128,7 @@ def _read_description(path: Path) -> dict[str, Any]:
         description: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path}: cannot be read as a model description: {error}") from error
-    version = description.get("format_version")
+    version = description.get("format_version") if isinstance(description, dict) else None
     if version != FORMAT_VERSION:
         raise CheckpointError(f"{path}: format version {version!r}, this ostinato {__version__} reads {FORMAT_VERSION}")
     if "config" in description:
@@ -121,5 +144,15 @@ def _check_names(path: Path, found: dict[str, torch.Tensor], wanted: dict[str, t
         for name in wanted
         if name in found and found[name].shape != wanted[name].shape
     ]
+    problems += [
+        f"{name} is of {found[name].dtype}, the model's of {wanted[name].dtype}"
+        for name in wanted
+        if name in found and _kind(found[name]) != _kind(wanted[name])
+    ]
     if problems:
         raise CheckpointError(f"{path}: " + "; ".join(problems))
+
+
+def _kind(tensor: torch.Tensor) -> object:
+    """Return what a tensor may not change into when it is loaded; floating-point numbers may change their width."""
+    return torch.float32 if tensor.is_floating_point() else tensor.dtype

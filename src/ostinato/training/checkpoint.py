@@ -4,8 +4,9 @@
       update-000500/   model.safetensors, model.json    the model (`ostinato.models.checkpoint`)
                        state.safetensors                the optimiser's tensors, torch's random states
                        state.json                       format version, progress, Python's and numpy's random states,
-                                                        and those of the run's other processes
-      last.json        {"directory": "update-000500", "update": 500}    to resume from
+                                                        and those of the run's other processes; the SHA-256 of the
+                                                        other three files
+      last.json        {"directory": "update-000500", "update": 500, "sha256": of state.json}    to resume from
       best.json        the same, for the best one
       average-best-5/  model.safetensors, model.json, average.json: a mean of others (`ostinato.evaluation.averaging`)
 
@@ -28,7 +29,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from ostinato.data.disk import new_folder, remove_folder, remove_leftovers, write_json
+from ostinato.data.disk import new_folder, remove_folder, remove_leftovers, sha256_of, write_json
 from ostinato.errors import CheckpointError
 from ostinato.models import Model, load_model, save_model
 from ostinato.nn.execution import Execution
@@ -131,6 +132,7 @@ class Checkpoints:
             raise CheckpointError(f"{self.root} holds no checkpoint to go on from")
         directory = self.directory(update)
         progress, randoms, optimizer = _read_state(directory)
+        _check_hashes(directory, _read_json(self.root / "last.json").get("sha256"))
         return SavedState(load_model(directory, device, execution), progress, randoms, optimizer)
 
     def best_directory(self) -> Path:
@@ -172,7 +174,9 @@ class Checkpoints:
         return sorted(int(path.name.removeprefix("update-")) for path in self.root.glob("update-[0-9]*"))
 
     def _write_pointer(self, role: str, update: int) -> None:
-        write_json(self.root / f"{role}.json", {"directory": self.directory(update).name, "update": update})
+        directory = self.directory(update)
+        digest = sha256_of(directory / _STATE)
+        write_json(self.root / f"{role}.json", {"directory": directory.name, "update": update, "sha256": digest})
 
     def _read_pointer(self, role: str) -> int | None:
         path = self.root / f"{role}.json"
@@ -206,9 +210,25 @@ def _write(
     with new_folder(directory) as folder:
         save_model(model, folder)
         save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, folder / _TENSORS)
+        content["sha256"] = {file.name: sha256_of(file) for file in sorted(folder.iterdir())}
         (folder / _STATE).write_text(json.dumps(content) + "\n", encoding="utf-8")
         if report is not None:
             write_json(folder / "failed.json", report)
+
+
+def _check_hashes(folder: Path, of_state: str | None) -> None:
+    """Refuse files of a training state that are not those that were written; earlier versions noted no hashes.
+
+    Raises:
+        CheckpointError: naming the file.
+    """
+    expected = {_STATE: of_state} if of_state else {}
+    for name, digest in (expected | _read_json(folder / _STATE).get("sha256", {})).items():
+        if not (folder / name).is_file() or sha256_of(folder / name) != digest:
+            raise CheckpointError(
+                f"{folder / name}: not the file that was written: its SHA-256 differs. Delete {folder} and name an "
+                "earlier checkpoint in last.json to go on from there"
+            )
 
 
 def _read_state(folder: Path) -> tuple[Progress, list[RandomState], dict[str, Tensor]]:

@@ -127,14 +127,21 @@ def load_optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer, t
     """Put back what `optimizer_tensors` returned.
 
     Raises:
-        CheckpointError: a parameter the model does not have, or a state of another shape.
+        CheckpointError: a parameter the model does not have, or a state of another shape, with numbers that are not
+            finite, or without a quantity that those of other parameters have.
     """
     parameters = dict(model.named_parameters())
+    quantities = {key.partition("/")[0] for key in tensors}
+    for name in {key.partition("/")[2] for key in tensors}:
+        if missing := [quantity for quantity in sorted(quantities) if f"{quantity}/{name}" not in tensors]:
+            raise CheckpointError(f"the optimiser's state of {name} has no {' and no '.join(missing)}")
     for key, tensor in tensors.items():
         quantity, _, name = key.partition("/")
         parameter = parameters.get(name)
         if parameter is None or (tensor.ndim and tensor.shape != parameter.shape):
             raise CheckpointError(f"the optimiser's state {key!r} fits no parameter of the model")
+        if not bool(tensor.isfinite().all()):
+            raise CheckpointError(f"the optimiser's state {key!r} holds numbers that are not finite")
         # The fused optimisers read state and parameter side by side as they lie in memory.
         like = torch.empty_like(parameter, dtype=tensor.dtype) if tensor.ndim else torch.empty_like(tensor)
         optimizer.state[parameter][quantity] = like.copy_(tensor)

@@ -22,9 +22,8 @@ from typing import Any
 from ostinato.config.data import DataConfig
 from ostinato.config.load import dump_recipe
 from ostinato.config.recipe import Recipe
-from ostinato.data.disk import PARTIAL, remove_leftovers, sync, write_json
+from ostinato.data.disk import PARTIAL, remove_leftovers, sha256_of, sync, write_json
 from ostinato.data.example import Example, fingerprint
-from ostinato.data.registry import sha256_of
 from ostinato.errors import CheckpointError, DataError
 from ostinato.tasks.base import Task
 from ostinato.tasks.recipes import load_recipe
