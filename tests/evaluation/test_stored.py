@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from ostinato.errors import ConfigError, DataError
 from ostinato.evaluation import stored
@@ -14,6 +14,7 @@ from ostinato.evaluation.loading import load
 from ostinato.evaluation.stored import read_outputs, run_outputs
 from ostinato.tasks.recipes import load_recipe
 from ostinato.training import train
+from weights import write_weights
 
 TINY = ["task.n_train=40", "task.n_eval=8", "training.n_updates=2", "training.n_threads=1", "decoding.max_length=6"]
 
@@ -67,10 +68,10 @@ def test_what_was_decoded_from_anything_else_is_not_found(run: Path, monkeypatch
 
 def test_other_weights_are_decoded_anew(run: Path) -> None:
     kept = run_outputs(load(run), "test")
-    weights = load(run).checkpoint / "model.safetensors"
-    state = load_file(weights)
+    folder = load(run).checkpoint
+    state = load_file(folder / "model.safetensors")
     torch.manual_seed(0)
-    save_file({name: torch.randn_like(tensor) for name, tensor in state.items()}, weights, metadata={"format": "pt"})
+    write_weights(folder, {name: torch.randn_like(tensor) for name, tensor in state.items()})
     changed = run_outputs(load(run), "test")
     assert changed.is_new
     assert changed.predictions != kept.predictions
