@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -92,6 +93,26 @@ def test_the_newest_checkpoints_and_the_best_one_are_kept(tmp_path: Path, keep_l
     run.save(60, best=True)
     assert run.updates_on_disk() == sorted((60, 50)[:keep_last])
     assert run.checkpoints.best_directory() == run.checkpoints.directory(60)
+
+
+def test_what_else_lies_among_the_checkpoints_is_left_alone_with_a_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = _Run(tmp_path)
+    folder = run.save(10)
+    mine = folder.with_name("update-000010-mine")
+    shutil.copytree(folder, mine)
+    (folder.with_name("update-") / "notes").mkdir(parents=True)
+    folder.with_name("update-000099").write_text("a file")
+    run.checkpoints.recover()
+    run.save(20, best=True)
+    assert run.checkpoints.last_update() == 20
+    assert run.checkpoints.load(CPU).progress.update == 20
+    assert (mine / "model.json").is_file()
+    assert f"{mine} is no checkpoint of the run: it is ignored" in caplog.text
+    assert sorted(path.name for path in mine.parent.glob("update-*")) == [
+        *("update-", "update-000010-mine", "update-000020", "update-000099")
+    ]
 
 
 class _Crash(BaseException):

@@ -18,7 +18,7 @@ from typing import Any, Literal
 from ostinato.config.training import TrainingConfig
 from ostinato.data.disk import new_folder, sha256_of, write_json
 from ostinato.errors import CheckpointError
-from ostinato.models.checkpoint import save_average
+from ostinato.models.checkpoint import checkpoint_folders, save_average
 from ostinato.tasks.recipes import load_recipe
 
 _CHECKPOINTS, _METRICS, _NOTE, _WEIGHTS = "checkpoints", "metrics.jsonl", "average.json", "model.safetensors"
@@ -71,8 +71,8 @@ def read_members(average: Path) -> list[Member] | None:
 def _members(directory: Path, role: Role, n: int) -> list[Member]:
     """Return the n best or newest of the stored checkpoints, in that order."""
     training = load_recipe(directory).training
-    paths = (directory / _CHECKPOINTS).glob("update-[0-9]*")
-    folders = {int(path.name.removeprefix("update-")): path for path in paths if (path / "model.json").is_file()}
+    saved = checkpoint_folders(directory / _CHECKPOINTS)
+    folders = {update: path for update, path in saved.items() if (path / "model.json").is_file()}
     values = _values(directory / _METRICS, training)
     updates = sorted(folders, reverse=True)
     if role == "best":

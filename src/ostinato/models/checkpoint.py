@@ -8,6 +8,8 @@ the model's kind and finite.
 from __future__ import annotations
 
 import json
+import logging
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,8 @@ from ostinato.version import __version__
 
 FORMAT_VERSION = 1
 _WEIGHTS, _DESCRIPTION = "model.safetensors", "model.json"
+_FOLDER = re.compile(r"update-\d{6,18}", re.ASCII)
+_log = logging.getLogger(__name__)
 
 
 def save_model(model: Model, directory: Path) -> None:
@@ -68,6 +72,20 @@ def load_model(
         raise CheckpointError(f"{path}: {', '.join(broken[:3])} hold numbers that are not finite")
     model.load_state_dict(weights)
     return model.eval()
+
+
+def checkpoint_folders(root: Path) -> dict[int, Path]:
+    """Return the folders of a run's checkpoints by their update, in order.
+
+    Whatever else lies there (a copy, a folder of the user's) is left alone, and named in the log.
+    """
+    found = {}
+    for path in sorted(root.glob("update-*")):
+        if _FOLDER.fullmatch(path.name) and path.is_dir():
+            found[int(path.name.removeprefix("update-"))] = path
+        else:
+            _log.warning("%s is no checkpoint of the run: it is ignored", path)
+    return dict(sorted(found.items()))
 
 
 def save_average(members: Sequence[Path], directory: Path) -> None:

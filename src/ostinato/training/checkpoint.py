@@ -32,6 +32,7 @@ from torch import Tensor
 from ostinato.data.disk import new_folder, remove_folder, remove_leftovers, sha256_of, write_json
 from ostinato.errors import CheckpointError
 from ostinato.models import Model, load_model, save_model
+from ostinato.models.checkpoint import checkpoint_folders
 from ostinato.nn.execution import Execution
 from ostinato.training.optim import load_optimizer_tensors, optimizer_tensors
 from ostinato.training.rng import RandomState
@@ -171,7 +172,7 @@ class Checkpoints:
                 remove_folder(self.directory(update))
 
     def _updates(self) -> list[int]:
-        return sorted(int(path.name.removeprefix("update-")) for path in self.root.glob("update-[0-9]*"))
+        return list(checkpoint_folders(self.root))
 
     def _write_pointer(self, role: str, update: int) -> None:
         directory = self.directory(update)

@@ -26,6 +26,7 @@ import numpy as np
 
 from ostinato.errors import CheckpointError, DataError
 from ostinato.evaluation.loading import check_run, load
+from ostinato.models.checkpoint import checkpoint_folders
 from ostinato.tasks.recipes import load_recipe
 
 
@@ -68,7 +69,7 @@ def read_curve(run: Path) -> Curve:
         raise CheckpointError(f"{path}: cannot be read: {error!r}") from error
     if not points:
         raise CheckpointError(f"{path}: no evaluations yet")
-    saved = [int(folder.name.removeprefix("update-")) for folder in (run / "checkpoints").glob("update-[0-9]*")]
+    saved = list(checkpoint_folders(run / "checkpoints"))
     model = recipe.model
     depth = max([s.n_steps for s in model.stacks().values()] + [r.n_layers for r in model.recurrences().values()])
     return Curve(str(run), depth, sorted(points.items()), sorted(saved))
