@@ -95,6 +95,21 @@ def test_bad_lines_keep_their_place_and_the_exit_code_is_one(run, trained: Path,
     assert [line.split("\t")[0] for line in lists] == ["1", "1", "2", "3", "4", "5", "5"]
 
 
+def test_half_a_surrogate_pair_ends_its_own_line_only(trained: Path, tmp_path: Path) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_text(
+        '{"question": "1 2"}\n{"question": "1 \\ud800"}\n{"question": "3", "note": "\\udfff"}\n'
+        '{"id": "\\ud83d", "question": 7}\n{"question": "3"}\n'
+    )
+    command = [sys.executable, "-m", "ostinato", "generate", str(trained), str(path), "--json"]
+    done = subprocess.run(command, capture_output=True, timeout=120)  # through a real pipe, which must encode
+    assert done.returncode == 1, done.stderr
+    found = [json.loads(line) for line in done.stdout.decode("utf-8").splitlines()]
+    assert ["error" in one for one in found] == [False, True, False, True, False]
+    assert [one.get("note") for one in found] == [None, None, "\udfff", None, None]
+    assert "half of a surrogate pair" in found[1]["error"]
+
+
 def test_n_best_lists_and_scores_in_text_and_json(run, trained: Path, lines: Path) -> None:
     beam = ["generate", trained, lines, "--beam", 4]
     found = objects(run(*beam, "--n-best", 3, "--json").out)

@@ -53,8 +53,17 @@ def print_json(data: object) -> None:
 
 
 def json_line(data: object) -> str:
-    """Return one line of JSON."""
-    return json.dumps(data, ensure_ascii=False)
+    """Return one line of JSON; where it holds half of a surrogate pair, which is no text, all in ASCII."""
+    line = json.dumps(data, ensure_ascii=False)
+    return line if line.isascii() or _is_text(line) else json.dumps(data)
+
+
+def _is_text(line: str) -> bool:
+    try:
+        line.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def print_table(
