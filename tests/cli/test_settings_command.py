@@ -9,7 +9,7 @@ def test_a_setting_is_shown_with_type_default_unit_and_meaning(run) -> None:
     lines = run("settings", "training.schedule.warmup").out.splitlines()
     assert lines == [
         "training.schedule.warmup = 400",
-        "    an integer of at least 0; unit: updates",
+        "    an integer in [0, 2^63 - 1]; unit: updates",
         "    W: updates over which the learning rate grows linearly from 0.",
     ]
     kinds = run("settings", "model.encoder.halting.kind").out

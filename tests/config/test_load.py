@@ -30,7 +30,7 @@ def test_a_wrong_key_a_wrong_type_and_an_impossible_head_count_give_three_lines(
         "model.encoder.n_stps is 3: no such setting; did you mean n_steps?",
         "model.encoder.self_attention.n_heads is 7: must divide model.d_model = 512 (nearest: 4), "
         "or set model.encoder.self_attention.d_head",
-        "training.n_updates is 'eight': must be an integer of at least 1",
+        "training.n_updates is 'eight': must be an integer in [1, 2^31 - 1]",
     ]
 
 
@@ -48,7 +48,7 @@ def test_the_three_lines_also_come_from_a_file_and_overrides(tmp_path: Path) -> 
 
 def test_no_combination_is_blamed_on_the_default_of_a_faulty_setting() -> None:
     broken_width = {"model": {"d_model": "wide", "encoder": {"self_attention": {"n_heads": 7}}}}
-    assert lines(broken_width) == ["model.d_model is 'wide': must be an integer of at least 1"]
+    assert lines(broken_width) == ["model.d_model is 'wide': must be an integer in [1, 2^31 - 1]"]
     misspelt_width = {"model": {"dmodel": 70, "encoder": {"self_attention": {"n_heads": 7}}}}
     assert lines(misspelt_width) == ["model.dmodel is 70: no such setting; did you mean d_model?"]
 
@@ -73,9 +73,9 @@ def test_an_unknown_key_names_the_nearest_setting(override: str, expected: str) 
 @pytest.mark.parametrize(
     ("override", "expected"),
     [
-        ("model.encoder.n_steps=two", "is 'two': must be an integer of at least 1"),
-        ("model.encoder.n_steps=2.5", "is 2.5: must be an integer of at least 1"),
-        ("model.encoder.n_steps=true", "is True: must be an integer of at least 1"),
+        ("model.encoder.n_steps=two", "is 'two': must be an integer in [1, 10000]"),
+        ("model.encoder.n_steps=2.5", "is 2.5: must be an integer in [1, 10000]"),
+        ("model.encoder.n_steps=true", "is True: must be an integer in [1, 10000]"),
         ("model.dropout=1.0", "is 1.0: must be a number in [0.0, 1.0)"),
         ("training.optimizer.lr=fast", "is 'fast': must be a number above 0"),
         ("training.clip_norm=-1", "is -1: must be a number above 0, or null"),
@@ -101,7 +101,7 @@ def test_a_wrong_kind_lists_the_valid_ones_and_does_not_hide_other_problems() ->
     assert found == [
         "model.kind is 'seq3seq': must be one of seq2seq, language_model, encoder, "
         "lstm_seq2seq, lstm_language_model; did you mean seq2seq?",
-        "model.d_model is 0: must be an integer of at least 1",
+        "model.d_model is 0: must be an integer in [1, 2^31 - 1]",
         "model.encoder.positions.kind is 'foo': must be one of none, sinusoidal, coordinates",
     ]
 
@@ -116,7 +116,7 @@ def test_a_setting_left_open_by_the_recipe_must_be_given() -> None:
     settings = {"data": {"train": "???"}, "seed": -1}
     assert lines(settings) == [
         "data.train is '???': must be given, for example data.train=...",
-        "seed is -1: must be an integer of at least 0",
+        "seed is -1: must be an integer in [0, 2^63 - 1]",
     ]
     assert load_recipe_config(settings, ["data.train=a.jsonl", "seed=2"]).data.train == "a.jsonl"
 
@@ -126,7 +126,7 @@ def test_further_checks_see_the_recipe_and_are_reported_with_the_rest() -> None:
         return [Problem("task.kind", recipe.task.kind, "is not a task")]
 
     found = lines({"task": {"kind": "scam"}}, "seed=x", extra_problems=check)
-    assert found == ["seed is 'x': must be an integer of at least 0", "task.kind is 'scam': is not a task"]
+    assert found == ["seed is 'x': must be an integer in [0, 2^63 - 1]", "task.kind is 'scam': is not a task"]
 
 
 def test_further_checks_do_not_blame_a_faulty_task_node() -> None:
@@ -225,3 +225,23 @@ def test_a_resolved_recipe_is_written_with_every_default(tmp_path: Path) -> None
     text = (tmp_path / "recipe.yaml").read_text(encoding="utf-8")
     assert "label_smoothing: 0.0" in text
     assert load_recipe_config(tmp_path / "recipe.yaml") == Recipe()
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        *("training.optimizer.lr=.inf", "training.optimizer.eps=.inf", "model.encoder.norm.eps=.inf", "seed=1e30"),
+        *("decoding.length_penalty.alpha=.inf", "training.clip_norm=.nan", "decoding.max_length_ratio=.inf"),
+        *(
+            "model.encoder.self_attention.n_heads=10000000000",
+            "model.encoder.n_steps=1000000000",
+            "data.block_length=1",
+        ),
+        f"seed={10**30}",
+    ],
+)
+def test_numbers_beyond_any_machine_are_refused_at_once(override: str) -> None:
+    key = override.partition("=")[0]
+    (line,) = lines({"model": {"kind": "seq2seq"}}, override)
+    assert line.startswith(f"{key} is ")
+    assert len(line) < 300

@@ -38,7 +38,7 @@ def test_every_wrong_setting_is_reported_at_once():
     assert "did you mean task.split?" in problems["task.splitt"].reason
     assert problems["task.dev_fraction"].value == "much"
     assert "a number in [0, 1)" in problems["task.dev_fraction"].reason
-    assert "an integer of at least 0" in problems["task.dev_seed"].reason
+    assert "an integer in [0, 2^63 - 1]" in problems["task.dev_seed"].reason
 
 
 def test_a_wrong_choice_names_the_valid_ones():

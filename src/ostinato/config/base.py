@@ -12,8 +12,10 @@ from ostinato.errors import ConfigError, Problem
 # Passed as pydantic context by the loader, which collects the problems of a whole recipe instead of the first node's.
 DEFER_CHECKS = {"defer_checks": True}
 
-Size = Annotated[int, Field(ge=1)]
-Count = Annotated[int, Field(ge=0)]
+Size = Annotated[int, Field(ge=1, le=2**31 - 1)]
+Number = Annotated[int, Field(ge=1, le=10_000)]
+"""Of what is built or looped over one by one: steps, heads, experts."""
+Count = Annotated[int, Field(ge=0, le=2**63 - 1)]
 Positive = Annotated[float, Field(gt=0)]
 Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
 
@@ -25,7 +27,7 @@ class Config(BaseModel):
     together when an object is built, and reported with everything else that is wrong when a file is loaded.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, validate_default=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, validate_default=True, allow_inf_nan=False)
 
     def problems(self, path: str = "") -> Iterator[Problem]:
         """Yield what is impossible here; `path` is the dotted path of this node with a trailing dot, or empty."""

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ostinato.config.base import Config, Count, Positive, Probability, Size
+from ostinato.config.base import Config, Count, Number, Positive, Probability, Size
 from ostinato.config.sub_layers import Activation, AttentionConfig, SubLayerConfig
 from ostinato.errors import Problem
 
@@ -79,9 +79,9 @@ class GateConfig(Config):
 class RoutedConfig(Config):
     """What every sub-layer of experts has: number of experts, number of experts a token, router and gate."""
 
-    n_experts: Size = 8
+    n_experts: Number = 8
     """E. With one expert there is no router: it always runs, with gate 1."""
-    top_k: Size = 2
+    top_k: Number = 2
     """Number of experts that a token runs."""
     router: RouterConfig = LinearRouterConfig()
     """What scores the experts for a token."""
@@ -151,7 +151,7 @@ class ExpertAttentionConfig(AttentionConfig, RoutedConfig):
     """
 
     kind: Literal["experts"] = "experts"  # type: ignore[assignment]
-    n_heads: Size = 4
+    n_heads: Number = 4
     """Heads of one expert: a token runs top_k times as many, on these keys and values."""
     bias: bool = False
     """Biases in the four projections."""
@@ -167,11 +167,11 @@ class SparseLayerConfig(RoutedConfig):
 
     after: Size = 6
     """The step it follows."""
-    n_experts: Size = 32
+    n_experts: Number = 32
     """E. With one expert there is no router: it always runs, with gate 1."""
-    top_k: Size = 1
+    top_k: Number = 1
     """Number of experts that a token runs."""
-    n_layers: Size = 3
+    n_layers: Number = 3
     """Feed-forward sub-layers in an expert."""
     d_ff: Size = 2048
     """Hidden width of every sub-layer of an expert."""

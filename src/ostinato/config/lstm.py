@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
-from ostinato.config.base import Size
+from ostinato.config.base import Number
 from ostinato.config.common import PairModelConfig, Recurrence, Score, SequenceModelConfig
 from ostinato.errors import Problem
 
@@ -25,7 +25,7 @@ class LstmSeq2SeqConfig(PairModelConfig):
     """
 
     kind: Literal["lstm_seq2seq"] = "lstm_seq2seq"
-    n_layers: Size = 2
+    n_layers: Number = 2
     """LSTM layers of the encoder, and of the decoder."""
     bidirectional: bool = True
     """Whether the encoder reads both ways."""
@@ -53,7 +53,7 @@ class LstmLanguageModelConfig(SequenceModelConfig):
     """An LSTM language model."""
 
     kind: Literal["lstm_language_model"] = "lstm_language_model"
-    n_layers: Size = 2
+    n_layers: Number = 2
     """LSTM layers."""
 
     def recurrences(self) -> dict[str, Recurrence]:

@@ -173,7 +173,9 @@ def _bounds(metadata: Sequence[Any]) -> str:
     has_low, has_high = (low, above) != (None, None), (high, below) != (None, None)
     if has_low and has_high:
         left = f"({above}" if low is None else f"[{low}"
-        right = f"{below})" if high is None else f"{high}]"
+        # Limits of what a machine can hold are easier to read as powers.
+        most = f"2^{high.bit_length()} - 1" if high in (2**31 - 1, 2**63 - 1) else high
+        right = f"{below})" if high is None else f"{most}]"
         words = f" in {left}, {right}"
     elif has_low:
         words = f" above {above}" if low is None else f" of at least {low}"

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
-from ostinato.config.base import Config, Positive, Size
+from ostinato.config.base import Config, Number, Positive
 from ostinato.config.experts import ExpertAttentionConfig, ExpertFeedForwardConfig, RoutedConfig, SparseLayerConfig
 from ostinato.config.halting import HaltingConfig, NoHaltingConfig
 from ostinato.config.positions import NoRelativeConfig, RelativeConfig, SignalConfig, SinusoidalConfig, WindowConfig
@@ -38,9 +38,9 @@ class NormConfig(Config):
 class StackConfig(Config):
     """A stack of steps: self-attention, then feed-forward, at every step where its plan has them."""
 
-    n_steps: Size = 6
+    n_steps: Number = 6
     """Number of steps of depth."""
-    steps_per_round: Size = 1
+    steps_per_round: Number = 1
     """Steps between two ticks of the step signal and of halting."""
     self_attention: AttentionSubLayer = AttentionConfig()
     """Self-attention of every step."""
@@ -117,7 +117,7 @@ class StackConfig(Config):
             if not isinstance(sub, AttentionConfig) or sub.share == "none":
                 continue
             if sub.d_head is None and d_model % sub.n_heads:
-                near = max(h for h in range(1, sub.n_heads + 1) if d_model % h == 0)
+                near = max(h for h in range(1, min(sub.n_heads, d_model) + 1) if d_model % h == 0)
                 reason = f"must divide model.d_model = {d_model} (nearest: {near}), or set {path}{kind}.d_head"
                 yield Problem(f"{path}{kind}.n_heads", sub.n_heads, reason)
             elif kind == "self_attention" and self.relative.kind == "rotary" and sub.head_width(d_model) % 2:

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from ostinato.config.base import Config, Probability, Size
+from ostinato.config.base import Config, Number, Probability, Size
 from ostinato.plan import Scheme, assign
 
 Activation = Literal["relu", "gelu", "geglu"]
@@ -20,7 +20,7 @@ class SubLayerConfig(Config):
 
     share: Scheme | list[Annotated[int, Field(ge=0)] | None] = "individual"
     """Which steps use which parameter set: a scheme's name, or a list with one entry a step (null: absent)."""
-    n_unique: Size | None = None
+    n_unique: Number | None = None
     """Number of parameter sets, for sequence, cycle and cycle_rev."""
     share_norm: bool = True
     """True: a norm is shared with its weights. False: every step has its own."""
@@ -36,7 +36,7 @@ class AttentionConfig(SubLayerConfig):
     """Multi-head attention: softmax(q k^T / sqrt(d_head)) v."""
 
     kind: Literal["dense"] = "dense"
-    n_heads: Size = 8
+    n_heads: Number = 8
     """Number of heads."""
     d_head: Size | None = None
     """Width of one head; default d_model / n_heads."""
@@ -74,9 +74,9 @@ class SeparableConvConfig(SubLayerConfig):
     kind: Literal["separable_conv"] = "separable_conv"
     d_ff: Size = 2048
     """F: channels of the hidden layer."""
-    kernel_in: Size = 3
+    kernel_in: Number = 3
     """Positions the first convolution sees."""
-    kernel_out: Size = 5
+    kernel_out: Number = 5
     """Positions the second convolution sees."""
     bias: bool = True
     """Biases in the two position-wise maps."""

@@ -205,16 +205,19 @@ class _Packer:
         """Take a text, and yield the blocks that are full."""
         self.held += row.labels if self._labels_all else row.ids[1:]
         self.size = self.size + row.size if self.size is not None and row.size is not None else None
-        while len(self.held) >= self._n_new:
-            ends_here = len(self.held) == self._n_new
+        start, end = 0, self._n_new
+        while len(self.held) >= end:
+            ends_here = len(self.held) == end
             # A text's size belongs to the block that its end symbol is in. Where that is a later one, this block has
             # the size of the texts before it.
             size = self.size
             if not ends_here and size is not None and row.size is not None:
                 size = TextSize(size.n_words - row.size.n_words, size.n_bytes - row.size.n_bytes)
-            yield self.block(self.held[: self._n_new], size)
+            yield self.block(self.held[start:end], size)
             self.size = TextSize(0, 0) if ends_here else row.size
-            self.held = self.held[self._n_new :]
+            start, end = end, end + self._n_new
+        # Once a text: a long one has many blocks.
+        del self.held[:start]
 
     def block(self, new: list[int], size: TextSize | None) -> LabelledRow:
         """Return a block of these tokens."""

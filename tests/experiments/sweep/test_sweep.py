@@ -175,7 +175,7 @@ def test_problems_of_all_arms_are_reported_together_before_any_is_planned() -> N
     lines = str(error.value).splitlines()
     assert lines[0].startswith("arms.a: model.encoder.n_stps is 2: no such setting; did you mean n_steps?")
     assert lines[1].startswith("arms.b: recipe is 'demo/transfomer': no recipe")
-    assert lines[2].startswith("arms.c: training.n_updates is 0: must be an integer of at least 1")
+    assert lines[2].startswith("arms.c: training.n_updates is 0: must be an integer in [1, 2^31 - 1]")
 
 
 def test_a_split_that_no_run_is_evaluated_on_is_found_when_the_file_is_read() -> None:
