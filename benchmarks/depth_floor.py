@@ -93,13 +93,13 @@ class _SlicedSelfAttention(SelfAttention):
         self.__dict__.update(attention.__dict__)
         self._halted_kv = halted_kv
 
-    def remember(self, kv_MJ: Tensor, run: Pass, here: Round) -> Tensor:
+    def remember(self, attention: Any, kv_MJ: Tensor, run: Pass, here: Round) -> Tensor:
         """Return keys and values that the rows look at; add those of all sentences to the cache."""
         n = here.rows.n_sentences
         kv = kv_MJ.view(n, here.rows.n_columns, kv_MJ.shape[1])
         if self._halted_kv is not None:
             kv = torch.cat([kv, self._halted_kv], 1 if run.cache is None else 0)
-        kv_2BHTK: Tensor = self.module.key_value_heads(kv)
+        kv_2BHTK: Tensor = attention.key_value_heads(kv)
         if run.cache is None:
             return kv_2BHTK
         return run.cache.self_kv.setdefault(self.step, KeyValues()).append(kv_2BHTK)[:, :n]
