@@ -27,9 +27,6 @@ from ostinato.errors import ConfigError, Problem
 Rounding = Literal["nearest", "down"]
 """nearest: the value whose cost is nearest to the target. down: the largest that does not cost more."""
 
-_LARGEST = 2**40
-_MOST_STEPS = 10_000
-"""The largest depth that is tried, as a count goes through every step."""
 _SEARCHES = 3
 _FURTHEST = 6
 """Doublings or halvings from the present value that are measured before a target counts as out of reach."""
@@ -153,11 +150,9 @@ def _best(at: Callable[[int], float], lead: Setting, least: int, target: float, 
         if rounding == "down" or not _is_valid(at, least + step):
             return None
         return least if 2 * (at(least) - target) <= at(least + step) - at(least) else None
-    # Double the value until it costs more than the target, or until something forbids it.
+    # Double the value until it costs more than the target, or until something forbids it; every setting has a bound.
     low, high = least, max(least + step, lead.near(lead.value))
     while _is_valid(at, high) and at(high) <= target:
-        if high > (_MOST_STEPS if lead.path.endswith("n_steps") else _LARGEST):
-            raise OutOfReach([Problem(ROOT + lead.path, high, f"costs {at(high):,} only, not {target:,}")])
         low, high = high, 2 * high
     if not _is_valid(at, high):
         # The largest that is allowed (no more sets than steps, for example) may still cost less than the target.
