@@ -58,6 +58,13 @@ def test_every_recipe_loads_counts_itself_and_says_what_it_is(name: str, tmp_pat
     assert load_recipe(tmp_path / "recipe.yaml") == recipe
 
 
+@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("learning-to-execute/")])
+def test_published_scores_of_programs_stand_beside_free_running_ones(name: str) -> None:
+    # Dehghani et al. 2019 give the model no target at test time.
+    rows = load_recipe(name).reference
+    assert [row.metric for row in rows] == (["character_accuracy_free", "exact_match"] if "tiny" not in name else [])
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_every_recipe_takes_separable_convolutions_as_wide_and_as_shared_as_its_feed_forwards(name: str) -> None:
     given = load_recipe(name).model.stacks()
