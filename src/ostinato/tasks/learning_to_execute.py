@@ -83,8 +83,8 @@ class LearningToExecuteTask(Task):
     has the maximum, 5 digits and 2 operations, or 55 digits for copy, double and reverse (Dehghani et al. 2019).
     generator=families (default): the six tasks copy, double, reverse, addition, control, program, and algebra and all;
     no variables, values modulo 10^(L+1). generator=scripts: whole programs in Python with assignments of variables,
-    loops and conditionals, values as they are, maybe negative. The programs of the UT paper's appendix D.4, which assign
-    variables, look like scripts; the six names of its tables 5 and 6 are those of the families, and it names neither
+    loops and conditionals, values as they are, maybe negative. The programs of the UT paper's appendix D.4 assign
+    variables, as scripts do; the six names of its tables 5 and 6 are those of the families, and it names neither
     generator. The families are the default because they alone have all six tasks.
     Tokens: characters on both sides; `#` ends a line of a script, `@` the script, `.` its result.
     Metric: character accuracy and whole results right, the end symbol included. Dehghani et al. 2019: free running, no
