@@ -42,6 +42,10 @@ class DataError(OstinatoError):
     """Data that cannot be read or used: names file, line and reason."""
 
 
+class MissingFileError(DataError):
+    """A published file that is not where it is looked for, or cannot be reached; it names the address."""
+
+
 class CheckpointError(OstinatoError):
     """A run directory or checkpoint that cannot be read, or does not fit the model."""
 

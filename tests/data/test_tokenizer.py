@@ -6,12 +6,12 @@ import pytest
 import tokenizers as library
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import models, pre_tokenizers, processors
+from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 from ostinato.config.data import DataConfig, TokenizerConfig
 from ostinato.data.example import Example
 from ostinato.data.sources import read_examples
-from ostinato.data.tokenizer import BOS_ID, EOS_ID, PAD_ID, UNK_ID, UNKNOWN_TEXT, Tokenizer, Tokenizers
+from ostinato.data.tokenizer import BOS_ID, EOS_ID, N_SPECIAL, PAD_ID, UNK_ID, UNKNOWN_TEXT, Tokenizer, Tokenizers
 from ostinato.errors import CheckpointError, ConfigError, DataError
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
@@ -186,6 +186,23 @@ def test_an_existing_file_keeps_its_pieces_and_adds_nothing(tmp_path: Path) -> N
     tokenizer.save(tmp_path / "saved.json")
     again = Tokenizer.load(tmp_path / "saved.json")
     assert again.encode("walk run twice", unknown="replace") == [7, UNK_ID, 8]
+
+
+def test_the_ids_of_an_existing_file_are_kept_in_their_order_after_the_four_special_ones(tmp_path: Path) -> None:
+    model = library.Tokenizer(models.BPE())
+    model.pre_tokenizer, model.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=["<s>", "</s>"], initial_alphabet=alphabet)
+    model.train_from_iterator(TEXTS * 5, trainer)
+    model.add_special_tokens(["<extra>"])
+    model.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = Tokenizer.train(TokenizerConfig(kind="file", path=str(tmp_path / "tokenizer.json")), [])
+    assert tokenizer.vocab_size == N_SPECIAL + model.get_vocab_size()
+    model.encode_special_tokens = True  # "</s>" in a text is text
+    for text in TEXTS:
+        ids = tokenizer.encode(text)
+        assert [i - N_SPECIAL for i in ids] == model.encode(text, add_special_tokens=False).ids
+        assert tokenizer.decode(ids) == model.decode([i - N_SPECIAL for i in ids]) == text
 
 
 def test_an_unusable_existing_file_is_named(tmp_path: Path) -> None:

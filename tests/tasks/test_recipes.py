@@ -12,6 +12,7 @@ from ostinato.config.files import shipped_directory
 from ostinato.config.load import dump_recipe
 from ostinato.config.model import ModelConfig
 from ostinato.errors import ConfigError
+from ostinato.tasks.cfq import CfqTask
 from ostinato.tasks.recipes import find_recipe, list_recipes, load_recipe, write_derived
 from ostinato.tasks.registry import task_problems
 
@@ -56,6 +57,31 @@ def test_every_recipe_loads_counts_itself_and_says_what_it_is(name: str, tmp_pat
     assert count_macs(model, 16, 16).total > 0
     dump_recipe(recipe, tmp_path / "recipe.yaml")
     assert load_recipe(tmp_path / "recipe.yaml") == recipe
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("learning-to-execute/")])
+def test_published_scores_of_programs_stand_beside_free_running_ones(name: str) -> None:
+    # Dehghani et al. 2019 give the model no target at test time.
+    rows = load_recipe(name).reference
+    assert [row.metric for row in rows] == (["character_accuracy_free", "exact_match"] if "tiny" not in name else [])
+
+
+def test_scores_of_turned_queries_are_said_to_rest_on_a_guess() -> None:
+    protocol = " ".join((CfqTask.__doc__ or "").split())
+    assert "which ten is a guess" in protocol[protocol.index("Metric:") : protocol.index("Selection:")]
+    for name in ("cfq/transformer", "cfq/universal-sut", "cfq/universal-t5"):
+        header = find_recipe(name).read_text(encoding="utf-8")
+        assert "a guess" in header, name
+
+
+def test_the_act_recipe_names_the_rounds_of_the_authors_code_and_takes_them() -> None:
+    name = "universal-transformer/base-act"
+    more = ["model.encoder.n_steps=12", "model.decoder.n_steps=12"]
+    header = find_recipe(name).read_text(encoding="utf-8").partition("\nbase:")[0]
+    assert all(word in header for word in ("caps at 6 rounds", "2 x 6 = 12", *more))
+    found = [load_recipe(name, overrides).model for overrides in ([], more)]
+    assert [plan.n_rounds for model in found for plan in model.plans().values()] == [6, 6, 12, 12]
+    assert len({count_parameters(model, vocab_size=32768).stored for model in found}) == 1
 
 
 @pytest.mark.parametrize("name", NAMES)

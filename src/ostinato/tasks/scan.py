@@ -49,7 +49,13 @@ _SIMPLE = published_files(
         "test": (4182, 812450, "1fe1c8f5a19d0dc40e41bab94278f45f66f3dc415a978bd29855a23440610fc6"),
     },
 )
-_ALL = replace(_SIMPLE["train"], path="tasks.txt", sha256=None, n_bytes=None, n_rows=20910)
+_ALL = replace(
+    _SIMPLE["train"],
+    path="tasks.txt",
+    sha256="d824c7d9e9149ba497e25f701981dac79954e04bf670d22e5c209f076ac6c89f",
+    n_bytes=4080388,
+    n_rows=20910,
+)
 _MCD_LISTS = RemoteFile(
     repo="google-research/google-research",
     commit="1c1f5b9a835e8475e3562a50354fc2641a9ee9c8",
