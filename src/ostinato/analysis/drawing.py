@@ -17,6 +17,7 @@ from ostinato.errors import ConfigError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9")
@@ -27,6 +28,7 @@ DIVERGING = "PuOr"
 LOOKS = ("-", "--", ":", "-.")
 NARROW = 3.9
 """Greatest width of a figure for narrow screens, in inches."""
+_UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "K"))
 HOW_TO_GET_FIGURES = "figures need matplotlib: pip install 'matplotlib>=3.8'"
 
 
@@ -121,6 +123,21 @@ def whole_numbers(axes: Axes) -> None:
     from matplotlib.ticker import MaxNLocator
 
     axes.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True, min_n_ticks=1))
+
+
+def in_units(axis: Axis) -> None:
+    """Write the ticks of large counts in thousands (K), millions (M) and so on: 10M; smaller numbers as they are."""
+    from matplotlib.ticker import FuncFormatter
+
+    low, high = axis.get_view_interval()
+    if max(abs(low), abs(high)) < 10_000:
+        return
+
+    def text(value: float, _: object) -> str:
+        unit = next((found for found in _UNITS if abs(value) >= found[0]), None)
+        return f"{value:g}" if unit is None else f"{value / unit[0]:g}{unit[1]}"
+
+    axis.set_major_formatter(FuncFormatter(text))
 
 
 def name_axes(axes: Axes, x: str, y: str, title: str = "") -> None:
