@@ -94,11 +94,10 @@ def notes(rows: Sequence[Row]) -> list[str]:
 def _mean_macs(rows: Sequence[Row], key: str) -> float | None:
     """Return millions of a count of a system's rows, as a mean over the sentences of all of them; None if unknown."""
     # Rows that were written before halting was counted have one number, that of all rounds.
-    found = [None if row["macs"] is None else row["macs"].get(key, row["macs"]["total"]) for row in rows]
-    if any(n is None for n in found):
+    weighed = [(row["macs"].get(key, row["macs"]["total"]), row["n"]) for row in rows if row["macs"]]
+    if len(weighed) < len(rows):
         return None
-    weights = [int(row["n"]) for row in rows]
-    return sum(int(n) * weight for n, weight in zip(found, weights, strict=True)) / sum(weights) / 1e6
+    return float(sum(n * weight for n, weight in weighed) / sum(weight for _, weight in weighed) / 1e6)
 
 
 def _metrics(rows: Sequence[Row]) -> list[str]:
