@@ -1,6 +1,6 @@
 """Analyses of runs: each says what it needs, whether it applies, and what it found, with its figure."""
 
-from ostinato.analysis.studies.attention import ATTENTION, ATTENTION_EXAMPLE
+from ostinato.analysis.studies.attention import ATTENTION, ATTENTION_EXAMPLE, QUESTION_ATTENTION
 from ostinato.analysis.studies.base import Finding, Study, Subject
 from ostinato.analysis.studies.costs import COSTS
 from ostinato.analysis.studies.depth import DEPTH, HALTING_MAP
@@ -24,6 +24,7 @@ STUDIES: tuple[Study, ...] = (
     TEST_DEPTH,
     ATTENTION,
     ATTENTION_EXAMPLE,
+    QUESTION_ATTENTION,
     EXPERTS,
     EXPERT_TOKENS,
     TOKEN_MAP,
