@@ -26,8 +26,10 @@ MAP = "cividis"
 """Colour map of matrices, which looks alike to all common kinds of colour vision."""
 DIVERGING = "PuOr"
 LOOKS = ("-", "--", ":", "-.")
-NARROW = 3.9
-"""Greatest width of a figure for narrow screens, in inches."""
+WIDE, NARROW = 7.2, 3.45
+"""Greatest widths of figures in inches: that of a printed page, and that of a narrow screen (375 pixels)."""
+FONT = 7
+"""Smallest size of letters in points: figures are shown and printed at the widths above or larger, never smaller."""
 _UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "K"))
 HOW_TO_GET_FIGURES = "figures need matplotlib: pip install 'matplotlib>=3.8'"
 
@@ -153,3 +155,16 @@ def finish(axes: Axes, x: str, y: str, title: str = "", *, legend: bool = True) 
     axes.spines[["top", "right"]].set_visible(False)
     if legend and axes.get_legend_handles_labels()[1]:
         axes.legend(fontsize=7, frameon=False)
+
+
+def common_legend(figure: Figure, axes: Sequence[Axes]) -> None:
+    """Draw one legend for all panels below them, as wide as the figure, with every label once."""
+    found = {label: handle for panel in axes for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)}
+    if not found:
+        return
+    # A letter of this size is about 4 points wide, and a sample of the line takes 40.
+    room = 72 * figure.get_figwidth() / (40 + 4 * max(map(len, found)))
+    columns = max(1, min(int(room), len(found)))
+    figure.legend(
+        list(found.values()), list(found), loc="outside lower center", ncols=columns, fontsize=FONT, frameon=False
+    )

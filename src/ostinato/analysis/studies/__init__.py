@@ -7,7 +7,7 @@ from ostinato.analysis.studies.depth import DEPTH, HALTING_MAP
 from ostinato.analysis.studies.experts import COLLAPSE, EXPERT_TOKENS, EXPERTS
 from ostinato.analysis.studies.outcomes import CATEGORIES, LEARNING
 from ostinato.analysis.studies.pareto import PARETO
-from ostinato.analysis.studies.routing_stability import CONSISTENCY, FLUCTUATION
+from ostinato.analysis.studies.routing_stability import CONSISTENCY, FLUCTUATION, OVER_TIME
 from ostinato.analysis.studies.similarity import BETWEEN_RUNS, SELF_SIMILARITY
 from ostinato.analysis.studies.spectra import SPECTRA
 from ostinato.analysis.studies.token_map import TOKEN_MAP
@@ -31,6 +31,7 @@ STUDIES: tuple[Study, ...] = (
     COLLAPSE,
     FLUCTUATION,
     CONSISTENCY,
+    OVER_TIME,
     SELF_SIMILARITY,
     BETWEEN_RUNS,
     SPECTRA,

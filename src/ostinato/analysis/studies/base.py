@@ -192,10 +192,10 @@ def no_router(subject: Subject) -> str | None:
     return None if has_router else "no sub-layer of its model chooses between experts"
 
 
-def untrained(model: Model) -> Model:
-    """Return a model as it was before training, initialised with a fixed seed."""
+def untrained(model: Model, seed: int = 0) -> Model:
+    """Return a model with new weights; with a run's own seed those it began with, before `training.init_from`."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+        torch.manual_seed(seed)
         return build_model(model.config).to(model.device)
 
 
