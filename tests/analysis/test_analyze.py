@@ -105,7 +105,7 @@ def test_a_plain_run_says_what_does_not_apply_and_why(tmp_path: Path) -> None:
     assert told[0] == sum(told[1:]) > 24
     assert set(found.left_out) == {
         *("pareto", "depth", "halting-map", "thresholds", "experts", "expert-tokens", "token-map", "collapse"),
-        *("fluctuation", "consistency", "similarity"),
+        *("fluctuation", "consistency", "routing-over-time", "similarity"),
     }
     assert found.left_out["depth"] == "plain: no token of its model can halt"
     assert found.left_out["similarity"] == "it compares runs, and one was given"

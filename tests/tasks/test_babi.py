@@ -192,3 +192,9 @@ def test_an_answer_is_right_with_all_its_words() -> None:
     metric.update("milk , football", "milk , football")
     metric.update("football , milk", "milk , football")
     assert metric.compute() == {"exact_match": 0.5}
+
+
+def test_results_are_by_task_and_by_the_number_of_supporting_facts(open_published) -> None:
+    task = open_published("babi", number=2)
+    assert task.by == ("task", "n_supporting")
+    assert {example.columns["n_supporting"] for example in task.examples("test")} == {2}

@@ -17,6 +17,7 @@ from ostinato.errors import ConfigError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9")
@@ -25,8 +26,11 @@ MAP = "cividis"
 """Colour map of matrices, which looks alike to all common kinds of colour vision."""
 DIVERGING = "PuOr"
 LOOKS = ("-", "--", ":", "-.")
-NARROW = 3.9
-"""Greatest width of a figure for narrow screens, in inches."""
+WIDE, NARROW = 7.2, 3.45
+"""Greatest widths of figures in inches: that of a printed page, and that of a narrow screen (375 pixels)."""
+FONT = 7
+"""Smallest size of letters in points: figures are shown and printed at the widths above or larger, never smaller."""
+_UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "K"))
 HOW_TO_GET_FIGURES = "figures need matplotlib: pip install 'matplotlib>=3.8'"
 
 
@@ -123,6 +127,21 @@ def whole_numbers(axes: Axes) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True, min_n_ticks=1))
 
 
+def in_units(axis: Axis) -> None:
+    """Write the ticks of large counts in thousands (K), millions (M) and so on: 10M; smaller numbers as they are."""
+    from matplotlib.ticker import FuncFormatter
+
+    low, high = axis.get_view_interval()
+    if max(abs(low), abs(high)) < 10_000:
+        return
+
+    def text(value: float, _: object) -> str:
+        unit = next((found for found in _UNITS if abs(value) >= found[0]), None)
+        return f"{value:g}" if unit is None else f"{value / unit[0]:g}{unit[1]}"
+
+    axis.set_major_formatter(FuncFormatter(text))
+
+
 def name_axes(axes: Axes, x: str, y: str, title: str = "") -> None:
     """Label the axes of a panel, and give it a title."""
     axes.set_xlabel(x)
@@ -136,3 +155,16 @@ def finish(axes: Axes, x: str, y: str, title: str = "", *, legend: bool = True) 
     axes.spines[["top", "right"]].set_visible(False)
     if legend and axes.get_legend_handles_labels()[1]:
         axes.legend(fontsize=7, frameon=False)
+
+
+def common_legend(figure: Figure, axes: Sequence[Axes]) -> None:
+    """Draw one legend for all panels below them, as wide as the figure, with every label once."""
+    found = {label: handle for panel in axes for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)}
+    if not found:
+        return
+    # A letter of this size is about 4 points wide, and a sample of the line takes 40.
+    room = 72 * figure.get_figwidth() / (40 + 4 * max(map(len, found)))
+    columns = max(1, min(int(room), len(found)))
+    figure.legend(
+        list(found.values()), list(found), loc="outside lower center", ncols=columns, fontsize=FONT, frameon=False
+    )

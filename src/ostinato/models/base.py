@@ -144,6 +144,18 @@ class TokenModel(Embeddings):
         """Return by router the temperature it started from: the constant tau_0 of X-MoE's balance loss."""
         return dict(self._temperatures)
 
+    def router_temperatures(self) -> dict[str, Tensor]:
+        """Return by router the temperature that it divides scores by now, of routers that have one."""
+        found: dict[str, Tensor] = {}
+        for stack in self.stacks.values():
+            for use in stack.plan.uses():
+                module = getattr(self.banks, use.kind)[use.weights]
+                if isinstance(module, Routed) and module.router is not None:
+                    temperature = module.router.temperature()
+                    if isinstance(temperature, Tensor):
+                        found[router_name(use)] = temperature.detach()
+        return found
+
     @property
     def device(self) -> torch.device:
         """Where the parameters are."""

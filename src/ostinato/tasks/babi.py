@@ -146,7 +146,8 @@ class BabiTask(Task):
     token of every combination.
     Tokens: words; full stops, question marks and commas are separate.
     Metric: exact match, free running, by task: 1 minus it is the error of a task, its mean over tasks (macro) gives the
-    papers' average, and a task fails with more than 5 % (`failed` in the results).
+    papers' average, and a task fails with more than 5 % (`failed` in the results). Also by the number of supporting
+    facts, `n_supporting`.
     Selection: dev.
     Departures: Dehghani et al. 2019 report the best of ten seeds by a validation set they do not describe. form=facts
     is theirs, a position for every fact and one for the question, but the choice is among all answers of the training
@@ -156,7 +157,7 @@ class BabiTask(Task):
 
     config: BabiConfig
     missing = ("dev", "bAbI has no validation set: task.dev_fraction above 0 cuts one from train")
-    by = ("task",)
+    by = ("task", "n_supporting")
 
     def files(self) -> tuple[RemoteFile, ...]:
         """Return training and test files of the tasks."""

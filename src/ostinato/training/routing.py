@@ -3,6 +3,7 @@
     {router: {"k": experts a token,
               "losses": {name: value}, "weighted": {name: weight times value, where it has a weight},
               "load": [fraction of the choices, an expert each], "load_entropy": nats, "row_entropy": nats, "n_dead": n,
+              "temperature": what scores were divided by, of routers that have one (hypersphere),
               "rounds": [{"stack": name, "round": 0-based, and the same numbers of its routings alone}, ...]}}
 
 A round holds all routings of one router in one round of one stack. All losses are means over their rows, but the loss
@@ -55,12 +56,13 @@ class RoutingObservation:
         """Return the record of these values, now on the host; routers and rounds that no row reached are left out."""
         left, found = iter(values), dict[str, Any]()
         for router, where, n_experts, top_k in self.groups:
-            total, *rest = islice(left, 1 + len(BALANCE_LOSSES) + 2 + n_experts)
+            total, temperature, *rest = islice(left, 2 + len(BALANCE_LOSSES) + 2 + n_experts)
             if not total:
                 continue
             numbers = _describe(rest, self.weights)
             if where is None:
-                found[router] = {"k": top_k, **numbers, "rounds": []}
+                has_one = {} if math.isnan(temperature) else {"temperature": temperature}
+                found[router] = {"k": top_k, **numbers, **has_one, "rounds": []}
             else:
                 found[router]["rounds"].append({"stack": where[0], "round": where[1], **numbers})
         return found
@@ -77,12 +79,14 @@ def observe_routing(
     config: BalanceConfig,
     temperatures: Mapping[str, float],
     rounds: Rounds,
+    now: Mapping[str, Tensor],
     all_reduce: Sum = balance.no_reduction,
 ) -> RoutingObservation | None:
     """Return what the routers did in one batch, None where there are none. This does not wait for the device.
 
     Args:
-        temperatures: tau_0 by router, where the configuration names none.
+        temperatures: tau_0 by router, where the configuration names none. now: the temperatures that scores were
+            divided by, of routers that have one.
         all_reduce: adds up over the processes what their rows sum to.
     """
     groups: list[tuple[str, Round | None, int, int]] = []
@@ -97,7 +101,8 @@ def observe_routing(
             rows = balance.JoinedRoutings.of(group, all_reduce)
             load = balance.load(rows)
             losses = [raw_balance_loss(name, rows, tau_0) for name in BALANCE_LOSSES]
-            scalars = torch.stack([load.total, *losses, load.entropy, load.row_entropy])
+            temperature = now.get(router, load.total.new_tensor(math.nan)).to(load.total)
+            scalars = torch.stack([load.total, temperature, *losses, load.entropy, load.row_entropy])
             groups.append((router, where, n_experts, top_k))
             values.append(torch.cat([scalars, load.fraction_E]).float())
     return RoutingObservation(torch.cat(values), groups, balance_weights(config)) if values else None

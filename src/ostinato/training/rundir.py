@@ -27,7 +27,7 @@ from ostinato.data.example import Example, fingerprint
 from ostinato.errors import CheckpointError, DataError
 from ostinato.tasks.base import Task
 from ostinato.tasks.recipes import load_recipe
-from ostinato.version import __version__
+from ostinato.version import LEARNING, __version__, source_hash
 
 _RESULTS, _RECIPE, _DATA, _VERSIONS = "results.json", "recipe.yaml", "data.json", "versions.json"
 _FREE_TO_CHANGE = (
@@ -163,14 +163,14 @@ def _shown(settings: dict[str, Any], key: str) -> str:
 
 
 def versions() -> dict[str, Any]:
-    """Return the versions of everything that decides a run's numbers."""
+    """Return the versions of everything that decides a run's numbers; `source` is a hash of the code itself."""
     found: dict[str, Any] = {"ostinato": __version__, "python": platform.python_version()}
     for name in _LIBRARIES:
         try:
             found[name] = version(name)
         except PackageNotFoundError:
             found[name] = None
-    return found | {"platform": platform.platform(), "commit": _commit()}
+    return found | {"platform": platform.platform(), "commit": _commit(), "source": source_hash(LEARNING)}
 
 
 def _commit() -> str | None:

@@ -175,9 +175,9 @@ class Updater:
             loss.backward()  # type: ignore[no-untyped-call]
         if not observed:
             return sums, (None, None)
-        rounds = rounds_of(model)
+        rounds, now = rounds_of(model), model.router_temperatures()
         routing = processes.with_all_reduced(
-            lambda all_reduce: observe_routing(routings, config.balance, temperatures, rounds, all_reduce)
+            lambda all_reduce: observe_routing(routings, config.balance, temperatures, rounds, now, all_reduce)
         )
         return sums, (observe_depth(model, output, batch, weight, shares), routing)
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ostinato.analysis.arrays import Floats
 from ostinato.analysis.collectors import SHORT, AttentionSums, AttentionTotals, OneExample, SubLayerKey
-from ostinato.analysis.drawing import MAP, columns_of, finish, line, panels, scale, ticks, whole_numbers
+from ostinato.analysis.drawing import MAP, columns_of, finish, line, name_axes, panels, scale, ticks, whole_numbers
+from ostinato.analysis.maps import attention_entropy
 from ostinato.analysis.studies.base import MARKS, Finding, OnProgress, Study, Subject
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from ostinato.plan import Plan
 
 _MOST_MODULES, _MOST_HEADS = 4, 4
 
@@ -102,7 +106,7 @@ def _attention_example(subject: Subject, on_progress: OnProgress) -> Finding:
     weights = {module: found for stack in example.stacks.values() for module, found in stack.weights.items()}
     arrays = {f"{m.stack}_{m.step}_{SHORT[m.kind]}_HTS": found for m, found in weights.items()}
     rows: list[list[object]] = [[m.stack, str(m), *found.shape] for m, found in weights.items()]
-    note = f"Example {subject.shown() + 1:,}: the figure shows up to {_MOST_MODULES} sub-layers a stack and "
+    note = f"{subject.which()}: the figure shows up to {_MOST_MODULES} sub-layers a stack and "
     return Finding(
         ("stack", "sub-layer", "heads", "queries", "keys"),
         rows,
@@ -124,6 +128,82 @@ ATTENTION_EXAMPLE = Study(
     why_not=_no_attention,
     of_run=_attention_example,
 )
+
+
+def _question_attention(subject: Subject, on_progress: OnProgress) -> Finding:
+    """Return the weights of the last query in every round that it ran, by head."""
+    example: OneExample = subject.collected[OneExample]
+    name, plan = _reader(subject)
+    stack = example.stacks[name]
+    texts = [subject.text(name, token) for token in stack.ids_T]
+    marked = subject.marks().get(subject.shown(), [])
+    rounds: list[int] = []
+    weights: list[Floats] = []
+    for step in plan.steps:
+        found = stack.weights.get(SubLayerKey(name, step.index, "self_attention"))
+        if found is not None and (stack.executed_TR is None or stack.executed_TR[-1, step.round]):
+            rounds.append(step.round + 1)
+            weights.append(found[:, -1])
+    rows: list[list[object]] = []
+    for round_, weights_HS in zip(rounds, weights, strict=True):
+        mean_S, most = weights_HS.mean(0), int(weights_HS.mean(0).argmax())
+        row: list[object] = [round_, float(attention_entropy(weights_HS).mean()), texts[most], float(mean_S[most])]
+        rows.append([*row, float(mean_S[marked].sum())] if marked else row)
+    columns = ("round", "entropy, nats", "most on", "weight")
+    note = f"{subject.which()}, in the {name}: the row of its last query, {texts[-1]!r}."
+    if marked:
+        note += f" Marked by an asterisk: what the column {MARKS} names."
+    labels = [f"{text} *" if i in marked else text for i, text in enumerate(texts)]
+    return Finding(
+        (*columns, "on marked places") if marked else columns,
+        rows,
+        {"example": subject.shown(), "query": texts[-1], "keys": texts, "marked": marked, "rounds": rounds},
+        lambda narrow: _draw_rows(weights, rounds, labels, narrow),
+        # Where the steps of a stack differ in heads, a mean over heads is all that they have in common.
+        {f"{name}_RHS": np.stack(weights)} if len({w.shape for w in weights}) == 1 else {},
+        note,
+    )
+
+
+def _reader(subject: Subject) -> tuple[str, Plan]:
+    """Return the stack that reads the source (of a model with one stack that one), and its plan."""
+    name, stack = next(iter(subject.model.stacks.items()))
+    return name, stack.plan
+
+
+def _no_self_attention(subject: Subject) -> str | None:
+    name, plan = _reader(subject)
+    has_one = any(use.kind == "self_attention" for use in plan.uses())
+    return None if has_one else f"its {name} has no self-attention"
+
+
+QUESTION_ATTENTION = Study(
+    name="question-attention",
+    title="Attention of the last position by round",
+    reading=(
+        "What the last position of the source looks at in every round: the question, where a source is facts and a "
+        "question (bAbI), else its end symbol or last token. A panel is a head, a column a round, a row a key; bright "
+        "is much weight. Rounds that the position did not run are left out."
+    ),
+    needs=(OneExample,),
+    why_not=_no_self_attention,
+    of_run=_question_attention,
+)
+
+
+def _draw_rows(weights: Sequence[Floats], rounds: list[int], keys: list[str], narrow: bool) -> Figure:
+    n_heads = min(max(len(weights_HS) for weights_HS in weights), _MOST_HEADS)
+    figure, axes = panels(n_heads, narrow, height=1.0 + 0.17 * len(keys), columns=2)
+    across = columns_of(figure)
+    for head, panel in enumerate(axes):
+        # A round without this head is left empty.
+        columns = [w[head] if head < len(w) else np.full(len(keys), np.nan) for w in weights]
+        panel.imshow(np.array(columns).T, aspect="auto", interpolation="nearest", cmap=MAP, vmin=0, vmax=1)
+        ticks(panel, y=[] if head % across else keys)
+        panel.set_xticks(range(len(rounds)), [str(round_) for round_ in rounds], fontsize=7)
+        name_axes(panel, "round", "" if head % across else "key", f"head {head + 1}")
+    scale(axes, "weight")
+    return figure
 
 
 def _draw_weights(weights: dict[SubLayerKey, np.ndarray], texts: dict[str, list[str]], narrow: bool) -> Figure:

@@ -119,7 +119,7 @@ def _halting_map(subject: Subject, on_progress: OnProgress) -> Finding:
         {"example": subject.shown(), "stacks": data},
         lambda narrow: _draw_maps(found, narrow),
         {f"{name}_map_TR": map_TR for name, (map_TR, _, _) in found.items()},
-        f"Example {subject.shown() + 1:,} of the {len(subject.examples):,}, the one of middle length.",
+        f"{subject.which()}.",
     )
 
 
