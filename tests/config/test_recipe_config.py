@@ -54,6 +54,12 @@ def test_balance_weights_of_a_model_without_routers_are_refused(decoder: dict[st
     ]
 
 
+def test_how_tokens_count_in_balance_losses_is_refused_without_routers_unless_it_is_the_default() -> None:
+    assert load_recipe_config({"training": {"balance": {"token_weights": "remaining"}}}) == Recipe()
+    [line] = refused({}, {"balance": {"token_weights": "uniform"}})
+    assert line.startswith("training.balance.token_weights is 'uniform': has no effect")
+
+
 def test_feed_forwards_of_experts_that_a_variant_drops_are_no_routers() -> None:
     dropped = {"ffn_variant": "no-dec", "decoder": {"ffn": {"kind": "experts", "n_experts": 4}}}
     assert [line.partition(" is ")[0] for line in refused(dropped, BALANCE)] == [

@@ -112,7 +112,7 @@ class Recipe(Config):
 
 
 def _set_in(config: Config, path: str, reason: str) -> Iterator[Problem]:
-    """Give one reason against every setting of a group that is neither 0 nor unset."""
+    """Give one reason against every setting of a group that is not at its default."""
     for name, value in config:
-        if value:
+        if value != type(config).model_fields[name].default:
             yield Problem(f"{path}{name}", value, reason)
