@@ -24,7 +24,7 @@ def analyze(
     ] = None,
     max_examples: Annotated[int, typer.Option(min=1, help="Number of examples, spread evenly over the split.")] = 2000,
     out: Annotated[Path | None, typer.Option(help="Folder to write to; default: analysis in the first run.")] = None,
-    checkpoint: CheckpointOption = "best",
+    checkpoint: CheckpointOption = None,
     device: DeviceOption = "auto",
     access: AccessOption = None,
     json: JsonOption = False,
