@@ -31,7 +31,7 @@ def analyze(
         ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder to write to; default: analysis in the first run.")] = None,
-    checkpoint: CheckpointOption = "best",
+    checkpoint: CheckpointOption = None,
     device: DeviceOption = "auto",
     access: AccessOption = None,
     json: JsonOption = False,

@@ -28,7 +28,7 @@ def evaluate(
     split: Annotated[
         list[str] | None, typer.Option(help="Split to score, may be repeated; default: the recipe's.")
     ] = None,
-    checkpoint: CheckpointOption = "best",
+    checkpoint: CheckpointOption = None,
     n_steps: StepsOption = None,
     threshold: HaltingThresholdOption = None,
     by: Annotated[

@@ -41,7 +41,7 @@ def generate(
         list[Path] | None,
         typer.Argument(metavar="FILES", help="Files of text or of JSON lines; default: standard input."),
     ] = None,
-    checkpoint: CheckpointOption = "best",
+    checkpoint: CheckpointOption = None,
     n_steps: StepsOption = None,
     threshold: HaltingThresholdOption = None,
     device: DeviceOption = "auto",

@@ -55,10 +55,11 @@ AccessOption = Annotated[
 ]
 """A `DataAccess`; None only where a command is called as a function."""
 CheckpointOption = Annotated[
-    str,
+    str | None,
     typer.Option(
         "--checkpoint",
-        help="best, last, best:N or last:N (the mean of N), or the name of a checkpoint.",
+        help="best, last, best:N or last:N (the mean of N), or the name of a checkpoint. Default: the "
+        "recipe's evaluation.checkpoint.",
         rich_help_panel=MODEL,
     ),
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -31,6 +31,9 @@ class TaskRef(BaseModel):
 class EvaluationConfig(Config):
     """What is measured when training ends, and by `ostinato evaluate`."""
 
+    checkpoint: Annotated[str, Field(pattern=r"^(best|last)(:[1-9]\d*)?$")] = "best"
+    """Which weights are scored, and read by commands that are given no --checkpoint: best, last, or a mean (best:5,
+    last:5)."""
     splits: list[str] | None = None
     """None: test where the task has one, else dev."""
     metrics: list[str] | None = None
@@ -90,6 +93,7 @@ class Recipe(Config):
         elif self.data.target_tokenizer is not None and getattr(self.model, "tie_embeddings", "none") == "all":
             reason = "needs one joint tokenizer: remove data.target_tokenizer, or use 'output' or 'none'"
             yield Problem(f"{path}model.tie_embeddings", "all", reason)
+        yield from self._too_few_to_average(path)
         stacks = self.model.stacks()
         if not stacks:
             reason = "has no effect: this model is a recurrence over positions, without steps of depth; remove it"
@@ -112,9 +116,34 @@ class Recipe(Config):
             reason = f"has no effect, because {why}: remove it, or set {rules}"
             yield from _set_in(self.training.halting, f"{path}training.halting.", reason)
 
+    def _too_few_to_average(self, path: str) -> Iterator[Problem]:
+        """A mean of more checkpoints than the run keeps, or is sure to have."""
+        role, _, number = self.evaluation.checkpoint.partition(":")
+        training, wanted = self.training, int(number or 1)
+        kept = training.keep_best if role == "best" else training.keep_last
+        every = training.evaluate_every if role == "best" else training.save_every
+        certain = -(-training.n_updates // every)
+        if training.selection.patience is not None:
+            certain = min(certain, training.selection.patience + 1 if role == "best" else 1)
+        key, value = f"{path}evaluation.checkpoint", self.evaluation.checkpoint
+        if kept < wanted:
+            yield Problem(key, value, f"the run keeps {kept}: set {path}training.keep_{role} to {wanted}")
+        elif certain < wanted:
+            name = "evaluate" if role == "best" else "save"
+            stop = (
+                ""
+                if training.selection.patience is None
+                else f", and may stop early ({path}training.selection.patience)"
+            )
+            reason = (
+                f"the run has {certain} or more: {path}training.n_updates is {training.n_updates}, "
+                f"{path}training.{name}_every {every}{stop}; use {role}"
+            )
+            yield Problem(key, value, reason)
+
 
 def _set_in(config: Config, path: str, reason: str) -> Iterator[Problem]:
-    """Give one reason against every setting of a group that is neither 0 nor unset."""
+    """Give one reason against every setting of a group that is not at its default."""
     for name, value in config:
-        if value:
+        if value != type(config).model_fields[name].default:
             yield Problem(f"{path}{name}", value, reason)

@@ -99,6 +99,9 @@ class BalanceConfig(Config):
     """Mean squared logsumexp of the scores (ST-MoE)."""
     importance: Weight = 0.0
     """Squared coefficient of variation of the summed gates: 0 where even (Shazeer et al. 2017)."""
+    token_weights: Literal["remaining", "uniform"] = "remaining"
+    """What a token that has not halted counts in these losses, and in the loads of training records. remaining: the
+    mass left of it (SUT's code), through which they reach the gates of halting. uniform: 1 (SUT, equation 1)."""
     temperature: Positive | None = None
     """tau_0 of `hypersphere`, a constant. None: the temperature its router starts from."""
 

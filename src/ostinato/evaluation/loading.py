@@ -207,7 +207,7 @@ class LoadedRun:
 def load(
     path: str | Path,
     *,
-    checkpoint: str | Path = "best",
+    checkpoint: str | Path | None = None,
     device: str = "auto",
     overrides: Sequence[str] = (),
     halting_threshold: float | Literal["trained"] | None = None,
@@ -217,7 +217,7 @@ def load(
     Args:
         path: the run's directory.
         checkpoint: "best", "last", "best:5" or "last:5" (a mean of several), the name of one of the run's checkpoints
-            (update-000500), or its directory.
+            (update-000500), or its directory. None: the one that its recipe scores (evaluation.checkpoint).
         device: "auto" (a GPU if there is one), "cpu", "cuda", ...
         overrides: `dotted.key=value` changes to the run's recipe, for example "decoding.beam=4".
         halting_threshold: None: the one that `ostinato tune-threshold` chose for this checkpoint, where it did, else
@@ -246,14 +246,16 @@ def load(
     return LoadedRun(directory, where, recipe, tokenizers, model, tuned)
 
 
-def find_checkpoint(directory: Path, checkpoint: str | Path = "best") -> Path:
-    """Return the directory of a run's checkpoint: by role (best, last), name, or path.
+def find_checkpoint(directory: Path, checkpoint: str | Path | None = None) -> Path:
+    """Return the directory of a run's checkpoint: by role (best, last), name, or path; None: as its recipe says.
 
     `best:5` and `last:5` are means of several, which are written into the run; see `ostinato.evaluation.averaging`.
 
     Raises:
         CheckpointError: it is not there; the message lists those that are.
     """
+    if checkpoint is None:
+        checkpoint = load_recipe(directory).evaluation.checkpoint
     if wanted := parse_average(str(checkpoint)):
         return average_checkpoints(directory, *wanted)
     root = directory / _CHECKPOINTS

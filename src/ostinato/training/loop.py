@@ -13,6 +13,8 @@ from ostinato.config.recipe import Recipe
 from ostinato.data.disk import write_json
 from ostinato.data.registry import DataAccess
 from ostinato.evaluation import evaluate
+from ostinato.evaluation.averaging import read_members
+from ostinato.evaluation.loading import find_checkpoint
 from ostinato.kernels import keep_freed_memory
 from ostinato.models import load_model
 from ostinato.training.checkpoint import Checkpoints
@@ -36,7 +38,7 @@ def train(
     access: DataAccess | None = None,
     reporter: Reporter | None = None,
 ) -> dict[str, Any]:
-    """Train a model, evaluate its best checkpoint on the recipe's splits, and return what results.json holds.
+    """Train a model, evaluate it on the recipe's splits, and return what results.json holds.
 
     On a CPU the same recipe gives the same weights and the same metrics.jsonl, byte for byte, whether or not the run
     was interrupted and resumed. The process's global random generators are seeded, and it keeps memory it has released
@@ -98,7 +100,8 @@ def _train(
     progress = session.run()
 
     def finish() -> dict[str, Any]:
-        splits = _evaluate_best(prepared, checkpoints, device)
+        checkpoint = find_checkpoint(run.path, recipe.evaluation.checkpoint)
+        splits = _evaluate(prepared, checkpoint, device)
         selection, best = recipe.training.selection, progress.best
         results = {
             "name": recipe.name,
@@ -110,6 +113,8 @@ def _train(
             "training_seconds": progress.seconds,
             "stopped": progress.stopped,
             "best_update": best.update if best else None,
+            "checkpoint": checkpoint.name,
+            **({"mean_of": members} if (members := read_members(checkpoint)) else {}),
             "selection": {
                 **{name: getattr(selection, name) for name in ("split", "metric", "mode")},
                 "value": best.value if best else None,
@@ -124,9 +129,9 @@ def _train(
     return processes.broadcast(finish)
 
 
-def _evaluate_best(prepared: Prepared, checkpoints: Checkpoints, device: torch.device) -> dict[str, Any]:
+def _evaluate(prepared: Prepared, checkpoint: Path, device: torch.device) -> dict[str, Any]:
     recipe = prepared.recipe
-    model = load_model(checkpoints.best_directory(), device, execution_of(recipe.training))
+    model = load_model(checkpoint, device, execution_of(recipe.training))
     return {
         split: evaluate(
             model,

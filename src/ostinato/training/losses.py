@@ -104,7 +104,8 @@ def balance_loss(
         return None
     total: Tensor | None = None
     for router, mine in routings.items():
-        rows, tau_0 = JoinedRoutings.of(mine, all_reduce), config.temperature or temperatures[router]
+        rows = JoinedRoutings.of(mine, all_reduce, uniform=config.token_weights == "uniform")
+        tau_0 = config.temperature or temperatures[router]
         for name, weight in weights.items():
             loss = weight * raw_balance_loss(name, rows, tau_0)
             total = loss if total is None else total + loss

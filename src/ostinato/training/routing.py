@@ -98,7 +98,7 @@ def observe_routing(
         for routing in mine:
             by_round.setdefault((routing.stack, rounds[routing.stack, routing.step]), []).append(routing)
         for where, group in by_round.items():
-            rows = balance.JoinedRoutings.of(group, all_reduce)
+            rows = balance.JoinedRoutings.of(group, all_reduce, uniform=config.token_weights == "uniform")
             load = balance.load(rows)
             losses = [raw_balance_loss(name, rows, tau_0) for name in BALANCE_LOSSES]
             temperature = now.get(router, load.total.new_tensor(math.nan)).to(load.total)

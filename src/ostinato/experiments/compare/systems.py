@@ -36,14 +36,15 @@ class Choices:
     Args:
         splits: None: those of the first run's recipe. Files of predictions are of one split, and need one at most.
         metrics: None: those of the first run's recipe, else of its task.
-        checkpoint: of every run. max_examples: spread evenly. decoding: settings to use instead of the recipes'.
+        checkpoint: of every run; None: the one that its recipe scores. max_examples: spread evenly.
+        decoding: settings to use instead of the recipes'.
         n_samples, seed: of the bootstrap. lengths: source and target tokens of the sentence whose MACs are counted.
         fresh: decode again where outputs are kept. device: to decode on. access: where data files are found.
     """
 
     splits: Sequence[str] | None = None
     metrics: Sequence[str] | None = None
-    checkpoint: str = "best"
+    checkpoint: str | None = None
     max_examples: int | None = None
     decoding: Mapping[str, Any] | None = None
     n_samples: int = N_SAMPLES
