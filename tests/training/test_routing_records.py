@@ -12,9 +12,9 @@ from rich.console import Console
 from routed_models import tiny_batches, tiny_model
 from tiny_runs import BALANCE, ROUTERS, records, tiny_recipe, weights
 
+from ostinato.models.losses import BALANCE_LOSSES, raw_balance_loss
 from ostinato.nn import balance
 from ostinato.training import SilentReporter, train, update
-from ostinato.training.losses import BALANCE_LOSSES, raw_balance_loss
 from ostinato.training.optim import build_optimizer
 from ostinato.training.records import Records
 from ostinato.training.reporter import make_reporter
