@@ -15,10 +15,10 @@ from tiny_runs import BALANCE, ROUTERS, records, tiny_recipe, weights
 
 from ostinato.config.experts import HypersphereRouterConfig
 from ostinato.config.model import Seq2SeqConfig
+from ostinato.models.losses import BALANCE_LOSSES, raw_balance_loss
 from ostinato.nn import balance
 from ostinato.nn.routing import HypersphereRouter
 from ostinato.training import SilentReporter, train, update
-from ostinato.training.losses import BALANCE_LOSSES, raw_balance_loss
 from ostinato.training.optim import build_optimizer
 from ostinato.training.records import Records
 from ostinato.training.reporter import make_reporter

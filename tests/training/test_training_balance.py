@@ -11,9 +11,9 @@ from tiny_runs import BALANCE, ROUTERS, tiny_recipe
 from torch import Tensor, nn
 
 from ostinato.config.training import BalanceConfig
+from ostinato.models.losses import BALANCE_LOSSES, balance_loss, raw_balance_loss
 from ostinato.nn import balance
 from ostinato.nn.routing import HypersphereRouter
-from ostinato.training.losses import BALANCE_LOSSES, balance_loss, raw_balance_loss
 from ostinato.training.optim import build_optimizer
 from ostinato.training.routing import observe_routing, rounds_of
 from ostinato.training.update import Updater

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Annotated, Literal
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from ostinato.config.base import Config, Count, Positive, Size
 from ostinato.errors import Problem
+
+
+def with_strategy(chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings of `DecodingConfig` in which `beam` alone also chooses the strategy that it needs."""
+    found = dict(chosen)
+    if "strategy" not in found and "beam" in found:
+        found["strategy"] = "beam" if found["beam"] != 1 else "greedy"
+    elif found.get("strategy") in ("greedy", "sample"):
+        found.setdefault("beam", 1)
+    return found
 
 
 class LengthPenaltyConfig(Config):

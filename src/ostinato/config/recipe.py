@@ -11,6 +11,7 @@ from ostinato.config.base import Config, Count, Size
 from ostinato.config.data import DataConfig
 from ostinato.config.decoding import DecodingConfig
 from ostinato.config.model import ModelConfig, Seq2SeqConfig
+from ostinato.config.special_ids import SpecialIds
 from ostinato.config.training import TrainingConfig
 from ostinato.errors import Problem
 
@@ -94,6 +95,10 @@ class Recipe(Config):
             reason = "needs one joint tokenizer: remove data.target_tokenizer, or use 'output' or 'none'"
             yield Problem(f"{path}model.tie_embeddings", "all", reason)
         yield from self._too_few_to_average(path)
+        if self.model.special_ids != SpecialIds():
+            given = self.model.special_ids.model_dump()
+            reason = "a recipe's text is read by tokenizers whose ids are 0, 1 and 2: remove it (others: in Python)"
+            yield Problem(f"{path}model.special_ids", given, reason)
         stacks = self.model.stacks()
         if not stacks:
             reason = "has no effect: this model is a recurrence over positions, without steps of depth; remove it"

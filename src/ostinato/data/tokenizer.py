@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import tokenizers
 
+from ostinato.config.special_ids import SpecialIds
 from ostinato.data.subwords import train_subwords
 from ostinato.errors import CheckpointError, ConfigError, DataError, Problem
 
@@ -31,7 +32,8 @@ if TYPE_CHECKING:
     from ostinato.config.data import DataConfig, TokenizerConfig
     from ostinato.data.example import Example
 
-PAD_ID, BOS_ID, EOS_ID, UNK_ID = 0, 1, 2, 3
+_SPECIAL = SpecialIds()
+PAD_ID, BOS_ID, EOS_ID, UNK_ID = _SPECIAL.pad, _SPECIAL.bos, _SPECIAL.eos, 3
 N_SPECIAL = 4
 UNKNOWN_TEXT = "\N{DOUBLE QUESTION MARK}"
 """The text of an unknown token: a sign that hardly occurs in any corpus, so that no reference equals it."""

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import torch
 
-from ostinato.config.decoding import DecodingConfig
+from ostinato.config.decoding import DecodingConfig, with_strategy
 from ostinato.config.load import check_recipe
 from ostinato.config.recipe import Recipe
 from ostinato.data.inputs import Input
@@ -193,11 +193,7 @@ class LoadedRun:
         """
         if not overrides:
             return self.recipe.decoding
-        chosen = dict(overrides)
-        if "strategy" not in chosen and "beam" in chosen:
-            chosen["strategy"] = "beam" if chosen["beam"] != 1 else "greedy"
-        elif chosen.get("strategy") in ("greedy", "sample"):
-            chosen.setdefault("beam", 1)
+        chosen = with_strategy(overrides)
         if "beam" in chosen:  # n_best cannot exceed the beam.
             chosen.setdefault("n_best", min(self.recipe.decoding.n_best, chosen["beam"]))
         settings = self.recipe.model_dump(mode="json")
@@ -291,7 +287,8 @@ def check_run(directory: Path) -> None:
         return
     lacks = f"it lacks {', '.join(missing)}"
     if (directory / _MODEL).is_file():
-        lacks += f"; it is a checkpoint: load the run it belongs to, with checkpoint={directory.name!r}"
+        lacks += "; it is a saved model: ostinato.load_model reads it, without tokenizers. "
+        lacks += f"A run's checkpoint is loaded from the run, with checkpoint={directory.name!r}"
     raise CheckpointError(f"{directory} is not the directory of a run: {lacks}")
 
 

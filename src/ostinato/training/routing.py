@@ -23,11 +23,12 @@ import torch
 from torch import Tensor
 
 from ostinato.config.training import BalanceConfig
-from ostinato.models.base import ByRouter, TokenModel
+from ostinato.models.base import TokenModel
+from ostinato.models.losses import BALANCE_LOSSES, balance_weights, raw_balance_loss
+from ostinato.models.output import ByRouter
 from ostinato.nn import balance
 from ostinato.nn.balance import Sum
 from ostinato.nn.types import Routing
-from ostinato.training.losses import BALANCE_LOSSES, balance_weights, raw_balance_loss
 
 COLLAPSED = 0.1
 """A router whose load is less even than this has collapsed, see `evenness`."""
