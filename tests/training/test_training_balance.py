@@ -59,7 +59,7 @@ def test_tokens_that_halt_may_count_alike_in_the_mutual_information_and_in_its_r
     other = balance_loss(routings, BalanceConfig(mutual_information=1.0), temperatures)
     assert other is not None
     assert abs(float(other.detach() - expected.detach())) > 1e-6
-    observed = observe_routing(routings, config, temperatures, rounds_of(model))
+    observed = observe_routing(routings, config, temperatures, rounds_of(model), {})
     assert observed is not None
     record = observed.record(observed.values_V.tolist())
     assert sum(r["weighted"]["mutual_information"] for r in record.values()) == pytest.approx(float(expected.detach()))
