@@ -58,7 +58,7 @@ def read_yaml(path: Path) -> Settings:
     data = OmegaConf.to_container(loaded, resolve=False)
     if not isinstance(data, dict):
         raise ConfigError(f"{path}: must hold settings as 'key: value' lines")
-    return cast(Settings, _map_texts(data))
+    return cast(Settings, map_texts(data))
 
 
 def fill_inputs(settings: Settings, inputs: Mapping[str, str]) -> Settings:
@@ -76,7 +76,7 @@ def fill_inputs(settings: Settings, inputs: Mapping[str, str]) -> Settings:
         wanted[name] = None
         return str(Path(inputs.get(name, name)).absolute())
 
-    found: Settings = _map_texts(settings, filled)
+    found: Settings = map_texts(settings, filled)
     known = f"it has {', '.join(wanted)}" if wanted else "it has none"
     missing = [name for name in wanted if name not in inputs]
     problems = [Problem(f"input.{name}", None, f"needs a file: --input {name}=PATH") for name in missing]
@@ -160,7 +160,7 @@ def parse_overrides(overrides: Sequence[str]) -> Settings:
 def parse_value(text: str) -> Any:
     """Return what YAML text means: `1e-3` a number, `[a, null]` a list, `null` None."""
     parsed = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]), resolve=False)
-    return _map_texts(cast(Settings, parsed)["value"])
+    return map_texts(cast(Settings, parsed)["value"])
 
 
 def merge(base: Settings, new: Settings, node: type[BaseModel] | None) -> Settings:
@@ -202,7 +202,7 @@ def resolve_references(settings: Settings) -> Settings:
 def write_yaml(settings: Settings, path: Path) -> None:
     """Write settings so that reading them gives equal ones."""
     # Text that looks like a `${...}` reference must not be resolved when it is read again.
-    escaped = _map_texts(settings, lambda text: re.sub(r"(\\*)\$\{", lambda m: m[1] * 2 + "\\${", text))
+    escaped = map_texts(settings, lambda text: re.sub(r"(\\*)\$\{", lambda m: m[1] * 2 + "\\${", text))
     path.write_text(yaml_text(escaped), encoding="utf-8")
 
 
@@ -211,12 +211,12 @@ def yaml_text(settings: Settings) -> str:
     return OmegaConf.to_yaml(OmegaConf.create(settings))
 
 
-def _map_texts(value: Any, change: Callable[[str], str] = str) -> Any:
+def map_texts(value: Any, change: Callable[[str], str] = str) -> Any:
     """Return settings with every text changed, and every key a text: YAML reads `1:` and `on:` as other things."""
     if isinstance(value, dict):
-        return {str(key): _map_texts(item, change) for key, item in value.items()}
+        return {str(key): map_texts(item, change) for key, item in value.items()}
     if isinstance(value, list):
-        return [_map_texts(item, change) for item in value]
+        return [map_texts(item, change) for item in value]
     return change(value) if isinstance(value, str) else value
 
 

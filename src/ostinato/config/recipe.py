@@ -32,7 +32,7 @@ class EvaluationConfig(Config):
     """What is measured when training ends, and by `ostinato evaluate`."""
 
     splits: list[str] | None = None
-    """None: test where the task has one, else dev."""
+    """None: test where the task has one, else the test splits that data.test names, else dev."""
     metrics: list[str] | None = None
     """None: the task's own."""
     by: list[str] | None = None
