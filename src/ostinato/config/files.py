@@ -9,6 +9,7 @@ Recipes, sweeps and claims that come with the library are YAML files in folders 
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
@@ -30,6 +31,10 @@ FindBase = Callable[[str], Path]
 """Turns the name of a recipe into its file; raises ConfigError where there is none."""
 
 _SUFFIXES = (".yaml", ".yml")
+_DATA_PATHS = ("data.train", "data.dev", "data.test", "data.tokenizer.path", "data.target_tokenizer.path")
+_log = logging.getLogger(__name__)
+UNSET = "???"
+"""What a recipe writes where the user has to give a value."""
 INPUT = "input:"
 """Begins a value that stands for a file of the user's own."""
 RUN_RECIPE, RUN_VERSIONS = "recipe.yaml", "versions.json"
@@ -59,6 +64,54 @@ def read_yaml(path: Path) -> Settings:
     if not isinstance(data, dict):
         raise ConfigError(f"{path}: must hold settings as 'key: value' lines")
     return cast(Settings, map_texts(data))
+
+
+def map_data_paths(settings: Settings, change: Callable[[str, str], str], prefix: str = "") -> Settings:
+    """Return settings of a recipe, nested or dotted, with every relative path of `data` changed.
+
+    What is no path yet (a `${reference}`, an "input:NAME", `???`) stays as it is.
+
+    Args:
+        change: from a setting's dotted key and its path to the new path.
+    """
+
+    def moved(name: str) -> Callable[[str], str]:
+        return lambda text: change(name, text) if _is_relative(text) else text
+
+    changed: Settings = {}
+    for key, value in settings.items():
+        name = f"{prefix}{key}"
+        if name in _DATA_PATHS or name.startswith("data.test."):
+            value = map_texts(value, moved(name))
+        elif isinstance(value, dict):
+            value = map_data_paths(value, change, f"{name}.")
+        changed[key] = value
+    return changed
+
+
+def from_file(path: Path) -> Callable[[str, str], str]:
+    """Return how `map_data_paths` makes paths whole that stand in a file: they are relative to it.
+
+    One that is there from the current folder only is left as it is, with a line to the log.
+    """
+
+    def change(key: str, text: str) -> str:
+        beside = path.parent / text
+        if beside.exists() or not Path(text).exists():
+            return str(beside)
+        _say_once(f"{key}: {text} is not beside {path}, but in the current folder, and is read from there")
+        return text
+
+    return change
+
+
+def _is_relative(text: str) -> bool:
+    return not (text in ("", UNSET) or text.startswith(INPUT) or "${" in text or Path(text).is_absolute())
+
+
+@cache
+def _say_once(line: str) -> None:
+    _log.warning(line)
 
 
 def fill_inputs(settings: Settings, inputs: Mapping[str, str]) -> Settings:
@@ -93,9 +146,10 @@ def fill_inputs(settings: Settings, inputs: Mapping[str, str]) -> Settings:
 def read_recipe(path: Path, find_base: FindBase, root: type[BaseModel], chain: tuple[Path, ...] = ()) -> Settings:
     """Return the settings of a file merged onto its bases'.
 
-    `base:` is a path to a YAML file, relative to the file that says it, or else the name of a recipe. The name and
-    the description of a recipe are its own: neither is inherited. In the recipe of a run, which the program wrote, old
-    names of settings are replaced by new ones.
+    `base:` is a path to a YAML file, relative to the file that says it, or else the name of a recipe; paths of `data`
+    are relative to the file that says them, too. The name and the description of a recipe are its own: neither is
+    inherited. In the recipe of a run, which the program wrote, paths stay, and old names of settings are replaced by
+    new ones.
 
     Raises:
         ConfigError: a file that cannot be read, or bases that form a circle.
@@ -107,6 +161,8 @@ def read_recipe(path: Path, find_base: FindBase, root: type[BaseModel], chain: t
     own = read_yaml(path)
     if path.name == RUN_RECIPE and (path.parent / RUN_VERSIONS).is_file():
         own = with_new_names(own, root)
+    else:
+        own = map_data_paths(own, from_file(path))
     base = own.pop("base", None)
     if base is None:
         return own
