@@ -240,6 +240,66 @@ def test_a_base_that_is_a_file_is_found_from_the_new_file(tmp_path: Path, monkey
     assert load_recipe(write_derived(Path("b.yaml"), "runs/x", **NOTES)).seed == 4
 
 
+def test_files_of_a_recipe_are_found_from_the_recipe_and_overrides_from_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine" / "arms").mkdir(parents=True)
+    for name in ("a.en", "a.de", "t.jsonl", "t.json"):
+        (tmp_path / "mine" / name).write_text("x\n", encoding="utf-8")
+    data = "train: [a.en, a.de], dev: gone.jsonl, test: {gen: t.jsonl}, tokenizer: {kind: file, path: t.json}"
+    base = f"base: files/template\ndata: {{{data}}}\n"
+    (tmp_path / "mine" / "base.yaml").write_text(base, encoding="utf-8")
+    arm = "base: ../base.yaml\ndata: {target_tokenizer: null, text_field: a}\nmodel: {dropout: 0.2}\n"
+    (tmp_path / "mine" / "arms" / "arm.yaml").write_text(arm, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    found = load_recipe("mine/arms/arm.yaml", ["data.test.far=t.jsonl"]).data
+    here = Path("mine/arms/..")
+    assert [Path(path) for path in found.train or []] == [here / "a.en", here / "a.de"]
+    assert found.dev == str(here / "gone.jsonl")
+    assert found.test == {"gen": str(here / "t.jsonl"), "far": "t.jsonl"}
+    assert found.tokenizer.path == str(here / "t.json")
+    monkeypatch.chdir(tmp_path / "mine")
+    assert load_recipe("base.yaml").data.train == ["a.en", "a.de"]
+    assert load_recipe(tmp_path / "mine" / "base.yaml").data.train == [
+        str(tmp_path / "mine" / n) for n in ("a.en", "a.de")
+    ]
+
+
+def test_a_file_that_is_in_the_current_folder_alone_is_taken_and_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "only-here.jsonl").write_text("{}\n", encoding="utf-8")
+    (tmp_path / "mine" / "a.yaml").write_text(
+        "base: files/template\ndata: {train: only-here.jsonl}\n", encoding="utf-8"
+    )
+    for _ in range(2):
+        assert load_recipe("mine/a.yaml").data.train == "only-here.jsonl"
+    (said,) = caplog.messages
+    assert said.startswith("data.train: only-here.jsonl is not beside mine/a.yaml, but in the current folder")
+    assert "\n" not in said
+
+
+def test_values_that_are_no_paths_yet_stay_as_they_are(tmp_path: Path) -> None:
+    text = "base: files/template\ndata:\n  train: /data/a.jsonl\n  dev: ${data.train}\n  test: ???\n"
+    (tmp_path / "a.yaml").write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"data\.test is '\?\?\?'"):
+        load_recipe(tmp_path / "a.yaml")
+    found = load_recipe(tmp_path / "a.yaml", ["data.test=null"]).data
+    assert (found.train, found.dev) == ("/data/a.jsonl", "/data/a.jsonl")
+
+
+def test_a_derived_recipe_finds_the_files_of_its_overrides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.jsonl").write_text("{}\n", encoding="utf-8")
+    overrides = ["data.train=a.jsonl", "data.tokenizer={kind: file, path: a.jsonl}"]
+    path = write_derived(Path("arms/x.yaml"), "files/template", overrides=overrides, **NOTES)
+    assert "train: ../a.jsonl" in path.read_text(encoding="utf-8")
+    found = load_recipe(path).data
+    assert [Path(str(name)).resolve() for name in (found.train, found.tokenizer.path)] == [tmp_path / "a.jsonl"] * 2
+
+
 def test_only_files_that_were_written_so_are_replaced(tmp_path: Path) -> None:
     path = tmp_path / "a.yaml"
     write_derived(path, "lm/transformer", model={"d_model": 64}, **NOTES)

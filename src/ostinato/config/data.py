@@ -11,6 +11,7 @@ from ostinato.config.base import Config, Size
 from ostinato.errors import Problem
 
 Paths = str | list[str] | None
+NamedPaths = dict[str, str | list[str]]
 _LEAST_BYTE_VOCABULARY = 260
 
 
@@ -73,8 +74,8 @@ class DataConfig(Config):
     """For task.kind=files: a JSON lines, TSV or text file; a list of two text files is parallel text."""
     dev: Paths = None
     """Files as for train: evaluated while training."""
-    test: Paths = None
-    """Files as for train: evaluated at the end."""
+    test: Paths | NamedPaths = None
+    """Files as for train: evaluated at the end. Several test splits by name: {test: a.jsonl, gen: b.jsonl}."""
     source_field: FieldName = "source"
     """JSON lines: key of the source; TSV: name or 0-based number of its column."""
     target_field: FieldName = "target"
@@ -105,3 +106,11 @@ class DataConfig(Config):
     """What happens to a longer example. In evaluation nothing is ever dropped: it is an error or truncated."""
     unknown: Literal["error", "replace"] = "error"
     """What happens to a symbol that training never saw: a named error, or the unknown token."""
+
+    def problems(self, path: str = "") -> Iterator[Problem]:
+        """Names of test splits are new ones."""
+        if isinstance(self.test, dict):
+            if not self.test:
+                yield Problem(f"{path}test", self.test, "name one file or more, or null")
+            for name in {"train", "dev"} & self.test.keys():
+                yield Problem(f"{path}test", name, f"is the name of data.{name}: choose another")

@@ -18,14 +18,11 @@ from typing import Any, Generic, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from ostinato.config.base import DEFER_CHECKS, Config, all_problems
-from ostinato.config.files import FindBase, merge, parse_overrides, read_recipe, resolve_references, write_yaml
+from ostinato.config.files import UNSET, FindBase, merge, parse_overrides, read_recipe, resolve_references, write_yaml
 from ostinato.config.recipe import Recipe
 from ostinato.config.renamed import renamed_in
 from ostinato.config.schema import PathTuple, Settings, Slot, describe, dotted, map_groups, slot_of, suggestions
 from ostinato.errors import ConfigError, Problem
-
-_UNSET = "???"
-"""What a recipe writes where the user has to give a value."""
 
 C = TypeVar("C", bound=Config)
 
@@ -68,7 +65,7 @@ def load_recipe_config(
 
 
 def dump_recipe(recipe: Recipe, path: Path) -> None:
-    """Write a recipe with every default spelled out; loading the file gives an equal recipe."""
+    """Write a recipe with every default spelled out; loading the file from a run's directory gives an equal recipe."""
     write_yaml(recipe.model_dump(mode="json"), path)
 
 
@@ -128,7 +125,7 @@ class _Repair(Generic[C]):
         """Return the configuration that is left."""
         self.given, self.settings = self.settings, copy.deepcopy(self.settings)
         for path in list(_unset(self.settings)):
-            self._add(path, _UNSET, f"must be given, for example {dotted(path)}=...")
+            self._add(path, UNSET, f"must be given, for example {dotted(path)}=...")
             self._remove(path)
         before: Settings | None = None
         while self.settings != before:
@@ -246,7 +243,7 @@ def _unset(settings: Settings, path: PathTuple = ()) -> Iterator[PathTuple]:
     for key, value in settings.items():
         if isinstance(value, dict):
             yield from _unset(value, (*path, key))
-        elif value == _UNSET:
+        elif value == UNSET:
             yield (*path, key)
 
 

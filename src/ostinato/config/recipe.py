@@ -36,7 +36,7 @@ class EvaluationConfig(Config):
     """Which weights are scored, and read by commands that are given no --checkpoint: best, last, or a mean (best:5,
     last:5)."""
     splits: list[str] | None = None
-    """None: test where the task has one, else dev."""
+    """None: test where the task has one, else the test splits that data.test names, else dev."""
     metrics: list[str] | None = None
     """None: the task's own."""
     by: list[str] | None = None

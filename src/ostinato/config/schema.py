@@ -155,6 +155,8 @@ def describe(annotation: Any, metadata: Sequence[Any] = ()) -> str:
         return ("one of " if len(args) > 1 else "") + ", ".join(map(str, args))
     if origin is list:
         return f"a list ({describe(args[0])} in each place)"
+    if origin is dict:
+        return "a group of names and values"
     if origin is tuple:
         return f"a list of {len(args)} ({describe(args[0])} in each place)"
     if _is_node(annotation):

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from ostinato.config.files import map_texts
 from ostinato.config.recipe import Recipe
 from ostinato.data.batching import TrainingBatches
 from ostinato.data.disk import new_folder
@@ -143,7 +144,8 @@ def with_splits(recipe: Recipe, task: Task) -> Recipe:
     """Return the recipe with the splits of its final evaluation named."""
     if recipe.evaluation.splits is not None:
         return recipe
-    splits = [split for split in ("test", "dev") if split in task.splits()][:1]
+    tests = [split for split in task.splits() if split not in (task.splits()[0], "dev")]
+    splits = ["test"] if "test" in tests else tests or [split for split in task.splits() if split == "dev"]
     return recipe.model_copy(update={"evaluation": recipe.evaluation.model_copy(update={"splits": splits})})
 
 
@@ -164,16 +166,14 @@ def _with_vocabulary(recipe: Recipe, tokenizers: Tokenizers) -> Recipe:
 def _absolute_paths(recipe: Recipe) -> Recipe:
     """Return the recipe with the user's files by absolute paths, so that it works from any directory."""
     data = recipe.data
-    update: dict[str, object] = {name: _absolute(getattr(data, name)) for name in ("train", "dev", "test")}
+    update: dict[str, object] = {name: map_texts(getattr(data, name), _absolute) for name in ("train", "dev", "test")}
     for name in ("tokenizer", "target_tokenizer"):
         tokenizer = getattr(data, name)
         if tokenizer is not None:
-            update[name] = tokenizer.model_copy(update={"path": _absolute(tokenizer.path)})
-    training = recipe.training.model_copy(update={"init_from": _absolute(recipe.training.init_from)})
+            update[name] = tokenizer.model_copy(update={"path": map_texts(tokenizer.path, _absolute)})
+    training = recipe.training.model_copy(update={"init_from": map_texts(recipe.training.init_from, _absolute)})
     return recipe.model_copy(update={"data": data.model_copy(update=update), "training": training})
 
 
-def _absolute(paths: str | list[str] | None) -> str | list[str] | None:
-    if isinstance(paths, list):
-        return [str(Path(path).absolute()) for path in paths]
-    return None if paths is None else str(Path(paths).absolute())
+def _absolute(path: str) -> str:
+    return str(Path(path).absolute())

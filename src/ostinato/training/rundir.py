@@ -26,6 +26,7 @@ from ostinato.data.disk import PARTIAL, remove_leftovers, sha256_of, sync, write
 from ostinato.data.example import Example, fingerprint
 from ostinato.errors import CheckpointError, DataError
 from ostinato.tasks.base import Task
+from ostinato.tasks.files import given_splits, paths_of
 from ostinato.tasks.recipes import load_recipe
 from ostinato.version import LEARNING, __version__, source_hash
 
@@ -197,12 +198,9 @@ def describe_data(task: Task, data: DataConfig, splits: Iterable[str]) -> dict[s
         {"repo": file.repo, "commit": file.commit, "path": file.path, "sha256": task.access.known_hash(file)}
         for file in task.files()
     ]
-    own = [data.train, data.dev, data.test, data.tokenizer.path]
-    own.append(data.target_tokenizer.path if data.target_tokenizer else None)
-    for paths in own:
-        for path in [paths] if isinstance(paths, str) else paths or []:
-            if Path(path).is_file():
-                files.append({"path": path, "sha256": sha256_of(Path(path))})
+    own = [path for split in given_splits(data) for path in paths_of(data, split)]
+    own += [tokenizer.path for tokenizer in (data.tokenizer, data.target_tokenizer) if tokenizer and tokenizer.path]
+    files += [{"path": path, "sha256": sha256_of(Path(path))} for path in own if Path(path).is_file()]
     return {
         "task": task.config.model_dump(mode="json"),
         "splits": {split: describe_split(split, task.examples(split)) for split in dict.fromkeys(splits)},
