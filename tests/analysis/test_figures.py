@@ -13,10 +13,13 @@ from matplotlib.text import Text
 
 from ostinato.analysis import analyze as logic
 from ostinato.analysis.collectors import OneExample, StackExample, SubLayerKey
-from ostinato.analysis.drawing import FONT, NARROW, WIDE, columns_of, common_legend, line, panels, ticks
+from ostinato.analysis.curves import LearningCurves
+from ostinato.analysis.drawing import FONT, NARROW, WIDE, columns_of, common_legend, finish, line, panels, ticks
 from ostinato.analysis.studies import Subject
 from ostinato.analysis.studies.attention import ATTENTION_EXAMPLE
 from ostinato.analysis.studies.depth import HALTING_MAP
+from ostinato.analysis.studies.outcomes import _draw_curves
+from ostinato.analysis.studies.pareto import _draw_fronts
 from ostinato.analysis.studies.trade_offs import THRESHOLDS
 
 
@@ -57,13 +60,46 @@ def test_no_legend_lies_on_a_panel_and_no_name_of_a_tick_on_another(surveyed: lo
         for legend in legends:
             inside = legend.get_window_extent().shrunk(0.98, 0.98)
             assert not any(inside.overlaps(box) for box in boxes), name
-        for axes in panels_of(figure):
-            for labels, sides in ((axes.get_xticklabels(), "x0 x1"), (axes.get_yticklabels(), "y0 y1")):
-                low, high = sides.split()
-                found = [label.get_window_extent() for label in labels if label.get_text() and label.get_visible()]
-                found.sort(key=lambda box: getattr(box, low))
-                for first, second in pairwise(found):
-                    assert getattr(first, high) <= getattr(second, low) + 1, f"{name}: {axes.get_title()}"
+        assert_ticks_are_apart(name, figure)
+
+
+def assert_ticks_are_apart(name: str, figure: Figure) -> None:
+    """Compare the places of the names of ticks that stand beside each other; the figure has been laid out."""
+    for axes in panels_of(figure):
+        for labels, sides in ((axes.get_xticklabels(), "x0 x1"), (axes.get_yticklabels(), "y0 y1")):
+            low, high = sides.split()
+            found = [label.get_window_extent() for label in labels if label.get_text() and label.get_visible()]
+            found.sort(key=lambda box: getattr(box, low))
+            for first, second in pairwise(found):
+                assert getattr(first, high) <= getattr(second, low) + 1, f"{name}: {axes.get_title()}"
+
+
+def test_counts_of_parameters_do_not_run_into_each_other() -> None:
+    costs, on_front = [[152_400.0, 152_400.0], [2.7, 3.5], [10.4, 11.4]], [np.array([True, True])] * 3
+    figure = _draw_fronts(["a", "b"], "exact_match, test", [0.1, 0.2], costs, on_front, True)
+    figure.draw_without_rendering()
+    assert_ticks_are_apart("pareto", figure)
+    assert any(label.get_text().endswith("K") for label in figure.axes[0].get_xticklabels())
+
+
+def test_stacks_of_several_runs_have_strokes_of_their_own_and_log_scales_small_letters() -> None:
+    depth = {"encoder": [(1, 2.0)], "decoder": [(1, 3.0)]}
+    curves = {name: LearningCurves([(1, 2.0)], {"dev": {"loss": [(1, 2.0)]}}, depth) for name in ("one", "two")}
+    figure = _draw_curves(curves, False)
+    looks = {(found.get_color(), found.get_linestyle()) for found in figure.axes[-1].lines}
+    assert len(looks) == len(figure.axes[-1].lines) == 4
+    _, (panel,) = panels(1, False)
+    panel.set_yscale("log")
+    panel.plot([1, 2], [2, 6])
+    finish(panel, "x", "y")
+    assert all(tick.label1.get_fontsize() == FONT for tick in panel.yaxis.get_minor_ticks())
+
+
+def test_experts_are_numbered_by_whole_numbers(surveyed: logic.Survey) -> None:
+    for name in ("experts", "expert-tokens"):
+        (finding, *_) = next(found for study, found in surveyed.found if study.name == name)
+        for axes in panels_of(finding.draw(False)):
+            assert all(float(at).is_integer() for at in axes.get_xticks()), name
 
 
 def test_panels_of_a_last_row_share_its_width() -> None:

@@ -101,7 +101,9 @@ def heat(axes: Axes, values: ArrayLike, label: str, *, cmap: str = MAP, **limits
 def scale(axes: Sequence[Axes], label: str) -> None:
     """Draw one scale for all panels, which hold matrices drawn with the same limits."""
     figure: Any = axes[0].figure
-    bar = figure.colorbar(axes[0].images[0], ax=list(axes), shrink=0.9 if len(axes) == 1 else 0.3)
+    # As high as a panel and at most three inches, however many panels there are.
+    shrink = 0.9 if len(axes) == 1 else min(0.9, 3 / figure.get_figheight())
+    bar = figure.colorbar(axes[0].images[0], ax=list(axes), shrink=shrink)
     bar.set_label(label, fontsize=8)
     bar.ax.tick_params(labelsize=FONT)
 
@@ -159,7 +161,7 @@ def name_axes(axes: Axes, x: str, y: str, title: str = "") -> None:
     axes.set_xlabel(x, fontsize=8)
     axes.set_ylabel(y, fontsize=8)
     axes.set_title(title, fontsize=9)
-    axes.tick_params(labelsize=FONT)
+    axes.tick_params(which="both", labelsize=FONT)
 
 
 def finish(axes: Axes, x: str, y: str, title: str = "") -> None:

@@ -64,6 +64,7 @@ def _draw_load(found: dict[RouterStep, dict[str, Any]], narrow: bool) -> Figure:
         mine = {at: use for at, use in found.items() if at.router == router}
         heat(panel, [100 * np.array(use["load"]) for use in mine.values()], "share of choices, %", vmin=0)
         ticks(panel, y=[f"{at.stack} {at.step}" for at in mine])
+        whole_numbers(panel)
         name_axes(panel, "expert", "step", router)
     return figure
 
@@ -111,6 +112,7 @@ def _draw_pmi(subject: Subject, counts: dict[tuple[str, str], Floats], narrow: b
         pmi = np.clip(expert_token_pmi(counts_VE)[often], -_LARGEST_PMI, _LARGEST_PMI)
         heat(panel, pmi, "PMI, nats (cut at 3)", cmap=DIVERGING, vmin=-_LARGEST_PMI, vmax=_LARGEST_PMI)
         ticks(panel, y=[subject.text(stack, int(token)) for token in often])
+        whole_numbers(panel)
         name_axes(panel, "expert", "token", f"{router}, {stack}")
     return figure
 

@@ -133,8 +133,9 @@ def _draw_curves(curves: dict[str, LearningCurves], narrow: bool) -> Figure:
                     shown_y = y if name == "loss" else [100 * share for share in y]
                     line(panel, i, x, shown_y, run if len(curves) > 1 else split)
         for k, (stack, points) in enumerate(found.depth.items()):
-            # Several runs have a colour each, the stacks of one run do.
-            number, label = (i, f"{run} {stack}") if len(curves) > 1 else (len(found.scores) + k, stack)
+            # Several runs have a colour each, and their stacks a stroke; the stacks of one run have colours.
+            of_run = i + k * len(COLOURS), f"{run} {stack}"
+            number, label = of_run if len(curves) > 1 else (len(found.scores) + k, stack)
             line(axes[-1], number, *_xy(points), label)
     for name, panel in by_score.items():
         whole_numbers(panel)

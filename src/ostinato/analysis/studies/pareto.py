@@ -9,7 +9,7 @@ import numpy as np
 
 from ostinato.analysis.accuracy import pareto_front
 from ostinato.analysis.collectors import Outcomes
-from ostinato.analysis.drawing import COLOURS, common_legend, finish, panels
+from ostinato.analysis.drawing import COLOURS, common_legend, finish, in_units, panels
 from ostinato.analysis.latency import pass_latencies, threads_and_device
 from ostinato.analysis.studies.base import Finding, OnProgress, Study, Subject, not_comparable
 from ostinato.metrics import METRICS
@@ -92,6 +92,8 @@ def _draw_fronts(
             mark = panel.scatter([values[i]], [qualities[i]], 60, marker=_MARKS[i % len(_MARKS)], label=name, zorder=2)
             mark.set(facecolor=colour if front[i] else "none", edgecolor=colour)
         panel.margins(0.12)
+        panel.locator_params(axis="x", nbins=5)
+        in_units(panel.xaxis)
         finish(panel, label, quality_name if panel is axes[0] else "")
     common_legend(figure, axes)
     return figure
