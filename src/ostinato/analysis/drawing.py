@@ -5,6 +5,7 @@ matplotlib is imported when a figure is drawn.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from importlib.util import find_spec
 from io import StringIO
@@ -69,23 +70,26 @@ def save_figure(figure: Figure, path: Path) -> tuple[Path, Path]:
 
 
 def panels(
-    n: int, narrow: bool, *, width: float = 3.6, height: float = 3.0, columns: int = 3
+    n: int, narrow: bool, *, width: float = WIDE / 2, height: float = 3.0, columns: int = 2
 ) -> tuple[Figure, list[Axes]]:
-    """Return a figure of n panels in rows.
+    """Return a figure of n panels in rows; those of the last row share its width.
 
     Args:
         narrow: for a narrow screen: half as many panels side by side.
+        width, height: of a panel; no figure is wider than its page (`WIDE`, `NARROW`).
     """
-    if narrow:
-        columns = max(1, columns // 2)
-        width = min(width, NARROW / columns)
-    across = min(n, columns)
+    across = min(n, max(1, columns // 2) if narrow else columns)
     down = -(-n // across)
-    figure = new_figure(max(width * across, 3.6), height * down)
-    axes = list(figure.subplots(down, across, squeeze=False).flat)
-    for spare in axes[n:]:
-        spare.set_axis_off()
-    return figure, axes[:n]
+    page = NARROW if narrow else WIDE
+    figure = new_figure(min(max(width * across, NARROW), page), height * down)
+    of_last = n - across * (down - 1)
+    grid = figure.add_gridspec(down, math.lcm(across, of_last))
+    axes = []
+    for i in range(n):
+        row, place = divmod(i, across)
+        span = grid.ncols // (across if row < down - 1 else of_last)
+        axes.append(figure.add_subplot(grid[row, place * span : (place + 1) * span]))
+    return figure, axes
 
 
 def heat(axes: Axes, values: ArrayLike, label: str, *, cmap: str = MAP, **limits: Any) -> None:
@@ -97,15 +101,25 @@ def heat(axes: Axes, values: ArrayLike, label: str, *, cmap: str = MAP, **limits
 def scale(axes: Sequence[Axes], label: str) -> None:
     """Draw one scale for all panels, which hold matrices drawn with the same limits."""
     figure: Any = axes[0].figure
-    figure.colorbar(axes[0].images[0], ax=list(axes), label=label, shrink=0.9 if len(axes) == 1 else 0.3)
+    # As high as a panel and at most three inches, however many panels there are.
+    shrink = 0.9 if len(axes) == 1 else min(0.9, 3 / figure.get_figheight())
+    bar = figure.colorbar(axes[0].images[0], ax=list(axes), shrink=shrink)
+    bar.set_label(label, fontsize=8)
+    bar.ax.tick_params(labelsize=FONT)
 
 
-def ticks(axes: Axes, x: Sequence[str] | None = None, y: Sequence[str] | None = None, *, size: int = 7) -> None:
+def ticks(axes: Axes, x: Sequence[str] | None = None, y: Sequence[str] | None = None) -> None:
     """Name the rows and columns of a matrix; names that would not fit are left out evenly."""
-    for names, set_ticks, rotation in ((x, axes.set_xticks, 90), (y, axes.set_yticks, 0)):
+    figure: Any = axes.figure
+    place = axes.get_position()
+    for names, set_ticks, rotation, inches in (
+        (x, axes.set_xticks, 90, place.width * figure.get_figwidth()),
+        (y, axes.set_yticks, 0, place.height * figure.get_figheight()),
+    ):
         if names is not None:
-            every = max(-(-len(names) // 40), 1)
-            set_ticks(range(0, len(names), every), list(names)[::every], fontsize=size, rotation=rotation)
+            # Scales and names beside the panel take a fifth of it or more; a name is as high as its letters are large.
+            every = max(math.ceil(len(names) * 1.3 * FONT / 72 / (0.8 * inches)), 1)
+            set_ticks(range(0, len(names), every), list(names)[::every], fontsize=FONT, rotation=rotation)
 
 
 def line(axes: Axes, i: int, x: ArrayLike, y: ArrayLike, label: str | None) -> None:
@@ -115,9 +129,9 @@ def line(axes: Axes, i: int, x: ArrayLike, y: ArrayLike, label: str | None) -> N
 
 
 def columns_of(figure: Figure) -> int:
-    """Return how many panels stand side by side."""
-    specs = [axes.get_subplotspec() for axes in figure.axes]
-    return max((spec.get_gridspec().ncols for spec in specs if spec is not None), default=1)
+    """Return how many panels stand side by side in the first row."""
+    places = [axes.get_subplotspec() for axes in figure.axes]
+    return max(len({place.colspan.start for place in places if place is not None and place.rowspan.start == 0}), 1)
 
 
 def whole_numbers(axes: Axes) -> None:
@@ -144,17 +158,16 @@ def in_units(axis: Axis) -> None:
 
 def name_axes(axes: Axes, x: str, y: str, title: str = "") -> None:
     """Label the axes of a panel, and give it a title."""
-    axes.set_xlabel(x)
-    axes.set_ylabel(y)
+    axes.set_xlabel(x, fontsize=8)
+    axes.set_ylabel(y, fontsize=8)
     axes.set_title(title, fontsize=9)
+    axes.tick_params(which="both", labelsize=FONT)
 
 
-def finish(axes: Axes, x: str, y: str, title: str = "", *, legend: bool = True) -> None:
-    """Label the axes of a panel of lines or bars, and draw its legend."""
+def finish(axes: Axes, x: str, y: str, title: str = "") -> None:
+    """Label the axes of a panel of lines or bars; its lines are named by `common_legend`."""
     name_axes(axes, x, y, title)
     axes.spines[["top", "right"]].set_visible(False)
-    if legend and axes.get_legend_handles_labels()[1]:
-        axes.legend(fontsize=7, frameon=False)
 
 
 def common_legend(figure: Figure, axes: Sequence[Axes]) -> None:

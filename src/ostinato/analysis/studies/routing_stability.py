@@ -76,7 +76,7 @@ def _fluctuation(first: dict[RouterStep, Ints], second: dict[RouterStep, Ints], 
 
 
 def _draw(rows: list[list[object]], narrow: bool) -> Figure:
-    figure, axes = panels(2, narrow, width=4.5)
+    figure, axes = panels(2, narrow)
     names = list(dict.fromkeys(str(row[1]) for row in rows))
     for i, router in enumerate(dict.fromkeys(str(row[0]) for row in rows)):
         mine = [row for row in rows if row[0] == router]
@@ -86,6 +86,7 @@ def _draw(rows: list[list[object]], narrow: bool) -> Figure:
         ticks(panel, x=names)
         panel.set_ylim(bottom=0)
         finish(panel, "checkpoint", "tokens routed otherwise, %", f"than at the {other} checkpoint")
+    common_legend(figure, axes)
     return figure
 
 
@@ -259,6 +260,6 @@ def _draw_over_time(
     labels = [_LABELS[name] for name in shown] + ["temperature (no unit)"] * bool(temperature)
     for panel, label in zip(axes, labels, strict=True):
         whole_numbers(panel)
-        finish(panel, "update", label, legend=False)
+        finish(panel, "update", label)
     common_legend(figure, axes)
     return figure
