@@ -16,6 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from functools import cache
+from importlib import import_module
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -44,10 +45,11 @@ def _sacrebleu(name: _Name) -> Any:
 
 def _check_pieces() -> None:
     """Refuse spBLEU where sacreBLEU would have to download its model, or could not read it."""
-    from sacrebleu.tokenizers import tokenizer_spm
-
     if find_spec("sentencepiece") is None:
         raise _lacking("spbleu", "needs sentencepiece: pip install 'ostinato[spbleu]'")
+    tokenizer_spm: Any = import_module(
+        "sacrebleu.tokenizers.tokenizer_spm"
+    )  # It exports neither name to type checkers.
     model = Path(tokenizer_spm.SACREBLEU_DIR) / "models" / Path(tokenizer_spm.SPM_MODELS["flores200"]["url"]).name
     if not model.is_file():
         raise _lacking("spbleu", f"needs the model {model}, which `sacrebleu --tokenize flores200` downloads")
