@@ -11,6 +11,8 @@ from ostinato.config.base import Config, Size
 from ostinato.errors import Problem
 
 Paths = str | list[str] | None
+FILE_SPLITS = ("train", "dev", "test", "control")
+"""Splits that are files of the user's own, by the setting of `DataConfig` that names them."""
 _LEAST_BYTE_VOCABULARY = 260
 
 
@@ -75,6 +77,9 @@ class DataConfig(Config):
     """Files as for train: evaluated while training."""
     test: Paths = None
     """Files as for train: evaluated at the end."""
+    control: Paths = None
+    """Files as for test, of examples that were not selected as those of test were (LAMBADA's control set): a split
+    of its own, which evaluation.splits names."""
     source_field: FieldName = "source"
     """JSON lines: key of the source; TSV: name or 0-based number of its column."""
     target_field: FieldName = "target"

@@ -7,14 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from ostinato.config.data import DataConfig, FieldName
+from ostinato.config.data import FILE_SPLITS, DataConfig, FieldName
 from ostinato.data.example import Example
 from ostinato.data.lines import read_lines
 from ostinato.data.sources import read_examples
 from ostinato.errors import ConfigError, DataError, Problem
 from ostinato.tasks.base import Task, TaskConfig
-
-_SPLITS = ("train", "dev", "test")
 
 
 class OwnFilesTask(Task):
@@ -26,12 +24,12 @@ class OwnFilesTask(Task):
         check_paths(self.data)
 
     def splits(self) -> tuple[str, ...]:
-        """Return train, and dev and test where files are given."""
+        """Return train, and dev, test and control where files are given."""
         return given_splits(self.data)
 
     def why_missing(self, split: str) -> str | None:
         """Name the setting that gives the split its files."""
-        return f"data.{split} names no file" if split in _SPLITS else None
+        return f"data.{split} names no file" if split in FILE_SPLITS else None
 
 
 class LanguagesConfig(TaskConfig):
@@ -65,7 +63,7 @@ class LanguagesConfig(TaskConfig):
             DataError: an example without a language, or none in the languages of training.
         """
         wanted, column = self.train_languages, self.language_field
-        if wanted is None or column is None or split == "test":
+        if wanted is None or column is None or split in ("test", "control"):
             yield from examples
             return
         n_kept, seen = 0, dict[str, None]()
@@ -160,7 +158,7 @@ class FilesTask(OwnFilesTask):
 
 def given_splits(data: DataConfig) -> tuple[str, ...]:
     """Return the splits the user gave files for."""
-    return tuple(split for split in _SPLITS if paths_of(data, split))
+    return tuple(split for split in FILE_SPLITS if paths_of(data, split))
 
 
 def paths_of(data: DataConfig, split: str) -> list[str]:

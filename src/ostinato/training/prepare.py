@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from ostinato.config.data import FILE_SPLITS
 from ostinato.config.recipe import Recipe
 from ostinato.data.batching import TrainingBatches
 from ostinato.data.disk import new_folder
@@ -164,7 +165,7 @@ def _with_vocabulary(recipe: Recipe, tokenizers: Tokenizers) -> Recipe:
 def _absolute_paths(recipe: Recipe) -> Recipe:
     """Return the recipe with the user's files by absolute paths, so that it works from any directory."""
     data = recipe.data
-    update: dict[str, object] = {name: _absolute(getattr(data, name)) for name in ("train", "dev", "test")}
+    update: dict[str, object] = {name: _absolute(getattr(data, name)) for name in FILE_SPLITS}
     for name in ("tokenizer", "target_tokenizer"):
         tokenizer = getattr(data, name)
         if tokenizer is not None:

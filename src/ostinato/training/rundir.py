@@ -19,7 +19,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from ostinato.config.data import DataConfig
+from ostinato.config.data import FILE_SPLITS, DataConfig
 from ostinato.config.load import dump_recipe
 from ostinato.config.recipe import Recipe
 from ostinato.data.disk import PARTIAL, remove_leftovers, sync, write_json
@@ -198,7 +198,7 @@ def describe_data(task: Task, data: DataConfig, splits: Iterable[str]) -> dict[s
         {"repo": file.repo, "commit": file.commit, "path": file.path, "sha256": task.access.known_hash(file)}
         for file in task.files()
     ]
-    own = [data.train, data.dev, data.test, data.tokenizer.path]
+    own = [*(getattr(data, split) for split in FILE_SPLITS), data.tokenizer.path]
     own.append(data.target_tokenizer.path if data.target_tokenizer else None)
     for paths in own:
         for path in [paths] if isinstance(paths, str) else paths or []:

@@ -21,6 +21,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from ostinato.config.data import FILE_SPLITS
 from ostinato.config.recipe import Recipe
 from ostinato.config.renamed import first_name
 from ostinato.data.disk import write_json
@@ -34,7 +35,7 @@ from ostinato.training.prepare import other_splits, with_splits
 from ostinato.training.rundir import RunDirectory, describe_split, may_change
 from ostinato.version import __version__
 
-_FILES = ("data.train", "data.dev", "data.test")
+_FILES = tuple(f"data.{split}" for split in FILE_SPLITS)
 _TOKENIZER_FILES = ("data.tokenizer.path", "data.target_tokenizer.path")
 _START = "training.init_from"
 _HASHES = "data-hashes"
@@ -146,8 +147,8 @@ class DataHashes:
 def _origin(task: Task, recipe: Recipe, splits: list[str]) -> dict[str, Any]:
     """Return what decides the examples without reading them: settings, and which files there are."""
     columns = [name for name in type(recipe.data).model_fields if name.endswith("_field")]
-    data = recipe.data.model_dump(mode="json", include={"train", "dev", "test", *columns})
-    files = [data[split] or [] for split in ("train", "dev", "test")]
+    data = recipe.data.model_dump(mode="json", include={*FILE_SPLITS, *columns})
+    files = [data[split] or [] for split in FILE_SPLITS]
     named = [path for group in files for path in ([group] if isinstance(group, str) else group)]
     there = {name: path for name, path in ((name, Path(name).absolute()) for name in named) if path.is_file()}
     # Path, size and time of change; null where there is no such file.
