@@ -267,6 +267,22 @@ def test_answers_said_to_be_nowhere_are_no_questions_of_extraction(tmp_path: Pat
         list(_task("span_extraction", DataConfig(train=path), format="lines").examples("train"))
 
 
+def test_passages_drawn_without_selection_are_a_split_of_their_own(tmp_path: Path) -> None:
+    train = tmp_path / "novel.txt"
+    train.write_text("it was a dark night\n")
+    test = _lines(tmp_path / "test.jsonl", [{"source": "a b", "target": "c"}])
+    control = tmp_path / "control.jsonl"
+    named = {"test": test, "control": _lines(control, [{"source": "it was", "target": "dark"}])}
+    data = DataConfig(train=str(train), test=named)
+    for form, continues in (("language_model", True), ("reading", False)):
+        task = _task("lambada", data, form=form)
+        assert task.splits() == ("train", "test", "control")
+        assert list(task.examples("control")) == [Example("it was", "dark", {}, continues=continues)]
+    control.unlink()
+    with pytest.raises(ConfigError, match=r"control.* is .*control\.jsonl': there is no such file"):
+        _task("lambada", data)
+
+
 def test_lambada_has_its_published_size() -> None:
     if not SHARED.is_dir():
         pytest.skip("no published data here")

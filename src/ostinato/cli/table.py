@@ -154,7 +154,9 @@ def _show_sweep(path: Path, store: Path, form: str, *, examples: bool, access: A
         return
     if form == "csv":
         columns, body = summary.flat_table(lines)
-        csv.writer(sys.stdout, lineterminator="\n").writerows([map(_csv_cell, row) for row in (columns, *body)])
+        csv.writer(sys.stdout, lineterminator="\n").writerows(
+            [[_csv_cell(cell) for cell in row] for row in (columns, *body)]
+        )
         return
     for found in (summary.summary_table(lines), summary.difference_table(lines), _example_table(differences)):
         if found is not None and form == "markdown":

@@ -8,7 +8,7 @@ from ostinato.errors import ConfigError, Problem
 from ostinato.metrics.base import Metric
 from ostinato.metrics.labels import Accuracy, AnswerEm, AnswerF1, MacroF1, SpanF1, TagAccuracy
 from ostinato.metrics.matching import CharacterAccuracyFree, ExactMatch, SecondWord, TokenAccuracyFree, consistency
-from ostinato.metrics.translation import Bleu, Chrf
+from ostinato.metrics.translation import Bleu, BleuCompoundsSplit, Chrf, SpBleu
 
 __all__ = [
     "METRICS",
@@ -16,12 +16,14 @@ __all__ = [
     "AnswerEm",
     "AnswerF1",
     "Bleu",
+    "BleuCompoundsSplit",
     "CharacterAccuracyFree",
     "Chrf",
     "ExactMatch",
     "MacroF1",
     "Metric",
     "SecondWord",
+    "SpBleu",
     "SpanF1",
     "TagAccuracy",
     "TokenAccuracyFree",
@@ -35,6 +37,8 @@ METRICS: dict[str, type[Metric]] = {
     "character_accuracy_free": CharacterAccuracyFree,
     "second_word": SecondWord,
     "bleu": Bleu,
+    "bleu_compounds_split": BleuCompoundsSplit,
+    "spbleu": SpBleu,
     "chrf": Chrf,
     "accuracy": Accuracy,
     "macro_f1": MacroF1,

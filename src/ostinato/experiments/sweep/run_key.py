@@ -28,6 +28,7 @@ from ostinato.data.registry import DataAccess
 from ostinato.errors import CheckpointError
 from ostinato.experiments.sweep.locks import write_lock
 from ostinato.tasks.base import Task
+from ostinato.tasks.files import given_splits, paths_of
 from ostinato.tasks.recipes import load_recipe
 from ostinato.tasks.registry import build_task, task_config
 from ostinato.training.prepare import other_splits, with_splits
@@ -147,8 +148,7 @@ def _origin(task: Task, recipe: Recipe, splits: list[str]) -> dict[str, Any]:
     """Return what decides the examples without reading them: settings, and which files there are."""
     columns = [name for name in type(recipe.data).model_fields if name.endswith("_field")]
     data = recipe.data.model_dump(mode="json", include={"train", "dev", "test", *columns})
-    files = [data[split] or [] for split in ("train", "dev", "test")]
-    named = [path for group in files for path in ([group] if isinstance(group, str) else group)]
+    named = [path for split in given_splits(recipe.data) for path in paths_of(recipe.data, split)]
     there = {name: path for name, path in ((name, Path(name).absolute()) for name in named) if path.is_file()}
     # Path, size and time of change; null where there is no such file.
     states = {name: [str(path), path.stat().st_size, path.stat().st_mtime_ns] for name, path in there.items()}
