@@ -80,7 +80,7 @@ def test_a_setting_that_kinds_have_with_other_meanings_is_there_for_each() -> No
     (d_model,) = entries("model.d_model")
     assert (d_model.only_with, d_model.default, d_model.unit) == ({}, "512", "units")
     (kind,) = entries("model.encoder.halting.kind")
-    assert (list(kind.kinds), kind.default) == (["none", "act", "stick_breaking"], "none")
+    assert (list(kind.kinds), kind.default) == (["none", "length", "act", "stick_breaking"], "none")
 
 
 def test_settings_of_lists_and_optional_groups_and_tasks_are_listed() -> None:
@@ -88,7 +88,7 @@ def test_settings_of_lists_and_optional_groups_and_tasks_are_listed() -> None:
     assert pattern.default is None
     (tokenizer,) = entries("data.target_tokenizer")
     assert (tokenizer.accepts, tokenizer.default) == ("a group of settings, or null", "null")
-    assert entries("data.target_tokenizer.vocab_size")[0].default == "8000"
+    assert entries("data.target_tokenizer.vocab_size")[0].default == "null"
     assert ["scan"] in [setting.only_with["task.kind"] for setting in entries("task.split")]
 
 

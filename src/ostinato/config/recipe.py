@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from ostinato.config.base import Config, Count, Size
+from ostinato.config.base import Config, Count, Size, inert
 from ostinato.config.data import DataConfig
 from ostinato.config.decoding import DecodingConfig
 from ostinato.config.model import ModelConfig, Seq2SeqConfig
@@ -95,6 +95,12 @@ class Recipe(Config):
             given = self.model.special_ids.model_dump()
             reason = "a recipe's text is read by tokenizers whose ids are 0, 1 and 2: remove it (others: in Python)"
             yield Problem(f"{path}model.special_ids", given, reason)
+        if not self.model.generates:
+            reason = f"has no effect: a model with {path}model.head.kind={self.model.reads} writes no text; remove it"
+            yield from inert(self.decoding, f"{path}decoding.", reason)
+        if self.model.reads != "masked":
+            reason = f"has no effect without {path}model.head.kind=masked: remove it"
+            yield from inert(self.data.masking, f"{path}data.masking.", reason)
         stacks = self.model.stacks()
         if not stacks:
             reason = "has no effect: this model is a recurrence over positions, without steps of depth; remove it"
