@@ -55,10 +55,11 @@ def test_balance_weights_of_a_model_without_routers_are_refused(decoder: dict[st
 
 
 def test_feed_forwards_of_experts_that_a_variant_drops_are_no_routers() -> None:
-    dropped = {"ffn_variant": "no-dec", "decoder": {"ffn": {"kind": "experts", "n_experts": 4}}}
+    dropped = {"ffn_variant": "no-dec", "decoder": {"ffn": {"kind": "experts"}}}
     assert [line.partition(" is ")[0] for line in refused(dropped, BALANCE)] == [
         "training.balance.hypersphere",
         "training.balance.temperature",
+        "model.decoder.ffn.kind",
     ]
 
 

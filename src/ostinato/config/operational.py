@@ -21,6 +21,7 @@ OPERATIONAL = (
     *FREE_TO_CHANGE,
     "name",
     "training.log_every",
+    "training.save_every",
     "training.compile",
     "training.checkpoint_activations",
     "decoding.pack_weights",

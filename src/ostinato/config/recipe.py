@@ -98,6 +98,18 @@ class Recipe(Config):
         if not self.model.generates:
             reason = f"has no effect: a model with {path}model.head.kind={self.model.reads} writes no text; remove it"
             yield from inert(self.decoding, f"{path}decoding.", reason)
+        if self.task.kind == "files":
+            reads_texts = self.task.settings().get("model_kind") == "language_model"
+            read = {"text_field"} if reads_texts else {"source_field", "target_field"}
+            reason = f"has no effect: {path}task.model_kind={'language_model' if reads_texts else 'seq2seq'} reads "
+            reason += f"{' and '.join(sorted(read))} of every example; remove it"
+            fields = {
+                "source_field",
+                "target_field",
+                "text_field",
+                *(["max_source_length"] if reads_texts else []),
+            } - read
+            yield from inert(self.data, f"{path}data.", reason, but=DataConfig.model_fields.keys() - fields)
         if self.model.reads != "masked":
             reason = f"has no effect without {path}model.head.kind=masked: remove it"
             yield from inert(self.data.masking, f"{path}data.masking.", reason)
