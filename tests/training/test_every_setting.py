@@ -83,7 +83,12 @@ RECIPES: dict[str, Settings] = {
     },
     "lstm": {"model": {"kind": "lstm_seq2seq"}},
     "variant": {
-        "model": {"kind": "seq2seq", "encoder": STACK, "decoder": STACK | CROSS, "ffn_variant": "shared-enc-no-dec"}
+        "model": {
+            "kind": "seq2seq",
+            "encoder": STACK,
+            "decoder": {"n_steps": 2, "self_attention": {"n_heads": 2}} | CROSS,
+            "ffn_variant": "shared-enc-no-dec",
+        }
     },
 }
 
