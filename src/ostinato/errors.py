@@ -30,6 +30,10 @@ class Problem:
         return f"{self.key} is {self.value!r}: {self.reason}"
 
 
+class Inert(Problem):
+    """A setting that another makes useless: an error in a recipe, left out where a program stored it."""
+
+
 class ConfigError(OstinatoError):
     """A configuration that cannot be used; ``problems`` holds every reason, ``str()`` is one line for each."""
 

@@ -10,7 +10,7 @@ from ostinato.config.load import load_recipe_config
 from ostinato.config.recipe import Recipe
 from ostinato.errors import ConfigError
 
-BALANCE = {"balance": {"switch": 0.01, "z": 0.0, "temperature": 0.3}}
+BALANCE = {"balance": {"hypersphere": 0.01, "z": 0.0, "temperature": 0.3}}
 HALTING = {"halting": {"weight": 0.01, "off_updates": 100, "warmup": 0}}
 ROUTED = [
     {"ffn": {"kind": "experts", "n_experts": 4}},
@@ -30,7 +30,7 @@ def refused(model: dict[str, Any], training: dict[str, Any]) -> list[str]:
 @pytest.mark.parametrize("decoder", ROUTED, ids=["ffn", "self_attention", "cross_attention", "sparse_layer"])
 def test_balance_weights_are_taken_where_some_sub_layer_has_a_router(decoder: dict[str, Any]) -> None:
     recipe = load_recipe_config({"model": {"decoder": decoder}, "training": BALANCE})
-    assert recipe.training.balance.switch == 0.01
+    assert recipe.training.balance.hypersphere == 0.01
 
 
 @pytest.mark.parametrize(
@@ -38,8 +38,8 @@ def test_balance_weights_are_taken_where_some_sub_layer_has_a_router(decoder: di
     [
         {},
         {"ffn": {"kind": "experts", "n_experts": 1, "top_k": 1}},
-        {"ffn": {"kind": "experts", "n_experts": 4, "share": "none"}},
-        {"ffn": {"kind": "experts", "n_experts": 4, "share": [None] * 6}},
+        {"ffn": {"kind": "experts", "share": "none"}},
+        {"ffn": {"kind": "experts", "share": [None] * 6}},
     ],
     ids=["dense", "one expert", "no feed-forwards", "no feed-forward at any step"],
 )
@@ -49,7 +49,7 @@ def test_balance_weights_of_a_model_without_routers_are_refused(decoder: dict[st
         "self_attention, cross_attention or ffn the kind experts, or a stack a sparse_layer, with n_experts above 1"
     )
     assert refused({"decoder": decoder}, BALANCE) == [
-        f"training.balance.switch is 0.01: {reason}",
+        f"training.balance.hypersphere is 0.01: {reason}",
         f"training.balance.temperature is 0.3: {reason}",
     ]
 
@@ -61,10 +61,11 @@ def test_how_tokens_count_in_balance_losses_is_refused_without_routers_unless_it
 
 
 def test_feed_forwards_of_experts_that_a_variant_drops_are_no_routers() -> None:
-    dropped = {"ffn_variant": "no-dec", "decoder": {"ffn": {"kind": "experts", "n_experts": 4}}}
+    dropped = {"ffn_variant": "no-dec", "decoder": {"ffn": {"kind": "experts"}}}
     assert [line.partition(" is ")[0] for line in refused(dropped, BALANCE)] == [
-        "training.balance.switch",
+        "training.balance.hypersphere",
         "training.balance.temperature",
+        "model.decoder.ffn.kind",
     ]
 
 

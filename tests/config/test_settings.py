@@ -88,7 +88,7 @@ def test_settings_of_lists_and_optional_groups_and_tasks_are_listed() -> None:
     assert pattern.default is None
     (tokenizer,) = entries("data.target_tokenizer")
     assert (tokenizer.accepts, tokenizer.default) == ("a group of settings, or null", "null")
-    assert entries("data.target_tokenizer.vocab_size")[0].default == "8000"
+    assert entries("data.target_tokenizer.vocab_size")[0].default == "null"
     assert ["scan"] in [setting.only_with["task.kind"] for setting in entries("task.split")]
 
 

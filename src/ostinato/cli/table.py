@@ -154,9 +154,8 @@ def _show_sweep(path: Path, store: Path, form: str, *, examples: bool, access: A
         return
     if form == "csv":
         columns, body = summary.flat_table(lines)
-        csv.writer(sys.stdout, lineterminator="\n").writerows(
-            [[_csv_cell(cell) for cell in row] for row in (columns, *body)]
-        )
+        rows: list[Sequence[object]] = [columns, *body]
+        csv.writer(sys.stdout, lineterminator="\n").writerows([[_csv_cell(cell) for cell in row] for row in rows])
         return
     for found in (summary.summary_table(lines), summary.difference_table(lines), _example_table(differences)):
         if found is not None and form == "markdown":

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from ostinato.config.base import Config, Count, Positive, Size
+from ostinato.config.base import Config, Count, Positive, Size, inert
 from ostinato.errors import Problem
 
 
@@ -21,6 +21,10 @@ def with_strategy(chosen: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+_ONLY_WITH = {"beam": {"stopping"}, "sample": {"temperature", "top_k", "seed"}}
+"""Settings of one strategy."""
+
+
 class LengthPenaltyConfig(Config):
     """Score of a finished hypothesis of n tokens (the end symbol included) and log-probability s.
 
@@ -30,6 +34,11 @@ class LengthPenaltyConfig(Config):
     kind: Literal["none", "gnmt", "exponent"] = "gnmt"
     alpha: Annotated[float, Field(ge=0)] = 0.6
     """0: no penalty; larger values favour longer outputs."""
+
+    def problems(self, path: str = "") -> Iterator[Problem]:
+        """An exponent of nothing."""
+        if self.kind == "none":
+            yield from inert(self, path, f"has no effect with {path}kind=none: remove it")
 
 
 class DecodingConfig(Config):
@@ -70,6 +79,10 @@ class DecodingConfig(Config):
 
     def problems(self, path: str = "") -> Iterator[Problem]:
         """A beam is for beam search, and a search must be allowed to write something."""
+        for only, names in _ONLY_WITH.items():
+            if self.strategy != only:
+                others = type(self).model_fields.keys() - names
+                yield from inert(self, path, f"has no effect without {path}strategy={only}: remove it", but=others)
         if (self.strategy == "beam") != (self.beam > 1):
             yield Problem(f"{path}beam", self.beam, f"must be above 1 with {path}strategy=beam, and 1 otherwise")
         if self.n_best > self.beam:

@@ -24,7 +24,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel
 
 from ostinato.config.renamed import with_new_names
-from ostinato.config.schema import Settings, child, is_open, keeps_on_change, slot_of
+from ostinato.config.schema import Settings, are_alike, child, is_open, keeps_on_change, slot_of
 from ostinato.errors import ConfigError, Problem
 
 FindBase = Callable[[str], Path]
@@ -150,13 +150,22 @@ def fill_inputs(settings: Settings, inputs: Mapping[str, str]) -> Settings:
     return found
 
 
-def read_recipe(path: Path, find_base: FindBase, root: type[BaseModel], chain: tuple[Path, ...] = ()) -> Settings:
+def read_recipe(
+    path: Path,
+    find_base: FindBase,
+    root: type[BaseModel],
+    settle: Callable[[Settings, Settings | None], Settings],
+    chain: tuple[Path, ...] = (),
+) -> Settings:
     """Return the settings of a file merged onto its bases'.
 
     `base:` is a path to a YAML file, relative to the file that says it, or else the name of a recipe; paths of `data`
     are relative to the file that says them, too. The name and the description of a recipe are its own: neither is
     inherited. In the recipe of a run, which the program wrote, paths stay, and old names of settings are replaced by
     new ones.
+
+    Args:
+        settle: puts settings on top of others, see `ostinato.config.load.settle`.
 
     Raises:
         ConfigError: a file that cannot be read, or bases that form a circle.
@@ -167,7 +176,7 @@ def read_recipe(path: Path, find_base: FindBase, root: type[BaseModel], chain: t
         raise ConfigError([Problem("base", str(path), f"a recipe cannot derive from itself ({circle})")])
     own = read_yaml(path)
     if path.name == RUN_RECIPE and (path.parent / RUN_VERSIONS).is_file():
-        own = with_new_names(own, root)
+        own = settle(with_new_names(own, root), None)
     else:
         own = map_data_paths(own, from_file(path))
     base = own.pop("base", None)
@@ -180,10 +189,10 @@ def read_recipe(path: Path, find_base: FindBase, root: type[BaseModel], chain: t
         if base.endswith(_SUFFIXES):
             raise ConfigError([Problem("base", base, f"there is no such file beside {path}")])
         beside = find_base(base)
-    parent = read_recipe(beside, find_base, root, (*chain, here))
+    parent = read_recipe(beside, find_base, root, settle, (*chain, here))
     for key in ("name", "description"):
         parent.pop(key, None)
-    return merge(parent, own, root)
+    return settle(parent, own)
 
 
 def check_size(text: str) -> None:
@@ -276,7 +285,9 @@ def merge(base: Settings, new: Settings, node: type[BaseModel] | None) -> Settin
             slot = slot_of(node.model_fields[key])
             before, after = child(slot, old), child(slot, value)
             kind = old.get("kind", slot.default_kind)
-            if value.get("kind", kind) == kind or not (slot.is_union or (before and is_open(before))):
+            if before and not are_alike(before, old, value):
+                merged[key] = value
+            elif value.get("kind", kind) == kind or not (slot.is_union or (before and is_open(before))):
                 merged[key] = merge(old, value, before)
             elif before and after and keeps_on_change(before) and keeps_on_change(after):
                 of_both = before.model_fields.keys() & after.model_fields

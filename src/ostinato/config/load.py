@@ -21,8 +21,8 @@ from ostinato.config.base import DEFER_CHECKS, Config, all_problems
 from ostinato.config.files import UNSET, FindBase, merge, parse_overrides, read_recipe, resolve_references, write_yaml
 from ostinato.config.recipe import Recipe
 from ostinato.config.renamed import renamed_in
-from ostinato.config.schema import PathTuple, Settings, Slot, describe, dotted, map_groups, slot_of, suggestions
-from ostinato.errors import ConfigError, Problem
+from ostinato.config.schema import PathTuple, Settings, Slot, describe, dotted, leaves, map_groups, slot_of, suggestions
+from ostinato.errors import ConfigError, Inert, Problem
 
 C = TypeVar("C", bound=Config)
 
@@ -55,13 +55,43 @@ def load_recipe_config(
         ConfigError: with every problem found.
     """
     if isinstance(source, Path):
-        settings = read_recipe(source, find_base, Recipe)
+        settings = read_recipe(source, find_base, Recipe, settle)
     else:
         settings = copy.deepcopy(source)
     if default_name is not None:
         settings.setdefault("name", default_name)
-    settings = resolve_references(merge(settings, parse_overrides(overrides), Recipe))
+    settings = resolve_references(settle(settings, parse_overrides(overrides)))
     return check_recipe(settings, extra_problems)
+
+
+def settle(settings: Settings, new: Settings | None) -> Settings:
+    """Return a recipe's settings with new ones on top, without what nobody wrote for it and has no effect there.
+
+    A setting that is useless only because of the new ones is left out, unless it is one of them. `new` None: `settings`
+    are what a program stored, in which all useless ones are left out. Other useless settings stay: they are errors.
+    """
+    merged = settings if new is None else merge(settings, new, Recipe)
+    useless = _inert_keys(merged)
+    if useless and new is not None:
+        useless -= {key for key, _ in leaves(new)} | _inert_keys(settings)
+    if not useless:
+        return merged
+    left = copy.deepcopy(merged)
+    for key in useless:
+        *groups, name = key.split(".")
+        group = _get(left, tuple(groups))
+        if isinstance(group, dict):
+            group.pop(name, None)
+    return left
+
+
+def _inert_keys(settings: Settings) -> set[str]:
+    """Return the keys of the settings of a recipe that have no effect, among those that can be read."""
+    try:
+        config = _Repair(map_groups(resolve_references(settings), Recipe, _with_kinds), Recipe).run()
+    except ConfigError:
+        return set()
+    return {problem.key for problem in all_problems(config) if isinstance(problem, Inert)}
 
 
 def dump_recipe(recipe: Recipe, path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from ostinato.config.base import Config, Count, Size
+from ostinato.config.base import Config, Count, Size, inert
 from ostinato.config.data import DataConfig
 from ostinato.config.decoding import DecodingConfig
 from ostinato.config.model import ModelConfig, Seq2SeqConfig
@@ -99,6 +99,24 @@ class Recipe(Config):
             given = self.model.special_ids.model_dump()
             reason = "a recipe's text is read by tokenizers whose ids are 0, 1 and 2: remove it (others: in Python)"
             yield Problem(f"{path}model.special_ids", given, reason)
+        if not self.model.generates:
+            reason = f"has no effect: a model with {path}model.head.kind={self.model.reads} writes no text; remove it"
+            yield from inert(self.decoding, f"{path}decoding.", reason)
+        if self.task.kind == "files":
+            reads_texts = self.task.settings().get("model_kind") == "language_model"
+            read = {"text_field"} if reads_texts else {"source_field", "target_field"}
+            reason = f"has no effect: {path}task.model_kind={'language_model' if reads_texts else 'seq2seq'} reads "
+            reason += f"{' and '.join(sorted(read))} of every example; remove it"
+            fields = {
+                "source_field",
+                "target_field",
+                "text_field",
+                *(["max_source_length"] if reads_texts else []),
+            } - read
+            yield from inert(self.data, f"{path}data.", reason, but=DataConfig.model_fields.keys() - fields)
+        if self.model.reads != "masked":
+            reason = f"has no effect without {path}model.head.kind=masked: remove it"
+            yield from inert(self.data.masking, f"{path}data.masking.", reason)
         stacks = self.model.stacks()
         if not stacks:
             reason = "has no effect: this model is a recurrence over positions, without steps of depth; remove it"

@@ -60,8 +60,8 @@ class Tokenizer(ABC):
         if config.kind == "file":
             return _read_existing(Path(str(config.path)))
         if config.kind in ("words", "characters"):
-            return SymbolTokenizer.count(config.kind, texts, config.min_count)
-        model = train_subwords(config.kind, texts, config.vocab_size - N_SPECIAL)
+            return SymbolTokenizer.count(config.kind, texts, config.min_count, config.vocab_size)
+        model = train_subwords(config.kind, texts, config.n_trained - N_SPECIAL)
         return SubwordTokenizer(config.kind, model, leading_space=True)
 
     @abstractmethod
@@ -130,8 +130,18 @@ class SymbolTokenizer(Tokenizer):
         self._glue = " " if kind == "words" else ""
 
     @classmethod
-    def count(cls, kind: Literal["words", "characters"], texts: Iterable[str], min_count: int = 1) -> SymbolTokenizer:
-        """Build the vocabulary of `texts`: most frequent first, then in the order of code points."""
+    def count(
+        cls,
+        kind: Literal["words", "characters"],
+        texts: Iterable[str],
+        min_count: int = 1,
+        vocab_size: int | None = None,
+    ) -> SymbolTokenizer:
+        """Build the vocabulary of `texts`: most frequent first, then in the order of code points.
+
+        Args:
+            min_count: rarer symbols are left out. vocab_size: ids at most, special symbols included; None: no limit.
+        """
         counts: Counter[str] = Counter()
         for text in texts:
             counts.update(text.split() if kind == "words" else text)
@@ -139,7 +149,7 @@ class SymbolTokenizer(Tokenizer):
         if not kept:
             reason = f"none of the {len(counts)} {kind} occurs {min_count} times" if counts else "there is no text"
             raise DataError(f"cannot build a tokenizer of {kind}: {reason}")
-        return cls(kind, kept)
+        return cls(kind, kept if vocab_size is None else kept[: vocab_size - N_SPECIAL])
 
     def extended(self, texts: Iterable[str]) -> SymbolTokenizer:
         """Return this tokenizer with the new symbols of `texts` after its own, the most frequent first."""

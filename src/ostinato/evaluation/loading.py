@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 
 from ostinato.config.decoding import DecodingConfig, with_strategy
-from ostinato.config.load import check_recipe
+from ostinato.config.load import check_recipe, settle
 from ostinato.config.recipe import Recipe
 from ostinato.data.inputs import Input
 from ostinato.data.registry import DataAccess
@@ -197,7 +197,7 @@ class LoadedRun:
         if "beam" in chosen:  # n_best cannot exceed the beam.
             chosen.setdefault("n_best", min(self.recipe.decoding.n_best, chosen["beam"]))
         settings = self.recipe.model_dump(mode="json")
-        return check_recipe(settings | {"decoding": settings["decoding"] | chosen}).decoding
+        return check_recipe(settle(settings, {"decoding": chosen})).decoding
 
 
 def load(

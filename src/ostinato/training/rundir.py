@@ -21,6 +21,7 @@ from typing import Any
 
 from ostinato.config.data import DataConfig
 from ostinato.config.load import dump_recipe
+from ostinato.config.operational import FREE_TO_CHANGE
 from ostinato.config.recipe import Recipe
 from ostinato.data.disk import PARTIAL, remove_leftovers, sha256_of, sync, write_json
 from ostinato.data.example import Example, fingerprint
@@ -31,15 +32,6 @@ from ostinato.tasks.recipes import load_recipe
 from ostinato.version import LEARNING, __version__, source_hash
 
 _RESULTS, _RECIPE, _DATA, _VERSIONS = "results.json", "recipe.yaml", "data.json", "versions.json"
-_FREE_TO_CHANGE = (
-    "description",
-    "reference",
-    "training.device",
-    "training.n_threads",
-    "training.expert_backend",
-    "training.compaction",
-    "training.keep_",  # last and best
-)
 _LIBRARIES = ("torch", "numpy", "tokenizers", "safetensors", "pydantic", "sacrebleu")
 
 
@@ -156,7 +148,7 @@ def deciding_settings(recipe: Recipe) -> dict[str, Any]:
 
 def may_change(key: str) -> bool:
     """Return True for a setting, by its dotted path, that does not change the results of a run."""
-    return key.startswith(_FREE_TO_CHANGE)
+    return key.startswith(FREE_TO_CHANGE)
 
 
 def _shown(settings: dict[str, Any], key: str) -> str:
