@@ -54,7 +54,9 @@ def _claim(claim: Claim, outcome: Outcome | None) -> Iterator[str]:
     config = claim.config
     why = None if outcome is None else outcome.why_stale(claim)
     then = "" if outcome is None or why is None else f" ({outcome.found}; {why})"
-    yield f"### {claim.name}: {_verdict(claim, outcome)}{then}\n"
+    # Not in the heading: its anchor, which others link to, must not change with the verdict.
+    yield f"### {claim.name}\n"
+    yield f"**{_verdict(claim, outcome)}**{then}\n"
     yield f"{config.statement} ({config.where})\n"
     if outcome is None:
         lines = [[e.what, band_text(e.band), ""] for e in config.expect]
