@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from ostinato.config.claim import ClaimConfig, CountSource, SweepSource
 from ostinato.config.files import did_you_mean, read_recipe, read_yaml, shipped_directory, shipped_files
-from ostinato.config.load import check_settings
+from ostinato.config.load import check_settings, settle
 from ostinato.config.recipe import Recipe
 from ostinato.data.disk import write_text
 from ostinato.errors import ConfigError, DataError, Problem
@@ -69,7 +69,7 @@ class Claim:
         """SHA-256 of what is measured: the source files of its parts of the package, and the recipes."""
         content: list[Any] = [source_hash((*_MEASURED[self.config.source.kind], "experiments/claims/statistics.py"))]
         for name in sorted(self._recipes()):
-            recipe = read_recipe(find_recipe(name), find_recipe, Recipe)
+            recipe = read_recipe(find_recipe(name), find_recipe, Recipe, settle)
             content.append({key: value for key, value in recipe.items() if key not in _DESCRIPTIVE})
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
