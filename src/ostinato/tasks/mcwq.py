@@ -31,11 +31,13 @@ _PARTS = ("train", "dev", "test")
 
 
 def _remote(split: str, part: str, language: str) -> RemoteFile:
-    n_rows, n_bytes, sha256 = _PUBLISHED[f"{split}/{part}"] if language == "en" else (None, None, None)
+    known = _PUBLISHED.get(f"{split}/{part}") if language == "en" else None
+    n_rows, n_bytes, sha256 = known or (None, None, None)
+    folder = "random_split" if split == "random" else split
     return RemoteFile(
         repo="coastalcph/seq2sparql",
         commit="7f9d6e64109f7a600539d2186b33b06d7d80abd3",
-        path=f"mcwq/official/{split}/{part}.{language}.txt",
+        path=f"mcwq/official/{folder}/{part}.{language}.txt",
         sha256=sha256,
         n_bytes=n_bytes,
         n_rows=n_rows,
@@ -47,7 +49,7 @@ class McwqConfig(TaskConfig):
     """Settings of MCWQ."""
 
     kind: Literal["mcwq"] = "mcwq"
-    split: Literal["mcd1", "mcd2", "mcd3"] = "mcd1"
+    split: Literal["mcd1", "mcd2", "mcd3", "random"] = "mcd1"
     """The published split."""
     language: Literal["en", "he", "kn", "zh"] = "en"
     """Of the questions: English, Hebrew, Kannada, Chinese. The hashes of English dev and test files alone are known."""
@@ -56,10 +58,11 @@ class McwqConfig(TaskConfig):
 
 
 class McwqTask(Task):
-    """MCWQ: questions with masked entities and their SPARQL queries on Wikidata; three splits as in CFQ.
+    """MCWQ: questions with masked entities and their SPARQL queries on Wikidata; three splits as in CFQ, one at random.
 
     Splits: mcd1 57,190 train, 5,408 dev, 5,310 test; mcd2 54,713, 5,929, 5,891; mcd3 54,927, 6,034, 6,151: compounds of
-    train and test differ as much as possible. Questions in English, or translated into Hebrew, Kannada or Chinese.
+    train and test differ as much as possible. random: drawn alike; sizes and hashes of its files are not known here, later
+    downloads must equal the first. Questions in English, or translated into Hebrew, Kannada or Chinese.
     Targets: target_form=published is the query as it is. simplified writes clauses together and sorts them, see
     `ostinato.tasks.sparql`; this is CFQ's short form, not the one of MCWQ's authors, which has brackets.
     Tokens: words.
@@ -76,7 +79,8 @@ class McwqTask(Task):
 
     def published_sizes(self) -> dict[str, int]:
         """Return the sizes of the split."""
-        return {part: _PUBLISHED[f"{self.config.split}/{part}"][0] for part in _PARTS}
+        rows = {part: _remote(self.config.split, part, "en").n_rows for part in _PARTS}
+        return {part: n for part, n in rows.items() if n is not None}
 
     def _examples(self, split: str) -> Iterator[Example]:
         file = _remote(self.config.split, split, self.config.language)
