@@ -61,8 +61,8 @@ class McwqTask(Task):
     """MCWQ: questions with masked entities and their SPARQL queries on Wikidata; three splits as in CFQ, one at random.
 
     Splits: mcd1 57,190 train, 5,408 dev, 5,310 test; mcd2 54,713, 5,929, 5,891; mcd3 54,927, 6,034, 6,151: compounds of
-    train and test differ as much as possible. random: drawn alike; sizes and hashes of its files are not known here, later
-    downloads must equal the first. Questions in English, or translated into Hebrew, Kannada or Chinese.
+    train and test differ as much as possible. random: drawn alike; sizes and hashes of its files are not known here.
+    Questions in English, or translated into Hebrew, Kannada or Chinese.
     Targets: target_form=published is the query as it is. simplified writes clauses together and sorts them, see
     `ostinato.tasks.sparql`; this is CFQ's short form, not the one of MCWQ's authors, which has brackets.
     Tokens: words.
