@@ -189,6 +189,18 @@ def test_mcwq_reads_other_languages_and_stand_ins_for_its_training_file(tmp_path
     assert [e.source for e in task.examples("train")] == ["Did M1 star M2"]
 
 
+def test_mcwq_has_a_random_split_beside_those_of_compound_divergence(tmp_path: Path) -> None:
+    task = open_task(tmp_path, "mcwq", split="random")
+    folder = "mcwq/official/random_split"
+    assert [file.path for file in task.files()] == [f"{folder}/{part}.en.txt" for part in ("train", "dev", "test")]
+    assert task.published_sizes() == {}
+    write_lines(tmp_path, task.files()[2], ["IN: Did M0 's star play M1  OUT: ASK WHERE { ?x0 wdt:P453 M1 }"])
+    assert [(e.source, e.target) for e in task.examples("test")] == [
+        ("Did M0 's star play M1", "ASK WHERE { ?x0 wdt:P453 M1 }")
+    ]
+    assert open_task(tmp_path, "mcwq", split="mcd1", language="he").published_sizes()["train"] == 57190
+
+
 def test_a_query_is_right_as_a_whole_and_in_order() -> None:
     metric = make_metric("exact_match")
     metric.update("ASK WHERE { M0 p M1 . M0 q M1 }", "ASK WHERE { M0 p M1 . M0 q M1 }")

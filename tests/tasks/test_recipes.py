@@ -251,7 +251,7 @@ def test_files_of_a_recipe_are_found_from_the_recipe_and_overrides_from_the_curr
     data = "train: [a.en, a.de], dev: gone.jsonl, test: {gen: t.jsonl}, tokenizer: {kind: file, path: t.json}"
     base = f"base: files/template\ndata: {{{data}}}\n"
     (tmp_path / "mine" / "base.yaml").write_text(base, encoding="utf-8")
-    arm = "base: ../base.yaml\ndata: {target_tokenizer: null, text_field: a}\nmodel: {dropout: 0.2}\n"
+    arm = "base: ../base.yaml\ndata: {target_tokenizer: null, source_field: a}\nmodel: {dropout: 0.2}\n"
     (tmp_path / "mine" / "arms" / "arm.yaml").write_text(arm, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     found = load_recipe("mine/arms/arm.yaml", ["data.test.far=t.jsonl"]).data
