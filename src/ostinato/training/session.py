@@ -88,6 +88,7 @@ class Session:
         self.updater = Updater(self.model, self.optimizer, self.config, processes)
         if processes.is_main:
             records.cut(self.progress.metrics_bytes)
+        self._last_evaluation = processes.broadcast(records.last_evaluation)
         self.model.train()
         self._earlier_seconds, self._began = self.progress.seconds, time.perf_counter()
         # Seconds inside updates, and their labels, since the last record; unlike the window of losses not saved.
@@ -110,6 +111,7 @@ class Session:
         """Load the last checkpoint: random states last, because building a model draws numbers."""
         saved = self.checkpoints.load(self.device, execution_of(self.config))
         self.progress, self.model = saved.progress, saved.model
+        self.progress.judge_patience(self.config.selection)
         self.optimizer = self._new_optimizer()
         saved.restore_optimizer(self.optimizer)
         self.prepared.batches.restore(self.progress.batches)
@@ -142,6 +144,10 @@ class Session:
         """
         with Interrupts(self.processes) as interrupts:
             interrupts.check()
+            if self.progress.update > self._last_evaluation and self._is_evaluated(self.progress.update):
+                # The last update was not one to evaluate after when it was saved.
+                self._evaluate()
+                self._save_progress()
             while self.progress.update < self.config.n_updates and self.progress.stopped is None:
                 began = time.perf_counter()
                 rate, gradient = self._update()
@@ -170,6 +176,9 @@ class Session:
     def _is_logged(self, update: int) -> bool:
         return update == self.config.n_updates or update % self.config.log_every == 0
 
+    def _is_evaluated(self, update: int) -> bool:
+        return update == self.config.n_updates or update % self.config.evaluate_every == 0
+
     def _follow_up(self, rate: float, gradient: Gradient) -> None:
         """Record, evaluate and save where it is due; the last update has all three."""
         update, config = self.progress.update, self.config
@@ -177,7 +186,7 @@ class Session:
         is_ranked = False
         if self._is_logged(update):
             self._log(rate, gradient)
-        if is_last or update % config.evaluate_every == 0:
+        if self._is_evaluated(update):
             self._evaluate()
             is_ranked = self.progress.is_ranked
         if is_last or is_ranked or self.progress.stopped or update % config.save_every == 0:
@@ -253,6 +262,13 @@ class Session:
             self.progress.metrics_bytes = self.records.n_bytes()
             directory = self.checkpoints.save(self.model, self.optimizer, self.progress, randoms)
             self.reporter.on_save(self.progress.update, directory)
+
+    def _save_progress(self) -> None:
+        """Write what an evaluation changed into the checkpoint that the run was resumed from."""
+        if self.processes.is_main:
+            self.progress.metrics_bytes = self.records.n_bytes()
+            self.checkpoints.save_progress(self.progress)
+        self.processes.barrier()
 
     def _fail(self, update: int, gradient: Gradient, batches: Sequence[Batch]) -> NoReturn:
         """Save the state before an update whose gradient is not finite, and stop the run with a TrainingError."""
