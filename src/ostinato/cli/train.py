@@ -16,7 +16,9 @@ def train(
     recipe: RecipeArgument,
     overrides: OverridesArgument = None,
     run_dir: Annotated[Path | None, typer.Option(help="Where to write; default: runs/ and the recipe's name.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on where an interrupted run stopped.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on where a run stopped; KEY=VALUE may make it longer.")
+    ] = False,
     access: AccessOption = None,
     json: JsonOption = False,
 ) -> None:

@@ -29,7 +29,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from ostinato.data.disk import new_folder, remove_folder, remove_leftovers, sha256_of, write_json
+from ostinato.data.disk import new_folder, remove_folder, remove_leftovers, sha256_of, write_json, write_text
 from ostinato.errors import CheckpointError
 from ostinato.models import Model, load_model, save_model
 from ostinato.models.checkpoint import checkpoint_folders
@@ -93,10 +93,20 @@ class Checkpoints:
         directory = self.directory(progress.update)
         _write(directory, model, optimizer, progress, randoms)
         self._write_pointer("last", progress.update)
+        self._after_save(progress)
+        return directory
+
+    def save_progress(self, progress: Progress) -> None:
+        """Replace the progress in the last checkpoint, where nothing else has changed since it was saved."""
+        path = self.directory(progress.update) / _STATE
+        content = _read_json(path)
+        write_text(path, json.dumps(content | {"progress": progress.to_dict()}) + "\n")
+        self._after_save(progress)
+
+    def _after_save(self, progress: Progress) -> None:
         if progress.best is not None:
             self._write_pointer("best", progress.best.update)
         self._prune(progress)
-        return directory
 
     def save_failed(
         self,

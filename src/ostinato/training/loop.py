@@ -51,7 +51,8 @@ def train(
         directory: of the run, see `ostinato.training.rundir`; it must not hold a run yet. Of several processes that of
             rank 0 is used, which all of them must be able to read.
         resume: resume the run in `directory` from its last checkpoint; start it where there is none; return the
-            results where it has finished.
+            results where it has finished. What the recipe changes of the run's own is recorded, or refused: see
+            `ostinato.training.changes`.
         access: where published data comes from; None: the default cache and mirror.
         reporter: called at every event, by rank 0; None: no reports.
 
@@ -74,13 +75,13 @@ def train(
             prepared = prepare(recipe, run, is_resumed, access)
         results = processes.broadcast(lambda: run.results() if is_resumed else None)
         if results is None:
-            results = _train(prepared, run, reporter, device, processes)
+            results = _train(prepared, run, reporter, device, processes, resume)
         reporter.on_end(results)
         return results
 
 
 def _train(
-    prepared: Prepared, run: RunDirectory, reporter: Reporter, device: torch.device, processes: Processes
+    prepared: Prepared, run: RunDirectory, reporter: Reporter, device: torch.device, processes: Processes, resume: bool
 ) -> dict[str, Any]:
     recipe = prepared.recipe
     checkpoints = Checkpoints(run.checkpoints, recipe.training.keep_last)
@@ -97,6 +98,11 @@ def _train(
     if session.initial is not None and processes.is_main:
         write_json(run.path / "initial.json", asdict(session.initial))
     reporter.on_start(recipe, info)
+    if resume and not session.progress.update:
+        reporter.on_note(0, f"nothing to resume: {run.path} holds no checkpoint, so training begins anew")
+    if prepared.changes:
+        changed = (f"{key} from {old} to {new}" for key, (old, new) in prepared.changes.items())
+        reporter.on_note(session.progress.update, f"changed: {', '.join(changed)}")
     progress = session.run()
 
     def finish() -> dict[str, Any]:

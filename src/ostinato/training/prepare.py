@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from ostinato.config.files import map_texts
 from ostinato.config.recipe import Recipe
@@ -20,18 +21,23 @@ from ostinato.evaluation.tally import check_columns
 from ostinato.tasks.base import Task
 from ostinato.tasks.checks import metric_problems, model_problems
 from ostinato.tasks.registry import build_task
+from ostinato.training.changes import Changes
 from ostinato.training.initial import load_tokenizers
 from ostinato.training.rundir import RunDirectory, describe_data, describe_split
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A run that is ready for its first update; `recipe` has its vocabulary sizes and absolute paths."""
+    """A run that is ready for its next update; `recipe` has its vocabulary sizes and absolute paths.
+
+    `changes`: what it changes in the recipe of the run that is resumed.
+    """
 
     recipe: Recipe
     task: Task
     tokenizers: Tokenizers
     batches: TrainingBatches
+    changes: Changes = field(default_factory=dict)
 
     @property
     def metrics(self) -> list[str]:
@@ -65,14 +71,20 @@ def prepare(recipe: Recipe, run: RunDirectory, is_resumed: bool, access: DataAcc
         raise ConfigError(problems)
     recipe = _absolute_paths(recipe)
     train_split = task.splits()[0]
+    changes: Changes = {}
+    new_splits: dict[str, Any] = {}
     if is_resumed:
         tokenizers = Tokenizers.load(run.tokenizers)
         recipe = _with_vocabulary(recipe, tokenizers)
-        run.check_same(recipe)
+        changes = run.changes_to(recipe)
         examples = list(task.examples(train_split))
         run.check_data(train_split, str(describe_split(train_split, examples)["sha256"]))
         for split in other_splits(recipe, train_split):
-            run.check_data(split, str(describe_split(split, task.examples(split))["sha256"]))
+            described = describe_split(split, task.examples(split))
+            if "evaluation.splits" in changes and split not in run.data_hashes():
+                new_splits[split] = described
+            else:
+                run.check_data(split, str(described["sha256"]))
     else:
         examples = list(task.examples(train_split))
         origin, extends = recipe.training.init_from, recipe.training.extend_vocabulary
@@ -91,9 +103,12 @@ def prepare(recipe: Recipe, run: RunDirectory, is_resumed: bool, access: DataAcc
     rows = encode_rows(examples, tokenizers, recipe.data, recipe.model, training=True, name=train_split)
     objective = objective_of(recipe.model, recipe.data, tokenizers)
     batches = TrainingBatches(rows, recipe.data.tokens_per_batch, recipe.seed, objective, recipe.data.mixture)
-    prepared = Prepared(recipe, task, tokenizers, batches)
-    if not is_resumed:
+    prepared = Prepared(recipe, task, tokenizers, batches, changes)
+    if changes or not is_resumed:
         _check_scored_examples(prepared)
+    if changes:
+        run.change(recipe, changes, new_splits)
+    if not is_resumed:
         data = describe_data(task, recipe.data, other_splits(recipe, train_split))
         data["splits"] = {train_split: describe_split(train_split, examples), **data["splits"]}
         with new_folder(run.tokenizers) as folder:

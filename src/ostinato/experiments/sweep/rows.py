@@ -90,9 +90,10 @@ def _check_address(run: PlannedRun, recipe: Recipe) -> None:
     start = run.start.key if run.start else None
     if start is None and recipe.training.init_from is not None:
         return  # what it started from may be gone, and is part of its address
-    hashes = RunDirectory(run.directory).data_hashes()
+    directory = RunDirectory(run.directory)
+    hashes, changes = directory.data_hashes(), directory.recorded_changes()
     version = run_versions(run.directory)["ostinato"]
-    if run_key(recipe, hashes, start=start, version=version) != run.key:
+    if run_key(recipe, hashes, start=start, version=version, changes=changes) != run.key:
         raise CheckpointError(f"{run.directory} holds another run than its name says: move it away, and run it again")
 
 
