@@ -176,7 +176,7 @@ SINGLE_PROCESS = Processes()
 
 
 class Interrupts:
-    """Defers Ctrl-C in the body of a `with`, so that all processes of a run stop after the same update, with a checkpoint.
+    """Defers Ctrl-C in a `with`, so that all processes of a run stop after the same update, with a checkpoint.
 
     A second Ctrl-C, or one within `at_once`, raises KeyboardInterrupt where the process is.
     """
