@@ -29,7 +29,7 @@ VOCABULARIES |= {"cfq": (250, 250), "mcwq": (166, 166), "babi": (25, 25)}
 def sized(name: str) -> ModelConfig:
     """The recipe's model with the vocabulary its task has (subwords: the size asked for)."""
     recipe = load_recipe(name)
-    source, target = VOCABULARIES.get(name.split("/")[0], (recipe.data.tokenizer.vocab_size,) * 2)
+    source, target = VOCABULARIES.get(name.split("/")[0], (recipe.data.tokenizer.vocab_size or 8000,) * 2)
     return recipe.model.model_copy(update=recipe.model.vocabulary_sizes(source, target))
 
 
