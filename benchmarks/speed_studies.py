@@ -119,15 +119,20 @@ class Size:
     d_ff: int = 2048
     n_steps: int | None = None
 
-    def overrides(self, stacks: Sequence[str]) -> tuple[str, ...]:
-        """Return the settings that give a recipe with these stacks this size."""
+    def overrides(self, stacks: Sequence[str], without: Sequence[str] = ()) -> tuple[str, ...]:
+        """Return the settings that give a recipe with these stacks this size.
+
+        Args:
+            without: stacks that have no feed-forward.
+        """
         found = [f"model.d_model={self.d_model}"]
         for stack in stacks:
             kinds = (
                 ["self_attention"] if stack == "encoder" or len(stacks) == 1 else ["self_attention", "cross_attention"]
             )
             found += [f"model.{stack}.{kind}.n_heads={self.n_heads}" for kind in kinds]
-            found.append(f"model.{stack}.ffn.d_ff={self.d_ff}")
+            if stack not in without:
+                found.append(f"model.{stack}.ffn.d_ff={self.d_ff}")
             if self.n_steps is not None:
                 found.append(f"model.{stack}.n_steps={self.n_steps}")
         return tuple(found)
@@ -153,8 +158,15 @@ def decoding_study(
         size: of the baselines of both groups.
     """
     work = tuple(Workload("decoding", batch, source_length, target_length, beam) for batch in batch_sizes)
-    both, one = size.overrides(("encoder", "decoder")), size.overrides(("decoder",))
-    pairs = tuple(Variant(name, f"one-wide-ffn/base/{name}", both) for name in ENCODER_DECODER)
+    stacks, one = ("encoder", "decoder"), size.overrides(("decoder",))
+    pairs = tuple(
+        Variant(
+            name,
+            f"one-wide-ffn/base/{name}",
+            size.overrides(stacks, without=[stack for stack in stacks if f"no-{stack[:3]}" in name]),
+        )
+        for name in ENCODER_DECODER
+    )
     single = tuple(Variant(_NAMES.get(name, name), f"one-wide-ffn/decoder-only/{name}", one) for name in DECODER_ONLY)
     groups = (Group("encoder-decoder", pairs, work), Group("decoder-only", single, work))
     return SpeedStudy("decoding_speed", groups, vocabulary, effort or Effort())

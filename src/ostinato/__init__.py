@@ -17,17 +17,19 @@ if TYPE_CHECKING:
     from ostinato.config.lstm import LstmLanguageModelConfig, LstmSeq2SeqConfig
     from ostinato.config.model import EncoderConfig, LanguageModelConfig, Seq2SeqConfig
     from ostinato.config.recipe import Recipe
+    from ostinato.config.special_ids import SpecialIds
     from ostinato.config.stack import DecoderConfig, StackConfig
     from ostinato.config.sub_layers import AttentionConfig, DenseFeedForwardConfig, SeparableConvConfig
-    from ostinato.config.training import TrainingConfig
+    from ostinato.config.training import BalanceConfig, DepthCostConfig, TrainingConfig
+    from ostinato.data.batch import Batch
     from ostinato.decoding.generate import generate
     from ostinato.evaluation.evaluate import evaluate
     from ostinato.evaluation.loading import LoadedRun, load
-    from ostinato.models.base import ModelOutput
     from ostinato.models.build import build_model
     from ostinato.models.checkpoint import load_model, save_model
     from ostinato.models.encoder import Encoder
     from ostinato.models.lstm import LstmLanguageModel, LstmSeq2Seq
+    from ostinato.models.output import ModelOutput
     from ostinato.models.transformer import LanguageModel, Seq2Seq
     from ostinato.nn.execution import Execution
     from ostinato.plan import Plan
@@ -41,17 +43,19 @@ _HOMES = {
     "ostinato.config.lstm": ("LstmLanguageModelConfig", "LstmSeq2SeqConfig"),
     "ostinato.config.model": ("EncoderConfig", "LanguageModelConfig", "Seq2SeqConfig"),
     "ostinato.config.recipe": ("Recipe",),
+    "ostinato.config.special_ids": ("SpecialIds",),
     "ostinato.config.stack": ("DecoderConfig", "StackConfig"),
     "ostinato.config.sub_layers": ("AttentionConfig", "DenseFeedForwardConfig", "SeparableConvConfig"),
-    "ostinato.config.training": ("TrainingConfig",),
+    "ostinato.config.training": ("BalanceConfig", "DepthCostConfig", "TrainingConfig"),
+    "ostinato.data.batch": ("Batch",),
     "ostinato.decoding.generate": ("generate",),
     "ostinato.evaluation.evaluate": ("evaluate",),
     "ostinato.evaluation.loading": ("LoadedRun", "load"),
-    "ostinato.models.base": ("ModelOutput",),
     "ostinato.models.build": ("build_model",),
     "ostinato.models.checkpoint": ("load_model", "save_model"),
     "ostinato.models.encoder": ("Encoder",),
     "ostinato.models.lstm": ("LstmLanguageModel", "LstmSeq2Seq"),
+    "ostinato.models.output": ("ModelOutput",),
     "ostinato.models.transformer": ("LanguageModel", "Seq2Seq"),
     "ostinato.nn.execution": ("Execution",),
     "ostinato.plan": ("Plan",),
@@ -63,9 +67,12 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = [
     "ActConfig",
     "AttentionConfig",
+    "BalanceConfig",
+    "Batch",
     "DecoderConfig",
     "DecodingConfig",
     "DenseFeedForwardConfig",
+    "DepthCostConfig",
     "Encoder",
     "EncoderConfig",
     "Execution",
@@ -85,6 +92,7 @@ __all__ = [
     "Seq2Seq",
     "Seq2SeqConfig",
     "SparseLayerConfig",
+    "SpecialIds",
     "StackConfig",
     "StickBreakingConfig",
     "TrainingConfig",

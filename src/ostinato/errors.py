@@ -30,6 +30,10 @@ class Problem:
         return f"{self.key} is {self.value!r}: {self.reason}"
 
 
+class Inert(Problem):
+    """A setting that another makes useless: an error in a recipe, left out where a program stored it."""
+
+
 class ConfigError(OstinatoError):
     """A configuration that cannot be used; ``problems`` holds every reason, ``str()`` is one line for each."""
 
@@ -40,6 +44,10 @@ class ConfigError(OstinatoError):
 
 class DataError(OstinatoError):
     """Data that cannot be read or used: names file, line and reason."""
+
+
+class MissingFileError(DataError):
+    """A published file that is not where it is looked for, or cannot be reached; it names the address."""
 
 
 class CheckpointError(OstinatoError):

@@ -1,3 +1,26 @@
-"""The version, on its own so that every layer may know it."""
+"""The version and the content of the source, on their own so that every layer may know them."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
 
 __version__ = "0.1.0"
+PACKAGE = Path(__file__).parent
+LEARNING = (
+    *("plan.py", "config", "kernels", "nn", "data", "metrics", "models", "tasks"),
+    *("decoding", "evaluation", "training"),
+)
+"""The parts of the package that decide what a run learns and scores."""
+
+
+def source_hash(parts: tuple[str, ...]) -> str:
+    """Return SHA-256 of the source files (Python, C) of parts of the package, with their names."""
+    digest = hashlib.sha256()
+    for part in sorted(parts):
+        path = PACKAGE / part
+        for file in [path] if path.is_file() else sorted(path.rglob("*")):
+            if file.suffix in (".py", ".c", ".h"):
+                content = hashlib.sha256(file.read_bytes()).hexdigest()
+                digest.update(f"{file.relative_to(PACKAGE).as_posix()} {content}\n".encode())
+    return digest.hexdigest()

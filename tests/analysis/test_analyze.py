@@ -79,6 +79,22 @@ def test_the_overview_tells_recipe_budget_and_results(written: logic.Analysed, g
     assert "<b>fluctuation</b>: first: a &lt;reason&gt;" in html
 
 
+def test_results_show_what_the_task_is_scored_by_first_and_the_rest_when_unfolded(written: logic.Analysed) -> None:
+    html = written.report.read_text(encoding="utf-8")
+    results = html[html.index("<h3>Results</h3>") : html.index("<details><summary>Recipe")]
+    shown, _, rest = results.partition("<details>")
+    names = re.findall(r"<tr><td>([^<]*)</td>", shown)
+    assert names[:2] == ["exact_match", "token_accuracy_free"]
+    assert set(names[2:]) <= {"loss", "n"}
+    assert "token_accuracy</td>" in rest
+    assert "loss</td>" not in rest
+
+
+def test_the_report_can_be_printed(written: logic.Analysed) -> None:
+    html = written.report.read_text(encoding="utf-8")
+    assert "@media print" in html
+
+
 def test_numbers_are_json_with_null_for_what_is_none(written: logic.Analysed) -> None:
     for path in (path for path in written.files if path.suffix == ".json"):
         found = json.loads(path.read_text(encoding="utf-8"), parse_constant=pytest.fail)
@@ -105,7 +121,7 @@ def test_a_plain_run_says_what_does_not_apply_and_why(tmp_path: Path) -> None:
     assert told[0] == sum(told[1:]) > 24
     assert set(found.left_out) == {
         *("pareto", "depth", "halting-map", "thresholds", "experts", "expert-tokens", "token-map", "collapse"),
-        *("fluctuation", "consistency", "similarity"),
+        *("fluctuation", "consistency", "routing-over-time", "similarity"),
     }
     assert found.left_out["depth"] == "plain: no token of its model can halt"
     assert found.left_out["similarity"] == "it compares runs, and one was given"

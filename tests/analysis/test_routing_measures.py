@@ -9,7 +9,7 @@ import torch
 from ostinato.analysis import expert_token_pmi, expert_use, inter_run_consistency, routing_fluctuation, top_tokens
 from ostinato.errors import DataError
 from ostinato.evaluation.routing import RoutingTotals
-from ostinato.models.base import ModelOutput
+from ostinato.models.output import ModelOutput
 from ostinato.nn.types import Routing, StackOutput
 
 

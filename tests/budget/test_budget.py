@@ -4,10 +4,18 @@ from typing import Any
 
 import pytest
 
-from ostinato.budget import Assumptions, count_budget, count_macs, expected_depths
+from ostinato.budget import (
+    Assumptions,
+    count_budget,
+    count_macs,
+    count_parameters,
+    expected_depths,
+    kaplan_forward_flops,
+)
 from ostinato.budget.compare import differing_plans, differing_settings, match_figures, summarise_row
 from ostinato.config.model import LanguageModelConfig, ModelConfig, Seq2SeqConfig
 from ostinato.errors import ConfigError
+from ostinato.tasks.recipes import load_recipe
 
 
 def _seq2seq(variant: str | None = None, **ffn: Any) -> Seq2SeqConfig:
@@ -69,7 +77,8 @@ def test_where_tokens_halt_a_depth_is_assumed_and_changes_macs_alone(kind: str) 
 def test_a_budget_holds_all_counts_and_what_was_assumed() -> None:
     assumed = Assumptions(source_length=6, target_length=7, batch_size=2, beam=3)
     found = count_budget(_seq2seq(), assumed).as_dict()
-    assert found.keys() == {"parameters", "macs", "bytes", "assumptions"}
+    assert found.keys() == {"parameters", "macs", "kaplan_flops", "bytes", "assumptions"}
+    assert found["kaplan_flops"] is None
     assert found["parameters"].keys() == {"stored", "active", "executed", "by_part"}
     assert {"per_source_token", "per_target_token", "per_generated_token", "by_part", "total"} < found["macs"].keys()
     assert found["bytes"].keys() == {"weights", "activations", "cache"}
@@ -135,3 +144,37 @@ def test_a_setting_that_a_model_does_not_have_is_left_out_of_its_row() -> None:
     assert rows["model.decoder.n_steps"] == {"pair": 3, "single": 2}
     assert not any(key.startswith("model.encoder.") for key in rows)
     assert "encoder.ffn" in differing_plans({"pair": _seq2seq(), "single": _language_model()})
+
+
+@pytest.mark.parametrize(("name", "n_layers", "d_model"), [("41m", 2, 512), ("134m", 12, 768)])
+def test_the_forward_cost_of_the_scaling_laws_stands_beside_ours(name: str, n_layers: int, d_model: int) -> None:
+    """C_forward = 2 N + 2 n_layer n_ctx d_attn (Petty et al. 2024, section 2: per layer 1.05 and 1.57 MFLOP)."""
+    model = load_recipe(f"depth/{name}").model
+    model = model.model_copy(update=model.vocabulary_sizes(32128, 32128))
+    budget = count_budget(model, Assumptions(target_length=1024))
+    n = budget.parameters.without_embeddings
+    # The matrices of a layer: 3 d_model d_ff and 4 d_model^2, d_ff = 2048; norms and the table of positions are few.
+    assert n == pytest.approx(n_layers * (3 * d_model * 2048 + 4 * d_model**2), rel=0.001)
+    per_layer = 2 * 1024 * d_model
+    assert round(per_layer / 1e6, 2) == {512: 1.05, 768: 1.57}[d_model]
+    # The table of positions is one, which every layer uses.
+    again = (n_layers - 1) * budget.parameters.by_part["positions"]
+    assert budget.kaplan_flops == 2 * (n + again) + n_layers * per_layer
+    assert budget.as_dict()["kaplan_flops"] == budget.kaplan_flops
+
+
+def test_the_forward_cost_of_the_scaling_laws_counts_shared_weights_at_every_use_and_is_for_one_sequence_only() -> None:
+    model = load_recipe("lm/universal").model
+    model = model.model_copy(update=model.vocabulary_sizes(500, 500))
+    (stack,) = model.stacks().values()
+    once, twice = (kaplan_forward_flops(model, 64, n_steps=n) for n in (1, 2))
+    assert once is not None
+    assert twice is not None
+    own = count_parameters(model)
+    shared = (
+        own.by_part["decoder.self_attention"] + own.by_part["decoder.ffn"] + 2 * 2 * model.d_model
+    )  # two LayerNorms
+    assert twice - once == 2 * shared + 2 * 64 * model.d_model
+    assert kaplan_forward_flops(load_recipe("scan/transformer").model, 64) is None
+    assert kaplan_forward_flops(load_recipe("agreement/lstm").model, 64) is None
+    assert stack.n_steps > 1

@@ -33,6 +33,7 @@ def test_the_sparse_universal_transformer_has_its_published_size() -> None:
     assert gates == [512 * 512 + 512 + 2 * 512] * 2
     assert int((base.stored - sum(gates)) / MILLION) == 65
     without = [f"model.{stack}.halting={{kind: none}}" for stack in ("encoder", "decoder")]
+    without.append("training.halting.weight=0")
     assert count_parameters(model_of("sut/base", *without)).stored == base.stored - sum(gates)
 
 
@@ -47,6 +48,30 @@ def test_the_sparse_universal_transformer_costs_its_published_macs() -> None:
     assert round((ours.without_attention + keys_values_again) / MILLION, 1) == 787.7
     # Gates of d^2 + 2 d weights: asked after rounds 1 to 5 of 6.
     assert ours.by_part["encoder.halting"] == ours.by_part["decoder.halting"] == 5 * 10 * (512**2 + 2 * 512)
+
+
+@pytest.mark.parametrize(
+    ("size", "parameters", "macs", "published"), [("base", 64, 1999.7, 1998), ("big", 105, 3718.2, 3707)]
+)
+def test_the_dense_universal_transformers_beside_it_have_the_published_size_and_cost(
+    size: str, parameters: int, macs: float, published: int
+) -> None:
+    # Table 1, counted as above: 64 M and 105 M parameters, 1998 M and 3707 M multiply-accumulates.
+    model = model_of(f"sut/dense-{size}")
+    ours = count_macs(model, 10, 10)
+    assert round(count_parameters(model).stored / MILLION) == parameters
+    counted_as_theirs = (ours.without_attention + (6 - 1) * 10 * 2 * model.d_model**2) / MILLION
+    assert round(counted_as_theirs, 1) == macs
+    assert macs == pytest.approx(published, rel=0.004)
+
+
+@pytest.mark.parametrize("size", ["base", "big"])
+def test_the_published_recipes_pay_for_depth_and_score_the_mean_of_the_five_best(size: str) -> None:
+    for recipe in (load_recipe(f"sut/{size}"), load_recipe(f"sut/dense-{size}")):
+        assert recipe.training.halting.weight == 1e-4
+        assert (recipe.evaluation.checkpoint, recipe.training.keep_best) == ("best:5", 5)
+        assert recipe.evaluation.metrics == ["bleu", "bleu_compounds_split", "chrf"]
+        assert [row.metric for row in recipe.reference] == ["bleu_compounds_split"]
 
 
 def test_twice_as_many_experts_cost_no_more_than_their_routers_scores() -> None:

@@ -41,3 +41,15 @@ def test_it_runs_on_as_many_threads_as_the_run_was_trained_with(run, tmp_path: P
     (found,) = (folder / "analysis").glob("budget-*.json")
     assert f"on CPU, {before + 1} threads" in json.loads(found.read_text(encoding="utf-8"))["note"]
     assert torch.get_num_threads() == before
+
+
+def test_the_example_that_is_shown_may_be_named(run, tmp_path: Path) -> None:
+    folder = plain_run(tmp_path / "plain")
+    few = ("--only", "attention-example", "--device", "cpu", "--max-examples", 3)
+    outcome = run("analyze", folder, *few, "--example", 2)
+    assert outcome.code == 0, outcome.err
+    (found,) = (folder / "analysis").glob("attention-example-*.json")
+    assert json.loads(found.read_text(encoding="utf-8"))["example"] == 1
+    outcome = run("analyze", folder, *few, "--example", 4)
+    assert outcome.code == 2
+    assert outcome.err.startswith("example is 4: must be from 1 to 3, the examples that are read")

@@ -87,6 +87,30 @@ def test_a_generated_task_is_shown_with_its_protocol_sizes_and_examples(run) -> 
     assert "reported by: actions" in text
 
 
+@pytest.mark.skipif(not UPSTREAM.is_dir(), reason="the published files are not here")
+def test_a_task_is_shown_as_far_as_its_files_are_there(run, tmp_path: Path) -> None:
+    outcome = run("data", "show", "passivization", "--mirror", UPSTREAM)
+    assert outcome.code == 0
+    lines = outcome.out.splitlines()
+    assert ["test", "10,000", "10,000"] in [line.split() for line in lines]
+    assert ["train", "missing", "100,000"] in [line.split() for line in lines]
+    assert any(line.startswith("train: ") and "not in the mirror" in line for line in lines)
+    assert "examples of dev" in lines
+    assert any(line.startswith("file: ") and "passiv_en_nps.train" in line and "not here" in line for line in lines)
+    path = tmp_path / "mine.jsonl"
+    path.write_text('{"source": "a . decl", "target": "a ."}\n', encoding="utf-8")
+    lines = run("data", "show", "passivization", f"data.train={path}", "--mirror", UPSTREAM).out.splitlines()
+    assert f"train: {path} (data.train) in the place of the published split" in lines
+    assert ["train", "1"] in [line.split() for line in lines]
+
+
+def test_texts_are_counted_as_texts(run, tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("a b\nc d\n", encoding="utf-8")
+    arguments = ["model_kind=language_model", f"data.train={path}", f"data.test={path}"]
+    assert "test: 2 of 2 whole texts are in train" in run("data", "show", "files", *arguments).out.splitlines()
+
+
 def test_files_of_the_users_own_are_shown(run, tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('{"source": "1 2", "target": "2 1", "kind": "x"}\n', encoding="utf-8")
@@ -95,11 +119,21 @@ def test_files_of_the_users_own_are_shown(run, tmp_path: Path) -> None:
     assert shown["examples"] == [{"source": "1 2", "target": "2 1", "kind": "x"}]
 
 
+def test_the_task_of_a_recipe_is_shown_with_the_recipes_settings(run, tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("base: scan/universal\ntask:\n  split: length\n", encoding="utf-8")
+    named = json.loads(run("data", "show", "scan", "split=length", "--json").out)
+    assert json.loads(run("data", "show", path, "--json").out) == named
+    assert json.loads(run("data", "show", "scan/universal", "task.split=length", "--json").out) == named
+    missing = run("data", "show", tmp_path / "gone.yaml")
+    assert (missing.code, "there is no such file" in missing.err) == (2, True)
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
         (["show", "scna"], "task.kind is 'scna': must be one of agreement, "),
-        (["show", "scan", "split=lenght"], "task.split is 'lenght': must be one of simple, length"),
+        (["show", "scan", "split=lenght"], "task.split is 'lenght': must be one of simple, size, length, "),
         (["show", "files"], "data.train is None: name a file"),
         (["fetch", "scan", "--mirror", "/gone"], "not in the mirror"),
     ],

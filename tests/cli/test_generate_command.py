@@ -158,12 +158,23 @@ def test_samples_are_repeated_by_their_seed_and_lengths_are_kept(run, trained: P
     assert {record["n_tokens"] for record in short} == {4}
 
 
+@pytest.mark.parametrize(("narrow", "was"), [(["--beam", 2], 2), ([], 1)])
+def test_a_beam_that_is_narrower_than_the_n_best_list_is_raised_and_said_so(
+    run, trained: Path, lines: Path, narrow: list[object], was: int
+) -> None:
+    raised = run("generate", trained, lines, *narrow, "--n-best", 3)
+    wide = run("generate", trained, lines, "--beam", 3, "--n-best", 3)
+    assert (raised.code, raised.out) == (0, wide.out)
+    assert raised.err == f"beam width 3 in place of {was}: --n-best 3 needs one as wide\n"
+    assert wide.err == ""
+
+
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
         (["--temperature", 2.0], "nothing is sampled: add --sample"),
         (["--sample", "--beam", 2], "a beam is searched and not sampled"),
-        (["--n-best", 2], "decoding.n_best is 2: must be at most decoding.beam = 1"),
+        (["--sample", "--n-best", 2], "decoding.n_best is 2: must be at most decoding.beam = 1"),
         (["--min-length", 9], "decoding.min_length is 9: no output is as long"),
         (["--set", "model.d_model=4"], "must be decoding.KEY=VALUE or data.KEY=VALUE"),
         (["--set", "decoding.stoping=count"], "decoding.stoping is 'count': no such setting; did you mean stopping?"),

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -159,7 +160,16 @@ def test_the_tolerance_decides_what_matches(run) -> None:
 def test_json_holds_parameters_macs_bytes_assumptions_plans_and_vocabulary(run) -> None:
     sizes = ["--source-length", 9, "--target-length", 7, "--batch-size", 4, "--beam", 5, "--precision", "bfloat16"]
     (pair,) = json.loads(run("plan", "one-wide-ffn/base/baseline", *sizes, "--json").out)
-    assert pair.keys() == {"recipe", "vocabulary", "plans", "parameters", "macs", "bytes", "assumptions"}
+    assert pair.keys() == {
+        "recipe",
+        "vocabulary",
+        "plans",
+        "parameters",
+        "macs",
+        "kaplan_flops",
+        "bytes",
+        "assumptions",
+    }
     assert pair["parameters"].keys() == {"stored", "active", "executed", "by_part"}
     assert {"per_source_token", "per_target_token", "per_generated_token", "by_part", "total"} < pair["macs"].keys()
     assert pair["bytes"].keys() == {"weights", "activations", "cache"}
@@ -227,3 +237,21 @@ def test_a_decoder_only_model_of_pairs_is_counted_for_both_sides(run) -> None:
     assert (
         "MACs (8 source, 24 target tokens)" in run("plan", "multi30k/decoder-only", "multi30k/transformer", *sizes).out
     )
+
+
+def test_a_split_that_the_task_lacks_is_refused_before_it_is_trained(run, tmp_path: Path) -> None:
+    outcomes = [
+        run("plan", "algorithmic/copy-universal", "evaluation.splits=[gen]"),
+        run("train", "algorithmic/copy-universal", "evaluation.splits=[gen]", "--run-dir", tmp_path / "new"),
+    ]
+    for outcome in outcomes:
+        assert outcome.code == 2
+        assert outcome.err == "evaluation.splits is 'gen': the task algorithmic has the splits train, dev, test, long\n"
+    assert not (tmp_path / "new").exists()
+
+
+def test_the_cost_of_the_scaling_laws_is_a_row_of_models_of_one_sequence(run) -> None:
+    sizes = ["--source-vocab", "500", "--target-vocab", "500"]
+    rows = _rows(run("plan", "lm/transformer", "lm/universal", *sizes).out)
+    assert any(row.startswith("C_forward, FLOPs per token") for row in rows)
+    assert not any("C_forward" in row for row in _rows(run("plan", "scan/transformer").out))

@@ -30,6 +30,23 @@ def test_theirs_and_ours_stand_side_by_side(capsys: pytest.CaptureFixture[str]) 
     assert ["B", "test", "bin", "7", "exact_match", "0.875", "0.5"] in lines
 
 
+def test_the_share_of_preferred_targets_is_one_number_for_all_and_one_for_every_group(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    by = {"n_attractors": {"0": {"n": 2, "accuracy": 0.5}, "1": {"n": 2, "accuracy": 1.0}}}
+    results = {"test": {"loss": 4.0, "ranking": {"n": 4, "accuracy": 0.75, "by": by}}}
+    ranked = [row("A", metric="ranking", value=0.9)]
+    ranked += [row("A", metric="ranking", value=0.8, by={"n_attractors": n}) for n in (0, 1, 2)]
+    print_published(ranked, results)
+    out = capsys.readouterr().out
+    assert "{" not in out
+    lines = [line.split() for line in out.splitlines() if line.strip()]
+    assert ["A", "test", "all", "ranking", "0.9", "0.75"] in lines
+    assert ["A", "test", "n_attractors", "0", "ranking", "0.8", "0.5"] in lines
+    assert ["A", "test", "n_attractors", "1", "ranking", "0.8", "1"] in lines
+    assert ["A", "test", "n_attractors", "2", "ranking", "0.8"] in lines
+
+
 def test_what_was_not_measured_is_left_empty(capsys: pytest.CaptureFixture[str]) -> None:
     absent = [row("A", value=0.75, by={"bin": 9}), row("B", value=12.5, metric="bleu")]
     lines = printed(absent, capsys)

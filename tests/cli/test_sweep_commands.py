@@ -98,6 +98,10 @@ def test_the_table_of_a_sweep_is_the_same_from_its_file_and_from_its_results(run
     assert set(data["arms"][1]["values"]["loss"]["by_seed"]) == {"1", "2"}
     rows = list(csv.DictReader(io.StringIO(run("table", results, "--csv").out)))
     assert float(rows[1]["loss: mean"]) == data["arms"][1]["values"]["loss"]["mean"]
+    formula = results.with_name("formula.jsonl")
+    formula.write_text(results.read_text().replace('"longer"', '"=1+2"'))
+    texts = [row["arm"] for row in csv.DictReader(io.StringIO(run("table", formula, "--csv").out))]
+    assert texts == ["base", "'=1+2"]
 
 
 def test_a_table_says_what_is_missing(run, folder: Path, tmp_path: Path) -> None:

@@ -141,7 +141,10 @@ def test_what_is_written_loads_back_equal(
     name: str, lr: float, share: object, files: object, extra: dict[str, object], band: object
 ) -> None:
     row = {"source": "a paper", "split": "gen", "metric": "exact_match", "value": 0.3, "band": band}
-    encoder = {"ffn": {"share": share, "n_unique": 3}, "positions": {"kind": "coordinates", "random_offset": 3}}
+    encoder = {
+        "ffn": {"share": share, "n_unique": 3 if share == "cycle" else None},
+        "positions": {"kind": "coordinates", "random_offset": 3},
+    }
     recipe = Recipe.model_validate(
         {
             "name": name,
@@ -155,6 +158,7 @@ def test_what_is_written_loads_back_equal(
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "recipe.yaml"
         dump_recipe(recipe, path)
+        (path.parent / "versions.json").write_text("{}")  # a run, whose paths are no longer relative to its file
         again = load_recipe_config(path)
     assert again == recipe
     assert again.task.settings() == recipe.task.settings()

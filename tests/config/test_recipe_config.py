@@ -10,7 +10,7 @@ from ostinato.config.load import load_recipe_config
 from ostinato.config.recipe import Recipe
 from ostinato.errors import ConfigError
 
-BALANCE = {"balance": {"switch": 0.01, "z": 0.0, "temperature": 0.3}}
+BALANCE = {"balance": {"hypersphere": 0.01, "z": 0.0, "temperature": 0.3}}
 HALTING = {"halting": {"weight": 0.01, "off_updates": 100, "warmup": 0}}
 ROUTED = [
     {"ffn": {"kind": "experts", "n_experts": 4}},
@@ -30,7 +30,7 @@ def refused(model: dict[str, Any], training: dict[str, Any]) -> list[str]:
 @pytest.mark.parametrize("decoder", ROUTED, ids=["ffn", "self_attention", "cross_attention", "sparse_layer"])
 def test_balance_weights_are_taken_where_some_sub_layer_has_a_router(decoder: dict[str, Any]) -> None:
     recipe = load_recipe_config({"model": {"decoder": decoder}, "training": BALANCE})
-    assert recipe.training.balance.switch == 0.01
+    assert recipe.training.balance.hypersphere == 0.01
 
 
 @pytest.mark.parametrize(
@@ -38,8 +38,8 @@ def test_balance_weights_are_taken_where_some_sub_layer_has_a_router(decoder: di
     [
         {},
         {"ffn": {"kind": "experts", "n_experts": 1, "top_k": 1}},
-        {"ffn": {"kind": "experts", "n_experts": 4, "share": "none"}},
-        {"ffn": {"kind": "experts", "n_experts": 4, "share": [None] * 6}},
+        {"ffn": {"kind": "experts", "share": "none"}},
+        {"ffn": {"kind": "experts", "share": [None] * 6}},
     ],
     ids=["dense", "one expert", "no feed-forwards", "no feed-forward at any step"],
 )
@@ -49,16 +49,23 @@ def test_balance_weights_of_a_model_without_routers_are_refused(decoder: dict[st
         "self_attention, cross_attention or ffn the kind experts, or a stack a sparse_layer, with n_experts above 1"
     )
     assert refused({"decoder": decoder}, BALANCE) == [
-        f"training.balance.switch is 0.01: {reason}",
+        f"training.balance.hypersphere is 0.01: {reason}",
         f"training.balance.temperature is 0.3: {reason}",
     ]
 
 
+def test_how_tokens_count_in_balance_losses_is_refused_without_routers_unless_it_is_the_default() -> None:
+    assert load_recipe_config({"training": {"balance": {"token_weights": "remaining"}}}) == Recipe()
+    [line] = refused({}, {"balance": {"token_weights": "uniform"}})
+    assert line.startswith("training.balance.token_weights is 'uniform': has no effect")
+
+
 def test_feed_forwards_of_experts_that_a_variant_drops_are_no_routers() -> None:
-    dropped = {"ffn_variant": "no-dec", "decoder": {"ffn": {"kind": "experts", "n_experts": 4}}}
+    dropped = {"ffn_variant": "no-dec", "decoder": {"ffn": {"kind": "experts"}}}
     assert [line.partition(" is ")[0] for line in refused(dropped, BALANCE)] == [
-        "training.balance.switch",
+        "training.balance.hypersphere",
         "training.balance.temperature",
+        "model.decoder.ffn.kind",
     ]
 
 
@@ -92,3 +99,39 @@ def test_a_faulty_kind_is_reported_without_what_follows_from_its_default() -> No
 def test_weights_of_zero_suit_every_model() -> None:
     zero = {"balance": {"switch": 0.0, "temperature": None}, "halting": {"weight": 0.0, "off_updates": 0}}
     assert load_recipe_config({"training": zero}) == Recipe()
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "training", "reason"),
+    [
+        ("best:5", {}, "the run keeps 1: set training.keep_best to 5"),
+        ("last:2", {}, "the run keeps 1: set training.keep_last to 2"),
+        (
+            "best:5",
+            {"keep_best": 5, "n_updates": 100, "evaluate_every": 30},
+            "the run has 4 or more: training.n_updates is 100, training.evaluate_every 30; use best",
+        ),
+        (
+            "best:3",
+            {"keep_best": 3, "selection": {"patience": 1}},
+            "the run has 2 or more: training.n_updates is 2000, training.evaluate_every 500, and may stop early "
+            "(training.selection.patience); use best",
+        ),
+    ],
+)
+def test_a_mean_of_more_checkpoints_than_there_will_be_is_refused(
+    checkpoint: str, training: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_recipe_config({"evaluation": {"checkpoint": checkpoint}, "training": training})
+    assert str(caught.value) == f"evaluation.checkpoint is {checkpoint!r}: {reason}"
+
+
+def test_the_checkpoint_that_is_scored_is_a_role_or_a_mean() -> None:
+    kept = {"keep_best": 4, "n_updates": 2000, "evaluate_every": 500}
+    assert (
+        load_recipe_config({"evaluation": {"checkpoint": "best:4"}, "training": kept}).evaluation.checkpoint == "best:4"
+    )
+    for wrong in ("best:0", "bset", "update-000500"):
+        with pytest.raises(ConfigError, match=r"evaluation\.checkpoint is "):
+            load_recipe_config({"evaluation": {"checkpoint": wrong}})

@@ -14,7 +14,7 @@ from ostinato.errors import ConfigError
 from ostinato.tasks.recipes import list_recipes, load_recipe
 from ostinato.tasks.registry import TASKS
 
-NO_UNIT = ("share", "seed", "dev_seed", "number", "word_column", "tag_column")
+NO_UNIT = ("share", "seed", "dev_seed", "number", "word_column", "tag_column", "pad", "bos", "eos")
 """Settings that may be integers and count nothing."""
 
 
@@ -88,7 +88,7 @@ def test_settings_of_lists_and_optional_groups_and_tasks_are_listed() -> None:
     assert pattern.default is None
     (tokenizer,) = entries("data.target_tokenizer")
     assert (tokenizer.accepts, tokenizer.default) == ("a group of settings, or null", "null")
-    assert entries("data.target_tokenizer.vocab_size")[0].default == "8000"
+    assert entries("data.target_tokenizer.vocab_size")[0].default == "null"
     assert ["scan"] in [setting.only_with["task.kind"] for setting in entries("task.split")]
 
 

@@ -57,6 +57,8 @@ def test_fields_have_the_configured_names(tmp_path: Path) -> None:
             "no key 'target' (data.target_field) among 'source', 'targets'; did you mean 'targ",
         ),
         ('{"source": 5, "target": "b"}', "'source' is 5, a JSON number, but has to be a string"),
+        ('{"source": "a", "target": 0.5}', "'target' is 0.5, a JSON number, but has to be a string"),
+        ('{"source": "a", "target": null}', "'target' is None, a JSON null, but has to be a string"),
         ('{"source": "a", "target": null}', "'target' is None, a JSON null"),
         ('{"source": "a", "target": " \\t"}', "'target' is empty"),
         ('{"source": "a", "target": "b\\ud800"}', "half of a surrogate pair at character 2"),
@@ -70,6 +72,14 @@ def test_a_bad_json_line_is_named_with_its_reason(tmp_path: Path, line: str, rea
     assert message.startswith(f"{path}, line 2: ")
     assert reason in message
     assert len(message) < 400
+
+
+def test_labels_that_are_integers_or_booleans_are_their_json_text(tmp_path: Path) -> None:
+    values = ["1", "true", "false", "-1", "0", "12345678901234567890"]
+    lines = [f'{{"source": "a", "target": {value}, "n": 1}}\n' for value in values]
+    examples = list(read_examples(write(tmp_path / "a.jsonl", "".join(lines)), DATA))
+    assert [example.target for example in examples] == values
+    assert examples[0].columns == {"n": 1}
 
 
 def test_tsv_finds_its_columns_by_name(tmp_path: Path) -> None:

@@ -6,12 +6,13 @@ import pytest
 import tokenizers as library
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import models, pre_tokenizers, processors
+from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 from ostinato.config.data import DataConfig, TokenizerConfig
+from ostinato.config.load import check_recipe
 from ostinato.data.example import Example
 from ostinato.data.sources import read_examples
-from ostinato.data.tokenizer import BOS_ID, EOS_ID, PAD_ID, UNK_ID, UNKNOWN_TEXT, Tokenizer, Tokenizers
+from ostinato.data.tokenizer import BOS_ID, EOS_ID, N_SPECIAL, PAD_ID, UNK_ID, UNKNOWN_TEXT, Tokenizer, Tokenizers
 from ostinato.errors import CheckpointError, ConfigError, DataError
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
@@ -26,7 +27,9 @@ task_symbols = st.text("abI_[]()*=<>/#&|~^.,'\" 019\u2581Ġ", max_size=40)
 
 
 def tokenizer_of(kind: str, texts: list[str] | None = None, **settings: int) -> Tokenizer:
-    config = TokenizerConfig.model_validate({"kind": kind, "vocab_size": 300, **settings})
+    config = TokenizerConfig.model_validate(
+        {"kind": kind, **({"vocab_size": 300} if kind in ("bpe", "unigram") else {}), **settings}
+    )
     return Tokenizer.train(config, TEXTS if texts is None else texts)
 
 
@@ -98,6 +101,34 @@ def test_rare_symbols_become_unknown() -> None:
     assert tokenizer.encode("a b c", unknown="replace") == [4, 5, UNK_ID]
     with pytest.raises(DataError, match="none of the 3 words occurs 9 times"):
         tokenizer_of("words", ["a b a", "b c"], min_count=9)
+
+
+@pytest.mark.parametrize("kind", ["words", "characters"])
+def test_the_most_frequent_symbols_are_kept_and_ties_go_by_code_points(kind: str) -> None:
+    texts = ["d d c c b a", "e a b d"] if kind == "words" else ["ddccba", "eabd"]
+    whole = tokenizer_of(kind, texts)
+    assert whole.vocab_size == 4 + 5
+    cut = tokenizer_of(kind, texts, vocab_size=8)
+    assert cut.vocab_size == 8
+    assert [cut.encode(symbol, unknown="replace") for symbol in "dabce"] == [[4], [5], [6], [7], [UNK_ID]]
+    # a, b and c occur twice each: those that come later in the order of code points go first.
+    assert [tokenizer_of(kind, texts * 2, vocab_size=9).encode(s) for s in "dabce"] == [[4], [5], [6], [7], [8]]
+    assert tokenizer_of(kind, [*texts, "e e" if kind == "words" else "ee"], vocab_size=8).encode("e") == [5]
+    with pytest.raises(DataError, match=f"'e' is not among the 4 {kind} .*data.unknown=replace"):
+        cut.encode("e")
+
+
+def test_more_words_than_there_are_is_no_error_and_a_file_has_its_own_size(tmp_path: Path) -> None:
+    assert tokenizer_of("words", ["a b"], vocab_size=60_000).vocab_size == 6
+    assert tokenizer_of("words", ["a b a"], vocab_size=8, min_count=2).vocab_size == 5
+    tokenizer_of("words").save(tmp_path / "t.json")
+    for settings, message in (
+        ({"kind": "file", "path": str(tmp_path / "t.json"), "vocab_size": 100}, "vocab_size is 100: has no effect"),
+        ({"kind": "file", "path": str(tmp_path / "t.json"), "min_count": 2}, "min_count is 2: has no effect"),
+        ({"kind": "bpe", "min_count": 2}, "min_count is 2: has no effect"),
+    ):
+        with pytest.raises(ConfigError, match=f"data.tokenizer.{message}"):
+            check_recipe({"data": {"tokenizer": settings}})
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -188,6 +219,23 @@ def test_an_existing_file_keeps_its_pieces_and_adds_nothing(tmp_path: Path) -> N
     assert again.encode("walk run twice", unknown="replace") == [7, UNK_ID, 8]
 
 
+def test_the_ids_of_an_existing_file_are_kept_in_their_order_after_the_four_special_ones(tmp_path: Path) -> None:
+    model = library.Tokenizer(models.BPE())
+    model.pre_tokenizer, model.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=["<s>", "</s>"], initial_alphabet=alphabet)
+    model.train_from_iterator(TEXTS * 5, trainer)
+    model.add_special_tokens(["<extra>"])
+    model.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = Tokenizer.train(TokenizerConfig(kind="file", path=str(tmp_path / "tokenizer.json")), [])
+    assert tokenizer.vocab_size == N_SPECIAL + model.get_vocab_size()
+    model.encode_special_tokens = True  # "</s>" in a text is text
+    for text in TEXTS:
+        ids = tokenizer.encode(text)
+        assert [i - N_SPECIAL for i in ids] == model.encode(text, add_special_tokens=False).ids
+        assert tokenizer.decode(ids) == model.decode([i - N_SPECIAL for i in ids]) == text
+
+
 def test_an_unusable_existing_file_is_named(tmp_path: Path) -> None:
     config = TokenizerConfig(kind="file", path=str(tmp_path / "t.json"))
     with pytest.raises(DataError, match=r"t\.json: cannot read data\.tokenizer\.path: No such file"):
@@ -249,7 +297,12 @@ def test_published_task_symbols_come_back(kind: str, name: str) -> None:
     path = SHARED / f"{name}.jsonl.gz"
     rows = list(read_examples(str(path), DataConfig()))[:600]
     pair = Tokenizers.train(
-        DataConfig(tokenizer=TokenizerConfig.model_validate({"kind": kind, "vocab_size": 400})), rows
+        DataConfig(
+            tokenizer=TokenizerConfig.model_validate(
+                {"kind": kind, "vocab_size": 400 if kind in ("bpe", "unigram") else None}
+            )
+        ),
+        rows,
     )
     for row in rows:
         for text in (row.source, row.target):

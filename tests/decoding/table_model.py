@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ostinato.config.decoding import LengthPenaltyConfig
+from ostinato.config.special_ids import SpecialIds
 from ostinato.data.batch import Batch, Tokens
 from ostinato.data.tokenizer import BOS_ID, EOS_ID
 from ostinato.decoding.beams import length_penalty
@@ -28,6 +29,8 @@ class TableCache(Cache):
 
 class TableModel:
     """Implements `encode` and `step`; `ban` lists tokens that cost `ban_cost` nats more."""
+
+    special_ids = SpecialIds()
 
     def __init__(self, vocab_size: int, seed: int = 0, spread: float = 1.5, bias: dict[int, float] | None = None):
         generator = torch.Generator().manual_seed(seed)

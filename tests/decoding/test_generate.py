@@ -130,7 +130,7 @@ def test_outputs_go_on_from_the_beginnings_that_their_inputs_come_with(
         assert generation.text.startswith(given.prefix)
         words = generation.text.split()[len(given.prefix.split()) :]
         assert generation.n_tokens == len(words) + generation.finished
-        prefix = left_padded([[BOS_ID, *tokenizers.target.encode(given.prefix)]], torch.device("cpu"))
+        prefix = left_padded([[BOS_ID, *tokenizers.target.encode(given.prefix)]], 0, torch.device("cpu"))
         row = Row(tokenizers.source.encode(given.text), [], {}, index)
         (alone,) = search(model, collate([row]), config, prefix)
         assert tokenizers.target.encode(" ".join(words)) == alone.ids

@@ -13,6 +13,7 @@ from tiny_models import DATA, WORDS, trained_decoder_only, word_tokenizers
 from torch import Tensor
 
 from ostinato.config.decoding import DecodingConfig, LengthPenaltyConfig
+from ostinato.config.special_ids import SpecialIds
 from ostinato.data.batch import Batch, Tokens
 from ostinato.data.collate import Row, collate
 from ostinato.decoding import search
@@ -83,7 +84,7 @@ def test_a_source_gets_the_same_output_alone_and_in_any_batch(mask: Mask, name: 
 
 def test_an_output_is_continued_from_a_beginning_behind_its_source() -> None:
     model, rows, begun = trained_decoder_only(VOCAB, "prefix"), random_rows(3), [[], [5], [7, 4]]
-    prefix = left_padded([[BOS, *ids] for ids in begun], CPU)
+    prefix = left_padded([[BOS, *ids] for ids in begun], 0, CPU)
     for row, ids, h in zip(rows, begun, search(model, collate(rows), STRATEGIES["greedy"], prefix=prefix), strict=True):
         log_prob = 0.0
         for place, token in enumerate([*h.ids, EOS] if h.finished else h.ids):
@@ -93,13 +94,13 @@ def test_an_output_is_continued_from_a_beginning_behind_its_source() -> None:
 
 def test_the_prompt_is_the_source_the_end_and_the_begin_symbol_padded_on_the_left() -> None:
     rows = [Row([7, 8], [9, 9, 9], is_joined=True), Row([6], [5], is_joined=True)]
-    prompt = make_prompt(collate(rows), None)
+    prompt = make_prompt(collate(rows), None, SpecialIds())
     assert prompt.ids_BT.tolist() == [[7, 8, EOS, BOS], [0, 6, EOS, BOS]]
     assert prompt.keep_BT.tolist() == [[True] * 4, [False] + [True] * 3]
-    begun = make_prompt(collate(rows), left_padded([[BOS, 4, 4], [BOS]], CPU))
+    begun = make_prompt(collate(rows), left_padded([[BOS, 4, 4], [BOS]], 0, CPU), SpecialIds())
     assert begun.ids_BT.tolist() == [[7, 8, EOS, BOS, 4, 4], [0, 0, 0, 6, EOS, BOS]]
     with pytest.raises(DataError, match="pad it on the left"):
-        make_prompt(collate(rows), Tokens(torch.tensor([[BOS], [0]]), torch.tensor([[True], [False]])))
+        make_prompt(collate(rows), Tokens(torch.tensor([[BOS], [0]]), torch.tensor([[True], [False]])), SpecialIds())
 
 
 def test_limits_count_the_tokens_of_the_source() -> None:
@@ -115,6 +116,7 @@ class _Endless:
 
     def __init__(self, model: LanguageModel) -> None:
         self.model, self.n_rows = model, list[tuple[int, int]]()
+        self.special_ids = SpecialIds()
 
     def encode(self, batch: Batch, *, n_steps: int | None = None) -> Cache:
         return self.model.encode(batch, n_steps=n_steps)

@@ -11,7 +11,7 @@ from ostinato.config.decoding import DecodingConfig
 from ostinato.config.stack import StackConfig
 from ostinato.evaluation import evaluate
 from ostinato.evaluation.depth import DepthTotals, describe, sentence_depths
-from ostinato.models.base import ModelOutput
+from ostinato.models.output import ModelOutput
 from ostinato.nn.types import HaltingTrace, StackOutput
 
 GREEDY = DecodingConfig(max_length=8)

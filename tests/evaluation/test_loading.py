@@ -143,7 +143,7 @@ def test_texts_that_cannot_be_read_are_data_errors(run: Path) -> None:
 def test_a_directory_that_is_no_run_is_a_named_error(copy: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="there is no such directory"):
         load(tmp_path / "nothing")
-    with pytest.raises(CheckpointError, match=r"lacks recipe.yaml, tokenizers, checkpoints; it is a checkpoint"):
+    with pytest.raises(CheckpointError, match=r"lacks recipe.yaml, tokenizers, checkpoints; it is a saved model"):
         load(copy / "checkpoints" / "update-000030")
     shutil.rmtree(copy / "tokenizers")
     with pytest.raises(CheckpointError, match=r"it lacks tokenizers$"):

@@ -19,7 +19,7 @@ from ostinato.evaluation import evaluate
 from ostinato.evaluation.routing import RoutingTotals
 from ostinato.experiments.results import table
 from ostinato.models import Seq2Seq
-from ostinato.models.base import ModelOutput
+from ostinato.models.output import ModelOutput
 from ostinato.nn.types import Routing, StackOutput
 
 GREEDY = DecodingConfig(max_length=8)

@@ -15,7 +15,7 @@ from ostinato.data.batch import Batch
 from ostinato.data.example import Example
 from ostinato.data.tokenizer import Tokenizers
 from ostinato.models import Seq2Seq
-from ostinato.models.base import ModelOutput
+from ostinato.models.output import ModelOutput
 from ostinato.nn.cache import Cache
 from ostinato.nn.types import StackOutput
 
@@ -76,6 +76,7 @@ class ConstantModel(nn.Module):
     def __init__(self, logits_V: Tensor) -> None:
         super().__init__()
         self.config = Seq2SeqConfig(source_vocab_size=9, target_vocab_size=9)
+        self.special_ids = self.config.special_ids
         self.logits_V = logits_V
 
     def forward(self, batch: Batch, *, n_steps: int | None = None) -> ModelOutput:

@@ -9,9 +9,10 @@ from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.significance import PairedTest
 from test_translation_metrics import damaged
+from usable import usable_metric
 
 from ostinato.errors import ConfigError, DataError
-from ostinato.metrics import METRICS, Bleu, Chrf, ExactMatch, make_metric
+from ostinato.metrics import METRICS, Bleu, Chrf, ExactMatch
 from ostinato.metrics.bootstrap import Compared, Estimate, paired_bootstrap, paired_means
 
 TEXT = "a man in the blue shirt is standing on a ladder and cleans two old windows of his small house ."
@@ -33,8 +34,8 @@ def worsened(references: list[str], seed: int, times: int = 1) -> list[str]:
 def test_the_score_of_the_real_set_is_the_metrics_own(name: str) -> None:
     references = sentences(40)
     systems = [worsened(references, 1), worsened(references, 2)]
-    for outputs, found in zip(systems, paired_bootstrap(make_metric(name), systems, references), strict=True):
-        metric = make_metric(name)
+    for outputs, found in zip(systems, paired_bootstrap(usable_metric(name), systems, references), strict=True):
+        metric = usable_metric(name)
         for output, reference in zip(outputs, references, strict=True):
             metric.update(output, reference)
         assert found.score.value == metric.compute()[name]

@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 
 import pytest
+from usable import usable_metric
 
 from ostinato.errors import ConfigError
 from ostinato.metrics import METRICS, ExactMatch, TokenAccuracyFree, make_metric
@@ -58,14 +59,14 @@ def test_totals_weigh_tokens_not_examples():
 
 @pytest.mark.parametrize("name", METRICS)
 def test_nothing_measured_is_no_number(name):
-    value = make_metric(name).compute()[name]
+    value = usable_metric(name).compute()[name]
     assert isinstance(value, float)
     assert math.isnan(value)
 
 
 @pytest.mark.parametrize("name", METRICS)
 def test_a_metric_reports_under_its_own_name_and_computing_changes_nothing(name):
-    metric = make_metric(name)
+    metric = usable_metric(name)
     metric.update("the cat sat on a mat", "the cat sat on a mat")
     first = metric.compute()
     assert metric.compute() == first
@@ -79,8 +80,18 @@ def test_an_unknown_metric_lists_the_valid_ones():
         make_metric("blue")
     assert str(caught.value) == (
         "evaluation.metrics is 'blue': must be one of exact_match, token_accuracy_free, character_accuracy_free, "
-        "second_word, bleu, chrf, accuracy, macro_f1, tag_accuracy, span_f1, answer_em, answer_f1; did you mean bleu?"
+        "first_word, second_word, bleu, bleu_compounds_split, spbleu, chrf, accuracy, macro_f1, tag_accuracy, span_f1, "
+        "answer_em, answer_f1; did you mean bleu?"
     )
+
+
+def test_the_first_word_is_compared_alone():
+    metric = make_metric("first_word")
+    metric.update("can your zebra giggle ?", "can your zebra that doesn't swim giggle ?")  # right
+    metric.update("doesn't your zebra that can swim giggle ?", "can your zebra that doesn't swim giggle ?")  # wrong
+    metric.update("", "")  # neither has one
+    metric.update("", "can")  # missing
+    assert metric.compute() == {"first_word": 0.5}
 
 
 def test_the_second_word_is_compared_alone():

@@ -18,9 +18,9 @@ from ostinato.config.model import LanguageModelConfig, Seq2SeqConfig
 from ostinato.data.batch import Batch
 from ostinato.kernels import Dispatch
 from ostinato.models import build_model
+from ostinato.models.losses import label_smoothed_loss
 from ostinato.nn.cache import Cache, ColumnWindow, KeyValues
 from ostinato.nn.experts import Decision, Routed
-from ostinato.training.losses import label_smoothed_loss
 from running import run_as
 
 Config = Seq2SeqConfig | LanguageModelConfig

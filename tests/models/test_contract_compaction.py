@@ -23,8 +23,8 @@ from ostinato.config.model import LanguageModelConfig, Seq2SeqConfig
 from ostinato.config.training import BalanceConfig
 from ostinato.data.batch import Batch
 from ostinato.kernels import attend_some
-from ostinato.models.base import ModelOutput
-from ostinato.training.losses import balance_loss
+from ostinato.models.losses import balance_loss
+from ostinato.models.output import ModelOutput
 from running import run_as
 
 BALANCE = BalanceConfig(mutual_information=1.0, z=1.0)

@@ -26,8 +26,8 @@ from ostinato.data.batch import Batch
 from ostinato.errors import ConfigError, DataError
 from ostinato.kernels import Dispatch, combine, dispatch
 from ostinato.models import Encoder, Model, build_model, load_model, save_model
+from ostinato.models.losses import label_smoothed_loss
 from ostinato.nn.experts import Decision, Routed
-from ostinato.training.losses import label_smoothed_loss
 from running import run_as
 
 ENCODERS = any_architecture(kind="encoder")

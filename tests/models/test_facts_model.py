@@ -7,6 +7,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -14,11 +15,13 @@ from torch import Tensor
 from architectures import random_model
 from contract import assert_all_equal, assert_equal
 from ostinato.analysis import analyze as logic
+from ostinato.analysis.capture import batches
 from ostinato.budget import count_budget
 from ostinato.config.load import check_recipe
 from ostinato.config.model import EncoderConfig
 from ostinato.data.batch import Batch, Tokens
 from ostinato.data.tokenizer import PAD_ID
+from ostinato.decoding import inference
 from ostinato.errors import ConfigError
 from ostinato.evaluation.loading import load
 from ostinato.models import Encoder, build_model
@@ -165,3 +168,42 @@ def test_a_run_on_facts_of_ones_own_learns_and_is_analysed(tmp_path: Path) -> No
     analysed = logic.analyze(subjects, tmp_path / "out", only=["attention-example"])
     data = json.loads(next(path for path in analysed.files if path.suffix == ".json").read_text(encoding="utf-8"))
     assert "is at" in json.dumps(data)
+
+
+def test_the_question_s_row_of_attention_is_shown_by_round_for_the_example_that_is_named(tmp_path: Path) -> None:
+    stack = {"n_steps": 3, "self_attention": {"n_heads": 2, "share": "all"}, "ffn": {"d_ff": 32, "share": "all"}}
+    halting = {"kind": "act", "epsilon": 0.1, "initial_bias": 0.0}
+    model = {"kind": "encoder", "d_model": 16, "encoder": stack | {"halting": halting}, "head": HEAD}
+    recipe = check_recipe(
+        {
+            "task": {"kind": "classification"},
+            "data": {**_write(tmp_path), "tokenizer": {"kind": "words"}, "tokens_per_batch": 96},
+            "model": model | {"embedder": {"kind": "facts", "max_words": 4}},
+            "training": {"n_updates": 2, "device": "cpu", "n_threads": 1},
+            "evaluation": {"splits": ["test"]},
+        }
+    )
+    train(recipe, tmp_path / "run")
+    (subject,) = logic.subjects([load(tmp_path / "run", device="cpu")], None, 8, example=3)
+    subject.examples[2].columns["supporting"] = [1]
+    ((_, (finding,)),) = logic.survey([subject], only=["question-attention"]).found
+    facts = subject.examples[2].source.split("\t")
+    assert finding.data["keys"] == facts
+    assert finding.data["query"] == facts[-1]
+    with inference(subject.model):
+        output = subject.model(next(batches(subject.run, subject.examples[2:3])), request={"weights"})
+    ran = output.stacks["encoder"].halting.executed_BTR[0, -1].int().sum().item()
+    rows_RHS = finding.arrays["encoder_RHS"]
+    assert len(finding.rows) == ran == len(rows_RHS) < 3
+    for step in range(ran):
+        weights_HTS = output.stacks["encoder"].captures["encoder", step, "self_attention", "weights"][0]
+        assert np.allclose(rows_RHS[step], weights_HTS[:, -1].detach(), atol=1e-6)
+        row = dict(zip(finding.columns, finding.rows[step], strict=True))
+        mean_S = rows_RHS[step].mean(0)
+        assert row["round"] == step + 1
+        assert row["most on"] == facts[int(mean_S.argmax())]
+        assert row["weight"] == pytest.approx(mean_S.max())
+        assert row["on marked places"] == pytest.approx(mean_S[1])
+    assert "Example 3 of the 8" in finding.note
+    with pytest.raises(ConfigError, match=r"example is 9: must be from 1 to 8, the examples that are read"):
+        logic.subjects([load(tmp_path / "run", device="cpu")], None, 8, example=9)

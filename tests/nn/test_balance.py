@@ -121,6 +121,17 @@ def test_rows_count_by_the_mass_that_remains(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", LOSSES)
+def test_rows_that_count_alike_count_whole_whatever_mass_remains_and_padding_not_at_all(name: str) -> None:
+    logits = random_logits(4)
+    weight = torch.tensor([1.0, 0.5, 1e-4, 0.0], dtype=torch.float64, requires_grad=True)
+    rows = balance.JoinedRoutings.of([routing(logits, weight=weight)], uniform=True)
+    loss = LOSSES[name](rows)
+    torch.testing.assert_close(loss, LOSSES[name]([routing(logits[:3])]))
+    assert float(balance.load(rows).total) == 3.0
+    assert torch.autograd.grad(loss, weight, allow_unused=True) == (None,)  # halting gates get nothing of it
+
+
+@pytest.mark.parametrize("name", LOSSES)
 def test_losses_are_float32_under_autocast(name: str) -> None:
     logits = random_logits(50).detach().float().requires_grad_()
     plain = LOSSES[name]([routing(logits, k=2)])

@@ -75,6 +75,21 @@ def test_the_ablations_of_a_hypersphere_router_are_what_they_say() -> None:
     assert low.temperature().item() == pytest.approx(1e-4)
 
 
+@pytest.mark.parametrize("tau", [1e-9, -0.5, 1e-4, 0.3])
+def test_a_temperature_below_its_floor_is_used_at_the_floor_and_comes_back(tau: float) -> None:
+    router = HypersphereRouter(D, E, 2, temperature=tau)
+    used = router.temperature()
+    assert used.item() == max(torch.tensor(tau), torch.tensor(1e-4)).item()
+    (gradient,) = torch.autograd.grad(3 * used, router.tau)
+    assert gradient.item() == 3.0
+    router.project()
+    assert router.tau.item() == used.item()
+    optimizer = torch.optim.SGD([router.tau], lr=0.1)
+    (-router.temperature()).backward()
+    optimizer.step()
+    assert router.temperature().item() == pytest.approx(used.item() + 0.1)
+
+
 def test_gates_are_those_of_their_formulas() -> None:
     scores = torch.tensor([[1.0, 3.0, 2.0, -1.0]], dtype=torch.float64)
     p = torch.softmax(scores, 1)[0]

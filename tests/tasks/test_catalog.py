@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from ostinato.data.registry import DataAccess
+from ostinato.errors import DataError
 from ostinato.metrics import METRICS
 from ostinato.tasks.catalog import describe_task, open_task, protocol
 from ostinato.tasks.checks import FORCED_METRICS
@@ -63,6 +65,54 @@ def test_texts_are_reported_by_what_needs_no_decoding(tmp_path: Path) -> None:
     assert (shown["metrics"], shown["forced"]) == ([], ["perplexity", "word_perplexity", "bits_per_byte"])
     shown = describe_task(open_task("lambada", ["form=reading", f"data.train={path}", "passages=texts"]))
     assert (shown["metrics"], shown["forced"]) == (["exact_match"], [])
+
+
+def test_what_is_here_is_shown_beside_what_is_missing(access: DataAccess) -> None:
+    shown = describe_task(open_task("passivization", access=access))
+    assert shown["sizes"] == {"dev": 1000, "test": 10_000, "gen": 10_000}
+    assert list(shown["missing"]) == ["train"]
+    assert "passiv_en_nps.train: not in the mirror" in shown["missing"]["train"]
+    assert (shown["examples_of"], len(shown["examples"]), shown["overlap"]) == ("dev", 3, {})
+    there = {file["path"].rpartition(".")[2]: (file["is_here"], file["is_read"]) for file in shown["files"]}
+    assert there == {"train": (False, True), "dev": (True, True), "test": (True, True), "gen": (True, True)}
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "n_there"), [("cfq", [], 0), ("scan", ["split=mcd1"], 1), ("mcwq", [], 0), ("pcfg_set", [], 5)]
+)
+def test_a_task_without_its_largest_files_still_shows_protocol_and_files(
+    kind: str, settings: list[str], n_there: int, access: DataAccess
+) -> None:
+    shown = describe_task(open_task(kind, settings, access))
+    assert "train" in shown["missing"]
+    assert not set(shown["missing"]) & set(shown["sizes"])
+    assert sum(file["is_here"] for file in shown["files"]) == n_there
+    assert shown["published"]
+
+
+def test_a_training_file_of_ones_own_is_not_shown_as_the_published_one(access: DataAccess, tmp_path: Path) -> None:
+    path = tmp_path / "train_resampled.jsonl"
+    row = {"source": "our yak saw her newt . decl", "target": "our yak saw her newt ."}
+    path.write_text(json.dumps(row) + "\n", encoding="utf-8")
+    shown = describe_task(open_task("passivization", [f"data.train={path}"], access))
+    assert (shown["stand_ins"], shown["missing"], shown["sizes"]["train"]) == ({"train": [str(path)]}, {}, 1)
+    assert set(shown["published"]) == {"dev", "test", "gen"}
+    assert [file["path"].rpartition(".")[2] for file in shown["files"] if not file["is_read"]] == ["train"]
+
+
+def test_a_damaged_file_is_an_error_and_not_a_missing_one(tmp_path: Path) -> None:
+    task = open_task("passivization", access=DataAccess(tmp_path / "cache", str(tmp_path / "mirror")))
+    for file in task.files():
+        path = tmp_path / "mirror" / file.key
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("something else\n", encoding="utf-8")
+    with pytest.raises(DataError, match="line 1: expected a source"):
+        describe_task(task)
+
+
+def test_texts_are_looked_for_whole_in_training(tmp_path: Path) -> None:
+    shown = describe_task(open_task("agreement", ["n_eval=50", "max_attractors=0"]))
+    assert shown["overlap"]["test"]["n_seen_sources"] == 50  # "the boats", which "sing" follows
 
 
 def test_the_sizes_of_multi30k_are_shown_as_published() -> None:

@@ -10,7 +10,7 @@ from archives import mirrored, write_archive, write_lines
 
 from ostinato.config.data import DataConfig
 from ostinato.config.recipe import TaskRef
-from ostinato.data.registry import open_member
+from ostinato.data.registry import DataAccess, open_member
 from ostinato.errors import DataError
 from ostinato.metrics import make_metric
 from ostinato.tasks import cfq, mcwq, scan
@@ -143,14 +143,23 @@ def test_an_archive_without_a_file_names_those_it_has(small_cfq: Path, tmp_path:
 
 
 @pytest.mark.parametrize("split", ["mcd1", "mcd2", "mcd3"])
-def test_mcwq_s_dev_and_test_are_read_from_files_that_hash_as_published(oracle, tmp_path: Path, split: str) -> None:
-    task = open_task(tmp_path, "mcwq", split=split)
+@pytest.mark.parametrize("language", ["en", "he", "kn", "zh"])
+def test_mcwq_s_dev_and_test_are_read_from_files_that_hash_as_published(
+    oracle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, split: str, language: str
+) -> None:
+    assert {f"{split}/{part}.{language}" for part in ("dev", "test")} <= set(mcwq._HASHES)
+    if language in ("he", "kn"):  # Some blanks of their files are not in the rows, so that these hash otherwise.
+        monkeypatch.setattr(mcwq, "_HASHES", {})
+    task = open_task(tmp_path, "mcwq", split=split, language=language)
     for part, file in zip(("dev", "test"), task.files()[1:], strict=True):
-        rows = oracle(f"mcwq_reduced/{split}_{part}")
+        name = f"mcwq_reduced/{split}_{part}" if language == "en" else f"mcwq_he_kn_zh/{split}_{part}_{language}"
+        rows = oracle(name)
         write_lines(tmp_path, file, [f"IN: {row['source']}  OUT: {row['target']}" for row in rows])
         made = [(example.source, example.target) for example in task.examples(part)]
         assert made == [(row["source"], row["target"]) for row in rows]
-    assert measure_overlap(task, "test", "dev").n_seen_sources == 0
+        assert task.published_sizes()[part] == len(rows)
+    if language == "en":  # Translation makes some questions equal.
+        assert measure_overlap(task, "test", "dev").n_seen_sources == 0
 
 
 def test_every_mcwq_query_has_a_short_form_that_its_clauses_order_does_not_change(oracle) -> None:
@@ -166,16 +175,30 @@ def test_every_mcwq_query_has_a_short_form_that_its_clauses_order_does_not_chang
 
 
 def test_mcwq_reads_other_languages_and_stand_ins_for_its_training_file(tmp_path: Path) -> None:
-    hebrew = open_task(tmp_path, "mcwq", language="he", target_form="simplified")
-    write_lines(tmp_path, hebrew.files()[2], ["IN: \u05d4\u05d0\u05dd M1  OUT: ASK WHERE { M1 q M2 . M0 p M2 }"])
-    assert [e.target for e in hebrew.examples("test")] == ["ASK WHERE { M0 p M2 . M1 q M2 }"]
-    write_lines(tmp_path, mcwq._remote("mcd1", "train", "he"), ["Did M1 .. ASK"])
+    hebrew, file = open_task(tmp_path, "mcwq", language="he", target_form="simplified"), mcwq._remote
+    write_lines(
+        tmp_path, file("mcd1", "train", "he"), ["IN: \u05d4\u05d0\u05dd M1  OUT: ASK WHERE { M1 q M2 . M0 p M2 }"]
+    )
+    assert [e.target for e in hebrew.examples("train")] == ["ASK WHERE { M0 p M2 . M1 q M2 }"]
+    write_lines(tmp_path, file("mcd2", "train", "he"), ["Did M1 .. ASK"])
     with pytest.raises(DataError, match="line 1: expected 'IN: question OUT: query'"):
-        list(hebrew.examples("train"))
+        list(open_task(tmp_path, "mcwq", language="he", split="mcd2").examples("train"))
     own = tmp_path / "own.tsv"
     own.write_text("source\ttarget\nDid M1 star M2\tASK WHERE { M1 p M2 }\n", encoding="utf-8")
     task = open_task(tmp_path, "mcwq", DataConfig(train=str(own)))
     assert [e.source for e in task.examples("train")] == ["Did M1 star M2"]
+
+
+def test_mcwq_has_a_random_split_beside_those_of_compound_divergence(tmp_path: Path) -> None:
+    task = open_task(tmp_path, "mcwq", split="random")
+    folder = "mcwq/official/random_split"
+    assert [file.path for file in task.files()] == [f"{folder}/{part}.en.txt" for part in ("train", "dev", "test")]
+    assert task.published_sizes() == {}
+    write_lines(tmp_path, task.files()[2], ["IN: Did M0 's star play M1  OUT: ASK WHERE { ?x0 wdt:P453 M1 }"])
+    assert [(e.source, e.target) for e in task.examples("test")] == [
+        ("Did M0 's star play M1", "ASK WHERE { ?x0 wdt:P453 M1 }")
+    ]
+    assert open_task(tmp_path, "mcwq", split="mcd1", language="he").published_sizes()["train"] == 57190
 
 
 def test_a_query_is_right_as_a_whole_and_in_order() -> None:
@@ -191,7 +214,8 @@ def test_a_query_is_right_as_a_whole_and_in_order() -> None:
 @pytest.fixture
 def scan_mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """All commands in an order of their own, and an archive of lists of the published sizes."""
-    monkeypatch.setattr(scan, "_MCD_LISTS", replace(scan._MCD_LISTS, sha256=None, n_bytes=None))
+    for name in ("_MCD_LISTS", "_ALL"):
+        monkeypatch.setattr(scan, name, replace(getattr(scan, name), sha256=None, n_bytes=None))
     rows = list(scan.all_commands())
     Random(0).shuffle(rows)
     write_lines(tmp_path, scan._ALL, [f"IN: {command} OUT: {actions}" for command, actions in rows])
@@ -210,6 +234,13 @@ def test_scan_s_compound_splits_are_rows_of_the_file_of_all_commands(scan_mirror
     example = next(iter(task.examples("test")))
     assert lines[first] == f"IN: {example.source} OUT: {example.target}"
     assert measure_overlap(task, "test").n_seen_pairs == 0
+
+
+def test_the_published_file_of_all_commands_is_the_grammar_s(access: DataAccess) -> None:
+    assert scan._ALL.sha256 is not None
+    task = build_task(TaskRef.model_validate({"kind": "scan", "split": "mcd1"}), DataConfig(), access)
+    rows = task._all_rows  # type: ignore[attr-defined]
+    assert sorted(rows) == sorted(scan.all_commands())
 
 
 def test_a_file_of_commands_that_is_not_the_grammar_s_is_refused(scan_mirror: Path) -> None:

@@ -57,3 +57,52 @@ def test_a_split_without_files_names_the_setting(pairs):
     task = build_task(TaskRef(), DataConfig(train=pairs))
     with pytest.raises(ConfigError, match=r"split is 'dev': data\.dev names no file"):
         task.examples("dev")
+
+
+OWN: dict[str, tuple[dict[str, object], dict[str, object]]] = {
+    "agreement": ({"origin": "files"}, {"text": "a b c", "source": "a b", "target": "c", "wrong": "d"}),
+    "classification": ({}, {"source": "a b", "target": "x"}),
+    "files": ({}, {"source": "a b", "target": "b a"}),
+    "lambada": ({}, {"text": "a b c", "source": "a b", "target": "c"}),
+    "span_extraction": ({"format": "lines"}, {"source": "who?\ta b", "target": "b"}),
+    "tagging": ({}, {"source": "a b", "target": "O B-x"}),
+    "translation": ({"corpus": "files"}, {"source": "a b", "target": "b a"}),
+}
+"""Settings of every task on own files, and a row of its."""
+
+
+@pytest.mark.parametrize("kind", OWN)
+def test_test_files_have_names_in_every_task_on_own_files(kind: str, tmp_path: Path) -> None:
+    settings, row = OWN[kind]
+    paths = {}
+    for n, name in enumerate(("train", "dev", "iid", "gen"), 1):
+        (tmp_path / f"{name}.jsonl").write_text((json.dumps(row) + "\n") * n, encoding="utf-8")
+        paths[name] = str(tmp_path / f"{name}.jsonl")
+    named = {"test": paths["iid"], "gen": [paths["gen"], paths["iid"]]}
+    task = build_task(
+        TaskRef.model_validate({"kind": kind, **settings}),
+        DataConfig(train=paths["train"], dev=paths["dev"], test=named),
+    )
+    assert task.splits() == ("train", "dev", "test", "gen")
+    assert [sum(1 for _ in task.examples(split)) for split in task.splits()] == [1, 2, 3, 7]
+
+
+@pytest.mark.parametrize("names", [{"train": "a"}, {"dev": "a"}, {}])
+def test_names_of_test_files_are_new_names(names: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match=r"test is .*: (name one file or more|is the name of data\.)"):
+        DataConfig(train="t.jsonl", test=names)
+
+
+def test_a_missing_file_of_a_named_split_is_named(pairs: str) -> None:
+    with pytest.raises(ConfigError, match=r"data\.test\.gen is 'gone.jsonl': there is no such file"):
+        build_task(TaskRef(), DataConfig(train=pairs, test={"gen": "gone.jsonl"}))
+
+
+def test_zero_shot_transfer_keeps_all_languages_in_every_named_split(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    rows = [{"source": "a", "target": "x", "lang": language} for language in ("en", "de")]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    ref = {"kind": "classification", "language_field": "lang", "train_languages": ["en"]}
+    data = DataConfig(train=str(path), dev=str(path), test={"far": str(path)})
+    task = build_task(TaskRef.model_validate(ref), data)
+    assert [sum(1 for _ in task.examples(split)) for split in task.splits()] == [1, 1, 2]

@@ -1,21 +1,15 @@
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ostinato.config.data import DataConfig
-from ostinato.config.recipe import TaskRef
-from ostinato.data.registry import DataAccess
 from ostinato.errors import ConfigError
 from ostinato.metrics import make_metric
 from ostinato.tasks.base import Task
 from ostinato.tasks.funql import anonymise, clean_query, clean_question, normalise, spaced
 from ostinato.tasks.overlap import measure_overlap
-from ostinato.tasks.registry import build_task
 
 PUBLISHED = {
     "standard": ("standard", ("train", "test")),
@@ -30,22 +24,11 @@ PUBLISHED = {
 
 
 @pytest.fixture
-def open_geoquery(access: DataAccess, oracle: Callable[..., Any], tmp_path: Path) -> Callable[..., Task]:
-    """A function to a task whose list of rows is written as published; the corpus is the published file."""
+def open_geoquery(open_published: Callable[..., Task]) -> Callable[..., Task]:
+    """A function from a split and settings to a task that reads the published files."""
 
     def open_task(split: str, **settings: Any) -> Task:
-        ref = TaskRef.model_validate({"kind": "geoquery", "split": split, **settings})
-        corpus, rows = build_task(ref, DataConfig()).files()
-        name, parts = PUBLISHED[split]
-        path = tmp_path / rows.key
-        path.parent.mkdir(parents=True, exist_ok=True)
-        numbers = {part: [row["id"] for row in oracle(f"geoquery_funql/{name}_{part}")] for part in parts}
-        path.write_text(json.dumps(numbers, indent=2) + "\n", encoding="ascii")
-        link = tmp_path / corpus.key
-        if not link.exists():
-            link.parent.mkdir(parents=True)
-            link.symlink_to(access.fetch(corpus))
-        return build_task(ref, DataConfig(), DataAccess(tmp_path / "cache", str(tmp_path)))
+        return open_published("geoquery", split=split, **settings)
 
     return open_task
 

@@ -225,6 +225,34 @@ def test_sentences_of_wikipedia_have_their_published_numbers(tmp_path: Path) -> 
         list(_task("agreement", data, origin="files", wrong_field="bad").examples("test"))
 
 
+def test_training_may_read_sentences_up_to_their_verbs_and_no_further(tmp_path: Path) -> None:
+    rows = [
+        {"source": "the keys to the door", "target": "are", "wrong": "is", "n_attractors": 1},
+        {"source": "since NNP models", "target": "VBP"},
+    ]
+    path = _lines(tmp_path / "a.jsonl", rows)
+    dev = _lines(tmp_path / "b.jsonl", rows[:1])
+    task = _task("agreement", DataConfig(train=path, dev=dev), origin="files", train_form="prefixes")
+    assert list(task.examples("train")) == [
+        Example(None, "the keys to the door are"),
+        Example(None, "since NNP models VBP"),
+    ]
+    assert next(iter(task.examples("dev"))).columns["wrong"] == "is"
+    with pytest.raises(ConfigError, match=r"task\.train_form is 'prefixes': is for task\.origin=files"):
+        _task("agreement", DataConfig(), train_form="prefixes")
+
+
+def test_the_published_prefixes_of_linzen_train_up_to_the_verbs_number() -> None:
+    path = SHARED / "agreement_linzen_numpred" / "numpred_val.jsonl.gz"
+    if not path.exists():
+        pytest.skip("no published data here")
+    task = _task("agreement", DataConfig(train=str(path)), origin="files", train_form="prefixes")
+    found = [example.target for example in task.examples("train")]
+    assert len(found) == 15772
+    assert found[0] == "since NNP models VBP"
+    assert {text.rpartition(" ")[2] for text in found} == {"VBZ", "VBP"}
+
+
 # --- LAMBADA ---------------------------------------------------------------------------------------------------------
 
 
@@ -265,6 +293,22 @@ def test_answers_said_to_be_nowhere_are_no_questions_of_extraction(tmp_path: Pat
     path = _lines(tmp_path / "a.jsonl", [{"source": "who?\ta b", "target": "c", "answer_start": -1}])
     with pytest.raises(DataError, match="does not hold the answer 'c'"):
         list(_task("span_extraction", DataConfig(train=path), format="lines").examples("train"))
+
+
+def test_passages_drawn_without_selection_are_a_split_of_their_own(tmp_path: Path) -> None:
+    train = tmp_path / "novel.txt"
+    train.write_text("it was a dark night\n")
+    test = _lines(tmp_path / "test.jsonl", [{"source": "a b", "target": "c"}])
+    control = tmp_path / "control.jsonl"
+    named = {"test": test, "control": _lines(control, [{"source": "it was", "target": "dark"}])}
+    data = DataConfig(train=str(train), test=named)
+    for form, continues in (("language_model", True), ("reading", False)):
+        task = _task("lambada", data, form=form)
+        assert task.splits() == ("train", "test", "control")
+        assert list(task.examples("control")) == [Example("it was", "dark", {}, continues=continues)]
+    control.unlink()
+    with pytest.raises(ConfigError, match=r"control.* is .*control\.jsonl': there is no such file"):
+        _task("lambada", data)
 
 
 def test_lambada_has_its_published_size() -> None:

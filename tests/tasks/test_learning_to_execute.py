@@ -11,6 +11,7 @@ import pytest
 from ostinato.config.data import DataConfig
 from ostinato.config.recipe import TaskRef
 from ostinato.metrics import make_metric
+from ostinato.tasks.learning_to_execute import LearningToExecuteTask
 from ostinato.tasks.overlap import measure_overlap
 from ostinato.tasks.programs import FAMILIES, MEMORY, draw_family, draw_script, next_stage, stages
 from ostinato.tasks.registry import build_task, task_problems
@@ -176,3 +177,21 @@ def test_impossible_stages_and_too_few_programs_are_refused() -> None:
     assert [problem.key for problem in problems] == ["task.stage_length", "task.stage_nesting"]
     (problem,) = task_problems({"kind": "learning_to_execute", "max_length": 1})
     assert "too few to split" in problem.reason
+
+
+def test_both_forms_of_programs_are_offered_and_scripts_are_whole_programs() -> None:
+    assert learning_to_execute().config.generator == "families"
+    sources = [example.source or "" for example in learning_to_execute(generator="scripts").examples("test")]
+    assert any("=" in source for source in sources)
+    assert all(source.endswith(")@") for source in sources)
+    (problem,) = task_problems({"kind": "learning_to_execute", "generator": "scripts", "family": "control"})
+    assert (problem.key, problem.value) == ("task.family", "control")
+    assert "generator=families" in problem.reason
+
+
+def test_the_protocol_says_which_accuracy_is_the_papers_and_which_form_is_the_default() -> None:
+    said = " ".join((LearningToExecuteTask.__doc__ or "").split())
+    assert "Dehghani et al. 2019: free running" in said
+    assert "Zaremba and Sutskever: teacher-forced" in said
+    assert "generator=families (default)" in said
+    assert "appendix D.4" in said

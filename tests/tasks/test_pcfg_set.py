@@ -18,7 +18,14 @@ from ostinato.tasks.localism import LOCALISM_FILE, UnrolledSequence, measure_loc
 from ostinato.tasks.overlap import measure_overlap
 from ostinato.tasks.pcfg_set import _FILES
 from ostinato.tasks.registry import build_task, task_problems
-from ostinato.tasks.string_edits import FUNCTIONS, apply_edits, draw_edits, functions_of, has_held_out_pair
+from ostinato.tasks.string_edits import (
+    FUNCTIONS,
+    apply_edits,
+    draw_edits,
+    exceptional_results,
+    functions_of,
+    has_held_out_pair,
+)
 
 PUBLISHED_TESTS = [
     "pcfgset_dev",
@@ -228,3 +235,51 @@ def test_the_users_own_sequences_can_stand_in_for_the_training_file(access, tmp_
     task = pcfg_set(access, DataConfig(train=str(path)))
     assert [(e.source, e.target) for e in task.examples("train")] == [("copy A1", "A1")]
     assert sum(1 for _ in task.examples("dev")) == 4860
+
+
+PUBLISHED_EXCEPTIONS = {
+    "reverse echo Q6 G8": "Q6 G8 G8",
+    "copy copy swap_first_last reverse echo prepend N4 U5 I11 X14 W7 , X9 O9": "W7 O9 N4 U5 I11 X14 W7 X9",
+    "prepend remove_first T14 Q9 , remove_second F4 B1 T8 , H19 Z3 C7 , F15 M1 P10 Y6 K14": "T14 Q9 F4 B1 T8",
+    "repeat shift shift echo remove_first F3 I6 D6 H11 U5 , U11 Q5 V2 L20": (
+        "D6 H11 U5 U11 Q5 V2 L20 F3 I6 D6 H11 U5 U11 Q5 V2 L20 F3 I6"
+    ),
+    "prepend reverse R1 J11 , K8 L16 Y18": "R1 J11 J11",
+    "shift prepend reverse copy N12 J7 L5 , P15 K9 L13 L6": "J7 L5 L5 N12",
+}
+"""Some of the published exceptions."""
+
+
+@pytest.mark.parametrize(("source", "target"), PUBLISHED_EXCEPTIONS.items())
+def test_exceptions_mean_what_was_published(source: str, target: str) -> None:
+    assert exceptional_results(source) == {target}
+    assert apply_edits(source) != target
+
+
+def test_a_sequence_without_exceptions_has_no_other_result() -> None:
+    assert exceptional_results("echo append A1 B2 , C3") == set()
+
+
+def test_overgeneralisation_asks_for_the_exception_and_for_the_rule(tmp_path: Path) -> None:
+    def write(name: str, source: str, target: str) -> None:
+        for side, text in (("src", source), ("tgt", target)):
+            path = tmp_path / "mirror" / _FILES[f"overgeneralisation/{name}.{side}"].key
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(f"{text}\n", encoding="ascii")
+
+    exception, meant, rule = "prepend reverse R1 J11 , K8 L16 Y18", "R1 J11 J11", "K8 L16 Y18 J11 R1"
+    write("train_pcfg_ratio=0.005", f"copy A1\n{exception}", f"A1\n{meant}")
+    write("test_pcfg_ratio=0.005_exception", exception, meant)
+    write("test_pcfg_ratio=0.005_original", exception, rule)
+    settings = {"kind": "pcfg_set", "split": "overgeneralisation", "exceptions": "0.005"}
+    access = DataAccess(tmp_path / "cache", str(tmp_path / "mirror"))
+    task = build_task(TaskRef.model_validate(settings), DataConfig(), access)
+    assert task.splits() == ("train", "dev", "test", "test_original")
+    assert [e.target for e in task.examples("train")] == ["A1", meant]
+    assert [e.target for e in task.examples("test")] == [meant]
+    assert [e.target for e in task.examples("test_original")] == [rule]
+    write("test_pcfg_ratio=0.005_exception", exception, rule)
+    fresh = DataAccess(tmp_path / "other", str(tmp_path / "mirror"))
+    with pytest.raises(DataError, match="but the functions give 'R1 J11 J11'"):
+        list(build_task(TaskRef.model_validate(settings), DataConfig(), fresh).examples("test"))
+    assert task_problems({"kind": "pcfg_set", "exceptions": "0.005"})

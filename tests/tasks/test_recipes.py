@@ -12,6 +12,7 @@ from ostinato.config.files import shipped_directory
 from ostinato.config.load import dump_recipe
 from ostinato.config.model import ModelConfig
 from ostinato.errors import ConfigError
+from ostinato.tasks.cfq import CfqTask
 from ostinato.tasks.recipes import find_recipe, list_recipes, load_recipe, write_derived
 from ostinato.tasks.registry import task_problems
 
@@ -28,7 +29,7 @@ VOCABULARIES |= {"cfq": (250, 250), "mcwq": (166, 166), "babi": (25, 25)}
 def sized(name: str) -> ModelConfig:
     """The recipe's model with the vocabulary its task has (subwords: the size asked for)."""
     recipe = load_recipe(name)
-    source, target = VOCABULARIES.get(name.split("/")[0], (recipe.data.tokenizer.vocab_size,) * 2)
+    source, target = VOCABULARIES.get(name.split("/")[0], (recipe.data.tokenizer.vocab_size or 8000,) * 2)
     return recipe.model.model_copy(update=recipe.model.vocabulary_sizes(source, target))
 
 
@@ -58,11 +59,38 @@ def test_every_recipe_loads_counts_itself_and_says_what_it_is(name: str, tmp_pat
     assert load_recipe(tmp_path / "recipe.yaml") == recipe
 
 
+@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("learning-to-execute/")])
+def test_published_scores_of_programs_stand_beside_free_running_ones(name: str) -> None:
+    # Dehghani et al. 2019 give the model no target at test time.
+    rows = load_recipe(name).reference
+    assert [row.metric for row in rows] == (["character_accuracy_free", "exact_match"] if "tiny" not in name else [])
+
+
+def test_scores_of_turned_queries_are_said_to_rest_on_a_guess() -> None:
+    protocol = " ".join((CfqTask.__doc__ or "").split())
+    assert "which ten is a guess" in protocol[protocol.index("Metric:") : protocol.index("Selection:")]
+    for name in ("cfq/transformer", "cfq/universal-sut", "cfq/universal-t5"):
+        header = find_recipe(name).read_text(encoding="utf-8")
+        assert "a guess" in header, name
+
+
+def test_the_act_recipe_names_the_rounds_of_the_authors_code_and_takes_them() -> None:
+    name = "universal-transformer/base-act"
+    more = ["model.encoder.n_steps=12", "model.decoder.n_steps=12"]
+    header = find_recipe(name).read_text(encoding="utf-8").partition("\nbase:")[0]
+    assert all(word in header for word in ("caps at 6 rounds", "2 x 6 = 12", *more))
+    found = [load_recipe(name, overrides).model for overrides in ([], more)]
+    assert [plan.n_rounds for model in found for plan in model.plans().values()] == [6, 6, 12, 12]
+    assert len({count_parameters(model, vocab_size=32768).stored for model in found}) == 1
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_every_recipe_takes_separable_convolutions_as_wide_and_as_shared_as_its_feed_forwards(name: str) -> None:
-    given = load_recipe(name).model.stacks()
+    given = {name: stack for name, stack in load_recipe(name).model.stacks().items() if stack.ffn.share != "none"}
     kinds = [f"model.{stack}.ffn.kind=separable_conv" for stack in given]
-    for stack, convolved in load_recipe(name, kinds).model.stacks().items():
+    stacks = load_recipe(name, kinds).model.stacks()
+    for stack in given:
+        convolved = stacks[stack]
         own = {"kind", "activation", "kernel_in", "kernel_out", *RoutedConfig.model_fields}
         assert convolved.ffn.kind == "separable_conv"
         assert convolved.ffn.model_dump(exclude=own) == given[stack].ffn.model_dump(exclude=own)
@@ -212,6 +240,66 @@ def test_a_base_that_is_a_file_is_found_from_the_new_file(tmp_path: Path, monkey
     run.mkdir(parents=True)
     (run / "recipe.yaml").write_text("base: lm/transformer\nseed: 4\n", encoding="utf-8")
     assert load_recipe(write_derived(Path("b.yaml"), "runs/x", **NOTES)).seed == 4
+
+
+def test_files_of_a_recipe_are_found_from_the_recipe_and_overrides_from_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine" / "arms").mkdir(parents=True)
+    for name in ("a.en", "a.de", "t.jsonl", "t.json"):
+        (tmp_path / "mine" / name).write_text("x\n", encoding="utf-8")
+    data = "train: [a.en, a.de], dev: gone.jsonl, test: {gen: t.jsonl}, tokenizer: {kind: file, path: t.json}"
+    base = f"base: files/template\ndata: {{{data}}}\n"
+    (tmp_path / "mine" / "base.yaml").write_text(base, encoding="utf-8")
+    arm = "base: ../base.yaml\ndata: {target_tokenizer: null, source_field: a}\nmodel: {dropout: 0.2}\n"
+    (tmp_path / "mine" / "arms" / "arm.yaml").write_text(arm, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    found = load_recipe("mine/arms/arm.yaml", ["data.test.far=t.jsonl"]).data
+    here = Path("mine/arms/..")
+    assert [Path(path) for path in found.train or []] == [here / "a.en", here / "a.de"]
+    assert found.dev == str(here / "gone.jsonl")
+    assert found.test == {"gen": str(here / "t.jsonl"), "far": "t.jsonl"}
+    assert found.tokenizer.path == str(here / "t.json")
+    monkeypatch.chdir(tmp_path / "mine")
+    assert load_recipe("base.yaml").data.train == ["a.en", "a.de"]
+    assert load_recipe(tmp_path / "mine" / "base.yaml").data.train == [
+        str(tmp_path / "mine" / n) for n in ("a.en", "a.de")
+    ]
+
+
+def test_a_file_that_is_in_the_current_folder_alone_is_taken_and_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "only-here.jsonl").write_text("{}\n", encoding="utf-8")
+    (tmp_path / "mine" / "a.yaml").write_text(
+        "base: files/template\ndata: {train: only-here.jsonl}\n", encoding="utf-8"
+    )
+    for _ in range(2):
+        assert load_recipe("mine/a.yaml").data.train == "only-here.jsonl"
+    (said,) = caplog.messages
+    assert said.startswith("data.train: only-here.jsonl is not beside mine/a.yaml, but in the current folder")
+    assert "\n" not in said
+
+
+def test_values_that_are_no_paths_yet_stay_as_they_are(tmp_path: Path) -> None:
+    text = "base: files/template\ndata:\n  train: /data/a.jsonl\n  dev: ${data.train}\n  test: ???\n"
+    (tmp_path / "a.yaml").write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"data\.test is '\?\?\?'"):
+        load_recipe(tmp_path / "a.yaml")
+    found = load_recipe(tmp_path / "a.yaml", ["data.test=null"]).data
+    assert (found.train, found.dev) == ("/data/a.jsonl", "/data/a.jsonl")
+
+
+def test_a_derived_recipe_finds_the_files_of_its_overrides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.jsonl").write_text("{}\n", encoding="utf-8")
+    overrides = ["data.train=a.jsonl", "data.tokenizer={kind: file, path: a.jsonl}"]
+    path = write_derived(Path("arms/x.yaml"), "files/template", overrides=overrides, **NOTES)
+    assert "train: ../a.jsonl" in path.read_text(encoding="utf-8")
+    found = load_recipe(path).data
+    assert [Path(str(name)).resolve() for name in (found.train, found.tokenizer.path)] == [tmp_path / "a.jsonl"] * 2
 
 
 def test_only_files_that_were_written_so_are_replaced(tmp_path: Path) -> None:

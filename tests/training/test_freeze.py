@@ -12,9 +12,9 @@ from torch import Tensor
 from ostinato.config.training import BalanceConfig, TrainingConfig
 from ostinato.errors import ConfigError
 from ostinato.models import Seq2Seq
+from ostinato.models.losses import balance_loss
 from ostinato.training import train
 from ostinato.training.freeze import freeze
-from ostinato.training.losses import balance_loss
 from ostinato.training.optim import build_optimizer
 from ostinato.training.update import Updater
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
 import os
@@ -28,16 +27,6 @@ def _run(folder: Path, n_updates: int, n_kills: int, n_in_save: int, seed: int) 
     return report
 
 
-def _pointed_state(run: Path, role: str) -> dict[str, Any]:
-    """Return what a pointer says and the state it points to, but for the time spent, once its hash is checked."""
-    pointer: dict[str, Any] = json.loads((run / "checkpoints" / f"{role}.json").read_text())
-    content = (run / "checkpoints" / pointer["directory"] / "state.json").read_bytes()
-    assert pointer.pop("sha256") == hashlib.sha256(content).hexdigest()
-    state = json.loads(content)
-    del state["progress"]["seconds"]
-    return pointer | state
-
-
 def _assert_equal_runs(
     folder: Path, report: list[dict[str, Any]], n_updates: int, n_kills: int, n_in_save: int
 ) -> None:
@@ -50,10 +39,8 @@ def _assert_equal_runs(
     assert all(earlier < later for earlier, later in itertools.pairwise(saved)), saved
     undisturbed, killed = folder / "undisturbed", folder / "killed"
     assert weights(killed) == weights(undisturbed)
-    for name in ("metrics.jsonl", "recipe.yaml", "data.json"):
+    for name in ("metrics.jsonl", "recipe.yaml", "data.json", "checkpoints/best.json", "checkpoints/last.json"):
         assert (killed / name).read_bytes() == (undisturbed / name).read_bytes(), name
-    for role in ("best", "last"):
-        assert _pointed_state(killed, role) == _pointed_state(undisturbed, role), role
     # The optimiser's state and the random states too: not only the past but the future would be the same.
     name = "state.safetensors"
     assert (last_checkpoint(killed) / name).read_bytes() == (last_checkpoint(undisturbed) / name).read_bytes()

@@ -12,8 +12,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from ostinato.data.collate import Row, collate
 from ostinato.models import build_model
+from ostinato.models.losses import LossSums, count_labels, label_smoothed_loss
 from ostinato.training import update
-from ostinato.training.losses import LossSums, count_labels, label_smoothed_loss
 from ostinato.training.optim import build_optimizer
 
 

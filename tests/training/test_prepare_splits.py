@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,25 @@ def test_without_named_splits_the_test_set_is_evaluated_and_dev_where_there_is_n
     results = train(load_recipe(str(recipe), files), tmp_path / "run")
     assert list(results["splits"]) == evaluated
     assert load_recipe(str(tmp_path / "run" / "recipe.yaml")).evaluation.splits == evaluated
+
+
+@pytest.mark.parametrize(("named", "evaluated"), [(["test", "gen"], ["test"]), (["iid", "gen"], ["iid", "gen"])])
+def test_splits_of_ones_own_are_evaluated_where_none_is_called_test(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: list[str], evaluated: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    recipe = with_settings(tiny_recipe(tmp_path / "letters", n_updates=1), "evaluation", splits=None)
+    for name in named:
+        shutil.copyfile(tmp_path / "letters" / "test.jsonl", tmp_path / f"{name}.jsonl")
+    data = recipe.data.model_copy(update={"test": {name: f"{name}.jsonl" for name in named}})
+    recipe = recipe.model_copy(update={"data": data})
+    results = train(recipe, tmp_path / "run")
+    assert list(results["splits"]) == evaluated
+    kept = load_recipe(str(tmp_path / "run"))
+    assert kept.data.test == {name: str(tmp_path / f"{name}.jsonl") for name in named}
+    described = json.loads((tmp_path / "run" / "data.json").read_text(encoding="utf-8"))
+    assert {str(tmp_path / f"{name}.jsonl") for name in named} <= {file["path"] for file in described["files"]}
+    assert load(tmp_path / "run").evaluate("gen")["n"] == 10
 
 
 def with_settings(recipe: Recipe, group: str, **settings: object) -> Recipe:

@@ -34,8 +34,21 @@ def test_one_process_is_alone_and_does_nothing_about_others(monkeypatch: pytest.
     assert calls[0] is batch.labels_BT
     before = signal.getsignal(signal.SIGINT)
     with Interrupts(SINGLE_PROCESS) as interrupts:
-        assert signal.getsignal(signal.SIGINT) is before
-        interrupts.check()
+        assert not interrupts.is_pending()
+        signal.raise_signal(signal.SIGINT)
+        assert interrupts.is_pending()
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before
+    with Interrupts(SINGLE_PROCESS) as interrupts, interrupts.at_once(), pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with Interrupts(SINGLE_PROCESS) as interrupts:
+            signal.raise_signal(signal.SIGINT)
+            assert not interrupts.is_pending()
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_the_shares_of_all_processes_are_the_batch_and_some_may_be_empty() -> None:

@@ -8,13 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from rich.console import Console
 from routed_models import tiny_batches, tiny_model
 from tiny_runs import BALANCE, ROUTERS, records, tiny_recipe, weights
 
+from ostinato.config.experts import HypersphereRouterConfig
+from ostinato.config.model import Seq2SeqConfig
+from ostinato.models.losses import BALANCE_LOSSES, raw_balance_loss
 from ostinato.nn import balance
+from ostinato.nn.routing import HypersphereRouter
 from ostinato.training import SilentReporter, train, update
-from ostinato.training.losses import BALANCE_LOSSES, raw_balance_loss
 from ostinato.training.optim import build_optimizer
 from ostinato.training.records import Records
 from ostinato.training.reporter import make_reporter
@@ -45,6 +49,29 @@ def test_a_record_holds_losses_load_and_entropies_of_the_last_batch_by_router_an
             assert numbers["n_dead"] == int((load.fraction_E == 0).sum())
             assert numbers["load_entropy"] == pytest.approx(float(load.entropy), rel=1e-5)
             assert numbers["row_entropy"] == pytest.approx(float(load.row_entropy), rel=1e-5)
+
+
+def test_a_record_holds_the_temperatures_of_hypersphere_routers_alone(tmp_path: Path) -> None:
+    recipe = tiny_recipe(tmp_path, experts=True)
+    assert isinstance(recipe.model, Seq2SeqConfig)
+    stacks = recipe.model.stacks()
+    ffn = stacks["encoder"].ffn.model_copy(update={"router": HypersphereRouterConfig(), "top_k": 1})
+    encoder = stacks["encoder"].model_copy(update={"ffn": ffn})
+    recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"encoder": encoder})})
+    model = tiny_model(recipe)
+    router = model.banks.ffn["encoder_0"].router
+    with torch.no_grad():
+        router.tau.fill_(-1.0)
+    updater = Updater(model, build_optimizer(model, recipe.training.optimizer), recipe.training)
+    found = updater.accumulate(tiny_batches(), observed=True).routing
+    assert found is not None
+    assert found["ffn.encoder_0"]["temperature"] == pytest.approx(router.floor)
+    assert len(found) > 2
+    for name, record in found.items():
+        kind, _, bank = name.partition(".")
+        one = getattr(model.banks, kind)[bank].router
+        assert ("temperature" in record) is isinstance(one, HypersphereRouter), name
+    assert all("temperature" not in one for one in found["ffn.encoder_0"]["rounds"])
 
 
 def test_only_losses_with_a_weight_are_weighted_and_layers_of_one_round_are_one_entry(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from tiny_runs import last_checkpoint, records, tiny_recipe, weights
 from torch import Tensor
 
 from ostinato.config.model import Seq2SeqConfig
-from ostinato.errors import CheckpointError, TrainingError
+from ostinato.errors import CheckpointError, OstinatoError, TrainingError
 from ostinato.evaluation import evaluate
 from ostinato.evaluation.loading import load
 from ostinato.models import Seq2Seq
@@ -338,3 +338,32 @@ def test_checkpoints_that_are_averaged_are_saved_when_they_are_evaluated(tmp_pat
     members = json.loads((loaded.checkpoint / "average.json").read_text())["of"]
     assert [(one["checkpoint"], one["value"]) for one in members] == [(f"update-{u:06d}", losses[u]) for u in best]
     assert loaded.evaluate("test")["n"] == 10
+
+
+@pytest.mark.parametrize("what", ["split", "data"])
+def test_a_run_that_cannot_begin_leaves_no_directory(tmp_path: Path, what: str) -> None:
+    recipe = tiny_recipe(tmp_path)
+    if what == "split":
+        recipe = recipe.model_copy(update={"evaluation": recipe.evaluation.model_copy(update={"splits": ["gen"]})})
+    else:
+        (tmp_path / "test.jsonl").write_text("no JSON\n", encoding="utf-8")
+    with pytest.raises(OstinatoError):
+        train(recipe, tmp_path / "runs" / "new")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_the_results_may_be_those_of_a_mean_which_is_what_reads_the_run_when_nothing_else_is_asked_for(
+    tmp_path: Path,
+) -> None:
+    recipe = tiny_recipe(tmp_path / "data", keep_best=2)
+    recipe = recipe.model_copy(update={"evaluation": recipe.evaluation.model_copy(update={"checkpoint": "best:2"})})
+    results = train(recipe, tmp_path / "run")
+    assert results["checkpoint"] == "average-best-2"
+    assert sorted(member["checkpoint"] for member in results["mean_of"]) == ["update-000006", "update-000012"]
+    read = load(tmp_path / "run", device="cpu")
+    assert read.checkpoint.name == "average-best-2"
+    losses = {
+        name: load(tmp_path / "run", checkpoint=name, device="cpu").evaluate("test")["loss"]
+        for name in ("best", "best:2")
+    }
+    assert results["splits"]["test"]["loss"] == losses["best:2"] != losses["best"]

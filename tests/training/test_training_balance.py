@@ -11,10 +11,11 @@ from tiny_runs import BALANCE, ROUTERS, tiny_recipe
 from torch import Tensor, nn
 
 from ostinato.config.training import BalanceConfig
+from ostinato.models.losses import BALANCE_LOSSES, balance_loss, raw_balance_loss
 from ostinato.nn import balance
 from ostinato.nn.routing import HypersphereRouter
-from ostinato.training.losses import BALANCE_LOSSES, balance_loss, raw_balance_loss
 from ostinato.training.optim import build_optimizer
+from ostinato.training.routing import observe_routing, rounds_of
 from ostinato.training.update import Updater
 
 ATTENTION = "self_attention.encoder_0"
@@ -41,6 +42,27 @@ def test_the_loss_is_the_weighted_sum_over_routers_and_losses(tmp_path: Path) ->
     torch.testing.assert_close(balance_loss(routings, config, temperatures), expected)
     assert balance_loss(routings, BalanceConfig(), temperatures) is None
     assert balance_loss({}, config, temperatures) is None
+
+
+def test_tokens_that_halt_may_count_alike_in_the_mutual_information_and_in_its_record(tmp_path: Path) -> None:
+    model = tiny_model(tiny_recipe(tmp_path, experts=True, halting=True)).eval()
+    routings = model(tiny_batches()[0]).by_router()
+    temperatures = model.balance_temperatures()
+    config = BalanceConfig(mutual_information=1.0, token_weights="uniform")
+    expected = torch.zeros(())
+    for mine in routings.values():
+        probs_NE = torch.cat([r.probs_NE[r.weight_N > 0] for r in mine])
+        mean_E = probs_NE.mean(0)
+        expected = expected + torch.special.entr(probs_NE).sum(1).mean() - torch.special.entr(mean_E).sum()
+    loss = balance_loss(routings, config, temperatures)
+    torch.testing.assert_close(loss, expected)
+    other = balance_loss(routings, BalanceConfig(mutual_information=1.0), temperatures)
+    assert other is not None
+    assert abs(float(other.detach() - expected.detach())) > 1e-6
+    observed = observe_routing(routings, config, temperatures, rounds_of(model), {})
+    assert observed is not None
+    record = observed.record(observed.values_V.tolist())
+    assert sum(r["weighted"]["mutual_information"] for r in record.values()) == pytest.approx(float(expected.detach()))
 
 
 def test_tau_0_is_the_temperature_a_router_starts_from_whatever_it_learns(tmp_path: Path) -> None:

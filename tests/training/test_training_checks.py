@@ -107,9 +107,9 @@ def test_a_forced_backend_trains_and_may_change_on_resuming(tmp_path: Path, monk
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
     other = recipe.training.model_copy(update={"expert_backend": "segments"})
     assert train(recipe.model_copy(update={"training": other}), tmp_path / "loop", resume=True)["n_updates"] == 2
-    longer = recipe.training.model_copy(update={"n_updates": 3})
-    with pytest.raises(CheckpointError, match=r"training\.n_updates"):
-        train(recipe.model_copy(update={"training": longer}), tmp_path / "loop", resume=True)
+    larger = recipe.training.model_copy(update={"accumulate": 3})
+    with pytest.raises(CheckpointError, match=r"training\.accumulate"):
+        train(recipe.model_copy(update={"training": larger}), tmp_path / "loop", resume=True)
 
 
 def test_recomputed_steps_route_as_they_did_and_give_the_same_weights(tmp_path: Path) -> None:

@@ -17,9 +17,9 @@ from ostinato.config.recipe import Recipe
 from ostinato.config.training import DepthCostConfig, SelectionConfig
 from ostinato.evaluation.depth import real_tokens
 from ostinato.evaluation.loading import load
+from ostinato.models.losses import count_labels, depth_cost
 from ostinato.training import SilentReporter, train, update
 from ostinato.training.depth import DepthWatch
-from ostinato.training.losses import count_labels, depth_cost
 from ostinato.training.optim import build_optimizer
 from ostinato.training.state import Best, Progress
 from ostinato.training.update import Updater

@@ -52,15 +52,22 @@ def choose(only: Sequence[str] | None) -> tuple[Study, ...]:
 
 
 def subjects(
-    runs: Sequence[LoadedRun], split: str | None, max_examples: int, access: DataAccess | None = None
+    runs: Sequence[LoadedRun],
+    split: str | None,
+    max_examples: int,
+    access: DataAccess | None = None,
+    example: int | None = None,
 ) -> list[Subject]:
     """Return runs with the examples of their analysis, under unique names.
 
     Args:
         split: None: the first of each run's recipe, else the task's last. max_examples: spread evenly over it.
+        example: number of the one that analyses of one example show, from 1, among those that are read; None: the one
+            of median length.
 
     Raises:
-        ConfigError: a task without the split. DataError: data that cannot be read.
+        ConfigError: a task without the split, or an example that is not among those read. DataError: data that cannot
+            be read.
     """
     found: list[Subject] = []
     for run in runs:
@@ -68,13 +75,17 @@ def subjects(
         splits = run.recipe.evaluation.splits or [task.splits()[-1]]
         chosen = split or splits[0]
         examples = list(take_evenly(task.examples(chosen), max_examples))
+        if example is not None and not 1 <= example <= len(examples):
+            reason = f"must be from 1 to {len(examples)}, the examples that are read (--max-examples) of {chosen}"
+            raise ConfigError([Problem("example", example, reason)])
         by = run.recipe.evaluation.by
         name = stem = run.directory.resolve().name
         taken, number = {subject.name for subject in found}, 1
         while name in taken:
             number += 1
             name = f"{stem}-{number}"
-        found.append(Subject(name, run, examples, tuple(task.by if by is None else by), chosen))
+        place = None if example is None else example - 1
+        found.append(Subject(name, run, examples, tuple(task.by if by is None else by), chosen, place))
     return found
 
 

@@ -21,8 +21,8 @@ from ostinato.data.rows import encode_rows
 from ostinato.decoding import inference
 from ostinato.evaluation.depth import real_tokens
 from ostinato.evaluation.loading import LoadedRun
-from ostinato.models.base import ModelOutput
 from ostinato.models.build import Model
+from ostinato.models.output import ModelOutput
 
 TOKENS = 2048
 """Padded tokens of a batch. Captures of one kind take 80 MB at 12 rounds of three sub-layers of width 128."""

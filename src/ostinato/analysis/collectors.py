@@ -20,8 +20,8 @@ from ostinato.evaluation.depth import DepthTotals, sentence_depths
 from ostinato.evaluation.passes import sentence_macs
 from ostinato.evaluation.routing import RoutingTotals
 from ostinato.evaluation.scores import score_sentences
-from ostinato.models.base import ModelOutput
 from ostinato.models.build import Model
+from ostinato.models.output import ModelOutput
 from ostinato.nn.types import Routing, StackOutput
 
 SHORT = {"self_attention": "sa", "cross_attention": "ca", "ffn": "ffn"}

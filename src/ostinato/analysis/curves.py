@@ -19,11 +19,13 @@ class LearningCurves:
     Args:
         training: nats a label, of the updates since the last record, without smoothing and other losses.
         scores: of evaluations, by split and name. depth: mean rounds of a token, by stack in which tokens halt.
+        temperature: what routers divide scores by, by router that has a temperature.
     """
 
     training: Line = field(default_factory=list)
     scores: dict[str, dict[str, Line]] = field(default_factory=dict)
     depth: dict[str, Line] = field(default_factory=dict)
+    temperature: dict[str, Line] = field(default_factory=dict)
 
 
 def learning_curves(path: Path) -> LearningCurves:
@@ -44,6 +46,9 @@ def learning_curves(path: Path) -> LearningCurves:
                 found.training.append((update, float(record["nll"])))
             for stack, numbers in (record.get("depth") or {}).items():
                 found.depth.setdefault(stack, []).append((update, float(numbers["mean"])))
+            for router, numbers in (record.get("routing") or {}).items():
+                if "temperature" in numbers:
+                    found.temperature.setdefault(router, []).append((update, float(numbers["temperature"])))
         elif kind == "evaluation":
             mine = found.scores.setdefault(record["split"], {})
             for name, value in record["scores"].items():

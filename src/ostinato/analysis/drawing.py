@@ -5,6 +5,7 @@ matplotlib is imported when a figure is drawn.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from importlib.util import find_spec
 from io import StringIO
@@ -17,6 +18,7 @@ from ostinato.errors import ConfigError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9")
@@ -25,8 +27,11 @@ MAP = "cividis"
 """Colour map of matrices, which looks alike to all common kinds of colour vision."""
 DIVERGING = "PuOr"
 LOOKS = ("-", "--", ":", "-.")
-NARROW = 3.9
-"""Greatest width of a figure for narrow screens, in inches."""
+WIDE, NARROW = 7.2, 3.45
+"""Greatest widths of figures in inches: that of a printed page, and that of a narrow screen (375 pixels)."""
+FONT = 7
+"""Smallest size of letters in points: figures are shown and printed at the widths above or larger, never smaller."""
+_UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "K"))
 HOW_TO_GET_FIGURES = "figures need matplotlib: pip install 'matplotlib>=3.8'"
 
 
@@ -65,23 +70,26 @@ def save_figure(figure: Figure, path: Path) -> tuple[Path, Path]:
 
 
 def panels(
-    n: int, narrow: bool, *, width: float = 3.6, height: float = 3.0, columns: int = 3
+    n: int, narrow: bool, *, width: float = WIDE / 2, height: float = 3.0, columns: int = 2
 ) -> tuple[Figure, list[Axes]]:
-    """Return a figure of n panels in rows.
+    """Return a figure of n panels in rows; those of the last row share its width.
 
     Args:
         narrow: for a narrow screen: half as many panels side by side.
+        width, height: of a panel; no figure is wider than its page (`WIDE`, `NARROW`).
     """
-    if narrow:
-        columns = max(1, columns // 2)
-        width = min(width, NARROW / columns)
-    across = min(n, columns)
+    across = min(n, max(1, columns // 2) if narrow else columns)
     down = -(-n // across)
-    figure = new_figure(max(width * across, 3.6), height * down)
-    axes = list(figure.subplots(down, across, squeeze=False).flat)
-    for spare in axes[n:]:
-        spare.set_axis_off()
-    return figure, axes[:n]
+    page = NARROW if narrow else WIDE
+    figure = new_figure(min(max(width * across, NARROW), page), height * down)
+    of_last = n - across * (down - 1)
+    grid = figure.add_gridspec(down, math.lcm(across, of_last))
+    axes = []
+    for i in range(n):
+        row, place = divmod(i, across)
+        span = grid.ncols // (across if row < down - 1 else of_last)
+        axes.append(figure.add_subplot(grid[row, place * span : (place + 1) * span]))
+    return figure, axes
 
 
 def heat(axes: Axes, values: ArrayLike, label: str, *, cmap: str = MAP, **limits: Any) -> None:
@@ -93,15 +101,25 @@ def heat(axes: Axes, values: ArrayLike, label: str, *, cmap: str = MAP, **limits
 def scale(axes: Sequence[Axes], label: str) -> None:
     """Draw one scale for all panels, which hold matrices drawn with the same limits."""
     figure: Any = axes[0].figure
-    figure.colorbar(axes[0].images[0], ax=list(axes), label=label, shrink=0.9 if len(axes) == 1 else 0.3)
+    # As high as a panel and at most three inches, however many panels there are.
+    shrink = 0.9 if len(axes) == 1 else min(0.9, 3 / figure.get_figheight())
+    bar = figure.colorbar(axes[0].images[0], ax=list(axes), shrink=shrink)
+    bar.set_label(label, fontsize=8)
+    bar.ax.tick_params(labelsize=FONT)
 
 
-def ticks(axes: Axes, x: Sequence[str] | None = None, y: Sequence[str] | None = None, *, size: int = 7) -> None:
+def ticks(axes: Axes, x: Sequence[str] | None = None, y: Sequence[str] | None = None) -> None:
     """Name the rows and columns of a matrix; names that would not fit are left out evenly."""
-    for names, set_ticks, rotation in ((x, axes.set_xticks, 90), (y, axes.set_yticks, 0)):
+    figure: Any = axes.figure
+    place = axes.get_position()
+    for names, set_ticks, rotation, inches in (
+        (x, axes.set_xticks, 90, place.width * figure.get_figwidth()),
+        (y, axes.set_yticks, 0, place.height * figure.get_figheight()),
+    ):
         if names is not None:
-            every = max(-(-len(names) // 40), 1)
-            set_ticks(range(0, len(names), every), list(names)[::every], fontsize=size, rotation=rotation)
+            # Scales and names beside the panel take a fifth of it or more; a name is as high as its letters are large.
+            every = max(math.ceil(len(names) * 1.3 * FONT / 72 / (0.8 * inches)), 1)
+            set_ticks(range(0, len(names), every), list(names)[::every], fontsize=FONT, rotation=rotation)
 
 
 def line(axes: Axes, i: int, x: ArrayLike, y: ArrayLike, label: str | None) -> None:
@@ -111,9 +129,9 @@ def line(axes: Axes, i: int, x: ArrayLike, y: ArrayLike, label: str | None) -> N
 
 
 def columns_of(figure: Figure) -> int:
-    """Return how many panels stand side by side."""
-    specs = [axes.get_subplotspec() for axes in figure.axes]
-    return max((spec.get_gridspec().ncols for spec in specs if spec is not None), default=1)
+    """Return how many panels stand side by side in the first row."""
+    places = [axes.get_subplotspec() for axes in figure.axes]
+    return max(len({place.colspan.start for place in places if place is not None and place.rowspan.start == 0}), 1)
 
 
 def whole_numbers(axes: Axes) -> None:
@@ -123,16 +141,43 @@ def whole_numbers(axes: Axes) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True, min_n_ticks=1))
 
 
+def in_units(axis: Axis) -> None:
+    """Write the ticks of large counts in thousands (K), millions (M) and so on: 10M; smaller numbers as they are."""
+    from matplotlib.ticker import FuncFormatter
+
+    low, high = axis.get_view_interval()
+    if max(abs(low), abs(high)) < 10_000:
+        return
+
+    def text(value: float, _: object) -> str:
+        unit = next((found for found in _UNITS if abs(value) >= found[0]), None)
+        return f"{value:g}" if unit is None else f"{value / unit[0]:g}{unit[1]}"
+
+    axis.set_major_formatter(FuncFormatter(text))
+
+
 def name_axes(axes: Axes, x: str, y: str, title: str = "") -> None:
     """Label the axes of a panel, and give it a title."""
-    axes.set_xlabel(x)
-    axes.set_ylabel(y)
+    axes.set_xlabel(x, fontsize=8)
+    axes.set_ylabel(y, fontsize=8)
     axes.set_title(title, fontsize=9)
+    axes.tick_params(which="both", labelsize=FONT)
 
 
-def finish(axes: Axes, x: str, y: str, title: str = "", *, legend: bool = True) -> None:
-    """Label the axes of a panel of lines or bars, and draw its legend."""
+def finish(axes: Axes, x: str, y: str, title: str = "") -> None:
+    """Label the axes of a panel of lines or bars; its lines are named by `common_legend`."""
     name_axes(axes, x, y, title)
     axes.spines[["top", "right"]].set_visible(False)
-    if legend and axes.get_legend_handles_labels()[1]:
-        axes.legend(fontsize=7, frameon=False)
+
+
+def common_legend(figure: Figure, axes: Sequence[Axes]) -> None:
+    """Draw one legend for all panels below them, as wide as the figure, with every label once."""
+    found = {label: handle for panel in axes for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)}
+    if not found:
+        return
+    # A letter of this size is about 4 points wide, and a sample of the line takes 40.
+    room = 72 * figure.get_figwidth() / (40 + 4 * max(map(len, found)))
+    columns = max(1, min(int(room), len(found)))
+    figure.legend(
+        list(found.values()), list(found), loc="outside lower center", ncols=columns, fontsize=FONT, frameon=False
+    )

@@ -14,6 +14,7 @@ from ostinato.analysis.collectors import Outcomes
 from ostinato.analysis.studies.base import Finding, Study, Subject
 from ostinato.budget import count_parameters
 from ostinato.metrics import METRICS
+from ostinato.tasks.registry import build_task
 from ostinato.version import __version__
 
 _MOST_ROWS = 200
@@ -39,6 +40,11 @@ details .scroll { max-height: 26rem; overflow-y: auto; } summary { cursor: point
   .picture img { width: 100%; }
   table { font-size: .8rem; } th, td { padding: .25rem .4rem; } th, td:not(.number) { white-space: normal; }
   td:not(.number) { min-width: 5rem; }
+}
+@media print {
+  body { max-width: none; padding: 0; font-size: 11pt; } nav, summary { display: none; }
+  .scroll { overflow: visible; max-height: none; border: 0; } th, td { white-space: normal; }
+  .picture, tr { break-inside: avoid; } h2, h3 { break-after: avoid; }
 }
 """
 
@@ -94,14 +100,12 @@ def _overview(subjects: Sequence[Subject]) -> str:
     """Return recipe, budget and results of all runs, and the whole recipes to unfold."""
     facts = _beside({subject.name: _facts_of_run(subject) for subject in subjects}, "", missing="")
     parts = [f"<h2>Overview</h2>{facts}"]
-    scores = {
-        f"{subject.name}, {split}" if len(subjects) > 1 else split: _table_scores(one)
-        for subject in subjects
-        for split, one in (subject.stored_results().get("splits") or {}).items()
-    }
-    if any(scores.values()):
-        told = "As stored with the runs when they ended."
-        parts.append(f'<h3>Results</h3><p class="note">{told}</p>{_beside(scores, "score")}')
+    first, rest = _results(subjects)
+    if any(first.values()) or any(rest.values()):
+        told = "As stored with the runs when they ended: what the tasks are scored by, then loss and examples."
+        parts.append(f'<h3>Results</h3><p class="note">{told}</p>{_beside(first, "score")}')
+    if any(rest.values()):
+        parts.append(f"<details><summary>Other scores</summary>{_beside(rest, 'score')}</details>")
     for subject in subjects:
         path = subject.run.directory / "recipe.yaml"
         text = path.read_text(encoding="utf-8") if path.is_file() else ""
@@ -110,6 +114,22 @@ def _overview(subjects: Sequence[Subject]) -> str:
             f'<details><summary>{summary}</summary><pre class="scroll" tabindex="0">{escape(text)}</pre></details>'
         )
     return "\n".join(parts)
+
+
+def _results(subjects: Sequence[Subject]) -> tuple[dict[str, dict[str, object]], dict[str, dict[str, object]]]:
+    """Return by split (and run) the scores that the recipe or its task asks for, with loss and n, and all others."""
+    first: dict[str, dict[str, object]] = {}
+    rest: dict[str, dict[str, object]] = {}
+    for subject in subjects:
+        recipe = subject.run.recipe
+        task, asked = build_task(recipe.task, recipe.data), recipe.evaluation.metrics
+        names = (*(task.metrics if asked is None else asked), *task.forced, "loss", "n")
+        for split, one in (subject.stored_results().get("splits") or {}).items():
+            place = f"{subject.name}, {split}" if len(subjects) > 1 else split
+            scores = _table_scores(one)
+            first[place] = {name: scores[name] for name in names if name in scores}
+            rest[place] = {name: value for name, value in scores.items() if name not in names}
+    return first, rest
 
 
 def _beside(found: Mapping[str, Mapping[str, object]], corner: str, missing: object = None) -> str:

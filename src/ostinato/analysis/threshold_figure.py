@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ostinato.analysis.drawing import COLOURS, panels
+from ostinato.analysis.drawing import COLOURS, FONT, name_axes, panels
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,7 +23,7 @@ def figure_of(tuning: Tuning, narrow: bool = False) -> Figure:
     Raises:
         ConfigError: matplotlib is not installed.
     """
-    figure, (by_share, by_threshold) = panels(2, narrow, width=4.5, height=4.2, columns=2)
+    figure, (by_share, by_threshold) = panels(2, narrow, height=3.8)
     _against_share(by_share, tuning)
     _against_threshold(by_threshold, tuning)
     figure.suptitle(f"{tuning.checkpoint}, {tuning.split}: {tuning.n:,} examples", fontsize=10)
@@ -41,9 +41,8 @@ def _against_share(axes: Axes, tuning: Tuning) -> None:
             colour = _SCORE if look == "s" else _CHOSEN
             axes.plot(at, point.score, look, color=colour, markersize=9, fillstyle="none", label=label)
     axes.set_ylim(*_limits(tuning))
-    axes.set_xlabel("token-rounds skipped, %")
-    axes.set_ylabel(tuning.metric)
-    axes.legend(fontsize=7, frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3)
+    name_axes(axes, "token-rounds skipped, %", tuning.metric)
+    axes.legend(fontsize=FONT, frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3)
     axes.spines[["top", "right"]].set_visible(False)
 
 
@@ -67,8 +66,7 @@ def _against_threshold(axes: Axes, tuning: Tuning) -> None:
     if tuning.chosen.threshold is not None:
         axes.axvline(tuning.chosen.threshold, color=_CHOSEN, linestyle="--", linewidth=1, label="chosen")
     axes.set_ylim(*_limits(tuning))
-    axes.set_xlabel("threshold")
-    axes.set_ylabel(tuning.metric)
+    name_axes(axes, "threshold", tuning.metric)
     shares = axes.twinx()
     for i, stack in enumerate(tuning.trained.skipped):
         values = [100 * point.skipped[stack] for point in points]
@@ -76,8 +74,8 @@ def _against_threshold(axes: Axes, tuning: Tuning) -> None:
     macs = [100 * point.macs["realised"] / point.macs["full"] for point in points]
     shares.plot(at, macs, ".-.", color="gray", linewidth=1, label="MACs, % of full depth")
     shares.set_ylim(0, 105)
-    shares.set_ylabel("%")
+    name_axes(shares, "", "%")
     handles = [*axes.get_legend_handles_labels()[0], *shares.get_legend_handles_labels()[0]]
-    axes.legend(handles=handles, fontsize=7, frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2)
+    axes.legend(handles=handles, fontsize=FONT, frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2)
     for one in (axes, shares):
         one.spines["top"].set_visible(False)

@@ -15,7 +15,7 @@ from __future__ import annotations
 from ostinato.budget.budget import Assumptions, Budget, count_budget
 from ostinato.budget.depth import ExpectedDepth, expected_depths
 from ostinato.budget.family import Family, make_family
-from ostinato.budget.macs import MacCount, MacCounter, SentenceMacs, count_macs
+from ostinato.budget.macs import MacCount, MacCounter, SentenceMacs, count_macs, kaplan_forward_flops
 from ostinato.budget.memory import ByteCount, count_bytes
 from ostinato.budget.parameters import ParameterCount, count_parameters
 from ostinato.budget.solver import Solution, solve
@@ -38,6 +38,7 @@ __all__ = [
     "count_macs",
     "count_parameters",
     "expected_depths",
+    "kaplan_forward_flops",
     "make_family",
     "solve",
 ]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ostinato.budget.depth import ExpectedDepth, expected_depths
-from ostinato.budget.macs import MacCount, count_macs
+from ostinato.budget.macs import MacCount, count_macs, kaplan_forward_flops
 from ostinato.budget.memory import ByteCount, Precision, count_bytes
 from ostinato.budget.parameters import ParameterCount, count_parameters
 from ostinato.budget.sizes import TopK, chosen_experts
@@ -46,10 +46,12 @@ class Budget:
     Args:
         depth: of every stack: assumed where tokens may halt. experts: that a token gets, by routed sub-layer
             (``<stack>.<kind>``, ``<stack>.sparse_layer``). assumptions: what else the counts are for.
+        kaplan_flops: a token's C_forward at `target_length`, see `kaplan_forward_flops`; None where it says nothing.
     """
 
     parameters: ParameterCount
     macs: MacCount
+    kaplan_flops: int | None
     bytes: ByteCount
     depth: dict[str, ExpectedDepth]
     experts: dict[str, TopK]
@@ -95,6 +97,7 @@ class Budget:
         return {
             "parameters": {"stored": p.stored, "active": p.active, "executed": p.executed, "by_part": p.by_part},
             "macs": macs,
+            "kaplan_flops": self.kaplan_flops,
             "bytes": {"weights": b.weights, "activations": b.activations, "cache": b.cache},
             "assumptions": {
                 "depth": depth,
@@ -120,6 +123,7 @@ def count_budget(config: ModelConfig, assumptions: Assumptions | None = None) ->
     return Budget(
         parameters=count_parameters(config, n_steps=a.n_steps),
         macs=count_macs(config, a.source_length, a.target_length, n_steps=a.n_steps, expected_depth=a.expected_depth),
+        kaplan_flops=kaplan_forward_flops(config, a.target_length, n_steps=a.n_steps),
         bytes=count_bytes(
             config,
             a.source_length,

@@ -21,9 +21,10 @@ from pydantic import ValidationError
 from ostinato.config.base import DEFER_CHECKS, Config, all_problems
 from ostinato.config.experts import RoutedConfig
 from ostinato.config.model import ModelConfig
+from ostinato.config.special_ids import SpecialIds
 from ostinato.config.stack import StackConfig
 from ostinato.config.sub_layers import AttentionConfig
-from ostinato.errors import ConfigError, Problem
+from ostinato.errors import ConfigError, Inert, Problem
 
 Measure = Callable[[ModelConfig], float]
 """What a configuration costs: parameters, multiply-accumulates, seconds."""
@@ -133,7 +134,8 @@ def with_settings(config: ModelConfig, values: Mapping[str, int]) -> ModelConfig
     except ValidationError as error:
         found = error.errors(include_url=False)
         raise ConfigError(Problem(ROOT + _place(e["loc"], nested), e["input"], e["msg"]) for e in found) from error
-    if problems := list(all_problems(changed, ROOT)):
+    # What has no effect is no error here: programs put configurations together.
+    if problems := [one for one in all_problems(changed, ROOT) if not isinstance(one, Inert)]:
         raise ConfigError(problems)
     return changed
 
@@ -189,6 +191,8 @@ def _below(node: Config, path: str, d_model: int, stack: StackConfig | None) -> 
         value = getattr(node, name)
         if isinstance(node, AttentionConfig) and name == "d_head":
             value = node.head_width(d_model)
+        if isinstance(value, SpecialIds):
+            continue  # names of tokens, not sizes
         if isinstance(value, Config):
             yield from _below(value, f"{path}{name}.", d_model, stack)
         elif isinstance(value, int) and not isinstance(value, bool):

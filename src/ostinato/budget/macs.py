@@ -60,8 +60,12 @@ from functools import cache
 from typing import NamedTuple
 
 from ostinato.budget.depth import ONE_ROUND, ExpectedDepth, expected_depths
+from ostinato.budget.parameters import count_parameters
 from ostinato.budget.products import HEAD, SCORES, WINDOW, Product, TokenMacs, products, sentence_macs, token_macs
+from ostinato.budget.sizes import planned_uses
+from ostinato.config.experts import ExpertAttentionConfig
 from ostinato.config.model import ModelConfig
+from ostinato.config.sub_layers import AttentionConfig
 from ostinato.errors import ConfigError, Problem
 
 
@@ -173,6 +177,37 @@ def _token_costs(
 
 def _of_side(costs: Mapping[tuple[str, str], Fraction], side: str) -> int:
     return round(sum(macs for (_, own), macs in costs.items() if own == side))
+
+
+def kaplan_forward_flops(config: ModelConfig, n_ctx: int, *, n_steps: int | None = None) -> int | None:
+    """Return C_forward = 2 N + 2 n_layer n_ctx d_attn, floating-point operations of a forward pass a token.
+
+    Kaplan et al. (2020), table 1; Petty et al. (2024), section 2. N: parameters without embeddings, output projection
+    and head, which are shared ones at every step that uses them, and top_k of the experts, so that it is a cost where
+    weights are shared, too; in the models of both papers these are the stored ones. d_attn: n_heads d_head, of experts
+    top_k times that. A count of its own beside `count_macs`, which has half of 2 N for the same products, scores AND
+    values over all n_ctx keys, and the output projection, and leaves out biases and norms.
+
+    Args:
+        n_ctx: tokens of the sequence. n_steps: rounds at call time.
+
+    Returns:
+        None where the formula says nothing: for models that read two sides, and for recurrences.
+
+    Raises:
+        ConfigError: `n_steps` for stacks that cannot change it.
+    """
+    if config.has_two_sides or not config.stacks():
+        return None
+    # No count here depends on the vocabulary.
+    n = count_parameters(config, n_steps=n_steps, vocab_size=1).executed_without_embeddings
+    attention = [one.sub for one in planned_uses(config, n_steps) if one.use.kind == "self_attention"]
+    widths = (
+        sub.n_heads * sub.head_width(config.d_model) * (sub.top_k if isinstance(sub, ExpertAttentionConfig) else 1)
+        for sub in attention
+        if isinstance(sub, AttentionConfig)
+    )
+    return 2 * n + 2 * n_ctx * sum(widths)
 
 
 class SentenceMacs(NamedTuple):

@@ -50,6 +50,7 @@ class ParameterCount:
 
     Args:
         stored, active, executed: see the module.
+        executed_without_embeddings: `executed` less rows of embeddings, output projection and head.
         by_part: the stored parameters by part, adding up to `stored`: ``encoder.self_attention``, ``decoder.ffn``, ...
             (``shared.ffn`` for sets of a bank that serves two stacks), ``decoder.sparse_layer`` (its norms included),
             each with its ``.router`` as a part beside it; ``norms``, ``positions``, ``embeddings``, ``output`` where
@@ -60,6 +61,7 @@ class ParameterCount:
     stored: int
     active: int
     executed: int
+    executed_without_embeddings: int
     by_part: dict[str, int]
 
     @property
@@ -114,6 +116,7 @@ def count_parameters(
         stored=sum(by_part.values()),
         active=sum(touched.values()) + active_rows,
         executed=executed + executed_rows,
+        executed_without_embeddings=executed,
         by_part={part: size for part, size in by_part.items() if size},
     )
 

@@ -23,8 +23,15 @@ def analyze(
         str | None, typer.Option(help="Split that the models read; default: the first one of the run's recipe.")
     ] = None,
     max_examples: Annotated[int, typer.Option(min=1, help="Number of examples, spread evenly over the split.")] = 2000,
+    example: Annotated[
+        int | None,
+        typer.Option(
+            help="Example that analyses of one example show: its number among those read, from 1; default: the one of "
+            "median length."
+        ),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder to write to; default: analysis in the first run.")] = None,
-    checkpoint: CheckpointOption = "best",
+    checkpoint: CheckpointOption = None,
     device: DeviceOption = "auto",
     access: AccessOption = None,
     json: JsonOption = False,
@@ -41,7 +48,7 @@ def analyze(
 
     logic.choose(only)
     loaded = [load(run, checkpoint=checkpoint, device=device) for run in runs]
-    given = logic.subjects(loaded, split, max_examples, access)
+    given = logic.subjects(loaded, split, max_examples, access, example)
     # With as many threads as it was trained with: more are slower for small models, above all beside other work.
     threads = cpu_threads(loaded[0].recipe.training.n_threads)
     with threads, progress_bar("examples", not json) as (on_start, on_progress):

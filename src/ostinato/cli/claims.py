@@ -27,7 +27,8 @@ def claims(
 ) -> None:
     """List the papers' claims and their outcomes.
 
-    holds: every number lay in its band. fails: one did not. stale: the claim has changed since it was run.
+    holds: every number lay in its band. fails: one did not. stale: the claim, or the code that it measures, has changed
+    since it was run; what was found then stands behind it.
     """
     from ostinato.experiments.claims.files import claims_directory, list_claims, read_outcome
 
@@ -42,9 +43,15 @@ def claims(
     if json:
         print_json(found)
         return
-    columns = ["claim", "outcome", "date", "minutes", "what the paper says"]
-    rows = [[one["claim"], one["outcome"], one["date"], one["minutes"], one["statement"]] for one in found]
+    columns = ["claim", "outcome", "date", "made with", "minutes", "what the paper says"]
+    rows = []
+    for one in found:
+        then = f" ({'holds' if one['holds'] else 'fails'})" if one["why_stale"] else ""
+        said = [one[key] for key in ("date", "made_with", "minutes", "statement")]
+        rows.append([one["claim"], one["outcome"] + then, *said])
     print_table(columns, rows)
+    for why in dict.fromkeys(one["why_stale"] for one in found if one["why_stale"]):
+        print_line(f"stale, {why}: {', '.join(one['claim'] for one in found if one['why_stale'] == why)}")
     counts = {kind: sum(one["outcome"] == kind for one in found) for kind in ("holds", "fails", "stale", "not run")}
     print_line(", ".join(f"{n} {kind}" for kind, n in counts.items() if n))
 
@@ -110,6 +117,9 @@ def _described(claim: Claim, outcome: Outcome | None) -> dict[str, Any]:
         "where": claim.config.where,
         "statement": claim.config.statement,
         "outcome": outcome.verdict(claim) if outcome else "not run",
+        "holds": head.get("holds"),
+        "why_stale": outcome.why_stale(claim) if outcome else None,
+        "made_with": outcome.made_with if outcome else None,
         "date": head.get("date"),
         "command": command(claim),
         "minutes": claim.config.minutes,

@@ -43,7 +43,7 @@ def compare(
     max_examples: Annotated[
         int | None, typer.Option(min=1, help="Number of examples, spread evenly over the split.")
     ] = None,
-    checkpoint: CheckpointOption = "best",
+    checkpoint: CheckpointOption = None,
     device: DeviceOption = "auto",
     beam: BeamOption = None,
     samples: Annotated[int, typer.Option(help="Samples of the bootstrap.", rich_help_panel=_INTERVALS)] = 1000,

@@ -18,9 +18,12 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-TaskArgument = Annotated[str, typer.Argument(metavar="TASK", help="A task's name.")]
+TaskArgument = Annotated[
+    str, typer.Argument(metavar="TASK", help="A task's name, or a recipe: its name, YAML file or run directory.")
+]
 SettingsArgument = Annotated[
-    list[str] | None, typer.Argument(metavar="KEY=VALUE", help="The task's settings, for example split=length.")
+    list[str] | None,
+    typer.Argument(metavar="KEY=VALUE", help="The task's settings (split=length); a recipe's (task.split=length)."),
 ]
 
 
@@ -99,9 +102,16 @@ def _print_task(described: dict[str, Any]) -> None:
     print_line()
     published = described["published"]
     columns = ["split", "examples", *(["published"] if published else [])]
-    print_table(columns, [[s, n, *([published.get(s)] if published else [])] for s, n in described["sizes"].items()])
+    sizes = described["sizes"] | dict.fromkeys(described["missing"], "missing")
+    print_table(columns, [[s, n, *([published.get(s)] if published else [])] for s, n in sizes.items()])
+    for split, paths in described["stand_ins"].items():
+        print_line(f"{split}: {', '.join(paths)} (data.{split}) in the place of the published split")
+    for reason in dict.fromkeys(described["missing"].values()):
+        lacking = [split for split, found in described["missing"].items() if found == reason]
+        print_line(f"{', '.join(lacking)}: {reason}")
+    what = "sources" if described["has_sources"] else "whole texts"
     for split, found in described["overlap"].items():
-        print_line(f"{split}: {number(found['n_seen_sources'])} of {number(found['n'])} sources are in train")
+        print_line(f"{split}: {number(found['n_seen_sources'])} of {number(found['n'])} {what} are in train")
     for kind, names in (("metrics", described["metrics"]), ("without decoding", described["forced"])):
         if names:
             print_line(f"{kind}: {', '.join(names)}")
@@ -110,7 +120,11 @@ def _print_task(described: dict[str, Any]) -> None:
     for file in described["files"]:
         where = file["url"] or f"{file['repo']}/{file['path']} at {file['commit'][:10]}"
         size = f"{number(file['n_bytes'])} bytes" if file["n_bytes"] else "size not known"
-        print_line(f"file: {where}, {size}, {file['licence']}")
+        state = ", not here" if not file["is_here"] else "" if file["is_read"] else ", not read"
+        print_line(f"file: {where}, {size}, {file['licence']}{state}")
+    if described["examples"]:
+        print_line()
+        print_line(f"examples of {described['examples_of']}")
     for example in described["examples"]:
         print_line()
         for key, value in example.items():

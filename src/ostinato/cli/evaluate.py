@@ -18,6 +18,7 @@ from ostinato.cli.options import (
     RunArgument,
     SetOption,
     StepsOption,
+    run_settings,
 )
 from ostinato.cli.output import print_json, print_line
 from ostinato.cli.results import describe_average, print_published, print_splits
@@ -28,7 +29,7 @@ def evaluate(
     split: Annotated[
         list[str] | None, typer.Option(help="Split to score, may be repeated; default: the recipe's.")
     ] = None,
-    checkpoint: CheckpointOption = "best",
+    checkpoint: CheckpointOption = None,
     n_steps: StepsOption = None,
     threshold: HaltingThresholdOption = None,
     by: Annotated[
@@ -57,7 +58,13 @@ def evaluate(
     from ostinato.evaluation.averaging import read_members
     from ostinato.evaluation.loading import load
 
-    loaded = load(run, checkpoint=checkpoint, device=device, overrides=settings or (), halting_threshold=threshold)
+    loaded = load(
+        run,
+        checkpoint=checkpoint,
+        device=device,
+        overrides=run_settings(settings, beam=beam),
+        halting_threshold=threshold,
+    )
     splits = split or loaded.recipe.evaluation.splits or []
     if not splits:
         raise typer.BadParameter("the run's recipe names no split: choose one", param_hint="--split")

@@ -21,6 +21,7 @@ from ostinato.cli.options import (
     SetOption,
     StepsOption,
     one_of,
+    run_settings,
 )
 from ostinato.cli.output import json_line, print_line, print_stderr, progress_bar
 from ostinato.cli.results import TUNED, describe_average
@@ -41,13 +42,13 @@ def generate(
         list[Path] | None,
         typer.Argument(metavar="FILES", help="Files of text or of JSON lines; default: standard input."),
     ] = None,
-    checkpoint: CheckpointOption = "best",
+    checkpoint: CheckpointOption = None,
     n_steps: StepsOption = None,
     threshold: HaltingThresholdOption = None,
     device: DeviceOption = "auto",
     beam: BeamOption = None,
     n_best: Annotated[
-        int | None, typer.Option(min=1, help="Outputs of every line, at most the beam width.", rich_help_panel=SEARCH)
+        int | None, typer.Option(min=1, help="Outputs of every line; the beam is as wide.", rich_help_panel=SEARCH)
     ] = None,
     min_length: Annotated[
         int | None, typer.Option(min=0, help="Shortest output, in tokens.", rich_help_panel=SEARCH)
@@ -104,7 +105,8 @@ def generate(
 
     if token_scores and not json:
         raise typer.BadParameter("they have no place in plain text: add --json", param_hint="--token-scores")
-    loaded = load(run, checkpoint=checkpoint, device=device, overrides=settings or (), halting_threshold=threshold)
+    overrides = run_settings(settings, beam=beam, strategy="sample" if sample else None)
+    loaded = load(run, checkpoint=checkpoint, device=device, overrides=overrides, halting_threshold=threshold)
     if loaded.halting_threshold_from == "tuned":
         print_stderr(f"halting threshold {max(loaded.model.halting_thresholds().values()):g}, {TUNED}")
     if line := describe_average(loaded.checkpoint):
@@ -153,6 +155,10 @@ def _decoding(
         raise typer.BadParameter("a beam is searched and not sampled: leave one of them out", param_hint="--sample")
     found: dict[str, Any] = {"strategy": "sample"} if sample else {}
     found |= {name: value for name, value in options.items() if value is not None}
+    n_best, beam = options["n_best"] or 1, options["beam"] or loaded.recipe.decoding.beam
+    if n_best > beam and not sample:
+        print_stderr(f"beam width {n_best} in place of {beam}: --n-best {n_best} needs one as wide")
+        found["beam"] = n_best
     for name, value in lengths.items():
         if value is not None:  # It holds whatever the recipe adds for long sources.
             found |= {name: value, f"{name}_ratio": 0.0}

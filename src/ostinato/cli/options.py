@@ -55,10 +55,11 @@ AccessOption = Annotated[
 ]
 """A `DataAccess`; None only where a command is called as a function."""
 CheckpointOption = Annotated[
-    str,
+    str | None,
     typer.Option(
         "--checkpoint",
-        help="best, last, best:N or last:N (the mean of N), or the name of a checkpoint.",
+        help="best, last, best:N or last:N (the mean of N), or the name of a checkpoint. Default: the "
+        "recipe's evaluation.checkpoint.",
         rich_help_panel=MODEL,
     ),
 ]
@@ -111,6 +112,20 @@ InputOption = Annotated[
     list[str] | None,
     typer.Option("--input", metavar="NAME=PATH", help="A file that the sweep or claim needs; may be repeated."),
 ]
+
+
+def run_settings(settings: list[str] | None, **search: Any) -> list[str]:
+    """Return what `--set` changes, after the kind of search that other options choose: some have an effect only there.
+
+    Args:
+        search: settings of `DecodingConfig`; None where the option is not given.
+    """
+    from ostinato.config.decoding import with_strategy
+
+    if not settings:
+        return []
+    chosen = with_strategy({name: value for name, value in search.items() if value is not None})
+    return [*(f"decoding.{name}={value}" for name, value in chosen.items()), *settings]
 
 
 def read_inputs(given: list[str] | None) -> dict[str, str]:

@@ -174,6 +174,9 @@ def _print_budgets(planned: Sequence[PlannedRecipe]) -> None:
         title = f"MACs ({a.target_length} tokens)"
         rows.append(_row("per token", (m.per_token for m in macs)))
     rows.append(_row("per generated token", (m.per_generated_token for m in macs)))
+    if any(b.kaplan_flops is not None for b in budgets):
+        cells = ("" if b.kaplan_flops is None else compact(b.kaplan_flops) for b in budgets)
+        rows.append(["C_forward, FLOPs per token", *cells])
     print_wide([title, *names], rows, right=True)
 
     rows = [_row("weights", (s.weights for s in sizes), 1024)]

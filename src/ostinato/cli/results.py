@@ -72,11 +72,13 @@ def print_published(rows: Sequence[ReferenceRow], results: Mapping[str, Scores])
     for row in rows:
         if row.split in results:
             of = ", ".join(f"{column} {value}" for column, value in (row.by or {}).items())
-            ours = results[row.split]
+            ours, score = results[row.split], row.metric
+            if isinstance(ours.get(score), Mapping):  # Ranking has groups of its own.
+                ours, score = ours[score], "accuracy"
             if row.by is not None:  # Results list the examples of one column and value, not of several.
                 ((column, value), *more) = row.by.items()
                 ours = {} if more else ((ours.get("by") or {}).get(column) or {}).get(str(value)) or {}
-            lines.append([row.source, row.split, of or "all", row.metric, row.value, ours.get(row.metric)])
+            lines.append([row.source, row.split, of or "all", row.metric, row.value, ours.get(score)])
     if lines:
         print_table(["published", "split", "examples", "score", "theirs", "ours"], lines)
 

@@ -120,6 +120,11 @@ def _show_runs(runs: Sequence[Path], lengths: tuple[int, int], jsonl: Path | Non
         print_table(*results.table(rows), markdown=markdown)
 
 
+def _csv_cell(cell: object) -> object:
+    """Return a cell; a text that a spreadsheet would run as a formula begins with an apostrophe."""
+    return f"'{cell}" if isinstance(cell, str) and cell.startswith(("=", "+", "-", "@", "\t", "\r")) else cell
+
+
 def _show_sweep(path: Path, store: Path, form: str, *, examples: bool, access: Any, inputs: Mapping[str, str]) -> None:
     """Print mean, standard deviation and number over seeds of every measure, and differences to the first arm.
 
@@ -149,7 +154,8 @@ def _show_sweep(path: Path, store: Path, form: str, *, examples: bool, access: A
         return
     if form == "csv":
         columns, body = summary.flat_table(lines)
-        csv.writer(sys.stdout, lineterminator="\n").writerows([columns, *body])
+        rows: list[Sequence[object]] = [columns, *body]
+        csv.writer(sys.stdout, lineterminator="\n").writerows([[_csv_cell(cell) for cell in row] for row in rows])
         return
     for found in (summary.summary_table(lines), summary.difference_table(lines), _example_table(differences)):
         if found is not None and form == "markdown":

@@ -16,7 +16,9 @@ def train(
     recipe: RecipeArgument,
     overrides: OverridesArgument = None,
     run_dir: Annotated[Path | None, typer.Option(help="Where to write; default: runs/ and the recipe's name.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on where an interrupted run stopped.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on where a run stopped; KEY=VALUE may make it longer.")
+    ] = False,
     access: AccessOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -50,7 +52,7 @@ def default_directory(recipe: str, name: str, resume: bool) -> Path:
     """Return the directory to write to where the user names none.
 
     A resumed run is found where it was written; a new one never goes into an old one's directory. An empty
-    directory counts as new: a run whose data could not be read leaves one.
+    directory counts as new.
     """
     if resume and (Path(recipe) / "recipe.yaml").is_file():
         return Path(recipe)

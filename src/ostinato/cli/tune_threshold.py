@@ -32,7 +32,7 @@ def tune_threshold(
         str | None,
         typer.Option(help="Metric that may drop; default: the task's first metric, token_accuracy for texts."),
     ] = None,
-    checkpoint: CheckpointOption = "best",
+    checkpoint: CheckpointOption = None,
     beam: BeamOption = None,
     max_examples: Annotated[
         int | None, typer.Option(min=1, help="Number of examples, spread evenly over the split.")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Annotated, Self
+from collections.abc import Collection, Iterator
+from typing import Annotated, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, model_validator
 
-from ostinato.errors import ConfigError, Problem
+from ostinato.errors import ConfigError, Inert, Problem
 
 # Passed as pydantic context by the loader, which collects the problems of a whole recipe instead of the first node's.
 DEFER_CHECKS = {"defer_checks": True}
@@ -24,7 +24,8 @@ class Config(BaseModel):
     """Base of all configurations.
 
     A subclass states impossible combinations of its own fields, and of its children's, in `problems`. They are raised
-    together when an object is built, and reported with everything else that is wrong when a file is loaded.
+    together when an object is built, and reported with everything else that is wrong when a file is loaded. Settings
+    that another one makes useless (`Inert`) are errors in recipes only: programs make configurations of parts.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, validate_default=True, allow_inf_nan=False)
@@ -35,9 +36,28 @@ class Config(BaseModel):
 
     @model_validator(mode="after")
     def _refuse_impossible(self, info: ValidationInfo) -> Self:
-        if not (info.context and info.context.get("defer_checks")) and (found := list(self.problems())):
+        is_deferred = info.context and info.context.get("defer_checks")
+        if not is_deferred and (found := [one for one in self.problems() if not isinstance(one, Inert)]):
             raise ConfigError(found)
         return self
+
+
+def inert(config: Config, path: str, reason: str, *, but: Collection[str] = ()) -> Iterator[Problem]:
+    """Give one reason against every setting of a group, and of the groups in it, that is not at its default.
+
+    Args:
+        path: of the group, with a trailing dot. but: names that have an effect all the same.
+    """
+    for name, field in type(config).model_fields.items():
+        value, default = getattr(config, name), field.get_default(call_default_factory=True, validated_data={})
+        is_class = name == "kind" and len(get_args(field.annotation)) == 1  # what the group is, and no setting
+        if name in but or value == default or is_class:
+            continue
+        if isinstance(value, Config) and type(value) is type(default):
+            yield from inert(value, f"{path}{name}.", reason)
+        else:
+            shown = getattr(value, "kind", "set") if isinstance(value, Config) else value
+            yield Inert(f"{path}{name}", shown, reason)
 
 
 def all_problems(config: Config, path: str = "") -> Iterator[Problem]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ostinato.config.base import Config, Probability, Size
+from ostinato.config.special_ids import SpecialIds
 from ostinato.config.stack import StackConfig
 from ostinato.errors import ConfigError, Problem
 from ostinato.plan import Plan
@@ -47,6 +48,15 @@ class CommonModelConfig(Config):
     """Initialisation of the weights: see `ostinato.nn.init`."""
     embedding_scale: bool = True
     """Multiply embeddings by sqrt(d_model) (Vaswani et al. 2017, 3.4)."""
+    special_ids: SpecialIds = SpecialIds()
+    """Ids of padding, begin and end symbol, for models that are given token ids in Python. Tokenizers of recipes have
+    the defaults."""
+
+    def problems(self, path: str = "") -> Iterator[Problem]:
+        """Special ids that an embedding does not have."""
+        sizes = [getattr(self, name) for name in self.vocabulary_sizes(1, 1) if name.endswith("vocab_size")]
+        if known := [size for size in sizes if size is not None]:
+            yield from self.special_ids.size_problems(f"{path}special_ids.", min(known))
 
     @property
     def reads(self) -> Reads:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
 from ostinato.config.base import Config, Size
-from ostinato.errors import Problem
+from ostinato.errors import Inert, Problem
 
 Paths = str | list[str] | None
+NamedPaths = dict[str, str | list[str]]
 _LEAST_BYTE_VOCABULARY = 260
+_SUBWORDS = 8000
 
 
 FieldName = Annotated[str, BeforeValidator(lambda value: str(value) if type(value) is int else value)]
@@ -21,22 +23,37 @@ FieldName = Annotated[str, BeforeValidator(lambda value: str(value) if type(valu
 class TokenizerConfig(Config):
     """How text becomes tokens."""
 
+    alike: ClassVar[tuple[frozenset[str], ...]] = (frozenset({"words", "characters"}), frozenset({"bpe", "unigram"}))
+    """Kinds that mean the same by their other settings: a derived recipe that names another kind keeps those of a kind
+    that is alike."""
+
     kind: Literal["words", "characters", "bpe", "unigram", "file"] = "words"
     """words: split at white space, lossless for task symbols. bpe, unigram: trained on the training split."""
-    vocab_size: Annotated[int, Field(ge=8)] = 8000
-    """Rows to train for bpe and unigram, special symbols included."""
+    vocab_size: Annotated[int, Field(ge=8)] | None = None
+    """Rows, the 4 special symbols included. bpe, unigram: how many to train; None: 8000. words, characters: at most so
+    many, the most frequent ones, of those that occur equally often the first by code points; None: all."""
     min_count: Size = 1
     """words, characters: rarer ones become the unknown token."""
     path: str | None = None
     """file: an existing tokenizer.json."""
 
+    @property
+    def n_trained(self) -> int:
+        """Rows of a vocabulary of subwords."""
+        return _SUBWORDS if self.vocab_size is None else self.vocab_size
+
     def problems(self, path: str = "") -> Iterator[Problem]:
         """A file needs a path, and only a file has one; byte pieces need room for every byte."""
         if (self.kind == "file") != (self.path is not None):
             yield Problem(f"{path}path", self.path, f"is needed with {path}kind=file, and only there")
-        if self.kind in ("bpe", "unigram") and self.vocab_size < _LEAST_BYTE_VOCABULARY:
+        if self.kind in ("bpe", "unigram") and self.n_trained < _LEAST_BYTE_VOCABULARY:
             reason = f"{self.kind} keeps all 256 bytes and 4 special symbols: use at least {_LEAST_BYTE_VOCABULARY}"
             yield Problem(f"{path}vocab_size", self.vocab_size, reason)
+        if self.kind == "file" and self.vocab_size is not None:
+            yield Inert(f"{path}vocab_size", self.vocab_size, f"has no effect with {path}kind=file, which has its own")
+        if self.kind not in ("words", "characters") and self.min_count > 1:
+            reason = f"has no effect with {path}kind={self.kind}, which counts no symbols: remove it"
+            yield Inert(f"{path}min_count", self.min_count, reason)
 
 
 class MaskingConfig(Config):
@@ -73,8 +90,8 @@ class DataConfig(Config):
     """For task.kind=files: a JSON lines, TSV or text file; a list of two text files is parallel text."""
     dev: Paths = None
     """Files as for train: evaluated while training."""
-    test: Paths = None
-    """Files as for train: evaluated at the end."""
+    test: Paths | NamedPaths = None
+    """Files as for train: evaluated at the end. Several test splits by name: {test: a.jsonl, gen: b.jsonl}."""
     source_field: FieldName = "source"
     """JSON lines: key of the source; TSV: name or 0-based number of its column."""
     target_field: FieldName = "target"
@@ -105,3 +122,11 @@ class DataConfig(Config):
     """What happens to a longer example. In evaluation nothing is ever dropped: it is an error or truncated."""
     unknown: Literal["error", "replace"] = "error"
     """What happens to a symbol that training never saw: a named error, or the unknown token."""
+
+    def problems(self, path: str = "") -> Iterator[Problem]:
+        """Names of test splits are new ones."""
+        if isinstance(self.test, dict):
+            if not self.test:
+                yield Problem(f"{path}test", self.test, "name one file or more, or null")
+            for name in {"train", "dev"} & self.test.keys():
+                yield Problem(f"{path}test", name, f"is the name of data.{name}: choose another")

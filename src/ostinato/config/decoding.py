@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Annotated, Literal
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from ostinato.config.base import Config, Count, Positive, Size
+from ostinato.config.base import Config, Count, Positive, Size, inert
 from ostinato.errors import Problem
+
+
+def with_strategy(chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings of `DecodingConfig` in which `beam` alone also chooses the strategy that it needs."""
+    found = dict(chosen)
+    if "strategy" not in found and "beam" in found:
+        found["strategy"] = "beam" if found["beam"] != 1 else "greedy"
+    elif found.get("strategy") in ("greedy", "sample"):
+        found.setdefault("beam", 1)
+    return found
+
+
+_ONLY_WITH = {"beam": {"stopping"}, "sample": {"temperature", "top_k", "seed"}}
+"""Settings of one strategy."""
 
 
 class LengthPenaltyConfig(Config):
@@ -20,6 +34,11 @@ class LengthPenaltyConfig(Config):
     kind: Literal["none", "gnmt", "exponent"] = "gnmt"
     alpha: Annotated[float, Field(ge=0)] = 0.6
     """0: no penalty; larger values favour longer outputs."""
+
+    def problems(self, path: str = "") -> Iterator[Problem]:
+        """An exponent of nothing."""
+        if self.kind == "none":
+            yield from inert(self, path, f"has no effect with {path}kind=none: remove it", but={"kind"})
 
 
 class DecodingConfig(Config):
@@ -60,6 +79,10 @@ class DecodingConfig(Config):
 
     def problems(self, path: str = "") -> Iterator[Problem]:
         """A beam is for beam search, and a search must be allowed to write something."""
+        for only, names in _ONLY_WITH.items():
+            if self.strategy != only:
+                others = type(self).model_fields.keys() - names
+                yield from inert(self, path, f"has no effect without {path}strategy={only}: remove it", but=others)
         if (self.strategy == "beam") != (self.beam > 1):
             yield Problem(f"{path}beam", self.beam, f"must be above 1 with {path}strategy=beam, and 1 otherwise")
         if self.n_best > self.beam:

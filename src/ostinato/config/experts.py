@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ostinato.config.base import Config, Count, Number, Positive, Probability, Size
+from ostinato.config.base import Config, Count, Number, Positive, Probability, Size, inert
 from ostinato.config.sub_layers import Activation, AttentionConfig, SubLayerConfig
-from ostinato.errors import Problem
+from ostinato.errors import Inert, Problem
 
 ExpertInit = Literal["model", "fan_in"]
 _TEMPERATURES = {"softmax": 0.3, "topk_softmax": 0.3, "sigmoid": 0.07}
@@ -50,6 +50,9 @@ class HypersphereRouterConfig(Config):
 
     def problems(self, path: str = "") -> Iterator[Problem]:
         """Cosines of vectors with one component."""
+        if self.d_router is not None and not self.project:
+            reason = f"has no effect with {path}project=false, which routes in the model's own width: remove it"
+            yield Inert(f"{path}d_router", self.d_router, reason)
         if self.d_router == 1 and self.project and self.normalise:
             reason = (
                 "in one dimension every cosine is 1 or -1 and has no gradient: must be at least 2, or set "
@@ -114,7 +117,15 @@ class RoutedConfig(Config):
         return self.router.temperature or _TEMPERATURES[self.gate.kind]
 
     def problems(self, path: str = "") -> Iterator[Problem]:
-        """More experts a token than there are, and gates that give their router no gradient."""
+        """More experts a token than there are, gates that give their router no gradient, and what is useless."""
+        if not self.has_router:
+            reason = f"has no effect, because with {path}n_experts=1 nothing is chosen: remove it"
+            yield from inert(self.gate, f"{path}gate.", reason)
+            if not isinstance(self.router, LinearRouterConfig):
+                yield Inert(f"{path}router", self.router.kind, reason)
+        elif self.gate.renormalise is not None and self.gate.kind != "softmax":
+            reason = f"has no effect with {path}gate.kind={self.gate.kind}: remove it"
+            yield Inert(f"{path}gate.renormalise", self.gate.renormalise, reason)
         if self.top_k > self.n_experts:
             yield Problem(f"{path}top_k", self.top_k, f"must be at most {path}n_experts = {self.n_experts}")
         if self.gate.n_sampled > self.top_k:

@@ -9,6 +9,7 @@ Recipes, sweeps and claims that come with the library are YAML files in folders 
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
@@ -23,7 +24,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel
 
 from ostinato.config.renamed import with_new_names
-from ostinato.config.schema import Settings, child, is_open, keeps_on_change, slot_of
+from ostinato.config.schema import Settings, are_alike, child, is_open, keeps_on_change, slot_of
 from ostinato.errors import ConfigError, Problem
 
 FindBase = Callable[[str], Path]
@@ -34,6 +35,10 @@ _MOST_BYTES, _MOST_LEVELS, _MOST_VALUES, _MOST_DIGITS = 2_000_000, 60, 200_000, 
 _REFERENCE = re.compile(r"(?<!\\)(?:\\\\)*\$\{(\w[\w.\-\[\]]*)\}")
 _ESCAPED = re.compile(r"(?<!\\)(?:\\\\)*\\\$\{")
 _SUFFIXES = (".yaml", ".yml")
+_DATA_PATHS = ("data.train", "data.dev", "data.test", "data.tokenizer.path", "data.target_tokenizer.path")
+_log = logging.getLogger(__name__)
+UNSET = "???"
+"""What a recipe writes where the user has to give a value."""
 INPUT = "input:"
 """Begins a value that stands for a file of the user's own."""
 RUN_RECIPE, RUN_VERSIONS = "recipe.yaml", "versions.json"
@@ -65,7 +70,55 @@ def read_yaml(path: Path) -> Settings:
     data = OmegaConf.to_container(loaded, resolve=False)
     if not isinstance(data, dict):
         raise ConfigError(f"{path}: must hold settings as 'key: value' lines")
-    return cast(Settings, _map_texts(data))
+    return cast(Settings, map_texts(data))
+
+
+def map_data_paths(settings: Settings, change: Callable[[str, str], str], prefix: str = "") -> Settings:
+    """Return settings of a recipe, nested or dotted, with every relative path of `data` changed.
+
+    What is no path yet (a `${reference}`, an "input:NAME", `???`) stays as it is.
+
+    Args:
+        change: from a setting's dotted key and its path to the new path.
+    """
+
+    def moved(name: str) -> Callable[[str], str]:
+        return lambda text: change(name, text) if _is_relative(text) else text
+
+    changed: Settings = {}
+    for key, value in settings.items():
+        name = f"{prefix}{key}"
+        if name in _DATA_PATHS or name.startswith("data.test."):
+            value = map_texts(value, moved(name))
+        elif isinstance(value, dict):
+            value = map_data_paths(value, change, f"{name}.")
+        changed[key] = value
+    return changed
+
+
+def from_file(path: Path) -> Callable[[str, str], str]:
+    """Return how `map_data_paths` makes paths whole that stand in a file: they are relative to it.
+
+    One that is there from the current folder only is left as it is, with a line to the log.
+    """
+
+    def change(key: str, text: str) -> str:
+        beside = path.parent / text
+        if beside.exists() or not Path(text).exists():
+            return str(beside)
+        _say_once(f"{key}: {text} is not beside {path}, but in the current folder, and is read from there")
+        return text
+
+    return change
+
+
+def _is_relative(text: str) -> bool:
+    return not (text in ("", UNSET) or text.startswith(INPUT) or "${" in text or Path(text).is_absolute())
+
+
+@cache
+def _say_once(line: str) -> None:
+    _log.warning(line)
 
 
 def fill_inputs(settings: Settings, inputs: Mapping[str, str]) -> Settings:
@@ -83,7 +136,7 @@ def fill_inputs(settings: Settings, inputs: Mapping[str, str]) -> Settings:
         wanted[name] = None
         return str(Path(inputs.get(name, name)).absolute())
 
-    found: Settings = _map_texts(settings, filled)
+    found: Settings = map_texts(settings, filled)
     known = f"it has {', '.join(wanted)}" if wanted else "it has none"
     missing = [name for name in wanted if name not in inputs]
     problems = [Problem(f"input.{name}", None, f"needs a file: --input {name}=PATH") for name in missing]
@@ -97,12 +150,22 @@ def fill_inputs(settings: Settings, inputs: Mapping[str, str]) -> Settings:
     return found
 
 
-def read_recipe(path: Path, find_base: FindBase, root: type[BaseModel], chain: tuple[Path, ...] = ()) -> Settings:
+def read_recipe(
+    path: Path,
+    find_base: FindBase,
+    root: type[BaseModel],
+    settle: Callable[[Settings, Settings | None], Settings],
+    chain: tuple[Path, ...] = (),
+) -> Settings:
     """Return the settings of a file merged onto its bases'.
 
-    `base:` is a path to a YAML file, relative to the file that says it, or else the name of a recipe. The name and
-    the description of a recipe are its own: neither is inherited. In the recipe of a run, which the program wrote, old
-    names of settings are replaced by new ones.
+    `base:` is a path to a YAML file, relative to the file that says it, or else the name of a recipe; paths of `data`
+    are relative to the file that says them, too. The name and the description of a recipe are its own: neither is
+    inherited. In the recipe of a run, which the program wrote, paths stay, and old names of settings are replaced by
+    new ones.
+
+    Args:
+        settle: puts settings on top of others, see `ostinato.config.load.settle`.
 
     Raises:
         ConfigError: a file that cannot be read, or bases that form a circle.
@@ -113,7 +176,9 @@ def read_recipe(path: Path, find_base: FindBase, root: type[BaseModel], chain: t
         raise ConfigError([Problem("base", str(path), f"a recipe cannot derive from itself ({circle})")])
     own = read_yaml(path)
     if path.name == RUN_RECIPE and (path.parent / RUN_VERSIONS).is_file():
-        own = with_new_names(own, root)
+        own = settle(with_new_names(own, root), None)
+    else:
+        own = map_data_paths(own, from_file(path))
     base = own.pop("base", None)
     if base is None:
         return own
@@ -124,10 +189,10 @@ def read_recipe(path: Path, find_base: FindBase, root: type[BaseModel], chain: t
         if base.endswith(_SUFFIXES):
             raise ConfigError([Problem("base", base, f"there is no such file beside {path}")])
         beside = find_base(base)
-    parent = read_recipe(beside, find_base, root, (*chain, here))
+    parent = read_recipe(beside, find_base, root, settle, (*chain, here))
     for key in ("name", "description"):
         parent.pop(key, None)
-    return merge(parent, own, root)
+    return settle(parent, own)
 
 
 def check_size(text: str) -> None:
@@ -204,7 +269,7 @@ def parse_value(text: str) -> Any:
     """Return what YAML text means: `1e-3` a number, `[a, null]` a list, `null` None."""
     check_size(text)
     parsed = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]), resolve=False)
-    return _map_texts(cast(Settings, parsed)["value"])
+    return map_texts(cast(Settings, parsed)["value"])
 
 
 def merge(base: Settings, new: Settings, node: type[BaseModel] | None) -> Settings:
@@ -220,7 +285,9 @@ def merge(base: Settings, new: Settings, node: type[BaseModel] | None) -> Settin
             slot = slot_of(node.model_fields[key])
             before, after = child(slot, old), child(slot, value)
             kind = old.get("kind", slot.default_kind)
-            if value.get("kind", kind) == kind or not (slot.is_union or (before and is_open(before))):
+            if before and not are_alike(before, old, value):
+                merged[key] = value
+            elif value.get("kind", kind) == kind or not (slot.is_union or (before and is_open(before))):
                 merged[key] = merge(old, value, before)
             elif before and after and keeps_on_change(before) and keeps_on_change(after):
                 of_both = before.model_fields.keys() & after.model_fields
@@ -258,7 +325,7 @@ def resolve_references(settings: Settings) -> Settings:
 def write_yaml(settings: Settings, path: Path) -> None:
     """Write settings so that reading them gives equal ones."""
     # Text that looks like a `${...}` reference must not be resolved when it is read again.
-    escaped = _map_texts(settings, lambda text: re.sub(r"(\\*)\$\{", lambda m: m[1] * 2 + "\\${", text))
+    escaped = map_texts(settings, lambda text: re.sub(r"(\\*)\$\{", lambda m: m[1] * 2 + "\\${", text))
     path.write_text(yaml_text(escaped), encoding="utf-8")
 
 
@@ -267,12 +334,12 @@ def yaml_text(settings: Settings) -> str:
     return OmegaConf.to_yaml(OmegaConf.create(settings))
 
 
-def _map_texts(value: Any, change: Callable[[str], str] = str) -> Any:
+def map_texts(value: Any, change: Callable[[str], str] = str) -> Any:
     """Return settings with every text changed, and every key a text: YAML reads `1:` and `on:` as other things."""
     if isinstance(value, dict):
-        return {str(key): _map_texts(item, change) for key, item in value.items()}
+        return {str(key): map_texts(item, change) for key, item in value.items()}
     if isinstance(value, list):
-        return [_map_texts(item, change) for item in value]
+        return [map_texts(item, change) for item in value]
     return change(value) if isinstance(value, str) else value
 
 

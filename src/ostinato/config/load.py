@@ -18,14 +18,11 @@ from typing import Any, Generic, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from ostinato.config.base import DEFER_CHECKS, Config, all_problems
-from ostinato.config.files import FindBase, merge, parse_overrides, read_recipe, resolve_references, write_yaml
+from ostinato.config.files import UNSET, FindBase, merge, parse_overrides, read_recipe, resolve_references, write_yaml
 from ostinato.config.recipe import Recipe
 from ostinato.config.renamed import renamed_in
-from ostinato.config.schema import PathTuple, Settings, Slot, describe, dotted, map_groups, slot_of, suggestions
-from ostinato.errors import ConfigError, Problem
-
-_UNSET = "???"
-"""What a recipe writes where the user has to give a value."""
+from ostinato.config.schema import PathTuple, Settings, Slot, describe, dotted, leaves, map_groups, slot_of, suggestions
+from ostinato.errors import ConfigError, Inert, Problem
 
 C = TypeVar("C", bound=Config)
 
@@ -58,17 +55,47 @@ def load_recipe_config(
         ConfigError: with every problem found.
     """
     if isinstance(source, Path):
-        settings = read_recipe(source, find_base, Recipe)
+        settings = read_recipe(source, find_base, Recipe, settle)
     else:
         settings = copy.deepcopy(source)
     if default_name is not None:
         settings.setdefault("name", default_name)
-    settings = resolve_references(merge(settings, parse_overrides(overrides), Recipe))
+    settings = resolve_references(settle(settings, parse_overrides(overrides)))
     return check_recipe(settings, extra_problems)
 
 
+def settle(settings: Settings, new: Settings | None) -> Settings:
+    """Return a recipe's settings with new ones on top, without what nobody wrote for it and has no effect there.
+
+    A setting that is useless only because of the new ones is left out, unless it is one of them. `new` None: `settings`
+    are what a program stored, in which all useless ones are left out. Other useless settings stay: they are errors.
+    """
+    merged = settings if new is None else merge(settings, new, Recipe)
+    useless = _inert_keys(merged)
+    if useless and new is not None:
+        useless -= {key for key, _ in leaves(new)} | _inert_keys(settings)
+    if not useless:
+        return merged
+    left = copy.deepcopy(merged)
+    for key in useless:
+        *groups, name = key.split(".")
+        group = _get(left, tuple(groups))
+        if isinstance(group, dict):
+            group.pop(name, None)
+    return left
+
+
+def _inert_keys(settings: Settings) -> set[str]:
+    """Return the keys of the settings of a recipe that have no effect, among those that can be read."""
+    try:
+        config = _Repair(map_groups(resolve_references(settings), Recipe, _with_kinds), Recipe).run()
+    except ConfigError:
+        return set()
+    return {problem.key for problem in all_problems(config) if isinstance(problem, Inert)}
+
+
 def dump_recipe(recipe: Recipe, path: Path) -> None:
-    """Write a recipe with every default spelled out; loading the file gives an equal recipe."""
+    """Write a recipe with every default spelled out; loading the file from a run's directory gives an equal recipe."""
     write_yaml(recipe.model_dump(mode="json"), path)
 
 
@@ -128,7 +155,7 @@ class _Repair(Generic[C]):
         """Return the configuration that is left."""
         self.given, self.settings = self.settings, copy.deepcopy(self.settings)
         for path in list(_unset(self.settings)):
-            self._add(path, _UNSET, f"must be given, for example {dotted(path)}=...")
+            self._add(path, UNSET, f"must be given, for example {dotted(path)}=...")
             self._remove(path)
         before: Settings | None = None
         while self.settings != before:
@@ -246,7 +273,7 @@ def _unset(settings: Settings, path: PathTuple = ()) -> Iterator[PathTuple]:
     for key, value in settings.items():
         if isinstance(value, dict):
             yield from _unset(value, (*path, key))
-        elif value == _UNSET:
+        elif value == UNSET:
             yield (*path, key)
 
 

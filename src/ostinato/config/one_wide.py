@@ -22,8 +22,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Literal, NamedTuple
 
+from ostinato.config.base import inert
 from ostinato.config.stack import FeedForwardConfig, StackConfig
-from ostinato.errors import Problem
+from ostinato.errors import Inert, Problem
 
 FfnVariant = Literal[
     "shared-enc",
@@ -126,6 +127,23 @@ def variant_problems(
         if share == "none" or (isinstance(share, list) and all(number is None for number in share)):
             reason = f"takes the feed-forwards of {path}{stack}, which has none ({path}{stack}.ffn.share)"
             yield Problem(key, name, reason)
+    is_parity = shared_d_ff == "parity" or (shared_d_ff is None and variant.is_parity)
+    for stack, change in variant.stacks.items():
+        ffn, where = stacks[stack].ffn, f"{path}{stack}.ffn."
+        reason = (
+            f"has no effect with {key}={name}, which {'shares' if change == 'shared' else 'removes'} these: remove it"
+        )
+        spread = {"share", "n_unique"}
+        useless = type(ffn).model_fields.keys() - {"d_ff"} if change == "none" else {"bank"} | spread
+        if is_parity:  # the sets that are replaced say how wide the shared one is
+            useless = useless - spread
+        elif change == "none":
+            useless = useless | {"d_ff"}
+        if variant.is_one_set:
+            useless = useless - {"bank"}
+        yield from inert(ffn, where, reason, but=type(ffn).model_fields.keys() - useless)
+        if change == "none" and ffn.kind != "dense":
+            yield Inert(f"{where}kind", ffn.kind, reason)
     for stack, config in stacks.items():
         if config.ffn.bank in stacks and config.ffn.bank != stack:
             reason = f"is the name of the other stack's own sets, which {key}={name} spreads by itself: use another"

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from ostinato.config.base import Config, Count, Size
+from ostinato.config.base import Config, Count, Size, inert
 from ostinato.config.data import DataConfig
 from ostinato.config.decoding import DecodingConfig
 from ostinato.config.model import ModelConfig, Seq2SeqConfig
+from ostinato.config.special_ids import SpecialIds
 from ostinato.config.training import TrainingConfig
 from ostinato.errors import Problem
 
@@ -31,8 +32,11 @@ class TaskRef(BaseModel):
 class EvaluationConfig(Config):
     """What is measured when training ends, and by `ostinato evaluate`."""
 
+    checkpoint: Annotated[str, Field(pattern=r"^(best|last)(:[1-9]\d*)?$")] = "best"
+    """Which weights are scored, and read by commands that are given no --checkpoint: best, last, or a mean (best:5,
+    last:5)."""
     splits: list[str] | None = None
-    """None: test where the task has one, else dev."""
+    """None: test where the task has one, else the test splits that data.test names, else dev."""
     metrics: list[str] | None = None
     """None: the task's own."""
     by: list[str] | None = None
@@ -90,6 +94,29 @@ class Recipe(Config):
         elif self.data.target_tokenizer is not None and getattr(self.model, "tie_embeddings", "none") == "all":
             reason = "needs one joint tokenizer: remove data.target_tokenizer, or use 'output' or 'none'"
             yield Problem(f"{path}model.tie_embeddings", "all", reason)
+        yield from self._too_few_to_average(path)
+        if self.model.special_ids != SpecialIds():
+            given = self.model.special_ids.model_dump()
+            reason = "a recipe's text is read by tokenizers whose ids are 0, 1 and 2: remove it (others: in Python)"
+            yield Problem(f"{path}model.special_ids", given, reason)
+        if not self.model.generates:
+            reason = f"has no effect: a model with {path}model.head.kind={self.model.reads} writes no text; remove it"
+            yield from inert(self.decoding, f"{path}decoding.", reason)
+        if self.task.kind == "files":
+            reads_texts = self.task.settings().get("model_kind") == "language_model"
+            read = {"text_field"} if reads_texts else {"source_field", "target_field"}
+            reason = f"has no effect: {path}task.model_kind={'language_model' if reads_texts else 'seq2seq'} reads "
+            reason += f"{' and '.join(sorted(read))} of every example; remove it"
+            fields = {
+                "source_field",
+                "target_field",
+                "text_field",
+                *(["max_source_length"] if reads_texts else []),
+            } - read
+            yield from inert(self.data, f"{path}data.", reason, but=DataConfig.model_fields.keys() - fields)
+        if self.model.reads != "masked":
+            reason = f"has no effect without {path}model.head.kind=masked: remove it"
+            yield from inert(self.data.masking, f"{path}data.masking.", reason)
         stacks = self.model.stacks()
         if not stacks:
             reason = "has no effect: this model is a recurrence over positions, without steps of depth; remove it"
@@ -112,9 +139,34 @@ class Recipe(Config):
             reason = f"has no effect, because {why}: remove it, or set {rules}"
             yield from _set_in(self.training.halting, f"{path}training.halting.", reason)
 
+    def _too_few_to_average(self, path: str) -> Iterator[Problem]:
+        """A mean of more checkpoints than the run keeps, or is sure to have."""
+        role, _, number = self.evaluation.checkpoint.partition(":")
+        training, wanted = self.training, int(number or 1)
+        kept = training.keep_best if role == "best" else training.keep_last
+        every = training.evaluate_every if role == "best" else training.save_every
+        certain = -(-training.n_updates // every)
+        if training.selection.patience is not None:
+            certain = min(certain, training.selection.patience + 1 if role == "best" else 1)
+        key, value = f"{path}evaluation.checkpoint", self.evaluation.checkpoint
+        if kept < wanted:
+            yield Problem(key, value, f"the run keeps {kept}: set {path}training.keep_{role} to {wanted}")
+        elif certain < wanted:
+            name = "evaluate" if role == "best" else "save"
+            stop = (
+                ""
+                if training.selection.patience is None
+                else f", and may stop early ({path}training.selection.patience)"
+            )
+            reason = (
+                f"the run has {certain} or more: {path}training.n_updates is {training.n_updates}, "
+                f"{path}training.{name}_every {every}{stop}; use {role}"
+            )
+            yield Problem(key, value, reason)
+
 
 def _set_in(config: Config, path: str, reason: str) -> Iterator[Problem]:
-    """Give one reason against every setting of a group that is neither 0 nor unset."""
+    """Give one reason against every setting of a group that is not at its default."""
     for name, value in config:
-        if value:
+        if value != type(config).model_fields[name].default:
             yield Problem(f"{path}{name}", value, reason)

@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from ostinato.config.data import TokenizerConfig
 from ostinato.config.experts import RoutedConfig
 from ostinato.config.schema import map_groups
 
@@ -17,6 +18,10 @@ RENAMED: dict[type[BaseModel], dict[str, str]] = {
     RoutedConfig: {"k": "top_k"},
 }
 """Old name -> new name, by the group of settings that has them, wherever that group stands."""
+
+
+_FIRST_VOCABULARY = 8000
+"""What runs stored as the size of every vocabulary where none was given, also where it was ignored."""
 
 
 def renamed_in(node: type[BaseModel]) -> dict[str, str]:
@@ -41,4 +46,16 @@ def with_new_names(stored: dict[str, Any], root: type[BaseModel]) -> dict[str, A
             group = {names.get(key, key): value for key, value in group.items()}
         return group
 
-    return map_groups(stored, root, rename)
+    was_ignored = "special_ids" not in stored.get("model", {})  # which every later recipe has
+
+    def change(group: dict[str, Any], node: type[BaseModel]) -> dict[str, Any]:
+        group = rename(group, node)
+        if (
+            was_ignored
+            and issubclass(node, TokenizerConfig)
+            and (group.get("kind") not in ("bpe", "unigram") or group.get("vocab_size") == _FIRST_VOCABULARY)
+        ):
+            return {key: value for key, value in group.items() if key != "vocab_size"}
+        return group
+
+    return map_groups(stored, root, change)

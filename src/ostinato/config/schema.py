@@ -67,6 +67,15 @@ def keeps_on_change(node: type[BaseModel]) -> bool:
     return bool(getattr(node, "keeps_common_settings", False))
 
 
+def are_alike(node: type[BaseModel], old: Settings, new: Settings) -> bool:
+    """Return False where two kinds of a group mean other things by the rest of its settings (`alike` of the group)."""
+    alike: tuple[frozenset[str], ...] = getattr(node, "alike", ())
+    if not alike or "kind" not in new:
+        return True
+    before = old.get("kind", node.model_fields["kind"].default)
+    return before == new["kind"] or any({before, new["kind"]} <= kinds for kinds in alike)
+
+
 def dotted(path: PathTuple) -> str:
     """Return a path as the user writes it."""
     return ".".join(map(str, path))
@@ -155,6 +164,8 @@ def describe(annotation: Any, metadata: Sequence[Any] = ()) -> str:
         return ("one of " if len(args) > 1 else "") + ", ".join(map(str, args))
     if origin is list:
         return f"a list ({describe(args[0])} in each place)"
+    if origin is dict:
+        return "a group of names and values"
     if origin is tuple:
         return f"a list of {len(args)} ({describe(args[0])} in each place)"
     if _is_node(annotation):

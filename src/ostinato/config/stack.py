@@ -105,6 +105,8 @@ class StackConfig(Config):
                 sub.sets(self.n_steps)
             except ValueError as error:
                 yield Problem(f"{path}{kind}.share", sub.share, f"{error} ({path}n_steps is {self.n_steps})")
+                continue
+            yield from sub.inert_settings(f"{path}{kind}.", self.n_steps)
         if self.n_steps % self.steps_per_round:
             yield Problem(f"{path}steps_per_round", self.steps_per_round, f"must divide {path}n_steps = {self.n_steps}")
         if self.sparse_layer is not None and self.sparse_layer.after > self.n_steps:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from ostinato.config.base import Config, Number, Probability, Size
+from ostinato.config.base import Config, Number, Probability, Size, inert
+from ostinato.errors import Inert, Problem
 from ostinato.plan import Scheme, assign
 
 Activation = Literal["relu", "gelu", "geglu"]
@@ -26,6 +28,24 @@ class SubLayerConfig(Config):
     """True: a norm is shared with its weights. False: every step has its own."""
     bank: Annotated[str, Field(pattern=r"^[a-z][a-z0-9]*$")] | None = None
     """Name of the bank; two stacks naming the same one use the same parameter sets. Default: the stack's name."""
+
+    def inert_settings(self, path: str, n_steps: int) -> Iterator[Problem]:
+        """Settings that this scheme makes useless, in a stack of so many steps.
+
+        Raises:
+            ValueError: the scheme does not fit the number of steps.
+        """
+        sets = [number for number in self.sets(n_steps) if number is not None]
+        if not sets:
+            reason = f"has no effect, because no step has this sub-layer ({path}share): remove it"
+            yield from inert(self, path, reason, but={"share"})
+            return
+        if self.n_unique is not None and self.share not in ("sequence", "cycle", "cycle_rev"):
+            reason = f"has no effect with {path}share={self.share}: remove it, or share by sequence, cycle or cycle_rev"
+            yield Inert(f"{path}n_unique", self.n_unique, reason)
+        if not self.share_norm and self.bank is None and len(set(sets)) == len(sets):
+            reason = f"has no effect, because no two steps share weights ({path}share): remove it"
+            yield Inert(f"{path}share_norm", self.share_norm, reason)
 
     def sets(self, n_steps: int) -> tuple[int | None, ...]:
         """Return the parameter set of every step."""

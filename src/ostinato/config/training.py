@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ostinato.config.base import Config, Count, Positive, Size
-from ostinato.errors import Problem
+from ostinato.config.base import Config, Count, Positive, Size, inert
+from ostinato.errors import Inert, Problem
 
 Weight = Annotated[float, Field(ge=0)]
 ExpertBackend = Literal["auto", "loop", "segments", "padded", "grouped"]
@@ -62,6 +62,9 @@ class ScheduleConfig(Config):
         """The inverse square root starts at the end of its warm-up."""
         if self.kind.startswith("inverse_sqrt") and self.warmup < 1:
             yield Problem(f"{path}warmup", self.warmup, f"must be at least 1 with {path}kind={self.kind}")
+        if self.kind not in ("linear", "cosine"):
+            reason = f"has no effect with {path}kind={self.kind}, which has no end: remove it"
+            yield from inert(self, path, reason, but={"kind", "warmup"})
 
 
 class SelectionConfig(Config):
@@ -99,8 +102,17 @@ class BalanceConfig(Config):
     """Mean squared logsumexp of the scores (ST-MoE)."""
     importance: Weight = 0.0
     """Squared coefficient of variation of the summed gates: 0 where even (Shazeer et al. 2017)."""
+    token_weights: Literal["remaining", "uniform"] = "remaining"
+    """What a token that has not halted counts in these losses, and in the loads of training records. remaining: the
+    mass left of it (SUT's code), through which they reach the gates of halting. uniform: 1 (SUT, equation 1)."""
     temperature: Positive | None = None
     """tau_0 of `hypersphere`, a constant. None: the temperature its router starts from."""
+
+    def problems(self, path: str = "") -> Iterator[Problem]:
+        """A temperature of a loss without a weight."""
+        if self.temperature is not None and not self.hypersphere:
+            reason = f"has no effect, because {path}hypersphere is 0: remove it"
+            yield Inert(f"{path}temperature", self.temperature, reason)
 
 
 class DepthCostConfig(Config):
@@ -119,6 +131,11 @@ class DepthCostConfig(Config):
     only: evaluations and checkpoints meanwhile are of the model with its gates as they were initialised."""
     warmup: Count = 0
     """Updates after these, over which the weight grows linearly."""
+
+    def problems(self, path: str = "") -> Iterator[Problem]:
+        """A weight of 0 that grows."""
+        if self.warmup and not self.weight:
+            yield Inert(f"{path}warmup", self.warmup, f"has no effect, because {path}weight is 0: remove it")
 
     def weight_at(self, update: int) -> float:
         """Return the weight of update 1, 2, ...: 0 while no token halts, then growing to `weight` in a line."""

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from ostinato.config.special_ids import SpecialIds
+from ostinato.errors import DataError
 
 T = TypeVar("T", "Tokens", "Batch")
 
@@ -26,6 +30,15 @@ class Tokens:
     ids_BT: Tensor
     keep_BT: Tensor
     positions_BT: Tensor | None = None
+
+    @classmethod
+    def from_lists(cls, sequences: Sequence[Sequence[int]], pad: int = SpecialIds().pad) -> Tokens:
+        """Return sequences side by side, padded on the right with an id."""
+        lengths = np.fromiter(map(len, sequences), dtype=np.int64, count=len(sequences))
+        keep_BT = np.arange(lengths.max()) < lengths[:, None]
+        ids_BT = np.full(keep_BT.shape, pad, dtype=np.int64)
+        ids_BT[keep_BT] = np.concatenate([np.asarray(ids, dtype=np.int64) for ids in sequences])
+        return cls(torch.from_numpy(ids_BT), torch.from_numpy(keep_BT))
 
     def rows(self, chosen: slice) -> Tokens:
         """Return some of the rows, padded as they are."""
@@ -79,6 +92,53 @@ class Batch:
     columns: dict[str, list[object]] = field(default_factory=dict)
     """Metadata columns, carried through to the metrics."""
 
+    @classmethod
+    def from_lists(
+        cls,
+        targets: Sequence[Sequence[int]],
+        sources: Sequence[Sequence[int]] | None = None,
+        *,
+        joins_pairs: bool = False,
+        special_ids: SpecialIds = SpecialIds(),
+    ) -> Batch:
+        """Return a batch of token ids, which have no begin and end symbols yet, padded on the right.
+
+            source: ids eos      target: bos ids      labels: ids eos
+            joined: the target is  source eos bos target,  and labels begin at the column of bos
+
+        Args:
+            targets: of every row; texts, where there are no sources. sources: of every row; None: texts.
+            joins_pairs: one sequence of source and target, as language models read pairs (`config.joins_pairs`).
+            special_ids: the model's (`config.special_ids`).
+
+        Raises:
+            DataError: no rows, other numbers of sources than of targets, what is no list of whole numbers from 0 on, or
+                pairs to join without sources.
+        """
+        _check_ids("targets", targets)
+        bos, eos = special_ids.bos, special_ids.eos
+        begun, labels = [[bos, *ids] for ids in targets], [[*ids, eos] for ids in targets]
+        if sources is None:
+            if joins_pairs:
+                raise DataError("joins_pairs joins sources and targets: give sources")
+            padded = Tokens.from_lists(labels, special_ids.pad)
+            return cls(Tokens.from_lists(begun, special_ids.pad), padded.ids_BT, padded.keep_BT)
+        _check_ids("sources", sources)
+        if len(sources) != len(targets):
+            raise DataError(f"{len(sources)} sources for {len(targets)} targets: every row needs both")
+        read = [[*ids, eos] for ids in sources]
+        if not joins_pairs:
+            texts = cls.from_lists(targets, special_ids=special_ids)
+            return replace(texts, source=Tokens.from_lists(read, special_ids.pad))
+        # The source's own tokens are no labels: the labels have padding in their columns, which the mask leaves out.
+        prefix_lengths_B = torch.tensor([len(source) for source in read])
+        rows = zip(read, begun, labels, strict=True)
+        both = [([*source, *target], [special_ids.pad] * len(source) + label) for source, target, label in rows]
+        sequences = Tokens.from_lists([ids for ids, _ in both], special_ids.pad)
+        padded = Tokens.from_lists([label for _, label in both], special_ids.pad)
+        is_target_BT = torch.arange(sequences.ids_BT.shape[1]) >= prefix_lengths_B[:, None]
+        return cls(sequences, padded.ids_BT, padded.keep_BT & is_target_BT, prefix_lengths_B=prefix_lengths_B)
+
     @property
     def n_sentences(self) -> int:
         """Number of examples."""
@@ -106,6 +166,16 @@ class Batch:
     def to(self, device: torch.device | str) -> Batch:
         """Return the batch on another device."""
         return _changed(self, lambda tensor: tensor.to(device))
+
+
+def _check_ids(name: str, rows: Sequence[Sequence[int]]) -> None:
+    """Refuse what is no list of lists of token ids, naming the row (from 1)."""
+    if not len(rows):
+        raise DataError("a batch needs at least one row")
+    for number, row in enumerate(rows, 1):
+        ids = np.asarray(row)
+        if ids.ndim != 1 or (ids.size and (ids.dtype.kind not in "iu" or ids.min() < 0)):
+            raise DataError(f"{name}: row {number} is {row!r}: must be a list of token ids, whole numbers from 0 on")
 
 
 def _changed(record: T, change: Callable[[Tensor], Tensor]) -> T:

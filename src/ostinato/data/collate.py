@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-import numpy as np
 import torch
 
 from ostinato.data.batch import Batch, TextSize, Tokens
-from ostinato.data.tokenizer import BOS_ID, EOS_ID, PAD_ID
+from ostinato.data.tokenizer import PAD_ID
 from ostinato.errors import DataError
 
 IGNORED_LABEL = -1
@@ -77,15 +76,6 @@ class LabelledRow:
 AnyRow = Row | LabelledRow
 
 
-def pad(sequences: Sequence[Sequence[int]]) -> Tokens:
-    """Return sequences side by side, padded on the right."""
-    lengths = np.fromiter(map(len, sequences), dtype=np.int64, count=len(sequences))
-    keep_BT = np.arange(lengths.max()) < lengths[:, None]
-    ids_BT = np.full(keep_BT.shape, PAD_ID, dtype=np.int64)
-    ids_BT[keep_BT] = np.concatenate([np.asarray(ids, dtype=np.int64) for ids in sequences])
-    return Tokens(torch.from_numpy(ids_BT), torch.from_numpy(keep_BT))
-
-
 def collate(rows: Sequence[AnyRow]) -> Batch:
     """Put rows side by side, padded on the right.
 
@@ -113,23 +103,14 @@ def collate(rows: Sequence[AnyRow]) -> Batch:
 
 
 def _collate_plain(rows: Sequence[Row]) -> Batch:
-    sources = [[*row.source_ids, EOS_ID] for row in rows if row.source_ids is not None]
+    sources = [row.source_ids for row in rows if row.source_ids is not None]
     if sources and len(sources) != len(rows):
         raise DataError(f"{len(sources)} of {len(rows)} rows have a source: a batch needs all or none")
     n_joined = sum(row.is_joined for row in rows)
     if n_joined and n_joined != len(rows):
         raise DataError(f"{n_joined} of {len(rows)} rows are one sequence: a batch needs all or none")
-    targets = [[BOS_ID, *row.target_ids] for row in rows]
-    labels = [[*row.target_ids, EOS_ID] for row in rows]
-    if not n_joined:
-        padded = pad(labels)
-        return Batch(pad(targets), padded.ids_BT, padded.keep_BT, pad(sources) if sources else None)
-    # The source's own tokens are no labels: the labels have padding in their columns, which the mask leaves out.
-    prefix_lengths_B = torch.tensor([len(source) for source in sources])
-    sequences = pad([[*source, *target] for source, target in zip(sources, targets, strict=True)])
-    padded = pad([[PAD_ID] * len(source) + ids for source, ids in zip(sources, labels, strict=True)])
-    is_target_BT = torch.arange(sequences.ids_BT.shape[1]) >= prefix_lengths_B[:, None]
-    return Batch(sequences, padded.ids_BT, padded.keep_BT & is_target_BT, prefix_lengths_B=prefix_lengths_B)
+    targets = [row.target_ids for row in rows]
+    return Batch.from_lists(targets, sources or None, joins_pairs=n_joined > 0)
 
 
 def _collate_labelled(rows: Sequence[LabelledRow]) -> Batch:
@@ -140,20 +121,20 @@ def _collate_labelled(rows: Sequence[LabelledRow]) -> Batch:
         raise DataError(
             "a batch needs rows of one kind: labels at places, prefixes, or facts, in all of them or in none"
         )
-    labels = pad([row.labels for row in rows])
+    labels = Tokens.from_lists([row.labels for row in rows])
     return Batch(
-        _pad_facts(facts) if facts else pad([row.ids for row in rows]),
+        _pad_facts(facts) if facts else Tokens.from_lists([row.ids for row in rows]),
         labels.ids_BT.clamp_min(0),
         labels.keep_BT & (labels.ids_BT != IGNORED_LABEL),
-        places_BL=pad(places).ids_BT if places else None,
+        places_BL=Tokens.from_lists(places).ids_BT if places else None,
         prefix_lengths_B=torch.tensor(prefixes) if prefixes else None,
     )
 
 
 def _pad_facts(stories: Sequence[list[list[int]]]) -> Tokens:
     """Return stories side by side, `[B, T, W]`: facts padded to the longest, stories to the one with most facts."""
-    words_NW = pad([fact for story in stories for fact in story]).ids_BT
-    keep_BT = pad([[1] * len(story) for story in stories]).keep_BT
+    words_NW = Tokens.from_lists([fact for story in stories for fact in story]).ids_BT
+    keep_BT = Tokens.from_lists([[1] * len(story) for story in stories]).keep_BT
     ids_BTW = words_NW.new_full((*keep_BT.shape, words_NW.shape[1]), PAD_ID)
     ids_BTW[keep_BT] = words_NW
     return Tokens(ids_BTW, keep_BT)

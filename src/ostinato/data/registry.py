@@ -28,7 +28,7 @@ from urllib.parse import quote
 from urllib.request import Request, urlopen
 
 from ostinato.data.disk import sha256_of
-from ostinato.errors import DataError
+from ostinato.errors import DataError, MissingFileError
 from ostinato.folders import cache_folder
 
 _BASE = "https://raw.githubusercontent.com"
@@ -126,6 +126,12 @@ class DataAccess:
             return None
         return path if sha256_of(path) == expected else None
 
+    def is_here(self, file: RemoteFile) -> bool:
+        """Return whether a file is in the cache or in a mirror that is a folder, checked or not; opens no socket."""
+        origin = self._origin(file)
+        in_mirror = not origin.startswith(("http://", "https://")) and Path(origin).is_file()
+        return in_mirror or (self.cache / file.key).is_file()
+
     def known_hash(self, file: RemoteFile) -> str | None:
         """Return the SHA-256 a file must have: the published one, or that of its first download; None before it."""
         stored = _hash_path(self.cache / file.key)
@@ -135,8 +141,8 @@ class DataAccess:
         """Return the path of the checked file, after a download where the cache lacks it or holds it damaged.
 
         Raises:
-            DataError: the file is not there, the transfer was interrupted each time, or the bytes are other ones;
-                names the address, and for other bytes the expected and the received hash.
+            MissingFileError: the file is not there, or the transfer was interrupted each time; names the address.
+            DataError: the bytes are other ones; names the address, the expected and the received hash.
         """
         if (path := self.cached(file)) is not None:
             return path
@@ -178,7 +184,8 @@ class DataAccess:
             try:
                 shutil.copyfile(origin, part)
             except OSError as error:
-                raise DataError(f"{origin}: not in the mirror ({error.strerror or error}); {_MIRROR_HINT}") from error
+                reason = f"not in the mirror ({error.strerror or error}); {_MIRROR_HINT}"
+                raise MissingFileError(f"{origin}: {reason}") from error
             return
         for attempt in range(self.n_retries + 1):
             try:
@@ -187,7 +194,7 @@ class DataAccess:
             except _InterruptedError as error:
                 if attempt == self.n_retries:
                     tries = f"{attempt + 1} attempts" if attempt else "1 attempt"
-                    raise DataError(f"{origin}: no download after {tries}: {error}; {_MIRROR_HINT}") from error
+                    raise MissingFileError(f"{origin}: no download after {tries}: {error}; {_MIRROR_HINT}") from error
                 time.sleep(self.pause_s * 2**attempt)
 
 
@@ -201,7 +208,7 @@ def _download(address: str, part: Path, timeout_s: float) -> None:
         with error:
             if error.code >= 500 or error.code in (408, 429):
                 raise _InterruptedError(f"HTTP status {error.code} ({error.reason})") from error
-            raise DataError(f"{address}: HTTP status {error.code} ({error.reason}); {_MIRROR_HINT}") from error
+            raise MissingFileError(f"{address}: HTTP status {error.code} ({error.reason}); {_MIRROR_HINT}") from error
     except URLError as error:
         raise _InterruptedError(str(error.reason)) from error
     except (ValueError, http.client.InvalidURL) as error:

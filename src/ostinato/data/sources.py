@@ -3,7 +3,7 @@
 The name of a file tells its format (without a final ``.gz``):
 
 - ``.jsonl``, ``.json``, ``.ndjson``: JSON lines. One object per line; the keys named by `DataConfig` hold the texts,
-  all other keys become metadata columns.
+  all other keys become metadata columns. A target that is an integer or a boolean is its JSON text: 1, true.
 - ``.tsv``: columns separated by tabs, without quotes. With column names the first line is a header; where all columns
   are given as 0-based numbers there is no header, and the other columns are named by their numbers.
 - a list of two other files: parallel text, a sentence per line; the first file is the source.
@@ -104,7 +104,10 @@ def _read_json_lines(path: Path, fields: _Fields) -> Iterator[Example]:
         for name, setting in fields:
             if name not in record:
                 raise bad_line(path, number, missing("key", name, setting, list(record)))
-            texts.append(checked_text(record[name], repr(name), path, number))
+            value = record[name]
+            if setting == "data.target_field" and isinstance(value, int):  # a label; bool is int
+                value = json.dumps(value)
+            texts.append(checked_text(value, repr(name), path, number))
         yield _example(texts, {key: value for key, value in record.items() if key not in names})
 
 

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import tokenizers
 
+from ostinato.config.special_ids import SpecialIds
 from ostinato.data.subwords import train_subwords
 from ostinato.errors import CheckpointError, ConfigError, DataError, Problem
 
@@ -31,7 +32,8 @@ if TYPE_CHECKING:
     from ostinato.config.data import DataConfig, TokenizerConfig
     from ostinato.data.example import Example
 
-PAD_ID, BOS_ID, EOS_ID, UNK_ID = 0, 1, 2, 3
+_SPECIAL = SpecialIds()
+PAD_ID, BOS_ID, EOS_ID, UNK_ID = _SPECIAL.pad, _SPECIAL.bos, _SPECIAL.eos, 3
 N_SPECIAL = 4
 UNKNOWN_TEXT = "\N{DOUBLE QUESTION MARK}"
 """The text of an unknown token: a sign that hardly occurs in any corpus, so that no reference equals it."""
@@ -58,8 +60,8 @@ class Tokenizer(ABC):
         if config.kind == "file":
             return _read_existing(Path(str(config.path)))
         if config.kind in ("words", "characters"):
-            return SymbolTokenizer.count(config.kind, texts, config.min_count)
-        model = train_subwords(config.kind, texts, config.vocab_size - N_SPECIAL)
+            return SymbolTokenizer.count(config.kind, texts, config.min_count, config.vocab_size)
+        model = train_subwords(config.kind, texts, config.n_trained - N_SPECIAL)
         return SubwordTokenizer(config.kind, model, leading_space=True)
 
     @abstractmethod
@@ -128,8 +130,18 @@ class SymbolTokenizer(Tokenizer):
         self._glue = " " if kind == "words" else ""
 
     @classmethod
-    def count(cls, kind: Literal["words", "characters"], texts: Iterable[str], min_count: int = 1) -> SymbolTokenizer:
-        """Build the vocabulary of `texts`: most frequent first, then in the order of code points."""
+    def count(
+        cls,
+        kind: Literal["words", "characters"],
+        texts: Iterable[str],
+        min_count: int = 1,
+        vocab_size: int | None = None,
+    ) -> SymbolTokenizer:
+        """Build the vocabulary of `texts`: most frequent first, then in the order of code points.
+
+        Args:
+            min_count: rarer symbols are left out. vocab_size: ids at most, special symbols included; None: no limit.
+        """
         counts: Counter[str] = Counter()
         for text in texts:
             counts.update(text.split() if kind == "words" else text)
@@ -137,7 +149,7 @@ class SymbolTokenizer(Tokenizer):
         if not kept:
             reason = f"none of the {len(counts)} {kind} occurs {min_count} times" if counts else "there is no text"
             raise DataError(f"cannot build a tokenizer of {kind}: {reason}")
-        return cls(kind, kept)
+        return cls(kind, kept if vocab_size is None else kept[: vocab_size - N_SPECIAL])
 
     def extended(self, texts: Iterable[str]) -> SymbolTokenizer:
         """Return this tokenizer with the new symbols of `texts` after its own, the most frequent first."""

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from ostinato.config.decoding import DecodingConfig, LengthPenaltyConfig
-from ostinato.data.tokenizer import EOS_ID
 from ostinato.decoding.proposals import Proposals
 
 # The tensors of `Beams` that have a row for every sentence in the batch.
@@ -69,15 +68,18 @@ class Beams:
     Args:
         lengths: least and most tokens of every sentence, the end symbol included.
         config: its beam is K; its length penalty, stopping rule, number of outputs and whether they carry scores.
+        eos: id of the end symbol.
 
     Attributes:
         log_prob_SK: of the live hypotheses, best first; -inf where there is none.
         stopped_S: True for sentences whose result is final. They stay in the batch until `keep`.
     """
 
-    def __init__(self, lengths: Sequence[tuple[int, int]], config: DecodingConfig, device: torch.device) -> None:
+    def __init__(
+        self, lengths: Sequence[tuple[int, int]], config: DecodingConfig, eos: int, device: torch.device
+    ) -> None:
         S, K = len(lengths), config.beam
-        self.n_beams, self.length = K, 0
+        self.n_beams, self.length, self._eos = K, 0, eos
         self._penalty, self._stopping, self._n_best = config.length_penalty, config.stopping, config.n_best
         self._token_scores = config.token_scores
         # Tokens of the live hypotheses by step, with the hypothesis each one continued. A sequence is read back when
@@ -105,17 +107,17 @@ class Beams:
     def mask_early_ends(self, log_p_RV: Tensor) -> Tensor:
         """Set the end symbol's log-probability to -inf, in place, where a sentence is shorter than its minimum."""
         if self.length + 1 < self._shortest_minimum:
-            log_p_RV[:, EOS_ID] = -torch.inf
+            log_p_RV[:, self._eos] = -torch.inf
         elif self.length + 1 < self._longest_minimum:
             is_short_R = (self._minimum_S > self.length + 1).repeat_interleave(self.n_beams)
-            log_p_RV[:, EOS_ID].masked_fill_(is_short_R, -torch.inf)
+            log_p_RV[:, self._eos].masked_fill_(is_short_R, -torch.inf)
         return log_p_RV
 
     def advance(self, proposals: Proposals) -> Tensor:
         """Finish and continue hypotheses; return for every row the row it continues."""
         self.length += 1
         S, K = self.log_prob_SK.shape
-        ends_SN = proposals.ids_SN == EOS_ID
+        ends_SN = proposals.ids_SN == self._eos
         self._finish(proposals, ends_SN)
         if K == 1:  # There is no other hypothesis to continue: where this one ends, the sentence stops.
             ids_SK, parents_SK = proposals.ids_SN[:, :1], proposals.parents_SN[:, :1]

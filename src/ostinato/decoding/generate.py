@@ -5,23 +5,39 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
+from typing import Protocol, runtime_checkable
 
+import torch
+
+from ostinato.config.common import CommonModelConfig
 from ostinato.config.data import DataConfig
 from ostinato.config.decoding import DecodingConfig
 from ostinato.data.batching import evaluation_batches
 from ostinato.data.collate import Row
 from ostinato.data.inputs import Input
-from ostinato.data.tokenizer import BOS_ID, Tokenizer, Tokenizers
+from ostinato.data.tokenizer import BOS_ID, PAD_ID, Tokenizer, Tokenizers
 from ostinato.decoding.beams import Hypothesis
-from ostinato.decoding.search import inference, left_padded, search_n_best
+from ostinato.decoding.search import Decodable, Evaluable, inference, left_padded, search_n_best
 from ostinato.errors import DataError
-from ostinato.models import Writer
 
 _WINDOW = 4096
 """Inputs read before the first output: enough to sort into batches of equal length."""
 
 END_TEXT = "<eos>"
 """How the end symbol is shown among tokens."""
+
+
+@runtime_checkable
+class TextModel(Decodable, Evaluable, Protocol):
+    """What generation of texts asks of a model."""
+
+    @property
+    def config(self) -> CommonModelConfig:
+        """What the model is."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where its parameters are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +63,7 @@ class Generation:
 
 
 def generate(
-    model: Writer,
+    model: TextModel,
     texts: Sequence[str | Input],
     tokenizers: Tokenizers,
     data: DataConfig,
@@ -72,7 +88,7 @@ def generate(
 
 
 def generate_stream(
-    model: Writer,
+    model: TextModel,
     texts: Iterable[str | Input],
     tokenizers: Tokenizers,
     data: DataConfig,
@@ -117,7 +133,7 @@ class _Generator:
 
     def __init__(
         self,
-        model: Writer,
+        model: TextModel,
         tokenizers: Tokenizers,
         data: DataConfig,
         config: DecodingConfig,
@@ -169,7 +185,9 @@ class _Generator:
         with inference(self.model, packs_weights=self.config.pack_weights):
             for batch in evaluation_batches(rows, budget, window=max(1, len(rows))):
                 prefixes = [[BOS_ID, *given[index]] for index in batch.indices]
-                prefix = left_padded(prefixes, self.model.device) if any(len(ids) > 1 for ids in prefixes) else None
+                prefix = (
+                    left_padded(prefixes, PAD_ID, self.model.device) if any(len(ids) > 1 for ids in prefixes) else None
+                )
                 lists = search_n_best(self.model, batch.to(self.model.device), self.config, prefix, self.n_steps)
                 for index, hypotheses in zip(batch.indices, lists, strict=True):
                     shown = [] if self.as_prompts else given[index]

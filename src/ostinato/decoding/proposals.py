@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ostinato.config.decoding import DecodingConfig
-from ostinato.data.tokenizer import BOS_ID, PAD_ID
+from ostinato.config.special_ids import SpecialIds
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +47,15 @@ class Proposer(Protocol):
         return
 
 
-def next_log_probs(logits_RV: Tensor) -> Tensor:
+def next_log_probs(logits_RV: Tensor, special_ids: SpecialIds) -> Tensor:
     """Return float32 log-probabilities, -inf for padding and the begin symbol, which are never generated.
 
-    The two are removed after normalising, so that the others keep the model's own log-probabilities.
+    The two are removed after normalising, so that the others keep the model's own log-probabilities. An id that is also
+    the end symbol's stays.
     """
     log_p_RV = torch.log_softmax(logits_RV.float(), dim=-1)
-    log_p_RV[:, PAD_ID] = -torch.inf
-    log_p_RV[:, BOS_ID] = -torch.inf
+    for i in {special_ids.pad, special_ids.bos} - {special_ids.eos}:
+        log_p_RV[:, i] = -torch.inf
     return log_p_RV
 
 

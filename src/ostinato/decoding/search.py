@@ -34,8 +34,8 @@ import torch
 from torch import Tensor, nn
 
 from ostinato.config.decoding import DecodingConfig
+from ostinato.config.special_ids import SpecialIds
 from ostinato.data.batch import Batch, Tokens
-from ostinato.data.tokenizer import BOS_ID, PAD_ID
 from ostinato.decoding.beams import Beams, Hypothesis
 from ostinato.decoding.proposals import make_proposer, next_log_probs
 from ostinato.errors import DataError
@@ -50,6 +50,10 @@ _REMOVED_AT = 1 / 8
 @runtime_checkable
 class Decodable(Protocol):
     """What the search asks of a model."""
+
+    @property
+    def special_ids(self) -> SpecialIds:
+        """Ids of padding, begin and end symbol."""
 
     def encode(self, batch: Batch, *, n_steps: int | None = None) -> Cache:
         """Return the cache that decoding starts from, one row a sentence."""
@@ -69,8 +73,19 @@ def search(
     return [found[0] for found in search_n_best(model, batch, config, prefix, n_steps)]
 
 
+@runtime_checkable
+class Evaluable(Protocol):
+    """A model that can be put in evaluation mode, as every `torch.nn.Module` can."""
+
+    def modules(self) -> Iterator[nn.Module]:
+        """Return all its modules."""
+
+    def eval(self) -> object:
+        """Put it in evaluation mode."""
+
+
 @contextmanager
-def inference(model: nn.Module, *, packs_weights: bool = True) -> Iterator[None]:
+def inference(model: Evaluable, *, packs_weights: bool = True) -> Iterator[None]:
     """Put a model in evaluation mode without gradients; afterwards every module has its earlier mode.
 
     Do not yield from inside: gradients would stay off in the caller's code. The weights must not change.
@@ -117,7 +132,8 @@ def search_n_best(
     n_sentences = batch.n_sentences
     if n_sentences == 0:
         return []
-    prompt = make_prompt(batch, prefix)
+    special_ids = model.special_ids
+    prompt = make_prompt(batch, prefix, special_ids)
     lengths = _lengths(batch, prompt, config)
     device = prompt.ids_BT.device
     indices = batch.indices or range(n_sentences)
@@ -128,10 +144,10 @@ def search_n_best(
     if K > 1:
         cache.expand(K, n_sentences)
         logits_RV = logits_RV.repeat_interleave(K, dim=0)
-    beams = Beams(lengths, config, device)
+    beams = Beams(lengths, config, special_ids.eos, device)
     found: list[list[Hypothesis]] = [[] for _ in range(n_sentences)]
     while True:
-        log_p_RV = beams.mask_early_ends(next_log_probs(logits_RV))
+        log_p_RV = beams.mask_early_ends(next_log_probs(logits_RV, special_ids))
         rows_R = beams.advance(propose(log_p_RV, beams.log_prob_SK, beams.length))
         stopped = beams.stopped_S.tolist()
         n_stopped = sum(stopped)
@@ -168,7 +184,7 @@ def _lengths(batch: Batch, prompt: Tokens, config: DecodingConfig) -> list[tuple
     return found
 
 
-def make_prompt(batch: Batch, given: Tokens | None) -> Tokens:
+def make_prompt(batch: Batch, given: Tokens | None, special_ids: SpecialIds) -> Tokens:
     """Return the columns of the target that a search starts from.
 
     They are the begin symbol, or the prefix that is `given`; where the batch's pairs are one sequence, the source with
@@ -179,7 +195,7 @@ def make_prompt(batch: Batch, given: Tokens | None) -> Tokens:
     """
     device = batch.target.ids_BT.device
     if given is None:
-        ids_B1 = torch.full((batch.n_sentences, 1), BOS_ID, device=device)
+        ids_B1 = torch.full((batch.n_sentences, 1), special_ids.bos, device=device)
         given = Tokens(ids_B1, torch.ones_like(ids_B1, dtype=torch.bool))
     else:
         n_rows, n_columns = given.ids_BT.shape
@@ -191,19 +207,21 @@ def make_prompt(batch: Batch, given: Tokens | None) -> Tokens:
             )
     if batch.prefix_lengths_B is None:
         return given
-    sources = [ids[:n] for ids, n in zip(_real_ids(batch.target), batch.prefix_lengths_B.tolist(), strict=True)]
-    return left_padded([source + ids for source, ids in zip(sources, _real_ids(given), strict=True)], device)
+    sources = [ids[:n] for ids, n in zip(real_ids(batch.target), batch.prefix_lengths_B.tolist(), strict=True)]
+    rows = [source + ids for source, ids in zip(sources, real_ids(given), strict=True)]
+    return left_padded(rows, special_ids.pad, device)
 
 
-def left_padded(sequences: Sequence[Sequence[int]], device: torch.device) -> Tokens:
-    """Return sequences side by side, padded on the left."""
+def left_padded(sequences: Sequence[Sequence[int]], pad: int, device: torch.device) -> Tokens:
+    """Return sequences side by side, padded on the left with an id."""
     width = max(map(len, sequences))
-    ids_BT = torch.tensor([[PAD_ID] * (width - len(ids)) + list(ids) for ids in sequences], device=device)
+    ids_BT = torch.tensor([[pad] * (width - len(ids)) + list(ids) for ids in sequences], device=device)
     n_padding_B1 = torch.tensor([[width - len(ids)] for ids in sequences], device=device)
     return Tokens(ids_BT, torch.arange(width, device=device) >= n_padding_B1)
 
 
-def _real_ids(tokens: Tokens) -> list[list[int]]:
+def real_ids(tokens: Tokens) -> list[list[int]]:
+    """Return the ids of every row, without its padding."""
     return [
         [i for i, is_real in zip(ids, keep, strict=True) if is_real]
         for ids, keep in zip(tokens.ids_BT.tolist(), tokens.keep_BT.tolist(), strict=True)

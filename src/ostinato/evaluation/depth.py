@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from ostinato.data.batch import Batch
-from ostinato.models.base import ModelOutput
+from ostinato.models.output import ModelOutput
 from ostinato.nn.shapes import Bool, Float
 from ostinato.nn.types import HaltingTrace
 

@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 import torch
 
-from ostinato.config.decoding import DecodingConfig
-from ostinato.config.load import check_recipe
+from ostinato.config.decoding import DecodingConfig, with_strategy
+from ostinato.config.load import check_recipe, settle
 from ostinato.config.recipe import Recipe
 from ostinato.data.inputs import Input
 from ostinato.data.registry import DataAccess
@@ -193,21 +193,17 @@ class LoadedRun:
         """
         if not overrides:
             return self.recipe.decoding
-        chosen = dict(overrides)
-        if "strategy" not in chosen and "beam" in chosen:
-            chosen["strategy"] = "beam" if chosen["beam"] != 1 else "greedy"
-        elif chosen.get("strategy") in ("greedy", "sample"):
-            chosen.setdefault("beam", 1)
+        chosen = with_strategy(overrides)
         if "beam" in chosen:  # n_best cannot exceed the beam.
             chosen.setdefault("n_best", min(self.recipe.decoding.n_best, chosen["beam"]))
         settings = self.recipe.model_dump(mode="json")
-        return check_recipe(settings | {"decoding": settings["decoding"] | chosen}).decoding
+        return check_recipe(settle(settings, {"decoding": chosen})).decoding
 
 
 def load(
     path: str | Path,
     *,
-    checkpoint: str | Path = "best",
+    checkpoint: str | Path | None = None,
     device: str = "auto",
     overrides: Sequence[str] = (),
     halting_threshold: float | Literal["trained"] | None = None,
@@ -217,7 +213,7 @@ def load(
     Args:
         path: the run's directory.
         checkpoint: "best", "last", "best:5" or "last:5" (a mean of several), the name of one of the run's checkpoints
-            (update-000500), or its directory.
+            (update-000500), or its directory. None: the one that its recipe scores (evaluation.checkpoint).
         device: "auto" (a GPU if there is one), "cpu", "cuda", ...
         overrides: `dotted.key=value` changes to the run's recipe, for example "decoding.beam=4".
         halting_threshold: None: the one that `ostinato tune-threshold` chose for this checkpoint, where it did, else
@@ -246,14 +242,16 @@ def load(
     return LoadedRun(directory, where, recipe, tokenizers, model, tuned)
 
 
-def find_checkpoint(directory: Path, checkpoint: str | Path = "best") -> Path:
-    """Return the directory of a run's checkpoint: by role (best, last), name, or path.
+def find_checkpoint(directory: Path, checkpoint: str | Path | None = None) -> Path:
+    """Return the directory of a run's checkpoint: by role (best, last), name, or path; None: as its recipe says.
 
     `best:5` and `last:5` are means of several, which are written into the run; see `ostinato.evaluation.averaging`.
 
     Raises:
         CheckpointError: it is not there; the message lists those that are.
     """
+    if checkpoint is None:
+        checkpoint = load_recipe(directory).evaluation.checkpoint
     if wanted := parse_average(str(checkpoint)):
         return average_checkpoints(directory, *wanted)
     root = directory / _CHECKPOINTS
@@ -289,7 +287,8 @@ def check_run(directory: Path) -> None:
         return
     lacks = f"it lacks {', '.join(missing)}"
     if (directory / _MODEL).is_file():
-        lacks += f"; it is a checkpoint: load the run it belongs to, with checkpoint={directory.name!r}"
+        lacks += "; it is a saved model: ostinato.load_model reads it, without tokenizers. "
+        lacks += f"A run's checkpoint is loaded from the run, with checkpoint={directory.name!r}"
     raise CheckpointError(f"{directory} is not the directory of a run: {lacks}")
 
 

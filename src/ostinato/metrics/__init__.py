@@ -7,8 +7,15 @@ from difflib import get_close_matches
 from ostinato.errors import ConfigError, Problem
 from ostinato.metrics.base import Metric
 from ostinato.metrics.labels import Accuracy, AnswerEm, AnswerF1, MacroF1, SpanF1, TagAccuracy
-from ostinato.metrics.matching import CharacterAccuracyFree, ExactMatch, SecondWord, TokenAccuracyFree, consistency
-from ostinato.metrics.translation import Bleu, Chrf
+from ostinato.metrics.matching import (
+    CharacterAccuracyFree,
+    ExactMatch,
+    FirstWord,
+    SecondWord,
+    TokenAccuracyFree,
+    consistency,
+)
+from ostinato.metrics.translation import Bleu, BleuCompoundsSplit, Chrf, SpBleu
 
 __all__ = [
     "METRICS",
@@ -16,12 +23,15 @@ __all__ = [
     "AnswerEm",
     "AnswerF1",
     "Bleu",
+    "BleuCompoundsSplit",
     "CharacterAccuracyFree",
     "Chrf",
     "ExactMatch",
+    "FirstWord",
     "MacroF1",
     "Metric",
     "SecondWord",
+    "SpBleu",
     "SpanF1",
     "TagAccuracy",
     "TokenAccuracyFree",
@@ -33,8 +43,11 @@ METRICS: dict[str, type[Metric]] = {
     "exact_match": ExactMatch,
     "token_accuracy_free": TokenAccuracyFree,
     "character_accuracy_free": CharacterAccuracyFree,
+    "first_word": FirstWord,
     "second_word": SecondWord,
     "bleu": Bleu,
+    "bleu_compounds_split": BleuCompoundsSplit,
+    "spbleu": SpBleu,
     "chrf": Chrf,
     "accuracy": Accuracy,
     "macro_f1": MacroF1,

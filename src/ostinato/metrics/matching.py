@@ -6,6 +6,7 @@ r_{n+1}:
     exact_match          = examples with p = r / examples                                       the papers' seq-acc
     token_accuracy_free  = sum of [p_i = r_i, i = 1 .. n + 1] / sum of (n + 1)                   the papers' char-acc
     character_accuracy_free   the same with characters for tokens: for tasks whose tokens are characters
+    first_word           = examples with p_1 = r_1 / examples
     second_word          = examples with p_2 = r_2 / examples
 
 Positions past the output's end are wrong; tokens past the reference's end cost the end symbol's position. One insertion
@@ -63,6 +64,20 @@ class CharacterAccuracyFree(TokenAccuracyFree):
 
     def _tokens(self, text: str) -> Sequence[str]:
         return text.strip()
+
+
+class FirstWord(ExactMatch):
+    """Share of the outputs, in [0, 1], whose first word is the reference's.
+
+    Source: McCoy et al. 2020, "Does Syntax Need to Grow on Trees?": where a declarative is turned into a question, the
+    first word is the auxiliary, and says whether the one of the main clause was moved to the front.
+    """
+
+    name = "first_word"
+
+    def counts(self, prediction: str, reference: str) -> list[int]:
+        """Return whether the first words are equal, a missing one being equal to a missing one, and 1."""
+        return [int(prediction.split()[:1] == reference.split()[:1]), 1]
 
 
 class SecondWord(ExactMatch):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from ostinato.models.base import ModelOutput
 from ostinato.models.build import Model, Writer, build_model
 from ostinato.models.checkpoint import load_model, save_average, save_model
 from ostinato.models.encoder import Encoder
 from ostinato.models.lstm import LstmLanguageModel, LstmSeq2Seq
+from ostinato.models.output import ModelOutput
 from ostinato.models.transformer import LanguageModel, Seq2Seq
 
 __all__ = [

@@ -3,51 +3,37 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 
+from ostinato.config.decoding import DecodingConfig, with_strategy
+from ostinato.config.load import check_settings
 from ostinato.config.model import ModelConfig
+from ostinato.config.special_ids import SpecialIds
+from ostinato.config.training import BalanceConfig, DepthCostConfig
 from ostinato.data.batch import Batch, Tokens
+from ostinato.decoding.search import inference, left_padded, real_ids, search
 from ostinato.errors import ConfigError, DataError, Problem
 from ostinato.models.embeddings import Embeddings
+from ostinato.models.losses import add_auxiliary, balance_loss, depth_cost, label_smoothed_loss
+from ostinato.models.output import ModelOutput
 from ostinato.nn.bank import Banks
+from ostinato.nn.cache import Cache
 from ostinato.nn.execution import Execution
 from ostinato.nn.experts import Routed
 from ostinato.nn.layers import at_least_float32
-from ostinato.nn.shapes import Float, Tensor
+from ostinato.nn.shapes import Bool, Float, Int, Tensor
 from ostinato.nn.stack import Stack
 from ostinato.nn.sub_layer import router_name
-from ostinato.nn.types import Routing, StackOutput
-
-ByRouter = dict[str, list[Routing]]
+from ostinato.nn.types import Routing
 
 
-@dataclass(frozen=True, slots=True)
-class ModelOutput:
-    """Logits, and what every stack returns beside them.
-
-    Args:
-        logits_BTV: float32, for every column of the target.
-        stacks: by name, in the order they ran.
-    """
-
-    logits_BTV: Float[Tensor, "B T V"]
-    stacks: dict[str, StackOutput] = field(default_factory=dict)
-
-    def by_router(self) -> ByRouter:
-        """Return the routings of all stacks by router, in the order they happened."""
-        found: ByRouter = {}
-        for stack in self.stacks.values():
-            for routing in stack.routings:
-                found.setdefault(routing.router, []).append(routing)
-        return found
-
-
-class TokenModel(Embeddings):
+class TokenModel(Embeddings, ABC):
     """Base of all models.
 
     A recurrent model has no stacks and empty banks: it has no routers and nothing that halts.
@@ -63,6 +49,107 @@ class TokenModel(Embeddings):
         self.stacks: dict[str, Stack] = {}
         self._temperatures: dict[str, float] = {}
         self._execution = execution or Execution()
+
+    @property
+    def special_ids(self) -> SpecialIds:
+        """Ids of padding, begin and end symbol."""
+        return self.config.special_ids
+
+    def loss(
+        self,
+        batch: Batch,
+        *,
+        label_smoothing: float = 0.0,
+        balance: BalanceConfig | None = None,
+        halting: DepthCostConfig | None = None,
+        update: int | None = None,
+    ) -> Float[Tensor, ""]:
+        """Return what training minimises, for one batch, with its gradient: a number in nats a label.
+
+            mean over the labels that count of the smoothed cross entropy + balance losses + weight of depth * its cost
+
+        How the model runs is its `execution`, and whether it drops out is its mode; training also calls
+        `project_routers` after every update. For several processes and batches an update: `ostinato.train`.
+
+        Args:
+            batch: with labels, see `Batch.from_lists`.
+            label_smoothing, balance, halting: as `training` has them in a recipe; None: no such loss.
+            update: 1, 2, ..., which decides whether tokens halt and what depth costs (`DepthCostConfig`); None: after
+                all of that.
+
+        Raises:
+            DataError: no label counts.
+        """
+        n_labels, halting = batch.n_labels, halting or DepthCostConfig()
+        if not n_labels:
+            raise DataError("no label of this batch counts: its loss would be a mean over nothing")
+        update = halting.settled + 1 if update is None else update
+        halts = self.current_execution.halting and update > halting.off_updates
+        with self.execution(halting=halts):
+            output: ModelOutput = self(batch)
+        sums = label_smoothed_loss(output.logits_BTV, batch.labels_BT, batch.loss_mask_BT, label_smoothing)
+        spread = balance_loss(output.by_router(), balance or BalanceConfig(), self.balance_temperatures())
+        return add_auxiliary(sums.loss / n_labels, spread, depth_cost(output), halting.weight_at(update))
+
+    @abstractmethod
+    def encode(self, batch: Batch, *, n_steps: int | None = None) -> Cache:
+        """Return the cache that decoding starts from, one row a sentence."""
+
+    @abstractmethod
+    def step(
+        self, ids_BT: Int[Tensor, "B T"], cache: Cache, keep_BT: Bool[Tensor, "B T"] | None = None
+    ) -> Float[Tensor, "B V"]:
+        """Add T target columns to the cache and return the logits after the last one."""
+
+    def generate(
+        self,
+        ids: Batch | Tensor,
+        keep: Tensor | None = None,
+        *,
+        target: Tensor | None = None,
+        target_keep: Tensor | None = None,
+        n_steps: int | None = None,
+        **decoding: Any,
+    ) -> list[list[int]]:
+        """Return the best output for every row, in order, as token ids without begin and end symbols.
+
+        The model runs in evaluation mode, without gradients. Outputs with their scores: `ostinato.decoding.search`.
+
+        Args:
+            ids: of sources, `[B, S]`, as the model was trained on them (`Batch.from_lists` puts the end symbol after
+                them); of a language model prompts, begin symbol first, which are not repeated in the output; or a batch
+                of pairs, whose sources are read.
+            keep: real tokens; None: all are. Padding may stand on either side.
+            target, target_keep: beginnings of the outputs, begin symbol first, which are not repeated either.
+            n_steps: rounds to run instead of the plans' own (fully shared plans only).
+            decoding: settings of `DecodingConfig`, for example `beam=4, max_length=100`.
+
+        Raises:
+            ConfigError: an unknown or impossible setting. DataError: ids or masks that do not fit each other; a model
+                that writes nothing; a batch of texts.
+        """
+        config = check_settings(with_strategy(decoding), DecodingConfig)
+        if config.n_best > 1 or config.token_scores:
+            key = "n_best" if config.n_best > 1 else "token_scores"
+            reason = "one output of each row is returned, as token ids: use ostinato.decoding.search_n_best"
+            raise ConfigError([Problem(key, decoding[key], reason)])
+        given: Tokens | None = None
+        if isinstance(ids, Batch):
+            batch = as_batch(ids, keep, target, target_keep)
+            if not batch.has_sources:
+                raise DataError("a batch of texts has no sources to generate from: give the prompts' token ids")
+        elif self.config.has_two_sides:
+            batch = as_batch(ids, keep, ids if target is None else target, keep if target is None else target_keep)
+            given = None if target is None else batch.target
+        elif target is not None or target_keep is not None:
+            raise DataError("a language model's ids are themselves the beginning of its outputs: leave out the target")
+        else:
+            batch = as_batch(ids, keep)
+            given = batch.target
+        if given is not None:
+            given = left_padded(real_ids(given), self.special_ids.pad, given.ids_BT.device)
+        with inference(self, packs_weights=config.pack_weights):
+            return [found.ids for found in search(self, batch, config, given, n_steps)]
 
     @property
     def current_execution(self) -> Execution:
@@ -143,6 +230,18 @@ class TokenModel(Embeddings):
     def balance_temperatures(self) -> dict[str, float]:
         """Return by router the temperature it started from: the constant tau_0 of X-MoE's balance loss."""
         return dict(self._temperatures)
+
+    def router_temperatures(self) -> dict[str, Tensor]:
+        """Return by router the temperature that it divides scores by now, of routers that have one."""
+        found: dict[str, Tensor] = {}
+        for stack in self.stacks.values():
+            for use in stack.plan.uses():
+                module = getattr(self.banks, use.kind)[use.weights]
+                if isinstance(module, Routed) and module.router is not None:
+                    temperature = module.router.temperature()
+                    if isinstance(temperature, Tensor):
+                        found[router_name(use)] = temperature.detach()
+        return found
 
     @property
     def device(self) -> torch.device:

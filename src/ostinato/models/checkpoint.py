@@ -34,21 +34,32 @@ _FOLDER = re.compile(r"update-\d{6,18}", re.ASCII)
 _log = logging.getLogger(__name__)
 
 
-def save_model(model: Model, directory: Path) -> None:
-    """Write weights and configuration into an existing directory."""
+def save_model(model: Model, directory: str | Path) -> None:
+    """Write weights and configuration, special ids included, into a directory, which is made where there is none.
+
+    `load_model` reads them. What was there under the same names is replaced.
+
+    Raises:
+        CheckpointError: the directory cannot be made.
+    """
+    directory = Path(directory)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CheckpointError(f"{directory}: cannot be made: {error.strerror}") from error
     weights = {name: tensor.detach().contiguous() for name, tensor in model.state_dict().items()}
     save_file(weights, directory / _WEIGHTS)
     _write_description(directory, model.config.model_dump(mode="json"))
 
 
 def load_model(
-    directory: Path,
+    directory: str | Path,
     device: torch.device | str = "cpu",
     execution: Execution | None = None,
     *,
     verify: bool = True,
 ) -> Model:
-    """Build the model a directory describes and load its weights, strictly.
+    """Return the model that `save_model` wrote, in evaluation mode; a checkpoint of a run is such a directory.
 
     Args:
         execution: how it runs where a call does not say otherwise, see `ostinato.nn.execution`.
@@ -59,6 +70,7 @@ def load_model(
         CheckpointError: a file is missing, damaged, of a newer format, or its weights are not the model's.
         ConfigError: an execution that the model does not know.
     """
+    directory = Path(directory)
     description = _read_description(directory / _DESCRIPTION)
     try:
         config = TypeAdapter[Any](ModelConfig).validate_python(description["config"])

@@ -9,10 +9,10 @@ from torch import nn
 
 from ostinato.config.model import EncoderConfig
 from ostinato.data.batch import Batch, Tokens
-from ostinato.data.tokenizer import PAD_ID
 from ostinato.errors import DataError
-from ostinato.models.base import ModelOutput, as_batch, keep_or_none
+from ostinato.models.base import as_batch, keep_or_none
 from ostinato.models.embeddings import FactEmbedder
+from ostinato.models.output import ModelOutput
 from ostinato.models.transformer import Transformer
 from ostinato.nn.cache import Cache
 from ostinato.nn.execution import Execution
@@ -109,7 +109,10 @@ class Encoder(Transformer):
     def _states(self, tokens: Tokens) -> Float[Tensor, "B T D"]:
         """Return the embeddings of the positions: of tokens, or of facts made of them."""
         embedded = self.embed(tokens.ids_BT, self.target_embedding)
-        return embedded if self.facts is None else self.facts(embedded, tokens.ids_BT != PAD_ID, tokens.keep_BT)
+        if self.facts is None:
+            return embedded
+        states_BTD: Tensor = self.facts(embedded, tokens.ids_BT != self.special_ids.pad, tokens.keep_BT)
+        return states_BTD
 
     def _read(self, states_BTD: Float[Tensor, "B T D"], batch: Batch) -> Float[Tensor, "B L V"]:
         """Return what the head makes of the states."""

@@ -8,7 +8,8 @@ from ostinato.config.lstm import LstmLanguageModelConfig, LstmSeq2SeqConfig
 from ostinato.config.model import ModelConfig
 from ostinato.data.batch import Batch
 from ostinato.errors import ConfigError, Problem
-from ostinato.models.base import ModelOutput, TokenModel, as_batch, keep_or_none, source_of
+from ostinato.models.base import TokenModel, as_batch, keep_or_none, source_of
+from ostinato.models.output import ModelOutput
 from ostinato.nn.cache import Cache, RecurrentState
 from ostinato.nn.execution import Execution
 from ostinato.nn.init import init_global_attention, init_lstm

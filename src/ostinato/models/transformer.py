@@ -11,7 +11,8 @@ from ostinato.config.model import LanguageModelConfig, ModelConfig, Seq2SeqConfi
 from ostinato.config.stack import StackConfig
 from ostinato.data.batch import Batch, Tokens
 from ostinato.errors import DataError
-from ostinato.models.base import ModelOutput, TokenModel, as_batch, keep_or_none, source_of
+from ostinato.models.base import TokenModel, as_batch, keep_or_none, source_of
+from ostinato.models.output import ModelOutput
 from ostinato.models.parts import build_halting, build_relation, build_signal, build_sub_layer
 from ostinato.nn.cache import Cache
 from ostinato.nn.compiled import compiled_step

@@ -1,8 +1,8 @@
 """Balance losses: pure functions of the routing decisions of one router.
 
 A router that is used at several steps has one loss over all of them: the rows of all its `Routing`s together, row x
-with the weight w_x (0 for padding and halted tokens, else the mass that remains), normalised to sum to 1. Every loss
-is a mean, so that batch size and padding do not scale it. With E experts:
+with the weight w_x (0 for padding and halted tokens, else the mass that remains, or 1), normalised to sum to 1. Every
+loss is a mean, so that batch size and padding do not scale it. With E experts:
 
     loss                  formula                                        balanced            collapsed
     switch                E sum_e P_e F_e                                1                   E
@@ -115,10 +115,13 @@ class JoinedRoutings:
     all_reduce: Sum = no_reduction
 
     @classmethod
-    def of(cls, routings: Sequence[Routing] | JoinedRoutings, all_reduce: Sum = no_reduction) -> JoinedRoutings:
+    def of(
+        cls, routings: Sequence[Routing] | JoinedRoutings, all_reduce: Sum = no_reduction, *, uniform: bool = False
+    ) -> JoinedRoutings:
         """Join routings; what is joined already is returned as it is.
 
         Args:
+            uniform: every row that takes part has the weight 1, a constant, in place of the mass that remains.
             all_reduce: adds up what rows of several processes sum to; every process calls it the same number of times.
 
         Raises:
@@ -128,7 +131,8 @@ class JoinedRoutings:
             return routings
         if not routings:
             raise ValueError("a balance loss needs at least one routing")
-        weight_N = torch.cat([r.weight_N for r in routings]).to(routings[0].probs_NE.dtype)
+        weight_N = torch.cat([r.weight_N for r in routings])
+        weight_N = (weight_N > 0 if uniform else weight_N).to(routings[0].probs_NE.dtype)
         # Padding may hold anything, and NaN times 0 is NaN. Overwritten, not left out: an accelerator need not wait.
         ignored_N1 = (weight_N == 0)[:, None]
         return cls(

@@ -146,14 +146,20 @@ class HypersphereRouter(Router):
             self._hold_norm()
 
     def temperature(self) -> Tensor:
-        """Return max(tau, floor)."""
-        return self.tau.clamp_min(self.floor)
+        """Return max(tau, floor), with the gradient of tau: at the floor the loss can still raise it."""
+        # The difference is exactly 0, so that rounding never takes the value below the floor.
+        return self.tau.detach().clamp_min(self.floor) + (self.tau - self.tau.detach())
 
     @torch.no_grad()
     def project(self) -> None:
-        """Give every expert's embedding its norm again; without normalisation norms are free, frozen ones have it."""
+        """Give every expert's embedding its norm again, and bring tau back to its floor.
+
+        Without normalisation norms are free; what is frozen stays as it is.
+        """
         if self.is_normalised and self.experts_EC.requires_grad:
             self._hold_norm()
+        if self.tau.requires_grad:
+            self.tau.clamp_(min=self.floor)
 
     def projected(self, h_ND: Float[Tensor, "N D"]) -> Tensor | None:
         """Return W h, on the unit sphere where scores are cosines."""

@@ -17,7 +17,7 @@ from ostinato.config.base import Count, Size
 from ostinato.config.data import FieldName
 from ostinato.data.example import Example
 from ostinato.data.sources import read_examples
-from ostinato.errors import DataError
+from ostinato.errors import DataError, Problem
 from ostinato.tasks.base import Task, TaskConfig
 from ostinato.tasks.files import check_paths, given_splits, paths_of
 
@@ -32,6 +32,9 @@ class AgreementConfig(TaskConfig):
     kind: Literal["agreement"] = "agreement"
     origin: Literal["generated", "files"] = "generated"
     """files: data.train holds texts, data.dev and data.test pairs with a wrong target."""
+    train_form: Literal["texts", "prefixes"] = "texts"
+    """files: texts: data.train holds whole sentences. prefixes: pairs like those of dev, of which a model reads the
+    sentence up to the verb and the verb, and nothing after it."""
     n_train: Size = 20_000
     """Examples in train."""
     n_eval: Size = 200
@@ -52,6 +55,11 @@ class AgreementConfig(TaskConfig):
         """False: texts, for language models."""
         return False
 
+    def problems(self, path: str = "") -> Iterator[Problem]:
+        """Generated sentences end in their verb."""
+        if self.train_form == "prefixes" and self.origin != "files":
+            yield Problem(f"{path}train_form", self.train_form, f"is for {path}origin=files")
+
 
 class AgreementTask(Task):
     """Subject-verb agreement (Linzen et al. 2016): is the right form of the verb more probable than the wrong one?
@@ -69,7 +77,7 @@ class AgreementTask(Task):
     Selection: dev, by loss of the right forms.
     Departures: generated sentences replace those of Wikipedia (Linzen et al.: 9 % of the dependencies train, 1 %
     validation, the rest test, all intervening nouns attractors). Universal Transformers trains on sentences up to and
-    including the verb, here on whole ones.
+    including the verb: train_form=prefixes; by default whole ones are read.
     """
 
     config: AgreementConfig
@@ -92,6 +100,13 @@ class AgreementTask(Task):
     def splits(self) -> tuple[str, ...]:
         """Return train, dev and test, of files those that are given."""
         return ("train", "dev", "test") if self.is_generated else given_splits(self.data)
+
+    def examples(self, split: str) -> Iterator[Example]:
+        """Return the examples of a split; training pairs as one text each where `train_form` says so."""
+        if split != "train" or self.config.train_form != "prefixes":
+            return super().examples(split)
+        pairs = read_examples(paths_of(self.data, split), self.data)
+        return (Example(None, f"{pair.source} {pair.target}") for pair in pairs)
 
     def _examples(self, split: str) -> Iterator[Example]:
         if not self.is_generated:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 from ostinato.config.files import parse_overrides
 from ostinato.config.load import check_recipe
-from ostinato.data.registry import DataAccess
-from ostinato.errors import OstinatoError
+from ostinato.data.registry import DataAccess, RemoteFile
+from ostinato.errors import MissingFileError, OstinatoError
 from ostinato.tasks.base import Task
+from ostinato.tasks.files import paths_of
 from ostinato.tasks.overlap import measure_overlap
+from ostinato.tasks.recipes import load_recipe
 from ostinato.tasks.registry import TASKS, build_task, task_problems
 
 GENERATED, DOWNLOADED, OWN = "generated", "download", "your files"
@@ -72,14 +75,19 @@ def _entry(name: str) -> TaskEntry:
 
 
 def open_task(name: str, settings: Sequence[str] = (), access: DataAccess | None = None) -> Task:
-    """Return a task by name.
+    """Return a task by name, or that of a recipe.
 
     Args:
-        settings: its settings as `key=value`; `data.key=value` for those of the data (the user's own files).
+        name: of a task, or a recipe's name, YAML file or run directory.
+        settings: the task's own as `key=value`, `data.key=value` for those of the data (the user's own files); of a
+            recipe its settings as `dotted.key=value`.
 
     Raises:
         ConfigError: an unknown task or impossible settings, all of them together.
     """
+    if name not in TASKS and (name.endswith((".yaml", ".yml")) or "/" in name or Path(name).is_dir()):
+        recipe = load_recipe(name, settings)
+        return build_task(recipe.task, recipe.data, access)
     given = parse_overrides(settings)
     data = given.pop("data", {})
     recipe = check_recipe(
@@ -103,12 +111,26 @@ def protocol(task: type[Task]) -> str:
 def describe_task(task: Task) -> dict[str, Any]:
     """Return protocol, sizes, overlap, metrics, files and the first examples of a task; reads or downloads its data.
 
+    What cannot be had is left out and named: `missing` has the reason for every split that lacks a published file, and
+    a file says whether it is here (`is_here`) and whether a split is read from it (`is_read`). `stand_ins` are splits
+    that are read from the user's own files in the place of published ones; these have no published size.
+
     Raises:
-        DataError: the data cannot be downloaded or read.
+        DataError: the data cannot be read, or differs from what was published.
     """
+    asked = _Asked(**asdict(task.access))
+    task = type(task)(task.config, task.data, asked)
     splits = task.splits()
+    stand_ins = {} if task.reads_own_files else {splits[0]: paths_of(task.data, "train")} if task.data.train else {}
+    sizes, missing = dict[str, int](), dict[str, str]()
+    for split in splits:
+        try:
+            sizes[split] = sum(1 for _ in task.examples(split))
+        except MissingFileError as error:
+            missing[split] = str(error)
+    examples_of = next(iter(sizes), None)
     examples: list[dict[str, object]] = []
-    for example in islice(task.examples(splits[0]), _N_SHOWN):
+    for example in islice(task.examples(examples_of), _N_SHOWN) if examples_of else ():
         is_text = example.source is None
         texts = {"text": example.target} if is_text else {"source": example.source, "target": example.target}
         examples.append({**texts, **example.columns})
@@ -117,12 +139,30 @@ def describe_task(task: Task) -> dict[str, Any]:
         "origin": origin(task),
         "protocol": protocol(type(task)),
         "settings": task.config.model_dump(mode="json"),
-        "sizes": {split: sum(1 for _ in task.examples(split)) for split in splits},
-        "published": task.published_sizes(),
-        "overlap": {split: asdict(measure_overlap(task, split)) for split in splits if split == "test"},
+        "sizes": sizes,
+        "missing": missing,
+        "stand_ins": stand_ins,
+        "published": {split: n for split, n in task.published_sizes().items() if split not in stand_ins},
+        "overlap": {"test": asdict(measure_overlap(task, "test"))} if {"train", "test"} <= set(sizes) else {},
+        "has_sources": task.config.has_sources,
         "metrics": list(task.metrics),
         "forced": list(task.forced),
         "by": list(task.by),
-        "files": [asdict(file) for file in task.files()],
+        "files": [
+            asdict(file) | {"is_here": asked.is_here(file), "is_read": file in asked.files} for file in task.files()
+        ],
+        "examples_of": examples_of,
         "examples": examples,
     }
+
+
+@dataclass(frozen=True)
+class _Asked(DataAccess):
+    """An access that remembers which files it was asked for."""
+
+    files: set[RemoteFile] = field(default_factory=set)
+
+    def fetch(self, file: RemoteFile) -> Path:
+        """Return the path of the checked file."""
+        self.files.add(file)
+        return super().fetch(file)

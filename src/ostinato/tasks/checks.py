@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from ostinato.config.recipe import Recipe
 from ostinato.errors import Problem
 from ostinato.metrics import METRICS
+from ostinato.tasks.base import Task
 
 _SMALLER_IS_BETTER = ("loss", "perplexity", "word_perplexity", "bits_per_byte")
 FORCED_METRICS = (*_SMALLER_IS_BETTER, "token_accuracy", "sequence_accuracy_forced")
@@ -37,6 +38,16 @@ def model_problems(recipe: Recipe, has_sources: bool) -> Iterator[Problem]:
     if reads not in ("sequence", "masked"):
         kinds = "model.kind=language_model, or encoder with model.head.kind=masked"
         yield Problem("model.kind", recipe.model.kind, f"{texts}, which is for {kinds}")
+
+
+def split_problems(recipe: Recipe, task: Task) -> Iterator[Problem]:
+    """Yield the problems of splits that the task does not have."""
+    named = [("training.selection.split", recipe.training.selection.split)]
+    named += [("evaluation.splits", split) for split in recipe.evaluation.splits or []]
+    for key, split in named:
+        if split not in task.splits():
+            reason = task.why_missing(split) or f"the task {task.name} has the splits {', '.join(task.splits())}"
+            yield Problem(key, split, reason)
 
 
 def metric_problems(recipe: Recipe, has_sources: bool) -> Iterator[Problem]:

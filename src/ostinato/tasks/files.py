@@ -15,6 +15,7 @@ from ostinato.errors import ConfigError, DataError, Problem
 from ostinato.tasks.base import Task, TaskConfig
 
 _SPLITS = ("train", "dev", "test")
+"""Splits of every task on own files; `data.test` may name others."""
 
 
 class OwnFilesTask(Task):
@@ -26,7 +27,7 @@ class OwnFilesTask(Task):
         check_paths(self.data)
 
     def splits(self) -> tuple[str, ...]:
-        """Return train, and dev and test where files are given."""
+        """Return train, and dev and the test splits where files are given."""
         return given_splits(self.data)
 
     def why_missing(self, split: str) -> str | None:
@@ -59,13 +60,13 @@ class LanguagesConfig(TaskConfig):
         return {self.language_field: language}
 
     def select(self, examples: Iterable[Example], split: str) -> Iterator[Example]:
-        """Yield the examples of a split that are in its languages: `train_languages`, and for test all.
+        """Yield the examples of a split that are in its languages: `train_languages`, and beside train and dev all.
 
         Raises:
             DataError: an example without a language, or none in the languages of training.
         """
         wanted, column = self.train_languages, self.language_field
-        if wanted is None or column is None or split == "test":
+        if wanted is None or column is None or split not in ("train", "dev"):
             yield from examples
             return
         n_kept, seen = 0, dict[str, None]()
@@ -119,8 +120,9 @@ class FilesConfig(TaskConfig):
 class FilesTask(OwnFilesTask):
     """Your own files: data.train, data.dev and data.test, pairs of texts or, with model_kind=language_model, texts.
 
-    Splits: train, and dev and test where they are given; with documents=files every file is one text. Nothing is split
-    off, so without data.dev no checkpoint can be selected by held-out loss.
+    Splits: train, and dev and test where they are given; data.test may name several test splits (data.test={test: ..,
+    gen: ..}). With documents=files every file is one text. Nothing is split off, so without data.dev no checkpoint can
+    be selected by held-out loss.
     Tokens: as data.tokenizer says.
     Metric: exact match and free-running token accuracy for pairs, nothing decoded for texts (loss, perplexity and
     token accuracy are always there, and for causal models word_perplexity and bits_per_byte); evaluation.metrics
@@ -159,13 +161,15 @@ class FilesTask(OwnFilesTask):
 
 
 def given_splits(data: DataConfig) -> tuple[str, ...]:
-    """Return the splits the user gave files for."""
-    return tuple(split for split in _SPLITS if paths_of(data, split))
+    """Return the splits the user gave files for: train, dev, then the test splits in their order."""
+    named = tuple(data.test) if isinstance(data.test, dict) else ("test",)
+    return tuple(split for split in ("train", "dev", *named) if paths_of(data, split))
 
 
 def paths_of(data: DataConfig, split: str) -> list[str]:
     """Return the files of a split, none where the user gave none."""
-    paths: str | list[str] | None = getattr(data, split)
+    test = data.test if isinstance(data.test, dict) else {"test": data.test}
+    paths = {"train": data.train, "dev": data.dev, **test}.get(split)
     if paths is None:
         return []
     return [paths] if isinstance(paths, str) else list(paths)
@@ -179,8 +183,9 @@ def check_paths(data: DataConfig) -> None:
     """
     problems = [] if data.train else [Problem("data.train", data.train, "name a file to train on: data.train=my.jsonl")]
     for split in given_splits(data):
+        key = f"data.test.{split}" if isinstance(data.test, dict) and split in data.test else f"data.{split}"
         problems += [
-            Problem(f"data.{split}", path, f"there is no such file (looked in {Path(path).resolve().parent})")
+            Problem(key, path, f"there is no such file (looked in {Path(path).resolve().parent})")
             for path in paths_of(data, split)
             if not Path(path).is_file()
         ]

@@ -40,11 +40,7 @@ _SPLITS: dict[str, tuple[str, tuple[int, ...], str]] = {
     "tmcd_2": ("tmcd_2", (440, 110, 330), "d334725fce0c014551fe47d8d708f266bd6987279f30c99b1ca336413a863b27"),
     "tmcd_3": ("tmcd_3", (440, 110, 330), "49793305f646a1cd9993f65e91cdd53292219d4e3285dc6db598093a4049bec6"),
 }
-"""Name, sizes and SHA-256 of the list of rows that makes up every split; three sizes where a dev set is published.
-
-The published files could not be downloaded when this was written: the hashes are of the lists written again from their
-rows in the published layout; size, first and last rows are those of the published files.
-"""
+"""Name, sizes and SHA-256 of the list of rows that makes up every split; three sizes where a dev set is published."""
 
 
 def _list_of(split: str) -> RemoteFile:

@@ -38,7 +38,8 @@ class LambadaTask(OwnFilesTask):
 
     Splits: data.train, a text a line, or JSON lines with data.text_field (the released novels); data.dev and data.test,
     JSON lines with passage and last word (data.source_field, data.target_field), or with passages=texts texts, whose
-    last white-space separated word is taken. Published: dev 4,869, test 5,153 passages.
+    last white-space separated word is taken. Published: dev 4,869, test 5,153 passages. The control set, passages
+    of the same novels that nobody selected, is a test split of its own: data.test={test: FILE, control: FILE}.
     form=language_model: training reads whole texts; of dev and test only the last word counts. form=reading: pairs, of
     training texts too. form=extraction: the last sentence, without its last word, is a question to the passage before
     it, and the last word is to be found there; training texts where it is not are left out, in dev and test they stay

@@ -29,7 +29,7 @@ class LearningToExecuteConfig(TaskConfig):
 
     kind: Literal["learning_to_execute"] = "learning_to_execute"
     generator: Literal["families", "scripts"] = "families"
-    """families: expressions of one kind, as for Universal Transformers. scripts: lines of Python (Zaremba, 2014)."""
+    """families: expressions of one kind, without variables. scripts: lines of Python with variables (Zaremba, 2014)."""
     family: Literal["copy", "double", "reverse", "addition", "algebra", "control", "program", "all"] = "program"
     """families: which operations. copy, double and reverse repeat one number; program is + - if, control if for."""
     max_length: Annotated[int, Field(ge=1, le=400)] | None = None
@@ -65,6 +65,9 @@ class LearningToExecuteConfig(TaskConfig):
             stage = getattr(self, f"stage_{name}")
             if stage > most:
                 yield Problem(f"{path}stage_{name}", stage, f"must be at most the maximum, {most}")
+        if self.generator == "scripts" and self.family != "program":
+            reason = "scripts are whole programs: leave it out, or take generator=families"
+            yield Problem(f"{path}family", self.family, reason)
         if self.longest < 2 and self.generator == "families":
             yield Problem(
                 f"{path}max_length", self.longest, "must be at least 2: shorter programs are too few to split"
@@ -79,12 +82,14 @@ class LearningToExecuteTask(Task):
     rule). train and dev follow `strategy`, by default mix: length and nesting uniform up to the maximum. test always
     has the maximum, 5 digits and 2 operations, or 55 digits for copy, double and reverse (Dehghani et al. 2019).
     generator=families (default): the six tasks copy, double, reverse, addition, control, program, and algebra and all;
-    values modulo 10^(L+1). generator=scripts: Python with variables, loops and conditionals, values as they are, maybe
-    negative. Which of the two the UT paper used is not stated; the six names are those of the families.
+    no variables, values modulo 10^(L+1). generator=scripts: whole programs in Python with assignments of variables,
+    loops and conditionals, values as they are, maybe negative. The programs of the UT paper's appendix D.4 assign
+    variables, as scripts do; the six names of its tables 5 and 6 are those of the families, and it names neither
+    generator. The families are the default because they alone have all six tasks.
     Tokens: characters on both sides; `#` ends a line of a script, `@` the script, `.` its result.
-    Metric: character accuracy and whole results right, both as the papers have them, with the true characters before
-    given (token_accuracy, sequence_accuracy_forced) and free running (character_accuracy_free, exact_match), the end
-    symbol included; by length and nesting.
+    Metric: character accuracy and whole results right, the end symbol included. Dehghani et al. 2019: free running, no
+    target is given at test time (character_accuracy_free, exact_match). Zaremba and Sutskever: teacher-forced, the true
+    characters before are given (token_accuracy, sequence_accuracy_forced), which is easier. By length and nesting.
     Selection: dev, which has all difficulties; nothing is selected on test.
     Departures: training sees `n_train` programs again and again, where the papers draw fresh ones for every batch. A
     stage of the curriculum (strategy naive or combined) is a run, the next one starts from its weights

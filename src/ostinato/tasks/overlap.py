@@ -16,7 +16,8 @@ class Overlap:
 
     Args:
         n: examples in the split.
-        n_seen_sources: those whose source (for language models: text) is in the other split.
+        n_seen_sources: those whose source is in the other split; for language models those whose whole text is, what it
+            continues included.
         n_seen_pairs: those whose source and target are.
     """
 
@@ -60,7 +61,10 @@ def overlap(examples: Iterable[Example], seen: Iterable[Example]) -> Overlap:
 
 def _keys(example: Example) -> tuple[bytes, bytes]:
     source = example.target if example.source is None else example.source
+    if example.continues:
+        source = f"{example.source} {example.target}"
     digest = hashlib.blake2b(source.encode(), digest_size=16)
     source_key = digest.digest()
-    digest.update(b"\x00" + example.target.encode())
+    if example.source is not None and not example.continues:
+        digest.update(b"\x00" + example.target.encode())
     return source_key, digest.digest()

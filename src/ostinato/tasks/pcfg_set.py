@@ -14,7 +14,7 @@ from ostinato.data.lines import bad_line
 from ostinato.data.registry import RemoteFile, published_files
 from ostinato.errors import Problem
 from ostinato.tasks.base import Task, TaskConfig
-from ostinato.tasks.string_edits import apply_edits, draw_edits, functions_of, has_held_out_pair
+from ostinato.tasks.string_edits import apply_edits, draw_edits, exceptional_results, functions_of, has_held_out_pair
 
 _MOST_TRAINED = 8
 """Functions in a training sequence for productivity."""
@@ -28,7 +28,6 @@ _FOLDERS = {
 _Known = tuple[int | None, int | None, str | None]
 _SUBSTITUTIVITY: dict[str, _Known] = {
     "train.src": (None, None, None),
-    "train.tgt": (None, None, None),
     "test.src": (10000, 1073727, "21a135fb2e7c828bc264d467fd2353a51a411bffa20416c381290bce500e7899"),
     "test.tgt": (10000, 392456, "71c5545a9fed0792389b18d470d78c310d578cdf4fa09913f481983f5dbdd29d"),
     "test_twin.src": (10000, 1139517, "b6111cb54df3f9c44bca73ee97a89006e8dc1fae91803017203ce5623ffe1e40"),
@@ -55,12 +54,24 @@ _PUBLISHED: dict[str, _Known] = {
         for kind in ("equally_distributed", "primitive")
         for name, known in _SUBSTITUTIVITY.items()
     },
+    "substitutivity/equally_distributed/train.tgt": (
+        None,
+        2742788,
+        "2a451e0ad648f1801de3fe320dfa5be96249616bb3ce0e66e8c4a027206eddc5",
+    ),
+    "substitutivity/primitive/train.tgt": (
+        None,
+        2748925,
+        "eb5e426d23e6b39bcded649c37bc28c19774cfe2517123d1335d5648d36f9559",
+    ),
+    **{
+        f"overgeneralisation/{part}.{side}": (None, None, None)
+        for share in ("0.0001", "0.0005", "0.001", "0.005")
+        for part in (f"train_pcfg_ratio={share}", *(f"test_pcfg_ratio={share}_{m}" for m in ("exception", "original")))
+        for side in ("src", "tgt")
+    },
 }
-"""Rows, bytes and SHA-256 of every file. Those without a hash could not be downloaded when this was written.
-
-The hashes for substitutivity are of the rows written again in the published layout, which gives the published bytes for
-every other file here; sizes, where they could be compared, are those of the published files.
-"""
+"""Rows, bytes and SHA-256 of every file. Those without a hash could not be downloaded when this was written."""
 _FILES = published_files(
     repo="i-machine-think/am-i-compositional",
     commit="4f75bdd78889150dd78e90bbb7ddec840204c159",
@@ -77,8 +88,17 @@ class PcfgSetConfig(TaskConfig):
     """Settings of PCFG SET."""
 
     kind: Literal["pcfg_set"] = "pcfg_set"
-    split: Literal["iid", "systematicity", "productivity", "substitutivity_equal", "substitutivity_primitive"] = "iid"
+    split: Literal[
+        "iid",
+        "systematicity",
+        "productivity",
+        "substitutivity_equal",
+        "substitutivity_primitive",
+        "overgeneralisation",
+    ] = "iid"
     """The published split, one for each kind of generalisation."""
+    exceptions: Literal["0.0001", "0.0005", "0.001", "0.005"] | None = None
+    """overgeneralisation: exceptions in training, as a share of the rarer function's occurrences; None: 0.001."""
     origin: Literal["published", "generated"] = "published"
     """generated: sequences of the same functions, letters and numbers of functions, drawn here."""
     whole_dev: bool = False
@@ -92,7 +112,9 @@ class PcfgSetConfig(TaskConfig):
 
     def problems(self, path: str = "") -> Iterator[Problem]:
         """Synonyms are only in the published files, and only generated data has a size."""
-        if self.origin == "generated" and self.split.startswith("substitutivity"):
+        if self.exceptions is not None and self.split != "overgeneralisation":
+            yield Problem(f"{path}exceptions", self.exceptions, f"is for {path}split=overgeneralisation")
+        if self.origin == "generated" and self.split.startswith(("substitutivity", "overgeneralisation")):
             yield Problem(f"{path}origin", self.origin, f"must be published with {path}split={self.split}")
         if self.origin == "published" and self.n_train is not None:
             yield Problem(f"{path}n_train", self.n_train, f"is for {path}origin=generated")
@@ -108,6 +130,9 @@ class PcfgSetTask(Task):
     train 82,168 without. substitutivity: test and test_twin 10,000 each, one function replaced by its synonym, which
     training has as often as the function (equal) or only in sequences of one function (primitive). dev is the one of
     iid for all; by default it loses the sequences that have what the split's training set lacks, whole_dev keeps them.
+    overgeneralisation: train has a few sequences in which four pairs of functions mean something else (`exceptions`);
+    test asks these again for that meaning, and test_original for the regular one: a model that writes test_original's
+    targets overgeneralises, one that writes test's has memorised. Its dev is that of iid, whole.
     origin=generated draws other sequences: functions and letters uniform, as many functions as in the published test,
     or with max_functions, which is no published task, only the shorter ones of them.
     Tokens: words. Every target, published or not, is checked against the functions' definition.
@@ -128,7 +153,9 @@ class PcfgSetTask(Task):
         return tuple(_FILES[f"{self._stem(split)}.{side}"] for split in self.splits() for side in ("src", "tgt"))
 
     def splits(self) -> tuple[str, ...]:
-        """Return train, dev and test, and test_twin for substitutivity."""
+        """Return train, dev and test, test_twin for substitutivity, test_original for overgeneralisation."""
+        if self.config.split == "overgeneralisation":
+            return (*_PARTS, "test_original")
         return (*_PARTS, "test_twin") if self.config.split.startswith("substitutivity") else _PARTS
 
     def published_sizes(self) -> dict[str, int]:
@@ -137,6 +164,9 @@ class PcfgSetTask(Task):
         return {split: n for split, n in rows.items() if n is not None}
 
     def _stem(self, split: str) -> str:
+        if self.config.split == "overgeneralisation" and split != "dev":
+            kind = {"train": "", "test": "_exception", "test_original": "_original"}[split]
+            return f"overgeneralisation/{split.partition('_')[0]}_pcfg_ratio={self.config.exceptions or '0.001'}{kind}"
         folder = _FOLDERS["iid" if split == "dev" else self.config.split]
         return f"{folder}/{split}"
 
@@ -159,12 +189,16 @@ class PcfgSetTask(Task):
         sources, targets = self._published(_FILES[f"{stem}.src"]), self._published(_FILES[f"{stem}.tgt"])
         for (path, number, source), (_, _, target) in zip(sources, targets, strict=True):
             try:
-                result = apply_edits(source)
+                regular = apply_edits(source)
+                exceptional = exceptional_results(source) if "pcfg_ratio=" in stem else set()
             except ValueError as error:
                 raise bad_line(path, number, str(error)) from error
-            if result != " ".join(target.split()):
-                raise bad_line(path, number, f"the target is {target!r}, but the functions give {result!r}")
-            yield _example(source, result)
+            found = " ".join(target.split())
+            results = exceptional if stem.endswith("_exception") else {regular}
+            if found not in (results | exceptional if stem.startswith("overgeneralisation/train") else results):
+                given = " or ".join(map(repr, sorted(results))) or "no exception"
+                raise bad_line(path, number, f"the target is {target!r}, but the functions give {given}")
+            yield _example(source, found)
 
     def _generated(self, split: str) -> Iterator[Example]:
         """Yield the generated examples of a split; as published, train and test are pooled and divided again."""

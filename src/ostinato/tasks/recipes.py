@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ostinato.config.files import did_you_mean, parse_overrides, read_yaml, shipped_files, yaml_text
+from ostinato.config.files import did_you_mean, map_data_paths, parse_overrides, read_yaml, shipped_files, yaml_text
 from ostinato.config.load import load_recipe_config
 from ostinato.config.recipe import Recipe
 from ostinato.errors import ConfigError, Problem
@@ -80,15 +80,23 @@ def load_recipe(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Reci
 
 
 def _problems(recipe: Recipe) -> Iterator[Problem]:
-    from ostinato.tasks.checks import metric_problems, model_problems
-    from ostinato.tasks.registry import task_config, task_problems
+    from ostinato.tasks.checks import metric_problems, model_problems, split_problems
+    from ostinato.tasks.registry import build_task, task_config, task_problems
 
-    # Whether the user's own files exist is not checked here: a recipe can be shown and counted without them.
     found = task_problems(recipe.task.settings())
     has_sources = bool(found) or task_config(recipe.task).has_sources
     yield from metric_problems(recipe, has_sources)
     yield from found
     yield from model_problems(recipe, has_sources)
+    if found:
+        return
+    try:
+        task = build_task(recipe.task, recipe.data)
+    except ConfigError:
+        return  # The user's own files are not here: a recipe can be shown and counted without them.
+    for problem in split_problems(recipe, task):
+        if not (task.reads_own_files and task.why_missing(str(problem.value))):  # nor with some of them not named yet
+            yield problem
 
 
 def write_derived(
@@ -116,10 +124,17 @@ def write_derived(
     if path.exists() and not path.read_text(encoding="utf-8").startswith(_DERIVED_MARK):
         raise ConfigError([Problem("write", str(path), "is there already, and was not written by this command")])
     settings = parse_overrides([*overrides, *(f"model.{key}={value}" for key, value in (model or {}).items())])
-    # A base that is a file is written relative to the new file, so that both can be moved together.
+    # Files are written relative to the new file, so that all can be moved together: the base, and those of data, which
+    # the command line names from the current folder.
+    settings = map_data_paths(settings, lambda _, text: _from_folder(Path(text), path.parent))
     if base not in shipped_files(_FOLDER):
-        base = Path(os.path.relpath(find_recipe(base).resolve(), path.parent.resolve())).as_posix()
+        base = _from_folder(find_recipe(base), path.parent)
     settings = {"base": base, "description": description} | settings
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"{_DERIVED_MARK} {command}\n{yaml_text(settings)}", encoding="utf-8")
     return path
+
+
+def _from_folder(file: Path, folder: Path) -> str:
+    """Return the path that leads from a folder to a file."""
+    return Path(os.path.relpath(file.resolve(), folder.resolve())).as_posix()

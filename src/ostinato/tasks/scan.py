@@ -26,7 +26,7 @@ from ostinato.config.base import Count
 from ostinato.data.example import Example
 from ostinato.data.lines import bad_line
 from ostinato.data.registry import RemoteFile, open_member, published_files
-from ostinato.errors import DataError
+from ostinato.errors import DataError, Problem
 from ostinato.tasks.base import Share, Task, TaskConfig, bucket_of, first_hashed
 
 Row = tuple[str, str]
@@ -36,7 +36,7 @@ _PRIMITIVES = ("walk", "look", "run", "jump", "turn")
 _DIRECTIONS = ("left", "right")
 _LONGEST_TRAINED = 22
 """Actions: no command has 23, the test set of the length split begins at 24."""
-_HELD_OUT = {"addprim_jump": "jump", "addprim_turn_left": "turn left"}
+_HELD_OUT = {"addprim_jump": "jump", "addprim_turn_left": "turn left", "addprim_complex_jump": "jump"}
 _BUCKET = 8
 
 _SIMPLE = published_files(
@@ -49,7 +49,13 @@ _SIMPLE = published_files(
         "test": (4182, 812450, "1fe1c8f5a19d0dc40e41bab94278f45f66f3dc415a978bd29855a23440610fc6"),
     },
 )
-_ALL = replace(_SIMPLE["train"], path="tasks.txt", sha256=None, n_bytes=None, n_rows=20910)
+_ALL = replace(
+    _SIMPLE["train"],
+    path="tasks.txt",
+    sha256="d824c7d9e9149ba497e25f701981dac79954e04bf670d22e5c209f076ac6c89f",
+    n_bytes=4080388,
+    n_rows=20910,
+)
 _MCD_LISTS = RemoteFile(
     repo="google-research/google-research",
     commit="1c1f5b9a835e8475e3562a50354fc2641a9ee9c8",
@@ -67,6 +73,23 @@ _SIZES = {
     "addprim_turn_left": {"train": 21890, "test": 1208},
 }
 _MCD_SIZES = {"train": 8365, "dev": 1045, "test": 1045}
+_WITHOUT_FILLERS, _JUMP_AROUND_RIGHT = (15225, 2558693), (1173, 333598)
+_READ: dict[str, dict[str, tuple[int, int]]] = {
+    "template_right": {"train": (15225, 3173282), "test": (4476, 729823)},
+    "template_opposite_right": {"train": (15225, 2990057), "test": (4476, 871363)},
+    "template_around_right": {"train": _WITHOUT_FILLERS, "test": (4476, 1243177)},
+    "template_jump_around_right": {"train": (18528, 3468272), "test": _JUMP_AROUND_RIGHT},
+    "filler_num0": {"train": _WITHOUT_FILLERS, "test": _JUMP_AROUND_RIGHT},
+    "filler_num1": {"train": (16290, 2851719), "test": _JUMP_AROUND_RIGHT},
+    "filler_num2": {"train": (17391, 3158377), "test": _JUMP_AROUND_RIGHT},
+    "filler_num3": {"train": (18528, 3468272), "test": _JUMP_AROUND_RIGHT},
+}
+"""Rows and bytes of published files that could not be downloaded when this was written.
+
+They are what the rules of the splits give in the files' layout. Where sizes of published files could be compared (four
+of sixteen) they are the same.
+"""
+_MOST_JUMPS = 32
 
 
 def _verb_phrases() -> Iterator[tuple[str, list[str]]]:
@@ -124,16 +147,52 @@ class ScanConfig(TaskConfig):
     """Settings of SCAN."""
 
     kind: Literal["scan"] = "scan"
-    split: Literal["simple", "length", "addprim_jump", "addprim_turn_left", "mcd1", "mcd2", "mcd3"] = "simple"
+    split: Literal[
+        "simple",
+        "size",
+        "length",
+        "addprim_jump",
+        "addprim_turn_left",
+        "addprim_complex_jump",
+        "template_right",
+        "template_opposite_right",
+        "template_around_right",
+        "template_jump_around_right",
+        "filler_num0",
+        "filler_num1",
+        "filler_num2",
+        "filler_num3",
+        "few_shot",
+        "mcd1",
+        "mcd2",
+        "mcd3",
+    ] = "simple"
     """The published split."""
+    n_shots: Literal[1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024] | None = None
+    """few_shot, addprim_complex_jump (up to 32): commands added to training; None: 1."""
+    repetition: Literal[1, 2, 3, 4, 5] | None = None
+    """few_shot, addprim_complex_jump: which of the published draws of these commands; None: 1."""
+    percent: Literal[1, 2, 4, 8, 16, 32, 64] | None = None
+    """size: share of all commands in training; None: 1."""
     dev_fraction: Share = 0.05
     """Share of the training commands that become `dev`; 0: train whole, no dev."""
     dev_seed: Count = 0
     """Of the choice of dev."""
 
+    def problems(self, path: str = "") -> Iterator[Problem]:
+        """Settings that are for other splits."""
+        shots = ("few_shot", "addprim_complex_jump")
+        for name, splits in (("n_shots", shots), ("repetition", shots), ("percent", ("size",))):
+            if getattr(self, name) is not None and self.split not in splits:
+                yield Problem(f"{path}{name}", getattr(self, name), f"is for {path}split={' or '.join(splits)}")
+        if self.split == "addprim_complex_jump" and (self.n_shots or 1) > _MOST_JUMPS:
+            yield Problem(
+                f"{path}n_shots", self.n_shots, f"must be at most {_MOST_JUMPS} with {path}split={self.split}"
+            )
+
 
 class ScanTask(Task):
-    """SCAN: simple commands with their action sequences, seven published splits.
+    """SCAN: simple commands with their action sequences, in the published splits.
 
     Splits: train, dev, test of the published split named by `split`. simple: 16,728 / 4,182 at random, from the
     published files, in their order. length: up to 22 actions / 24 to 48 (16,990 / 3,920). addprim_jump and
@@ -141,6 +200,12 @@ class ScanTask(Task):
     21,890 / 1,208). These three are made from the grammar. They hold the same rows as the published files, repetitions
     included. The order differs: the published rows were shuffled by a random state that was not published; here they
     are in grammar order (length: by number of actions, as published), and training shuffles them anyway.
+    As published are also read, every row checked against the grammar: template_* (Loula et al. 2018), no command with a
+    template in train, commands with it and another verb than turn in test (15,225 / 4,476; jump around right 18,528 /
+    1,173); filler_num0 to 3, test jump around right (1,173), train with around right after so many other verbs (15,225,
+    16,290, 17,391, 18,528); few_shot, filler_num0 with `n_shots` commands of filler_num1, drawn five times
+    (`repetition`); size, `percent` of all commands at random; addprim_complex_jump, `n_shots` of the test's commands in
+    train, too.
     Tokens: words, separated by single blanks, on both sides; the markers IN: and OUT: are dropped.
     Metric: exact match of the whole action sequence, free running; by number of actions.
     Selection: mcd has a published dev, drawn like its test. Otherwise SCAN has no validation set. `dev` is a seeded 5 %
@@ -156,10 +221,10 @@ class ScanTask(Task):
     missing = ("dev", "SCAN has no validation set: task.dev_fraction above 0 cuts one from train")
 
     def files(self) -> tuple[RemoteFile, ...]:
-        """Return the two published files of the simple split, commands and lists of mcd, nothing for the others."""
+        """Return the two published files of a split, commands and lists of mcd, nothing for those that are made."""
         if self._is_mcd:
             return _ALL, _MCD_LISTS
-        return tuple(_SIMPLE.values()) if self.config.split == "simple" else ()
+        return () if self._is_made else tuple(self._file(part) for part in ("train", "test"))
 
     def splits(self) -> tuple[str, ...]:
         """Return train, dev (unless it would have to be cut from train and dev_fraction is 0) and test."""
@@ -169,9 +234,38 @@ class ScanTask(Task):
     def _is_mcd(self) -> bool:
         return self.config.split.startswith("mcd")
 
+    @property
+    def _is_made(self) -> bool:
+        return self.config.split in ("length", "addprim_jump", "addprim_turn_left")
+
+    def _file(self, part: Literal["train", "test"]) -> RemoteFile:
+        """Return the published file of one side of a split."""
+        config, split = self.config, self.config.split
+        if split == "simple":
+            return _SIMPLE[part]
+        drawn = f"num{config.n_shots or 1}_rep{config.repetition or 1}"
+        n_rows, n_bytes = _READ.get(split, {}).get(part, (None, None))
+        if split == "few_shot":
+            path = f"few_shot_split/tasks_{part}_fewshot_{drawn}.txt"
+            n_rows, n_bytes = (
+                _JUMP_AROUND_RIGHT if part == "test" else (_WITHOUT_FILLERS[0] + (config.n_shots or 1), None)
+            )
+        elif split == "addprim_complex_jump":
+            path = f"add_prim_split/with_additional_examples/tasks_{part}_{split}_{drawn}.txt"
+        elif split == "size":
+            path = f"simple_split/size_variations/tasks_{part}_simple_p{config.percent or 1}.txt"
+        else:
+            path = f"{split.partition('_')[0]}_split/tasks_{part}_{split}.txt"
+        return replace(_SIMPLE["train"], path=path, sha256=None, n_bytes=n_bytes, n_rows=n_rows)
+
     def published_sizes(self) -> dict[str, int]:
         """Return the sizes that the papers state, without the dev set that is cut from train here."""
-        return _MCD_SIZES if self._is_mcd else _SIZES[self.config.split]
+        if self._is_mcd:
+            return _MCD_SIZES
+        if self.config.split in _SIZES:
+            return _SIZES[self.config.split]
+        rows = {part: self._file(part).n_rows for part in ("train", "test")}
+        return {part: n for part, n in rows.items() if n is not None}
 
     def _examples(self, split: str) -> Iterator[Example]:
         chosen: Iterator[Row]
@@ -192,8 +286,12 @@ class ScanTask(Task):
 
     def _rows(self, part: Literal["train", "test"]) -> Iterator[Row]:
         split = self.config.split
-        if split == "simple":
-            yield from self._read(_SIMPLE[part])
+        if not self._is_made:
+            grammar = dict(all_commands())
+            for number, (command, actions) in enumerate(self._read(self._file(part)), 1):
+                if grammar.get(command) != actions:
+                    raise bad_line(self.access.fetch(self._file(part)), number, "the grammar has no such row")
+                yield command, actions
             return
         train, test = length_split() if split == "length" else addprim_split(_HELD_OUT[split])
         yield from train if part == "train" else test

@@ -41,6 +41,14 @@ HELD_OUT_PAIRS = (
 )
 """Neighbouring functions that training for systematicity never has."""
 
+EXCEPTIONS = {
+    ("reverse", "echo"): ("echo", "copy"),
+    ("prepend", "remove_first"): ("remove_second", "append"),
+    ("echo", "remove_first"): ("copy", "append"),
+    ("prepend", "reverse"): ("remove_second", "echo"),
+}
+"""Neighbouring functions that get another meaning in the test of overgeneralisation: that of these two."""
+
 LETTERS = tuple(f"{letter}{number}" for letter in "ABCDEFGHIJKLMNOPQRSTUVWXYZ" for number in range(1, 21))
 _SHORTEST, _LONGEST = 2, 5
 _MOST_CHARACTERS = 500
@@ -59,6 +67,24 @@ def apply_edits(source: str) -> str:
     if rest != len(tokens):
         raise ValueError(f"token {rest + 1}: {tokens[rest]!r} follows a complete sequence")
     return " ".join(letters)
+
+
+def exceptional_results(source: str) -> set[str]:
+    """Return the results of a sequence in which one or all of its exceptions have their other meaning; empty without.
+
+    Raises:
+        ValueError: as `apply_edits`.
+    """
+    tokens = source.split()
+    places = [i for i, pair in enumerate(pairwise(tokens)) if pair in EXCEPTIONS]
+    results = set()
+    for chosen in [*([place] for place in places), places]:
+        changed = list(tokens)
+        for place in chosen:
+            changed[place : place + 2] = EXCEPTIONS[tokens[place], tokens[place + 1]]
+        if chosen:
+            results.add(apply_edits(" ".join(changed)))
+    return results
 
 
 def _apply(tokens: Sequence[str], start: int) -> tuple[Letters, int]:

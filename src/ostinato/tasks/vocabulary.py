@@ -65,7 +65,7 @@ def _from_data(recipe: Recipe, access: DataAccess | None) -> tuple[tuple[int, in
         return (tokenizers.source.vocab_size, tokenizers.target.vocab_size), "from the task's data"
     left, right = recipe.data.tokenizer, recipe.data.target_tokenizer or recipe.data.tokenizer
     if {left.kind, right.kind} <= {"bpe", "unigram"}:
-        return (left.vocab_size, right.vocab_size), "as data.tokenizer asks; the data is not here yet"
+        return (left.n_trained, right.n_trained), "as data.tokenizer asks; the data is not here yet"
     fix = "name a file: data.train=..." if _needs_files(recipe) else f"`ostinato data fetch {recipe.task.kind}`"
     reason = f"is not known before the training data is here; {fix}, or give --source-vocab and --target-vocab"
     raise ConfigError([Problem("model.target_vocab_size", None, reason)])

@@ -5,8 +5,8 @@
                        state.safetensors                the optimiser's tensors, torch's random states
                        state.json                       format version, progress, Python's and numpy's random states,
                                                         and those of the run's other processes; the SHA-256 of the
-                                                        other three files
-      last.json        {"directory": "update-000500", "update": 500, "sha256": of state.json}    to resume from
+                                                        other three files, and of all else that it holds
+      last.json        {"directory": "update-000500", "update": 500}    to resume from
       best.json        the same, for the best one
       average-best-5/  model.safetensors, model.json, average.json: a mean of others (`ostinato.evaluation.averaging`)
 
@@ -18,6 +18,7 @@ by `Checkpoints.recover`.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from ostinato.data.disk import new_folder, remove_folder, remove_leftovers, sha256_of, write_json
+from ostinato.data.disk import new_folder, remove_folder, remove_leftovers, sha256_of, write_json, write_text
 from ostinato.errors import CheckpointError
 from ostinato.models import Model, load_model, save_model
 from ostinato.models.checkpoint import checkpoint_folders
@@ -93,10 +94,19 @@ class Checkpoints:
         directory = self.directory(progress.update)
         _write(directory, model, optimizer, progress, randoms)
         self._write_pointer("last", progress.update)
+        self._after_save(progress)
+        return directory
+
+    def save_progress(self, progress: Progress) -> None:
+        """Replace the progress in the last checkpoint, where nothing else has changed since it was saved."""
+        path = self.directory(progress.update) / _STATE
+        write_text(path, _sealed(_read_json(path) | {"progress": progress.to_dict()}))
+        self._after_save(progress)
+
+    def _after_save(self, progress: Progress) -> None:
         if progress.best is not None:
             self._write_pointer("best", progress.best.update)
         self._prune(progress)
-        return directory
 
     def save_failed(
         self,
@@ -133,7 +143,7 @@ class Checkpoints:
             raise CheckpointError(f"{self.root} holds no checkpoint to go on from")
         directory = self.directory(update)
         progress, randoms, optimizer = _read_state(directory)
-        _check_hashes(directory, _read_json(self.root / "last.json").get("sha256"))
+        _check_hashes(directory)
         return SavedState(load_model(directory, device, execution), progress, randoms, optimizer)
 
     def best_directory(self) -> Path:
@@ -175,9 +185,7 @@ class Checkpoints:
         return list(checkpoint_folders(self.root))
 
     def _write_pointer(self, role: str, update: int) -> None:
-        directory = self.directory(update)
-        digest = sha256_of(directory / _STATE)
-        write_json(self.root / f"{role}.json", {"directory": directory.name, "update": update, "sha256": digest})
+        write_json(self.root / f"{role}.json", {"directory": self.directory(update).name, "update": update})
 
     def _read_pointer(self, role: str) -> int | None:
         path = self.root / f"{role}.json"
@@ -212,24 +220,38 @@ def _write(
         save_model(model, folder)
         save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, folder / _TENSORS)
         content["sha256"] = {file.name: sha256_of(file) for file in sorted(folder.iterdir())}
-        (folder / _STATE).write_text(json.dumps(content) + "\n", encoding="utf-8")
+        (folder / _STATE).write_text(_sealed(content), encoding="utf-8")
         if report is not None:
             write_json(folder / "failed.json", report)
 
 
-def _check_hashes(folder: Path, of_state: str | None) -> None:
+def _sealed(content: dict[str, Any]) -> str:
+    """Return the text of a state.json, which holds the SHA-256 of its own content: it can be replaced by itself."""
+    return json.dumps(content | {"content_sha256": _content_hash(content)}) + "\n"
+
+
+def _content_hash(content: dict[str, Any]) -> str:
+    """Return the SHA-256 of all else in a state.json; JSON gives numbers back exactly, and in order."""
+    others = {key: value for key, value in content.items() if key != "content_sha256"}
+    return hashlib.sha256(json.dumps(others).encode()).hexdigest()
+
+
+def _check_hashes(folder: Path) -> None:
     """Refuse files of a training state that are not those that were written; earlier versions noted no hashes.
 
     Raises:
         CheckpointError: naming the file.
     """
-    expected = {_STATE: of_state} if of_state else {}
-    for name, digest in (expected | _read_json(folder / _STATE).get("sha256", {})).items():
-        if not (folder / name).is_file() or sha256_of(folder / name) != digest:
-            raise CheckpointError(
-                f"{folder / name}: not the file that was written: its SHA-256 differs. Delete {folder} and name an "
-                "earlier checkpoint in last.json to go on from there"
-            )
+    content = _read_json(folder / _STATE)
+    found = {name: (folder / name).is_file() and sha256_of(folder / name) for name in content.get("sha256", {})}
+    damaged = [name for name, digest in found.items() if digest != content["sha256"][name]]
+    if content.get("content_sha256", digest := _content_hash(content)) != digest:
+        damaged.insert(0, _STATE)
+    if damaged:
+        raise CheckpointError(
+            f"{folder / damaged[0]}: not the file that was written: its SHA-256 differs. Delete {folder} and name an "
+            "earlier checkpoint in last.json to go on from there"
+        )
 
 
 def _read_state(folder: Path) -> tuple[Progress, list[RandomState], dict[str, Tensor]]:

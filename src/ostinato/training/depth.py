@@ -20,8 +20,9 @@ from torch import Tensor
 
 from ostinato.data.batch import Batch
 from ostinato.evaluation.depth import depth_sums, describe, real_tokens
-from ostinato.models.base import ModelOutput, TokenModel
-from ostinato.training.losses import TokenShares
+from ostinato.models.base import TokenModel
+from ostinato.models.losses import TokenShares
+from ostinato.models.output import ModelOutput
 from ostinato.training.routing import Watch
 
 STUCK = 0.95

@@ -13,6 +13,8 @@ from ostinato.config.recipe import Recipe
 from ostinato.data.disk import write_json
 from ostinato.data.registry import DataAccess
 from ostinato.evaluation import evaluate
+from ostinato.evaluation.averaging import read_members
+from ostinato.evaluation.loading import find_checkpoint
 from ostinato.kernels import keep_freed_memory
 from ostinato.models import load_model
 from ostinato.training.checkpoint import Checkpoints
@@ -36,7 +38,7 @@ def train(
     access: DataAccess | None = None,
     reporter: Reporter | None = None,
 ) -> dict[str, Any]:
-    """Train a model, evaluate its best checkpoint on the recipe's splits, and return what results.json holds.
+    """Train a model, evaluate it on the recipe's splits, and return what results.json holds.
 
     On a CPU the same recipe gives the same weights and the same metrics.jsonl, byte for byte, whether or not the run
     was interrupted and resumed. The process's global random generators are seeded, and it keeps memory it has released
@@ -49,7 +51,8 @@ def train(
         directory: of the run, see `ostinato.training.rundir`; it must not hold a run yet. Of several processes that of
             rank 0 is used, which all of them must be able to read.
         resume: resume the run in `directory` from its last checkpoint; start it where there is none; return the
-            results where it has finished.
+            results where it has finished. What the recipe changes of the run's own is recorded, or refused: see
+            `ostinato.training.changes`.
         access: where published data comes from; None: the default cache and mirror.
         reporter: called at every event, by rank 0; None: no reports.
 
@@ -72,13 +75,13 @@ def train(
             prepared = prepare(recipe, run, is_resumed, access)
         results = processes.broadcast(lambda: run.results() if is_resumed else None)
         if results is None:
-            results = _train(prepared, run, reporter, device, processes)
+            results = _train(prepared, run, reporter, device, processes, resume)
         reporter.on_end(results)
         return results
 
 
 def _train(
-    prepared: Prepared, run: RunDirectory, reporter: Reporter, device: torch.device, processes: Processes
+    prepared: Prepared, run: RunDirectory, reporter: Reporter, device: torch.device, processes: Processes, resume: bool
 ) -> dict[str, Any]:
     recipe = prepared.recipe
     checkpoints = Checkpoints(run.checkpoints, recipe.training.keep_last)
@@ -95,10 +98,16 @@ def _train(
     if session.initial is not None and processes.is_main:
         write_json(run.path / "initial.json", asdict(session.initial))
     reporter.on_start(recipe, info)
+    if resume and not session.progress.update:
+        reporter.on_note(0, f"nothing to resume: {run.path} holds no checkpoint, so training begins anew")
+    if prepared.changes:
+        changed = (f"{key} from {old} to {new}" for key, (old, new) in prepared.changes.items())
+        reporter.on_note(session.progress.update, f"changed: {', '.join(changed)}")
     progress = session.run()
 
     def finish() -> dict[str, Any]:
-        splits = _evaluate_best(prepared, checkpoints, device)
+        checkpoint = find_checkpoint(run.path, recipe.evaluation.checkpoint)
+        splits = _evaluate(prepared, checkpoint, device)
         selection, best = recipe.training.selection, progress.best
         results = {
             "name": recipe.name,
@@ -110,6 +119,8 @@ def _train(
             "training_seconds": progress.seconds,
             "stopped": progress.stopped,
             "best_update": best.update if best else None,
+            "checkpoint": checkpoint.name,
+            **({"mean_of": members} if (members := read_members(checkpoint)) else {}),
             "selection": {
                 **{name: getattr(selection, name) for name in ("split", "metric", "mode")},
                 "value": best.value if best else None,
@@ -124,9 +135,9 @@ def _train(
     return processes.broadcast(finish)
 
 
-def _evaluate_best(prepared: Prepared, checkpoints: Checkpoints, device: torch.device) -> dict[str, Any]:
+def _evaluate(prepared: Prepared, checkpoint: Path, device: torch.device) -> dict[str, Any]:
     recipe = prepared.recipe
-    model = load_model(checkpoints.best_directory(), device, execution_of(recipe.training))
+    model = load_model(checkpoint, device, execution_of(recipe.training))
     return {
         split: evaluate(
             model,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+from ostinato.config.files import map_texts
 from ostinato.config.recipe import Recipe
 from ostinato.data.batching import TrainingBatches
 from ostinato.data.disk import new_folder
@@ -17,20 +19,25 @@ from ostinato.data.tokenizer import Tokenizers
 from ostinato.errors import ConfigError, Problem
 from ostinato.evaluation.tally import check_columns
 from ostinato.tasks.base import Task
-from ostinato.tasks.checks import metric_problems, model_problems
+from ostinato.tasks.checks import metric_problems, model_problems, split_problems
 from ostinato.tasks.registry import build_task
+from ostinato.training.changes import Changes
 from ostinato.training.initial import load_tokenizers
 from ostinato.training.rundir import RunDirectory, describe_data, describe_split
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A run that is ready for its first update; `recipe` has its vocabulary sizes and absolute paths."""
+    """A run that is ready for its next update; `recipe` has its vocabulary sizes and absolute paths.
+
+    `changes`: what it changes in the recipe of the run that is resumed.
+    """
 
     recipe: Recipe
     task: Task
     tokenizers: Tokenizers
     batches: TrainingBatches
+    changes: Changes = field(default_factory=dict)
 
     @property
     def metrics(self) -> list[str]:
@@ -60,18 +67,26 @@ def prepare(recipe: Recipe, run: RunDirectory, is_resumed: bool, access: DataAcc
     """
     task = build_task(recipe.task, recipe.data, access)
     recipe = with_splits(recipe, task)
-    if problems := list(_problems(recipe, task)):
+    has_sources = task.config.has_sources
+    problems = [*model_problems(recipe, has_sources), *split_problems(recipe, task)]
+    if problems := [*problems, *metric_problems(recipe, has_sources)]:
         raise ConfigError(problems)
     recipe = _absolute_paths(recipe)
     train_split = task.splits()[0]
+    changes: Changes = {}
+    new_splits: dict[str, Any] = {}
     if is_resumed:
         tokenizers = Tokenizers.load(run.tokenizers)
         recipe = _with_vocabulary(recipe, tokenizers)
-        run.check_same(recipe)
+        changes = run.changes_to(recipe)
         examples = list(task.examples(train_split))
         run.check_data(train_split, str(describe_split(train_split, examples)["sha256"]))
         for split in other_splits(recipe, train_split):
-            run.check_data(split, str(describe_split(split, task.examples(split))["sha256"]))
+            described = describe_split(split, task.examples(split))
+            if "evaluation.splits" in changes and split not in run.data_hashes():
+                new_splits[split] = described
+            else:
+                run.check_data(split, str(described["sha256"]))
     else:
         examples = list(task.examples(train_split))
         origin, extends = recipe.training.init_from, recipe.training.extend_vocabulary
@@ -90,9 +105,12 @@ def prepare(recipe: Recipe, run: RunDirectory, is_resumed: bool, access: DataAcc
     rows = encode_rows(examples, tokenizers, recipe.data, recipe.model, training=True, name=train_split)
     objective = objective_of(recipe.model, recipe.data, tokenizers)
     batches = TrainingBatches(rows, recipe.data.tokens_per_batch, recipe.seed, objective, recipe.data.mixture)
-    prepared = Prepared(recipe, task, tokenizers, batches)
-    if not is_resumed:
+    prepared = Prepared(recipe, task, tokenizers, batches, changes)
+    if changes or not is_resumed:
         _check_scored_examples(prepared)
+    if changes:
+        run.change(recipe, changes, new_splits)
+    if not is_resumed:
         data = describe_data(task, recipe.data, other_splits(recipe, train_split))
         data["splits"] = {train_split: describe_split(train_split, examples), **data["splits"]}
         with new_folder(run.tokenizers) as folder:
@@ -127,23 +145,12 @@ def other_splits(recipe: Recipe, train_split: str) -> list[str]:
     return [split for split in named if split != train_split]
 
 
-def _problems(recipe: Recipe, task: Task) -> Iterator[Problem]:
-    yield from model_problems(recipe, task.config.has_sources)
-    for key, split in [
-        ("training.selection.split", recipe.training.selection.split),
-        *(("evaluation.splits", split) for split in recipe.evaluation.splits or []),
-    ]:
-        if split not in task.splits():
-            reason = task.why_missing(split) or f"the task {task.name} has the splits {', '.join(task.splits())}"
-            yield Problem(key, split, reason)
-    yield from metric_problems(recipe, task.config.has_sources)
-
-
 def with_splits(recipe: Recipe, task: Task) -> Recipe:
     """Return the recipe with the splits of its final evaluation named."""
     if recipe.evaluation.splits is not None:
         return recipe
-    splits = [split for split in ("test", "dev") if split in task.splits()][:1]
+    tests = [split for split in task.splits() if split not in (task.splits()[0], "dev")]
+    splits = ["test"] if "test" in tests else tests or [split for split in task.splits() if split == "dev"]
     return recipe.model_copy(update={"evaluation": recipe.evaluation.model_copy(update={"splits": splits})})
 
 
@@ -164,16 +171,14 @@ def _with_vocabulary(recipe: Recipe, tokenizers: Tokenizers) -> Recipe:
 def _absolute_paths(recipe: Recipe) -> Recipe:
     """Return the recipe with the user's files by absolute paths, so that it works from any directory."""
     data = recipe.data
-    update: dict[str, object] = {name: _absolute(getattr(data, name)) for name in ("train", "dev", "test")}
+    update: dict[str, object] = {name: map_texts(getattr(data, name), _absolute) for name in ("train", "dev", "test")}
     for name in ("tokenizer", "target_tokenizer"):
         tokenizer = getattr(data, name)
         if tokenizer is not None:
-            update[name] = tokenizer.model_copy(update={"path": _absolute(tokenizer.path)})
-    training = recipe.training.model_copy(update={"init_from": _absolute(recipe.training.init_from)})
+            update[name] = tokenizer.model_copy(update={"path": map_texts(tokenizer.path, _absolute)})
+    training = recipe.training.model_copy(update={"init_from": map_texts(recipe.training.init_from, _absolute)})
     return recipe.model_copy(update={"data": data.model_copy(update=update), "training": training})
 
 
-def _absolute(paths: str | list[str] | None) -> str | list[str] | None:
-    if isinstance(paths, list):
-        return [str(Path(path).absolute()) for path in paths]
-    return None if paths is None else str(Path(paths).absolute())
+def _absolute(path: str) -> str:
+    return str(Path(path).absolute())

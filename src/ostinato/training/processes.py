@@ -176,19 +176,20 @@ SINGLE_PROCESS = Processes()
 
 
 class Interrupts:
-    """Defers Ctrl-C in the body of a `with`, so that all processes of a run stop after the same update.
+    """Defers Ctrl-C in the body of a `with`, so that all processes of a run stop after the same update, and save it.
 
-    Otherwise one process would wait for another that has ended. One process alone is interrupted at once, and so is any
-    process by a second Ctrl-C or within `at_once`.
+    A second Ctrl-C, or one within `at_once`, raises KeyboardInterrupt where the process is.
     """
 
     def __init__(self, processes: Processes) -> None:
         self._processes = processes
         self._is_pending = self._is_at_once = False
-        # Only the main thread may set signal handlers.
-        self._is_deferring = processes.is_distributed and threading.current_thread() is threading.main_thread()
+        self._is_deferring = False
 
     def __enter__(self) -> Self:
+        # Only the main thread may set signal handlers. A sweep's workers ignore interrupts, and still do.
+        is_main = threading.current_thread() is threading.main_thread()
+        self._is_deferring = is_main and signal.getsignal(signal.SIGINT) != signal.SIG_IGN
         if self._is_deferring:
             self._previous_handler = signal.signal(signal.SIGINT, self._on_interrupt)
         return self
@@ -202,14 +203,13 @@ class Interrupts:
             raise KeyboardInterrupt
         self._is_pending = True
 
-    def check(self) -> None:
-        """Raise KeyboardInterrupt in every process where one of them was interrupted; all of them call this."""
-        if self._processes.all_reduce_any(self._is_pending):
-            raise KeyboardInterrupt
+    def is_pending(self) -> bool:
+        """Return whether any process was interrupted; all of them call this, and get the same."""
+        return self._processes.all_reduce_any(self._is_pending)
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
-        """Defer nothing inside: while the others wait for rank 0, which may evaluate for hours."""
+        """Defer nothing inside: an evaluation may take hours."""
         self._is_at_once = True
         try:
             yield

@@ -39,6 +39,14 @@ class Records:
             os.fsync(file.fileno())
         return self.metrics.stat().st_size
 
+    def last_evaluation(self) -> int:
+        """Return the update of the last evaluation in metrics.jsonl, 0 where there is none."""
+        if not self.metrics.exists():
+            return 0
+        with self.metrics.open(encoding="utf-8") as file:
+            found = (json.loads(line) for line in file)
+            return max((record["update"] for record in found if record["kind"] == "evaluation"), default=0)
+
     def cut(self, n_bytes: int) -> None:
         """Cut metrics.jsonl back to a length.
 

@@ -34,6 +34,9 @@ class Reporter:
         there are routers, and in `depth`, where tokens halt.
         """
 
+    def on_note(self, update: int, message: str) -> None:
+        """Something that is no problem, but that the user should know: what was changed when the run was resumed."""
+
     def on_warning(self, update: int, message: str) -> None:
         """A problem was found at an update, for example a router that has collapsed."""
 
@@ -62,6 +65,10 @@ class _TextReporter(SilentReporter):
     def on_start(self, recipe: Recipe, info: dict[str, Any]) -> None:
         """Write what is trained, on how many examples and on which device."""
         self.write(start_line(recipe, info))
+
+    def on_note(self, update: int, message: str) -> None:
+        """Write the note."""
+        self.write(note_text(update, message))
 
     def on_warning(self, update: int, message: str) -> None:
         """Write the warning."""
@@ -196,6 +203,11 @@ def update_text(record: dict[str, Any]) -> str:
     """Return the numbers of a training record, for people."""
     speed = f"{record['labels_per_second']:,.0f} tokens/s" if record.get("labels_per_second") else ""
     return f"loss {record['nll']:.4f}  norm {record['grad_norm']:.2f}  lr {record['lr']:.2e}  {speed}".rstrip()
+
+
+def note_text(update: int, message: str) -> str:
+    """Return a note, for people."""
+    return f"update {update}  {message}"
 
 
 def warning_text(update: int, message: str) -> str:

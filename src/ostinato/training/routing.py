@@ -3,6 +3,7 @@
     {router: {"k": experts a token,
               "losses": {name: value}, "weighted": {name: weight times value, where it has a weight},
               "load": [fraction of the choices, an expert each], "load_entropy": nats, "row_entropy": nats, "n_dead": n,
+              "temperature": what scores were divided by, of routers that have one (hypersphere),
               "rounds": [{"stack": name, "round": 0-based, and the same numbers of its routings alone}, ...]}}
 
 A round holds all routings of one router in one round of one stack. All losses are means over their rows, but the loss
@@ -22,11 +23,12 @@ import torch
 from torch import Tensor
 
 from ostinato.config.training import BalanceConfig
-from ostinato.models.base import ByRouter, TokenModel
+from ostinato.models.base import TokenModel
+from ostinato.models.losses import BALANCE_LOSSES, balance_weights, raw_balance_loss
+from ostinato.models.output import ByRouter
 from ostinato.nn import balance
 from ostinato.nn.balance import Sum
 from ostinato.nn.types import Routing
-from ostinato.training.losses import BALANCE_LOSSES, balance_weights, raw_balance_loss
 
 COLLAPSED = 0.1
 """A router whose load is less even than this has collapsed, see `evenness`."""
@@ -55,12 +57,13 @@ class RoutingObservation:
         """Return the record of these values, now on the host; routers and rounds that no row reached are left out."""
         left, found = iter(values), dict[str, Any]()
         for router, where, n_experts, top_k in self.groups:
-            total, *rest = islice(left, 1 + len(BALANCE_LOSSES) + 2 + n_experts)
+            total, temperature, *rest = islice(left, 2 + len(BALANCE_LOSSES) + 2 + n_experts)
             if not total:
                 continue
             numbers = _describe(rest, self.weights)
             if where is None:
-                found[router] = {"k": top_k, **numbers, "rounds": []}
+                has_one = {} if math.isnan(temperature) else {"temperature": temperature}
+                found[router] = {"k": top_k, **numbers, **has_one, "rounds": []}
             else:
                 found[router]["rounds"].append({"stack": where[0], "round": where[1], **numbers})
         return found
@@ -77,12 +80,14 @@ def observe_routing(
     config: BalanceConfig,
     temperatures: Mapping[str, float],
     rounds: Rounds,
+    now: Mapping[str, Tensor],
     all_reduce: Sum = balance.no_reduction,
 ) -> RoutingObservation | None:
     """Return what the routers did in one batch, None where there are none. This does not wait for the device.
 
     Args:
-        temperatures: tau_0 by router, where the configuration names none.
+        temperatures: tau_0 by router, where the configuration names none. now: the temperatures that scores were
+            divided by, of routers that have one.
         all_reduce: adds up over the processes what their rows sum to.
     """
     groups: list[tuple[str, Round | None, int, int]] = []
@@ -94,10 +99,11 @@ def observe_routing(
         for routing in mine:
             by_round.setdefault((routing.stack, rounds[routing.stack, routing.step]), []).append(routing)
         for where, group in by_round.items():
-            rows = balance.JoinedRoutings.of(group, all_reduce)
+            rows = balance.JoinedRoutings.of(group, all_reduce, uniform=config.token_weights == "uniform")
             load = balance.load(rows)
             losses = [raw_balance_loss(name, rows, tau_0) for name in BALANCE_LOSSES]
-            scalars = torch.stack([load.total, *losses, load.entropy, load.row_entropy])
+            temperature = now.get(router, load.total.new_tensor(math.nan)).to(load.total)
+            scalars = torch.stack([load.total, temperature, *losses, load.entropy, load.row_entropy])
             groups.append((router, where, n_experts, top_k))
             values.append(torch.cat([scalars, load.fraction_E]).float())
     return RoutingObservation(torch.cat(values), groups, balance_weights(config)) if values else None

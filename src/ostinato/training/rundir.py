@@ -5,6 +5,8 @@
     data.json        SHA-256 and number of examples per split, SHA-256 of the files they come from
     tokenizers/      built on the training split
     metrics.jsonl, timings.jsonl, checkpoints/, results.json
+    changes.jsonl    where the recipe was changed when the run was resumed: at which update, from what, to what
+    results-1.json   what a finished run had found before such a change, by the number of the change
 
 recipe.yaml is written last of what a run starts with. A directory with a recipe.yaml is a run; one without is not yet.
 """
@@ -14,7 +16,7 @@ from __future__ import annotations
 import json
 import platform
 import subprocess
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -22,23 +24,18 @@ from typing import Any
 from ostinato.config.data import DataConfig
 from ostinato.config.load import dump_recipe
 from ostinato.config.recipe import Recipe
-from ostinato.data.disk import PARTIAL, remove_leftovers, sha256_of, sync, write_json
+from ostinato.data.disk import PARTIAL, remove_leftovers, sha256_of, sync, write_json, write_text
 from ostinato.data.example import Example, fingerprint
 from ostinato.errors import CheckpointError, DataError
 from ostinato.tasks.base import Task
+from ostinato.tasks.files import given_splits, paths_of
 from ostinato.tasks.recipes import load_recipe
-from ostinato.version import __version__
+from ostinato.training.changes import Changes, changes_between
+from ostinato.training.checkpoint import Checkpoints
+from ostinato.version import LEARNING, __version__, source_hash
 
 _RESULTS, _RECIPE, _DATA, _VERSIONS = "results.json", "recipe.yaml", "data.json", "versions.json"
-_FREE_TO_CHANGE = (
-    "description",
-    "reference",
-    "training.device",
-    "training.n_threads",
-    "training.expert_backend",
-    "training.compaction",
-    "training.keep_",  # last and best
-)
+_CHANGES = "changes.jsonl"
 _LIBRARIES = ("torch", "numpy", "tokenizers", "safetensors", "pydantic", "sacrebleu")
 
 
@@ -56,9 +53,10 @@ class RunDirectory:
         return (self.path / _RECIPE).is_file()
 
     def open(self, resume: bool) -> bool:
-        """Make the directory ready to write to; return True where it holds a run to resume.
+        """Check that the directory may be written to; return True where it holds a run to resume.
 
-        With `resume` and no run yet, a new one begins: a job can always be restarted with the same command.
+        With `resume` and no run yet, a new one begins: a job can always be restarted with the same command. A directory
+        that is not there is made when there is something to write: what fails before leaves none.
 
         Raises:
             CheckpointError: there is a run already and `resume` is False, or it is no directory.
@@ -67,30 +65,67 @@ class RunDirectory:
             raise CheckpointError(f"{self.path} already holds a run: go on with --resume (resume=True) or name another")
         if self.path.exists() and not self.path.is_dir():
             raise CheckpointError(f"{self.path} is a file, but a run needs a directory")
-        self.path.mkdir(parents=True, exist_ok=True)
         remove_leftovers(self.path)
         return self.exists
 
-    def check_same(self, recipe: Recipe) -> None:
-        """Refuse to resume with another recipe than the run was started with.
+    def last_update(self) -> int:
+        """Return the update of the last checkpoint, 0 where there is none."""
+        return Checkpoints(self.checkpoints, keep_last=1).last_update() or 0
 
-        Settings that describe a run, place it on a machine, or say how many checkpoints stay may change.
+    def changes_to(self, recipe: Recipe) -> Changes:
+        """Return what resuming the run with a recipe changes in its own one; see `ostinato.training.changes`.
 
         Raises:
-            CheckpointError: naming every setting that differs, with both values.
+            CheckpointError: naming every setting that may not change, with both values.
         """
-        old, new = deciding_settings(load_recipe(self.path / _RECIPE)), deciding_settings(recipe)
-        differing = [key for key in old | new if (key in old, old.get(key)) != (key in new, new.get(key))]
-        if differing:
-            lines = [f"  {key}: {_shown(old, key)} in the run, {_shown(new, key)} now" for key in differing]
-            raise CheckpointError(
-                f"{self.path} was started with another recipe; --resume needs the same one\n" + "\n".join(lines)
-            )
+        return changes_between(load_recipe(self.path / _RECIPE), recipe, self.last_update(), self.path)
+
+    def change(self, recipe: Recipe, changes: Changes, new_splits: dict[str, Any]) -> None:
+        """Go on with a changed recipe: record what changes at the update of the last checkpoint.
+
+        A crash in between leaves the old recipe, with which the changes are found again; the line is written once.
+
+        Args:
+            new_splits: what data.json gets of the splits that the run did not read before.
+        """
+        line = {
+            "update": self.last_update(),
+            "changes": {key: {"from": old, "to": new} for key, (old, new) in changes.items()},
+            "ostinato": __version__,
+        }
+        before = self.recorded_changes()
+        if not before or before[-1] != line:
+            before.append(line)
+        if (self.path / _RESULTS).is_file():  # They are of the run as it was; until it ends again it has none.
+            (self.path / _RESULTS).replace(self.path / f"results-{len(before)}.json")
+        text = "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in before)
+        write_text(self.path / _CHANGES, text)
+        if new_splits:
+            data = self._data()
+            write_json(self.path / _DATA, data | {"splits": data["splits"] | new_splits})
+        self._write_recipe(recipe)
+
+    def recorded_changes(self) -> list[dict[str, Any]]:
+        """Return the lines of changes.jsonl; none where the recipe was never changed.
+
+        Raises:
+            CheckpointError: it cannot be read.
+        """
+        path = self.path / _CHANGES
+        try:
+            return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        except FileNotFoundError:
+            return []
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"{path}: cannot be read: {error!r}") from error
 
     def describe(self, recipe: Recipe, data: dict[str, Any]) -> None:
         """Write versions.json, data.json and, last, recipe.yaml."""
         write_json(self.path / _VERSIONS, versions())
         write_json(self.path / _DATA, data)
+        self._write_recipe(recipe)
+
+    def _write_recipe(self, recipe: Recipe) -> None:
         partial = self.path / f"{PARTIAL}{_RECIPE}"
         dump_recipe(recipe, partial)
         sync(partial)
@@ -116,12 +151,17 @@ class RunDirectory:
         Raises:
             CheckpointError: data.json cannot be read.
         """
+        return {split: str(found["sha256"]) for split, found in self._data()["splits"].items()}
+
+    def _data(self) -> dict[str, Any]:
         path = self.path / _DATA
         try:
-            splits = json.loads(path.read_text(encoding="utf-8"))["splits"]
-            return {split: str(found["sha256"]) for split, found in splits.items()}
+            content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            if all("sha256" in found for found in content["splits"].values()):
+                return content
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(f"{path}: cannot be read: {error!r}") from error
+        raise CheckpointError(f"{path}: cannot be read: a split has no sha256")
 
     def results(self) -> dict[str, Any] | None:
         """Return what a finished run wrote, None where it has not finished."""
@@ -139,38 +179,15 @@ class RunDirectory:
         write_json(self.path / _RESULTS, results)
 
 
-def deciding_settings(recipe: Recipe) -> dict[str, Any]:
-    """Return by dotted path the settings that decide the results of a run: all but those that may change."""
-
-    def walk(value: Any, path: str) -> Iterator[tuple[str, Any]]:
-        if isinstance(value, dict) and value:
-            for key, inner in value.items():
-                yield from walk(inner, f"{path}.{key}" if path else key)
-        else:
-            yield path, value
-
-    settings = walk(recipe.model_dump(mode="json"), "")
-    return {key: value for key, value in settings if not may_change(key)}
-
-
-def may_change(key: str) -> bool:
-    """Return True for a setting, by its dotted path, that does not change the results of a run."""
-    return key.startswith(_FREE_TO_CHANGE)
-
-
-def _shown(settings: dict[str, Any], key: str) -> str:
-    return repr(settings[key]) if key in settings else "absent"
-
-
 def versions() -> dict[str, Any]:
-    """Return the versions of everything that decides a run's numbers."""
+    """Return the versions of everything that decides a run's numbers; `source` is a hash of the code itself."""
     found: dict[str, Any] = {"ostinato": __version__, "python": platform.python_version()}
     for name in _LIBRARIES:
         try:
             found[name] = version(name)
         except PackageNotFoundError:
             found[name] = None
-    return found | {"platform": platform.platform(), "commit": _commit()}
+    return found | {"platform": platform.platform(), "commit": _commit(), "source": source_hash(LEARNING)}
 
 
 def _commit() -> str | None:
@@ -197,12 +214,9 @@ def describe_data(task: Task, data: DataConfig, splits: Iterable[str]) -> dict[s
         {"repo": file.repo, "commit": file.commit, "path": file.path, "sha256": task.access.known_hash(file)}
         for file in task.files()
     ]
-    own = [data.train, data.dev, data.test, data.tokenizer.path]
-    own.append(data.target_tokenizer.path if data.target_tokenizer else None)
-    for paths in own:
-        for path in [paths] if isinstance(paths, str) else paths or []:
-            if Path(path).is_file():
-                files.append({"path": path, "sha256": sha256_of(Path(path))})
+    own = [path for split in given_splits(data) for path in paths_of(data, split)]
+    own += [tokenizer.path for tokenizer in (data.tokenizer, data.target_tokenizer) if tokenizer and tokenizer.path]
+    files += [{"path": path, "sha256": sha256_of(Path(path))} for path in own if Path(path).is_file()]
     return {
         "task": task.config.model_dump(mode="json"),
         "splits": {split: describe_split(split, task.examples(split)) for split in dict.fromkeys(splits)},

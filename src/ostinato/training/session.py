@@ -88,6 +88,7 @@ class Session:
         self.updater = Updater(self.model, self.optimizer, self.config, processes)
         if processes.is_main:
             records.cut(self.progress.metrics_bytes)
+        self._last_evaluation = processes.broadcast(records.last_evaluation)
         self.model.train()
         self._earlier_seconds, self._began = self.progress.seconds, time.perf_counter()
         # Seconds inside updates, and their labels, since the last record; unlike the window of losses not saved.
@@ -95,6 +96,7 @@ class Session:
         self._collapse_watch = CollapseWatch(self.config.schedule.warmup)
         self._depth_watch = DepthWatch(max(self.config.schedule.warmup, self.config.halting.settled))
         self._selection: list[Example] | None = None
+        self._interrupts = Interrupts(processes)
 
     def _start(self) -> None:
         """Make a new model, the same in every process; from then on each process draws its own random numbers."""
@@ -110,6 +112,7 @@ class Session:
         """Load the last checkpoint: random states last, because building a model draws numbers."""
         saved = self.checkpoints.load(self.device, execution_of(self.config))
         self.progress, self.model = saved.progress, saved.model
+        self.progress.judge_patience(self.config.selection)
         self.optimizer = self._new_optimizer()
         saved.restore_optimizer(self.optimizer)
         self.prepared.batches.restore(self.progress.batches)
@@ -138,18 +141,31 @@ class Session:
         """Train until the last update, or until patience runs out.
 
         Raises:
+            KeyboardInterrupt: after the update in which the first Ctrl-C came, with a checkpoint; a second one at once.
             TrainingError: a loss or a gradient that is not finite, or other processes that cannot be reached.
         """
-        with Interrupts(self.processes) as interrupts:
-            interrupts.check()
+        with self._interrupts:
+            if self.progress.update > self._last_evaluation and self._is_evaluated(self.progress.update):
+                # The last update was not one to evaluate after when it was saved.
+                self._evaluate()
+                self._save_progress()
             while self.progress.update < self.config.n_updates and self.progress.stopped is None:
                 began = time.perf_counter()
                 rate, gradient = self._update()
                 self._busy += time.perf_counter() - began
-                with interrupts.at_once():
-                    self._follow_up(rate, gradient)
-                interrupts.check()
+                if self._is_logged(self.progress.update):
+                    self._log(rate, gradient)
+                if self._interrupts.is_pending():
+                    self._end_interrupted()
+                self._follow_up()
         return self.progress
+
+    def _end_interrupted(self) -> NoReturn:
+        """Save and end; an evaluation that is due after this update is done when the run is resumed."""
+        if self.checkpoints.last_update() != self.progress.update:
+            self._save()
+        self.reporter.on_note(self.progress.update, "interrupted: a checkpoint is saved, --resume goes on from it")
+        raise KeyboardInterrupt
 
     def _update(self) -> tuple[float, Gradient]:
         """Do one optimiser step; return the learning rate and the gradient's losses and norm."""
@@ -170,14 +186,15 @@ class Session:
     def _is_logged(self, update: int) -> bool:
         return update == self.config.n_updates or update % self.config.log_every == 0
 
-    def _follow_up(self, rate: float, gradient: Gradient) -> None:
-        """Record, evaluate and save where it is due; the last update has all three."""
+    def _is_evaluated(self, update: int) -> bool:
+        return update == self.config.n_updates or update % self.config.evaluate_every == 0
+
+    def _follow_up(self) -> None:
+        """Evaluate and save where it is due; the last update has both."""
         update, config = self.progress.update, self.config
         is_last = update == config.n_updates
         is_ranked = False
-        if self._is_logged(update):
-            self._log(rate, gradient)
-        if is_last or update % config.evaluate_every == 0:
+        if self._is_evaluated(update):
             self._evaluate()
             is_ranked = self.progress.is_ranked
         if is_last or is_ranked or self.progress.stopped or update % config.save_every == 0:
@@ -211,7 +228,13 @@ class Session:
     def _evaluate(self) -> None:
         """Evaluate on the selection split in rank 0, and rank this model among the best."""
         selection = self.config.selection
-        result = self.processes.broadcast(self._scores)
+        try:
+            with self._interrupts.at_once():
+                result = self.processes.broadcast(self._scores)
+        except KeyboardInterrupt:
+            if self.processes.is_distributed:  # the others wait for this evaluation, and cannot save
+                raise
+            self._end_interrupted()
         # Before tokens may halt, halting gates are untrained: these evaluations do not use up patience.
         waits = self.progress.update > self.config.halting.off_updates
         is_best = self.progress.judge(
@@ -253,6 +276,13 @@ class Session:
             self.progress.metrics_bytes = self.records.n_bytes()
             directory = self.checkpoints.save(self.model, self.optimizer, self.progress, randoms)
             self.reporter.on_save(self.progress.update, directory)
+
+    def _save_progress(self) -> None:
+        """Write what an evaluation changed into the checkpoint that the run was resumed from."""
+        if self.processes.is_main:
+            self.progress.metrics_bytes = self.records.n_bytes()
+            self.checkpoints.save_progress(self.progress)
+        self.processes.barrier()
 
     def _fail(self, update: int, gradient: Gradient, batches: Sequence[Batch]) -> NoReturn:
         """Save the state before an update whose gradient is not finite, and stop the run with a TrainingError."""

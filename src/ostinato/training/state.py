@@ -73,9 +73,13 @@ class Progress:
             self.n_waiting = 0
         elif waits:
             self.n_waiting += 1
-        if selection.patience is not None and self.n_waiting >= selection.patience:
-            self.stopped = f"no better {selection.metric} in {self.n_waiting} evaluations"
+        self.judge_patience(selection)
         return is_best
+
+    def judge_patience(self, selection: SelectionConfig) -> None:
+        """Stop where the best checkpoint was waited for as long as patience lasts; else go on."""
+        is_over = selection.patience is not None and self.n_waiting >= selection.patience
+        self.stopped = f"no better {selection.metric} in {self.n_waiting} evaluations" if is_over else None
 
     @property
     def is_ranked(self) -> bool:

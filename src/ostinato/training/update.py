@@ -16,19 +16,12 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from ostinato.config.training import TrainingConfig
 from ostinato.data.batch import Batch
 from ostinato.models import Model
-from ostinato.models.base import ModelOutput
+from ostinato.models.losses import LossSums, add_auxiliary, balance_loss, count_labels, depth_cost, label_smoothed_loss
+from ostinato.models.output import ModelOutput
 from ostinato.nn.execution import Execution
 from ostinato.training.depth import DepthObservation, observe_depth
 from ostinato.training.gradients import all_reduce_gradients
-from ostinato.training.losses import (
-    LossSums,
-    add_empty_routings,
-    balance_loss,
-    count_labels,
-    depth_cost,
-    label_smoothed_loss,
-    token_shares,
-)
+from ostinato.training.losses import add_empty_routings, token_shares
 from ostinato.training.optim import learning_rate, set_learning_rate
 from ostinato.training.processes import SINGLE_PROCESS, Processes
 from ostinato.training.routing import RoutingObservation, observe_routing, rounds_of
@@ -167,17 +160,14 @@ class Updater:
         balance = processes.with_all_reduced(
             lambda all_reduce: balance_loss(routings, config.balance, temperatures, all_reduce)
         )
-        if balance is not None:
-            loss = loss + balance * label_share
-        if weight and (cost := depth_cost(output, shares)) is not None:
-            loss = loss + cost * (weight * label_share)
+        loss = add_auxiliary(loss, balance, depth_cost(output, shares) if weight else None, weight, label_share)
         if loss.requires_grad:  # not where this process has no rows
             loss.backward()  # type: ignore[no-untyped-call]
         if not observed:
             return sums, (None, None)
-        rounds = rounds_of(model)
+        rounds, now = rounds_of(model), model.router_temperatures()
         routing = processes.with_all_reduced(
-            lambda all_reduce: observe_routing(routings, config.balance, temperatures, rounds, all_reduce)
+            lambda all_reduce: observe_routing(routings, config.balance, temperatures, rounds, now, all_reduce)
         )
         return sums, (observe_depth(model, output, batch, weight, shares), routing)
 

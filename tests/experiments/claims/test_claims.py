@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 import yaml
 
+import ostinato
+from ostinato import version
 from ostinato.cli.app import main
 from ostinato.config.files import fill_inputs
 from ostinato.config.measures import TableSelection
@@ -118,13 +121,77 @@ def test_claims_are_listed_with_what_came_of_them(tmp_path, capsys):
     assert run("claims", "--json", "--outcomes", str(tmp_path)) == 0
     listed = json.loads(capsys.readouterr().out)
     assert len(listed) == len(claims.list_claims())
-    assert {one["outcome"] for one in listed} <= {"holds", "fails", "not run"}
+    assert {one["outcome"] for one in listed} <= {"holds", "fails", "stale", "not run"}
+    for one in listed:
+        assert (one["why_stale"] is not None) == (one["outcome"] == "stale")
+        if one["outcome"] != "not run":
+            assert one["holds"] == all(e["holds"] for e in one["expectations"])
+            assert one["made_with"].startswith("0.")
+    claim = claims.load_claim("one-wide-ffn/decoding-speed")
+    outcome = claims.read_outcome(claim, [claims.claims_directory()])
+    head = {key: value for key, value in outcome.head.items() if key != "code"}
+    head |= {"holds": False, "versions": {"ostinato": "0.0.9", "commit": "0123456789abcdef-dirty"}}
+    claims.write_outcome(claim, claims.Outcome(head, outcome.rows), tmp_path)
+    assert run("claims", "--paper", "one-wide-ffn", "--outcomes", str(tmp_path)) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "stale (fails)" in shown
+    assert "0.0.9, 0123456-dirty" in shown
+    assert "stale, of which code it is was not recorded: one-wide-ffn/" in shown
 
 
-def test_no_outcome_of_the_library_is_stale():
+def test_no_claim_of_the_library_has_changed_since_its_outcome():
     for claim in claims.list_claims():
         outcome = claims.read_outcome(claim, [claims.claims_directory()])
-        assert outcome is None or outcome.verdict(claim) != "stale", claim.name
+        assert outcome is None or outcome.head["claim"] == claim.address, claim.name
+
+
+def test_an_outcome_says_which_code_it_was_made_with_and_is_stale_once_that_has_changed(tmp_path, monkeypatch):
+    claim = claims.load_claim(claim_file(tmp_path))
+    outcome = reproduce(claim, Resources(tmp_path / "store"))
+    assert outcome.head["versions"]["ostinato"]
+    assert outcome.why_stale(claim) is None
+    for measured, is_stale in (("budget", True), ("config", True), ("nn", False), ("cli", False)):
+        with monkeypatch.context() as patch:
+            copy = tmp_path / measured
+            shutil.copytree(Path(ostinato.__file__).parent, copy, ignore=shutil.ignore_patterns("__pycache__"))
+            (copy / measured / "more.py").write_text("")
+            patch.setattr(version, "PACKAGE", copy)
+            assert (outcome.verdict(claim) == "stale") is is_stale, measured
+            if is_stale:
+                assert outcome.why_stale(claim) == "what it measures has changed since"
+
+
+def test_an_outcome_is_stale_once_a_recipe_it_measures_has_changed_but_not_its_description(tmp_path):
+    recipe = tmp_path / "own.yaml"
+    recipe.write_text("base: algorithmic/copy-universal\n")
+    arms = [{"name": "two", "recipe": str(recipe)}, ARMS[1]]
+    source = {"kind": "count", "vocabulary": 32, "arms": arms}
+    claim = claims.load_claim(claim_file(tmp_path, source=source))
+    outcome = reproduce(claim, Resources(tmp_path / "store"))
+    assert outcome.verdict(claim) == "holds"
+    recipe.write_text("base: algorithmic/copy-universal\ndescription: another\n")
+    assert outcome.verdict(claim) == "holds"
+    recipe.write_text("base: algorithmic/copy-universal\nmodel:\n  d_model: 32\n")
+    assert outcome.why_stale(claim) == "what it measures has changed since"
+
+
+def test_an_outcome_without_a_record_of_its_code_is_stale_where_more_than_counting_was_done():
+    said = {"one-wide-ffn/parameters": None, "one-wide-ffn/decoding-speed": "of which code it is was not recorded"}
+    for name, why in said.items():
+        claim = claims.load_claim(name)
+        outcome = claims.read_outcome(claim, [claims.claims_directory()])
+        assert outcome is not None
+        unrecorded = claims.Outcome({key: value for key, value in outcome.head.items() if key != "code"}, outcome.rows)
+        assert unrecorded.why_stale(claim) == why
+
+
+def test_an_outcome_of_runs_that_earlier_code_trained_is_stale(tmp_path):
+    claim = swept_claim(tmp_path, "two/loss", seeds=[1])
+    store = tmp_path / "store"
+    assert reproduce(claim, Resources(store)).verdict(claim) == "holds"
+    (note, *_) = sorted(store.glob("*/versions.json"))
+    note.write_text(json.dumps(json.loads(note.read_text()) | {"source": "another"}))
+    assert reproduce(claim, Resources(store)).why_stale(claim) == "some of its runs were trained by earlier code"
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from statistics import median
 import pytest
 import torch
 
+from halting_runs import halting_run
 from ostinato.budget import count_macs, count_parameters
 from ostinato.errors import ConfigError, DataError
 from ostinato.experiments.compare import systems
@@ -53,7 +54,34 @@ def test_a_decoder_only_model_costs_a_pass_over_source_and_target(tmp_path: Path
         "target_length": 9,
         "total": macs.total,
         "per_generated_token": macs.per_generated_token,
+        "full_depth": macs.total,
+        "depth": {},
     }
+
+
+def test_a_run_whose_tokens_halt_costs_what_its_tokens_ran_on_each_split(tmp_path: Path) -> None:
+    run = halting_run(tmp_path / "run")
+    rows = compare([run], Choices(splits=["test", "long"], lengths=(7, 9), device="cpu"))
+    model = load_recipe(run).model
+    for row in rows:
+        measured = systems.load(run, device="cpu").evaluate(row["split"], metrics=[])["halting"]
+        depth = {stack: found["mean"] for stack, found in measured.items()}
+        realised = count_macs(model, 7, 9, expected_depth=depth)
+        macs = row["macs"]
+        assert (macs["total"], macs["per_generated_token"]) == (realised.total, realised.per_generated_token)
+        assert macs["depth"] == depth
+        assert macs["total"] < macs["full_depth"] == count_macs(model, 7, 9).total
+    assert rows[0]["macs"]["depth"] != rows[1]["macs"]["depth"]
+
+
+def test_a_run_whose_rounds_follow_from_the_length_costs_those_of_the_counted_length(tmp_path: Path) -> None:
+    rounds = [
+        f"model.{stack}.{key}" for stack in ("encoder", "decoder") for key in ("n_steps=5", "halting={kind: length}")
+    ]
+    train(load_recipe("demo/universal", [*SHORT, *rounds]), tmp_path / "run")
+    (row,) = compare([tmp_path / "run"], Choices(splits=["test"], lengths=(3, 9), device="cpu"))
+    assert row["macs"]["total"] == count_macs(load_recipe(tmp_path / "run").model, 3, 9).total
+    assert row["macs"]["depth"] == {}
 
 
 def test_a_split_that_is_named_twice_is_compared_once(tmp_path: Path) -> None:
@@ -93,6 +121,8 @@ def test_a_row_holds_scores_intervals_differences_and_costs(runs: list[Path]) ->
             "target_length": 9,
             "total": macs.total,
             "per_generated_token": macs.per_generated_token,
+            "full_depth": macs.total,
+            "depth": {},
         }
         assert (row["recipe"], row["seed"], row["n_updates"]) == (recipe.name, recipe.seed, 2)
         speeds = [t["labels_per_second"] for t in read_rows(run / "timings.jsonl") if t["kind"] == "training"]

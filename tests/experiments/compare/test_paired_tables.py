@@ -77,6 +77,22 @@ def test_costs_are_one_line_a_system_with_the_speed_over_all_splits() -> None:
     assert lines[1] == ["other", *[None] * 8]
 
 
+def test_macs_of_tokens_that_halt_are_a_mean_over_sentences_beside_those_of_full_depth() -> None:
+    rows = [row("halting", "test"), row("halting", "longer"), from_file("other")]
+    for found, n, realised in ((rows[0], 1000, 20_000_000), (rows[1], 3000, 28_000_000)):
+        found["n"] = n
+        found["macs"] |= {"total": realised, "full_depth": 38_338_560, "depth": {"encoder": 2.5}}
+    columns, lines = cost_table(rows)
+    assert columns[3:6] == ["M MACs", "M MACs, full depth", "M MACs / generated token"]
+    assert lines[0][3:6] == [26.0, 38.33856, 1.462272]
+    assert lines[1][3:6] == [None] * 3
+    said = next(line for line in notes(rows) if line.startswith("MACs: "))
+    assert said == (
+        "MACs: one forward pass over 16 source and 18 target tokens; where tokens halt, at the rounds that those of "
+        "the compared sentences ran on average."
+    )
+
+
 def test_notes_say_how_the_numbers_were_made() -> None:
     rows = [row("base", "test"), row("wide", "test", verdict="lower")]
     lines = notes(rows)

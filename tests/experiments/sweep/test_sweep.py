@@ -194,6 +194,27 @@ def test_a_sweep_in_a_file_names_itself_and_finds_recipes_beside_it(tmp_path: Pa
         load_sweep("dmo")
 
 
+def test_files_of_examples_are_found_from_the_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    for name in ("a", "b", "c"):
+        (folder / f"{name}.jsonl").write_text('{"source": "a", "target": "a"}\n', encoding="utf-8")
+    (folder / "s.yaml").write_text(
+        "recipe: files/template\noverrides: [data.train=a.jsonl, 'data.dev=[b.jsonl, c.jsonl]', model.dropout=0.1]\n"
+        "arms:\n"
+        "  - {name: dotted, set: {data.test: c.jsonl}}\n"
+        "  - {name: nested, set: {data: {test: {gen: c.jsonl}, tokenizer: {kind: file, path: b.jsonl}}}}\n",
+        encoding="utf-8",
+    )
+    monkeypatch.chdir(tmp_path)
+    sweep = load_sweep("mine/s.yaml")
+    assert sweep.overrides[-1] == "model.dropout=0.1"
+    dotted, nested = (arm_recipe(sweep, arm, 1).data for arm in sweep.arms)
+    assert (dotted.train, dotted.dev) == ("mine/a.jsonl", ["mine/b.jsonl", "mine/c.jsonl"])
+    assert (dotted.test, nested.test) == ("mine/c.jsonl", {"gen": "mine/c.jsonl"})
+    assert nested.tokenizer.path == "mine/b.jsonl"
+
+
 def test_the_demonstration_compares_arms_that_differ_in_depth_sharing_only() -> None:
     sweep = load_sweep("demo")
     first, second = (arm_recipe(sweep, arm, 1) for arm in sweep.arms)

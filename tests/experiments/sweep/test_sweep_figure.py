@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -37,3 +38,12 @@ def test_names_that_the_rows_do_not_have_are_refused_together(tmp_path: Path) ->
         "y is 'scor': must be one of score, size",
         "x is 'depth': must be one of parameters, macs, n_updates, training_seconds, seconds, seed, score, size",
     ]
+
+
+def test_large_counts_are_drawn_in_the_units_of_the_table(tmp_path: Path) -> None:
+    rows = [row | {"macs": row["macs"] * 10_000_000, "macs_lengths": [10, 12]} for row in ROWS]
+    text = draw_sweep(rows, tmp_path / "plot", x="macs", y=["score"])[0].read_text()
+    assert "<!-- MACs (10 to 12 tokens) -->" in text
+    assert "<!-- 1e7 -->" not in text
+    assert {"<!-- 10M -->", "<!-- 20M -->"} <= set(re.findall("<!-- [0-9.]+M? -->", text))
+    assert "<!-- 0.400 -->" in text

@@ -10,7 +10,7 @@ from ostinato.data.tokenizer import BOS_ID, EOS_ID
 from ostinato.decoding.beams import Hypothesis
 from ostinato.errors import ConfigError
 from ostinato.experiments.timing.workloads import Bench, Candidate, Endless, Workload, random_batch
-from ostinato.training.losses import label_smoothed_loss
+from ostinato.models.losses import label_smoothed_loss
 from ostinato.training.optim import build_optimizer, learning_rate, set_learning_rate
 
 CPU = torch.device("cpu")

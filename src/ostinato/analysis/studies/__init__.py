@@ -1,13 +1,13 @@
 """Analyses of runs: each says what it needs, whether it applies, and what it found, with its figure."""
 
-from ostinato.analysis.studies.attention import ATTENTION, ATTENTION_EXAMPLE
+from ostinato.analysis.studies.attention import ATTENTION, ATTENTION_EXAMPLE, QUESTION_ATTENTION
 from ostinato.analysis.studies.base import Finding, Study, Subject
 from ostinato.analysis.studies.costs import COSTS
 from ostinato.analysis.studies.depth import DEPTH, HALTING_MAP
 from ostinato.analysis.studies.experts import COLLAPSE, EXPERT_TOKENS, EXPERTS
 from ostinato.analysis.studies.outcomes import CATEGORIES, LEARNING
 from ostinato.analysis.studies.pareto import PARETO
-from ostinato.analysis.studies.routing_stability import CONSISTENCY, FLUCTUATION
+from ostinato.analysis.studies.routing_stability import CONSISTENCY, FLUCTUATION, OVER_TIME
 from ostinato.analysis.studies.similarity import BETWEEN_RUNS, SELF_SIMILARITY
 from ostinato.analysis.studies.spectra import SPECTRA
 from ostinato.analysis.studies.token_map import TOKEN_MAP
@@ -24,12 +24,14 @@ STUDIES: tuple[Study, ...] = (
     TEST_DEPTH,
     ATTENTION,
     ATTENTION_EXAMPLE,
+    QUESTION_ATTENTION,
     EXPERTS,
     EXPERT_TOKENS,
     TOKEN_MAP,
     COLLAPSE,
     FLUCTUATION,
     CONSISTENCY,
+    OVER_TIME,
     SELF_SIMILARITY,
     BETWEEN_RUNS,
     SPECTRA,

@@ -40,7 +40,7 @@ class Subject:
 
     Args:
         name: of the run, unlike all others. columns: metadata that depth and accuracy are reported by. split: that the
-        examples are of.
+            examples are of. example: place of the one that studies of one example show; None: the one of median length.
     """
 
     name: str
@@ -48,6 +48,7 @@ class Subject:
     examples: list[Example]
     columns: tuple[str, ...] = ()
     split: str = ""
+    example: int | None = None
     collected: dict[type[Any], Any] = field(default_factory=dict)
 
     @property
@@ -76,9 +77,16 @@ class Subject:
         return len(model.target_embedding)
 
     def shown(self) -> int:
-        """Return the number of the example that studies of one example show: the one of median length."""
+        """Return the place of the example that studies of one example show."""
+        if self.example is not None:
+            return self.example
         lengths = [len(example.source or "") + len(example.target) for example in self.examples]
         return sorted(range(len(lengths)), key=lambda i: (lengths[i], i))[len(lengths) // 2]
+
+    def which(self) -> str:
+        """Return which example `shown` is, in words."""
+        why = " of median length" if self.example is None else " that was asked for"
+        return f"Example {self.shown() + 1:,} of the {len(self.examples):,} read, the one{why}"
 
     def stored_results(self) -> dict[str, Any]:
         """Return the run's results.json; nothing where it is not finished."""
@@ -184,10 +192,10 @@ def no_router(subject: Subject) -> str | None:
     return None if has_router else "no sub-layer of its model chooses between experts"
 
 
-def untrained(model: Model) -> Model:
-    """Return a model as it was before training, initialised with a fixed seed."""
+def untrained(model: Model, seed: int = 0) -> Model:
+    """Return a model with new weights; with a run's own seed those it began with, before `training.init_from`."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+        torch.manual_seed(seed)
         return build_model(model.config).to(model.device)
 
 

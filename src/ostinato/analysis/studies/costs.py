@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ostinato.analysis.collectors import Outcomes
-from ostinato.analysis.drawing import COLOURS, columns_of, finish, panels
+from ostinato.analysis.drawing import COLOURS, FONT, columns_of, finish, panels
 from ostinato.analysis.latency import part_latencies, threads_and_device
 from ostinato.analysis.studies.base import Finding, OnProgress, Study, Subject
 from ostinato.budget import count_macs, count_parameters
@@ -104,7 +104,7 @@ def _group(part: str, stacks: Collection[str]) -> str:
 
 
 def _draw_parts(parts: dict[str, Part], rounds: dict[str, tuple[int, float]], narrow: bool) -> Figure:
-    figure, axes = panels(4, narrow, width=4.4, height=0.9 + 0.3 * len(parts), columns=2)
+    figure, axes = panels(4, narrow, height=0.9 + 0.3 * len(parts), columns=2)
     across = columns_of(figure)
     halts = any(mean < planned for planned, mean in rounds.values())
     full = [one.full / 1e6 for one in parts.values()] if halts else None
@@ -139,8 +139,8 @@ def _draw_bars(
     if full is not None:
         axes.barh(at, full, height, color=COLOURS[5], label=full_label)
     axes.barh(at, values, height, color=COLOURS[0], label=None if full is None else "realised")
-    axes.set_yticks(at, names, fontsize=8)
+    axes.set_yticks(at, names, fontsize=FONT)
     axes.invert_yaxis()
-    finish(axes, label, "", legend=False)
+    finish(axes, label, "")
     if full is not None:
-        axes.legend(fontsize=7, frameon=False, loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=2)
+        axes.legend(fontsize=FONT, frameon=False, loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=2)

@@ -8,7 +8,19 @@ import numpy as np
 
 from ostinato.analysis.arrays import Floats, Ints
 from ostinato.analysis.collectors import DepthByColumn, OneExample
-from ostinato.analysis.drawing import COLOURS, MAP, finish, heat, name_axes, panels, scale, ticks, whole_numbers
+from ostinato.analysis.drawing import (
+    COLOURS,
+    FONT,
+    MAP,
+    common_legend,
+    finish,
+    heat,
+    name_axes,
+    panels,
+    scale,
+    ticks,
+    whole_numbers,
+)
 from ostinato.analysis.maps import halting_map, ponder_times
 from ostinato.analysis.studies.base import Finding, OnProgress, Study, Subject, natural_order, no_halting
 
@@ -76,9 +88,10 @@ def _draw_depth(overall: dict[str, Any], by: dict[str, dict[str, Any]], narrow: 
             at = np.arange(len(means)) + (i - (len(overall) - 1) / 2) * 0.8 / len(overall)
             panel.bar(at, means, 0.8 / len(overall), color=COLOURS[i], label=stack)
         ticks(panel, x=list(values))
-        finish(panel, column, "rounds executed, mean", f"mean by {column}", legend=False)
+        finish(panel, column, "rounds executed, mean", f"mean by {column}")
         for stack in overall:
             _histograms(next(rest), stack, column, {v: found[stack] for v, found in values.items() if stack in found})
+    common_legend(figure, axes)
     return figure
 
 
@@ -88,7 +101,7 @@ def _histograms(axes: Axes, stack: str, column: str, values: dict[str, Any]) -> 
     axes.imshow(shares_RV, aspect="auto", interpolation="nearest", cmap=MAP, vmin=0, origin="lower")
     scale([axes], "tokens, %")
     rounds = range(0, len(shares_RV), max(len(shares_RV) // 8, 1))
-    axes.set_yticks(rounds, [str(r + 1) for r in rounds], fontsize=7)
+    axes.set_yticks(rounds, [str(r + 1) for r in rounds], fontsize=FONT)
     ticks(axes, x=list(values))
     name_axes(axes, column, "rounds executed", f"{stack}: histogram by {column}")
 
@@ -119,7 +132,7 @@ def _halting_map(subject: Subject, on_progress: OnProgress) -> Finding:
         {"example": subject.shown(), "stacks": data},
         lambda narrow: _draw_maps(found, narrow),
         {f"{name}_map_TR": map_TR for name, (map_TR, _, _) in found.items()},
-        f"Example {subject.shown() + 1:,} of the {len(subject.examples):,}, the one of middle length.",
+        f"{subject.which()}.{''.join(_not_run(name, *of[:2]) for name, of in found.items())}",
     )
 
 
@@ -140,12 +153,21 @@ _Map = tuple[Floats, Ints, list[str]]
 """The halting map of one example in one stack, its ponder times, and its tokens as text."""
 
 
+def _not_run(stack: str, map_TR: Floats, times_T: Ints) -> str:
+    """Say which rounds of a stack ran for no token of the example, and are not drawn."""
+    first, last = int(times_T.max()) + 1, map_TR.shape[1]
+    if first > last:
+        return ""
+    return f" In the {stack} round{f' {first}' if first == last else f's {first} to {last}'} ran for no token."
+
+
 def _draw_maps(found: dict[str, _Map], narrow: bool) -> Figure:
     longest = max(len(texts) for _, _, texts in found.values())
     figure, axes = panels(2 * len(found), narrow, width=min(2.5 + 0.22 * longest, 9.0), height=2.4, columns=1)
     for (name, (map_TR, times, texts)), panel, bars in zip(found.items(), axes[::2], axes[1::2], strict=True):
-        heat(panel, map_TR.T, "mass left", vmin=0, vmax=1)
-        panel.set_yticks(range(map_TR.shape[1]), [str(r + 1) for r in range(map_TR.shape[1])], fontsize=7)
+        n_ran = int(times.max())
+        heat(panel, map_TR[:, :n_ran].T, "mass left", vmin=0, vmax=1)
+        panel.set_yticks(range(n_ran), [str(r + 1) for r in range(n_ran)], fontsize=FONT)
         ticks(panel, x=texts)
         name_axes(panel, "token", "round", name)
         bars.bar(range(len(texts)), times, color=COLOURS[0])

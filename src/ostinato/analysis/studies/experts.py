@@ -9,7 +9,17 @@ import numpy as np
 
 from ostinato.analysis.arrays import Floats
 from ostinato.analysis.collectors import ExpertStates, ExpertTotals, RouterStep
-from ostinato.analysis.drawing import DIVERGING, finish, heat, line, name_axes, panels, ticks, whole_numbers
+from ostinato.analysis.drawing import (
+    DIVERGING,
+    common_legend,
+    finish,
+    heat,
+    line,
+    name_axes,
+    panels,
+    ticks,
+    whole_numbers,
+)
 from ostinato.analysis.routing_measures import expert_token_pmi, top_tokens
 from ostinato.analysis.studies.base import Finding, OnProgress, Study, Subject, no_router
 
@@ -49,11 +59,12 @@ EXPERTS = Study(
 
 def _draw_load(found: dict[RouterStep, dict[str, Any]], narrow: bool) -> Figure:
     routers = list(dict.fromkeys(at.router for at in found))
-    figure, axes = panels(len(routers), narrow, width=4.2)
+    figure, axes = panels(len(routers), narrow)
     for panel, router in zip(axes, routers, strict=True):
         mine = {at: use for at, use in found.items() if at.router == router}
         heat(panel, [100 * np.array(use["load"]) for use in mine.values()], "share of choices, %", vmin=0)
         ticks(panel, y=[f"{at.stack} {at.step}" for at in mine])
+        whole_numbers(panel)
         name_axes(panel, "expert", "step", router)
     return figure
 
@@ -94,13 +105,14 @@ EXPERT_TOKENS = Study(
 
 
 def _draw_pmi(subject: Subject, counts: dict[tuple[str, str], Floats], narrow: bool) -> Figure:
-    figure, axes = panels(len(counts), narrow, width=4.2, height=4.4)
+    figure, axes = panels(len(counts), narrow, height=4.4)
     for panel, ((router, stack), counts_VE) in zip(axes, counts.items(), strict=True):
         seen = np.flatnonzero(counts_VE.sum(1))
         often = seen[np.argsort(-counts_VE.sum(1)[seen], kind="stable")[:_SHOWN_TOKENS]]
         pmi = np.clip(expert_token_pmi(counts_VE)[often], -_LARGEST_PMI, _LARGEST_PMI)
         heat(panel, pmi, "PMI, nats (cut at 3)", cmap=DIVERGING, vmin=-_LARGEST_PMI, vmax=_LARGEST_PMI)
         ticks(panel, y=[subject.text(stack, int(token)) for token in often])
+        whole_numbers(panel)
         name_axes(panel, "expert", "token", f"{router}, {stack}")
     return figure
 
@@ -138,7 +150,7 @@ COLLAPSE = Study(
 
 
 def _draw_collapse(rows: list[list[Any]], narrow: bool) -> Figure:
-    figure, (left, right) = panels(2, narrow, width=4.5)
+    figure, (left, right) = panels(2, narrow)
     groups = list(dict.fromkeys((row[0], row[1]) for row in rows))
     for i, (router, stack) in enumerate(groups):
         mine = [row for row in rows if (row[0], row[1]) == (router, stack)]
@@ -149,4 +161,5 @@ def _draw_collapse(rows: list[list[Any]], narrow: bool) -> Figure:
     for axes, name in ((left, "RC (no unit)"), (right, "effective rank, directions")):
         whole_numbers(axes)
         finish(axes, "step", name)
+    common_legend(figure, [left, right])
     return figure

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ostinato.analysis.accuracy import GroupAccuracy, accuracy_by_category
 from ostinato.analysis.collectors import Outcomes, interval_of
 from ostinato.analysis.curves import METRICS, LearningCurves, Line, learning_curves
-from ostinato.analysis.drawing import COLOURS, finish, line, panels, ticks, whole_numbers
+from ostinato.analysis.drawing import COLOURS, common_legend, finish, line, panels, ticks, whole_numbers
 from ostinato.analysis.studies.base import Finding, OnProgress, Study, Subject, natural_order
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ CATEGORIES = Study(
 
 
 def _draw_groups(groups: Groups, narrow: bool) -> Figure:
-    figure, axes = panels(len(groups), narrow, width=4.6)
+    figure, axes = panels(len(groups), narrow)
     for panel, (column, mine) in zip(axes, groups.items(), strict=True):
         shown = dict(list(mine.items())[:_MOST_VALUES])
         at, heights = range(len(shown)), [100 * one.sequences for one in shown.values()]
@@ -75,8 +75,8 @@ def _draw_groups(groups: Groups, narrow: bool) -> Figure:
         panel.plot(at, labels, "o", color=COLOURS[4], markersize=4, label="labels")
         ticks(panel, x=[f"{value} ({one.n:,})" for value, one in shown.items()])
         panel.set_ylim(0, 108)
-        finish(panel, f"{column} (examples)", "right, %", f"by {column}", legend=False)
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper right", ncols=2, fontsize=7, frameon=False)
+        finish(panel, f"{column} (examples)", "right, %", f"by {column}")
+    common_legend(figure, axes)
     return figure
 
 
@@ -121,7 +121,7 @@ def _draw_curves(curves: dict[str, LearningCurves], narrow: bool) -> Figure:
     splits = [scores for found in curves.values() for scores in found.scores.values()]
     shown = [name for name in _CURVES if any(value > 0 for scores in splits for _, value in scores.get(name, ()))]
     has_depth = any(found.depth for found in curves.values())
-    figure, axes = panels(1 + len(shown) + has_depth, narrow, width=4.0)
+    figure, axes = panels(1 + len(shown) + has_depth, narrow)
     by_score = dict(zip(("loss", *shown), axes, strict=False))
     for i, (run, found) in enumerate(curves.items()):
         if found.training:
@@ -133,8 +133,9 @@ def _draw_curves(curves: dict[str, LearningCurves], narrow: bool) -> Figure:
                     shown_y = y if name == "loss" else [100 * share for share in y]
                     line(panel, i, x, shown_y, run if len(curves) > 1 else split)
         for k, (stack, points) in enumerate(found.depth.items()):
-            # Several runs have a colour each, the stacks of one run do.
-            number, label = (i, f"{run} {stack}") if len(curves) > 1 else (k, stack)
+            # Several runs have a colour each, and their stacks a stroke; the stacks of one run have colours.
+            of_run = i + k * len(COLOURS), f"{run} {stack}"
+            number, label = of_run if len(curves) > 1 else (len(found.scores) + k, stack)
             line(axes[-1], number, *_xy(points), label)
     for name, panel in by_score.items():
         whole_numbers(panel)
@@ -142,6 +143,7 @@ def _draw_curves(curves: dict[str, LearningCurves], narrow: bool) -> Figure:
     if has_depth:
         axes[-1].set_ylim(bottom=0)
         finish(axes[-1], "update", "rounds a token takes part in")
+    common_legend(figure, axes)
     return figure
 
 

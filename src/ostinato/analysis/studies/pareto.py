@@ -9,7 +9,7 @@ import numpy as np
 
 from ostinato.analysis.accuracy import pareto_front
 from ostinato.analysis.collectors import Outcomes
-from ostinato.analysis.drawing import COLOURS, finish, panels
+from ostinato.analysis.drawing import COLOURS, common_legend, finish, in_units, panels
 from ostinato.analysis.latency import pass_latencies, threads_and_device
 from ostinato.analysis.studies.base import Finding, OnProgress, Study, Subject, not_comparable
 from ostinato.metrics import METRICS
@@ -83,7 +83,7 @@ def _draw_fronts(
     fronts: Sequence[np.ndarray],
     narrow: bool,
 ) -> Figure:
-    figure, axes = panels(3, narrow, width=3.8, height=3.8)
+    figure, axes = panels(3, narrow, height=3.2)
     for panel, label, values, front in zip(axes, _COSTS, costs, fronts, strict=True):
         order = sorted(np.flatnonzero(front).tolist(), key=lambda i: (values[i], qualities[i]))
         panel.plot([values[i] for i in order], [qualities[i] for i in order], "-", color="gray", linewidth=1, zorder=1)
@@ -92,7 +92,8 @@ def _draw_fronts(
             mark = panel.scatter([values[i]], [qualities[i]], 60, marker=_MARKS[i % len(_MARKS)], label=name, zorder=2)
             mark.set(facecolor=colour if front[i] else "none", edgecolor=colour)
         panel.margins(0.12)
-        finish(panel, label, quality_name if panel is axes[0] else "", legend=False)
-    shown = axes[0].get_legend_handles_labels()
-    figure.legend(*shown, loc="outside lower center", ncols=min(len(names), 4), fontsize=8, frameon=False)
+        panel.locator_params(axis="x", nbins=5)
+        in_units(panel.xaxis)
+        finish(panel, label, quality_name if panel is axes[0] else "")
+    common_legend(figure, axes)
     return figure

@@ -10,7 +10,7 @@ import numpy as np
 from ostinato.analysis.arrays import Floats
 from ostinato.analysis.capture import stream
 from ostinato.analysis.collectors import SentenceVectors, SubLayerKey
-from ostinato.analysis.drawing import finish, heat, line, name_axes, panels, ticks
+from ostinato.analysis.drawing import common_legend, finish, heat, line, name_axes, panels, ticks
 from ostinato.analysis.similarity import (
     chance_level,
     checkerboard,
@@ -73,11 +73,12 @@ SELF_SIMILARITY = Study(
 
 
 def _draw_matrices(found: dict[tuple[str, str], tuple[list[str], Floats]], narrow: bool) -> Figure:
-    figure, axes = panels(len(found), narrow, width=4.2, height=3.6, columns=2)
+    figure, axes = panels(len(found), narrow, height=3.2)
     for panel, ((stack, where), (names, matrix)) in zip(axes, found.items(), strict=True):
         heat(panel, matrix, "CKA", vmin=0, vmax=1)
         ticks(panel, x=names, y=names)
         name_axes(panel, "sub-layer", "sub-layer", f"{stack}, {where} the residual")
+    common_legend(figure, axes)
     return figure
 
 
@@ -181,7 +182,7 @@ def _rows(raw: Pairs, seeds: list[str]) -> list[list[object]]:
 
 
 def _draw_lines(raw: dict[str, Pairs], stacks: list[str], n: int, narrow: bool) -> Figure:
-    figure, axes = panels(4 * len(stacks), narrow, width=4.6, columns=2)
+    figure, axes = panels(4 * len(stacks), narrow, columns=2)
     rows = [(stack, where) for stack in stacks for where in raw]
     for row, (stack, where) in enumerate(rows):
         # The untrained model has all of the first run's sub-layers, in the order they run.
@@ -196,4 +197,5 @@ def _draw_lines(raw: dict[str, Pairs], stacks: list[str], n: int, narrow: bool) 
             ticks(panel, x=names)
             panel.set_ylim(0, 1.02)
             finish(panel, "sub-layer", f"{measure} (no unit)", f"{stack}, {where} the residual")
+    common_legend(figure, axes)
     return figure

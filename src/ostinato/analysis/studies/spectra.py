@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from ostinato.analysis.arrays import Floats
-from ostinato.analysis.drawing import finish, line, panels
+from ostinato.analysis.drawing import common_legend, finish, line, panels
 from ostinato.analysis.spectrum import cumulative_share, effective_rank, excess_area, singular_values
 from ostinato.analysis.studies.base import Finding, OnProgress, Study, Subject, untrained
 from ostinato.models.build import Model
@@ -94,7 +94,7 @@ def _values(model: Model) -> dict[Name, Floats]:
 
 def _draw(trained: dict[Name, Floats], random: dict[Name, Floats], narrow: bool) -> Figure:
     parts = list(dict.fromkeys(part for _, part in trained))
-    figure, axes = panels(len(parts), narrow, width=4.2)
+    figure, axes = panels(len(parts), narrow)
     for panel, part in zip(axes, parts, strict=True):
         mine = [name for name in trained if name[1] == part]
         for i, name in enumerate(mine):
@@ -107,5 +107,6 @@ def _draw(trained: dict[Name, Floats], random: dict[Name, Floats], narrow: bool)
                 else:
                     panel.plot(at, shares, color="gray", linewidth=1, label=None if i else "before training")
         panel.plot([0, 1], [0, 1], ":", color="black", linewidth=0.8, label=None)
-        finish(panel, "i / K", "cumulative share", part, legend=len(mine) <= 8)
+        finish(panel, "i / K", "cumulative share", part)
+    common_legend(figure, axes)
     return figure

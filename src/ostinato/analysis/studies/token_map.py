@@ -9,7 +9,7 @@ import torch
 
 from ostinato.analysis.arrays import Floats
 from ostinato.analysis.collectors import RoutedSample, Sample
-from ostinato.analysis.drawing import COLOURS, panels
+from ostinato.analysis.drawing import COLOURS, FONT, name_axes, panels
 from ostinato.analysis.planar import HOW_TO_GET_UMAP, can_umap, class_purity, pca_plane, umap_plane
 from ostinato.analysis.studies.base import Finding, OnProgress, Study, Subject, no_router
 from ostinato.models.build import Model
@@ -89,7 +89,7 @@ def _spaces(model: Model, router: str, states_ND: np.ndarray) -> list[tuple[str,
 
 
 def _draw(maps: list[Map], name: str, narrow: bool) -> Figure:
-    figure, axes = panels(len(maps), narrow, width=4.4, height=4.4, columns=2)
+    figure, axes = panels(len(maps), narrow, height=3.6, columns=2)
     for panel, one in zip(axes, maps, strict=True):
         experts = np.unique(one.sample.experts_N)
         for expert in experts:
@@ -99,9 +99,7 @@ def _draw(maps: list[Map], name: str, narrow: bool) -> Figure:
             dots.set_rasterized(True)  # thousands of marks as paths are slow to show
         panel.set_aspect("equal", adjustable="datalim")
         side: dict[str, Any] = {"loc": "center left", "bbox_to_anchor": (1.0, 0.5), "ncols": 1 + len(experts) // 16}
-        panel.legend(title="expert", fontsize=7, title_fontsize=7, markerscale=2, frameon=False, **side)
-        panel.set_xlabel(f"{name.split(',')[0]} 1 (no unit)", fontsize=8)
-        panel.set_ylabel(f"{name.split(',')[0]} 2 (no unit)", fontsize=8)
-        panel.set_title(f"{one.router}, {one.stack}: {one.space}", fontsize=9)
-        panel.tick_params(labelsize=7)
+        panel.legend(title="expert", fontsize=FONT, title_fontsize=FONT, markerscale=2, frameon=False, **side)
+        space = name.split(",")[0]
+        name_axes(panel, f"{space} 1 (no unit)", f"{space} 2 (no unit)", f"{one.router}, {one.stack}: {one.space}")
     return figure

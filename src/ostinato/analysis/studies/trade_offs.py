@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 
 from ostinato.analysis.capture import stream
 from ostinato.analysis.collectors import Outcomes
-from ostinato.analysis.drawing import finish, line, panels, whole_numbers
+from ostinato.analysis.drawing import common_legend, finish, line, panels, whole_numbers
 from ostinato.analysis.studies.base import Finding, OnProgress, Study, Subject, no_halting
 from ostinato.analysis.threshold_figure import figure_of
 from ostinato.data.example import Example, take_evenly
 from ostinato.evaluation.evaluate import evaluate
 from ostinato.evaluation.threshold import CURVE, Tuning, choose, read_curve, sweep, trained_thresholds
 from ostinato.models.build import Model
+from ostinato.tasks.registry import build_task
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -34,13 +35,19 @@ def _stored(subject: Subject) -> Tuning | None:
     return read_curve(subject.run.directory, subject.run.checkpoint.name)
 
 
+def _tuned_by(subject: Subject) -> str:
+    """Return the metric that `ostinato tune-threshold` takes where none is named."""
+    recipe = subject.run.recipe
+    return next(iter(build_task(recipe.task, recipe.data).metrics), _METRIC)
+
+
 def _thresholds(subject: Subject, on_progress: OnProgress) -> Finding:
     """Return the curve that `ostinato tune-threshold` stored, else a teacher-forced one of some examples."""
     found = _stored(subject)
     note = f"Read from the run's {CURVE}.json."
     if found is None:
         found = _measure(subject, on_progress)
-        note = f"Teacher-forced; `ostinato tune-threshold` measures the {subject.run.recipe.task.kind} metric."
+        note = f"Teacher-forced; ostinato tune-threshold measures by {_tuned_by(subject)}."
     stacks = list(found.trained.skipped)
     rows: list[list[object]] = [
         [
@@ -158,7 +165,7 @@ def _at(subject: Subject, stack: str, n_rounds: int, on_progress: OnProgress) ->
 
 
 def _draw_rounds(found: dict[str, Points], trained: dict[str, int], narrow: bool) -> Figure:
-    figure, axes = panels(len(found), narrow, width=4.8)
+    figure, axes = panels(len(found), narrow)
     for panel, (stack, points) in zip(axes, found.items(), strict=True):
         for i, name in enumerate(("labels right", "examples with every label right")):
             line(panel, i, list(points), [100 * numbers[i] for numbers in points.values()], name)
@@ -166,4 +173,5 @@ def _draw_rounds(found: dict[str, Points], trained: dict[str, int], narrow: bool
         panel.set_ylim(0, 104)
         whole_numbers(panel)
         finish(panel, f"rounds of the {stack}", "right, %", stack)
+    common_legend(figure, axes)
     return figure

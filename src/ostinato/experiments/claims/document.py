@@ -29,8 +29,9 @@ _HEAD = """\
 
 Made by `ostinato claims --markdown` from the claim files and their outcomes, which `ostinato reproduce` writes; none
 is edited by hand. A claim's numbers and bands are written before it is run. `holds`: every number lay in its band;
-`fails`: one did not; `not run`: nobody has run it here yet. A claim that fails stays. All runs are small: what a
-claim's scale cannot show is said beside it, and most have a `gpu` variant (`--variant gpu`) that nobody has run.
+`fails`: one did not; `not run`: nobody has run it here yet; `stale`: the claim, or the code that it measures, has
+changed since, and what was found then stands below. A claim that fails stays. All runs are small: what a claim's scale
+cannot show is said beside it, and most have a `gpu` variant (`--variant gpu`) that nobody has run.
 """
 
 
@@ -51,7 +52,11 @@ def document(paper: str | None = None) -> str:
 
 def _claim(claim: Claim, outcome: Outcome | None) -> Iterator[str]:
     config = claim.config
-    yield f"### {claim.name}: {_verdict(claim, outcome)}\n"
+    why = None if outcome is None else outcome.why_stale(claim)
+    then = "" if outcome is None or why is None else f" ({outcome.found}; {why})"
+    # Not in the heading: its anchor, which others link to, must not change with the verdict.
+    yield f"### {claim.name}\n"
+    yield f"**{_verdict(claim, outcome)}**{then}\n"
     yield f"{config.statement} ({config.where})\n"
     if outcome is None:
         lines = [[e.what, band_text(e.band), ""] for e in config.expect]
@@ -63,7 +68,7 @@ def _claim(claim: Claim, outcome: Outcome | None) -> Iterator[str]:
     yield markdown(["what", "expected", "found"], lines)
     if config.limits:
         yield f"{config.limits}\n"
-    ran = f"Run on {outcome.head['date']} with ostinato {outcome.head['versions']['ostinato']}. " if outcome else ""
+    ran = f"Run on {outcome.head['date']} with ostinato {outcome.made_with}. " if outcome else ""
     yield f"{ran}About {config.minutes:g} minutes on two cores: `{command(claim)}`\n"
 
 

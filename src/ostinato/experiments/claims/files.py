@@ -3,7 +3,8 @@
 A claim is `claims/<paper>/<name>.yaml`, written by hand before its first run. Its outcome is `<paper>/<name>.jsonl`
 in a folder of outcomes, written by `ostinato reproduce` only: a first line with verdict, date, command, versions and
 every number beside its band, then the rows it was computed from. The outcomes that come with the library lie beside
-the claims. An outcome is of the claim it was made with: where expectations or runs have changed since, it is stale.
+the claims. An outcome is of the claim and of the code it was made with: where expectations, runs, recipes or the source
+of what is measured have changed since, it is stale.
 """
 
 from __future__ import annotations
@@ -15,18 +16,30 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ostinato.config.claim import ClaimConfig, SweepSource
-from ostinato.config.files import did_you_mean, read_yaml, shipped_directory, shipped_files
-from ostinato.config.load import check_settings
+from ostinato.config.claim import ClaimConfig, CountSource, SweepSource
+from ostinato.config.files import did_you_mean, read_recipe, read_yaml, shipped_directory, shipped_files
+from ostinato.config.load import check_settings, settle
+from ostinato.config.recipe import Recipe
 from ostinato.data.disk import write_text
 from ostinato.errors import ConfigError, DataError, Problem
 from ostinato.experiments.results import read_rows
 from ostinato.experiments.sweep.files import read_sweep_settings
+from ostinato.tasks.recipes import find_recipe
+from ostinato.version import LEARNING, source_hash
 
 Verdict = Literal["holds", "fails", "not run", "stale"]
 _FOLDER = "claims"
 _DESCRIPTIVE = {"name", "where", "statement", "limits", "minutes", "gpu", "inputs", "description"}
 """What may be reworded without making an outcome stale."""
+_MEASURED: dict[str, tuple[str, ...]] = {
+    "sweep": (*LEARNING, "budget", "analysis", "experiments/sweep"),
+    "timing": (
+        *("plan.py", "config", "kernels", "nn", "data", "models", "decoding", "training"),
+        *("evaluation/timing.py", "experiments/timing"),
+    ),
+    "count": ("plan.py", "config", "budget", "data", "models", "tasks"),
+}
+"""The parts of the package that a kind of source measures."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,23 +64,64 @@ class Claim:
             content["source"]["sweep"] = {key: value for key, value in sweep.items() if key not in _DESCRIPTIVE}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
+    @property
+    def code(self) -> str:
+        """SHA-256 of what is measured: the source files of its parts of the package, and the recipes."""
+        content: list[Any] = [source_hash((*_MEASURED[self.config.source.kind], "experiments/claims/statistics.py"))]
+        for name in sorted(self._recipes()):
+            recipe = read_recipe(find_recipe(name), find_recipe, Recipe, settle)
+            content.append({key: value for key, value in recipe.items() if key not in _DESCRIPTIVE})
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+    def _recipes(self) -> set[str]:
+        """Return the recipes that are trained, timed or counted, by name or file."""
+        source = self.config.source
+        if not isinstance(source, SweepSource):
+            return {arm.recipe for arm in source.arms}
+        sweep = read_sweep_settings(source.sweep) if isinstance(source.sweep, str) else source.sweep
+        return {group["recipe"] for group in (sweep, *sweep["arms"]) if group.get("recipe") is not None}
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """What `ostinato reproduce` found.
 
     Args:
-        head: verdict, date, command, versions, expectations. rows: {arm, seed, values}, one an arm and seed.
+        head: verdict, date, command, versions, code (`Claim.code`; None where some of its runs were trained by earlier
+            code), expectations. rows: {arm, seed, values}, one an arm and seed.
     """
 
     head: dict[str, Any]
     rows: list[dict[str, Any]]
 
     def verdict(self, claim: Claim) -> Verdict:
-        """Say whether the claim held, and whether it is still that claim."""
-        if self.head["claim"] != claim.address:
-            return "stale"
+        """Say whether the claim held, and whether this is still of that claim and that code."""
+        return "stale" if self.why_stale(claim) else self.found
+
+    @property
+    def found(self) -> Literal["holds", "fails"]:
+        """Say whether the claim held when it was run."""
         return "holds" if self.head["holds"] else "fails"
+
+    def why_stale(self, claim: Claim) -> str | None:
+        """Say what has changed since the claim was run; None where nothing has.
+
+        Outcomes of earlier versions do not say which code they are of, and are stale, unless the claim only counts.
+        """
+        if self.head["claim"] != claim.address:
+            return "the claim has changed since"
+        if "code" not in self.head:
+            return None if isinstance(claim.config.source, CountSource) else "of which code it is was not recorded"
+        if self.head["code"] is None:
+            return "some of its runs were trained by earlier code"
+        return None if self.head["code"] == claim.code else "what it measures has changed since"
+
+    @property
+    def made_with(self) -> str:
+        """Return version and commit of the library it was made with."""
+        versions = self.head["versions"]
+        commit, _, dirty = (versions.get("commit") or "").partition("-")
+        return ", ".join(filter(None, (versions["ostinato"], commit[:7] + (f"-{dirty}" if dirty else ""))))
 
 
 def claims_directory() -> Path:

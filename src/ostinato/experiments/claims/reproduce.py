@@ -33,6 +33,7 @@ from ostinato.experiments.sweep.executors import Executor
 from ostinato.experiments.sweep.files import load_sweep, read_sweep_settings
 from ostinato.experiments.sweep.import_runs import import_runs
 from ostinato.experiments.sweep.measures import analyse, select
+from ostinato.experiments.sweep.run_key import run_versions
 from ostinato.experiments.sweep.runs import PlannedRun, plan_runs
 from ostinato.experiments.sweep.schedule import run_sweep
 from ostinato.experiments.sweep.watch import Watcher
@@ -77,10 +78,13 @@ def reproduce(claim: Claim, resources: Resources) -> Outcome:
             was not measured. TrainingError: runs that failed, by arm and seed.
     """
     began = time.monotonic()
-    source = claim.config.source
+    source, now = claim.config.source, versions()
+    code: str | None = claim.code
     match source:
         case SweepSource():
-            rows = sweep_source_rows(source, resources)
+            rows, runs = sweep_source_rows(source, resources)
+            if any(run_versions(run.directory).get("source") != now["source"] for run in runs):
+                code = None
         case TimingSource():
             rows = timed_rows(source, resources.on_event)
         case CountSource():
@@ -96,13 +100,14 @@ def reproduce(claim: Claim, resources: Resources) -> Outcome:
         "date": datetime.now(UTC).date().isoformat(),
         "command": command(claim),
         "seconds": round(time.monotonic() - began, 1),
-        "versions": versions(),
+        "versions": now,
+        "code": code,
     }
     return Outcome(head, rows)
 
 
-def sweep_source_rows(source: SweepSource, resources: Resources) -> Rows:
-    """Train the runs that are missing and return the rows, measures of several runs among their values."""
+def sweep_source_rows(source: SweepSource, resources: Resources) -> tuple[Rows, list[PlannedRun]]:
+    """Train the runs that are missing; return the rows, measures of several runs among their values, and the runs."""
     sweep, store, access = source_sweep(source, resources.inputs), resources.store, resources.access
     runs = plan_runs(sweep, store, access)
     if resources.take:
@@ -111,7 +116,7 @@ def sweep_source_rows(source: SweepSource, resources: Resources) -> Rows:
     rows = run_sweep(sweep, store, access=access, executor=resources.executor, watcher=resources.watcher)
     for measure in source.compared:
         _add_comparison(measure, rows, runs, store, access)
-    return rows
+    return rows, runs
 
 
 def source_sweep(source: SweepSource, inputs: Mapping[str, str]) -> SweepConfig:

@@ -34,10 +34,10 @@ def compare(
     Returns:
         split, system, reference (the first system), n, metrics: name -> {value, low, high, signature, difference:
         {value, low, high}, verdict}, the last two None for the reference; bootstrap: {n_samples, seed, level}; recipe,
-        task, seed, parameters (stored), macs: {source_length, target_length, total, per_generated_token}, n_updates,
-        training_seconds, training_tokens_per_second (target tokens, median over the run), checkpoint; decoding:
-        {seconds, tokens_per_second (of the outputs, end symbols included), n_generated, n_unfinished, device,
-        n_threads, settings, is_new (decoded for this comparison)}; version. What is not known of a file is None.
+        task, seed, parameters (stored), macs: see `System.macs`, n_updates, training_seconds,
+        training_tokens_per_second (target tokens, median over the run), checkpoint; decoding: {seconds,
+        tokens_per_second (of the outputs, end symbols included), n_generated, n_unfinished, device, n_threads,
+        settings, is_new (decoded for this comparison)}; version. What is not known of a file is None.
 
     Raises:
         ConfigError: an unknown metric, split or setting, a directory that is no run. CheckpointError: no checkpoint.
@@ -82,6 +82,7 @@ def compare(
                     "metrics": {name: found[i] for name, found in scores.items()},
                     "bootstrap": {"n_samples": choices.n_samples, "seed": choices.seed, "level": LEVEL},
                     **costs[i],
+                    "macs": system.macs(written[i], choices.lengths),
                     "decoding": decoding_costs(written[i]),
                     "version": __version__,
                 }

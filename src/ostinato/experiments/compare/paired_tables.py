@@ -34,15 +34,17 @@ def score_table(rows: Sequence[Row]) -> Table:
 
 def cost_table(rows: Sequence[Row]) -> Table:
     """Return one line for every system: size, multiply-accumulates, training, and decoding speed over all splits."""
+    halts = any(row["macs"] and row["macs"].get("depth") for row in rows)
     columns = [
-        *("system", "seed", "parameters", "M MACs", "M MACs / generated token"),
-        *("updates", "training s", "training tokens/s", "decoding tokens/s"),
+        *("system", "seed", "parameters", "M MACs"),
+        *(["M MACs, full depth"] if halts else []),
+        *("M MACs / generated token", "updates", "training s", "training tokens/s", "decoding tokens/s"),
     ]
     lines: list[list[object]] = []
     for name in dict.fromkeys(row["system"] for row in rows):
         mine = [row for row in rows if row["system"] == name]
-        row, macs = mine[0], mine[0]["macs"] or {}
-        counts = [None if n is None else n / 1e6 for n in (macs.get("total"), macs.get("per_generated_token"))]
+        row = mine[0]
+        counts = [_mean_macs(mine, key) for key in ("total", *(["full_depth"] if halts else []), "per_generated_token")]
         times = [row["training_seconds"], row["training_tokens_per_second"]]
         decoding = [row["decoding"] for row in mine]
         # Over all splits; not known where a split's time is not.
@@ -71,8 +73,11 @@ def notes(rows: Sequence[Row]) -> list[str]:
         )
     macs: Mapping[str, Any] = next((row["macs"] for row in rows if row["macs"]), {})
     if macs:
+        halts = any(row["macs"] and row["macs"].get("depth") for row in rows)
+        depth = "; where tokens halt, at the rounds that those of the compared sentences ran on average"
         lines.append(
-            f"MACs: one forward pass over {macs['source_length']} source and {macs['target_length']} target tokens."
+            f"MACs: one forward pass over {macs['source_length']} source and {macs['target_length']} target tokens"
+            f"{depth if halts else ''}."
         )
     decoding = [row["decoding"] for row in rows if row["decoding"]]
     places = dict.fromkeys(f"{part['device']}, CPU threads: {part['n_threads']}" for part in decoding)
@@ -84,6 +89,15 @@ def notes(rows: Sequence[Row]) -> list[str]:
         signatures = dict.fromkeys(row["metrics"][name]["signature"] for row in rows if name in row["metrics"])
         lines += [f"{name}: {signature}" for signature in signatures if signature]
     return lines
+
+
+def _mean_macs(rows: Sequence[Row], key: str) -> float | None:
+    """Return millions of a count of a system's rows, as a mean over the sentences of all of them; None if unknown."""
+    # Rows that were written before halting was counted have one number, that of all rounds.
+    weighed = [(row["macs"].get(key, row["macs"]["total"]), row["n"]) for row in rows if row["macs"]]
+    if len(weighed) < len(rows):
+        return None
+    return float(sum(n * weight for n, weight in weighed) / sum(weight for _, weight in weighed) / 1e6)
 
 
 def _metrics(rows: Sequence[Row]) -> list[str]:

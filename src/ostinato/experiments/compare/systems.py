@@ -24,7 +24,7 @@ from ostinato.training.threads import cpu_threads
 
 _SHOWN = 60
 _OF_A_RUN = (
-    *("recipe", "task", "seed", "parameters", "macs", "n_updates", "training_seconds"),
+    *("recipe", "task", "seed", "parameters", "n_updates", "training_seconds"),
     *("training_tokens_per_second", "checkpoint"),
 )
 
@@ -36,14 +36,15 @@ class Choices:
     Args:
         splits: None: those of the first run's recipe. Files of predictions are of one split, and need one at most.
         metrics: None: those of the first run's recipe, else of its task.
-        checkpoint: of every run. max_examples: spread evenly. decoding: settings to use instead of the recipes'.
+        checkpoint: of every run; None: the one that its recipe scores. max_examples: spread evenly.
+        decoding: settings to use instead of the recipes'.
         n_samples, seed: of the bootstrap. lengths: source and target tokens of the sentence whose MACs are counted.
         fresh: decode again where outputs are kept. device: to decode on. access: where data files are found.
     """
 
     splits: Sequence[str] | None = None
     metrics: Sequence[str] | None = None
-    checkpoint: str = "best"
+    checkpoint: str | None = None
     max_examples: int | None = None
     decoding: Mapping[str, Any] | None = None
     n_samples: int = N_SAMPLES
@@ -96,11 +97,9 @@ class System:
             yield found
 
     def costs(self, choices: Choices) -> dict[str, Any]:
-        """Return size, cost and training of a run; nothing is known of a file, and every value is None."""
+        """Return size and training of a run; nothing is known of a file, and every value is None."""
         if self.recipe is None:
             return dict.fromkeys(_OF_A_RUN)
-        model, (source_length, target_length) = self.recipe.model, choices.lengths
-        macs = count_macs(model, *pass_lengths(self.recipe, choices.lengths))
         path = self.path / "results.json"
         results = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
         timings = self.path / "timings.jsonl"
@@ -110,17 +109,32 @@ class System:
             "recipe": self.recipe.name,
             "task": self.recipe.task.settings(),
             "seed": self.recipe.seed,
-            "parameters": count_parameters(model).stored,
-            "macs": {
-                "source_length": source_length,
-                "target_length": target_length,
-                "total": macs.total,
-                "per_generated_token": macs.per_generated_token,
-            },
+            "parameters": count_parameters(self.recipe.model).stored,
             "n_updates": results.get("n_updates"),
             "training_seconds": results.get("training_seconds"),
             "training_tokens_per_second": median(speeds) if speeds else None,
             "checkpoint": find_checkpoint(self.path, choices.checkpoint).name,
+        }
+
+    def macs(self, outputs: Outputs, lengths: tuple[int, int]) -> dict[str, Any] | None:
+        """Return what a pass costs; where tokens halt, at the rounds that those of the split ran on average.
+
+        Returns:
+            source_length, target_length; total and per_generated_token at the realised depth; full_depth: the total of
+            all rounds; depth: stack -> mean rounds a token, of the stacks whose tokens halt. None of a file.
+        """
+        if self.recipe is None or outputs.evaluation is None:
+            return None
+        depth = {stack: outputs.evaluation["depth"][stack] for stack in outputs.evaluation.get("halting_threshold", {})}
+        counted = pass_lengths(self.recipe, lengths)
+        realised = count_macs(self.recipe.model, *counted, expected_depth=depth)
+        return {
+            "source_length": lengths[0],
+            "target_length": lengths[1],
+            "total": realised.total,
+            "per_generated_token": realised.per_generated_token,
+            "full_depth": count_macs(self.recipe.model, *counted).total,
+            "depth": depth,
         }
 
 

@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ostinato.analysis.drawing import COLOURS, new_figure, save_figure
+from ostinato.analysis.drawing import COLOURS, in_units, new_figure, save_figure
 from ostinato.errors import ConfigError, Problem
-
-if TYPE_CHECKING:
-    pass
 
 Row = Mapping[str, Any]
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
@@ -69,8 +66,10 @@ def draw_sweep(
             axes.set_xticks(range(len(arms)), arms, rotation=0 if len(arms) < 4 else 30, ha="center", fontsize=8)
             axes.set_xlim(-0.6, len(arms) - 0.4)
         else:
-            axes.set_xlabel(x)
+            axes.set_xlabel(_label(rows, x))
+            in_units(axes.xaxis)
         axes.set_ylabel(name)
+        in_units(axes.yaxis)
         axes.spines[["top", "right"]].set_visible(False)
     for axes in panels[len(wanted) :]:
         axes.set_visible(False)
@@ -84,3 +83,11 @@ def draw_sweep(
 def _number(row: Row, name: str) -> float | None:
     found = row["values"].get(name, row.get(name) if name in FIGURES else None)
     return None if found is None else float(found)
+
+
+def _label(rows: Sequence[Row], name: str) -> str:
+    """Return the name of an axis; of the rows' own MACs with the lengths of the pass that they are counted for."""
+    lengths = rows[0].get("macs_lengths")
+    if name != "macs" or lengths is None or any(name in row["values"] for row in rows):
+        return name
+    return f"MACs ({lengths[0]} to {lengths[1]} tokens)"

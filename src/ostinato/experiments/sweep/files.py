@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ostinato.config.files import did_you_mean, fill_inputs, read_yaml, shipped_files
+from ostinato.config.files import (
+    did_you_mean,
+    fill_inputs,
+    from_file,
+    map_data_paths,
+    parse_overrides,
+    read_yaml,
+    shipped_files,
+)
 from ostinato.config.load import check_settings
+from ostinato.config.measures import as_overrides
 from ostinato.config.recipe import Recipe
 from ostinato.config.sweep import ArmConfig, SweepConfig
 from ostinato.errors import ConfigError, Problem
@@ -29,7 +38,8 @@ def load_sweep(source: str | Path | Mapping[str, Any], inputs: Mapping[str, str]
 
     Args:
         source: the name of a shipped sweep, a YAML file, or settings already read. In a file, recipes that are files
-            are relative to it, and a sweep that gives itself no name is called after its own name or file.
+            and paths of `data` are relative to it, and a sweep that gives itself no name is called after its own name
+            or file.
         inputs: files of the user's own, by the names that "input:NAME" in the sweep calls them.
 
     Raises:
@@ -40,7 +50,7 @@ def load_sweep(source: str | Path | Mapping[str, Any], inputs: Mapping[str, str]
 
 
 def read_sweep_settings(name_or_path: str | Path) -> dict[str, Any]:
-    """Return the settings in a sweep's file, with its name and its recipes' paths made whole.
+    """Return the settings in a sweep's file, with its name and the paths of recipes and data made whole.
 
     Raises:
         ConfigError: there is no such sweep, with the nearest names, or the file cannot be read.
@@ -54,11 +64,27 @@ def read_sweep_settings(name_or_path: str | Path) -> dict[str, Any]:
     settings = read_yaml(path)
     names = {file: name for name, file in shipped.items()}
     settings.setdefault("name", names.get(path, path.stem))
-    for group in [settings, *(arm for arm in settings.get("arms") or [] if isinstance(arm, dict))]:
-        recipe = group.get("recipe")
+    place = from_file(path)
+    listed = [*(settings.get("arms") or []), *(settings.get("measures") or [])]
+    for group in [settings, *(group for group in listed if isinstance(group, dict))]:
+        recipe, changes = group.get("recipe"), group.get("set")
         if isinstance(recipe, str) and recipe.endswith(SUFFIXES):
             group["recipe"] = str(path.parent / recipe)
+        if isinstance(changes, dict):
+            group["set"] = map_data_paths(changes, place)
+    if isinstance(overrides := settings.get("overrides"), list):
+        settings["overrides"] = [new for text in overrides for new in _placed(text, place)]
     return settings
+
+
+def _placed(override: Any, place: Callable[[str, str], str]) -> list[Any]:
+    """Return what one override becomes when its paths are changed: itself where it has none, or is none."""
+    try:
+        given = parse_overrides([override]) if isinstance(override, str) else {}
+    except ConfigError:  # the check of the sweep says what is wrong with it
+        given = {}
+    changed = map_data_paths(given, place)
+    return [override] if changed == given else as_overrides(changed)
 
 
 def arm_recipe(sweep: SweepConfig, arm: ArmConfig, seed: int, start: str | None = None) -> Recipe:

@@ -60,7 +60,7 @@ def _difference(path: Path, runs: Sequence[PlannedRun]) -> str:
     name = min(differences, key=lambda name: len(differences[name]))
     found = differences[name]
     if not found:
-        return f"it has the settings of {name}, but other data, or it starts from another run"
+        return f"it has the settings of {name}, but other data or another start, or its recipe was changed on the way"
     more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
     return f"of {name} it differs in: {'; '.join(found[:_SHOWN])}{more}"
 

@@ -56,7 +56,7 @@ def sweep_row(sweep: SweepConfig, run: PlannedRun) -> dict[str, Any]:
     recipe, equal = load_recipe(run.directory), sweep.equal or EqualConfig()
     _check_address(run, recipe)
     lengths = (equal.source_length, equal.target_length)
-    versions, chosen = run_versions(run.directory), results["selection"]
+    versions = run_versions(run.directory)
     evaluated = [measure for measure in sweep.measures if isinstance(measure, EvaluateMeasure)]
     own_checkpoints = {measure.name: measure.checkpoint for measure in evaluated if measure.checkpoint != "best"}
     return {
@@ -72,11 +72,17 @@ def sweep_row(sweep: SweepConfig, run: PlannedRun) -> dict[str, Any]:
         "macs": count_macs(recipe.model, *pass_lengths(recipe, lengths)).total,
         "macs_lengths": list(lengths),
         "n_updates": results["n_updates"],
-        "checkpoint": "last" if results["best_update"] is None else f"best of {chosen['split']} {chosen['metric']}",
+        "checkpoint": "last" if results["best_update"] is None else _scored(recipe),
         **({"checkpoints": own_checkpoints} if own_checkpoints else {}),
         **{name: results[name] for name in _TIMES},
         "values": values,
     }
+
+
+def _scored(recipe: Recipe) -> str:
+    """Return which checkpoint results are of, in words."""
+    checkpoint, selection = recipe.evaluation.checkpoint, recipe.training.selection
+    return checkpoint if checkpoint.startswith("last") else f"{checkpoint} of {selection.split} {selection.metric}"
 
 
 def _check_address(run: PlannedRun, recipe: Recipe) -> None:
@@ -84,9 +90,10 @@ def _check_address(run: PlannedRun, recipe: Recipe) -> None:
     start = run.start.key if run.start else None
     if start is None and recipe.training.init_from is not None:
         return  # what it started from may be gone, and is part of its address
-    hashes = RunDirectory(run.directory).data_hashes()
+    directory = RunDirectory(run.directory)
+    hashes, changes = directory.data_hashes(), directory.recorded_changes()
     version = run_versions(run.directory)["ostinato"]
-    if run_key(recipe, hashes, start=start, version=version) != run.key:
+    if run_key(recipe, hashes, start=start, version=version, changes=changes) != run.key:
         raise CheckpointError(f"{run.directory} holds another run than its name says: move it away, and run it again")
 
 

@@ -2,9 +2,10 @@
 
     key = SHA-256 of (settings that decide the result, version of this package, SHA-256 of every split's examples)
 
-Settings are the resolved recipe's without those that describe it or may change freely (`ostinato.training.rundir`), and
-without those at their defaults, so that a setting that is added later leaves the keys of existing runs as they are. So
-does a new name: settings stand under the names that they had first (`ostinato.config.renamed`).
+Settings are the resolved recipe's without those that describe it or may change freely (`ostinato.training.changes`),
+and without those at their defaults, so that a setting that is added later leaves the keys of existing runs as they are.
+So does a new name: settings stand under the names that they had first (`ostinato.config.renamed`). What was changed in
+a recipe after the run's first updates, and when, belongs to the key.
 What only says where something lies is left out, and what is there stands in its place: for files of examples the hash
 of the splits, for a tokenizer's file its own, for the run that training starts from that run's key. Vocabulary sizes
 follow from the data and are left out. The commit is not part of a key: it is recorded beside the results.
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,10 +29,12 @@ from ostinato.data.registry import DataAccess
 from ostinato.errors import CheckpointError
 from ostinato.experiments.sweep.locks import write_lock
 from ostinato.tasks.base import Task
+from ostinato.tasks.files import given_splits, paths_of
 from ostinato.tasks.recipes import load_recipe
 from ostinato.tasks.registry import build_task, task_config
+from ostinato.training.changes import is_free
 from ostinato.training.prepare import other_splits, with_splits
-from ostinato.training.rundir import RunDirectory, describe_split, may_change
+from ostinato.training.rundir import RunDirectory, describe_split
 from ostinato.version import __version__
 
 _FILES = ("data.train", "data.dev", "data.test")
@@ -40,14 +43,23 @@ _START = "training.init_from"
 _HASHES = "data-hashes"
 
 
-def run_key(recipe: Recipe, hashes: Mapping[str, str], *, start: str | None = None, version: str = __version__) -> str:
+def run_key(
+    recipe: Recipe,
+    hashes: Mapping[str, str],
+    *,
+    start: str | None = None,
+    version: str = __version__,
+    changes: Sequence[Mapping[str, Any]] = (),
+) -> str:
     """Return the content address of a run.
 
     Args:
         recipe: resolved, the splits of its final evaluation named. hashes: SHA-256 of the examples of every split that
-            the run reads. start: key of the run whose weights it starts from.
+            the run reads. start: key of the run whose weights it starts from. changes: lines of its changes.jsonl.
     """
-    return _hash({"settings": key_settings(recipe, start, first_names=True), "version": version, "data": dict(hashes)})
+    content = {"settings": key_settings(recipe, start, first_names=True), "version": version, "data": dict(hashes)}
+    late = [{"update": line["update"], "changes": line["changes"]} for line in changes if line["update"]]
+    return _hash(content | ({"changes": late} if late else {}))
 
 
 def key_settings(recipe: Recipe, start: str | None = None, *, first_names: bool = False) -> dict[str, Any]:
@@ -55,7 +67,7 @@ def key_settings(recipe: Recipe, start: str | None = None, *, first_names: bool 
     sizes = {f"model.{name}" for name in recipe.model.vocabulary_sizes(1, 1)}
     left_out = {"name", _START, *_FILES, *_TOKENIZER_FILES, *sizes}
     stated = dict(_stated(recipe.model_copy(update={"task": task_config(recipe.task)}), "", first_names))
-    found = {key: value for key, value in stated.items() if key not in left_out and not may_change(key)}
+    found = {key: value for key, value in stated.items() if key not in left_out and not is_free(key)}
     for key in _TOKENIZER_FILES:
         if path := stated.get(key):
             with Path(path).open("rb") as file:
@@ -89,7 +101,8 @@ def key_of_run(directory: Path) -> str:
     recipe, start = load_recipe(directory), None
     if recipe.training.init_from is not None:
         start = key_of_run(Path(recipe.training.init_from))
-    return run_key(recipe, run.data_hashes(), start=start, version=run_versions(directory)["ostinato"])
+    version = run_versions(directory)["ostinato"]
+    return run_key(recipe, run.data_hashes(), start=start, version=version, changes=run.recorded_changes())
 
 
 def run_versions(directory: Path) -> dict[str, Any]:
@@ -147,8 +160,7 @@ def _origin(task: Task, recipe: Recipe, splits: list[str]) -> dict[str, Any]:
     """Return what decides the examples without reading them: settings, and which files there are."""
     columns = [name for name in type(recipe.data).model_fields if name.endswith("_field")]
     data = recipe.data.model_dump(mode="json", include={"train", "dev", "test", *columns})
-    files = [data[split] or [] for split in ("train", "dev", "test")]
-    named = [path for group in files for path in ([group] if isinstance(group, str) else group)]
+    named = [path for split in given_splits(recipe.data) for path in paths_of(recipe.data, split)]
     there = {name: path for name, path in ((name, Path(name).absolute()) for name in named) if path.is_file()}
     # Path, size and time of change; null where there is no such file.
     states = {name: [str(path), path.stat().st_size, path.stat().st_mtime_ns] for name, path in there.items()}

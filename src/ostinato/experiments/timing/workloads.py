@@ -21,9 +21,10 @@ from torch import Tensor
 from ostinato.config.common import SequenceModelConfig
 from ostinato.config.decoding import DecodingConfig, LengthPenaltyConfig
 from ostinato.config.model import EncoderConfig, ModelConfig
+from ostinato.config.special_ids import SpecialIds
 from ostinato.config.training import TrainingConfig
 from ostinato.data.batch import Batch, Tokens
-from ostinato.data.tokenizer import BOS_ID, EOS_ID
+from ostinato.data.tokenizer import BOS_ID
 from ostinato.decoding.search import Decodable, inference, search
 from ostinato.errors import ConfigError, Problem
 from ostinato.models import Encoder, build_model
@@ -135,6 +136,11 @@ class Endless:
     def __init__(self, model: Decodable) -> None:
         self.model = model
 
+    @property
+    def special_ids(self) -> SpecialIds:
+        """The model's."""
+        return self.model.special_ids
+
     def encode(self, batch: Batch, *, n_steps: int | None = None) -> Cache:
         """Return the model's cache."""
         return self.model.encode(batch, n_steps=n_steps)
@@ -142,7 +148,7 @@ class Endless:
     def step(self, ids_BT: Tensor, cache: Cache, keep_BT: Tensor | None = None) -> Tensor:
         """Return the model's logits without the end symbol."""
         logits_BV = self.model.step(ids_BT, cache, keep_BT)
-        logits_BV[:, EOS_ID] = -torch.inf
+        logits_BV[:, self.special_ids.eos] = -torch.inf
         return logits_BV
 
 

@@ -1,0 +1,29 @@
+"""Which token ids stand for padding, the begin symbol and the end symbol."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ostinato.config.base import Config, Count
+from ostinato.errors import Problem
+
+
+class SpecialIds(Config):
+    """Token ids with a meaning of their own, of source and target alike.
+
+    Two of them may be one id, as in vocabularies whose padding is also the begin symbol (T5) or the end symbol (GPT-2):
+    masks, and not ids, say which tokens are padding.
+    """
+
+    pad: Count = 0
+    """What stands behind the end of a shorter sequence; never generated, unless it is the end symbol."""
+    bos: Count = 1
+    """The begin symbol, before every target; never generated, unless it is the end symbol."""
+    eos: Count = 2
+    """The end symbol, after every source and every target."""
+
+    def size_problems(self, path: str, vocab_size: int | None) -> Iterator[Problem]:
+        """Ids that an embedding of so many rows does not have."""
+        for name, value in self:
+            if vocab_size is not None and value >= vocab_size:
+                yield Problem(f"{path}{name}", value, f"must be below the size of the vocabulary, {vocab_size}")

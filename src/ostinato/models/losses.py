@@ -1,0 +1,133 @@
+"""The training objective: label-smoothed cross entropy, balance losses of the routers, and the cost of depth.
+
+Label-smoothed cross entropy over the labels that count, summed in float32:
+
+    loss = sum over counted labels of  (1 - eps) * (-log p(label)) + eps * mean over the V ids of -log p(id)
+
+The smoothing mass eps is spread uniformly over the WHOLE vocabulary, the label included (Szegedy et al. 2016, section
+7, with a uniform prior), so that the label has 1 - eps + eps / V. fairseq (since 0.10) and tensor2tensor leave the
+label exactly 1 - eps and spread eps over the other V - 1 ids: their eps is ours at eps * V / (V - 1). tensor2tensor
+also subtracts a constant, the entropy of that target, from the loss it reports.
+
+Balance losses: one per router, over all the steps and stacks that share it (`ostinato.nn.balance`). The cost of depth:
+the sum of the stacks' means over their real tokens. Where the rows of a batch are spread over processes, both are those
+of all rows.
+
+Letters: B sentences, T target columns, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ostinato.config.training import BalanceConfig
+from ostinato.data.batch import Batch
+from ostinato.kernels import IGNORED, cross_entropy_sums
+from ostinato.models.output import ByRouter, ModelOutput
+from ostinato.nn import balance
+from ostinato.nn.balance import JoinedRoutings, Sum, no_reduction
+from ostinato.nn.types import Routing
+
+BALANCE_LOSSES = ("switch", "hypersphere", "mutual_information", "z", "importance")
+
+
+@dataclass(frozen=True, slots=True)
+class LossSums:
+    """Sums over the counted labels of one batch, in nats: the smoothed loss with its gradient, and the plain one."""
+
+    loss: Tensor
+    nll: Tensor
+
+
+def label_smoothed_loss(logits_BTV: Tensor, labels_BT: Tensor, counts_BT: Tensor, smoothing: float) -> LossSums:
+    """Return the summed loss of the labels where `counts_BT` is True.
+
+    The sum is over all columns with the others ignored: gathering the counted rows first would copy the logits.
+
+    Args:
+        smoothing: eps in [0, 1).
+    """
+    labels_BT = labels_BT.masked_fill(~counts_BT, IGNORED)
+    logits_NV = logits_BTV.float().flatten(0, 1)
+    return LossSums(*cross_entropy_sums(logits_NV, labels_BT.flatten(), smoothing))
+
+
+def count_labels(batches: Sequence[Batch]) -> int:
+    """Return the number of labels that count in all batches of one update.
+
+    Dividing every batch's summed loss by this number makes the accumulated gradient that of one large batch.
+    """
+    return sum(batch.n_labels for batch in batches)
+
+
+def raw_balance_loss(name: str, routings: Sequence[Routing] | JoinedRoutings, temperature: float) -> Tensor:
+    """Return one balance loss of one router, without its weight; `temperature` is tau_0 of X-MoE's."""
+    if name == "hypersphere":
+        return balance.hypersphere(routings, temperature)
+    loss: Callable[[Sequence[Routing] | JoinedRoutings], Tensor] = getattr(balance, name)
+    return loss(routings)
+
+
+def balance_weights(config: BalanceConfig) -> dict[str, float]:
+    """Return the weights of the balance losses that have one."""
+    return {name: weight for name in BALANCE_LOSSES if (weight := getattr(config, name))}
+
+
+def balance_loss(
+    routings: ByRouter, config: BalanceConfig, temperatures: Mapping[str, float], all_reduce: Sum = no_reduction
+) -> Tensor | None:
+    """Return the weighted sum over routers and losses; None where no loss has a weight, or nothing is routed.
+
+    Args:
+        temperatures: tau_0 by router, where the configuration names none.
+        all_reduce: adds up over the processes what their rows sum to.
+    """
+    weights = balance_weights(config)
+    if not weights:
+        return None
+    total: Tensor | None = None
+    for router, mine in routings.items():
+        rows = JoinedRoutings.of(mine, all_reduce, uniform=config.token_weights == "uniform")
+        tau_0 = config.temperature or temperatures[router]
+        for name, weight in weights.items():
+            loss = weight * raw_balance_loss(name, rows, tau_0)
+            total = loss if total is None else total + loss
+    return total
+
+
+TokenShares = Mapping[str, float]
+"""By stack, a process's share of a batch's real tokens."""
+
+
+def depth_cost(output: ModelOutput, shares: TokenShares | None = None) -> Tensor | None:
+    """Return the sum of the stacks' mean costs of depth; None where no token halts.
+
+    Args:
+        shares: of several processes, by which their costs add up to the mean over all tokens; None: one process.
+    """
+    costs = [
+        stack.depth_cost if shares is None else shares[name] * stack.depth_cost
+        for name, stack in output.stacks.items()
+        if stack.depth_cost is not None
+    ]
+    return torch.stack(costs).sum() if costs else None
+
+
+def add_auxiliary(
+    loss: Tensor, balance: Tensor | None, depth: Tensor | None, depth_weight: float, share: float = 1.0
+) -> Tensor:
+    """Return a batch's part of the mean loss over an update's labels with its balance losses and its cost of depth.
+
+    Args:
+        loss: of its labels. balance: see `balance_loss`. depth: see `depth_cost`. share: of the update's labels; the
+            other two are means over the batch, so that each batch counts by it.
+    """
+    if balance is not None:
+        loss = loss + balance * share
+    if depth_weight and depth is not None:
+        loss = loss + depth * (depth_weight * share)
+    return loss

@@ -1,0 +1,102 @@
+"""Which settings of a run may change when it is resumed, and which are refused.
+
+Settings that describe a run, place it on a machine, or say how many checkpoints stay are free: they do not change its
+results. Settings that change nothing of what was learned so far may change too, and are recorded: how long the run is,
+how its learning rate goes on, when it logs, evaluates, saves and stops, and what is measured at its end. All others are
+refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from ostinato.config.operational import FREE_TO_CHANGE
+from ostinato.config.recipe import Recipe
+from ostinato.config.schema import leaves
+from ostinato.errors import CheckpointError
+from ostinato.training.optim import learning_rate
+
+_LENGTH, _SCHEDULE = "training.n_updates", "training.schedule."
+_RECORDED = (
+    _LENGTH,
+    _SCHEDULE,
+    "training.evaluate_every",
+    "training.log_every",
+    "training.save_every",
+    "training.selection.patience",
+    "evaluation.",
+)
+
+Changes = dict[str, tuple[Any, Any]]
+"""Settings by dotted path, with the value they had and the one they have now; None where there is none."""
+
+
+def is_free(key: str) -> bool:
+    """Return True for a setting, by its dotted path, that does not change the results of a run."""
+    return key.startswith(FREE_TO_CHANGE)
+
+
+def changes_between(old: Recipe, new: Recipe, update: int, where: object) -> Changes:
+    """Return the changes that have to be recorded where a run goes on with another recipe.
+
+    Args:
+        update: the last one that the run has done. where: its directory, for the error.
+
+    Raises:
+        CheckpointError: with a line for every setting that may not change.
+    """
+    before, now = (dict(leaves(recipe.model_dump(mode="json"))) for recipe in (old, new))
+    changes = {
+        key: (before.get(key), now.get(key))
+        for key in before | now
+        if not is_free(key) and (key in before, before.get(key)) != (key in now, now.get(key))
+    }
+    refused = {key: "" for key in changes if not key.startswith(_RECORDED)}
+    refused |= dict(_too_late(old, new, update, changes))
+    if refused:
+        lines = [
+            f"{where}: --resume cannot change {key}: {_shown(before, key)} in the run, {_shown(now, key)} now{reason}"
+            for key, reason in refused.items()
+        ]
+        raise CheckpointError("\n".join(lines))
+    return changes
+
+
+def _too_late(old: Recipe, new: Recipe, update: int, changes: Changes) -> Iterator[tuple[str, str]]:
+    """Yield the settings of length and schedule that the updates which are done contradict, and how they do."""
+    if new.training.n_updates < update:
+        yield _LENGTH, f"; {update} updates are done"
+        return
+    schedule = [key for key in changes if key.startswith(_SCHEDULE)]
+    if not (schedule or _LENGTH in changes) or _first_other_rate(old, new, update) is None:
+        return
+    length_alone = {"n_updates": new.training.n_updates}
+    schedule_alone = {"schedule": new.training.schedule}
+    blamed = 0
+    for keys, change in ((schedule, schedule_alone), ([_LENGTH] if _LENGTH in changes else [], length_alone)):
+        partly = old.model_copy(update={"training": old.training.model_copy(update=change)})
+        if (first := _first_other_rate(old, partly, update)) is not None:
+            blamed += len(keys)
+            yield from ((key, _reason(first)) for key in keys)
+    if not blamed:  # neither alone gives other rates, but both together do
+        first = _first_other_rate(old, new, update)
+        yield from ((key, _reason(first)) for key in changes if key.startswith((_LENGTH, _SCHEDULE)))
+
+
+def _reason(first: int | None) -> str:
+    return f"; update {first}, which is done, would have had another learning rate"
+
+
+def _first_other_rate(old: Recipe, new: Recipe, update: int) -> int | None:
+    """Return the first of the updates that are done which has another learning rate in two recipes."""
+
+    def rate(recipe: Recipe, at: int) -> float:
+        config = recipe.training
+        return learning_rate(config.optimizer, config.schedule, at, config.n_updates, recipe.model.d_model)
+
+    return next((at for at in range(1, update + 1) if rate(old, at) != rate(new, at)), None)
+
+
+def _shown(settings: dict[str, Any], key: str) -> str:
+    return repr(settings[key]) if key in settings else "absent"

@@ -1,0 +1,84 @@
+"""`model.generate`: the search of `ostinato.decoding` on plain tensors of token ids."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from test_special_ids import SOURCES, TARGETS, model_of
+
+import ostinato as o
+from ostinato.config.load import check_settings
+from ostinato.decoding.search import left_padded, search
+from ostinato.errors import ConfigError, DataError
+
+SEARCHES: list[dict[str, Any]] = [
+    {"strategy": "greedy", "beam": 1},
+    {"strategy": "beam", "beam": 3},
+    {"strategy": "sample", "beam": 1, "seed": 7, "temperature": 0.8},
+]
+
+
+def given_of(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return what a user writes: a beam alone says that it is a beam search."""
+    return {"beam": settings["beam"]} if settings["strategy"] == "beam" else {**settings}
+
+
+@pytest.mark.parametrize("kind", ["seq2seq", "lstm"])
+@pytest.mark.parametrize("settings", SEARCHES)
+def test_sources_give_what_the_search_finds_wherever_their_padding_stands(kind: str, settings: dict[str, Any]) -> None:
+    model = model_of(kind).train()
+    batch = o.Batch.from_lists(TARGETS, SOURCES)
+    assert batch.source is not None
+    config = check_settings({"max_length": 7, **settings}, o.DecodingConfig)
+    found = model.generate(batch.source.ids_BT, batch.source.keep_BT, max_length=7, **given_of(settings))
+    assert model.training
+    assert all(module.training for module in model.modules())
+    model.eval()
+    assert found == [h.ids for h in search(model, batch, config)]
+    assert found == model.generate(batch, max_length=7, **given_of(settings))
+    assert len({tuple(ids) for ids in found}) > 1 or settings["strategy"] == "beam"
+    begun = torch.tensor([[1, 8], [1, 3], [1, 3]] * 4)
+    keep = torch.tensor([[True, True], [True, False], [True, True]] * 4)
+    prefix = left_padded([[1, 8], [1], [1, 3]] * 4, 0, torch.device("cpu"))
+    source = (batch.source.ids_BT, batch.source.keep_BT)
+    found = model.generate(*source, target=begun, target_keep=keep, max_length=7, **given_of(settings))
+    assert found == [h.ids for h in search(model, batch, config, prefix)]
+
+
+@pytest.mark.parametrize("settings", SEARCHES)
+def test_prompts_are_continued_wherever_their_padding_stands(settings: dict[str, Any]) -> None:
+    model, prompts = model_of("language_model"), [[1, 5, 6, 7], [1, 9], [1]]
+    right = o.Batch.from_lists([ids[1:] for ids in prompts]).target
+    left = left_padded(prompts, 0, torch.device("cpu"))
+    given = {"max_length": 6, **given_of(settings)}
+    found = model.generate(right.ids_BT, right.keep_BT, **given)
+    assert found == model.generate(left.ids_BT, left.keep_BT, **given)
+    if settings["strategy"] != "sample":  # which draws by row
+        assert found == [model.generate(torch.tensor([ids]), **given)[0] for ids in prompts]
+
+
+def test_what_cannot_be_generated_is_refused() -> None:
+    model, ids = model_of("seq2seq"), torch.tensor([[5, 2]])
+    for settings, message in (
+        ({"beams": 4}, "beams is 4: no such setting; did you mean beam"),
+        ({"beam": 0}, "beam is 0: must be an integer in [1, 2^31 - 1]"),
+        ({"beam": 3, "n_best": 2}, "n_best is 2: one output of each row"),
+        ({"token_scores": True}, "token_scores is True: one output of each row"),
+    ):
+        with pytest.raises(ConfigError, match=re.escape(message)):
+            model.generate(ids, **settings)
+    with pytest.raises(DataError, match=r"must be whole numbers \[B, T\]"):
+        model.generate(ids.float())
+    with pytest.raises(DataError, match="must have their shape"):
+        model.generate(ids, torch.ones(1, 3, dtype=torch.bool))
+    language = model_of("language_model")
+    with pytest.raises(DataError, match="leave out the target"):
+        language.generate(ids, target=ids)
+    with pytest.raises(DataError, match="give the prompts' token ids"):
+        language.generate(o.Batch.from_lists([[5]]))
+    encoder = o.build_model(o.EncoderConfig(d_model=8, vocab_size=9, encoder=o.StackConfig(n_steps=1)))
+    with pytest.raises(DataError, match="writes no text"):
+        encoder.generate(ids)

@@ -1,0 +1,177 @@
+"""What a resumed run may change, what is recorded of it, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_runs import last_checkpoint, records, tiny_recipe, weights
+
+from ostinato.config.recipe import Recipe
+from ostinato.errors import CheckpointError
+from ostinato.experiments.sweep.run_key import key_of_run
+from ostinato.tasks.recipes import load_recipe
+from ostinato.training import SilentReporter, train
+
+
+class _Notes(SilentReporter):
+    def __init__(self) -> None:
+        self.notes: list[tuple[int, str]] = []
+
+    def on_note(self, update: int, message: str) -> None:
+        self.notes.append((update, message))
+
+
+class _StopAt(SilentReporter):
+    """Ends a run, as a crash would, at its record of an update."""
+
+    def __init__(self, update: int) -> None:
+        self.update = update
+
+    def on_update(self, record: dict[str, Any]) -> None:
+        if record["update"] == self.update:
+            raise KeyboardInterrupt
+
+
+def _changes(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "changes.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def _measuring(recipe: Recipe, **changes: Any) -> Recipe:
+    return recipe.model_copy(update={"evaluation": recipe.evaluation.model_copy(update=changes)})
+
+
+def test_a_finished_run_that_is_extended_ends_like_one_that_was_as_long_from_the_start(tmp_path: Path) -> None:
+    first = train(tiny_recipe(tmp_path), tmp_path / "run")
+    key = key_of_run(tmp_path / "run")
+    reporter = _Notes()
+    results = train(tiny_recipe(tmp_path, n_updates=24), tmp_path / "run", resume=True, reporter=reporter)
+    train(tiny_recipe(tmp_path, n_updates=24), tmp_path / "long")
+    assert (first["n_updates"], results["n_updates"]) == (12, 24)
+    assert weights(tmp_path / "run") == weights(tmp_path / "long")
+    for name in ("metrics.jsonl", "recipe.yaml", "data.json"):
+        assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "long" / name).read_bytes(), name
+    [line] = _changes(tmp_path / "run")
+    assert (line["update"], line["changes"]) == (12, {"training.n_updates": {"from": 12, "to": 24}})
+    assert not (tmp_path / "long" / "changes.jsonl").exists()
+    assert (12, "changed: training.n_updates from 12 to 24") in reporter.notes
+    # What the shorter run found is kept, and neither is the other under its content address.
+    assert json.loads((tmp_path / "run" / "results-1.json").read_text()) == first
+    assert len({key, key_of_run(tmp_path / "run"), key_of_run(tmp_path / "long")}) == 3
+
+
+def test_an_extended_run_that_is_killed_goes_on_without_naming_the_change_again(tmp_path: Path) -> None:
+    train(tiny_recipe(tmp_path), tmp_path / "run")
+    with pytest.raises(KeyboardInterrupt):
+        train(tiny_recipe(tmp_path, n_updates=24), tmp_path / "run", resume=True, reporter=_StopAt(16))
+    assert not (tmp_path / "run" / "results.json").exists()
+    results = train(load_recipe(tmp_path / "run"), tmp_path / "run", resume=True)
+    assert results["n_updates"] == 24
+    assert len(_changes(tmp_path / "run")) == 1
+
+
+def test_a_run_is_shortened_to_the_update_it_stands_at_and_evaluated_there(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        train(tiny_recipe(tmp_path), tmp_path / "run", reporter=_StopAt(12))
+    assert last_checkpoint(tmp_path / "run").name == "update-000009"
+    results = train(tiny_recipe(tmp_path, n_updates=9), tmp_path / "run", resume=True)
+    assert results["n_updates"] == 9
+    assert [record["update"] for record in records(tmp_path / "run", "evaluation")] == [6, 9]
+    assert results["best_update"] in (6, 9)
+    assert _changes(tmp_path / "run")[0]["changes"] == {"training.n_updates": {"from": 12, "to": 9}}
+    # Evaluated once, however often it is resumed.
+    (tmp_path / "run" / "results.json").unlink()
+    again = train(load_recipe(tmp_path / "run"), tmp_path / "run", resume=True)
+    assert again["splits"]["test"]["loss"] == results["splits"]["test"]["loss"]
+    assert [record["update"] for record in records(tmp_path / "run", "evaluation")] == [6, 9]
+
+
+def test_a_run_cannot_become_shorter_than_it_is(tmp_path: Path) -> None:
+    train(tiny_recipe(tmp_path), tmp_path / "run")
+    files = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    with pytest.raises(CheckpointError) as error:
+        train(tiny_recipe(tmp_path, n_updates=11), tmp_path / "run", resume=True)
+    assert str(error.value).endswith(
+        "--resume cannot change training.n_updates: 12 in the run, 11 now; 12 updates are done"
+    )
+    assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == files
+
+
+def test_a_finished_run_is_measured_anew_on_another_split_and_by_another_column(tmp_path: Path) -> None:
+    recipe = tiny_recipe(tmp_path)
+    first = train(recipe, tmp_path / "run")
+    results = train(_measuring(recipe, splits=["dev", "test"], by=[]), tmp_path / "run", resume=True)
+    assert (list(first["splits"]), list(results["splits"])) == (["test"], ["dev", "test"])
+    assert results["splits"]["test"]["loss"] == first["splits"]["test"]["loss"]
+    assert results["splits"]["test"]["by"] == {}
+    assert load_recipe(tmp_path / "run").evaluation.splits == ["dev", "test"]
+    assert set(_changes(tmp_path / "run")[0]["changes"]) == {"evaluation.splits", "evaluation.by"}
+
+
+def test_a_split_that_a_resumed_run_measures_for_the_first_time_gets_its_hash(tmp_path: Path) -> None:
+    recipe = tiny_recipe(tmp_path)
+    train(_measuring(recipe, splits=["dev"]), tmp_path / "run")
+    results = train(recipe, tmp_path / "run", resume=True)
+    train(recipe, tmp_path / "both")
+    hashes = [json.loads((tmp_path / name / "data.json").read_text())["splits"] for name in ("run", "both")]
+    assert hashes[0] == hashes[1]
+    assert list(hashes[0]) == ["train", "dev", "test"]
+    assert results["data_sha256"] == {split: found["sha256"] for split, found in hashes[0].items()}
+
+
+def test_a_run_that_lost_patience_goes_on_with_more_of_it(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {
+        "n_updates": 40,
+        "evaluate_every": 2,
+        "optimizer": {"lr": 0.9},
+        "schedule": {"kind": "constant", "warmup": 40},
+    }
+    short = train(tiny_recipe(tmp_path, **settings, selection={"patience": 3}), tmp_path / "run")
+    assert short["stopped"] == "no better loss in 3 evaluations"
+    longer = train(tiny_recipe(tmp_path, **settings, selection={"patience": 4}), tmp_path / "run", resume=True)
+    assert longer["n_updates"] > short["n_updates"]
+    whole = train(tiny_recipe(tmp_path, **settings, selection={"patience": 4}), tmp_path / "whole")
+    assert longer["n_updates"] == whole["n_updates"]
+    assert weights(tmp_path / "run") == weights(tmp_path / "whole")
+
+
+def test_a_schedule_may_change_where_it_was_the_same_up_to_now(tmp_path: Path) -> None:
+    schedule = {"kind": "inverse_sqrt", "warmup": 6}
+    with pytest.raises(KeyboardInterrupt):
+        train(tiny_recipe(tmp_path, schedule=schedule), tmp_path / "run", reporter=_StopAt(4))
+    assert last_checkpoint(tmp_path / "run").name == "update-000003"
+    linear = tiny_recipe(tmp_path, schedule={"kind": "linear", "warmup": 6})  # the warm-up is the same
+    train(linear, tmp_path / "run", resume=True)
+    train(linear, tmp_path / "whole")
+    assert weights(tmp_path / "run") == weights(tmp_path / "whole")
+    assert _changes(tmp_path / "run")[0]["update"] == 3
+
+
+def test_a_schedule_or_length_that_past_updates_contradict_is_refused_by_name(tmp_path: Path) -> None:
+    cosine = {"kind": "cosine", "warmup": 4}
+    train(tiny_recipe(tmp_path, schedule=cosine), tmp_path / "run")
+    with pytest.raises(CheckpointError) as error:
+        train(tiny_recipe(tmp_path, schedule=cosine, n_updates=24), tmp_path / "run", resume=True)
+    [line] = str(error.value).splitlines()
+    assert line.endswith(
+        "cannot change training.n_updates: 12 in the run, 24 now; "
+        "update 5, which is done, would have had another learning rate"
+    )
+    with pytest.raises(CheckpointError) as error:
+        train(tiny_recipe(tmp_path, schedule=cosine | {"warmup": 3}), tmp_path / "run", resume=True)
+    [line] = str(error.value).splitlines()
+    assert "cannot change training.schedule.warmup: 4 in the run, 3 now; update 1" in line
+
+
+def test_every_other_setting_stays_refused_with_a_line_that_names_it(tmp_path: Path) -> None:
+    train(tiny_recipe(tmp_path), tmp_path / "run")
+    other = tiny_recipe(tmp_path, n_updates=24, label_smoothing=0.2, accumulate=1)
+    with pytest.raises(CheckpointError) as error:
+        train(other, tmp_path / "run", resume=True)
+    lines = str(error.value).splitlines()
+    assert [line.partition("cannot change ")[2] for line in lines] == [
+        "training.label_smoothing: 0.1 in the run, 0.2 now",
+        "training.accumulate: 2 in the run, 1 now",
+    ]

@@ -1,0 +1,70 @@
+"""A run that is interrupted by SIGINT saves a checkpoint, and ends like an undisturbed one when it is resumed."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_runs import last_checkpoint, records, tiny_recipe, weights
+
+from ostinato.training import SilentReporter, session, train
+
+
+class _Notes(SilentReporter):
+    """Notes what a run says, and interrupts it at its record of an update."""
+
+    def __init__(self, interrupted_at: int = 0) -> None:
+        self.interrupted_at, self.notes = interrupted_at, list[str]()
+
+    def on_update(self, record: dict[str, Any]) -> None:
+        if record["update"] == self.interrupted_at:
+            signal.raise_signal(signal.SIGINT)
+
+    def on_note(self, update: int, message: str) -> None:
+        self.notes.append(f"{update}: {message}")
+
+
+def _assert_goes_on_like_undisturbed(tmp_path: Path) -> None:
+    train(tiny_recipe(tmp_path), tmp_path / "run", resume=True)
+    train(tiny_recipe(tmp_path), tmp_path / "undisturbed")
+    assert weights(tmp_path / "run") == weights(tmp_path / "undisturbed")
+    for name in ("metrics.jsonl", "checkpoints/best.json", "checkpoints/last.json"):
+        assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "undisturbed" / name).read_bytes(), name
+
+
+@pytest.mark.parametrize("update", [4, 12])
+def test_an_interrupt_saves_a_checkpoint_after_the_update_it_came_in(tmp_path: Path, update: int) -> None:
+    reporter = _Notes(interrupted_at=update)
+    with pytest.raises(KeyboardInterrupt):
+        train(tiny_recipe(tmp_path), tmp_path / "run", reporter=reporter)
+    assert last_checkpoint(tmp_path / "run").name == f"update-{update:06d}"
+    assert reporter.notes == [f"{update}: interrupted: a checkpoint is saved, --resume goes on from it"]
+    _assert_goes_on_like_undisturbed(tmp_path)
+
+
+def test_an_interrupted_evaluation_is_done_when_the_run_is_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*args: Any, **kwargs: Any) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(session, "evaluate", interrupted)
+    for _ in range(2):  # when it is resumed, too
+        with pytest.raises(KeyboardInterrupt):
+            train(tiny_recipe(tmp_path), tmp_path / "run", resume=True)
+        assert last_checkpoint(tmp_path / "run").name == "update-000006"
+        assert records(tmp_path / "run", "evaluation") == []
+    monkeypatch.undo()
+    _assert_goes_on_like_undisturbed(tmp_path)
+
+
+def test_resuming_without_a_checkpoint_says_that_training_begins_anew(tmp_path: Path) -> None:
+    for resume, notes in (
+        (True, [f"0: nothing to resume: {tmp_path / 'True'} holds no checkpoint, so training begins anew"]),
+        (False, []),
+    ):
+        reporter = _Notes()
+        train(tiny_recipe(tmp_path, n_updates=1), tmp_path / str(resume), resume=resume, reporter=reporter)
+        assert reporter.notes == notes
