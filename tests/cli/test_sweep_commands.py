@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from ostinato.config.files import write_yaml
+from ostinato.experiments.sweep import measure_checks
 from ostinato.experiments.sweep.executors import InProcess
 
 SWEEP = {
@@ -139,3 +140,26 @@ def test_plot_writes_figures_beside_the_results(run, folder: Path) -> None:
     written = folder / "store" / "sweeps" / "mine"
     assert outcome.out == f"written: {written}/plot-macs.svg\nwritten: {written}/plot-macs.png\n"
     assert (written / "plot-macs.png").stat().st_size > 1000
+
+
+def test_a_dry_run_finds_a_measure_that_names_nothing(run, tmp_path: Path) -> None:
+    measures = [{"name": "exact", "kind": "result", "split": "test", "path": "exact_mach"}]
+    write_yaml(SWEEP | {"measures": measures}, tmp_path / "mine.yaml")
+    outcome = run("sweep", tmp_path / "mine.yaml", "--store", tmp_path / "store", "--dry-run")
+    assert (outcome.code, outcome.err.count("\n")) == (2, 1)
+    assert "did you mean exact_match?" in outcome.err
+
+
+def test_whatever_is_found_may_be_named(run, tmp_path: Path) -> None:
+    tiny = ["task.n_train=60", "task.n_eval=8", "training.n_updates=2", "training.device=cpu", "model.d_model=16"]
+    halting = ["model.encoder.self_attention.share=all", "model.encoder.ffn={d_ff: 16, share: all, kind: experts}"]
+    halting += ["model.encoder.ffn.n_experts=3", "model.encoder.halting={kind: stick_breaking}"]
+    assert run("train", "demo/transformer", *tiny, *halting, "--run-dir", tmp_path / "run").code == 0
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert results.keys() <= measure_checks.OF_A_RUN
+    found = json.loads(run("evaluate", tmp_path / "run", "--split", "test", "--json").out)["test"]
+    assert found.keys() | results["splits"]["test"].keys() <= {
+        *measure_checks.OF_A_SPLIT,
+        *("exact_match", "token_accuracy_free", "mean_of"),
+    }
+    assert {"halting", "routing"} <= found.keys()

@@ -13,7 +13,7 @@ from typing import Any
 from ostinato.analysis.collectors import Outcomes
 from ostinato.analysis.studies.base import Finding, Study, Subject
 from ostinato.budget import count_parameters
-from ostinato.metrics import METRICS
+from ostinato.metrics import decoded_scores
 from ostinato.tasks.registry import build_task
 from ostinato.version import __version__
 
@@ -171,7 +171,8 @@ def _facts_of_run(subject: Subject) -> dict[str, object]:
 
 def _table_scores(result: Mapping[str, Any]) -> dict[str, object]:
     """Return the scores of one split that fit a table."""
-    found = {name: result[name] for name in (*_SCORES, *METRICS) if isinstance(result.get(name), int | float)}
+    found = {name: result[name] for name in _SCORES if isinstance(result.get(name), int | float)}
+    found |= decoded_scores(result)
     depth = {f"{stack}: mean rounds": numbers["mean"] for stack, numbers in (result.get("halting") or {}).items()}
     return found | depth
 

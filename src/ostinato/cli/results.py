@@ -39,7 +39,7 @@ def describe_average(checkpoint: Path) -> str:
 def print_splits(results: Mapping[str, Scores]) -> None:
     """Print the results of several splits, by split name; texts such as signatures go below the numbers."""
     from ostinato.config.schema import leaves
-    from ostinato.metrics import METRICS
+    from ostinato.metrics import decoded_scores
 
     if not results:
         return
@@ -63,7 +63,7 @@ def print_splits(results: Mapping[str, Scores]) -> None:
         _print_ranking(split, result.get("ranking") or {})
         for column, values in (result.get("by") or {}).items():
             macro = (result.get("macro") or {}).get(column)
-            _print_groups(f"{split} by {column}", values, macro, [*_FORCED, *METRICS])
+            _print_groups(f"{split} by {column}", values, macro, [*_FORCED, *decoded_scores(result)])
 
 
 def print_published(rows: Sequence[ReferenceRow], results: Mapping[str, Scores]) -> None:

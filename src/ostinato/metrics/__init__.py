@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
+from typing import Any
 
+from ostinato.config.own_code import is_own, own_class
 from ostinato.errors import ConfigError, Problem
 from ostinato.metrics.base import Metric
 from ostinato.metrics.labels import Accuracy, AnswerEm, AnswerF1, MacroF1, SpanF1, TagAccuracy
@@ -36,10 +39,11 @@ __all__ = [
     "TagAccuracy",
     "TokenAccuracyFree",
     "consistency",
+    "decoded_scores",
     "make_metric",
 ]
 
-METRICS: dict[str, type[Metric]] = {
+_OURS: dict[str, type[Metric]] = {
     "exact_match": ExactMatch,
     "token_accuracy_free": TokenAccuracyFree,
     "character_accuracy_free": CharacterAccuracyFree,
@@ -56,7 +60,31 @@ METRICS: dict[str, type[Metric]] = {
     "answer_em": AnswerEm,
     "answer_f1": AnswerF1,
 }
+
+
+class _Metrics(Mapping[str, type[Metric]]):
+    """Our metrics by name, and any class of the user's own by `package.module:Class`; it lists ours."""
+
+    def __getitem__(self, name: str) -> type[Metric]:
+        if is_own(name):
+            return own_class(name, Metric, "metric")  # type: ignore[type-abstract]
+        return _OURS[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_OURS)
+
+    def __len__(self) -> int:
+        return len(_OURS)
+
+
+METRICS: Mapping[str, type[Metric]] = _Metrics()
 """Every metric by its name in recipes; its result holds a number of the same name."""
+
+
+def decoded_scores(result: Mapping[str, Any]) -> dict[str, float]:
+    """Return the scores of decoded outputs among the numbers of a result, ours first."""
+    names = [*METRICS, *(name for name in result if is_own(name))]
+    return {name: result[name] for name in names if isinstance(result.get(name), int | float)}
 
 
 def make_metric(name: str, key: str = "evaluation.metrics") -> Metric:
@@ -67,10 +95,13 @@ def make_metric(name: str, key: str = "evaluation.metrics") -> Metric:
         key: the setting that the error names.
 
     Raises:
-        ConfigError: no metric has this name; lists those that there are.
+        ConfigError: no metric has this name, with a list of those that there are; a class of the user's own that cannot
+            be used.
     """
     if name not in METRICS:
         close = get_close_matches(name, METRICS, n=1)
         hint = f"; did you mean {close[0]}?" if close else ""
         raise ConfigError([Problem(key, name, f"must be one of {', '.join(METRICS)}{hint}")])
-    return METRICS[name]()
+    metric = METRICS[name]()
+    metric.name = name
+    return metric

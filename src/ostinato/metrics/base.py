@@ -17,7 +17,8 @@ class Metric(ABC):
     (`ostinato.metrics.bootstrap`): no score here is a mean of per-batch scores.
     """
 
-    name: ClassVar[str]
+    name: str
+    """What recipes call it, and its score in results; of a class of the user's own `package.module:Class`."""
     perfect: ClassVar[float] = 1.0
     """The score of outputs that are their references."""
 

@@ -20,7 +20,7 @@ from importlib import import_module
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from ostinato.errors import ConfigError, Problem
 from ostinato.metrics.base import Metric
@@ -80,7 +80,7 @@ def split_compounds(text: str) -> str:
 
 
 class _SacreBleuMetric(Metric):
-    name: ClassVar[_Name]
+    name: _Name
     perfect = 100.0
 
     def counts(self, prediction: str, reference: str) -> list[int]:

@@ -53,9 +53,9 @@ def split_problems(recipe: Recipe, task: Task) -> Iterator[Problem]:
 def metric_problems(recipe: Recipe, has_sources: bool) -> Iterator[Problem]:
     """Yield the problems of metrics that do not exist, need outputs of texts, or would select the worst checkpoint."""
     selection, wanted = recipe.training.selection, recipe.evaluation.metrics or []
-    valid = (*FORCED_METRICS, *METRICS)
-    if selection.metric not in valid:
-        yield Problem("training.selection.metric", selection.metric, f"must be one of {', '.join(valid)}")
+    if selection.metric not in FORCED_METRICS and selection.metric not in METRICS:
+        valid = ", ".join((*FORCED_METRICS, *METRICS))
+        yield Problem("training.selection.metric", selection.metric, f"must be one of {valid}")
     elif selection.mode != (mode := "min" if selection.metric in _SMALLER_IS_BETTER else "max"):
         reason = f"must be {mode!r} with training.selection.metric={selection.metric}: it would keep the worst model"
         yield Problem("training.selection.mode", selection.mode, reason)

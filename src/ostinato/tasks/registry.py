@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from ostinato.config.base import DEFER_CHECKS
 from ostinato.config.data import DataConfig
+from ostinato.config.own_code import is_own, own_class
 from ostinato.config.recipe import TaskRef
 from ostinato.config.schema import describe
 from ostinato.errors import ConfigError, Problem
@@ -45,9 +46,14 @@ _CLASSES = {
 
 
 class _Tasks(Mapping[str, type[Task]]):
-    """Tasks by name; the module of a task is imported when the task is looked up, because a run needs one of them."""
+    """Our tasks by name, and any class of the user's own by `package.module:Class`; it lists ours.
+
+    The module of a task is imported when the task is looked up, because a run needs one of them.
+    """
 
     def __getitem__(self, kind: str) -> type[Task]:
+        if is_own(kind):
+            return own_class(kind, Task, "task.kind")  # type: ignore[type-abstract]
         name = _CLASSES[kind]
         task: type[Task] = getattr(import_module(f"ostinato.tasks.{kind}"), name)
         return task
@@ -101,11 +107,14 @@ def build_task(ref: TaskRef, data: DataConfig, access: DataAccess | None = None)
 
 def _check(settings: dict[str, Any]) -> tuple[TaskConfig | None, list[Problem]]:
     kind = settings.get("kind", "files")
-    if kind not in TASKS:
+    try:
+        node = TASKS[str(kind)].config_type
+    except KeyError:
         close = get_close_matches(str(kind), TASKS, n=1)
         hint = f"; did you mean {close[0]}?" if close else ""
         return None, [Problem("task.kind", kind, f"must be one of {', '.join(TASKS)}{hint}")]
-    node = TASKS[kind].config_type
+    except ConfigError as error:
+        return None, list(error.problems)
     try:
         config = node.model_validate({**settings, "kind": kind}, context=DEFER_CHECKS)
     except ValidationError as error:

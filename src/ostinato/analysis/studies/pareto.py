@@ -12,7 +12,7 @@ from ostinato.analysis.collectors import Outcomes
 from ostinato.analysis.drawing import COLOURS, common_legend, finish, in_units, panels
 from ostinato.analysis.latency import pass_latencies, threads_and_device
 from ostinato.analysis.studies.base import Finding, OnProgress, Study, Subject, not_comparable
-from ostinato.metrics import METRICS
+from ostinato.metrics import decoded_scores
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -67,7 +67,7 @@ PARETO = Study(
 def _quality(subjects: Sequence[Subject]) -> tuple[str, list[float]]:
     """Return a decoded metric that all runs have in results.json for the split, else teacher-forced token accuracy."""
     stored = [(subject.stored_results().get("splits") or {}).get(subject.split) or {} for subject in subjects]
-    for name in METRICS:
+    for name in decoded_scores(stored[0]):
         values = [scores.get(name) for scores in stored]
         if all(isinstance(value, int | float) for value in values):
             return f"{name}, {subjects[0].split}", [float(value) for value in values if value is not None]

@@ -107,9 +107,8 @@ def _metric(run: LoadedRun, metric: str | None, access: DataAccess | None) -> st
         if own is None:
             own = list(build_task(run.recipe.task, run.recipe.data, access).metrics)
         return own[0] if own and has_sources else FORCED[0]
-    known = (*FORCED, *METRICS) if has_sources else FORCED
-    if metric not in known:
-        reason = f"must be one of {', '.join(known)}"
+    if metric not in FORCED and not (has_sources and metric in METRICS):
+        reason = f"must be one of {', '.join((*FORCED, *METRICS) if has_sources else FORCED)}"
         raise ConfigError([Problem("metric", metric, reason if has_sources else f"{reason}: texts are not decoded")])
     return metric
 

@@ -21,6 +21,7 @@ from ostinato.config.measures import as_overrides
 from ostinato.config.recipe import Recipe
 from ostinato.config.sweep import ArmConfig, SweepConfig
 from ostinato.errors import ConfigError, Problem
+from ostinato.experiments.sweep.measure_checks import measure_problems
 from ostinato.tasks.recipes import load_recipe
 
 SUFFIXES = (".yaml", ".yml")
@@ -105,6 +106,7 @@ def arm_recipe(sweep: SweepConfig, arm: ArmConfig, seed: int, start: str | None 
 def _arm_problems(sweep: SweepConfig) -> Iterator[Problem]:
     if list(sweep.problems()):
         return  # an arm with problems of its own has no recipe to check
+    of_measures: dict[str, Problem] = {}  # by what they say: once for all arms
     for arm in sweep.arms:
         try:
             recipe = arm_recipe(sweep, arm, sweep.seeds_of(arm)[0], None if arm.after is None else _ELSEWHERE)
@@ -120,3 +122,6 @@ def _arm_problems(sweep: SweepConfig) -> Iterator[Problem]:
                 if measure.kind == "result" and measure.split and splits is not None and measure.split not in splits:
                     reason = f"{arm.name} is evaluated on {', '.join(splits)}: name it in evaluation.splits"
                     yield Problem(f"measures.{measure.name}.split", measure.split, reason)
+                else:
+                    of_measures |= {str(problem): problem for problem in measure_problems(measure, recipe)}
+    yield from of_measures.values()

@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from documents import README, ROOT, blocks, commands, links
+
+from ostinato.cli import main
+
+DOCUMENT = ROOT / "docs" / "extending.md"
+TINY = [
+    "model.d_model=16",
+    "model.encoder.ffn.d_ff=16",
+    "model.decoder.ffn.d_ff=16",
+    "training.n_updates=2",
+    "training.n_threads=1",
+    "training.device=cpu",
+    "evaluation.max_examples=20",
+    "training.selection={metric: mine:SameLength, mode: max}",
+]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with the document's module."""
+    monkeypatch.chdir(tmp_path)
+    (code,) = blocks(DOCUMENT, "python")
+    (tmp_path / "mine.py").write_text(code, encoding="utf-8")
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    return tmp_path
+
+
+def call(*arguments: object) -> int | str | None:
+    with pytest.raises(SystemExit) as caught:
+        main([str(argument) for argument in arguments])
+    return caught.value.code
+
+
+def test_a_metric_and_a_task_of_ones_own_are_shown_trained_scored_and_tabled(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown: dict[str, str] = {}
+    for command in commands(DOCUMENT):
+        arguments = [*command.arguments, *(TINY if command.arguments[0] == "train" else [])]
+        assert call(*arguments) in (0, None), f"{command}\n{capsys.readouterr().err}"
+        shown[command.arguments[0]] = capsys.readouterr().out
+    assert "Digits in their order." in shown["data"]
+    results = json.loads((folder / "runs" / "sorting" / "results.json").read_text())
+    assert results["task"] == "mine:Sorting"
+    test = results["splits"]["test"]
+    assert test["n"] == 20
+    assert set(test["by"]["n"]) <= {"1", "2", "3", "4"}
+    assert 0 <= test["mine:SameLength"] <= 1
+    records = [json.loads(line) for line in (folder / "runs" / "sorting" / "metrics.jsonl").read_text().splitlines()]
+    assert "mine:SameLength" in records[-1]["scores"]
+    assert shown["evaluate"].count("mine:SameLength") == 2, "in the table of all and in that of the column"
+    assert "runs/sorting" not in sys.path
+    assert str(folder) not in sys.path
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("task.kind=nowhere:Task", "task.kind is 'nowhere:Task': cannot be imported (ModuleNotFoundError"),
+        ("task.kind=mine:Sortin", "task.kind is 'mine:Sortin': cannot be imported (AttributeError"),
+        ("task.kind=mine:SameLength", "must be a subclass of ostinato.tasks.base.Task"),
+        ("task.kind=mine:Unfinished", "lacks what every ostinato.tasks.base.Task has: _examples"),
+        ("task={kind: mine:Sorting, n_digit: 3}", "task.n_digit is 3: the task mine:Sorting has no such setting"),
+        ("evaluation.metrics=[mine:Sorting]", "metric is 'mine:Sorting': must be a subclass of ostinato.metrics.base."),
+        ("evaluation.metrics=[broken:X]", "metric is 'broken:X': cannot be imported (SyntaxError"),
+    ],
+)
+def test_what_cannot_be_used_is_one_line_before_anything_is_written(
+    folder: Path, capsys: pytest.CaptureFixture[str], setting: str, message: str
+) -> None:
+    (folder / "broken.py").write_text("class X(\n", encoding="utf-8")
+    with (folder / "mine.py").open("a", encoding="utf-8") as file:
+        file.write("\n\nclass Unfinished(Task):\n    config: SortingConfig\n")
+    assert call("train", "demo/transformer", setting, "--run-dir", "runs/none") == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert err.count("\n") == 1
+    assert not (folder / "runs").exists()
+
+
+def test_the_readme_leads_there() -> None:
+    assert "docs/extending.md" in links(README)
