@@ -12,8 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ostinato.nn.by_length import ByLengthPass
 from ostinato.nn.context import Pass
-from ostinato.nn.halting import HaltingPass, Visible, where_active
+from ostinato.nn.halting import Visible, where_active
 from ostinato.nn.rows import Rows
 
 Pattern = Literal["half", "uniform", "early", "none", "trace"]
@@ -127,41 +128,26 @@ class ForcedDepths:
         return ForcedPass(states_ND, rows, run, depths_N)
 
 
-class ForcedPass(HaltingPass):
-    """One pass."""
+class ForcedPass(ByLengthPass):
+    """One pass, in which no round is counted: a rule's own work is no part of what is measured."""
 
     def __init__(self, states_ND: Tensor, rows: Rows, run: Pass, depths_N: Tensor) -> None:
-        super().__init__(states_ND, rows, run)
-        self._depths_N = depths_N if self._keep_N is None else torch.where(self._keep_N, depths_N, 0)
-        # Prescribed, so that no round has to count; a rule's own work is no part of what is measured.
-        self._known = self._depths_N.tolist()
+        super().__init__(states_ND, rows, run, depths_N)
+        self._known = self._rounds_N.tolist()
 
     def active(self, index: int, states_ND: Tensor) -> Tensor | None:
         """Those who have rounds to go."""
         n = sum(depth > index for depth in self._known)
-        self._set_active(None if n == len(self._known) else self._depths_N > index, n)
+        self._set_active(None if n == len(self._known) else self._rounds_N > index, n)
         return self.active_N
 
     def enter(self, index: int, states_ND: Tensor, entered_ND: Tensor) -> tuple[Tensor | None, Visible]:
-        """Halted tokens show the state that left their last round."""
+        """Halted tokens show the state that left their last round; nothing is recorded."""
         active_N = self.active_N
         if active_N is None:
             return None, None
         return active_N.to(states_ND.dtype), lambda later_ND: where_active(active_N, later_ND, states_ND)
 
-    def leave(self, index: int, states_ND: Tensor, left_ND: Tensor) -> Tensor:
-        """Halted tokens stay as they were."""
-        return where_active(self.active_N, left_ND, states_ND)
-
-    def aux_loss(self) -> None:
-        """Depth costs nothing."""
-
-    def _final(self, states_ND: Tensor) -> Tensor:
-        return states_ND
-
-    def _halted(self, states_ND: Tensor) -> tuple[Tensor, Tensor]:
-        return states_ND, states_ND
-
     def _keep_rows(self, kept_M: Tensor) -> None:
-        self._depths_N = self._depths_N.index_select(0, kept_M)
-        self._known = self._depths_N.tolist()
+        super()._keep_rows(kept_M)
+        self._known = self._rounds_N.tolist()

@@ -35,7 +35,7 @@ from ostinato.experiments.results import read_rows
 from ostinato.models import save_model
 from ostinato.tasks.recipes import load_recipe
 from ostinato.tasks.registry import build_task
-from ostinato.training import SilentReporter, train
+from ostinato.training import Reporter, train
 
 DIGITS = {
     "task": {
@@ -199,7 +199,7 @@ class Interruption(Exception):
     """The end of an interrupted run."""
 
 
-class Interrupting(SilentReporter):
+class Interrupting(Reporter):
     """Interrupts a run after the first record that follows a checkpoint."""
 
     def on_update(self, record: dict[str, Any]) -> None:

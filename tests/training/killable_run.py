@@ -22,13 +22,13 @@ from tiny_runs import tiny_recipe
 
 from ostinato.config.recipe import Recipe
 from ostinato.data import disk
-from ostinato.training import SilentReporter, train
+from ostinato.training import Reporter, train
 
 SYNCS_PER_SAVE = 10
 TIME_LIMIT = 120.0
 
 
-class _Beat(SilentReporter):
+class _Beat(Reporter):
     """Tells the parent about every record (every second update)."""
 
     def __init__(self, pipe: int) -> None:

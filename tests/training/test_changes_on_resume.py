@@ -13,10 +13,10 @@ from ostinato.config.recipe import Recipe
 from ostinato.errors import CheckpointError
 from ostinato.experiments.sweep.run_key import key_of_run
 from ostinato.tasks.recipes import load_recipe
-from ostinato.training import SilentReporter, train
+from ostinato.training import Reporter, train
 
 
-class _Notes(SilentReporter):
+class _Notes(Reporter):
     def __init__(self) -> None:
         self.notes: list[tuple[int, str]] = []
 
@@ -24,7 +24,7 @@ class _Notes(SilentReporter):
         self.notes.append((update, message))
 
 
-class _StopAt(SilentReporter):
+class _StopAt(Reporter):
     """Ends a run, as a crash would, at its record of an update."""
 
     def __init__(self, update: int) -> None:

@@ -19,7 +19,7 @@ from ostinato.evaluation.loading import LoadedRun, load
 from ostinato.models import LanguageModel
 from ostinato.tasks.registry import build_task
 from ostinato.training.loop import train
-from ostinato.training.reporter import SilentReporter
+from ostinato.training.reporter import Reporter
 
 STACK = {"n_steps": 1, "self_attention": {"n_heads": 2}, "ffn": {"d_ff": 16}, "relative": {"kind": "buckets"}}
 
@@ -98,7 +98,7 @@ def test_a_language_model_is_trained_scored_and_asked_about_pairs(mask: str, tmp
     assert {key: again[key] for key in ("loss", "exact_match")} == {key: scores[key] for key in ("loss", "exact_match")}
 
 
-class _Stop(SilentReporter):
+class _Stop(Reporter):
     def on_save(self, update: int, directory: Path) -> None:
         if update == 4:
             raise KeyboardInterrupt

@@ -27,7 +27,7 @@ from ostinato.data.tokenizer import EOS_ID
 from ostinato.errors import OstinatoError
 from ostinato.evaluation.loading import load
 from ostinato.models import build_model
-from ostinato.training import SilentReporter, train
+from ostinato.training import Reporter, train
 from ostinato.training.prepare import prepare
 from ostinato.training.rundir import RunDirectory
 
@@ -220,7 +220,7 @@ def before_training(recipe: Recipe, folder: Path) -> Any:
 
 def of_a_run(recipe: Recipe, folder: Path) -> Any:
     """Return what a run finds, and what it writes."""
-    results = train(recipe, folder / "run", reporter=SilentReporter())
+    results = train(recipe, folder / "run", reporter=Reporter())
     weights = {
         str(path.relative_to(folder)): digest(load_file(path))
         for path in sorted((folder / "run").rglob("model.safetensors"))

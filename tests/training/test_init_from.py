@@ -20,10 +20,10 @@ from ostinato.models.checkpoint import load_model
 from ostinato.training import train
 from ostinato.training.checkpoint import Checkpoints
 from ostinato.training.initial import start_from
-from ostinato.training.reporter import SilentReporter
+from ostinato.training.reporter import Reporter
 
 
-class Notes(SilentReporter):
+class Notes(Reporter):
     """Remembers how a run began."""
 
     info: dict[str, Any]

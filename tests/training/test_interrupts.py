@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from tiny_runs import last_checkpoint, records, tiny_recipe, weights
 
-from ostinato.training import SilentReporter, session, train
+from ostinato.training import Reporter, session, train
 
 
-class _Notes(SilentReporter):
+class _Notes(Reporter):
     """Notes what a run says, and interrupts it at its record of an update."""
 
     def __init__(self, interrupted_at: int = 0) -> None:

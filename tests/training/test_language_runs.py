@@ -22,7 +22,7 @@ from ostinato.evaluation import evaluate
 from ostinato.evaluation.loading import LoadedRun, load
 from ostinato.experiments.compare.paired import compare
 from ostinato.tasks.registry import build_task
-from ostinato.training import SilentReporter, train
+from ostinato.training import Reporter, train
 
 STACK: dict[str, Any] = {"n_steps": 1, "self_attention": {"n_heads": 2}, "ffn": {"d_ff": 16}}
 WORDS = ["ant", "bee", "cat", "dog", "elk", "fox", "gnu", "hen"]
@@ -152,7 +152,7 @@ def _interrupt_at(recipe: Recipe, directory: Path, update: int) -> None:
     class Stop(Exception):
         """Stands for a crash."""
 
-    class Stopping(SilentReporter):
+    class Stopping(Reporter):
         def on_save(self, update_saved: int, directory: Path) -> None:
             if update_saved == update:
                 raise Stop

@@ -18,7 +18,7 @@ from ostinato.config.model import Seq2SeqConfig
 from ostinato.models.losses import BALANCE_LOSSES, raw_balance_loss
 from ostinato.nn import balance
 from ostinato.nn.routing import HypersphereRouter
-from ostinato.training import SilentReporter, train, update
+from ostinato.training import Reporter, train, update
 from ostinato.training.optim import build_optimizer
 from ostinato.training.records import Records
 from ostinato.training.reporter import make_reporter
@@ -149,7 +149,7 @@ def test_experts_that_stay_dead_are_named_and_those_that_come_back_are_not() -> 
     assert line.startswith("router a has 1 dead of 4 experts (3): no token of 5 records chose them")
 
 
-class _Warned(SilentReporter):
+class _Warned(Reporter):
     def __init__(self) -> None:
         self.lines: list[tuple[int, str]] = []
 

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from tiny_runs import last_checkpoint, records, tiny_recipe, weights
 
 from ostinato.nn import balance
-from ostinato.training import SilentReporter, train
+from ostinato.training import Reporter, train
 
 WORKER = Path(__file__).parent / "process_worker.py"
 Ended = tuple[int, str]
@@ -124,7 +124,7 @@ def test_a_run_without_chance_is_that_of_one_process(together: tuple[Path, list[
         _assert_close(records(folder / "still", kind), records(tmp_path / "run", kind))
 
 
-class _Warnings(SilentReporter):
+class _Warnings(Reporter):
     def __init__(self) -> None:
         self.messages: list[str] = []
 

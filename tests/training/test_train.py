@@ -21,12 +21,12 @@ from ostinato.evaluation.loading import load
 from ostinato.models import Seq2Seq
 from ostinato.nn.layers import Linear
 from ostinato.tasks.recipes import load_recipe
-from ostinato.training import SilentReporter, session, train, update
+from ostinato.training import Reporter, session, train, update
 
 GOLDEN = Path(__file__).parent / "golden_losses.json"
 
 
-class _Listener(SilentReporter):
+class _Listener(Reporter):
     def __init__(self) -> None:
         self.events: list[str] = []
 

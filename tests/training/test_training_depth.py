@@ -18,7 +18,7 @@ from ostinato.config.training import DepthCostConfig, SelectionConfig
 from ostinato.evaluation.depth import real_tokens
 from ostinato.evaluation.loading import load
 from ostinato.models.losses import count_labels, depth_cost
-from ostinato.training import SilentReporter, train, update
+from ostinato.training import Reporter, train, update
 from ostinato.training.depth import DepthWatch
 from ostinato.training.optim import build_optimizer
 from ostinato.training.state import Best, Progress
@@ -203,7 +203,7 @@ def test_a_stack_whose_tokens_all_have_one_depth_is_named_once_after_the_warm_up
     assert list(DepthWatch(warmup=0).warnings(1, {"encoder": _depth(7), "decoder": _depth(0, 0)})) == []
 
 
-class _Warned(SilentReporter):
+class _Warned(Reporter):
     def __init__(self) -> None:
         self.lines: list[tuple[int, str]] = []
 

@@ -39,15 +39,14 @@ class ByLength:
         """Begin a pass."""
         lengths_B = run.source_lengths(rows.n_sentences)
         rounds_B = (self.per_token * lengths_B.double() + self.extra).ceil().long().clamp(1, n_rounds)
-        return ByLengthPass(states_ND, rows, run, rounds_B)
+        return ByLengthPass(states_ND, rows, run, rounds_B.repeat_interleave(rows.n_columns))
 
 
 class ByLengthPass(HaltingPass):
-    """One pass: `rounds` is T of every row, 0 of padding."""
+    """One pass: `rounds_N` is T of every row; that of padding does not count."""
 
-    def __init__(self, states_ND: Tensor, rows: Rows, run: Pass, rounds_B: Tensor) -> None:
+    def __init__(self, states_ND: Tensor, rows: Rows, run: Pass, rounds_N: Tensor) -> None:
         super().__init__(states_ND, rows, run)
-        rounds_N = rounds_B.repeat_interleave(rows.n_columns)
         self._rounds_N = rounds_N if self._keep_N is None else torch.where(self._keep_N, rounds_N, 0)
 
     def active(self, index: int, states_ND: Float[Tensor, "N D"]) -> Bool[Tensor, "N"] | None:

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from ostinato.training.loop import train
-from ostinato.training.reporter import LinesReporter, Reporter, RichReporter, SilentReporter, make_reporter
+from ostinato.training.reporter import LinesReporter, Reporter, RichReporter, make_reporter
 
-__all__ = ["LinesReporter", "Reporter", "RichReporter", "SilentReporter", "make_reporter", "train"]
+__all__ = ["LinesReporter", "Reporter", "RichReporter", "make_reporter", "train"]

@@ -22,7 +22,7 @@ from ostinato.training.checks import check_training
 from ostinato.training.prepare import Prepared, prepare
 from ostinato.training.processes import Processes
 from ostinato.training.records import Records
-from ostinato.training.reporter import Reporter, SilentReporter
+from ostinato.training.reporter import Reporter
 from ostinato.training.rundir import RunDirectory
 from ostinato.training.session import Session
 from ostinato.training.threads import cpu_threads
@@ -63,7 +63,7 @@ def train(
         TrainingError: a loss or gradient that is not finite; other processes that have ended.
     """
     processes = Processes.from_environment()
-    reporter = reporter if reporter and processes.is_main else SilentReporter()
+    reporter = reporter if reporter and processes.is_main else Reporter()
     device = processes.device(recipe.training.device)
     check_training(recipe, device)
     keep_freed_memory()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -53,14 +54,10 @@ class Reporter:
         """Always the last call, after an error too."""
 
 
-class SilentReporter(Reporter):
-    """Reports nothing."""
-
-
-class _TextReporter(SilentReporter):
+class _TextReporter(Reporter, ABC):
+    @abstractmethod
     def write(self, line: str, level: int = logging.INFO) -> None:
         """Write a line; `level` is one of `logging`."""
-        raise NotImplementedError
 
     def on_start(self, recipe: Recipe, info: dict[str, Any]) -> None:
         """Write what is trained, on how many examples and on which device."""
@@ -158,7 +155,7 @@ class RichReporter(_TextReporter):
 def make_reporter(console: Console | None) -> Reporter:
     """Return a progress bar for a terminal, plain lines for another stream, silence without a console."""
     if console is None:
-        return SilentReporter()
+        return Reporter()
     if console.is_terminal:
         return RichReporter(console)
     # Not from `logging.getLogger`: the logger of each call has its own stream.

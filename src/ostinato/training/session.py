@@ -59,7 +59,7 @@ class Session:
         prepared: data, tokenizers and the resolved recipe.
         checkpoints: the run is resumed from the last one, where there is one.
         records: written by rank 0, and cut back to what they held when the last checkpoint was saved.
-        reporter: a `SilentReporter` in all processes but rank 0.
+        reporter: a `Reporter` in all processes but rank 0.
         processes: those of the run.
     """
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ostinato.config.recipe import Recipe
 from ostinato.training.reporter import (
-    SilentReporter,
+    Reporter,
     duration,
     end_line,
     evaluation_text,
@@ -42,7 +42,7 @@ class Event:
     text: str
 
 
-class EventReporter(SilentReporter):
+class EventReporter(Reporter):
     """Turns what a run reports into events.
 
     Args:
