@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -202,11 +203,18 @@ def test_a_new_run_never_goes_into_an_old_directory(tmp_path: Path, monkeypatch:
     monkeypatch.chdir(tmp_path)
     first = default_directory("scan/universal", "scan/universal", resume=False)
     assert first == Path("runs/scan-universal")
-    first.mkdir(parents=True)
-    assert default_directory("scan/universal", "scan/universal", resume=False) == first
-    (first / "recipe.yaml").touch()
-    assert default_directory("scan/universal", "scan/universal", resume=False) == Path("runs/scan-universal-2")
+    assert first.is_dir(), "it is this run's from now on"
+    with ThreadPoolExecutor(8) as threads:
+        found = threads.map(lambda _: default_directory("scan/universal", "scan/universal", resume=False), range(8))
+    assert sorted(found) == [Path(f"runs/scan-universal-{n}") for n in range(2, 10)]
     assert default_directory("scan/universal", "scan/universal", resume=True) == first
+
+
+def test_a_run_that_fails_before_it_writes_leaves_no_directory(run, tmp_path: Path) -> None:
+    for given in ([], ["--run-dir", tmp_path / "mine"]):
+        assert run("train", "algorithmic/copy-universal", "evaluation.splits=[gen]", *given).code == 2
+    assert not (tmp_path / "mine").exists()
+    assert not list(tmp_path.rglob("copy-universal*"))
 
 
 def test_a_run_is_resumed_where_it_is(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A run that is interrupted by SIGINT saves a checkpoint, and ends like an undisturbed one when it is resumed."""
+"""A run that gets SIGINT or SIGTERM saves a checkpoint, and ends like an undisturbed one when it is resumed."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from ostinato.training import Reporter, session, train
 class _Notes(Reporter):
     """Notes what a run says, and interrupts it at its record of an update."""
 
-    def __init__(self, interrupted_at: int = 0) -> None:
-        self.interrupted_at, self.notes = interrupted_at, list[str]()
+    def __init__(self, interrupted_at: int = 0, number: signal.Signals = signal.SIGINT) -> None:
+        self.interrupted_at, self.number, self.notes = interrupted_at, number, list[str]()
 
     def on_update(self, record: dict[str, Any]) -> None:
         if record["update"] == self.interrupted_at:
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(self.number)
 
     def on_note(self, update: int, message: str) -> None:
         self.notes.append(f"{update}: {message}")
@@ -34,9 +34,11 @@ def _assert_goes_on_like_undisturbed(tmp_path: Path) -> None:
         assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "undisturbed" / name).read_bytes(), name
 
 
-@pytest.mark.parametrize("update", [4, 12])
-def test_an_interrupt_saves_a_checkpoint_after_the_update_it_came_in(tmp_path: Path, update: int) -> None:
-    reporter = _Notes(interrupted_at=update)
+@pytest.mark.parametrize(("update", "number"), [(4, signal.SIGINT), (12, signal.SIGINT), (4, signal.SIGTERM)])
+def test_an_interrupt_saves_a_checkpoint_after_the_update_it_came_in(
+    tmp_path: Path, update: int, number: signal.Signals
+) -> None:
+    reporter = _Notes(interrupted_at=update, number=number)
     with pytest.raises(KeyboardInterrupt):
         train(tiny_recipe(tmp_path), tmp_path / "run", reporter=reporter)
     assert last_checkpoint(tmp_path / "run").name == f"update-{update:06d}"

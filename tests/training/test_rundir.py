@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import ostinato
 from ostinato.config.load import check_recipe
 from ostinato.errors import CheckpointError, ConfigError, DataError
 from ostinato.tasks.recipes import load_recipe
+from ostinato.training import train
 from ostinato.training.prepare import prepare
 from ostinato.training.records import Records
 from ostinato.training.rundir import RunDirectory, versions
@@ -21,6 +23,8 @@ def test_a_prepared_run_directory_says_what_the_run_is(tmp_path: Path) -> None:
     assert run.open(resume=False) is False
     prepared = prepare(tiny_recipe(tmp_path), run, False, None)
     assert sorted(path.name for path in run.path.iterdir()) == [
+        ".lock",
+        ".lock.json",
         "data.json",
         "recipe.yaml",
         "tokenizers",
@@ -69,7 +73,44 @@ def test_a_directory_without_a_recipe_is_not_a_run_yet(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / ".partial-recipe.yaml").write_text("half")
     assert run.open(resume=False) is False
-    assert list(run.path.iterdir()) == []
+    run.claim()
+    assert sorted(path.name for path in run.path.iterdir()) == [".lock", ".lock.json"]
+
+
+def test_one_process_at_a_time_is_at_work_on_a_run_and_the_others_are_told_which(tmp_path: Path) -> None:
+    run, other = RunDirectory(tmp_path / "run"), RunDirectory(tmp_path / "run")
+    assert run.open(resume=False) is other.open(resume=False) is False
+    prepare(tiny_recipe(tmp_path), run, False, None)
+    holder = rf"run: process {os.getpid()} on .* \(since 20\d\d-.*\) is at work on this run"
+    for attempt in (other.claim, lambda: other.open(resume=True)):
+        with pytest.raises(CheckpointError, match=holder):
+            attempt()
+    with pytest.raises(CheckpointError, match=holder):
+        train(tiny_recipe(tmp_path), tmp_path / "run", resume=True)
+    run.close()
+    with pytest.raises(CheckpointError, match="already holds a run"):
+        other.claim()
+    assert other.open(resume=True) is True
+
+
+def test_an_error_gives_the_lock_back(tmp_path: Path) -> None:
+    train(tiny_recipe(tmp_path, n_updates=1), tmp_path / "run")
+    with pytest.raises(CheckpointError, match="cannot change"):
+        train(tiny_recipe(tmp_path, n_updates=1, clip_norm=0.5), tmp_path / "run", resume=True)
+    assert train(tiny_recipe(tmp_path, n_updates=1), tmp_path / "run", resume=True)["n_updates"] == 1
+
+
+@pytest.mark.parametrize("what", ["n_threads: 2", "lr: 0.02"])
+def test_a_recipe_that_was_edited_after_the_run_began_is_refused(tmp_path: Path, what: str) -> None:
+    train(tiny_recipe(tmp_path, n_updates=2), tmp_path / "run")
+    file = tmp_path / "run" / "recipe.yaml"
+    written = file.read_text(encoding="utf-8")
+    file.write_text(re.sub(rf"{what.split(':')[0]}: \S+", what, written), encoding="utf-8")
+    assert file.read_text(encoding="utf-8") != written
+    with pytest.raises(CheckpointError, match=r"recipe.yaml was edited after the run began"):
+        train(load_recipe(tmp_path / "run"), tmp_path / "run", resume=True)
+    file.write_text(written.partition("\n")[2], encoding="utf-8")  # as earlier versions wrote it
+    assert train(load_recipe(tmp_path / "run"), tmp_path / "run", resume=True)["n_updates"] == 2
 
 
 def test_a_file_in_the_place_of_the_directory_is_refused(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +11,7 @@ import typer
 from ostinato.cli.options import AccessOption, JsonOption, OverridesArgument, RecipeArgument
 from ostinato.cli.output import console, print_json, print_line, rank
 from ostinato.cli.results import print_published, print_splits
+from ostinato.errors import CheckpointError
 
 
 def train(
@@ -32,12 +34,17 @@ def train(
     from ostinato.training.reporter import make_reporter
 
     resolved = load_recipe(recipe, overrides or [])
-    directory = run_dir or default_directory(recipe, resolved.name, resume)
+    directory = run_dir or default_directory(recipe, resolved.name, resume, is_main=rank() == 0)
     is_quiet = json or rank() > 0
     if not is_quiet:
         print_line(f"run directory: {directory}")
     reporter = make_reporter(None if is_quiet else console())
-    result = train_recipe(resolved, directory, resume=resume, access=access, reporter=reporter)
+    try:
+        result = train_recipe(resolved, directory, resume=resume, access=access, reporter=reporter)
+    finally:
+        if run_dir is None:
+            with suppress(OSError):
+                directory.rmdir()  # made for a run that failed before it wrote anything
     if rank():
         return
     if json:
@@ -48,19 +55,22 @@ def train(
         print_line(f"results: {directory / 'results.json'}")
 
 
-def default_directory(recipe: str, name: str, resume: bool) -> Path:
+def default_directory(recipe: str, name: str, resume: bool, *, is_main: bool = True) -> Path:
     """Return the directory to write to where the user names none.
 
-    A resumed run is found where it was written; a new one never goes into an old one's directory. An empty
-    directory counts as new.
+    A resumed run is found where it was written; a new one never goes into a directory that is there, and its own is
+    made at once, so that of several that start together each has one.
+
+    Args:
+        is_main: False: make none. Of several processes of one run that of rank 0 is used.
     """
     if resume and (Path(recipe) / "recipe.yaml").is_file():
         return Path(recipe)
     first = Path("runs") / name.replace("/", "-")
-    if resume or _is_free(first):
+    if resume or not is_main:
         return first
-    return next(path for n in range(2, 100_000) if _is_free(path := first.with_name(f"{first.name}-{n}")))
-
-
-def _is_free(path: Path) -> bool:
-    return not path.exists() or (path.is_dir() and not any(path.iterdir()))
+    for path in (first, *(first.with_name(f"{first.name}-{n}") for n in range(2, 100_000))):
+        with suppress(FileExistsError):
+            path.mkdir(parents=True)
+            return path
+    raise CheckpointError(f"{first}: there are too many runs of this name: name another with --run-dir")

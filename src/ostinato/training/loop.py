@@ -59,7 +59,8 @@ def train(
     Raises:
         ConfigError: settings that do not fit together, the task or this machine.
         DataError: data that cannot be had or used.
-        CheckpointError: a directory that holds a run already, or (resume) one of another recipe or other data.
+        CheckpointError: a directory that holds a run already or that another process is at work on, or (resume) one of
+            another recipe or other data.
         TrainingError: a loss or gradient that is not finite; other processes that have ended.
     """
     processes = Processes.from_environment()
@@ -67,8 +68,8 @@ def train(
     device = processes.device(recipe.training.device)
     check_training(recipe, device)
     keep_freed_memory()
-    with closing(reporter), cpu_threads(recipe.training.n_threads):
-        run = RunDirectory(processes.broadcast(lambda: Path(directory)))
+    run = RunDirectory(processes.broadcast(lambda: Path(directory)))
+    with closing(reporter), closing(run), cpu_threads(recipe.training.n_threads):
         with processes.main_process_first():
             # The others load what rank 0 has prepared, as a resumed run does, and stop where they find other data.
             is_resumed = run.open(resume) if processes.is_main else True

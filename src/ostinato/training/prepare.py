@@ -113,6 +113,7 @@ def prepare(recipe: Recipe, run: RunDirectory, is_resumed: bool, access: DataAcc
     if not is_resumed:
         data = describe_data(task, recipe.data, other_splits(recipe, train_split))
         data["splits"] = {train_split: describe_split(train_split, examples), **data["splits"]}
+        run.claim()
         with new_folder(run.tokenizers) as folder:
             tokenizers.save(folder)
         run.describe(recipe, data)

@@ -178,25 +178,26 @@ SINGLE_PROCESS = Processes()
 class Interrupts:
     """Defers Ctrl-C in the body of a `with`, so that all processes of a run stop after the same update, and save it.
 
-    A second Ctrl-C, or one within `at_once`, raises KeyboardInterrupt where the process is.
+    SIGTERM, which batch systems send before they take a machine away, is treated alike. A second one of either, or one
+    within `at_once`, raises KeyboardInterrupt where the process is.
     """
 
     def __init__(self, processes: Processes) -> None:
         self._processes = processes
         self._is_pending = self._is_at_once = False
-        self._is_deferring = False
+        self._previous_handlers: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
-        # Only the main thread may set signal handlers. A sweep's workers ignore interrupts, and still do.
-        is_main = threading.current_thread() is threading.main_thread()
-        self._is_deferring = is_main and signal.getsignal(signal.SIGINT) != signal.SIG_IGN
-        if self._is_deferring:
-            self._previous_handler = signal.signal(signal.SIGINT, self._on_interrupt)
+        if threading.current_thread() is threading.main_thread():  # No other thread may set signal handlers.
+            for number in (signal.SIGINT, signal.SIGTERM):
+                # A sweep's workers ignore Ctrl-C, and still do; None: a handler that is not Python's.
+                if signal.getsignal(number) not in (signal.SIG_IGN, None):
+                    self._previous_handlers[number] = signal.signal(number, self._on_interrupt)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if self._is_deferring:
-            signal.signal(signal.SIGINT, self._previous_handler)
+        for number, handler in self._previous_handlers.items():
+            signal.signal(number, handler)
 
     def _on_interrupt(self, number: int, frame: FrameType | None) -> None:
         if self._is_pending or self._is_at_once:

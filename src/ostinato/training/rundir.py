@@ -7,19 +7,29 @@
     metrics.jsonl, timings.jsonl, checkpoints/, results.json
     changes.jsonl    where the recipe was changed when the run was resumed: at which update, from what, to what
     results-1.json   what a finished run had found before such a change, by the number of the change
+    .lock            held by the process that trains the run; .lock.json says which one that is or was
 
 recipe.yaml is written last of what a run starts with. A directory with a recipe.yaml is a run; one without is not yet.
+Its first line is the SHA-256 of the others, so that a resumed run is the one that was begun.
+
+One process at a time writes to a run: it holds the lock from its first write, or from the moment it resumes, until it
+ends, however it ends (the system releases the locks of a killed process). Commands that only read need no lock.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import platform
 import subprocess
 from collections.abc import Iterable
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock, Timeout
 
 from ostinato.config.data import DataConfig
 from ostinato.config.load import dump_recipe
@@ -35,15 +45,17 @@ from ostinato.training.checkpoint import Checkpoints
 from ostinato.version import LEARNING, __version__, source_hash
 
 _RESULTS, _RECIPE, _DATA, _VERSIONS = "results.json", "recipe.yaml", "data.json", "versions.json"
-_CHANGES = "changes.jsonl"
+_CHANGES, _LOCK, _HOLDER = "changes.jsonl", ".lock", ".lock.json"
+_SEAL = "# sha256 "
 _LIBRARIES = ("torch", "numpy", "tokenizers", "safetensors", "pydantic", "sacrebleu")
 
 
 class RunDirectory:
-    """Paths and files of one run."""
+    """Paths and files of one run; `close` gives its lock back."""
 
     def __init__(self, path: Path) -> None:
         self.path = Path(path)
+        self._lock: FileLock | None = None
         self.tokenizers = self.path / "tokenizers"
         self.checkpoints = self.path / "checkpoints"
 
@@ -58,15 +70,60 @@ class RunDirectory:
         With `resume` and no run yet, a new one begins: a job can always be restarted with the same command. A directory
         that is not there is made when there is something to write: what fails before leaves none.
 
+        A run that is there is locked. A new one is locked by `claim`, when there is something to write.
+
         Raises:
-            CheckpointError: there is a run already and `resume` is False, or it is no directory.
+            CheckpointError: there is a run already and `resume` is False, it is no directory, or another process is at
+                work on it.
         """
-        if self.exists and not resume:
-            raise CheckpointError(f"{self.path} already holds a run: go on with --resume (resume=True) or name another")
         if self.path.exists() and not self.path.is_dir():
             raise CheckpointError(f"{self.path} is a file, but a run needs a directory")
-        remove_leftovers(self.path)
+        if self.exists:
+            self._check_new(resume)
+            self._acquire()
+            remove_leftovers(self.path)
         return self.exists
+
+    def claim(self) -> None:
+        """Make the directory of a new run this process's own.
+
+        Raises:
+            CheckpointError: another process has begun a run here.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._acquire()
+        self._check_new(resume=False)  # one that began and ended meanwhile
+        remove_leftovers(self.path)
+
+    def close(self) -> None:
+        """Give the lock back."""
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    def _check_new(self, resume: bool) -> None:
+        if self.exists and not resume:
+            raise CheckpointError(f"{self.path} already holds a run: go on with --resume (resume=True) or name another")
+
+    def _acquire(self) -> None:
+        if self._lock is not None:
+            return
+        lock = FileLock(self.path / _LOCK, timeout=0)
+        try:
+            lock.acquire()
+        except Timeout as error:
+            raise CheckpointError(f"{self.path}: {self._holder()} is at work on this run") from error
+        self._lock = lock
+        began = datetime.now(UTC).isoformat(timespec="seconds")
+        write_json(self.path / _HOLDER, {"process": os.getpid(), "host": platform.node(), "since": began})
+
+    def _holder(self) -> str:
+        """Return who holds the lock, as far as that is known: it is noted a moment after the lock is taken."""
+        try:
+            found = json.loads((self.path / _HOLDER).read_text(encoding="utf-8"))
+            return f"process {found['process']} on {found['host']} (since {found['since']})"
+        except (OSError, ValueError, KeyError, TypeError):
+            return "another process"
 
     def last_update(self) -> int:
         """Return the update of the last checkpoint, 0 where there is none."""
@@ -76,8 +133,15 @@ class RunDirectory:
         """Return what resuming the run with a recipe changes in its own one; see `ostinato.training.changes`.
 
         Raises:
-            CheckpointError: naming every setting that may not change, with both values.
+            CheckpointError: naming every setting that may not change, with both values; or the file was edited.
         """
+        first, _, others = (self.path / _RECIPE).read_text(encoding="utf-8").partition("\n")
+        # Runs of earlier versions have no hash.
+        if first.startswith(_SEAL) and first != _seal(others):
+            raise CheckpointError(
+                f"{self.path / _RECIPE} was edited after the run began: put back what it was. What may change when a "
+                "run is resumed is changed by options (KEY=VALUE) and recorded"
+            )
         return changes_between(load_recipe(self.path / _RECIPE), recipe, self.last_update(), self.path)
 
     def change(self, recipe: Recipe, changes: Changes, new_splits: dict[str, Any]) -> None:
@@ -128,6 +192,8 @@ class RunDirectory:
     def _write_recipe(self, recipe: Recipe) -> None:
         partial = self.path / f"{PARTIAL}{_RECIPE}"
         dump_recipe(recipe, partial)
+        text = partial.read_text(encoding="utf-8")
+        partial.write_text(f"{_seal(text)}\n{text}", encoding="utf-8")
         sync(partial)
         partial.replace(self.path / _RECIPE)
         sync(self.path)
@@ -177,6 +243,11 @@ class RunDirectory:
     def finish(self, results: dict[str, Any]) -> None:
         """Write results.json."""
         write_json(self.path / _RESULTS, results)
+
+
+def _seal(text: str) -> str:
+    """Return the first line of a run's recipe.yaml, above this text."""
+    return f"{_SEAL}{hashlib.sha256(text.encode()).hexdigest()}"
 
 
 def versions() -> dict[str, Any]:

@@ -35,12 +35,9 @@ class _Worker:
         self.job: Job | None = None
 
     def end(self) -> int | None:
-        """End the process, if it has not; return its exit code."""
-        self.process.terminate()
-        self.process.join(_PATIENCE_S)
-        if self.process.is_alive():
-            self.process.kill()
-            self.process.join()
+        """End the process, if it has not; return its exit code. A run that is killed loses nothing that it saved."""
+        self.process.kill()
+        self.process.join()
         self.pipe.close()
         return self.process.exitcode
 
@@ -96,7 +93,7 @@ class LocalPool:
         self._waiting.clear()
         workers, self._workers = self._workers, []
         for worker in workers:
-            worker.process.terminate()
+            worker.process.kill()
         for worker in workers:
             worker.end()
 
