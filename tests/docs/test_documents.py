@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -40,7 +41,14 @@ def test_every_command_of_the_documents_is_one(command: Command) -> None:
 
 
 @pytest.mark.parametrize("command", [c for c in COMMANDS if c.values[0].arguments[0] in ("train", "plan", "data")])
-def test_every_recipe_task_and_setting_of_the_documents_exists(command: Command) -> None:
+def test_every_recipe_task_and_setting_of_the_documents_exists(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The module of one's own that one document speaks of.
+    monkeypatch.syspath_prepend(tmp_path)
+    (module,) = blocks(ROOT / "docs" / "extending.md", "python")
+    (tmp_path / "mine.py").write_text(module, encoding="utf-8")
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
     words = [word for word in command.arguments if not word.startswith("--")]
     if words[:2] != ["data", "baselines"] and words[0] == "data":
         if words[1] != "list":

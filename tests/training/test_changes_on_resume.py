@@ -35,6 +35,11 @@ class _StopAt(Reporter):
             raise KeyboardInterrupt
 
 
+def _files(run: Path) -> dict[Path, bytes]:
+    """Return the content of a run's files, but for those of its lock."""
+    return {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and not path.name.startswith(".lock")}
+
+
 def _changes(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "changes.jsonl").read_text(encoding="utf-8").splitlines()]
 
@@ -90,7 +95,7 @@ def test_a_run_is_shortened_to_the_update_it_stands_at_and_evaluated_there(tmp_p
 
 def test_a_run_cannot_become_shorter_than_it_is(tmp_path: Path) -> None:
     train(tiny_recipe(tmp_path), tmp_path / "run")
-    files = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    files = _files(tmp_path / "run")
     with pytest.raises(CheckpointError) as error:
         train(tiny_recipe(tmp_path, n_updates=11), tmp_path / "run", resume=True)
     assert str(error.value).endswith(
