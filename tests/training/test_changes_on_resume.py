@@ -101,7 +101,7 @@ def test_a_run_cannot_become_shorter_than_it_is(tmp_path: Path) -> None:
     assert str(error.value).endswith(
         "--resume cannot change training.n_updates: 12 in the run, 11 now; 12 updates are done"
     )
-    assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == files
+    assert _files(tmp_path / "run") == files
 
 
 def test_a_finished_run_is_measured_anew_on_another_split_and_by_another_column(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -211,12 +212,29 @@ def test_an_empty_split_is_found_before_training(tmp_path: Path) -> None:
 
 def test_records_are_cut_back_to_what_a_checkpoint_knows_of(tmp_path: Path) -> None:
     records = Records(tmp_path)
-    assert records.n_bytes() == 0
+    assert records.flush() == (0, sha256().hexdigest())
     records.add({"kind": "training", "update": 1, "loss": float("nan")}, {"seconds": 0.5})
-    known = records.n_bytes()
+    known, digest = records.flush()
+    assert digest == sha256(records.metrics.read_bytes()).hexdigest()
     records.add({"kind": "training", "update": 2, "loss": 1.5}, {"seconds": 0.5})
     records.cut(known)
     assert records.metrics.read_text() == '{"kind": "training", "update": 1, "loss": null}\n'
     assert len(records.timings.read_text().splitlines()) == 2
     with pytest.raises(CheckpointError, match=rf"has {known} bytes, but the last checkpoint was saved at 999"):
         records.cut(999)
+    records.add({"kind": "training", "update": 2, "loss": 0.5}, {"seconds": 0.5})
+    again = Records(tmp_path)
+    again.cut(known, digest)
+    again.add({"kind": "training", "update": 2, "loss": 0.5}, {"seconds": 0.5})
+    assert again.flush()[1] == sha256(again.metrics.read_bytes()).hexdigest()
+
+
+def test_a_run_whose_metrics_are_not_those_it_wrote_is_not_resumed(tmp_path: Path) -> None:
+    train(tiny_recipe(tmp_path, n_updates=6), tmp_path / "run")
+    file = tmp_path / "run" / "metrics.jsonl"
+    written = file.read_bytes()
+    file.write_bytes(bytes(len(written)))
+    with pytest.raises(CheckpointError, match=r"metrics.jsonl: not the file that was written"):
+        train(tiny_recipe(tmp_path, n_updates=9), tmp_path / "run", resume=True)
+    file.write_bytes(written)
+    assert train(tiny_recipe(tmp_path, n_updates=9), tmp_path / "run", resume=True)["n_updates"] == 9

@@ -8,6 +8,7 @@ never cut back.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -25,19 +26,20 @@ class Records:
     def __init__(self, directory: Path) -> None:
         self.metrics = directory / METRICS
         self.timings = directory / TIMINGS
+        self._hash = hashlib.sha256()  # of metrics.jsonl
 
     def add(self, record: dict[str, Any], timing: dict[str, Any]) -> None:
         """Append a record to metrics.jsonl and its timing to timings.jsonl."""
-        _append(self.metrics, record)
+        self._hash.update(_append(self.metrics, record))
         _append(self.timings, {"kind": record["kind"], "update": record["update"], **timing})
 
-    def n_bytes(self) -> int:
-        """Flush metrics.jsonl to the disk and return its length."""
+    def flush(self) -> tuple[int, str]:
+        """Flush metrics.jsonl to the disk and return its length and the SHA-256 of what was written to it."""
         if not self.metrics.exists():
-            return 0
+            return 0, self._hash.hexdigest()
         with self.metrics.open("rb") as file:
             os.fsync(file.fileno())
-        return self.metrics.stat().st_size
+        return self.metrics.stat().st_size, self._hash.hexdigest()
 
     def last_evaluation(self) -> int:
         """Return the update of the last evaluation in metrics.jsonl, 0 where there is none."""
@@ -47,24 +49,38 @@ class Records:
             found = (json.loads(line) for line in file)
             return max((record["update"] for record in found if record["kind"] == "evaluation"), default=0)
 
-    def cut(self, n_bytes: int) -> None:
+    def cut(self, n_bytes: int, sha256: str | None = None) -> None:
         """Cut metrics.jsonl back to a length.
 
+        Args:
+            sha256: of what is left; None: not known, as in runs of earlier versions.
+
         Raises:
-            CheckpointError: the file is shorter than that: it was changed from outside.
+            CheckpointError: the file is shorter than that, or not what was written: it was changed from outside.
         """
         present = self.metrics.stat().st_size if self.metrics.exists() else 0
         if present < n_bytes:
             raise CheckpointError(
                 f"{self.metrics}: has {present} bytes, but the last checkpoint was saved at {n_bytes}"
             )
+        if not present:
+            return
+        with self.metrics.open("rb") as file:
+            self._hash = hashlib.sha256(file.read(n_bytes))
+        if sha256 not in (None, self._hash.hexdigest()):
+            raise CheckpointError(
+                f"{self.metrics}: not the file that was written: the SHA-256 of its first {n_bytes} bytes differs. Put "
+                "it back as it was to go on with the run"
+            )
         if present > n_bytes:
             os.truncate(self.metrics, n_bytes)
 
 
-def _append(path: Path, record: dict[str, Any]) -> None:
-    with path.open("a", encoding="utf-8", newline="\n") as file:
-        file.write(json.dumps(_finite(record), ensure_ascii=False, allow_nan=False) + "\n")
+def _append(path: Path, record: dict[str, Any]) -> bytes:
+    line = (json.dumps(_finite(record), ensure_ascii=False, allow_nan=False) + "\n").encode("utf-8")
+    with path.open("ab") as file:
+        file.write(line)
+    return line
 
 
 def _finite(value: Any) -> Any:

@@ -87,7 +87,7 @@ class Session:
             self._resume()
         self.updater = Updater(self.model, self.optimizer, self.config, processes)
         if processes.is_main:
-            records.cut(self.progress.metrics_bytes)
+            records.cut(self.progress.metrics_bytes, self.progress.metrics_sha256)
         self._last_evaluation = processes.broadcast(records.last_evaluation)
         self.model.train()
         self._earlier_seconds, self._began = self.progress.seconds, time.perf_counter()
@@ -273,14 +273,14 @@ class Session:
         self.progress.batches = self.prepared.batches.state()
         self.progress.seconds = self.seconds
         if randoms := self.processes.gather(RandomState.capture()):
-            self.progress.metrics_bytes = self.records.n_bytes()
+            self.progress.metrics_bytes, self.progress.metrics_sha256 = self.records.flush()
             directory = self.checkpoints.save(self.model, self.optimizer, self.progress, randoms)
             self.reporter.on_save(self.progress.update, directory)
 
     def _save_progress(self) -> None:
         """Write what an evaluation changed into the checkpoint that the run was resumed from."""
         if self.processes.is_main:
-            self.progress.metrics_bytes = self.records.n_bytes()
+            self.progress.metrics_bytes, self.progress.metrics_sha256 = self.records.flush()
             self.checkpoints.save_progress(self.progress)
         self.processes.barrier()
 

@@ -37,7 +37,7 @@ class Progress:
         n_waiting: evaluations since the best one.
         stopped: why the run ended before its last update; None where it did not.
         window: sums of the next record.
-        metrics_bytes: length of metrics.jsonl.
+        metrics_bytes, metrics_sha256: length and SHA-256 of metrics.jsonl; None in runs of earlier versions.
         seconds: time spent so far, over all sessions.
     """
 
@@ -48,6 +48,7 @@ class Progress:
     stopped: str | None = None
     window: LossWindow = field(default_factory=LossWindow)
     metrics_bytes: int = 0
+    metrics_sha256: str | None = None
     seconds: float = 0.0
 
     @property
