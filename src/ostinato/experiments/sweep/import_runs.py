@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from shutil import copytree
+from shutil import copytree, ignore_patterns
 
 from ostinato.data.disk import new_folder
 from ostinato.errors import CheckpointError, ConfigError, OstinatoError
@@ -40,7 +40,7 @@ def import_run(path: Path, runs: Sequence[PlannedRun]) -> PlannedRun:
     with run_lock(target):
         if not mine[0].is_finished:
             with new_folder(target) as folder:
-                copytree(path, folder, dirs_exist_ok=True)
+                copytree(path, folder, ignore=ignore_patterns(".lock*"), dirs_exist_ok=True)
     return mine[0]
 
 
