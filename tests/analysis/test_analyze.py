@@ -134,3 +134,19 @@ def test_a_plain_run_says_what_does_not_apply_and_why(tmp_path: Path) -> None:
 def test_a_name_that_is_no_analysis_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"only is 'umap': must be one of budget, learning"):
         logic.choose(["depth", "umap"])
+
+
+def test_a_folder_is_written_again_but_nothing_of_others(tmp_path: Path) -> None:
+    nothing = logic.Survey([], {})
+    out = tmp_path / "out"
+    logic.write([], nothing, out)
+    logic.write([], nothing, out)
+    (out / "similarity-x.svg").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ConfigError, match=r"similarity-x\.svg: is a link"):
+        logic.analyze([], out)
+    (out / "similarity-x.svg").unlink()
+    (out / "report.html").write_text("<html>my own report", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"report\.html: was not written by this command"):
+        logic.analyze([], out)
+    with pytest.raises(ConfigError, match="is no folder"):
+        logic.analyze([], out / "report.html")

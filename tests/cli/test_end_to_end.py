@@ -223,3 +223,39 @@ def test_a_language_model_of_ones_own_text(run, tmp_path: Path) -> None:
     generated = run("generate", tmp_path / "lm", tmp_path / "prompt.txt", "--max-length", 3)
     assert generated.code == 0, generated.err
     assert len(generated.out.split()) <= 3
+
+
+def test_predictions_go_to_a_new_plain_file_and_that_is_said_before_the_run_is_read(
+    run, folder: Path, tmp_path: Path
+) -> None:
+    path, link = tmp_path / "p.jsonl", tmp_path / "link"
+    link.symlink_to(path)
+    path.write_text("my notes\n", encoding="utf-8")
+    evaluate = ["evaluate", folder / "run", "--split", "test", "--max-examples", 2, "--json"]
+    for given, expected in (
+        ([path], "is there already; --overwrite"),
+        ([path, "--overwrite"], "was not written by this command"),
+        ([link, "--overwrite"], "is a link"),
+    ):
+        for where in (folder / "run", tmp_path / "no-run"):
+            outcome = run("evaluate", where, "--predictions", *given)
+            assert (outcome.code, outcome.err.count("\n")) == (2, 1)
+            assert f"{given[0]}: {expected}" in outcome.err
+    assert path.read_text(encoding="utf-8") == "my notes\n"
+    path.unlink()
+    link.unlink()
+    assert run(*evaluate, "--predictions", path).code == 0
+    assert run(*evaluate, "--predictions", path).code == 2
+    assert run(*evaluate, "--predictions", path, "--overwrite").code == 0
+    assert len(path.read_text(encoding="utf-8").splitlines()) == 2
+
+
+def test_rows_are_not_written_over_a_file(run, folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    assert run("table", folder / "run", "--jsonl", path).code == 0
+    before = path.read_bytes()
+    for command in (["table", folder / "run"], ["compare", folder / "run", folder / "run"]):
+        outcome = run(*command, "--jsonl", path)
+        assert (outcome.code, path.read_bytes()) == (2, before)
+        assert "--overwrite" in outcome.err
+    assert run("table", folder / "run", "--jsonl", path, "--overwrite").code == 0

@@ -317,3 +317,12 @@ def test_an_unknown_base_is_refused_before_anything_is_written(tmp_path: Path) -
     with pytest.raises(ConfigError, match="recipe is 'lm/transfromer'"):
         write_derived(tmp_path / "new" / "a.yaml", "lm/transfromer", **NOTES)
     assert not (tmp_path / "new").exists()
+
+
+def test_a_derived_recipe_is_written_to_no_link(tmp_path: Path) -> None:
+    path, target = tmp_path / "a.yaml", tmp_path / "target.yaml"
+    path.symlink_to(target)
+    with pytest.raises(ConfigError, match=r"a\.yaml: is a link"):
+        write_derived(path, "lm/transformer", **NOTES)
+    assert path.is_symlink()
+    assert not target.exists()

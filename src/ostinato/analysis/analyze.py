@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,15 +14,17 @@ from typing import Any
 import numpy as np
 
 from ostinato.analysis.drawing import NARROW, save_figure, svg_of
-from ostinato.analysis.report import Section, WrittenFinding, write_report
+from ostinato.analysis.report import Section, WrittenFinding, is_report, write_report
 from ostinato.analysis.studies import STUDIES, Finding, Study, Subject
 from ostinato.data.example import take_evenly
+from ostinato.data.output_files import check_output, new_file, write_new_text
 from ostinato.data.registry import DataAccess
 from ostinato.errors import ConfigError, Problem
 from ostinato.evaluation.loading import LoadedRun
 from ostinato.tasks.registry import build_task
 
 DEFAULT_EXAMPLES = 2000
+_SUFFIXES = (".json", ".npz", ".svg", ".png")
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,23 +144,43 @@ def analyze(
 ) -> Analysed:
     """Run the analyses that apply, and write their data, figures and the report into a folder.
 
+    A folder that is there is written to again: an earlier report, and plain files of the names of its data and figures,
+    are replaced, and others are left alone.
+
     Args:
         given: see `subjects`; the first is the one others are compared with.
         on_start: called with the number of all examples to be run. on_progress: called with the number of further ones
             done.
 
     Raises:
-        ConfigError: an unknown name, or no matplotlib.
+        ConfigError: an unknown name, no matplotlib, or a folder that cannot be written to: see `check_folder`.
     """
+    check_folder(out)
     return write(given, survey(given, only=only, on_start=on_start, on_progress=on_progress), out)
+
+
+def check_folder(out: Path) -> None:
+    """Refuse a folder that `write` would refuse, before long work.
+
+    Raises:
+        ConfigError: what is there is no folder; its report.html is another program's; a file that has the name of one
+            of an analysis is a link, a device or a folder.
+    """
+    if os.path.lexists(out) and not out.is_dir():
+        raise ConfigError(f"{out}: is there already and is no folder; name another one")
+    check_output(out / "report.html", overwrite=True, is_ours=is_report)
+    for path in sorted(out.iterdir()) if out.is_dir() else ():
+        if path.suffix in _SUFFIXES and any(path.name.startswith(f"{study.name}-") for study in STUDIES):
+            check_output(path, overwrite=True)
 
 
 def write(given: Sequence[Subject], surveyed: Survey, out: Path) -> Analysed:
     """Write data, figures and the report of findings into a folder.
 
     Raises:
-        ConfigError: no matplotlib.
+        ConfigError: no matplotlib, or see `check_folder`.
     """
+    check_folder(out)
     out.mkdir(parents=True, exist_ok=True)
     sections, files = [], []
     for study, findings in surveyed.found:
@@ -202,12 +225,13 @@ def _write(finding: Finding, study: Study, out: Path) -> WrittenFinding:
     content = {"analysis": study.name, "runs": finding.runs, "note": finding.note, "table": table} | finding.data
     text = json.dumps(_finite(content), indent=1, ensure_ascii=False, allow_nan=False)
     data = [stem.with_name(f"{stem.name}.json")]
-    data[0].write_text(text + "\n", encoding="utf-8")
+    write_new_text(data[0], text + "\n", overwrite=True)
     if finding.arrays:
         data.append(stem.with_name(f"{stem.name}.npz"))
-        np.savez_compressed(data[1], **finding.arrays)  # type: ignore[arg-type]
+        with new_file(data[1], overwrite=True) as partial:
+            np.savez_compressed(partial, **finding.arrays)  # type: ignore[arg-type]
     figure = finding.draw(False)
-    svg, png = save_figure(figure, stem)
+    svg, png = save_figure(figure, stem, overwrite=True)
     narrow = svg_of(finding.draw(True)) if figure.get_figwidth() > NARROW else ""
     return WrittenFinding(finding, svg, png, data, narrow)
 

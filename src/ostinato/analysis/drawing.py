@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from numpy.typing import ArrayLike
 
+from ostinato.data.output_files import check_output, new_file
 from ostinato.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -60,11 +61,28 @@ def svg_of(figure: Figure) -> str:
     return text.getvalue()
 
 
-def save_figure(figure: Figure, path: Path) -> tuple[Path, Path]:
-    """Write and return `path`.svg and `path`.png."""
-    written = path.with_suffix(".svg"), path.with_suffix(".png")
+def check_figure(path: Path, *, overwrite: bool = False) -> tuple[Path, Path]:
+    """Return the files that `save_figure` writes.
+
+    Raises:
+        ConfigError: they cannot be written; see `ostinato.data.output_files`.
+    """
+    files = path.with_suffix(".svg"), path.with_suffix(".png")
+    for file in files:
+        check_output(file, overwrite=overwrite)
+    return files
+
+
+def save_figure(figure: Figure, path: Path, *, overwrite: bool = False) -> tuple[Path, Path]:
+    """Write and return `path`.svg and `path`.png, new files; with `overwrite` plain files of these names are replaced.
+
+    Raises:
+        ConfigError: they cannot be written; see `ostinato.data.output_files`.
+    """
+    written = check_figure(path, overwrite=overwrite)
     for file in written:
-        figure.savefig(file, dpi=150)
+        with new_file(file, overwrite=overwrite) as partial:
+            figure.savefig(partial, dpi=150)
         figure.set_layout_engine("none")  # Laying out takes longest: once is enough.
     return written
 

@@ -13,6 +13,7 @@ from typing import Any
 from ostinato.analysis.collectors import Outcomes
 from ostinato.analysis.studies.base import Finding, Study, Subject
 from ostinato.budget import count_parameters
+from ostinato.data.output_files import write_new_text
 from ostinato.metrics import decoded_scores
 from ostinato.tasks.registry import build_task
 from ostinato.version import __version__
@@ -72,12 +73,16 @@ class Section:
 def write_report(
     path: Path, subjects: Sequence[Subject], sections: Sequence[Section], left_out: Mapping[str, str]
 ) -> Path:
-    """Write and return the report; it loads nothing from the network, and links to data in its own folder."""
+    """Write and return the report; it loads nothing from the network, and links to data in its own folder.
+
+    An earlier report is replaced, and nothing else is.
+    """
     names = ", ".join(subject.name for subject in subjects)
     links = "".join(f'<li><a href="#{one.study.name}">{escape(one.study.title)}</a></li>' for one in sections)
     missing = "".join(f"<li><b>{escape(name)}</b>: {escape(why)}</li>" for name, why in left_out.items())
     body = "\n".join(_section(section) for section in sections)
-    path.write_text(
+    write_new_text(
+        path,
         f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
@@ -91,9 +96,16 @@ def write_report(
 <footer>ostinato {escape(__version__)}</footer>
 </body></html>
 """,
-        encoding="utf-8",
+        overwrite=True,
+        is_ours=is_report,
     )
     return path
+
+
+def is_report(path: Path) -> bool:
+    """Return whether a file begins as `write_report` begins its own."""
+    with path.open("rb") as stream:
+        return b"<title>Analysis of " in stream.read(1000)
 
 
 def _overview(subjects: Sequence[Subject]) -> str:

@@ -40,19 +40,21 @@ def analyze(
 
     Makes every analysis that applies (budget, learning, accuracy, depth, attention, experts, similarity, spectra),
     writes its numbers and figures, and one report.html that opens offline. Runs on as many CPU threads as the first run
-    was trained with.
+    was trained with. A folder that is there is written to again: an earlier report and its files are replaced.
     """
     from ostinato.analysis import analyze as logic
     from ostinato.evaluation.loading import load
     from ostinato.training.threads import cpu_threads
 
     logic.choose(only)
+    folder = out or runs[0] / "analysis"
+    logic.check_folder(folder)
     loaded = [load(run, checkpoint=checkpoint, device=device) for run in runs]
     given = logic.subjects(loaded, split, max_examples, access, example)
     # With as many threads as it was trained with: more are slower for small models, above all beside other work.
     threads = cpu_threads(loaded[0].recipe.training.n_threads)
     with threads, progress_bar("examples", not json) as (on_start, on_progress):
-        found = logic.analyze(given, out or runs[0] / "analysis", only=only, on_start=on_start, on_progress=on_progress)
+        found = logic.analyze(given, folder, only=only, on_start=on_start, on_progress=on_progress)
     if json:
         files = [str(path) for path in found.files]
         print_json({"report": str(found.report), "found": found.found, "left_out": found.left_out, "files": files})

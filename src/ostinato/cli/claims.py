@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ostinato.cli.options import STORE, AccessOption, InputOption, JsonOption, StoreOption, read_inputs
-from ostinato.cli.output import console, print_json, print_line, print_stderr, print_table
+from ostinato.cli.output import check_output_file, console, print_json, print_line, print_stderr, print_table
 
 if TYPE_CHECKING:
     from ostinato.experiments.claims.files import Claim, Outcome
@@ -83,6 +83,7 @@ def reproduce(
     chosen = library.load_claim(claim)
     if variant is not None:
         chosen = library.variant(chosen, variant)
+    check_output_file(library.outcome_path(chosen, outcomes), overwrite=True)
     if not json:
         print_line(f"{chosen.name} ({chosen.config.where}): {chosen.config.statement}")
     means = Resources(

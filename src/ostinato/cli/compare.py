@@ -13,10 +13,11 @@ from ostinato.cli.options import (
     CheckpointOption,
     DeviceOption,
     JsonOption,
+    OverwriteOption,
     one_of,
     options_given,
 )
-from ostinato.cli.output import print_json, print_line, print_stderr, print_table
+from ostinato.cli.output import check_output_file, print_json, print_line, print_stderr, print_table, write_rows_to
 from ostinato.cli.results import describe_average
 
 _INTERVALS, _MATCH = "Intervals and costs", "Where runs are equally good"
@@ -63,8 +64,9 @@ def compare(
         ),
     ] = False,
     jsonl: Annotated[
-        Path | None, typer.Option(help="Write the rows to this file as well.", rich_help_panel=_INTERVALS)
+        Path | None, typer.Option(help="Write the rows to this new file as well.", rich_help_panel=_INTERVALS)
     ] = None,
+    overwrite: OverwriteOption = False,
     match: Annotated[
         str | None,
         typer.Option(
@@ -94,7 +96,6 @@ def compare(
     from ostinato.experiments.compare import matched_runs, paired_tables
     from ostinato.experiments.compare.paired import compare as compare_systems
     from ostinato.experiments.compare.systems import Choices
-    from ostinato.experiments.results import write_rows
 
     one_of("--match", match, "perplexity", "loss")
     not_here = (*_OF_INTERVALS, *(_OF_LOSS if match == "perplexity" else ())) if match else ["points"]
@@ -102,6 +103,7 @@ def compare(
         raise typer.BadParameter(
             f"cannot go with --match {match}" if match else "is for --match loss", param_hint=named
         )
+    check_output_file(jsonl, overwrite)
     decoding = {} if beam is None else {"beam": beam}
     shown: object
     notes: list[str] = []
@@ -140,7 +142,7 @@ def compare(
             if line := describe_average(find_checkpoint(run, checkpoint)):
                 print_stderr(f"{run}: {line}")
         if jsonl is not None:
-            write_rows(rows, jsonl)
+            write_rows_to(jsonl, rows, overwrite)
         if not json:
             tables = [paired_tables.score_table(rows), paired_tables.cost_table(rows)]
             notes = paired_tables.notes(rows)

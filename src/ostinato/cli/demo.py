@@ -32,7 +32,7 @@ def demo(
     sweep = load_sweep(_SWEEP)
     rows = run_sweep(sweep, run_dir, watcher=make_watcher(None if json else console(), print_line))
     folder = results_folder(sweep, run_dir)
-    draw_sweep(rows, folder / _SWEEP, title=_TITLE)
+    draw_sweep(rows, folder / _SWEEP, title=_TITLE, overwrite=True)
     if json:
         print_json(rows)
         return

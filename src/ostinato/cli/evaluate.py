@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -15,6 +15,7 @@ from ostinato.cli.options import (
     DeviceOption,
     HaltingThresholdOption,
     JsonOption,
+    OverwriteOption,
     RunArgument,
     SetOption,
     StepsOption,
@@ -43,8 +44,9 @@ def evaluate(
         int | None, typer.Option(min=1, help="Number of examples, spread evenly over the split.")
     ] = None,
     predictions: Annotated[
-        Path | None, typer.Option(help="Write every output here, as JSON lines (for one split).")
+        Path | None, typer.Option(help="Write every output to this new file, as JSON lines (for one split).")
     ] = None,
+    overwrite: OverwriteOption = False,
     device: DeviceOption = "auto",
     access: AccessOption = None,
     json: JsonOption = False,
@@ -58,6 +60,9 @@ def evaluate(
     from ostinato.evaluation.averaging import read_members
     from ostinato.evaluation.loading import load
 
+    writes = None if predictions is None else PredictionWriter(predictions, overwrite=overwrite)
+    if writes is not None:
+        writes.check()
     loaded = load(
         run,
         checkpoint=checkpoint,
@@ -70,7 +75,8 @@ def evaluate(
         raise typer.BadParameter("the run's recipe names no split: choose one", param_hint="--split")
     if predictions is not None and len(splits) > 1:
         raise typer.BadParameter(f"there are {len(splits)} splits: choose one with --split", param_hint="--predictions")
-    with nullcontext() if predictions is None else PredictionWriter(predictions) as writer:
+    decoding: dict[str, Any] = {} if beam is None else {"beam": beam}
+    with writes or nullcontext() as writer:
         results = {
             name: loaded.evaluate(
                 name,
@@ -80,7 +86,7 @@ def evaluate(
                 max_examples=max_examples,
                 predictions=writer,
                 access=access,
-                **({} if beam is None else {"beam": beam}),
+                **decoding,
             )
             for name in splits
         }

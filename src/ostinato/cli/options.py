@@ -42,6 +42,9 @@ OverridesArgument = Annotated[
     list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings to change: dotted.key=value.")
 ]
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory, for example runs/x.")]
+OverwriteOption = Annotated[
+    bool, typer.Option("--overwrite", help="Replace the file that is to be written, if there is one.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Write JSON, for programs.")]
 AccessOption = Annotated[
     Any,

@@ -7,7 +7,8 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -64,6 +65,23 @@ def _is_text(line: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def check_output_file(path: Path | None, overwrite: bool) -> None:
+    """Refuse a file that an option names and that cannot be written, before long work; None: there is none."""
+    from ostinato.data.output_files import check_output
+
+    if path is not None:
+        check_output(path, overwrite=overwrite)
+
+
+def write_rows_to(path: Path, rows: Iterable[dict[str, Any]], overwrite: bool) -> None:
+    """Write rows as JSON lines to a new file, or in place of a plain one."""
+    from ostinato.data.output_files import new_file
+    from ostinato.experiments.results import write_rows
+
+    with new_file(path, overwrite=overwrite) as partial:
+        write_rows(rows, partial)
 
 
 def print_table(

@@ -14,12 +14,21 @@ from ostinato.cli.options import (
     AccessOption,
     ExpectedDepthOption,
     JsonOption,
+    OverwriteOption,
     SourceVocabOption,
     TargetVocabOption,
     options_given,
     split_settings,
 )
-from ostinato.cli.output import compact, print_json, print_line, print_stderr, print_wide
+from ostinato.cli.output import (
+    check_output_file,
+    compact,
+    print_json,
+    print_line,
+    print_stderr,
+    print_wide,
+    write_rows_to,
+)
 
 if TYPE_CHECKING:
     from ostinato.experiments.compare.plans import PlannedRecipe
@@ -83,8 +92,10 @@ def plan(
         str, typer.Option(help="Device of timed calls: auto, cpu, cuda, cuda:1, mps.", rich_help_panel=_TIMING)
     ] = "auto",
     jsonl: Annotated[
-        Path | None, typer.Option(help="Write what was measured to this file, a row a line.", rich_help_panel=_TIMING)
+        Path | None,
+        typer.Option(help="Write what was measured to this new file, a row a line.", rich_help_panel=_TIMING),
     ] = None,
+    overwrite: OverwriteOption = False,
     access: AccessOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -102,6 +113,7 @@ def plan(
         raise typer.BadParameter("name at least one recipe", param_hint="RECIPE")
     if not measure and (named := options_given(context, _OF_TIMING)):
         raise typer.BadParameter("is for timing: add --measure", param_hint=named)
+    check_output_file(jsonl, overwrite)
     sizes, widths = _numbers(batch_sizes, "--batch-sizes"), _numbers(beams, "--beams")
     planned = plan_recipes(
         names,
@@ -115,15 +127,13 @@ def plan(
     )
     measured: list[Measured] = []
     if measure:
-        from ostinato.experiments.results import write_rows
         from ostinato.experiments.timing.latency import Timer, workloads
 
         lengths = source_length, target_length
         measured = _measure(planned, Timer(device, threads), workloads(sizes, widths, *lengths), rounds)
         if jsonl is not None:
-            write_rows(
-                [row | {"environment": one["environment"]} for one in measured for row in one["workloads"]], jsonl
-            )
+            rows = [row | {"environment": one["environment"]} for one in measured for row in one["workloads"]]
+            write_rows_to(jsonl, rows, overwrite)
     if json:
         plans = as_dicts(planned, tolerance)
         print_json([one | ({"measured": measured[i]} if measured else {}) for i, one in enumerate(plans)])

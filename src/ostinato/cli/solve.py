@@ -70,9 +70,11 @@ def solve(
     is measured on this machine, on random weights. Where no value fits the reason is named.
     """
     from ostinato.experiments.compare.matched_models import Wanted, match_model
-    from ostinato.tasks.recipes import load_recipe, write_derived
+    from ostinato.tasks.recipes import check_derived, load_recipe, write_derived
     from ostinato.tasks.vocabulary import size_model
 
+    if write is not None:
+        check_derived(write)
     names, overrides = split_settings(recipes)
     if not 1 <= len(names) <= 2:
         raise typer.BadParameter("name one recipe, and at most one reference", param_hint="RECIPE [REFERENCE]")

@@ -14,11 +14,21 @@ from ostinato.cli.options import (
     AccessOption,
     InputOption,
     JsonOption,
+    OverwriteOption,
     StoreOption,
     options_given,
     read_inputs,
 )
-from ostinato.cli.output import number, print_json, print_line, print_stderr, print_table, print_wide
+from ostinato.cli.output import (
+    check_output_file,
+    number,
+    print_json,
+    print_line,
+    print_stderr,
+    print_table,
+    print_wide,
+    write_rows_to,
+)
 from ostinato.errors import ConfigError
 
 _BY, _SWEEP = "Scores by a column", "Sweeps"
@@ -55,7 +65,8 @@ def table(
     given: InputOption = None,
     source_length: Annotated[int, typer.Option(min=1, help="Source tokens of the pass whose MACs are counted.")] = 16,
     target_length: Annotated[int, typer.Option(min=1, help="Target tokens of that pass.")] = 16,
-    jsonl: Annotated[Path | None, typer.Option(help="Write the rows to this file as well.")] = None,
+    jsonl: Annotated[Path | None, typer.Option(help="Write the rows to this new file as well.")] = None,
+    overwrite: OverwriteOption = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
     access: AccessOption = None,
     json: JsonOption = False,
@@ -90,10 +101,13 @@ def table(
         return
     if named := options_given(context, _OF_SWEEPS):
         raise typer.BadParameter("is for a sweep: name its file", param_hint=named)
-    _show_runs(runs, (source_length, target_length), jsonl, markdown, json)
+    check_output_file(jsonl, overwrite)
+    _show_runs(runs, (source_length, target_length), jsonl, markdown, json, overwrite)
 
 
-def _show_runs(runs: Sequence[Path], lengths: tuple[int, int], jsonl: Path | None, markdown: bool, json: bool) -> None:
+def _show_runs(
+    runs: Sequence[Path], lengths: tuple[int, int], jsonl: Path | None, markdown: bool, json: bool, overwrite: bool
+) -> None:
     """Print a row a run, or the measured speeds of files.
 
     Raises:
@@ -105,7 +119,7 @@ def _show_runs(runs: Sequence[Path], lengths: tuple[int, int], jsonl: Path | Non
     for run in runs:
         rows += results.read_rows(run) if run.is_file() else [results.run_row(run, lengths)]
     if jsonl is not None:
-        results.write_rows(rows, jsonl)
+        write_rows_to(jsonl, rows, overwrite)
     if json:
         print_json(rows)
         return

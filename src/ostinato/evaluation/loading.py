@@ -131,6 +131,7 @@ class LoadedRun:
         n_steps: int | None = None,
         max_examples: int | None = None,
         predictions: WriteRecord | Path | None = None,
+        overwrite: bool = False,
         access: DataAccess | None = None,
         **decoding: Any,
     ) -> dict[str, Any]:
@@ -140,14 +141,19 @@ class LoadedRun:
 
         Args:
             metrics, by, max_examples: None: what the recipe says, else the task's own (all examples).
-            predictions: a file to write every prediction to (JSON lines), or a function that is given the records.
+            predictions: a new file to write every prediction to (JSON lines), or a function that is given the records.
+            overwrite: predictions that are there may be replaced.
             access: where data files are found. decoding: as in `generate`.
         """
         config, wanted = self.decoding(**decoding), self.recipe.evaluation
         task = build_task(self.recipe.task, self.recipe.data, access)
         if split not in task.splits():
             raise ConfigError([Problem("split", split, f"must be one of {', '.join(task.splits())}")])
-        with PredictionWriter(predictions) if isinstance(predictions, Path) else nullcontext(predictions) as write:
+        with (
+            PredictionWriter(predictions, overwrite=overwrite)
+            if isinstance(predictions, Path)
+            else nullcontext(predictions) as write
+        ):
             result = evaluate(
                 self.model,
                 task.examples(split),

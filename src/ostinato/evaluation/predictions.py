@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+
+from ostinato.data.output_files import check_output, new_file
 
 Record = dict[str, Any]
 """One prediction: index, source, reference, prediction, score, finished, columns."""
 
 WriteRecord = Callable[[Record], None]
+_LONGEST_LINE = 1 << 24
+"""Characters of a first line that are read to tell predictions from other files."""
 
 
 class PredictionWriter:
@@ -19,15 +24,28 @@ class PredictionWriter:
 
     Lines come in the order of the batches, not of the split: `index` is the row number. The file appears under its name
     only when all is written; a failed evaluation leaves nothing behind.
+
+    Args:
+        path: a new file. overwrite: one that is there may be replaced, if it is one of predictions.
+
+    Raises:
+        ConfigError: on entry, before anything is written: a link, a device, a folder, or a file that may not be
+            replaced. Without `overwrite` also at the end, where a file has appeared meanwhile.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, overwrite: bool = False) -> None:
         self.path = path
-        self._partial = path.with_name(path.name + ".partial")
+        self._overwrite = overwrite
+
+    def check(self) -> None:
+        """Refuse what entering would refuse, before long work."""
+        check_output(self.path, overwrite=self._overwrite, is_ours=are_predictions)
 
     def __enter__(self) -> Self:
-        self._partial.parent.mkdir(parents=True, exist_ok=True)
-        self._file = self._partial.open("w", encoding="utf-8")
+        with ExitStack() as stack:
+            partial = stack.enter_context(new_file(self.path, overwrite=self._overwrite, is_ours=are_predictions))
+            self._file = stack.enter_context(partial.open("w", encoding="utf-8"))
+            self._stack = stack.pop_all()
         return self
 
     def __call__(self, record: Record) -> None:
@@ -37,8 +55,15 @@ class PredictionWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._file.close()
-        if kind is None:
-            self._partial.replace(self.path)
-        else:
-            self._partial.unlink(missing_ok=True)
+        self._stack.__exit__(kind, error, trace)
+
+
+def are_predictions(path: Path) -> bool:
+    """Return whether a file is empty, or its first line is a prediction: what may be replaced by predictions."""
+    with path.open(encoding="utf-8") as stream:
+        try:
+            line = stream.readline(_LONGEST_LINE)
+            first = json.loads(line) if line else {"index": 0, "prediction": ""}
+        except (ValueError, RecursionError):
+            return False
+    return isinstance(first, dict) and {"index", "prediction"} <= first.keys()

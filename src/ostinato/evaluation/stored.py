@@ -119,7 +119,9 @@ def run_outputs(
         return stored
     note.unlink(missing_ok=True)
     file = note.with_suffix(".jsonl")
-    with PredictionWriter(file) as writer:
+    file.unlink(missing_ok=True)  # whatever it holds by now
+    # Another process may write the same outputs at the same time.
+    with PredictionWriter(file, overwrite=True) as writer:
         result = run.evaluate(
             split, metrics=[], by=[], max_examples=max_examples, predictions=writer, access=access, **decoding
         )

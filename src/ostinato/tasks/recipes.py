@@ -13,6 +13,7 @@ from pathlib import Path
 from ostinato.config.files import did_you_mean, map_data_paths, parse_overrides, read_yaml, shipped_files, yaml_text
 from ostinato.config.load import load_recipe_config
 from ostinato.config.recipe import Recipe
+from ostinato.data.output_files import check_output, write_new_text
 from ostinato.errors import ConfigError, Problem
 
 _SUFFIXES = (".yaml", ".yml")
@@ -121,8 +122,7 @@ def write_derived(
     Raises:
         ConfigError: no such base, or a file of that name that this function did not write.
     """
-    if path.exists() and not path.read_text(encoding="utf-8").startswith(_DERIVED_MARK):
-        raise ConfigError([Problem("write", str(path), "is there already, and was not written by this command")])
+    check_derived(path)
     settings = parse_overrides([*overrides, *(f"model.{key}={value}" for key, value in (model or {}).items())])
     # Files are written relative to the new file, so that all can be moved together: the base, and those of data, which
     # the command line names from the current folder.
@@ -130,9 +130,25 @@ def write_derived(
     if base not in shipped_files(_FOLDER):
         base = _from_folder(find_recipe(base), path.parent)
     settings = {"base": base, "description": description} | settings
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"{_DERIVED_MARK} {command}\n{yaml_text(settings)}", encoding="utf-8")
+    text = f"{_DERIVED_MARK} {command}\n{yaml_text(settings)}"
+    write_new_text(path, text, overwrite=True, is_ours=_is_derived)
     return path
+
+
+def check_derived(path: Path) -> None:
+    """Refuse a file that `write_derived` would refuse, before long work: one that it wrote may be written again.
+
+    Raises:
+        ConfigError: a file of that name that `write_derived` did not write, or no plain file.
+    """
+    if path.is_file() and not path.is_symlink() and not _is_derived(path):
+        raise ConfigError([Problem("write", str(path), "is there already, and was not written by this command")])
+    check_output(path, overwrite=True, is_ours=_is_derived)
+
+
+def _is_derived(path: Path) -> bool:
+    with path.open("rb") as stream:
+        return stream.read(len(_DERIVED_MARK)) == _DERIVED_MARK.encode()
 
 
 def _from_folder(file: Path, folder: Path) -> str:

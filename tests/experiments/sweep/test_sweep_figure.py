@@ -47,3 +47,16 @@ def test_large_counts_are_drawn_in_the_units_of_the_table(tmp_path: Path) -> Non
     assert "<!-- 1e7 -->" not in text
     assert {"<!-- 10M -->", "<!-- 20M -->"} <= set(re.findall("<!-- [0-9.]+M? -->", text))
     assert "<!-- 0.400 -->" in text
+
+
+def test_a_figure_is_not_drawn_over_another_file(tmp_path: Path) -> None:
+    (tmp_path / "plot.png").write_text("mine", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"plot\.png: is there already"):
+        draw_sweep(ROWS, tmp_path / "plot")
+    assert not (tmp_path / "plot.svg").exists()
+    draw_sweep(ROWS, tmp_path / "plot", overwrite=True)
+    (tmp_path / "plot.svg").unlink()
+    (tmp_path / "plot.svg").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ConfigError, match=r"plot\.svg: is a link"):
+        draw_sweep(ROWS, tmp_path / "plot", overwrite=True)
+    assert not (tmp_path / "elsewhere").exists()

@@ -20,7 +20,7 @@ from ostinato.config.claim import ClaimConfig, CountSource, SweepSource
 from ostinato.config.files import did_you_mean, read_recipe, read_yaml, shipped_directory, shipped_files
 from ostinato.config.load import check_settings, settle
 from ostinato.config.recipe import Recipe
-from ostinato.data.disk import write_text
+from ostinato.data.output_files import write_new_text
 from ostinato.errors import ConfigError, DataError, Problem
 from ostinato.experiments.results import read_rows
 from ostinato.experiments.sweep.files import read_sweep_settings
@@ -197,11 +197,14 @@ def read_outcome(claim: Claim, directories: Sequence[Path]) -> Outcome | None:
 
 
 def write_outcome(claim: Claim, outcome: Outcome, directory: Path) -> Path:
-    """Write an outcome, whole or not at all; return its file."""
+    """Write an outcome, whole or not at all, in place of an earlier one; return its file.
+
+    Raises:
+        ConfigError: a link, device or folder stands at its place.
+    """
     path = outcome_path(claim, directory)
-    path.parent.mkdir(parents=True, exist_ok=True)
     lines = [json.dumps(line, ensure_ascii=False) for line in (outcome.head, *outcome.rows)]
-    write_text(path, "\n".join(lines) + "\n")
+    write_new_text(path, "\n".join(lines) + "\n", overwrite=True)
     return path
 
 

@@ -76,7 +76,7 @@ def tune_threshold(
     # The choice is written last.
     data = run.directory / f"{CURVE}.json"
     write_json(data, tuning.as_dict())
-    figures = save_figure(figure_of(tuning), run.directory / CURVE) if can_draw() else ()
+    figures = save_figure(figure_of(tuning), run.directory / CURVE, overwrite=True) if can_draw() else ()
     choice = TunedThreshold(chosen.threshold, tuning.checkpoint, split, metric, max_drop)
     return replace(tuning, files=(write_tuned(run.directory, choice), data, *figures))
 

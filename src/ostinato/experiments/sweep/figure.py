@@ -18,15 +18,23 @@ _WIDTH, _HEIGHT = 4.2, 3.4
 
 
 def draw_sweep(
-    rows: Sequence[Row], path: Path, *, x: str | None = None, y: Sequence[str] = (), title: str | None = None
+    rows: Sequence[Row],
+    path: Path,
+    *,
+    x: str | None = None,
+    y: Sequence[str] = (),
+    title: str | None = None,
+    overwrite: bool = False,
 ) -> tuple[Path, Path]:
     """Draw measures by arm, or against a figure of the rows or another measure; write `path`.svg and `path`.png.
 
     Args:
         x: one of `FIGURES` or a measure; None: the arms. y: measures, a panel each; empty: all of them.
+        overwrite: figures that are there are replaced.
 
     Raises:
-        ConfigError: a name that the rows do not have, or matplotlib is not installed.
+        ConfigError: a name that the rows do not have, matplotlib is not installed, or files that
+            cannot be written (`ostinato.data.output_files`).
     """
     names = list(dict.fromkeys(name for row in rows for name in row["values"]))
     wanted = list(y) or [name for name in names if name != x]
@@ -77,7 +85,7 @@ def draw_sweep(
         figure.suptitle(title, fontsize=11)
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 4), fontsize=8, frameon=False)
-    return save_figure(figure, path)
+    return save_figure(figure, path, overwrite=overwrite)
 
 
 def _number(row: Row, name: str) -> float | None:

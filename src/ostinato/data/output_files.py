@@ -1,0 +1,126 @@
+"""Files that a user names to be written: new, regular and whole.
+
+Nothing is written to what only looks like a file (a link, a device, a FIFO): it is refused. A file that is there is
+replaced only where the user asks for it. It is written under another name beside it, flushed to the disk and then given
+its name, so that a reader sees the old file or the new one. Folders on the way may be links.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ostinato.data.disk import PARTIAL, sync
+from ostinato.errors import ConfigError
+
+IsOurs = Callable[[Path], bool]
+"""Tells a file that this library wrote from others, by its content."""
+
+_KINDS = (
+    (stat.S_ISLNK, "a link"),
+    (stat.S_ISDIR, "a folder"),
+    (stat.S_ISFIFO, "a FIFO"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
+_NO_HARD_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EACCES)
+
+
+def check_output(path: Path, *, overwrite: bool = False, is_ours: IsOurs | None = None) -> None:
+    """Refuse a path that `new_file` would refuse; called before long work begins, it changes nothing.
+
+    Args:
+        overwrite: a plain file that is there may be replaced. is_ours: the only files that may be; None: any.
+
+    Raises:
+        ConfigError: one line that names the path and the reason.
+    """
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        _check_folder(path)
+        return
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error
+    if not stat.S_ISREG(mode):
+        kind = next((name for is_kind, name in _KINDS if is_kind(mode)), "no plain file")
+        raise ConfigError(f"{path}: is {kind}: only a plain file is written; name another path")
+    if not overwrite:
+        raise ConfigError(_is_there(path))
+    if is_ours is not None and not is_ours(path):
+        raise ConfigError(f"{path}: was not written by this command, and is not replaced; name another file")
+
+
+@contextmanager
+def new_file(path: Path, *, overwrite: bool = False, is_ours: IsOurs | None = None) -> Iterator[Path]:
+    """Yield an empty file to fill, with the suffix of `path`; when the block ends without an error it becomes `path`.
+
+    An error leaves nothing behind. Folders on the way are made. Without `overwrite` a file that another program put at
+    `path` meanwhile is kept, and what was written is lost.
+
+    Args:
+        overwrite, is_ours: as of `check_output`.
+
+    Raises:
+        ConfigError: see `check_output`.
+    """
+    check_output(path, overwrite=overwrite, is_ours=is_ours)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # A name that nobody can foresee, made anew: nobody can put a link in its place.
+    partial = path.with_name(f"{PARTIAL}{secrets.token_hex(8)}{path.suffix}")
+    os.close(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+    try:
+        yield partial
+        sync(partial)
+        if overwrite:
+            check_output(path, overwrite=True, is_ours=is_ours)
+            partial.replace(path)
+        else:
+            _name_new(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+    sync(path.parent)
+
+
+def write_new_text(path: Path, text: str, *, overwrite: bool = False, is_ours: IsOurs | None = None) -> None:
+    """Write a text file as `new_file` does."""
+    with new_file(path, overwrite=overwrite, is_ours=is_ours) as partial:
+        partial.write_text(text, encoding="utf-8")
+
+
+def _name_new(partial: Path, path: Path) -> None:
+    """Give a finished file its name, unless something has that name by now."""
+    try:
+        os.link(partial, path)
+    except FileExistsError as error:
+        raise ConfigError(_is_there(path)) from error
+    except OSError as error:
+        if error.errno not in _NO_HARD_LINKS:
+            raise
+        # A file system without hard links: an empty file takes the name, if it is free, and is then replaced.
+        try:
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+        except FileExistsError as taken:
+            raise ConfigError(_is_there(path)) from taken
+        partial.replace(path)
+
+
+def _check_folder(path: Path) -> None:
+    """Refuse a path whose folder cannot be made, or not be written to."""
+    folder = path.parent
+    while not os.path.lexists(folder) and folder != folder.parent:
+        folder = folder.parent
+    if not folder.is_dir():
+        raise ConfigError(f"{path}: cannot be written: {folder} is no folder")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ConfigError(f"{path}: cannot be written: no permission to write to {folder}")
+
+
+def _is_there(path: Path) -> str:
+    return f"{path}: is there already; --overwrite (in Python overwrite=True) replaces it"

@@ -1,0 +1,109 @@
+"""What a user names to be written: new and regular, or replaced where that was asked for."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+
+from ostinato.data import output_files
+from ostinato.data.output_files import check_output, new_file, write_new_text
+from ostinato.errors import ConfigError
+
+
+def names(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir()]
+
+
+needs_posix = pytest.mark.skipif(sys.platform == "win32", reason="needs FIFOs and links")
+
+
+def test_a_new_file_appears_whole_with_the_permissions_of_any_other(tmp_path: Path) -> None:
+    path, other = tmp_path / "new" / "a.svg", tmp_path / "other"
+    with new_file(path) as partial:
+        partial.write_text("x", encoding="utf-8")
+        assert (partial.suffix, path.exists()) == (".svg", False)
+    other.touch()
+    assert path.read_text(encoding="utf-8") == "x"
+    assert stat.S_IMODE(path.stat().st_mode) == stat.S_IMODE(other.stat().st_mode)
+    assert path.stat().st_nlink == 1
+    assert names(path.parent) == ["a.svg"]
+
+
+def test_a_file_that_is_there_is_replaced_only_where_that_is_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_text("mine", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"a: is there already; --overwrite .* replaces it$"):
+        write_new_text(path, "x")
+    with pytest.raises(ConfigError, match="was not written by this command"):
+        write_new_text(path, "x", overwrite=True, is_ours=lambda file: file.read_text(encoding="utf-8") == "ours")
+    assert path.read_text(encoding="utf-8") == "mine"
+    write_new_text(path, "x", overwrite=True)
+    assert path.read_text(encoding="utf-8") == "x"
+    assert names(tmp_path) == ["a"]
+
+
+@needs_posix
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [("link", "a link"), ("broken", "a link"), ("fifo", "a FIFO"), ("folder", "a folder"), ("device", "a device")],
+)
+def test_what_is_no_plain_file_is_refused_in_one_line(tmp_path: Path, kind: str, reason: str, overwrite: bool) -> None:
+    path, target = tmp_path / "a", tmp_path / "target"
+    if kind == "link":
+        target.write_text("mine", encoding="utf-8")
+    if kind in ("link", "broken"):
+        path.symlink_to(target)
+    elif kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path = Path("/dev/full")
+        if not path.is_char_device():
+            pytest.skip("there is no /dev/full")
+    before = path.lstat()
+    with pytest.raises(ConfigError) as error:
+        write_new_text(path, "x", overwrite=overwrite)
+    assert str(error.value) == f"{path}: is {reason}: only a plain file is written; name another path"
+    assert (path.lstat().st_ino, path.lstat().st_mode) == (before.st_ino, before.st_mode)
+    assert target.exists() == (kind == "link")
+
+
+@needs_posix
+@pytest.mark.parametrize("links", [True, False])
+def test_a_file_that_appeared_meanwhile_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool) -> None:
+    def no_links(*_: object) -> None:
+        raise OSError(errno.EOPNOTSUPP, "no hard links here")
+
+    if not links:
+        monkeypatch.setattr(output_files.os, "link", no_links)
+    path = tmp_path / "a"
+    with pytest.raises(ConfigError, match="is there already"), new_file(path):
+        path.write_text("theirs", encoding="utf-8")
+    assert path.read_text(encoding="utf-8") == "theirs"
+    assert names(tmp_path) == ["a"]
+    write_new_text(tmp_path / "b", "x")
+    assert (tmp_path / "b").read_text(encoding="utf-8") == "x"
+    linked = tmp_path / "c"
+    with pytest.raises(ConfigError, match="is a link"), new_file(linked, overwrite=True):
+        linked.symlink_to(path)
+    assert path.read_text(encoding="utf-8") == "theirs"
+
+
+def test_an_error_leaves_nothing_behind(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), new_file(tmp_path / "a") as partial:
+        partial.write_text(str(1 // 0), encoding="utf-8")
+    assert names(tmp_path) == []
+
+
+def test_a_folder_that_is_a_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "f").touch()
+    for path in (tmp_path / "f" / "a", tmp_path / "f" / "b" / "a"):
+        with pytest.raises(ConfigError, match="cannot be written"):
+            check_output(path)
