@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from ostinato.errors import CheckpointError, OstinatoError
+
 PARTIAL = ".partial-"
 """Begins the name of a file or folder that is being written or deleted; after a crash it can be deleted."""
 
@@ -34,6 +36,27 @@ def sha256_of(path: Path) -> str:
     """Return the SHA-256 of a file in hexadecimal, reading it in pieces."""
     with Path(path).open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def read_json_object(path: Path, kind: type[OstinatoError] = CheckpointError) -> dict[str, Any]:
+    """Return the object that a JSON file holds.
+
+    Args:
+        kind: of the error.
+
+    Raises:
+        OstinatoError: of that kind: the file is missing, cut off, nested too deeply, no JSON, or holds something else.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise kind(f"{path}: cannot be read: {error.strerror or error}") from error
+    except (RecursionError, ValueError) as error:  # ValueError also: not UTF-8, a number of thousands of digits
+        reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise kind(f"{path}: is damaged: no JSON that can be read: {reason}") from error
+    if not isinstance(content, dict):
+        raise kind(f"{path}: is damaged: holds a JSON {type(content).__name__}, not an object")
+    return content
 
 
 def write_text(path: Path, text: str) -> None:
