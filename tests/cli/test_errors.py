@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,8 @@ import torch
 
 from ostinato.cli import main
 from ostinato.data import disk
-from ostinato.errors import ConfigError, TrainingError
+from ostinato.errors import ConfigError, DataError, Problem, TrainingError
+from ostinato.folders import cache_folder
 from ostinato.tasks import recipes
 
 
@@ -110,6 +113,36 @@ def test_a_closed_pipe_is_no_traceback() -> None:
     )
     os.close(writing)
     assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_a_closed_standard_input_is_read_as_empty(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    monkeypatch.setattr(recipes, "list_recipes", lambda: sys.stdin.read() and {})
+    with contextlib.suppress(AttributeError, TypeError):
+        run("recipes")
+    assert sys.stdin.read() == ""
+    sys.stdin.close()
+
+
+def test_long_values_and_lines_are_shortened_in_error_messages() -> None:
+    problem = str(Problem("data.train", "x" * 10_000_000, "no such file"))
+    assert len(problem) < 500
+    assert problem.endswith("no such file")
+    assert "characters left out" in problem
+    message = str(DataError("a.txt, line 1: " + "y" * 10_000_000 + ": is too long"))
+    assert len(message) < 2200
+    assert message.startswith("a.txt, line 1: y")
+    assert message.endswith("y: is too long")
+
+
+def test_the_cache_of_a_user_without_a_home_is_in_the_temporary_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise RuntimeError("Could not determine home directory.")
+
+    for name in ("OSTINATO_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "home", fail)
+    assert cache_folder() == Path(tempfile.gettempdir()) / f"user-{os.getuid()}" / "ostinato"
 
 
 class _Wrapped(Exception):

@@ -82,6 +82,14 @@ def test_damaged_random_states_are_named_when_a_run_is_resumed(tmp_path: Path, d
     assert random.getstate() == before
 
 
+def test_files_of_a_run_have_the_permissions_that_the_umask_gives(tmp_path: Path) -> None:
+    train(load_recipe("demo/transformer", TINY), tmp_path / "run")
+    plain = tmp_path / "plain"
+    plain.touch()
+    modes = {path.name: path.stat().st_mode for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    assert {name: mode for name, mode in modes.items() if mode != plain.stat().st_mode} == {}
+
+
 def test_a_description_of_a_model_that_is_nested_too_deeply_is_named(tmp_path: Path) -> None:
     (tmp_path / "model.json").write_text(DEEP, encoding="utf-8")
     with pytest.raises(CheckpointError, match=r"model.json: .*nested too deeply"):

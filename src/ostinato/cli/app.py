@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -113,6 +115,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if words and words[0] in _REMOVED:
         print_stderr(f"there is no command {words[0]} any more: {_REMOVED[words[0]]}")
         sys.exit(_WRONG_USE)
+    if sys.stdin is None:  # closed by who started us: it is read as empty
+        sys.stdin = Path(os.devnull).open(encoding="utf-8")  # noqa: SIM115
     try:
         app(words, prog_name="ostinato")
     except OstinatoError as error:

@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,17 @@ def sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def give_mode(file: Path, other: Path) -> None:
+    """Give a file the permissions of another file or folder that follows the umask.
+
+    safetensors gives its files to their owner alone. File systems without permissions are left as they are.
+    """
+    wanted = other.stat().st_mode & 0o666
+    if file.stat().st_mode & 0o777 != wanted:
+        with suppress(PermissionError):
+            file.chmod(wanted)
 
 
 def sha256_of(path: Path) -> str:
@@ -84,6 +95,8 @@ def new_folder(path: Path) -> Iterator[Path]:
     partial.mkdir(parents=True)
     yield partial
     for file in sorted(partial.rglob("*")):
+        if file.is_file():
+            give_mode(file, partial)
         sync(file)
     sync(partial)
     remove_folder(path)

@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from ostinato.config.model import ModelConfig
 from ostinato.config.recipe import Recipe
 from ostinato.config.renamed import with_new_names
-from ostinato.data.disk import read_json_object, sha256_of
+from ostinato.data.disk import give_mode, read_json_object, sha256_of
 from ostinato.errors import CheckpointError
 from ostinato.models.build import Model, build_model
 from ostinato.nn.execution import Execution
@@ -151,6 +151,7 @@ def _write_description(directory: Path, config: dict[str, Any]) -> None:
     hashes = {_WEIGHTS: sha256_of(directory / _WEIGHTS)}
     description = {"format_version": FORMAT_VERSION, "ostinato": __version__, "config": config, "sha256": hashes}
     (directory / _DESCRIPTION).write_text(json.dumps(description, indent=1) + "\n", encoding="utf-8")
+    give_mode(directory / _WEIGHTS, directory / _DESCRIPTION)
 
 
 def _read_description(path: Path) -> dict[str, Any]:
