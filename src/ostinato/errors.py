@@ -5,11 +5,27 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+_LONGEST_LINE, _LONGEST_VALUE = 2000, 300
+
+
+def shortened(text: str, longest: int) -> str:
+    """Return a text whose middle is left out where it has more than so many characters."""
+    if len(text) <= longest:
+        return text
+    half = longest // 2
+    return f"{text[:half]} ... ({len(text) - 2 * half:,} characters left out) ... {text[-half:]}"
+
 
 class OstinatoError(Exception):
-    """Base of every error whose message is meant for the user; the command line prints it without a traceback."""
+    """Base of every error whose message is meant for the user; the command line prints it without a traceback.
+
+    Lines that quote long data are shortened in their middle.
+    """
 
     exit_code = 2
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__("\n".join(shortened(line, _LONGEST_LINE) for line in str(message).split("\n")))
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +43,7 @@ class Problem:
     reason: str
 
     def __str__(self) -> str:
-        return f"{self.key} is {self.value!r}: {self.reason}"
+        return f"{self.key} is {shortened(repr(self.value), _LONGEST_VALUE)}: {self.reason}"
 
 
 class Inert(Problem):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from pathlib import Path
 
 
@@ -14,6 +15,13 @@ def cache_folder() -> Path:
 
 
 def _platform_cache() -> Path:
+    try:
+        return _folder_of_user()
+    except RuntimeError:  # no HOME, and a user without a name or home, as containers start them
+        return Path(tempfile.gettempdir()) / f"user-{os.getuid()}"
+
+
+def _folder_of_user() -> Path:
     if sys.platform == "win32":
         local = os.environ.get("LOCALAPPDATA")
         return Path(local) if local else Path.home() / "AppData" / "Local"

@@ -1,14 +1,21 @@
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
+import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
+import torch
 
 from ostinato.cli import main
-from ostinato.errors import ConfigError, TrainingError
+from ostinato.data import disk
+from ostinato.errors import ConfigError, DataError, Problem, TrainingError
+from ostinato.folders import cache_folder
 from ostinato.tasks import recipes
 
 
@@ -106,3 +113,119 @@ def test_a_closed_pipe_is_no_traceback() -> None:
     )
     os.close(writing)
     assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_a_closed_standard_input_is_read_as_empty(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    monkeypatch.setattr(recipes, "list_recipes", lambda: sys.stdin.read() and {})
+    with contextlib.suppress(AttributeError, TypeError):
+        run("recipes")
+    assert sys.stdin.read() == ""
+    sys.stdin.close()
+
+
+def test_long_values_and_lines_are_shortened_in_error_messages() -> None:
+    problem = str(Problem("data.train", "x" * 10_000_000, "no such file"))
+    assert len(problem) < 500
+    assert problem.endswith("no such file")
+    assert "characters left out" in problem
+    message = str(DataError("a.txt, line 1: " + "y" * 10_000_000 + ": is too long"))
+    assert len(message) < 2200
+    assert message.startswith("a.txt, line 1: y")
+    assert message.endswith("y: is too long")
+
+
+def test_the_cache_of_a_user_without_a_home_is_in_the_temporary_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise RuntimeError("Could not determine home directory.")
+
+    for name in ("OSTINATO_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "home", fail)
+    assert cache_folder() == Path(tempfile.gettempdir()) / f"user-{os.getuid()}" / "ostinato"
+
+
+class _Wrapped(Exception):
+    """As libraries in Rust report what the system said."""
+
+
+@pytest.mark.parametrize(
+    ("raised", "line"),
+    [
+        (
+            OSError(errno.ENOSPC, "No space left on device", "a.json"),
+            "a.json: No space left on device; the disk is full",
+        ),
+        (OSError(errno.EDQUOT, "Disk quota exceeded", "a.json"), "a.json: Disk quota exceeded; your quota is used up"),
+        (OSError(errno.EROFS, "Read-only file system", "a"), "a: Read-only file system; write to another folder"),
+        (PermissionError(errno.EACCES, "Permission denied", "a"), "a: Permission denied; change its permissions"),
+        (OSError(errno.EMFILE, "Too many open files", "a"), "a: Too many open files; .*ulimit -n"),
+        (OSError(errno.EMFILE, "Too many open files"), "a file: Too many open files; .*ulimit -n"),
+        (_Wrapped("Error: I/O error: No space left on device (os error 28)"), "a file: No space left on device; "),
+        (_Wrapped('I/O error: Permission denied (os error 13) at path "/x/.tmpA"'), "/x/.tmpA: Permission denied; "),
+        (MemoryError(), "out of memory: smaller batches"),
+        (
+            RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4000 bytes."),
+            "out of memory ",
+        ),
+        (RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 40 bytes."), "out of memory "),
+        (
+            torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0"),
+            "out of memory .2.00 GiB were",
+        ),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), "out of memory"),
+    ],
+)
+def test_what_the_machine_refuses_is_one_line_that_says_what_to_do(
+    run, monkeypatch: pytest.MonkeyPatch, raised: BaseException, line: str
+) -> None:
+    def fail() -> None:
+        raise raised
+
+    monkeypatch.setattr(recipes, "list_recipes", fail)
+    outcome = run("recipes")
+    assert outcome.code == 1
+    assert re.match(line, outcome.err)
+    assert outcome.err.count("\n") == 1
+
+
+def test_an_error_of_the_program_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise RuntimeError("shapes do not fit")
+
+    monkeypatch.setattr(recipes, "list_recipes", fail)
+    with pytest.raises(RuntimeError, match="shapes do not fit"):
+        main(["recipes"])
+
+
+def test_a_full_disk_names_the_file_that_was_being_written(
+    run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def full(path: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(disk, "sync", full)
+    monkeypatch.setattr(recipes, "list_recipes", lambda: disk.write_text(tmp_path / "results.json", "{}"))
+    assert "results.json: No space left on device; the disk is full" in run("recipes").err
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a device that is full")
+def test_a_full_standard_output_is_one_line() -> None:
+    with Path("/dev/full").open("w", encoding="utf-8") as full:
+        command = [sys.executable, "-m", "ostinato", "recipes"]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert done.stderr.splitlines()[:1] == [
+        "standard output: No space left on device; the disk is full: make room there, or write to another one"
+    ]
+    assert "Traceback" not in done.stderr
+
+
+def test_memory_that_training_lacks_names_the_settings_and_the_plan(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(recipes, "load_recipe", fail)
+    outcome = run("train", "scan/universal")
+    assert outcome.code == 1
+    assert "data.tokens_per_batch" in outcome.err
+    assert "ostinato plan scan/universal --batch-size N" in outcome.err

@@ -1,15 +1,20 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 
 import pytest
+import torch
 
+from ostinato.analysis.curves import learning_curves
 from ostinato.budget import count_macs
-from ostinato.errors import CheckpointError
-from ostinato.experiments.results import markdown, pass_lengths, read_rows, run_row, table, write_rows
+from ostinato.errors import CheckpointError, DataError
+from ostinato.experiments.results import markdown, pass_lengths, read_results, read_rows, run_row, table, write_rows
+from ostinato.models import load_model
 from ostinato.tasks.recipes import load_recipe
 from ostinato.training import train
+from ostinato.training.checkpoint import Checkpoints
 
 TINY = ["task.n_train=40", "task.n_eval=8", "training.n_updates=2", "training.n_threads=1"]
 
@@ -27,6 +32,74 @@ def test_a_finished_run_becomes_a_row_with_its_scores_task_and_macs(tmp_path: Pa
     shown = [dict(zip(columns, line, strict=True)) for line in lines]
     assert [line["split"] for line in shown] == ["test", "long"]
     assert [line["exact_match"] for line in shown] == [row["splits"][s]["exact_match"] for s in ("test", "long")]
+
+
+DEEP = "[" * 100_000 + "]" * 100_000
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[]", "", '{"splits": {', "null", '"x"', pytest.param(DEEP, id="deep"), "{}", '{"splits": {"test": 3}}', "\xff"],
+)
+def test_damaged_results_are_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "results.json").write_bytes(text.encode("latin-1"))
+    with pytest.raises(CheckpointError, match=r"results.json: is damaged: ") as caught:
+        read_results(tmp_path)
+    assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize("line", ["[]", "3", "{", pytest.param(DEEP, id="deep")])
+def test_a_damaged_line_of_a_file_of_rows_is_named(tmp_path: Path, line: str) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"n": 1}\n' + line + "\n", encoding="utf-8")
+    with pytest.raises(DataError, match=r"rows.jsonl, line 2: not "):
+        read_rows(tmp_path / "rows.jsonl")
+
+
+def test_results_that_lack_what_tables_read_are_named_with_the_key(tmp_path: Path) -> None:
+    train(load_recipe("demo/transformer", TINY), tmp_path)
+    path = tmp_path / "results.json"
+    whole = json.loads(path.read_text(encoding="utf-8"))
+    for key in ("name", "seed", "parameters", "seconds"):
+        path.write_text(json.dumps(whole | {key: []}), encoding="utf-8")
+        with pytest.raises(CheckpointError, match=f"results.json: is damaged: needs '{key}'"):
+            run_row(tmp_path)
+    path.write_text(json.dumps(whole | {"splits": {"test": {}}}), encoding="utf-8")
+    with pytest.raises(CheckpointError, match=r"needs 'splits.test.n'"):
+        run_row(tmp_path)
+
+
+@pytest.mark.parametrize("damage", [{"python": [3]}, {"python": [3, [1, 2], None]}, {"numpy": ["x", [1], 2, 3, 4]}, []])
+def test_damaged_random_states_are_named_when_a_run_is_resumed(tmp_path: Path, damage: object) -> None:
+    train(load_recipe("demo/transformer", TINY), tmp_path)
+    (path,) = tmp_path.glob("checkpoints/update-*/state.json")
+    content = json.loads(path.read_text(encoding="utf-8"))
+    content["random"] = content["random"] | damage if isinstance(damage, dict) else damage
+    del content["content_sha256"]
+    path.write_text(json.dumps(content), encoding="utf-8")
+    before = random.getstate()
+    with pytest.raises(CheckpointError, match=r"state.json: not a training state"):
+        Checkpoints(tmp_path / "checkpoints", 1).load(torch.device("cpu"))
+    assert random.getstate() == before
+
+
+def test_files_of_a_run_have_the_permissions_that_the_umask_gives(tmp_path: Path) -> None:
+    train(load_recipe("demo/transformer", TINY), tmp_path / "run")
+    plain = tmp_path / "plain"
+    plain.touch()
+    modes = {path.name: path.stat().st_mode for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    assert {name: mode for name, mode in modes.items() if mode != plain.stat().st_mode} == {}
+
+
+def test_a_description_of_a_model_that_is_nested_too_deeply_is_named(tmp_path: Path) -> None:
+    (tmp_path / "model.json").write_text(DEEP, encoding="utf-8")
+    with pytest.raises(CheckpointError, match=r"model.json: .*nested too deeply"):
+        load_model(tmp_path)
+
+
+def test_a_record_of_metrics_that_is_nested_too_deeply_is_named(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text(DEEP + "\n", encoding="utf-8")
+    with pytest.raises(DataError, match=r"metrics.jsonl, line 1: "):
+        learning_curves(tmp_path / "metrics.jsonl")
 
 
 def test_a_decoder_only_model_of_pairs_is_counted_for_both_sides_in_one_sequence(tmp_path: Path) -> None:

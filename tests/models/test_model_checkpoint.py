@@ -81,7 +81,7 @@ def test_wrong_names_shapes_versions_and_damage_are_named(tmp_path: Path) -> Non
     with pytest.raises(CheckpointError, match="not a model configuration"):
         load_model(tmp_path)
     description.write_text("{")
-    with pytest.raises(CheckpointError, match="cannot be read as a model description"):
+    with pytest.raises(CheckpointError, match=r"model.json: is damaged"):
         load_model(tmp_path)
 
 
@@ -154,5 +154,7 @@ def test_weights_of_another_kind_or_that_are_not_finite_are_refused(tmp_path: Pa
 def test_a_description_that_is_no_object_is_refused(tmp_path: Path, content: str) -> None:
     save_model(build_model(CONFIG), tmp_path)
     (tmp_path / "model.json").write_text(content)
-    with pytest.raises(CheckpointError, match="format version None"):
+    with pytest.raises(
+        CheckpointError, match=r"model.json: is damaged: holds a JSON \w+, not an object|format version None"
+    ):
         load_model(tmp_path)

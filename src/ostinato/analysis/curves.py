@@ -39,7 +39,7 @@ def learning_curves(path: Path) -> LearningCurves:
         try:
             record = json.loads(line)
             kind, update = record["kind"], int(record["update"])
-        except (ValueError, KeyError, TypeError) as error:
+        except (RecursionError, ValueError, KeyError, TypeError) as error:
             raise bad_line(path, number, f"is no record of a run: {error!r}") from error
         if kind == "training":
             if record.get("nll") is not None:

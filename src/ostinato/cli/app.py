@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -15,6 +17,7 @@ from ostinato.cli.compare import compare
 from ostinato.cli.demo import demo
 from ostinato.cli.doctor import doctor
 from ostinato.cli.evaluate import evaluate
+from ostinato.cli.failures import describe_failure
 from ostinato.cli.family import family
 from ostinato.cli.generate import generate
 from ostinato.cli.help import GroupedCommand, GroupedCommands
@@ -102,8 +105,8 @@ app.add_typer(data.app, name="data", rich_help_panel=_DATA)
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit.
 
-    Exit codes: 0 done; 1 a run that could not go on, or lines that could not be read while the others were; 2 wrong
-    use, settings or data; 130 interrupted.
+    Exit codes: 0 done; 1 a run that could not go on (a full disk, no memory), or lines that could not be read while the
+    others were; 2 wrong use, settings or data; 130 interrupted.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     # Taken out here so that it may stand before or after the command.
@@ -112,6 +115,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if words and words[0] in _REMOVED:
         print_stderr(f"there is no command {words[0]} any more: {_REMOVED[words[0]]}")
         sys.exit(_WRONG_USE)
+    if sys.stdin is None:  # closed by who started us: it is read as empty
+        sys.stdin = Path(os.devnull).open(encoding="utf-8")  # noqa: SIM115
     try:
         app(words, prog_name="ostinato")
     except OstinatoError as error:
@@ -119,11 +124,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise
         print_stderr(str(error))
         sys.exit(error.exit_code)
-    except OSError as error:
-        if debug or error.filename is None:
-            raise
-        print_stderr(f"{error.filename}: {error.strerror}")
-        sys.exit(1)
     except KeyboardInterrupt:
         print_stderr("interrupted")
         sys.exit(INTERRUPTED)
@@ -132,3 +132,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if end.code == INTERRUPTED:
             print_stderr("interrupted")
         raise
+    except Exception as error:
+        line = None if debug else describe_failure(error, words)
+        if line is None:
+            raise
+        print_stderr(line)
+        sys.exit(1)

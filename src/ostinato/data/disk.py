@@ -11,9 +11,11 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+from ostinato.errors import CheckpointError, OstinatoError
 
 PARTIAL = ".partial-"
 """Begins the name of a file or folder that is being written or deleted; after a crash it can be deleted."""
@@ -30,10 +32,42 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
+def give_mode(file: Path, other: Path) -> None:
+    """Give a file the permissions of another file or folder that follows the umask.
+
+    safetensors gives its files to their owner alone. File systems without permissions are left as they are.
+    """
+    wanted = other.stat().st_mode & 0o666
+    if file.stat().st_mode & 0o777 != wanted:
+        with suppress(PermissionError):
+            file.chmod(wanted)
+
+
 def sha256_of(path: Path) -> str:
     """Return the SHA-256 of a file in hexadecimal, reading it in pieces."""
     with Path(path).open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def read_json_object(path: Path, kind: type[OstinatoError] = CheckpointError) -> dict[str, Any]:
+    """Return the object that a JSON file holds.
+
+    Args:
+        kind: of the error.
+
+    Raises:
+        OstinatoError: of that kind: the file is missing, cut off, nested too deeply, no JSON, or holds something else.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise kind(f"{path}: cannot be read: {error.strerror or error}") from error
+    except (RecursionError, ValueError) as error:  # ValueError also: not UTF-8, a number of thousands of digits
+        reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise kind(f"{path}: is damaged: no JSON that can be read: {reason}") from error
+    if not isinstance(content, dict):
+        raise kind(f"{path}: is damaged: holds a JSON {type(content).__name__}, not an object")
+    return content
 
 
 def write_text(path: Path, text: str) -> None:
@@ -61,6 +95,8 @@ def new_folder(path: Path) -> Iterator[Path]:
     partial.mkdir(parents=True)
     yield partial
     for file in sorted(partial.rglob("*")):
+        if file.is_file():
+            give_mode(file, partial)
         sync(file)
     sync(partial)
     remove_folder(path)

@@ -111,7 +111,7 @@ class Tokenizer(ABC):
         """
         try:
             content = json.loads(Path(path).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+        except (OSError, RecursionError, ValueError) as error:
             raise CheckpointError(f"{path}: cannot read the tokenizer: {error}") from error
         if not isinstance(content, dict) or content.get("format") != _FORMAT:
             raise CheckpointError(f"{path}: is not an Ostinato tokenizer (data.tokenizer.kind=file reads other ones)")
@@ -426,5 +426,5 @@ def _read_existing(path: Path) -> Tokenizer:
         return SubwordTokenizer("file", text, leading_space=False)
     except OSError as error:
         raise DataError(f"{path}: cannot read data.tokenizer.path: {error.strerror}") from error
-    except ValueError as error:
+    except (RecursionError, ValueError) as error:
         raise DataError(f"{path}: data.tokenizer.path is no tokenizer.json: {error}") from error

@@ -63,7 +63,7 @@ def read_members(average: Path) -> list[Member] | None:
     """Return the members of an average, None where its average.json cannot be read."""
     try:
         members: list[Member] = json.loads((average / _NOTE).read_text(encoding="utf-8"))["of"]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, RecursionError, ValueError, KeyError, TypeError):
         return None
     return members
 
@@ -105,6 +105,6 @@ def _values(path: Path, training: TrainingConfig) -> dict[int, float]:
                 value = record["scores"].get(training.selection.metric)
                 if value is not None and math.isfinite(value):
                     values[int(record["update"])] = float(value)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, RecursionError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path}: cannot be read: {error!r}") from error
     return values

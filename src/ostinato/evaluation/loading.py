@@ -268,7 +268,7 @@ def find_checkpoint(directory: Path, checkpoint: str | Path | None = None) -> Pa
             raise CheckpointError(f"{directory} has no {checkpoint} checkpoint yet; {_available(root)}{hint}")
         try:
             found = root / str(json.loads(note.read_text(encoding="utf-8"))["directory"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, RecursionError, ValueError, KeyError, TypeError) as error:
             raise CheckpointError(f"{note}: cannot be read: {error!r}") from error
         if not (found / _MODEL).is_file():
             raise CheckpointError(f"{note} names {found.name}, which is not there; {_available(root)}")

@@ -62,7 +62,7 @@ def read_outputs(path: Path) -> Outputs:
     for number, line in read_lines(path):
         try:
             record = json.loads(line)
-        except ValueError as error:
+        except (RecursionError, ValueError) as error:
             raise DataError(f"{path}, line {number}: not JSON: {error}") from error
         if not isinstance(record, dict):
             raise DataError(f"{path}, line {number}: not a JSON object")
@@ -137,7 +137,7 @@ def _read_stored(note: Path) -> Outputs | None:
         content = json.loads(note.read_text(encoding="utf-8"))
         if not isinstance(content, dict) or content.get("sha256") != _hash_files([file]):
             return None
-    except (FileNotFoundError, ValueError):
+    except (FileNotFoundError, RecursionError, ValueError):
         return None
     return replace(read_outputs(file), evaluation=content["evaluation"])
 

@@ -86,7 +86,7 @@ def _read(path: Path, build: Callable[[dict[str, Any]], _T], again: str) -> _T |
         if content["format"] != FORMAT:
             raise CheckpointError(f"{path}: format {content['format']!r} is not {FORMAT}, the one this version reads")
         return build(content)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, RecursionError, ValueError, KeyError, TypeError) as error:
         advice = f"remove it, or {again} with ostinato tune-threshold"
         raise CheckpointError(f"{path}: cannot be read: {error!r}; {advice}") from error
 

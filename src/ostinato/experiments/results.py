@@ -9,12 +9,17 @@ from typing import Any
 
 from ostinato.budget import count_macs
 from ostinato.config.recipe import Recipe
+from ostinato.data.disk import read_json_object
+from ostinato.data.lines import bad_line, read_lines
 from ostinato.errors import CheckpointError
 from ostinato.tasks.recipes import load_recipe
 from ostinato.tasks.registry import task_config
 
 LENGTHS = (16, 16)
 """Source and target tokens of the sentence whose forward pass is counted for a table."""
+_NEEDED: dict[str, Any] = {"name": str, "seed": int, "parameters": int, "seconds": int | float}
+"""What results.json holds that tables read."""
+_NAMES: dict[Any, str] = {str: "a text", int: "an integer", int | float: "a number"}
 _FORCED = ("loss", "token_accuracy")
 _NO_SCORES = ("seconds", "decoding_seconds", "perplexity")
 
@@ -33,12 +38,15 @@ def read_results(run: Path) -> dict[str, Any]:
     """Return results.json of a finished run.
 
     Raises:
-        CheckpointError: the run is not finished.
+        CheckpointError: the run is not finished, or the file is damaged.
     """
     path = run / "results.json"
     if not path.is_file():
         raise CheckpointError(f"{run}: no results.json: the run is not finished (ostinato train ... --resume)")
-    results: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    results = read_json_object(path)
+    splits = results.get("splits")
+    if not isinstance(splits, dict) or not all(isinstance(found, dict) for found in splits.values()):
+        raise CheckpointError(f"{path}: is damaged: needs 'splits', an object of objects")
     return results
 
 
@@ -55,6 +63,12 @@ def run_row(run: Path, lengths: tuple[int, int] = LENGTHS) -> dict[str, Any]:
         CheckpointError: the run is not finished.
     """
     results = read_results(run)
+    for key, kind in _NEEDED.items():
+        if not isinstance(results.get(key), kind):
+            raise CheckpointError(f"{run / 'results.json'}: is damaged: needs {key!r}, {_NAMES[kind]}")
+    for split, found in results["splits"].items():
+        if not isinstance(found.get("n"), int):
+            raise CheckpointError(f"{run / 'results.json'}: is damaged: needs 'splits.{split}.n', an integer")
     recipe = load_recipe(str(run / "recipe.yaml"))
     total = count_macs(recipe.model, *pass_lengths(recipe, lengths)).total
     macs = {"source_length": lengths[0], "target_length": lengths[1], "total": total}
@@ -67,8 +81,24 @@ def write_rows(rows: Iterable[dict[str, Any]], path: Path) -> None:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """Read rows from JSON lines."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    """Read rows from JSON lines.
+
+    Raises:
+        DataError: a line is no JSON object.
+    """
+    rows: list[dict[str, Any]] = []
+    for number, line in read_lines(path):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except (RecursionError, ValueError) as error:
+            reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+            raise bad_line(path, number, f"not JSON: {reason}") from error
+        if not isinstance(row, dict):
+            raise bad_line(path, number, f"not a JSON object but a {type(row).__name__}")
+        rows.append(row)
+    return rows
 
 
 def first_row(path: Path) -> dict[str, Any] | None:
@@ -77,7 +107,7 @@ def first_row(path: Path) -> dict[str, Any] | None:
         line = file.readline()
     try:
         row = json.loads(line)
-    except ValueError:
+    except (RecursionError, ValueError):
         return None
     return row if isinstance(row, dict) else None
 

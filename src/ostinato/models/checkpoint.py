@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from ostinato.config.model import ModelConfig
 from ostinato.config.recipe import Recipe
 from ostinato.config.renamed import with_new_names
-from ostinato.data.disk import sha256_of
+from ostinato.data.disk import give_mode, read_json_object, sha256_of
 from ostinato.errors import CheckpointError
 from ostinato.models.build import Model, build_model
 from ostinato.nn.execution import Execution
@@ -151,14 +151,12 @@ def _write_description(directory: Path, config: dict[str, Any]) -> None:
     hashes = {_WEIGHTS: sha256_of(directory / _WEIGHTS)}
     description = {"format_version": FORMAT_VERSION, "ostinato": __version__, "config": config, "sha256": hashes}
     (directory / _DESCRIPTION).write_text(json.dumps(description, indent=1) + "\n", encoding="utf-8")
+    give_mode(directory / _WEIGHTS, directory / _DESCRIPTION)
 
 
 def _read_description(path: Path) -> dict[str, Any]:
-    try:
-        description: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path}: cannot be read as a model description: {error}") from error
-    version = description.get("format_version") if isinstance(description, dict) else None
+    description = read_json_object(path)
+    version = description.get("format_version")
     if version != FORMAT_VERSION:
         raise CheckpointError(f"{path}: format version {version!r}, this ostinato {__version__} reads {FORMAT_VERSION}")
     if "config" in description:

@@ -139,5 +139,5 @@ class GeoQueryTask(Task):
 def _read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8-sig"))
-    except ValueError as error:
+    except (RecursionError, ValueError) as error:
         raise DataError(f"{path}: is no JSON file: {error}") from error

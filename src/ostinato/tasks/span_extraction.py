@@ -71,7 +71,7 @@ class SpanExtractionTask(LanguagesTask):
                 for paragraph in article["paragraphs"]:
                     for question in paragraph["qas"]:
                         yield _example(paragraph["context"], question, columns)
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, RecursionError, ValueError, KeyError, TypeError) as error:
             raise DataError(f"{path}: not a file in SQuAD's form: {error!r}") from error
         except DataError as error:
             raise DataError(f"{path}: {error}") from error

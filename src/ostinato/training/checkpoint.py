@@ -36,7 +36,7 @@ from ostinato.models import Model, load_model, save_model
 from ostinato.models.checkpoint import checkpoint_folders
 from ostinato.nn.execution import Execution
 from ostinato.training.optim import load_optimizer_tensors, optimizer_tensors
-from ostinato.training.rng import RandomState
+from ostinato.training.rng import RandomState, preserved_randomness
 from ostinato.training.state import Progress
 from ostinato.version import __version__
 
@@ -268,7 +268,10 @@ def _read_state(folder: Path) -> tuple[Progress, list[RandomState], dict[str, Te
             RandomState(one["python"], one["numpy"], _strip_prefix(_random_prefix(rank), tensors))
             for rank, one in enumerate(found)
         ]
-    except (TypeError, KeyError) as error:
+        with preserved_randomness():
+            for state in randoms:
+                state.restore()
+    except (AttributeError, IndexError, KeyError, OverflowError, RuntimeError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path}: not a training state: {error!r}") from error
     return progress, randoms, _strip_prefix(_OPTIMIZER, tensors)
 
@@ -280,7 +283,7 @@ def _read_progress(folder: Path) -> Progress:
         raise CheckpointError(f"{path}: format version {version!r}, this ostinato {__version__} reads {FORMAT_VERSION}")
     try:
         return Progress.from_dict(_read_json(path, "progress"))
-    except (TypeError, KeyError) as error:
+    except (AttributeError, TypeError, ValueError, KeyError) as error:
         raise CheckpointError(f"{path}: not a training state: {error!r}") from error
 
 
@@ -289,7 +292,7 @@ def _read_json(path: Path, key: str | None = None) -> Any:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         return content if key is None else content[key]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, RecursionError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{path}: cannot be read: {error!r}") from error
 
 

@@ -47,7 +47,10 @@ class Records:
             return 0
         with self.metrics.open(encoding="utf-8") as file:
             found = (json.loads(line) for line in file)
-            return max((record["update"] for record in found if record["kind"] == "evaluation"), default=0)
+            try:
+                return max((int(record["update"]) for record in found if record["kind"] == "evaluation"), default=0)
+            except (KeyError, RecursionError, TypeError, ValueError) as error:
+                raise CheckpointError(f"{self.metrics}: is damaged: {error!r}") from error
 
     def cut(self, n_bytes: int, sha256: str | None = None) -> None:
         """Cut metrics.jsonl back to a length.

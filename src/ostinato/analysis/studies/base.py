@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -19,6 +18,7 @@ from ostinato.analysis.collectors import (
     Outcomes,
     SentenceVectors,
 )
+from ostinato.data.disk import read_json_object
 from ostinato.data.example import Example, fingerprint
 from ostinato.data.tokenizer import BOS_ID, EOS_ID, PAD_ID, UNK_ID, Tokenizer
 from ostinato.evaluation.loading import LoadedRun
@@ -91,7 +91,7 @@ class Subject:
     def stored_results(self) -> dict[str, Any]:
         """Return the run's results.json; nothing where it is not finished."""
         path = self.run.directory / "results.json"
-        return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
+        return read_json_object(path) if path.is_file() else {}
 
     def marks(self) -> dict[int, list[int]]:
         """Return the marked places of the encoder by number of the example (`MARKS`)."""

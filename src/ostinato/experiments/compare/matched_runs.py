@@ -65,7 +65,7 @@ def read_curve(run: Path) -> Curve:
             record = json.loads(line)
             if record["kind"] == "evaluation":
                 points[int(record["update"])] = float(record["scores"]["loss"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, RecursionError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{path}: cannot be read: {error!r}") from error
     if not points:
         raise CheckpointError(f"{path}: no evaluations yet")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 from ostinato.budget import count_macs, count_parameters
 from ostinato.config.recipe import Recipe
+from ostinato.data.disk import read_json_object
 from ostinato.data.example import take_evenly
 from ostinato.data.registry import DataAccess
 from ostinato.errors import DataError
@@ -101,7 +101,7 @@ class System:
         if self.recipe is None:
             return dict.fromkeys(_OF_A_RUN)
         path = self.path / "results.json"
-        results = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        results = read_json_object(path) if path.is_file() else {}
         timings = self.path / "timings.jsonl"
         records = read_rows(timings) if timings.is_file() else []
         speeds = [record["labels_per_second"] for record in records if record["kind"] == "training"]

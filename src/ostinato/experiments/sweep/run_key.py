@@ -115,7 +115,7 @@ def run_versions(directory: Path) -> dict[str, Any]:
     try:
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         return found | {"ostinato": str(found["ostinato"])}
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, RecursionError, TypeError, ValueError, KeyError) as error:
         raise CheckpointError(f"{path}: cannot be read: {error!r}") from error
 
 
