@@ -137,6 +137,7 @@ def test_the_task_of_a_recipe_is_shown_with_the_recipes_settings(run, tmp_path: 
         (["show", "scan", "split=lenght"], "task.split is 'lenght': must be one of simple, size, length, "),
         (["show", "files"], "data.train is None: name a file"),
         (["fetch", "scan", "--mirror", "/gone"], "not in the mirror"),
+        (["fetch", "cfq"], "cfq1.1.tar.gz is known to check a download with: `ostinato data fetch TASK --trust`"),
     ],
 )
 def test_what_cannot_be_shown_or_fetched_is_one_line(run, arguments: list[str], expected: str) -> None:
@@ -144,6 +145,12 @@ def test_what_cannot_be_shown_or_fetched_is_one_line(run, arguments: list[str], 
     assert outcome.code == 2
     assert expected in outcome.err
     assert outcome.err.count("\n") == 1
+
+
+def test_trust_lets_a_file_without_a_known_hash_be_downloaded(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("no_proxy", "*")
+    outcome = run("data", "fetch", "cfq", "--trust", "--mirror", "http://127.0.0.1:port")
+    assert (outcome.code, "no usable address" in outcome.err) == (2, True)
 
 
 def test_baselines_are_those_of_the_splits_a_recipe_is_scored_on(run) -> None:

@@ -3,7 +3,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import random
 import socket
+import tarfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +18,8 @@ from pathlib import Path
 import pytest
 
 from ostinato.data.disk import sha256_of
-from ostinato.data.registry import DataAccess, RemoteFile
+from ostinato.data.lines import bad_line
+from ostinato.data.registry import DataAccess, RemoteFile, open_member
 from ostinato.errors import DataError
 
 UPSTREAM = Path(__file__).parents[3] / "shared" / "data" / "upstream"
@@ -99,7 +102,14 @@ def test_a_file_without_a_published_hash_has_to_stay_as_it_came_first(tmp_path: 
     with serving(send(BODY), send(BODY[:-1] + b"?"), send(BODY)) as (base, asked):
         access = access_to(base, tmp_path)
         assert access.known_hash(unknown) is None
-        path = access.fetch(unknown)
+        message = error_of(access, unknown)
+        assert message.startswith(f"{base}/someone/some%20data")
+        assert "folder/train.tsv" in message
+        assert "--trust" in message
+        assert "--mirror" in message
+        assert "\n" not in message
+        assert (asked, files_below(tmp_path)) == ([], [])
+        path = replace(access, trust=True).fetch(unknown)
         assert access.known_hash(unknown) == FILE.sha256
         assert access.fetch(unknown) == path
         assert len(asked) == 1
@@ -193,7 +203,7 @@ def test_a_server_in_trouble_is_asked_again(tmp_path: Path) -> None:
     assert len(asked) == 2
 
 
-@pytest.mark.parametrize("wrong", [BODY[:-1] + b"?", BODY + b"more", b"<html>log in first</html>"])
+@pytest.mark.parametrize("wrong", [BODY[:-1] + b"?", BODY[:-1], b""])
 def test_other_bytes_name_the_file_and_both_hashes(tmp_path: Path, wrong: bytes) -> None:
     with serving(send(wrong)) as (base, asked):
         message = error_of(access_to(base, tmp_path))
@@ -202,6 +212,89 @@ def test_other_bytes_name_the_file_and_both_hashes(tmp_path: Path, wrong: bytes)
     assert f"expected {len(BODY)} bytes with SHA-256 {FILE.sha256}" in message
     assert f"got {len(wrong)} bytes with {hashlib.sha256(wrong).hexdigest()}" in message
     assert files_below(tmp_path) == []
+
+
+@pytest.mark.parametrize("sha256", [FILE.sha256, None])
+@pytest.mark.parametrize("page", [b"<html>log in first</html>", b"\xef\xbb\xbf\n <!DocType HTML><p>log in"])
+def test_a_web_page_in_the_place_of_a_file_is_refused(tmp_path: Path, page: bytes, sha256: str | None) -> None:
+    unknown = replace(FILE, sha256=sha256, n_bytes=None)
+    with serving(send(page)) as (base, _):
+        message = error_of(replace(access_to(base, tmp_path / "cache"), trust=True), unknown)
+    assert "a web page came in the place of folder/train.tsv" in message
+    original = tmp_path / "mirror" / FILE.key
+    original.parent.mkdir(parents=True)
+    original.write_bytes(page)
+    assert "a web page" in error_of(access_to(str(tmp_path / "mirror"), tmp_path / "cache"), unknown)
+    assert files_below(tmp_path / "cache") == []
+
+
+def test_what_calls_itself_a_web_page_is_refused_but_for_files_that_are_one(tmp_path: Path) -> None:
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(200)
+        handler.send_header("Content-Type", "text/html; charset=utf-8")
+        handler.end_headers()
+        handler.wfile.write(BODY)
+
+    with serving(answer) as (base, _):
+        access = access_to(base, tmp_path)
+        assert "a web page" in error_of(access)
+        assert files_below(tmp_path) == []
+        assert access.fetch(replace(FILE, path="page.html")).read_bytes() == BODY
+
+
+def test_a_download_stops_beyond_the_known_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ostinato.data.registry._CHUNK", 1000)
+    ended = threading.Event()
+
+    def endless(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(200)
+        handler.end_headers()
+        try:
+            while True:
+                handler.wfile.write(BODY)
+        except OSError:
+            ended.set()
+
+    with serving(endless) as (base, asked):
+        message = error_of(access_to(base, tmp_path))
+        assert ended.wait(5)
+        assert f"more than the {len(BODY)} bytes" in message
+        monkeypatch.setattr("ostinato.data.registry._MOST_BYTES", 5000)
+        unknown = replace(FILE, sha256=None, n_bytes=None)
+        assert "more than the 5000 bytes" in error_of(replace(access_to(base, tmp_path), trust=True), unknown)
+    assert len(asked) == 2
+    assert files_below(tmp_path) == []
+
+
+def test_a_folder_is_the_user_s_own_copy_and_needs_no_trust(tmp_path: Path) -> None:
+    original = tmp_path / "mirror" / FILE.key
+    original.parent.mkdir(parents=True)
+    original.write_bytes(BODY)
+    access = access_to(str(tmp_path / "mirror"), tmp_path / "cache")
+    unknown = replace(FILE, sha256=None, n_bytes=None)
+    assert access.fetch(unknown).read_bytes() == BODY
+    assert access.known_hash(unknown) == FILE.sha256
+
+
+@pytest.mark.parametrize("is_stored", [True, False])
+@pytest.mark.parametrize("damage", ["cut off", "other bytes", "no archive"])
+def test_a_broken_archive_is_one_line_that_says_what_to_delete(tmp_path: Path, damage: str, is_stored: bool) -> None:
+    archive, text = tmp_path / "all.tar.gz", tmp_path / "text"
+    text.write_bytes(random.Random(0).randbytes(100_000))
+    with tarfile.open(archive, "w:gz") as tar:
+        tar.add(text, "text")
+    whole = archive.read_bytes()
+    cut, other = whole[:50_000], whole[:50_000] + b"\xff" * 60_000
+    archive.write_bytes({"cut off": cut, "other bytes": other, "no archive": b"nothing"}[damage])
+    stored = "0" * 64 if is_stored else f"{'0' * 64}  all.tar.gz"
+    archive.with_name("all.tar.gz.sha256").write_text(f"{stored}\n")
+    with pytest.raises(DataError, match="not a sound tar archive") as caught, open_member(archive, "text") as stream:
+        stream.read()
+    message = str(caught.value)
+    assert message.startswith(f"{archive}: ")
+    assert "\n" not in message
+    assert ("delete it and all.tar.gz.sha256" in message) is is_stored
+    assert ("delete it" in str(bad_line(archive, 3, "no tab"))) is is_stored
 
 
 def test_a_refused_connection_names_the_address_and_the_mirror_option(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ostinato.cli.options import AccessOption, JsonOption, OverridesArgument, RecipeArgument
+from ostinato.cli.options import AccessOption, JsonOption, OverridesArgument, RecipeArgument, TrustOption
 from ostinato.cli.output import number, print_columns, print_json, print_line, print_table
 
 EPILOG = "Example: ostinato data show scan split=length"
@@ -41,11 +41,18 @@ def list_tasks(json: JsonOption = False) -> None:
 
 @app.command("fetch", epilog="Example: ostinato data fetch cogs --mirror /media/usb/data")
 def fetch(
-    task: TaskArgument, settings: SettingsArgument = None, access: AccessOption = None, json: JsonOption = False
+    task: TaskArgument,
+    settings: SettingsArgument = None,
+    access: AccessOption = None,
+    trust: TrustOption = False,
+    json: JsonOption = False,
 ) -> None:
     """Download and check the files of a task."""
+    from dataclasses import replace
+
     from ostinato.tasks.catalog import open_task
 
+    access = replace(access, trust=trust)
     opened = open_task(task, settings or [], access)
     paths = {file.path: str(access.fetch(file)) for file in opened.files()}
     if json:

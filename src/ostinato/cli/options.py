@@ -57,6 +57,9 @@ AccessOption = Annotated[
     ),
 ]
 """A `DataAccess`; None only where a command is called as a function."""
+TrustOption = Annotated[
+    bool, typer.Option("--trust", help="Take what comes for files whose SHA-256 is not known, and store its hash.")
+]
 CheckpointOption = Annotated[
     str | None,
     typer.Option(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -122,3 +123,19 @@ def remove_leftovers(directory: Path) -> None:
             shutil.rmtree(path)
         else:
             path.unlink()
+
+
+def stored_hash_path(path: Path) -> Path:
+    """Return the file that stores the hash of a cached file without a published one."""
+    return path.with_name(f"{path.name}.sha256")
+
+
+def refetch_hint(path: Path | str) -> str:
+    """Return what to do about a cached file that cannot be read and whose hash is only that of its first copy, or ''.
+
+    A list that `sha256sum` writes also names the file, so that it is not taken for a stored hash.
+    """
+    stored = stored_hash_path(Path(path)) if Path(path).name else Path()
+    if not stored.is_file() or re.fullmatch(rb"[0-9a-f]{64}\n", stored.read_bytes()) is None:
+        return ""
+    return f"; its hash is only that of the first copy: delete it and {stored.name} to fetch it again"

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
 from pathlib import Path
 
+from ostinato.data.disk import refetch_hint
 from ostinato.errors import DataError
 
 _BYTE_ORDER_MARK = "\ufeff"
@@ -15,7 +16,7 @@ _BYTE_ORDER_MARK = "\ufeff"
 
 def bad_line(path: Path | str, number: int, reason: str) -> DataError:
     """Return the error for one line; `number` counts from 1."""
-    return DataError(f"{path}, line {number}: {reason}")
+    return DataError(f"{path}, line {number}: {reason}{refetch_hint(path)}")
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -42,9 +43,12 @@ def read_lines_or_errors(path: Path) -> Iterator[tuple[int, str | DataError]]:
             for number, text in decode_lines(stream, path):
                 yield number, text
     except EOFError as error:
-        raise DataError(f"{path}: the gzip file is cut off after line {number}: fetch or compress it again") from error
+        hint = refetch_hint(path)
+        raise DataError(
+            f"{path}: the gzip file is cut off after line {number}: fetch or compress it again{hint}"
+        ) from error
     except (gzip.BadGzipFile, zlib.error) as error:
-        raise DataError(f"{path}: not a sound gzip file after line {number}: {error}") from error
+        raise DataError(f"{path}: not a sound gzip file after line {number}: {error}{refetch_hint(path)}") from error
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
 

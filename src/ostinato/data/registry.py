@@ -4,19 +4,23 @@ A file has an address that always means the same bytes (repository, commit, path
 cache when its size and hash are right, and its hash is checked again whenever it is read, so that a damaged disk or an
 interrupted download cannot change a result. `DataAccess.fetch` alone opens sockets.
 
-Some large files could not be downloaded when their address was written down here: they have no SHA-256. The hash of the
-first download of such a file is stored beside it, and every later one has to be the same; the task that reads the file
-checks its content (number of rows, and wherever there is a rule for the targets, every target).
+Some large files could not be downloaded when their address was written down here: they have no SHA-256. Such a file is
+only downloaded where the user trusts what comes (`--trust`), or copied from a folder of the user's own. The hash of
+that first copy is stored beside it, and every later one has to be the same; the task that reads the file checks its
+content (number of rows, and wherever there is a rule for the targets, every target).
 """
 
 from __future__ import annotations
 
+import gzip
 import http.client
+import lzma
 import os
 import shutil
 import tarfile
 import threading
 import time
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,13 +31,16 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import quote
 from urllib.request import Request, urlopen
 
-from ostinato.data.disk import sha256_of
+from ostinato.data.disk import refetch_hint, sha256_of, stored_hash_path
 from ostinato.errors import DataError, MissingFileError
 from ostinato.folders import cache_folder
 
 _BASE = "https://raw.githubusercontent.com"
 _CHUNK = 1 << 20
+_MOST_BYTES = 4 << 30
+"""Where the size of a file is not known: more than that is none of the published files."""
 _STALE_AFTER_S = 24 * 3600.0
+_HEAD = 1024
 _MIRROR_HINT = (
     "without a network, use --mirror DIR_OR_URL (or OSTINATO_MIRROR): a copy laid out as <owner>/<repo>/<commit>/<path>"
 )
@@ -106,6 +113,8 @@ class DataAccess:
         timeout_s: seconds without a byte before a transfer counts as interrupted.
         n_retries: further attempts after an interrupted transfer.
         pause_s: seconds before the first of them; it doubles each time.
+        trust: whether the first download of a file without a known SHA-256 is taken for the published one. A mirror
+            that is a folder needs no trust: its files are the user's own copies.
     """
 
     cache: Path
@@ -113,6 +122,7 @@ class DataAccess:
     timeout_s: float = 30.0
     n_retries: int = 2
     pause_s: float = 0.5
+    trust: bool = False
 
     @classmethod
     def default(cls, mirror: str | None = None) -> DataAccess:
@@ -129,23 +139,31 @@ class DataAccess:
     def is_here(self, file: RemoteFile) -> bool:
         """Return whether a file is in the cache or in a mirror that is a folder, checked or not; opens no socket."""
         origin = self._origin(file)
-        in_mirror = not origin.startswith(("http://", "https://")) and Path(origin).is_file()
+        in_mirror = not _is_remote(origin) and Path(origin).is_file()
         return in_mirror or (self.cache / file.key).is_file()
 
     def known_hash(self, file: RemoteFile) -> str | None:
-        """Return the SHA-256 a file must have: the published one, or that of its first download; None before it."""
-        stored = _hash_path(self.cache / file.key)
+        """Return the SHA-256 a file must have: the published one, or that of its first copy; None before it."""
+        stored = stored_hash_path(self.cache / file.key)
         return file.sha256 or (stored.read_text(encoding="ascii").strip() if stored.is_file() else None)
 
     def fetch(self, file: RemoteFile) -> Path:
         """Return the path of the checked file, after a download where the cache lacks it or holds it damaged.
 
         Raises:
-            MissingFileError: the file is not there, or the transfer was interrupted each time; names the address.
-            DataError: the bytes are other ones; names the address, the expected and the received hash.
+            MissingFileError: the file is not there, the transfer was interrupted each time, or a download without a
+                known hash is not trusted; names the address.
+            DataError: the bytes are other ones (names the address, the expected and the received hash), are more than
+                the known size, or are a web page.
         """
         if (path := self.cached(file)) is not None:
             return path
+        origin = self._origin(file)
+        if _is_remote(origin) and not self.trust and self.known_hash(file) is None:
+            raise MissingFileError(
+                f"{origin}: no SHA-256 of {file.path} is known to check a download with: `ostinato data fetch TASK "
+                "--trust` takes what comes and stores its hash; or give a folder with a copy you checked: --mirror DIR"
+            )
         path = self.cache / file.key
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -162,7 +180,7 @@ class DataAccess:
                         f"got {n_bytes} bytes with {digest}; nothing was kept"
                     )
                 if file.sha256 is None:
-                    _hash_path(path).write_text(f"{digest}\n", encoding="ascii")
+                    stored_hash_path(path).write_text(f"{digest}\n", encoding="ascii")
                 part.replace(path)
             finally:
                 part.unlink(missing_ok=True)
@@ -174,22 +192,24 @@ class DataAccess:
     def _origin(self, file: RemoteFile) -> str:
         if self.mirror is None:
             return file.address
-        if self.mirror.startswith(("http://", "https://")):
+        if _is_remote(self.mirror):
             return f"{self.mirror.removesuffix('/')}/{quote(file.key)}"
         return str(Path(self.mirror).expanduser() / file.key)
 
     def _transfer(self, file: RemoteFile, part: Path) -> None:
         origin = self._origin(file)
-        if not origin.startswith(("http://", "https://")):
+        if not _is_remote(origin):
             try:
                 shutil.copyfile(origin, part)
+                with part.open("rb") as stream:
+                    _refuse_page(origin, file, stream.read(_HEAD))
             except OSError as error:
                 reason = f"not in the mirror ({error.strerror or error}); {_MIRROR_HINT}"
                 raise MissingFileError(f"{origin}: {reason}") from error
             return
         for attempt in range(self.n_retries + 1):
             try:
-                _download(origin, part, self.timeout_s)
+                _download(origin, file, part, self.timeout_s)
                 return
             except _InterruptedError as error:
                 if attempt == self.n_retries:
@@ -198,12 +218,13 @@ class DataAccess:
                 time.sleep(self.pause_s * 2**attempt)
 
 
-def _download(address: str, part: Path, timeout_s: float) -> None:
+def _download(address: str, file: RemoteFile, part: Path, timeout_s: float) -> None:
     request = Request(address, headers={"User-Agent": "ostinato", "Accept-Encoding": "identity"})
     try:
         with urlopen(request, timeout=timeout_s) as response, part.open("wb") as stream:
             announced = response.headers.get("Content-Length")
-            n_received = _copy_body(response, stream)
+            is_page = response.headers.get_content_type() == "text/html"
+            n_received = _copy_body(response, stream, address, file, is_page)
     except HTTPError as error:
         with error:
             if error.code >= 500 or error.code in (408, 429):
@@ -219,12 +240,18 @@ def _download(address: str, part: Path, timeout_s: float) -> None:
         raise _InterruptedError(f"the connection ended after {n_received} of {announced} bytes")
 
 
-def _copy_body(response: BinaryIO, stream: BinaryIO) -> int:
+def _copy_body(response: BinaryIO, stream: BinaryIO, address: str, file: RemoteFile, is_page: bool) -> int:
     """Copy the body of a response and return its size.
 
     An error of reading, which is the network's, becomes an interruption; one of writing, which is the disk's, does not.
+
+    Args:
+        is_page: whether the response says that it is HTML.
+
+    Raises:
+        DataError: a web page in the place of a file, or more bytes than the file has.
     """
-    n_received = 0
+    n_received, n_most = 0, _MOST_BYTES if file.n_bytes is None else file.n_bytes
     while True:
         try:
             chunk = response.read(_CHUNK)
@@ -232,15 +259,29 @@ def _copy_body(response: BinaryIO, stream: BinaryIO) -> int:
             raise _InterruptedError(f"the connection ended after {n_received + len(error.partial)} bytes") from error
         except (OSError, http.client.HTTPException) as error:
             raise _InterruptedError(f"{error or type(error).__name__} after {n_received} bytes") from error
+        if not n_received:
+            _refuse_page(address, file, chunk[:_HEAD], is_page)
         if not chunk:
             return n_received
-        stream.write(chunk)
         n_received += len(chunk)
+        if n_received > n_most:
+            raise DataError(f"{address}: more than the {n_most} bytes that {file.path} may have; nothing was kept")
+        stream.write(chunk)
 
 
-def _hash_path(path: Path) -> Path:
-    """Return the file that stores the hash of a cached file without a published one."""
-    return path.with_name(f"{path.name}.sha256")
+def _is_remote(address: str) -> bool:
+    return address.startswith(("http://", "https://"))
+
+
+def _refuse_page(address: str, file: RemoteFile, head: bytes, is_page: bool = False) -> None:
+    """Refuse a web page, such as the log-in of a network, in the place of a file that is none."""
+    begin = head.removeprefix(b"\xef\xbb\xbf").lstrip().lower()
+    is_page = is_page or begin.startswith((b"<!doctype html", b"<html"))
+    if is_page and not file.path.lower().endswith((".html", ".htm")):
+        raise DataError(
+            f"{address}: a web page came in the place of {file.path}; nothing was kept (does the network ask for a "
+            f"log-in?); {_MIRROR_HINT}"
+        )
 
 
 def _remove_stale(path: Path) -> None:
@@ -269,5 +310,9 @@ def open_member(archive: Path, name: str) -> Iterator[IO[bytes]]:
                 there = ", ".join(member.name for member in members[:20]) or "nothing"
                 raise DataError(f"{archive}: holds no file {name}; there is {there}")
             yield stream
-    except (tarfile.TarError, EOFError) as error:
-        raise DataError(f"{archive}: not a sound tar archive: {error}") from error
+    except (tarfile.TarError, EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
+        raise DataError(f"{archive}: not a sound tar archive: {_on_one_line(error)}{refetch_hint(archive)}") from error
+
+
+def _on_one_line(error: Exception) -> str:
+    return " ".join(str(error).split())

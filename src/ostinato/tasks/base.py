@@ -11,6 +11,7 @@ from pydantic import Field
 
 from ostinato.config.base import Config
 from ostinato.config.data import DataConfig
+from ostinato.data.disk import refetch_hint
 from ostinato.data.lines import read_lines
 from ostinato.errors import ConfigError, DataError, Problem
 
@@ -151,7 +152,10 @@ class Task(ABC):
         for number, line in read_lines(path):
             yield path, number, line
         if file.n_rows is not None and number != file.n_rows:
-            raise DataError(f"{path}: {number} lines, but {file.repo}/{file.path} was published with {file.n_rows}")
+            raise DataError(
+                f"{path}: {number} lines, but {file.repo}/{file.path} was published with {file.n_rows}"
+                f"{refetch_hint(path)}"
+            )
 
 
 def first_hashed(items: Iterable[_Key], fraction: float, seed: int) -> set[_Key]:

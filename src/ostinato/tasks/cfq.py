@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import IO, Literal
 
+from ostinato.data.disk import refetch_hint
 from ostinato.data.example import Example
 from ostinato.data.registry import RemoteFile, open_member
 from ostinato.errors import DataError
@@ -105,7 +106,7 @@ class CfqTask(Task):
                 if number in wanted:
                     found[number] = spaced_punctuation(question), tokenise(query)
         if number + 1 != _ARCHIVE.n_rows:
-            raise DataError(f"{path}: {number + 1} questions, but {_ARCHIVE.n_rows} were published")
+            raise DataError(f"{path}: {number + 1} questions, but {_ARCHIVE.n_rows} were published{refetch_hint(path)}")
         return found
 
 
