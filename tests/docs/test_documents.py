@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import re
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,12 @@ def parse(arguments: list[str]) -> list[str]:
     return names
 
 
+@cache
+def recipe_names() -> set[str]:
+    """Return the names of all recipes, each of which is read for it."""
+    return {recipe.name for recipe in list_recipes()}
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_of_the_documents_is_one(command: Command) -> None:
     assert " ".join(parse(command.arguments)) in " ".join(command.arguments)
@@ -55,7 +62,7 @@ def test_every_recipe_task_and_setting_of_the_documents_exists(
             assert open_task(words[2], [word for word in words[3:] if "=" in word]).name == words[2]
         return
     overrides = [word for word in words if "=" in word]
-    named = {recipe.name for recipe in list_recipes()}
+    named = recipe_names()
     recipes = [word for word in words[1:] if "=" not in word and word in named]
     assert recipes or words[1].startswith("runs/")
     for name in recipes:
