@@ -58,6 +58,8 @@ def adapted(command: Command) -> list[str] | None:
         arguments[2:2] = tiny(arguments[1])
     if "--resume" in arguments:
         arguments = ["training.n_updates=3" if word.startswith("training.n_updates=") else word for word in arguments]
+    if "--batch-sizes" in arguments:
+        arguments[arguments.index("--batch-sizes") + 1] = "1,2"
     if arguments[0] == "analyze" and "--only" not in arguments:
         arguments += ["--max-examples", "20"]
     if "multi30k" in " ".join(arguments) and "--mirror" not in arguments:
