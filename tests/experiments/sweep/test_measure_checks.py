@@ -47,7 +47,7 @@ def test_a_measure_that_names_nothing_is_refused_once(measure: dict[str, Any], m
 
 
 def test_a_measure_that_names_something_is_let_through() -> None:
-    load_sweep(
+    sweep = load_sweep(
         sweep_of(
             {"kind": "result", "split": "test", "path": "by.*.*.exact_match"},
             {"kind": "result", "split": "test", "path": "macro.length_bucket.loss"},
@@ -57,6 +57,7 @@ def test_a_measure_that_names_something_is_let_through() -> None:
             {"kind": "budget"},
         )
     )
+    assert [measure.name for measure in sweep.measures] == [f"m{i}" for i in range(6)]
 
 
 @pytest.mark.parametrize("name", shipped_sweeps())
