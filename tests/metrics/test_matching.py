@@ -80,8 +80,8 @@ def test_an_unknown_metric_lists_the_valid_ones():
         make_metric("blue")
     assert str(caught.value) == (
         "evaluation.metrics is 'blue': must be one of exact_match, token_accuracy_free, character_accuracy_free, "
-        "first_word, second_word, bleu, bleu_compounds_split, spbleu, chrf, accuracy, macro_f1, tag_accuracy, span_f1, "
-        "answer_em, answer_f1; did you mean bleu?"
+        "first_word, second_word, bleu, bleu_compounds_split, spbleu, chrf, comet, accuracy, macro_f1, tag_accuracy, "
+        "span_f1, answer_em, answer_f1; did you mean bleu?"
     )
 
 

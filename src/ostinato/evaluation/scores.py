@@ -80,10 +80,10 @@ class Totals:
         self._n_right += scores.n_right
         self._n_sentences_right += 0 < scores.n_labels == scores.n_right
 
-    def add_prediction(self, prediction: str, reference: str) -> None:
+    def add_prediction(self, prediction: str, reference: str, source: str) -> None:
         """Count one example's output."""
         for metric in self._metrics:
-            metric.update(prediction, reference)
+            metric.update(prediction, reference, source)
 
     def compute(self) -> dict[str, Any]:
         """Return all numbers by name."""

@@ -34,12 +34,14 @@ class Outputs:
     """The outputs of a system for a split and their references, in the split's order.
 
     Args:
+        sources: what the system was given; "" where the file does not say.
         file: that holds them. evaluation: the evaluation that decoded them (`ostinato.evaluation.evaluate`, with
             `device` and `n_threads`); None for a file of unknown origin. is_new: decoded by this call.
     """
 
     predictions: list[str]
     references: list[str]
+    sources: list[str]
     file: Path
     evaluation: dict[str, Any] | None = None
     is_new: bool = False
@@ -48,8 +50,9 @@ class Outputs:
         """Return n of them, spread evenly, or all for None; n of them have no `evaluation`, which is of all."""
         if n is None or n >= len(self.predictions):
             return self
-        predictions, references = (list(take_evenly(texts, n)) for texts in (self.predictions, self.references))
-        return replace(self, predictions=predictions, references=references, evaluation=None)
+        held = (self.predictions, self.references, self.sources)
+        predictions, references, sources = (list(take_evenly(texts, n)) for texts in held)
+        return replace(self, predictions=predictions, references=references, sources=sources, evaluation=None)
 
 
 def read_outputs(path: Path) -> Outputs:
@@ -58,7 +61,7 @@ def read_outputs(path: Path) -> Outputs:
     Raises:
         DataError: naming file, line and reason; rows that are missing or there twice.
     """
-    rows: dict[int, tuple[str, str]] = {}
+    rows: dict[int, tuple[str, str, str]] = {}
     for number, line in read_lines(path):
         try:
             record = json.loads(line)
@@ -71,14 +74,14 @@ def read_outputs(path: Path) -> Outputs:
                 raise DataError(f"{path}, line {number}: needs {field!r}, of type {kind.__name__}")
         if record["index"] in rows:
             raise DataError(f"{path}, line {number}: index {record['index']} is there twice")
-        rows[record["index"]] = record["prediction"], record["reference"]
+        rows[record["index"]] = record["prediction"], record["reference"], str(record.get("source") or "")
     missing = next((index for index in range(len(rows)) if index not in rows), None)
     if missing is not None:
         raise DataError(f"{path}: there is no prediction of index {missing}")
     if not rows:
         raise DataError(f"{path}: there are no predictions")
-    pairs = [rows[index] for index in range(len(rows))]
-    return Outputs([p for p, _ in pairs], [r for _, r in pairs], path)
+    predictions, references, sources = map(list, zip(*(rows[index] for index in range(len(rows))), strict=True))
+    return Outputs(predictions, references, sources, path)
 
 
 def run_outputs(

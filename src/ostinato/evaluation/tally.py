@@ -79,7 +79,7 @@ class Tally:
             return
         prediction = self.text_of(found.output.ids, example)
         for group in groups:
-            group.scores.add_prediction(prediction, example.target)
+            group.scores.add_prediction(prediction, example.target, example.source or "")
         self.n_generated += found.output.n_tokens
         self.n_unfinished += not found.output.finished
         if self.predictions is not None:

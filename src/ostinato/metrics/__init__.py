@@ -9,6 +9,7 @@ from typing import Any
 from ostinato.config.own_code import is_own, own_class
 from ostinato.errors import ConfigError, Problem
 from ostinato.metrics.base import Metric
+from ostinato.metrics.comet import Comet
 from ostinato.metrics.labels import Accuracy, AnswerEm, AnswerF1, MacroF1, SpanF1, TagAccuracy
 from ostinato.metrics.matching import (
     CharacterAccuracyFree,
@@ -29,6 +30,7 @@ __all__ = [
     "BleuCompoundsSplit",
     "CharacterAccuracyFree",
     "Chrf",
+    "Comet",
     "ExactMatch",
     "FirstWord",
     "MacroF1",
@@ -53,6 +55,7 @@ _OURS: dict[str, type[Metric]] = {
     "bleu_compounds_split": BleuCompoundsSplit,
     "spbleu": SpBleu,
     "chrf": Chrf,
+    "comet": Comet,
     "accuracy": Accuracy,
     "macro_f1": MacroF1,
     "tag_accuracy": TagAccuracy,

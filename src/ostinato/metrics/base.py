@@ -24,27 +24,27 @@ class Metric(ABC):
 
     def __init__(self) -> None:
         self._n = 0
-        self._totals = [0] * len(self.counts("", ""))
+        self._totals: list[float] = [0] * len(self.counts("", ""))
 
     @abstractmethod
-    def counts(self, prediction: str, reference: str) -> list[int]:
-        """Return the counts of one output of the model against the true text.
+    def counts(self, prediction: str, reference: str, source: str = "") -> Sequence[float]:
+        """Return the counts of one output of the model against the true text; `source` is what the model was given.
 
         A later example may have more of them than an earlier one, whose missing ones are 0.
         """
 
     @abstractmethod
-    def score(self, totals: Sequence[int]) -> float:
+    def score(self, totals: Sequence[float]) -> float:
         """Return the score of a set of one or more examples from the sums of their counts."""
 
     def signature(self) -> str | None:
         """Return the settings that have to be quoted with a score, for metrics that have such a text."""
         return None
 
-    def update(self, prediction: str, reference: str) -> None:
+    def update(self, prediction: str, reference: str, source: str = "") -> None:
         """Count one output of the model against the true text."""
         self._n += 1
-        counts = self.counts(prediction, reference)
+        counts = self.counts(prediction, reference, source)
         self._totals = [total + count for total, count in zip_longest(self._totals, counts, fillvalue=0)]
 
     def compute(self) -> dict[str, float | str]:
@@ -58,7 +58,7 @@ class Metric(ABC):
 class Proportion(Metric):
     """A proportion in [0, 1]: the counts are the number of right parts and the number of all parts."""
 
-    def score(self, totals: Sequence[int]) -> float:
+    def score(self, totals: Sequence[float]) -> float:
         """Return the share that is right; 1 where there are no parts."""
         n_right, n = totals
         return n_right / n if n else 1.0

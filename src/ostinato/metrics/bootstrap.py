@@ -62,6 +62,7 @@ def paired_bootstrap(
     metric: Metric,
     systems: Sequence[Sequence[str]],
     references: Sequence[str],
+    sources: Sequence[str] | None = None,
     *,
     n_samples: int = N_SAMPLES,
     seed: int = SEED,
@@ -74,6 +75,7 @@ def paired_bootstrap(
 
     Args:
         systems: the outputs of each system, in the references' order.
+        sources: what the systems were given, for metrics that read it.
         n_samples: number of drawn sets.
         seed: of the draws.
         level: share of the drawn scores inside an interval.
@@ -84,13 +86,14 @@ def paired_bootstrap(
             difference could be told from chance: if all N favour one system, that has a probability of 2^(1 - N).
     """
     groups = [[outputs] for outputs in systems]
-    return paired_means(metric, groups, references, n_samples=n_samples, seed=seed, level=level)
+    return paired_means(metric, groups, references, sources, n_samples=n_samples, seed=seed, level=level)
 
 
 def paired_means(
     metric: Metric,
     groups: Sequence[Sequence[Sequence[str]]],
     references: Sequence[str],
+    sources: Sequence[str] | None = None,
     *,
     n_samples: int = N_SAMPLES,
     seed: int = SEED,
@@ -112,10 +115,11 @@ def paired_means(
             raise DataError(f"system {number} has {len(outputs)} outputs for {n} references")
     if 2.0 ** (1 - n) > 1 - level:
         raise DataError(f"{n} sentences are too few to compare systems at a level of {level:.0%}")
-    counts = [[metric.counts(p, r) for p, r in zip(outputs, references, strict=True)] for outputs in systems]
+    given = sources or [""] * n
+    counts = [list(map(metric.counts, outputs, references, given)) for outputs in systems]
     # A metric may have more counts for later examples; the missing ones of earlier examples are 0.
     n_counts = max(len(row) for rows in counts for row in rows)
-    counts_SNK = np.array([[row + [0] * (n_counts - len(row)) for row in rows] for rows in counts], dtype=np.int64)
+    counts_SNK = np.array([[[*row, *[0] * (n_counts - len(row))] for row in rows] for rows in counts])
     real_S = _scores(metric, counts_SNK.sum(1))
     drawn_BS = np.array([_scores(metric, totals_SK) for totals_SK in _resampled(counts_SNK, n_samples, seed)])
     ends = np.cumsum([len(group) for group in groups])[:-1]
@@ -138,19 +142,19 @@ def _check(n_samples: int, seed: int, level: float) -> None:
         raise ConfigError(problems)
 
 
-def _resampled(counts_SNK: NDArray[np.int64], n_samples: int, seed: int) -> NDArray[np.int64]:
+def _resampled(counts_SNK: NDArray[Any], n_samples: int, seed: int) -> NDArray[Any]:
     """Return the summed counts of every drawn set, [B, S, K]; one draw serves all systems."""
     n_systems, n, n_counts = counts_SNK.shape
     rows_NC = counts_SNK.transpose(1, 0, 2).reshape(n, n_systems * n_counts)
     generator = np.random.default_rng(seed)
-    totals_BC = np.empty((n_samples, n_systems * n_counts), dtype=np.int64)
+    totals_BC = np.empty((n_samples, n_systems * n_counts), dtype=counts_SNK.dtype)
     for sample in range(n_samples):
         times_N = np.bincount(generator.integers(n, size=n), minlength=n)
         totals_BC[sample] = times_N @ rows_NC
     return totals_BC.reshape(n_samples, n_systems, n_counts)
 
 
-def _scores(metric: Metric, totals_SK: NDArray[np.int64]) -> NDArray[np.float64]:
+def _scores(metric: Metric, totals_SK: NDArray[Any]) -> NDArray[np.float64]:
     return np.array([metric.score(totals) for totals in totals_SK.tolist()], dtype=np.float64)
 
 

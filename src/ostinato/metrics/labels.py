@@ -49,7 +49,7 @@ class MacroF1(Metric):
         self._places.clear()
         self._totals.clear()
 
-    def counts(self, prediction: str, reference: str) -> list[int]:
+    def counts(self, prediction: str, reference: str, source: str = "") -> list[int]:
         """Return TP and FP + FN for every class so far, in the order of their first examples."""
         prediction, reference = prediction.strip(), reference.strip()
         for label in (reference, prediction):
@@ -61,7 +61,7 @@ class MacroF1(Metric):
             found[2 * self._places[reference] + 1] = found[2 * self._places[prediction] + 1] = 1
         return found
 
-    def score(self, totals: Sequence[int]) -> float:
+    def score(self, totals: Sequence[float]) -> float:
         """Return the mean of F1 over the classes with any count."""
         pairs = [(right, wrong) for right, wrong in zip(totals[::2], totals[1::2], strict=True) if right or wrong]
         return sum(2 * right / (2 * right + wrong) for right, wrong in pairs) / len(pairs)
@@ -72,7 +72,7 @@ class TagAccuracy(Proportion):
 
     name = "tag_accuracy"
 
-    def counts(self, prediction: str, reference: str) -> list[int]:
+    def counts(self, prediction: str, reference: str, source: str = "") -> list[int]:
         """Return the words that are right, and the words."""
         written, wanted = prediction.split(), reference.split()
         return [sum(a == b for a, b in zip_longest(written[: len(wanted)], wanted)), len(wanted)]
@@ -83,12 +83,12 @@ class SpanF1(Metric):
 
     name = "span_f1"
 
-    def counts(self, prediction: str, reference: str) -> list[int]:
+    def counts(self, prediction: str, reference: str, source: str = "") -> list[int]:
         """Return the spans in both, in the prediction, and in the reference."""
         written, wanted = (set(spans_of_tags(text.split())) for text in (prediction, reference))
         return [len(written & wanted), len(written), len(wanted)]
 
-    def score(self, totals: Sequence[int]) -> float:
+    def score(self, totals: Sequence[float]) -> float:
         """Return F1; 1 where neither has a span."""
         n_right, n_written, n_wanted = totals
         return 2 * n_right / (n_written + n_wanted) if n_written + n_wanted else 1.0
@@ -121,7 +121,7 @@ class AnswerEm(Proportion):
 
     name = "answer_em"
 
-    def counts(self, prediction: str, reference: str) -> list[int]:
+    def counts(self, prediction: str, reference: str, source: str = "") -> list[int]:
         """Return whether it is right, and 1."""
         return [int(normalised(prediction) in {normalised(one) for one in reference.split("\t")}), 1]
 
@@ -131,11 +131,11 @@ class AnswerF1(Metric):
 
     name = "answer_f1"
 
-    def counts(self, prediction: str, reference: str) -> list[int]:
+    def counts(self, prediction: str, reference: str, source: str = "") -> list[int]:
         """Return the best F1 in billionths, and 1."""
         return [round(_UNIT * max(_word_f1(prediction, one) for one in reference.split("\t"))), 1]
 
-    def score(self, totals: Sequence[int]) -> float:
+    def score(self, totals: Sequence[float]) -> float:
         """Return the mean."""
         total, n = totals
         return total / _UNIT / n

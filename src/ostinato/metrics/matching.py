@@ -34,7 +34,7 @@ class ExactMatch(Proportion):
 
     name = "exact_match"
 
-    def counts(self, prediction: str, reference: str) -> list[int]:
+    def counts(self, prediction: str, reference: str, source: str = "") -> list[int]:
         """Return whether they are equal, and 1."""
         return [int(prediction.split() == reference.split()), 1]
 
@@ -44,7 +44,7 @@ class TokenAccuracyFree(Proportion):
 
     name = "token_accuracy_free"
 
-    def counts(self, prediction: str, reference: str) -> list[int]:
+    def counts(self, prediction: str, reference: str, source: str = "") -> list[int]:
         """Return the tokens that are right, and the tokens of the reference."""
         wanted = [*self._tokens(reference), _END]
         written = [*self._tokens(prediction), _END][: len(wanted)]
@@ -75,7 +75,7 @@ class FirstWord(ExactMatch):
 
     name = "first_word"
 
-    def counts(self, prediction: str, reference: str) -> list[int]:
+    def counts(self, prediction: str, reference: str, source: str = "") -> list[int]:
         """Return whether the first words are equal, a missing one being equal to a missing one, and 1."""
         return [int(prediction.split()[:1] == reference.split()[:1]), 1]
 
@@ -89,7 +89,7 @@ class SecondWord(ExactMatch):
 
     name = "second_word"
 
-    def counts(self, prediction: str, reference: str) -> list[int]:
+    def counts(self, prediction: str, reference: str, source: str = "") -> list[int]:
         """Return whether the second words are equal, a missing one being equal to a missing one, and 1."""
         return [int(prediction.split()[1:2] == reference.split()[1:2]), 1]
 

@@ -83,14 +83,14 @@ class _SacreBleuMetric(Metric):
     name: _Name
     perfect = 100.0
 
-    def counts(self, prediction: str, reference: str) -> list[int]:
+    def counts(self, prediction: str, reference: str, source: str = "") -> list[int]:
         """Return the n-grams that sacreBLEU counts in one sentence."""
         # sacreBLEU has no public call for them: pyproject.toml bounds its version, and a test compares the result with
         # its corpus_score.
         (counts,) = _sacrebleu(self.name)._extract_corpus_statistics([prediction], [[reference]])
         return list(counts)
 
-    def score(self, totals: Sequence[int]) -> float:
+    def score(self, totals: Sequence[float]) -> float:
         """Return the score in [0, 100]."""
         return float(_sacrebleu(self.name)._compute_score_from_stats(list(totals)).score)
 
@@ -130,7 +130,7 @@ class BleuCompoundsSplit(_SacreBleuMetric):
 
     name = "bleu_compounds_split"
 
-    def counts(self, prediction: str, reference: str) -> list[int]:
+    def counts(self, prediction: str, reference: str, source: str = "") -> list[int]:
         """Return the n-grams of one sentence.
 
         Raises:

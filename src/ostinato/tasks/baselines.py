@@ -74,7 +74,7 @@ def trivial_scores(
         accumulators = [make_metric(name) for name in names]
         for example, output in zip(rows, outputs, strict=True):
             for metric in accumulators:
-                metric.update(output, example.target)
+                metric.update(output, example.target, example.source or "")
         scores[baseline] = {metric.name: float(metric.compute()[metric.name]) for metric in accumulators}
     return scores
 

@@ -59,10 +59,13 @@ def compare(
     rows: list[dict[str, Any]] = []
     for split, wanted, written in zip(splits, references, outputs, strict=True):
         predictions = [outputs.predictions for outputs in written]
+        sources = next((outputs.sources for outputs in written if all(outputs.sources)), None)
         scores: dict[str, list[dict[str, Any]]] = {}
         for name in metrics:
             metric = make_metric(name)
-            compared = paired_bootstrap(metric, predictions, wanted, n_samples=choices.n_samples, seed=choices.seed)
+            compared = paired_bootstrap(
+                metric, predictions, wanted, sources, n_samples=choices.n_samples, seed=choices.seed
+            )
             scores[name] = [
                 {
                     **found.score.as_dict(),

@@ -56,13 +56,13 @@ def example_differences(
     lines = []
     for measure in measures:
         arms: dict[str, list[Outputs]] = {}
-        references = outputs[measure.split][0].references
+        references, sources = outputs[measure.split][0].references, outputs[measure.split][0].sources
         for run, written in zip(runs, outputs[measure.split], strict=True):
             if written.references != references:
                 raise DataError(f"{measure.name}: {run.name} was to write other texts than {runs[0].name}")
             arms.setdefault(run.arm, []).append(written)
         groups = [[written.predictions for written in group] for group in arms.values()]
-        compared = paired_means(make_metric(measure.path), groups, references)
+        compared = paired_means(make_metric(measure.path), groups, references, sources)
         for (arm, group), found in zip(arms.items(), compared, strict=True):
             line = {
                 "measure": measure.name,
