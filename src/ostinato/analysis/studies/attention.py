@@ -145,8 +145,7 @@ ATTENTION_EXAMPLE = Study(
     title="Attention in one example",
     reading=(
         "A panel is a sub-layer and a head, a row a query, a column the key it looks at: bright is much weight, white "
-        "a token that had halted. Sub-layers are numbered by step, sa is self-attention, ca cross-attention; the last "
-        "number is the head's."
+        "a token that had halted. Sub-layers are numbered by step, sa is self-attention, ca cross-attention."
     ),
     needs=(OneExample,),
     why_not=_no_attention,
@@ -237,7 +236,7 @@ def _draw_weights(weights: dict[SubLayerKey, np.ndarray], texts: dict[str, list[
         n = min(len(mine), _MOST_MODULES)
         chosen += [mine[k * len(mine) // n] for k in range(n)]
     shown = [(module, head) for module in chosen for head in range(min(len(weights[module]), _MOST_HEADS))]
-    figure, axes = panels(len(shown), narrow, height=2.2, columns=_MOST_HEADS)
+    figure, axes = panels(len(shown), narrow, height=2.35, columns=_MOST_HEADS)
     across = columns_of(figure)
     for i, (panel, (module, head)) in enumerate(zip(axes, shown, strict=True)):
         keys = texts["encoder" if module.kind == "cross_attention" else module.stack]
@@ -245,6 +244,6 @@ def _draw_weights(weights: dict[SubLayerKey, np.ndarray], texts: dict[str, list[
         # Queries are the same for all heads beside each other.
         is_first = not head or not i % across
         ticks(panel, x=keys, y=texts[module.stack] if is_first else [])
-        name_axes(panel, "key", "query" if is_first else "", f"{module.stack} {module}, {head + 1}")
+        name_axes(panel, "key", "query" if is_first else "", f"{module.stack} {module}\nhead {head + 1}")
     scale(axes, "weight")
     return figure
