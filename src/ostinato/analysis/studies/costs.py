@@ -141,6 +141,7 @@ def _draw_bars(
     axes.barh(at, values, height, color=COLOURS[0], label=None if full is None else "realised")
     axes.set_yticks(at, names, fontsize=FONT)
     axes.invert_yaxis()
+    axes.locator_params(axis="x", nbins=5)
     finish(axes, label, "")
     if full is not None:
         axes.legend(fontsize=FONT, frameon=False, loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=2)
