@@ -17,6 +17,7 @@ from ostinato.cli.options import (
     CheckpointOption,
     DeviceOption,
     HaltingThresholdOption,
+    NoVerifyOption,
     RunArgument,
     SetOption,
     StepsOption,
@@ -43,6 +44,7 @@ def generate(
         typer.Argument(metavar="FILES", help="Files of text or of JSON lines; default: standard input."),
     ] = None,
     checkpoint: CheckpointOption = None,
+    no_verify: NoVerifyOption = False,
     n_steps: StepsOption = None,
     threshold: HaltingThresholdOption = None,
     device: DeviceOption = "auto",
@@ -106,7 +108,14 @@ def generate(
     if token_scores and not json:
         raise typer.BadParameter("they have no place in plain text: add --json", param_hint="--token-scores")
     overrides = run_settings(settings, beam=beam, strategy="sample" if sample else None)
-    loaded = load(run, checkpoint=checkpoint, device=device, overrides=overrides, halting_threshold=threshold)
+    loaded = load(
+        run,
+        checkpoint=checkpoint,
+        device=device,
+        verify=not no_verify,
+        overrides=overrides,
+        halting_threshold=threshold,
+    )
     if loaded.halting_threshold_from == "tuned":
         print_stderr(f"halting threshold {max(loaded.model.halting_thresholds().values()):g}, {TUNED}")
     if line := describe_average(loaded.checkpoint):

@@ -39,6 +39,7 @@ class LoadedRun:
     Args:
         directory: of the run. checkpoint: the directory the weights came from.
         tuned: the halting threshold that was chosen for this checkpoint (`ostinato tune-threshold`), where it is used.
+        verified: its weights are those that were written, see `load`.
     """
 
     directory: Path
@@ -47,6 +48,7 @@ class LoadedRun:
     tokenizers: Tokenizers
     model: Model
     tuned: TunedThreshold | None = None
+    verified: bool = True
 
     @property
     def halting_threshold_from(self) -> str:
@@ -213,6 +215,7 @@ def load(
     device: str = "auto",
     overrides: Sequence[str] = (),
     halting_threshold: float | Literal["trained"] | None = None,
+    verify: bool = True,
 ) -> LoadedRun:
     """Load a run.
 
@@ -224,6 +227,7 @@ def load(
         overrides: `dotted.key=value` changes to the run's recipe, for example "decoding.beam=4".
         halting_threshold: None: the one that `ostinato tune-threshold` chose for this checkpoint, where it did, else
             the trained ones; "trained": those in any case; a number: that one, in every stack in which tokens halt.
+        verify: refuse weights that are not those that were written, or not finite, see `ostinato.load_model`.
 
     Raises:
         CheckpointError: not a run's directory, a checkpoint or a choice of threshold that cannot be read.
@@ -244,8 +248,8 @@ def load(
         if chosen != TRAINED:
             raise ConfigError([Problem("halting_threshold", chosen, f"must be a number in [0, 1], or {TRAINED}")])
         chosen = None
-    model = load_model(where, resolve_device(device), Execution(halting_threshold=chosen))
-    return LoadedRun(directory, where, recipe, tokenizers, model, tuned)
+    model = load_model(where, resolve_device(device), Execution(halting_threshold=chosen), verify=verify)
+    return LoadedRun(directory, where, recipe, tokenizers, model, tuned, verify)
 
 
 def find_checkpoint(directory: Path, checkpoint: str | Path | None = None) -> Path:

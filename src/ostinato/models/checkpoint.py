@@ -133,17 +133,20 @@ def save_average(members: Sequence[Path], directory: Path) -> None:
 
 
 def _read_weights(path: Path, device: torch.device | str, description: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """Return the tensors of a file, whose SHA-256 is that of the description, where it has one."""
+    """Return the tensors of a file, whose SHA-256 is that of the description, where it has one.
+
+    They are the mapped file: its bytes are read once from the disk, to be hashed, and are then in the system's cache.
+    """
+    expected = description.get("sha256", {}).get(_WEIGHTS)
     try:
+        if expected is not None and sha256_of(path) != expected:
+            raise CheckpointError(
+                f"{path}: not the file that was written: its SHA-256 is not that of {_DESCRIPTION} beside it "
+                "(--no-verify, in Python verify=False, loads it all the same; no mean is made of it)"
+            )
         weights: dict[str, torch.Tensor] = load_file(path, device=str(device))
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{path}: cannot be read as weights: {error}") from error
-    expected = description.get("sha256", {}).get(_WEIGHTS)
-    if expected is not None and sha256_of(path) != expected:
-        raise CheckpointError(
-            f"{path}: not the file that was written: its SHA-256 is not that of {_DESCRIPTION} beside it "
-            "(load_model(..., verify=False) reads it all the same)"
-        )
     return weights
 
 

@@ -39,7 +39,8 @@ class Choices:
         checkpoint: of every run; None: the one that its recipe scores. max_examples: spread evenly.
         decoding: settings to use instead of the recipes'.
         n_samples, seed: of the bootstrap. lengths: source and target tokens of the sentence whose MACs are counted.
-        fresh: decode again where outputs are kept. device: to decode on. access: where data files are found.
+        fresh: decode again where outputs are kept. device: to decode on.
+        verify: as in `ostinato.load`. access: where data files are found.
     """
 
     splits: Sequence[str] | None = None
@@ -52,6 +53,7 @@ class Choices:
     lengths: tuple[int, int] = LENGTHS
     fresh: bool = False
     device: str = "auto"
+    verify: bool = True
     access: DataAccess | None = None
 
 
@@ -80,7 +82,9 @@ class System:
 
         A run decodes with as many CPU threads as it was trained with, like its own final evaluation.
         """
-        run = load(self.path, checkpoint=choices.checkpoint, device=choices.device) if self.recipe else None
+        run = None
+        if self.recipe:
+            run = load(self.path, checkpoint=choices.checkpoint, device=choices.device, verify=choices.verify)
         for split in splits:
             if run is None or split is None:
                 yield read_outputs(self.path).take(choices.max_examples)

@@ -1,0 +1,81 @@
+"""Commands given a run whose files were damaged, or a path that is something else."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from ostinato.cli import main
+
+TINY = """
+task: {kind: algorithmic, operation: reverse, max_length: 5, long_max_length: 8, n_train: 60, n_eval: 8, bucket: 4}
+model:
+  d_model: 8
+  encoder: {n_steps: 1, self_attention: {n_heads: 2}, ffn: {d_ff: 8}}
+  decoder: {n_steps: 1, self_attention: {n_heads: 2}, cross_attention: {n_heads: 2}, ffn: {d_ff: 8}}
+training: {n_updates: 4, evaluate_every: 2, log_every: 4, schedule: {warmup: 2}, device: cpu}
+decoding: {max_length: 6}
+evaluation: {splits: [test]}
+"""
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("damaged")
+    (folder / "tiny.yaml").write_text(TINY, encoding="utf-8")
+    with pytest.raises(SystemExit) as caught:
+        main(["train", str(folder / "tiny.yaml"), "--run-dir", str(folder / "run")])
+    assert caught.value.code in (0, None)
+    return folder / "run"
+
+
+@pytest.fixture
+def copy(trained: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(trained, tmp_path / "run"))
+
+
+def flip_a_bit(path: Path) -> None:
+    whole = bytearray(path.read_bytes())
+    whole[-3] ^= 1
+    path.write_bytes(whole)
+
+
+COMMANDS = {
+    "evaluate": ("--split", "test"),
+    "generate": ("LINES",),
+    "analyze": ("--only", "budget"),
+    "compare": ("--split", "test"),
+    "tune-threshold": ("--split", "test"),
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_that_loads_a_run_refuses_weights_of_another_hash_unless_told_not_to_verify(
+    run, copy: Path, tmp_path: Path, command: str
+) -> None:
+    for path in copy.glob("checkpoints/*/model.safetensors"):
+        flip_a_bit(path)
+    lines = tmp_path / "lines.txt"
+    lines.write_text("1 2 3\n", encoding="utf-8")
+    arguments = [lines if word == "LINES" else word for word in COMMANDS[command]]
+    refused = run(command, copy, *arguments)
+    assert refused.code == 2
+    assert "not the file that was written" in refused.err
+    assert "--no-verify" in refused.err
+    taken = run(command, copy, "--no-verify", *arguments)
+    if command == "tune-threshold":  # the weights are read; their tokens do not halt
+        assert "halt" in taken.err
+        assert "SHA-256" not in taken.err
+    else:
+        assert taken.code == 0, taken.err
+
+
+def test_no_mean_is_made_of_checkpoints_that_are_damaged(run, copy: Path) -> None:
+    for path in copy.glob("checkpoints/*/model.safetensors"):
+        flip_a_bit(path)
+    outcome = run("evaluate", copy, "--split", "test", "--checkpoint", "last:1", "--no-verify")
+    assert outcome.code == 2
+    assert "no mean is made of it" in outcome.err
+    assert not list(copy.glob("checkpoints/average-*"))
