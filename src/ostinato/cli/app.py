@@ -21,7 +21,7 @@ from ostinato.cli.failures import describe_failure
 from ostinato.cli.family import family
 from ostinato.cli.generate import generate
 from ostinato.cli.help import GroupedCommand, GroupedCommands
-from ostinato.cli.output import print_stderr
+from ostinato.cli.output import print_line, print_stderr
 from ostinato.cli.plan import plan
 from ostinato.cli.plot import plot
 from ostinato.cli.settings import recipes, settings
@@ -83,7 +83,7 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"ostinato {__version__}")
+        print_line(f"ostinato {__version__}")
         raise typer.Exit
 
 

@@ -324,9 +324,14 @@ def resolve_references(settings: Settings) -> Settings:
 
 def write_yaml(settings: Settings, path: Path) -> None:
     """Write settings so that reading them gives equal ones."""
+    path.write_text(readable_yaml(settings), encoding="utf-8")
+
+
+def readable_yaml(settings: Settings) -> str:
+    """Return settings as YAML that reads as equal ones."""
     # Text that looks like a `${...}` reference must not be resolved when it is read again.
     escaped = map_texts(settings, lambda text: re.sub(r"(\\*)\$\{", lambda m: m[1] * 2 + "\\${", text))
-    path.write_text(yaml_text(escaped), encoding="utf-8")
+    return yaml_text(escaped)
 
 
 def yaml_text(settings: Settings) -> str:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ostinato.errors import CheckpointError, OstinatoError
+from ostinato.system_errors import naming
 
 PARTIAL = ".partial-"
 """Begins the name of a file or folder that is being written or deleted; after a crash it can be deleted."""
@@ -28,7 +29,8 @@ def sync(path: Path) -> None:
         return  # Windows cannot open folders; its renames are journalled
     handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
     try:
-        os.fsync(handle)
+        with naming(path):
+            os.fsync(handle)
     finally:
         os.close(handle)
 
@@ -46,7 +48,7 @@ def give_mode(file: Path, other: Path) -> None:
 
 def sha256_of(path: Path) -> str:
     """Return the SHA-256 of a file in hexadecimal, reading it in pieces."""
-    with Path(path).open("rb") as stream:
+    with naming(path), Path(path).open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
@@ -74,9 +76,10 @@ def read_json_object(path: Path, kind: type[OstinatoError] = CheckpointError) ->
 def write_text(path: Path, text: str) -> None:
     """Write or replace a text file atomically."""
     partial = path.with_name(f"{PARTIAL}{path.name}")
-    partial.write_text(text, encoding="utf-8")
-    sync(partial)
-    partial.replace(path)
+    with naming(path, partial):
+        partial.write_text(text, encoding="utf-8")
+        sync(partial)
+        partial.replace(path)
     sync(path.parent)
 
 
@@ -92,16 +95,17 @@ def new_folder(path: Path) -> Iterator[Path]:
     A folder that exists at `path` is replaced.
     """
     partial = path.with_name(f"{PARTIAL}{path.name}")
-    remove_folder(partial)
-    partial.mkdir(parents=True)
-    yield partial
-    for file in sorted(partial.rglob("*")):
-        if file.is_file():
-            give_mode(file, partial)
-        sync(file)
-    sync(partial)
-    remove_folder(path)
-    partial.replace(path)
+    with naming(path, partial):
+        remove_folder(partial)
+        partial.mkdir(parents=True)
+        yield partial
+        for file in sorted(partial.rglob("*")):
+            if file.is_file():
+                give_mode(file, partial)
+            sync(file)
+        sync(partial)
+        remove_folder(path)
+        partial.replace(path)
     sync(path.parent)
 
 

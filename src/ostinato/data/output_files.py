@@ -17,6 +17,7 @@ from pathlib import Path
 
 from ostinato.data.disk import PARTIAL, sync
 from ostinato.errors import ConfigError
+from ostinato.system_errors import naming
 
 IsOurs = Callable[[Path], bool]
 """Tells a file that this library wrote from others, by its content."""
@@ -74,17 +75,18 @@ def new_file(path: Path, *, overwrite: bool = False, is_ours: IsOurs | None = No
     path.parent.mkdir(parents=True, exist_ok=True)
     # A name that nobody can foresee, made anew: nobody can put a link in its place.
     partial = path.with_name(f"{PARTIAL}{secrets.token_hex(8)}{path.suffix}")
-    os.close(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
-    try:
-        yield partial
-        sync(partial)
-        if overwrite:
-            check_output(path, overwrite=True, is_ours=is_ours)
-            partial.replace(path)
-        else:
-            _name_new(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
+    with naming(path, partial):
+        os.close(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+        try:
+            yield partial
+            sync(partial)
+            if overwrite:
+                check_output(path, overwrite=True, is_ours=is_ours)
+                partial.replace(path)
+            else:
+                _name_new(partial, path)
+        finally:
+            partial.unlink(missing_ok=True)
     sync(path.parent)
 
 

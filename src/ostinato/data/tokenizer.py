@@ -26,6 +26,7 @@ import tokenizers
 from ostinato.config.special_ids import SpecialIds
 from ostinato.data.subwords import train_subwords
 from ostinato.errors import CheckpointError, ConfigError, DataError, Problem
+from ostinato.system_errors import naming
 
 if TYPE_CHECKING:
     from ostinato.config.common import Reads
@@ -100,7 +101,8 @@ class Tokenizer(ABC):
     def save(self, path: Path) -> None:
         """Write the tokenizer as one JSON file."""
         content = {"format": _FORMAT, "version": _VERSION, "kind": self.kind, **self._content()}
-        Path(path).write_text(json.dumps(content, ensure_ascii=True, indent=1) + "\n", encoding="ascii")
+        with naming(path):
+            Path(path).write_text(json.dumps(content, ensure_ascii=True, indent=1) + "\n", encoding="ascii")
 
     @staticmethod
     def load(path: Path) -> Tokenizer:

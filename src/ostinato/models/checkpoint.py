@@ -26,6 +26,7 @@ from ostinato.data.disk import give_mode, read_json_object, sha256_of
 from ostinato.errors import CheckpointError
 from ostinato.models.build import Model, build_model
 from ostinato.nn.execution import Execution
+from ostinato.system_errors import naming
 from ostinato.version import __version__
 
 FORMAT_VERSION = 1
@@ -48,7 +49,7 @@ def save_model(model: Model, directory: str | Path) -> None:
     except OSError as error:
         raise CheckpointError(f"{directory}: cannot be made: {error.strerror}") from error
     weights = {name: tensor.detach().contiguous() for name, tensor in model.state_dict().items()}
-    save_file(weights, directory / _WEIGHTS)
+    _save_weights(weights, directory)
     _write_description(directory, model.config.model_dump(mode="json"))
 
 
@@ -128,7 +129,7 @@ def save_average(members: Sequence[Path], directory: Path) -> None:
         name: (total / len(members)).to(weights[name].dtype) if total.is_floating_point() else total
         for name, total in sums.items()
     }
-    save_file(means, directory / _WEIGHTS)
+    _save_weights(means, directory)
     _write_description(directory, description["config"])
 
 
@@ -150,10 +151,16 @@ def _read_weights(path: Path, device: torch.device | str, description: dict[str,
     return weights
 
 
+def _save_weights(weights: dict[str, torch.Tensor], directory: Path) -> None:
+    with naming(directory / _WEIGHTS):
+        save_file(weights, directory / _WEIGHTS)
+
+
 def _write_description(directory: Path, config: dict[str, Any]) -> None:
     hashes = {_WEIGHTS: sha256_of(directory / _WEIGHTS)}
     description = {"format_version": FORMAT_VERSION, "ostinato": __version__, "config": config, "sha256": hashes}
-    (directory / _DESCRIPTION).write_text(json.dumps(description, indent=1) + "\n", encoding="utf-8")
+    with naming(directory / _DESCRIPTION):
+        (directory / _DESCRIPTION).write_text(json.dumps(description, indent=1) + "\n", encoding="utf-8")
     give_mode(directory / _WEIGHTS, directory / _DESCRIPTION)
 
 

@@ -35,6 +35,7 @@ from ostinato.errors import CheckpointError
 from ostinato.models import Model, load_model, save_model
 from ostinato.models.checkpoint import checkpoint_folders
 from ostinato.nn.execution import Execution
+from ostinato.system_errors import naming
 from ostinato.training.optim import load_optimizer_tensors, optimizer_tensors
 from ostinato.training.rng import RandomState, preserved_randomness
 from ostinato.training.state import Progress
@@ -218,9 +219,11 @@ def _write(
     content |= {"random_of_others": others} if others else {}
     with new_folder(directory) as folder:
         save_model(model, folder)
-        save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, folder / _TENSORS)
+        with naming(folder / _TENSORS):
+            save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, folder / _TENSORS)
         content["sha256"] = {file.name: sha256_of(file) for file in sorted(folder.iterdir())}
-        (folder / _STATE).write_text(_sealed(content), encoding="utf-8")
+        with naming(folder / _STATE):
+            (folder / _STATE).write_text(_sealed(content), encoding="utf-8")
         if report is not None:
             write_json(folder / "failed.json", report)
 

@@ -32,9 +32,9 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from ostinato.config.data import DataConfig
-from ostinato.config.load import dump_recipe
+from ostinato.config.load import recipe_text
 from ostinato.config.recipe import Recipe
-from ostinato.data.disk import PARTIAL, remove_leftovers, sha256_of, sync, write_json, write_text
+from ostinato.data.disk import remove_leftovers, sha256_of, write_json, write_text
 from ostinato.data.example import Example, fingerprint
 from ostinato.errors import CheckpointError, DataError
 from ostinato.tasks.base import Task
@@ -190,13 +190,8 @@ class RunDirectory:
         self._write_recipe(recipe)
 
     def _write_recipe(self, recipe: Recipe) -> None:
-        partial = self.path / f"{PARTIAL}{_RECIPE}"
-        dump_recipe(recipe, partial)
-        text = partial.read_text(encoding="utf-8")
-        partial.write_text(f"{_seal(text)}\n{text}", encoding="utf-8")
-        sync(partial)
-        partial.replace(self.path / _RECIPE)
-        sync(self.path)
+        text = recipe_text(recipe)
+        write_text(self.path / _RECIPE, f"{_seal(text)}\n{text}")
 
     def check_data(self, split: str, digest: str) -> None:
         """Refuse to resume with other examples than the run was started with.
