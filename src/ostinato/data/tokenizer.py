@@ -415,8 +415,8 @@ def _from_content(content: dict[str, Any], path: Path) -> Tokenizer:
         if kind in ("classification", "tagging"):
             return LabelTokenizer(kind, content["labels"])
         return SubwordTokenizer(str(kind), json.dumps(content["model"]), bool(content["leading_space"]))
-    except (KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{path}: the tokenizer is damaged: {error}") from error
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{path}: the tokenizer is damaged: {error!r}") from error
 
 
 def _read_existing(path: Path) -> Tokenizer:
