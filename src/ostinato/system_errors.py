@@ -1,16 +1,25 @@
-"""What the operating system refuses, told as errors that name the file; and memory that is lacking."""
+"""What the operating system says of files and memory: errors that name the file, and what is no plain file."""
 
 from __future__ import annotations
 
 import errno
 import os
 import re
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 _CODE = re.compile(r"\(os error (\d+)\)(?: at path \"(.*)\")?")
 """How errors of libraries in Rust (safetensors, tokenizers) end."""
+_KINDS = (
+    (stat.S_ISLNK, "a link"),
+    (stat.S_ISDIR, "a folder"),
+    (stat.S_ISFIFO, "a FIFO"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
 _NO_MEMORY = re.compile(r"not enough memory|can't allocate memory|Cannot allocate memory|out of memory", re.IGNORECASE)
 
 
@@ -63,3 +72,17 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
     return isinstance(error, RuntimeError) and _NO_MEMORY.search(str(error)) is not None
+
+
+def kind_of(path: Path) -> str | None:
+    """Return what a path is, where it is there and no plain file: "a folder", "a device"; links are followed."""
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError):  # ValueError: a null byte in the name
+        return None
+    return None if stat.S_ISREG(mode) else kind_of_mode(mode)
+
+
+def kind_of_mode(mode: int) -> str:
+    """Return what is no plain file, by the mode that the operating system gives it."""
+    return next((name for is_kind, name in _KINDS if is_kind(mode)), "no plain file")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -79,3 +80,39 @@ def test_no_mean_is_made_of_checkpoints_that_are_damaged(run, copy: Path) -> Non
     assert outcome.code == 2
     assert "no mean is made of it" in outcome.err
     assert not list(copy.glob("checkpoints/average-*"))
+
+
+READS = ("table", "compare", "plot", "evaluate", "analyze", "tune-threshold", "train", "plan", "sweep", "reproduce")
+
+
+@pytest.mark.parametrize("command", [*READS, "generate", "generate RUN", "compare RUN", "data show", "data.train"])
+def test_a_command_says_that_a_path_is_a_device_a_folder_or_a_fifo_or_not_there(
+    run, trained: Path, tmp_path: Path, command: str
+) -> None:
+    os.mkfifo(tmp_path / "pipe.yaml")
+    (tmp_path / "empty.yaml").mkdir()
+    reads_files = command in ("generate RUN", "data.train")
+    for path, kind in (
+        (Path("/dev/zero"), "a device"),
+        (tmp_path / "pipe.yaml", "a FIFO"),
+        (tmp_path / "empty.yaml", "a folder"),
+        (tmp_path / "none.yaml", None),
+    ):
+        if kind == "a FIFO" and command == "generate RUN":
+            continue  # a program's output that a shell gives as a file
+        words: list[object] = [*command.split(), path]
+        if command.endswith(" RUN"):
+            words[1] = trained
+        elif command == "data.train":
+            words = ["data", "show", "files", f"data.train={path}"]
+        outcome = run(*words)
+        assert outcome.code == 2
+        assert outcome.err.count("\n") == 1
+        assert str(path) in outcome.err
+        if kind is None:
+            expected = ("no such", "there is no", "no recipe", "no sweep", "no claim", "no file")
+        elif kind == "a folder" and not reads_files:
+            expected = ("folder", "is not the directory of a run", "not finished")
+        else:
+            expected = (f"is {kind}",)
+        assert any(text in outcome.err for text in expected), outcome.err

@@ -44,10 +44,12 @@ def analyze(
     was trained with. A folder that is there is written to again: an earlier report and its files are replaced.
     """
     from ostinato.analysis import analyze as logic
-    from ostinato.evaluation.loading import load
+    from ostinato.evaluation.loading import check_run, load
     from ostinato.training.threads import cpu_threads
 
     logic.choose(only)
+    for path in runs:
+        check_run(path)
     folder = out or runs[0] / "analysis"
     logic.check_folder(folder)
     loaded = [load(run, checkpoint=checkpoint, device=device, verify=not no_verify) for run in runs]

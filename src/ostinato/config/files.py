@@ -26,6 +26,7 @@ from pydantic import BaseModel
 from ostinato.config.renamed import with_new_names
 from ostinato.config.schema import Settings, are_alike, child, is_open, keeps_on_change, slot_of
 from ostinato.errors import ConfigError, Problem
+from ostinato.system_errors import kind_of
 
 FindBase = Callable[[str], Path]
 """Turns the name of a recipe into its file; raises ConfigError where there is none."""
@@ -51,6 +52,8 @@ def read_yaml(path: Path) -> Settings:
     Raises:
         ConfigError: the file cannot be read, is not YAML (naming the line), repeats a key, or is not a mapping.
     """
+    if (kind := kind_of(path)) is not None:
+        raise ConfigError(f"{path}: is {kind}, not a file")
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:

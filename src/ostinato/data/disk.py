@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ostinato.errors import CheckpointError, OstinatoError
-from ostinato.system_errors import naming
+from ostinato.system_errors import kind_of, naming
 
 MADE_AGAIN = "; delete it, and it is made again"
 """Hint for files that keep what can be computed anew."""
@@ -83,6 +83,8 @@ def read_json_object(path: Path, kind: type[OstinatoError] = CheckpointError, hi
     Raises:
         OstinatoError: of that kind: the file is missing, cut off, nested too deeply, no JSON, or holds something else.
     """
+    if (found := kind_of(path)) is not None:
+        raise kind(f"{path}: is {found}, not a file")
     with reading(path, kind, hint):
         text = path.read_bytes()
     return json_object(text, path, kind, hint)

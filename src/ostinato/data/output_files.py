@@ -17,19 +17,11 @@ from pathlib import Path
 
 from ostinato.data.disk import PARTIAL, sync
 from ostinato.errors import ConfigError
-from ostinato.system_errors import naming
+from ostinato.system_errors import kind_of_mode, naming
 
 IsOurs = Callable[[Path], bool]
 """Tells a file that this library wrote from others, by its content."""
 
-_KINDS = (
-    (stat.S_ISLNK, "a link"),
-    (stat.S_ISDIR, "a folder"),
-    (stat.S_ISFIFO, "a FIFO"),
-    (stat.S_ISSOCK, "a socket"),
-    (stat.S_ISCHR, "a device"),
-    (stat.S_ISBLK, "a device"),
-)
 _NO_HARD_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EACCES)
 
 
@@ -50,8 +42,7 @@ def check_output(path: Path, *, overwrite: bool = False, is_ours: IsOurs | None 
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error
     if not stat.S_ISREG(mode):
-        kind = next((name for is_kind, name in _KINDS if is_kind(mode)), "no plain file")
-        raise ConfigError(f"{path}: is {kind}: only a plain file is written; name another path")
+        raise ConfigError(f"{path}: is {kind_of_mode(mode)}: only a plain file is written; name another path")
     if not overwrite:
         raise ConfigError(_is_there(path))
     if is_ours is not None and not is_ours(path):
