@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -116,3 +119,40 @@ def test_a_command_says_that_a_path_is_a_device_a_folder_or_a_fifo_or_not_there(
         else:
             expected = (f"is {kind}",)
         assert any(text in outcome.err for text in expected), outcome.err
+
+
+def _generate(trained: Path, redirect: str) -> subprocess.CompletedProcess[str]:
+    command = f'exec "$0" -m ostinato generate "$1" --device cpu {redirect}'
+    return subprocess.run(
+        ["/bin/sh", "-c", command, sys.executable, str(trained)], capture_output=True, text=True, timeout=120
+    )
+
+
+def test_a_closed_standard_input_has_no_lines(trained: Path) -> None:
+    done = _generate(trained, "<&-")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_a_standard_input_that_cannot_be_read_is_one_line(trained: Path, tmp_path: Path) -> None:
+    done = _generate(trained, f'0>"{tmp_path / "new"}"')
+    assert done.returncode == 2
+    assert done.stderr == "standard input: cannot be read: Bad file descriptor\n"
+
+
+def test_sigterm_while_waiting_for_input_ends_with_a_line_and_all_that_was_written(trained: Path) -> None:
+    waiting = subprocess.Popen(
+        [sys.executable, "-m", "ostinato", "generate", str(trained), "--device", "cpu", "--window", "1"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert waiting.stdin is not None
+    assert waiting.stdout is not None
+    waiting.stdin.write("1 2 3\n")
+    waiting.stdin.flush()
+    first = waiting.stdout.readline()  # it now waits for the next line
+    waiting.send_signal(signal.SIGTERM)
+    out, err = waiting.communicate(timeout=120)
+    assert first.endswith("\n")
+    assert (waiting.returncode, out, err) == (130, "", "interrupted\n")

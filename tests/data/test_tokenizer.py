@@ -189,7 +189,7 @@ def test_a_damaged_tokenizer_file_is_named(content: str, reason: str, tmp_path: 
     path.write_text(content)
     with pytest.raises(CheckpointError, match=f"{path}: .*{reason}"):
         Tokenizer.load(path)
-    with pytest.raises(CheckpointError, match="none.json: cannot be read"):
+    with pytest.raises(CheckpointError, match=r"none\.json: cannot be read"):
         Tokenizer.load(tmp_path / "none.json")
 
 

@@ -114,6 +114,7 @@ class DataAccess:
         pause_s: seconds before the first of them; it doubles each time.
         trust: whether the first download of a file without a known SHA-256 is taken for the published one. A mirror
             that is a folder needs no trust: its files are the user's own copies.
+        task: what `ostinato data fetch` is to fetch, for messages.
     """
 
     cache: Path
@@ -122,6 +123,7 @@ class DataAccess:
     n_retries: int = 2
     pause_s: float = 0.5
     trust: bool = False
+    task: str = "TASK"
 
     @classmethod
     def default(cls, mirror: str | None = None) -> DataAccess:
@@ -160,8 +162,9 @@ class DataAccess:
         origin = self._origin(file)
         if _is_remote(origin) and not self.trust and self.known_hash(file) is None:
             raise MissingFileError(
-                f"{origin}: no SHA-256 of {file.path} is known to check a download with: `ostinato data fetch TASK "
-                "--trust` takes what comes and stores its hash; or give a folder with a copy you checked: --mirror DIR"
+                f"{origin}: no SHA-256 of {file.path} is known to check a download with: `ostinato data fetch "
+                f"{self.task} --trust` takes what comes and stores its hash; or give a folder with a copy you "
+                "checked: --mirror DIR"
             )
         path = self.cache / file.key
         try:
