@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -156,3 +158,36 @@ def test_sigterm_while_waiting_for_input_ends_with_a_line_and_all_that_was_writt
     out, err = waiting.communicate(timeout=120)
     assert first.endswith("\n")
     assert (waiting.returncode, out, err) == (130, "", "interrupted\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value", "words"),
+    [
+        ("results.json", "training_seconds", {"q": 1}, "analyze RUN --only budget"),
+        ("results.json", "splits", {"test": {"n": 1, "halting": [1]}}, "analyze RUN --only budget"),
+        ("results.json", "splits", [1], "table RUN"),
+        (
+            "checkpoints/update-000004/model.json",
+            "config",
+            {"kind": "seq2seq", "d_model": "x"},
+            "generate RUN --checkpoint last",
+        ),
+        ("checkpoints/update-000004/state.json", "progress", {"seconds": None}, "train RUN --resume"),
+        ("checkpoints/update-000004/state.json", "progress", {"window": {"n_labels": {}}}, "train RUN --resume"),
+        ("checkpoints/update-000004/state.json", "random", {"python": "x"}, "train RUN --resume"),
+    ],
+)
+def test_a_value_of_another_type_in_a_run_is_one_line_with_the_file(
+    run, copy: Path, name: str, key: str, value: Any, words: str
+) -> None:
+    if "train" in words:  # not finished
+        (copy / "results.json").unlink()
+    path = copy / name
+    content = json.loads(path.read_text(encoding="utf-8"))
+    content.pop("content_sha256", None)
+    merged = content[key] | value if key in ("progress", "random") else value
+    path.write_text(json.dumps(content | {key: merged}), encoding="utf-8")
+    outcome = run(*[word.replace("RUN", str(copy)) for word in words.split()])
+    assert outcome.code == 2
+    assert outcome.err.count("\n") == 1
+    assert path.name in outcome.err

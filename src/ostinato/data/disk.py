@@ -71,7 +71,7 @@ def reading(path: Path | str, kind: type[OstinatoError] = CheckpointError, hint:
     except RecursionError as error:
         raise kind(f"{path}: is damaged: nested too deeply{hint}") from error
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise kind(f"{path}: is damaged: {error!r}{hint}") from error
+        raise kind(f"{path}: is damaged: {' '.join(repr(error).split())}{hint}") from error
 
 
 def read_json_object(path: Path, kind: type[OstinatoError] = CheckpointError, hint: str = "") -> dict[str, Any]:

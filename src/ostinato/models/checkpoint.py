@@ -76,7 +76,9 @@ def load_model(
     try:
         config = TypeAdapter[Any](ModelConfig).validate_python(description["config"])
     except (ValidationError, KeyError) as error:
-        raise CheckpointError(f"{directory / _DESCRIPTION}: not a model configuration: {error}") from error
+        raise CheckpointError(
+            f"{directory / _DESCRIPTION}: not a model configuration: {' '.join(str(error).split())}"
+        ) from error
     path = directory / _WEIGHTS
     weights = _read_weights(path, device, description if verify else {})
     model = build_model(config, execution).to(device)
