@@ -137,7 +137,7 @@ def test_the_task_of_a_recipe_is_shown_with_the_recipes_settings(run, tmp_path: 
         (["show", "scan", "split=lenght"], "task.split is 'lenght': must be one of simple, size, length, "),
         (["show", "files"], "data.train is None: name a file"),
         (["fetch", "scan", "--mirror", "/gone"], "not in the mirror"),
-        (["fetch", "cfq"], "cfq1.1.tar.gz is known to check a download with: `ostinato data fetch TASK --trust`"),
+        (["fetch", "cfq"], "cfq1.1.tar.gz is known to check a download with: `ostinato data fetch cfq --trust`"),
     ],
 )
 def test_what_cannot_be_shown_or_fetched_is_one_line(run, arguments: list[str], expected: str) -> None:
@@ -145,6 +145,15 @@ def test_what_cannot_be_shown_or_fetched_is_one_line(run, arguments: list[str], 
     assert outcome.code == 2
     assert expected in outcome.err
     assert outcome.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["data show cfq split=mcd2", "train cfq/universal task.split=mcd2"])
+def test_a_command_that_needs_a_file_without_a_known_hash_says_how_to_fetch_it(
+    run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    outcome = run(*command.split())
+    assert "`ostinato data fetch cfq split=mcd2 --trust` takes what comes" in outcome.out + outcome.err
 
 
 def test_trust_lets_a_file_without_a_known_hash_be_downloaded(run, monkeypatch: pytest.MonkeyPatch) -> None:

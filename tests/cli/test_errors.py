@@ -12,11 +12,21 @@ from pathlib import Path
 import pytest
 import torch
 
+from ostinato.budget import count_bytes
 from ostinato.cli import main
+from ostinato.cli.failures import describe_failure
+from ostinato.config.model import Seq2SeqConfig
+from ostinato.config.training import TrainingConfig
 from ostinato.data import disk
+from ostinato.data.batch import Batch
+from ostinato.data.output_files import write_new_text
 from ostinato.errors import ConfigError, DataError, Problem, TrainingError
+from ostinato.evaluation import passes
 from ostinato.folders import cache_folder
+from ostinato.models import Model, build_model, checkpoint, save_model
+from ostinato.system_errors import naming
 from ostinato.tasks import recipes
+from ostinato.training.update import Updater
 
 
 def test_three_problems_give_three_lines_and_exit_code_two(run, tmp_path: Path) -> None:
@@ -218,6 +228,78 @@ def test_a_full_standard_output_is_one_line() -> None:
         "standard output: No space left on device; the disk is full: make room there, or write to another one"
     ]
     assert "Traceback" not in done.stderr
+
+
+def test_a_full_disk_names_the_files_of_checkpoints_and_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def full_in_rust(*_: object) -> None:
+        raise _Wrapped('Error: I/O error: No space left on device (os error 28) at path "/x/.tmpA"')
+
+    def save() -> None:
+        with disk.new_folder(folder) as partial:
+            save_model(_model(), partial)
+
+    folder, text, new = tmp_path / "update-000001", tmp_path / "results.json", tmp_path / "new.txt"
+    for place, name, failing, write, expected in (
+        (checkpoint, "save_file", full_in_rust, save, folder / "model.safetensors"),
+        (Path, "write_text", full, save, folder / "model.json"),
+        (os, "fsync", full, lambda: disk.write_json(text, {}), text),
+        (os, "fsync", full, lambda: write_new_text(new, "x"), new),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(place, name, failing)
+            with pytest.raises(OSError, match="No space left") as caught:
+                write()
+        line = describe_failure(caught.value)
+        assert line is not None
+        assert line.startswith(f"{expected}: No space left on device; the disk is full")
+    assert not new.exists()
+
+
+def test_errors_keep_the_name_they_have_and_others_pass() -> None:
+    with pytest.raises(FileNotFoundError) as caught, naming("mine.txt"):
+        Path("not/there").read_text(encoding="utf-8")
+    assert caught.value.filename == "not/there"
+    with pytest.raises(ValueError, match="shapes"), naming("mine.txt"):
+        raise ValueError("shapes")
+
+
+def test_memory_that_an_update_lacks_says_what_the_plan_counts_for_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4000 bytes.")
+
+    model, batch = _model(), Batch.from_lists([[4, 5]] * 3, [[4, 5, 5]] * 3)
+    updater = Updater(model, torch.optim.Adam(model.parameters()), TrainingConfig())
+    monkeypatch.setattr(updater, "_backward", fail)
+    with pytest.raises(RuntimeError) as caught:
+        updater.accumulate([batch], 1)
+    counted = count_bytes(model.config, 4, 3, batch_size=3)
+    assert str(describe_failure(caught.value, ["train", "mine.yaml"])).startswith(
+        "out of memory (4000 bytes were asked for); the plan says for 3 sentences of 4 source and 3 target tokens: "
+        f"weights {counted.weights / 2**20:,.1f} MiB, gradients and optimiser {3 * counted.weights / 2**20:,.1f} MiB, "
+        f"activations {counted.activations / 2**20:,.1f} MiB: lower data.tokens_per_batch"
+    )
+
+
+def test_memory_that_an_evaluation_lacks_says_what_the_plan_counts_for_the_cache(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    model, batch = _model(), Batch.from_lists([[4, 5]] * 3, [[4, 5, 5]] * 3)
+    monkeypatch.setattr(passes, "score_sentences", fail)
+    with pytest.raises(MemoryError) as caught:
+        passes.Passes(model, None, (), None).run(batch)
+    cache = count_bytes(model.config, 4, 3, batch_size=3).cache
+    assert f"cache of decoding {cache / 2**20:,.1f} MiB at beam 1" in str(describe_failure(caught.value, ["evaluate"]))
+
+
+def _model() -> Model:
+    sizes = {"d_model": 8, "source_vocab_size": 6, "target_vocab_size": 6}
+    return build_model(Seq2SeqConfig(**sizes))
 
 
 def test_memory_that_training_lacks_names_the_settings_and_the_plan(run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -210,7 +210,15 @@ def test_references_do_not_build_on_each_other() -> None:
         ),
         ("x: '" + "y" * 3_000_000 + "'", "larger than 2,000,000 bytes"),
         ("a: " + "9" * 5_000, "a number of 5,000 digits"),
+        ("a: 0x" + "f" * 5_000, "a number of 5,002 digits"),
+        ("a: " + "1:" * 3_000 + "1", "a number of 6,001 digits"),
+        ("a: " + "1_" * 3_000 + "1", "a number of 6,001 digits"),
         ("a: !!int x", "is not valid YAML"),
+        ("a: !!int ''", "is not valid YAML"),
+        ("a: !!bool x", "is not valid YAML"),
+        ("a: !!float x", "is not valid YAML"),
+        ("a: !!timestamp x", "is not valid YAML"),
+        ("a: !!binary x", "is not valid YAML"),
         ("3", "must hold settings"),
         ("a: !!python/object/apply:os.system [true]", "is not valid YAML"),
     ],
@@ -222,7 +230,10 @@ def test_files_beyond_any_recipe_are_refused_before_they_cost_anything(tmp_path:
     assert len(str(caught.value)) < 400
 
 
-@pytest.mark.parametrize("text", ["a=" + "[" * 100_000, "a=" + "9" * 5_000, "a=!!int x", "a=[" + "1," * 300_000])
+@pytest.mark.parametrize(
+    "text",
+    ["a=" + "[" * 100_000, "a=" + "9" * 5_000, "a=!!int x", "a=!!bool x", "a=0x" + "f" * 5_000, "a=[" + "1," * 300_000],
+)
 def test_so_are_overrides(text: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_overrides([text])

@@ -19,7 +19,7 @@ import pytest
 
 from ostinato.data.disk import sha256_of
 from ostinato.data.lines import bad_line
-from ostinato.data.registry import DataAccess, RemoteFile, open_member
+from ostinato.data.registry import DataAccess, RemoteFile, open_member, read_split_numbers
 from ostinato.errors import DataError
 
 UPSTREAM = Path(__file__).parents[3] / "shared" / "data" / "upstream"
@@ -295,6 +295,36 @@ def test_a_broken_archive_is_one_line_that_says_what_to_delete(tmp_path: Path, d
     assert "\n" not in message
     assert ("delete it and all.tar.gz.sha256" in message) is is_stored
     assert ("delete it" in str(bad_line(archive, 3, "no tab"))) is is_stored
+
+
+@pytest.mark.parametrize("form", ["gz", "bz2", "xz", ""])
+def test_an_archive_that_is_damaged_anywhere_is_its_content_or_one_line(tmp_path: Path, form: str) -> None:
+    archive, text, draws = tmp_path / "all.tar", tmp_path / "text", random.Random(0)
+    text.write_bytes(draws.randbytes(30_000))
+    with tarfile.open(archive, f"w:{form}") as tar:
+        tar.add(text, "text")
+    whole, lines = archive.read_bytes(), set()
+    for number in range(60):
+        place = draws.randrange(len(whole))
+        other = whole[:place] + bytes([whole[place] ^ 1 << draws.randrange(8)]) + whole[place + 1 :]
+        archive.write_bytes(whole[:place] if number % 2 else other)
+        try:
+            with open_member(archive, "text") as stream:
+                stream.read()
+        except DataError as error:
+            lines.add(str(error))
+    assert lines
+    assert all(line.startswith(f"{archive}: ") and "\n" not in line for line in lines)
+
+
+@pytest.mark.parametrize("content", ["{", "[1]", "{}", '{"aIdxs": 3}', '{"aIdxs": ["x"]}', "[" * 100_000])
+def test_damaged_lists_of_splits_in_an_archive_name_it_and_the_file(tmp_path: Path, content: str) -> None:
+    archive, lists = tmp_path / "all.tar", tmp_path / "mcd1.json"
+    lists.write_text(content, encoding="utf-8")
+    with tarfile.open(archive, "w") as tar:
+        tar.add(lists, "splits/mcd1.json")
+    with pytest.raises(DataError, match=r"^\S+all\.tar: splits/mcd1\.json: is damaged: .*"):
+        read_split_numbers(archive, "splits/mcd1.json", ["a"])
 
 
 def test_a_refused_connection_names_the_address_and_the_mirror_option(tmp_path: Path) -> None:

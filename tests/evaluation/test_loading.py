@@ -160,7 +160,7 @@ def test_a_checkpoint_that_is_not_there_is_a_named_error(copy: Path) -> None:
     with pytest.raises(CheckpointError, match=r"no best checkpoint yet.*checkpoint='last'"):
         load(copy)
     (copy / "checkpoints" / "last.json").write_text("{", encoding="utf-8")
-    with pytest.raises(CheckpointError, match=r"last\.json: cannot be read"):
+    with pytest.raises(CheckpointError, match=r"last\.json: is damaged"):
         load(copy, checkpoint="last")
 
 

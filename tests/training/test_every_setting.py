@@ -2,7 +2,7 @@
 
 For every leaf of the schema, in recipes of several kinds, another value than the one that is there changes what a tiny
 run finds (tokens, batches, initial weights, trained weights, records, scores, what it writes with its scores), or is a
-named error. Settings that only say how a run is done are listed in `ostinato.config.operational`.
+named error. Settings that only say how a run is done are listed in `ostinato.training.changes`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from tiny_runs import add_experts, add_halting, write_letters
 
 from ostinato.config.base import Config
 from ostinato.config.load import load_recipe_config
-from ostinato.config.operational import OPERATIONAL
 from ostinato.config.recipe import Recipe
 from ostinato.config.schema import Settings, slot_of
 from ostinato.data.tokenizer import EOS_ID
@@ -28,6 +27,7 @@ from ostinato.errors import OstinatoError
 from ostinato.evaluation.loading import load
 from ostinato.models import build_model
 from ostinato.training import Reporter, train
+from ostinato.training.changes import OPERATIONAL
 from ostinato.training.prepare import prepare
 from ostinato.training.rundir import RunDirectory
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from ostinato.data.lines import bad_line, read_lines
+from ostinato.data.disk import reading
+from ostinato.data.lines import read_lines
+from ostinato.data.sources import parse_object
+from ostinato.errors import DataError
 
 METRICS = "metrics.jsonl"
 Line = list[tuple[int, float]]
@@ -36,22 +39,23 @@ def learning_curves(path: Path) -> LearningCurves:
     """
     found = LearningCurves()
     for number, line in read_lines(path):
-        try:
-            record = json.loads(line)
-            kind, update = record["kind"], int(record["update"])
-        except (RecursionError, ValueError, KeyError, TypeError) as error:
-            raise bad_line(path, number, f"is no record of a run: {error!r}") from error
-        if kind == "training":
-            if record.get("nll") is not None:
-                found.training.append((update, float(record["nll"])))
-            for stack, numbers in (record.get("depth") or {}).items():
-                found.depth.setdefault(stack, []).append((update, float(numbers["mean"])))
-            for router, numbers in (record.get("routing") or {}).items():
-                if "temperature" in numbers:
-                    found.temperature.setdefault(router, []).append((update, float(numbers["temperature"])))
-        elif kind == "evaluation":
-            mine = found.scores.setdefault(record["split"], {})
-            for name, value in record["scores"].items():
-                if isinstance(value, float):
-                    mine.setdefault(name, []).append((update, value))
+        with reading(f"{path}, line {number}", DataError):
+            _add(found, parse_object(line, path, number))
     return found
+
+
+def _add(found: LearningCurves, record: dict[str, Any]) -> None:
+    kind, update = record["kind"], int(record["update"])
+    if kind == "training":
+        if record.get("nll") is not None:
+            found.training.append((update, float(record["nll"])))
+        for stack, numbers in (record.get("depth") or {}).items():
+            found.depth.setdefault(stack, []).append((update, float(numbers["mean"])))
+        for router, numbers in (record.get("routing") or {}).items():
+            if "temperature" in numbers:
+                found.temperature.setdefault(router, []).append((update, float(numbers["temperature"])))
+    elif kind == "evaluation":
+        mine = found.scores.setdefault(record["split"], {})
+        for name, value in record["scores"].items():
+            if isinstance(value, float):
+                mine.setdefault(name, []).append((update, value))

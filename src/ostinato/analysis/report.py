@@ -13,6 +13,7 @@ from typing import Any
 from ostinato.analysis.collectors import Outcomes
 from ostinato.analysis.studies.base import Finding, Study, Subject
 from ostinato.budget import count_parameters
+from ostinato.data.disk import reading
 from ostinato.data.output_files import write_new_text
 from ostinato.metrics import decoded_scores
 from ostinato.tasks.registry import build_task
@@ -136,11 +137,12 @@ def _results(subjects: Sequence[Subject]) -> tuple[dict[str, dict[str, object]],
         recipe = subject.run.recipe
         task, asked = build_task(recipe.task, recipe.data), recipe.evaluation.metrics
         names = (*(task.metrics if asked is None else asked), *task.forced, "loss", "n")
-        for split, one in (subject.stored_results().get("splits") or {}).items():
-            place = f"{subject.name}, {split}" if len(subjects) > 1 else split
-            scores = _table_scores(one)
-            first[place] = {name: scores[name] for name in names if name in scores}
-            rest[place] = {name: value for name, value in scores.items() if name not in names}
+        with reading(subject.run.directory / "results.json"):
+            for split, one in (subject.stored_results().get("splits") or {}).items():
+                place = f"{subject.name}, {split}" if len(subjects) > 1 else split
+                scores = _table_scores(one)
+                first[place] = {name: scores[name] for name in names if name in scores}
+                rest[place] = {name: value for name, value in scores.items() if name not in names}
     return first, rest
 
 
@@ -168,7 +170,8 @@ def _facts_of_run(subject: Subject) -> dict[str, object]:
         "examples shown here": f"{len(subject.examples):,} of {subject.split}",
     }
     if seconds := stored.get("training_seconds"):
-        found["hours of training"] = f"{seconds / 3600:.2f} on {stored.get('device')}"
+        with reading(subject.run.directory / "results.json"):
+            found["hours of training"] = f"{seconds / 3600:.2f} on {stored.get('device')}"
     if thresholds := model.halting_thresholds():
         told = ", ".join(f"{name} {value:g}" for name, value in thresholds.items())
         found["halting threshold"] = f"{told} ({subject.run.halting_threshold_from})"

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ostinato.cli.options import AccessOption, CheckpointOption, DeviceOption, JsonOption
+from ostinato.cli.options import AccessOption, CheckpointOption, DeviceOption, JsonOption, NoVerifyOption
 from ostinato.cli.output import print_json, print_line, progress_bar
 from ostinato.cli.results import describe_average
 
@@ -32,6 +32,7 @@ def analyze(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder to write to; default: analysis in the first run.")] = None,
     checkpoint: CheckpointOption = None,
+    no_verify: NoVerifyOption = False,
     device: DeviceOption = "auto",
     access: AccessOption = None,
     json: JsonOption = False,
@@ -43,13 +44,15 @@ def analyze(
     was trained with. A folder that is there is written to again: an earlier report and its files are replaced.
     """
     from ostinato.analysis import analyze as logic
-    from ostinato.evaluation.loading import load
+    from ostinato.evaluation.loading import check_run, load
     from ostinato.training.threads import cpu_threads
 
     logic.choose(only)
+    for path in runs:
+        check_run(path)
     folder = out or runs[0] / "analysis"
     logic.check_folder(folder)
-    loaded = [load(run, checkpoint=checkpoint, device=device) for run in runs]
+    loaded = [load(run, checkpoint=checkpoint, device=device, verify=not no_verify) for run in runs]
     given = logic.subjects(loaded, split, max_examples, access, example)
     # With as many threads as it was trained with: more are slower for small models, above all beside other work.
     threads = cpu_threads(loaded[0].recipe.training.n_threads)

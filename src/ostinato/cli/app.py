@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -21,7 +24,7 @@ from ostinato.cli.failures import describe_failure
 from ostinato.cli.family import family
 from ostinato.cli.generate import generate
 from ostinato.cli.help import GroupedCommand, GroupedCommands
-from ostinato.cli.output import print_stderr
+from ostinato.cli.output import print_line, print_stderr
 from ostinato.cli.plan import plan
 from ostinato.cli.plot import plot
 from ostinato.cli.settings import recipes, settings
@@ -83,7 +86,7 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"ostinato {__version__}")
+        print_line(f"ostinato {__version__}")
         raise typer.Exit
 
 
@@ -102,11 +105,26 @@ for _group, _command, _example in _COMMANDS:
 app.add_typer(data.app, name="data", rich_help_panel=_DATA)
 
 
+@contextmanager
+def _terminated_like_interrupted() -> Iterator[None]:
+    """Take SIGTERM, which batch systems send, as Ctrl-C: what is half written is removed."""
+    is_main = threading.current_thread() is threading.main_thread()  # no other thread may set handlers
+    if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit.
 
     Exit codes: 0 done; 1 a run that could not go on (a full disk, no memory), or lines that could not be read while the
-    others were; 2 wrong use, settings or data; 130 interrupted.
+    others were; 2 wrong use, settings or data; 130 interrupted (Ctrl-C,
+    SIGTERM).
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     # Taken out here so that it may stand before or after the command.
@@ -118,7 +136,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if sys.stdin is None:  # closed by who started us: it is read as empty
         sys.stdin = Path(os.devnull).open(encoding="utf-8")  # noqa: SIM115
     try:
-        app(words, prog_name="ostinato")
+        with _terminated_like_interrupted():
+            app(words, prog_name="ostinato")
     except OstinatoError as error:
         if debug:
             raise

@@ -13,6 +13,7 @@ from ostinato.cli.options import (
     CheckpointOption,
     DeviceOption,
     JsonOption,
+    NoVerifyOption,
     OverwriteOption,
     one_of,
     options_given,
@@ -22,7 +23,7 @@ from ostinato.cli.results import describe_average
 
 _INTERVALS, _MATCH = "Intervals and costs", "Where runs are equally good"
 _OF_INTERVALS = ("samples", "seed", "source_length", "target_length", "fresh", "jsonl", "checkpoint", "device")
-_OF_LOSS = ("split", "metric", "max_examples", "beam", "points")
+_OF_LOSS = ("split", "metric", "max_examples", "beam", "points", "no_verify")
 
 
 def compare(
@@ -45,6 +46,7 @@ def compare(
         int | None, typer.Option(min=1, help="Number of examples, spread evenly over the split.")
     ] = None,
     checkpoint: CheckpointOption = None,
+    no_verify: NoVerifyOption = False,
     device: DeviceOption = "auto",
     beam: BeamOption = None,
     samples: Annotated[int, typer.Option(help="Samples of the bootstrap.", rich_help_panel=_INTERVALS)] = 1000,
@@ -115,7 +117,7 @@ def compare(
         splits, metrics = split or ["test"], metric or ["exact_match"]
         if len(splits) > 1 or len(metrics) > 1:
             raise typer.BadParameter("--match loss takes one split and one metric", param_hint="--split / --metric")
-        options: dict[str, Any] = {"max_examples": max_examples, "access": access, **decoding}
+        options: dict[str, Any] = {"max_examples": max_examples, "access": access, "verify": not no_verify, **decoding}
         pairs = {
             str(run): matched_runs.score_pairs(run, matched_runs.read_curve(run), splits[0], metrics[0], **options)
             for run in systems
@@ -135,6 +137,7 @@ def compare(
             lengths=(source_length, target_length),
             fresh=fresh,
             device=device,
+            verify=not no_verify,
             access=access,
         )
         shown = rows = compare_systems(systems, choices, on_line=print_stderr)

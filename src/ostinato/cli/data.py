@@ -52,9 +52,8 @@ def fetch(
 
     from ostinato.tasks.catalog import open_task
 
-    access = replace(access, trust=trust)
-    opened = open_task(task, settings or [], access)
-    paths = {file.path: str(access.fetch(file)) for file in opened.files()}
+    opened = open_task(task, settings or [], replace(access, trust=trust))
+    paths = {file.path: str(opened.access.fetch(file)) for file in opened.files()}
     if json:
         print_json({"task": task, "files": paths})
         return

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from ostinato.cli.output import console, print_line, readable_width
+from ostinato.cli.output import STANDARD_OUTPUT, console, print_line, readable_width
+from ostinato.system_errors import naming
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -39,7 +40,8 @@ def draw_recipe(planned: PlannedRecipe) -> None:
         for line in (*_halting(stack), *_sizes(stack, planned.model.d_model)):
             print_line(_GAP + line)
         for drawn in drawing(plan, [kind for kind, _ in stack.sub_layers()], readable_width()):
-            console().print(drawn, soft_wrap=True)
+            with naming(STANDARD_OUTPUT):
+                console().print(drawn, soft_wrap=True)
     for name, recurrence in sized.model.recurrences().items():
         layers = "1 layer" if recurrence.n_layers == 1 else f"{recurrence.n_layers} layers"
         ways = ", read both ways" if recurrence.n_directions == 2 else ""

@@ -15,6 +15,7 @@ from ostinato.cli.options import (
     DeviceOption,
     HaltingThresholdOption,
     JsonOption,
+    NoVerifyOption,
     OverwriteOption,
     RunArgument,
     SetOption,
@@ -31,6 +32,7 @@ def evaluate(
         list[str] | None, typer.Option(help="Split to score, may be repeated; default: the recipe's.")
     ] = None,
     checkpoint: CheckpointOption = None,
+    no_verify: NoVerifyOption = False,
     n_steps: StepsOption = None,
     threshold: HaltingThresholdOption = None,
     by: Annotated[
@@ -67,6 +69,7 @@ def evaluate(
         run,
         checkpoint=checkpoint,
         device=device,
+        verify=not no_verify,
         overrides=run_settings(settings, beam=beam),
         halting_threshold=threshold,
     )

@@ -17,6 +17,7 @@ from ostinato.cli.options import (
     CheckpointOption,
     DeviceOption,
     HaltingThresholdOption,
+    NoVerifyOption,
     RunArgument,
     SetOption,
     StepsOption,
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from ostinato.evaluation.loading import LoadedRun
 
 _UNREADABLE_LINES = 1
+_LINE = 32
+"""Tokens of a line, as `ostinato plan` counts them, where memory is lacking."""
 _SAMPLING, _INPUT, _OUTPUT = "Sampling", "Input", "Output"
 
 
@@ -43,6 +46,7 @@ def generate(
         typer.Argument(metavar="FILES", help="Files of text or of JSON lines; default: standard input."),
     ] = None,
     checkpoint: CheckpointOption = None,
+    no_verify: NoVerifyOption = False,
     n_steps: StepsOption = None,
     threshold: HaltingThresholdOption = None,
     device: DeviceOption = "auto",
@@ -101,12 +105,20 @@ def generate(
     message on standard error, and exit code 1 at the end. With --json every output is an object: the input's own
     fields, then prediction, score and more, or error.
     """
+    from ostinato.budget.out_of_memory import noting_plan
     from ostinato.evaluation.loading import load
 
     if token_scores and not json:
         raise typer.BadParameter("they have no place in plain text: add --json", param_hint="--token-scores")
     overrides = run_settings(settings, beam=beam, strategy="sample" if sample else None)
-    loaded = load(run, checkpoint=checkpoint, device=device, overrides=overrides, halting_threshold=threshold)
+    loaded = load(
+        run,
+        checkpoint=checkpoint,
+        device=device,
+        verify=not no_verify,
+        overrides=overrides,
+        halting_threshold=threshold,
+    )
     if loaded.halting_threshold_from == "tuned":
         print_stderr(f"halting threshold {max(loaded.model.halting_thresholds().values()):g}, {TUNED}")
     if line := describe_average(loaded.checkpoint):
@@ -127,7 +139,9 @@ def generate(
     window = 1 if not paths and sys.stdin.isatty() else window
     # Output on a terminal itself shows the progress.
     is_drawn = window > 1 and sys.stderr.isatty() and not sys.stdout.isatty()
-    with progress_bar("lines", is_drawn) as (set_total, advance):
+    sentences = min(window, max(1, loaded.recipe.data.eval_tokens_per_batch // _LINE))
+    planned = noting_plan(loaded.model.config, (sentences, _LINE, _LINE), beam=loaded.decoding(**decoding).beam)
+    with planned, progress_bar("lines", is_drawn) as (set_total, advance):
         if is_drawn and paths:
             set_total(sum(1 for _ in reader.read(paths)))
         inputs, texts = tee(reader.read(paths, sys.stdin.buffer))

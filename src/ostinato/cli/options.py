@@ -69,6 +69,14 @@ CheckpointOption = Annotated[
         rich_help_panel=MODEL,
     ),
 ]
+NoVerifyOption = Annotated[
+    bool,
+    typer.Option(
+        "--no-verify",
+        help="Load weights although their SHA-256 is not that which was written beside them, or they are not finite.",
+        rich_help_panel=MODEL,
+    ),
+]
 StepsOption = Annotated[
     int | None,
     typer.Option(

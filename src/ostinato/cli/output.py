@@ -12,11 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from ostinato.system_errors import naming
+
 if TYPE_CHECKING:
     from rich.console import Console
 
 WIDTH_WITHOUT_TERMINAL = 120
 READABLE_WIDTH = 100
+STANDARD_OUTPUT = "standard output"
 """Side-by-side tables and plans of many steps are continued in another block beyond this width."""
 
 
@@ -33,9 +36,15 @@ def readable_width() -> int:
     return min(console().width, READABLE_WIDTH)
 
 
+def print_text(text: str) -> None:
+    """Write a text as it is."""
+    with naming(STANDARD_OUTPUT):
+        typer.echo(text, nl=False)
+
+
 def print_line(message: str = "") -> None:
     """Write one line as it is."""
-    typer.echo(message)
+    print_text(f"{message}\n")
 
 
 def rank() -> int:
@@ -50,7 +59,7 @@ def print_stderr(message: str) -> None:
 
 def print_json(data: object) -> None:
     """Write one JSON document."""
-    typer.echo(json.dumps(data, indent=2, ensure_ascii=False, default=str))
+    print_line(json.dumps(data, indent=2, ensure_ascii=False, default=str))
 
 
 def json_line(data: object) -> str:
@@ -100,7 +109,7 @@ def print_table(
     if markdown:
         from ostinato.experiments.results import markdown as as_markdown
 
-        typer.echo(as_markdown(columns, rows), nl=False)
+        print_text(as_markdown(columns, rows))
         return
     cells = [list(row) for row in rows]
     table = Table(title=title, box=SIMPLE_HEAD, title_justify="left", title_style="bold", pad_edge=False)
@@ -109,7 +118,8 @@ def print_table(
         table.add_column(name, justify="right" if is_number or (right and i) else "left", overflow="fold")
     for row in cells:
         table.add_row(*(Text(number(cell)) for cell in row))
-    console().print(table)
+    with naming(STANDARD_OUTPUT):
+        console().print(table)
 
 
 def print_columns(rows: Iterable[Sequence[str]]) -> None:

@@ -20,6 +20,7 @@ from ostinato.cli.options import (
     read_inputs,
 )
 from ostinato.cli.output import (
+    STANDARD_OUTPUT,
     check_output_file,
     number,
     print_json,
@@ -30,6 +31,7 @@ from ostinato.cli.output import (
     write_rows_to,
 )
 from ostinato.errors import ConfigError
+from ostinato.system_errors import naming
 
 _BY, _SWEEP = "Scores by a column", "Sweeps"
 _OF_BY, _OF_SWEEPS, _OF_RUNS = ("split", "metric"), ("csv", "examples"), ("source_length", "target_length", "jsonl")
@@ -169,7 +171,8 @@ def _show_sweep(path: Path, store: Path, form: str, *, examples: bool, access: A
     if form == "csv":
         columns, body = summary.flat_table(lines)
         rows: list[Sequence[object]] = [columns, *body]
-        csv.writer(sys.stdout, lineterminator="\n").writerows([[_csv_cell(cell) for cell in row] for row in rows])
+        with naming(STANDARD_OUTPUT):
+            csv.writer(sys.stdout, lineterminator="\n").writerows([[_csv_cell(cell) for cell in row] for row in rows])
         return
     for found in (summary.summary_table(lines), summary.difference_table(lines), _example_table(differences)):
         if found is not None and form == "markdown":

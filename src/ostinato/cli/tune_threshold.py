@@ -12,6 +12,7 @@ from ostinato.cli.options import (
     CheckpointOption,
     DeviceOption,
     JsonOption,
+    NoVerifyOption,
     RunArgument,
 )
 from ostinato.cli.output import compact, print_json, print_line, print_table, progress_bar
@@ -33,6 +34,7 @@ def tune_threshold(
         typer.Option(help="Metric that may drop; default: the task's first metric, token_accuracy for texts."),
     ] = None,
     checkpoint: CheckpointOption = None,
+    no_verify: NoVerifyOption = False,
     beam: BeamOption = None,
     max_examples: Annotated[
         int | None, typer.Option(min=1, help="Number of examples, spread evenly over the split.")
@@ -54,7 +56,7 @@ def tune_threshold(
     except ValueError:
         reason = f"'{thresholds}' is no list of numbers: 0.9,0.5"
         raise typer.BadParameter(reason, param_hint="--thresholds") from None
-    loaded = load(run, checkpoint=checkpoint, device=device, halting_threshold="trained")
+    loaded = load(run, checkpoint=checkpoint, device=device, verify=not no_verify, halting_threshold="trained")
     with progress_bar("thresholds", not json) as (set_total, advance):
         set_total(len(wanted) + 1)
         found = logic.tune_threshold(

@@ -26,11 +26,16 @@ from pydantic import BaseModel
 from ostinato.config.renamed import with_new_names
 from ostinato.config.schema import Settings, are_alike, child, is_open, keeps_on_change, slot_of
 from ostinato.errors import ConfigError, Problem
+from ostinato.system_errors import kind_of
 
 FindBase = Callable[[str], Path]
 """Turns the name of a recipe into its file; raises ConfigError where there is none."""
 
 _MOST_BYTES, _MOST_LEVELS, _MOST_VALUES, _MOST_DIGITS = 2_000_000, 60, 200_000, 100
+_NUMBER = re.compile(r"[+-]?[0-9.][0-9a-fA-FxobX_:.eE+-]*")
+"""What may be read as a number: also hexadecimal, and in base 60."""
+_NOT_YAML = (yaml.YAMLError, OmegaConfBaseException, ValueError, AttributeError, LookupError)
+"""The last two are raised for values that are not of their explicit tag: `!!timestamp x`, `!!bool x`."""
 # An even number of backslashes before a reference is text; an odd one makes the reference text, too.
 _REFERENCE = re.compile(r"(?<!\\)(?:\\\\)*\$\{(\w[\w.\-\[\]]*)\}")
 _ESCAPED = re.compile(r"(?<!\\)(?:\\\\)*\\\$\{")
@@ -51,6 +56,8 @@ def read_yaml(path: Path) -> Settings:
     Raises:
         ConfigError: the file cannot be read, is not YAML (naming the line), repeats a key, or is not a mapping.
     """
+    if (kind := kind_of(path)) is not None:
+        raise ConfigError(f"{path}: is {kind}, not a file")
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
@@ -63,7 +70,7 @@ def read_yaml(path: Path) -> Settings:
     except yaml.MarkedYAMLError as error:
         where = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
         raise ConfigError(f"{path}{where}: is not valid YAML: {_yaml_reason(error)}") from error
-    except (yaml.YAMLError, OmegaConfBaseException, ValueError) as error:
+    except _NOT_YAML as error:
         raise ConfigError(f"{path}: is not valid YAML: {_one_line(error)}") from error
     except AssertionError:  # OmegaConf's word for a single number
         loaded = OmegaConf.create([])
@@ -224,7 +231,7 @@ def check_size(text: str) -> None:
                 n_values[-1] += anchors.get(event.anchor or "", 1)
             case yaml.ScalarEvent():
                 n_values[-1] += 1
-                if len(event.value) > _MOST_DIGITS and event.implicit[0] and event.value.lstrip("+-").isdigit():
+                if len(event.value) > _MOST_DIGITS and event.implicit[0] and _NUMBER.fullmatch(event.value):
                     raise ValueError(f"a number of {len(event.value):,} digits")
         if n_values[-1] > _MOST_VALUES:
             raise ValueError(f"more than {_MOST_VALUES:,} values")
@@ -250,7 +257,7 @@ def parse_overrides(overrides: Sequence[str]) -> Settings:
         else:
             try:
                 found = parse_value(value)
-            except (yaml.YAMLError, OmegaConfBaseException, ValueError) as error:
+            except _NOT_YAML as error:
                 reason = f"is not a YAML value ({_yaml_reason(error)})"
                 problems.append(Problem(".".join(path), _short(value), reason))
                 continue
@@ -324,9 +331,14 @@ def resolve_references(settings: Settings) -> Settings:
 
 def write_yaml(settings: Settings, path: Path) -> None:
     """Write settings so that reading them gives equal ones."""
+    path.write_text(readable_yaml(settings), encoding="utf-8")
+
+
+def readable_yaml(settings: Settings) -> str:
+    """Return settings as YAML that reads as equal ones."""
     # Text that looks like a `${...}` reference must not be resolved when it is read again.
     escaped = map_texts(settings, lambda text: re.sub(r"(\\*)\$\{", lambda m: m[1] * 2 + "\\${", text))
-    path.write_text(yaml_text(escaped), encoding="utf-8")
+    return yaml_text(escaped)
 
 
 def yaml_text(settings: Settings) -> str:

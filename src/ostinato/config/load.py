@@ -18,7 +18,15 @@ from typing import Any, Generic, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from ostinato.config.base import DEFER_CHECKS, Config, all_problems
-from ostinato.config.files import UNSET, FindBase, merge, parse_overrides, read_recipe, resolve_references, write_yaml
+from ostinato.config.files import (
+    UNSET,
+    FindBase,
+    merge,
+    parse_overrides,
+    read_recipe,
+    readable_yaml,
+    resolve_references,
+)
 from ostinato.config.recipe import Recipe
 from ostinato.config.renamed import renamed_in
 from ostinato.config.schema import PathTuple, Settings, Slot, describe, dotted, leaves, map_groups, slot_of, suggestions
@@ -95,8 +103,13 @@ def _inert_keys(settings: Settings) -> set[str]:
 
 
 def dump_recipe(recipe: Recipe, path: Path) -> None:
-    """Write a recipe with every default spelled out; loading the file from a run's directory gives an equal recipe."""
-    write_yaml(recipe.model_dump(mode="json"), path)
+    """Write a recipe as `recipe_text` has it."""
+    path.write_text(recipe_text(recipe), encoding="utf-8")
+
+
+def recipe_text(recipe: Recipe) -> str:
+    """Return a recipe's YAML, every default spelled out; loading it from a run's directory gives an equal recipe."""
+    return readable_yaml(recipe.model_dump(mode="json"))
 
 
 def check_recipe(settings: Settings, extra_problems: ExtraProblems[Recipe] | None = None) -> Recipe:

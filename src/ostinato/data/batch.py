@@ -145,6 +145,12 @@ class Batch:
         return self.labels_BT.shape[0]
 
     @property
+    def shape(self) -> tuple[int, int, int]:
+        """Sentences, columns of the source (0 where there is none), and columns of the target."""
+        source = 0 if self.source is None else self.source.ids_BT.shape[1]
+        return self.n_sentences, source, self.target.ids_BT.shape[1]
+
+    @property
     def has_sources(self) -> bool:
         """Whether the examples are pairs, so that outputs can be generated from their sources."""
         return self.source is not None or self.prefix_lengths_B is not None

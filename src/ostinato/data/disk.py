@@ -17,7 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from ostinato.errors import CheckpointError, OstinatoError
+from ostinato.system_errors import kind_of, naming
 
+MADE_AGAIN = "; delete it, and it is made again"
+"""Hint for files that keep what can be computed anew."""
 PARTIAL = ".partial-"
 """Begins the name of a file or folder that is being written or deleted; after a crash it can be deleted."""
 
@@ -28,7 +31,8 @@ def sync(path: Path) -> None:
         return  # Windows cannot open folders; its renames are journalled
     handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
     try:
-        os.fsync(handle)
+        with naming(path):
+            os.fsync(handle)
     finally:
         os.close(handle)
 
@@ -46,37 +50,67 @@ def give_mode(file: Path, other: Path) -> None:
 
 def sha256_of(path: Path) -> str:
     """Return the SHA-256 of a file in hexadecimal, reading it in pieces."""
-    with Path(path).open("rb") as stream:
+    with naming(path), Path(path).open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def read_json_object(path: Path, kind: type[OstinatoError] = CheckpointError) -> dict[str, Any]:
+@contextmanager
+def reading(path: Path | str, kind: type[OstinatoError] = CheckpointError, hint: str = "") -> Iterator[None]:
+    """Turn what a file that is missing, damaged or of another form makes Python raise into an error that names it.
+
+    Args:
+        kind: of the error. hint: ends its message.
+
+    Raises:
+        OstinatoError: of that kind. One that is raised inside passes as it is.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise kind(f"{path}: cannot be read: {error.strerror or error}{hint}") from error
+    except RecursionError as error:
+        raise kind(f"{path}: is damaged: nested too deeply{hint}") from error
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise kind(f"{path}: is damaged: {' '.join(repr(error).split())}{hint}") from error
+
+
+def read_json_object(path: Path, kind: type[OstinatoError] = CheckpointError, hint: str = "") -> dict[str, Any]:
     """Return the object that a JSON file holds.
 
     Args:
-        kind: of the error.
+        kind, hint: as of `reading`.
 
     Raises:
         OstinatoError: of that kind: the file is missing, cut off, nested too deeply, no JSON, or holds something else.
     """
+    if (found := kind_of(path)) is not None:
+        raise kind(f"{path}: is {found}, not a file")
+    with reading(path, kind, hint):
+        text = path.read_bytes()
+    return json_object(text, path, kind, hint)
+
+
+def json_object(
+    text: bytes, where: Path | str, kind: type[OstinatoError] = CheckpointError, hint: str = ""
+) -> dict[str, Any]:
+    """Return the object that the bytes of a JSON file hold; see `read_json_object`."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise kind(f"{path}: cannot be read: {error.strerror or error}") from error
+        content = json.loads(text.decode("utf-8-sig"))
     except (RecursionError, ValueError) as error:  # ValueError also: not UTF-8, a number of thousands of digits
         reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise kind(f"{path}: is damaged: no JSON that can be read: {reason}") from error
+        raise kind(f"{where}: is damaged: no JSON that can be read: {reason}{hint}") from error
     if not isinstance(content, dict):
-        raise kind(f"{path}: is damaged: holds a JSON {type(content).__name__}, not an object")
+        raise kind(f"{where}: is damaged: holds a JSON {type(content).__name__}, not an object{hint}")
     return content
 
 
 def write_text(path: Path, text: str) -> None:
     """Write or replace a text file atomically."""
     partial = path.with_name(f"{PARTIAL}{path.name}")
-    partial.write_text(text, encoding="utf-8")
-    sync(partial)
-    partial.replace(path)
+    with naming(path, partial):
+        partial.write_text(text, encoding="utf-8")
+        sync(partial)
+        partial.replace(path)
     sync(path.parent)
 
 
@@ -92,16 +126,17 @@ def new_folder(path: Path) -> Iterator[Path]:
     A folder that exists at `path` is replaced.
     """
     partial = path.with_name(f"{PARTIAL}{path.name}")
-    remove_folder(partial)
-    partial.mkdir(parents=True)
-    yield partial
-    for file in sorted(partial.rglob("*")):
-        if file.is_file():
-            give_mode(file, partial)
-        sync(file)
-    sync(partial)
-    remove_folder(path)
-    partial.replace(path)
+    with naming(path, partial):
+        remove_folder(partial)
+        partial.mkdir(parents=True)
+        yield partial
+        for file in sorted(partial.rglob("*")):
+            if file.is_file():
+                give_mode(file, partial)
+            sync(file)
+        sync(partial)
+        remove_folder(path)
+        partial.replace(path)
     sync(path.parent)
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, Literal
 
+from ostinato.data.disk import reading
 from ostinato.data.lines import bad_line, check_is_file, decode_lines, read_lines_or_errors
 from ostinato.data.sources import checked_text, is_json_lines, missing, parse_object
 from ostinato.errors import DataError
@@ -60,12 +61,14 @@ class InputReader:
         """Yield the inputs of the files in turn, or of `stdin` where there are none.
 
         Raises:
-            DataError: a file that does not exist (before anything is read), or a damaged gzip file.
+            DataError: a file that does not exist (before anything is read), a damaged gzip file, or a standard
+                input that cannot be read.
         """
         for path in paths:
             check_is_file(path)
         if not paths and stdin is not None:
-            yield from self._inputs(decode_lines(stdin, STANDARD_INPUT), STANDARD_INPUT, self.format == "json")
+            with reading(STANDARD_INPUT, DataError):
+                yield from self._inputs(decode_lines(stdin, STANDARD_INPUT), STANDARD_INPUT, self.format == "json")
         for path in paths:
             is_json = is_json_lines(path) if self.format == "auto" else self.format == "json"
             yield from self._inputs(read_lines_or_errors(path), path, is_json)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ostinato.data.disk import refetch_hint
 from ostinato.errors import DataError
+from ostinato.system_errors import kind_of
 
 _BYTE_ORDER_MARK = "\ufeff"
 
@@ -66,9 +67,12 @@ def decode_lines(stream: Iterable[bytes], where: Path | str) -> Iterator[tuple[i
 
 
 def check_is_file(path: Path) -> None:
-    """Raise a DataError for a folder, and for a missing file with the nearest name in its folder."""
-    if path.is_dir():
-        raise DataError(f"{path}: is a folder, not a file")
+    """Raise a DataError for a folder or device, and for a missing file with the nearest name in its folder.
+
+    A FIFO is taken for a file: shells give programs' outputs as such.
+    """
+    if (kind := kind_of(path)) not in (None, "a FIFO"):
+        raise DataError(f"{path}: is {kind}, not a file")
     if path.exists():
         return
     if not path.parent.is_dir():

@@ -17,18 +17,11 @@ from pathlib import Path
 
 from ostinato.data.disk import PARTIAL, sync
 from ostinato.errors import ConfigError
+from ostinato.system_errors import kind_of_mode, naming
 
 IsOurs = Callable[[Path], bool]
 """Tells a file that this library wrote from others, by its content."""
 
-_KINDS = (
-    (stat.S_ISLNK, "a link"),
-    (stat.S_ISDIR, "a folder"),
-    (stat.S_ISFIFO, "a FIFO"),
-    (stat.S_ISSOCK, "a socket"),
-    (stat.S_ISCHR, "a device"),
-    (stat.S_ISBLK, "a device"),
-)
 _NO_HARD_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EACCES)
 
 
@@ -49,8 +42,7 @@ def check_output(path: Path, *, overwrite: bool = False, is_ours: IsOurs | None 
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error
     if not stat.S_ISREG(mode):
-        kind = next((name for is_kind, name in _KINDS if is_kind(mode)), "no plain file")
-        raise ConfigError(f"{path}: is {kind}: only a plain file is written; name another path")
+        raise ConfigError(f"{path}: is {kind_of_mode(mode)}: only a plain file is written; name another path")
     if not overwrite:
         raise ConfigError(_is_there(path))
     if is_ours is not None and not is_ours(path):
@@ -74,17 +66,18 @@ def new_file(path: Path, *, overwrite: bool = False, is_ours: IsOurs | None = No
     path.parent.mkdir(parents=True, exist_ok=True)
     # A name that nobody can foresee, made anew: nobody can put a link in its place.
     partial = path.with_name(f"{PARTIAL}{secrets.token_hex(8)}{path.suffix}")
-    os.close(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
-    try:
-        yield partial
-        sync(partial)
-        if overwrite:
-            check_output(path, overwrite=True, is_ours=is_ours)
-            partial.replace(path)
-        else:
-            _name_new(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
+    with naming(path, partial):
+        os.close(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+        try:
+            yield partial
+            sync(partial)
+            if overwrite:
+                check_output(path, overwrite=True, is_ours=is_ours)
+                partial.replace(path)
+            else:
+                _name_new(partial, path)
+        finally:
+            partial.unlink(missing_ok=True)
     sync(path.parent)
 
 

@@ -12,7 +12,6 @@ content (number of rows, and wherever there is a rule for the targets, every tar
 
 from __future__ import annotations
 
-import gzip
 import http.client
 import lzma
 import os
@@ -21,7 +20,7 @@ import tarfile
 import threading
 import time
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from glob import escape
@@ -31,7 +30,7 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import quote
 from urllib.request import Request, urlopen
 
-from ostinato.data.disk import refetch_hint, sha256_of, stored_hash_path
+from ostinato.data.disk import json_object, reading, refetch_hint, sha256_of, stored_hash_path
 from ostinato.errors import DataError, MissingFileError
 from ostinato.folders import cache_folder
 
@@ -115,6 +114,7 @@ class DataAccess:
         pause_s: seconds before the first of them; it doubles each time.
         trust: whether the first download of a file without a known SHA-256 is taken for the published one. A mirror
             that is a folder needs no trust: its files are the user's own copies.
+        task: what `ostinato data fetch` is to fetch, for messages.
     """
 
     cache: Path
@@ -123,6 +123,7 @@ class DataAccess:
     n_retries: int = 2
     pause_s: float = 0.5
     trust: bool = False
+    task: str = "TASK"
 
     @classmethod
     def default(cls, mirror: str | None = None) -> DataAccess:
@@ -161,8 +162,9 @@ class DataAccess:
         origin = self._origin(file)
         if _is_remote(origin) and not self.trust and self.known_hash(file) is None:
             raise MissingFileError(
-                f"{origin}: no SHA-256 of {file.path} is known to check a download with: `ostinato data fetch TASK "
-                "--trust` takes what comes and stores its hash; or give a folder with a copy you checked: --mirror DIR"
+                f"{origin}: no SHA-256 of {file.path} is known to check a download with: `ostinato data fetch "
+                f"{self.task} --trust` takes what comes and stores its hash; or give a folder with a copy you "
+                "checked: --mirror DIR"
             )
         path = self.cache / file.key
         try:
@@ -310,8 +312,24 @@ def open_member(archive: Path, name: str) -> Iterator[IO[bytes]]:
                 there = ", ".join(member.name for member in members[:20]) or "nothing"
                 raise DataError(f"{archive}: holds no file {name}; there is {there}")
             yield stream
-    except (tarfile.TarError, EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
+    except (tarfile.TarError, EOFError, OSError, zlib.error, lzma.LZMAError) as error:  # OSError: of bzip2, too
+        if isinstance(error, OSError) and error.errno is not None:
+            raise DataError(f"{archive}: cannot be read: {error.strerror}") from error
         raise DataError(f"{archive}: not a sound tar archive: {_on_one_line(error)}{refetch_hint(archive)}") from error
+
+
+def read_split_numbers(archive: Path, member: str, splits: Iterable[str]) -> dict[str, list[int]]:
+    """Return the numbers of the examples of splits, from a JSON file of an archive with a list `<split>Idxs` for each.
+
+    Raises:
+        DataError: no such archive or file, or other content.
+    """
+    where, hint = f"{archive}: {member}", refetch_hint(archive)
+    with open_member(archive, member) as stream:
+        text = stream.read()
+    with reading(where, DataError, hint):
+        record = json_object(text, where, DataError, hint)
+        return {split: [int(number) for number in record[f"{split}Idxs"]] for split in splits}
 
 
 def _on_one_line(error: Exception) -> str:

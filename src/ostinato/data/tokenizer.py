@@ -24,8 +24,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import tokenizers
 
 from ostinato.config.special_ids import SpecialIds
+from ostinato.data.disk import read_json_object
 from ostinato.data.subwords import train_subwords
 from ostinato.errors import CheckpointError, ConfigError, DataError, Problem
+from ostinato.system_errors import kind_of, naming
 
 if TYPE_CHECKING:
     from ostinato.config.common import Reads
@@ -100,7 +102,8 @@ class Tokenizer(ABC):
     def save(self, path: Path) -> None:
         """Write the tokenizer as one JSON file."""
         content = {"format": _FORMAT, "version": _VERSION, "kind": self.kind, **self._content()}
-        Path(path).write_text(json.dumps(content, ensure_ascii=True, indent=1) + "\n", encoding="ascii")
+        with naming(path):
+            Path(path).write_text(json.dumps(content, ensure_ascii=True, indent=1) + "\n", encoding="ascii")
 
     @staticmethod
     def load(path: Path) -> Tokenizer:
@@ -109,11 +112,8 @@ class Tokenizer(ABC):
         Raises:
             CheckpointError: the file is missing, damaged, or of another format or version.
         """
-        try:
-            content = json.loads(Path(path).read_text(encoding="utf-8"))
-        except (OSError, RecursionError, ValueError) as error:
-            raise CheckpointError(f"{path}: cannot read the tokenizer: {error}") from error
-        if not isinstance(content, dict) or content.get("format") != _FORMAT:
+        content = read_json_object(Path(path))
+        if content.get("format") != _FORMAT:
             raise CheckpointError(f"{path}: is not an Ostinato tokenizer (data.tokenizer.kind=file reads other ones)")
         return _from_content(content, Path(path))
 
@@ -413,11 +413,13 @@ def _from_content(content: dict[str, Any], path: Path) -> Tokenizer:
         if kind in ("classification", "tagging"):
             return LabelTokenizer(kind, content["labels"])
         return SubwordTokenizer(str(kind), json.dumps(content["model"]), bool(content["leading_space"]))
-    except (KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{path}: the tokenizer is damaged: {error}") from error
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{path}: the tokenizer is damaged: {error!r}") from error
 
 
 def _read_existing(path: Path) -> Tokenizer:
+    if (kind := kind_of(path)) is not None:
+        raise DataError(f"{path}: data.tokenizer.path is {kind}, not a file")
     try:
         text = path.read_text(encoding="utf-8")
         content = json.loads(text)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ import torch
 from ostinato.config.decoding import DecodingConfig, with_strategy
 from ostinato.config.load import check_recipe, settle
 from ostinato.config.recipe import Recipe
+from ostinato.data.disk import read_json_object, reading
 from ostinato.data.inputs import Input
 from ostinato.data.registry import DataAccess
 from ostinato.data.tokenizer import Tokenizers
@@ -26,6 +26,7 @@ from ostinato.evaluation.threshold import TRAINED, TunedThreshold, read_tuned, t
 from ostinato.models import Encoder, Model, Writer
 from ostinato.models.checkpoint import load_model
 from ostinato.nn.execution import Execution
+from ostinato.system_errors import kind_of
 from ostinato.tasks.recipes import load_recipe
 from ostinato.tasks.registry import build_task, task_config
 
@@ -39,6 +40,7 @@ class LoadedRun:
     Args:
         directory: of the run. checkpoint: the directory the weights came from.
         tuned: the halting threshold that was chosen for this checkpoint (`ostinato tune-threshold`), where it is used.
+        verified: its weights are those that were written, see `load`.
     """
 
     directory: Path
@@ -47,6 +49,7 @@ class LoadedRun:
     tokenizers: Tokenizers
     model: Model
     tuned: TunedThreshold | None = None
+    verified: bool = True
 
     @property
     def halting_threshold_from(self) -> str:
@@ -213,6 +216,7 @@ def load(
     device: str = "auto",
     overrides: Sequence[str] = (),
     halting_threshold: float | Literal["trained"] | None = None,
+    verify: bool = True,
 ) -> LoadedRun:
     """Load a run.
 
@@ -224,6 +228,7 @@ def load(
         overrides: `dotted.key=value` changes to the run's recipe, for example "decoding.beam=4".
         halting_threshold: None: the one that `ostinato tune-threshold` chose for this checkpoint, where it did, else
             the trained ones; "trained": those in any case; a number: that one, in every stack in which tokens halt.
+        verify: refuse weights that are not those that were written, or not finite, see `ostinato.load_model`.
 
     Raises:
         CheckpointError: not a run's directory, a checkpoint or a choice of threshold that cannot be read.
@@ -244,8 +249,8 @@ def load(
         if chosen != TRAINED:
             raise ConfigError([Problem("halting_threshold", chosen, f"must be a number in [0, 1], or {TRAINED}")])
         chosen = None
-    model = load_model(where, resolve_device(device), Execution(halting_threshold=chosen))
-    return LoadedRun(directory, where, recipe, tokenizers, model, tuned)
+    model = load_model(where, resolve_device(device), Execution(halting_threshold=chosen), verify=verify)
+    return LoadedRun(directory, where, recipe, tokenizers, model, tuned, verify)
 
 
 def find_checkpoint(directory: Path, checkpoint: str | Path | None = None) -> Path:
@@ -266,10 +271,8 @@ def find_checkpoint(directory: Path, checkpoint: str | Path | None = None) -> Pa
         if not note.is_file():
             hint = " (checkpoint='last' is the newest)" if (root / "last.json").is_file() else ""
             raise CheckpointError(f"{directory} has no {checkpoint} checkpoint yet; {_available(root)}{hint}")
-        try:
-            found = root / str(json.loads(note.read_text(encoding="utf-8"))["directory"])
-        except (OSError, RecursionError, ValueError, KeyError, TypeError) as error:
-            raise CheckpointError(f"{note}: cannot be read: {error!r}") from error
+        with reading(note):
+            found = root / str(read_json_object(note)["directory"])
         if not (found / _MODEL).is_file():
             raise CheckpointError(f"{note} names {found.name}, which is not there; {_available(root)}")
         return found
@@ -287,7 +290,9 @@ def _available(root: Path) -> str:
 def check_run(directory: Path) -> None:
     """Raise a CheckpointError where a directory is not that of a run, with what it lacks."""
     if not directory.is_dir():
-        raise CheckpointError(f"{directory}: there is no such directory")
+        found = kind_of(directory) or ("a file" if directory.exists() else None)
+        reason = "there is no such directory" if found is None else f"is {found}, not the directory of a run"
+        raise CheckpointError(f"{directory}: {reason}")
     missing = [name for name in (_RECIPE, _TOKENIZERS, _CHECKPOINTS) if not (directory / name).exists()]
     if not missing:
         return

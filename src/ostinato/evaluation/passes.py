@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from ostinato.budget import MacCounter, SentenceMacs, expected_depths
+from ostinato.budget.out_of_memory import noting_plan
 from ostinato.config.decoding import DecodingConfig
 from ostinato.config.model import EncoderConfig, ModelConfig
 from ostinato.data.batch import Batch, TextSize
@@ -69,6 +70,10 @@ class Passes:
 
     def run(self, batch: Batch) -> list[SentenceResult]:
         """Return the results of every sentence of a batch, in the batch's order."""
+        with noting_plan(self.model.config, batch.shape, beam=self.decoding.beam if self.decoding else 1):
+            return self._run(batch)
+
+    def _run(self, batch: Batch) -> list[SentenceResult]:
         output = self.model(batch, n_steps=self.n_steps)
         scores = score_sentences(output.logits_BTV, batch.labels_BT, batch.loss_mask_BT)
         depths = sentence_depths(output, batch, self._rounds)

@@ -12,6 +12,7 @@ from ostinato.config.recipe import Recipe
 from ostinato.data.disk import read_json_object
 from ostinato.data.lines import bad_line, read_lines
 from ostinato.errors import CheckpointError
+from ostinato.system_errors import kind_of
 from ostinato.tasks.recipes import load_recipe
 from ostinato.tasks.registry import task_config
 
@@ -40,6 +41,9 @@ def read_results(run: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: the run is not finished, or the file is damaged.
     """
+    if not run.is_dir():
+        kind = kind_of(run)
+        raise CheckpointError(f"{run}: {'no such file or run directory' if kind is None else f'is {kind}'}")
     path = run / "results.json"
     if not path.is_file():
         raise CheckpointError(f"{run}: no results.json: the run is not finished (ostinato train ... --resume)")

@@ -26,6 +26,7 @@ from ostinato.data.disk import give_mode, read_json_object, sha256_of
 from ostinato.errors import CheckpointError
 from ostinato.models.build import Model, build_model
 from ostinato.nn.execution import Execution
+from ostinato.system_errors import naming
 from ostinato.version import __version__
 
 FORMAT_VERSION = 1
@@ -48,7 +49,7 @@ def save_model(model: Model, directory: str | Path) -> None:
     except OSError as error:
         raise CheckpointError(f"{directory}: cannot be made: {error.strerror}") from error
     weights = {name: tensor.detach().contiguous() for name, tensor in model.state_dict().items()}
-    save_file(weights, directory / _WEIGHTS)
+    _save_weights(weights, directory)
     _write_description(directory, model.config.model_dump(mode="json"))
 
 
@@ -75,7 +76,9 @@ def load_model(
     try:
         config = TypeAdapter[Any](ModelConfig).validate_python(description["config"])
     except (ValidationError, KeyError) as error:
-        raise CheckpointError(f"{directory / _DESCRIPTION}: not a model configuration: {error}") from error
+        raise CheckpointError(
+            f"{directory / _DESCRIPTION}: not a model configuration: {' '.join(str(error).split())}"
+        ) from error
     path = directory / _WEIGHTS
     weights = _read_weights(path, device, description if verify else {})
     model = build_model(config, execution).to(device)
@@ -128,29 +131,38 @@ def save_average(members: Sequence[Path], directory: Path) -> None:
         name: (total / len(members)).to(weights[name].dtype) if total.is_floating_point() else total
         for name, total in sums.items()
     }
-    save_file(means, directory / _WEIGHTS)
+    _save_weights(means, directory)
     _write_description(directory, description["config"])
 
 
 def _read_weights(path: Path, device: torch.device | str, description: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """Return the tensors of a file, whose SHA-256 is that of the description, where it has one."""
+    """Return the tensors of a file, whose SHA-256 is that of the description, where it has one.
+
+    They are the mapped file: its bytes are read once from the disk, to be hashed, and are then in the system's cache.
+    """
+    expected = description.get("sha256", {}).get(_WEIGHTS)
     try:
+        if expected is not None and sha256_of(path) != expected:
+            raise CheckpointError(
+                f"{path}: not the file that was written: its SHA-256 is not that of {_DESCRIPTION} beside it "
+                "(--no-verify, in Python verify=False, loads it all the same; no mean is made of it)"
+            )
         weights: dict[str, torch.Tensor] = load_file(path, device=str(device))
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{path}: cannot be read as weights: {error}") from error
-    expected = description.get("sha256", {}).get(_WEIGHTS)
-    if expected is not None and sha256_of(path) != expected:
-        raise CheckpointError(
-            f"{path}: not the file that was written: its SHA-256 is not that of {_DESCRIPTION} beside it "
-            "(load_model(..., verify=False) reads it all the same)"
-        )
     return weights
+
+
+def _save_weights(weights: dict[str, torch.Tensor], directory: Path) -> None:
+    with naming(directory / _WEIGHTS):
+        save_file(weights, directory / _WEIGHTS)
 
 
 def _write_description(directory: Path, config: dict[str, Any]) -> None:
     hashes = {_WEIGHTS: sha256_of(directory / _WEIGHTS)}
     description = {"format_version": FORMAT_VERSION, "ostinato": __version__, "config": config, "sha256": hashes}
-    (directory / _DESCRIPTION).write_text(json.dumps(description, indent=1) + "\n", encoding="utf-8")
+    with naming(directory / _DESCRIPTION):
+        (directory / _DESCRIPTION).write_text(json.dumps(description, indent=1) + "\n", encoding="utf-8")
     give_mode(directory / _WEIGHTS, directory / _DESCRIPTION)
 
 

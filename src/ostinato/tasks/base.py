@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, ClassVar, TypeVar, get_type_hints
 
 from pydantic import Field
@@ -97,12 +98,12 @@ class Task(ABC):
 
     @property
     def access(self) -> DataAccess:
-        """Where published files come from."""
-        if self._access is None:
-            from ostinato.data.registry import DataAccess
+        """Where published files come from; its messages name the task as `ostinato data fetch` is told to."""
+        from ostinato.data.registry import DataAccess
 
-            self._access = DataAccess.default()
-        return self._access
+        chosen = self.config.model_dump(mode="json", exclude={"kind"}, exclude_defaults=True)
+        words = [f"{key}={value}" for key, value in chosen.items() if isinstance(value, str | int | float)]
+        return replace(self._access or DataAccess.default(), task=" ".join([self.name, *words]))
 
     def splits(self) -> tuple[str, ...]:
         """Return the names of the splits, the training split first."""

@@ -10,9 +10,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import IO, Literal
 
-from ostinato.data.disk import refetch_hint
+from ostinato.data.disk import reading, refetch_hint
 from ostinato.data.example import Example
-from ostinato.data.registry import RemoteFile, open_member
+from ostinato.data.registry import RemoteFile, open_member, read_split_numbers
 from ostinato.errors import DataError
 from ostinato.tasks.base import Task, TaskConfig
 from ostinato.tasks.sparql import simplify, tokenise
@@ -86,9 +86,7 @@ class CfqTask(Task):
     def _numbers(self) -> dict[str, list[int]]:
         name = "random_split" if self.config.split == "random" else self.config.split
         path = self.access.fetch(_ARCHIVE)
-        with open_member(path, f"splits/{name}.json") as stream:
-            record = json.load(stream)
-        found = {split: list(record[f"{split}Idxs"]) for split in _SIZES}
+        found = read_split_numbers(path, f"splits/{name}.json", _SIZES)
         sizes = {split: len(numbers) for split, numbers in found.items()}
         if self.config.split != "random" and sizes != _SIZES:
             raise DataError(f"{path}: {name} has {sizes} questions, but {_SIZES} were published")
@@ -125,7 +123,8 @@ def read_pairs(stream: IO[bytes], path: Path) -> Iterator[tuple[str, str]]:
             end, name = match.end(), match[1].decode()
             if name in record:
                 raise DataError(f"{path}: two fields {name} in a row: a record lacks the question or the query")
-            record[name] = str(json.loads(match[2]))
+            with reading(path, DataError, refetch_hint(path)):
+                record[name] = str(json.loads(match[2]))
             if len(record) == 2:
                 yield record[_QUESTION], record[_QUERY]
                 record = {}

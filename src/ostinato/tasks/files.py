@@ -12,6 +12,7 @@ from ostinato.data.example import Example
 from ostinato.data.lines import read_lines
 from ostinato.data.sources import read_examples
 from ostinato.errors import ConfigError, DataError, Problem
+from ostinato.system_errors import kind_of
 from ostinato.tasks.base import Task, TaskConfig
 
 _SPLITS = ("train", "dev", "test")
@@ -185,9 +186,12 @@ def check_paths(data: DataConfig) -> None:
     for split in given_splits(data):
         key = f"data.test.{split}" if isinstance(data.test, dict) and split in data.test else f"data.{split}"
         problems += [
-            Problem(key, path, f"there is no such file (looked in {Path(path).resolve().parent})")
-            for path in paths_of(data, split)
-            if not Path(path).is_file()
+            Problem(key, path, _why_no_file(Path(path))) for path in paths_of(data, split) if not Path(path).is_file()
         ]
     if problems:
         raise ConfigError(problems)
+
+
+def _why_no_file(path: Path) -> str:
+    kind = kind_of(path)
+    return f"there is no such file (looked in {path.resolve().parent})" if kind is None else f"is {kind}, not a file"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from ostinato.config.base import Count
+from ostinato.data.disk import read_json_object, reading, refetch_hint
 from ostinato.data.example import Example
 from ostinato.data.registry import RemoteFile
 from ostinato.errors import DataError
@@ -112,7 +112,11 @@ class GeoQueryTask(Task):
 
     @cached_property
     def _numbers(self) -> dict[str, list[int]]:
-        found: dict[str, list[int]] = _read_json(self.access.fetch(_list_of(self.config.split)))
+        path = self.access.fetch(_list_of(self.config.split))
+        parts = ("train", "dev", "test") if self._has_published_dev else ("train", "test")
+        with reading(path, DataError, refetch_hint(path)):
+            record = read_json_object(path, DataError, refetch_hint(path))
+            found = {part: [int(number) for number in record[part]] for part in parts}
         if not self._has_published_dev and self.config.dev_fraction > 0:
             dev = first_hashed(found["train"], self.config.dev_fraction, self.config.dev_seed)
             found["dev"] = [number for number in found["train"] if number in dev]
@@ -122,7 +126,11 @@ class GeoQueryTask(Task):
     @cached_property
     def _rows(self) -> list[Example]:
         path = self.access.fetch(_CORPUS)
-        records = _read_json(path)["examples"]["example"]
+        with reading(path, DataError, refetch_hint(path)):
+            return self._read_rows(path)
+
+    def _read_rows(self, path: Path) -> list[Example]:
+        records = read_json_object(path, DataError, refetch_hint(path))["examples"]["example"]
         if len(records) != _CORPUS.n_rows:
             raise DataError(f"{path}: {len(records)} questions, but {_CORPUS.n_rows} were published")
         examples = []
@@ -134,10 +142,3 @@ class GeoQueryTask(Task):
                 raise DataError(f"{path}: question {number}: {error}") from error
             examples.append(Example(source, spaced(target), {"id": number}))
         return examples
-
-
-def _read_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8-sig"))
-    except (RecursionError, ValueError) as error:
-        raise DataError(f"{path}: is no JSON file: {error}") from error

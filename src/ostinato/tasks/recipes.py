@@ -15,6 +15,7 @@ from ostinato.config.load import load_recipe_config
 from ostinato.config.recipe import Recipe
 from ostinato.data.output_files import check_output, write_new_text
 from ostinato.errors import ConfigError, Problem
+from ostinato.system_errors import kind_of
 
 _SUFFIXES = (".yaml", ".yml")
 _RUN_RECIPE = "recipe.yaml"
@@ -58,6 +59,8 @@ def find_recipe(name_or_path: str | Path) -> Path:
         return path / _RUN_RECIPE
     if path.is_dir():
         reason = f"this folder holds no {_RUN_RECIPE}, so it is not a run"
+    elif (kind := kind_of(path)) is not None:
+        reason = f"is {kind}, not a file or run directory"
     elif path.suffix in _SUFFIXES:
         reason = "there is no such file"
     else:

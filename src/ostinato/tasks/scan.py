@@ -15,7 +15,6 @@ Grammar of the commands and their meaning [[.]] (their supplement):
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
@@ -25,7 +24,7 @@ from typing import Literal
 from ostinato.config.base import Count
 from ostinato.data.example import Example
 from ostinato.data.lines import bad_line
-from ostinato.data.registry import RemoteFile, open_member, published_files
+from ostinato.data.registry import RemoteFile, published_files, read_split_numbers
 from ostinato.errors import DataError, Problem
 from ostinato.tasks.base import Share, Task, TaskConfig, bucket_of, first_hashed
 
@@ -306,9 +305,7 @@ class ScanTask(Task):
     @cached_property
     def _mcd_numbers(self) -> dict[str, list[int]]:
         path = self.access.fetch(_MCD_LISTS)
-        with open_member(path, f"{self.config.split}.json") as stream:
-            record = json.load(stream)
-        found = {split: list(record[f"{split}Idxs"]) for split in _MCD_SIZES}
+        found = read_split_numbers(path, f"{self.config.split}.json", _MCD_SIZES)
         sizes = {split: len(numbers) for split, numbers in found.items()}
         if sizes != _MCD_SIZES:
             raise DataError(f"{path}: {self.config.split} has {sizes} rows, but {_MCD_SIZES} were published")

@@ -11,12 +11,33 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ostinato.config.operational import FREE_TO_CHANGE
 from ostinato.config.recipe import Recipe
 from ostinato.config.schema import leaves
 from ostinato.errors import CheckpointError
 from ostinato.training.optim import learning_rate
 
+FREE_TO_CHANGE = (
+    "description",
+    "reference",
+    "training.device",
+    "training.n_threads",
+    "training.expert_backend",
+    "training.compaction",
+    "training.keep_",  # last and best
+)
+"""Beginnings of the keys of settings that may differ where a run is resumed."""
+
+OPERATIONAL = (
+    *FREE_TO_CHANGE,
+    "name",
+    "training.log_every",
+    "training.save_every",
+    "training.compile",
+    "training.checkpoint_activations",
+    "decoding.pack_weights",
+    "data.eval_tokens_per_batch",
+)
+"""Beginnings of the keys of all settings of this sort: text, logging, devices, memory and speed."""
 _LENGTH, _SCHEDULE = "training.n_updates", "training.schedule."
 _RECORDED = (
     _LENGTH,

@@ -30,11 +30,21 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from ostinato.data.disk import new_folder, remove_folder, remove_leftovers, sha256_of, write_json, write_text
+from ostinato.data.disk import (
+    new_folder,
+    read_json_object,
+    reading,
+    remove_folder,
+    remove_leftovers,
+    sha256_of,
+    write_json,
+    write_text,
+)
 from ostinato.errors import CheckpointError
 from ostinato.models import Model, load_model, save_model
 from ostinato.models.checkpoint import checkpoint_folders
 from ostinato.nn.execution import Execution
+from ostinato.system_errors import naming
 from ostinato.training.optim import load_optimizer_tensors, optimizer_tensors
 from ostinato.training.rng import RandomState, preserved_randomness
 from ostinato.training.state import Progress
@@ -100,7 +110,7 @@ class Checkpoints:
     def save_progress(self, progress: Progress) -> None:
         """Replace the progress in the last checkpoint, where nothing else has changed since it was saved."""
         path = self.directory(progress.update) / _STATE
-        write_text(path, _sealed(_read_json(path) | {"progress": progress.to_dict()}))
+        write_text(path, _sealed(read_json_object(path) | {"progress": progress.to_dict()}))
         self._after_save(progress)
 
     def _after_save(self, progress: Progress) -> None:
@@ -191,7 +201,8 @@ class Checkpoints:
         path = self.root / f"{role}.json"
         if not path.is_file():
             return None
-        return int(_read_json(path, "update"))
+        with reading(path):
+            return int(read_json_object(path)["update"])
 
 
 def _write(
@@ -218,9 +229,11 @@ def _write(
     content |= {"random_of_others": others} if others else {}
     with new_folder(directory) as folder:
         save_model(model, folder)
-        save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, folder / _TENSORS)
+        with naming(folder / _TENSORS):
+            save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, folder / _TENSORS)
         content["sha256"] = {file.name: sha256_of(file) for file in sorted(folder.iterdir())}
-        (folder / _STATE).write_text(_sealed(content), encoding="utf-8")
+        with naming(folder / _STATE):
+            (folder / _STATE).write_text(_sealed(content), encoding="utf-8")
         if report is not None:
             write_json(folder / "failed.json", report)
 
@@ -242,11 +255,16 @@ def _check_hashes(folder: Path) -> None:
     Raises:
         CheckpointError: naming the file.
     """
-    content = _read_json(folder / _STATE)
-    found = {name: (folder / name).is_file() and sha256_of(folder / name) for name in content.get("sha256", {})}
-    damaged = [name for name, digest in found.items() if digest != content["sha256"][name]]
-    if content.get("content_sha256", digest := _content_hash(content)) != digest:
-        damaged.insert(0, _STATE)
+    with reading(folder / _STATE):
+        content = read_json_object(folder / _STATE)
+        hashes = dict(content.get("sha256", {}))
+        damaged = [
+            name
+            for name, digest in hashes.items()
+            if not (folder / name).is_file() or sha256_of(folder / name) != digest
+        ]
+        if content.get("content_sha256", digest := _content_hash(content)) != digest:
+            damaged.insert(0, _STATE)
     if damaged:
         raise CheckpointError(
             f"{folder / damaged[0]}: not the file that was written: its SHA-256 differs. Delete {folder} and name an "
@@ -257,7 +275,7 @@ def _check_hashes(folder: Path) -> None:
 def _read_state(folder: Path) -> tuple[Progress, list[RandomState], dict[str, Tensor]]:
     """Return progress, every process's random states, and the optimiser's tensors."""
     path = folder / _STATE
-    progress, content = _read_progress(folder), _read_json(path)
+    progress, content = _read_progress(folder), read_json_object(path)
     try:
         tensors = load_file(folder / _TENSORS)
     except (OSError, SafetensorError) as error:
@@ -278,22 +296,12 @@ def _read_state(folder: Path) -> tuple[Progress, list[RandomState], dict[str, Te
 
 def _read_progress(folder: Path) -> Progress:
     path = folder / _STATE
-    version = _read_json(path, "format_version")
+    content = read_json_object(path)
+    version = content.get("format_version")
     if version != FORMAT_VERSION:
         raise CheckpointError(f"{path}: format version {version!r}, this ostinato {__version__} reads {FORMAT_VERSION}")
-    try:
-        return Progress.from_dict(_read_json(path, "progress"))
-    except (AttributeError, TypeError, ValueError, KeyError) as error:
-        raise CheckpointError(f"{path}: not a training state: {error!r}") from error
-
-
-def _read_json(path: Path, key: str | None = None) -> Any:
-    """Return the content of a file, or what it has under a key."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        return content if key is None else content[key]
-    except (OSError, RecursionError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{path}: cannot be read: {error!r}") from error
+    with reading(path):
+        return Progress.from_dict(content["progress"])
 
 
 def _random_prefix(rank: int) -> str:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ostinato.errors import CheckpointError
+from ostinato.system_errors import naming
 
 METRICS, TIMINGS = "metrics.jsonl", "timings.jsonl"
 
@@ -37,7 +38,7 @@ class Records:
         """Flush metrics.jsonl to the disk and return its length and the SHA-256 of what was written to it."""
         if not self.metrics.exists():
             return 0, self._hash.hexdigest()
-        with self.metrics.open("rb") as file:
+        with naming(self.metrics), self.metrics.open("rb") as file:
             os.fsync(file.fileno())
         return self.metrics.stat().st_size, self._hash.hexdigest()
 
@@ -81,7 +82,7 @@ class Records:
 
 def _append(path: Path, record: dict[str, Any]) -> bytes:
     line = (json.dumps(_finite(record), ensure_ascii=False, allow_nan=False) + "\n").encode("utf-8")
-    with path.open("ab") as file:
+    with naming(path), path.open("ab") as file:
         file.write(line)
     return line
 

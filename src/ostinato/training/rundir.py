@@ -32,9 +32,17 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from ostinato.config.data import DataConfig
-from ostinato.config.load import dump_recipe
+from ostinato.config.load import recipe_text
 from ostinato.config.recipe import Recipe
-from ostinato.data.disk import PARTIAL, remove_leftovers, sha256_of, sync, write_json, write_text
+from ostinato.data.disk import (
+    json_object,
+    read_json_object,
+    reading,
+    remove_leftovers,
+    sha256_of,
+    write_json,
+    write_text,
+)
 from ostinato.data.example import Example, fingerprint
 from ostinato.errors import CheckpointError, DataError
 from ostinato.tasks.base import Task
@@ -120,9 +128,9 @@ class RunDirectory:
     def _holder(self) -> str:
         """Return who holds the lock, as far as that is known: it is noted a moment after the lock is taken."""
         try:
-            found = json.loads((self.path / _HOLDER).read_text(encoding="utf-8"))
+            found = read_json_object(self.path / _HOLDER)
             return f"process {found['process']} on {found['host']} (since {found['since']})"
-        except (OSError, ValueError, KeyError, TypeError):
+        except (CheckpointError, KeyError):
             return "another process"
 
     def last_update(self) -> int:
@@ -176,12 +184,11 @@ class RunDirectory:
             CheckpointError: it cannot be read.
         """
         path = self.path / _CHANGES
-        try:
-            return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-        except FileNotFoundError:
+        if not path.exists():
             return []
-        except (OSError, ValueError) as error:
-            raise CheckpointError(f"{path}: cannot be read: {error!r}") from error
+        with reading(path):
+            lines = path.read_bytes().splitlines()
+        return [json_object(line, f"{path}, line {number}") for number, line in enumerate(lines, 1)]
 
     def describe(self, recipe: Recipe, data: dict[str, Any]) -> None:
         """Write versions.json, data.json and, last, recipe.yaml."""
@@ -190,13 +197,8 @@ class RunDirectory:
         self._write_recipe(recipe)
 
     def _write_recipe(self, recipe: Recipe) -> None:
-        partial = self.path / f"{PARTIAL}{_RECIPE}"
-        dump_recipe(recipe, partial)
-        text = partial.read_text(encoding="utf-8")
-        partial.write_text(f"{_seal(text)}\n{text}", encoding="utf-8")
-        sync(partial)
-        partial.replace(self.path / _RECIPE)
-        sync(self.path)
+        text = recipe_text(recipe)
+        write_text(self.path / _RECIPE, f"{_seal(text)}\n{text}")
 
     def check_data(self, split: str, digest: str) -> None:
         """Refuse to resume with other examples than the run was started with.
@@ -221,24 +223,16 @@ class RunDirectory:
 
     def _data(self) -> dict[str, Any]:
         path = self.path / _DATA
-        try:
-            content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        with reading(path):
+            content = read_json_object(path)
             if all("sha256" in found for found in content["splits"].values()):
                 return content
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise CheckpointError(f"{path}: cannot be read: {error!r}") from error
         raise CheckpointError(f"{path}: cannot be read: a split has no sha256")
 
     def results(self) -> dict[str, Any] | None:
         """Return what a finished run wrote, None where it has not finished."""
         path = self.path / _RESULTS
-        if not path.is_file():
-            return None
-        try:
-            content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise CheckpointError(f"{path}: cannot be read: {error}") from error
-        return content
+        return read_json_object(path) if path.is_file() else None
 
     def finish(self, results: dict[str, Any]) -> None:
         """Write results.json."""

@@ -6,6 +6,8 @@ import math
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
+from pydantic import TypeAdapter
+
 from ostinato.config.training import SelectionConfig
 
 
@@ -96,11 +98,13 @@ class Progress:
         """Read what `to_dict` returned.
 
         Raises:
-            TypeError, KeyError: it is something else.
+            TypeError, KeyError, ValueError: it is something else.
         """
         content = dict(content)
         if "best" in content:  # What was written before several were ranked.
             best = content.pop("best")
             content["ranking"] = [] if best is None else [best]
         ranking = [Best(**one) for one in content["ranking"]]
-        return cls(**{**content, "ranking": ranking, "window": LossWindow(**content["window"])})
+        found = cls(**{**content, "ranking": ranking, "window": LossWindow(**content["window"])})
+        TypeAdapter(cls).validate_python(asdict(found))
+        return found

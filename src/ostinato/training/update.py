@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
+from ostinato.budget.out_of_memory import noting_plan
 from ostinato.config.training import TrainingConfig
 from ostinato.data.batch import Batch
 from ostinato.models import Model
@@ -103,7 +104,8 @@ class Updater:
         with self.model.execution(halting=update > self.config.halting.off_updates):
             for number, batch in enumerate(batches, 1):
                 is_observed = observed and number == n
-                found, observations = self._backward(batch, n_labels, update, is_observed)
+                with self._noting_plan(batch):
+                    found, observations = self._backward(batch, n_labels, update, is_observed)
                 sums.append(found)
         depth, routing = observations
         numbers_V = torch.stack([*(s.loss.detach().float() for s in sums), *(s.nll.float() for s in sums)])
@@ -121,6 +123,16 @@ class Updater:
             for observation in observations
         )
         return Gradient(norm, total, losses, nlls, n_labels, routed, depths)
+
+    def _noting_plan(self, batch: Batch) -> AbstractContextManager[None]:
+        """Have errors of memory say what the plan counts for a batch; of several processes each has a share of it."""
+        return noting_plan(
+            self.model.config,
+            batch.shape,
+            trains=True,
+            precision=self.config.precision,
+            checkpoint_activations=self.config.checkpoint_activations,
+        )
 
     def apply(self, gradient: Gradient, update: int) -> float:
         """Clip the gradient, do the optimiser's step of update 1, 2, ..., and forget the gradient.

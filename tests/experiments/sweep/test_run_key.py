@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from tiny_sweeps import SMALL, stamps, tiny
 
 from ostinato.config.recipe import Recipe
 from ostinato.config.training import TrainingConfig
-from ostinato.errors import CheckpointError, ConfigError
+from ostinato.errors import CheckpointError, ConfigError, DataError
 from ostinato.experiments.sweep import run_key as keys
 from ostinato.experiments.sweep.import_runs import import_runs
 from ostinato.experiments.sweep.run_key import DataHashes, key_of_run, run_key
@@ -135,6 +136,15 @@ def test_hashes_are_kept_until_a_file_changes(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(keys, "describe_split", counted)
     assert DataHashes(tmp_path).resolve(recipe)[1] == first
     assert not read
+    (note,) = tmp_path.rglob("*.json")
+    for damage in ("{", "[]", "{}", "[" * 100_000):
+        kept = note.read_bytes()
+        note.write_text(damage, encoding="utf-8")
+        with pytest.raises(
+            DataError, match=rf"^{re.escape(str(note))}: is damaged: .*; delete it, and it is made again$"
+        ):
+            DataHashes(tmp_path).resolve(recipe)
+        note.write_bytes(kept)
     other = DataHashes(tmp_path).resolve(with_files(tmp_path / "data", "a longer text"))[1]
     assert read == ["train", "dev"]
     assert other["train"] != first["train"]

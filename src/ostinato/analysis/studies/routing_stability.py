@@ -43,7 +43,7 @@ def _over_checkpoints(subject: Subject, on_progress: OnProgress) -> Finding:
     """Return the fluctuation of every router."""
     names, experts = [], []
     for path in checkpoints(subject):
-        collector, model = FirstExperts(), load_model(path, subject.model.device)
+        collector, model = FirstExperts(), load_model(path, subject.model.device, verify=subject.run.verified)
         stream(subject.run, subject.examples, [collector], model=model, on_progress=on_progress)
         names.append(path.name)
         experts.append(collector.experts())
@@ -171,7 +171,9 @@ def _moments(subject: Subject, on_progress: OnProgress) -> Iterator[_Moment]:
     for path in (None, *saved):
         update = 0 if path is None else int(path.name.removeprefix("update-"))
         seed, device = subject.run.recipe.seed, subject.model.device
-        model = untrained(subject.model, seed) if path is None else load_model(path, device)
+        model = (
+            untrained(subject.model, seed) if path is None else load_model(path, device, verify=subject.run.verified)
+        )
         states, first, totals = ExpertStates(), FirstExperts(), subject.collector(ExpertTotals)
         assert isinstance(totals, ExpertTotals)
         stream(subject.run, subject.examples, [states, first, totals], model=model, on_progress=on_progress)

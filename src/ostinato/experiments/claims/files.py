@@ -24,6 +24,7 @@ from ostinato.data.output_files import write_new_text
 from ostinato.errors import ConfigError, DataError, Problem
 from ostinato.experiments.results import read_rows
 from ostinato.experiments.sweep.files import read_sweep_settings
+from ostinato.system_errors import kind_of
 from ostinato.tasks.recipes import find_recipe
 from ostinato.version import LEARNING, source_hash
 
@@ -142,6 +143,8 @@ def load_claim(name_or_path: str | Path) -> Claim:
     """
     name = str(name_or_path)
     path = shipped_files(_FOLDER).get(name, Path(name_or_path))
+    if (kind := kind_of(path)) is not None:
+        raise ConfigError([Problem("claim", name, f"is {kind}, not a claim's file or name")])
     if not path.is_file():
         reason = f"no claim or file of that name{did_you_mean(_FOLDER, name)} (`ostinato claims` lists them)"
         raise ConfigError([Problem("claim", name, reason)])

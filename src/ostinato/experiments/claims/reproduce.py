@@ -22,9 +22,9 @@ from ostinato.config.measures import FigureName
 from ostinato.config.model import ModelConfig
 from ostinato.config.recipe import Recipe
 from ostinato.config.sweep import SweepConfig
-from ostinato.data.disk import write_json
+from ostinato.data.disk import MADE_AGAIN, read_json_object, reading, write_json
 from ostinato.data.registry import DataAccess
-from ostinato.errors import ConfigError, Problem
+from ostinato.errors import ConfigError, DataError, Problem
 from ostinato.evaluation.timing import Effort
 from ostinato.experiments.claims.files import Claim, Outcome, command
 from ostinato.experiments.claims.statistics import Centre, evaluate
@@ -160,7 +160,8 @@ def _add_comparison(
             value = select(table, measure.table, measure.name)
             note.parent.mkdir(parents=True, exist_ok=True)
             write_json(note, {"settings": settings, "value": value})
-        found = float(json.loads(note.read_text(encoding="utf-8"))["value"])
+        with reading(note, DataError, MADE_AGAIN):
+            found = float(read_json_object(note, DataError, MADE_AGAIN)["value"])
         row["values"] = row["values"] | {measure.name: found}
 
 

@@ -123,10 +123,13 @@ def match_perplexity(curves: Sequence[Curve]) -> list[dict[str, Any]]:
     return rows
 
 
-def score_pairs(run: Path, curve: Curve, split: str, metric: str, **options: Any) -> list[tuple[float, float]]:
+def score_pairs(
+    run: Path, curve: Curve, split: str, metric: str, *, verify: bool = True, **options: Any
+) -> list[tuple[float, float]]:
     """Return held-out loss and score on `split` of every saved checkpoint that was evaluated, in the order of updates.
 
     Args:
+        verify: as in `ostinato.load`.
         options: of `LoadedRun.evaluate`, for example max_examples=100.
 
     Raises:
@@ -136,7 +139,7 @@ def score_pairs(run: Path, curve: Curve, split: str, metric: str, **options: Any
     pairs = []
     for update in curve.checkpoints:
         if update in losses:
-            loaded = load(run, checkpoint=f"update-{update:06d}", device="auto")
+            loaded = load(run, checkpoint=f"update-{update:06d}", device="auto", verify=verify)
             found = loaded.evaluate(split, metrics=[metric], **options)
             pairs.append((losses[update], float(found[metric])))
     if not pairs:

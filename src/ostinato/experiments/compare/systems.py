@@ -18,6 +18,7 @@ from ostinato.evaluation.loading import find_checkpoint, load
 from ostinato.evaluation.stored import Outputs, read_outputs, run_outputs
 from ostinato.experiments.results import LENGTHS, pass_lengths, read_rows
 from ostinato.metrics.bootstrap import N_SAMPLES, SEED
+from ostinato.system_errors import kind_of
 from ostinato.tasks.recipes import load_recipe
 from ostinato.tasks.registry import build_task
 from ostinato.training.threads import cpu_threads
@@ -39,7 +40,8 @@ class Choices:
         checkpoint: of every run; None: the one that its recipe scores. max_examples: spread evenly.
         decoding: settings to use instead of the recipes'.
         n_samples, seed: of the bootstrap. lengths: source and target tokens of the sentence whose MACs are counted.
-        fresh: decode again where outputs are kept. device: to decode on. access: where data files are found.
+        fresh: decode again where outputs are kept. device: to decode on.
+        verify: as in `ostinato.load`. access: where data files are found.
     """
 
     splits: Sequence[str] | None = None
@@ -52,6 +54,7 @@ class Choices:
     lengths: tuple[int, int] = LENGTHS
     fresh: bool = False
     device: str = "auto"
+    verify: bool = True
     access: DataAccess | None = None
 
 
@@ -80,7 +83,9 @@ class System:
 
         A run decodes with as many CPU threads as it was trained with, like its own final evaluation.
         """
-        run = load(self.path, checkpoint=choices.checkpoint, device=choices.device) if self.recipe else None
+        run = None
+        if self.recipe:
+            run = load(self.path, checkpoint=choices.checkpoint, device=choices.device, verify=choices.verify)
         for split in splits:
             if run is None or split is None:
                 yield read_outputs(self.path).take(choices.max_examples)
@@ -142,11 +147,14 @@ def open_systems(paths: Sequence[Path]) -> list[System]:
     """Return the systems, named by the last part of their paths, or by all of it where two end alike.
 
     Raises:
-        DataError: a path that is not there.
+        DataError: a path that is not there, or a device.
     """
     missing = [str(path) for path in paths if not path.exists()]
     if missing:
         raise DataError(f"{', '.join(missing)}: no such file or run directory")
+    for path in paths:  # files are read more than once, which no FIFO can be
+        if (kind := kind_of(path)) not in (None, "a folder"):
+            raise DataError(f"{path}: is {kind}, not a file or run directory")
     names = [path.resolve().name if path.is_dir() else path.stem for path in paths]
     if len(set(names)) < len(names):
         names = [str(path) for path in paths]

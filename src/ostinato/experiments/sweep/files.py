@@ -22,6 +22,7 @@ from ostinato.config.recipe import Recipe
 from ostinato.config.sweep import ArmConfig, SweepConfig
 from ostinato.errors import ConfigError, Problem
 from ostinato.experiments.sweep.measure_checks import measure_problems
+from ostinato.system_errors import kind_of
 from ostinato.tasks.recipes import load_recipe
 
 SUFFIXES = (".yaml", ".yml")
@@ -58,6 +59,8 @@ def read_sweep_settings(name_or_path: str | Path) -> dict[str, Any]:
     """
     name, shipped = str(name_or_path), shipped_sweeps()
     path = shipped.get(name, Path(name_or_path))
+    if (kind := kind_of(path)) is not None:
+        raise ConfigError([Problem("sweep", name, f"is {kind}, not a sweep's file or name")])
     if not path.is_file():
         hint = did_you_mean(_FOLDER, name) or f"; shipped are {', '.join(shipped)}"
         reason = "there is no such file" if path.suffix in SUFFIXES else f"no sweep or file of that name{hint}"

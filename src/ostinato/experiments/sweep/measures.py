@@ -24,7 +24,7 @@ from ostinato.config.measures import (
     ResultMeasure,
     TableSelection,
 )
-from ostinato.data.disk import write_json
+from ostinato.data.disk import MADE_AGAIN, read_json_object, reading, write_json
 from ostinato.data.registry import DataAccess
 from ostinato.errors import DataError
 from ostinato.evaluation.loading import load
@@ -88,7 +88,8 @@ def take(measure: Measure, run: Path, access: DataAccess | None = None, *, only_
         found = _found(measure, run, access)
         note.parent.mkdir(exist_ok=True)
         write_json(note, {"settings": settings, "version": __version__, "found": found})
-    return json.loads(note.read_text(encoding="utf-8"))["found"]
+    with reading(note, DataError, MADE_AGAIN):
+        return read_json_object(note, DataError, MADE_AGAIN)["found"]
 
 
 def _found(measure: Measure, run: Path, access: DataAccess | None) -> Any:

@@ -24,9 +24,9 @@ from pydantic import BaseModel
 
 from ostinato.config.recipe import Recipe
 from ostinato.config.renamed import first_name
-from ostinato.data.disk import write_json
+from ostinato.data.disk import MADE_AGAIN, read_json_object, reading, write_json
 from ostinato.data.registry import DataAccess
-from ostinato.errors import CheckpointError
+from ostinato.errors import CheckpointError, DataError
 from ostinato.experiments.sweep.locks import write_lock
 from ostinato.tasks.base import Task
 from ostinato.tasks.files import given_splits, paths_of
@@ -112,11 +112,9 @@ def run_versions(directory: Path) -> dict[str, Any]:
         CheckpointError: it cannot be read.
     """
     path = directory / "versions.json"
-    try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    with reading(path):
+        found = read_json_object(path)
         return found | {"ostinato": str(found["ostinato"])}
-    except (OSError, RecursionError, TypeError, ValueError, KeyError) as error:
-        raise CheckpointError(f"{path}: cannot be read: {error!r}") from error
 
 
 @dataclass
@@ -145,7 +143,9 @@ class DataHashes:
         name = _hash(_origin(task, recipe, splits))
         note = None if self.folder is None else self.folder / _HASHES / f"{name[:16]}.json"
         if name not in self._known and note is not None and note.is_file():
-            self._known[name] = json.loads(note.read_text(encoding="utf-8"))
+            with reading(note, DataError, MADE_AGAIN):
+                kept = read_json_object(note, DataError, MADE_AGAIN)
+                self._known[name] = {split: str(kept[split]) for split in splits}
         elif name not in self._known:
             found = {split: str(describe_split(split, task.examples(split))["sha256"]) for split in splits}
             if note is not None:

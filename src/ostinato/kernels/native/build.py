@@ -176,7 +176,7 @@ def _is_whole(path: Path, note: Path) -> bool:
         return False
     try:
         found = json.loads(note.read_bytes())
-    except ValueError:
+    except (RecursionError, ValueError):
         return False
     if not isinstance(found, dict):
         return False

@@ -1,0 +1,87 @@
+"""What damaged files make of the readers in `ostinato.data.disk`, and of those that read JSON through them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ostinato.analysis.curves import learning_curves
+from ostinato.data.disk import read_json_object, reading
+from ostinato.data.tokenizer import Tokenizer
+from ostinato.errors import CheckpointError, DataError, OstinatoError
+from ostinato.experiments.sweep.run_key import run_versions
+from ostinato.training.checkpoint import Checkpoints
+from ostinato.training.rundir import RunDirectory
+
+DAMAGED = {
+    "cut off": b'{"a": 1',
+    "a list": b"[1, 2]",
+    "a number": b"3",
+    "null": b"null",
+    "deep": b"[" * 100_000,
+    "digits": b'{"a": ' + b"9" * 5000 + b"}",
+    "other bytes": b"\xff\xfe\x00",
+    "empty": b"",
+}
+READERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
+    "versions.json": ("versions.json", run_versions),
+    "data.json": ("data.json", lambda run: RunDirectory(run).data_hashes()),
+    "results.json": ("results.json", lambda run: RunDirectory(run).results()),
+    "changes.jsonl": ("changes.jsonl", lambda run: RunDirectory(run).recorded_changes()),
+    "metrics.jsonl": ("metrics.jsonl", lambda run: learning_curves(run / "metrics.jsonl")),
+    "last.json": ("last.json", lambda run: Checkpoints(run, 1).last_update()),
+    "source.json": ("source.json", lambda run: Tokenizer.load(run / "source.json")),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGED)
+@pytest.mark.parametrize("reader", READERS)
+def test_a_damaged_file_of_a_run_is_one_line_with_its_name(tmp_path: Path, reader: str, damage: str) -> None:
+    name, read = READERS[reader]
+    (tmp_path / name).write_bytes(DAMAGED[damage])
+    if damage == "empty" and name.endswith("jsonl"):
+        read(tmp_path)  # no rows
+        return
+    with pytest.raises(OstinatoError) as caught:
+        read(tmp_path)
+    assert str(caught.value).startswith(str(tmp_path / name))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("last.json", '{"update": "x"}'),
+        ("last.json", '{"update": null}'),
+        ("last.json", "{}"),
+        ("data.json", '{"splits": [1]}'),
+        ("data.json", '{"splits": {"train": 3}}'),
+        ("versions.json", "{}"),
+        ("metrics.jsonl", '{"kind": "training", "update": "x"}'),
+        ("metrics.jsonl", '{"kind": "training", "update": 1, "depth": [1]}'),
+        ("metrics.jsonl", '{"kind": "training", "update": 1, "nll": "x"}'),
+        ("metrics.jsonl", '{"kind": "evaluation", "update": 1, "split": [1], "scores": {}}'),
+        ("metrics.jsonl", '{"kind": "evaluation", "update": 1, "split": "dev", "scores": 3}'),
+        ("source.json", '{"format": "ostinato-tokenizer", "version": 1, "kind": "words", "symbols": 3}'),
+        ("source.json", '{"format": "ostinato-tokenizer", "version": 1, "kind": "tagging", "labels": [[1]]}'),
+        ("source.json", '{"format": "ostinato-tokenizer", "version": 1, "kind": "bpe", "model": []}'),
+    ],
+)
+def test_an_object_of_another_form_is_one_line_with_the_file_s_name(tmp_path: Path, name: str, content: str) -> None:
+    (tmp_path / name).write_text(content, encoding="utf-8")
+    with pytest.raises(OstinatoError) as caught:
+        READERS[name][1](tmp_path)
+    assert str(caught.value).startswith(str(tmp_path / name))
+    assert "\n" not in str(caught.value)
+
+
+def test_the_error_is_of_the_kind_asked_for_and_ends_with_the_hint(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"a.json: cannot be read: No such file or directory; make it$"):
+        read_json_object(tmp_path / "a.json", DataError, "; make it")
+    with pytest.raises(CheckpointError, match=r"a.json: is damaged: KeyError\('b'\)$"), reading(tmp_path / "a.json"):
+        _ = dict[str, int]()["b"]
+    with pytest.raises(DataError, match="its own line"), reading(tmp_path / "a.json"):
+        raise DataError("its own line")
