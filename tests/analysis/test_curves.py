@@ -33,5 +33,5 @@ def test_records_become_lines_by_update(tmp_path: Path) -> None:
 
 def test_what_is_no_record_is_named_by_its_line(tmp_path: Path) -> None:
     path = write(tmp_path / "metrics.jsonl", [{"kind": "training", "update": 1, "nll": 1.0}, ["no record"]])
-    with pytest.raises(DataError, match=r"metrics.jsonl, line 2: is no record of a run"):
+    with pytest.raises(DataError, match=r"metrics.jsonl, line 2: a JSON array, but every line needs an object"):
         learning_curves(path)
