@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ostinato.models.lstm import LstmLanguageModel, LstmSeq2Seq
     from ostinato.models.output import ModelOutput
     from ostinato.models.transformer import LanguageModel, Seq2Seq
-    from ostinato.nn.execution import Execution
+    from ostinato.nn.execution import Execution, RoundsByLength
     from ostinato.plan import Plan
     from ostinato.tasks.recipes import load_recipe
     from ostinato.training.loop import train
@@ -57,7 +57,7 @@ _HOMES = {
     "ostinato.models.lstm": ("LstmLanguageModel", "LstmSeq2Seq"),
     "ostinato.models.output": ("ModelOutput",),
     "ostinato.models.transformer": ("LanguageModel", "Seq2Seq"),
-    "ostinato.nn.execution": ("Execution",),
+    "ostinato.nn.execution": ("Execution", "RoundsByLength"),
     "ostinato.plan": ("Plan",),
     "ostinato.tasks.recipes": ("load_recipe",),
     "ostinato.training.loop": ("train",),
@@ -88,6 +88,7 @@ __all__ = [
     "ModelOutput",
     "Plan",
     "Recipe",
+    "RoundsByLength",
     "SeparableConvConfig",
     "Seq2Seq",
     "Seq2SeqConfig",

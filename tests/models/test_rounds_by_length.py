@@ -20,6 +20,7 @@ from ostinato.config.stack import DecoderConfig, StackConfig
 from ostinato.errors import ConfigError
 from ostinato.kernels import packing
 from ostinato.models import build_model
+from ostinato.nn import RoundsByLength
 from running import run_as
 
 RULES = st.builds(ByLengthConfig, per_token=st.sampled_from([0.0, 0.4, 1.0]), extra=st.sampled_from([-1.0, 0.0, 2.0]))
@@ -101,6 +102,36 @@ def test_another_maximum_at_call_time_lets_long_sources_go_deeper() -> None:
         with model.execution(rounds={"encoder": 20}):
             deeper = model(ids, ids).stacks["encoder"].halting.executed_BTR.sum(-1)
     assert (own.unique().tolist(), deeper.unique().tolist()) == ([8], [12])
+
+
+@draws(20)
+@given(st.data())
+def test_by_length_at_call_time_is_the_rule_of_a_model_that_has_it(data: st.DataObject) -> None:
+    rule = data.draw(RULES)
+    config = data.draw(any_architecture(kind="seq2seq", fully_shared=True, halting=st.just(rule)))
+    stacks = {
+        name: stack.model_copy(update={"halting": _none()})
+        for name, stack in {"encoder": config.encoder, "decoder": config.decoder}.items()
+    }
+    batch = right_padded(data.draw(sentences(config)))
+    own = random_model(config).float()
+    given = build_model(config.model_copy(update=stacks)).eval()
+    given.load_state_dict(own.state_dict())
+    rounds = dict.fromkeys(stacks, RoundsByLength(rule.per_token, rule.extra))
+    assert batch.source is not None
+    with torch.no_grad(), given.execution(rounds=rounds):
+        assert_equal(given(batch).logits_BTV, own(batch).logits_BTV, "logits")
+        written, expected = (m.generate(batch.source.ids_BT, batch.source.keep_BT) for m in (given, own))
+        assert written == expected
+
+
+def test_a_language_model_cannot_run_by_length_at_call_time() -> None:
+    model = build_model(LanguageModelConfig(vocab_size=9))
+    with (
+        pytest.raises(ConfigError, match="a language model has no source"),
+        model.execution(rounds={"decoder": RoundsByLength(1.0)}),
+    ):
+        pass
 
 
 def test_budgets_count_the_rounds_of_the_length_that_is_assumed() -> None:

@@ -271,7 +271,11 @@ def test_overgeneralisation_asks_for_the_exception_and_for_the_rule(tmp_path: Pa
     write("train_pcfg_ratio=0.005", f"copy A1\n{exception}", f"A1\n{meant}")
     write("test_pcfg_ratio=0.005_exception", exception, meant)
     write("test_pcfg_ratio=0.005_original", exception, rule)
-    settings = {"kind": "pcfg_set", "split": "overgeneralisation", "exceptions": "0.005"}
+    settings = {
+        "kind": "pcfg_set",
+        "split": "overgeneralisation",
+        "exceptions": 0.005,
+    }  # as a recipe or command line gives it
     access = DataAccess(tmp_path / "cache", str(tmp_path / "mirror"))
     task = build_task(TaskRef.model_validate(settings), DataConfig(), access)
     assert task.splits() == ("train", "dev", "test", "test_original")

@@ -24,7 +24,7 @@ from ostinato.models.losses import add_auxiliary, balance_loss, depth_cost, labe
 from ostinato.models.output import ModelOutput
 from ostinato.nn.bank import Banks
 from ostinato.nn.cache import Cache
-from ostinato.nn.execution import Execution
+from ostinato.nn.execution import Execution, RoundsByLength
 from ostinato.nn.experts import Routed
 from ostinato.nn.layers import at_least_float32
 from ostinato.nn.shapes import Bool, Float, Int, Tensor
@@ -189,13 +189,20 @@ class TokenModel(Embeddings, ABC):
             if name not in self.stacks:
                 reason = f"this model has no such stack; its stacks are: {', '.join(self.stacks) or 'none'}"
                 raise ConfigError([Problem("rounds", name, reason)])
-            self.stacks[name].plan.with_rounds(n_rounds)
+            if isinstance(n_rounds, RoundsByLength) and "encoder" not in self.stacks:
+                reason = "a language model has no source, whose length is known before"
+                raise ConfigError([Problem(f"rounds.{name}", n_rounds, reason)])
+            if (most := n_rounds.most if isinstance(n_rounds, RoundsByLength) else n_rounds) is not None:
+                self.stacks[name].plan.with_rounds(most)
         return execution
 
     def n_rounds(self) -> dict[str, int]:
-        """Return how many rounds every stack runs where a call does not say otherwise."""
-        given = self._execution.rounds
-        return {name: given.get(name, stack.plan.n_rounds) for name, stack in self.stacks.items()}
+        """Return how many rounds every stack runs at most where a call does not say otherwise."""
+        given = {
+            name: asked.most if isinstance(asked, RoundsByLength) else asked
+            for name, asked in self._execution.rounds.items()
+        }
+        return {name: given.get(name) or stack.plan.n_rounds for name, stack in self.stacks.items()}
 
     def halting_thresholds(self) -> dict[str, float]:
         """Return the threshold in force of every stack in which tokens halt."""

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ostinato.nn.bank import Banks
     from ostinato.nn.by_length import ByLength
     from ostinato.nn.cache import Cache
-    from ostinato.nn.execution import Execution
+    from ostinato.nn.execution import Execution, RoundsByLength
     from ostinato.nn.experts import ExpertAttention, ExpertFeedForward, ExpertMaps, SparseLayer
     from ostinato.nn.feedforward import FeedForward
     from ostinato.nn.layers import Linear
@@ -31,7 +31,7 @@ _HOMES = {
     "attention": ("Attention", "Visibility"),
     "bank": ("Banks",),
     "cache": ("Cache",),
-    "execution": ("Execution",),
+    "execution": ("Execution", "RoundsByLength"),
     "experts": ("ExpertAttention", "ExpertFeedForward", "ExpertMaps", "SparseLayer"),
     "feedforward": ("FeedForward",),
     "layers": ("Linear",),
@@ -66,6 +66,7 @@ __all__ = [
     "MlpRouter",
     "RelativeWindow",
     "Rotary",
+    "RoundsByLength",
     "SeparableConv",
     "SparseLayer",
     "Stack",

@@ -13,6 +13,19 @@ Compaction = Literal["auto", "always", "never"]
 
 
 @dataclass(frozen=True, slots=True)
+class RoundsByLength:
+    """Rounds by the number n of a source's real tokens: min(most, max(1, ceil(per_token n + extra))).
+
+    Args:
+        most: None: the plan's number of rounds.
+    """
+
+    per_token: float
+    extra: float = 0.0
+    most: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Execution:
     """How a model runs: nothing here is learned or stored with it.
 
@@ -23,7 +36,8 @@ class Execution:
         halting: False: every token runs every round, and gates are not asked.
         halting_threshold: in [0, 1], in place of every rule's own: a token halts once so much of its mass is given out
             (ACT: 1 - epsilon). 0: after round 1. None: each rule's own.
-        rounds: rounds of a stack, by its name, in place of the plan's (stacks whose rounds share all weights only).
+        rounds: rounds of a stack, by its name, in place of the plan's (another number than it has: stacks whose rounds
+            share all weights only). By length: in place of the stack's halting rule, too.
         expert_backend: how rows are multiplied by their experts' weights (`ostinato.kernels`); "auto": chosen by trial.
         dropout_draws: where the random numbers of dropout come from; "torch": torch's own dropout.
         recompute: in training keep only the states between steps, and run each step again in the backward pass.
@@ -35,7 +49,7 @@ class Execution:
     compaction: Compaction = "auto"
     halting: bool = True
     halting_threshold: float | None = None
-    rounds: Mapping[str, int] = field(default_factory=dict)
+    rounds: Mapping[str, int | RoundsByLength] = field(default_factory=dict)
     expert_backend: BackendChoice = "auto"
     dropout_draws: Draws = "auto"
     recompute: bool = False

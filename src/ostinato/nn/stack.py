@@ -24,10 +24,11 @@ from torch import nn
 from ostinato.kernels import drop, summing
 from ostinato.nn.attention import Visibility
 from ostinato.nn.bank import Banks
+from ostinato.nn.by_length import ByLength
 from ostinato.nn.cache import Cache
 from ostinato.nn.context import HaltedRows, Pass, Round
 from ostinato.nn.cross_attention import CrossAttention
-from ostinato.nn.execution import DEFAULT_EXECUTION, Execution
+from ostinato.nn.execution import DEFAULT_EXECUTION, Execution, RoundsByLength
 from ostinato.nn.feedforward import FeedForwardSubLayer
 from ostinato.nn.halting import HaltingPass, HaltingRule, NoHalting
 from ostinato.nn.positions import PositionSignal, positions_from_keep
@@ -211,13 +212,16 @@ class Stack:
         Raises:
             ConfigError: another number than the plan's, of rounds that differ.
         """
-        n_rounds = execution.rounds.get(self.plan.stack) if n_rounds is None else n_rounds
-        plan = self.plan if n_rounds is None else self.plan.with_rounds(n_rounds)
+        asked = execution.rounds.get(self.plan.stack) if n_rounds is None else n_rounds
+        rule = self.halting
+        if isinstance(asked, RoundsByLength):
+            rule, asked = ByLength(asked.per_token, asked.extra), asked.most
+        plan = self.plan if asked is None else self.plan.with_rounds(asked)
         rounds = self._own_rounds if plan is self.plan else self._rounds(plan)
         if not execution.halting:
             return LoopProgram(rounds, NoHalting())
         threshold = execution.halting_threshold
-        return LoopProgram(rounds, self.halting if threshold is None else self.halting.at(threshold))
+        return LoopProgram(rounds, rule if threshold is None else rule.at(threshold))
 
     def _rounds(self, plan: Plan) -> Rounds:
         return tuple(

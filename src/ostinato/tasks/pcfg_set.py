@@ -6,7 +6,9 @@ from collections.abc import Iterable, Iterator
 from functools import cached_property
 from itertools import islice
 from random import Random
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator
 
 from ostinato.config.base import Count, Size
 from ostinato.data.example import Example
@@ -97,7 +99,7 @@ class PcfgSetConfig(TaskConfig):
         "overgeneralisation",
     ] = "iid"
     """The published split, one for each kind of generalisation."""
-    exceptions: Literal["0.0001", "0.0005", "0.001", "0.005"] | None = None
+    exceptions: Annotated[Literal["0.0001", "0.0005", "0.001", "0.005"], BeforeValidator(str)] | None = None
     """overgeneralisation: exceptions in training, as a share of the rarer function's occurrences; None: 0.001."""
     origin: Literal["published", "generated"] = "published"
     """generated: sequences of the same functions, letters and numbers of functions, drawn here."""
