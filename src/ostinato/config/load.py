@@ -12,6 +12,8 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -63,25 +65,26 @@ def load_recipe_config(
         ConfigError: with every problem found.
     """
     if isinstance(source, Path):
-        settings = read_recipe(source, find_base, Recipe, settle)
+        settings = read_recipe(source, find_base, Recipe, partial(settle, extra_problems=extra_problems))
     else:
         settings = copy.deepcopy(source)
     if default_name is not None:
         settings.setdefault("name", default_name)
-    settings = resolve_references(settle(settings, parse_overrides(overrides)))
+    settings = resolve_references(settle(settings, parse_overrides(overrides), extra_problems))
     return check_recipe(settings, extra_problems)
 
 
-def settle(settings: Settings, new: Settings | None) -> Settings:
+def settle(settings: Settings, new: Settings | None, extra_problems: ExtraProblems[Recipe] | None = None) -> Settings:
     """Return a recipe's settings with new ones on top, without what nobody wrote for it and has no effect there.
 
     A setting that is useless only because of the new ones is left out, unless it is one of them. `new` None: `settings`
     are what a program stored, in which all useless ones are left out. Other useless settings stay: they are errors.
+    `extra_problems` finds those that configuration cannot know.
     """
     merged = settings if new is None else merge(settings, new, Recipe)
-    useless = _inert_keys(merged)
+    useless = _inert_keys(merged, extra_problems)
     if useless and new is not None:
-        useless -= {key for key, _ in leaves(new)} | _inert_keys(settings)
+        useless -= {key for key, _ in leaves(new)} | _inert_keys(settings, extra_problems)
     if not useless:
         return merged
     left = copy.deepcopy(merged)
@@ -93,13 +96,14 @@ def settle(settings: Settings, new: Settings | None) -> Settings:
     return left
 
 
-def _inert_keys(settings: Settings) -> set[str]:
+def _inert_keys(settings: Settings, extra_problems: ExtraProblems[Recipe] | None) -> set[str]:
     """Return the keys of the settings of a recipe that have no effect, among those that can be read."""
     try:
         config = _Repair(map_groups(resolve_references(settings), Recipe, _with_kinds), Recipe).run()
     except ConfigError:
         return set()
-    return {problem.key for problem in all_problems(config) if isinstance(problem, Inert)}
+    found = chain(all_problems(config), extra_problems(config) if extra_problems is not None else ())
+    return {problem.key for problem in found if isinstance(problem, Inert)}
 
 
 def dump_recipe(recipe: Recipe, path: Path) -> None:

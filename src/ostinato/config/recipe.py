@@ -11,9 +11,10 @@ from ostinato.config.base import Config, Count, Size, inert
 from ostinato.config.data import DataConfig
 from ostinato.config.decoding import DecodingConfig
 from ostinato.config.model import ModelConfig, Seq2SeqConfig
+from ostinato.config.schema import leaves
 from ostinato.config.special_ids import SpecialIds
 from ostinato.config.training import TrainingConfig
-from ostinato.errors import Problem
+from ostinato.errors import Inert, Problem
 
 
 class TaskRef(BaseModel):
@@ -102,21 +103,13 @@ class Recipe(Config):
         if not self.model.generates:
             reason = f"has no effect: a model with {path}model.head.kind={self.model.reads} writes no text; remove it"
             yield from inert(self.decoding, f"{path}decoding.", reason)
-        if self.task.kind == "files":
-            reads_texts = self.task.settings().get("model_kind") == "language_model"
-            read = {"text_field"} if reads_texts else {"source_field", "target_field"}
-            reason = f"has no effect: {path}task.model_kind={'language_model' if reads_texts else 'seq2seq'} reads "
-            reason += f"{' and '.join(sorted(read))} of every example; remove it"
-            fields = {
-                "source_field",
-                "target_field",
-                "text_field",
-                *(["max_source_length"] if reads_texts else []),
-            } - read
-            yield from inert(self.data, f"{path}data.", reason, but=DataConfig.model_fields.keys() - fields)
         if self.model.reads != "masked":
             reason = f"has no effect without {path}model.head.kind=masked: remove it"
             yield from inert(self.data.masking, f"{path}data.masking.", reason)
+        drops = any(rate for key, rate in leaves(self.model.model_dump()) if key.rpartition(".")[2] == "dropout")
+        if not drops and self.training.dropout_draws != "auto":
+            reason = f"has no effect: every dropout of this model is 0 ({path}model.dropout); remove it"
+            yield Inert(f"{path}training.dropout_draws", self.training.dropout_draws, reason)
         stacks = self.model.stacks()
         if not stacks:
             reason = "has no effect: this model is a recurrence over positions, without steps of depth; remove it"

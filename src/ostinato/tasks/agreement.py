@@ -11,14 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from random import Random
-from typing import Literal
+from typing import ClassVar, Literal
 
 from ostinato.config.base import Count, Size
 from ostinato.config.data import FieldName
 from ostinato.data.example import Example
 from ostinato.data.sources import read_examples
-from ostinato.errors import DataError, Problem
-from ostinato.tasks.base import Task, TaskConfig
+from ostinato.errors import DataError
+from ostinato.tasks.base import PAIR_FIELDS, TEXT_FIELD, Only, Task, TaskConfig
 from ostinato.tasks.files import check_paths, given_splits, paths_of
 
 NOUNS = ("author", "bird", "boat", "doctor", "farmer", "garden", "key", "letter", "pilot", "river", "song", "tower")
@@ -29,6 +29,10 @@ PREPOSITIONS = ("above", "behind", "beside", "near", "of", "with")
 class AgreementConfig(TaskConfig):
     """Settings of subject-verb agreement."""
 
+    only: ClassVar[tuple[Only, ...]] = (
+        Only(("n_train", "n_eval", "train_nouns", "max_attractors", "seed"), "origin", ("generated",)),
+        Only(("train_form", "wrong_field", "by_field"), "origin", ("files",)),
+    )
     kind: Literal["agreement"] = "agreement"
     origin: Literal["generated", "files"] = "generated"
     """files: data.train holds texts, data.dev and data.test pairs with a wrong target."""
@@ -55,10 +59,21 @@ class AgreementConfig(TaskConfig):
         """False: texts, for language models."""
         return False
 
-    def problems(self, path: str = "") -> Iterator[Problem]:
-        """Generated sentences end in their verb."""
-        if self.train_form == "prefixes" and self.origin != "files":
-            yield Problem(f"{path}train_form", self.train_form, f"is for {path}origin=files")
+    @property
+    def reads_own_files(self) -> bool:
+        """Whether the sentences are the user's."""
+        return self.origin == "files"
+
+    @property
+    def fields(self) -> frozenset[str]:
+        """Of files those of pairs, and that of the texts of train."""
+        texts = TEXT_FIELD if self.train_form == "texts" else frozenset()
+        return texts | PAIR_FIELDS if self.reads_own_files else texts
+
+    @property
+    def of_train(self) -> tuple[str, ...]:
+        """The number of sentences, and of nouns in them."""
+        return "n_train", "train_nouns"
 
 
 class AgreementTask(Task):
@@ -87,35 +102,33 @@ class AgreementTask(Task):
 
     def _configure(self) -> None:
         self.by = ("n_attractors",)
-        if self.config.origin == "files":
+        if self.config.reads_own_files:
             check_paths(self.data)
             self.contrast = self.config.wrong_field
             self.by = () if self.config.by_field is None else (self.config.by_field,)
 
-    @property
-    def is_generated(self) -> bool:
-        """Whether the sentences are generated."""
-        return self.config.origin == "generated"
-
     def splits(self) -> tuple[str, ...]:
         """Return train, dev and test, of files those that are given."""
-        return ("train", "dev", "test") if self.is_generated else given_splits(self.data)
-
-    def examples(self, split: str) -> Iterator[Example]:
-        """Return the examples of a split; training pairs as one text each where `train_form` says so."""
-        if split != "train" or self.config.train_form != "prefixes":
-            return super().examples(split)
-        pairs = read_examples(paths_of(self.data, split), self.data)
-        return (Example(None, f"{pair.source} {pair.target}") for pair in pairs)
+        return given_splits(self.data) if self.config.reads_own_files else self.fixed_splits
 
     def _examples(self, split: str) -> Iterator[Example]:
-        if not self.is_generated:
-            wrong_field = self.config.wrong_field
-            for number, example in enumerate(read_examples(paths_of(self.data, split), self.data), 1):
-                if not isinstance(example.columns.get(wrong_field), str):
-                    raise DataError(f"{split}: example {number} has no text {wrong_field!r} (task.wrong_field)")
-                yield Example(example.source, example.target, example.columns, continues=True)
+        return self._read(split) if self.config.reads_own_files else self._drawn(split)
+
+    def _read(self, split: str) -> Iterator[Example]:
+        """Yield the examples of the user's files; training pairs as one text each."""
+        paths, wrong_field = paths_of(self.data, split), self.config.wrong_field
+        if split == "train" and self.config.train_form == "texts":
+            yield from read_examples(paths, self.data, "language_model")
             return
+        for number, pair in enumerate(read_examples(paths, self.data), 1):
+            if split == "train":
+                yield Example(None, f"{pair.source} {pair.target}")
+                continue
+            if not isinstance(pair.columns.get(wrong_field), str):
+                raise DataError(f"{split}: example {number} has no text {wrong_field!r} (task.wrong_field)")
+            yield Example(pair.source, pair.target, pair.columns, continues=True)
+
+    def _drawn(self, split: str) -> Iterator[Example]:
         config = self.config
         # A text seeds by its SHA-512 hash, which is the same in every process and on every machine.
         rng = Random(f"{config.seed}/agreement/{split}")

@@ -50,8 +50,14 @@ class AlgorithmicConfig(TaskConfig):
     seed: Count = 0
     """Of the data; independent of the seed of training."""
 
+    @property
+    def of_train(self) -> tuple[str, ...]:
+        """The number of examples."""
+        return ("n_train",)
+
     def problems(self, path: str = "") -> Iterator[Problem]:
         """The split `long` needs room above its shortest length."""
+        yield from super().problems(path)
         if self.long_max_length < self.shortest_long:
             name = "max_length + 1" if self.long_min_length is None else "long_min_length"
             reason = f"must be at least {path}{name} = {self.shortest_long}"

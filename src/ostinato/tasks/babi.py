@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -16,7 +16,7 @@ from ostinato.data.example import Example
 from ostinato.data.lines import bad_line
 from ostinato.data.registry import RemoteFile
 from ostinato.errors import DataError
-from ostinato.tasks.base import Share, Task, TaskConfig
+from ostinato.tasks.base import Only, Share, Task, TaskConfig
 
 NAMES = (
     *("single-supporting-fact", "two-supporting-facts", "three-supporting-facts", "two-arg-relations"),
@@ -118,6 +118,7 @@ def _remote(number: int, part: str, size: str) -> RemoteFile:
 class BabiConfig(TaskConfig):
     """Settings of bAbI."""
 
+    only: ClassVar[tuple[Only, ...]] = (Only(("dev_seed",), "dev_fraction", but=(0,)),)
     kind: Literal["babi"] = "babi"
     number: Annotated[int, Field(ge=1, le=len(NAMES))] | None = None
     """One task alone (single); None: all twenty together (joint)."""
@@ -134,6 +135,11 @@ class BabiConfig(TaskConfig):
     """Share of the training stories that becomes `dev`; 0: train whole, no dev."""
     dev_seed: Count = 0
     """Of the choice of dev."""
+
+    @property
+    def of_train(self) -> tuple[str, ...]:
+        """The size, which dev is cut from, too, where there is one."""
+        return ("size",) if self.dev_fraction == 0 else ()
 
 
 class BabiTask(Task):

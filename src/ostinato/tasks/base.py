@@ -6,11 +6,11 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, ClassVar, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, ClassVar, NamedTuple, TypeVar, get_type_hints
 
 from pydantic import Field
 
-from ostinato.config.base import Config
+from ostinato.config.base import Config, inert
 from ostinato.config.data import DataConfig
 from ostinato.data.disk import refetch_hint
 from ostinato.data.lines import read_lines
@@ -27,15 +27,83 @@ _Key = TypeVar("_Key", str, int)
 Share = Annotated[float, Field(ge=0, lt=1)]
 
 
+PAIR_FIELDS = frozenset({"source_field", "target_field"})
+TEXT_FIELD = frozenset({"text_field"})
+"""Settings of `data` that name the fields of the user's files: of pairs, and of texts."""
+
+
+class Only(NamedTuple):
+    """Settings of a task that have an effect only where another one has one of `values`, or none of `but`."""
+
+    settings: tuple[str, ...]
+    other: str
+    values: tuple[object, ...] = ()
+    but: tuple[object, ...] = ()
+
+    def reason(self, config: TaskConfig, path: str) -> str | None:
+        """Return why the settings have no effect; None where they have one."""
+        value = getattr(config, self.other)
+        if self.values and value not in self.values:
+            return f"is for {path}{self.other}={' or '.join(map(str, self.values))}: remove it"
+        if value in self.but:
+            return f"has no effect with {path}{self.other}={'null' if value is None else value}: remove it"
+        return None
+
+
 class TaskConfig(Config):
     """Settings of one task; a subclass narrows `kind` to its own name."""
 
+    only: ClassVar[tuple[Only, ...]] = ()
+    """Which settings have an effect with some values of others only."""
     kind: str
 
     @property
     def has_sources(self) -> bool:
         """Whether the examples are pairs; False: texts, for language models."""
         return True
+
+    @property
+    def reads_own_files(self) -> bool:
+        """Whether the splits are the files that `data` names; of other tasks `data.train` may replace one."""
+        return False
+
+    @property
+    def fields(self) -> frozenset[str]:
+        """Settings of `data` that name what is read of the user's files."""
+        return PAIR_FIELDS if self.has_sources else TEXT_FIELD
+
+    @property
+    def of_train(self) -> tuple[str, ...]:
+        """Settings that only the training split depends on, and that have no effect where `data.train` replaces it."""
+        return ()
+
+    def problems(self, path: str = "") -> Iterator[Problem]:
+        """Settings that another one makes useless."""
+        for rule in self.only:
+            if (reason := rule.reason(self, path)) is not None:
+                yield from _useless(self, path, rule.settings, reason)
+
+    def data_problems(self, data: DataConfig) -> Iterator[Problem]:
+        """Yield the settings of the user's files that this task does not read, and its own that these replace."""
+        task = f"the task {self.kind} with these settings"
+        read = self.fields if self.reads_own_files or data.train is not None else frozenset()
+        named = " and ".join(f"data.{name}" for name in sorted(read)) or "no fields of your files"
+        reason = f"has no effect: {task} reads {named}; remove it"
+        yield from _useless(data, "data.", (PAIR_FIELDS | TEXT_FIELD) - read, reason)
+        if not self.has_sources:
+            reason = f"has no effect: {task} has texts without a source; remove it"
+            yield from _useless(data, "data.", ("max_source_length",), reason)
+        if not self.reads_own_files:
+            reason = f"has no effect: {task} has its own; remove it"
+            yield from _useless(data, "data.", ("dev", "test"), reason)
+            if data.train is not None:
+                reason = "has no effect, because data.train replaces the training split: remove it"
+                yield from _useless(self, "task.", self.of_train, reason)
+
+
+def _useless(config: Config, path: str, names: Iterable[str], reason: str) -> Iterator[Problem]:
+    """Give one reason against some settings of a group that are not at their defaults."""
+    yield from inert(config, path, reason, but=type(config).model_fields.keys() - set(names))
 
 
 class Task(ABC):
@@ -53,8 +121,6 @@ class Task(ABC):
 
     config_type: ClassVar[type[TaskConfig]]
     """Class of the settings: the annotation of `config`."""
-    reads_own_files: ClassVar[bool] = False
-    """Whether the task itself reads `data.train`, `data.dev` and `data.test`."""
     config: TaskConfig
     metrics: tuple[str, ...] = ("exact_match", "token_accuracy_free")
     """Metrics of generated outputs, by their names in `ostinato.metrics`."""
@@ -90,7 +156,7 @@ class Task(ABC):
     @property
     def is_generated(self) -> bool:
         """Whether the examples are generated by rule, so that nothing is downloaded."""
-        return not self.reads_own_files and not self.files()
+        return not self.config.reads_own_files and not self.files()
 
     def files(self) -> tuple[RemoteFile, ...]:
         """Return the published files that the splits are read from; empty for generated tasks."""
@@ -126,7 +192,7 @@ class Task(ABC):
         if split not in self.splits():
             reason = self.why_missing(split) or f"the task {self.name} has the splits {', '.join(self.splits())}"
             raise ConfigError([Problem("split", split, reason)])
-        if split == self.splits()[0] and self.data.train is not None and not self.reads_own_files:
+        if split == self.splits()[0] and self.data.train is not None and not self.config.reads_own_files:
             from ostinato.data.sources import read_examples
 
             kind = "seq2seq" if self.config.has_sources else "language_model"

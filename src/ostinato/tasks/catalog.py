@@ -91,7 +91,8 @@ def open_task(name: str, settings: Sequence[str] = (), access: DataAccess | None
     given = parse_overrides(settings)
     data = given.pop("data", {})
     recipe = check_recipe(
-        {"task": {"kind": name, **given}, "data": data}, lambda recipe: task_problems(recipe.task.settings())
+        {"task": {"kind": name, **given}, "data": data},
+        lambda recipe: task_problems(recipe.task.settings(), recipe.data),
     )
     return build_task(recipe.task, recipe.data, access)
 
@@ -121,7 +122,9 @@ def describe_task(task: Task) -> dict[str, Any]:
     asked = _Asked(**asdict(task.access))
     task = type(task)(task.config, task.data, asked)
     splits = task.splits()
-    stand_ins = {} if task.reads_own_files else {splits[0]: paths_of(task.data, "train")} if task.data.train else {}
+    stand_ins = (
+        {} if task.config.reads_own_files else {splits[0]: paths_of(task.data, "train")} if task.data.train else {}
+    )
     sizes, missing = dict[str, int](), dict[str, str]()
     for split in splits:
         try:

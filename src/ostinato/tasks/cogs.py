@@ -61,6 +61,11 @@ class CogsConfig(TaskConfig):
     train_file: Literal["train", "train_100"] = "train"
     """What the split `train` is. train_100: every exposure example and primitive in a hundred rows instead of one."""
 
+    @property
+    def of_train(self) -> tuple[str, ...]:
+        """The file of train."""
+        return ("train_file",)
+
 
 class CogsTask(Task):
     """COGS and COGS-vf: English sentences with their logical forms; 21 kinds of compositional generalisation.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from ostinato.config.data import DataConfig, FieldName
 from ostinato.data.example import Example
@@ -13,16 +13,25 @@ from ostinato.data.lines import read_lines
 from ostinato.data.sources import read_examples
 from ostinato.errors import ConfigError, DataError, Problem
 from ostinato.system_errors import kind_of
-from ostinato.tasks.base import Task, TaskConfig
+from ostinato.tasks.base import Only, Task, TaskConfig
 
 _SPLITS = ("train", "dev", "test")
 """Splits of every task on own files; `data.test` may name others."""
 
 
+class OwnFilesConfig(TaskConfig):
+    """Base of settings of tasks whose splits are the files that `data` names."""
+
+    @property
+    def reads_own_files(self) -> bool:
+        """True."""
+        return True
+
+
 class OwnFilesTask(Task):
     """Base of tasks whose splits are the files that `data` names."""
 
-    reads_own_files = True
+    config: OwnFilesConfig
 
     def _configure(self) -> None:
         check_paths(self.data)
@@ -36,7 +45,7 @@ class OwnFilesTask(Task):
         return f"data.{split} names no file" if split in _SPLITS else None
 
 
-class LanguagesConfig(TaskConfig):
+class LanguagesConfig(OwnFilesConfig):
     """Settings of a task whose examples may be in several languages: train in some, measure in all."""
 
     language_field: FieldName | None = None
@@ -46,6 +55,7 @@ class LanguagesConfig(TaskConfig):
 
     def problems(self, path: str = "") -> Iterator[Problem]:
         """The languages of training need a column with each example's language."""
+        yield from super().problems(path)
         if self.train_languages is not None and self.language_field is None:
             yield Problem(f"{path}language_field", None, f"is needed with {path}train_languages")
 
@@ -93,9 +103,10 @@ class LanguagesTask(OwnFilesTask):
         self.by = self.config.by
 
 
-class FilesConfig(TaskConfig):
+class FilesConfig(OwnFilesConfig):
     """Settings of files of the user's own; the files themselves are named under `data`."""
 
+    only: ClassVar[tuple[Only, ...]] = (Only(("documents",), "model_kind", ("language_model",)),)
     kind: Literal["files"] = "files"
     model_kind: Literal["seq2seq", "language_model"] = "seq2seq"
     """seq2seq: pairs of source and target, for any model. language_model: texts, also for a masked head."""
@@ -107,15 +118,15 @@ class FilesConfig(TaskConfig):
     """Column that gets the name of the file each example is from, without folder and endings: for scores by file
     (evaluation.by), and for data.mixture. Each file is read by itself then."""
 
-    def problems(self, path: str = "") -> Iterator[Problem]:
-        """Whole files are texts."""
-        if self.documents == "files" and self.has_sources:
-            yield Problem(f"{path}documents", "files", f"needs {path}model_kind=language_model")
-
     @property
     def has_sources(self) -> bool:
         """Whether the files hold pairs."""
         return self.model_kind == "seq2seq"
+
+    @property
+    def fields(self) -> frozenset[str]:
+        """Those of pairs or texts, none of whole files."""
+        return super().fields if self.documents == "lines" else frozenset()
 
 
 class FilesTask(OwnFilesTask):

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal, get_args
 
 from ostinato.config.base import Count
 from ostinato.data.disk import read_json_object, reading, refetch_hint
 from ostinato.data.example import Example
 from ostinato.data.registry import RemoteFile
 from ostinato.errors import DataError
-from ostinato.tasks.base import Share, Task, TaskConfig, first_hashed
+from ostinato.tasks.base import Only, Share, Task, TaskConfig, first_hashed
 from ostinato.tasks.funql import anonymise, clean_query, clean_question, normalise, spaced
 
 _CORPUS = RemoteFile(
@@ -60,6 +60,10 @@ def _list_of(split: str) -> RemoteFile:
 class GeoQueryConfig(TaskConfig):
     """Settings of GeoQuery."""
 
+    only: ClassVar[tuple[Only, ...]] = (
+        Only(("dev_fraction", "dev_seed"), "split", get_args(_Shaw)),
+        Only(("dev_seed",), "dev_fraction", but=(0,)),
+    )
     kind: Literal["geoquery"] = "geoquery"
     split: Split = "standard"
     """standard and nqg_*: Shaw et al. 2021. length, template_1-3 and tmcd_1-3: Qiu et al. 2022, with a dev set."""

@@ -9,14 +9,14 @@ from typing import Literal
 from ostinato.data.example import NOT_IN_PASSAGE, Example
 from ostinato.data.sources import read_examples
 from ostinato.errors import DataError
-from ostinato.tasks.base import TaskConfig
-from ostinato.tasks.files import OwnFilesTask, paths_of
+from ostinato.tasks.base import PAIR_FIELDS, TEXT_FIELD
+from ostinato.tasks.files import OwnFilesConfig, OwnFilesTask, paths_of
 
 _SIZES = {"dev": 4_869, "test": 5_153}
 _SENTENCE_END = re.compile(r"[.!?][\"')\]]*\s+(?=\S)")
 
 
-class LambadaConfig(TaskConfig):
+class LambadaConfig(OwnFilesConfig):
     """Settings of LAMBADA; the files are named under `data`."""
 
     kind: Literal["lambada"] = "lambada"
@@ -31,6 +31,11 @@ class LambadaConfig(TaskConfig):
     def has_sources(self) -> bool:
         """Whether passage and last word are read as a pair."""
         return self.form != "language_model"
+
+    @property
+    def fields(self) -> frozenset[str]:
+        """That of texts, and where dev and test are pairs those of pairs."""
+        return TEXT_FIELD if self.passages == "texts" else TEXT_FIELD | PAIR_FIELDS
 
 
 class LambadaTask(OwnFilesTask):

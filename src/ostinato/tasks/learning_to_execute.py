@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from random import Random
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from ostinato.config.base import Count, Size
 from ostinato.data.example import Example
 from ostinato.errors import Problem
-from ostinato.tasks.base import Task, TaskConfig
+from ostinato.tasks.base import Only, Task, TaskConfig
 from ostinato.tasks.programs import MEMORY, draw_family, draw_script
 
 Strategy = Literal["baseline", "naive", "mix", "combined"]
@@ -27,6 +27,11 @@ _MIX_SHARE = 0.2
 class LearningToExecuteConfig(TaskConfig):
     """Settings of Learning to Execute; lengths are in digits."""
 
+    only: ClassVar[tuple[Only, ...]] = (
+        Only(("family",), "generator", ("families",)),
+        Only(("stage_length", "stage_nesting"), "strategy", ("naive", "combined")),
+        Only(("max_nesting", "stage_nesting"), "family", but=MEMORY),
+    )
     kind: Literal["learning_to_execute"] = "learning_to_execute"
     generator: Literal["families", "scripts"] = "families"
     """families: expressions of one kind, without variables. scripts: lines of Python with variables (Zaremba, 2014)."""
@@ -59,15 +64,19 @@ class LearningToExecuteConfig(TaskConfig):
             return self.max_length
         return _MEMORY_LENGTH if self.generator == "families" and self.family in MEMORY else _PROGRAM_LENGTH
 
+    @property
+    def of_train(self) -> tuple[str, ...]:
+        """The number of examples."""
+        return ("n_train",)
+
     def problems(self, path: str = "") -> Iterator[Problem]:
         """A stage lies below the maximum, and there must be enough programs to split in three."""
-        for name, most in (("length", self.longest), ("nesting", self.max_nesting)):
+        yield from super().problems(path)
+        has_stage = self.strategy in ("naive", "combined")
+        for name, most in (("length", self.longest), ("nesting", self.max_nesting)) if has_stage else ():
             stage = getattr(self, f"stage_{name}")
             if stage > most:
                 yield Problem(f"{path}stage_{name}", stage, f"must be at most the maximum, {most}")
-        if self.generator == "scripts" and self.family != "program":
-            reason = "scripts are whole programs: leave it out, or take generator=families"
-            yield Problem(f"{path}family", self.family, reason)
         if self.longest < 2 and self.generator == "families":
             yield Problem(
                 f"{path}max_length", self.longest, "must be at least 2: shorter programs are too few to split"

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from functools import cached_property
 from itertools import islice
 from random import Random
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -15,7 +15,7 @@ from ostinato.config.base import Count
 from ostinato.data.example import Example
 from ostinato.data.lines import bad_line
 from ostinato.data.registry import RemoteFile, published_files
-from ostinato.tasks.base import Task, TaskConfig
+from ostinato.tasks.base import Only, Task, TaskConfig
 from ostinato.tasks.propositional import RELATIONS, Pair, draw_pairs
 
 SEPARATOR = "#SEP#"
@@ -71,6 +71,7 @@ _FILES = published_files(
 class LogicalInferenceConfig(TaskConfig):
     """Settings of logical inference."""
 
+    only: ClassVar[tuple[Only, ...]] = (Only(("n_pairs", "seed"), "origin", ("generated",)),)
     kind: Literal["logical_inference"] = "logical_inference"
     origin: Literal["published", "generated"] = "published"
     """generated: the same distribution, drawn here."""

@@ -13,13 +13,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import cached_property
 from random import Random
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 from ostinato.config.base import Count, Size
 from ostinato.data.example import Example
 from ostinato.data.lines import bad_line
 from ostinato.data.registry import RemoteFile, published_files
-from ostinato.tasks.base import Task, TaskConfig
+from ostinato.tasks.base import Only, Task, TaskConfig
 
 DETERMINERS = ("the", "some", "my", "your", "our", "her")
 SINGULARS = (
@@ -54,6 +54,7 @@ _SIZES = {split: n_rows for split, (n_rows, _, _) in _PUBLISHED.items()}
 class PassivizationConfig(TaskConfig):
     """Settings of English passivization."""
 
+    only: ClassVar[tuple[Only, ...]] = (Only(("n_train", "seed"), "origin", ("generated",)),)
     kind: Literal["passivization"] = "passivization"
     origin: Literal["published", "generated"] = "published"
     """generated: other sentences of the same grammar, drawn here."""
@@ -61,6 +62,11 @@ class PassivizationConfig(TaskConfig):
     """generated: training sentences."""
     seed: Count = 0
     """generated: of the data; independent of the seed of training."""
+
+    @property
+    def of_train(self) -> tuple[str, ...]:
+        """The number of examples."""
+        return ("n_train",)
 
 
 class PassivizationTask(Task):

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from functools import cached_property
 from itertools import islice
 from random import Random
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator
 
@@ -15,7 +15,7 @@ from ostinato.data.example import Example
 from ostinato.data.lines import bad_line
 from ostinato.data.registry import RemoteFile, published_files
 from ostinato.errors import Problem
-from ostinato.tasks.base import Task, TaskConfig
+from ostinato.tasks.base import Only, Task, TaskConfig
 from ostinato.tasks.string_edits import apply_edits, draw_edits, exceptional_results, functions_of, has_held_out_pair
 
 _MOST_TRAINED = 8
@@ -89,6 +89,12 @@ _PARTS = ("train", "dev", "test")
 class PcfgSetConfig(TaskConfig):
     """Settings of PCFG SET."""
 
+    only: ClassVar[tuple[Only, ...]] = (
+        Only(("exceptions",), "split", ("overgeneralisation",)),
+        Only(("whole_dev",), "split", ("systematicity", "productivity")),
+        Only(("n_train", "max_functions", "seed"), "origin", ("generated",)),
+        Only(("max_functions",), "split", ("iid",)),
+    )
     kind: Literal["pcfg_set"] = "pcfg_set"
     split: Literal[
         "iid",
@@ -112,16 +118,16 @@ class PcfgSetConfig(TaskConfig):
     seed: Count = 0
     """generated: of the data; independent of the seed of training."""
 
+    @property
+    def of_train(self) -> tuple[str, ...]:
+        """The number of sequences, of which other splits than iid test some."""
+        return ("n_train",) if self.split == "iid" else ()
+
     def problems(self, path: str = "") -> Iterator[Problem]:
-        """Synonyms are only in the published files, and only generated data has a size."""
-        if self.exceptions is not None and self.split != "overgeneralisation":
-            yield Problem(f"{path}exceptions", self.exceptions, f"is for {path}split=overgeneralisation")
+        """Synonyms and exceptions are only in the published files."""
+        yield from super().problems(path)
         if self.origin == "generated" and self.split.startswith(("substitutivity", "overgeneralisation")):
             yield Problem(f"{path}origin", self.origin, f"must be published with {path}split={self.split}")
-        if self.origin == "published" and self.n_train is not None:
-            yield Problem(f"{path}n_train", self.n_train, f"is for {path}origin=generated")
-        if self.max_functions is not None and (self.origin, self.split) != ("generated", "iid"):
-            yield Problem(f"{path}max_functions", self.max_functions, f"is for {path}origin=generated and split=iid")
 
 
 class PcfgSetTask(Task):

@@ -87,7 +87,7 @@ def _problems(recipe: Recipe) -> Iterator[Problem]:
     from ostinato.tasks.checks import metric_problems, model_problems, split_problems
     from ostinato.tasks.registry import build_task, task_config, task_problems
 
-    found = task_problems(recipe.task.settings())
+    found = task_problems(recipe.task.settings(), recipe.data)
     has_sources = bool(found) or task_config(recipe.task).has_sources
     yield from metric_problems(recipe, has_sources)
     yield from found
@@ -99,7 +99,9 @@ def _problems(recipe: Recipe) -> Iterator[Problem]:
     except ConfigError:
         return  # The user's own files are not here: a recipe can be shown and counted without them.
     for problem in split_problems(recipe, task):
-        if not (task.reads_own_files and task.why_missing(str(problem.value))):  # nor with some of them not named yet
+        if not (
+            task.config.reads_own_files and task.why_missing(str(problem.value))
+        ):  # nor with some of them not named yet
             yield problem
 
 

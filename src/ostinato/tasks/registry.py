@@ -14,7 +14,7 @@ from ostinato.config.data import DataConfig
 from ostinato.config.own_code import is_own, own_class
 from ostinato.config.recipe import TaskRef
 from ostinato.config.schema import describe
-from ostinato.errors import ConfigError, Problem
+from ostinato.errors import ConfigError, Inert, Problem
 from ostinato.tasks.base import Task, TaskConfig
 
 if TYPE_CHECKING:
@@ -69,13 +69,15 @@ TASKS: Mapping[str, type[Task]] = _Tasks()
 """Every task by its `kind`."""
 
 
-def task_problems(settings: dict[str, Any]) -> list[Problem]:
+def task_problems(settings: dict[str, Any], data: DataConfig | None = None) -> list[Problem]:
     """Return all problems of a task's settings, with keys such as `task.split`.
 
     Args:
         settings: the settings as given, `kind` included (default "files", as in a recipe).
+        data: where given, also what of it has no effect on the task, and what it makes useless.
     """
-    return _check(settings)[1]
+    config, problems = _check(settings)
+    return problems if config is None or data is None else [*problems, *config.data_problems(data)]
 
 
 def task_config(ref: TaskRef) -> TaskConfig:
@@ -85,7 +87,7 @@ def task_config(ref: TaskRef) -> TaskConfig:
         ConfigError: every problem of the settings.
     """
     config, problems = _check(ref.settings())
-    if config is None:
+    if config is None or problems:
         raise ConfigError(problems)
     return config
 
@@ -120,7 +122,7 @@ def _check(settings: dict[str, Any]) -> tuple[TaskConfig | None, list[Problem]]:
     except ValidationError as error:
         return None, list(_explain(error, node, str(kind)))
     problems = list(config.problems("task."))
-    return (None, problems) if problems else (config, [])
+    return (config if all(isinstance(one, Inert) for one in problems) else None), problems
 
 
 def _explain(error: ValidationError, node: type[TaskConfig], kind: str) -> Iterator[Problem]:

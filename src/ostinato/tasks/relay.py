@@ -40,8 +40,14 @@ class RelayConfig(TaskConfig):
     seed: Count = 0
     """Of the data; independent of the seed of training."""
 
+    @property
+    def of_train(self) -> tuple[str, ...]:
+        """The number of examples."""
+        return ("n_train",)
+
     def problems(self, path: str = "") -> Iterator[Problem]:
         """The split `far` needs hops beyond those of training."""
+        yield from super().problems(path)
         if self.far_max_hops <= self.max_hops:
             reason = f"must be larger than {path}max_hops = {self.max_hops}"
             yield Problem(f"{path}far_max_hops", self.far_max_hops, reason)

@@ -19,14 +19,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
 from itertools import product
-from typing import Literal
+from typing import ClassVar, Literal
 
 from ostinato.config.base import Count
 from ostinato.data.example import Example
 from ostinato.data.lines import bad_line
 from ostinato.data.registry import RemoteFile, published_files, read_split_numbers
 from ostinato.errors import DataError, Problem
-from ostinato.tasks.base import Share, Task, TaskConfig, bucket_of, first_hashed
+from ostinato.tasks.base import Only, Share, Task, TaskConfig, bucket_of, first_hashed
 
 Row = tuple[str, str]
 """A command and its actions."""
@@ -145,6 +145,12 @@ def addprim_split(primitive: str) -> tuple[list[Row], list[Row]]:
 class ScanConfig(TaskConfig):
     """Settings of SCAN."""
 
+    only: ClassVar[tuple[Only, ...]] = (
+        Only(("n_shots", "repetition"), "split", ("few_shot", "addprim_complex_jump")),
+        Only(("percent",), "split", ("size",)),
+        Only(("dev_fraction", "dev_seed"), "split", but=("mcd1", "mcd2", "mcd3")),
+        Only(("dev_seed",), "dev_fraction", but=(0,)),
+    )
     kind: Literal["scan"] = "scan"
     split: Literal[
         "simple",
@@ -179,11 +185,8 @@ class ScanConfig(TaskConfig):
     """Of the choice of dev."""
 
     def problems(self, path: str = "") -> Iterator[Problem]:
-        """Settings that are for other splits."""
-        shots = ("few_shot", "addprim_complex_jump")
-        for name, splits in (("n_shots", shots), ("repetition", shots), ("percent", ("size",))):
-            if getattr(self, name) is not None and self.split not in splits:
-                yield Problem(f"{path}{name}", getattr(self, name), f"is for {path}split={' or '.join(splits)}")
+        """More commands than the test set holds."""
+        yield from super().problems(path)
         if self.split == "addprim_complex_jump" and (self.n_shots or 1) > _MOST_JUMPS:
             yield Problem(
                 f"{path}n_shots", self.n_shots, f"must be at most {_MOST_JUMPS} with {path}split={self.split}"

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from ostinato.data.example import NOT_IN_PASSAGE, Example
 from ostinato.data.sources import read_examples
 from ostinato.errors import DataError
+from ostinato.tasks.base import Only
 from ostinato.tasks.files import LanguagesConfig, LanguagesTask, paths_of
 
 _BLANKS = str.maketrans("\t\r\n", "   ")
@@ -18,6 +19,10 @@ _BLANKS = str.maketrans("\t\r\n", "   ")
 class SpanExtractionConfig(LanguagesConfig):
     """Settings of extractive question answering; the files are named under `data`."""
 
+    only: ClassVar[tuple[Only, ...]] = (
+        Only(("languages",), "format", ("squad",)),
+        Only(("languages",), "language_field", but=(None,)),
+    )
     kind: Literal["span_extraction"] = "span_extraction"
     format: Literal["squad", "lines"] = "squad"
     """squad: JSON as SQuAD v1.1, XQuAD, MLQA and TyDiQA-GoldP have it. lines: JSON lines or TSV, the source a question,
@@ -25,6 +30,11 @@ class SpanExtractionConfig(LanguagesConfig):
     character of the passage at which the first answer begins in `answer_start`."""
     languages: dict[str, str] | None = None
     """squad: language of every file, by its name without folder; becomes the column `language_field`."""
+
+    @property
+    def fields(self) -> frozenset[str]:
+        """Those of pairs, none of JSON in SQuAD's form."""
+        return super().fields if self.format == "lines" else frozenset()
 
 
 class SpanExtractionTask(LanguagesTask):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from ostinato.data.example import Example
 from ostinato.data.lines import bad_line, read_lines
 from ostinato.data.sources import read_examples
 from ostinato.errors import DataError
+from ostinato.tasks.base import Only
 from ostinato.tasks.files import LanguagesConfig, LanguagesTask, paths_of
 
 _DOCUMENT = "-DOCSTART-"
@@ -18,6 +19,10 @@ _DOCUMENT = "-DOCSTART-"
 class TaggingConfig(LanguagesConfig):
     """Settings of tagging; the files are named under `data`."""
 
+    only: ClassVar[tuple[Only, ...]] = (
+        Only(("word_column", "tag_column", "languages"), "format", ("columns",)),
+        Only(("languages",), "language_field", but=(None,)),
+    )
     kind: Literal["tagging"] = "tagging"
     format: Literal["sentences", "columns"] = "sentences"
     """sentences: JSON lines or TSV, words and as many tags, both with blanks between them. columns: a word a line,
@@ -28,6 +33,11 @@ class TaggingConfig(LanguagesConfig):
     """columns: 0-based place of the tag; negative ones count from the end."""
     languages: dict[str, str] | None = None
     """columns: language of every file, by its name without folder; becomes the column `language_field`."""
+
+    @property
+    def fields(self) -> frozenset[str]:
+        """Those of sentences and their tags, none of columns."""
+        return super().fields if self.format == "sentences" else frozenset()
 
 
 class TaggingTask(LanguagesTask):

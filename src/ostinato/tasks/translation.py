@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 from ostinato.config.data import FieldName
 from ostinato.data.example import Example
@@ -12,7 +12,7 @@ from ostinato.data.lines import bad_line
 from ostinato.data.registry import RemoteFile, published_files
 from ostinato.data.sources import read_examples
 from ostinato.errors import DataError, Problem
-from ostinato.tasks.base import Task, TaskConfig
+from ostinato.tasks.base import Only, Task, TaskConfig
 from ostinato.tasks.files import check_paths, given_splits, paths_of
 
 _FILES = published_files(
@@ -49,6 +49,7 @@ _COMMAS = str.maketrans("\u015e\u015f\u0162\u0163", "\u0218\u0219\u021a\u021b")
 class TranslationConfig(TaskConfig):
     """Settings of translation."""
 
+    only: ClassVar[tuple[Only, ...]] = (Only(("target_tag", "normalise"), "corpus", ("files",)),)
     kind: Literal["translation"] = "translation"
     corpus: Literal["multi30k_en_de", "files"] = "multi30k_en_de"
     """files: data.train, data.dev, data.test; two text files side by side, JSON lines or TSV."""
@@ -62,13 +63,15 @@ class TranslationConfig(TaskConfig):
     diacritics stay."""
 
     def problems(self, path: str = "") -> Iterator[Problem]:
-        """Tags name targets, and Romanian is in no corpus of ours."""
-        is_own = self.corpus == "files"
-        if self.target_tag is not None and (self.swap_sides or not is_own):
-            reason = f"is for {path}corpus=files, with {path}swap_sides=false"
-            yield Problem(f"{path}target_tag", self.target_tag, reason)
-        if self.normalise != "none" and not is_own:
-            yield Problem(f"{path}normalise", self.normalise, f"is for {path}corpus=files")
+        """Tags name targets."""
+        yield from super().problems(path)
+        if self.target_tag is not None and self.swap_sides:
+            yield Problem(f"{path}target_tag", self.target_tag, f"is for {path}swap_sides=false")
+
+    @property
+    def reads_own_files(self) -> bool:
+        """Whether the text is the user's."""
+        return self.corpus == "files"
 
 
 class TranslationTask(Task):
@@ -85,7 +88,6 @@ class TranslationTask(Task):
     Departures: many papers score tokenised, lowercased or compound-split output, so their numbers are not comparable.
     """
 
-    reads_own_files = True
     config: TranslationConfig
     metrics = ("bleu", "chrf")
 
