@@ -32,6 +32,11 @@ FACTS = {"kind": "encoder", "head": {"kind": "classification"}}
         ({"model": {"encoder": {"ffn": {"share_norm": False}}}}, "model.encoder.ffn.share_norm", "no two steps share"),
         ({"model": {"encoder": {"ffn": {"share": "none", "d_ff": 9}}}}, "model.encoder.ffn.d_ff", "no step has"),
         ({"model": FACTS, "decoding": {"max_length": 9}}, "decoding.max_length", "writes no text"),
+        (
+            {"model": {"dropout": 0.0}, "training": {"dropout_draws": "torch"}},
+            "training.dropout_draws",
+            "dropout of this",
+        ),
         ({"data": {"masking": {"rate": 0.3}}}, "data.masking.rate", "without model.head.kind=masked"),
     ],
 )
@@ -41,6 +46,11 @@ def test_a_setting_without_an_effect_is_an_error_of_one_line(settings: dict[str,
     (line,) = str(caught.value).splitlines()
     assert line.startswith(f"{key} is ")
     assert reason in line
+
+
+def test_draws_of_dropout_are_taken_where_any_part_of_the_model_drops() -> None:
+    for model in ({}, {"dropout": 0.0, "encoder": {"ffn": {"dropout": 0.1}}}):
+        assert check_recipe({"model": model, "training": {"dropout_draws": "torch"}}).training.dropout_draws == "torch"
 
 
 def test_what_a_change_makes_useless_is_left_out_unless_it_is_part_of_the_change(tmp_path: Path) -> None:

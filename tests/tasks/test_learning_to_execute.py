@@ -173,8 +173,11 @@ def test_characters_are_counted_one_by_one_with_the_end() -> None:
 
 
 def test_impossible_stages_and_too_few_programs_are_refused() -> None:
-    problems = task_problems({"kind": "learning_to_execute", "stage_length": 9, "stage_nesting": 3})
-    assert [problem.key for problem in problems] == ["task.stage_length", "task.stage_nesting"]
+    stages = {"stage_length": 9, "stage_nesting": 3}
+    for settings, reason in (({"strategy": "naive"}, "at most the maximum"), ({}, "is for task.strategy=naive")):
+        problems = task_problems({"kind": "learning_to_execute", **stages, **settings})
+        assert [problem.key for problem in problems] == ["task.stage_length", "task.stage_nesting"]
+        assert all(reason in problem.reason for problem in problems)
     (problem,) = task_problems({"kind": "learning_to_execute", "max_length": 1})
     assert "too few to split" in problem.reason
 

@@ -26,6 +26,7 @@ from ostinato.data.tokenizer import EOS_ID
 from ostinato.errors import OstinatoError
 from ostinato.evaluation.loading import load
 from ostinato.models import build_model
+from ostinato.tasks.registry import task_problems
 from ostinato.training import Reporter, train
 from ostinato.training.changes import OPERATIONAL
 from ostinato.training.prepare import prepare
@@ -200,6 +201,11 @@ def put(settings: Settings, key: str, value: Any) -> Settings:
     return settings | {name: put(dict(settings.get(name) or {}), rest, value)}
 
 
+def load_checked(settings: Settings) -> Recipe:
+    """Return a recipe, checked with what its task reads."""
+    return load_recipe_config(settings, extra_problems=lambda r: task_problems(r.task.settings(), r.data))
+
+
 def digest(tree: Any) -> Any:
     """Return something comparable of what holds tensors."""
     if isinstance(tree, dict):
@@ -242,7 +248,7 @@ def of_a_run(recipe: Recipe, folder: Path) -> Any:
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_setting_has_an_effect_or_is_refused(name: str, tmp_path: Path) -> None:
     settings = settings_of(name, tmp_path / "data")
-    recipe = load_recipe_config(settings)
+    recipe = load_checked(settings)
     early, late = before_training(recipe, tmp_path), of_a_run(recipe, tmp_path)
     assert before_training(recipe, tmp_path / "again") == early
     assert of_a_run(recipe, tmp_path / "again") == late
@@ -251,7 +257,7 @@ def test_every_setting_has_an_effect_or_is_refused(name: str, tmp_path: Path) ->
         folder = tmp_path / str(number)
         n_tried += 1
         try:
-            changed = load_recipe_config(put(settings, key, value))
+            changed = load_checked(put(settings, key, value))
             if key == "model.ffn_variant" and changed.model.stacks() == recipe.model.stacks():
                 continue  # what the variant is called stands there already
             if before_training(changed, folder) == early and of_a_run(changed, folder) == late:
