@@ -30,7 +30,9 @@ def key(*overrides: str, recipe: str = "demo/transformer", **changes: Any) -> st
 def test_what_describes_a_run_or_says_where_it_runs_is_not_in_its_key() -> None:
     free = ["name=x", "description=y", "training.device=cpu", "training.n_threads=7", "training.keep_last=3"]
     sizes = ["model.source_vocab_size=13", "model.target_vocab_size=13"]
-    assert key(*free, *sizes, "data.train=elsewhere.jsonl", "task.operation=reverse") == key()
+    assert key(*free, *sizes, "task.operation=reverse") == key()
+    # A file in the place of train makes the task's n_train useless, so that it is left out.
+    assert key("data.train=elsewhere.jsonl") == key("data.train=somewhere.jsonl")
 
 
 @pytest.mark.parametrize(
