@@ -120,7 +120,8 @@ def test_dev_loses_what_training_lacks_unless_it_is_asked_for(access) -> None:
     sizes = {}
     for split in ("iid", "productivity", "systematicity"):
         sizes[split] = sum(1 for _ in pcfg_set(access, split=split).examples("dev"))
-        assert sum(1 for _ in pcfg_set(access, split=split, whole_dev=True).examples("dev")) == 4860
+        if split != "iid":  # whose dev is whole
+            assert sum(1 for _ in pcfg_set(access, split=split, whole_dev=True).examples("dev")) == 4860
     assert pcfg_set(access).published_sizes() == {"train": 82622, "dev": 4860, "test": 9721}
     assert sizes["iid"] == 4860 > sizes["productivity"] > 4000
     assert 4000 < sizes["systematicity"] < 4860
