@@ -27,10 +27,11 @@ def claims(
 ) -> None:
     """List the papers' claims and their outcomes.
 
-    holds: every number lay in its band. fails: one did not. stale: the claim, or the code that it measures, has changed
-    since it was run; what was found then stands behind it.
+    supported: every number's 95 % interval lies in its band. contradicted: one lies outside. inconclusive: the seeds do
+    not tell. void: a control is not as it must be. stale: the claim, or the code that it measures, has changed since it
+    was run; what was found then stands behind it.
     """
-    from ostinato.experiments.claims.files import claims_directory, list_claims, read_outcome
+    from ostinato.experiments.claims.files import STATES, claims_directory, list_claims, read_outcome
 
     if markdown:
         from ostinato.experiments.claims.document import document
@@ -46,14 +47,14 @@ def claims(
     columns = ["claim", "outcome", "date", "made with", "minutes", "what the paper says"]
     rows = []
     for one in found:
-        then = f" ({'holds' if one['holds'] else 'fails'})" if one["why_stale"] else ""
+        then = f" ({one['verdict']})" if one["why_stale"] else ""
         said = [one[key] for key in ("date", "made_with", "minutes", "statement")]
         rows.append([one["claim"], one["outcome"] + then, *said])
     print_table(columns, rows)
     for why in dict.fromkeys(one["why_stale"] for one in found if one["why_stale"]):
         print_line(f"stale, {why}: {', '.join(one['claim'] for one in found if one['why_stale'] == why)}")
-    counts = {kind: sum(one["outcome"] == kind for one in found) for kind in ("holds", "fails", "stale", "not run")}
-    print_line(", ".join(f"{n} {kind}" for kind, n in counts.items() if n))
+    counts = {state: sum(one["outcome"] == state for one in found) for state in STATES}
+    print_line(", ".join(f"{n} {state}" for state, n in counts.items() if n))
 
 
 def reproduce(
@@ -69,12 +70,12 @@ def reproduce(
     access: AccessOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Run a claim, and compare its numbers with their bands.
+    """Run a claim, and judge its numbers by their bands.
 
-    Exit code 1 where a number lies outside. The outcome is kept, with the rows it comes from.
+    Exit code 1 where the claim is not supported. The outcome is kept, with the rows it comes from.
     """
     from ostinato.experiments.claims import files as library
-    from ostinato.experiments.claims.document import checks
+    from ostinato.experiments.claims.document import CHECKED, checks
     from ostinato.experiments.claims.reproduce import Resources
     from ostinato.experiments.claims.reproduce import reproduce as run
     from ostinato.experiments.sweep.pool import LocalPool
@@ -100,11 +101,10 @@ def reproduce(
     if json:
         print_json(outcome.head)
     else:
-        rows = [[what, expected, found, "yes" if ok else "NO"] for what, expected, found, ok in checks(outcome.head)]
-        print_table(["what", "expected", "found", "holds"], rows)
-        print_line("holds" if outcome.head["holds"] else "fails")
+        print_table(CHECKED, list(checks(outcome.head)))
+        print_line(outcome.verdict)
         print_line(f"outcome: {path}")
-    if not outcome.head["holds"]:
+    if outcome.verdict != "supported":
         raise typer.Exit(1)
 
 
@@ -117,8 +117,8 @@ def _described(claim: Claim, outcome: Outcome | None) -> dict[str, Any]:
         "claim": claim.name,
         "where": claim.config.where,
         "statement": claim.config.statement,
-        "outcome": outcome.verdict(claim) if outcome else "not run",
-        "holds": head.get("holds"),
+        "outcome": outcome.state(claim) if outcome else "not run",
+        "verdict": head.get("verdict"),
         "why_stale": outcome.why_stale(claim) if outcome else None,
         "made_with": outcome.made_with if outcome else None,
         "date": head.get("date"),
@@ -126,5 +126,6 @@ def _described(claim: Claim, outcome: Outcome | None) -> dict[str, Any]:
         "minutes": claim.config.minutes,
         "gpu": claim.config.gpu is not None,
         "limits": claim.config.limits,
-        "expectations": head.get("expectations"),
+        "numbers": head.get("numbers"),
+        "controls": head.get("controls"),
     }

@@ -15,7 +15,8 @@ Paper = Literal["universal-transformer", "sparse-universal-transformer", "one-wi
 Term = Annotated[str, Field(pattern=r"^[^/]+/.+$")]
 """`arm/measure`."""
 Band = Annotated[tuple[float | None, float | None], Field(strict=False)]
-"""Lowest and highest value that agree with the claim; null: no limit."""
+"""Lowest and highest value that agree with the claim; null: no limit. A limit is the smallest effect of interest, or
+the margin within which nothing is lost."""
 
 
 class MeanStatistic(Config):
@@ -108,7 +109,7 @@ Statistic = Annotated[
 
 
 class ExpectationConfig(Config):
-    """One number and its band. A claim holds where all of its expectations do."""
+    """One number and its band. A claim is supported where all of its numbers are shown to lie in their bands."""
 
     what: str
     """The number in words, for tables."""
@@ -124,6 +125,17 @@ class ExpectationConfig(Config):
             yield Problem(f"{path}band", self.band, "must have a limit on one side at least")
         if low is not None and high is not None and low > high:
             yield Problem(f"{path}band", self.band, "the lowest value must not be above the highest")
+
+
+class ControlConfig(ExpectationConfig):
+    """A number that has to lie in its band for the claim to mean anything; it is not tested, its value counts.
+
+    For example the claim's own number of untrained models, which must show nothing, or a baseline's score, which must
+    be off floor and ceiling.
+    """
+
+    overrides: list[str] = Field(default_factory=list)
+    """Changes of every arm, for runs of the control's own: `dotted.key=value`. Of a sweep only."""
 
 
 class TimedArm(Config):
@@ -245,6 +257,8 @@ class ClaimConfig(Config):
     """Duration on two CPU cores when nothing has been trained yet."""
     expect: Annotated[list[ExpectationConfig], Field(min_length=1)]
     """Numbers and their bands, written before the first run."""
+    controls: list[ControlConfig] = Field(default_factory=list)
+    """What must be so for the numbers to say anything; else the outcome is void."""
     limits: str = ""
     """What a run of this size cannot show."""
     gpu: dict[str, Any] | None = None

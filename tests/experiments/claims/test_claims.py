@@ -82,21 +82,41 @@ def test_terms_of_counted_and_timed_claims_exist():
 def test_a_claim_that_holds_is_counted_and_its_outcome_kept(tmp_path):
     claim = claims.load_claim(claim_file(tmp_path))
     outcome = reproduce(claim, Resources(tmp_path / "store"))
-    assert outcome.head["holds"]
-    assert outcome.head["expectations"][0]["value"] == 1
+    assert outcome.verdict == "supported"
+    assert outcome.head["numbers"][0]["value"] == 1
     claims.write_outcome(claim, outcome, tmp_path / "outcomes")
     again = claims.read_outcome(claim, [tmp_path / "empty", tmp_path / "outcomes"])
     assert again is not None
     assert again.rows == outcome.rows
-    assert again.verdict(claim) == "holds"
+    assert again.state(claim) == "supported"
     assert [row["arm"] for row in again.rows] == ["two", "four"]
 
 
 def test_an_outcome_is_stale_once_the_band_has_changed_but_not_once_it_is_reworded(tmp_path):
     claim = claims.load_claim(claim_file(tmp_path))
     outcome = reproduce(claim, Resources(tmp_path / "store"))
-    assert outcome.verdict(claims.load_claim(claim_file(tmp_path, statement="Depth is free."))) == "holds"
-    assert outcome.verdict(claims.load_claim(claim_file(tmp_path, band=(0.5, 1.5)))) == "stale"
+    assert outcome.state(claims.load_claim(claim_file(tmp_path, statement="Depth is free."))) == "supported"
+    assert outcome.state(claims.load_claim(claim_file(tmp_path, band=(0.5, 1.5)))) == "stale"
+
+
+@pytest.mark.parametrize(("band", "verdict"), [((0.9, 1.1), "supported"), ((1.5, None), "void")])
+def test_a_claim_whose_control_is_not_as_it_must_be_is_void(tmp_path, band, verdict):
+    control = {"what": "steps cost MACs", "statistic": {"kind": "ratio", "of": "four/macs", "over": "two/macs"}}
+    claim = claims.load_claim(claim_file(tmp_path, controls=[control | {"band": [1.1, None]}]))
+    (found,) = reproduce(claim, Resources(tmp_path / "store")).head["controls"]
+    assert found["value"] > 1.1
+    same = control | {"statistic": {"kind": "ratio", "of": "four/parameters", "over": "two/parameters"}}
+    claim = claims.load_claim(claim_file(tmp_path, controls=[same | {"band": list(band)}]))
+    assert reproduce(claim, Resources(tmp_path / "store")).verdict == verdict
+
+
+def test_a_control_may_have_runs_of_its_own(tmp_path):
+    statistic = {"kind": "mean", "of": "two/loss"}
+    untrained = ["training.n_updates=1", "training.optimizer.lr=1e-9"]
+    control = {"what": "untrained", "statistic": statistic, "band": [0.0, None], "overrides": untrained}
+    claim = swept_claim(tmp_path, "two/loss", controls=[control])
+    head = reproduce(claim, Resources(tmp_path / "store")).head
+    assert head["controls"][0]["value"] > head["numbers"][0]["value"]
 
 
 def test_the_command_exits_with_1_outside_the_band_and_says_so(tmp_path, capsys):
@@ -105,36 +125,37 @@ def test_the_command_exits_with_1_outside_the_band_and_says_so(tmp_path, capsys)
     assert run("reproduce", str(path), "--outcomes", outcomes) == 1
     shown = capsys.readouterr().out
     assert "2 to 3" in shown
-    assert "fails" in shown
+    assert "contradicted" in shown
     head = json.loads((tmp_path / "outcomes/universal-transformer/steps.jsonl").read_text().splitlines()[0])
-    assert head["holds"] is False
+    assert head["verdict"] == "contradicted"
     assert head["date"]
     assert head["versions"]["torch"]
 
 
 def test_the_command_exits_with_0_inside_the_band(tmp_path, capsys):
     assert run("reproduce", str(claim_file(tmp_path)), "--outcomes", str(tmp_path / "o"), "--json") == 0
-    assert json.loads(capsys.readouterr().out)["holds"] is True
+    assert json.loads(capsys.readouterr().out)["verdict"] == "supported"
 
 
 def test_claims_are_listed_with_what_came_of_them(tmp_path, capsys):
     assert run("claims", "--json", "--outcomes", str(tmp_path)) == 0
     listed = json.loads(capsys.readouterr().out)
     assert len(listed) == len(claims.list_claims())
-    assert {one["outcome"] for one in listed} <= {"holds", "fails", "stale", "not run"}
+    assert {one["outcome"] for one in listed} <= set(claims.STATES)
     for one in listed:
         assert (one["why_stale"] is not None) == (one["outcome"] == "stale")
         if one["outcome"] != "not run":
-            assert one["holds"] == all(e["holds"] for e in one["expectations"])
+            said = {number["verdict"] for number in one["numbers"]}
+            assert (one["verdict"] == "supported") == (said == {"supported"})
             assert one["made_with"].startswith("0.")
     claim = claims.load_claim("one-wide-ffn/decoding-speed")
     outcome = claims.read_outcome(claim, [claims.claims_directory()])
     head = {key: value for key, value in outcome.head.items() if key != "code"}
-    head |= {"holds": False, "versions": {"ostinato": "0.0.9", "commit": "0123456789abcdef-dirty"}}
+    head |= {"verdict": "contradicted", "versions": {"ostinato": "0.0.9", "commit": "0123456789abcdef-dirty"}}
     claims.write_outcome(claim, claims.Outcome(head, outcome.rows), tmp_path)
     assert run("claims", "--paper", "one-wide-ffn", "--outcomes", str(tmp_path)) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert "stale (fails)" in shown
+    assert "stale (contradicted)" in shown
     assert "0.0.9, 0123456-dirty" in shown
     assert "stale, of which code it is was not recorded: one-wide-ffn/" in shown
 
@@ -156,7 +177,7 @@ def test_an_outcome_says_which_code_it_was_made_with_and_is_stale_once_that_has_
             shutil.copytree(Path(ostinato.__file__).parent, copy, ignore=shutil.ignore_patterns("__pycache__"))
             (copy / measured / "more.py").write_text("")
             patch.setattr(version, "PACKAGE", copy)
-            assert (outcome.verdict(claim) == "stale") is is_stale, measured
+            assert (outcome.state(claim) == "stale") is is_stale, measured
             if is_stale:
                 assert outcome.why_stale(claim) == "what it measures has changed since"
 
@@ -168,9 +189,9 @@ def test_an_outcome_is_stale_once_a_recipe_it_measures_has_changed_but_not_its_d
     source = {"kind": "count", "vocabulary": 32, "arms": arms}
     claim = claims.load_claim(claim_file(tmp_path, source=source))
     outcome = reproduce(claim, Resources(tmp_path / "store"))
-    assert outcome.verdict(claim) == "holds"
+    assert outcome.state(claim) == "supported"
     recipe.write_text("base: algorithmic/copy-universal\ndescription: another\n")
-    assert outcome.verdict(claim) == "holds"
+    assert outcome.state(claim) == "supported"
     recipe.write_text("base: algorithmic/copy-universal\nmodel:\n  d_model: 32\n")
     assert outcome.why_stale(claim) == "what it measures has changed since"
 
@@ -188,7 +209,7 @@ def test_an_outcome_without_a_record_of_its_code_is_stale_where_more_than_counti
 def test_an_outcome_of_runs_that_earlier_code_trained_is_stale(tmp_path):
     claim = swept_claim(tmp_path, "two/loss", seeds=[1])
     store = tmp_path / "store"
-    assert reproduce(claim, Resources(store)).verdict(claim) == "holds"
+    assert reproduce(claim, Resources(store)).state(claim) == "inconclusive"
     (note, *_) = sorted(store.glob("*/versions.json"))
     note.write_text(json.dumps(json.loads(note.read_text()) | {"source": "another"}))
     assert reproduce(claim, Resources(store)).why_stale(claim) == "some of its runs were trained by earlier code"
@@ -251,9 +272,10 @@ ALIKE = {
 }
 
 
-def swept_claim(folder: Path, term: str, **source) -> claims.Claim:
+def swept_claim(folder: Path, term: str, controls=(), **source) -> claims.Claim:
     expect = [{"what": "it", "statistic": {"kind": "mean", "of": term}, "band": [0.0, None]}]
-    return claims.load_claim(claim_file(folder, source={"kind": "sweep", "sweep": TINY} | source, expect=expect))
+    swept = {"kind": "sweep", "sweep": TINY} | source
+    return claims.load_claim(claim_file(folder, source=swept, expect=expect, controls=list(controls)))
 
 
 def test_a_sweep_is_run_and_measured_by_seed_by_analysis_and_by_comparison(tmp_path):
@@ -374,7 +396,7 @@ def test_rounds_of_a_timing_are_its_seeds(tmp_path):
     claim = claims.load_claim(claim_file(tmp_path, source=source, expect=expect))
     outcome = reproduce(claim, Resources(tmp_path))
     assert [row["seed"] for row in outcome.rows] == [1, 2, 3, 4, 5, 6] * 2
-    assert outcome.head["holds"], outcome.head
+    assert outcome.verdict == "supported", outcome.head
 
 
 def test_the_document_of_results_is_what_the_command_prints():

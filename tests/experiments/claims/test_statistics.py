@@ -1,13 +1,17 @@
-"""Statistics of claims, against numbers worked out by hand."""
+"""Numbers of claims: against numbers worked out by hand, and their verdicts against truths that are known."""
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import pytest
-from pydantic import TypeAdapter
+from scipy import stats
 
 from ostinato.config.claim import ExpectationConfig
 from ostinato.errors import DataError
-from ostinato.experiments.claims.statistics import evaluate
+from ostinato.experiments.claims.inference import ALPHA, holm, judge, seeds_needed, verdict
+from ostinato.experiments.claims.statistics import Found, claim_verdict, find
 
 ROWS = [
     {"arm": "a", "seed": 1, "values": {"x": 1.0, "t": 4.0}},
@@ -17,80 +21,188 @@ ROWS = [
     {"arm": "b", "seed": 2, "values": {"x": 2.0}},
     {"arm": "b", "seed": 3, "values": {"x": 2.0}},
     {"arm": "c", "seed": 1, "values": {"x": 10.0}},
+    {"arm": "d", "seed": 4, "values": {"x": 1.0}},
 ]
 
 
-def found(statistic: dict, band=(None, 100.0), centre="mean", rows=ROWS):
-    expectation = {"what": "it", "statistic": statistic, "band": band}
-    return evaluate(TypeAdapter(ExpectationConfig).validate_python(expectation), rows, centre)
+def number(statistic: dict, band=(None, 100.0), sampling="seeds", rows=ROWS) -> Found:
+    expectation = ExpectationConfig.model_validate({"what": "it", "statistic": statistic, "band": band})
+    (found,) = find([expectation], rows, sampling)
+    return found
 
 
-def test_a_mean_is_over_seeds_with_their_standard_deviation():
-    it = found({"kind": "mean", "of": "a/x"})
+def arms(**by_arm: list[float]) -> list[dict]:
+    """Rows of one measure "s"; the places in the lists are the seeds."""
+    return [
+        {"arm": arm, "seed": seed, "values": {"s": value}}
+        for arm, xs in by_arm.items()
+        for seed, value in enumerate(xs)
+    ]
+
+
+def test_a_mean_is_over_seeds_with_its_interval_by_students_t():
+    it = number({"kind": "mean", "of": "a/x"})
     assert it.value == 4
     assert it.by_seed == {"1": 1, "2": 3, "3": 8}
-    assert it.sd == pytest.approx(13**0.5)
+    half = stats.t.ppf(0.975, 2) * 13**0.5 / 3**0.5
+    assert (it.low, it.high) == pytest.approx((4 - half, 4 + half))
 
 
-def test_the_centre_of_rounds_is_their_median():
-    assert found({"kind": "mean", "of": "a/x"}, centre="median").value == 3
+def test_rounds_have_a_median_with_the_interval_of_the_sign_test():
+    rounds = arms(a=[1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 100.0])
+    it = number({"kind": "mean", "of": "a/s"}, (1.5, None), "rounds", rounds)
+    # 2 and 9 are the second from either end: outside lie 2 * 11 of 1,024 ways to toss ten coins.
+    assert (it.value, it.low, it.high) == (5.5, 2.0, 9.0)
+    assert it.p_supported == pytest.approx(11 / 1024)
+    assert it.verdict == "supported"
 
 
 def test_a_difference_is_paired_by_seed():
-    it = found({"kind": "difference", "of": "a/x", "minus": "b/x"})
+    it = number({"kind": "difference", "of": "a/x", "minus": "b/x"})
     assert it.value == 2
     assert it.by_seed == {"1": -1, "2": 1, "3": 6}
 
 
-def test_a_difference_of_arms_with_other_seeds_is_one_of_means():
-    it = found({"kind": "difference", "of": "c/x", "minus": "a/x"})
-    assert it.value == 6
-    assert it.by_seed == {"1": 9}
-    assert it.sd is None
+def test_only_the_seeds_that_all_terms_have_count_and_there_must_be_one():
+    it = number({"kind": "difference", "of": "c/x", "minus": "a/x"}, (0.0, None))
+    assert (it.value, it.by_seed, it.verdict) == (9, {"1": 9}, "inconclusive")
+    with pytest.raises(DataError, match="a/x, d/x have no seed in common"):
+        number({"kind": "difference", "of": "a/x", "minus": "d/x"})
 
 
-def test_a_ratio_is_the_mean_of_the_seeds_ratios():
-    assert found({"kind": "ratio", "of": "a/x", "over": "a/t"}).value == pytest.approx((1 / 4 + 3 / 5 + 8 / 9) / 3)
+def test_a_ratio_is_judged_by_its_logarithm():
+    it = number({"kind": "ratio", "of": "a/x", "over": "a/t"})
+    logs = [math.log(1 / 4), math.log(3 / 5), math.log(8 / 9)]
+    assert it.value == pytest.approx(math.exp(sum(logs) / 3))
+    half = stats.t.ppf(0.975, 2) * np.std(logs, ddof=1) / 3**0.5
+    assert it.high == pytest.approx(math.exp(sum(logs) / 3 + half))
 
 
-def test_a_ratio_over_nothing_is_an_error():
-    rows = [{"arm": "a", "seed": 1, "values": {"x": 1.0, "zero": 0.0}}]
-    with pytest.raises(DataError, match="divisor is 0"):
-        found({"kind": "ratio", "of": "a/x", "over": "a/zero"}, rows=rows)
+@pytest.mark.parametrize(("value", "said"), [(0.0, "divisor is 0"), (-1.0, "must be positive")])
+def test_a_ratio_over_nothing_or_less_is_an_error(value, said):
+    rows = [{"arm": "a", "seed": 1, "values": {"x": 1.0, "y": value}}]
+    with pytest.raises(DataError, match=said):
+        number({"kind": "ratio", "of": "a/x", "over": "a/y"}, rows=rows)
 
 
-def test_the_smallest_step_is_negative_where_the_order_breaks():
-    assert found({"kind": "smallest_step", "along": ["b/x", "a/x", "c/x"]}).value == 2
-    assert found({"kind": "smallest_step", "along": ["a/x", "b/x", "c/x"]}).value == -2
+RISING = arms(p=[1.0, 1.1, 0.9], q=[2.0, 2.2, 1.9], r=[3.0, 3.3, 3.1])
+ORDER = {"kind": "smallest_step", "along": ["p/s", "q/s", "r/s"]}
 
 
-def test_the_spread_is_from_the_smallest_to_the_largest():
-    assert found({"kind": "spread", "along": ["a/x", "b/x", "c/x"]}).value == 8
+def test_an_order_is_supported_where_every_step_is_and_contradicted_where_one_is():
+    it = number(ORDER, (0.5, None), rows=RISING)
+    assert it.value == pytest.approx(1.0333, abs=1e-3)
+    assert it.verdict == "supported"
+    assert number(ORDER, (1.0, None), rows=RISING).verdict == "inconclusive"
+    assert number(ORDER, (1.5, None), rows=RISING).verdict == "contradicted"
+    backwards = {"kind": "smallest_step", "along": ["p/s", "r/s", "q/s"]}
+    assert number(backwards, (0.1, None), rows=RISING).value == pytest.approx(-1.1, abs=1e-3)
+    assert number(backwards, (0.1, None), rows=RISING).verdict == "contradicted"
 
 
-@pytest.mark.parametrize(("mode", "at"), [("max", 30), ("min", 20)])
-def test_the_best_is_where_it_stands(mode, at):
-    statistic = {"kind": "best_at", "along": ["a/x", "b/x", "c/x"], "at": [10.0, 20.0, 30.0], "mode": mode}
-    assert found(statistic).value == at
+def test_a_spread_is_small_where_every_pair_is_shown_to_be_close():
+    alike = arms(p=[1.0, 1.1, 0.9], q=[1.01, 1.1, 0.91], r=[1.0, 1.12, 0.9])
+    spread = {"kind": "spread", "along": ["p/s", "q/s", "r/s"]}
+    it = number(spread, (0.0, 0.1), rows=alike)
+    assert it.value == pytest.approx(0.006667, abs=1e-5)
+    assert it.verdict == "supported"
+    assert number(spread, (0.0, 0.01), rows=alike).verdict == "inconclusive"
+    assert number(spread, (0.0, 0.5), rows=RISING).verdict == "contradicted"
+
+
+@pytest.mark.parametrize(("mode", "at"), [("max", 30), ("min", 10)])
+def test_the_best_is_where_it_is_shown_to_beat_all_outside(mode, at):
+    best = {"kind": "best_at", "along": ["p/s", "q/s", "r/s"], "at": [10.0, 20.0, 30.0], "mode": mode}
+    assert number(best, (at, at), rows=RISING).value == at
+    assert number(best, (at, at), rows=RISING).verdict == "supported"
+    assert number(best, (20.0, 20.0), rows=RISING).verdict == "contradicted"
 
 
 @pytest.mark.parametrize(("figure", "value"), [("slope", 4.0), ("relative_slope", 2.0), ("r_squared", 1.0)])
-def test_a_line_goes_through_the_means(figure, value):
-    rows = [{"arm": n, "seed": 1, "values": {"s": y}} for n, y in (("p", 2.0), ("q", 6.0), ("r", 14.0))]
-    statistic = {"kind": "line", "along": ["p/s", "q/s", "r/s"], "at": [1.0, 2.0, 4.0], "figure": figure}
-    assert found(statistic, rows=rows).value == pytest.approx(value)
+def test_a_line_goes_through_the_terms(figure, value):
+    line = {"kind": "line", "along": ["p/s", "q/s", "r/s"], "at": [1.0, 2.0, 4.0], "figure": figure}
+    assert number(line, rows=arms(p=[2.0], q=[6.0], r=[14.0])).value == pytest.approx(value)
 
 
 @pytest.mark.parametrize(
-    ("band", "holds"), [((4.0, 4.0), True), ((None, 3.9), False), ((4.1, None), False), ((3.0, 5.0), True)]
+    ("band", "said"), [((4.0, 4.0), "supported"), ((None, 3.9), "contradicted"), ((4.1, None), "contradicted")]
 )
-def test_the_limits_belong_to_the_band(band, holds):
-    assert found({"kind": "mean", "of": "a/x"}, band).holds is holds
+def test_what_is_counted_is_exact_and_the_limits_belong_to_the_band(band, said):
+    assert number({"kind": "mean", "of": "a/s"}, band, "exact", arms(a=[4.0])).verdict == said
+
+
+def test_no_sample_shows_that_a_number_is_one_point():
+    assert number({"kind": "mean", "of": "a/s"}, (4.0, 4.0), rows=arms(a=[3.99, 4.0, 4.01])).verdict == "inconclusive"
+    assert number({"kind": "mean", "of": "a/s"}, (4.0, 4.0), rows=arms(a=[8.9, 9.0, 9.1])).verdict == "contradicted"
+
+
+def test_one_seed_or_seeds_at_a_floor_say_nothing():
+    for seeds in ([5.0], [5.0, 5.0, 5.0]):
+        it = number({"kind": "mean", "of": "a/s"}, (0.0, None), rows=arms(a=seeds))
+        assert (it.low, it.high, it.verdict, it.seeds_needed) == (None, None, "inconclusive", None)
 
 
 @pytest.mark.parametrize(
-    ("term", "said"), [("d/x", "no arm 'd'; there are a, b, c"), ("b/t", "no measure 't'; it has x")]
+    ("term", "said"), [("e/x", "no arm 'e'; there are a, b, c, d"), ("b/t", "no measure 't'; it has x")]
 )
 def test_a_term_that_nobody_measured_names_what_there_is(term, said):
     with pytest.raises(DataError, match=said):
-        found({"kind": "mean", "of": term})
+        number({"kind": "mean", "of": term})
+
+
+def test_the_p_values_of_a_claim_are_corrected_by_holm():
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    rows = arms(a=[1.0, 1.2, 1.1], b=[1.0, 1.6, 1.3])
+    expectations = [
+        ExpectationConfig.model_validate({"what": arm, "statistic": {"kind": "mean", "of": f"{arm}/s"}, "band": band})
+        for arm, band in (("a", (0.5, None)), ("b", (0.4, None)))
+    ]
+    alone = [find([one], rows)[0] for one in expectations]
+    together = find(expectations, rows)
+    assert [one.verdict for one in alone] == ["supported", "supported"]
+    assert together[0].p_supported == pytest.approx(2 * alone[0].p_supported)
+    assert together[1].p_supported == alone[1].p_supported
+    assert claim_verdict(together) == "supported"
+    assert claim_verdict([together[0], number(ORDER, (1.5, None), rows=RISING)]) == "contradicted"
+    assert claim_verdict([together[0], number(ORDER, (1.0, None), rows=RISING)]) == "inconclusive"
+
+
+N_SIMULATED = 2000
+
+
+def share(said: str, n_seeds: int, mean: float, band, sd: float = 1.0) -> float:
+    """How often simulated claims of a known truth get a verdict."""
+    draws = np.random.default_rng(7).normal(mean, sd, (N_SIMULATED, n_seeds))
+    judged = (judge(sample, band) for sample in draws)
+    return sum(verdict(one.p_supported, one.p_contradicted) == said for one in judged) / N_SIMULATED
+
+
+@pytest.mark.parametrize("n_seeds", [3, 5])
+@pytest.mark.parametrize("band", [(2.0, None), (None, -2.0), (2.0, 30.0), (-30.0, 2.0)])
+def test_an_effect_at_the_threshold_is_supported_or_contradicted_as_rarely_as_promised(n_seeds, band):
+    most = 2 * ALPHA + 2 * (2 * ALPHA * (1 - 2 * ALPHA) / N_SIMULATED) ** 0.5
+    at = band[1] if band[1] is not None and abs(band[1]) == 2 else band[0]
+    for said in ("supported", "contradicted"):
+        assert share(said, n_seeds, at, band) <= most / 2 + 0.005
+
+
+def test_no_loss_is_only_supported_where_a_loss_of_the_margin_is_excluded():
+    margin = (-1.0, 1.0)
+    assert share("supported", 5, 1.0, margin, sd=0.3) <= ALPHA + 2 * (ALPHA * (1 - ALPHA) / N_SIMULATED) ** 0.5
+    assert share("supported", 5, 0.0, margin, sd=0.3) > 0.9
+    assert share("supported", 5, 0.0, margin, sd=3.0) < 0.05
+    assert share("contradicted", 5, 3.0, margin, sd=0.3) > 0.9
+
+
+@pytest.mark.parametrize("n_seeds", [4, 6, 9])
+def test_the_seeds_that_would_decide_do_so_with_the_power_that_is_promised(n_seeds):
+    # A sample with this mean and spread: choose the distance for which n_seeds are said to be enough.
+    sample = np.array([-1.0, 0.0, 1.0])
+    distance = next(d for d in np.arange(0.5, 6, 0.01) if seeds_needed(sample + d, (0.0, None)) == n_seeds)
+    power = share("supported", n_seeds, distance, (0.0, None))
+    below = share("supported", n_seeds - 1, distance, (0.0, None))
+    error = 2 * (0.8 * 0.2 / N_SIMULATED) ** 0.5
+    assert power >= 0.8 - error
+    assert below < 0.8 + error
+    assert seeds_needed([1.0, 1.0, 1.0], (0.0, None)) is None
+    assert seeds_needed([1.0, 1.001, 0.5], (0.834, None)) is None

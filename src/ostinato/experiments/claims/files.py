@@ -2,9 +2,9 @@
 
 A claim is `claims/<paper>/<name>.yaml`, written by hand before its first run. Its outcome is `<paper>/<name>.jsonl`
 in a folder of outcomes, written by `ostinato reproduce` only: a first line with verdict, date, command, versions and
-every number beside its band, then the rows it was computed from. The outcomes that come with the library lie beside
-the claims. An outcome is of the claim and of the code it was made with: where expectations, runs, recipes or the source
-of what is measured have changed since, it is stale.
+every number with its interval beside its band, then the rows it was computed from. The outcomes that come with the
+library lie beside the claims. An outcome is of the claim and of the code it was made with: where expectations, runs,
+recipes or the source of what is measured have changed since, it is stale.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from ostinato.config.claim import ClaimConfig, CountSource, SweepSource
 from ostinato.config.files import did_you_mean, read_recipe, read_yaml, shipped_directory, shipped_files
@@ -28,7 +28,8 @@ from ostinato.system_errors import kind_of
 from ostinato.tasks.recipes import find_recipe
 from ostinato.version import LEARNING, source_hash
 
-Verdict = Literal["holds", "fails", "not run", "stale"]
+State = Literal["supported", "contradicted", "inconclusive", "void", "not run", "stale"]
+STATES: tuple[State, ...] = get_args(State)
 _FOLDER = "claims"
 _DESCRIPTIVE = {"name", "where", "statement", "limits", "minutes", "gpu", "inputs", "description"}
 """What may be reworded without making an outcome stale."""
@@ -41,6 +42,7 @@ _MEASURED: dict[str, tuple[str, ...]] = {
     "count": ("plan.py", "config", "budget", "data", "models", "tasks"),
 }
 """The parts of the package that a kind of source measures."""
+_JUDGED = ("experiments/claims/statistics.py", "experiments/claims/inference.py")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,7 @@ class Claim:
     @property
     def code(self) -> str:
         """SHA-256 of what is measured: the source files of its parts of the package, and the recipes."""
-        content: list[Any] = [source_hash((*_MEASURED[self.config.source.kind], "experiments/claims/statistics.py"))]
+        content: list[Any] = [source_hash((*_MEASURED[self.config.source.kind], *_JUDGED))]
         for name in sorted(self._recipes()):
             recipe = read_recipe(find_recipe(name), find_recipe, Recipe, settle)
             content.append({key: value for key, value in recipe.items() if key not in _DESCRIPTIVE})
@@ -89,20 +91,20 @@ class Outcome:
 
     Args:
         head: verdict, date, command, versions, code (`Claim.code`; None where some of its runs were trained by earlier
-            code), expectations. rows: {arm, seed, values}, one an arm and seed.
+            code), numbers, controls. rows: {arm, seed, values}, one an arm and seed.
     """
 
     head: dict[str, Any]
     rows: list[dict[str, Any]]
 
-    def verdict(self, claim: Claim) -> Verdict:
-        """Say whether the claim held, and whether this is still of that claim and that code."""
-        return "stale" if self.why_stale(claim) else self.found
+    def state(self, claim: Claim) -> State:
+        """Return the verdict where this is still of that claim and that code."""
+        return "stale" if self.why_stale(claim) else self.verdict
 
     @property
-    def found(self) -> Literal["holds", "fails"]:
-        """Say whether the claim held when it was run."""
-        return "holds" if self.head["holds"] else "fails"
+    def verdict(self) -> State:
+        """Return what was found when the claim was run: supported, contradicted, inconclusive or void."""
+        return self.head["verdict"]  # type: ignore[no-any-return]
 
     def why_stale(self, claim: Claim) -> str | None:
         """Say what has changed since the claim was run; None where nothing has.
@@ -193,7 +195,7 @@ def read_outcome(claim: Claim, directories: Sequence[Path]) -> Outcome | None:
         if path.is_file():
             try:
                 head, *rows = read_rows(path)
-                return Outcome({**head, "claim": str(head["claim"]), "holds": bool(head["holds"])}, rows)
+                return Outcome({**head, "claim": str(head["claim"]), "verdict": str(head["verdict"])}, rows)
             except (ValueError, KeyError, TypeError) as error:
                 raise DataError(f"{path}: is no outcome of a claim: {error!r}") from error
     return None

@@ -1,4 +1,4 @@
-"""Running a claim: what is missing is run, every number is compared with its band, the outcome is a file.
+"""Running a claim: what is missing is run, every number is judged by its band, the outcome is a file.
 
 The numbers come from rows, {arm, seed, values: {measure: number}}, of the claim's source: runs of a sweep, timings of
 models with random weights, or counts.
@@ -27,7 +27,8 @@ from ostinato.data.registry import DataAccess
 from ostinato.errors import ConfigError, DataError, Problem
 from ostinato.evaluation.timing import Effort
 from ostinato.experiments.claims.files import Claim, Outcome, command
-from ostinato.experiments.claims.statistics import Centre, evaluate
+from ostinato.experiments.claims.inference import Sampling
+from ostinato.experiments.claims.statistics import claim_verdict, find
 from ostinato.experiments.results import pass_lengths
 from ostinato.experiments.sweep.executors import Executor
 from ostinato.experiments.sweep.files import load_sweep, read_sweep_settings
@@ -46,6 +47,7 @@ from ostinato.version import __version__
 
 Rows = list[dict[str, Any]]
 _COMPARED = "compared"
+_SAMPLING: dict[str, Sampling] = {"sweep": "seeds", "timing": "rounds", "count": "exact"}
 _COUNTED: tuple[FigureName, ...] = ("parameters", "active", "macs")
 
 
@@ -89,14 +91,24 @@ def reproduce(claim: Claim, resources: Resources) -> Outcome:
             rows = timed_rows(source, resources.on_event)
         case CountSource():
             rows = counted_rows(source, resources.access)
-    # The seeds of a timing are its rounds: a disturbed round must not move the number.
-    centre: Centre = "median" if isinstance(source, TimingSource) else "mean"
-    found = [evaluate(expectation, rows, centre) for expectation in claim.config.expect]
+    sampling = _SAMPLING[source.kind]
+    numbers = find(claim.config.expect, rows, sampling)
+    controls = []
+    for control in claim.config.controls:
+        of_control = rows
+        if control.overrides and isinstance(source, SweepSource):
+            changed = source.model_copy(update={"overrides": [*source.overrides, *control.overrides]})
+            of_control, _ = sweep_source_rows(changed, resources)
+        (number,) = find([control], of_control, sampling)
+        low, high = control.band
+        is_so = (low is None or number.value >= low) and (high is None or number.value <= high)
+        controls.append({"what": control.what, "band": [low, high], "value": number.value, "is_so": is_so})
     head = {
         "name": claim.name,
         "claim": claim.address,
-        "holds": all(one.holds for one in found),
-        "expectations": [one.as_dict() for one in found],
+        "verdict": claim_verdict(numbers) if all(control["is_so"] for control in controls) else "void",
+        "numbers": [number.as_dict() for number in numbers],
+        "controls": controls,
         "date": datetime.now(UTC).date().isoformat(),
         "command": command(claim),
         "seconds": round(time.monotonic() - began, 1),

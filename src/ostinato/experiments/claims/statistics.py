@@ -1,17 +1,27 @@
-"""Statistics of claims: from rows of arms and seeds to one number, with its value for every seed.
+"""Numbers of claims: from rows of arms and seeds to samples, and from those to intervals and a verdict.
 
-A row is {arm, seed, values: {measure: number}}. A statistic of several terms is computed from the terms' means over
-seeds; where all terms have the same seeds, it is computed for every seed as well, and for `mean`, `difference` and
-`ratio` the number is the mean over those (they are linear, but for the ratio).
+A row is {arm, seed, values: {measure: number}}. Terms are paired by seed: a number is computed for every seed that all
+its terms have. Some numbers have several parts, which all have to lie in a band for the number to lie in its own, and
+are judged by it (`ostinato.experiments.claims.inference`):
+
+    mean, difference, line      themselves
+    ratio                       its logarithm, against those of the limits
+    smallest_step               one difference a step
+    spread                      the difference of every two terms, between - and + the largest spread
+    best_at                     the difference of the best term inside the band to every term outside it, above 0
+
+A number of several parts is supported where every part is, which needs no correction, and contradicted where one part
+is, which does: the smallest p times the number of parts.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from itertools import pairwise
-from statistics import correlation, fmean, linear_regression, median, stdev
-from typing import Any, Literal
+from itertools import combinations, pairwise
+from statistics import correlation, fmean, linear_regression, median
+from typing import Any
 
 from ostinato.config.claim import (
     BestAtStatistic,
@@ -25,60 +35,140 @@ from ostinato.config.claim import (
     Statistic,
 )
 from ostinato.errors import DataError
+from ostinato.experiments.claims.inference import Limits, Sampling, Verdict, holm, judge, seeds_needed, verdict
 
-Centre = Literal["mean", "median"]
-_CENTRES: dict[Centre, Callable[[Sequence[float]], float]] = {"mean": fmean, "median": median}
+_Part = tuple[list[float], Limits]
+"""A sample, and its band."""
 
 
 @dataclass(frozen=True, slots=True)
-class ExpectationResult:
+class Found:
     """What was found for an expectation.
 
     Args:
-        value: the statistic. by_seed: for every seed that all terms have. sd: of these (n - 1), None for fewer than 2.
+        value: the statistic of the terms' means (rounds: medians). by_seed: of every seed that all terms have.
+        low, high: 95 % interval; of several parts, of the one that is least supported; None: nothing to judge by.
+        p_supported, p_contradicted: corrected for the number of a claim's expectations.
+        seeds_needed: by the power of the least supported part; None: more than 1,000, or not known.
     """
 
     what: str
+    band: Limits
     value: float
     by_seed: dict[str, float]
-    sd: float | None
-    band: tuple[float | None, float | None]
+    low: float | None
+    high: float | None
+    p_supported: float
+    p_contradicted: float
+    seeds_needed: int | None
 
     @property
-    def holds(self) -> bool:
-        """True where the value is inside the band, its limits included."""
-        low, high = self.band
-        return (low is None or self.value >= low) and (high is None or self.value <= high)
+    def verdict(self) -> Verdict:
+        """Say whether the number is shown to lie in its band, shown not to, or neither."""
+        return verdict(self.p_supported, self.p_contradicted)
 
     def as_dict(self) -> dict[str, Any]:
         """Return it as JSON."""
-        return {**asdict(self), "band": list(self.band), "holds": self.holds}
+        return {**asdict(self), "band": list(self.band), "verdict": self.verdict}
 
 
-def evaluate(
-    expectation: ExpectationConfig, rows: Sequence[dict[str, Any]], centre: Centre = "mean"
-) -> ExpectationResult:
-    """Return an expectation's number.
-
-    Args:
-        centre: how a term is averaged over its seeds: the median for rounds of a timing.
+def find(
+    expectations: Sequence[ExpectationConfig], rows: Sequence[dict[str, Any]], sampling: Sampling = "seeds"
+) -> list[Found]:
+    """Return the numbers of a claim, each with what it says about its band.
 
     Raises:
-        DataError: a term that no row has, or a number that does not exist (a ratio over 0).
+        DataError: a term that no row has, terms without a common seed, or a number that does not exist (ratio over 0).
     """
-    statistic = expectation.statistic
+    numbers = [_number(one, rows, sampling) for one in expectations]
+    supported = holm([number.p_supported for number in numbers])
+    contradicted = holm([number.p_contradicted for number in numbers])
+    return [
+        Found(**{**asdict(number), "p_supported": yes, "p_contradicted": no})
+        for number, yes, no in zip(numbers, supported, contradicted, strict=True)
+    ]
+
+
+def claim_verdict(numbers: Sequence[Found]) -> Verdict:
+    """Return a claim's verdict: supported where all of its numbers are, contradicted where one of them is."""
+    verdicts = {number.verdict for number in numbers}
+    if verdicts == {"supported"}:
+        return "supported"
+    return "contradicted" if "contradicted" in verdicts else "inconclusive"
+
+
+def _number(expectation: ExpectationConfig, rows: Sequence[dict[str, Any]], sampling: Sampling) -> Found:
+    """Return one number, its p values not yet corrected."""
+    statistic, band = expectation.statistic, expectation.band
     terms = terms_of(statistic)
     by_term = {term: values_of(term, rows) for term in terms}
     seeds = [seed for seed in by_term[terms[0]] if all(seed in by_term[term] for term in terms)]
-    middle = _CENTRES[centre]
-    by_seed = {seed: _number(statistic, [by_term[term][seed] for term in terms]) for seed in seeds}
-    is_paired = len(seeds) == max(len(found) for found in by_term.values())
-    if is_paired and isinstance(statistic, MeanStatistic | DifferenceStatistic | RatioStatistic):
-        value = middle(list(by_seed.values()))
+    if not seeds:
+        raise DataError(f"{expectation.what}: {', '.join(terms)} have no seed in common")
+    values = {seed: [by_term[term][seed] for term in terms] for seed in seeds}
+    by_seed = {seed: _compute(statistic, own) for seed, own in values.items()}
+    middle: Callable[[Sequence[float]], float] = median if sampling == "rounds" else fmean
+    columns = [[values[seed][place] for seed in seeds] for place in range(len(terms))]
+    parts = _parts(statistic, band, columns, list(by_seed.values()), middle)
+    judged = [judge(sample, limits, sampling) for sample, limits in parts]
+    least = max(range(len(parts)), key=lambda i: judged[i].p_supported)
+    low, high = judged[least].low, judged[least].high
+    if isinstance(statistic, RatioStatistic):
+        value = math.exp(judged[least].value)
+        low, high = (None if end is None else math.exp(end) for end in (low, high))
+    elif len(parts) == 1:
+        value = judged[0].value
     else:
-        value = _number(statistic, [middle(list(by_term[term].values())) for term in terms])
-    sd = stdev(by_seed.values()) if len(by_seed) > 1 else None
-    return ExpectationResult(expectation.what, value, by_seed, sd, expectation.band)
+        value = _compute(statistic, [middle(column) for column in columns])
+    return Found(
+        expectation.what,
+        band,
+        value,
+        by_seed,
+        low,
+        high,
+        judged[least].p_supported,
+        min(1.0, len(parts) * min(part.p_contradicted for part in judged)),
+        seeds_needed(*parts[least]) if sampling == "seeds" else None,
+    )
+
+
+def _parts(
+    statistic: Statistic,
+    band: Limits,
+    columns: Sequence[list[float]],
+    sample: list[float],
+    middle: Callable[[Sequence[float]], float],
+) -> list[_Part]:
+    """Return what has to lie where for the number to lie in its band.
+
+    Args:
+        columns: the terms' values, by seed. sample: the number's.
+    """
+    match statistic:
+        case RatioStatistic():
+            if min(sample) <= 0 or any(limit is not None and limit <= 0 for limit in band):
+                raise DataError(f"{statistic.of} / {statistic.over}: ratios and their limits must be positive")
+            low, high = (None if limit is None else math.log(limit) for limit in band)
+            return [([math.log(ratio) for ratio in sample], (low, high))]
+        case SmallestStepStatistic():
+            return [(_differences(after, before), band) for before, after in pairwise(columns)]
+        case SpreadStatistic():
+            return [(_differences(a, b), (-(band[1] or 0.0), band[1])) for a, b in combinations(columns, 2)]
+        case BestAtStatistic(at=at, mode=mode):
+            sign = 1.0 if mode == "max" else -1.0
+            scores = [[sign * value for value in column] for column in columns]
+            low, high = band
+            inside = [(low is None or place >= low) and (high is None or place <= high) for place in at]
+            best = max((column for column, is_in in zip(scores, inside, strict=True) if is_in), key=middle)
+            others = [column for column, is_in in zip(scores, inside, strict=True) if not is_in]
+            return [(_differences(best, other), (0.0, None)) for other in others]
+        case _:
+            return [(sample, band)]
+
+
+def _differences(of: Sequence[float], minus: Sequence[float]) -> list[float]:
+    return [a - b for a, b in zip(of, minus, strict=True)]
 
 
 def terms_of(statistic: Statistic) -> list[str]:
@@ -109,7 +199,7 @@ def values_of(term: str, rows: Sequence[dict[str, Any]]) -> dict[str, float]:
     return found
 
 
-def _number(statistic: Statistic, values: Sequence[float]) -> float:
+def _compute(statistic: Statistic, values: Sequence[float]) -> float:
     match statistic:
         case MeanStatistic():
             return values[0]
