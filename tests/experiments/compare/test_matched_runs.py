@@ -56,6 +56,16 @@ def test_deeper_runs_are_matched_to_the_end_of_shallower_ones() -> None:
     assert (six["reached"], six["checkpoint"], six["own"], six["mismatch"]) == (None, None, None, None)
 
 
+def test_the_checkpoint_is_one_beside_the_first_crossing_not_one_of_overfitting() -> None:
+    shallow = Curve("shallow", 1, [(10, 3.0), (50, 2.5)], [50])
+    losses = [(10, 3.5), (20, 2.7), (30, 2.2), (40, 2.0), (50, 2.49)]
+    row = match_perplexity([shallow, Curve("deep", 2, losses, [at for at, _ in losses])])[1]
+    assert row["reached"] == pytest.approx(24)
+    assert row["checkpoint"] == "update-000020"
+    late = match_perplexity([shallow, Curve("deep", 2, losses, [10, 40, 50])])[1]
+    assert late["checkpoint"] == "update-000040"
+
+
 def test_scores_are_compared_at_losses_that_all_runs_reached() -> None:
     pairs = {
         "a": [(math.exp(2), 0.0), (math.exp(0), 0.5), (math.exp(1), 0.9), (math.exp(-2), 1.0)],

@@ -2,9 +2,9 @@
 
 At equal perplexity (their section 3.3): of runs of pre-training the shallowest is the reference, r its held-out loss at
 the end. For every run at least as deep it is found where its held-out loss first reaches r: the running minimum over
-the run's evaluations, and between two of them, as log perplexity is the loss, a line in the loss. The saved checkpoint
-whose loss is nearest to r is what is to be fine-tuned; what it is off by is reported. Then the next deeper run is the
-reference, for those at least as deep as it.
+the run's evaluations, and between two of them, as log perplexity is the loss, a line in the loss. Of the
+saved checkpoints before and after, the one whose loss is nearer to r is what is to be fine-tuned; what it is off by is
+reported. Then the next deeper run is the reference, for those at least as deep as it.
 
 At equal in-distribution loss (section 3.4): of runs of fine-tuning every saved checkpoint gives a pair, its held-out
 loss and its score on another split. Along the running minimum of the loss, which makes it single-valued, the score is
@@ -115,7 +115,12 @@ def match_perplexity(curves: Sequence[Curve]) -> list[dict[str, Any]]:
                 "mismatch": None,
             }
             if update is not None and losses:
-                nearest = min(losses, key=lambda at: (abs(losses[at] - wanted), at))
+                # Of the two saved around that update: a later one may be as near again where the run overfits.
+                around = [
+                    max((at for at in losses if at <= update), default=None),
+                    min((at for at in losses if at >= update), default=None),
+                ]
+                nearest = min((at for at in around if at is not None), key=lambda at: (abs(losses[at] - wanted), at))
                 row["checkpoint"] = f"update-{nearest:06d}"
                 row["own"] = math.exp(losses[nearest])
                 row["mismatch"] = losses[nearest] - wanted
