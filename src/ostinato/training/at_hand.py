@@ -1,4 +1,6 @@
-"""What the first examples of a recipe's splits refuse, where its data are at hand: nothing is downloaded."""
+"""What training would refuse of a recipe, found without training: by its settings, the names of the parameters, and the
+first example of a split where its data are at hand. Nothing is downloaded.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +10,36 @@ from ostinato.config.recipe import Recipe
 from ostinato.data.example import Example
 from ostinato.data.mixture import Mixture
 from ostinato.data.registry import DataAccess
-from ostinato.errors import DataError
+from ostinato.errors import ConfigError, DataError
 from ostinato.evaluation.evaluate import check_reported
 from ostinato.evaluation.tally import check_columns
 from ostinato.tasks.registry import build_task
+from ostinato.training.checks import pattern_problems
+from ostinato.training.initial import load_tokenizers
+from ostinato.training.prepare import with_splits
+
+
+def check_trainable(recipe: Recipe, access: DataAccess | None = None, *, with_start: bool = True) -> None:
+    """Refuse patterns, columns and a start that training would refuse.
+
+    Args:
+        recipe: whose splits its task has. with_start: False: the run it starts from need not be there yet.
+
+    Raises:
+        ConfigError: patterns that match no parameter; no run to start from. DataError: columns that the first examples
+            do not have.
+    """
+    if problems := pattern_problems(recipe):
+        raise ConfigError(problems)
+    if with_start and recipe.training.init_from is not None:
+        load_tokenizers(recipe.training.init_from)
+    try:
+        task = build_task(recipe.task, recipe.data, access)
+    except ConfigError:  # files of the user's own that are not here yet
+        return
+    check_mixture(recipe, task.splits()[0], access)
+    for split in with_splits(recipe, task).evaluation.splits or []:
+        check_by(recipe, split, recipe.evaluation.by or [], access)
 
 
 def check_by(recipe: Recipe, split: str, by: Sequence[str], access: DataAccess | None = None) -> None:
