@@ -154,6 +154,14 @@ def test_a_dry_run_finds_a_measure_that_names_nothing(run, tmp_path: Path) -> No
     assert "did you mean exact_match?" in outcome.err
 
 
+def test_a_dry_run_finds_what_training_would_refuse(run, tmp_path: Path) -> None:
+    arms = [{"name": "base"}, {"name": "frozen", "set": {"training.freeze": ["zzz*"]}}]
+    write_yaml(SWEEP | {"arms": arms}, tmp_path / "mine.yaml")
+    outcome = run("sweep", tmp_path / "mine.yaml", "--store", tmp_path / "store", "--dry-run")
+    assert (outcome.code, outcome.err.count("\n")) == (2, 1)
+    assert "training.freeze is 'zzz*': matches no parameter" in outcome.err
+
+
 def numbers_in(found: dict[str, Any], before: str = "") -> Iterator[str]:
     """Yield the paths of all numbers."""
     for name, value in found.items():

@@ -42,6 +42,7 @@ EVALUATE = {"kind": "evaluate", "split": "test", "path": "loss"}
         (EVALUATE | {"metrics": ["blue"]}, "m0.metrics is 'blue': must be among"),
         (EVALUATE | {"checkpoint": "best:5"}, "m0.checkpoint is 'best:5': the run keeps 1: set training.keep_best"),
         (EVALUATE | {"checkpoint": "last:3"}, "m0.checkpoint is 'last:3': the run keeps 1: set training.keep_last"),
+        (EVALUATE | {"checkpoint": "besst"}, "m0.checkpoint is 'besst': must be best, last, a mean"),
         (EVALUATE | {"checkpoint": "best:0"}, "after 'best:' comes how many to average"),
         (EVALUATE | {"n_steps": 9}, "m0.n_steps is 9: the encoder has 2 rounds with different parameter sets"),
         (EVALUATE | {"halting_threshold": 0.5}, "m0.halting_threshold is 0.5: no token of this model can halt"),

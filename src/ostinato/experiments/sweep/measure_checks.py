@@ -6,6 +6,7 @@ columns to the first example's; an analysis to its own.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
@@ -30,6 +31,7 @@ Tree = Mapping[str, "Tree | None"]
 _ANY = "*"
 _OF_A_RUN = ("parameters", "seed", "processes", "n_updates", "best_update", "training_seconds", "seconds")
 _COUNTS = ("n", "n_labels", "n_words", "n_bytes")
+_UPDATE = re.compile(r"update-\d{6,}")
 _OF_A_ROUTER = ("load_entropy", "row_entropy", "n_dead", "experts_per_token")
 
 
@@ -91,6 +93,8 @@ def _evaluation_problems(measure: EvaluateMeasure, recipe: Recipe, task: Task) -
         yield from problems
     elif parse_average(checkpoint):
         yield from recipe.too_few_to_average(checkpoint, key)
+    elif checkpoint not in ("best", "last") and "/" not in checkpoint and not _UPDATE.fullmatch(checkpoint):
+        yield Problem(key, checkpoint, "must be best, last, a mean (best:5, last:5), or a name such as update-000500")
     if (by := measure.by) is not None:
         yield from _refused(f"{where}by", by, lambda: check_by(recipe, measure.split, by))
 
