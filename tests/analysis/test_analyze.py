@@ -102,6 +102,15 @@ def test_numbers_are_json_with_null_for_what_is_none(written: logic.Analysed) ->
         assert all(len(row) == len(found["table"]["columns"]) for row in found["table"]["rows"])
 
 
+def test_columns_that_an_analysis_declares_are_those_it_shows(written: logic.Analysed) -> None:
+    declared = {study.name: study.columns for study in logic.STUDIES}
+    assert sum(map(bool, declared.values())) > 10
+    for path in (path for path in written.files if path.suffix == ".json"):
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if columns := declared[found["analysis"]]:
+            assert set(found["table"]["columns"]) <= set(columns)
+
+
 def test_a_run_is_as_similar_to_itself_as_can_be(runs: list[Path]) -> None:
     loaded = load(runs[0], device="cpu")
     given = logic.subjects([loaded, loaded], None, 24)

@@ -63,7 +63,7 @@ def test_a_plan_of_the_users_own_text_counts_the_vocabulary_it_asks_for(run) -> 
 def test_a_plan_trains_the_tokenizer_of_files_that_are_there(run, tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("a b c\nb c d\n", encoding="utf-8")
-    settings = ["data.tokenizer.kind=words", f"data.train={text}"]
+    settings = ["data.tokenizer.kind=words", *(f"data.{split}={text}" for split in ("train", "dev", "test"))]
     assert json.loads(run("plan", "lm/transformer", *settings, "--json").out)[0]["vocabulary"]["target"] == 8
     text.write_text("", encoding="utf-8")
     assert "no examples" in run("plan", "lm/transformer", *settings).err

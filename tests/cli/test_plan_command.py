@@ -255,3 +255,47 @@ def test_the_cost_of_the_scaling_laws_is_a_row_of_models_of_one_sequence(run) ->
     rows = _rows(run("plan", "lm/transformer", "lm/universal", *sizes).out)
     assert any(row.startswith("C_forward, FLOPs per token") for row in rows)
     assert not any("C_forward" in row for row in _rows(run("plan", "scan/transformer").out))
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> list[str]:
+    """A recipe of a small model over three files of the user's own, and the settings that name them."""
+    settings = []
+    for split in ("train", "dev", "test"):
+        (tmp_path / f"{split}.jsonl").write_text('{"source": "a b", "target": "b a", "n": 2}\n', encoding="utf-8")
+        settings.append(f"data.{split}={tmp_path / split}.jsonl")
+    return ["files/template", *settings, "data.tokenizer.kind=words", "evaluation.splits=[test]", "model.d_model=16"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["data.dev=null"], "training.selection.split is 'dev': "),
+        (["evaluation.splits=[gen]"], "evaluation.splits is 'gen': "),
+        (["training.freeze=['zzz*']"], "training.freeze is 'zzz*': matches no parameter of the model"),
+        (
+            ["training.optimizer.lr_scales=[{pattern: 'zzz*', scale: 0.5}]"],
+            "training.optimizer.lr_scales is 'zzz*': matches no parameter of the model",
+        ),
+        (["training.init_from=nowhere"], "holds no run: name a run directory, whose best checkpoint is taken"),
+        (["evaluation.by=[nocol]"], "test: example 1 has no column 'nocol'; its columns are: n"),
+        (["data.mixture={column: nocol}"], "row 1 has no column 'nocol' (data.mixture.column), but n"),
+    ],
+)
+def test_what_training_would_refuse_is_refused(
+    run, own: list[str], tmp_path: Path, settings: list[str], message: str
+) -> None:
+    outcome = run("plan", *own, *settings)
+    assert (outcome.code, outcome.err.count("\n")) == (2, 1), outcome.err
+    assert message in outcome.err
+    assert message in run("train", *own, *settings, "--run-dir", tmp_path / "run").err
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_training_would_take_is_taken_and_what_is_not_here_yet_is_not_asked_for(run, own: list[str]) -> None:
+    settings = ["evaluation.by=[n]", "data.mixture={column: n}", "training.freeze=['*norm*']"]
+    assert run("plan", *own, *settings).code == 0
+    sizes = ["--source-vocab", 20, "--target-vocab", 20]
+    assert run("plan", "files/template", "evaluation.by=[anything]", *sizes).code == 0
+    assert run("plan", "logical-inference/ut-fixed", *sizes).code == 0, "the run it starts from is trained before it"
+    assert run("plan", "scan/transformer", "evaluation.by=[anything]", *sizes).code == 0

@@ -3,13 +3,17 @@ from __future__ import annotations
 import csv
 import io
 import json
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ostinato.config.files import write_yaml
-from ostinato.experiments.sweep import measure_checks
+from ostinato.config.sweep import SweepConfig
 from ostinato.experiments.sweep.executors import InProcess
+from ostinato.experiments.sweep.measure_checks import measure_problems
+from ostinato.tasks.recipes import load_recipe
 
 SWEEP = {
     "recipe": "demo/transformer",
@@ -150,16 +154,36 @@ def test_a_dry_run_finds_a_measure_that_names_nothing(run, tmp_path: Path) -> No
     assert "did you mean exact_match?" in outcome.err
 
 
+def test_a_dry_run_finds_what_training_would_refuse(run, tmp_path: Path) -> None:
+    arms = [{"name": "base"}, {"name": "frozen", "set": {"training.freeze": ["zzz*"]}}]
+    write_yaml(SWEEP | {"arms": arms}, tmp_path / "mine.yaml")
+    outcome = run("sweep", tmp_path / "mine.yaml", "--store", tmp_path / "store", "--dry-run")
+    assert (outcome.code, outcome.err.count("\n")) == (2, 1)
+    assert "training.freeze is 'zzz*': matches no parameter" in outcome.err
+
+
+def numbers_in(found: dict[str, Any], before: str = "") -> Iterator[str]:
+    """Yield the paths of all numbers."""
+    for name, value in found.items():
+        if isinstance(value, dict):
+            yield from numbers_in(value, f"{before}{name}.")
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            yield f"{before}{name}"
+
+
 def test_whatever_is_found_may_be_named(run, tmp_path: Path) -> None:
     tiny = ["task.n_train=60", "task.n_eval=8", "training.n_updates=2", "training.device=cpu", "model.d_model=16"]
     halting = ["model.encoder.self_attention.share=all", "model.encoder.ffn={d_ff: 16, share: all, kind: experts}"]
     halting += ["model.encoder.ffn.n_experts=3", "model.encoder.halting={kind: stick_breaking}"]
     assert run("train", "demo/transformer", *tiny, *halting, "--run-dir", tmp_path / "run").code == 0
     results = json.loads((tmp_path / "run" / "results.json").read_text())
-    assert results.keys() <= measure_checks.OF_A_RUN
     found = json.loads(run("evaluate", tmp_path / "run", "--split", "test", "--json").out)["test"]
-    assert found.keys() | results["splits"]["test"].keys() <= {
-        *measure_checks.OF_A_SPLIT,
-        *("exact_match", "token_accuracy_free", "mean_of"),
-    }
+    recipe = load_recipe(tmp_path / "run")
+    asked = [{"kind": "result", "path": path} for path in numbers_in(results)]
+    asked += [{"kind": "result", "split": "test", "path": path} for path in numbers_in(results["splits"]["test"])]
+    asked += [{"kind": "evaluate", "path": path} for path in numbers_in(found)]
+    assert len(asked) > 200
+    for one in asked:
+        (measure,) = SweepConfig(name="x", recipe="r", arms=[{"name": "a"}], measures=[{"name": "m", **one}]).measures
+        assert list(measure_problems(measure, recipe)) == []
     assert {"halting", "routing"} <= found.keys()

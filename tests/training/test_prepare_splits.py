@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 from tiny_runs import tiny_recipe
 
+from ostinato import metrics
 from ostinato.config.recipe import Recipe
-from ostinato.errors import CheckpointError, ConfigError, DataError, OstinatoError
+from ostinato.errors import CheckpointError, ConfigError, DataError, OstinatoError, Problem
 from ostinato.evaluation.evaluate import evaluate
 from ostinato.evaluation.loading import load
+from ostinato.metrics import ExactMatch
 from ostinato.tasks.recipes import load_recipe
 from ostinato.tasks.registry import build_task
 from ostinato.training import train
@@ -138,3 +140,23 @@ def test_results_hold_the_datas_hashes_and_a_run_goes_on_with_the_same_data_only
     path.write_text("".join(path.read_text().splitlines(keepends=True)[1:]))
     with pytest.raises(CheckpointError, match=f"the examples of '{split}' are not those the run was started with"):
         train(recipe, tmp_path / "run", resume=True)
+
+
+@pytest.mark.parametrize("as_selection", [False, True])
+def test_a_metric_that_cannot_be_had_is_an_error_before_there_is_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, as_selection: bool
+) -> None:
+    class Lacking(ExactMatch):
+        def __init__(self) -> None:
+            raise ConfigError([Problem("evaluation.metrics", "bleu", "needs what is not here")])
+
+    monkeypatch.setitem(metrics._OURS, "bleu", Lacking)
+    recipe = tiny_recipe(tmp_path / "letters", n_updates=1)
+    if as_selection:
+        selection = recipe.training.selection.model_copy(update={"metric": "bleu", "mode": "max"})
+        recipe = with_settings(recipe, "training", selection=selection)
+    else:
+        recipe = with_settings(recipe, "evaluation", metrics=["bleu"])
+    with pytest.raises(ConfigError, match="needs what is not here"):
+        train(recipe, tmp_path / "run")
+    assert not (tmp_path / "run").exists()

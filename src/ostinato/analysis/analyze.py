@@ -200,9 +200,7 @@ def _split(
     for study in studies:
         why_not: dict[str, str] = {}
         for subject in given:
-            if study.needs_steps and not subject.model.stacks:
-                why_not[subject.name] = "its model is a recurrence over positions: it has no steps to look at"
-            elif (reason := study.why_not(subject)) is not None:
+            if (reason := study.why_not(subject)) is not None:
                 why_not[subject.name] = reason
         mine = [subject for subject in given if subject.name not in why_not]
         texts = [f"{name}: {reason}" for name, reason in why_not.items()]

@@ -82,8 +82,11 @@ def _show_plan(sweep: SweepConfig, store: Path, access: Any, json: bool) -> None
     """Print arms, seeds, keys and budgets, and which runs are there."""
     from ostinato.experiments.sweep.rows import collect_rows
     from ostinato.experiments.sweep.runs import arm_budgets, check_equal, plan_runs
+    from ostinato.training.at_hand import check_trainable
 
     runs = plan_runs(sweep, store, access)
+    for run in {run.arm: run for run in runs}.values():
+        check_trainable(run.recipe, access, with_start=run.start is None)
     budgets = arm_budgets(sweep, runs, access)
     missing = {(line["arm"], line["seed"]): line["why"] for line in collect_rows(sweep, runs)[1]}
     lines = [

@@ -7,7 +7,7 @@ two measures of equal settings and different names are measured once.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -120,6 +120,10 @@ class TableSelection(Config):
     """Column that the number is in."""
     take: Literal["mean", "first", "last", "min", "max"] = "mean"
     """Of the column's values in these rows, in the table's order."""
+
+    def missing(self, columns: Sequence[str]) -> list[str]:
+        """Return the columns that it names and a table does not have."""
+        return [column for column in (*self.where, self.column) if column not in columns]
 
 
 class AnalysisMeasure(Measure):

@@ -95,7 +95,7 @@ class Recipe(Config):
         elif self.data.target_tokenizer is not None and getattr(self.model, "tie_embeddings", "none") == "all":
             reason = "needs one joint tokenizer: remove data.target_tokenizer, or use 'output' or 'none'"
             yield Problem(f"{path}model.tie_embeddings", "all", reason)
-        yield from self._too_few_to_average(path)
+        yield from self.too_few_to_average(self.evaluation.checkpoint, f"{path}evaluation.checkpoint", path)
         if self.model.special_ids != SpecialIds():
             given = self.model.special_ids.model_dump()
             reason = "a recipe's text is read by tokenizers whose ids are 0, 1 and 2: remove it (others: in Python)"
@@ -132,18 +132,21 @@ class Recipe(Config):
             reason = f"has no effect, because {why}: remove it, or set {rules}"
             yield from _set_in(self.training.halting, f"{path}training.halting.", reason)
 
-    def _too_few_to_average(self, path: str) -> Iterator[Problem]:
-        """A mean of more checkpoints than the run keeps, or is sure to have."""
-        role, _, number = self.evaluation.checkpoint.partition(":")
+    def too_few_to_average(self, checkpoint: str, key: str, path: str = "") -> Iterator[Problem]:
+        """Yield why a mean (best:5) is of more checkpoints than the run keeps, or is sure to have.
+
+        Args:
+            key: of the setting that names it.
+        """
+        role, _, number = checkpoint.partition(":")
         training, wanted = self.training, int(number or 1)
         kept = training.keep_best if role == "best" else training.keep_last
         every = training.evaluate_every if role == "best" else training.save_every
         certain = -(-training.n_updates // every)
         if training.selection.patience is not None:
             certain = min(certain, training.selection.patience + 1 if role == "best" else 1)
-        key, value = f"{path}evaluation.checkpoint", self.evaluation.checkpoint
         if kept < wanted:
-            yield Problem(key, value, f"the run keeps {kept}: set {path}training.keep_{role} to {wanted}")
+            yield Problem(key, checkpoint, f"the run keeps {kept}: set {path}training.keep_{role} to {wanted}")
         elif certain < wanted:
             name = "evaluate" if role == "best" else "save"
             stop = (
@@ -155,7 +158,7 @@ class Recipe(Config):
                 f"the run has {certain} or more: {path}training.n_updates is {training.n_updates}, "
                 f"{path}training.{name}_every {every}{stop}; use {role}"
             )
-            yield Problem(key, value, reason)
+            yield Problem(key, checkpoint, reason)
 
 
 def _set_in(config: Config, path: str, reason: str) -> Iterator[Problem]:

@@ -96,8 +96,10 @@ class SweepConfig(Config):
             for name in measure.arms or []:
                 if name not in names:
                     yield Problem(f"{path}measures.{place}.arms", name, f"must be one of {', '.join(names)}")
+        yield from _seeds_in(self.overrides, f"{path}overrides")
         for place, arm in enumerate(self.arms):
             key = f"{path}arms.{place}."
+            yield from _seeds_in(arm.overrides(), f"{key}set.seed")
             if arm.recipe is None and self.recipe is None:
                 yield Problem(f"{key}recipe", None, f"must be given for {arm.name}, because the sweep names none")
             yield from _repeated(self.seeds_of(arm), f"{path}seeds" if arm.seeds is None else f"{key}seeds")
@@ -122,6 +124,14 @@ class SweepConfig(Config):
         seeds = self.seeds_of(others[arm.after])
         if len(seeds) > 1 and (missing := [seed for seed in self.seeds_of(arm) if seed not in seeds]):
             yield Problem(f"{key}after", arm.after, f"has no run of seed {', '.join(map(str, missing))} to start from")
+
+
+def _seeds_in(overrides: list[str], key: str) -> Iterator[Problem]:
+    """Yield every seed that is set where `seeds` would win over it."""
+    for text in overrides:
+        name, _, seed = text.partition("=")
+        if name.strip() == "seed":
+            yield Problem(key, seed, f"has no effect beside seeds: write seeds: [{seed}]")
 
 
 def _repeated(values: list[Any], key: str) -> Iterator[Problem]:

@@ -22,7 +22,7 @@ import time
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from glob import escape
 from pathlib import Path
 from typing import IO, BinaryIO
@@ -129,6 +129,10 @@ class DataAccess:
     def default(cls, mirror: str | None = None) -> DataAccess:
         """Use OSTINATO_CACHE or the platform's cache folder, and `mirror` or else OSTINATO_MIRROR."""
         return cls(cache_folder() / "data", mirror or os.environ.get("OSTINATO_MIRROR") or None)
+
+    def offline(self) -> DataAccess:
+        """Return the same without a network: with the cache as the mirror, a file that is not in it is missing."""
+        return replace(self, mirror=str(self.cache)) if self.mirror is None or _is_remote(self.mirror) else self
 
     def cached(self, file: RemoteFile) -> Path | None:
         """Return the path of a file that is in the cache and sound; opens no socket."""

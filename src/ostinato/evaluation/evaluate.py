@@ -88,12 +88,7 @@ def evaluate(
         taken = iter(pairs := list(taken))
     rows = encode_rows(_hold(taken, held), tokenizers, data, model.config, training=False, name=name)
     is_packed = data.block_length is not None
-    if is_packed:
-        known = [] if data.mixture is None else [data.mixture.column]
-        if not set(by) <= set(known):
-            there = ", ".join(known) or "no column (data.mixture)"
-            reason = f"blocks of several texts (data.block_length) have {there}"
-            raise ConfigError([Problem("evaluation.by", list(by), reason)])
+    check_reported(by, data)
     tally = Tally(metrics, by, name, lambda ids, row: text_of(model.config, ids, row, tokenizers, data), predictions)
     passes = Passes(model, decoding if is_decoding else None, metrics, n_steps)
     # Beam search has `beam` rows for every sentence.
@@ -114,6 +109,19 @@ def evaluate(
     writes = is_decoding and model.config.generates
     result = tally.result(passes.halting, is_decoding=writes) | passes.result()
     return result | ranking | {"n_steps": n_steps, "seconds": time.perf_counter() - started}
+
+
+def check_reported(by: Sequence[str], data: DataConfig) -> None:
+    """Refuse columns that blocks of several texts do not have.
+
+    Raises:
+        ConfigError: with the columns that they have.
+    """
+    known = [] if data.mixture is None else [data.mixture.column]
+    if data.block_length is not None and not set(by) <= set(known):
+        there = ", ".join(known) or "no column (data.mixture)"
+        reason = f"blocks of several texts (data.block_length) have {there}"
+        raise ConfigError([Problem("evaluation.by", list(by), reason)])
 
 
 def _hold(examples: Iterable[Example], held: dict[int, Example]) -> Iterator[Example]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from ostinato.config.lstm import LstmLanguageModelConfig, LstmSeq2SeqConfig
 from ostinato.config.model import EncoderConfig, ModelConfig, Seq2SeqConfig
 from ostinato.models.encoder import Encoder
@@ -38,3 +40,13 @@ def build_model(config: ModelConfig, execution: Execution | None = None) -> Mode
             model = LanguageModel(config, execution)
     model.checked(execution)
     return model
+
+
+def without_memory(config: ModelConfig, execution: Execution | None = None) -> Model:
+    """Return a model of names and shapes alone (on torch's meta device), before its vocabularies are known.
+
+    Raises:
+        ConfigError: an execution that the model cannot follow.
+    """
+    with torch.device("meta"):
+        return build_model(config.model_copy(update=config.vocabulary_sizes(8, 8)), execution)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ostinato.config.common import SequenceModelConfig
 from ostinato.config.model import EncoderConfig, ModelConfig
@@ -75,10 +75,7 @@ def _train_tokenizers(recipe: Recipe, access: DataAccess) -> Tokenizers | None:
     """Build the tokenizers that training would build; None where their data is not on this machine."""
     if _needs_files(recipe):
         return None
-    is_remote = access.mirror is None or access.mirror.startswith(("http://", "https://"))
-    # With the cache as its mirror, a file that is not in the cache is missing, and no socket is opened.
-    offline = replace(access, mirror=str(access.cache)) if is_remote else access
-    task = build_task(recipe.task, recipe.data, offline)
+    task = build_task(recipe.task, recipe.data, access.offline())
     try:
         return Tokenizers.train(recipe.data, task.examples("train"), recipe.model.reads)
     except DataError:

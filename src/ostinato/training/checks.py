@@ -7,8 +7,8 @@ import torch
 from ostinato.config.recipe import Recipe
 from ostinato.config.training import ExpertBackend
 from ostinato.errors import ConfigError, Problem
-from ostinato.models import build_model
 from ostinato.models.base import TokenModel
+from ostinato.models.build import without_memory
 from ostinato.nn.experts import ExpertAttention, Routed
 from ostinato.training.freeze import freeze
 from ostinato.training.optim import check_scales
@@ -21,25 +21,28 @@ def check_training(recipe: Recipe, device: torch.device) -> None:
         ConfigError: every pattern that matches no parameter, a backend that does not work on this machine, a model that
             cannot be compiled, or not on this machine.
     """
-    config = recipe.training
-    is_plain = not config.freeze and not config.optimizer.lr_scales and not config.compile
-    if is_plain and config.expert_backend == "auto":
-        return
-    # Names and shapes are all that is needed, so the model is built without memory; vocabularies are not known yet.
-    with torch.device("meta"):
-        model = build_model(recipe.model.model_copy(update=recipe.model.vocabulary_sizes(8, 8)))
-    problems: list[Problem] = []
-    for check in (lambda: freeze(model, config.freeze), lambda: check_scales(model, config.optimizer.lr_scales)):
+    config, problems = recipe.training, pattern_problems(recipe)
+    if config.expert_backend != "auto":
+        model, lowered = without_memory(recipe.model), config.precision == "bfloat16"
+        problems += _backend_problems(model, config.expert_backend, device, lowered)
+    if config.compile and (reason := _why_not_compilable(without_memory(recipe.model), device)) is not None:
+        problems.append(Problem("training.compile", True, reason))
+    if problems:
+        raise ConfigError(problems)
+
+
+def pattern_problems(recipe: Recipe) -> list[Problem]:
+    """Return the patterns of `training.freeze` and `training.optimizer.lr_scales` that match no parameter."""
+    patterns, scales = recipe.training.freeze, recipe.training.optimizer.lr_scales
+    if not patterns and not scales:
+        return []
+    model, problems = without_memory(recipe.model), list[Problem]()
+    for check in (lambda: freeze(model, patterns), lambda: check_scales(model, scales)):
         try:
             check()
         except ConfigError as error:
             problems += error.problems
-    if config.expert_backend != "auto":
-        problems += _backend_problems(model, config.expert_backend, device, config.precision == "bfloat16")
-    if config.compile and (reason := _why_not_compilable(model, device)) is not None:
-        problems.append(Problem("training.compile", True, reason))
-    if problems:
-        raise ConfigError(problems)
+    return problems
 
 
 def _why_not_compilable(model: TokenModel, device: torch.device) -> str | None:

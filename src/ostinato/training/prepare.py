@@ -17,9 +17,11 @@ from ostinato.data.registry import DataAccess
 from ostinato.data.rows import encode_rows
 from ostinato.data.tokenizer import Tokenizers
 from ostinato.errors import ConfigError, Problem
+from ostinato.evaluation.evaluate import check_reported
+from ostinato.evaluation.scores import check_metrics
 from ostinato.evaluation.tally import check_columns
 from ostinato.tasks.base import Task
-from ostinato.tasks.checks import metric_problems, model_problems, split_problems
+from ostinato.tasks.checks import FORCED_METRICS, metric_problems, model_problems, split_problems
 from ostinato.tasks.registry import build_task
 from ostinato.training.changes import Changes
 from ostinato.training.initial import load_tokenizers
@@ -107,6 +109,7 @@ def prepare(recipe: Recipe, run: RunDirectory, is_resumed: bool, access: DataAcc
     batches = TrainingBatches(rows, recipe.data.tokens_per_batch, recipe.seed, objective, recipe.data.mixture)
     prepared = Prepared(recipe, task, tokenizers, batches, changes)
     if changes or not is_resumed:
+        _check_scores(prepared)
         _check_scored_examples(prepared)
     if changes:
         run.change(recipe, changes, new_splits)
@@ -118,6 +121,17 @@ def prepare(recipe: Recipe, run: RunDirectory, is_resumed: bool, access: DataAcc
             tokenizers.save(folder)
         run.describe(recipe, data)
     return prepared
+
+
+def _check_scores(prepared: Prepared) -> None:
+    """Build every metric, and look for the columns in blocks of texts: what cannot be had is an error before training.
+
+    Raises:
+        ConfigError: a metric whose library or model is not here, columns that blocks do not have.
+    """
+    selected = prepared.recipe.training.selection.metric
+    check_metrics([*prepared.metrics, *([] if selected in FORCED_METRICS else [selected])])
+    check_reported(prepared.by, prepared.recipe.data)
 
 
 def _check_scored_examples(prepared: Prepared) -> None:

@@ -14,29 +14,54 @@ from ostinato.experiments.sweep.files import load_sweep, shipped_sweeps
 
 def sweep_of(*measures: dict[str, Any]) -> dict[str, Any]:
     named = [{"name": f"m{i}", **measure} for i, measure in enumerate(measures)]
-    arms = [{"name": "a"}, {"name": "b", "set": {"seed": 3}}]
+    arms = [{"name": "a"}, {"name": "b", "set": {"training.label_smoothing": 0.2}}]
     return {"name": "x", "recipe": "demo/transformer", "seeds": [1], "arms": arms, "measures": named}
+
+
+RESULT = {"kind": "result", "split": "test"}
+EVALUATE = {"kind": "evaluate", "split": "test", "path": "loss"}
 
 
 @pytest.mark.parametrize(
     ("measure", "message"),
     [
-        (
-            {"kind": "result", "split": "test", "path": "exact_mach"},
-            "measures.m0.path is 'exact_mach': there will be no 'exact_mach': algorithmic is scored by exact_match, "
-            "token_accuracy_free; did you mean exact_match?",
-        ),
-        ({"kind": "result", "split": "test", "path": "bleu"}, "there will be no 'bleu'"),
+        (RESULT | {"path": "exact_mach"}, "measures.m0.path is 'exact_mach': there will be no 'exact_mach': there is "),
+        (RESULT | {"path": "exact_mach"}, "; did you mean exact_match?"),
+        (RESULT | {"path": "bleu"}, "there will be no 'bleu'"),
         ({"kind": "result", "path": "training_second"}, "did you mean training_seconds?"),
-        (
-            {"kind": "evaluate", "split": "gen", "path": "loss"},
-            "m0.split is 'gen': the task algorithmic has",
-        ),
-        ({"kind": "result", "split": "test", "path": "by.lenght.3.loss"}, "there will be no 'lenght': evaluation.by"),
-        ({"kind": "result", "split": "test", "path": "by.length_bucket.3.los"}, "there will be no 'los'"),
-        ({"kind": "result", "split": "test", "path": "halting.middle.mean"}, "the model has the stacks decoder, enc"),
-        ({"kind": "evaluate", "split": "long", "path": "bleu"}, "there will be no 'bleu'"),
+        (EVALUATE | {"split": "gen"}, "m0.split is 'gen': the task algorithmic has"),
+        (RESULT | {"path": "by.lenght.3.loss"}, "there will be no 'lenght' in by: there is length"),
+        (RESULT | {"path": "by.length_bucket.3.los"}, "there will be no 'los' in by.length_bucket.3"),
+        (RESULT | {"path": "by.*.*.loss"}, "there will be no '*'"),
+        (RESULT | {"path": "halting.encoder.mean"}, "there will be no 'halting'"),
+        (RESULT | {"path": "routing.*.n_dead"}, "there will be no 'routing'"),
+        (RESULT | {"path": "loss.foo"}, "there is nothing below loss to look for foo in: it is a number"),
+        (RESULT | {"path": "macs"}, "macs is no number, but holds full, realised"),
+        (RESULT | {"path": "name"}, "there will be no 'name'"),
+        (EVALUATE | {"split": "long", "path": "bleu"}, "there will be no 'bleu'"),
+        (EVALUATE | {"metrics": ["blue"]}, "m0.metrics is 'blue': must be among"),
+        (EVALUATE | {"checkpoint": "best:5"}, "m0.checkpoint is 'best:5': the run keeps 1: set training.keep_best"),
+        (EVALUATE | {"checkpoint": "last:3"}, "m0.checkpoint is 'last:3': the run keeps 1: set training.keep_last"),
+        (EVALUATE | {"checkpoint": "besst"}, "m0.checkpoint is 'besst': must be best, last, a mean"),
+        (EVALUATE | {"checkpoint": "best:0"}, "after 'best:' comes how many to average"),
+        (EVALUATE | {"n_steps": 9}, "m0.n_steps is 9: the encoder has 2 rounds with different parameter sets"),
+        (EVALUATE | {"halting_threshold": 0.5}, "m0.halting_threshold is 0.5: no token of this model can halt"),
+        (EVALUATE | {"set": {"decoding.bea": 3}}, "m0.set.decoding.bea is 3: "),
+        (EVALUATE | {"by": ["nocol"]}, "m0.by is ['nocol']: test: example 1 has no column 'nocol'"),
         ({"kind": "analysis", "study": "dept", "table": {"column": "x"}}, "m0.study is 'dept': must be one of"),
+        ({"kind": "analysis", "study": "budget", "table": {"column": "zzz"}}, "m0.table is 'zzz': is no column; there"),
+        (
+            {"kind": "analysis", "study": "budget", "table": {"column": "parameters", "where": {"prt": "all"}}},
+            "m0.table is 'prt': is no column",
+        ),
+        (
+            {"kind": "analysis", "study": "depth", "table": {"column": "tokens"}},
+            "m0.study is 'depth': does not apply: no token of its model can halt",
+        ),
+        (
+            {"kind": "analysis", "study": "pareto", "table": {"column": "ms an example"}},
+            "m0.study is 'pareto': does not apply: it compares runs",
+        ),
     ],
 )
 def test_a_measure_that_names_nothing_is_refused_once(measure: dict[str, Any], message: str) -> None:
@@ -46,18 +71,50 @@ def test_a_measure_that_names_nothing_is_refused_once(measure: dict[str, Any], m
     assert len(caught.value.problems) == 1, "of two arms"
 
 
+UNIVERSAL = {
+    "model.encoder.self_attention.share": "all",
+    "model.encoder.ffn.share": "all",
+    "model.encoder.halting.kind": "act",
+    "model.decoder.self_attention.share": "all",
+    "model.decoder.cross_attention.share": "all",
+    "model.decoder.ffn.share": "all",
+    "training.keep_best": 2,
+}
+
+
 def test_a_measure_that_names_something_is_let_through() -> None:
-    sweep = load_sweep(
-        sweep_of(
-            {"kind": "result", "split": "test", "path": "by.*.*.exact_match"},
-            {"kind": "result", "split": "test", "path": "macro.length_bucket.loss"},
-            {"kind": "result", "split": "test", "path": "halting.encoder.mean"},
-            {"kind": "result", "path": "splits.test.loss"},
-            {"kind": "evaluate", "split": "long", "path": "bleu", "metrics": ["bleu"]},
-            {"kind": "budget"},
-        )
-    )
-    assert [measure.name for measure in sweep.measures] == [f"m{i}" for i in range(6)]
+    measures = [
+        RESULT | {"path": "by.length_bucket.*.exact_match"},
+        RESULT | {"path": "macro.length_bucket.loss"},
+        RESULT | {"path": "halting.*.mean"},
+        RESULT | {"path": "by.length_bucket.1.5.halting.encoder.percentiles.90"},
+        {"kind": "result", "path": "splits.test.loss"},
+        {"kind": "result", "path": "selection.value"},
+        EVALUATE | {"split": "long", "path": "bleu", "metrics": ["bleu"]},
+        EVALUATE | {"checkpoint": "best:2", "n_steps": 9, "halting_threshold": 0.5, "set": {"decoding.max_length": 3}},
+        EVALUATE | {"by": ["length_bucket"], "path": "by.length_bucket.*.macs.realised", "checkpoint": "update-000002"},
+        {"kind": "analysis", "study": "depth", "table": {"column": "rounds, mean", "where": {"stack": "encoder"}}},
+        {"kind": "analysis", "study": "test-depth", "table": {"column": "rounds"}},
+        {"kind": "budget"},
+    ]
+    settings = sweep_of(*measures) | {"arms": [{"name": "a", "set": UNIVERSAL}]}
+    assert len(load_sweep(settings).measures) == len(measures)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"arms": [{"name": "a"}, {"name": "b", "set": {"seed": 4}}]},
+            "arms.1.set.seed is '4': has no effect beside seeds: write seeds: [4]",
+        ),
+        ({"overrides": ["seed=4"]}, "overrides is '4': has no effect beside seeds: write seeds: [4]"),
+    ],
+)
+def test_a_seed_that_seeds_would_win_over_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_sweep(sweep_of() | changes)
+    assert str(caught.value) == message
 
 
 @pytest.mark.parametrize("name", shipped_sweeps())

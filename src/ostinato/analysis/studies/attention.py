@@ -23,6 +23,7 @@ from ostinato.analysis.drawing import (
 )
 from ostinato.analysis.maps import attention_entropy
 from ostinato.analysis.studies.base import MARKS, Finding, OnProgress, Study, Subject
+from ostinato.models.build import Model
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,9 +34,21 @@ if TYPE_CHECKING:
 _MOST_MODULES, _MOST_HEADS = 4, 4
 
 
-def _no_attention(subject: Subject) -> str | None:
-    kinds = {use.kind for stack in subject.model.stacks.values() for use in stack.plan.uses()}
+def _no_attention(model: Model) -> str | None:
+    kinds = {use.kind for stack in model.stacks.values() for use in stack.plan.uses()}
     return None if kinds - {"ffn"} else "its model has no attention"
+
+
+_COLUMNS = (
+    "stack",
+    "sub-layer",
+    "queries",
+    "entropy, nats",
+    "on itself",
+    "on the first key",
+    "on the last key",
+    "on marked places",
+)
 
 
 def _attention(subject: Subject, on_progress: OnProgress) -> Finding:
@@ -56,15 +69,19 @@ def _attention(subject: Subject, on_progress: OnProgress) -> Finding:
         data.append({"stack": module.stack, "step": module.step, "kind": module.kind, "n": found.n} | values)
         means = [None if v is None else float(np.mean(v)) for v in values.values()]
         rows.append([module.stack, str(module), found.n, *means])
-    names = ("stack", "sub-layer", "queries", "entropy, nats", "on itself", "on the first key", "on the last key")
     n_marks = sum(map(len, subject.marks().values()))
     note = ""
     if n_marks:
         note = f"Marked: the {n_marks:,} places of the sources that the column {MARKS} names (supporting facts)."
     else:
         rows = [row[:-1] for row in rows]
-    columns = (*names, "on marked places") if n_marks else names
-    return Finding(columns, rows, {"by_head": data}, lambda narrow: _draw_sums(sums, narrow), note=note)
+    return Finding(
+        _COLUMNS if n_marks else _COLUMNS[:-1],
+        rows,
+        {"by_head": data},
+        lambda narrow: _draw_sums(sums, narrow),
+        note=note,
+    )
 
 
 ATTENTION = Study(
@@ -75,8 +92,9 @@ ATTENTION = Study(
         "looks at. The table adds how much weight lies on the token itself, the first and the last key, and where the "
         "data mark places of the source (supporting facts), panels show how much lies on those."
     ),
+    columns=_COLUMNS,
     needs=(AttentionTotals,),
-    why_not=_no_attention,
+    why_not_model=_no_attention,
     of_run=_attention,
 )
 
@@ -111,6 +129,9 @@ def _draw_heads(panel: Axes, group: tuple[str, str], by_step: dict[int, Floats],
     finish(panel, "step", label, f"{stack}, {kind.replace('_', '-')}")
 
 
+_EXAMPLE_COLUMNS = ("stack", "sub-layer", "heads", "queries", "keys")
+
+
 def _attention_example(subject: Subject, on_progress: OnProgress) -> Finding:
     """Return the weights of all steps and heads; the figure shows the first of each."""
     example: OneExample = subject.collected[OneExample]
@@ -121,7 +142,7 @@ def _attention_example(subject: Subject, on_progress: OnProgress) -> Finding:
     rows: list[list[object]] = [[m.stack, str(m), *found.shape] for m, found in weights.items()]
     note = f"{subject.which()}: the figure shows up to {_MOST_MODULES} sub-layers a stack and "
     return Finding(
-        ("stack", "sub-layer", "heads", "queries", "keys"),
+        _EXAMPLE_COLUMNS,
         rows,
         {"example": subject.shown(), "tokens": texts, "arrays": list(arrays)},
         lambda narrow: _draw_weights(shown, texts, narrow),
@@ -147,16 +168,20 @@ ATTENTION_EXAMPLE = Study(
         "A panel is a sub-layer and a head, a row a query, a column the key it looks at: bright is much weight, white "
         "a token that had halted. Sub-layers are numbered by step, sa is self-attention, ca cross-attention."
     ),
+    columns=_EXAMPLE_COLUMNS,
     needs=(OneExample,),
-    why_not=_no_attention,
+    why_not_model=_no_attention,
     of_run=_attention_example,
 )
+
+
+_QUESTION_COLUMNS = ("round", "entropy, nats", "most on", "weight", "on marked places")
 
 
 def _question_attention(subject: Subject, on_progress: OnProgress) -> Finding:
     """Return the weights of the last query in every round that it ran, by head."""
     example: OneExample = subject.collected[OneExample]
-    name, plan = _reader(subject)
+    name, plan = _reader(subject.model)
     stack = example.stacks[name]
     texts = [subject.text(name, token) for token in stack.ids_T]
     marked = subject.marks().get(subject.shown(), [])
@@ -172,13 +197,12 @@ def _question_attention(subject: Subject, on_progress: OnProgress) -> Finding:
         mean_S, most = weights_HS.mean(0), int(weights_HS.mean(0).argmax())
         row: list[object] = [round_, float(attention_entropy(weights_HS).mean()), texts[most], float(mean_S[most])]
         rows.append([*row, float(mean_S[marked].sum())] if marked else row)
-    columns = ("round", "entropy, nats", "most on", "weight")
     note = f"{subject.which()}, in the {name}: the row of its last query, {texts[-1]!r}."
     if marked:
         note += f" Marked by an asterisk: what the column {MARKS} names."
     labels = [f"{text} *" if i in marked else text for i, text in enumerate(texts)]
     return Finding(
-        (*columns, "on marked places") if marked else columns,
+        _QUESTION_COLUMNS if marked else _QUESTION_COLUMNS[:-1],
         rows,
         {"example": subject.shown(), "query": texts[-1], "keys": texts, "marked": marked, "rounds": rounds},
         lambda narrow: _draw_rows(weights, rounds, labels, narrow),
@@ -188,14 +212,14 @@ def _question_attention(subject: Subject, on_progress: OnProgress) -> Finding:
     )
 
 
-def _reader(subject: Subject) -> tuple[str, Plan]:
+def _reader(model: Model) -> tuple[str, Plan]:
     """Return the stack that reads the source (of a model with one stack that one), and its plan."""
-    name, stack = next(iter(subject.model.stacks.items()))
+    name, stack = next(iter(model.stacks.items()))
     return name, stack.plan
 
 
-def _no_self_attention(subject: Subject) -> str | None:
-    name, plan = _reader(subject)
+def _no_self_attention(model: Model) -> str | None:
+    name, plan = _reader(model)
     has_one = any(use.kind == "self_attention" for use in plan.uses())
     return None if has_one else f"its {name} has no self-attention"
 
@@ -208,8 +232,9 @@ QUESTION_ATTENTION = Study(
         "question (bAbI), else its end symbol or last token. A panel is a head, a column a round, a row a key; bright "
         "is much weight. Rounds that the position did not run are left out."
     ),
+    columns=_QUESTION_COLUMNS,
     needs=(OneExample,),
-    why_not=_no_self_attention,
+    why_not_model=_no_self_attention,
     of_run=_question_attention,
 )
 

@@ -156,9 +156,11 @@ class Study:
         name: as `--only` knows it. title, reading: of its section in the report, and how its figure is read.
         of_run: returns the finding of one run. of_runs: in its place, that of all runs together. Collectors have seen
             all examples by then.
+        columns: that its table may have, of one run; empty: they are named after what is found.
         needs: collectors of the streamed pass. needs_steps: it is about steps of depth, which a recurrence does not
-            have. why_not: returns why it does not apply to a run, None where it does. why_not_together: the same of
-            several runs to each of which it applies. extra_examples: how many it runs beside those of the common pass.
+            have. why_not_model: returns why it applies to no run of a model, None where it may. why_not_run: the same
+            of a run of a model to which it may apply. why_not_together: the same of several runs to each of which it
+            applies; one is too few where it compares. extra_examples: how many it runs beside those of the common pass.
     """
 
     name: str
@@ -166,11 +168,23 @@ class Study:
     reading: str
     of_run: Callable[[Subject, OnProgress], Finding] | None = None
     of_runs: Callable[[Sequence[Subject], OnProgress], Finding] | None = None
+    columns: tuple[str, ...] = ()
     needs: tuple[type[Any], ...] = ()
     needs_steps: bool = True
-    why_not: Callable[[Subject], str | None] = lambda subject: None
+    why_not_model: Callable[[Model], str | None] = lambda model: None
+    why_not_run: Callable[[Subject], str | None] = lambda subject: None
     why_not_together: Callable[[Sequence[Subject]], str | None] = lambda subjects: None
     extra_examples: Callable[[Sequence[Subject]], int] = lambda subjects: 0
+
+    def why_never(self, model: Model) -> str | None:
+        """Return why it applies to no run of a model, None where it may; the weights are not looked at."""
+        if self.needs_steps and not model.stacks:
+            return "its model is a recurrence over positions: it has no steps to look at"
+        return self.why_not_model(model)
+
+    def why_not(self, subject: Subject) -> str | None:
+        """Return why it does not apply to a run, None where it does."""
+        return self.why_never(subject.model) or self.why_not_run(subject)
 
     def find(self, subjects: Sequence[Subject], on_progress: OnProgress) -> list[Finding]:
         """Return the findings for the runs to which the study applies."""
@@ -181,14 +195,14 @@ class Study:
         return [replace(one, runs=one.runs or name) for one, name in zip(found, runs, strict=True)]
 
 
-def no_halting(subject: Subject) -> str | None:
+def no_halting(model: Model) -> str | None:
     """Return a reason where no token of a model can halt."""
-    return None if subject.model.halting_thresholds() else "no token of its model can halt"
+    return None if model.halting_thresholds() else "no token of its model can halt"
 
 
-def no_router(subject: Subject) -> str | None:
+def no_router(model: Model) -> str | None:
     """Return a reason where a model has no router."""
-    has_router = any(module.router is not None for module in subject.model.routed())
+    has_router = any(module.router is not None for module in model.routed())
     return None if has_router else "no sub-layer of its model chooses between experts"
 
 

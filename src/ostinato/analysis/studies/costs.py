@@ -32,6 +32,9 @@ class Part:
     milliseconds: float = 0.0
 
 
+_COLUMNS = ("part", "parameters", "M MACs, full depth", "M MACs, realised", "ms an example")
+
+
 def _costs(subject: Subject, on_progress: OnProgress) -> Finding:
     """Return the costs of every part."""
     found: Outcomes = subject.collected[Outcomes]
@@ -54,7 +57,6 @@ def _costs(subject: Subject, on_progress: OnProgress) -> Finding:
         "parts": {name: asdict(one) for name, one in parts.items()},
         "milliseconds_an_example": 1e3 * latency.per_example,
     }
-    names = ("part", "parameters", "M MACs, full depth", "M MACs, realised", "ms an example")
     is_pair = subject.model.config.has_two_sides
     sides = f"{lengths[0]} source and {lengths[1]} target" if is_pair else str(lengths[1])
     note = (
@@ -63,7 +65,7 @@ def _costs(subject: Subject, on_progress: OnProgress) -> Finding:
         f"the whole pass (last row). MACs: {sides} tokens. {_REST.capitalize()}: embeddings, norms, positions, "
         "output, halting."
     )
-    return Finding(names, rows, data, lambda narrow: _draw_parts(parts, rounds, narrow), note=note)
+    return Finding(_COLUMNS, rows, data, lambda narrow: _draw_parts(parts, rounds, narrow), note=note)
 
 
 COSTS = Study(
@@ -73,6 +75,7 @@ COSTS = Study(
         "For every part what it stores, what a pass over an example of mean lengths executes at full depth (pale) and "
         "at the depth tokens realised (full colour), and how long it takes; then the rounds they took part in, of all."
     ),
+    columns=_COLUMNS,
     needs=(Outcomes,),
     of_run=_costs,
 )

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 _MOST_VALUES = 16
 
 
+_COLUMNS = ("stack", "column", "value", "tokens", "rounds, mean", "expected depth")
+
+
 def _depth(subject: Subject, on_progress: OnProgress) -> Finding:
     """Return depths of all tokens and by column."""
     found: DepthByColumn = subject.collected[DepthByColumn]
@@ -51,7 +54,7 @@ def _depth(subject: Subject, on_progress: OnProgress) -> Finding:
                 if name in halting
             ]
     return Finding(
-        ("stack", "column", "value", "tokens", "rounds, mean", "expected depth"),
+        _COLUMNS,
         rows,
         {"thresholds": subject.model.halting_thresholds(), "overall": overall, "by": by},
         lambda narrow: _draw_depth(overall, by, narrow),
@@ -66,8 +69,9 @@ DEPTH = Study(
         "rounds by its value, and the histogram of every value as a column (bright: many tokens): values that need "
         "more depth stand higher."
     ),
+    columns=_COLUMNS,
     needs=(DepthByColumn,),
-    why_not=no_halting,
+    why_not_model=no_halting,
     of_run=_depth,
 )
 
@@ -111,6 +115,9 @@ def _shares(numbers: dict[str, Any]) -> Floats:
     return shares
 
 
+_MAP_COLUMNS = ("stack", "position", "token", "rounds")
+
+
 def _halting_map(subject: Subject, on_progress: OnProgress) -> Finding:
     """Return maps and ponder times of one example, by stack."""
     example: OneExample = subject.collected[OneExample]
@@ -127,7 +134,7 @@ def _halting_map(subject: Subject, on_progress: OnProgress) -> Finding:
     ]
     data = {name: {"tokens": texts, "ponder_times": times.tolist()} for name, (_, times, texts) in found.items()}
     return Finding(
-        ("stack", "position", "token", "rounds"),
+        _MAP_COLUMNS,
         rows,
         {"example": subject.shown(), "stacks": data},
         lambda narrow: _draw_maps(found, narrow),
@@ -143,8 +150,9 @@ HALTING_MAP = Study(
         "Columns are tokens, rows rounds from the first (top): bright where much of a token's mass is left "
         "before the round, dark where it has halted; the bars count the rounds each token took part in (ponder time)."
     ),
+    columns=_MAP_COLUMNS,
     needs=(OneExample,),
-    why_not=no_halting,
+    why_not_model=no_halting,
     of_run=_halting_map,
 )
 

@@ -30,6 +30,9 @@ _SHOWN_TOKENS, _TOP = 30, 8
 _LARGEST_PMI = 3.0
 
 
+_COLUMNS = ("router", "stack", "step", "experts", "load entropy / log E", "H(e|h), nats", "dead experts")
+
+
 def _experts(subject: Subject, on_progress: OnProgress) -> Finding:
     """Return what every router did at every step."""
     totals: ExpertTotals = subject.collected[ExpertTotals]
@@ -40,8 +43,7 @@ def _experts(subject: Subject, on_progress: OnProgress) -> Finding:
         entropies = [use["load_entropy"] / even, use["row_entropy"]]
         rows.append([at.router, at.stack, at.step, len(use["load"]), *entropies, use["n_dead"]])
     data = [{"router": s.router, "stack": s.stack, "step": s.step} | use for s, use in found.items()]
-    names = ("router", "stack", "step", "experts", "load entropy / log E", "H(e|h), nats", "dead experts")
-    return Finding(names, rows, {"by_step": data}, lambda narrow: _draw_load(found, narrow))
+    return Finding(_COLUMNS, rows, {"by_step": data}, lambda narrow: _draw_load(found, narrow))
 
 
 EXPERTS = Study(
@@ -51,8 +53,9 @@ EXPERTS = Study(
         "A row is a router at one step, a column an expert; even use is the same colour everywhere, a dark cell an "
         "expert few tokens are sent to. In the table, load entropy near 1 is even use and H(e|h) near 0 sharp choice."
     ),
+    columns=_COLUMNS,
     needs=(ExpertTotals,),
-    why_not=no_router,
+    why_not_model=no_router,
     of_run=_experts,
 )
 
@@ -69,6 +72,9 @@ def _draw_load(found: dict[RouterStep, dict[str, Any]], narrow: bool) -> Figure:
     return figure
 
 
+_TOKEN_COLUMNS = ("router", "stack", "expert", "choices", "tokens of the highest PMI")
+
+
 def _expert_tokens(subject: Subject, on_progress: OnProgress) -> Finding:
     """Return the information by router and stack, and every expert's tokens."""
     totals: ExpertTotals = subject.collected[ExpertTotals]
@@ -81,7 +87,7 @@ def _expert_tokens(subject: Subject, on_progress: OnProgress) -> Finding:
         data.append({"router": router, "stack": stack, "top_tokens": best})
     arrays = {f"{router}.{stack}_counts_VE": counts_VE for (router, stack), counts_VE in counts.items()}
     return Finding(
-        ("router", "stack", "expert", "choices", "tokens of the highest PMI"),
+        _TOKEN_COLUMNS,
         rows,
         {"routers": data},
         lambda narrow: _draw_pmi(subject, counts, narrow),
@@ -98,8 +104,9 @@ EXPERT_TOKENS = Study(
         "than tokens do on average, purple (positive) where more often; 0 is no preference. The table names each "
         "expert's own tokens."
     ),
+    columns=_TOKEN_COLUMNS,
     needs=(ExpertTotals,),
-    why_not=no_router,
+    why_not_model=no_router,
     of_run=_expert_tokens,
 )
 
@@ -117,6 +124,9 @@ def _draw_pmi(subject: Subject, counts: dict[tuple[str, str], Floats], narrow: b
     return figure
 
 
+_COLLAPSE_COLUMNS = ("router", "stack", "step", "states", "experts used", "RC", "effective rank")
+
+
 def _collapse(subject: Subject, on_progress: OnProgress) -> Finding:
     """Return both numbers for every router and step."""
     states: ExpertStates = subject.collected[ExpertStates]
@@ -125,10 +135,9 @@ def _collapse(subject: Subject, on_progress: OnProgress) -> Finding:
         if moments.n:
             used = int((moments.counts_C > 0).sum())
             rows.append([*at, moments.n, used, moments.collapse(), moments.effective_rank()])
-    names = ("router", "stack", "step", "states", "experts used", "RC", "effective rank")
-    data = [dict(zip(names, row, strict=True)) for row in rows]
+    data = [dict(zip(_COLLAPSE_COLUMNS, row, strict=True)) for row in rows]
     return Finding(
-        names,
+        _COLLAPSE_COLUMNS,
         rows,
         {"d_model": subject.model.config.d_model, "by_step": data},
         lambda narrow: _draw_collapse(rows, narrow),
@@ -143,8 +152,9 @@ COLLAPSE = Study(
         "Left: RC = Tr(W B+) by step: the lower, the more the states of an expert's tokens fall together. Right: how "
         "many directions the states use, of the model's width."
     ),
+    columns=_COLLAPSE_COLUMNS,
     needs=(ExpertStates,),
-    why_not=no_router,
+    why_not_model=no_router,
     of_run=_collapse,
 )
 

@@ -20,6 +20,9 @@ _CURVES = {"token_accuracy": "labels right, %", "sequence_accuracy_forced": "eve
 Groups = dict[str, dict[str, GroupAccuracy]]
 
 
+_COLUMNS = ("column", "value", "examples", "every label right", "from", "to (95 %)", "labels right")
+
+
 def _categories(subject: Subject, on_progress: OnProgress) -> Finding:
     """Return the accuracy of every value of every column."""
     found: Outcomes = subject.collected[Outcomes]
@@ -38,10 +41,9 @@ def _categories(subject: Subject, on_progress: OnProgress) -> Finding:
         for column, mine in groups.items()
         for value, one in mine.items()
     ]
-    names = ("column", "value", "examples", "every label right", "from", "to (95 %)", "labels right")
     data = {name: {value: asdict(one) for value, one in mine.items()} for name, mine in groups.items()}
     return Finding(
-        names,
+        _COLUMNS,
         rows,
         {"by": data},
         lambda narrow: _draw_groups(groups, narrow),
@@ -56,6 +58,7 @@ CATEGORIES = Study(
         "For every column of the data, and for length: bars are the share of examples with every label right, whiskers "
         "its 95 % interval, dots the share of single labels; a category whose interval lies apart is really different."
     ),
+    columns=_COLUMNS,
     needs=(Outcomes,),
     needs_steps=False,
     of_run=_categories,
@@ -80,6 +83,18 @@ def _draw_groups(groups: Groups, narrow: bool) -> Figure:
     return figure
 
 
+_CURVE_COLUMNS = (
+    "run",
+    "split",
+    "evaluations",
+    "last update",
+    "loss there",
+    "lowest loss",
+    "at update",
+    "highest token accuracy",
+)
+
+
 def _learning(subjects: Sequence[Subject], on_progress: OnProgress) -> Finding:
     """Return the curves of all runs, in one figure."""
     curves = {subject.name: learning_curves(subject.run.directory / METRICS) for subject in subjects}
@@ -91,9 +106,8 @@ def _learning(subjects: Sequence[Subject], on_progress: OnProgress) -> Finding:
             accuracy = scores.get("token_accuracy")
             rows.append([name, split, len(losses), losses[-1][0], losses[-1][1], best[1], best[0]])
             rows[-1].append(max(value for _, value in accuracy) if accuracy else None)
-    names = ("run", "split", "evaluations", "last update", "loss there", "lowest loss", "at update")
     return Finding(
-        (*names, "highest token accuracy"),
+        _CURVE_COLUMNS,
         rows,
         {name: asdict(found) for name, found in curves.items()},
         lambda narrow: _draw_curves(curves, narrow),
@@ -108,8 +122,9 @@ LEARNING = Study(
         "Loss in training (thin) and on the evaluated split (dots) by update, then the scores of the evaluations, and "
         "where tokens halt the rounds they took part in: a gap that opens between the two losses is overfitting."
     ),
+    columns=_CURVE_COLUMNS,
     needs_steps=False,
-    why_not=lambda subject: (
+    why_not_run=lambda subject: (
         None if (subject.run.directory / METRICS).is_file() else f"its directory holds no {METRICS}"
     ),
     of_runs=_learning,

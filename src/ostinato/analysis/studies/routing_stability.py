@@ -33,10 +33,11 @@ def checkpoints(subject: Subject) -> list[Path]:
 
 
 def _no_two_checkpoints(subject: Subject) -> str | None:
-    if (reason := no_router(subject)) is not None:
-        return reason
     n = len(checkpoints(subject))
     return None if n > 1 else f"it needs two checkpoints, and {n} is kept: training.keep_last=10 keeps more"
+
+
+_COLUMNS = ("router", "checkpoint", "RF against the last", "RF against the next")
 
 
 def _over_checkpoints(subject: Subject, on_progress: OnProgress) -> Finding:
@@ -51,9 +52,8 @@ def _over_checkpoints(subject: Subject, on_progress: OnProgress) -> Finding:
     for router in dict.fromkeys(at.router for at in experts[-1]):
         for i, name in enumerate(names[:-1]):
             rows.append([router, name, *(_fluctuation(experts[i], experts[k], router) for k in (-1, i + 1))])
-    columns = ("router", "checkpoint", "RF against the last", "RF against the next")
-    data = [dict(zip(columns, row, strict=True)) for row in rows]
-    return Finding(columns, rows, {"checkpoints": names, "routers": data}, lambda narrow: _draw(rows, narrow))
+    data = [dict(zip(_COLUMNS, row, strict=True)) for row in rows]
+    return Finding(_COLUMNS, rows, {"checkpoints": names, "routers": data}, lambda narrow: _draw(rows, narrow))
 
 
 FLUCTUATION = Study(
@@ -63,7 +63,9 @@ FLUCTUATION = Study(
         "How many tokens go to another first expert at a checkpoint than at the last one (left) and than at the one "
         "before it (right), over all steps of a router; 0 is routing that has settled."
     ),
-    why_not=_no_two_checkpoints,
+    columns=_COLUMNS,
+    why_not_model=no_router,
+    why_not_run=_no_two_checkpoints,
     extra_examples=lambda subjects: sum(len(checkpoints(one)) * len(one.examples) for one in subjects),
     of_run=_over_checkpoints,
 )
@@ -140,7 +142,7 @@ CONSISTENCY = Study(
         "Expert numbers mean the same only in runs that started from the same weights."
     ),
     needs=(ExpertTotals,),
-    why_not=no_router,
+    why_not_model=no_router,
     why_not_together=_no_common_router,
     of_runs=_consistency,
 )
@@ -236,7 +238,9 @@ OVER_TIME = Study(
         "next checkpoint (RF); how far the states of an expert's tokens have fallen together (RC, lower is more); how "
         "alike runs use their experts (IC, several runs); and the temperatures of hypersphere routers."
     ),
-    why_not=_no_two_checkpoints,
+    columns=("run", "router", "update", *_RF, "RC", "IC"),
+    why_not_model=no_router,
+    why_not_run=_no_two_checkpoints,
     extra_examples=lambda subjects: sum((1 + len(checkpoints(one))) * len(one.examples) for one in subjects),
     of_runs=_over_time,
 )

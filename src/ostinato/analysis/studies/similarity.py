@@ -35,6 +35,9 @@ def _too_few_examples(subject: Subject) -> str | None:
     return None if n >= _FEWEST else f"{n} examples are too few: it needs {_FEWEST}"
 
 
+_COLUMNS = ("stack", "residual", "sub-layers", "CKA of neighbours", "checkerboard score")
+
+
 def _self_similarity(subject: Subject, on_progress: OnProgress) -> Finding:
     """Return the matrices before and after the residual, by stack."""
     vectors: SentenceVectors = subject.collected[SentenceVectors]
@@ -48,9 +51,8 @@ def _self_similarity(subject: Subject, on_progress: OnProgress) -> Finding:
         neighbours = float(np.diagonal(matrix, 1).mean()) if len(names) > 1 else float("nan")
         rows.append([stack, where, len(names), neighbours, checkerboard(matrix)])
     data = {f"{s}_{w}": {"sub_layers": n, "cka": m.tolist()} for (s, w), (n, m) in found.items()}
-    columns = ("stack", "residual", "sub-layers", "CKA of neighbours", "checkerboard score")
     return Finding(
-        columns,
+        _COLUMNS,
         rows,
         {"n": len(subject.examples), "matrices": data},
         lambda narrow: _draw_matrices(found, narrow),
@@ -66,8 +68,9 @@ SELF_SIMILARITY = Study(
         "stack that keeps changing its states, bright all over one that repeats itself, a checkerboard one whose "
         "sub-layers are more like their second neighbours than like their next ones."
     ),
+    columns=_COLUMNS,
     needs=(SentenceVectors,),
-    why_not=_too_few_examples,
+    why_not_run=_too_few_examples,
     of_run=_self_similarity,
 )
 
@@ -128,7 +131,7 @@ BETWEEN_RUNS = Study(
         "same' looks like, the untrained model what nothing learnt does."
     ),
     needs=(SentenceVectors,),
-    why_not=_too_few_examples,
+    why_not_run=_too_few_examples,
     why_not_together=not_comparable,
     extra_examples=lambda subjects: len(subjects[0].examples),  # of one pass of the untrained model
     of_runs=_between_runs,

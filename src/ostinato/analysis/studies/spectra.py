@@ -22,6 +22,18 @@ if TYPE_CHECKING:
 Name = tuple[str, str]
 
 
+_COLUMNS = (
+    "set",
+    "map",
+    "matrices",
+    "K",
+    "effective rank / K",
+    "the same before training",
+    "area",
+    "area before training",
+)
+
+
 def _spectra(subject: Subject, on_progress: OnProgress) -> Finding:
     """Return values and effective ranks; of experts, means over them."""
     trained, random = _values(subject.model), _values(untrained(subject.model))
@@ -34,16 +46,14 @@ def _spectra(subject: Subject, on_progress: OnProgress) -> Finding:
         ]
         (rank, area), (rank_0, area_0) = numbers
         rows.append([*name, len(values_EK), K, *map(float, (rank, rank_0, area, area_0))])
-    names = ("effective rank / K", "the same before training", "area", "area before training")
-    columns = ("set", "map", "matrices", "K", *names)
-    data = [dict(zip(columns, row, strict=True)) for row in rows]
+    data = [dict(zip(_COLUMNS, row, strict=True)) for row in rows]
     arrays = {
         f"{when}_{name}_{part}_EK": values_EK
         for when, values in (("trained", trained), ("random", random))
         for (name, part), values_EK in values.items()
     }
     return Finding(
-        columns,
+        _COLUMNS,
         rows,
         {"maps": data},
         lambda narrow: _draw(trained, random, narrow),
@@ -59,7 +69,8 @@ SPECTRA = Study(
         "The share of a map's singular values that the greatest i of K make up: the further a line bends above that of "
         "the same map before training (gray), the fewer directions the map uses."
     ),
-    why_not=lambda subject: None if _maps(subject.model) else "its model has no feed-forward",
+    columns=_COLUMNS,
+    why_not_model=lambda model: None if _maps(model) else "its model has no feed-forward",
     of_run=_spectra,
 )
 

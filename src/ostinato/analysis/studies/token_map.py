@@ -34,6 +34,9 @@ class Map(NamedTuple):
     chance: float
 
 
+_COLUMNS = ("router", "stack", "space", "tokens", "neighbours of the same expert", "by chance")
+
+
 def _token_map(subject: Subject, on_progress: OnProgress) -> Finding:
     """Return the maps of the first routers, and how pure experts are among neighbours."""
     project, name = (umap_plane, "UMAP, hyperbolic") if can_umap() else (pca_plane, "PCA")
@@ -48,14 +51,13 @@ def _token_map(subject: Subject, on_progress: OnProgress) -> Finding:
     arrays = {f"{m.router}.{m.stack}.{m.space}_N2": m.points_N2 for m in maps}
     arrays |= {f"{m.router}.{m.stack}.experts_N": m.sample.experts_N for m in maps}
     arrays |= {f"{m.router}.{m.stack}.steps_N": m.sample.steps_N for m in maps}
-    columns = ("router", "stack", "space", "tokens", "neighbours of the same expert", "by chance")
     told = "" if can_umap() else f" {HOW_TO_GET_UMAP}."
     left = f" The first {_MOST_ROUTERS} of {len(found)} routers." if len(found) > _MOST_ROUTERS else ""
     note = f"{name}, of a seeded sample over all steps of a router.{left}{told} Neighbours: the 10 nearest."
     return Finding(
-        columns,
+        _COLUMNS,
         rows,
-        {"projection": name, "maps": [dict(zip(columns, row, strict=True)) for row in rows]},
+        {"projection": name, "maps": [dict(zip(_COLUMNS, row, strict=True)) for row in rows]},
         lambda narrow: _draw(maps, name, narrow),
         arrays,
         note,
@@ -70,8 +72,9 @@ TOKEN_MAP = Study(
         "space of the model's states, right in the one in which the router tells experts apart: tokens of one expert "
         "that lie together are alike. Distances between far groups mean little."
     ),
+    columns=_COLUMNS,
     needs=(RoutedSample,),
-    why_not=no_router,
+    why_not_model=no_router,
     of_run=_token_map,
 )
 

@@ -73,7 +73,7 @@ THRESHOLDS = Study(
         "can halt early for nothing. Right: score, skipped rounds and multiply-accumulates by threshold. The square is "
         "the trained threshold, the ring the cheapest one that loses no more than 0.2 points, or what was asked for."
     ),
-    why_not=no_halting,
+    why_not_model=no_halting,
     extra_examples=lambda subjects: sum(
         (1 + len(_wanted(subject.model))) * len(_few(subject)) for subject in subjects if _stored(subject) is None
     ),
@@ -118,6 +118,9 @@ def _passes_over_rounds(subjects: Sequence[Subject]) -> int:
     return sum(len(rounds_to_try(plan.n_rounds)) * len(_few(subject)) for subject, plan in stacks)
 
 
+_COLUMNS = ("stack", "rounds", "trained for", "token accuracy", "every label right", "loss, nats", "rounds run")
+
+
 def _test_depth(subject: Subject, on_progress: OnProgress) -> Finding:
     """Return accuracy and loss of every stack by its rounds, the other stack as trained."""
     trained_of = {name: subject.model.stacks[name].plan.n_rounds for name in variable_stacks(subject.model)}
@@ -125,14 +128,13 @@ def _test_depth(subject: Subject, on_progress: OnProgress) -> Finding:
         name: {n: _at(subject, name, n, on_progress) for n in rounds_to_try(trained)}
         for name, trained in trained_of.items()
     }
-    columns = ("stack", "rounds", "trained for", "token accuracy", "every label right", "loss, nats", "rounds run")
     rows: list[list[object]] = [
         [name, n, trained_of[name], *numbers] for name, points in found.items() for n, numbers in points.items()
     ]
     return Finding(
-        columns,
+        _COLUMNS,
         rows,
-        {"by_rounds": [dict(zip(columns, row, strict=True)) for row in rows]},
+        {"by_rounds": [dict(zip(_COLUMNS, row, strict=True)) for row in rows]},
         lambda narrow: _draw_rounds(found, trained_of, narrow),
         note=f"{len(_few(subject)):,} examples of {subject.split}, teacher-forced; one stack is varied at a time. "
         "Rounds run: what a token took part in, which halting may leave below.",
@@ -146,8 +148,9 @@ TEST_DEPTH = Study(
         "The same weights, run for fewer and for more rounds than they were trained for (dashed line): flat to the "
         "right is a stack whose states have settled, falling one that only knows its own depth."
     ),
-    why_not=lambda subject: (
-        None if variable_stacks(subject.model) else "no stack of its model has several rounds that share all weights"
+    columns=_COLUMNS,
+    why_not_model=lambda model: (
+        None if variable_stacks(model) else "no stack of its model has several rounds that share all weights"
     ),
     extra_examples=_passes_over_rounds,
     of_run=_test_depth,

@@ -5,16 +5,21 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any, get_args
 
 from ostinato.budget import Assumptions, Budget, BudgetName, count_budget
 from ostinato.budget.compare import Match, match_figures
 from ostinato.config.model import ModelConfig
+from ostinato.config.recipe import Recipe
 from ostinato.config.training import TrainingConfig
 from ostinato.data.registry import DataAccess
+from ostinato.errors import ConfigError
 from ostinato.experiments.results import pass_lengths
 from ostinato.plan import Kind
+from ostinato.tasks.checks import split_problems
 from ostinato.tasks.recipes import load_recipe
+from ostinato.tasks.registry import build_task
 from ostinato.tasks.vocabulary import SizedModel, size_model
 
 
@@ -65,10 +70,14 @@ def plan_recipes(
         source_vocab, target_vocab: rows of the vocabularies; None: as the recipe or its data says.
 
     Raises:
-        ConfigError: a recipe that cannot be used, whose vocabulary is not known, or an expected depth that is not
-            possible, or not in any of the recipes.
+        ConfigError: a recipe that cannot be used or trained, whose vocabulary is not known, or an expected depth that
+            is not possible, or not in any of the recipes. DataError: columns that the data at hand do not have.
     """
     recipes = [load_recipe(name, overrides) for name in names]
+    for name, recipe in zip(names, recipes, strict=True):
+        # A shipped recipe names a run that is yet to be trained.
+        is_given = Path(name).is_file() or any(one.startswith("training.init_from") for one in overrides)
+        _check_trainable(recipe, access, with_start=is_given)
     given = assumptions or Assumptions()
     halting = {stack for recipe in recipes for stack in _halting_stacks(recipe.model)}
     found, seen = [], Counter[str]()
@@ -90,6 +99,22 @@ def plan_recipes(
         unique = name if seen[name] == 1 else f"{name} ({seen[name]})"
         found.append(PlannedRecipe(unique, sized, recipe.training, budget))
     return found
+
+
+def _check_trainable(recipe: Recipe, access: DataAccess | None, *, with_start: bool) -> None:
+    """Refuse what training would refuse later; torch is imported only where there is something to check with it."""
+    try:
+        problems = list(split_problems(recipe, build_task(recipe.task, recipe.data)))
+    except ConfigError:  # files of the user's own that are not here yet: a recipe can be counted without them
+        problems = []
+    if problems:
+        raise ConfigError(problems)
+    training = recipe.training
+    settings = training.freeze, training.optimizer.lr_scales, training.init_from, recipe.data.mixture
+    if any(settings) or recipe.evaluation.by:
+        from ostinato.training.at_hand import check_trainable
+
+        check_trainable(recipe, access, with_start=with_start)
 
 
 def _halting_stacks(model: ModelConfig) -> set[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -91,11 +91,13 @@ def _placed(override: Any, place: Callable[[str, str], str]) -> list[Any]:
     return [override] if changed == given else as_overrides(changed)
 
 
-def arm_recipe(sweep: SweepConfig, arm: ArmConfig, seed: int, start: str | None = None) -> Recipe:
+def arm_recipe(
+    sweep: SweepConfig, arm: ArmConfig, seed: int, start: str | None = None, changes: Sequence[str] = ()
+) -> Recipe:
     """Return the recipe that one arm is trained with.
 
     Args:
-        start: the run directory that an arm with `after` starts from.
+        start: the run directory that an arm with `after` starts from. changes: `dotted.key=value`, after all others.
 
     Raises:
         ConfigError: with every problem.
@@ -103,7 +105,7 @@ def arm_recipe(sweep: SweepConfig, arm: ArmConfig, seed: int, start: str | None 
     overrides = [*sweep.overrides, *arm.overrides(), f"seed={seed}"]
     if start is not None:
         overrides.append(f"training.init_from={json.dumps(start)}")
-    return load_recipe(str(arm.recipe or sweep.recipe), overrides)
+    return load_recipe(str(arm.recipe or sweep.recipe), [*overrides, *changes])
 
 
 def _arm_problems(sweep: SweepConfig) -> Iterator[Problem]:
@@ -111,8 +113,9 @@ def _arm_problems(sweep: SweepConfig) -> Iterator[Problem]:
         return  # an arm with problems of its own has no recipe to check
     of_measures: dict[str, Problem] = {}  # by what they say: once for all arms
     for arm in sweep.arms:
+        given = sweep, arm, sweep.seeds_of(arm)[0], None if arm.after is None else _ELSEWHERE
         try:
-            recipe = arm_recipe(sweep, arm, sweep.seeds_of(arm)[0], None if arm.after is None else _ELSEWHERE)
+            recipe = arm_recipe(*given)
         except ConfigError as error:
             if not error.problems:
                 yield Problem(f"arms.{arm.name}", arm.recipe or sweep.recipe, str(error))
@@ -125,6 +128,12 @@ def _arm_problems(sweep: SweepConfig) -> Iterator[Problem]:
                 if measure.kind == "result" and measure.split and splits is not None and measure.split not in splits:
                     reason = f"{arm.name} is evaluated on {', '.join(splits)}: name it in evaluation.splits"
                     yield Problem(f"measures.{measure.name}.split", measure.split, reason)
-                else:
-                    of_measures |= {str(problem): problem for problem in measure_problems(measure, recipe)}
+                    continue
+                try:
+                    changed = arm_recipe(*given, measure.overrides()) if measure.kind == "evaluate" else recipe
+                    problems = list(measure_problems(measure, changed))
+                except ConfigError as error:
+                    key = f"measures.{measure.name}.set"
+                    problems = [Problem(f"{key}.{one.key}", one.value, one.reason) for one in error.problems]
+                of_measures |= {str(problem): problem for problem in problems}
     yield from of_measures.values()

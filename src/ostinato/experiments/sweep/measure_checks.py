@@ -1,84 +1,196 @@
-"""Measures that name nothing their runs will have: found before anything is trained."""
+"""Measures that name nothing their runs will have: found before anything is trained.
+
+Each is put to the check that it would fail after training: rounds and thresholds to the model's, without its weights;
+columns to the first example's; an analysis to its own.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
+from typing import Any
 
 from ostinato.analysis.studies import STUDIES
+from ostinato.budget.sizes import chosen_experts, plans
 from ostinato.config.measures import AnalysisMeasure, EvaluateMeasure, Measure, ResultMeasure
 from ostinato.config.recipe import Recipe
-from ostinato.errors import ConfigError, Problem
+from ostinato.errors import ConfigError, OstinatoError, Problem
+from ostinato.evaluation.averaging import parse_average
+from ostinato.evaluation.depth import PERCENTILES
+from ostinato.models.build import without_memory
+from ostinato.nn.execution import Execution
 from ostinato.tasks.base import Task
+from ostinato.tasks.checks import FORCED_METRICS, metric_problems
 from ostinato.tasks.registry import build_task
+from ostinato.training.at_hand import check_by
+from ostinato.training.prepare import with_splits
 
-OF_A_RUN = frozenset(
-    (
-        *("name", "task", "seed", "version", "parameters", "device", "processes", "n_updates", "training_seconds"),
-        *("stopped", "best_update", "checkpoint", "mean_of", "selection", "data_sha256", "seconds", "splits"),
-    )
-)
-"""What results.json may have at its top."""
-OF_A_SPLIT = frozenset(
-    (
-        *("name", "n", "n_labels", "n_words", "n_bytes", "loss", "perplexity", "word_perplexity", "bits_per_byte"),
-        *("token_accuracy", "sequence_accuracy_forced", "macs", "by", "macro", "failed", "depth", "halting"),
-        *("halting_threshold", "halting_threshold_from", "routing", "ranking", "n_steps", "seconds", "decoding"),
-        *("decoding_seconds", "n_generated", "n_unfinished"),
-    )
-)
-"""What an evaluation of a split may find, beside decoded metrics."""
+Tree = Mapping[str, "Tree | None"]
+"""What may be found, by name: None is a number, and what stands under "*" is there under names that data give."""
+_ANY = "*"
+_OF_A_RUN = ("parameters", "seed", "processes", "n_updates", "best_update", "training_seconds", "seconds")
+_COUNTS = ("n", "n_labels", "n_words", "n_bytes")
+_UPDATE = re.compile(r"update-\d{6,}")
+_OF_A_ROUTER = ("load_entropy", "row_entropy", "n_dead", "experts_per_token")
 
 
 def measure_problems(measure: Measure, recipe: Recipe) -> Iterator[Problem]:
-    """Yield what a measure names and a run of a recipe will not have: a split, a score, a column, a stack, a study."""
-    where = f"measures.{measure.name}"
-    if isinstance(measure, ResultMeasure) and measure.split is None:
-        yield from _unknown(f"{where}.path", measure.path, 0, OF_A_RUN, "results.json begins with")
-        return
-    studies = [study.name for study in STUDIES]
-    if isinstance(measure, AnalysisMeasure) and measure.study not in studies:
-        yield Problem(f"{where}.study", measure.study, f"must be one of {', '.join(studies)}")
-    if not isinstance(measure, ResultMeasure | EvaluateMeasure | AnalysisMeasure) or measure.split is None:
+    """Yield what a measure names and a run will not have: a split, a score, a column, a stack, a checkpoint, a study.
+
+    Args:
+        recipe: that the run is trained with, with the changes of the measure's `set`.
+    """
+    if isinstance(measure, AnalysisMeasure):
+        yield from _study_problems(measure, recipe)
+    if not isinstance(measure, ResultMeasure | EvaluateMeasure | AnalysisMeasure):
         return
     try:
         task = build_task(recipe.task, recipe.data)
     except ConfigError:  # files that are not here yet: the check of the recipe says so
         return
-    if measure.split not in task.splits():
+    where = f"measures.{measure.name}"
+    if measure.split is not None and measure.split not in task.splits():
         reason = task.why_missing(measure.split) or f"the task {task.name} has the splits {', '.join(task.splits())}"
         yield Problem(f"{where}.split", measure.split, reason)
+    elif isinstance(measure, EvaluateMeasure):
+        yield from _evaluation_problems(measure, recipe, task)
     if not isinstance(measure, AnalysisMeasure):
-        yield from _path_problems(measure, recipe, task)
+        evaluated = measure if isinstance(measure, EvaluateMeasure) else None
+        split = measure.split
+        tree = _of_a_run(recipe, task) if split is None else _of_a_split(evaluated, recipe, task, split)
+        if (lost := _why_no_number(tree, measure.path.split("."), measure.path.count(_ANY) == 1)) is not None:
+            yield Problem(f"{where}.path", measure.path, lost)
 
 
-def _path_problems(measure: ResultMeasure | EvaluateMeasure, recipe: Recipe, task: Task) -> Iterator[Problem]:
-    key, parts = f"measures.{measure.name}.path", measure.path.split(".")
-    columns = _given(getattr(measure, "by", None), recipe.evaluation.by, task.by)
-    metrics = _given(getattr(measure, "metrics", None), recipe.evaluation.metrics, task.metrics)
-    scores = {*OF_A_SPLIT, *metrics, *(f"{name}_signature" for name in metrics)}
-    first = 0
-    if parts[0] in ("by", "macro") and len(parts) > 1:
-        yield from _unknown(key, measure.path, 1, columns, "evaluation.by has")
-        first = 3 if parts[0] == "by" else 2  # by.COLUMN.VALUE.score, macro.COLUMN.score
-    if first < len(parts):
-        yield from _unknown(key, measure.path, first, scores, f"{task.name} is scored by", shown=metrics)
-    if parts[first : first + 1] == ["halting"] and first + 1 < len(parts):
-        yield from _unknown(key, measure.path, first + 1, recipe.model.stacks(), "the model has the stacks")
+def _study_problems(measure: AnalysisMeasure, recipe: Recipe) -> Iterator[Problem]:
+    key = f"measures.{measure.name}"
+    study = next((study for study in STUDIES if study.name == measure.study), None)
+    if study is None:
+        yield Problem(f"{key}.study", measure.study, f"must be one of {', '.join(study.name for study in STUDIES)}")
+        return
+    # No run is as many as one where runs are compared.
+    if (why := study.why_never(without_memory(recipe.model)) or study.why_not_together(())) is not None:
+        yield Problem(f"{key}.study", measure.study, f"does not apply: {why}")
+    elif study.columns:
+        for column in measure.table.missing(study.columns):
+            yield Problem(f"{key}.table", column, f"is no column; there are {', '.join(study.columns)}")
 
 
-def _given(*choices: Iterable[str] | None) -> list[str]:
+def _evaluation_problems(measure: EvaluateMeasure, recipe: Recipe, task: Task) -> Iterator[Problem]:
+    """Put a measure's settings to what evaluating refuses."""
+    where, model = f"measures.{measure.name}.", recipe.model
+    asked = recipe.evaluation.model_copy(update={"metrics": measure.metrics})
+    for problem in metric_problems(recipe.model_copy(update={"evaluation": asked}), task.config.has_sources):
+        if problem.key == "evaluation.metrics":
+            yield Problem(f"{where}metrics", problem.value, problem.reason)
+    yield from _refused(f"{where}n_steps", measure.n_steps, lambda: plans(model, measure.n_steps))
+    if (threshold := measure.halting_threshold) is not None:
+        key = f"{where}halting_threshold"
+        yield from _refused(key, threshold, lambda: without_memory(model, Execution(halting_threshold=threshold)))
+    key, checkpoint = f"{where}checkpoint", measure.checkpoint
+    if problems := list(_refused(key, checkpoint, lambda: parse_average(checkpoint))):
+        yield from problems
+    elif parse_average(checkpoint):
+        yield from recipe.too_few_to_average(checkpoint, key)
+    elif checkpoint not in ("best", "last") and "/" not in checkpoint and not _UPDATE.fullmatch(checkpoint):
+        yield Problem(key, checkpoint, "must be best, last, a mean (best:5, last:5), or a name such as update-000500")
+    if (by := measure.by) is not None:
+        yield from _refused(f"{where}by", by, lambda: check_by(recipe, measure.split, by))
+
+
+def _refused(key: str, value: object, check: Callable[[], object]) -> Iterator[Problem]:
+    """Yield under a key what a check refuses."""
+    try:
+        check()
+    except ConfigError as error:
+        yield from (Problem(key, value, problem.reason) for problem in error.problems)
+    except OstinatoError as error:
+        yield Problem(key, value, str(error))
+
+
+def _of_a_run(recipe: Recipe, task: Task) -> Tree:
+    """Return what results.json holds."""
+    splits = with_splits(recipe, task).evaluation.splits or []
+    scored = {split: _of_a_split(None, recipe, task, split) for split in splits}
+    return {**dict.fromkeys(_OF_A_RUN), "selection": {"value": None}, "splits": scored}
+
+
+def _of_a_split(measure: EvaluateMeasure | None, recipe: Recipe, task: Task, split: str) -> Tree:
+    """Return what the evaluation of a split finds.
+
+    Args:
+        measure: None: the evaluation at the end of training.
+    """
+    evaluation = recipe.evaluation
+    columns = _given(None if measure is None else measure.by, evaluation.by, task.by)
+    metrics = _given(None if measure is None else measure.metrics, evaluation.metrics, task.metrics)
+    stacks = recipe.model.stacks()
+    scores: Tree = dict.fromkeys((*metrics, *FORCED_METRICS))
+    depth: Tree = {"mean": None, "expected": None, "percentiles": dict.fromkeys(map(str, PERCENTILES))}
+    group = {**scores, **dict.fromkeys(_COUNTS), "macs": {"full": None, "realised": None}}
+    group |= _if_any("halting", {name: depth for name, stack in stacks.items() if stack.halting.kind != "none"})
+    found = {**group, "seconds": None, **_if_any("depth", dict.fromkeys(stacks))}
+    found |= _if_any("by", {column: {_ANY: group} for column in columns})
+    found |= _if_any("macro", dict.fromkeys(columns, scores))
+    found |= _if_any("failed", dict.fromkeys(columns if "exact_match" in metrics else ()))
+    gates = [name for name, stack in stacks.items() if stack.halting.has_gate]
+    found |= _if_any("halting_threshold", dict.fromkeys(gates))
+    if chosen_experts(recipe.model):
+        found["routing"] = {_ANY: dict.fromkeys(_OF_A_ROUTER)}
+    if metrics and recipe.model.generates:
+        found["decoding"] = _numbers(recipe.decoding.model_dump())
+        found |= dict.fromkeys(("decoding_seconds", "n_generated", "n_unfinished"))
+    if measure is not None and measure.n_steps is not None:
+        found["n_steps"] = None
+    if task.contrast is not None and split != task.splits()[0]:
+        right: Tree = {"n": None, "accuracy": None}
+        by = {column: {_ANY: right} for column in columns}
+        found["ranking"] = {**right, "by": by, "macro": {column: {"accuracy": None} for column in columns}}
+    return found
+
+
+def _numbers(settings: Mapping[str, Any]) -> Tree:
+    """Return what of some settings is a number."""
+    found: dict[str, Tree | None] = {name: None for name, value in settings.items() if type(value) in (int, float)}
+    return found | {name: _numbers(value) for name, value in settings.items() if isinstance(value, Mapping)}
+
+
+def _if_any(name: str, group: Tree) -> Tree:
+    return {name: group} if group else {}
+
+
+def _given(*choices: Sequence[str] | None) -> Sequence[str]:
     """Return the first choice that was made."""
-    return next(list(choice) for choice in choices if choice is not None)
+    return next(choice for choice in choices if choice is not None)
 
 
-def _unknown(
-    key: str, path: str, place: int, known: Iterable[str], lead: str, shown: Iterable[str] | None = None
-) -> Iterator[Problem]:
-    """Yield a problem where one part of a path is none of the known names."""
-    part, known = path.split(".")[place], list(known)
-    if part not in known and part != "*":
-        close = get_close_matches(part, known, n=1)
-        hint = f"; did you mean {close[0]}?" if close else ""
-        listed = ", ".join(sorted(known) if shown is None else shown) or "nothing"
-        yield Problem(key, path, f"there will be no {part!r}: {lead} {listed}{hint}")
+def _why_no_number(tree: Tree | None, parts: Sequence[str], has_star: bool, group: str = "") -> str | None:
+    """Return why the parts of a path lead to no number, None where they may; names may have dots, as in `look_up`.
+
+    Args:
+        has_star: whether "*" stands for all names of a group. group: the path so far.
+    """
+    if tree is None:
+        return f"there is nothing below {group} to look for {'.'.join(parts)} in: it is a number" if parts else None
+    if not parts:
+        return f"{group} is no number, but holds {', '.join(tree)}"
+    if has_star and parts[0] == _ANY:
+        reasons = [_why_no_number(inner, parts[1:], False, _below(group, name)) for name, inner in tree.items()]
+        return next((reason for reason in reasons if reason is not None), None)
+    if _ANY in tree:  # the shortest name that leads to a number, or what is wrong after the first part
+        whys = [
+            _why_no_number(tree[_ANY], parts[n:], has_star, _below(group, ".".join(parts[:n])))
+            for n in range(1, len(parts) + 1)
+        ]
+        return None if None in whys else whys[0]
+    for n in range(len(parts), 0, -1):
+        if (name := ".".join(parts[:n])) in tree:
+            return _why_no_number(tree[name], parts[n:], has_star, _below(group, name))
+    close = get_close_matches(parts[0], tree, n=1)
+    hint = f"; did you mean {close[0]}?" if close else ""
+    return f"there will be no {parts[0]!r}{f' in {group}' if group else ''}: there is {', '.join(tree)}{hint}"
+
+
+def _below(group: str, name: str) -> str:
+    return f"{group}.{name}" if group else name

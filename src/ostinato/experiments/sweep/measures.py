@@ -197,8 +197,7 @@ def select(table: Table, selection: TableSelection, name: str) -> float:
         DataError: there is no such column, no such row, or no number there.
     """
     columns, rows = table
-    missing = [column for column in (*selection.where, selection.column) if column not in columns]
-    if missing:
+    if missing := selection.missing(columns):
         raise DataError(f"measure {name}: no column {missing[0]!r}; there are {', '.join(columns)}")
     at = {column: place for place, column in enumerate(columns)}
     mine = [row for row in rows if all(row[at[key]] == value for key, value in selection.where.items())]
