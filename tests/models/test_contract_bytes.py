@@ -109,6 +109,7 @@ SPARSE: dict[str, Any] = {
     "self_attention": EXPERTS | {"n_heads": 2, "d_head": 8, "share": "all", "router": {"kind": "mlp", "dropout": 0.1}},
     "ffn": EXPERTS | {"d_ff": 48, "share": "all", "router": {"kind": "hypersphere"}, "gate": {"kind": "sigmoid"}},
 }
+SPARSE_DROPPED: dict[str, Any] = {"self_attention": EXPERTS | {"n_heads": 1, "d_head": 8, "dropout": 0.1}}
 CROSS_EXPERTS: dict[str, Any] = {"cross_attention": EXPERTS | {"n_heads": 2, "d_head": 8, "share": "all"}}
 SPARSE_LAYER: dict[str, Any] = {"sparse_layer": {"after": 2, "n_experts": 4, "top_k": 1, "n_layers": 2, "d_ff": 64}}
 UNIVERSAL: dict[str, Any] = {"self_attention": ALL, "ffn": {"d_ff": 96, "share": "all"}}
@@ -122,6 +123,7 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "convolution": (CONV, CONV),
     "no feed-forward": (STEPS, {"ffn": {"share": "none"}}),
     "experts": (SPARSE | WINDOW, SPARSE | CROSS_EXPERTS),
+    "rotary experts, dropped weights": (ROTARY | SPARSE_DROPPED, ROTARY | SPARSE_DROPPED),
     "sparse layer": (SPARSE_LAYER | {"ffn": {"d_ff": 96, "share": "all"}}, {}),
 }
 

@@ -239,8 +239,8 @@ def _attention(run: TrainingPass, planned: PlannedUse, attention: AttentionConfi
         if copies_heads:
             inputs = queries + 2 * keys
         else:
-            # Turned queries and keys are saved beside what they were turned from.
-            inputs = packed + own_queries + (queries + keys if isinstance(relative, RotaryConfig) else 0)
+            # Turned queries replace queries of their own; others, and keys, are saved beside the packed ones.
+            inputs = packed + (queries + keys if isinstance(relative, RotaryConfig) else own_queries)
         return saved + width * (inputs + weights + queries) + weights
     if isinstance(relative, WindowConfig | BucketsConfig):  # plain products in float32; a learned bias
         values = keys if run.is_mixed or copies_heads else packed
