@@ -165,12 +165,19 @@ def stored_hash_path(path: Path) -> Path:
     return path.with_name(f"{path.name}.sha256")
 
 
-def refetch_hint(path: Path | str) -> str:
-    """Return what to do about a cached file that cannot be read and whose hash is only that of its first copy, or ''.
+def stored_hash(path: Path) -> str | None:
+    """Return the hash that is stored of a cached file; None where there is none, or what stands there is no hash.
 
     A list that `sha256sum` writes also names the file, so that it is not taken for a stored hash.
     """
-    stored = stored_hash_path(Path(path)) if Path(path).name else Path()
-    if not stored.is_file() or re.fullmatch(rb"[0-9a-f]{64}\n", stored.read_bytes()) is None:
+    stored = stored_hash_path(path)
+    found = stored.read_bytes() if stored.is_file() else b""
+    return found.decode("ascii").strip() if re.fullmatch(rb"[0-9a-f]{64}\n", found) else None
+
+
+def refetch_hint(path: Path | str) -> str:
+    """Return what to do about a cached file that cannot be read, where its hash is that of its first copy, or ''."""
+    path = Path(path)
+    if not path.name or stored_hash(path) is None:
         return ""
-    return f"; its hash is only that of the first copy: delete it and {stored.name} to fetch it again"
+    return f"; its hash is only that of the first copy: delete it and {stored_hash_path(path).name} to fetch it again"

@@ -30,7 +30,7 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import quote
 from urllib.request import Request, urlopen
 
-from ostinato.data.disk import json_object, reading, refetch_hint, sha256_of, stored_hash_path
+from ostinato.data.disk import json_object, reading, refetch_hint, sha256_of, stored_hash, stored_hash_path
 from ostinato.errors import DataError, MissingFileError
 from ostinato.folders import cache_folder
 
@@ -149,8 +149,7 @@ class DataAccess:
 
     def known_hash(self, file: RemoteFile) -> str | None:
         """Return the SHA-256 a file must have: the published one, or that of its first copy; None before it."""
-        stored = stored_hash_path(self.cache / file.key)
-        return file.sha256 or (stored.read_text(encoding="ascii").strip() if stored.is_file() else None)
+        return file.sha256 or stored_hash(self.cache / file.key)
 
     def fetch(self, file: RemoteFile) -> Path:
         """Return the path of the checked file, after a download where the cache lacks it or holds it damaged.
