@@ -62,6 +62,8 @@ def test_fields_have_the_configured_names(tmp_path: Path) -> None:
         ('{"source": "a", "target": null}', "'target' is None, a JSON null"),
         ('{"source": "a", "target": " \\t"}', "'target' is empty"),
         ('{"source": "a", "target": "b\\ud800"}', "half of a surrogate pair at character 2"),
+        ('{"source": "a", "target": "b", "n": "\\ud800"}', "a column holds half of a surrogate pair"),
+        ('{"source": "a", "target": "b", "\\udfff": 1}', "a column holds half of a surrogate pair"),
         ('{"source": "a", "target": ' + "9" * 5000 + "}", "not usable JSON"),
         ("[" * 200_000, "not usable JSON"),
     ],

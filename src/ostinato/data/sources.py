@@ -108,7 +108,10 @@ def _read_json_lines(path: Path, fields: _Fields) -> Iterator[Example]:
             if setting == "data.target_field" and isinstance(value, int):  # a label; bool is int
                 value = json.dumps(value)
             texts.append(checked_text(value, repr(name), path, number))
-        yield _example(texts, {key: value for key, value in record.items() if key not in names})
+        columns = {key: value for key, value in record.items() if key not in names}
+        if "\\u" in line:  # only an escape can be half of a surrogate pair: the line itself was UTF-8
+            checked_text(json.dumps(columns, ensure_ascii=False), "a column", path, number)
+        yield _example(texts, columns)
 
 
 def parse_object(line: str, where: Path | str, number: int) -> dict[str, object]:
