@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-_LONGEST_LINE, _LONGEST_VALUE = 2000, 300
+_MOST_LINES, _LONGEST_LINE, _LONGEST_VALUE = 30, 2000, 300
 
 
 def shortened(text: str, longest: int) -> str:
@@ -16,16 +16,26 @@ def shortened(text: str, longest: int) -> str:
     return f"{text[:half]} ... ({len(text) - 2 * half:,} characters left out) ... {text[-half:]}"
 
 
+def printable(text: str) -> str:
+    """Return a text in which characters that a terminal obeys, or cannot show, are escapes such as \\x1b."""
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode("ascii") for one in text)
+
+
 class OstinatoError(Exception):
     """Base of every error whose message is meant for the user; the command line prints it without a traceback.
 
-    Lines that quote long data are shortened in their middle.
+    What it quotes may be anything: long lines are shortened in their middle, of many lines the first are kept, and
+    control characters are escaped.
     """
 
     exit_code = 2
 
     def __init__(self, message: str = "") -> None:
-        super().__init__("\n".join(shortened(line, _LONGEST_LINE) for line in str(message).split("\n")))
+        lines = str(message).split("\n")
+        kept = [printable(shortened(line, _LONGEST_LINE)) for line in lines[:_MOST_LINES]]
+        if left_out := len(lines) - len(kept):
+            kept.append(f"... ({left_out:,} lines left out)")
+        super().__init__("\n".join(kept))
 
 
 @dataclass(frozen=True, slots=True)

@@ -145,6 +145,30 @@ def test_long_values_and_lines_are_shortened_in_error_messages() -> None:
     assert message.endswith("y: is too long")
 
 
+def test_of_many_lines_the_first_are_kept_and_what_a_terminal_would_obey_is_escaped() -> None:
+    lines = str(DataError("\n".join(f"line {i}" for i in range(3_000)))).split("\n")
+    assert len(lines) == 31
+    assert (lines[0], lines[-1]) == ("line 0", "... (2,970 lines left out)")
+    assert str(DataError("a\x1b[2J\0\ud800é\nb")) == "a\\x1b[2J\\x00\\ud800é\nb"
+
+
+@pytest.mark.parametrize("override", ["\x1b[2J=1", "\ud800=1", "seed\n=1"])
+def test_the_key_of_an_override_is_printable(run, override: str) -> None:
+    outcome = run("plan", "scan/universal", override)
+    assert outcome.code == 2
+    assert "must look like key=value" in outcome.err
+    assert outcome.err.replace("\n", "").isprintable()
+
+
+def test_a_link_to_itself_is_no_file(run, tmp_path: Path) -> None:
+    loop = tmp_path / "loop.jsonl"
+    loop.symlink_to(loop)
+    outcome = run("train", "files/template", f"data.train={loop}", f"data.dev={loop}", "--run-dir", tmp_path / "run")
+    assert outcome.code == 2
+    assert outcome.err.count("there is no such file") == 2
+    assert not (tmp_path / "run").exists()
+
+
 def test_the_cache_of_a_user_without_a_home_is_in_the_temporary_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> None:
         raise RuntimeError("Could not determine home directory.")

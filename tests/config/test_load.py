@@ -34,6 +34,15 @@ def test_a_wrong_key_a_wrong_type_and_an_impossible_head_count_give_three_lines(
     ]
 
 
+def test_near_names_are_looked_for_as_often_as_a_recipe_may_be_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[Any] = []
+    monkeypatch.setattr("ostinato.config.load.suggestions", lambda *given: looked.append(given) or [])
+    with pytest.raises(ConfigError) as caught:
+        load_recipe_config({f"key{i}": i for i in range(3_000)})
+    assert len(caught.value.problems) == 3_000
+    assert len(looked) < 200
+
+
 def test_the_three_lines_also_come_from_a_file_and_overrides(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text("model:\n  encoder:\n    self_attention: {n_heads: 7}\n", encoding="utf-8")

@@ -248,7 +248,7 @@ def parse_overrides(overrides: Sequence[str]) -> Settings:
     for text in overrides:
         key, sign, value = text.partition("=")
         path = key.strip().split(".")
-        if not sign or not all(path):
+        if not sign or not all(path) or not key.isprintable():
             problems.append(Problem("override", text, "must look like key=value, for example model.d_model=256"))
         elif not value.strip():
             problems.append(

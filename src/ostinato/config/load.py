@@ -36,6 +36,9 @@ from ostinato.errors import ConfigError, Inert, Problem
 
 C = TypeVar("C", bound=Config)
 
+_MOST_SUGGESTIONS = 50
+"""Unknown settings of one file for which a near name is looked for: with more it is no recipe."""
+
 ExtraProblems = Callable[[C], Iterable[Problem]]
 """Checks that need more than configuration knows, such as the task's own settings."""
 
@@ -201,7 +204,7 @@ class _Repair(Generic[C]):
         if slot is None:
             if new := renamed_in(node).get(str(path[-1])):
                 meant, reason = [(*path[:-1], new)], f"was renamed: use {new}"
-            elif meant := suggestions(self.root, node, path):
+            elif meant := self._meant(node, path):
                 same_group = len(meant) == 1 and meant[0][:-1] == path[:-1]
                 names = " or ".join(str(p[-1]) if same_group else dotted(p) for p in meant)
                 reason = f"no such setting; did you mean {names}?"
@@ -228,6 +231,10 @@ class _Repair(Generic[C]):
                 valid = f"a group of settings with kind: {', '.join(slot.nodes)}"
             self._add(path, value, f"must be {valid}")
             self._remove(path)
+
+    def _meant(self, node: type[BaseModel], path: PathTuple) -> list[PathTuple]:
+        """Return the settings that an unknown one may stand for; looking for them takes a while."""
+        return suggestions(self.root, node, path) if len(self.problems) < _MOST_SUGGESTIONS else []
 
     def _add(self, path: PathTuple, value: object, reason: str) -> None:
         text = repr(value)

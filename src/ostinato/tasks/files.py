@@ -205,4 +205,4 @@ def check_paths(data: DataConfig) -> None:
 
 def _why_no_file(path: Path) -> str:
     kind = kind_of(path)
-    return f"there is no such file (looked in {path.resolve().parent})" if kind is None else f"is {kind}, not a file"
+    return f"there is no such file (looked in {path.absolute().parent})" if kind is None else f"is {kind}, not a file"
