@@ -41,6 +41,40 @@ from running import run_as
 
 N_DRAWS = {"seq2seq": 170, "language_model": 90}
 
+Depths = dict[str, list[int]]
+"""Rounds that the tokens of each halting stack ran."""
+
+
+def compare_with_twin(data: st.DataObject, kind: str) -> tuple[Seq2SeqConfig | LanguageModelConfig, Depths]:
+    """Draw a model and sentences, compare logits, depths and gradients, and return it with the depths of its tokens."""
+    config = data.draw(any_architecture(kind=kind))
+    batch = data.draw(sentences(config))
+    pad = data.draw(st.sampled_from([right_padded, left_padded]))
+    model = random_model(config, seed=data.draw(st.integers(0, 99)))
+    padded = pad(batch)
+    output = model(padded)
+    logits = [row[keep] for row, keep in zip(output.logits_BTV, padded.target.keep_BT, strict=True)]
+    expected, depths = (list(values) for values in zip(*(twin_with_depths(model, s) for s in batch), strict=True))
+    for i, (found, wanted) in enumerate(zip(logits, expected, strict=True)):
+        assert_equal(found, wanted, f"logits of sentence {i}")
+    weights = weights_of(batch, logits[0].shape[1])
+    costs, expected_costs = [], []
+    found_depths: Depths = {}
+    for name, stack in output.stacks.items():
+        tokens = padded.source if name == "encoder" else padded.target
+        of_stack = [one[name] for one in depths]
+        assert tokens is not None
+        assert_same_depths(stack.halting, tokens.keep_BT, of_stack)
+        if stack.depth_cost is not None:
+            costs.append(stack.depth_cost)
+            expected_costs.append(torch.stack([c for one in of_stack for c in one.costs() or ()]).mean())
+            found_depths[name] = [n for one in of_stack for n in one.n_executed]
+    for found, wanted in zip(costs, expected_costs, strict=True):
+        assert_equal(found, wanted, "cost of depth")
+    weights += [torch.tensor(2.0 + i) for i in range(len(costs))]
+    assert_all_equal(gradients(model, logits + costs, weights), gradients(model, expected + expected_costs, weights))
+    return config, found_depths
+
 
 def test_every_model_equals_its_per_token_twin_in_logits_depths_and_all_gradients() -> None:
     covered: set[str] = set()
@@ -49,35 +83,11 @@ def test_every_model_equals_its_per_token_twin_in_logits_depths_and_all_gradient
 
     def check(data: st.DataObject, kind: str) -> None:
         nonlocal n_drawn
-        config = data.draw(any_architecture(kind=kind))
-        batch = data.draw(sentences(config))
-        pad = data.draw(st.sampled_from([right_padded, left_padded]))
-        model = random_model(config, seed=data.draw(st.integers(0, 99)))
-        padded = pad(batch)
-        output = model(padded)
-        logits = [row[keep] for row, keep in zip(output.logits_BTV, padded.target.keep_BT, strict=True)]
-        expected, depths = (list(values) for values in zip(*(twin_with_depths(model, s) for s in batch), strict=True))
-        for i, (found, wanted) in enumerate(zip(logits, expected, strict=True)):
-            assert_equal(found, wanted, f"logits of sentence {i}")
-        weights = weights_of(batch, logits[0].shape[1])
-        costs, expected_costs = [], []
-        for name, stack in output.stacks.items():
-            tokens = padded.source if name == "encoder" else padded.target
-            of_stack = [one[name] for one in depths]
-            assert tokens is not None
-            assert_same_depths(stack.halting, tokens.keep_BT, of_stack)
-            if stack.depth_cost is not None:
-                costs.append(stack.depth_cost)
-                expected_costs.append(torch.stack([c for one in of_stack for c in one.costs() or ()]).mean())
-                halted_after[name].update(n for one in of_stack for n in one.n_executed)
-        for found, wanted in zip(costs, expected_costs, strict=True):
-            assert_equal(found, wanted, "cost of depth")
-        weights += [torch.tensor(2.0 + i) for i in range(len(costs))]
-        assert_all_equal(
-            gradients(model, logits + costs, weights), gradients(model, expected + expected_costs, weights)
-        )
+        config, depths = compare_with_twin(data, kind)
         n_drawn += 1
         covered.update(traits(config))
+        for name, found in depths.items():
+            halted_after[name].update(found)
 
     for kind, n in N_DRAWS.items():
         draws(n)(given(st.data(), st.just(kind))(check))()
