@@ -60,7 +60,6 @@ LINES: dict[str, bytes] = {
     "many words": b'{"source": "' + b"a " * 20_000 + b'", "target": "b"}',
 }
 """A line among others."""
-NAMES = ("train.jsonl", "train.json.gz", "train.tsv", "train.txt", "train.jsonl.gz", "train")
 
 
 @pytest.fixture
@@ -111,7 +110,8 @@ def test_damaged_files_are_refused_before_a_run_begins(
         cases = [*OTHER_CONTENTS.items(), *truncations(whole, 5), *flips(whole, 12, seed=len(name))]
         if is_text:
             middle = whole.index(b"\n", len(whole) // 2) + 1
-            cases += [(what, whole[:middle] + line + b"\n" + whole[middle:]) for what, line in LINES.items()]
+            lines = list(LINES.items())[:: 1 if name == "train.jsonl" else 3]
+            cases += [(what, whole[:middle] + line + b"\n" + whole[middle:]) for what, line in lines]
         for what, content in cases:
             put(damaged, content)
             refused_or_begun(asker, f"{name}, {what}", recipe, damaged, f"data.train={damaged}")
@@ -119,11 +119,11 @@ def test_damaged_files_are_refused_before_a_run_begins(
             put_no_file(damaged, what)
             refused_or_begun(asker, f"{name}, {what}", recipe, damaged, f"data.train={damaged}")
     damaged = tmp_path / "damaged.jsonl"
-    for what, content in [*OTHER_CONTENTS.items(), *((what, pairs + line) for what, line in LINES.items())]:
+    for what, content in [*OTHER_CONTENTS.items(), *((what, pairs + line) for what, line in LINES.items())][::2]:
         put(damaged, content)
         split = "dev" if len(what) % 2 else "test"
         refused_or_begun(asker, f"{split}, {what}", recipe, damaged, f"data.{split}={damaged}")
-    asker.conclude(least=200)
+    asker.conclude(least=150)
 
 
 def test_damaged_texts_and_parallel_files_are_refused_before_a_run_begins(
@@ -147,15 +147,15 @@ def test_damaged_texts_and_parallel_files_are_refused_before_a_run_begins(
     evaluation = {"splits": ["dev"]}
     dump_recipe(check_recipe(SETTINGS | {"data": data, "evaluation": evaluation}), pairs)
     cases = [*OTHER_CONTENTS.items(), *truncations(whole, 4), *((what, whole + line) for what, line in LINES.items())]
-    for what, content in cases:
+    for place, (what, content) in enumerate(cases):
         put(damaged, content)
-        refused_or_begun(asker, f"text, {what}", recipe, damaged)
-        refused_or_begun(asker, f"parallel, {what}", pairs, damaged)
+        kind, mine = (("text", recipe), ("parallel", pairs))[place % 2]
+        refused_or_begun(asker, f"{kind}, {what}", mine, damaged)
     for what in NO_FILES:
         put_no_file(damaged, what)
         refused_or_begun(asker, f"text, {what}", recipe, damaged)
         refused_or_begun(asker, f"parallel, {what}", pairs, damaged)
-    asker.conclude(least=100)
+    asker.conclude(least=55)
 
 
 def test_inputs_keep_their_places_whatever_they_hold(
@@ -187,7 +187,7 @@ def test_splits_of_evaluation_are_checked_too(asker: Asker, run: Path) -> None:
     test = run.parent / "test.jsonl"
     whole = test.read_bytes()
     cases = [*LINES.items(), *OTHER_CONTENTS.items()]
-    for what, line in random.Random(1).sample(cases, 30):
+    for what, line in random.Random(1).sample(cases, 20):
         put(test, whole + line)
         asker.ask(what, "evaluate", run, "--by", "n", unchanged=[test])
     for what in NO_FILES:
@@ -195,4 +195,4 @@ def test_splits_of_evaluation_are_checked_too(asker: Asker, run: Path) -> None:
         asker.ask(what, "evaluate", run, codes=[2])
     put(test, whole)
     asker.ask("whole again", "evaluate", run, codes=[0])
-    asker.conclude(least=34)
+    asker.conclude(least=24)

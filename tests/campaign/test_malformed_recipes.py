@@ -29,8 +29,6 @@ OTHER_VALUES = (
     *("${seed}", "${oc.env:HOME}", "${", "${nothing}", "${${seed}}", "input:x", "/", "../..", "a" * 3_000),
 )
 """Values in the place of a setting, as YAML."""
-N_VALUES = 1
-"""Of the other values, drawn for every setting."""
 
 HEAD = "base: whole.yaml\n"
 DOCUMENTS: dict[str, str] = {
@@ -135,7 +133,7 @@ OVERRIDES = (
 
 def documents() -> Iterator[tuple[str, bytes]]:
     """Yield texts of recipes that come with the library, each damaged."""
-    for place, found in enumerate(random.Random(3).sample(list_recipes(), 10)):
+    for place, found in enumerate(random.Random(3).sample(list_recipes(), 7)):
         path = find_recipe(found.name)
         content = path.read_bytes()
         for what, damaged in [*truncations(content, 6), *flips(content, 14, seed=place)]:
@@ -184,9 +182,9 @@ def refused_or_begun(asker: Asker, case: str, *arguments: object) -> bool:
 def test_every_setting_with_every_wrong_value_is_refused_or_can_be_trained(asker: Asker, whole: Path) -> None:
     settings, mine, draw = read_yaml(whole), whole.with_name("mine.yaml"), random.Random(5)
     n_refused = 0
-    for path in places(settings):
+    for place, path in enumerate(places(settings)):
         key = ".".join(path)
-        for value in (draw.choice(NOT_FINITE), *draw.sample(OTHER_VALUES, N_VALUES)):
+        for value in (draw.choice(NOT_FINITE), *draw.sample(OTHER_VALUES, place % 2)):
             changed = copy.deepcopy(settings)
             group = changed
             for name in path[:-1]:
@@ -198,7 +196,7 @@ def test_every_setting_with_every_wrong_value_is_refused_or_can_be_trained(asker
             n_refused += is_refused
             if value in NOT_FINITE and not is_refused:
                 asker.note(key, [value], "a number that is not finite was taken")
-    asker.conclude(least=450)
+    asker.conclude(least=300)
     assert n_refused > asker.n_cases / 2
 
 
@@ -211,7 +209,7 @@ def test_damaged_and_strange_documents_are_refused_or_mean_something(asker: Aske
         put_no_file(mine, what)
         asker.ask(what, "plan", mine, codes=[2])
         refused_or_begun(asker, what, mine)
-    asker.conclude(least=330)
+    asker.conclude(least=230)
 
 
 def test_strange_documents_leave_no_folder_of_a_run(asker: Asker, whole: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from ostinato.errors import TrainingError
 from ostinato.training.session import Session
 
-SIZES = {"train": 24, "dev": 5, "test": 5}
+SIZES = {"train": 24, "dev": 8, "test": 8}
 STACK: dict[str, Any] = {"n_steps": 2, "self_attention": {"n_heads": 2, "share": "all"}}
 SETTINGS: dict[str, Any] = {
     "task": {"kind": "files"},

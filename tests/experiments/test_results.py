@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,16 @@ import torch
 from ostinato.analysis.curves import learning_curves
 from ostinato.budget import count_macs
 from ostinato.errors import CheckpointError, DataError
-from ostinato.experiments.results import markdown, pass_lengths, read_results, read_rows, run_row, table, write_rows
+from ostinato.experiments.results import (
+    check_run_row,
+    markdown,
+    pass_lengths,
+    read_results,
+    read_rows,
+    run_row,
+    table,
+    write_rows,
+)
 from ostinato.models import load_model
 from ostinato.tasks.recipes import load_recipe
 from ostinato.training import train
@@ -66,6 +76,26 @@ def test_results_that_lack_what_tables_read_are_named_with_the_key(tmp_path: Pat
     path.write_text(json.dumps(whole | {"splits": {"test": {}}}), encoding="utf-8")
     with pytest.raises(CheckpointError, match=r"needs 'splits.test.n'"):
         run_row(tmp_path)
+
+
+ROW: dict[str, Any] = {"name": "a", "seed": 1, "parameters": 9, "seconds": 0.5, "splits": {"test": {"n": 3}}}
+
+
+@pytest.mark.parametrize(
+    ("row", "needed"),
+    [
+        ({}, "splits"),
+        ({"splits": [1]}, "splits"),
+        ({"splits": {}, "name": 3}, "name"),
+        (ROW | {"splits": {"test": {}}}, "splits.test.n"),
+        (ROW, "macs.total"),
+        (ROW | {"macs": {"total": "many"}}, "macs.total"),
+    ],
+)
+def test_rows_of_a_file_that_lack_what_tables_read_are_named(row: dict[str, Any], needed: str) -> None:
+    with pytest.raises(CheckpointError, match=f"^rows.jsonl, row 2: is damaged: needs '{needed}'"):
+        check_run_row(row, "rows.jsonl, row 2")
+    check_run_row(ROW | {"macs": {"total": 10}}, "rows.jsonl, row 2")
 
 
 @pytest.mark.parametrize("damage", [{"python": [3]}, {"python": [3, [1, 2], None]}, {"numpy": ["x", [1], 2, 3, 4]}, []])

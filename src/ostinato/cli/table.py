@@ -118,8 +118,11 @@ def _show_runs(
     from ostinato.experiments import results
 
     rows: list[dict[str, Any]] = []
+    places: list[str] = []
     for run in runs:
-        rows += results.read_rows(run) if run.is_file() else [results.run_row(run, lengths)]
+        found = results.read_rows(run) if run.is_file() else [results.run_row(run, lengths)]
+        places += [f"{run}, row {i}" for i in range(1, len(found) + 1)]
+        rows += found
     if jsonl is not None:
         write_rows_to(jsonl, rows, overwrite)
     if json:
@@ -133,6 +136,8 @@ def _show_runs(
 
         print_table(*speed_table(rows), markdown=markdown)
     else:
+        for row, place in zip(rows, places, strict=True):
+            results.check_run_row(row, place)
         print_table(*results.table(rows), markdown=markdown)
 
 

@@ -48,9 +48,7 @@ def read_results(run: Path) -> dict[str, Any]:
     if not path.is_file():
         raise CheckpointError(f"{run}: no results.json: the run is not finished (ostinato train ... --resume)")
     results = read_json_object(path)
-    splits = results.get("splits")
-    if not isinstance(splits, dict) or not all(isinstance(found, dict) for found in splits.values()):
-        raise CheckpointError(f"{path}: is damaged: needs 'splits', an object of objects")
+    _check_splits(results, path)
     return results
 
 
@@ -67,16 +65,39 @@ def run_row(run: Path, lengths: tuple[int, int] = LENGTHS) -> dict[str, Any]:
         CheckpointError: the run is not finished.
     """
     results = read_results(run)
-    for key, kind in _NEEDED.items():
-        if not isinstance(results.get(key), kind):
-            raise CheckpointError(f"{run / 'results.json'}: is damaged: needs {key!r}, {_NAMES[kind]}")
-    for split, found in results["splits"].items():
-        if not isinstance(found.get("n"), int):
-            raise CheckpointError(f"{run / 'results.json'}: is damaged: needs 'splits.{split}.n', an integer")
+    _check_numbers(results, run / "results.json")
     recipe = load_recipe(str(run / "recipe.yaml"))
     total = count_macs(recipe.model, *pass_lengths(recipe, lengths)).total
     macs = {"source_length": lengths[0], "target_length": lengths[1], "total": total}
     return {**results, "task": recipe.task.settings(), "macs": macs}
+
+
+def check_run_row(row: dict[str, Any], where: Path | str) -> None:
+    """Raise a CheckpointError where a row of a file lacks what `run_row` gives and tables read.
+
+    Args:
+        where: names the row in the error.
+    """
+    _check_splits(row, where)
+    _check_numbers(row, where)
+    macs = row.get("macs")
+    if not isinstance(macs, dict) or not isinstance(macs.get("total"), int | float):
+        raise CheckpointError(f"{where}: is damaged: needs 'macs.total', a number")
+
+
+def _check_splits(results: dict[str, Any], where: Path | str) -> None:
+    splits = results.get("splits")
+    if not isinstance(splits, dict) or not all(isinstance(found, dict) for found in splits.values()):
+        raise CheckpointError(f"{where}: is damaged: needs 'splits', an object of objects")
+
+
+def _check_numbers(results: dict[str, Any], where: Path | str) -> None:
+    for key, kind in _NEEDED.items():
+        if not isinstance(results.get(key), kind):
+            raise CheckpointError(f"{where}: is damaged: needs {key!r}, {_NAMES[kind]}")
+    for split, found in results["splits"].items():
+        if not isinstance(found.get("n"), int):
+            raise CheckpointError(f"{where}: is damaged: needs 'splits.{split}.n', an integer")
 
 
 def write_rows(rows: Iterable[dict[str, Any]], path: Path) -> None:
