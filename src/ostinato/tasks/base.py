@@ -68,6 +68,11 @@ class TaskConfig(Config):
         return False
 
     @property
+    def input_field(self) -> str:
+        """Setting of `data` that names what `ostinato generate` reads of JSON lines."""
+        return "source_field" if self.has_sources else "text_field"
+
+    @property
     def fields(self) -> frozenset[str]:
         """Settings of `data` that name what is read of the user's files."""
         return PAIR_FIELDS if self.has_sources else TEXT_FIELD
@@ -87,7 +92,8 @@ class TaskConfig(Config):
         """Yield the settings of the user's files that this task does not read, and its own that these replace."""
         task = f"the task {self.kind} with these settings"
         read = self.fields if self.reads_own_files or data.train is not None else frozenset()
-        named = " and ".join(f"data.{name}" for name in sorted(read)) or "no fields of your files"
+        read |= {self.input_field}
+        named = " and ".join(f"data.{name}" for name in sorted(read))
         reason = f"has no effect: {task} reads {named}; remove it"
         yield from _useless(data, "data.", (PAIR_FIELDS | TEXT_FIELD) - read, reason)
         if not self.has_sources:
