@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from ostinato.analysis.curves import learning_curves
-from ostinato.data.disk import read_json_object, reading
+from ostinato.data import disk
+from ostinato.data.disk import make_folder, new_folder, read_json_object, reading
 from ostinato.data.tokenizer import Tokenizer
 from ostinato.errors import CheckpointError, DataError, OstinatoError
 from ostinato.experiments.sweep.run_key import run_versions
@@ -85,3 +86,18 @@ def test_the_error_is_of_the_kind_asked_for_and_ends_with_the_hint(tmp_path: Pat
         _ = dict[str, int]()["b"]
     with pytest.raises(DataError, match="its own line"), reading(tmp_path / "a.json"):
         raise DataError("its own line")
+
+
+def test_the_names_of_new_folders_reach_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flushed: list[Path] = []
+    monkeypatch.setattr(disk, "sync", flushed.append)
+    make_folder(tmp_path / "runs" / "letters")
+    assert set(flushed) == {tmp_path, tmp_path / "runs"}
+    flushed.clear()
+    make_folder(tmp_path / "runs" / "letters")
+    assert flushed == []
+    with new_folder(tmp_path / "runs" / "letters" / "checkpoints" / "update-1"):
+        pass
+    assert tmp_path / "runs" / "letters" in flushed
+    with pytest.raises(FileExistsError):
+        make_folder(tmp_path / "runs", exist_ok=False)

@@ -107,3 +107,15 @@ def test_a_folder_that_is_a_file_is_named(tmp_path: Path) -> None:
     for path in (tmp_path / "f" / "a", tmp_path / "f" / "b" / "a"):
         with pytest.raises(ConfigError, match="cannot be written"):
             check_output(path)
+
+
+@needs_posix
+def test_what_a_killed_process_left_goes_and_what_another_one_writes_stays(tmp_path: Path) -> None:
+    left, mine = tmp_path / f".partial-{'0' * 16}.jsonl", tmp_path / ".partial-notes.jsonl"
+    left.write_text("half a li", encoding="utf-8")
+    mine.touch()
+    with new_file(tmp_path / "a.jsonl") as first:
+        assert not left.exists()
+        write_new_text(tmp_path / "b.jsonl", "b")
+        first.write_text("a", encoding="utf-8")
+    assert sorted(names(tmp_path)) == [mine.name, "a.jsonl", "b.jsonl"]

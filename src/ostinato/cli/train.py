@@ -11,6 +11,7 @@ import typer
 from ostinato.cli.options import AccessOption, JsonOption, OverridesArgument, RecipeArgument
 from ostinato.cli.output import console, print_json, print_line, rank
 from ostinato.cli.results import print_published, print_splits
+from ostinato.data.disk import make_folder
 from ostinato.errors import CheckpointError
 
 
@@ -71,6 +72,6 @@ def default_directory(recipe: str, name: str, resume: bool, *, is_main: bool = T
         return first
     for path in (first, *(first.with_name(f"{first.name}-{n}") for n in range(2, 100_000))):
         with suppress(FileExistsError):
-            path.mkdir(parents=True)
+            make_folder(path, exist_ok=False)
             return path
     raise CheckpointError(f"{first}: there are too many runs of this name: name another with --run-dir")

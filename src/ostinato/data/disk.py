@@ -119,6 +119,18 @@ def write_json(path: Path, content: Any) -> None:
     write_text(path, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
 
 
+def make_folder(path: Path, *, exist_ok: bool = True) -> None:
+    """Make a folder and those above it that are missing, and force their names to the disk.
+
+    Raises:
+        FileExistsError: it is there, where it must not be.
+    """
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    path.mkdir(parents=True, exist_ok=exist_ok)
+    for folder in missing:
+        sync(folder.parent)
+
+
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
     """Yield a folder to fill; when the block ends without an error, it is renamed to `path`.
@@ -128,7 +140,8 @@ def new_folder(path: Path) -> Iterator[Path]:
     partial = path.with_name(f"{PARTIAL}{path.name}")
     with naming(path, partial):
         remove_folder(partial)
-        partial.mkdir(parents=True)
+        make_folder(partial.parent)
+        partial.mkdir()
         yield partial
         for file in sorted(partial.rglob("*")):
             if file.is_file():

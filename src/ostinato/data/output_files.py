@@ -9,19 +9,25 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import secrets
 import stat
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from ostinato.data.disk import PARTIAL, sync
+from ostinato.data.disk import PARTIAL, make_folder, sync
 from ostinato.errors import ConfigError
 from ostinato.system_errors import kind_of_mode, naming
+
+if sys.platform != "win32":
+    import fcntl
 
 IsOurs = Callable[[Path], bool]
 """Tells a file that this library wrote from others, by its content."""
 
+_NAME = re.compile(re.escape(PARTIAL) + r"[0-9a-f]{16}(\..*)?")
 _NO_HARD_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EACCES)
 
 
@@ -53,8 +59,8 @@ def check_output(path: Path, *, overwrite: bool = False, is_ours: IsOurs | None 
 def new_file(path: Path, *, overwrite: bool = False, is_ours: IsOurs | None = None) -> Iterator[Path]:
     """Yield an empty file to fill, with the suffix of `path`; when the block ends without an error it becomes `path`.
 
-    An error leaves nothing behind. Folders on the way are made. Without `overwrite` a file that another program put at
-    `path` meanwhile is kept, and what was written is lost.
+    An error leaves nothing behind; what a killed process left in the folder is deleted. Folders on the way are made.
+    Without `overwrite` a file that another program put at `path` meanwhile is kept, and what was written is lost.
 
     Args:
         overwrite, is_ours: as of `check_output`.
@@ -63,21 +69,16 @@ def new_file(path: Path, *, overwrite: bool = False, is_ours: IsOurs | None = No
         ConfigError: see `check_output`.
     """
     check_output(path, overwrite=overwrite, is_ours=is_ours)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # A name that nobody can foresee, made anew: nobody can put a link in its place.
-    partial = path.with_name(f"{PARTIAL}{secrets.token_hex(8)}{path.suffix}")
-    with naming(path, partial):
-        os.close(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
-        try:
-            yield partial
-            sync(partial)
-            if overwrite:
-                check_output(path, overwrite=True, is_ours=is_ours)
-                partial.replace(path)
-            else:
-                _name_new(partial, path)
-        finally:
-            partial.unlink(missing_ok=True)
+    make_folder(path.parent)
+    _remove_abandoned(path.parent)
+    with _new_partial(path) as partial, naming(path, partial):
+        yield partial
+        sync(partial)
+        if overwrite:
+            check_output(path, overwrite=True, is_ours=is_ours)
+            partial.replace(path)
+        else:
+            _name_new(partial, path)
     sync(path.parent)
 
 
@@ -85,6 +86,55 @@ def write_new_text(path: Path, text: str, *, overwrite: bool = False, is_ours: I
     """Write a text file as `new_file` does."""
     with new_file(path, overwrite=overwrite, is_ours=is_ours) as partial:
         partial.write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def _new_partial(path: Path) -> Iterator[Path]:
+    """Yield a new file beside `path`, locked until this process ends, however it ends, so that it is not abandoned."""
+    while True:
+        # A name that nobody can foresee, made anew: nobody can put a link in its place.
+        partial = path.with_name(f"{PARTIAL}{secrets.token_hex(8)}{path.suffix}")
+        with naming(path, partial):
+            handle = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        is_locked = _lock(handle, wait=True)
+        if not is_locked:  # Windows renames no file that is open
+            os.close(handle)
+            break
+        if partial.exists():
+            break
+        os.close(handle)  # another process found it before it was locked
+    try:
+        yield partial
+    finally:
+        partial.unlink(missing_ok=True)
+        if is_locked:
+            os.close(handle)
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """Delete the files of `_new_partial` whose processes were killed: nobody holds their locks."""
+    for path in folder.glob(f"{PARTIAL}*"):
+        # What cannot be opened or deleted is another user's.
+        with suppress(OSError):
+            if _NAME.fullmatch(path.name) is None or not stat.S_ISREG(path.lstat().st_mode):
+                continue
+            handle = os.open(path, os.O_WRONLY)
+            try:
+                if _lock(handle, wait=False):
+                    path.unlink()
+            finally:
+                os.close(handle)
+
+
+def _lock(handle: int, *, wait: bool) -> bool:
+    """Lock an open file until it is closed; False: another process has it, or there are no such locks here."""
+    if sys.platform == "win32":
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except OSError:
+        return False
+    return True
 
 
 def _name_new(partial: Path, path: Path) -> None:

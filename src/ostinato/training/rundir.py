@@ -36,6 +36,7 @@ from ostinato.config.load import recipe_text
 from ostinato.config.recipe import Recipe
 from ostinato.data.disk import (
     json_object,
+    make_folder,
     read_json_object,
     reading,
     remove_leftovers,
@@ -98,7 +99,7 @@ class RunDirectory:
         Raises:
             CheckpointError: another process has begun a run here.
         """
-        self.path.mkdir(parents=True, exist_ok=True)
+        make_folder(self.path)
         self._acquire()
         self._check_new(resume=False)  # one that began and ended meanwhile
         remove_leftovers(self.path)
