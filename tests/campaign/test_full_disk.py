@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 from file_operations import FileOperations, Operation, flush_nothing
-from forks import forked, needs_fork, report_of
+from forks import Ended, forked, needs_fork, report_of
 from safetensors import SafetensorError
 
 CASES = {errno.ENOSPC: 20, errno.EDQUOT: 6, errno.EROFS: 6, errno.EMFILE: 6}
@@ -32,6 +32,7 @@ WHAT_TO_DO = {
     errno.EROFS: "write to another folder",
     errno.EMFILE: "ulimit -n",
 }
+"""By the error, what the line says after the system's own words."""
 OWN_NAMESPACE = ("unshare", "--mount", "--map-root-user")
 NEEDS_NO_ROOM = ("unlink", "rmdir", "truncate", "chmod")
 
@@ -112,7 +113,7 @@ class Trainings:
         self.expected = self._content()
         shutil.rmtree(self.run)
 
-    def train(self, first: Callable[[], object] = lambda: None) -> Any:
+    def train(self, first: Callable[[], object] = lambda: None) -> Ended:
         from ostinato.cli.app import main
 
         def session() -> None:
@@ -151,23 +152,17 @@ def spread(n: int, highest: int) -> Sequence[int]:
 def inject(trainings: Trainings, note: Path) -> None:
     """Refuse at points of all errors."""
 
-    def refuse(code: int, at: int | None) -> Refusing:
+    def refuse(code: int, at: int | None = None) -> None:
         refusing = Refusing(code, at)
-        FileOperations(trainings.disk, refusing.before).install()
-        return refusing
 
-    def count(code: int) -> None:
-        refusing = refuse(code, None)
-        real_exit = os._exit
-
-        def noting(status: int) -> None:
+        def before(operation: Operation) -> None:
+            refusing.before(operation)
             note.write_text(str(refusing.n))
-            real_exit(status)
 
-        os._exit = noting  # type: ignore[assignment]
+        FileOperations(trainings.disk, before).install()
 
     for code, n_cases in CASES.items():
-        assert trainings.train(lambda code=code: count(code)).code == 0  # type: ignore[misc]
+        assert trainings.train(lambda code=code: refuse(code)).code == 0  # type: ignore[misc]
         shutil.rmtree(trainings.run)
         for at in spread(n_cases, int(note.read_text())):
             trainings.case(code, at, lambda code=code, at=at: refuse(code, at), lambda: None)  # type: ignore[misc]
@@ -180,17 +175,16 @@ def fill(trainings: Trainings) -> None:
     def resize(n_pages: int) -> None:
         subprocess.run(["mount", "-o", f"remount,size={n_pages * page}", "tmpfs", str(trainings.disk)], check=True)
 
-    highest = 0
+    note = trainings.log.with_name("pages")
+    note.write_text("0")
 
     def look(operation: Operation) -> None:
-        nonlocal highest
         status = os.statvfs(trainings.disk)
-        highest = max(highest, status.f_blocks - status.f_bfree)
-        trainings.log.with_name("pages").write_text(str(highest))
+        note.write_text(str(max(int(note.read_text()), status.f_blocks - status.f_bfree)))
 
     assert trainings.train(lambda: FileOperations(trainings.disk, look).install()).code == 0
     shutil.rmtree(trainings.run)
-    for n_pages in spread(N_SIZES, int(trainings.log.with_name("pages").read_text()) - 1):
+    for n_pages in spread(N_SIZES, int(note.read_text()) - 1):
         resize(n_pages)
         trainings.case(errno.ENOSPC, f"{n_pages} pages", lambda: None, lambda: resize(10_000))
 

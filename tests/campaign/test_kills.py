@@ -27,6 +27,8 @@ from lossy_disk import tree_of, write_tree
 N_KILLS = {"training": 28, "sweep": 16, "evaluation": 16}
 IN_A_ROW = 3
 """Kills before the work is done to its end, and compared."""
+N_POINTS_OF_SWEEP = 160
+"""At an even one every worker dies, at this operation of its own; at an odd one the sweep, after an eighth as many events."""
 
 Work = Callable[[], object]
 
@@ -39,6 +41,7 @@ def test_what_is_killed_at_sixty_random_points_ends_like_undisturbed_work(tmp_pa
     assert report["failed"] == []
     assert report["kills"] == N_KILLS
     assert sum(report["kills"].values()) == 60
+    assert {at % 2 for at in report["points"]["sweep"]} == {0, 1}
     for name, n_kills in N_KILLS.items():
         assert report["compared"][name] >= n_kills // IN_A_ROW
         assert len(set(report["points"][name])) >= n_kills // 2
@@ -208,7 +211,7 @@ def sweep(folder: Path) -> Kills:
             FileOperations(root, Points(root, at).before).install()  # each worker has its own points
             work()
 
-    return Kills(root, work, killed, lambda: 160)
+    return Kills(root, work, killed, lambda: N_POINTS_OF_SWEEP)
 
 
 def main() -> None:
