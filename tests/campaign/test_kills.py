@@ -28,7 +28,7 @@ N_KILLS = {"training": 28, "sweep": 16, "evaluation": 16}
 IN_A_ROW = 3
 """Kills before the work is done to its end, and compared."""
 N_POINTS_OF_SWEEP = 160
-"""At an even one all workers die, at that operation of their own; at an odd one the sweep, at an eighth as many events."""
+"""At an even one all workers die, at that operation of theirs; at an odd one the sweep, at an eighth as many events."""
 
 Work = Callable[[], object]
 
