@@ -208,10 +208,10 @@ def scenarios(folder: Path) -> Iterator[tuple[str, Scenario]]:
 
 
 def main() -> None:
-    from trained_runs import without_commit
+    from trained_runs import with_known_source
 
     folder, how = Path(sys.argv[1]), sys.argv[2]
-    without_commit()
+    with_known_source()
     flush_nothing()
     gc.freeze()  # forks share what they do not touch
     report: dict[str, Any] = {"points": {}, "killed": {}, "cases": {}, "failed": []}

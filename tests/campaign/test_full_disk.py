@@ -190,10 +190,10 @@ def fill(trainings: Trainings) -> None:
 
 
 def main() -> None:
-    from trained_runs import without_commit
+    from trained_runs import with_known_source
 
     folder, how = Path(sys.argv[1]), sys.argv[2]
-    without_commit()
+    with_known_source()
     disk, beside = folder / "disk", folder / "beside"
     disk.mkdir()
     beside.mkdir()

@@ -215,10 +215,10 @@ def sweep(folder: Path) -> Kills:
 
 
 def main() -> None:
-    from trained_runs import without_commit
+    from trained_runs import with_known_source
 
     folder, seed = Path(sys.argv[1]), int(sys.argv[2])
-    without_commit()
+    with_known_source()
     flush_nothing()
     gc.freeze()  # forks share what they do not touch
     report: dict[str, Any] = {"kills": {}, "compared": {}, "points": {}, "failed": []}
