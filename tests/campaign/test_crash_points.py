@@ -26,7 +26,7 @@ from file_operations import FileOperations, flush_nothing
 from forks import forked, needs_fork, report_of
 from lossy_disk import LossyDisk, Tree, tree_of, write_tree
 
-LEAST = {"new": 200, "recovered": 40, "longer": 100}
+LEAST = {"new": 240, "recovered": 50, "longer": 150}
 """Crash points of a run from its beginning, of one that goes on after it was killed, and of one made longer."""
 KINDS = {"open", "write", "half write", "fsync", "save", "half save", "rename", "unlink", "mkdir", "rmdir"}
 N_UPDATES, LONGER = 5, 7
