@@ -26,7 +26,7 @@ from file_operations import FileOperations, flush_nothing
 from forks import forked, needs_fork, report_of
 from lossy_disk import LossyDisk, Tree, tree_of, write_tree
 
-LEAST = {"new": 240, "recovered": 50, "longer": 150}
+LEAST = {"new": 240, "recovered": 40, "longer": 150}
 """Crash points of a run from its beginning, of one that goes on after it was killed, and of one made longer."""
 KINDS = {"open", "write", "half write", "fsync", "save", "half save", "rename", "unlink", "mkdir", "rmdir"}
 N_UPDATES, LONGER = 5, 7
@@ -199,10 +199,10 @@ def scenarios(folder: Path) -> Iterator[tuple[str, Scenario]]:
     expected = _content(root)
     new = Scenario(root, {}, recipe, expected)
     yield "new", new
-    # Killed when a second checkpoint is whole, but no pointer names it: it and what was recorded since go again.
-    place = [n for n, point in enumerate(new.points, 1) if point == "rename run/checkpoints/last.json"][1]
+    # Killed when a third checkpoint is whole, but no pointer names it: it and what was recorded since go again.
+    place = [n for n, point in enumerate(new.points, 1) if point == "rename run/checkpoints/last.json"][2]
     killed = ended({}, recipe, kill_at=place)
-    yield "recovered", Scenario(root, killed, recipe, expected, until="half write run/metrics.jsonl")
+    yield "recovered", Scenario(root, killed, recipe, expected, until="rename run/checkpoints/last.json")
     ended(whole, longer)
     yield "longer", Scenario(root, whole, longer, _content(root))
 
