@@ -72,5 +72,5 @@ def test_the_table_of_settings_is_the_codes() -> None:
 def test_recipes_of_translation_stop_as_the_document_says(name: str) -> None:
     from ostinato.tasks.recipes import load_recipe
 
-    recipe = load_recipe(name, ["data.train=a", "data.dev=b", "data.test=c"])
+    recipe = load_recipe(name, ["data.train=a"])
     assert recipe.decoding.stopping == ("bound" if name.split("/")[0].endswith("transformer") else "count")

@@ -227,7 +227,7 @@ def scan_mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_scan_s_compound_splits_are_rows_of_the_file_of_all_commands(scan_mirror: Path) -> None:
-    task = open_task(scan_mirror, "scan", split="mcd1", dev_fraction=0)
+    task = open_task(scan_mirror, "scan", split="mcd1")
     assert [sum(1 for _ in task.examples(split)) for split in task.splits()] == [8365, 1045, 1045]
     lines = (scan_mirror / scan._ALL.key).read_text(encoding="utf-8").splitlines()
     first = task._mcd_numbers["test"][0]  # type: ignore[attr-defined]
