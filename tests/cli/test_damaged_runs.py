@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -191,3 +192,27 @@ def test_a_value_of_another_type_in_a_run_is_one_line_with_the_file(
     assert outcome.code == 2
     assert outcome.err.count("\n") == 1
     assert path.name in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("command", "row"),
+    [
+        *itertools.product(
+            ["table", "plot"],
+            [
+                {"sweep": 1, "arm": 2, "values": 3},
+                {"sweep": "s", "arm": "a", "seed": 1, "key": "k", "values": {"loss": []}},
+                {"workload": 1},
+                {"bootstrap": 1},
+            ],
+        ),
+        ("compare", {"bootstrap": 1}),
+    ],
+)
+def test_rows_that_lack_what_is_shown_of_them_are_one_line(run, tmp_path: Path, command: str, row: dict) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps(row) + "\n")
+    outcome = run(command, path, *(["--out", tmp_path / "figure.png"] if command == "plot" else []))
+    assert outcome.code == 2
+    assert len(outcome.err.splitlines()) == 1
+    assert str(path) in outcome.err

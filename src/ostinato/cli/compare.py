@@ -20,6 +20,8 @@ from ostinato.cli.options import (
 )
 from ostinato.cli.output import check_output_file, print_json, print_line, print_stderr, print_table, write_rows_to
 from ostinato.cli.results import describe_average
+from ostinato.data.disk import reading
+from ostinato.errors import DataError
 
 _INTERVALS, _MATCH = "Intervals and costs", "Where runs are equally good"
 _OF_INTERVALS = ("samples", "seed", "source_length", "target_length", "fresh", "jsonl", "checkpoint", "device")
@@ -147,8 +149,9 @@ def compare(
         if jsonl is not None:
             write_rows_to(jsonl, rows, overwrite)
         if not json:
-            tables = [paired_tables.score_table(rows), paired_tables.cost_table(rows)]
-            notes = paired_tables.notes(rows)
+            with reading(" and ".join(map(str, systems)), DataError):  # rows may come from a file
+                tables = [paired_tables.score_table(rows), paired_tables.cost_table(rows)]
+                notes = paired_tables.notes(rows)
     if json:
         print_json(shown)
         return

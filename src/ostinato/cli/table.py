@@ -30,7 +30,8 @@ from ostinato.cli.output import (
     print_wide,
     write_rows_to,
 )
-from ostinato.errors import ConfigError
+from ostinato.data.disk import reading
+from ostinato.errors import ConfigError, DataError
 from ostinato.system_errors import naming
 
 _BY, _SWEEP = "Scores by a column", "Sweeps"
@@ -134,7 +135,9 @@ def _show_runs(
     if n_speeds:
         from ostinato.experiments.timing.speed import speed_table
 
-        print_table(*speed_table(rows), markdown=markdown)
+        with reading(" and ".join(map(str, runs)), DataError):
+            speeds = speed_table(rows)
+        print_table(*speeds, markdown=markdown)
     else:
         for row, place in zip(rows, places, strict=True):
             results.check_run_row(row, place)

@@ -16,7 +16,7 @@ from ostinato.budget import count_macs
 from ostinato.config.measures import EvaluateMeasure
 from ostinato.config.recipe import Recipe
 from ostinato.config.sweep import EqualConfig, SweepConfig
-from ostinato.data.disk import write_text
+from ostinato.data.disk import reading, write_text
 from ostinato.data.registry import DataAccess
 from ostinato.errors import CheckpointError, DataError
 from ostinato.experiments.results import first_row, pass_lengths, read_rows
@@ -164,15 +164,23 @@ def split_row(sweep: SweepConfig, row: dict[str, Any]) -> tuple[dict[str, Any], 
 
 
 def read_sweep(path: Path) -> list[dict[str, Any]]:
-    """Return the rows of a results.jsonl, with the times of the timings.jsonl beside it where there is one."""
+    """Return the rows of a results.jsonl, with the times of the timings.jsonl beside it where there is one.
+
+    Raises:
+        DataError: a row that lacks what tables and figures read.
+    """
     rows = read_rows(path)
     beside = path.with_name(TIMINGS)
-    times = {tuple(line[key] for key in _ID): line for line in (read_rows(beside) if beside.is_file() else [])}
+    with reading(beside, DataError):
+        times = {tuple(line[key] for key in _ID): line for line in (read_rows(beside) if beside.is_file() else [])}
     joined = []
-    for row in rows:
-        own = times.get(tuple(row[key] for key in _ID), {})
-        values = row["values"] | own.get("values", {})
-        joined.append(row | {key: own[key] for key in _TIMES if key in own} | {"values": values})
+    with reading(path, DataError):
+        for row in rows:
+            own = times.get(tuple(row[key] for key in _ID), {})
+            values = row["values"] | own.get("values", {})
+            if not all(value is None or isinstance(value, int | float) for value in values.values()):
+                raise TypeError("values must be numbers")
+            joined.append(row | {key: own[key] for key in _TIMES if key in own} | {"values": values})
     return joined
 
 
