@@ -35,3 +35,9 @@ def test_what_is_no_record_is_named_by_its_line(tmp_path: Path) -> None:
     path = write(tmp_path / "metrics.jsonl", [{"kind": "training", "update": 1, "nll": 1.0}, ["no record"]])
     with pytest.raises(DataError, match=r"metrics.jsonl, line 2: a JSON array, but every line needs an object"):
         learning_curves(path)
+
+
+def test_an_update_that_no_run_has_is_named_by_its_line(tmp_path: Path) -> None:
+    path = write(tmp_path / "metrics.jsonl", [{"kind": "training", "update": 1e308, "nll": 1.0}])
+    with pytest.raises(DataError, match=r"metrics.jsonl, line 1: is damaged: .*update must be in"):
+        learning_curves(path)

@@ -46,6 +46,8 @@ def learning_curves(path: Path) -> LearningCurves:
 
 def _add(found: LearningCurves, record: dict[str, Any]) -> None:
     kind, update = record["kind"], int(record["update"])
+    if not 0 <= update < 1 << 31:
+        raise ValueError("update must be in [0, 2^31 - 1]")
     if kind == "training":
         if record.get("nll") is not None:
             found.training.append((update, float(record["nll"])))
