@@ -123,8 +123,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit.
 
     Exit codes: 0 done; 1 a run that could not go on (a full disk, no memory), or lines that could not be read while the
-    others were; 2 wrong use, settings or data; 130 interrupted (Ctrl-C,
-    SIGTERM).
+    others were; 2 wrong use, settings or data; 130 interrupted (Ctrl-C, SIGTERM).
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     # Taken out here so that it may stand before or after the command.

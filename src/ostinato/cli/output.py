@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 WIDTH_WITHOUT_TERMINAL = 120
 READABLE_WIDTH = 100
-STANDARD_OUTPUT = "standard output"
 """Side-by-side tables and plans of many steps are continued in another block beyond this width."""
+STANDARD_OUTPUT = "standard output"
 
 
 def console() -> Console:

@@ -114,13 +114,13 @@ def verdict(p_supported: float, p_contradicted: float) -> Verdict:
     return "contradicted" if p_contradicted <= ALPHA else "inconclusive"
 
 
-def seeds_needed(sample: Sequence[float], band: Limits, alpha: float = ALPHA) -> int | None:
+def seeds_needed(sample: Sequence[float], band: Limits) -> int | None:
     """Return the seeds that would decide with a probability of 80 %, were the sample's mean and spread the true ones.
 
         power(n) = P(T > t(1 - alpha, n - 1)),   T noncentral t, n - 1 degrees of freedom, sqrt(n) |mean - limit| / sd
 
-    with the limit next to the mean, which has to be told from it whichever side of it the mean lies. None where more
-    than 1,000 would be needed, or the sample shows no spread.
+    with the limit next to the mean, which has to be told from it whichever side of it the mean lies; without correction
+    for other numbers. None where more than 1,000 would be needed, or the sample shows no spread.
     """
     from scipy import stats
 
@@ -129,6 +129,6 @@ def seeds_needed(sample: Sequence[float], band: Limits, alpha: float = ALPHA) ->
         return None
     distance = min(abs(float(x.mean()) - limit) for limit in band if limit is not None)
     n = np.arange(2, MOST_SEEDS + 1)
-    power = stats.nct.sf(stats.t.isf(alpha, n - 1), n - 1, np.sqrt(n) * distance / x.std(ddof=1))
+    power = stats.nct.sf(stats.t.isf(ALPHA, n - 1), n - 1, np.sqrt(n) * distance / x.std(ddof=1))
     enough = np.flatnonzero(np.nan_to_num(power, nan=1.0) >= POWER)
     return int(n[enough[0]]) if len(enough) else None

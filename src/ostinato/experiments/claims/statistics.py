@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import combinations, pairwise
 from statistics import correlation, fmean, linear_regression, median
 from typing import Any
@@ -84,7 +84,7 @@ def find(
     supported = holm([number.p_supported for number in numbers])
     contradicted = holm([number.p_contradicted for number in numbers])
     return [
-        Found(**{**asdict(number), "p_supported": yes, "p_contradicted": no})
+        replace(number, p_supported=yes, p_contradicted=no)
         for number, yes, no in zip(numbers, supported, contradicted, strict=True)
     ]
 
