@@ -9,14 +9,38 @@ from pydantic import Field
 
 from ostinato.config.base import Config, Count, Positive, Size
 from ostinato.config.measures import TableSelection
+from ostinato.config.sweep import EqualConfig
 from ostinato.errors import Problem
 
 Paper = Literal["universal-transformer", "sparse-universal-transformer", "one-wide-ffn", "x-moe", "depth"]
-Term = Annotated[str, Field(pattern=r"^[^/]+/.+$")]
+Measured = Annotated[str, Field(pattern=r"^[^/]+/.+$")]
 """`arm/measure`."""
 Band = Annotated[tuple[float | None, float | None], Field(strict=False)]
 """Lowest and highest value that agree with the claim; null: no limit. A limit is the smallest effect of interest, or
 the margin within which nothing is lost."""
+
+
+class ChangeTerm(Config):
+    """A measure beside another of the same seed: what training changed (over or minus the untrained arm), or a gap."""
+
+    of: Measured
+    """The measure."""
+    minus: Measured | None = None
+    """What is subtracted from it."""
+    over: Measured | None = None
+    """What it is divided by."""
+
+    def problems(self, path: str = "") -> Iterator[Problem]:
+        """One of the two."""
+        if (self.minus is None) == (self.over is None):
+            yield Problem(f"{path}minus", self.minus, "give one of minus and over")
+
+    def __str__(self) -> str:
+        return f"{self.of} - {self.minus}" if self.over is None else f"{self.of} / {self.over}"
+
+
+Term = Measured | ChangeTerm
+"""`arm/measure`, or a change of one."""
 
 
 class MeanStatistic(Config):
@@ -115,8 +139,10 @@ class ExpectationConfig(Config):
     """The number in words, for tables."""
     statistic: Statistic
     """How it is computed from the measures."""
+    unit: str
+    """What it is counted in: nats a token, share of the sequences, percent, ..."""
     band: Band
-    """Where it has to lie."""
+    """Where it has to lie. Of a difference no limit is 0, of a ratio none is 1: that is no effect at all."""
 
     def problems(self, path: str = "") -> Iterator[Problem]:
         """A band that holds something and leaves something out."""
@@ -125,6 +151,17 @@ class ExpectationConfig(Config):
             yield Problem(f"{path}band", self.band, "must have a limit on one side at least")
         if low is not None and high is not None and low > high:
             yield Problem(f"{path}band", self.band, "the lowest value must not be above the highest")
+        none = 1.0 if isinstance(self.statistic, RatioStatistic) else 0.0
+        if none in self.band and self.names_effect:
+            reason = (
+                f"{none:g} is no effect: name the smallest one of interest, or the margin within which all is equal"
+            )
+            yield Problem(f"{path}band", self.band, reason)
+
+    @property
+    def names_effect(self) -> bool:
+        """True where a limit of the band is the size of an effect, and no place along an axis."""
+        return not isinstance(self.statistic, MeanStatistic | BestAtStatistic)
 
 
 class ControlConfig(ExpectationConfig):
@@ -133,6 +170,11 @@ class ControlConfig(ExpectationConfig):
     For example the claim's own number of untrained models, which must show nothing, or a baseline's score, which must
     be off floor and ceiling.
     """
+
+    @property
+    def names_effect(self) -> bool:
+        """Return False: what must show nothing may lie on either side of it."""
+        return False
 
     overrides: list[str] = Field(default_factory=list)
     """Changes of every arm, for runs of the control's own: `dotted.key=value`. Of a sweep only."""
@@ -198,7 +240,7 @@ class SweepSource(Config):
     """Measures of several runs together."""
     overrides: list[str] = Field(default_factory=list)
     """Changes of every arm, after its own: `dotted.key=value`."""
-    seeds: list[int] | None = None
+    seeds: list[Count] | None = None
     """None: the sweep's."""
 
 
@@ -237,6 +279,34 @@ class CountSource(Config):
 Source = Annotated[SweepSource | TimingSource | CountSource, Field(discriminator="kind")]
 
 
+class TuningConfig(Config):
+    """The settings that every arm chooses for itself, from the same grid, before its seeds are trained."""
+
+    key: str
+    """Dotted key of the setting, such as training.optimizer.lr."""
+    values: Annotated[list[Any], Field(min_length=2)]
+    """What every arm is tried with."""
+    measure: str
+    """A measure of the sweep, taken on a split that the claim does not report."""
+    mode: Literal["max", "min"] = "min"
+    """Whether the largest or the smallest mean over the seeds is chosen."""
+    seeds: Annotated[list[Count], Field(min_length=1)]
+    """Seeds of the trials; none of them is one of the claim's."""
+
+
+class DesignConfig(Config):
+    """What makes arms comparable; checked against the resolved recipes before anything is trained."""
+
+    differ_in: Annotated[list[str], Field(min_length=1)]
+    """Dotted keys, or beginnings of them: the one thing that differs between the arms. All else is equal."""
+    equal: EqualConfig | None = None
+    """The budget that is the same in all arms; None: none is, and limits says why that is fair."""
+    tuning: TuningConfig | None = None
+    """None: all arms train with the recipe's settings, which limits says where they came from."""
+    pilot_seeds: list[Count] = Field(default_factory=list)
+    """Seeds on which settings or bands were chosen; none of them is one of the claim's."""
+
+
 class ClaimConfig(Config):
     """A claim file."""
 
@@ -249,7 +319,9 @@ class ClaimConfig(Config):
     statement: str
     """What the paper says, in our words."""
     source: Source
-    """What is run, timed or counted."""
+    """What is run, timed or counted. Of a sweep only the arms that the numbers name are trained."""
+    design: DesignConfig | None = None
+    """What the arms differ in, and what is equal. A sweep needs one."""
     inputs: dict[str, str] = Field(default_factory=dict)
     """Files that the user names (`--input NAME=PATH`), with what they should be; "input:NAME" anywhere in the source
     stands for the path."""
@@ -263,3 +335,19 @@ class ClaimConfig(Config):
     """What a run of this size cannot show."""
     gpu: dict[str, Any] | None = None
     """The same claim for one hour of a large GPU: settings that replace those above, by dotted keys."""
+
+    def problems(self, path: str = "") -> Iterator[Problem]:
+        """Trained models need a design, a control, and seeds that nothing was chosen on."""
+        if not isinstance(self.source, SweepSource):
+            return
+        if self.design is None:
+            yield Problem(f"{path}design", None, "must say what the arms differ in: models are trained")
+        if not self.controls:
+            reason = "needs one or more: untrained models, shuffled labels, a baseline off floor and ceiling"
+            yield Problem(f"{path}controls", [], reason)
+        if self.design is not None:
+            tuning = self.design.tuning
+            chosen_on = {*self.design.pilot_seeds, *([] if tuning is None else tuning.seeds)}
+            if both := sorted(chosen_on & set(self.source.seeds or [])):
+                reason = "settings were chosen on them: the claim needs others"
+                yield Problem(f"{path}source.seeds", both, reason)

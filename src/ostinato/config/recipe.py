@@ -142,7 +142,7 @@ class Recipe(Config):
         training, wanted = self.training, int(number or 1)
         kept = training.keep_best if role == "best" else training.keep_last
         every = training.evaluate_every if role == "best" else training.save_every
-        certain = -(-training.n_updates // every)
+        certain = max(1, -(-training.n_updates // every))  # an untrained model has one checkpoint
         if training.selection.patience is not None:
             certain = min(certain, training.selection.patience + 1 if role == "best" else 1)
         if kept < wanted:

@@ -151,8 +151,9 @@ class DepthCostConfig(Config):
 class TrainingConfig(Config):
     """One training run."""
 
-    n_updates: Size = 2000
-    """Optimiser steps of the whole run."""
+    n_updates: Annotated[int, Field(ge=0, le=2**31 - 1)] = 2000
+    """Optimiser steps of the whole run. 0: the model stays as it was initialised, and is evaluated: what every measure
+    of a trained model has to be compared with."""
     optimizer: OptimizerConfig = OptimizerConfig()
     """Optimiser and peak learning rate."""
     schedule: ScheduleConfig = ScheduleConfig()

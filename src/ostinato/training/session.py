@@ -149,6 +149,8 @@ class Session:
                 # The last update was not one to evaluate after when it was saved.
                 self._evaluate()
                 self._save_progress()
+            if self.config.n_updates == 0:
+                self._follow_up()
             while self.progress.update < self.config.n_updates and self.progress.stopped is None:
                 began = time.perf_counter()
                 rate, gradient = self._update()

@@ -25,6 +25,7 @@ from typing import Any
 
 from ostinato.config.claim import (
     BestAtStatistic,
+    ChangeTerm,
     DifferenceStatistic,
     ExpectationConfig,
     LineStatistic,
@@ -33,6 +34,7 @@ from ostinato.config.claim import (
     SmallestStepStatistic,
     SpreadStatistic,
     Statistic,
+    Term,
 )
 from ostinato.errors import DataError
 from ostinato.experiments.claims.inference import Limits, Sampling, Verdict, holm, judge, seeds_needed, verdict
@@ -101,11 +103,11 @@ def _number(expectation: ExpectationConfig, rows: Sequence[dict[str, Any]], samp
     """Return one number, its p values not yet corrected."""
     statistic, band = expectation.statistic, expectation.band
     terms = terms_of(statistic)
-    by_term = {term: values_of(term, rows) for term in terms}
-    seeds = [seed for seed in by_term[terms[0]] if all(seed in by_term[term] for term in terms)]
+    by_term = [values_of(term, rows) for term in terms]
+    seeds = [seed for seed in by_term[0] if all(seed in values for values in by_term)]
     if not seeds:
-        raise DataError(f"{expectation.what}: {', '.join(terms)} have no seed in common")
-    values = {seed: [by_term[term][seed] for term in terms] for seed in seeds}
+        raise DataError(f"{expectation.what}: {', '.join(map(str, terms))} have no seed in common")
+    values = {seed: [of_term[seed] for of_term in by_term] for seed in seeds}
     by_seed = {seed: _compute(statistic, own) for seed, own in values.items()}
     middle: Callable[[Sequence[float]], float] = median if sampling == "rounds" else fmean
     columns = [[values[seed][place] for seed in seeds] for place in range(len(terms))]
@@ -171,7 +173,7 @@ def _differences(of: Sequence[float], minus: Sequence[float]) -> list[float]:
     return [a - b for a, b in zip(of, minus, strict=True)]
 
 
-def terms_of(statistic: Statistic) -> list[str]:
+def terms_of(statistic: Statistic) -> list[Term]:
     """Return the terms of a statistic, in its order."""
     match statistic:
         case MeanStatistic(of=of):
@@ -182,12 +184,25 @@ def terms_of(statistic: Statistic) -> list[str]:
             return list(statistic.along)
 
 
-def values_of(term: str, rows: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Return the values of `arm/measure` by seed.
+def measured_by(term: Term) -> list[str]:
+    """Return every `arm/measure` that a term is computed from."""
+    return [term] if isinstance(term, str) else [term.of, term.minus or term.over or ""]
+
+
+def values_of(term: Term, rows: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Return the values of a term by seed.
 
     Raises:
-        DataError: naming the arms or the measures that there are.
+        DataError: naming the arms or the measures that there are; or a division by 0.
     """
+    if isinstance(term, ChangeTerm):
+        of, other = (values_of(one, rows) for one in measured_by(term))
+        both = [seed for seed in of if seed in other]
+        if term.over is None:
+            return {seed: of[seed] - other[seed] for seed in both}
+        if zero := [seed for seed in both if other[seed] == 0]:
+            raise DataError(f"{term}: the divisor is 0 with seed {zero[0]}")
+        return {seed: of[seed] / other[seed] for seed in both}
     arm, _, measure = term.partition("/")
     mine = [row for row in rows if row["arm"] == arm]
     if not mine:
