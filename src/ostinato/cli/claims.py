@@ -23,6 +23,9 @@ def claims(
     paper: Annotated[str | None, typer.Option(help="Only this paper's.")] = None,
     outcomes: OutcomesOption = OUTCOMES,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the library's own outcomes in full.")] = False,
+    plots: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Write a forest plot of every paper, claims-PAPER.svg.")
+    ] = None,
     check: Annotated[
         bool,
         typer.Option("--check", help="Check that every claim was committed before its runs, and stayed as it was."),
@@ -41,6 +44,14 @@ def claims(
         from ostinato.experiments.claims.document import document
 
         print_line(document(paper).rstrip())
+        return
+    if plots is not None:
+        from ostinato.experiments.claims.document import library_outcomes
+        from ostinato.experiments.claims.forest import draw_forest
+
+        for name, mine in library_outcomes(paper).items():
+            if path := draw_forest(mine, plots / f"claims-{name}.svg"):
+                print_line(str(path))
         return
     if check:
         from ostinato.experiments.claims.registration import check_outcomes

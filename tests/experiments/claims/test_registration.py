@@ -132,7 +132,6 @@ def test_runs_that_another_band_has_judged_are_refused_also_where_they_are_said_
 
 def test_an_outcome_of_before_registration_is_refused(repository):
     repository.commit_claim(NINE)
-    outcome = repository.outcome(NINE + HOUR)
     assert "does not say when" in repository.why(Outcome({"registered": "", "verdict": "supported"}, []))
 
 

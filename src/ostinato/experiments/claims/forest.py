@@ -1,0 +1,101 @@
+"""A forest plot of a paper's claims: every number with its interval, beside the smallest effect of interest.
+
+Numbers have units of their own, so each is drawn in multiples of its band's limit (a ratio by its logarithm):
+
+    a band with one limit      0 is no effect, 1 the limit
+    a band with two limits     0 is their middle, -1 and 1 are the limits
+
+The part of the axis that agrees with the claim is shaded.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+from ostinato.analysis.drawing import COLOURS, FONT, WIDE, new_figure
+from ostinato.config.claim import ExpectationConfig, RatioStatistic
+from ostinato.data.output_files import write_new_text
+from ostinato.experiments.claims.files import Claim, Outcome
+
+_ROW = 0.24
+"""Inches."""
+_FARTHEST = 4.0
+"""What lies beyond is drawn at the edge, as an arrow."""
+_LOOKS = {"supported": COLOURS[2], "contradicted": COLOURS[4], "inconclusive": COLOURS[0]}
+
+
+def drawn(claims: Sequence[tuple[Claim, Outcome | None]]) -> list[tuple[str, ExpectationConfig, Mapping[str, Any]]]:
+    """Return the numbers that have an interval: the claim's name, the expectation, and what was found."""
+    found = []
+    for claim, outcome in claims:
+        if outcome is None or outcome.head["registered"] != claim.registered:
+            continue
+        for expectation, number in zip(claim.config.expect, outcome.head["numbers"], strict=True):
+            if number["low"] is not None:
+                found.append((claim.config.name, expectation, number))
+    return found
+
+
+def draw_forest(claims: Sequence[tuple[Claim, Outcome | None]], path: Path) -> Path | None:
+    """Write the plot as SVG in place of an earlier one; None where no claim has an interval.
+
+    Raises:
+        ConfigError: matplotlib is not installed, or the file cannot be written.
+    """
+    import matplotlib
+
+    rows = drawn(claims)
+    if not rows:
+        return None
+    figure = new_figure(WIDE, 0.7 + _ROW * len(rows))
+    axes = figure.add_subplot()
+    for place, (_, expectation, number) in enumerate(reversed(rows)):
+        value, low, high = (scaled(number[key], expectation) for key in ("value", "low", "high"))
+        left, right = agreeing(expectation)
+        axes.fill_betweenx([place - 0.45, place + 0.45], left, right, color="#e8f0e8", linewidth=0)
+        colour = _LOOKS[number["verdict"]]
+        ends = [max(-_FARTHEST, min(_FARTHEST, end)) for end in (low, high)]
+        axes.plot(ends, [place, place], color=colour, linewidth=1.4)
+        inside = max(-_FARTHEST, min(_FARTHEST, value))
+        marker = "o" if inside == value else ">" if value > 0 else "<"
+        axes.plot([inside], [place], marker, color=colour, markersize=4.5)
+    axes.set_yticks(range(len(rows)), [f"{name}: {e.what}"[:64] for name, e, _ in reversed(rows)], fontsize=FONT)
+    axes.axvline(0, color="black", linewidth=0.6)
+    axes.set_xlim(-_FARTHEST - 0.2, _FARTHEST + 0.2)
+    axes.set_ylim(-0.6, len(rows) - 0.4)
+    axes.tick_params(labelsize=FONT)
+    axes.set_xlabel("effect in multiples of the smallest one of interest; 95 % interval; shaded: agrees", fontsize=FONT)
+    # The same numbers give the same file.
+    with matplotlib.rc_context({"svg.hashsalt": path.stem}):
+        text = StringIO()
+        figure.savefig(text, format="svg", metadata={"Date": None})
+    write_new_text(path, text.getvalue(), overwrite=True)
+    return path
+
+
+def scaled(value: float, expectation: ExpectationConfig) -> float:
+    """Return a number in multiples of its band's limit."""
+    low, high = expectation.band
+    if isinstance(expectation.statistic, RatioStatistic):
+        value = math.log(value)
+        low, high = (None if limit is None else math.log(limit) for limit in (low, high))
+    if low is not None and high is not None:
+        return (value - (low + high) / 2) / ((high - low) / 2)
+    limit = low if low is not None else high
+    assert limit is not None  # a band has one
+    return value / limit if limit else value
+
+
+def agreeing(expectation: ExpectationConfig) -> tuple[float, float]:
+    """Return the part of the axis that agrees with the claim."""
+    low, high = expectation.band
+    if low is not None and high is not None:
+        return -1.0, 1.0
+    nothing = 1.0 if isinstance(expectation.statistic, RatioStatistic) else 0.0
+    # Of a limit below no effect the axis is turned round: there 1 is still the limit.
+    is_right = low > nothing if low is not None else high is not None and high < nothing
+    return (1.0, _FARTHEST + 0.2) if is_right else (-_FARTHEST - 0.2, 1.0)

@@ -1,0 +1,92 @@
+"""What the document says of claims whose verdicts are known, and where a forest plot draws their numbers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ostinato.config.claim import ExpectationConfig
+from ostinato.experiments.claims.document import conclusion
+from ostinato.experiments.claims.files import Outcome, load_claim
+from ostinato.experiments.claims.forest import agreeing, draw_forest, scaled
+from ostinato.experiments.claims.reproduce import Resources, reproduce
+
+COUNTED = "one-wide-ffn/parameters"
+RATIO = {"kind": "ratio", "of": "a/x", "over": "b/x"}
+DIFFERENCE = {"kind": "difference", "of": "a/x", "minus": "b/x"}
+
+
+def expectation(statistic: dict, band: tuple) -> ExpectationConfig:
+    return ExpectationConfig.model_validate({"what": "it", "unit": "points", "statistic": statistic, "band": band})
+
+
+@pytest.mark.parametrize(
+    ("statistic", "band", "value", "place", "agrees"),
+    [
+        (DIFFERENCE, (0.02, None), 0.06, 3.0, True),
+        (DIFFERENCE, (0.02, None), 0.01, 0.5, False),
+        (DIFFERENCE, (0.02, None), -0.02, -1.0, False),
+        (DIFFERENCE, (None, -0.02), -0.06, 3.0, True),  # a fall: more of it is further right
+        (DIFFERENCE, (None, -0.02), 0.02, -1.0, False),
+        (DIFFERENCE, (None, 0.02), 0.01, 0.5, True),  # no loss above 0.02
+        (DIFFERENCE, (None, 0.02), 0.04, 2.0, False),
+        (DIFFERENCE, (-0.02, None), -0.04, 2.0, False),
+        (DIFFERENCE, (-0.02, 0.02), 0.0, 0.0, True),
+        (DIFFERENCE, (-0.02, 0.02), 0.04, 2.0, False),
+        (RATIO, (2.0, None), 4.0, 2.0, True),
+        (RATIO, (None, 0.5), 0.25, 2.0, True),
+        (RATIO, (0.5, 2.0), 1.0, 0.0, True),
+    ],
+)
+def test_a_number_stands_in_the_shaded_part_where_it_agrees(statistic, band, value, place, agrees):
+    it = expectation(statistic, band)
+    assert scaled(value, it) == pytest.approx(place)
+    left, right = agreeing(it)
+    assert (left <= scaled(value, it) <= right) is agrees
+    # The limit itself is where the shade ends.
+    assert math.isclose(min(abs(scaled(limit, it) - end) for limit in band if limit for end in (left, right)), 0)
+
+
+def found(verdict: str) -> Outcome:
+    claim = load_claim(COUNTED)
+    numbers = [
+        {"what": one.what, "band": list(one.band), "value": 3.0, "low": 2.0, "high": 4.0, "by_seed": {"1": 3.0},
+         "verdict": verdict, "seeds_needed": 12}
+        for one in claim.config.expect
+    ]  # fmt: skip
+    return Outcome({"registered": claim.registered, "verdict": verdict, "numbers": numbers}, [])
+
+
+def test_the_same_numbers_give_the_same_plot_and_none_without_an_interval(tmp_path):
+    pytest.importorskip("matplotlib")
+    claim = load_claim(COUNTED)
+    first = draw_forest([(claim, found("supported"))], tmp_path / "claims-x.svg")
+    assert first is not None
+    text = first.read_text()
+    assert claim.config.name in text or text.startswith("<?xml")
+    assert draw_forest([(claim, found("supported"))], first).read_text() == text
+    assert draw_forest([(claim, None)], tmp_path / "none.svg") is None
+    older = found("supported")
+    older.head["registered"] = "of another band"
+    assert draw_forest([(claim, older)], tmp_path / "none.svg") is None
+    assert [path.name for path in tmp_path.iterdir()] == ["claims-x.svg"]
+
+
+def test_the_conclusion_is_written_from_the_verdicts():
+    claim = load_claim(COUNTED)
+    other = replace(claim, config=claim.config.model_copy(update={"name": "other", "minutes": 90.0}))
+    text = conclusion([(claim, found("supported")), (other, None)], ["supported", "not run"])
+    statement = " ".join(claim.config.statement.split()).rstrip(".")
+    assert f"Supported at our scale: {statement[0].lower()}{statement[1:]} ([parameters]" in text
+    assert "Of 1 other we know nothing yet; they would take 1.5 hours" in text
+    assert "Contradicted" not in text
+    assert "The seeds do not decide: " in conclusion([(claim, found("inconclusive"))], ["inconclusive"])
+    assert "A control failed" in conclusion([(claim, found("void"))], ["void"])
+
+
+def test_a_claim_that_counts_says_the_same_when_it_is_run_again(tmp_path: Path):
+    claim = load_claim(COUNTED)
+    assert reproduce(claim, Resources(tmp_path)).verdict == "supported"
