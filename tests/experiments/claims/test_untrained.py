@@ -1,0 +1,95 @@
+"""On untrained models no claim is supported, and what its controls say of untrained models is so.
+
+Every arm of every claim is built, evaluated and judged without an update, on a few examples: what a measure shows then
+comes from the architecture alone.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ostinato.config.claim import ClaimConfig, SweepSource
+from ostinato.config.files import shipped_files
+from ostinato.data.registry import DataAccess
+from ostinato.errors import DataError
+from ostinato.experiments.claims.design import source_sweep
+from ostinato.experiments.claims.files import Claim, load_claim
+from ostinato.experiments.claims.reproduce import Resources, reproduce
+
+SHARED = Path(__file__).parents[4] / "shared/data"
+UNTRAINED = "training.n_updates=0"
+FEW = [
+    UNTRAINED,
+    "evaluation.max_examples=16",
+    "training.selection.max_examples=16",
+    "decoding.max_length=8",
+    "decoding.max_length_ratio=0",
+    "decoding.min_length=0",
+]
+QUICK = {
+    "universal-transformer/attention-finds-facts",
+    "sparse-universal-transformer/threshold-curve",
+    "one-wide-ffn/dropping-order",
+    "depth/equal-loss",
+    "x-moe/collapse",
+}
+"""One of every paper, in every run of the tests."""
+NOTHING_TO_DIVIDE = ("the divisor is 0", "must be positive", "is 0: no slope relative to it")
+
+
+def swept() -> list[str]:
+    return [name for name in shipped_files("claims") if isinstance(load_claim(name).config.source, SweepSource)]
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in swept()]
+)
+def test_no_claim_is_supported_by_untrained_models(name: str, tmp_path: Path) -> None:
+    if not (SHARED / "upstream").is_dir():
+        pytest.skip("the data are not here")
+    claim = untrained(load_claim(name))
+    access = DataAccess(tmp_path / "cache", str(SHARED / "upstream"))
+    means = Resources(tmp_path / "store", access=access, inputs=inputs_of(claim.config, tmp_path))
+    try:
+        outcome = reproduce(claim, means)
+    except DataError as error:
+        if not any(reason in str(error) for reason in NOTHING_TO_DIVIDE):
+            raise
+        return  # untrained models score nothing at all
+    assert outcome.verdict != "supported", outcome.head["numbers"]
+    of_untrained = {control.what for control in claim.config.controls if UNTRAINED in control.overrides}
+    for control in outcome.head["controls"]:
+        if control["what"] in of_untrained:
+            assert control["is_so"], control
+
+
+def untrained(claim: Claim) -> Claim:
+    """Return a claim whose arms are not trained, and choose nothing; three seeds are enough for a verdict."""
+    config, source = claim.config, claim.config.source
+    assert isinstance(source, SweepSource)
+    sweep = source_sweep(source, None)
+    seeds = [1, 2, 3] if source.seeds is None and any(arm.seeds for arm in sweep.arms) else sweep.seeds[:3]
+    source = source.model_copy(update={"overrides": [*source.overrides, *FEW], "seeds": seeds})
+    design = None if config.design is None else config.design.model_copy(update={"tuning": None})
+    return Claim(config.model_copy(update={"source": source, "design": design}), claim.path)
+
+
+def inputs_of(config: ClaimConfig, folder: Path) -> dict[str, str]:
+    """Return small files of the kinds that claims ask for: lines of text, or of text with a label."""
+    lines = {
+        "text": [{"text": f"the {a} {b} of the {c}"} for a in WORDS for b in WORDS for c in WORDS],
+        "label": [{"source": f"the {a} {b} of the {c}", "target": a} for a in WORDS for b in WORDS for c in WORDS],
+    }
+    found = {}
+    for name in config.inputs:
+        kind = "label" if name.startswith(("labelled", "part")) else "text"
+        path = folder / f"{name}.jsonl"
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines[kind]))
+        found[name] = str(path)
+    return found
+
+
+WORDS = ("old", "house", "river", "song", "green", "stone", "winter", "market")
