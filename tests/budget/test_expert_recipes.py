@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from ostinato.budget import count_macs, count_parameters
 from ostinato.config.model import ModelConfig
+from ostinato.config.recipe import Recipe
+from ostinato.models.parts import build_sub_layer
 from ostinato.tasks.recipes import load_recipe
 from ostinato.tasks.vocabulary import size_model
 
@@ -102,15 +105,37 @@ def test_a_token_of_x_moe_runs_a_sixth_more_than_the_dense_model() -> None:
     assert sparse.by_part["encoder.sparse_layer"] / without_output == pytest.approx(0.167, abs=0.001)
 
 
-def test_the_sigmoid_gate_of_x_moe_is_a_few_settings_away() -> None:
-    layer = "model.encoder.sparse_layer"
-    settings = [
-        f"{layer}.gate={{kind: sigmoid}}",
-        f"{layer}.router.temperature=0.07",
-        "training.balance.temperature=0.07",
-    ]
-    recipe = load_recipe("x-moe/x-moe", settings)
+@pytest.mark.parametrize(("kind", "temperature"), [("softmax", 0.3), ("sigmoid", 0.07)])
+@pytest.mark.parametrize("name", ["x-moe/x-moe", "x-moe/small/x-moe", "x-moe/small/tuned-x-moe", "x-moe/wmt10/x-moe"])
+def test_every_gate_of_x_moe_comes_with_its_own_temperatures(name: str, kind: str, temperature: float) -> None:
+    recipe = load_recipe(name, [f"model.encoder.sparse_layer.gate.kind={kind}"])
     sparse = recipe.model.stacks()["encoder"].sparse_layer
     assert sparse is not None
-    assert (sparse.gate.kind, sparse.temperature, recipe.training.balance.temperature) == ("sigmoid", 0.07, 0.07)
-    assert count_parameters(size_model(recipe).model) == count_parameters(model_of("x-moe/x-moe"))
+    assert (sparse.gate.kind, sparse.temperature) == (kind, temperature)
+    # None: the balance loss takes the temperature that its router starts from.
+    assert recipe.training.balance.temperature is None
+    assert recipe.training.balance.hypersphere == 0.01
+    plain = load_recipe(name)
+    assert count_parameters(_sized(recipe)) == count_parameters(_sized(plain))
+
+
+@pytest.mark.parametrize("name", ["x-moe/small/smoe", "x-moe/small/x-moe"])
+@pytest.mark.parametrize("changes", [[], ["model.encoder.sparse_layer.gate.kind=topk_softmax"]])
+def test_two_experts_of_a_token_share_a_gate_of_1(name: str, changes: list[str]) -> None:
+    """X-MoE, section 2.1: exp(s_k) over the sum of exp(s_j) of the chosen alone."""
+    recipe = load_recipe(name, ["model.encoder.sparse_layer.top_k=2", *changes])
+    sparse = recipe.model.stacks()["encoder"].sparse_layer
+    assert sparse is not None
+    torch.manual_seed(0)
+    layer = build_sub_layer(sparse, recipe.model.d_model, "xavier", 1, 1e-5)
+    h = torch.randn(7, recipe.model.d_model)
+    scores = layer.router(h) / layer.router.temperature()
+    chosen, best = scores.topk(2, dim=1)
+    first = torch.sigmoid(chosen[:, 0] - chosen[:, 1])
+    decision = layer.route(h)
+    assert torch.equal(decision.experts_NK, best)
+    torch.testing.assert_close(decision.gates_NK, torch.stack([first, 1 - first], 1), atol=1e-5, rtol=0)
+
+
+def _sized(recipe: Recipe) -> ModelConfig:
+    return size_model(recipe, source=1000, target=1000).model
