@@ -12,7 +12,7 @@ from ostinato.budget.compare import check_match
 from ostinato.errors import ConfigError
 from ostinato.experiments.sweep.files import arm_recipe, load_sweep, shipped_sweeps
 from ostinato.experiments.sweep.rows import read_sweep, results_folder
-from ostinato.experiments.sweep.runs import plan_runs
+from ostinato.experiments.sweep.runs import arm_budgets, plan_runs
 from ostinato.experiments.sweep.schedule import SweepError, run_sweep, sweep_rows
 from ostinato.tasks.recipes import load_recipe
 
@@ -235,3 +235,25 @@ def test_shipped_sweeps_are_sound_and_say_what_they_are(name: str, tmp_path: Pat
     assert sweep.measures
     assert all(f"# {line}:" in text for line in ("What", "Source", "Command"))
     assert f"ostinato sweep {name}" in text
+
+
+def test_a_classification_that_starts_from_a_masked_model_is_counted_with_its_own_labels(tmp_path: Path) -> None:
+    lines = {
+        "text": [{"text": f"a {word} and a {other}"} for word in "stone river winter".split() for other in "bc"],
+        "labelled": [{"source": f"the {word}", "target": label} for word in ("stone", "river") for label in "xyz"],
+    }
+    for name, rows in lines.items():
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    text, labelled = (str(tmp_path / f"{name}.jsonl") for name in lines)
+    small = {"model.d_model": 16, "model.encoder.n_steps": 1, "model.encoder.self_attention.n_heads": 2}
+    small |= {"model.encoder.ffn.d_ff": 8, "data.tokenizer": {"kind": "words"}}
+    start = small | {"data.train": text, "data.dev": text}
+    tuned = small | {"data.train": labelled, "data.dev": labelled, "data.test": labelled}
+    arms = [
+        {"name": "start", "recipe": "x-moe/small/dense", "set": start},
+        {"name": "tuned", "recipe": "x-moe/small/tuned-dense", "after": "start", "set": tuned},
+    ]
+    sweep = load_sweep({"name": "tuned", "arms": arms, "seeds": [1]})
+    budgets = arm_budgets(sweep, plan_runs(sweep, tmp_path / "store"))
+    head = 3 * 16 + 3  # three labels
+    assert budgets["tuned"].figure("parameters") == budgets["start"].figure("parameters") + head

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ostinato.budget import Assumptions, Budget, count_budget
 from ostinato.budget.compare import check_match
+from ostinato.config.model import EncoderConfig
 from ostinato.config.recipe import Recipe
 from ostinato.config.sweep import EqualConfig, SweepConfig
 from ostinato.data.registry import DataAccess
@@ -97,6 +98,9 @@ def _sized(run: PlannedRun, access: DataAccess | None) -> SizedModel:
     if run.start is None or run.recipe.training.extend_vocabulary:
         return size_model(run.recipe, access)
     start = _sized(run.start, access)
+    if isinstance(run.recipe.model, EncoderConfig):
+        # The text's ids are the start's, without the mask symbol's row; labels are the arm's own.
+        return size_model(run.recipe, access, source=start.target - 1)
     return size_model(run.recipe, access, source=start.source, target=start.target)
 
 
