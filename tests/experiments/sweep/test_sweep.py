@@ -239,7 +239,7 @@ def test_shipped_sweeps_are_sound_and_say_what_they_are(name: str, tmp_path: Pat
 
 def test_a_classification_that_starts_from_a_masked_model_is_counted_with_its_own_labels(tmp_path: Path) -> None:
     lines = {
-        "text": [{"text": f"a {word} and a {other}"} for word in "stone river winter".split() for other in "bc"],
+        "text": [{"text": f"a {word} and a {other}"} for word in ["stone", "river", "winter"] for other in "bc"],
         "labelled": [{"source": f"the {word}", "target": label} for word in ("stone", "river") for label in "xyz"],
     }
     for name, rows in lines.items():
