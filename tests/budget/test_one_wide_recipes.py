@@ -72,6 +72,12 @@ def test_every_size_has_every_variant_as_a_recipe(size: str) -> None:
     assert {f"one-wide-ffn/{size}/{variant}" for variant in VARIANTS} <= have
 
 
+@pytest.mark.parametrize("name", [name for name in PUBLISHED if name.endswith("/baseline")])
+def test_no_variant_has_its_gradient_cut(name: str) -> None:
+    """The gradient of shared weights is a sum over steps: one limit would cut it in some variants only."""
+    assert load_recipe(f"one-wide-ffn/{name}").training.clip_norm is None
+
+
 def test_any_translation_recipe_takes_every_variant_by_one_key() -> None:
     sizes = ("model.source_vocab_size=4000", "model.target_vocab_size=4000")
     base = load_recipe("multi30k/transformer", sizes).model

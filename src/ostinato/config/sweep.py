@@ -39,6 +39,9 @@ class ArmConfig(Config):
     """Changes of the recipe: dotted keys, or settings nested as in a recipe."""
     seeds: list[Count] | None = None
     """None: the sweep's."""
+    seed_shift: Count = 0
+    """Added to every seed that the arm is trained with; its rows keep the seed. With another arm's settings it is that
+    arm from other seeds: what a measure differs by between the two is what seeds alone make of it."""
     after: str | None = None
     """Another arm, whose finished run of the same seed (or of its only one) this arm starts from: its directory
     becomes training.init_from."""

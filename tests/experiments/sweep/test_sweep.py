@@ -152,6 +152,14 @@ def test_of_arms_that_are_one_run_each_has_its_own_measures(tmp_path: Path) -> N
     assert [sorted(row["values"]) for row in rows] == [["a", "loss"], ["b", "loss"]]
 
 
+def test_an_arm_of_shifted_seeds_is_another_run_of_the_same_model_under_the_same_seeds(tmp_path: Path) -> None:
+    arms = [{"name": "base"}, {"name": "again", "seed_shift": 10}, {"name": "base-11", "seeds": [11]}]
+    base, again, eleven = run_sweep(tiny(seeds=[1], arms=arms), tmp_path)
+    assert (again["seed"], again["key"]) == (base["seed"], eleven["key"])
+    assert again["values"] == eleven["values"] != base["values"]
+    assert again["parameters"] == base["parameters"]
+
+
 def test_a_run_that_was_started_under_another_name_goes_on(tmp_path: Path) -> None:
     sweep = tiny(seeds=[1], arms=[{"name": "base"}])
     (run,) = plan_runs(sweep, tmp_path)

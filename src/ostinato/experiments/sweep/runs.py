@@ -27,6 +27,7 @@ class PlannedRun:
     """One arm with one seed.
 
     Args:
+        seed: of its row; the recipe's is larger by the arm's seed_shift.
         recipe: resolved, the splits of its evaluation named. start: the run it starts from.
     """
 
@@ -63,7 +64,9 @@ def plan_runs(sweep: SweepConfig, store: Path, access: DataAccess | None = None)
         if (name, seed) not in found:
             arm = sweep.arm(name)
             start = None if arm.after is None else plan(arm.after, sweep.start_seed(arm, seed))
-            recipe = arm_recipe(sweep, arm, seed, None if start is None else str(start.directory.absolute()))
+            recipe = arm_recipe(
+                sweep, arm, seed + arm.seed_shift, None if start is None else str(start.directory.absolute())
+            )
             recipe, data = hashes.resolve(recipe)
             start_key, origin = None, recipe.training.init_from
             if start is not None:
