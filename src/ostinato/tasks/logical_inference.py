@@ -90,12 +90,12 @@ class LogicalInferenceConfig(TaskConfig):
 class LogicalInferenceTask(Task):
     """Logical inference: which of seven relations holds between two propositional formulas, by number of operators.
 
-    Splits by bin, the operators of the longer formula (12: 12 or more): train and dev from the training rows of bins
-    0-6 (135,529 in all; every tenth row is dev), or of fewer with max_operators, test 37,367 rows of bins 0-12, or of
-    fewer with max_test_operators. With held_out A, B or C (Shen et al. 2019): train and dev lose every row in which either formula has the pattern (128,969
-    / 87,948 / 51,896 rows are left, every tenth of them dev), test is the test rows with it, of all bins, and
-    test_removed the training rows that were taken out, which later work measures on. Which test set the papers mean is
-    not certain: report both.
+    Splits by bin, the operators of the longer formula (12: 12 or more): train and dev from the training rows of
+    bins 0-6 (135,529 in all; every tenth row is dev), or of fewer with max_operators, test 37,367 rows of bins
+    0-12, or of fewer with max_test_operators. With held_out A, B or C (Shen et al. 2019): train and dev lose every
+    row in which either formula has the pattern (128,969 / 87,948 / 51,896 rows are left, every tenth of them dev),
+    test is the test rows with it, of all bins, and test_removed the training rows that were taken out, which later
+    work measures on. Which test set the papers mean is not certain: report both.
     origin=published reads Bowman's files, as Ordered Memory published them. origin=generated draws n_pairs pairs by the
     same rules, removes repetitions within a bin, and takes the first 85 % of each bin for training: the sizes come out
     close to the published ones, the rows are others.
