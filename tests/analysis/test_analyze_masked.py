@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from ostinato.analysis import analyze as logic
@@ -39,4 +40,7 @@ def test_what_applies_is_found_and_the_mask_has_a_name(subject: Subject) -> None
     (tokens,) = next(findings for study, findings in found.found if study.name == "expert-tokens")
     assert "<mask>" in " ".join(str(row[-1]) for row in tokens.rows)
     (counts_VE,) = tokens.arrays.values()
+    told = [row[tokens.columns.index("information, nats")] for row in tokens.rows]
+    assert min(told) >= -1e-9
+    assert max(told) <= np.log((counts_VE.sum(1) > 0).sum())
     assert len(counts_VE) == subject.run.tokenizers.target.vocab_size + 1

@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from ostinato.analysis import expert_token_pmi, expert_use, inter_run_consistency, routing_fluctuation, top_tokens
+from ostinato.analysis import (
+    expert_information,
+    expert_token_pmi,
+    expert_use,
+    inter_run_consistency,
+    routing_fluctuation,
+    top_tokens,
+)
 from ostinato.errors import DataError
 from ostinato.evaluation.routing import RoutingTotals
 from ostinato.models.output import ModelOutput
@@ -112,6 +119,15 @@ def test_pmi_by_hand() -> None:
     np.testing.assert_allclose(found[0], np.log([3 * 8 / (4 * 3), 1 * 8 / (4 * 5)]))
     assert (found[1, 0], found[1, 1]) == (-np.inf, pytest.approx(np.log(4 * 8 / (4 * 5))))
     assert np.isnan(found[2]).all()
+
+
+def test_an_expert_tells_as_much_as_its_tokens_differ_from_all() -> None:
+    """Two experts with tokens of their own tell which half a token is from; one that takes all alike tells nothing."""
+    np.testing.assert_allclose(expert_information([[8, 0], [0, 8]]), np.log(2))
+    np.testing.assert_allclose(expert_information(np.outer([10, 30, 60], [1, 3])), 0.0, atol=1e-12)
+    first = 3 / 4 * np.log(3 * 12 / (5 * 4)) + 1 / 4 * np.log(1 * 12 / (7 * 4))
+    second = 2 / 8 * np.log(2 * 12 / (5 * 8)) + 6 / 8 * np.log(6 * 12 / (7 * 8))
+    np.testing.assert_allclose(expert_information([[3, 2, 0], [1, 6, 0]]), [first, second, 0.0])
 
 
 def test_top_tokens_are_those_of_the_highest_pmi_seen_often_enough() -> None:

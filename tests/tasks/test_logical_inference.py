@@ -138,11 +138,21 @@ def test_a_curriculum_takes_rows_away_and_moves_none(pattern):
     assert list(short.examples("test")) == list(whole.examples("test"))
 
 
+@pytest.mark.parametrize("pattern", ["none", "B"])
+def test_the_test_may_end_at_short_formulas(pattern):
+    whole, short = (generated(held_out=pattern, max_test_operators=n) for n in (12, 2))
+    kept = [example for example in whole.examples("test") if example.columns["bin"] <= 2]
+    assert kept
+    assert list(short.examples("test")) == kept
+    assert list(short.examples("train")) == list(whole.examples("train"))
+
+
 def test_the_published_size_is_that_of_the_bins_that_are_read(open_published):
-    task = open_published("logical_inference", max_operators=2)
-    sizes = {split: sum(1 for _ in task.examples(split)) for split in ("train", "dev")}
-    assert task.published_sizes() == {"train": 30 + 2319 + 12451, "test": 37367}
-    assert sum(sizes.values()) == task.published_sizes()["train"]
+    task = open_published("logical_inference", max_operators=2, max_test_operators=2)
+    sizes = {split: sum(1 for _ in task.examples(split)) for split in ("train", "dev", "test")}
+    assert task.published_sizes() == {"train": 30 + 2319 + 12451, "test": 6 + 410 + 2198}
+    assert sizes["train"] + sizes["dev"] == task.published_sizes()["train"]
+    assert sizes["test"] == task.published_sizes()["test"]
 
 
 def test_removed_rows_exist_only_with_a_pattern():

@@ -12,6 +12,7 @@ from ostinato.analysis.maps import attention_entropy, halting_map, mass_on, pond
 from ostinato.analysis.planar import class_purity, pca_plane, poincare_disk, umap_plane
 from ostinato.analysis.routing_measures import (
     ExpertUse,
+    expert_information,
     expert_token_pmi,
     expert_use,
     inter_run_consistency,
@@ -47,6 +48,7 @@ __all__ = [
     "cumulative_share",
     "effective_rank",
     "excess_area",
+    "expert_information",
     "expert_token_pmi",
     "expert_use",
     "halting_map",

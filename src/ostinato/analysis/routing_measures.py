@@ -12,6 +12,7 @@ H(e|h).
 Tokens of an expert, in nats; 0 where a token goes to an expert as often as tokens do on average:
 
     PMI(w, e) = log( n(w, e) N / (n(w) n(e)) )                                                 SUT, figure 8
+    I(e) = sum_w n(w, e) / n(e) PMI(w, e)                            what its expert tells about a token
 
 Stability over the updates of one run, and over runs:
 
@@ -95,6 +96,24 @@ def expert_token_pmi(counts_VE: ArrayLike) -> Floats:
     expected = counts.sum(1, keepdims=True) * (counts.sum(0, keepdims=True) / counts.sum())
     with np.errstate(divide="ignore", invalid="ignore"):
         found: Floats = np.log(counts / expected)
+    return found
+
+
+def expert_information(counts_VE: ArrayLike) -> Floats:
+    """Return what being sent to every expert tells about a token, I(e) in nats, `[E]`.
+
+    0 where its tokens are drawn as all tokens are, and for an expert never used. The mean, weighted by use, is the
+    mutual information of tokens and experts.
+
+    Args:
+        counts_VE: how often token w was sent to expert e.
+
+    Raises:
+        DataError: no matrix, a negative count, or nothing counted.
+    """
+    pmi_VE, counts = expert_token_pmi(counts_VE), np.asarray(counts_VE, dtype=np.float64)
+    told: Floats = np.where(counts > 0, counts * np.where(counts > 0, pmi_VE, 0.0), 0.0).sum(0)
+    found: Floats = np.divide(told, counts.sum(0), out=np.zeros_like(told), where=counts.sum(0) > 0)
     return found
 
 

@@ -58,7 +58,7 @@ _NAMES_BY_UNIT = {
     "facts": "max_facts",
     "functions": "max_functions",
     "hops": "far_max_hops max_hops",
-    "operators": "max_operators",
+    "operators": "max_operators max_test_operators",
     "symbols": "n_rest",
     "nouns": "max_attractors train_nouns",
 }

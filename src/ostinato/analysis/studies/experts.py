@@ -20,7 +20,7 @@ from ostinato.analysis.drawing import (
     ticks,
     whole_numbers,
 )
-from ostinato.analysis.routing_measures import expert_token_pmi, top_tokens
+from ostinato.analysis.routing_measures import expert_information, expert_token_pmi, top_tokens
 from ostinato.analysis.studies.base import Finding, OnProgress, Study, Subject, no_router
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def _draw_load(found: dict[RouterStep, dict[str, Any]], narrow: bool) -> Figure:
     return figure
 
 
-_TOKEN_COLUMNS = ("router", "stack", "expert", "choices", "tokens of the highest PMI")
+_TOKEN_COLUMNS = ("router", "stack", "expert", "choices", "information, nats", "tokens of the highest PMI")
 
 
 def _expert_tokens(subject: Subject, on_progress: OnProgress) -> Finding:
@@ -83,8 +83,10 @@ def _expert_tokens(subject: Subject, on_progress: OnProgress) -> Finding:
     data = []
     for (router, stack), counts_VE in counts.items():
         best = [[subject.text(stack, int(t)) for t in one] for one in top_tokens(counts_VE, _TOP)]
-        rows += [[router, stack, e, int(counts_VE[:, e].sum()), "  ".join(one)] for e, one in enumerate(best)]
-        data.append({"router": router, "stack": stack, "top_tokens": best})
+        told = expert_information(counts_VE).tolist()
+        used = counts_VE.sum(0).tolist()
+        rows += [[router, stack, e, int(used[e]), told[e], "  ".join(one)] for e, one in enumerate(best)]
+        data.append({"router": router, "stack": stack, "information": told, "top_tokens": best})
     arrays = {f"{router}.{stack}_counts_VE": counts_VE for (router, stack), counts_VE in counts.items()}
     return Finding(
         _TOKEN_COLUMNS,
@@ -102,7 +104,7 @@ EXPERT_TOKENS = Study(
     reading=(
         "Rows are the most frequent tokens, columns experts: orange (negative) where a token goes there less often "
         "than tokens do on average, purple (positive) where more often; 0 is no preference. The table names each "
-        "expert's own tokens."
+        "expert's own tokens, and says what being sent to it tells about a token: 0 where it takes all alike."
     ),
     columns=_TOKEN_COLUMNS,
     needs=(ExpertTotals,),
