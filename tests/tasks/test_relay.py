@@ -45,14 +45,16 @@ def test_the_answer_is_what_reaches_the_question_after_its_hops(split: str, n: i
         assert set(rest) <= set(">+0123456789")
 
 
-def test_sources_of_equal_length_have_the_same_chains_and_more_behind_short_ones() -> None:
-    equal = list(relay(max_hops=4, n_rest=2, equal_lengths=True).examples("dev"))
-    assert {example.columns["hops"] for example in equal} == {1, 2, 3, 4}
-    for example in equal:
+def test_matched_sources_differ_by_hops_in_nothing_but_the_places_of_their_symbols() -> None:
+    found = list(relay(max_hops=4, n_rest=5, matched=True).examples("dev"))
+    assert {example.columns["hops"] for example in found} == {1, 2, 3, 4}
+    for example in found:
         symbols, hops = example.source.split(), example.columns["hops"]
-        assert len(symbols) == 1 + 4 + 2
-        assert symbols[hops].isdigit()
+        assert len(symbols) == 1 + 4 + 5
+        assert sum(symbol.isdigit() for symbol in symbols) == 1 + 2
+        assert [symbol.isdigit() for symbol in symbols[1 : hops + 1]] == [False] * (hops - 1) + [True]
         assert example.target == pass_along(symbols[1 : hops + 1])
+    assert len({example.source for example in found}) > 250
 
 
 def test_hops_operations_digits_and_the_rest_are_drawn_uniformly() -> None:
