@@ -45,6 +45,18 @@ def test_the_answer_is_what_reaches_the_question_after_its_hops(split: str, n: i
         assert set(rest) <= set(">+0123456789")
 
 
+def test_matched_sources_differ_by_hops_in_nothing_but_the_places_of_their_symbols() -> None:
+    found = list(relay(max_hops=4, n_rest=5, matched=True).examples("dev"))
+    assert {example.columns["hops"] for example in found} == {1, 2, 3, 4}
+    for example in found:
+        symbols, hops = example.source.split(), example.columns["hops"]
+        assert len(symbols) == 1 + 4 + 5
+        assert sum(symbol.isdigit() for symbol in symbols) == 1 + 2
+        assert [symbol.isdigit() for symbol in symbols[1 : hops + 1]] == [False] * (hops - 1) + [True]
+        assert example.target == pass_along(symbols[1 : hops + 1])
+    assert len({example.source for example in found}) > 250
+
+
 def test_hops_operations_digits_and_the_rest_are_drawn_uniformly() -> None:
     found = list(relay(n_train=6000, max_hops=6).examples("train"))
     hops = Counter(example.columns["hops"] for example in found)

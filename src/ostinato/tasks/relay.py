@@ -33,6 +33,9 @@ class RelayConfig(TaskConfig):
     """Most hops of the split `far`, whose fewest are max_hops + 1."""
     n_rest: Count = 5
     """Symbols after the digit."""
+    matched: bool = False
+    """With fewer hops more symbols stand after the digit, and n_rest // 2 of those are digits: all sources of a split
+    have the same length and the same number of digits, and only the places differ."""
     n_train: Size = 100_000
     """Examples in train."""
     n_eval: Size = 10_000
@@ -58,8 +61,9 @@ class RelayTask(Task):
 
     Splits: train (`n_train`), dev and test (`n_eval` each) with 1 to `max_hops` hops, far (`n_eval`) with more, up to
     `far_max_hops`. Hops, operations and digits are drawn uniformly, and after the digit stand `n_rest` symbols that do
-    not matter, each a digit with probability 1/3. Every split depends on `seed` and not on the others' sizes. With few
-    hops there are few questions: `ostinato.tasks.overlap` says how many test examples are in train.
+    not matter, each a digit with probability 1/3 (with `matched` as many as make sources alike but for the places of
+    their symbols). Every split depends on `seed` and not on the others' sizes. With few hops there are few questions:
+    `ostinato.tasks.overlap` says how many test examples are in train.
     Tokens: words, separated by blanks; the target is one digit.
     Metric: exact match, which with one symbol is accuracy, by hops; chance is 10 %.
     Selection: dev; nothing is selected on far.
@@ -81,7 +85,12 @@ class RelayTask(Task):
         for _ in range(config.n_train if split == "train" else config.n_eval):
             hops = rng.randint(fewest, most)
             chain = [*rng.choices((PASS, ADD), k=hops - 1), rng.choice(_DIGITS)]
-            rest = [rng.choice((PASS, ADD, rng.choice(_DIGITS))) for _ in range(config.n_rest)]
+            if config.matched:
+                rest = rng.choices(_DIGITS, k=config.n_rest // 2)
+                rest += rng.choices((PASS, ADD), k=config.n_rest + most - hops - len(rest))
+                rng.shuffle(rest)
+            else:
+                rest = [rng.choice((PASS, ADD, rng.choice(_DIGITS))) for _ in range(config.n_rest)]
             yield Example(" ".join([QUESTION, *chain, *rest]), pass_along(chain), {"hops": hops})
 
 
