@@ -23,6 +23,10 @@ def claims(
     paper: Annotated[str | None, typer.Option(help="Only this paper's.")] = None,
     outcomes: OutcomesOption = OUTCOMES,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the library's own outcomes in full.")] = False,
+    check: Annotated[
+        bool,
+        typer.Option("--check", help="Check that every claim was committed before its runs, and stayed as it was."),
+    ] = False,
     json: JsonOption = False,
 ) -> None:
     """List the papers' claims and their outcomes.
@@ -37,6 +41,17 @@ def claims(
         from ostinato.experiments.claims.document import document
 
         print_line(document(paper).rstrip())
+        return
+    if check:
+        from ostinato.experiments.claims.registration import check_outcomes
+
+        problems = check_outcomes(claims_directory(), paper)
+        if json:
+            print_json([{"claim": name, "problem": reason} for name, reason in problems.items() if reason])
+        else:
+            print_table(["claim", "registered before its runs"], [[k, v or "yes"] for k, v in problems.items()])
+        if any(problems.values()):
+            raise typer.Exit(1)
         return
     folders = [outcomes, claims_directory()]
     wanted = [claim for claim in list_claims() if paper in (None, claim.config.paper)]
@@ -96,7 +111,7 @@ def reproduce(
         executor=LocalPool(workers),
         watcher=make_watcher(None if json else console(), print_stderr),
     )
-    outcome = run(chosen, means)
+    outcome = run(chosen, means, library.read_outcome(chosen, [outcomes]))
     path = library.write_outcome(chosen, outcome, outcomes)
     if json:
         print_json(outcome.head)
@@ -111,15 +126,16 @@ def reproduce(
 def _described(claim: Claim, outcome: Outcome | None) -> dict[str, Any]:
     """Return a claim and its outcome as JSON."""
     from ostinato.experiments.claims.files import command
+    from ostinato.experiments.claims.staleness import state, why_stale
 
     head = outcome.head if outcome else {}
     return {
         "claim": claim.name,
         "where": claim.config.where,
         "statement": claim.config.statement,
-        "outcome": outcome.state(claim) if outcome else "not run",
+        "outcome": state(claim, outcome),
         "verdict": head.get("verdict"),
-        "why_stale": outcome.why_stale(claim) if outcome else None,
+        "why_stale": why_stale(claim, outcome) if outcome else None,
         "made_with": outcome.made_with if outcome else None,
         "date": head.get("date"),
         "command": command(claim),

@@ -142,7 +142,7 @@ class ExpectationConfig(Config):
     unit: str
     """What it is counted in: nats a token, share of the sequences, percent, ..."""
     band: Band
-    """Where it has to lie. Of a difference no limit is 0, of a ratio none is 1: that is no effect at all."""
+    """Where it has to lie."""
 
     def problems(self, path: str = "") -> Iterator[Problem]:
         """A band that holds something and leaves something out."""
@@ -151,17 +151,6 @@ class ExpectationConfig(Config):
             yield Problem(f"{path}band", self.band, "must have a limit on one side at least")
         if low is not None and high is not None and low > high:
             yield Problem(f"{path}band", self.band, "the lowest value must not be above the highest")
-        none = 1.0 if isinstance(self.statistic, RatioStatistic) else 0.0
-        if none in self.band and self.names_effect:
-            reason = (
-                f"{none:g} is no effect: name the smallest one of interest, or the margin within which all is equal"
-            )
-            yield Problem(f"{path}band", self.band, reason)
-
-    @property
-    def names_effect(self) -> bool:
-        """True where a limit of the band is the size of an effect, and no place along an axis."""
-        return not isinstance(self.statistic, MeanStatistic | BestAtStatistic)
 
 
 class ControlConfig(ExpectationConfig):
@@ -170,11 +159,6 @@ class ControlConfig(ExpectationConfig):
     For example the claim's own number of untrained models, which must show nothing, or a baseline's score, which must
     be off floor and ceiling.
     """
-
-    @property
-    def names_effect(self) -> bool:
-        """Return False: what must show nothing may lie on either side of it."""
-        return False
 
     overrides: list[str] = Field(default_factory=list)
     """Changes of every arm, for runs of the control's own: `dotted.key=value`. Of a sweep only."""
@@ -328,7 +312,8 @@ class ClaimConfig(Config):
     minutes: Positive
     """Duration on two CPU cores when nothing has been trained yet."""
     expect: Annotated[list[ExpectationConfig], Field(min_length=1)]
-    """Numbers and their bands, written before the first run."""
+    """Numbers and their bands, committed before the first run. No limit of a difference is 0, and none of a ratio 1:
+    that is no effect at all."""
     controls: list[ControlConfig] = Field(default_factory=list)
     """What must be so for the numbers to say anything; else the outcome is void."""
     limits: str = ""
@@ -337,7 +322,15 @@ class ClaimConfig(Config):
     """The same claim for one hour of a large GPU: settings that replace those above, by dotted keys."""
 
     def problems(self, path: str = "") -> Iterator[Problem]:
-        """Trained models need a design, a control, and seeds that nothing was chosen on."""
+        """Limits that are no effect; trained models without design or control, or with seeds that settings chose."""
+        for place, one in enumerate(self.expect):
+            none = 1.0 if isinstance(one.statistic, RatioStatistic) else 0.0
+            # A mean, or the place of the best, is on a scale of its own.
+            if none in one.band and not isinstance(one.statistic, MeanStatistic | BestAtStatistic):
+                reason = (
+                    f"{none:g} is no effect: name the smallest of interest, or the margin within which all is equal"
+                )
+                yield Problem(f"{path}expect.{place}.band", one.band, reason)
         if not isinstance(self.source, SweepSource):
             return
         if self.design is None:

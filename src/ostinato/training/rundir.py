@@ -1,7 +1,7 @@
 """The directory of a run: what is in it, and when it may be written to.
 
     recipe.yaml      the recipe with every default and vocabulary size: training it again repeats the run
-    versions.json    ostinato, Python and libraries, platform, commit of the source where there is one
+    versions.json    ostinato, Python and libraries, platform, commit of the source where there is one; when it began
     data.json        SHA-256 and number of examples per split, SHA-256 of the files they come from
     tokenizers/      built on the training split
     metrics.jsonl, timings.jsonl, checkpoints/, results.json
@@ -193,7 +193,8 @@ class RunDirectory:
 
     def describe(self, recipe: Recipe, data: dict[str, Any]) -> None:
         """Write versions.json, data.json and, last, recipe.yaml."""
-        write_json(self.path / _VERSIONS, versions())
+        began = datetime.now(UTC).isoformat(timespec="seconds")
+        write_json(self.path / _VERSIONS, {**versions(), "began": began})
         write_json(self.path / _DATA, data)
         self._write_recipe(recipe)
 

@@ -12,14 +12,16 @@ import yaml
 import ostinato
 from ostinato import version
 from ostinato.cli.app import main
-from ostinato.config.files import fill_inputs
+from ostinato.config.files import fill_inputs, shipped_files
 from ostinato.config.measures import TableSelection
 from ostinato.errors import ConfigError, DataError
 from ostinato.experiments.claims import files as claims
+from ostinato.experiments.claims.design import named_by, source_sweep
 from ostinato.experiments.claims.document import document
-from ostinato.experiments.claims.reproduce import Resources, reproduce, source_sweep
-from ostinato.experiments.claims.statistics import terms_of
+from ostinato.experiments.claims.reproduce import Resources, reproduce
+from ostinato.experiments.claims.staleness import state, why_stale
 from ostinato.experiments.sweep.measures import select
+from ostinato.tasks.recipes import load_recipe
 
 ARMS = [
     {"name": "two", "recipe": "algorithmic/copy-universal"},
@@ -27,8 +29,12 @@ ARMS = [
 ]
 
 
-def claim_file(folder: Path, band=(1.0, 1.0), **changes) -> Path:
-    expect = {"what": "parameters", "statistic": {"kind": "ratio", "of": "four/parameters", "over": "two/parameters"}}
+def claim_file(folder: Path, band=(0.99, 1.01), **changes) -> Path:
+    expect = {
+        "what": "parameters",
+        "unit": "times",
+        "statistic": {"kind": "ratio", "of": "four/parameters", "over": "two/parameters"},
+    }
     content = {
         "paper": "universal-transformer",
         "where": "section 2",
@@ -40,6 +46,11 @@ def claim_file(folder: Path, band=(1.0, 1.0), **changes) -> Path:
     path = folder / "steps.yaml"
     path.write_text(yaml.safe_dump(content | changes))
     return path
+
+
+def named(claim: claims.Claim) -> set[str]:
+    """Return every `arm/measure` that a claim's numbers and controls are computed from."""
+    return {f"{arm}/{measure}" for arm, measure in named_by([*claim.config.expect, *claim.config.controls])}
 
 
 def run(*arguments: str) -> int:
@@ -56,9 +67,14 @@ def test_every_claim_of_the_library_can_be_read():
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("claim", [c for c in claims.list_claims() if c.config.gpu], ids=lambda claim: claim.name)
-def test_every_gpu_variant_can_be_read(claim):
-    assert claims.variant(claim, "gpu").address != claim.address
+@pytest.mark.parametrize("name", shipped_files("claims"))
+def test_every_gpu_variant_can_be_read(name):
+    claim = claims.load_claim(name)
+    if claim.config.gpu is None:
+        with pytest.raises(ConfigError, match="has none"):
+            claims.variant(claim, "gpu")
+        return
+    assert claims.variant(claim, "gpu").registered != claim.registered
 
 
 def test_the_command_of_a_variant_names_the_claim_and_the_variant():
@@ -76,7 +92,7 @@ def test_terms_of_counted_and_timed_claims_exist():
             continue
         measures = ["parameters", "active", "macs"] if source.kind == "count" else [one.name for one in source.work]
         known = {f"{arm.name}/{measure}" for arm in source.arms for measure in measures}
-        assert {term for e in claim.config.expect for term in terms_of(e.statistic)} <= known, claim.name
+        assert named(claim) <= known, claim.name
 
 
 def test_a_claim_that_holds_is_counted_and_its_outcome_kept(tmp_path):
@@ -88,20 +104,17 @@ def test_a_claim_that_holds_is_counted_and_its_outcome_kept(tmp_path):
     again = claims.read_outcome(claim, [tmp_path / "empty", tmp_path / "outcomes"])
     assert again is not None
     assert again.rows == outcome.rows
-    assert again.state(claim) == "supported"
+    assert state(claim, again) == "supported"
     assert [row["arm"] for row in again.rows] == ["two", "four"]
-
-
-def test_an_outcome_is_stale_once_the_band_has_changed_but_not_once_it_is_reworded(tmp_path):
-    claim = claims.load_claim(claim_file(tmp_path))
-    outcome = reproduce(claim, Resources(tmp_path / "store"))
-    assert outcome.state(claims.load_claim(claim_file(tmp_path, statement="Depth is free."))) == "supported"
-    assert outcome.state(claims.load_claim(claim_file(tmp_path, band=(0.5, 1.5)))) == "stale"
 
 
 @pytest.mark.parametrize(("band", "verdict"), [((0.9, 1.1), "supported"), ((1.5, None), "void")])
 def test_a_claim_whose_control_is_not_as_it_must_be_is_void(tmp_path, band, verdict):
-    control = {"what": "steps cost MACs", "statistic": {"kind": "ratio", "of": "four/macs", "over": "two/macs"}}
+    control = {
+        "what": "steps cost MACs",
+        "unit": "times",
+        "statistic": {"kind": "ratio", "of": "four/macs", "over": "two/macs"},
+    }
     claim = claims.load_claim(claim_file(tmp_path, controls=[control | {"band": [1.1, None]}]))
     (found,) = reproduce(claim, Resources(tmp_path / "store")).head["controls"]
     assert found["value"] > 1.1
@@ -112,8 +125,8 @@ def test_a_claim_whose_control_is_not_as_it_must_be_is_void(tmp_path, band, verd
 
 def test_a_control_may_have_runs_of_its_own(tmp_path):
     statistic = {"kind": "mean", "of": "two/loss"}
-    untrained = ["training.n_updates=1", "training.optimizer.lr=1e-9"]
-    control = {"what": "untrained", "statistic": statistic, "band": [0.0, None], "overrides": untrained}
+    untrained = ["training.n_updates=0"]
+    control = {"what": "untrained", "unit": "nats", "statistic": statistic, "band": [0, None], "overrides": untrained}
     claim = swept_claim(tmp_path, "two/loss", controls=[control])
     head = reproduce(claim, Resources(tmp_path / "store")).head
     assert head["controls"][0]["value"] > head["numbers"][0]["value"]
@@ -163,23 +176,28 @@ def test_claims_are_listed_with_what_came_of_them(tmp_path, capsys):
 def test_no_claim_of_the_library_has_changed_since_its_outcome():
     for claim in claims.list_claims():
         outcome = claims.read_outcome(claim, [claims.claims_directory()])
-        assert outcome is None or outcome.head["claim"] == claim.address, claim.name
+        assert outcome is None or outcome.head["registered"] == claim.registered, claim.name
 
 
-def test_an_outcome_says_which_code_it_was_made_with_and_is_stale_once_that_has_changed(tmp_path, monkeypatch):
+def test_a_timing_is_stale_once_the_source_of_what_it_timed_has_changed(tmp_path, monkeypatch):
+    claim = claims.load_claim(claim_file(tmp_path, source=TIMING, expect=[SLOWER]))
+    outcome = reproduce(claim, Resources(tmp_path / "store"))
+    assert why_stale(claim, outcome) is None
+    for part, why in (("budget", None), ("kernels", "what it times has changed since")):
+        with monkeypatch.context() as patch:
+            copy = tmp_path / part
+            shutil.copytree(Path(ostinato.__file__).parent, copy, ignore=shutil.ignore_patterns("__pycache__"))
+            (copy / part / "more.py").write_text("")
+            patch.setattr(version, "PACKAGE", copy)
+            assert why_stale(claim, outcome) == why
+
+
+def test_a_count_is_stale_once_its_models_count_otherwise(tmp_path):
     claim = claims.load_claim(claim_file(tmp_path))
     outcome = reproduce(claim, Resources(tmp_path / "store"))
-    assert outcome.head["versions"]["ostinato"]
-    assert outcome.why_stale(claim) is None
-    for measured, is_stale in (("budget", True), ("config", True), ("nn", False), ("cli", False)):
-        with monkeypatch.context() as patch:
-            copy = tmp_path / measured
-            shutil.copytree(Path(ostinato.__file__).parent, copy, ignore=shutil.ignore_patterns("__pycache__"))
-            (copy / measured / "more.py").write_text("")
-            patch.setattr(version, "PACKAGE", copy)
-            assert (outcome.state(claim) == "stale") is is_stale, measured
-            if is_stale:
-                assert outcome.why_stale(claim) == "what it measures has changed since"
+    assert state(claim, outcome) == "supported"
+    outcome.rows[0]["values"]["macs"] += 1
+    assert why_stale(claim, outcome) == "its models count otherwise now"
 
 
 def test_an_outcome_is_stale_once_a_recipe_it_measures_has_changed_but_not_its_description(tmp_path):
@@ -189,30 +207,90 @@ def test_an_outcome_is_stale_once_a_recipe_it_measures_has_changed_but_not_its_d
     source = {"kind": "count", "vocabulary": 32, "arms": arms}
     claim = claims.load_claim(claim_file(tmp_path, source=source))
     outcome = reproduce(claim, Resources(tmp_path / "store"))
-    assert outcome.state(claim) == "supported"
+    assert state(claim, outcome) == "supported"
     recipe.write_text("base: algorithmic/copy-universal\ndescription: another\n")
-    assert outcome.state(claim) == "supported"
+    assert state(claim, outcome) == "supported"
     recipe.write_text("base: algorithmic/copy-universal\nmodel:\n  d_model: 32\n")
-    assert outcome.why_stale(claim) == "what it measures has changed since"
+    assert why_stale(claim, outcome) == "the settings of its arms have changed since"
 
 
-def test_an_outcome_without_a_record_of_its_code_is_stale_where_more_than_counting_was_done():
-    said = {"one-wide-ffn/parameters": None, "one-wide-ffn/decoding-speed": "of which code it is was not recorded"}
-    for name, why in said.items():
-        claim = claims.load_claim(name)
-        outcome = claims.read_outcome(claim, [claims.claims_directory()])
-        assert outcome is not None
-        unrecorded = claims.Outcome({key: value for key, value in outcome.head.items() if key != "code"}, outcome.rows)
-        assert unrecorded.why_stale(claim) == why
+def test_rewording_a_claim_changes_nothing_and_a_band_makes_its_outcome_stale(tmp_path):
+    claim = claims.load_claim(claim_file(tmp_path))
+    outcome = reproduce(claim, Resources(tmp_path / "store"))
+    assert why_stale(claims.load_claim(claim_file(tmp_path, statement="Other words.", minutes=3)), outcome) is None
+    wider = claims.load_claim(claim_file(tmp_path, band=(0.9, 1.1)))
+    assert why_stale(wider, outcome) == "the claim has changed since"
+
+
+def test_an_outcome_is_stale_once_an_arm_computes_otherwise_and_not_by_changed_source_alone(tmp_path, monkeypatch):
+    claim = swept_claim(tmp_path, "two/loss", seeds=[1])
+    outcome = reproduce(claim, Resources(tmp_path / "store"))
+    outcome.head["versions"]["source"] = "another"
+    assert why_stale(claim, outcome) is None
+    numbers = outcome.head["fingerprints"]["two"]
+    numbers[0] *= 1.001
+    assert why_stale(claim, outcome) is None  # rounding
+    numbers[0] *= 1.01
+    assert why_stale(claim, outcome) == "two compute otherwise now"
 
 
 def test_an_outcome_of_runs_that_earlier_code_trained_is_stale(tmp_path):
     claim = swept_claim(tmp_path, "two/loss", seeds=[1])
     store = tmp_path / "store"
-    assert reproduce(claim, Resources(store)).state(claim) == "inconclusive"
+    assert state(claim, reproduce(claim, Resources(store))) == "inconclusive"
     (note, *_) = sorted(store.glob("*/versions.json"))
     note.write_text(json.dumps(json.loads(note.read_text()) | {"source": "another"}))
-    assert reproduce(claim, Resources(store)).why_stale(claim) == "some of its runs were trained by earlier code"
+    outcome = reproduce(claim, Resources(store))
+    assert why_stale(claim, outcome) == "some of its runs were trained by earlier code"
+
+
+def test_of_a_sweep_only_the_arms_and_measures_that_a_claim_names_are_run(tmp_path):
+    claim = swept_claim(tmp_path, "two/loss")
+    lines = []
+    outcome = reproduce(claim, Resources(tmp_path / "store", on_event=lines.append))
+    assert [(row["arm"], row["seed"], list(row["values"])) for row in outcome.rows] == [
+        ("two", 1, ["loss"]),
+        ("two", 2, ["loss"]),
+    ]
+    assert outcome.head["began"] == min(row["began"] for row in outcome.rows)
+    assert "2 runs: 0 in the outcome, 0 in the store, 2 to train" in lines[0]
+
+
+def test_what_an_earlier_outcome_has_is_not_trained_again(tmp_path):
+    claim = swept_claim(tmp_path, "two/loss")
+    first = reproduce(claim, Resources(tmp_path / "a"))
+    lines: list[str] = []
+    again = reproduce(claim, Resources(tmp_path / "b", on_event=lines.append), first)
+    assert (again.rows, again.head["began"], lines) == (first.rows, first.head["began"], [])
+    part = claims.Outcome(first.head, first.rows[:1])
+    filled = reproduce(claim, Resources(tmp_path / "b", on_event=lines.append), part)
+    assert "1 in the outcome, 0 in the store, 1 to train" in lines[0]
+    assert [row["values"] for row in filled.rows] == [row["values"] for row in first.rows]
+    assert filled.rows[0] == first.rows[0]
+
+
+def test_arms_that_differ_in_more_than_the_design_says_are_refused_before_any_training(tmp_path):
+    expect = [DIFFERENCE | {"statistic": {"kind": "difference", "of": "two/loss", "minus": "three/loss"}}]
+    claim = swept_claim(tmp_path, "", expect=expect, design={"differ_in": ["model.decoder"]})
+    with pytest.raises(ConfigError, match=r"model\.encoder\.n_steps.*three has 3, two.*does not name it"):
+        reproduce(claim, Resources(tmp_path / "store"))
+    assert not list((tmp_path / "store").glob("*/checkpoints"))
+
+
+def test_every_arm_chooses_from_the_same_grid_on_the_tuning_seeds(tmp_path):
+    tuning = {"key": "training.optimizer.lr", "values": [1e-6, 1e-2], "measure": "loss", "seeds": [101]}
+    expect = [DIFFERENCE | {"statistic": {"kind": "difference", "of": "two/loss", "minus": "three/loss"}}]
+    claim = swept_claim(tmp_path, "", expect=expect, design=DESIGN | {"tuning": tuning}, seeds=[1])
+    outcome = reproduce(claim, Resources(tmp_path / "store"))
+    for arm, found in outcome.head["tuning"].items():
+        assert found["chosen"] == min(tuning["values"], key=lambda lr: found["tried"][str(lr)]), arm
+    chosen = {arm: found["chosen"] for arm, found in outcome.head["tuning"].items()}
+    for row in outcome.rows:
+        (run,) = (tmp_path / "store").glob(f"{row['key'][:16]}")
+        assert load_recipe(run).training.optimizer.lr == chosen[row["arm"]]
+    assert {row["seed"] for row in outcome.rows} == {1}
+    with pytest.raises(ConfigError, match=r"source\.seeds is \[1\]: settings were chosen on them"):
+        swept_claim(tmp_path, "two/loss", design=DESIGN | {"pilot_seeds": [1, 7]}, seeds=[1])
 
 
 @pytest.mark.parametrize(
@@ -233,6 +311,26 @@ def test_a_band_that_holds_everything_or_nothing_is_refused(tmp_path):
         claims.load_claim(claim_file(tmp_path, band=(None, None)))
     with pytest.raises(ConfigError, match=r"expect\.0\.band.*must not be above"):
         claims.load_claim(claim_file(tmp_path, band=(2.0, 1.0)))
+
+
+@pytest.mark.parametrize(("statistic", "none"), [("difference", 0.0), ("ratio", 1.0)])
+def test_no_limit_of_a_band_is_no_effect(tmp_path, statistic, none):
+    other = "over" if statistic == "ratio" else "minus"
+    terms = {"kind": statistic, "of": "four/parameters", other: "two/parameters"}
+    expect = [{"what": "it", "unit": "times", "statistic": terms, "band": [none, None]}]
+    with pytest.raises(ConfigError, match=r"expect\.0\.band.*is no effect: name the smallest of interest"):
+        claims.load_claim(claim_file(tmp_path, expect=expect))
+
+
+@pytest.mark.parametrize(
+    ("left_out", "said"), [("design", "must say what the arms differ in"), ("controls", "needs one")]
+)
+def test_trained_models_need_a_design_and_a_control(tmp_path, left_out, said):
+    expect = [DIFFERENCE | {"statistic": {"kind": "difference", "of": "two/loss", "minus": "three/loss"}}]
+    changes = {"expect": expect, "controls": expect, "design": DESIGN, "source": {"kind": "sweep", "sweep": TINY}}
+    del changes[left_out]
+    with pytest.raises(ConfigError, match=said):
+        claims.load_claim(claim_file(tmp_path, **changes))
 
 
 def test_an_unknown_name_gets_the_nearest_ones():
@@ -272,19 +370,27 @@ ALIKE = {
 }
 
 
-def swept_claim(folder: Path, term: str, controls=(), **source) -> claims.Claim:
-    expect = [{"what": "it", "statistic": {"kind": "mean", "of": term}, "band": [0.0, None]}]
+DESIGN = {"differ_in": ["model.encoder.n_steps"]}
+DIFFERENCE = {"what": "it", "unit": "nats a label", "band": [-9.0, 9.0]}
+
+
+def swept_claim(folder: Path, term: str, controls=None, expect=None, design=None, **source) -> claims.Claim:
+    mean = {"what": "it", "unit": "nats a label", "statistic": {"kind": "mean", "of": term}, "band": [0.0, None]}
     swept = {"kind": "sweep", "sweep": TINY} | source
-    return claims.load_claim(claim_file(folder, source=swept, expect=expect, controls=list(controls)))
+    expect = expect or [mean]
+    controls = controls or [one | {"what": "as it is"} for one in expect]
+    changes = {"expect": expect, "controls": controls, "design": design or DESIGN}
+    return claims.load_claim(claim_file(folder, source=swept, **changes))
 
 
 def test_a_sweep_is_run_and_measured_by_seed_by_analysis_and_by_comparison(tmp_path):
-    claim = swept_claim(tmp_path, "two/alike", compared=[ALIKE])
+    both = [{"what": "entropy", "unit": "nats", "statistic": {"kind": "mean", "of": "two/entropy"}, "band": [0, None]}]
+    claim = swept_claim(tmp_path, "two/alike", both, compared=[ALIKE])
     outcome = reproduce(claim, Resources(tmp_path / "store"))
     assert [(row["arm"], row["seed"], sorted(row["values"])) for row in outcome.rows] == [
-        ("two", 1, ["alike", "entropy", "loss"]),
-        ("two", 2, ["entropy", "loss"]),
-        ("three", 1, ["loss"]),
+        ("two", 1, ["alike", "entropy"]),
+        ("two", 2, ["entropy"]),
+        ("three", 1, []),
     ]
     assert 0 <= outcome.rows[0]["values"]["alike"] <= 1
     assert outcome.rows[0]["values"]["entropy"] > 0
@@ -302,10 +408,11 @@ def test_a_comparison_of_each_seed_gives_every_row_its_own_number(tmp_path):
         "max_examples": 8,
         "table": entropy,
     }
-    outcome = reproduce(swept_claim(tmp_path, "two/again", compared=[one]), Resources(tmp_path / "store"))
-    for row in outcome.rows[:2]:
+    both = [{"what": "entropy", "unit": "nats", "statistic": {"kind": "mean", "of": "two/entropy"}, "band": [0, None]}]
+    outcome = reproduce(swept_claim(tmp_path, "two/again", both, compared=[one]), Resources(tmp_path / "store"))
+    assert len(outcome.rows) == 2
+    for row in outcome.rows:
         assert row["values"]["again"] == pytest.approx(row["values"]["entropy"])
-    assert "again" not in outcome.rows[2]["values"]
 
 
 def test_a_claims_own_seeds_and_changes_come_last(tmp_path):
@@ -373,27 +480,32 @@ def test_terms_and_inputs_of_swept_claims_exist():
         sweep = sweeps[source.sweep]
         known = {f"{arm.name}/{measure.name}" for arm in sweep.arms for measure in sweep.measures_of(arm.name)}
         known |= {f"{one.arm}/{one.name}" for one in source.compared}
-        assert {term for e in claim.config.expect for term in terms_of(e.statistic)} <= known, claim.name
+        assert named(claim) <= known, claim.name
         assert claim.config.gpu is not None
 
 
+TIMING = {
+    "kind": "timing",
+    "vocabulary": 16,
+    "rounds": 6,
+    "n_threads": 1,
+    "device": "cpu",
+    "arms": [
+        {"name": name, "recipe": "demo/universal", "overrides": [f"model.decoder.n_steps={n_steps}"]}
+        for name, n_steps in (("a", 1), ("b", 24))
+    ],
+    "work": [{"name": "pass", "kind": "forward", "batch_size": 1, "source_length": 4, "target_length": 4}],
+}
+SLOWER = {
+    "what": "slower",
+    "unit": "times",
+    "statistic": {"kind": "ratio", "of": "b/pass", "over": "a/pass"},
+    "band": [1.2, None],
+}
+
+
 def test_rounds_of_a_timing_are_its_seeds(tmp_path):
-    arms = [
-        {"name": n, "recipe": "demo/universal", "overrides": [f"model.decoder.n_steps={k}"]}
-        for n, k in (("a", 1), ("b", 24))
-    ]
-    work = [{"name": "pass", "kind": "forward", "batch_size": 1, "source_length": 4, "target_length": 4}]
-    source = {
-        "kind": "timing",
-        "vocabulary": 16,
-        "rounds": 6,
-        "n_threads": 1,
-        "device": "cpu",
-        "arms": arms,
-        "work": work,
-    }
-    expect = [{"what": "slower", "statistic": {"kind": "ratio", "of": "b/pass", "over": "a/pass"}, "band": [1.2, None]}]
-    claim = claims.load_claim(claim_file(tmp_path, source=source, expect=expect))
+    claim = claims.load_claim(claim_file(tmp_path, source=TIMING, expect=[SLOWER]))
     outcome = reproduce(claim, Resources(tmp_path))
     assert [row["seed"] for row in outcome.rows] == [1, 2, 3, 4, 5, 6] * 2
     assert outcome.verdict == "supported", outcome.head

@@ -26,7 +26,9 @@ ROWS = [
 
 
 def number(statistic: dict, band=(None, 100.0), sampling="seeds", rows=ROWS) -> Found:
-    expectation = ExpectationConfig.model_validate({"what": "it", "statistic": statistic, "band": band})
+    expectation = ExpectationConfig.model_validate(
+        {"what": "it", "unit": "points", "statistic": statistic, "band": band}
+    )
     (found,) = find([expectation], rows, sampling)
     return found
 
@@ -154,7 +156,9 @@ def test_the_p_values_of_a_claim_are_corrected_by_holm():
     assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
     rows = arms(a=[1.0, 1.2, 1.1], b=[1.0, 1.6, 1.3])
     expectations = [
-        ExpectationConfig.model_validate({"what": arm, "statistic": {"kind": "mean", "of": f"{arm}/s"}, "band": band})
+        ExpectationConfig.model_validate(
+            {"what": arm, "unit": "points", "statistic": {"kind": "mean", "of": f"{arm}/s"}, "band": band}
+        )
         for arm, band in (("a", (0.5, None)), ("b", (0.4, None)))
     ]
     alone = [find([one], rows)[0] for one in expectations]

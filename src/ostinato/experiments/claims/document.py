@@ -9,12 +9,12 @@ from ostinato.experiments.claims.files import (
     STATES,
     Claim,
     Outcome,
-    State,
     claims_directory,
     command,
     list_claims,
     read_outcome,
 )
+from ostinato.experiments.claims.staleness import state, why_stale
 from ostinato.experiments.results import markdown
 
 TITLES = {
@@ -43,7 +43,7 @@ def document(paper: str | None = None) -> str:
     papers = [name for name in TITLES if paper in (None, name)]
     found = [(claim, read_outcome(claim, [claims_directory()])) for claim in list_claims()]
     by_paper = {name: [pair for pair in found if pair[0].config.paper == name] for name in papers}
-    states = {name: [_state(*pair) for pair in mine] for name, mine in by_paper.items()}
+    states = {name: [state(*pair) for pair in mine] for name, mine in by_paper.items()}
     lines = [[TITLES[name], *(own.count(state) for state in STATES)] for name, own in states.items()]
     parts = [_HEAD, markdown(["paper", *STATES], lines)]
     for name, mine in by_paper.items():
@@ -54,11 +54,11 @@ def document(paper: str | None = None) -> str:
 
 def _claim(claim: Claim, outcome: Outcome | None) -> Iterator[str]:
     config = claim.config
-    why = None if outcome is None else outcome.why_stale(claim)
+    why = None if outcome is None else why_stale(claim, outcome)
     then = "" if outcome is None or why is None else f" ({outcome.verdict}; {why})"
     # Not in the heading: its anchor, which others link to, must not change with the verdict.
     yield f"### {claim.name}\n"
-    yield f"**{_state(claim, outcome)}**{then}\n"
+    yield f"**{state(claim, outcome)}**{then}\n"
     yield f"{config.statement} ({config.where})\n"
     if outcome is None:
         lines = [[e.what, band_text(e.band), "", "", ""] for e in config.expect]
@@ -70,10 +70,6 @@ def _claim(claim: Claim, outcome: Outcome | None) -> Iterator[str]:
         yield f"{config.limits}\n"
     ran = f"Run on {outcome.head['date']} with ostinato {outcome.made_with}. " if outcome else ""
     yield f"{ran}About {config.minutes:g} minutes on two cores: `{command(claim)}`\n"
-
-
-def _state(claim: Claim, outcome: Outcome | None) -> State:
-    return "not run" if outcome is None else outcome.state(claim)
 
 
 CHECKED = ["what", "agrees", "found", "n", "verdict"]

@@ -1,48 +1,34 @@
 """Claims of the papers by name: their files, and the outcomes of running them.
 
-A claim is `claims/<paper>/<name>.yaml`, written by hand before its first run. Its outcome is `<paper>/<name>.jsonl`
-in a folder of outcomes, written by `ostinato reproduce` only: a first line with verdict, date, command, versions and
-every number with its interval beside its band, then the rows it was computed from. The outcomes that come with the
-library lie beside the claims. An outcome is of the claim and of the code it was made with: where expectations, runs,
-recipes or the source of what is measured have changed since, it is stale.
+A claim is `claims/<paper>/<name>.yaml`, written by hand and committed before its first run. Its outcome is
+`<paper>/<name>.jsonl` in a folder of outcomes, written by `ostinato reproduce` only: a first line with verdict, date,
+command, versions and every number with its interval beside its band, then the rows it was computed from. The outcomes
+that come with the library lie beside the claims. `ostinato.experiments.claims.staleness` says whether an outcome is
+still of its claim and of today's code, `registration` whether the claim was there before it.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from ostinato.config.claim import ClaimConfig, CountSource, SweepSource
-from ostinato.config.files import did_you_mean, read_recipe, read_yaml, shipped_directory, shipped_files
-from ostinato.config.load import check_settings, settle
-from ostinato.config.recipe import Recipe
+from ostinato.config.claim import ClaimConfig
+from ostinato.config.files import did_you_mean, read_yaml, shipped_directory, shipped_files
+from ostinato.config.load import check_settings
 from ostinato.data.output_files import write_new_text
 from ostinato.errors import ConfigError, DataError, Problem
 from ostinato.experiments.results import read_rows
-from ostinato.experiments.sweep.files import read_sweep_settings
 from ostinato.system_errors import kind_of
-from ostinato.tasks.recipes import find_recipe
-from ostinato.version import LEARNING, source_hash
 
 State = Literal["supported", "contradicted", "inconclusive", "void", "not run", "stale"]
 STATES: tuple[State, ...] = get_args(State)
 _FOLDER = "claims"
 _DESCRIPTIVE = {"name", "where", "statement", "limits", "minutes", "gpu", "inputs", "description"}
-"""What may be reworded without making an outcome stale."""
-_MEASURED: dict[str, tuple[str, ...]] = {
-    "sweep": (*LEARNING, "budget", "analysis", "experiments/sweep"),
-    "timing": (
-        *("plan.py", "config", "kernels", "nn", "data", "models", "decoding", "training"),
-        *("evaluation/timing.py", "experiments/timing"),
-    ),
-    "count": ("plan.py", "config", "budget", "data", "models", "tasks"),
-}
-"""The parts of the package that a kind of source measures."""
-_JUDGED = ("experiments/claims/statistics.py", "experiments/claims/inference.py")
+"""What may be reworded after the first run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,30 +45,17 @@ class Claim:
         return f"{self.config.paper}/{self.config.name}"
 
     @property
-    def address(self) -> str:
-        """SHA-256 of all that decides the outcome: what is run, and what is expected."""
-        content = self.config.model_dump(mode="json", exclude=_DESCRIPTIVE)
-        if isinstance(self.config.source, SweepSource) and isinstance(self.config.source.sweep, str):
-            sweep = read_sweep_settings(self.config.source.sweep)
-            content["source"]["sweep"] = {key: value for key, value in sweep.items() if key not in _DESCRIPTIVE}
-        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    def registered(self) -> str:
+        """SHA-256 of what is run and what is expected, as the file says it."""
+        return registered_hash(read_yaml(self.path), self.variant)
 
-    @property
-    def code(self) -> str:
-        """SHA-256 of what is measured: the source files of its parts of the package, and the recipes."""
-        content: list[Any] = [source_hash((*_MEASURED[self.config.source.kind], *_JUDGED))]
-        for name in sorted(self._recipes()):
-            recipe = read_recipe(find_recipe(name), find_recipe, Recipe, settle)
-            content.append({key: value for key, value in recipe.items() if key not in _DESCRIPTIVE})
-        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
-    def _recipes(self) -> set[str]:
-        """Return the recipes that are trained, timed or counted, by name or file."""
-        source = self.config.source
-        if not isinstance(source, SweepSource):
-            return {arm.recipe for arm in source.arms}
-        sweep = read_sweep_settings(source.sweep) if isinstance(source.sweep, str) else source.sweep
-        return {group["recipe"] for group in (sweep, *sweep["arms"]) if group.get("recipe") is not None}
+def registered_hash(settings: Mapping[str, Any], variant: str | None = None) -> str:
+    """Return SHA-256 of the settings in a claim's file, without those that only describe it."""
+    content = {key: value for key, value in settings.items() if key not in _DESCRIPTIVE}
+    if variant is not None:
+        content["variant"] = settings.get(variant)
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,34 +63,18 @@ class Outcome:
     """What `ostinato reproduce` found.
 
     Args:
-        head: verdict, date, command, versions, code (`Claim.code`; None where some of its runs were trained by earlier
-            code), numbers, controls. rows: {arm, seed, values}, one an arm and seed.
+        head: verdict, numbers, controls, what each arm chose (tuning), registered (hash of the claim), began (when the
+            first of its runs did), date, command, versions, and what `staleness` compares: settings, fingerprints.
+        rows: {arm, seed, values}, one an arm and seed; those of a control's own runs also have its name.
     """
 
     head: dict[str, Any]
     rows: list[dict[str, Any]]
 
-    def state(self, claim: Claim) -> State:
-        """Return the verdict where this is still of that claim and that code."""
-        return "stale" if self.why_stale(claim) else self.verdict
-
     @property
     def verdict(self) -> State:
         """Return what was found when the claim was run: supported, contradicted, inconclusive or void."""
         return self.head["verdict"]  # type: ignore[no-any-return]
-
-    def why_stale(self, claim: Claim) -> str | None:
-        """Say what has changed since the claim was run; None where nothing has.
-
-        Outcomes of earlier versions do not say which code they are of, and are stale, unless the claim only counts.
-        """
-        if self.head["claim"] != claim.address:
-            return "the claim has changed since"
-        if "code" not in self.head:
-            return None if isinstance(claim.config.source, CountSource) else "of which code it is was not recorded"
-        if self.head["code"] is None:
-            return "some of its runs were trained by earlier code"
-        return None if self.head["code"] == claim.code else "what it measures has changed since"
 
     @property
     def made_with(self) -> str:
@@ -195,7 +152,9 @@ def read_outcome(claim: Claim, directories: Sequence[Path]) -> Outcome | None:
         if path.is_file():
             try:
                 head, *rows = read_rows(path)
-                return Outcome({**head, "claim": str(head["claim"]), "verdict": str(head["verdict"])}, rows)
+                return Outcome(
+                    {**head, "registered": str(head.get("registered")), "verdict": str(head["verdict"])}, rows
+                )
             except (ValueError, KeyError, TypeError) as error:
                 raise DataError(f"{path}: is no outcome of a claim: {error!r}") from error
     return None

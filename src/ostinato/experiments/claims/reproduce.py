@@ -1,4 +1,4 @@
-"""Running a claim: what is missing is run, every number is judged by its band, the outcome is a file.
+"""Running a claim: what is missing is run, every number is judged by its band, the outcome is one object.
 
 The numbers come from rows, {arm, seed, values: {measure: number}}, of the claim's source: runs of a sweep, timings of
 models with random weights, or counts.
@@ -15,23 +15,35 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ostinato.budget import Assumptions, count_budget
-from ostinato.config.claim import ComparedConfig, CountSource, SweepSource, TimedArm, TimingSource
-from ostinato.config.files import parse_value
-from ostinato.config.measures import FigureName
-from ostinato.config.model import ModelConfig
-from ostinato.config.recipe import Recipe
+from ostinato.config.claim import (
+    ComparedConfig,
+    ControlConfig,
+    CountSource,
+    ExpectationConfig,
+    SweepSource,
+    TimingSource,
+)
 from ostinato.config.sweep import SweepConfig
 from ostinato.data.disk import MADE_AGAIN, read_json_object, reading, write_json
 from ostinato.data.registry import DataAccess
 from ostinato.errors import ConfigError, DataError, Problem
 from ostinato.evaluation.timing import Effort
+from ostinato.experiments.claims.counts import counted_rows, sized
+from ostinato.experiments.claims.design import (
+    Rows,
+    check_alike,
+    named_by,
+    named_part,
+    source_sweep,
+    tuned,
+    with_chosen,
+    with_seeds,
+)
 from ostinato.experiments.claims.files import Claim, Outcome, command
 from ostinato.experiments.claims.inference import Sampling
+from ostinato.experiments.claims.staleness import content_of, why_stale
 from ostinato.experiments.claims.statistics import claim_verdict, find
-from ostinato.experiments.results import pass_lengths
 from ostinato.experiments.sweep.executors import Executor
-from ostinato.experiments.sweep.files import load_sweep, read_sweep_settings
 from ostinato.experiments.sweep.import_runs import import_runs
 from ostinato.experiments.sweep.measures import analyse, select
 from ostinato.experiments.sweep.run_key import run_versions
@@ -40,15 +52,11 @@ from ostinato.experiments.sweep.schedule import run_sweep
 from ostinato.experiments.sweep.watch import Watcher
 from ostinato.experiments.timing.latency import Timer
 from ostinato.experiments.timing.workloads import Candidate, Workload
-from ostinato.tasks.recipes import load_recipe
-from ostinato.tasks.vocabulary import size_model
 from ostinato.training.rundir import versions
 from ostinato.version import __version__
 
-Rows = list[dict[str, Any]]
 _COMPARED = "compared"
 _SAMPLING: dict[str, Sampling] = {"sweep": "seeds", "timing": "rounds", "count": "exact"}
-_COUNTED: tuple[FigureName, ...] = ("parameters", "active", "macs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,76 +80,136 @@ class Resources:
     watcher: Watcher | None = None
 
 
-def reproduce(claim: Claim, resources: Resources) -> Outcome:
+def reproduce(claim: Claim, resources: Resources, earlier: Outcome | None = None) -> Outcome:
     """Run what is missing, and return the outcome.
 
+    Args:
+        earlier: an outcome of the claim; runs in it that are still the same, by their content address, are not run
+            again where what its arms compute has not changed.
+
     Raises:
-        ConfigError: inputs that are missing, or arms that cannot be built. DataError: an expectation of a number that
-            was not measured. TrainingError: runs that failed, by arm and seed.
+        ConfigError: inputs that are missing, arms that cannot be built, or that differ in more than the claim says.
+        DataError: an expectation of a number that was not measured. TrainingError: runs that failed, by arm and seed.
     """
-    began = time.monotonic()
-    source, now = claim.config.source, versions()
-    code: str | None = claim.code
+    start, now = time.monotonic(), versions()
+    began = datetime.now(UTC).isoformat(timespec="seconds")
+    source, config = claim.config.source, claim.config
+    content = content_of(claim)
+    chosen: dict[str, Any] = {}
+    control_rows: dict[str, Rows] = {}
     match source:
         case SweepSource():
-            rows, runs = sweep_source_rows(source, resources)
-            if any(run_versions(run.directory).get("source") != now["source"] for run in runs):
-                code = None
+            kept = None if earlier is None or why_stale(claim, earlier) else earlier
+            trained = _Trained(claim, source, resources, kept)
+            rows = trained.rows([*config.expect, *(c for c in config.controls if not c.overrides)])
+            control_rows = {c.what: trained.rows([c], c) for c in config.controls if c.overrides}
+            chosen = trained.chosen
+            if trained.is_of_earlier_code(now["source"]):
+                content["fingerprints"] = None
+            began = min((row["began"] for row in rows if row.get("began")), default=began)
         case TimingSource():
             rows = timed_rows(source, resources.on_event)
         case CountSource():
             rows = counted_rows(source, resources.access)
     sampling = _SAMPLING[source.kind]
-    numbers = find(claim.config.expect, rows, sampling)
+    numbers = find(config.expect, rows, sampling)
     controls = []
-    for control in claim.config.controls:
-        of_control = rows
-        if control.overrides and isinstance(source, SweepSource):
-            changed = source.model_copy(update={"overrides": [*source.overrides, *control.overrides]})
-            of_control, _ = sweep_source_rows(changed, resources)
-        (number,) = find([control], of_control, sampling)
+    for control in config.controls:
+        (number,) = find([control], control_rows.get(control.what, rows), sampling)
         low, high = control.band
         is_so = (low is None or number.value >= low) and (high is None or number.value <= high)
-        controls.append({"what": control.what, "band": [low, high], "value": number.value, "is_so": is_so})
+        found = {"what": control.what, "unit": control.unit, "band": [low, high], "value": number.value, "is_so": is_so}
+        controls.append(found | {"by_seed": number.by_seed})
     head = {
         "name": claim.name,
-        "claim": claim.address,
+        "registered": claim.registered,
         "verdict": claim_verdict(numbers) if all(control["is_so"] for control in controls) else "void",
         "numbers": [number.as_dict() for number in numbers],
         "controls": controls,
+        "tuning": chosen,
+        "began": began,
         "date": datetime.now(UTC).date().isoformat(),
         "command": command(claim),
-        "seconds": round(time.monotonic() - began, 1),
+        "seconds": round(time.monotonic() - start, 1),
         "versions": now,
-        "code": code,
+        **content,
     }
-    return Outcome(head, rows)
+    of_controls = [{"control": what, **row} for what, found in control_rows.items() for row in found]
+    return Outcome(head, [*rows, *of_controls])
 
 
-def sweep_source_rows(source: SweepSource, resources: Resources) -> tuple[Rows, list[PlannedRun]]:
-    """Train the runs that are missing; return the rows, measures of several runs among their values, and the runs."""
-    sweep, store, access = source_sweep(source, resources.inputs), resources.store, resources.access
-    runs = plan_runs(sweep, store, access)
-    if resources.take:
-        for run in import_runs(resources.take, runs):
-            resources.on_event(f"taken: {run.name}")
-    rows = run_sweep(sweep, store, access=access, executor=resources.executor, watcher=resources.watcher)
-    for measure in source.compared:
-        _add_comparison(measure, rows, runs, store, access)
-    return rows, runs
+class _Trained:
+    """The runs of a claim: those of its numbers, and those that controls have of their own.
 
+    Args:
+        kept: an earlier outcome, whose rows stand for runs of the same content address.
+    """
 
-def source_sweep(source: SweepSource, inputs: Mapping[str, str]) -> SweepConfig:
-    """Return the sweep of a claim, with the claim's own changes."""
-    named = isinstance(source.sweep, str)
-    sweep = load_sweep(read_sweep_settings(source.sweep) if named else source.sweep, inputs)  # type: ignore[arg-type]
-    changes = {key: parse_value(value) for key, _, value in (text.partition("=") for text in source.overrides)}
-    arms = [
-        arm.model_copy(update={"set": {**arm.set, **changes}} | ({} if source.seeds is None else {"seeds": None}))
-        for arm in sweep.arms
-    ]
-    seeds = sweep.seeds if source.seeds is None else source.seeds
-    return sweep.model_copy(update={"arms": arms, "seeds": seeds})
+    def __init__(self, claim: Claim, source: SweepSource, resources: Resources, kept: Outcome | None) -> None:
+        self.claim, self.source, self.resources = claim, source, resources
+        self.design = claim.config.design
+        self.kept: Rows = [] if kept is None else kept.rows
+        self.chosen: dict[str, Any] = {} if kept is None else kept.head["tuning"]
+        self._runs: list[PlannedRun] = []
+
+    def rows(self, expectations: Sequence[ExpectationConfig], control: ControlConfig | None = None) -> Rows:
+        """Return the rows of all arms and seeds that some numbers name; what is missing is trained.
+
+        Args:
+            control: whose own runs these are; None: the claim's.
+        """
+        source, resources, design = self.source, self.resources, self.design
+        whole = source_sweep(source, resources.inputs, () if control is None else control.overrides)
+        sweep, compared = named_part(whole, source, named_by(expectations))
+        sweep = sweep.model_copy(update={"name": self.claim.name, "equal": None if design is None else design.equal})
+        if design is not None:
+            check_alike(sweep, design)
+        if design is not None and design.tuning is not None:
+            # A control of its own runs has what the arms chose: it differs in nothing else.
+            if not self.chosen:
+                with_measure = {"measures": [*sweep.measures, *(m for m in whole.measures if m not in sweep.measures)]}
+                self.chosen = tuned(sweep.model_copy(update=with_measure), design.tuning, self._train)
+            sweep = with_chosen(sweep, design.tuning, self.chosen)
+        runs = plan_runs(sweep, resources.store, resources.access)
+        own = None if control is None else control.what
+        known = {(row["arm"], row["seed"]): row for row in self.kept if row.get("control") == own}
+        found: dict[tuple[str, int], dict[str, Any]] = {}
+        for run in runs:
+            row = known.get((run.arm, run.seed))
+            if row is not None and row["key"] == run.key:
+                found[run.arm, run.seed] = row
+        missing = {(run.arm, run.seed) for run in runs} - found.keys()
+        # Numbers of several runs together need all of them.
+        if missing and compared:
+            found, missing = {}, {(run.arm, run.seed) for run in runs}
+        if missing:
+            n_there = sum(run.is_finished for run in runs if (run.arm, run.seed) in missing)
+            share = (len(missing) - n_there) / len(runs)
+            resources.on_event(
+                f"{len(runs)} runs{'' if own is None else f' of the control ({own})'}: {len(found)} in the outcome, "
+                f"{n_there} in the store, {len(missing) - n_there} to train"
+                + (f", about {share * self.claim.config.minutes:.0f} minutes on two cores" if own is None else "")
+            )
+            part = with_seeds(sweep, missing)
+            rows = self._train(part)
+            for measure in compared:
+                _add_comparison(measure, rows, runs, resources.store, resources.access)
+            found |= {(row["arm"], row["seed"]): row for row in rows if (row["arm"], row["seed"]) in missing}
+            self._runs += [run for run in runs if (run.arm, run.seed) in missing]
+        return [found[run.arm, run.seed] for run in runs]
+
+    def is_of_earlier_code(self, source: str) -> bool:
+        """Return whether a run in the store was trained by code of another content."""
+        return any(run_versions(run.directory).get("source") != source for run in self._runs)
+
+    def _train(self, sweep: SweepConfig) -> Rows:
+        resources = self.resources
+        if resources.take:
+            for run in import_runs(resources.take, plan_runs(sweep, resources.store, resources.access)):
+                resources.on_event(f"taken: {run.name}")
+        return run_sweep(
+            sweep, resources.store, access=resources.access, executor=resources.executor, watcher=resources.watcher
+        )
 
 
 def _add_comparison(
@@ -182,7 +250,7 @@ def timed_rows(source: TimingSource, on_event: Callable[[str], None]) -> Rows:
     timer = Timer(source.device, source.n_threads)
     candidates = []
     for arm in source.arms:
-        recipe, model = _sized(arm, None, source.vocabulary)
+        recipe, model = sized(arm, None, source.vocabulary)
         candidates.append(Candidate(arm.name, model, recipe.training))
     work = [Workload(one.kind, one.batch_size, one.source_length, one.target_length, one.beam) for one in source.work]
     effort = Effort(rounds=source.rounds, least=source.rounds)
@@ -196,20 +264,3 @@ def timed_rows(source: TimingSource, on_event: Callable[[str], None]) -> Rows:
             values = {one.name: mine[i].seconds[number] for i, one in enumerate(source.work)}
             rows.append({"arm": arm.name, "seed": number + 1, "values": values, "environment": environment})
     return rows
-
-
-def counted_rows(source: CountSource, access: DataAccess | None) -> Rows:
-    """Return parameters, active parameters and MACs of every arm."""
-    rows: Rows = []
-    for arm in source.arms:
-        recipe, model = _sized(arm, access, source.vocabulary)
-        lengths = pass_lengths(recipe, (source.source_length, source.target_length))
-        budget = count_budget(model, Assumptions(*lengths))
-        values = {figure: budget.figure(figure) for figure in _COUNTED}
-        rows.append({"arm": arm.name, "seed": None, "values": values})
-    return rows
-
-
-def _sized(arm: TimedArm, access: DataAccess | None, vocabulary: int | None) -> tuple[Recipe, ModelConfig]:
-    recipe = load_recipe(arm.recipe, arm.overrides)
-    return recipe, size_model(recipe, access, source=vocabulary, target=vocabulary).model

@@ -30,7 +30,7 @@ from ostinato.training.rundir import RunDirectory
 
 RESULTS, TIMINGS = "results.jsonl", "timings.jsonl"
 _ID = ("sweep", "arm", "seed", "key")
-_TIMES = ("training_seconds", "seconds")
+_TIMES = ("began", "training_seconds", "seconds")
 
 
 def sweep_row(sweep: SweepConfig, run: PlannedRun) -> dict[str, Any]:
@@ -39,8 +39,8 @@ def sweep_row(sweep: SweepConfig, run: PlannedRun) -> dict[str, Any]:
     Returns:
         sweep, arm, seed, key; recipe (its name), version, commit, data_sha256 (by split), parameters (stored), macs and
         macs_lengths (source and target tokens), n_updates, checkpoint (the one that was evaluated: "best of dev
-        loss", or "last"), checkpoints (of measures that name one of their own, where any does), training_seconds,
-        seconds (with the final evaluation), values: by names of measures.
+        loss", or "last"), checkpoints (of measures that name one of their own, where any does), began (UTC; None of
+        runs of earlier versions), training_seconds, seconds (with the final evaluation), values: by names of measures.
 
     Raises:
         LookupError: it is not finished, or has not been measured, or has no such number: in words.
@@ -74,7 +74,9 @@ def sweep_row(sweep: SweepConfig, run: PlannedRun) -> dict[str, Any]:
         "n_updates": results["n_updates"],
         "checkpoint": "last" if results["best_update"] is None else _scored(recipe),
         **({"checkpoints": own_checkpoints} if own_checkpoints else {}),
-        **{name: results[name] for name in _TIMES},
+        "began": versions.get("began"),
+        "training_seconds": results["training_seconds"],
+        "seconds": results["seconds"],
         "values": values,
     }
 

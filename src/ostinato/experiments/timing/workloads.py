@@ -111,7 +111,6 @@ class Bench:
         """
         batch = random_batch(self.candidate.model, workload, self.seed).to(self.device)
         model = self.model
-        assert not isinstance(model, Encoder)  # there are no batches for one
         match workload.kind:
             case "update":
                 training, numbers = self.candidate.training, count(1)
@@ -126,6 +125,7 @@ class Bench:
                     length_penalty=LengthPenaltyConfig(kind="none"),
                     max_length=workload.target_length,
                 )
+                assert not isinstance(model, Encoder)  # there are no batches for one
                 endless = Endless(model)
                 return inference(model)(lambda: search(endless, batch, config))
 
@@ -155,13 +155,18 @@ class Endless:
 def random_batch(model: ModelConfig, workload: Workload, seed: int) -> Batch:
     """Return a batch of random ids, the same for every model of the same kind and vocabulary.
 
+    An encoder-only model reads `target_length` tokens, and has the labels of its head.
+
     Raises:
-        ConfigError: a vocabulary without real tokens, or a source of length 0 for an encoder.
+        ConfigError: a vocabulary without real tokens, or a source of length 0 for an encoder; a search by a model that
+            writes nothing.
     """
-    if isinstance(model, EncoderConfig):
-        raise ConfigError([Problem("model.kind", model.kind, "only models that write text are measured so far")])
+    if isinstance(model, EncoderConfig) and workload.kind == "decoding":
+        raise ConfigError([Problem("model.kind", model.kind, "an encoder-only model writes no text")])
     generator = torch.Generator().manual_seed(seed)
     B, S, T = workload.batch_size, workload.source_length, workload.target_length
+    if isinstance(model, EncoderConfig):
+        return _labelled(model, _ids(B, T, model.vocab_size, generator), generator)
     if isinstance(model, SequenceModelConfig):
         labels_BT = _ids(B, T, model.vocab_size, generator)
         if S == 0:
@@ -175,6 +180,31 @@ def random_batch(model: ModelConfig, workload: Workload, seed: int) -> Batch:
         raise ConfigError([Problem("workload.source_length", 0, "must be at least 1 for an encoder-decoder model")])
     source = _tokens(_ids(B, S, model.source_vocab_size, generator))
     return replace(_texts(_ids(B, T, model.target_vocab_size, generator)), source=source)
+
+
+def _labelled(model: EncoderConfig, ids_BT: Tensor, generator: torch.Generator) -> Batch:
+    """Return a batch with a label for every text, word, or end of an answer, or for one token of seven."""
+    B, T = ids_BT.shape
+    tokens, places_BL, prefix_lengths_B = _tokens(ids_BT), None, None
+    if model.embedder.kind == "facts":
+        n_words = min(3, model.embedder.max_words)
+        tokens = Tokens(ids_BT[..., None].expand(-1, -1, n_words).contiguous(), tokens.keep_BT)
+    match model.head.kind:
+        case "classification":
+            labels_BL = torch.randint(model.n_labels or 1, (B, 1), generator=generator)
+        case "tagging":
+            labels_BL = torch.randint(model.n_labels or 1, (B, T), generator=generator)
+        case "span":
+            labels_BL = torch.tensor([[T // 2, T - 1]]).expand(B, -1)
+            prefix_lengths_B = torch.full((B,), T // 2)
+        case "masked":
+            places_BL = torch.arange(0, T, 7).expand(B, -1)
+            labels_BL = ids_BT.gather(1, places_BL)
+            assert model.vocab_size is not None  # there are ids
+            masked_BT = ids_BT.scatter(1, places_BL, model.vocab_size - 1)
+            tokens = _tokens(masked_BT)
+    counted_BL = torch.ones_like(labels_BL, dtype=torch.bool)
+    return Batch(tokens, labels_BL, counted_BL, places_BL=places_BL, prefix_lengths_B=prefix_lengths_B)
 
 
 def _texts(labels_BT: Tensor) -> Batch:

@@ -1,0 +1,190 @@
+"""What a claim trains: the arms that its numbers name, alike in all but one thing, each with settings it chose itself.
+
+An expectation or a control names terms, `arm/measure`. Of the claim's sweep only their arms, the runs those start from
+and their measures are left, so that claims share a sweep and each costs what it needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import groupby
+from statistics import fmean
+from typing import Any
+
+from ostinato.config.claim import ComparedConfig, DesignConfig, ExpectationConfig, SweepSource, TuningConfig
+from ostinato.config.files import parse_value
+from ostinato.config.load import check_settings
+from ostinato.config.recipe import Recipe
+from ostinato.config.sweep import ArmConfig, SweepConfig
+from ostinato.errors import ConfigError, Problem
+from ostinato.experiments.claims.statistics import measured_by, terms_of
+from ostinato.experiments.sweep.files import arm_recipe, load_sweep, read_sweep_settings
+from ostinato.experiments.sweep.run_key import key_settings
+
+_LENGTH, _UNALIKE = "training.n_updates", ("seed", "training.init_from")
+"""A run's own: its seed, and where it starts."""
+_ANOTHER_RUN = "another-arm's-run"
+
+Rows = list[dict[str, Any]]
+
+
+def source_sweep(source: SweepSource, inputs: Mapping[str, str] | None, overrides: Sequence[str] = ()) -> SweepConfig:
+    """Return the sweep of a claim, with the claim's own changes and then `overrides`.
+
+    Args:
+        inputs: the user's files; None: where only settings are looked at, "input:NAME" stays as it is.
+
+    Raises:
+        ConfigError: with all that is wrong with it.
+    """
+    settings = read_sweep_settings(source.sweep) if isinstance(source.sweep, str) else source.sweep
+    sweep = check_settings(settings, SweepConfig) if inputs is None else load_sweep(settings, inputs)
+    split = (text.partition("=") for text in (*source.overrides, *overrides))
+    changes = {key: parse_value(value) for key, _, value in split}
+    arms = [
+        arm.model_copy(update={"set": {**arm.set, **changes}} | ({} if source.seeds is None else {"seeds": None}))
+        for arm in sweep.arms
+    ]
+    seeds = sweep.seeds if source.seeds is None else source.seeds
+    return sweep.model_copy(update={"arms": arms, "seeds": seeds})
+
+
+def named_by(expectations: Iterable[ExpectationConfig]) -> set[tuple[str, str]]:
+    """Return every (arm, measure) that numbers are computed from."""
+    terms = (term for expectation in expectations for term in terms_of(expectation.statistic))
+    pairs = (one.partition("/") for term in terms for one in measured_by(term))
+    return {(arm, measure) for arm, _, measure in pairs}
+
+
+def named_part(
+    sweep: SweepConfig, source: SweepSource, named: set[tuple[str, str]]
+) -> tuple[SweepConfig, list[ComparedConfig]]:
+    """Return the arms and measures of a sweep that numbers name, and the comparisons that they name.
+
+    Raises:
+        ConfigError: arms that the sweep does not have.
+    """
+    compared = [one for one in source.compared if (one.arm, one.name) in named]
+    names = dict.fromkeys([*(arm for arm, _ in sorted(named)), *(arm for one in compared for arm in one.others)])
+    known = {arm.name: arm for arm in sweep.arms}
+    if missing := [name for name in names if name not in known]:
+        raise ConfigError([Problem("expect", name, f"is no arm; there are {', '.join(known)}") for name in missing])
+    waiting = list(names)
+    while waiting:
+        after = known[waiting.pop()].after
+        if after is not None and after not in names:
+            names[after] = None
+            waiting.append(after)
+    measures = [
+        measure
+        for measure in sweep.measures
+        # One measure may give several values, NAME.PART.
+        if any(own == measure.name or own.startswith(f"{measure.name}.") for _, own in named)
+    ]
+    arms = [arm for arm in sweep.arms if arm.name in names]
+    return sweep.model_copy(update={"arms": arms, "measures": measures}), compared
+
+
+def with_seeds(sweep: SweepConfig, wanted: set[tuple[str, int]]) -> SweepConfig:
+    """Return the part of a sweep that trains some (arm, seed), and the runs that those start from."""
+    needed, waiting = set(wanted), list(wanted)
+    while waiting:
+        name, seed = waiting.pop()
+        arm = sweep.arm(name)
+        if arm.after is not None and (start := (arm.after, sweep.start_seed(arm, seed))) not in needed:
+            needed.add(start)
+            waiting.append(start)
+    arms = []
+    for arm in sweep.arms:
+        if seeds := [seed for seed in sweep.seeds_of(arm) if (arm.name, seed) in needed]:
+            arms.append(arm.model_copy(update={"seeds": seeds}))
+    return sweep.model_copy(update={"arms": arms})
+
+
+def first_recipe(sweep: SweepConfig, arm: ArmConfig) -> Recipe:
+    """Return the recipe of an arm with its first seed; what it starts from is not known yet."""
+    return arm_recipe(sweep, arm, sweep.seeds_of(arm)[0], None if arm.after is None else _ANOTHER_RUN)
+
+
+def check_alike(sweep: SweepConfig, design: DesignConfig) -> None:
+    """Refuse arms that differ in more than the design says.
+
+    Arms that start from others are compared among themselves. An untrained arm may differ from the others in length.
+
+    Raises:
+        ConfigError: every setting that differs, with its values in two arms.
+    """
+    settings: dict[str, dict[str, Any]] = {}
+    for arm in sweep.arms:
+        of_arm = key_settings(first_recipe(sweep, arm), first_names=True)
+        settings[arm.name] = {key: value for key, value in of_arm.items() if key not in _UNALIKE}
+
+    def generation(arm: ArmConfig) -> int:
+        return 0 if arm.after is None else 1 + generation(sweep.arm(arm.after))
+
+    problems = []
+    for _, group in groupby(sorted(sweep.arms, key=generation), generation):
+        first, *others = (arm.name for arm in group)
+        for other in others:
+            a, b = settings[first], settings[other]
+            for key in dict.fromkeys([*a, *b]):
+                is_named = any(key == own or key.startswith(f"{own}.") for own in design.differ_in)
+                is_untrained = key == _LENGTH and 0 in (a.get(key), b.get(key))
+                if a.get(key) != b.get(key) and not is_named and not is_untrained:
+                    reason = f"{other} has {b.get(key)!r}, {first} {a.get(key)!r}: design.differ_in does not name it"
+                    problems.append(Problem(key, None, reason))
+    if problems:
+        raise ConfigError(problems)
+
+
+def tuned(sweep: SweepConfig, tuning: TuningConfig, run: Callable[[SweepConfig], Rows]) -> dict[str, Any]:
+    """Return the setting that every arm chooses, and what it was tried with.
+
+    Every trained arm is trained with every value on the tuning seeds; the best mean over them is chosen.
+
+    Args:
+        run: trains a sweep and returns its rows.
+
+    Returns:
+        By arm {chosen, tried: {value: mean}}.
+
+    Raises:
+        ConfigError: no such measure, or arms that start from others, whose start would have to be tuned first.
+    """
+    measures = [measure for measure in sweep.measures if measure.name == tuning.measure]
+    if not measures:
+        raise ConfigError(
+            [Problem("design.tuning.measure", tuning.measure, "is no measure that the claim's sweep has")]
+        )
+    trained = [arm for arm in sweep.arms if first_recipe(sweep, arm).training.n_updates]
+    if started := [arm.name for arm in trained if arm.after is not None]:
+        raise ConfigError([Problem("design.tuning", started[0], "starts from another arm: give it its settings")])
+    tries = {(arm.name, str(value)): value for arm in trained for value in tuning.values}
+    trials = [
+        arm.model_copy(update={"name": f"{arm.name}, {value}", "set": {**arm.set, tuning.key: value}, "seeds": None})
+        for arm in trained
+        for value in tuning.values
+    ]
+    name = f"{sweep.name}-tuning"
+    # The measure may be one of some arms only; here it is of all.
+    of_all = [measure.model_copy(update={"arms": None}) for measure in measures]
+    changed = {"name": name, "arms": trials, "seeds": tuning.seeds, "measures": of_all, "equal": None}
+    rows = run(sweep.model_copy(update=changed))
+    found: dict[str, Any] = {}
+    for arm in trained:
+        means = {
+            str(value): fmean(row["values"][tuning.measure] for row in rows if row["arm"] == f"{arm.name}, {value}")
+            for value in tuning.values
+        }
+        best = (max if tuning.mode == "max" else min)(means, key=lambda value: means[value])
+        found[arm.name] = {"chosen": tries[arm.name, best], "tried": means}
+    return found
+
+
+def with_chosen(sweep: SweepConfig, tuning: TuningConfig, found: Mapping[str, Any]) -> SweepConfig:
+    """Return a sweep whose arms have the setting that they chose; untrained ones chose nothing."""
+    arms = [
+        arm.model_copy(update={"set": {**arm.set, tuning.key: found[arm.name]["chosen"]}}) if arm.name in found else arm
+        for arm in sweep.arms
+    ]
+    return sweep.model_copy(update={"arms": arms})

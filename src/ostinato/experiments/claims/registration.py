@@ -1,0 +1,123 @@
+"""Whether claims were there before what was found: checked in the history of the claims' repository.
+
+An outcome says when the first of its runs began, and the hash of the claim that it was judged by. It counts where
+
+    the newest commit of the claim's file that is not later than that moment has this hash, and
+    the file has it today: neither effect nor runs have changed since, and
+    none of its runs stands in an earlier outcome that was judged by another claim's hash: a threshold that is changed
+    after a result needs runs of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from ostinato.config.files import read_yaml
+from ostinato.errors import ConfigError
+from ostinato.experiments.claims.files import (
+    Claim,
+    Outcome,
+    list_claims,
+    outcome_path,
+    read_outcome,
+    registered_hash,
+    variant,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Commit:
+    """A commit that changed a file, and what the file held after it; None where it was deleted."""
+
+    name: str
+    seconds: int
+    text: str | None
+
+
+def check_outcomes(directory: Path, paper: str | None = None) -> dict[str, str | None]:
+    """Return for every claim that has an outcome in a folder why that outcome does not count, None where it does.
+
+    Args:
+        directory: of outcomes, in the git repository in which the claims are.
+
+    Raises:
+        ConfigError: there is no git, or the folder is in no repository, or in one without its history.
+    """
+    inside = _git(directory, "rev-parse", "--is-shallow-repository").strip()
+    if inside == "true":
+        raise ConfigError(f"{directory}: the repository has no history (git fetch --unshallow)")
+    claims = [claim for claim in list_claims() if paper in (None, claim.config.paper)]
+    claims += [variant(claim, "gpu") for claim in claims if claim.config.gpu is not None]
+    found = {}
+    for claim in claims:
+        outcome = read_outcome(claim, [directory])
+        if outcome is not None:
+            found[claim.name] = why_not_registered(claim, outcome, directory)
+    return found
+
+
+def why_not_registered(claim: Claim, outcome: Outcome, directory: Path) -> str | None:
+    """Say why an outcome does not count; None where its claim was there before its runs, and is there unchanged.
+
+    Raises:
+        ConfigError: there is no git, or the files are in no repository.
+    """
+    head = outcome.head
+    if "began" not in head:
+        return "does not say when its runs began"
+    if head["registered"] != claim.registered:
+        return "the claim has changed since its runs"
+    began = datetime.fromisoformat(head["began"])
+    versions = list(_history(claim.path))
+    before = [one for one in versions if one.seconds <= began.timestamp()]
+    if not before:
+        return f"its runs began {began:%Y-%m-%d %H:%M} UTC, before the claim was committed"
+    # The newest comes first.
+    newest = before[0]
+    if newest.text is None or _hash_of(newest.text, claim) != head["registered"]:
+        return f"its runs began {began:%Y-%m-%d %H:%M} UTC, when the claim said otherwise ({newest.name[:7]})"
+    own = {row["key"] for row in outcome.rows if row.get("key")}
+    for commit in _history(outcome_path(claim, directory)):
+        first, *rows = (json.loads(line) for line in (commit.text or "{}").splitlines())
+        other = own & {row.get("key") for row in rows}
+        if other and first.get("registered") != head["registered"]:
+            return f"{len(other)} of its runs were judged by other bands before ({commit.name[:7]})"
+    return None
+
+
+def _hash_of(text: str, claim: Claim) -> str | None:
+    """Return what a claim's file registered, given its text; None where it was no YAML."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / claim.path.name
+        path.write_text(text, encoding="utf-8")
+        try:
+            return registered_hash(read_yaml(path), claim.variant)
+        except ConfigError:
+            return None
+
+
+def _history(path: Path) -> Iterator[_Commit]:
+    """Yield the commits that changed a file, the newest first."""
+    log = _git(path.parent, "log", "--format=%H %ct", "--", path.name)
+    for name, seconds in (line.split() for line in log.splitlines()):
+        try:
+            text = _git(path.parent, "show", f"{name}:./{path.name}")
+        except ConfigError:  # deleted by this commit
+            text = None
+        yield _Commit(name, int(seconds), text)
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    try:
+        done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"git cannot be run ({error.strerror}): the check reads the history of the claims") from error
+    if done.returncode:
+        raise ConfigError(f"{folder}: the history of the claims cannot be read: {done.stderr.strip()}")
+    return done.stdout

@@ -1,0 +1,101 @@
+"""Whether an outcome still says something about its claim and about today's code.
+
+It is stale where the claim, the settings of its arms, or what they compute has changed since. What is computed is
+compared, not files: of trained arms fingerprints (`ostinato.experiments.claims.fingerprint`), of counts the counts.
+Speed is no function of what is computed: an outcome of a timing is stale once the source of what it timed has changed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+from ostinato.config.claim import CountSource, SweepSource, TimingSource
+from ostinato.config.recipe import Recipe
+from ostinato.config.sweep import SweepConfig
+from ostinato.experiments.claims.counts import counted_rows
+from ostinato.experiments.claims.design import first_recipe, named_by, named_part, source_sweep
+from ostinato.experiments.claims.files import Claim, Outcome, State
+from ostinato.experiments.claims.fingerprint import fingerprint, is_alike
+from ostinato.experiments.sweep.run_key import key_settings
+from ostinato.tasks.recipes import load_recipe
+from ostinato.version import LEARNING, source_hash
+
+_TIMED = (
+    *("plan.py", "config", "kernels", "nn", "data", "models", "decoding", "training"),
+    *("evaluation/timing.py", "experiments/timing"),
+)
+"""The parts of the package that a timing measures."""
+_fingerprints: dict[str, list[float]] = {}
+"""Of this process, by settings: claims share arms."""
+
+
+def state(claim: Claim, outcome: Outcome | None) -> State:
+    """Return the verdict where an outcome is still of that claim and that code."""
+    if outcome is None:
+        return "not run"
+    return "stale" if why_stale(claim, outcome) else outcome.verdict
+
+
+def why_stale(claim: Claim, outcome: Outcome) -> str | None:
+    """Say what has changed since the claim was run; None where nothing has."""
+    head = outcome.head
+    if head["registered"] != claim.registered:
+        return "the claim has changed since"
+    if head["settings"] != settings_hash(claim):
+        return "the settings of its arms have changed since"
+    match claim.config.source:
+        case TimingSource():
+            return None if head["timed"] == source_hash(_TIMED) else "what it times has changed since"
+        case CountSource() as source:
+            counts = [row["values"] for row in counted_rows(source, None)]
+            return None if counts == [row["values"] for row in outcome.rows] else "its models count otherwise now"
+        case SweepSource():
+            if head["fingerprints"] is None:
+                return "some of its runs were trained by earlier code"
+            if head["versions"]["source"] == source_hash(LEARNING):
+                return None
+            now = arm_fingerprints(claim)
+            moved = [arm for arm, old in head["fingerprints"].items() if not is_alike(old, now[arm])]
+            return f"{', '.join(moved)} compute otherwise now" if moved else None
+
+
+def content_of(claim: Claim) -> dict[str, Any]:
+    """Return what the first line of an outcome says of what it was made with."""
+    if isinstance(claim.config.source, TimingSource):
+        return {"settings": settings_hash(claim), "timed": source_hash(_TIMED)}
+    if isinstance(claim.config.source, SweepSource):
+        return {"settings": settings_hash(claim), "fingerprints": arm_fingerprints(claim)}
+    return {"settings": settings_hash(claim)}
+
+
+def settings_hash(claim: Claim) -> str:
+    """Return SHA-256 of the resolved settings of every arm that the claim names."""
+    content = {name: key_settings(recipe, first_names=True) for name, recipe in _recipes(claim).items()}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def arm_fingerprints(claim: Claim) -> dict[str, list[float]]:
+    """Return the fingerprint of every arm that the claim names."""
+    found = {}
+    for name, recipe in _recipes(claim).items():
+        # What it reads and how it is scored has no part in it: another arm may have the same.
+        key = json.dumps([recipe.model.model_dump(mode="json"), recipe.training.model_dump(mode="json")])
+        if key not in _fingerprints:
+            _fingerprints[key] = fingerprint(recipe)
+        found[name] = list(_fingerprints[key])
+    return found
+
+
+def _recipes(claim: Claim) -> dict[str, Recipe]:
+    """Return the recipes that are trained, timed or counted, by arm; without inputs, and of one seed."""
+    source = claim.config.source
+    if not isinstance(source, SweepSource):
+        return {arm.name: load_recipe(arm.recipe, arm.overrides) for arm in source.arms}
+    found: dict[str, Recipe] = {}
+    named = named_by([*claim.config.expect, *(one for one in claim.config.controls if not one.overrides)])
+    sweep: SweepConfig = named_part(source_sweep(source, None), source, named)[0]
+    for arm in sweep.arms:
+        found[arm.name] = first_recipe(sweep, arm)
+    return found
