@@ -15,6 +15,7 @@ from ostinato.errors import ConfigError
 from ostinato.tasks.cfq import CfqTask
 from ostinato.tasks.recipes import find_recipe, list_recipes, load_recipe, write_derived
 from ostinato.tasks.registry import task_problems
+from ostinato.training import train
 
 NAMES = [recipe.name for recipe in list_recipes()]
 NOTES = {"description": "a smaller one", "command": "ostinato solve ..."}
@@ -326,3 +327,24 @@ def test_a_derived_recipe_is_written_to_no_link(tmp_path: Path) -> None:
         write_derived(path, "lm/transformer", **NOTES)
     assert path.is_symlink()
     assert not target.exists()
+
+
+def test_the_fine_tuning_of_the_depth_study_is_scored_by_its_last_update(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"source": "a b", "target": "b a"}\n{"source": "a", "target": "a"}\n' * 4)
+    files = [f"data.{split}={tmp_path / 'a.jsonl'}" for split in ("train", "dev", "test")]
+    tiny = ["model.d_model=8", "model.decoder.n_steps=1", "model.decoder.self_attention.n_heads=2"]
+    # A rate that spoils the model: dev is best at the first evaluation.
+    spoilt = ["n_updates=4", "evaluate_every=1", "optimizer.lr=30", "schedule.warmup=1", "device=cpu"]
+    changes = [*files, *tiny, *(f"training.{text}" for text in spoilt)]
+    task = ["task={kind: files}", "data.tokenizer={kind: words}", "evaluation.splits=[test]"]
+    results = train(load_recipe("depth/small-cogs-vf", [*task, *changes]), tmp_path / "run")
+    assert results["best_update"] < results["n_updates"] == 4
+    assert results["checkpoint"] == "update-000004"
+
+
+@pytest.mark.parametrize(("name", "n_ctx"), [("41m", 1024), ("134m", 1024), ("374m", 1024), ("small", 256)])
+def test_the_texts_of_the_depth_study_fill_contexts_and_are_not_cut_off(name: str, n_ctx: int) -> None:
+    data = load_recipe(f"depth/{name}").data
+    assert data.block_length == n_ctx
+    assert data.over_length == "error"
+    assert load_recipe("depth/small-cogs-vf").data.block_length is None

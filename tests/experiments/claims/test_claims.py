@@ -79,7 +79,8 @@ def test_every_gpu_variant_can_be_read(name):
 
 def test_the_command_of_a_variant_names_the_claim_and_the_variant():
     claim = claims.load_claim("depth/perplexity")
-    assert claims.command(claim) == "ostinato reproduce depth/perplexity --input text=... --input held_out=..."
+    inputs = "--input text=... --input held_out=... --input test=..."
+    assert claims.command(claim) == f"ostinato reproduce depth/perplexity {inputs}"
     assert claims.command(claims.variant(claim, "gpu")).startswith(
         "ostinato reproduce depth/perplexity --variant gpu --input"
     )
