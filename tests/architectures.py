@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from hypothesis import HealthCheck, settings
@@ -45,12 +45,19 @@ from ostinato.config.positions import (
     WindowConfig,
 )
 from ostinato.config.stack import DecoderConfig, NormConfig, StackConfig
-from ostinato.config.sub_layers import AttentionConfig, DenseFeedForwardConfig, SeparableConvConfig, SubLayerConfig
+from ostinato.config.sub_layers import (
+    Activation,
+    AttentionConfig,
+    DenseFeedForwardConfig,
+    SeparableConvConfig,
+    SubLayerConfig,
+)
 from ostinato.data.batch import Batch, Tokens
 from ostinato.models import Model, build_model
 from ostinato.plan import SCHEMES, Kind
 
 PAD, BOS, EOS = 0, 1, 2
+ACTIVATIONS = get_args(Activation)
 
 
 def draws(n: int) -> settings:
@@ -246,7 +253,7 @@ def _feed_forwards(draw: st.DrawFn) -> dict[str, Any]:
     if kind == "separable_conv":
         kernels = {"kernel_in": draw(st.integers(1, 5)), "kernel_out": draw(st.integers(1, 5))}
         return own | {"kind": kind} | kernels
-    own |= {"kind": kind, "activation": draw(st.sampled_from(["relu", "gelu", "geglu"]))}
+    own |= {"kind": kind, "activation": draw(st.sampled_from(ACTIVATIONS))}
     return own if kind == "dense" else own | draw(_experts())
 
 
@@ -280,7 +287,7 @@ def _sparse_layers(draw: st.DrawFn, n_steps: int) -> SparseLayerConfig | None:
         return None
     own: dict[str, Any] = {"after": draw(st.integers(1, n_steps)), "n_layers": draw(st.integers(1, 2))}
     own |= {"d_ff": draw(st.integers(1, 9)), "bias": draw(st.booleans())}
-    return SparseLayerConfig(**own, activation=draw(st.sampled_from(["relu", "gelu", "geglu"])), **draw(_experts()))
+    return SparseLayerConfig(**own, activation=draw(st.sampled_from(ACTIVATIONS)), **draw(_experts()))
 
 
 @st.composite
@@ -387,7 +394,7 @@ def all_traits() -> set[str]:
         *(f"share {kind} {scheme}" for kind in kinds for scheme in schemes),
         *(f"share_norm {s}" for s in (True, False)),
         *(f"bias {kind} {b}" for kind in kinds for b in (True, False)),
-        *(f"activation {a}" for a in ("relu", "gelu", "geglu")),
+        *(f"activation {a}" for a in ACTIVATIONS),
         *(f"separable_conv {s}" for s in ("encoder", "decoder")),
         *(f"kernel {k}" for k in ("even", "odd")),
         *(f"served from one bank {s}" for s in ("self_attention", "ffn", "separable_conv")),
@@ -399,7 +406,7 @@ def all_traits() -> set[str]:
         *(f"k {few}" for few in ("one", "some", "all")),
         *(f"expert_init {i}" for i in ("model", "fan_in")),
         *(f"heads of an expert {n}" for n in ("one", "some")),
-        *(f"activation of experts {a}" for a in ("relu", "gelu", "geglu")),
+        *(f"activation of experts {a}" for a in ACTIVATIONS),
         *(f"bias of experts {b}" for b in (True, False)),
         *(f"gate {g}" for g in ("softmax renormalised True", "softmax renormalised False", "topk_softmax", "sigmoid")),
         *(f"n_sampled {n}" for n in (0, 1)),

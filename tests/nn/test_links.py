@@ -24,6 +24,7 @@ from ostinato.nn.routing import Gate, HypersphereRouter, LinearRouter, MlpRouter
 from ostinato.nn.self_attention import SelfAttention
 from ostinato.plan import Kind, Step, Use
 from ostinato.training.threads import cpu_threads
+from reference.equations import ACTIVATIONS
 
 pytestmark = [
     pytest.mark.skipif(library() is None, reason="no C compiler here"),
@@ -134,7 +135,7 @@ def test_experts_in_a_chain_are_the_modules(data: st.DataObject) -> None:
     bias, seed = draw(st.booleans()), draw(st.integers(0, 999))
     of_attention, of_maps = draw(routes(D)), draw(routes(D))
     attention = ExpertAttention(*of_attention, D, H, K, bias=bias, dropout=0.2)
-    activation = draw(st.sampled_from(["relu", "gelu", "geglu"]))
+    activation = draw(st.sampled_from(list(ACTIVATIONS)))
     maps = ExpertMaps(of_maps[1].n_experts, D, F, activation, bias=bias, dropout=0.2)
     experts, norms = ExpertFeedForward(*of_maps, maps), [nn.LayerNorm(D), nn.RMSNorm(D)]
     for i, module in enumerate((attention, experts, *norms)):

@@ -7,7 +7,7 @@ padding, no packing, no fused attention, no cache. Depth is followed step by ste
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -20,9 +20,9 @@ from ostinato.config.sub_layers import AttentionConfig, DenseFeedForwardConfig, 
 from ostinato.models import LanguageModel, Seq2Seq
 from ostinato.plan import Use
 from reference.equations import (
+    ACTIVATIONS,
     bucket,
     depth_wise,
-    gelu,
     layer_norm,
     relu,
     rms_norm,
@@ -154,10 +154,10 @@ class _Twin:
         assert isinstance(sub, DenseFeedForwardConfig)
         F = sub.d_ff
         down = read_affine(module.down)  # type: ignore[arg-type]
-        if sub.activation == "geglu":
+        act, is_gated = ACTIVATIONS[sub.activation]
+        if is_gated:
             gate, linear = read_affine(module.up, 0, F), read_affine(module.up, F, 2 * F)  # type: ignore[arg-type]
-            return down(gelu(gate(x_D)) * linear(x_D))
-        act: Callable[[Tensor], Tensor] = relu if sub.activation == "relu" else gelu
+            return down(act(gate(x_D)) * linear(x_D))
         return down(act(read_affine(module.up)(x_D)))  # type: ignore[arg-type]
 
     def _separable(self, use: Use, inputs: States, running: list[int]) -> States:
