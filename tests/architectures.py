@@ -54,7 +54,7 @@ from ostinato.config.sub_layers import (
 )
 from ostinato.data.batch import Batch, Tokens
 from ostinato.models import Model, build_model
-from ostinato.plan import SCHEMES, Kind
+from ostinato.plan import PLACES, SCHEMES, Kind
 
 PAD, BOS, EOS = 0, 1, 2
 ACTIVATIONS = get_args(Activation)
@@ -170,7 +170,7 @@ class _Stacks:
         settings: dict[str, Any] = {
             "n_steps": n_steps,
             "steps_per_round": steps_per_round,
-            "norm": norm.model_copy(update={"placement": draw(st.sampled_from(["post", "pre"]))}),
+            "norm": norm.model_copy(update={"placement": draw(st.sampled_from(list(PLACES)))}),
             "positions": draw(_signals()),
             "relative": relative,
             "self_attention": self._sub("self_attention", n_steps, steps_per_round, shared, relative),
@@ -387,7 +387,7 @@ def all_traits() -> set[str]:
         *(f"embedding_scale {s}" for s in (True, False)),
         *(f"mask {m}" for m in ("causal", "prefix")),
         *(f"mask {m} relative {r}" for m in ("causal", "prefix") for r in ("none", "window", "buckets", "rotary")),
-        *(f"norm {n} {p}" for n in ("layer", "rms") for p in ("post", "pre")),
+        *(f"norm {n} {p}" for n in ("layer", "rms") for p in PLACES),
         *(f"positions {p}" for p in ("none", "sinusoidal", "coordinates")),
         *(f"relative {r} {s}" for r in ("none", "window", "buckets", "rotary") for s in ("encoder", "decoder")),
         *(f"steps_per_round {n}" for n in (1, 2)),

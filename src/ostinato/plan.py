@@ -27,8 +27,18 @@ from ostinato.errors import ConfigError, Problem
 Kind = Literal["self_attention", "cross_attention", "ffn"]
 Scheme = Literal["individual", "all", "sequence", "cycle", "cycle_rev", "none"]
 
+Placement = Literal["post", "pre", "peri", "output", "sandwich"]
+
 KINDS: tuple[Kind, ...] = get_args(Kind)
 SCHEMES: tuple[Scheme, ...] = get_args(Scheme)
+PLACES: dict[Placement, tuple[str, ...]] = {
+    "post": ("after",),
+    "pre": ("before",),
+    "peri": ("before", "output"),
+    "output": ("output",),
+    "sandwich": ("before", "after"),
+}
+"""Where every placement has norms: before f, of the output of f, after the sum. The first one has the plain name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +48,22 @@ class Use:
     Args:
         kind: the kind of sub-layer, and so the bank its weights are in.
         weights: name of the parameter set in that bank.
-        norm: name of the parameter set in the bank of norms; None where the weights bring norms of their own.
+        before, output, after: names of norms in their bank: of what f reads, of what f gives, of the sum of states and
+            output; None where there is none.
         position: name of the table in the bank of relative positions; None where the sub-layer uses none.
     """
 
     kind: Kind
     weights: str
-    norm: str | None
+    before: str | None = None
+    output: str | None = None
+    after: str | None = None
     position: str | None = None
+
+    @property
+    def norms(self) -> tuple[str, ...]:
+        """The norms there are."""
+        return tuple(name for name in (self.before, self.output, self.after) if name is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +83,8 @@ class SubLayerPlan:
         kind: the kind of sub-layer.
         sets: for every step the index of its parameter set, or None where the sub-layer is absent.
         bank: prefix of the parameter sets' names: the stack's name, or a common one for sets that serve two stacks.
-        share_norm: True: the norm is shared with the weights. False: every step has a norm of its own.
+        share_norm: True: norms are shared with the weights. False: every step has norms of its own.
+        placement: where norms are, see `PLACES`.
         position: "stack": one table for the whole stack. "weights": one per parameter set. None: no table.
     """
 
@@ -74,6 +93,7 @@ class SubLayerPlan:
     bank: str
     share_norm: bool = True
     position: Literal["stack", "weights"] | None = None
+    placement: Placement = "post"
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +198,9 @@ def build_plan(stack: str, sub_layers: Sequence[SubLayerPlan], n_steps: int, ste
                 weights = f"{sub.bank}_{sub.sets[index]}"
                 norm = weights if sub.share_norm else f"{stack}_step_{index}"
                 position = {None: None, "stack": stack, "weights": f"{sub.kind}_{weights}"}[sub.position]
-                uses.append(Use(sub.kind, weights, norm=f"{sub.kind}_{norm}", position=position))
+                first, *others = PLACES[sub.placement]
+                norms = {first: f"{sub.kind}_{norm}"} | {place: f"{sub.kind}_{norm}_{place}" for place in others}
+                uses.append(Use(sub.kind, weights, position=position, **norms))
         steps.append(Step(index=index, round=index // steps_per_round, uses=tuple(uses)))
     return Plan(stack, tuple(steps))
 

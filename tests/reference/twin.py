@@ -102,21 +102,22 @@ class _Twin:
                         states = self._sub_layer(use, states, memory, halting)
             halting.finish(r, states)
         states = halting.output(states)
-        if self._config.norm.placement == "pre":
+        if self._config.norm.placement != "post":
             states = [self._norm(f"final_{self._name}", x) for x in states]
         return states, halting
 
     def _sub_layer(self, use: Use, states: States, memory: States | None, halting: Whole) -> States:
-        """post: norm(x + f(x)); pre: x + f(norm(x)), for every token that runs. What f reads of tokens is what is seen.
+        """after(x + output(f(before(x)))) for every token that runs, with the norms that its placement has.
 
-        Attention asks with x; a convolution reads all its columns, also that of x, as they are seen.
+        What f reads of tokens is what is seen. Attention asks with x; a convolution reads all its columns, also that of
+        x, as they are seen.
         """
-        is_pre = self._config.norm.placement == "pre"
+        before, after_f, after_sum = self._names_of_norms(use)
         seen = [halting.seen(t, x) for t, x in enumerate(states)]
         inputs, others = states, seen
-        if is_pre:
-            inputs = [self._norm(use.norm, x) for x in states]
-            others = [n if s is x else self._norm(use.norm, s) for s, x, n in zip(seen, states, inputs, strict=True)]
+        if before is not None:
+            inputs = [self._norm(before, x) for x in states]
+            others = [n if s is x else self._norm(before, s) for s, x, n in zip(seen, states, inputs, strict=True)]
         running = [t for t, runs in enumerate(halting.runs) if runs]
         if use.kind == "self_attention":
             outputs = [self._attend(use, t, inputs, others) for t in running]
@@ -129,9 +130,22 @@ class _Twin:
             outputs = [self._feed_forward(use, inputs[t]) for t in running]
         new = list(states)
         for t, output in zip(running, outputs, strict=True):
-            x = states[t] + output
-            new[t] = x if is_pre else self._norm(use.norm, x)
+            x = states[t] + (output if after_f is None else self._norm(after_f, output))
+            new[t] = x if after_sum is None else self._norm(after_sum, x)
         return new
+
+    def _names_of_norms(self, use: Use) -> tuple[str | None, str | None, str | None]:
+        """Return the norms of what f reads, of what it gives, and of the sum; a sparse layer has its own inside."""
+        if isinstance(self._config.settings_of(use), SparseLayerConfig):
+            return None, None, None
+        first = next(name for name in (use.before, use.output, use.after) if name is not None)
+        return {
+            "post": (None, None, first),
+            "pre": (first, None, None),
+            "peri": (first, f"{first}_output", None),
+            "output": (None, first, None),
+            "sandwich": (first, None, f"{first}_after"),
+        }[self._config.norm.placement]
 
     def _norm(self, name: str | None, x_D: Tensor) -> Tensor:
         if name is None:

@@ -93,7 +93,7 @@ def _ends(run: TrainingPass, n_rows: int) -> Counter[str]:
         # The words that masks multiply, and which of them are padding: every fact is taken to be the longest.
         found["facts"] += 0 if config.max_words is None else words * (FLOAT * config.d_model + 1)
         found[f"{name}.dropout"] += run.tokens(name) * config.d_model if config.dropout else 0
-        found[f"{name}.norms"] += norm_bytes(run, name) if stack.norm.placement == "pre" else 0
+        found[f"{name}.norms"] += norm_bytes(run, name) if stack.norm.has_final else 0
     (*_, last), outputs = config.readers(), n_outputs(config)
     tokens = run.tokens(last)
     if outputs is None:

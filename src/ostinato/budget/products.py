@@ -163,8 +163,9 @@ def _attention(
     yield Product(f"{part}.{SCORES}", side, index, 0, per_key=2 * n * inner, seen=seen)
     if is_cross:
         return
-    norm = planned.use.norm if planned.stack_config.norm.placement == "pre" else None
-    yield Product(f"{part}.projections", side, index, 2 * d_model * inner, reused=(planned.use.weights, norm))
+    yield Product(
+        f"{part}.projections", side, index, 2 * d_model * inner, reused=(planned.use.weights, planned.use.before)
+    )
     relative = planned.stack_config.relative
     if isinstance(relative, WindowConfig):
         yield Product(f"{part}.{WINDOW}", side, index, n * inner * (2 * relative.window + 1))

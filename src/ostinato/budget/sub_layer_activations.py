@@ -70,6 +70,7 @@ from ostinato.config.halting import StickBreakingConfig
 from ostinato.config.model import LanguageModelConfig, ModelConfig
 from ostinato.config.positions import BucketsConfig, RotaryConfig, WindowConfig
 from ostinato.config.sub_layers import GATED, AttentionConfig, DenseFeedForwardConfig, SeparableConvConfig
+from ostinato.plan import PLACES
 
 FLOAT, HALF, ID = 4, 2, 8
 """Bytes of a float32, a bfloat16 and an int64 number."""
@@ -121,12 +122,12 @@ class TrainingPass:
 def use_bytes(run: TrainingPass, planned: PlannedUse) -> Counter[str]:
     """Return what one use saves for itself, by part; ``copies`` are autocast's copies of weights."""
     stack, config = planned.stack, run.config
-    n_norms = 0 if planned.use.norm is None else 1
+    n_norms = len(planned.use.norms)
     own = _sub_layer(run, planned)
     if reads_expected_states(planned):
         states, is_attention = run.tokens(stack) * config.d_model, isinstance(planned.sub, AttentionConfig)
         # Expected states have a norm of their own. A convolution needs none of the states themselves.
-        n_norms += 1 if planned.stack_config.norm.placement == "pre" and is_attention else 0
+        n_norms += 1 if planned.use.before is not None and is_attention else 0
         own += 0 if saves_its_states(run, planned) else FLOAT * states
         # Under autocast experts have a copy of the states for keys and values in any case.
         has_copy = run.is_mixed and isinstance(planned.sub, ExpertAttentionConfig)
@@ -310,7 +311,7 @@ def saves_its_states(run: TrainingPass, planned: PlannedUse | None) -> bool:
     """Return True where a use saves the states it starts from, unchanged and in float32."""
     if planned is None:
         return False
-    if planned.stack_config.norm.placement == "pre":
+    if "before" in PLACES[planned.stack_config.norm.placement]:
         # The norm saves them, unless there is none: a convolution reads expected states only.
         return not (isinstance(planned.sub, SeparableConvConfig) and reads_expected_states(planned))
     if isinstance(planned.sub, RoutedConfig) and planned.sub.has_router:

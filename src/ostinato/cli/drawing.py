@@ -166,7 +166,7 @@ def _row(plan: Plan, kind: Kind) -> tuple[str, str, list[str], str]:
     cells = [("", _ABSENT) if name is None else name.rsplit("_", 1) for name in plan.row(kind)]
     banks = sorted({bank for bank, _ in cells if bank})
     # A sparse layer brings norms of its own.
-    norms = {(use.weights, use.norm) for use in plan.uses() if use.kind == kind and use.norm is not None}
+    norms = {(use.weights, use.norms) for use in plan.uses() if use.kind == kind and use.norms}
     words = "with weights" if len(norms) == len({weights for weights, _ in norms}) else "one per step"
     marks = [mark if mark == _ABSENT or mark.isdigit() else _SPARSE for _, mark in cells]
     return kind, "/".join(banks), marks, words if norms else ""

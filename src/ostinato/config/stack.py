@@ -13,7 +13,7 @@ from ostinato.config.halting import HaltingConfig, NoHaltingConfig
 from ostinato.config.positions import NoRelativeConfig, RelativeConfig, SignalConfig, SinusoidalConfig, WindowConfig
 from ostinato.config.sub_layers import AttentionConfig, DenseFeedForwardConfig, SeparableConvConfig, SubLayerConfig
 from ostinato.errors import Problem
-from ostinato.plan import Kind, Plan, SubLayerPlan, Use, build_plan, insert
+from ostinato.plan import Kind, Placement, Plan, SubLayerPlan, Use, build_plan, insert
 
 _SPARSE = "_sparse"
 """Ending of the name of a sparse layer's parameter set."""
@@ -29,10 +29,16 @@ class NormConfig(Config):
 
     kind: Literal["layer", "rms"] = "layer"
     """layer: layer normalisation. rms: division by the root mean square, without a mean and a bias."""
-    placement: Literal["post", "pre"] = "post"
-    """post: norm(x + f(x)). pre: x + f(norm(x)), with a final norm after the last step."""
+    placement: Placement = "post"
+    """post: n(x + f(x)). pre: x + f(n(x)). peri: x + n2(f(n1(x))). output: x + n(f(x)). sandwich: n2(x + f(n1(x))). All
+    but post have a final norm after the last step."""
     eps: Positive = 1e-5
     """Added to the variance before its root is taken."""
+
+    @property
+    def has_final(self) -> bool:
+        """Whether there is a norm after the last step."""
+        return self.placement != "post"
 
 
 class StackConfig(Config):
@@ -77,13 +83,14 @@ class StackConfig(Config):
                 bank=sub.bank or name,
                 share_norm=sub.share_norm,
                 position=table if kind == "self_attention" and self.relative.kind != "none" else None,
+                placement=self.norm.placement,
             )
             for kind, sub in self.sub_layers()
         ]
         plan = build_plan(name, subs, self.n_steps, self.steps_per_round)
         if self.sparse_layer is None:
             return plan
-        return insert(plan, self.sparse_layer.after, Use("ffn", f"{name}{_SPARSE}", norm=None))
+        return insert(plan, self.sparse_layer.after, Use("ffn", f"{name}{_SPARSE}"))
 
     @property
     def has_router(self) -> bool:

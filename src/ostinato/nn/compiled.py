@@ -477,18 +477,19 @@ _Map = tuple[Tensor, Tensor | None]
 
 def link_of(sub_layer: SubLayer) -> AttentionLink | FeedForwardLink | None:
     """Return a sub-layer as a part of a call; None where its own code must run."""
-    module, norm = sub_layer.module, sub_layer.norm
-    route = _route_of(module)
-    if not _knows_norm(norm):
+    module, use = sub_layer.module, sub_layer.use
+    route, norm = _route_of(module), sub_layer.norm(use.before or use.after)
+    # Kernels know one norm, of what is read or of the sum.
+    if use.output is not None or len(use.norms) > 1 or not _knows_norm(norm):
         return None
     if isinstance(sub_layer, FeedForwardSubLayer):
-        return _feed_forward_link(module, _norm_of(norm), route, is_before=sub_layer.is_pre_norm)
+        return _feed_forward_link(module, _norm_of(norm), route, is_before=use.before is not None)
     if not isinstance(sub_layer, SelfAttention | CrossAttention):
         return None
     if isinstance(sub_layer, SelfAttention) and not _can_read(sub_layer):
         return None
     makes_keys = isinstance(sub_layer, SelfAttention)
-    return _attention_link(module, _norm_of(norm), route, is_before=sub_layer.is_pre_norm, makes_keys=makes_keys)
+    return _attention_link(module, _norm_of(norm), route, is_before=use.before is not None, makes_keys=makes_keys)
 
 
 def _attention_link(

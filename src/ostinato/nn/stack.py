@@ -7,16 +7,16 @@
         for every step of the round, for every sub-layer of the step:
             states = sub_layer(states)
         states = what the halting rule makes of those that entered and those that left
-    pre-norm: a final norm
+    a final norm, unless the norms are after the sums
 
 What a sub-layer is, which weights it has, and whether there is one at all, is the plan's to say.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import nullcontext
-from typing import Any, Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -60,7 +60,7 @@ class Stack:
 
     Args:
         plan: what runs at every step. banks: where the weights are.
-        placement: of the norms. dropout: of embeddings and sub-layer outputs.
+        has_final_norm: after the last step. dropout: of embeddings and sub-layer outputs.
         signal: absolute positions. halting: who takes part in a round.
         is_causal: a token sees no later one. has_prefix: the first ones of a causal stack see each other in both
             directions, as many of them as a pass says; relative positions then know both directions everywhere.
@@ -71,14 +71,14 @@ class Stack:
         plan: Plan,
         banks: Banks,
         *,
-        placement: Literal["post", "pre"],
+        has_final_norm: bool,
         dropout: float,
         signal: PositionSignal,
         is_causal: bool,
         has_prefix: bool = False,
         halting: HaltingRule | None = None,
     ) -> None:
-        self.plan, self.banks, self.placement, self.dropout = plan, banks, placement, dropout
+        self.plan, self.banks, self.has_final_norm, self.dropout = plan, banks, has_final_norm, dropout
         self.signal, self.is_causal, self.has_prefix = signal, is_causal, has_prefix
         self.halting: HaltingRule = halting or NoHalting()
         self._own_rounds = self._rounds(plan)
@@ -88,8 +88,8 @@ class Stack:
 
     @property
     def final_norm(self) -> nn.Module | None:
-        """The norm after the last step; only pre-norm stacks have one."""
-        return self.banks.norm[f"final_{self.plan.stack}"] if self.placement == "pre" else None
+        """The norm after the last step, where there is one."""
+        return self.banks.norm[f"final_{self.plan.stack}"] if self.has_final_norm else None
 
     def __call__(
         self,
@@ -231,15 +231,14 @@ class Stack:
 
     def _sub_layer(self, step: Step, use: Use) -> SubLayer:
         given = (self.plan.stack, step, use, self.banks)
-        named: Mapping[str, Any] = {"placement": self.placement, "dropout": self.dropout}
         if use.kind == "self_attention":
             # A distance has one meaning, whether its key is in a prefix or not, and in decoding as in training.
-            return SelfAttention(*given, looks_back_only=self.is_causal and not self.has_prefix, **named)
+            return SelfAttention(*given, looks_back_only=self.is_causal and not self.has_prefix, dropout=self.dropout)
         if use.kind == "cross_attention":
-            return CrossAttention(*given, **named)
+            return CrossAttention(*given, dropout=self.dropout)
         if isinstance(self.banks.ffn[use.weights], SeparableConv):
-            return SeparableConvSubLayer(*given, is_causal=self.is_causal, **named)
-        return FeedForwardSubLayer(*given, **named)
+            return SeparableConvSubLayer(*given, is_causal=self.is_causal, dropout=self.dropout)
+        return FeedForwardSubLayer(*given, dropout=self.dropout)
 
 
 def _pays(halting: HaltingPass, execution: Execution) -> bool:
