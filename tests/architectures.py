@@ -44,7 +44,7 @@ from ostinato.config.positions import (
     SinusoidalConfig,
     WindowConfig,
 )
-from ostinato.config.stack import DecoderConfig, NormConfig, StackConfig
+from ostinato.config.stack import DecoderConfig, NormConfig, SegmentConfig, StackConfig
 from ostinato.config.sub_layers import (
     Activation,
     AttentionConfig,
@@ -164,12 +164,18 @@ class _Stacks:
         """Draw the stack called `name`; `shared` holds the settings it must take over with another stack's banks."""
         draw, shared = self._draw, shared or {}
         n_rounds, steps_per_round = draw(st.integers(1, 3)), draw(st.integers(1, 2))
-        n_steps = n_rounds * steps_per_round
+        n_steps, segments = n_rounds * steps_per_round, None
+        if not draw(st.integers(0, 3)):
+            before, looped, after = draw(st.integers(0, 1)), draw(st.integers(1, 2)), draw(st.integers(0, 1))
+            n_steps, steps_per_round = before + looped + after, 1
+            core = SegmentConfig(n_steps=looped, repeats=draw(st.integers(1, 3)))
+            segments = [*[SegmentConfig()] * before, core, *[SegmentConfig()] * after]
         relative: RelativeConfig = shared.get("relative") or draw(_relatives())
         norm: NormConfig = shared.get("norm") or draw(_norms())
         settings: dict[str, Any] = {
             "n_steps": n_steps,
             "steps_per_round": steps_per_round,
+            "segments": segments,
             "norm": norm.model_copy(update={"placement": draw(st.sampled_from(list(PLACES)))}),
             "positions": draw(_signals()),
             "relative": relative,
@@ -332,6 +338,8 @@ def traits(config: Seq2SeqConfig | LanguageModelConfig) -> set[str]:
     for name, stack in config.stacks().items():
         found |= {f"norm {stack.norm.kind} {stack.norm.placement}", f"positions {stack.positions.kind}"}
         found |= {f"relative {stack.relative.kind} {name}", f"steps_per_round {stack.steps_per_round}"}
+        if stack.segments is not None:
+            found.add(f"segments {name}")
         found |= halting_traits(name, stack)
         for kind, sub in stack.sub_layers():
             scheme = sub.share if isinstance(sub.share, str) else "list with nulls" if None in sub.share else "list"
@@ -391,6 +399,7 @@ def all_traits() -> set[str]:
         *(f"positions {p}" for p in ("none", "sinusoidal", "coordinates")),
         *(f"relative {r} {s}" for r in ("none", "window", "buckets", "rotary") for s in ("encoder", "decoder")),
         *(f"steps_per_round {n}" for n in (1, 2)),
+        *(f"segments {s}" for s in ("encoder", "decoder")),
         *(f"share {kind} {scheme}" for kind in kinds for scheme in schemes),
         *(f"share_norm {s}" for s in (True, False)),
         *(f"bias {kind} {b}" for kind in kinds for b in (True, False)),

@@ -18,7 +18,7 @@ from ostinato.config.positions import BucketsConfig, CoordinatesConfig, RotaryCo
 from ostinato.config.stack import StackConfig
 from ostinato.config.sub_layers import AttentionConfig, DenseFeedForwardConfig, SeparableConvConfig
 from ostinato.models import LanguageModel, Seq2Seq
-from ostinato.plan import Use
+from ostinato.plan import Segment, Use
 from reference.equations import (
     ACTIVATIONS,
     bucket,
@@ -88,6 +88,8 @@ class _Twin:
         plan = plan if n_steps is None else plan.with_rounds(n_steps)
         if isinstance(positions, SinusoidalConfig):
             states = [x + _table(t, d_model) for t, x in enumerate(states)]
+        loop = next(i for i, segment in enumerate(plan.segments) if segment.is_loop)
+        states = self._once(plan.segments[:loop], states, memory)
         halting = start(self._config.halting, lambda: self._model.banks.halting[self._name], states, plan.n_rounds)
         for r in range(1, plan.n_rounds + 1):
             if not halting.begin(r, states):
@@ -96,15 +98,24 @@ class _Twin:
                 tick = _table(r, d_model)
                 states = [x + (_table(t + 1, d_model) + tick) if halting.runs[t] else x for t, x in enumerate(states)]
             halting.enter(r, states)
-            for step in plan.steps:
+            for step in plan.loop.steps:
                 if step.round == r - 1:
                     for use in step.uses:
                         states = self._sub_layer(use, states, memory, halting)
             halting.finish(r, states)
-        states = halting.output(states)
+        states = self._once(plan.segments[loop + 1 :], halting.output(states), memory)
         if self._config.norm.placement != "post":
             states = [self._norm(f"final_{self._name}", x) for x in states]
         return states, halting
+
+    def _once(self, segments: Sequence[Segment], states: States, memory: States | None) -> States:
+        """Apply the steps of segments in which no token halts."""
+        everyone = Whole(len(states))
+        for segment in segments:
+            for step in segment.steps:
+                for use in step.uses:
+                    states = self._sub_layer(use, states, memory, everyone)
+        return states
 
     def _sub_layer(self, use: Use, states: States, memory: States | None, halting: Whole) -> States:
         """after(x + output(f(before(x)))) for every token that runs, with the norms that its placement has.

@@ -76,7 +76,7 @@ def activation_parts(run: TrainingPass, n_steps: int | None, vocab_size: int | N
     if run.is_recomputed:
         parts["recomputed"] = max((saved.total() for saved in steps.values()), default=0)
     for name, plan in plans(config, n_steps).items():
-        first = {planned.round: planned for planned in reversed(uses) if planned.stack == name}
+        first = {one.round: one for one in reversed(uses) if one.stack == name and one.is_looped}
         parts[f"{name}.halting"] += _halting(run, name, [first.get(r) for r in range(plan.n_rounds)])
     parts.update(_shared(run, uses))
     parts.update(recurrent_bytes(run))

@@ -62,6 +62,8 @@ class PlannedUse:
     stack: str
     step: int
     round: int
+    """Of the loop; a use before or after it runs for every token, as the first round does."""
+    is_looped: bool
     use: Use
     sub: SubLayerConfig | SparseLayerConfig
     stack_config: StackConfig
@@ -92,9 +94,11 @@ def planned_uses(config: ModelConfig, n_steps: int | None = None) -> Iterator[Pl
     """Yield every use of every stack in the order they run."""
     stacks = config.stacks()
     for name, plan in plans(config, n_steps).items():
-        for step in plan.steps:
-            for use in step.uses:
-                yield PlannedUse(name, step.index, step.round, use, stacks[name].settings_of(use), stacks[name])
+        for segment in plan.segments:
+            for step in segment.steps:
+                for use in step.uses:
+                    settings = stacks[name].settings_of(use)
+                    yield PlannedUse(name, step.index, step.round, segment.is_loop, use, settings, stacks[name])
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,9 +85,7 @@ class Transformer(TokenModel):
                 settings = stack.settings_of(use)
                 if isinstance(settings, RoutedConfig):
                     self._temperatures[router_name(use)] = settings.temperature
-                bank[use.weights] = build_sub_layer(
-                    settings, config.d_model, config.init, stack.n_steps, stack.norm.eps
-                )
+                bank[use.weights] = build_sub_layer(settings, config.d_model, config.init, stack.depth, stack.norm.eps)
             for name in use.norms:
                 if name not in self.banks.norm:
                     self.banks.norm[name] = build_norm(stack.norm.kind, config.d_model, stack.norm.eps)

@@ -33,7 +33,7 @@ class SelfAttention(SubLayer):
     def __init__(self, stack: str, step: Step, use: Use, banks: Banks, *, looks_back_only: bool, **named: Any) -> None:
         super().__init__(stack, step, use, banks, **named)
         self.looks_back_only = looks_back_only
-        self.keys_of: KeysOf = self.use.weights, self.use.before
+        self.keys_of: KeysOf = step.segment, self.use.weights, self.use.before
 
     @property
     def relation(self) -> RelativePositions | None:
