@@ -70,6 +70,9 @@ def _about(plan: Plan, stack: StackConfig) -> str:
     if relative in ("window", "buckets"):
         relative += " (one table)" if len(tables) == 1 else f" ({len(tables)} tables)"
     steps = "1 step" if len(plan.steps) == 1 else f"{len(plan.steps)} steps"
+    if stack.segments is not None:
+        parts = (f"{one.n_steps} x {one.repeats}" if one.repeats else str(one.n_steps) for one in stack.segments)
+        steps += f" ({' + '.join(parts)})"
     return f"{steps}{rounds}, {stack.norm.placement}-{norm}, positions {stack.positions.kind}, relative {relative}"
 
 
@@ -143,7 +146,7 @@ def drawing(plan: Plan, kinds: Sequence[Kind], width: int) -> Iterator[Text]:
     """Yield the lines of one stack; steps beyond the width are drawn in further blocks."""
     rows = [_row(plan, kind) for kind in kinds]
     heads = [str(step.index + 1) for step in plan.steps]
-    rounds = [str(step.round + 1) for step in plan.steps]
+    rounds = [str(step.round + 1) if part.is_loop else _ABSENT for part in plan.segments for step in part.steps]
     norms_width = max(len(norms) for *_, norms in rows)
     cell = max(len(mark) for marks in (heads, rounds, *(marks for _, _, marks, _ in rows)) for mark in marks)
     label = [max(len("round"), *(len(kind) for kind, *_ in rows)), max(len("bank"), *(len(row[1]) for row in rows))]
