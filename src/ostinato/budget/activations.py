@@ -37,6 +37,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from itertools import pairwise
 
 from ostinato.budget.recurrent import recurrent_bytes
 from ostinato.budget.sizes import PlannedUse, inner_width, n_outputs, planned_uses, plans, vocabulary
@@ -150,10 +151,14 @@ def _halting(run: TrainingPass, stack: str, firsts: list[PlannedUse | None]) -> 
             saved = (n_rounds - 1) * ((3 if rule.dropout else 2) * states + 4 * numbers)
             # What is left is a constant as long as no gate was asked.
             saved += n_rounds * numbers + (states if n_rounds > 1 else 0)
-            for planned in firsts[1:]:
+            for before, planned in pairwise(firsts):
                 is_saved = run.is_recomputed or saves_its_states(run, planned)
                 is_saved = is_saved or (planned is not None and reads_expected_states(planned))
-                saved += states if has_signal or not is_saved else 0
+                if before is None and not has_signal:
+                    # The states are those that entered the round before: saved already, once.
+                    saved -= states if is_saved and not run.is_recomputed else 0
+                else:
+                    saved += states if has_signal or not is_saved else 0
             return saved + ((n_rounds - 1) * states if run.is_recomputed else 0)
         case ActConfig() as rule:
             saved = n_rounds * numbers * (3 if rule.scope == "global" else 2)
@@ -162,5 +167,6 @@ def _halting(run: TrainingPass, stack: str, firsts: list[PlannedUse | None]) -> 
             saved += (n_rounds - 1) * (states + numbers) if rule.mix == "interpolate" else 0
             if run.is_recomputed:
                 return saved
-            return saved + states * sum(not saves_its_states(run, planned) for planned in firsts)
+            # What leaves a round in which nothing runs is what entered it.
+            return saved + states * sum(one is not None and not saves_its_states(run, one) for one in firsts)
     return 0

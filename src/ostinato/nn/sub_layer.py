@@ -29,6 +29,7 @@ from ostinato.kernels import active_sums, add_dropped, summing
 from ostinato.nn.bank import Banks
 from ostinato.nn.context import Pass, Round
 from ostinato.nn.experts import Decision, Routed
+from ostinato.nn.layers import at_least_float32
 from ostinato.nn.shapes import Float, Tensor
 from ostinato.plan import Step, Use
 
@@ -89,7 +90,7 @@ class SubLayer(ABC):
         decision = self.route(module, read_ND, run, here) if isinstance(module, Routed) else None
         output_ND = self.transform(module, read_ND, decision, states_ND, run, here)
         if use.output is not None:
-            output_ND = norms[use.output](output_ND)
+            output_ND = norms[use.output](at_least_float32(output_ND))  # states are, under autocast, too
         if self.dropout and self._banks.training:
             moved_ND = add_dropped(states_ND, output_ND, self.dropout, run.execution.dropout_draws)
         else:
