@@ -37,7 +37,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from itertools import pairwise
 
 from ostinato.budget.recurrent import recurrent_bytes
 from ostinato.budget.sizes import PlannedUse, inner_width, n_outputs, planned_uses, plans, vocabulary
@@ -151,14 +150,12 @@ def _halting(run: TrainingPass, stack: str, firsts: list[PlannedUse | None]) -> 
             saved = (n_rounds - 1) * ((3 if rule.dropout else 2) * states + 4 * numbers)
             # What is left is a constant as long as no gate was asked.
             saved += n_rounds * numbers + (states if n_rounds > 1 else 0)
-            for before, planned in pairwise(firsts):
+            for planned in firsts[1:]:
+                if planned is None and not has_signal:
+                    continue  # the same states enter the next round, and are counted there
                 is_saved = run.is_recomputed or saves_its_states(run, planned)
                 is_saved = is_saved or (planned is not None and reads_expected_states(planned))
-                if before is None and not has_signal:
-                    # The states are those that entered the round before: saved already, once.
-                    saved -= states if is_saved and not run.is_recomputed else 0
-                else:
-                    saved += states if has_signal or not is_saved else 0
+                saved += states if has_signal or not is_saved else 0
             return saved + ((n_rounds - 1) * states if run.is_recomputed else 0)
         case ActConfig() as rule:
             saved = n_rounds * numbers * (3 if rule.scope == "global" else 2)
