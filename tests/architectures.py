@@ -54,7 +54,7 @@ from ostinato.config.sub_layers import (
 )
 from ostinato.data.batch import Batch, Tokens
 from ostinato.models import Model, build_model
-from ostinato.plan import PLACES, SCHEMES, Kind
+from ostinato.plan import PLACES, SCHEMES, Kind, Placement
 
 PAD, BOS, EOS = 0, 1, 2
 ACTIVATIONS = get_args(Activation)
@@ -92,13 +92,14 @@ def any_architecture(
     kind: str | None = None,
     fully_shared: bool = False,
     halting: st.SearchStrategy[HaltingConfig] | None = None,
+    placements: Sequence[Placement] = tuple(PLACES),
 ) -> Any:
     """Draw a small model, its vocabulary sizes set and its dropout zero.
 
     Args:
         kind: "seq2seq", "language_model" or "encoder"; None draws one of the first two, which generate.
         fully_shared: every round runs the same parameter sets, so that `n_steps` may be given at call time.
-        halting: rules of the stacks; None: any.
+        halting: rules of the stacks; None: any. placements: of norms.
     """
     kind = kind or draw(st.sampled_from(["seq2seq", "language_model"]))
     d_model = draw(st.sampled_from([4, 6, 8]))
@@ -108,7 +109,7 @@ def any_architecture(
         "init": draw(st.sampled_from(["xavier", "normal", "unit_scaling", "torch"])),
         "embedding_scale": draw(st.booleans()),
     }
-    stack = _Stacks(draw, d_model, fully_shared, halting)
+    stack = _Stacks(draw, d_model, fully_shared, halting, placements)
     if kind == "language_model":
         tie = draw(st.sampled_from(["none", "output"]))
         mask = draw(st.sampled_from(["causal", "prefix"]))
@@ -156,15 +157,21 @@ class _Stacks:
     """Draws the stacks of one model: the second may use the banks of the first."""
 
     def __init__(
-        self, draw: st.DrawFn, d_model: int, fully_shared: bool, halting: st.SearchStrategy[HaltingConfig] | None
+        self,
+        draw: st.DrawFn,
+        d_model: int,
+        fully_shared: bool,
+        halting: st.SearchStrategy[HaltingConfig] | None,
+        placements: Sequence[Placement],
     ) -> None:
         self._draw, self._d_model, self._fully_shared, self._halting = draw, d_model, fully_shared, halting
+        self._placements = placements
 
     def draw(self, name: str, shared: dict[str, Any] | None = None) -> Any:
         """Draw the stack called `name`; `shared` holds the settings it must take over with another stack's banks."""
         draw, shared = self._draw, shared or {}
         n_rounds, steps_per_round = draw(st.integers(1, 3)), draw(st.integers(1, 2))
-        n_steps, segments = n_rounds * steps_per_round, None
+        n_steps, segments = n_rounds * steps_per_round, list[SegmentConfig]()
         if not draw(st.integers(0, 3)):
             before, looped, after = draw(st.integers(0, 1)), draw(st.integers(1, 2)), draw(st.integers(0, 1))
             n_steps, steps_per_round = before + looped + after, 1
@@ -176,7 +183,7 @@ class _Stacks:
             "n_steps": n_steps,
             "steps_per_round": steps_per_round,
             "segments": segments,
-            "norm": norm.model_copy(update={"placement": draw(st.sampled_from(list(PLACES)))}),
+            "norm": norm.model_copy(update={"placement": draw(st.sampled_from(self._placements))}),
             "positions": draw(_signals()),
             "relative": relative,
             "self_attention": self._sub("self_attention", n_steps, steps_per_round, shared, relative),
@@ -338,7 +345,7 @@ def traits(config: Seq2SeqConfig | LanguageModelConfig) -> set[str]:
     for name, stack in config.stacks().items():
         found |= {f"norm {stack.norm.kind} {stack.norm.placement}", f"positions {stack.positions.kind}"}
         found |= {f"relative {stack.relative.kind} {name}", f"steps_per_round {stack.steps_per_round}"}
-        if stack.segments is not None:
+        if stack.segments:
             found.add(f"segments {name}")
         found |= halting_traits(name, stack)
         for kind, sub in stack.sub_layers():

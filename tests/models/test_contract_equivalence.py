@@ -157,7 +157,7 @@ def _with_rounds(config: Seq2SeqConfig | LanguageModelConfig, n_rounds: int) -> 
     """Return the same fully shared model with another number of rounds in its configuration."""
     stacks = {}
     for name, stack in config.stacks().items():
-        if stack.segments is not None:
+        if stack.segments:
             own = [s if s.repeats is None else s.model_copy(update={"repeats": n_rounds}) for s in stack.segments]
             stacks[name] = stack.model_copy(update={"segments": own})
             continue

@@ -70,7 +70,7 @@ def _about(plan: Plan, stack: StackConfig) -> str:
     if relative in ("window", "buckets"):
         relative += " (one table)" if len(tables) == 1 else f" ({len(tables)} tables)"
     steps = "1 step" if len(plan.steps) == 1 else f"{len(plan.steps)} steps"
-    if stack.segments is not None:
+    if stack.segments:
         parts = (f"{one.n_steps} x {one.repeats}" if one.repeats else str(one.n_steps) for one in stack.segments)
         steps += f" ({' + '.join(parts)})"
     return f"{steps}{rounds}, {stack.norm.placement}-{norm}, positions {stack.positions.kind}, relative {relative}"

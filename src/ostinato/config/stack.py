@@ -58,8 +58,8 @@ class StackConfig(Config):
     """Number of steps of depth; with segments, those that are laid out before any are repeated."""
     steps_per_round: Number = 1
     """Steps between two ticks of the step signal and of halting; with segments, a round is one of the repeats."""
-    segments: list[SegmentConfig] | None = None
-    """None: one segment that has all steps."""
+    segments: list[SegmentConfig] = Field(default_factory=list)
+    """Empty: one segment that has all steps."""
     self_attention: AttentionSubLayer = AttentionConfig()
     """Self-attention of every step."""
     ffn: FeedForwardConfig = DenseFeedForwardConfig()
@@ -100,13 +100,13 @@ class StackConfig(Config):
             for kind, sub in self.sub_layers()
         ]
         sparse = None if self.sparse_layer is None else (self.sparse_layer.after, Use("ffn", f"{name}{_SPARSE}"))
-        segments = [(segment.n_steps, segment.repeats) for segment in self.segments or ()]
+        segments = [(segment.n_steps, segment.repeats) for segment in self.segments]
         return build_plan(name, subs, self.n_steps, self.steps_per_round, segments=segments, extra=sparse)
 
     @property
     def depth(self) -> int:
         """Steps that run, those of a repeated segment as often as they do; a sparse layer is none."""
-        if self.segments is None:
+        if not self.segments:
             return self.n_steps
         return sum(segment.n_steps * (segment.repeats or 1) for segment in self.segments)
 
@@ -132,7 +132,7 @@ class StackConfig(Config):
                 yield Problem(f"{path}{kind}.share", sub.share, f"{error} ({path}n_steps is {self.n_steps})")
                 continue
             yield from sub.inert_settings(f"{path}{kind}.", self.n_steps)
-        if self.segments is not None:
+        if self.segments:
             yield from self._segment_problems(path)
         if self.n_steps % self.steps_per_round:
             yield Problem(f"{path}steps_per_round", self.steps_per_round, f"must divide {path}n_steps = {self.n_steps}")
@@ -141,7 +141,7 @@ class StackConfig(Config):
             yield Problem(f"{path}sparse_layer.after", self.sparse_layer.after, reason)
 
     def _segment_problems(self, path: str) -> Iterator[Problem]:
-        segments = self.segments or []
+        segments = self.segments
         if (n := sum(segment.n_steps for segment in segments)) != self.n_steps:
             yield Problem(f"{path}segments", f"{n} steps", f"must have {path}n_steps = {self.n_steps} steps in all")
         if (n := sum(segment.repeats is not None for segment in segments)) != 1:
