@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from hypothesis import HealthCheck, settings
@@ -44,13 +44,20 @@ from ostinato.config.positions import (
     SinusoidalConfig,
     WindowConfig,
 )
-from ostinato.config.stack import DecoderConfig, NormConfig, StackConfig
-from ostinato.config.sub_layers import AttentionConfig, DenseFeedForwardConfig, SeparableConvConfig, SubLayerConfig
+from ostinato.config.stack import DecoderConfig, NormConfig, SegmentConfig, StackConfig
+from ostinato.config.sub_layers import (
+    Activation,
+    AttentionConfig,
+    DenseFeedForwardConfig,
+    SeparableConvConfig,
+    SubLayerConfig,
+)
 from ostinato.data.batch import Batch, Tokens
 from ostinato.models import Model, build_model
-from ostinato.plan import SCHEMES, Kind
+from ostinato.plan import PLACES, SCHEMES, Kind, Placement
 
 PAD, BOS, EOS = 0, 1, 2
+ACTIVATIONS = get_args(Activation)
 
 
 def draws(n: int) -> settings:
@@ -85,13 +92,14 @@ def any_architecture(
     kind: str | None = None,
     fully_shared: bool = False,
     halting: st.SearchStrategy[HaltingConfig] | None = None,
+    placements: Sequence[Placement] = tuple(PLACES),
 ) -> Any:
     """Draw a small model, its vocabulary sizes set and its dropout zero.
 
     Args:
         kind: "seq2seq", "language_model" or "encoder"; None draws one of the first two, which generate.
         fully_shared: every round runs the same parameter sets, so that `n_steps` may be given at call time.
-        halting: rules of the stacks; None: any.
+        halting: rules of the stacks; None: any. placements: of norms.
     """
     kind = kind or draw(st.sampled_from(["seq2seq", "language_model"]))
     d_model = draw(st.sampled_from([4, 6, 8]))
@@ -101,7 +109,7 @@ def any_architecture(
         "init": draw(st.sampled_from(["xavier", "normal", "unit_scaling", "torch"])),
         "embedding_scale": draw(st.booleans()),
     }
-    stack = _Stacks(draw, d_model, fully_shared, halting)
+    stack = _Stacks(draw, d_model, fully_shared, halting, placements)
     if kind == "language_model":
         tie = draw(st.sampled_from(["none", "output"]))
         mask = draw(st.sampled_from(["causal", "prefix"]))
@@ -149,21 +157,33 @@ class _Stacks:
     """Draws the stacks of one model: the second may use the banks of the first."""
 
     def __init__(
-        self, draw: st.DrawFn, d_model: int, fully_shared: bool, halting: st.SearchStrategy[HaltingConfig] | None
+        self,
+        draw: st.DrawFn,
+        d_model: int,
+        fully_shared: bool,
+        halting: st.SearchStrategy[HaltingConfig] | None,
+        placements: Sequence[Placement],
     ) -> None:
         self._draw, self._d_model, self._fully_shared, self._halting = draw, d_model, fully_shared, halting
+        self._placements = placements
 
     def draw(self, name: str, shared: dict[str, Any] | None = None) -> Any:
         """Draw the stack called `name`; `shared` holds the settings it must take over with another stack's banks."""
         draw, shared = self._draw, shared or {}
         n_rounds, steps_per_round = draw(st.integers(1, 3)), draw(st.integers(1, 2))
-        n_steps = n_rounds * steps_per_round
+        n_steps, segments = n_rounds * steps_per_round, list[SegmentConfig]()
+        if not draw(st.integers(0, 3)):
+            before, looped, after = draw(st.integers(0, 1)), draw(st.integers(1, 2)), draw(st.integers(0, 1))
+            n_steps, steps_per_round = before + looped + after, 1
+            core = SegmentConfig(n_steps=looped, repeats=draw(st.integers(1, 3)))
+            segments = [*[SegmentConfig()] * before, core, *[SegmentConfig()] * after]
         relative: RelativeConfig = shared.get("relative") or draw(_relatives())
         norm: NormConfig = shared.get("norm") or draw(_norms())
         settings: dict[str, Any] = {
             "n_steps": n_steps,
             "steps_per_round": steps_per_round,
-            "norm": norm.model_copy(update={"placement": draw(st.sampled_from(["post", "pre"]))}),
+            "segments": segments,
+            "norm": norm.model_copy(update={"placement": draw(st.sampled_from(self._placements))}),
             "positions": draw(_signals()),
             "relative": relative,
             "self_attention": self._sub("self_attention", n_steps, steps_per_round, shared, relative),
@@ -246,7 +266,7 @@ def _feed_forwards(draw: st.DrawFn) -> dict[str, Any]:
     if kind == "separable_conv":
         kernels = {"kernel_in": draw(st.integers(1, 5)), "kernel_out": draw(st.integers(1, 5))}
         return own | {"kind": kind} | kernels
-    own |= {"kind": kind, "activation": draw(st.sampled_from(["relu", "gelu", "geglu"]))}
+    own |= {"kind": kind, "activation": draw(st.sampled_from(ACTIVATIONS))}
     return own if kind == "dense" else own | draw(_experts())
 
 
@@ -280,7 +300,7 @@ def _sparse_layers(draw: st.DrawFn, n_steps: int) -> SparseLayerConfig | None:
         return None
     own: dict[str, Any] = {"after": draw(st.integers(1, n_steps)), "n_layers": draw(st.integers(1, 2))}
     own |= {"d_ff": draw(st.integers(1, 9)), "bias": draw(st.booleans())}
-    return SparseLayerConfig(**own, activation=draw(st.sampled_from(["relu", "gelu", "geglu"])), **draw(_experts()))
+    return SparseLayerConfig(**own, activation=draw(st.sampled_from(ACTIVATIONS)), **draw(_experts()))
 
 
 @st.composite
@@ -325,6 +345,8 @@ def traits(config: Seq2SeqConfig | LanguageModelConfig) -> set[str]:
     for name, stack in config.stacks().items():
         found |= {f"norm {stack.norm.kind} {stack.norm.placement}", f"positions {stack.positions.kind}"}
         found |= {f"relative {stack.relative.kind} {name}", f"steps_per_round {stack.steps_per_round}"}
+        if stack.segments:
+            found.add(f"segments {name}")
         found |= halting_traits(name, stack)
         for kind, sub in stack.sub_layers():
             scheme = sub.share if isinstance(sub.share, str) else "list with nulls" if None in sub.share else "list"
@@ -380,14 +402,15 @@ def all_traits() -> set[str]:
         *(f"embedding_scale {s}" for s in (True, False)),
         *(f"mask {m}" for m in ("causal", "prefix")),
         *(f"mask {m} relative {r}" for m in ("causal", "prefix") for r in ("none", "window", "buckets", "rotary")),
-        *(f"norm {n} {p}" for n in ("layer", "rms") for p in ("post", "pre")),
+        *(f"norm {n} {p}" for n in ("layer", "rms") for p in PLACES),
         *(f"positions {p}" for p in ("none", "sinusoidal", "coordinates")),
         *(f"relative {r} {s}" for r in ("none", "window", "buckets", "rotary") for s in ("encoder", "decoder")),
         *(f"steps_per_round {n}" for n in (1, 2)),
+        *(f"segments {s}" for s in ("encoder", "decoder")),
         *(f"share {kind} {scheme}" for kind in kinds for scheme in schemes),
         *(f"share_norm {s}" for s in (True, False)),
         *(f"bias {kind} {b}" for kind in kinds for b in (True, False)),
-        *(f"activation {a}" for a in ("relu", "gelu", "geglu")),
+        *(f"activation {a}" for a in ACTIVATIONS),
         *(f"separable_conv {s}" for s in ("encoder", "decoder")),
         *(f"kernel {k}" for k in ("even", "odd")),
         *(f"served from one bank {s}" for s in ("self_attention", "ffn", "separable_conv")),
@@ -399,7 +422,7 @@ def all_traits() -> set[str]:
         *(f"k {few}" for few in ("one", "some", "all")),
         *(f"expert_init {i}" for i in ("model", "fan_in")),
         *(f"heads of an expert {n}" for n in ("one", "some")),
-        *(f"activation of experts {a}" for a in ("relu", "gelu", "geglu")),
+        *(f"activation of experts {a}" for a in ACTIVATIONS),
         *(f"bias of experts {b}" for b in (True, False)),
         *(f"gate {g}" for g in ("softmax renormalised True", "softmax renormalised False", "topk_softmax", "sigmoid")),
         *(f"n_sampled {n}" for n in (0, 1)),

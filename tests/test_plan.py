@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ostinato.errors import ConfigError
-from ostinato.plan import SCHEMES, SubLayerPlan, assign, build_plan
+from ostinato.plan import SCHEMES, Placement, SubLayerPlan, assign, build_plan
 
 
 @pytest.mark.parametrize(
@@ -46,9 +46,25 @@ def test_an_absent_sub_layer_has_no_use_and_no_norm() -> None:
     subs = [SubLayerPlan("self_attention", (0, None), "s"), SubLayerPlan("ffn", (None, 0), "s", share_norm=False)]
     plan = build_plan("s", subs, n_steps=2)
     assert [[use.kind for use in step.uses] for step in plan.steps] == [["self_attention"], ["ffn"]]
-    assert [use.norm for use in plan.uses()] == ["self_attention_s_0", "ffn_s_step_1"]
+    assert [use.norms for use in plan.uses()] == [("self_attention_s_0",), ("ffn_s_step_1",)]
     assert plan.row("ffn") == (None, "s_0")
     assert plan.row("cross_attention") == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("placement", "norms"),
+    [
+        ("post", (None, None, "ffn_s_0")),
+        ("pre", ("ffn_s_0", None, None)),
+        ("peri", ("ffn_s_0", "ffn_s_0_output", None)),
+        ("output", (None, "ffn_s_0", None)),
+        ("sandwich", ("ffn_s_0", None, "ffn_s_0_after")),
+    ],
+)
+def test_a_placement_says_which_norms_a_use_has(placement: Placement, norms: tuple[str | None, ...]) -> None:
+    (use,) = build_plan("s", [SubLayerPlan("ffn", (0,), "s", placement=placement)], n_steps=1).uses()
+    assert (use.before, use.output, use.after) == norms
+    assert use.norms == tuple(name for name in norms if name is not None)
 
 
 def test_rounds_hold_several_steps_and_may_be_repeated_only_where_all_of_them_are_alike() -> None:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import count, groupby
 from typing import Literal, get_args
 
 from ostinato.errors import ConfigError, Problem
@@ -27,8 +27,18 @@ from ostinato.errors import ConfigError, Problem
 Kind = Literal["self_attention", "cross_attention", "ffn"]
 Scheme = Literal["individual", "all", "sequence", "cycle", "cycle_rev", "none"]
 
+Placement = Literal["post", "pre", "peri", "output", "sandwich"]
+
 KINDS: tuple[Kind, ...] = get_args(Kind)
 SCHEMES: tuple[Scheme, ...] = get_args(Scheme)
+PLACES: dict[Placement, tuple[str, ...]] = {
+    "post": ("after",),
+    "pre": ("before",),
+    "peri": ("before", "output"),
+    "output": ("output",),
+    "sandwich": ("before", "after"),
+}
+"""Where every placement has norms: before f, of the output of f, after the sum. The first one has the plain name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,23 +48,59 @@ class Use:
     Args:
         kind: the kind of sub-layer, and so the bank its weights are in.
         weights: name of the parameter set in that bank.
-        norm: name of the parameter set in the bank of norms; None where the weights bring norms of their own.
+        before, output, after: names of norms in their bank: of what f reads, of what f gives, of the sum of states and
+            output; None where there is none.
         position: name of the table in the bank of relative positions; None where the sub-layer uses none.
     """
 
     kind: Kind
     weights: str
-    norm: str | None
+    before: str | None = None
+    output: str | None = None
+    after: str | None = None
     position: str | None = None
+
+    @property
+    def norms(self) -> tuple[str, ...]:
+        """The norms there are."""
+        return tuple(name for name in (self.before, self.output, self.after) if name is not None)
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One position of depth: the sub-layers that run there in order, and the round they belong to (both 0-based)."""
+    """One position of depth: the sub-layers that run there in order, and the round of its segment (both 0-based).
+
+    Args:
+        segment: number of the segment it is in, 0-based.
+    """
 
     index: int
     round: int
     uses: tuple[Use, ...]
+    segment: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Steps of a stack that run together: once, or round after round.
+
+    Args:
+        steps: of all rounds. is_loop: its rounds are what the step signal and halting tick in, and what may be another
+            number at call time. A stack has one such segment.
+    """
+
+    steps: tuple[Step, ...]
+    is_loop: bool = True
+
+    @property
+    def n_rounds(self) -> int:
+        """How often its steps run, or, of a stack without repeats, how many groups of steps there are."""
+        return self.steps[-1].round + 1 if self.steps else 0
+
+    def rounds(self) -> Iterator[tuple[Step, ...]]:
+        """Yield the steps of every round."""
+        for _, steps in groupby(self.steps, key=lambda step: step.round):
+            yield tuple(steps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +111,8 @@ class SubLayerPlan:
         kind: the kind of sub-layer.
         sets: for every step the index of its parameter set, or None where the sub-layer is absent.
         bank: prefix of the parameter sets' names: the stack's name, or a common one for sets that serve two stacks.
-        share_norm: True: the norm is shared with the weights. False: every step has a norm of its own.
+        share_norm: True: norms are shared with the weights. False: every step has norms of its own.
+        placement: where norms are, see `PLACES`.
         position: "stack": one table for the whole stack. "weights": one per parameter set. None: no table.
     """
 
@@ -74,24 +121,30 @@ class SubLayerPlan:
     bank: str
     share_norm: bool = True
     position: Literal["stack", "weights"] | None = None
+    placement: Placement = "post"
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What runs at every step of one stack."""
+    """What runs at every step of one stack: segments, one after the other (prelude, core and coda, or a single one)."""
 
     stack: str
-    steps: tuple[Step, ...]
+    segments: tuple[Segment, ...]
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """The steps of all segments."""
+        return tuple(step for segment in self.segments for step in segment.steps)
+
+    @property
+    def loop(self) -> Segment:
+        """The segment whose rounds tick."""
+        return next(segment for segment in self.segments if segment.is_loop)
 
     @property
     def n_rounds(self) -> int:
         """Ticks of the step signal and of halting."""
-        return self.steps[-1].round + 1 if self.steps else 0
-
-    def rounds(self) -> Iterator[tuple[int, tuple[Step, ...]]]:
-        """Yield every round's 0-based index and its steps."""
-        for index, steps in groupby(self.steps, key=lambda step: step.round):
-            yield index, tuple(steps)
+        return self.loop.n_rounds
 
     def uses(self) -> Iterator[Use]:
         """Yield every use of every step, in the order they run."""
@@ -105,11 +158,11 @@ class Plan:
     @property
     def is_fully_shared(self) -> bool:
         """True where all rounds run the same parameter sets, so that their number may change at call time."""
-        rounds = [tuple(step.uses for step in steps) for _, steps in self.rounds()]
+        rounds = [tuple(step.uses for step in steps) for steps in self.loop.rounds()]
         return all(uses == rounds[0] for uses in rounds)
 
     def with_rounds(self, n_rounds: int) -> Plan:
-        """Return the plan run for `n_rounds` rounds.
+        """Return the plan with another number of rounds.
 
         Raises:
             ConfigError: fewer than one round, or a plan whose rounds differ.
@@ -124,11 +177,10 @@ class Plan:
                 "all share their weights and norms can run for another number"
             )
             raise ConfigError([Problem("n_steps", n_rounds, reason)])
-        _, first = next(self.rounds())
-        steps = [
-            replace(step, index=r * len(first) + i, round=r) for r in range(n_rounds) for i, step in enumerate(first)
-        ]
-        return Plan(self.stack, tuple(steps))
+        first = next(self.loop.rounds())
+        looped = tuple(replace(step, round=r) for r in range(n_rounds) for step in first)
+        parts = [replace(part, steps=looped) if part.is_loop else part for part in self.segments]
+        return _numbered(self.stack, parts)
 
     def row(self, kind: Kind) -> tuple[str | None, ...]:
         """Return for every step the parameter set of one kind, None where it is absent."""
@@ -168,9 +220,23 @@ def assign(share: Scheme | Sequence[int | None], n_steps: int, n_unique: int | N
     return upward + tuple(reversed(range(n_unique)))
 
 
-def build_plan(stack: str, sub_layers: Sequence[SubLayerPlan], n_steps: int, steps_per_round: int = 1) -> Plan:
-    """Lay the sub-layers of a stack out over its steps, in the order given within each step."""
-    steps = []
+def build_plan(
+    stack: str,
+    sub_layers: Sequence[SubLayerPlan],
+    n_steps: int,
+    steps_per_round: int = 1,
+    *,
+    segments: Sequence[tuple[int, int | None]] = (),
+    extra: tuple[int, Use] | None = None,
+) -> Plan:
+    """Lay the sub-layers of a stack out over its steps, in the order given within each step.
+
+    Args:
+        segments: of every segment its number of steps, and how often they run; None: once, and no token halts there.
+            Empty: one segment, a round for every `steps_per_round` steps.
+        extra: a use that runs alone after step number `after` (1-based), in its round.
+    """
+    laid: list[list[tuple[Use, ...]]] = []
     for index in range(n_steps):
         uses = []
         for sub in sub_layers:
@@ -178,13 +244,28 @@ def build_plan(stack: str, sub_layers: Sequence[SubLayerPlan], n_steps: int, ste
                 weights = f"{sub.bank}_{sub.sets[index]}"
                 norm = weights if sub.share_norm else f"{stack}_step_{index}"
                 position = {None: None, "stack": stack, "weights": f"{sub.kind}_{weights}"}[sub.position]
-                uses.append(Use(sub.kind, weights, norm=f"{sub.kind}_{norm}", position=position))
-        steps.append(Step(index=index, round=index // steps_per_round, uses=tuple(uses)))
-    return Plan(stack, tuple(steps))
+                first, *others = PLACES[sub.placement]
+                norms = {first: f"{sub.kind}_{norm}"} | {place: f"{sub.kind}_{norm}_{place}" for place in others}
+                uses.append(Use(sub.kind, weights, position=position, **norms))
+        laid.append([tuple(uses)])
+    if extra is not None:
+        laid[extra[0] - 1].append((extra[1],))
+    if not segments:
+        steps = [Step(0, i // steps_per_round, uses) for i, group in enumerate(laid) for uses in group]
+        return _numbered(stack, [Segment(tuple(steps))])
+    parts, start = [], 0
+    for number, (length, repeats) in enumerate(segments):
+        groups = laid[start : start + length]
+        steps = [Step(0, r, uses, number) for r in range(repeats or 1) for group in groups for uses in group]
+        parts.append(Segment(tuple(steps), is_loop=repeats is not None))
+        start += length
+    return _numbered(stack, parts)
 
 
-def insert(plan: Plan, after: int, use: Use) -> Plan:
-    """Return a plan with one more step, which runs `use` alone after step number `after` (1-based), in its round."""
-    before, rest = plan.steps[:after], plan.steps[after:]
-    extra = Step(after, before[-1].round, (use,))
-    return Plan(plan.stack, (*before, extra, *(replace(step, index=step.index + 1) for step in rest)))
+def _numbered(stack: str, segments: Sequence[Segment]) -> Plan:
+    """Return a plan of segments, its steps numbered in the order they run."""
+    numbers = count()
+    return Plan(
+        stack,
+        tuple(replace(part, steps=tuple(replace(s, index=next(numbers)) for s in part.steps)) for part in segments),
+    )

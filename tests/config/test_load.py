@@ -30,7 +30,7 @@ def test_a_wrong_key_a_wrong_type_and_an_impossible_head_count_give_three_lines(
         "model.encoder.n_stps is 3: no such setting; did you mean n_steps?",
         "model.encoder.self_attention.n_heads is 7: must divide model.d_model = 512 (nearest: 4), "
         "or set model.encoder.self_attention.d_head",
-        "training.n_updates is 'eight': must be an integer in [1, 2^31 - 1]",
+        "training.n_updates is 'eight': must be an integer in [0, 2^31 - 1]",
     ]
 
 

@@ -25,7 +25,7 @@ from ostinato.kernels.dropout import (
 
 CPU = torch.device("cpu")
 N = 2**20
-ACTIVATIONS = ("relu", "gelu", "geglu")
+ACTIVATIONS = ("relu", "relu2", "gelu", "geglu", "swiglu")
 
 
 def draw(p: float, n: int = N, seed: int = 3) -> torch.Tensor:

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
@@ -15,9 +14,10 @@ from ostinato.errors import ConfigError
 from ostinato.kernels import Activation, Backend, Dispatch, ExpertWeights, Kept, dispatch, expert_feed_forward
 from ostinato.kernels.choose import choose_backend
 from ostinato.kernels.feedforward import feed_forward_by, try_feed_forward
+from reference.equations import ACTIVATIONS as OF
 
 BACKENDS: list[Backend] = ["loop", "segments", "padded", "grouped"]
-ACTIVATIONS: list[Activation] = ["relu", "gelu", "geglu"]
+ACTIVATIONS: list[Activation] = list(OF)
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +49,7 @@ class Case:
             scale = shape[1] ** -0.5 if len(shape) == 3 else 1.0
             return (scale * torch.randn(*shape, generator=make, dtype=dtype)).requires_grad_()
 
-        hidden = 2 * f if activation == "geglu" else f
+        hidden = 2 * f if OF[activation][1] else f
         self.activation, self.f = activation, f
         self.x, self.gates = numbers(n, d), numbers(n, k)
         self.weights = ExpertWeights(
@@ -81,8 +81,9 @@ class Case:
             n, k = divmod(slot, self.gates.shape[1])
             e = int(self.experts[n, k])
             before = self.x[n] @ up[e] + (0 if up_bias is None else up_bias[e])
-            hidden = F.relu(before) if self.activation == "relu" else F.gelu(before[: self.f])
-            if self.activation == "geglu":
+            act, is_gated = OF[self.activation]
+            hidden = act(before[: self.f])
+            if is_gated:
                 hidden = hidden * before[self.f :]
             if dropped is not None:
                 hidden = torch.where(dropped[place], 0.0, hidden / (1 - dropout))
@@ -280,7 +281,7 @@ def test_the_backward_of_many_experts_allocates_each_weight_gradient_once() -> N
     assert sum(count == E * 16 * 16 for count in seen.counts) == 2
 
 
-@pytest.mark.parametrize("activation", ["relu", "gelu", "geglu"])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_rounding_in_a_short_type_refuses_no_backend(activation: Activation) -> None:
     cpu = torch.device("cpu")
     assert choose_backend("segments", cpu, torch.bfloat16, try_feed_forward, 32, 8, activation) == "segments"

@@ -95,6 +95,19 @@ def test_activations_of_every_model_are_what_autograd_keeps(
     assert counted.activations == sum(counted.by_part["activations"].values())
 
 
+@pytest.mark.parametrize("share", [[None, 0, None], [None, None, 0], [0, None, None], [None, None, None]], ids=str)
+@pytest.mark.parametrize("halting", ["act", "stick_breaking"])
+@pytest.mark.parametrize("positions", ["none", "coordinates"])
+def test_states_that_a_round_without_sub_layers_leaves_as_they_were_are_counted_once(
+    share: list[int | None], halting: str, positions: str
+) -> None:
+    stack = {"n_steps": 3, "halting": {"kind": halting}, "positions": {"kind": positions}}
+    stack |= {"self_attention": {"share": "none"}, "ffn": {"share": share, "d_ff": 20}}
+    config = LanguageModelConfig.model_validate({"d_model": 32, "vocab_size": 9, "dropout": 0.0, "decoder": stack})
+    kept = _kept_by_autograd(config, _batch(config, 2, 9, 12))
+    assert count_bytes(config, 9, 12, batch_size=2).activations == pytest.approx(kept, rel=0.005)
+
+
 STEPS: dict[str, Any] = {"n_steps": 3, "self_attention": {"n_heads": 4}, "ffn": {"d_ff": 96}}
 CROSS: dict[str, Any] = {"cross_attention": {"n_heads": 4}}
 DROPPED: dict[str, Any] = {"self_attention": {"n_heads": 4, "dropout": 0.1}, "ffn": {"d_ff": 96, "dropout": 0.1}}

@@ -23,6 +23,7 @@ from ostinato.kernels import ActGate, Chain, StickBreakingGate, packing
 from ostinato.kernels.native import library
 from ostinato.nn.cache import Cache
 from ostinato.nn.compiled import CompiledStack, compiled_step
+from ostinato.plan import PLACES, Placement
 from running import run_as
 
 pytestmark = pytest.mark.skipif(library() is None, reason="no C compiler here")
@@ -94,8 +95,10 @@ def test_cached_steps_are_those_of_plain_code(calls: Counter[str], monkeypatch: 
     seen: Counter[str] = Counter()
     monkeypatch.setattr("ostinato.nn.compiled._BLOCK", 4)
 
-    def check(rule: st.SearchStrategy[HaltingConfig] | None, data: st.DataObject) -> None:
-        config = data.draw(any_architecture(halting=rule))
+    def check(
+        rule: st.SearchStrategy[HaltingConfig] | None, placements: tuple[Placement, ...], data: st.DataObject
+    ) -> None:
+        config = data.draw(any_architecture(halting=rule, placements=placements))
         pad = data.draw(st.sampled_from([right_padded, left_padded])) if hasattr(config, "encoder") else left_padded
         batch = pad(data.draw(sentences(config)))
         model = random_model(config).float()
@@ -117,8 +120,15 @@ def test_cached_steps_are_those_of_plain_code(calls: Counter[str], monkeypatch: 
 
     # Kernels know few of all the rules that are drawn: some models are asked for those that they know.
     act = st.builds(ActConfig, mix=st.sampled_from(["accumulate", "interpolate"]), force_remainder_at_max=st.booleans())
-    for rule, n in (None, 60), (act, 25), (st.builds(StickBreakingConfig, threshold=st.sampled_from([0.5, 0.9])), 25):
-        draws(n)(given(rule=st.just(rule), data=st.data())(check))()
+    stick_breaking = st.builds(StickBreakingConfig, threshold=st.sampled_from([0.5, 0.9]))
+    known: tuple[Placement, ...] = ("post", "pre")
+    for rule, placements, n in (
+        (None, known, 60),
+        (act, known, 25),
+        (stick_breaking, known, 25),
+        (None, tuple(PLACES), 15),
+    ):
+        draws(n)(given(rule=st.just(rule), placements=st.just(placements), data=st.data())(check))()
     assert min(seen[name] for name in ("chains", "experts", "reads", "ActGate", "StickBreakingGate", "none")) >= 10, (
         seen
     )

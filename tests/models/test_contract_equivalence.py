@@ -157,6 +157,10 @@ def _with_rounds(config: Seq2SeqConfig | LanguageModelConfig, n_rounds: int) -> 
     """Return the same fully shared model with another number of rounds in its configuration."""
     stacks = {}
     for name, stack in config.stacks().items():
+        if stack.segments:
+            own = [s if s.repeats is None else s.model_copy(update={"repeats": n_rounds}) for s in stack.segments]
+            stacks[name] = stack.model_copy(update={"segments": own})
+            continue
         update: dict[str, object] = {"n_steps": n_rounds * stack.steps_per_round}
         for kind, sub in stack.sub_layers():
             if isinstance(sub.share, list):

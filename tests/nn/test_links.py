@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import pytest
 import torch
@@ -24,6 +23,7 @@ from ostinato.nn.routing import Gate, HypersphereRouter, LinearRouter, MlpRouter
 from ostinato.nn.self_attention import SelfAttention
 from ostinato.plan import Kind, Step, Use
 from ostinato.training.threads import cpu_threads
+from reference.equations import ACTIVATIONS
 
 pytestmark = [
     pytest.mark.skipif(library() is None, reason="no C compiler here"),
@@ -40,14 +40,18 @@ def attention_link(
 ) -> AttentionLink | None:
     kind: Kind = "self_attention" if makes_keys else "cross_attention"
     banks = banks_of(kind, module, norm)
-    use, placement = Use(kind, "a", None if norm is None else "n"), "pre" if is_before else "post"
-    named: dict[str, Any] = {"placement": placement, "dropout": 0.0}
+    use = use_of(kind, norm, is_before)
     if makes_keys:
-        found = link_of(SelfAttention("s", STEP, use, banks, looks_back_only=True, **named))
+        found = link_of(SelfAttention("s", STEP, use, banks, looks_back_only=True, dropout=0.0))
     else:
-        found = link_of(CrossAttention("s", STEP, use, banks, **named))
+        found = link_of(CrossAttention("s", STEP, use, banks, dropout=0.0))
     assert found is None or isinstance(found, AttentionLink)
     return found
+
+
+def use_of(kind: Kind, norm: nn.Module | None, is_before: bool) -> Use:
+    name = None if norm is None else "n"
+    return Use(kind, "a", before=name) if is_before else Use(kind, "a", after=name)
 
 
 def banks_of(kind: Kind, module: nn.Module, norm: nn.Module | None) -> Banks:
@@ -59,9 +63,8 @@ def banks_of(kind: Kind, module: nn.Module, norm: nn.Module | None) -> Banks:
 
 
 def feed_forward_link(module: nn.Module, norm: nn.Module | None, *, is_before: bool) -> FeedForwardLink | None:
-    banks, use = banks_of("ffn", module, norm), Use("ffn", "a", None if norm is None else "n")
-    named: dict[str, Any] = {"placement": "pre" if is_before else "post", "dropout": 0.0}
-    found = link_of(FeedForwardSubLayer("s", STEP, use, banks, **named))
+    banks, use = banks_of("ffn", module, norm), use_of("ffn", norm, is_before)
+    found = link_of(FeedForwardSubLayer("s", STEP, use, banks, dropout=0.0))
     assert found is None or isinstance(found, FeedForwardLink)
     return found
 
@@ -134,7 +137,7 @@ def test_experts_in_a_chain_are_the_modules(data: st.DataObject) -> None:
     bias, seed = draw(st.booleans()), draw(st.integers(0, 999))
     of_attention, of_maps = draw(routes(D)), draw(routes(D))
     attention = ExpertAttention(*of_attention, D, H, K, bias=bias, dropout=0.2)
-    activation = draw(st.sampled_from(["relu", "gelu", "geglu"]))
+    activation = draw(st.sampled_from(list(ACTIVATIONS)))
     maps = ExpertMaps(of_maps[1].n_experts, D, F, activation, bias=bias, dropout=0.2)
     experts, norms = ExpertFeedForward(*of_maps, maps), [nn.LayerNorm(D), nn.RMSNorm(D)]
     for i, module in enumerate((attention, experts, *norms)):

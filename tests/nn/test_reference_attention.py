@@ -11,7 +11,7 @@ from torch import Tensor
 from ostinato.nn.attention import Attention, Visibility
 from ostinato.nn.feedforward import Activation, FeedForward
 from ostinato.nn.layers import build_norm
-from reference.equations import gelu, layer_norm, relu, rms_norm, softmax
+from reference.equations import ACTIVATIONS, layer_norm, rms_norm, softmax
 from reference.grids import by_head, put_out
 from reference.weights import read_affine, read_heads
 
@@ -127,7 +127,7 @@ def test_a_query_that_sees_nothing_gets_numbers_and_finite_gradients() -> None:
     assert all(bool(g.isfinite().all()) for g in torch.autograd.grad(output.sum(), [x_BTD, *module.parameters()]))
 
 
-@pytest.mark.parametrize("activation", ["relu", "gelu", "geglu"])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("bias", [False, True])
 def test_feed_forwards_equal_their_twins(activation: Activation, bias: bool) -> None:
     torch.manual_seed(0)
@@ -137,9 +137,8 @@ def test_feed_forwards_equal_their_twins(activation: Activation, bias: bool) -> 
     down, first, second = read_affine(module.down), read_affine(module.up, 0, F), read_affine(module.up, F, 2 * F)
 
     def plain(x: Tensor) -> Tensor:
-        if activation == "geglu":
-            return down(gelu(first(x)) * second(x))
-        return down((relu if activation == "relu" else gelu)(first(x)))
+        act, is_gated = ACTIVATIONS[activation]
+        return down(act(first(x)) * second(x) if is_gated else act(first(x)))
 
     expected = torch.stack([plain(x) for x in x_BTD.flatten(0, 1)]).view(B, T, D)
     _assert_same(module, x_BTD, module(x_BTD), expected)

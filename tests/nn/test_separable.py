@@ -188,9 +188,9 @@ def test_neighbours_see_a_halted_token_as_it_last_stood(placement: str, is_causa
     norm = build_norm("layer", D, 1e-5).double()
     banks.norm["ffn_one_0"], banks.norm["final_one"] = norm, nn.Identity()
     stack = Stack(
-        build_plan("one", [SubLayerPlan("ffn", (0, 0, 0), "one")], n_steps=3),
+        build_plan("one", [SubLayerPlan("ffn", (0, 0, 0), "one", placement=placement)], n_steps=3),  # type: ignore[arg-type]
         banks.eval(),
-        placement=placement,  # type: ignore[arg-type]
+        has_final_norm=placement == "pre",
         dropout=0.0,
         signal=PositionSignal(D),
         is_causal=is_causal,

@@ -43,6 +43,34 @@ def relu(x: Tensor) -> Tensor:
     return torch.where(x > 0, x, torch.zeros_like(x))
 
 
+def gelu_tanh(x: Tensor) -> Tensor:
+    """x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2 (Hendrycks and Gimpel 2016)."""
+    return x * 0.5 * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x * x * x)))
+
+
+def silu(x: Tensor) -> Tensor:
+    """x / (1 + exp(-x))."""
+    return x / (1.0 + torch.exp(-x))
+
+
+def relu2(x: Tensor) -> Tensor:
+    """max(x, 0)^2 (So et al. 2021)."""
+    return relu(x) * relu(x)
+
+
+ACTIVATIONS = {
+    "relu": (relu, False),
+    "relu2": (relu2, False),
+    "gelu": (gelu, False),
+    "gelu_tanh": (gelu_tanh, False),
+    "silu": (silu, False),
+    "geglu": (gelu, True),
+    "geglu_tanh": (gelu_tanh, True),
+    "swiglu": (silu, True),
+}
+"""Every activation of a hidden layer: its function, and whether that is of a gate (Shazeer 2020, eq. 6)."""
+
+
 def depth_wise(inputs: Sequence[Tensor], taps_KC: Tensor, t: int, is_causal: bool) -> Tensor:
     """Sum over k of taps[k] * inputs[t - left + k], channel by channel; beyond the sentence there is nothing.
 

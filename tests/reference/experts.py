@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ostinato.config.experts import HypersphereRouterConfig, LinearRouterConfig, RoutedConfig
-from reference.equations import gelu, layer_norm, relu, softmax
+from reference.equations import ACTIVATIONS, layer_norm, softmax
 from reference.weights import Affine, Heads, read_affine
 
 Choices = list[tuple[int, Tensor]]
@@ -74,14 +74,14 @@ def weighted(choices: Choices, run: Callable[[int], Tensor]) -> Tensor:
 
 
 def run_maps(maps: nn.Module, expert: int, activation: str, x_D: Tensor) -> Tensor:
-    """act(x U + b) V + c with one expert's weights; geglu: (gelu(x Ug + bg) * (x U + b)) V + c."""
+    """act(x U + b) V + c with one expert's weights; gated: (act(x Ug + bg) * (x U + b)) V + c."""
     down = _expert_map(maps.down_EFD, maps.down_bias_ED, expert)
     n_hidden = down.W.shape[1]
-    if activation == "geglu":
+    act, is_gated = ACTIVATIONS[activation]
+    if is_gated:
         gate = _expert_map(maps.up_EDF, maps.up_bias_EF, expert, 0, n_hidden)
         linear = _expert_map(maps.up_EDF, maps.up_bias_EF, expert, n_hidden, 2 * n_hidden)
-        return down(gelu(gate(x_D)) * linear(x_D))
-    act = relu if activation == "relu" else gelu
+        return down(act(gate(x_D)) * linear(x_D))
     return down(act(_expert_map(maps.up_EDF, maps.up_bias_EF, expert)(x_D)))
 
 

@@ -7,7 +7,7 @@ padding, no packing, no fused attention, no cache. Depth is followed step by ste
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -18,11 +18,11 @@ from ostinato.config.positions import BucketsConfig, CoordinatesConfig, RotaryCo
 from ostinato.config.stack import StackConfig
 from ostinato.config.sub_layers import AttentionConfig, DenseFeedForwardConfig, SeparableConvConfig
 from ostinato.models import LanguageModel, Seq2Seq
-from ostinato.plan import Use
+from ostinato.plan import Segment, Use
 from reference.equations import (
+    ACTIVATIONS,
     bucket,
     depth_wise,
-    gelu,
     layer_norm,
     relu,
     rms_norm,
@@ -88,6 +88,8 @@ class _Twin:
         plan = plan if n_steps is None else plan.with_rounds(n_steps)
         if isinstance(positions, SinusoidalConfig):
             states = [x + _table(t, d_model) for t, x in enumerate(states)]
+        loop = next(i for i, segment in enumerate(plan.segments) if segment.is_loop)
+        states = self._once(plan.segments[:loop], states, memory)
         halting = start(self._config.halting, lambda: self._model.banks.halting[self._name], states, plan.n_rounds)
         for r in range(1, plan.n_rounds + 1):
             if not halting.begin(r, states):
@@ -96,27 +98,37 @@ class _Twin:
                 tick = _table(r, d_model)
                 states = [x + (_table(t + 1, d_model) + tick) if halting.runs[t] else x for t, x in enumerate(states)]
             halting.enter(r, states)
-            for step in plan.steps:
+            for step in plan.loop.steps:
                 if step.round == r - 1:
                     for use in step.uses:
                         states = self._sub_layer(use, states, memory, halting)
             halting.finish(r, states)
-        states = halting.output(states)
-        if self._config.norm.placement == "pre":
+        states = self._once(plan.segments[loop + 1 :], halting.output(states), memory)
+        if self._config.norm.placement != "post":
             states = [self._norm(f"final_{self._name}", x) for x in states]
         return states, halting
 
-    def _sub_layer(self, use: Use, states: States, memory: States | None, halting: Whole) -> States:
-        """post: norm(x + f(x)); pre: x + f(norm(x)), for every token that runs. What f reads of tokens is what is seen.
+    def _once(self, segments: Sequence[Segment], states: States, memory: States | None) -> States:
+        """Apply the steps of segments in which no token halts."""
+        everyone = Whole(len(states))
+        for segment in segments:
+            for step in segment.steps:
+                for use in step.uses:
+                    states = self._sub_layer(use, states, memory, everyone)
+        return states
 
-        Attention asks with x; a convolution reads all its columns, also that of x, as they are seen.
+    def _sub_layer(self, use: Use, states: States, memory: States | None, halting: Whole) -> States:
+        """after(x + output(f(before(x)))) for every token that runs, with the norms that its placement has.
+
+        What f reads of tokens is what is seen. Attention asks with x; a convolution reads all its columns, also that of
+        x, as they are seen.
         """
-        is_pre = self._config.norm.placement == "pre"
+        before, after_f, after_sum = self._names_of_norms(use)
         seen = [halting.seen(t, x) for t, x in enumerate(states)]
         inputs, others = states, seen
-        if is_pre:
-            inputs = [self._norm(use.norm, x) for x in states]
-            others = [n if s is x else self._norm(use.norm, s) for s, x, n in zip(seen, states, inputs, strict=True)]
+        if before is not None:
+            inputs = [self._norm(before, x) for x in states]
+            others = [n if s is x else self._norm(before, s) for s, x, n in zip(seen, states, inputs, strict=True)]
         running = [t for t, runs in enumerate(halting.runs) if runs]
         if use.kind == "self_attention":
             outputs = [self._attend(use, t, inputs, others) for t in running]
@@ -129,9 +141,22 @@ class _Twin:
             outputs = [self._feed_forward(use, inputs[t]) for t in running]
         new = list(states)
         for t, output in zip(running, outputs, strict=True):
-            x = states[t] + output
-            new[t] = x if is_pre else self._norm(use.norm, x)
+            x = states[t] + (output if after_f is None else self._norm(after_f, output))
+            new[t] = x if after_sum is None else self._norm(after_sum, x)
         return new
+
+    def _names_of_norms(self, use: Use) -> tuple[str | None, str | None, str | None]:
+        """Return the norms of what f reads, of what it gives, and of the sum; a sparse layer has its own inside."""
+        if isinstance(self._config.settings_of(use), SparseLayerConfig):
+            return None, None, None
+        first = next(name for name in (use.before, use.output, use.after) if name is not None)
+        return {
+            "post": (None, None, first),
+            "pre": (first, None, None),
+            "peri": (first, f"{first}_output", None),
+            "output": (None, first, None),
+            "sandwich": (first, None, f"{first}_after"),
+        }[self._config.norm.placement]
 
     def _norm(self, name: str | None, x_D: Tensor) -> Tensor:
         if name is None:
@@ -154,10 +179,10 @@ class _Twin:
         assert isinstance(sub, DenseFeedForwardConfig)
         F = sub.d_ff
         down = read_affine(module.down)  # type: ignore[arg-type]
-        if sub.activation == "geglu":
+        act, is_gated = ACTIVATIONS[sub.activation]
+        if is_gated:
             gate, linear = read_affine(module.up, 0, F), read_affine(module.up, F, 2 * F)  # type: ignore[arg-type]
-            return down(gelu(gate(x_D)) * linear(x_D))
-        act: Callable[[Tensor], Tensor] = relu if sub.activation == "relu" else gelu
+            return down(act(gate(x_D)) * linear(x_D))
         return down(act(read_affine(module.up)(x_D)))  # type: ignore[arg-type]
 
     def _separable(self, use: Use, inputs: States, running: list[int]) -> States:

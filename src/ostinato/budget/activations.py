@@ -76,7 +76,7 @@ def activation_parts(run: TrainingPass, n_steps: int | None, vocab_size: int | N
     if run.is_recomputed:
         parts["recomputed"] = max((saved.total() for saved in steps.values()), default=0)
     for name, plan in plans(config, n_steps).items():
-        first = {planned.round: planned for planned in reversed(uses) if planned.stack == name}
+        first = {one.round: one for one in reversed(uses) if one.stack == name and one.is_looped}
         parts[f"{name}.halting"] += _halting(run, name, [first.get(r) for r in range(plan.n_rounds)])
     parts.update(_shared(run, uses))
     parts.update(recurrent_bytes(run))
@@ -93,7 +93,7 @@ def _ends(run: TrainingPass, n_rows: int) -> Counter[str]:
         # The words that masks multiply, and which of them are padding: every fact is taken to be the longest.
         found["facts"] += 0 if config.max_words is None else words * (FLOAT * config.d_model + 1)
         found[f"{name}.dropout"] += run.tokens(name) * config.d_model if config.dropout else 0
-        found[f"{name}.norms"] += norm_bytes(run, name) if stack.norm.placement == "pre" else 0
+        found[f"{name}.norms"] += norm_bytes(run, name) if stack.norm.has_final else 0
     (*_, last), outputs = config.readers(), n_outputs(config)
     tokens = run.tokens(last)
     if outputs is None:
@@ -151,6 +151,8 @@ def _halting(run: TrainingPass, stack: str, firsts: list[PlannedUse | None]) -> 
             # What is left is a constant as long as no gate was asked.
             saved += n_rounds * numbers + (states if n_rounds > 1 else 0)
             for planned in firsts[1:]:
+                if planned is None and not has_signal:
+                    continue  # the same states enter the next round, and are counted there
                 is_saved = run.is_recomputed or saves_its_states(run, planned)
                 is_saved = is_saved or (planned is not None and reads_expected_states(planned))
                 saved += states if has_signal or not is_saved else 0
@@ -162,5 +164,6 @@ def _halting(run: TrainingPass, stack: str, firsts: list[PlannedUse | None]) -> 
             saved += (n_rounds - 1) * (states + numbers) if rule.mix == "interpolate" else 0
             if run.is_recomputed:
                 return saved
-            return saved + states * sum(not saves_its_states(run, planned) for planned in firsts)
+            # What leaves a round in which nothing runs is what entered it.
+            return saved + states * sum(one is not None and not saves_its_states(run, one) for one in firsts)
     return 0

@@ -8,7 +8,7 @@ With D = d_model, I = n_heads d_head, F = d_ff, S keys, T queries, V vocabulary 
     window positions               I (2 W + 1) T (scores of the queries with the table; gathering is free)
     cross-attention, per use       2 D I T for queries and output, 2 I T S for scores and values
     cross-attention, per set       2 D I S for keys and values: steps that share a set share them
-    feed-forward                   2 D F T, geglu 3 D F T
+    feed-forward                   2 D F T, gated 3 D F T
     separable convolution          (D kernel_in + F kernel_out + 2 D F) T
     output projection              D V T       (of a masked head as if every token were masked: it costs D V a mask)
     heads with C labels            tagging D C T, span 2 D T, classification D C
@@ -20,7 +20,7 @@ and of sub-layers with E experts, k = top_k of them a token (Sparse Universal Tr
     scores and values              2 k I T S
     window positions               k I (2 W + 1) T
     cross-attention, per use       2 k D I T, 2 k I T S; per set 2 D I S
-    feed-forward                   2 k D F T, geglu 3 k D F T; sparse layer: n_layers times that
+    feed-forward                   2 k D F T, gated 3 k D F T; sparse layer: n_layers times that
     router, per use                linear E D T; mlp (D^2 + E D) T; hypersphere d_e (D + E) T, a part of its own
 
 so that E costs something in the router only.

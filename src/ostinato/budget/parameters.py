@@ -132,14 +132,14 @@ def _items(config: ModelConfig, n_steps: int | None) -> Iterator[tuple[str, _Ite
     for planned in uses:
         for item in _set(planned, owners[planned.use.kind, planned.use.weights], d_model):
             yield planned.stack, item
-        if planned.use.norm is not None:
+        for name in planned.use.norms:
             norm = norm_size(planned.stack_config.norm, d_model)
-            yield planned.stack, _whole(("norm", planned.use.norm), "norms", norm)
+            yield planned.stack, _whole(("norm", name), "norms", norm)
         if planned.use.position is not None and isinstance(planned.sub, AttentionConfig):
             table = table_size(planned.stack_config.relative, planned.sub, d_model)
             yield planned.stack, _whole(("position", planned.use.position), "positions", table)
     for name, stack in config.stacks().items():
-        if stack.norm.placement == "pre":
+        if stack.norm.has_final:
             yield name, _whole(("final norm", name), "norms", norm_size(stack.norm, d_model))
         if unit := gate_weights(stack.halting, d_model).size:
             yield name, _whole(("halting", name), f"{name}.halting", unit)

@@ -58,7 +58,7 @@ class Product:
     per_key: int = 0
     seen: str = "target"
     of_every_token: bool = False
-    reused: tuple[str, str | None] | None = None
+    reused: tuple[bool, str, str | None] | None = None
 
 
 class TokenMacs(NamedTuple):
@@ -131,7 +131,7 @@ def token_macs(of_stack: Iterable[Product], depth: int, deepest: int) -> dict[tu
         depth: rounds the token takes part in. deepest: rounds that run, because some token takes part in them.
     """
     sums: dict[tuple[str, str], Counter[str]] = {}
-    reused: set[tuple[str, str | None]] = set()
+    reused: set[tuple[bool, str, str | None]] = set()
     for product in of_stack:
         if product.round >= deepest:
             continue
@@ -163,8 +163,13 @@ def _attention(
     yield Product(f"{part}.{SCORES}", side, index, 0, per_key=2 * n * inner, seen=seen)
     if is_cross:
         return
-    norm = planned.use.norm if planned.stack_config.norm.placement == "pre" else None
-    yield Product(f"{part}.projections", side, index, 2 * d_model * inner, reused=(planned.use.weights, norm))
+    yield Product(
+        f"{part}.projections",
+        side,
+        index,
+        2 * d_model * inner,
+        reused=(planned.is_looped, planned.use.weights, planned.use.before),
+    )
     relative = planned.stack_config.relative
     if isinstance(relative, WindowConfig):
         yield Product(f"{part}.{WINDOW}", side, index, n * inner * (2 * relative.window + 1))

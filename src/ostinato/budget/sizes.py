@@ -6,7 +6,7 @@ set is identified by (kind, name) over all stacks of a model, never by its place
 With D = d_model, I = n_heads d_head, F = d_ff, E experts, b = 1 with biases, else 0:
 
     attention                    4 D I + b (3 I + D)
-    feed-forward                 2 D F + b (F + D),  geglu 3 D F + b (2 F + D)
+    feed-forward                 2 D F + b (F + D),  gated 3 D F + b (2 F + D)
     separable convolution        D kernel_in + F kernel_out + 2 D F + b (F + D)
     one expert, feed-forward     as a feed-forward
     one expert, sparse layer     n_layers times that and a norm of 2 D
@@ -41,7 +41,13 @@ from ostinato.config.halting import ActConfig, HaltingConfig, StickBreakingConfi
 from ostinato.config.model import EncoderConfig, ModelConfig
 from ostinato.config.positions import BucketsConfig, RelativeConfig, WindowConfig
 from ostinato.config.stack import NormConfig, StackConfig
-from ostinato.config.sub_layers import AttentionConfig, DenseFeedForwardConfig, SeparableConvConfig, SubLayerConfig
+from ostinato.config.sub_layers import (
+    GATED,
+    AttentionConfig,
+    DenseFeedForwardConfig,
+    SeparableConvConfig,
+    SubLayerConfig,
+)
 from ostinato.errors import ConfigError, Problem
 from ostinato.plan import Plan, Use
 
@@ -56,6 +62,8 @@ class PlannedUse:
     stack: str
     step: int
     round: int
+    """Of the loop; a use before or after it runs for every token, as the first round does."""
+    is_looped: bool
     use: Use
     sub: SubLayerConfig | SparseLayerConfig
     stack_config: StackConfig
@@ -86,9 +94,11 @@ def planned_uses(config: ModelConfig, n_steps: int | None = None) -> Iterator[Pl
     """Yield every use of every stack in the order they run."""
     stacks = config.stacks()
     for name, plan in plans(config, n_steps).items():
-        for step in plan.steps:
-            for use in step.uses:
-                yield PlannedUse(name, step.index, step.round, use, stacks[name].settings_of(use), stacks[name])
+        for segment in plan.segments:
+            for step in segment.steps:
+                for use in step.uses:
+                    settings = stacks[name].settings_of(use)
+                    yield PlannedUse(name, step.index, step.round, segment.is_loop, use, settings, stacks[name])
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +130,7 @@ def inner_width(attention: AttentionConfig, d_model: int) -> int:
 
 def hidden_branches(ffn: FeedForward) -> int:
     """Return how many D x F maps lead to the hidden layer: one, or two with a gate."""
-    return 2 if ffn.activation == "geglu" else 1
+    return 2 if ffn.activation in GATED else 1
 
 
 class Weights(NamedTuple):

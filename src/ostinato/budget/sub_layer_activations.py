@@ -14,7 +14,7 @@ bfloat16 autocast, where what is marked * stays at 4), per use:
                     rotary: turned q and k and a second output 3 N I. buckets: distances 8 T S once a stack.
                     A causal stack that adds a bias saves its mask, T S; with prefixes every sentence's, B T S
     cross-attention queries and output 2 N I, log-sum-exp; per SET keys and values 2 B S I
-    feed-forward    relu N F, gelu 2 N F, geglu 4 N F; dropout of all but relu: N F bytes more
+    feed-forward    relu N F, others 2 N F, gated 4 N F; dropout of all but relu: N F bytes more
     convolution     the two padded inputs and outputs: B (T + K_in - 1) D, N D, B (T + K_out - 1) F, N F, and relu N F;
                     dropout: N F bytes more
 
@@ -25,7 +25,7 @@ With E experts, M = top_k N rows sorted by expert, and d_e the width of a hypers
                     rows 2 N d_e *, their norms 2 N *, normed experts E (d_e + 2) *, scores N E *
     gate            probabilities N E *, chosen experts 8 M, gates M *; renormalised (M + N) * more; of the scores
                     (sigmoid, topk_softmax) N E * more. Of one expert: gates M *
-    feed-forward    states N D (with a router in float32 those it saves), relu, gelu M F, geglu 2 M F, dropout of all
+    feed-forward    states N D (with a router in float32 those it saves), M F, gated 2 M F, dropout of all
                     but relu M F bytes
     sparse layer    per sub-layer inputs, normed rows and norm weights 3 M D *, mean and deviation 2 M *, rows M D and
                     what a feed-forward saves of M F; outputs M D *
@@ -69,7 +69,8 @@ from ostinato.config.experts import (
 from ostinato.config.halting import StickBreakingConfig
 from ostinato.config.model import LanguageModelConfig, ModelConfig
 from ostinato.config.positions import BucketsConfig, RotaryConfig, WindowConfig
-from ostinato.config.sub_layers import AttentionConfig, DenseFeedForwardConfig, SeparableConvConfig
+from ostinato.config.sub_layers import GATED, AttentionConfig, DenseFeedForwardConfig, SeparableConvConfig
+from ostinato.plan import PLACES
 
 FLOAT, HALF, ID = 4, 2, 8
 """Bytes of a float32, a bfloat16 and an int64 number."""
@@ -121,12 +122,12 @@ class TrainingPass:
 def use_bytes(run: TrainingPass, planned: PlannedUse) -> Counter[str]:
     """Return what one use saves for itself, by part; ``copies`` are autocast's copies of weights."""
     stack, config = planned.stack, run.config
-    n_norms = 0 if planned.use.norm is None else 1
+    n_norms = len(planned.use.norms)
     own = _sub_layer(run, planned)
     if reads_expected_states(planned):
         states, is_attention = run.tokens(stack) * config.d_model, isinstance(planned.sub, AttentionConfig)
         # Expected states have a norm of their own. A convolution needs none of the states themselves.
-        n_norms += 1 if planned.stack_config.norm.placement == "pre" and is_attention else 0
+        n_norms += 1 if planned.use.before is not None and is_attention else 0
         own += 0 if saves_its_states(run, planned) else FLOAT * states
         # Under autocast experts have a copy of the states for keys and values in any case.
         has_copy = run.is_mixed and isinstance(planned.sub, ExpertAttentionConfig)
@@ -186,7 +187,7 @@ def _sub_layer(run: TrainingPass, planned: PlannedUse) -> int:
         case AttentionConfig() as attention:
             return _attention(run, planned, attention)
         case DenseFeedForwardConfig() as ffn:
-            per_unit = run.width * {"relu": 1, "gelu": 2, "geglu": 4}[ffn.activation]
+            per_unit = run.width * (4 if ffn.activation in GATED else 1 if ffn.activation == "relu" else 2)
             per_unit += 1 if ffn.dropout and ffn.activation != "relu" else 0
             return run.width * tokens * run.config.d_model + per_unit * tokens * ffn.d_ff
         case SeparableConvConfig() as conv:
@@ -310,7 +311,7 @@ def saves_its_states(run: TrainingPass, planned: PlannedUse | None) -> bool:
     """Return True where a use saves the states it starts from, unchanged and in float32."""
     if planned is None:
         return False
-    if planned.stack_config.norm.placement == "pre":
+    if "before" in PLACES[planned.stack_config.norm.placement]:
         # The norm saves them, unless there is none: a convolution reads expected states only.
         return not (isinstance(planned.sub, SeparableConvConfig) and reads_expected_states(planned))
     if isinstance(planned.sub, RoutedConfig) and planned.sub.has_router:

@@ -70,6 +70,9 @@ def _about(plan: Plan, stack: StackConfig) -> str:
     if relative in ("window", "buckets"):
         relative += " (one table)" if len(tables) == 1 else f" ({len(tables)} tables)"
     steps = "1 step" if len(plan.steps) == 1 else f"{len(plan.steps)} steps"
+    if stack.segments:
+        parts = (f"{one.n_steps} x {one.repeats}" if one.repeats else str(one.n_steps) for one in stack.segments)
+        steps += f" ({' + '.join(parts)})"
     return f"{steps}{rounds}, {stack.norm.placement}-{norm}, positions {stack.positions.kind}, relative {relative}"
 
 
@@ -143,7 +146,7 @@ def drawing(plan: Plan, kinds: Sequence[Kind], width: int) -> Iterator[Text]:
     """Yield the lines of one stack; steps beyond the width are drawn in further blocks."""
     rows = [_row(plan, kind) for kind in kinds]
     heads = [str(step.index + 1) for step in plan.steps]
-    rounds = [str(step.round + 1) for step in plan.steps]
+    rounds = [str(step.round + 1) if part.is_loop else _ABSENT for part in plan.segments for step in part.steps]
     norms_width = max(len(norms) for *_, norms in rows)
     cell = max(len(mark) for marks in (heads, rounds, *(marks for _, _, marks, _ in rows)) for mark in marks)
     label = [max(len("round"), *(len(kind) for kind, *_ in rows)), max(len("bank"), *(len(row[1]) for row in rows))]
@@ -166,7 +169,7 @@ def _row(plan: Plan, kind: Kind) -> tuple[str, str, list[str], str]:
     cells = [("", _ABSENT) if name is None else name.rsplit("_", 1) for name in plan.row(kind)]
     banks = sorted({bank for bank, _ in cells if bank})
     # A sparse layer brings norms of its own.
-    norms = {(use.weights, use.norm) for use in plan.uses() if use.kind == kind and use.norm is not None}
+    norms = {(use.weights, use.norms) for use in plan.uses() if use.kind == kind and use.norms}
     words = "with weights" if len(norms) == len({weights for weights, _ in norms}) else "one per step"
     marks = [mark if mark == _ABSENT or mark.isdigit() else _SPARSE for _, mark in cells]
     return kind, "/".join(banks), marks, words if norms else ""

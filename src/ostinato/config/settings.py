@@ -37,6 +37,7 @@ _NAMES_BY_UNIT = {
     "rows": "source_vocab_size target_vocab_size vocab_size",
     "updates": "evaluate_every log_every n_updates off_updates save_every warmup",
     "steps": "after n_steps steps_per_round",
+    "rounds": "repeats",
     "experts": "k n_experts n_sampled top_k",
     "examples": "max_examples n_eval n_pairs n_train",
     "checkpoints": "keep_best keep_last",

@@ -12,8 +12,8 @@ from ostinato.config.experts import ExpertAttentionConfig, ExpertFeedForwardConf
 from ostinato.config.halting import HaltingConfig, NoHaltingConfig
 from ostinato.config.positions import NoRelativeConfig, RelativeConfig, SignalConfig, SinusoidalConfig, WindowConfig
 from ostinato.config.sub_layers import AttentionConfig, DenseFeedForwardConfig, SeparableConvConfig, SubLayerConfig
-from ostinato.errors import Problem
-from ostinato.plan import Kind, Plan, SubLayerPlan, Use, build_plan, insert
+from ostinato.errors import Inert, Problem
+from ostinato.plan import Kind, Placement, Plan, SubLayerPlan, Use, build_plan
 
 _SPARSE = "_sparse"
 """Ending of the name of a sparse layer's parameter set."""
@@ -29,19 +29,37 @@ class NormConfig(Config):
 
     kind: Literal["layer", "rms"] = "layer"
     """layer: layer normalisation. rms: division by the root mean square, without a mean and a bias."""
-    placement: Literal["post", "pre"] = "post"
-    """post: norm(x + f(x)). pre: x + f(norm(x)), with a final norm after the last step."""
+    placement: Placement = "post"
+    """post: n(x + f(x)). pre: x + f(n(x)). peri: x + n2(f(n1(x))). output: x + n(f(x)). sandwich: n2(x + f(n1(x))). All
+    but post have a final norm after the last step."""
     eps: Positive = 1e-5
     """Added to the variance before its root is taken."""
+
+    @property
+    def has_final(self) -> bool:
+        """Whether there is a norm after the last step."""
+        return self.placement != "post"
+
+
+class SegmentConfig(Config):
+    """Some of a stack's steps, one after the other: a prelude, a core that is repeated, a coda."""
+
+    n_steps: Number = 1
+    """How many of the stack's steps it has."""
+    repeats: Number | None = None
+    """How often they run: a round each time, in which tokens may halt. None: once, for all tokens. One segment of a
+    stack is repeated; at call time it may run for another number of rounds."""
 
 
 class StackConfig(Config):
     """A stack of steps: self-attention, then feed-forward, at every step where its plan has them."""
 
     n_steps: Number = 6
-    """Number of steps of depth."""
+    """Number of steps of depth; with segments, those that are laid out before any are repeated."""
     steps_per_round: Number = 1
-    """Steps between two ticks of the step signal and of halting."""
+    """Steps between two ticks of the step signal and of halting; with segments, a round is one of the repeats."""
+    segments: list[SegmentConfig] = Field(default_factory=list)
+    """Empty: one segment that has all steps."""
     self_attention: AttentionSubLayer = AttentionConfig()
     """Self-attention of every step."""
     ffn: FeedForwardConfig = DenseFeedForwardConfig()
@@ -77,13 +95,20 @@ class StackConfig(Config):
                 bank=sub.bank or name,
                 share_norm=sub.share_norm,
                 position=table if kind == "self_attention" and self.relative.kind != "none" else None,
+                placement=self.norm.placement,
             )
             for kind, sub in self.sub_layers()
         ]
-        plan = build_plan(name, subs, self.n_steps, self.steps_per_round)
-        if self.sparse_layer is None:
-            return plan
-        return insert(plan, self.sparse_layer.after, Use("ffn", f"{name}{_SPARSE}", norm=None))
+        sparse = None if self.sparse_layer is None else (self.sparse_layer.after, Use("ffn", f"{name}{_SPARSE}"))
+        segments = [(segment.n_steps, segment.repeats) for segment in self.segments]
+        return build_plan(name, subs, self.n_steps, self.steps_per_round, segments=segments, extra=sparse)
+
+    @property
+    def depth(self) -> int:
+        """Steps that run, those of a repeated segment as often as they do; a sparse layer is none."""
+        if not self.segments:
+            return self.n_steps
+        return sum(segment.n_steps * (segment.repeats or 1) for segment in self.segments)
 
     @property
     def has_router(self) -> bool:
@@ -107,11 +132,23 @@ class StackConfig(Config):
                 yield Problem(f"{path}{kind}.share", sub.share, f"{error} ({path}n_steps is {self.n_steps})")
                 continue
             yield from sub.inert_settings(f"{path}{kind}.", self.n_steps)
+        if self.segments:
+            yield from self._segment_problems(path)
         if self.n_steps % self.steps_per_round:
             yield Problem(f"{path}steps_per_round", self.steps_per_round, f"must divide {path}n_steps = {self.n_steps}")
         if self.sparse_layer is not None and self.sparse_layer.after > self.n_steps:
             reason = f"must be at most {path}n_steps = {self.n_steps}"
             yield Problem(f"{path}sparse_layer.after", self.sparse_layer.after, reason)
+
+    def _segment_problems(self, path: str) -> Iterator[Problem]:
+        segments = self.segments
+        if (n := sum(segment.n_steps for segment in segments)) != self.n_steps:
+            yield Problem(f"{path}segments", f"{n} steps", f"must have {path}n_steps = {self.n_steps} steps in all")
+        if (n := sum(segment.repeats is not None for segment in segments)) != 1:
+            yield Problem(f"{path}segments", f"{n} with repeats", "one of them must have repeats")
+        if self.steps_per_round != 1:
+            reason = f"has no effect with {path}segments, whose rounds are repeats: remove it"
+            yield Inert(f"{path}steps_per_round", self.steps_per_round, reason)
 
     def size_problems(self, path: str, d_model: int) -> Iterator[Problem]:
         """Sizes that do not fit the model's width."""

@@ -11,7 +11,9 @@ from ostinato.config.base import Config, Number, Probability, Size, inert
 from ostinato.errors import Inert, Problem
 from ostinato.plan import Scheme, assign
 
-Activation = Literal["relu", "gelu", "geglu"]
+Activation = Literal["relu", "relu2", "gelu", "gelu_tanh", "silu", "geglu", "geglu_tanh", "swiglu"]
+GATED = ("geglu", "geglu_tanh", "swiglu")
+"""Activations with a gate of its own, and so a third matrix."""
 
 
 class SubLayerConfig(Config):
@@ -71,13 +73,14 @@ class AttentionConfig(SubLayerConfig):
 
 
 class DenseFeedForwardConfig(SubLayerConfig):
-    """Position-wise feed-forward: act(x W1 + b1) W2 + b2; geglu: (gelu(x Wg) * (x W1)) W2 (Shazeer 2020)."""
+    """Position-wise feed-forward: act(x W1 + b1) W2 + b2; gated: (act(x Wg) * (x W1)) W2 (Shazeer 2020)."""
 
     kind: Literal["dense"] = "dense"
     d_ff: Size = 2048
     """Width of the hidden layer."""
     activation: Activation = "relu"
-    """Activation of the hidden layer; geglu: a gate of its own, and so a third matrix."""
+    """Activation of the hidden layer; geglu, geglu_tanh (T5 1.1) and swiglu (Llama): a gate of its own, and so a third
+    matrix. gelu_tanh: GPT-2's approximation. relu2: max(0, u)^2."""
     bias: bool = True
     """Biases in the matrices."""
     dropout: Probability = 0.0

@@ -6,7 +6,7 @@ D input width, F output width.
 
 from __future__ import annotations
 
-from ostinato.kernels.activation import Activation, activate
+from ostinato.kernels.activation import GATES, Activation, activate
 from ostinato.kernels.attention import attend_dropped, attend_some
 from ostinato.kernels.choose import Backend, BackendChoice, choose_backend
 from ostinato.kernels.cross_entropy import IGNORED, cross_entropy_sums
@@ -31,6 +31,7 @@ from ostinato.kernels.packed import PackedMatrix, Packing, active_packing, compi
 from ostinato.kernels.sums import active_sums, summing
 
 __all__ = [
+    "GATES",
     "IGNORED",
     "MOST_ROWS",
     "ActGate",

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ostinato.kernels.activation import Activation, activate
+from ostinato.kernels.activation import GATES, Activation, activate
 from ostinato.kernels.choose import Backend, BackendChoice, choose_backend, numbers, small_dispatch, with_gradients
 from ostinato.kernels.dispatch import Dispatch
 from ostinato.kernels.dropout import Draws, Kept, draw_kept, drop_by
@@ -20,7 +20,7 @@ from ostinato.kernels.segments import Order, SegmentedFeedForward
 
 
 class ExpertWeights(NamedTuple):
-    """Both maps of all experts, stacked; `up_EDF` is twice as wide as `down_EFD` is high for geglu."""
+    """Both maps of all experts, stacked; `up_EDF` is twice as wide as `down_EFD` is high with a gate."""
 
     up_EDF: Tensor
     up_bias_EF: Tensor | None
@@ -88,7 +88,7 @@ def try_feed_forward(
     """Try maps of these widths: a `Trial`."""
     to = small_dispatch(device)
     E, D, F = to.n_experts, d_model, d_ff
-    hidden = 2 * F if activation == "geglu" else F
+    hidden = 2 * F if activation in GATES else F
     x, gates = numbers((to.n_rows, D), device, dtype), numbers((to.n_rows, to.n_chosen), device, dtype)
     # Biases of the first map keep its results away from 0, where rounding would decide what relu lets through.
     up_bias = (4.0 * numbers((E, hidden), device, dtype).detach().sign()).requires_grad_()

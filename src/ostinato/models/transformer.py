@@ -53,7 +53,7 @@ class Transformer(TokenModel):
             self.stacks[name] = Stack(
                 plan,
                 self.banks,
-                placement=stack.norm.placement,
+                has_final_norm=stack.norm.has_final,
                 dropout=config.dropout,
                 signal=build_signal(stack.positions, config.d_model),
                 is_causal=name in causal,
@@ -85,14 +85,13 @@ class Transformer(TokenModel):
                 settings = stack.settings_of(use)
                 if isinstance(settings, RoutedConfig):
                     self._temperatures[router_name(use)] = settings.temperature
-                bank[use.weights] = build_sub_layer(
-                    settings, config.d_model, config.init, stack.n_steps, stack.norm.eps
-                )
-            if use.norm is not None and use.norm not in self.banks.norm:
-                self.banks.norm[use.norm] = build_norm(stack.norm.kind, config.d_model, stack.norm.eps)
+                bank[use.weights] = build_sub_layer(settings, config.d_model, config.init, stack.depth, stack.norm.eps)
+            for name in use.norms:
+                if name not in self.banks.norm:
+                    self.banks.norm[name] = build_norm(stack.norm.kind, config.d_model, stack.norm.eps)
             if use.position is not None and use.position not in self.banks.relative:
                 self.banks.relative[use.position] = build_relation(stack, config.d_model)
-        if stack.norm.placement == "pre":
+        if stack.norm.has_final:
             name = f"final_{plan.stack}"
             self.banks.norm[name] = build_norm(stack.norm.kind, config.d_model, stack.norm.eps)
 

@@ -52,7 +52,7 @@ from ostinato.nn.routing import Gate, HypersphereRouter, LinearRouter, MlpRouter
 from ostinato.nn.rows import Rows
 from ostinato.nn.self_attention import SelfAttention
 from ostinato.nn.shapes import Bool, Float, Int, Tensor
-from ostinato.nn.stack import LoopProgram, Stack
+from ostinato.nn.stack import LoopProgram, Program, Stack
 from ostinato.nn.stick_breaking import LEAST_MASS, StickBreaking, StickBreakingPass, StickBreakingUnit
 from ostinato.nn.sub_layer import SubLayer
 from ostinato.nn.types import HaltingTrace, StackOutput
@@ -82,7 +82,7 @@ class CompiledStack:
 
     def __init__(self, stack: Stack) -> None:
         self._stack = stack
-        self._programs: dict[tuple[Any, ...], tuple[LoopProgram, LoopProgram]] = {}
+        self._programs: dict[tuple[Any, ...], tuple[Program, Program]] = {}
 
     def step(self, embedded_BTD: Float[Tensor, "B T D"], cache: Cache) -> StackOutput:
         """Run T new columns; keys and values are cached where kernels read them, whatever T is."""
@@ -90,25 +90,30 @@ class CompiledStack:
         plain, compiled = self._program(cache.n_steps, execution)
         if not cache.self_kv:  # the first step of a search
             moves = Moves()
-            for sub_layer in chain.from_iterable(chain.from_iterable(plain.rounds)):
-                if isinstance(sub_layer, SelfAttention) and _can_read(sub_layer):
-                    cache.self_kv[sub_layer.step] = KeyValuesInPlace(sub_layer.module, moves)
+            for segment in plain:
+                for sub_layer in chain.from_iterable(chain.from_iterable(segment.rounds)):
+                    if isinstance(sub_layer, SelfAttention) and _can_read(sub_layer):
+                        cache.self_kv[sub_layer.step] = KeyValuesInPlace(sub_layer.module, moves)
         return self._stack.step(embedded_BTD, cache, compiled if embedded_BTD.shape[1] == 1 else plain)
 
-    def _program(self, n_steps: int | None, execution: Execution) -> tuple[LoopProgram, LoopProgram]:
+    def _program(self, n_steps: int | None, execution: Execution) -> tuple[Program, Program]:
         """Return what the stack runs, and what stands for it where one column is new."""
         n_rounds = execution.rounds.get(self._stack.plan.stack) if n_steps is None else n_steps
         key = n_rounds, execution.halting, execution.halting_threshold, execution.expert_backend
         if key not in self._programs:
             plain = self._stack.program(n_steps, execution)
-            rounds = [[s for step in steps for s in step if isinstance(s, SubLayer)] for steps in plain.rounds]
-            if isinstance(plain.rule, NoHalting) and not self._stack.signal.acts_on_rounds:
-                # Nothing happens between rounds: all of them are one call.
-                rounds = [[sub_layer for steps in rounds for sub_layer in steps]]
             any_backend = execution.expert_backend == "auto"
-            stretches: Any = [[[_stretch_of(steps, any_backend)]] if steps else [] for steps in rounds]
-            self._programs[key] = plain, LoopProgram(stretches, compiled_rule(plain.rule))
+            self._programs[key] = plain, [self._compiled(segment, any_backend) for segment in plain]
         return self._programs[key]
+
+    def _compiled(self, segment: LoopProgram, any_backend: bool) -> LoopProgram:
+        """Return what stands for a segment where one column is new."""
+        rounds = [[s for step in steps for s in step if isinstance(s, SubLayer)] for steps in segment.rounds]
+        if isinstance(segment.rule, NoHalting) and not (segment.ticks and self._stack.signal.acts_on_rounds):
+            # Nothing happens between rounds: all of them are one call.
+            rounds = [[sub_layer for steps in rounds for sub_layer in steps]]
+        stretches: Any = [[[_stretch_of(steps, any_backend)]] if steps else [] for steps in rounds]
+        return segment._replace(rounds=stretches, rule=compiled_rule(segment.rule))
 
 
 class _Stretch:
@@ -477,18 +482,19 @@ _Map = tuple[Tensor, Tensor | None]
 
 def link_of(sub_layer: SubLayer) -> AttentionLink | FeedForwardLink | None:
     """Return a sub-layer as a part of a call; None where its own code must run."""
-    module, norm = sub_layer.module, sub_layer.norm
-    route = _route_of(module)
-    if not _knows_norm(norm):
+    module, use = sub_layer.module, sub_layer.use
+    route, norm = _route_of(module), sub_layer.norm(use.before or use.after)
+    # Kernels know one norm, of what is read or of the sum.
+    if use.output is not None or len(use.norms) > 1 or not _knows_norm(norm):
         return None
     if isinstance(sub_layer, FeedForwardSubLayer):
-        return _feed_forward_link(module, _norm_of(norm), route, is_before=sub_layer.is_pre_norm)
+        return _feed_forward_link(module, _norm_of(norm), route, is_before=use.before is not None)
     if not isinstance(sub_layer, SelfAttention | CrossAttention):
         return None
     if isinstance(sub_layer, SelfAttention) and not _can_read(sub_layer):
         return None
     makes_keys = isinstance(sub_layer, SelfAttention)
-    return _attention_link(module, _norm_of(norm), route, is_before=sub_layer.is_pre_norm, makes_keys=makes_keys)
+    return _attention_link(module, _norm_of(norm), route, is_before=use.before is not None, makes_keys=makes_keys)
 
 
 def _attention_link(

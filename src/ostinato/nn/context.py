@@ -14,8 +14,8 @@ from ostinato.nn.rows import Rows
 from ostinato.nn.shapes import Bool, Int, Tensor
 from ostinato.nn.types import CaptureKey, Routing
 
-KeysOf = tuple[str, str | None]
-"""What makes keys and values of a state: the name of the weights, and of the norm where it stands before them."""
+KeysOf = tuple[int, str, str | None]
+"""What makes keys and values of a state: the segment, the weights, and the norm where one stands before them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ostinato.kernels import (
+    GATES,
     Activation,
     BackendChoice,
     Dispatch,
@@ -111,7 +112,7 @@ class ExpertMaps(Dropping, nn.Module):
     ) -> None:
         super().__init__()
         self.activation, self.dropout = activation, dropout
-        self.is_gated = activation == "geglu"
+        self.is_gated = activation in GATES
         hidden = 2 * d_ff if self.is_gated else d_ff
         # As in `FeedForward` the gate stands before the linear branch; weights are input x output, as products read.
         self.up_EDF = nn.Parameter(torch.empty(n_experts, d_model, hidden))

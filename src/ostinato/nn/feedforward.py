@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from ostinato.kernels import Activation, Draws, activate, drop_activated
+from ostinato.kernels import GATES, Activation, Draws, activate, drop_activated
 from ostinato.nn.context import Pass, Round
 from ostinato.nn.experts import Decision
 from ostinato.nn.layers import Dropping, Linear
@@ -17,8 +17,8 @@ from ostinato.nn.sub_layer import SubLayer
 class FeedForward(Dropping, nn.Module):
     """The transition of one step.
 
-        relu, gelu:  dropout(act(x W1 + b1)) W2 + b2                  Vaswani et al. 2017, eq. 2
-        geglu:       dropout(gelu(x Wg + bg) * (x W1 + b1)) W2 + b2   Shazeer 2020 (T5 1.1: no biases)
+        relu, gelu, ...:     dropout(act(x W1 + b1)) W2 + b2                 Vaswani et al. 2017, eq. 2
+        geglu, swiglu, ...:  dropout(act(x Wg + bg) * (x W1 + b1)) W2 + b2   Shazeer 2020 (T5 1.1, Llama: no biases)
 
     Args:
         d_model, d_ff: widths of states and hidden layer. dropout: of the hidden layer.
@@ -28,7 +28,7 @@ class FeedForward(Dropping, nn.Module):
         super().__init__()
         self.activation = activation
         self.dropout = dropout
-        self.is_gated = activation == "geglu"
+        self.is_gated = activation in GATES
         # The gate's rows stand before the linear branch's: one matmul for both.
         self.up = Linear(d_model, 2 * d_ff if self.is_gated else d_ff, bias=bias)
         self.down = Linear(d_ff, d_model, bias=bias)

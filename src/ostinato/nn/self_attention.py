@@ -33,7 +33,7 @@ class SelfAttention(SubLayer):
     def __init__(self, stack: str, step: Step, use: Use, banks: Banks, *, looks_back_only: bool, **named: Any) -> None:
         super().__init__(stack, step, use, banks, **named)
         self.looks_back_only = looks_back_only
-        self.keys_of: KeysOf = self.use.weights, self.use.norm if self.is_pre_norm else None
+        self.keys_of: KeysOf = step.segment, self.use.weights, self.use.before
 
     @property
     def relation(self) -> RelativePositions | None:
@@ -81,8 +81,8 @@ class SelfAttention(SubLayer):
         """Return keys and values of rows that look like this, and of newly halted ones behind them: one product."""
         if new:
             visible_ND = torch.cat([visible_ND, *(rows.visible_LD for rows in new)])
-        if self.is_pre_norm and self.norm is not None:
-            visible_ND = self.norm(visible_ND)
+        if self.use.before is not None:
+            visible_ND = self._banks.norm[self.use.before](visible_ND)
         return attention.keys_values(visible_ND)  # type: ignore[no-any-return]
 
     def of_columns(self, kv_NJ: Tensor, new: Sequence[HaltedRows], run: Pass, here: Round) -> Float[Tensor, "M J"]:

@@ -1,22 +1,22 @@
 """The depth loop: the one place where steps run.
 
     states += position signal given once
-    for every round:
+    for every segment, for every round of it:
         stop where every token has halted; gather away the rows of those that have
         states += signal(round)
         for every step of the round, for every sub-layer of the step:
             states = sub_layer(states)
         states = what the halting rule makes of those that entered and those that left
-    pre-norm: a final norm
+    a final norm, unless the norms are after the sums
 
 What a sub-layer is, which weights it has, and whether there is one at all, is the plan's to say.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import nullcontext
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -49,10 +49,15 @@ Rounds = Sequence[Sequence[Sequence[Runnable]]]
 
 
 class LoopProgram(NamedTuple):
-    """What the loop runs: sub-layers, and who takes part in their rounds."""
+    """What one segment runs: sub-layers, who takes part in their rounds, and whether those tick."""
 
     rounds: Rounds
     rule: HaltingRule
+    ticks: bool = True
+
+
+Program = Sequence[LoopProgram]
+"""What a stack runs: its segments. The rounds of one of them tick."""
 
 
 class Stack:
@@ -60,7 +65,7 @@ class Stack:
 
     Args:
         plan: what runs at every step. banks: where the weights are.
-        placement: of the norms. dropout: of embeddings and sub-layer outputs.
+        has_final_norm: after the last step. dropout: of embeddings and sub-layer outputs.
         signal: absolute positions. halting: who takes part in a round.
         is_causal: a token sees no later one. has_prefix: the first ones of a causal stack see each other in both
             directions, as many of them as a pass says; relative positions then know both directions everywhere.
@@ -71,14 +76,14 @@ class Stack:
         plan: Plan,
         banks: Banks,
         *,
-        placement: Literal["post", "pre"],
+        has_final_norm: bool,
         dropout: float,
         signal: PositionSignal,
         is_causal: bool,
         has_prefix: bool = False,
         halting: HaltingRule | None = None,
     ) -> None:
-        self.plan, self.banks, self.placement, self.dropout = plan, banks, placement, dropout
+        self.plan, self.banks, self.has_final_norm, self.dropout = plan, banks, has_final_norm, dropout
         self.signal, self.is_causal, self.has_prefix = signal, is_causal, has_prefix
         self.halting: HaltingRule = halting or NoHalting()
         self._own_rounds = self._rounds(plan)
@@ -88,8 +93,8 @@ class Stack:
 
     @property
     def final_norm(self) -> nn.Module | None:
-        """The norm after the last step; only pre-norm stacks have one."""
-        return self.banks.norm[f"final_{self.plan.stack}"] if self.placement == "pre" else None
+        """The norm after the last step, where there is one."""
+        return self.banks.norm[f"final_{self.plan.stack}"] if self.has_final_norm else None
 
     def __call__(
         self,
@@ -133,9 +138,7 @@ class Stack:
         with summing() if learns and not torch.compiler.is_compiling() else nullcontext():
             return self._loop(embedded_BTD, run, self.program(n_rounds, execution))
 
-    def step(
-        self, embedded_BTD: Float[Tensor, "B T D"], cache: Cache, program: LoopProgram | None = None
-    ) -> StackOutput:
+    def step(self, embedded_BTD: Float[Tensor, "B T D"], cache: Cache, program: Program | None = None) -> StackOutput:
         """Run all steps over T new columns after the cached ones.
 
         `cache.keep_BS` already covers the new columns; the first ones hold all of `cache.prefix_lengths_B`.
@@ -164,14 +167,30 @@ class Stack:
         cache.length, cache.prefix_lengths_B = end, None
         return output
 
-    def _loop(self, states_BTD: Tensor, run: Pass, program: LoopProgram) -> StackOutput:
-        rounds, rule = program
-        B, T, _ = states_BTD.shape
+    def _loop(self, states_BTD: Tensor, run: Pass, program: Program) -> StackOutput:
+        B = states_BTD.shape[0]
         signal = self.signal.prepare(run.positions, n_sentences=B, training=self.banks.training)
         if (start := self.signal.at_start(signal)) is not None:
             states_BTD = states_BTD + start
         if self.dropout and self.banks.training:
             states_BTD = drop(states_BTD, self.dropout, run.execution.dropout_draws)
+        trace, cost = None, None
+        for segment in program:
+            states_BTD, halting = self._run(segment, states_BTD, run, signal)
+            if segment.ticks:
+                trace = halting.trace()
+                # A cost is for training; the steps of decoding would pay for it, token by token.
+                cost = halting.aux_loss() if run.cache is None else None
+        if (norm := self.final_norm) is not None:
+            states_BTD = norm(states_BTD)
+        return StackOutput(states_BTD, trace, cost, tuple(run.routings), run.captures)
+
+    def _run(
+        self, segment: LoopProgram, states_BTD: Tensor, run: Pass, signal: Any
+    ) -> tuple[Float[Tensor, "B T D"], HaltingPass]:
+        """Run the rounds of one segment; return the states after it, and who took part."""
+        rounds, rule, ticks = segment
+        B, T, _ = states_BTD.shape
         states_ND = states_BTD.flatten(0, 1)
         halting = rule.start(states_ND, Rows.all(B, T), run, len(rounds))
         gathers = run.execution.compaction != "never" and rule.freezes and not self._mixes_columns
@@ -184,7 +203,7 @@ class Stack:
                 if run.cache is not None:
                     _fill_caches(rounds[index:], index, run, states_ND, halting.rows, halted)
                 break
-            tick = self.signal.at_round(signal, index)
+            tick = self.signal.at_round(signal, index) if ticks else None
             entered_ND = states_ND if tick is None else states_ND + halting.rows.take(tick)
             weight_N, visible = halting.enter(index, states_ND, entered_ND)
             here = Round.of(run, index, halting.rows, weight_N, visible, halted)
@@ -196,15 +215,10 @@ class Stack:
                 for sub_layer in step:
                     left_ND = sub_layer(left_ND, run, here)
             states_ND = halting.leave(index, states_ND, left_ND)
-        states_BTD = halting.output(states_ND)
-        if (norm := self.final_norm) is not None:
-            states_BTD = norm(states_BTD)
-        # A cost is for training; the steps of decoding would pay for it, token by token.
-        cost = halting.aux_loss() if run.cache is None else None
-        return StackOutput(states_BTD, halting.trace(), cost, tuple(run.routings), run.captures)
+        return halting.output(states_ND), halting
 
-    def program(self, n_rounds: int | None, execution: Execution) -> LoopProgram:
-        """Return what runs: sub-layers by round and step, and the halting rule.
+    def program(self, n_rounds: int | None, execution: Execution) -> Program:
+        """Return what runs: sub-layers by segment, round and step, and the halting rule of the loop.
 
         Args:
             n_rounds: None: what the execution says, else the plan's.
@@ -219,27 +233,34 @@ class Stack:
         plan = self.plan if asked is None else self.plan.with_rounds(asked)
         rounds = self._own_rounds if plan is self.plan else self._rounds(plan)
         if not execution.halting:
-            return LoopProgram(rounds, NoHalting())
-        threshold = execution.halting_threshold
-        return LoopProgram(rounds, rule if threshold is None else rule.at(threshold))
-
-    def _rounds(self, plan: Plan) -> Rounds:
+            rule = NoHalting()
+        elif execution.halting_threshold is not None:
+            rule = rule.at(execution.halting_threshold)
         return tuple(
-            tuple(tuple(self._sub_layer(step, use) for use in step.uses) for step in steps)
-            for _, steps in plan.rounds()
+            LoopProgram(own, rule if segment.is_loop else NoHalting(), segment.is_loop)
+            for segment, own in zip(plan.segments, rounds, strict=True)
+        )
+
+    def _rounds(self, plan: Plan) -> Sequence[Rounds]:
+        """Return the sub-layers of every segment."""
+        return tuple(
+            tuple(
+                tuple(tuple(self._sub_layer(step, use) for use in step.uses) for step in steps)
+                for steps in segment.rounds()
+            )
+            for segment in plan.segments
         )
 
     def _sub_layer(self, step: Step, use: Use) -> SubLayer:
         given = (self.plan.stack, step, use, self.banks)
-        named: Mapping[str, Any] = {"placement": self.placement, "dropout": self.dropout}
         if use.kind == "self_attention":
             # A distance has one meaning, whether its key is in a prefix or not, and in decoding as in training.
-            return SelfAttention(*given, looks_back_only=self.is_causal and not self.has_prefix, **named)
+            return SelfAttention(*given, looks_back_only=self.is_causal and not self.has_prefix, dropout=self.dropout)
         if use.kind == "cross_attention":
-            return CrossAttention(*given, **named)
+            return CrossAttention(*given, dropout=self.dropout)
         if isinstance(self.banks.ffn[use.weights], SeparableConv):
-            return SeparableConvSubLayer(*given, is_causal=self.is_causal, **named)
-        return FeedForwardSubLayer(*given, **named)
+            return SeparableConvSubLayer(*given, is_causal=self.is_causal, dropout=self.dropout)
+        return FeedForwardSubLayer(*given, dropout=self.dropout)
 
 
 def _pays(halting: HaltingPass, execution: Execution) -> bool:

@@ -1,7 +1,14 @@
 """A sub-layer of a plan: what every one of them has around its function f.
 
-    post-norm   states = norm(states + dropout(f(states)))       Universal Transformers, section 2.1
-    pre-norm    states = states + dropout(f(norm(states)))
+    states = after(states + dropout(output(f(before(states)))))
+
+before, output and after are norms, of which the plan names some:
+
+    post       after              Universal Transformers, section 2.1
+    pre        before             T5, GPT-2
+    peri       before, output     Ouro
+    output     output             OLMo 2
+    sandwich   before, after      Huginn
 
 f is a subclass's: self-attention, cross-attention, feed-forward (dense or of experts), separable convolution.
 """
@@ -12,7 +19,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import nn
@@ -22,6 +29,7 @@ from ostinato.kernels import active_sums, add_dropped, summing
 from ostinato.nn.bank import Banks
 from ostinato.nn.context import Pass, Round
 from ostinato.nn.experts import Decision, Routed
+from ostinato.nn.layers import at_least_float32
 from ostinato.nn.shapes import Float, Tensor
 from ostinato.plan import Step, Use
 
@@ -48,7 +56,7 @@ class SubLayer(ABC):
 
     Args:
         stack: name of the stack. step, use: its place in the plan. banks: where the use finds its weights and its norm.
-        placement: of the norm. dropout: of the output of f.
+        dropout: of the output of f.
     """
 
     def __init__(
@@ -58,38 +66,37 @@ class SubLayer(ABC):
         use: Use,
         banks: Banks,
         *,
-        placement: Literal["post", "pre"],
         dropout: float,
     ) -> None:
-        self.stack, self.step, self.use = stack, step.index, use
+        self.stack, self.step, self.use, self.dropout = stack, step.index, use, dropout
         self._banks, self._bank = banks, getattr(banks, use.kind)
-        self.is_pre_norm, self.dropout = placement == "pre", dropout
 
     @property
     def module(self) -> Any:
         """The parameter set, as it stands in its bank: one that was replaced is used."""
         return self._bank[self.use.weights]
 
-    @property
-    def norm(self) -> nn.Module | None:
-        """None where the parameter set brings norms of its own."""
-        return None if self.use.norm is None else self._banks.norm[self.use.norm]
+    def norm(self, name: str | None) -> nn.Module | None:
+        """Return a norm by its name, as it stands in its bank."""
+        return None if name is None else self._banks.norm[name]
 
     def __call__(self, states_ND: Float[Tensor, "N D"], run: Pass, here: Round) -> Float[Tensor, "N D"]:
         """Return the states after the sub-layer."""
         started = _seconds(states_ND.device) if "seconds" in run.request else 0.0
-        module, norm = self.module, self.norm
+        module, use, norms = self.module, self.use, self._banks.norm
         read_ND = self.reads(states_ND, here)
-        if self.is_pre_norm and norm is not None:
-            read_ND = norm(read_ND)
+        if use.before is not None:
+            read_ND = norms[use.before](read_ND)
         decision = self.route(module, read_ND, run, here) if isinstance(module, Routed) else None
         output_ND = self.transform(module, read_ND, decision, states_ND, run, here)
+        if use.output is not None:
+            output_ND = norms[use.output](at_least_float32(output_ND))  # states are, under autocast, too
         if self.dropout and self._banks.training:
             moved_ND = add_dropped(states_ND, output_ND, self.dropout, run.execution.dropout_draws)
         else:
             moved_ND = states_ND + output_ND
-        if not self.is_pre_norm and norm is not None:
-            moved_ND = norm(moved_ND)
+        if use.after is not None:
+            moved_ND = norms[use.after](moved_ND)
         if run.request:
             for what, value_ND in (("input", read_ND), ("output", output_ND), ("residual", moved_ND)):
                 if what in run.request:

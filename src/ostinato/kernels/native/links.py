@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ostinato.kernels.activation import Activation
+from ostinato.kernels.activation import GATES, Activation
 from ostinato.kernels.native.calls import CachedKeys, MatrixOf, address, kernels, n_threads, room
 
-_ACTIVATIONS: dict[Activation | None, int] = {None: 0, "relu": 1, "gelu": 2, "geglu": 3}
-_TANH = 4
+_ACTIVATIONS: dict[Activation, int] = {"relu": 1, "gelu": 2, "relu2": 3, "gelu_tanh": 4, "silu": 5}
+_TANH = 6
 _GATES = {"softmax": 0, "topk_softmax": 1, "sigmoid": 2}
 
 
@@ -160,8 +160,10 @@ class FeedForwardLink:
         self._held: Any = (norm, up, down, route, routes)
         first, second = MatrixOf.of(*up), MatrixOf.of(*down)
         of_norm = _Norm.of(norm, is_before=is_before)
-        self.call = _FeedForward(of_norm, routes.address, first, second, _ACTIVATIONS[activation])
-        self.width = routes.top_k * (second.n_in + (first.n_out if activation == "geglu" else 0)) + routes.width
+        self.call = _FeedForward(
+            of_norm, routes.address, first, second, _ACTIVATIONS[GATES.get(activation, activation)]
+        )
+        self.width = routes.top_k * (second.n_in + (first.n_out if activation in GATES else 0)) + routes.width
         self.n_weights = routes.n_weights
 
 

@@ -10,7 +10,7 @@
 
 #include "vectors.h"
 
-enum { NO_ACTIVATION = 0, RELU = 1, GELU = 2, GEGLU = 3, TANH = 4 };
+enum { NO_ACTIVATION = 0, RELU = 1, GELU = 2, RELU2 = 3, GELU_TANH = 4, SILU = 5, TANH = 6 };
 
 /* Rows of W in a block, and of x: with as many sums as there are registers, or half as many where there are few. */
 #define WIDE 8
@@ -31,8 +31,11 @@ typedef struct {
 
 INLINE float activated(float x, int activation) {
     if (activation == RELU) return x > 0 ? x : 0;
-    if (activation == TANH) return tanhf(x);
-    return activation == GELU ? gelu(x) : x;
+    if (activation == GELU) return gelu(x);
+    if (activation == RELU2) return x > 0 ? x * x : 0;
+    if (activation == GELU_TANH) return 0.5f * x * (1.0f + tanhf(0.79788456f * (x + 0.044715f * x * x * x)));
+    if (activation == SILU) return x / (1.0f + expf(-x));
+    return activation == TANH ? tanhf(x) : x;
 }
 
 /* The first block of a column asks for the rows of W that a later column reads. */

@@ -159,7 +159,7 @@ static void attention(const Attention *a, const Keys *k, const float *x, const f
 /* The hidden layer of n rows, some columns of it: `work` [n, F], behind which gates are kept. */
 static void hidden_layer(const FeedForward *m, const float *x, const Chosen *chosen, float *work, int64_t n, Share mine) {
     const int64_t F = m->down.n_in, U = m->up.n_out, k = chosen ? m->route->n_chosen : 1;
-    const int is_gated = m->activation == GEGLU;
+    const int is_gated = U != F;
     float *before = is_gated ? work + n * k * F : work;
     /* Gates first, the linear branch behind them; every thread has both halves of its part. */
     for (int64_t half = 0; half <= is_gated; half++) {
@@ -173,7 +173,7 @@ static void hidden_layer(const FeedForward *m, const float *x, const Chosen *cho
     for (int64_t row = 0; row < n * k; row++)
         for (int64_t i = mine.first; i < mine.last; i++) {
             const float value = before[row * U + i];
-            work[row * F + i] = is_gated ? gelu(value) * before[row * U + F + i] : activated(value, (int)m->activation);
+            work[row * F + i] = activated(value, (int)m->activation) * (is_gated ? before[row * U + F + i] : 1.0f);
         }
 }
 
@@ -181,7 +181,7 @@ static void hidden_layer(const FeedForward *m, const float *x, const Chosen *cho
 static void feed_forward(const FeedForward *m, const float *x, float *f, float *work, int64_t n, const Own *own) {
     const int64_t D = m->down.n_out, F = m->down.n_in, k = m->route ? m->route->n_chosen : 1;
     const float *inner = entered(&m->norm, x, n, D, own->inner);
-    const Chosen *chosen = routed(m->route, inner, n, work + n * k * (F + (m->activation == GEGLU ? m->up.n_out : 0)), own);
+    const Chosen *chosen = routed(m->route, inner, n, work + n * k * (F + (m->up.n_out != F ? m->up.n_out : 0)), own);
     hidden_layer(m, inner, chosen, work, n, share(F, WIDE, own->thread, own->all));
 #pragma omp barrier
     const Share mine = share(D, WIDE, own->thread, own->all);
