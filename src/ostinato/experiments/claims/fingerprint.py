@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeVar
 
+import torch
+
 from ostinato.config.base import Config
 from ostinato.config.recipe import Recipe
 from ostinato.evaluation.loading import resolve_device
@@ -41,6 +43,7 @@ def fingerprint(recipe: Recipe) -> list[float]:
     found: list[float] = []
     with cpu_threads(1), preserved_randomness():
         bench = Bench(Candidate("arm", model, training), resolve_device("cpu"))
+        torch.manual_seed(1)  # of what a training pass draws
         batch = random_batch(model, _WORK, seed=1)
         updater = Updater(bench.model, build_optimizer(bench.model, training.optimizer), training)
         for place in _PLACES:

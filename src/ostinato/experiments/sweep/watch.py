@@ -102,8 +102,8 @@ class LinesWatcher(Watcher):
         self._said: dict[str, float] = {}
 
     def on_plan(self, runs: Sequence[PlannedRun], n_there: int) -> None:
-        """Say how many there are."""
-        self._n_runs = len(runs)
+        """Say how many there are; several plans of one command add up."""
+        self._n_runs += len(runs)
         self.say(f"{len(runs)} runs to do, {n_there} there")
 
     def on_event(self, event: Event) -> None:
@@ -142,7 +142,7 @@ class RichWatcher(Watcher):
         from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
         self.close()
-        self._sizes = {run.name: run.recipe.training.n_updates for run in runs}
+        self._sizes |= {run.name: run.recipe.training.n_updates for run in runs}
         self.console.print(f"{len(runs)} runs to do, {n_there} there", markup=False, highlight=False)
         if not runs:
             return
