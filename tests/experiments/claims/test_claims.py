@@ -158,20 +158,22 @@ def test_claims_are_listed_with_what_came_of_them(tmp_path, capsys):
     assert {one["outcome"] for one in listed} <= set(claims.STATES)
     for one in listed:
         assert (one["why_stale"] is not None) == (one["outcome"] == "stale")
-        if one["outcome"] != "not run":
+        if one["outcome"] not in ("not run", "stale"):
             said = {number["verdict"] for number in one["numbers"]}
-            assert (one["verdict"] == "supported") == (said == {"supported"})
+            is_so = all(control["is_so"] for control in one["controls"])
+            assert (one["verdict"] == "supported") == (said == {"supported"} and is_so)
             assert one["made_with"].startswith("0.")
-    claim = claims.load_claim("one-wide-ffn/decoding-speed")
+    claim = claims.load_claim("one-wide-ffn/parameters")
     outcome = claims.read_outcome(claim, [claims.claims_directory()])
-    head = {key: value for key, value in outcome.head.items() if key != "code"}
-    head |= {"verdict": "contradicted", "versions": {"ostinato": "0.0.9", "commit": "0123456789abcdef-dirty"}}
+    assert outcome is not None
+    old = {"verdict": "contradicted", "versions": {"ostinato": "0.0.9", "commit": "0123456789abcdef-dirty"}}
+    head = {key: value for key, value in outcome.head.items() if key != "registered"} | old
     claims.write_outcome(claim, claims.Outcome(head, outcome.rows), tmp_path)
     assert run("claims", "--paper", "one-wide-ffn", "--outcomes", str(tmp_path)) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "stale (contradicted)" in shown
     assert "0.0.9, 0123456-dirty" in shown
-    assert "stale, of which code it is was not recorded: one-wide-ffn/" in shown
+    assert "stale, the claim has changed since: one-wide-ffn/parameters" in shown
 
 
 def test_no_claim_of_the_library_has_changed_since_its_outcome():
@@ -515,3 +517,20 @@ def test_rounds_of_a_timing_are_its_seeds(tmp_path):
 def test_the_document_of_results_is_what_the_command_prints():
     path = Path(__file__).parents[3] / "docs/results/index.md"
     assert path.read_text(encoding="utf-8") == document(), "ostinato claims --markdown > docs/results/index.md"
+
+
+def test_claims_of_trained_models_have_enough_seeds():
+    for claim in claims.list_claims():
+        source, design = claim.config.source, claim.config.design
+        if source.kind != "sweep":
+            continue
+        assert design is not None
+        sweep = source_sweep(source, None)
+        names = {arm for arm, _ in named_by([*claim.config.expect, *claim.config.controls])}
+        n_seeds = min(len(sweep.seeds_of(arm)) for arm in sweep.arms if arm.name in names)
+        n_runs = sum(len(sweep.seeds_of(arm)) for arm in sweep.arms if arm.name in names)
+        # Five where an arm's run takes less than a quarter of an hour, three elsewhere.
+        assert n_seeds >= (5 if claim.config.minutes / n_runs < 15 else 3), claim.name
+        tuning_seeds = [] if design.tuning is None else design.tuning.seeds
+        chosen_on = {*design.pilot_seeds, *tuning_seeds}
+        assert not chosen_on & {seed for arm in sweep.arms for seed in sweep.seeds_of(arm)}, claim.name
