@@ -135,6 +135,40 @@ def test_an_outcome_of_before_registration_is_refused(repository):
     assert "does not say when" in repository.why(Outcome({"registered": "", "verdict": "supported"}, []))
 
 
+def test_a_measure_or_an_arm_of_its_sweep_that_changed_after_the_runs_is_refused_and_another_is_not(repository):
+    path = repository.folder / "sweep.yaml"
+    loss = {"name": "loss", "kind": "result", "split": "dev", "path": "loss"}
+    arms = [{"name": "one"}, {"name": "two", "set": {"model.d_model": 32}}, {"name": "three"}]
+    sweep = {"recipe": "demo/universal", "seeds": [1, 2], "arms": arms, "measures": [loss]}
+    number = {
+        "what": "loss",
+        "unit": "nats",
+        "statistic": {"kind": "difference", "of": "two/loss", "minus": "one/loss"},
+    }
+    trained = {
+        "source": {"kind": "sweep", "sweep": str(path)},
+        "design": {"differ_in": ["model.d_model"]},
+        "expect": [number | {"band": [0.1, None]}],
+        "controls": [number | {"band": [None, 9.0]}],
+    }
+
+    def commit(at: int, **changes: object) -> None:
+        path.write_text(yaml.safe_dump(sweep | changes))
+        repository.commit(at)
+
+    path.write_text(yaml.safe_dump(sweep))
+    repository.commit_claim(NINE, **trained)
+    outcome = repository.outcome(NINE + HOUR)
+    assert repository.why(outcome) is None
+    commit(NINE + 2 * HOUR, arms=[*arms[:2], {"name": "three", "set": {"model.d_model": 64}}, {"name": "four"}])
+    assert repository.why(outcome) is None
+    commit(NINE + 3 * HOUR, measures=[loss | {"path": "perplexity"}])
+    assert "of the sweep" in repository.why(outcome)
+    commit(NINE + 4 * HOUR, arms=[arms[0], {"name": "two", "set": {"model.d_model": 64}}])
+    assert "has changed since its runs" in repository.why(outcome)
+    assert repository.why(repository.outcome(NINE + 5 * HOUR)) is None
+
+
 def test_without_a_history_the_check_says_so(tmp_path):
     with pytest.raises(ConfigError, match="the history of the claims cannot be read"):
         check_outcomes(tmp_path)

@@ -23,6 +23,8 @@ from ostinato.experiments.claims.files import Claim, Outcome
 
 _ROW = 0.24
 """Inches."""
+_LONGEST = 72
+"""Characters of a label."""
 _FARTHEST = 4.0
 """What lies beyond is drawn at the edge, as an arrow."""
 _LOOKS = {"supported": COLOURS[2], "contradicted": COLOURS[4], "inconclusive": COLOURS[0]}
@@ -63,7 +65,9 @@ def draw_forest(claims: Sequence[tuple[Claim, Outcome | None]], path: Path) -> P
         inside = max(-_FARTHEST, min(_FARTHEST, value))
         marker = "o" if inside == value else ">" if value > 0 else "<"
         axes.plot([inside], [place], marker, color=colour, markersize=4.5)
-    axes.set_yticks(range(len(rows)), [f"{name}: {e.what}"[:64] for name, e, _ in reversed(rows)], fontsize=FONT)
+    labels = [f"{name}: {e.what}" for name, e, _ in reversed(rows)]
+    short = [text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..." for text in labels]
+    axes.set_yticks(range(len(rows)), short, fontsize=FONT)
     axes.axvline(0, color="black", linewidth=0.6)
     axes.set_xlim(-_FARTHEST - 0.2, _FARTHEST + 0.2)
     axes.set_ylim(-0.6, len(rows) - 0.4)

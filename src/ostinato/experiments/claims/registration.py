@@ -4,6 +4,7 @@ An outcome says when the first of its runs began, and the hash of the claim that
 
     the newest commit of the claim's file that is not later than that moment has this hash, and
     the file has it today: neither effect nor runs have changed since, and
+    the sweep that it names, where it names one, had the same arms and measures at that moment, of those that count, and
     none of its runs stands in an earlier outcome that was judged by another claim's hash: a threshold that is changed
     after a result needs runs of its own.
 """
@@ -17,9 +18,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
+from ostinato.config.claim import SweepSource
 from ostinato.config.files import read_yaml
 from ostinato.errors import ConfigError
+from ostinato.experiments.claims.design import named_by
 from ostinato.experiments.claims.files import (
     Claim,
     Outcome,
@@ -29,6 +33,7 @@ from ostinato.experiments.claims.files import (
     registered_hash,
     variant,
 )
+from ostinato.experiments.sweep.files import shipped_sweeps
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +87,14 @@ def why_not_registered(claim: Claim, outcome: Outcome, directory: Path) -> str |
     newest = before[0]
     if newest.text is None or _hash_of(newest.text, claim) != head["registered"]:
         return f"its runs began {began:%Y-%m-%d %H:%M} UTC, when the claim said otherwise ({newest.name[:7]})"
+    source = claim.config.source
+    if isinstance(source, SweepSource) and isinstance(source.sweep, str):
+        path = shipped_sweeps()[source.sweep] if source.sweep in shipped_sweeps() else Path(source.sweep)
+        then = [one for one in _history(path) if one.seconds <= began.timestamp()]
+        if not then or then[0].text is None:
+            return f"its runs began before the sweep {source.sweep} was committed"
+        if _named_settings(_settings(then[0].text), claim) != _named_settings(read_yaml(path), claim):
+            return f"what it names of the sweep {source.sweep} has changed since its runs ({then[0].name[:7]})"
     own = {row["key"] for row in outcome.rows if row.get("key")}
     for commit in _history(outcome_path(claim, directory)):
         first, *rows = (json.loads(line) for line in (commit.text or "{}").splitlines())
@@ -93,13 +106,41 @@ def why_not_registered(claim: Claim, outcome: Outcome, directory: Path) -> str |
 
 def _hash_of(text: str, claim: Claim) -> str | None:
     """Return what a claim's file registered, given its text; None where it was no YAML."""
+    try:
+        return registered_hash(_settings(text), claim.variant)
+    except ConfigError:
+        return None
+
+
+def _settings(text: str) -> dict[str, Any]:
+    """Return the settings in a YAML file's text."""
     with TemporaryDirectory() as folder:
-        path = Path(folder) / claim.path.name
+        path = Path(folder) / "committed.yaml"
         path.write_text(text, encoding="utf-8")
-        try:
-            return registered_hash(read_yaml(path), claim.variant)
-        except ConfigError:
-            return None
+        return read_yaml(path)
+
+
+def _named_settings(settings: dict[str, Any], claim: Claim) -> dict[str, Any]:
+    """Return what a claim is computed from in a sweep's file: what all arms have, its own arms, and its measures."""
+    named = named_by([*claim.config.expect, *claim.config.controls])
+    source = claim.config.source
+    assert isinstance(source, SweepSource)
+    compared = [one for one in source.compared if (one.arm, one.name) in named]
+    arms = {arm for arm, _ in named} | {arm for one in compared for arm in one.others}
+    waiting = list(arms)
+    by_name = {arm["name"]: arm for arm in settings["arms"]}
+    while waiting:
+        after = by_name.get(waiting.pop(), {}).get("after")
+        if after is not None and after not in arms:
+            arms.add(after)
+            waiting.append(after)
+    measures = [
+        {key: value for key, value in measure.items() if key != "arms"}
+        for measure in settings.get("measures", [])
+        if any(own == measure["name"] or own.startswith(f"{measure['name']}.") for _, own in named)
+    ]
+    common = {key: settings.get(key) for key in ("recipe", "overrides", "seeds")}
+    return common | {"arms": [by_name.get(name) for name in sorted(arms)], "measures": measures}
 
 
 def _history(path: Path) -> Iterator[_Commit]:
