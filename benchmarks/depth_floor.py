@@ -21,7 +21,7 @@ from ostinato.nn.compiled import KeyValuesInPlace
 from ostinato.nn.context import Pass, Round
 from ostinato.nn.rows import Rows
 from ostinato.nn.self_attention import SelfAttention
-from ostinato.nn.stack import LoopProgram, Stack
+from ostinato.nn.stack import Program, Stack
 from ostinato.nn.sub_layer import SubLayer
 from ostinato.nn.types import StackOutput
 
@@ -36,7 +36,7 @@ class DepthFloor(Stack):
     """
 
     def __init__(self, stack: Stack, depths_BT: Tensor) -> None:
-        if not stack.plan.is_fully_shared or any(len(steps) > 1 for _, steps in stack.plan.rounds()):
+        if not stack.plan.is_fully_shared or any(len(steps) > 1 for steps in stack.plan.loop.rounds()):
             raise ValueError("the floor is that of a stack which runs the same weights once every round")
         self.__dict__.update(stack.__dict__)
         self.halting = ForcedDepths(depths_BT)  # where tokens halt, compiled steps run round by round
@@ -46,9 +46,10 @@ class DepthFloor(Stack):
         self._columns_R: list[int] = [-(-int(n) // depths_BT.shape[0]) for n in runs_RBT.sum((1, 2))]
         self._rows_TR: list[list[int]] = runs_RBT.sum(1).t().tolist()
 
-    def _loop(self, states_BTD: Tensor, run: Pass, program: LoopProgram) -> StackOutput:
+    def _loop(self, states_BTD: Tensor, run: Pass, program: Program) -> StackOutput:
         """Run the first columns of whole sentences, and of the one new column of a cached pass the first sentences."""
-        own, is_compiled = self.program(None, run.execution).rounds, not isinstance(program.rounds[0][0][0], SubLayer)
+        (looped,), (segment,) = self.program(None, run.execution), program
+        own, is_compiled = looped.rounds, not isinstance(segment.rounds[0][0][0], SubLayer)
         dim, sizes_R = (1, self._columns_R) if run.cache is None else (0, self._rows_of_column())
         run_step = _run_compiled if is_compiled else _run_sliced
         for sub_layer in own[0][0]:
@@ -59,7 +60,7 @@ class DepthFloor(Stack):
         # Of tokens that have halted: states, and keys and values. Those that halted last stand first.
         halted: list[Tensor] = []
         halted_kv: Tensor | None = None
-        for index, ((step,), n) in enumerate(zip(program.rounds, sizes_R, strict=True)):
+        for index, ((step,), n) in enumerate(zip(segment.rounds, sizes_R, strict=True)):
             if n < states.shape[dim]:
                 states, new = states.tensor_split((n,), dim)
                 halted.insert(0, new)

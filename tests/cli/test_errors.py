@@ -43,7 +43,7 @@ def test_three_problems_give_three_lines_and_exit_code_two(run, tmp_path: Path) 
         "model.encoder.n_stps is 3: no such setting; did you mean n_steps?",
         "model.encoder.self_attention.n_heads is 7: must divide model.d_model = 128 (nearest: 4), "
         "or set model.encoder.self_attention.d_head",
-        "training.n_updates is 'eight': must be an integer in [1, 2^31 - 1]",
+        "training.n_updates is 'eight': must be an integer in [0, 2^31 - 1]",
     ]
     assert not (tmp_path / "runs").exists()
 

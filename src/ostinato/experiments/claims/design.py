@@ -23,6 +23,8 @@ from ostinato.experiments.sweep.run_key import key_settings
 
 _LENGTH, _UNALIKE = "training.n_updates", ("seed", "training.init_from")
 """A run's own: its seed, and where it starts."""
+_FILES = ("data.train", "data.dev", "data.test")
+"""What is no part of an address, whose place the hash of the examples takes."""
 _ANOTHER_RUN = "another-arm's-run"
 
 Rows = list[dict[str, Any]]
@@ -115,8 +117,13 @@ def check_alike(sweep: SweepConfig, design: DesignConfig) -> None:
         ConfigError: every setting that differs, with its values in two arms.
     """
     settings: dict[str, dict[str, Any]] = {}
+
+    def given(name: str, recipe: Recipe) -> Any:
+        return getattr(recipe.data, name.removeprefix("data."))
+
     for arm in sweep.arms:
-        of_arm = key_settings(first_recipe(sweep, arm), first_names=True)
+        recipe = first_recipe(sweep, arm)
+        of_arm = key_settings(recipe, first_names=True) | {name: given(name, recipe) for name in _FILES}
         settings[arm.name] = {key: value for key, value in of_arm.items() if key not in _UNALIKE}
 
     def generation(arm: ArmConfig) -> int:
@@ -124,12 +131,13 @@ def check_alike(sweep: SweepConfig, design: DesignConfig) -> None:
 
     problems = []
     for _, group in groupby(sorted(sweep.arms, key=generation), generation):
-        first, *others = (arm.name for arm in group)
+        # Trained arms are compared with a trained one: the length of an untrained one says nothing of theirs.
+        first, *others = sorted((arm.name for arm in group), key=lambda name: settings[name].get(_LENGTH) == 0)
         for other in others:
             a, b = settings[first], settings[other]
             for key in dict.fromkeys([*a, *b]):
                 is_named = any(key == own or key.startswith(f"{own}.") for own in design.differ_in)
-                is_untrained = key == _LENGTH and 0 in (a.get(key), b.get(key))
+                is_untrained = key == _LENGTH and b.get(key) == 0
                 if a.get(key) != b.get(key) and not is_named and not is_untrained:
                     reason = f"{other} has {b.get(key)!r}, {first} {a.get(key)!r}: design.differ_in does not name it"
                     problems.append(Problem(key, None, reason))

@@ -146,6 +146,11 @@ def _claim(claim: Claim, outcome: Outcome | None, said: State) -> Iterator[str]:
             f"seeds {', '.join(map(str, tuning.seeds))}"
         )
         yield f"Arms differ in {', '.join(design.differ_in)}{equal}{grid}.\n"
+    if outcome is not None and said != "stale" and design is not None and design.tuning is not None:
+        ends = {str(design.tuning.values[0]), str(design.tuning.values[-1])}
+        chosen = {arm: str(one["chosen"]) for arm, one in outcome.head["tuning"].items()}
+        words = [f"{arm} {value}{' (an end of the grid)' if value in ends else ''}" for arm, value in chosen.items()]
+        yield f"Chosen: {', '.join(words)}.\n"
     if config.limits:
         yield f"{config.limits}\n"
     ran = f"Run on {outcome.head['date']} with ostinato {outcome.made_with}. " if outcome else ""

@@ -5,15 +5,16 @@ An outcome says when the first of its runs began, and the hash of the claim that
     the newest commit of the claim's file that is not later than that moment has this hash, and
     the file has it today: neither effect nor runs have changed since, and
     the sweep that it names, where it names one, had the same arms and measures at that moment, of those that count, and
-    none of its runs stands in an earlier outcome that was judged by another claim's hash: a threshold that is changed
-    after a result needs runs of its own.
+    no earlier outcome has the same arm and seed, or the same run, where the claim or the settings of its arms were
+    others: a threshold or a setting that is changed after a result needs seeds of its own. Counts have no seeds, and
+    outcomes of before claims were registered are pilots.
 """
 
 from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -95,13 +96,21 @@ def why_not_registered(claim: Claim, outcome: Outcome, directory: Path) -> str |
             return f"its runs began before the sweep {source.sweep} was committed"
         if _named_settings(_settings(then[0].text), claim) != _named_settings(read_yaml(path), claim):
             return f"what it names of the sweep {source.sweep} has changed since its runs ({then[0].name[:7]})"
-    own = {row["key"] for row in outcome.rows if row.get("key")}
+    own = _seeds_of(outcome.rows)
     for commit in _history(outcome_path(claim, directory)):
         first, *rows = (json.loads(line) for line in (commit.text or "{}").splitlines())
-        other = own & {row.get("key") for row in rows}
-        if other and first.get("registered") != head["registered"]:
-            return f"{len(other)} of its runs were judged by other bands before ({commit.name[:7]})"
+        if "registered" not in first:  # of before claims were registered: a pilot
+            continue
+        both = own & _seeds_of(rows)
+        if both and any(first.get(key) != head.get(key) for key in ("registered", "settings")):
+            arm, seed = min(both)
+            return f"{arm} with seed {seed} was judged by another claim or settings before ({commit.name[:7]})"
     return None
+
+
+def _seeds_of(rows: Iterable[dict[str, Any]]) -> set[tuple[str, str]]:
+    """Return the arms and seeds of trained runs."""
+    return {(row["arm"], str(row["seed"])) for row in rows if row.get("key")}
 
 
 def _hash_of(text: str, claim: Claim) -> str | None:

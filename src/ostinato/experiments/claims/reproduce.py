@@ -106,7 +106,7 @@ def reproduce(claim: Claim, resources: Resources, earlier: Outcome | None = None
             chosen = trained.chosen
             if trained.is_of_earlier_code(now["source"]):
                 content["fingerprints"] = None
-            began = min((row["began"] for row in rows if row.get("began")), default=began)
+            began = min(trained.began, default=began)
         case TimingSource():
             rows = timed_rows(source, resources.on_event)
         case CountSource():
@@ -151,6 +151,8 @@ class _Trained:
         self.kept: Rows = [] if kept is None else kept.rows
         self.chosen: dict[str, Any] = {} if kept is None else kept.head["tuning"]
         self._runs: list[PlannedRun] = []
+        self.began: list[str] = []
+        """When every run began, those of trials and of controls among them."""
 
     def rows(self, expectations: Sequence[ExpectationConfig], control: ControlConfig | None = None) -> Rows:
         """Return the rows of all arms and seeds that some numbers name; what is missing is trained.
@@ -196,7 +198,9 @@ class _Trained:
                 _add_comparison(measure, rows, runs, resources.store, resources.access)
             found |= {(row["arm"], row["seed"]): row for row in rows if (row["arm"], row["seed"]) in missing}
             self._runs += [run for run in runs if (run.arm, run.seed) in missing]
-        return [found[run.arm, run.seed] for run in runs]
+        rows = [found[run.arm, run.seed] for run in runs]
+        self.began += [row["began"] for row in rows if row["began"]]
+        return rows
 
     def is_of_earlier_code(self, source: str) -> bool:
         """Return whether a run in the store was trained by code of another content."""
@@ -207,9 +211,11 @@ class _Trained:
         if resources.take:
             for run in import_runs(resources.take, plan_runs(sweep, resources.store, resources.access)):
                 resources.on_event(f"taken: {run.name}")
-        return run_sweep(
+        rows = run_sweep(
             sweep, resources.store, access=resources.access, executor=resources.executor, watcher=resources.watcher
         )
+        self.began += [row["began"] for row in rows if row["began"]]
+        return rows
 
 
 def _add_comparison(

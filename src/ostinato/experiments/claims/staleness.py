@@ -45,6 +45,8 @@ def why_stale(claim: Claim, outcome: Outcome) -> str | None:
         return "the claim has changed since"
     if head["settings"] != settings_hash(claim):
         return "the settings of its arms have changed since"
+    if head.get("measures") not in (None, measures_hash(claim)):
+        return "the measures of its sweep have changed since"
     match claim.config.source:
         case TimingSource():
             return None if head["timed"] == source_hash(_TIMED) else "what it times has changed since"
@@ -66,13 +68,25 @@ def content_of(claim: Claim) -> dict[str, Any]:
     if isinstance(claim.config.source, TimingSource):
         return {"settings": settings_hash(claim), "timed": source_hash(_TIMED)}
     if isinstance(claim.config.source, SweepSource):
-        return {"settings": settings_hash(claim), "fingerprints": arm_fingerprints(claim)}
+        content = {"settings": settings_hash(claim), "measures": measures_hash(claim)}
+        return content | {"fingerprints": arm_fingerprints(claim)}
     return {"settings": settings_hash(claim)}
 
 
 def settings_hash(claim: Claim) -> str:
     """Return SHA-256 of the resolved settings of every arm that the claim names."""
     content = {name: key_settings(recipe, first_names=True) for name, recipe in _recipes(claim).items()}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def measures_hash(claim: Claim) -> str | None:
+    """Return SHA-256 of the measures that the claim names, of its sweep and of several runs; None where it has none."""
+    source = claim.config.source
+    if not isinstance(source, SweepSource):
+        return None
+    named = named_by([*claim.config.expect, *claim.config.controls])
+    sweep, compared = named_part(source_sweep(source, None), source, named)
+    content = [one.model_dump(mode="json", exclude={"arms"}) for one in (*sweep.measures, *compared)]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 

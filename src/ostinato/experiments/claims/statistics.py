@@ -129,7 +129,7 @@ def _number(expectation: ExpectationConfig, rows: Sequence[dict[str, Any]], samp
         by_seed,
         low,
         high,
-        judged[least].p_supported,
+        min(1.0, _n_tried(statistic, band) * judged[least].p_supported),
         min(1.0, len(parts) * min(part.p_contradicted for part in judged)),
         seeds_needed(*parts[least]) if sampling == "seeds" else None,
     )
@@ -167,6 +167,14 @@ def _parts(
             return [(_differences(best, other), (0.0, None)) for other in others]
         case _:
             return [(sample, band)]
+
+
+def _n_tried(statistic: Statistic, band: Limits) -> int:
+    """Return of how many the judged one was chosen as the best: of the terms inside the band, for `best_at`."""
+    if not isinstance(statistic, BestAtStatistic):
+        return 1
+    low, high = band
+    return sum((low is None or at >= low) and (high is None or at <= high) for at in statistic.at)
 
 
 def _differences(of: Sequence[float], minus: Sequence[float]) -> list[float]:
