@@ -12,11 +12,13 @@ import yaml
 import ostinato
 from ostinato import version
 from ostinato.cli.app import main
+from ostinato.config.claim import DesignConfig
 from ostinato.config.files import fill_inputs, shipped_files
 from ostinato.config.measures import TableSelection
+from ostinato.config.sweep import SweepConfig
 from ostinato.errors import ConfigError, DataError
 from ostinato.experiments.claims import files as claims
-from ostinato.experiments.claims.design import named_by, source_sweep
+from ostinato.experiments.claims.design import check_alike, named_by, source_sweep
 from ostinato.experiments.claims.document import document
 from ostinato.experiments.claims.reproduce import Resources, reproduce
 from ostinato.experiments.claims.staleness import state, why_stale
@@ -278,6 +280,24 @@ def test_arms_that_differ_in_more_than_the_design_says_are_refused_before_any_tr
     with pytest.raises(ConfigError, match=r"model\.encoder\.n_steps.*three has 3, two.*does not name it"):
         reproduce(claim, Resources(tmp_path / "store"))
     assert not list((tmp_path / "store").glob("*/checkpoints"))
+
+
+def sweep_of(*arms: dict) -> SweepConfig:
+    return SweepConfig.model_validate({"name": "s", "recipe": "demo/universal", "arms": list(arms)})
+
+
+def test_an_untrained_arm_hides_no_difference_between_trained_ones():
+    untrained = {"name": "untrained", "set": {"training.n_updates": 0}}
+    short, long = ({"name": str(n), "set": {"training.n_updates": n}} for n in (20, 40))
+    check_alike(sweep_of(untrained, short), DesignConfig(differ_in=["model.d_model"]))
+    with pytest.raises(ConfigError, match=r"training\.n_updates.*40 has 40, 20 20"):
+        check_alike(sweep_of(untrained, short, long), DesignConfig(differ_in=["model.d_model"]))
+
+
+def test_arms_that_train_on_other_files_are_refused():
+    arms = ({"name": name, "recipe": "lm/transformer", "set": {"data.train": name, "data.dev": "d"}} for name in "ab")
+    with pytest.raises(ConfigError, match=r"data\.train.*b has 'b', a 'a'"):
+        check_alike(sweep_of(*arms), DesignConfig(differ_in=["model"]))
 
 
 def test_every_arm_chooses_from_the_same_grid_on_the_tuning_seeds(tmp_path):

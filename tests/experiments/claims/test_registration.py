@@ -64,11 +64,17 @@ class Repository:
     def claim(self):
         return load_claim(self.folder / "universal-transformer/steps.yaml")
 
-    def outcome(self, began: int, keys: tuple[str, ...] = ()) -> Outcome:
-        """Write an outcome of the claim as it stands."""
+    def outcome(self, began: int, seeds: tuple[int, ...] = (), settings: str = "alike") -> Outcome:
+        """Write an outcome of the claim as it stands, with runs of their own address every time."""
         moment = subprocess.run(["date", "-u", "-d", f"@{began}", "+%Y-%m-%dT%H:%M:%S+00:00"], capture_output=True)
-        head = {"registered": self.claim.registered, "verdict": "supported", "began": moment.stdout.decode().strip()}
-        outcome = Outcome(head, [{"arm": "two", "seed": n, "key": key, "values": {}} for n, key in enumerate(keys)])
+        head = {
+            "registered": self.claim.registered,
+            "settings": settings,
+            "verdict": "supported",
+            "began": moment.stdout.decode().strip(),
+        }
+        rows = [{"arm": "two", "seed": seed, "key": f"{began} {seed}", "values": {}} for seed in seeds]
+        outcome = Outcome(head, rows)
         write_outcome(self.claim, outcome, self.folder)
         return outcome
 
@@ -86,7 +92,7 @@ OTHER_BAND = [CONTENT["expect"][0] | {"band": [0.5, 1.5]}]
 
 def test_a_claim_that_was_committed_before_its_runs_counts(repository):
     repository.commit_claim(NINE)
-    outcome = repository.outcome(NINE + HOUR, ("a", "b"))
+    outcome = repository.outcome(NINE + HOUR, (1, 2))
     assert repository.why(outcome) is None
     repository.commit(NINE + 2 * HOUR)
     assert repository.why(outcome) is None
@@ -121,13 +127,22 @@ def test_a_band_that_was_changed_and_changed_back_counts_as_what_it_was_when_the
     assert repository.why(repository.outcome(NINE + 4 * HOUR)) is None
 
 
-def test_runs_that_another_band_has_judged_are_refused_also_where_they_are_said_to_be_new(repository):
+def test_seeds_that_another_band_has_judged_are_refused_also_where_they_are_trained_anew(repository):
     repository.commit_claim(NINE)
-    repository.outcome(NINE + HOUR, ("a", "b"))
+    repository.outcome(NINE + HOUR, (1, 2))
     repository.commit(NINE + HOUR)
     repository.commit_claim(NINE + 2 * HOUR, expect=OTHER_BAND)
-    assert "1 of its runs were judged by other bands" in repository.why(repository.outcome(NINE + 3 * HOUR, ("b", "c")))
-    assert repository.why(repository.outcome(NINE + 3 * HOUR, ("c", "d"))) is None
+    why = repository.why(repository.outcome(NINE + 3 * HOUR, (2, 3)))
+    assert why.startswith("two with seed 2 was judged by another claim or settings before")
+    assert repository.why(repository.outcome(NINE + 3 * HOUR, (3, 4))) is None
+
+
+def test_seeds_that_were_judged_with_other_settings_of_the_arms_are_refused(repository):
+    repository.commit_claim(NINE)
+    repository.outcome(NINE + HOUR, (1, 2), settings="before")
+    repository.commit(NINE + HOUR)
+    assert "seed 1 was judged by another" in repository.why(repository.outcome(NINE + 3 * HOUR, (1, 2)))
+    assert repository.why(repository.outcome(NINE + 3 * HOUR, (1, 2), settings="before")) is None
 
 
 def test_an_outcome_of_before_registration_is_refused(repository):

@@ -210,3 +210,11 @@ def test_the_seeds_that_would_decide_do_so_with_the_power_that_is_promised(n_see
     assert below < 0.8 + error
     assert seeds_needed([1.0, 1.0, 1.0], (0.0, None)) is None
     assert seeds_needed([1.0, 1.001, 0.5], (0.834, None)) is None
+
+
+def test_the_best_of_several_is_corrected_for_their_number():
+    rows = arms(a=[3.0, 3.4, 3.1], b=[2.9, 3.3, 3.2], c=[1.0, 1.3, 1.2])
+    along, at = ["a/s", "b/s", "c/s"], [1, 2, 3]
+    of_one = number({"kind": "best_at", "along": along[::2], "at": at[::2]}, (1, 1), rows=rows)
+    of_two = number({"kind": "best_at", "along": along, "at": at}, (1, 2), rows=rows)
+    assert of_two.p_supported == pytest.approx(2 * of_one.p_supported)
