@@ -17,7 +17,7 @@ from ostinato.kernels.feedforward import feed_forward_by, try_feed_forward
 from reference.equations import ACTIVATIONS as OF
 
 BACKENDS: list[Backend] = ["loop", "segments", "padded", "grouped"]
-ACTIVATIONS: list[Activation] = list(OF)
+ACTIVATIONS: list[Activation] = ["relu", "relu2", "gelu", "geglu", "swiglu"]
 
 
 @pytest.fixture(autouse=True)

@@ -27,7 +27,6 @@ SHORT = ["decoding.max_length=8", "decoding.max_length_ratio=0", "decoding.min_l
 """Of models that write: on untrained ones outputs are as long as they may be."""
 QUICK = {
     "universal-transformer/attention-finds-facts",
-    "sparse-universal-transformer/threshold-curve",
     "x-moe/collapse",
 }
 """In every run of the tests; the others take minutes."""
