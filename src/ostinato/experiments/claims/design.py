@@ -23,8 +23,8 @@ from ostinato.experiments.sweep.run_key import key_settings
 
 _LENGTH, _UNALIKE = "training.n_updates", ("seed", "training.init_from")
 """A run's own: its seed, and where it starts."""
-_FILES = ("data.train", "data.dev", "data.test")
-"""What is no part of an address, whose place the hash of the examples takes."""
+_FILES = ("train", "dev", "test")
+"""Settings of data that are no part of an address: there the hash of the examples takes their place."""
 _ANOTHER_RUN = "another-arm's-run"
 
 Rows = list[dict[str, Any]]
@@ -117,13 +117,10 @@ def check_alike(sweep: SweepConfig, design: DesignConfig) -> None:
         ConfigError: every setting that differs, with its values in two arms.
     """
     settings: dict[str, dict[str, Any]] = {}
-
-    def given(name: str, recipe: Recipe) -> Any:
-        return getattr(recipe.data, name.removeprefix("data."))
-
     for arm in sweep.arms:
         recipe = first_recipe(sweep, arm)
-        of_arm = key_settings(recipe, first_names=True) | {name: given(name, recipe) for name in _FILES}
+        of_arm = key_settings(recipe, first_names=True)
+        of_arm |= {f"data.{name}": getattr(recipe.data, name) for name in _FILES}
         settings[arm.name] = {key: value for key, value in of_arm.items() if key not in _UNALIKE}
 
     def generation(arm: ArmConfig) -> int:

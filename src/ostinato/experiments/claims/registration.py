@@ -5,9 +5,9 @@ An outcome says when the first of its runs began, and the hash of the claim that
     the newest commit of the claim's file that is not later than that moment has this hash, and
     the file has it today: neither effect nor runs have changed since, and
     the sweep that it names, where it names one, had the same arms and measures at that moment, of those that count, and
-    no earlier outcome has the same arm and seed, or the same run, where the claim or the settings of its arms were
-    others: a threshold or a setting that is changed after a result needs seeds of its own. Counts have no seeds, and
-    outcomes of before claims were registered are pilots.
+    no earlier outcome has the same arm and seed where the claim or the settings of its arms were others: a threshold or
+    a setting that is changed after a result needs seeds of its own. Counts and timings have no seeds, and outcomes of
+    before claims were registered are pilots.
 """
 
 from __future__ import annotations
@@ -130,7 +130,10 @@ def _settings(text: str) -> dict[str, Any]:
 
 
 def _named_settings(settings: dict[str, Any], claim: Claim) -> dict[str, Any]:
-    """Return what a claim is computed from in a sweep's file: what all arms have, its own arms, and its measures."""
+    """Return what a claim is computed from in a sweep's file: what all arms have, its own arms, and its measures.
+
+    It is read as it was written: an old file need not fit today's settings (`named_part` is the same of a parsed one).
+    """
     named = named_by([*claim.config.expect, *claim.config.controls])
     source = claim.config.source
     assert isinstance(source, SweepSource)

@@ -53,7 +53,7 @@ from ostinato.experiments.sweep.watch import Watcher
 from ostinato.experiments.timing.latency import Timer
 from ostinato.experiments.timing.workloads import Candidate, Workload
 from ostinato.training.rundir import versions
-from ostinato.version import __version__
+from ostinato.version import LEARNING, source_hash
 
 _COMPARED = "compared"
 _SAMPLING: dict[str, Sampling] = {"sweep": "seeds", "timing": "rounds", "count": "exact"}
@@ -235,7 +235,8 @@ def _add_comparison(
     for seed, group in groups.items():
         (row,) = (row for row in rows if (row["arm"], row["seed"]) == (measure.arm, seed))
         # What an analysis finds is kept in the store and not computed twice.
-        text = json.dumps([settings, [run.key for run in group], __version__], sort_keys=True)
+        code = source_hash((*LEARNING, "analysis"))
+        text = json.dumps([settings, [run.key for run in group], code], sort_keys=True)
         note = store / _COMPARED / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
         if not note.is_file():
             # The first run of an arm has the arm's name, its further seeds say which they are.
