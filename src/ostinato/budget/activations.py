@@ -38,6 +38,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
+from ostinato.budget.loops import PlannedSegment, planned_segments
 from ostinato.budget.recurrent import recurrent_bytes
 from ostinato.budget.sizes import PlannedUse, inner_width, n_outputs, planned_uses, plans, vocabulary
 from ostinato.budget.sub_layer_activations import (
@@ -75,9 +76,16 @@ def activation_parts(run: TrainingPass, n_steps: int | None, vocab_size: int | N
             parts.update(saved)
     if run.is_recomputed:
         parts["recomputed"] = max((saved.total() for saved in steps.values()), default=0)
+    loops = {own.stack: own for own in planned_segments(config, n_steps) if own.segment.is_loop}
     for name, plan in plans(config, n_steps).items():
         first = {one.round: one for one in reversed(uses) if one.stack == name and one.is_looped}
-        parts[f"{name}.halting"] += _halting(run, name, [first.get(r) for r in range(plan.n_rounds)])
+        looped = loops.get(name)
+        parts[f"{name}.halting"] += _halting(run, name, [first.get(r) for r in range(plan.n_rounds)], looped)
+    for own in planned_segments(config, n_steps):
+        parts[own.part] += own.saved_of_injection(run.tokens(own.stack), config.d_model, FLOAT, run.width)
+        n_norms = own.n_rounds * (own.segment.round_norm is not None) + (own.segment.end_norm is not None)
+        parts[f"{own.stack}.norms"] += n_norms * norm_bytes(run, own.stack)
+        parts["copies"] += run.copy_of(sum(w.products for w in (own.of_input, own.of_rounds, own.end_map)))
     parts.update(_shared(run, uses))
     parts.update(recurrent_bytes(run))
     parts.update(_ends(run, vocabulary(config, "target", vocab_size)))
@@ -135,22 +143,28 @@ def _shared(run: TrainingPass, uses: Iterable[PlannedUse]) -> Counter[str]:
     return found
 
 
-def _halting(run: TrainingPass, stack: str, firsts: list[PlannedUse | None]) -> int:
+def _halting(run: TrainingPass, stack: str, firsts: list[PlannedUse | None], loop: PlannedSegment | None) -> int:
     """Return what a stack's gates and mixed states save, and what is held for recomputed steps.
 
     Args:
         firsts: for every round the first use in it, None for a round in which nothing runs.
+        loop: the segment in which tokens halt, of a stack that has some.
     """
     config, numbers = run.config.stacks()[stack], FLOAT * run.tokens(stack)
     states, n_rounds = numbers * run.config.d_model, len(firsts)
     # A gate is asked before the signal of the next round is added to the states it reads.
     has_signal = config.positions.kind == "coordinates"
+    if loop is not None and loop.changes_states:
+        # So it is with what is injected, which may save the states that it changes itself.
+        has_signal = not loop.saves_states(FLOAT, run.width)
     match config.halting:
         case StickBreakingConfig() as rule:
             saved = (n_rounds - 1) * ((3 if rule.dropout else 2) * states + 4 * numbers)
             # What is left is a constant as long as no gate was asked.
             saved += n_rounds * numbers + (states if n_rounds > 1 else 0)
             for planned in firsts[1:]:
+                if loop is not None and loop.saves_states(FLOAT, run.width):
+                    continue
                 if planned is None and not has_signal:
                     continue  # the same states enter the next round, and are counted there
                 is_saved = run.is_recomputed or saves_its_states(run, planned)

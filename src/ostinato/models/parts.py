@@ -14,6 +14,14 @@ from ostinato.config.experts import (
     SparseLayerConfig,
 )
 from ostinato.config.halting import ActConfig, ByLengthConfig, HaltingConfig, StickBreakingConfig
+from ostinato.config.loops import (
+    DecayInjectionConfig,
+    InjectionConfig,
+    LearnedStateConfig,
+    LinearInjectionConfig,
+    NoiseStateConfig,
+    StateConfig,
+)
 from ostinato.config.positions import (
     BucketsConfig,
     CoordinatesConfig,
@@ -35,9 +43,11 @@ from ostinato.nn.init import (
     init_expert_attention,
     init_expert_maps,
     init_feed_forward,
+    init_linear_injection,
     init_separable_conv,
     zero_second_maps,
 )
+from ostinato.nn.loops import DecayInjection, Injection, LearnedState, LinearInjection, NoiseState, ZeroState
 from ostinato.nn.positions import Coordinates, PositionSignal, Sinusoidal
 from ostinato.nn.relative import Buckets, RelativePositions, RelativeWindow, Rotary
 from ostinato.nn.routing import Gate, HypersphereRouter, LinearRouter, MlpRouter, Router
@@ -140,6 +150,28 @@ def build_relation(stack: StackConfig, d_model: int) -> RelativePositions:
     if isinstance(relative, RotaryConfig):
         return Rotary(width, relative.base)
     return RelativePositions()
+
+
+def build_injection(config: InjectionConfig, d_model: int, init: Init) -> Injection:
+    """Return how what entered a segment enters its rounds, where it does."""
+    match config:
+        case LinearInjectionConfig() as c:
+            linear = LinearInjection(d_model)
+            init_linear_injection(linear, init, c.init)
+            return linear
+        case DecayInjectionConfig():
+            return DecayInjection(d_model)
+    return Injection()
+
+
+def build_state(config: StateConfig, d_model: int) -> nn.Module:
+    """Return what the first round of a segment starts from, where that is not what enters it."""
+    match config:
+        case LearnedStateConfig():
+            return LearnedState(d_model)
+        case NoiseStateConfig() as c:
+            return NoiseState(d_model, c.std, c.seed)
+    return ZeroState()
 
 
 def build_halting(config: HaltingConfig, d_model: int) -> tuple[nn.Module | None, HaltingRule]:

@@ -7,22 +7,31 @@ from collections.abc import Collection
 import torch
 
 from ostinato.config.experts import RoutedConfig
+from ostinato.config.loops import SegmentConfig
 from ostinato.config.model import LanguageModelConfig, ModelConfig, Seq2SeqConfig
-from ostinato.config.stack import StackConfig
+from ostinato.config.stack import NormConfig, StackConfig
 from ostinato.data.batch import Batch, Tokens
 from ostinato.errors import DataError
 from ostinato.models.base import TokenModel, as_batch, keep_or_none, source_of
 from ostinato.models.output import ModelOutput
-from ostinato.models.parts import build_halting, build_relation, build_signal, build_sub_layer
+from ostinato.models.parts import (
+    build_halting,
+    build_injection,
+    build_relation,
+    build_signal,
+    build_state,
+    build_sub_layer,
+)
 from ostinato.nn.cache import Cache
 from ostinato.nn.compiled import compiled_step
 from ostinato.nn.execution import Execution
-from ostinato.nn.layers import build_norm
+from ostinato.nn.init import init_projection
+from ostinato.nn.layers import Linear, build_norm
 from ostinato.nn.shapes import Bool, Float, Int, Tensor
 from ostinato.nn.stack import Stack
 from ostinato.nn.sub_layer import router_name
 from ostinato.nn.types import StackOutput
-from ostinato.plan import Plan
+from ostinato.plan import Plan, Segment
 
 
 class Transformer(TokenModel):
@@ -91,9 +100,24 @@ class Transformer(TokenModel):
                     self.banks.norm[name] = build_norm(stack.norm.kind, config.d_model, stack.norm.eps)
             if use.position is not None and use.position not in self.banks.relative:
                 self.banks.relative[use.position] = build_relation(stack, config.d_model)
+        for segment, settings_of_segment in zip(plan.segments, stack.segments, strict=False):
+            self._fill_segment(segment, settings_of_segment, stack.norm)
         if stack.norm.has_final:
             name = f"final_{plan.stack}"
             self.banks.norm[name] = build_norm(stack.norm.kind, config.d_model, stack.norm.eps)
+
+    def _fill_segment(self, segment: Segment, settings: SegmentConfig, norm: NormConfig) -> None:
+        """Make what a segment has beside its steps."""
+        d_model, init, banks = self.config.d_model, self.config.init, self.banks
+        if segment.start is not None:
+            banks.start[segment.start] = build_state(settings.state, d_model)
+        if segment.inject is not None:
+            banks.injection[segment.inject] = build_injection(settings.inject, d_model, init)
+        if segment.end_map is not None:
+            banks.end_map[segment.end_map] = end_map = Linear(d_model, d_model, bias=False)
+            init_projection(end_map, init)
+        for name in segment.norms:
+            banks.norm[name] = build_norm(norm.kind, d_model, norm.eps)
 
 
 class Seq2Seq(Transformer):

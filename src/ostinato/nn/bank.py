@@ -1,7 +1,8 @@
 """Banks: the parameter sets a plan refers to by name, owned by the model.
 
-One bank per kind of sub-layer, one for norms, one for tables of relative positions, one for halting units (by stack). A
-set may serve many steps and more than one stack; it is one object, so it is counted, optimised and stored once.
+One bank per kind of sub-layer, one for norms, one for tables of relative positions, one for halting units (by stack),
+and one each for what loops have beside their steps (by stack and segment). A set may serve many steps and more than one
+stack; it is one object, so it is counted, optimised and stored once.
 """
 
 from __future__ import annotations
@@ -20,3 +21,6 @@ class Banks(nn.Module):
         self.norm = nn.ModuleDict()
         self.relative = nn.ModuleDict()
         self.halting = nn.ModuleDict()
+        self.start = nn.ModuleDict()
+        self.injection = nn.ModuleDict()
+        self.end_map = nn.ModuleDict()

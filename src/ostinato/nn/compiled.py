@@ -109,7 +109,8 @@ class CompiledStack:
     def _compiled(self, segment: LoopProgram, any_backend: bool) -> LoopProgram:
         """Return what stands for a segment where one column is new."""
         rounds = [[s for step in steps for s in step if isinstance(s, SubLayer)] for steps in segment.rounds]
-        if isinstance(segment.rule, NoHalting) and not (segment.ticks and self._stack.signal.acts_on_rounds):
+        has_signal = segment.ticks and self._stack.signal.acts_on_rounds
+        if isinstance(segment.rule, NoHalting) and not has_signal and not segment.acts_between_rounds:
             # Nothing happens between rounds: all of them are one call.
             rounds = [[sub_layer for steps in rounds for sub_layer in steps]]
         stretches: Any = [[[_stretch_of(steps, any_backend)]] if steps else [] for steps in rounds]

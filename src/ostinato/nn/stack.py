@@ -1,12 +1,14 @@
 """The depth loop: the one place where steps run.
 
     states += position signal given once
-    for every segment, for every round of it:
-        stop where every token has halted; gather away the rows of those that have
-        states += signal(round)
-        for every step of the round, for every sub-layer of the step:
-            states = sub_layer(states)
-        states = what the halting rule makes of those that entered and those that left
+    for every segment:
+        states = what its first round starts from, if not from these
+        for every round of it:
+            stop where every token has halted; gather away the rows of those that have
+            states = inject(states, what entered the segment) + signal(round)
+            for every step of the round, for every sub-layer of the step:
+                states = sub_layer(states)
+            states = what the halting rule makes of those that entered and those that left
     a final norm, unless the norms are after the sums
 
 What a sub-layer is, which weights it has, and whether there is one at all, is the plan's to say.
@@ -31,6 +33,7 @@ from ostinato.nn.cross_attention import CrossAttention
 from ostinato.nn.execution import DEFAULT_EXECUTION, Execution, RoundsByLength
 from ostinato.nn.feedforward import FeedForwardSubLayer
 from ostinato.nn.halting import HaltingPass, HaltingRule, NoHalting
+from ostinato.nn.layers import at_least_float32
 from ostinato.nn.positions import PositionSignal, positions_from_keep
 from ostinato.nn.rows import Rows, kept_and_halted
 from ostinato.nn.self_attention import SelfAttention
@@ -38,7 +41,7 @@ from ostinato.nn.separable import SeparableConv, SeparableConvSubLayer
 from ostinato.nn.shapes import Bool, Float, Int, Tensor
 from ostinato.nn.sub_layer import Runnable, SubLayer, recomputed
 from ostinato.nn.types import StackOutput
-from ostinato.plan import Plan, Step, Use
+from ostinato.plan import Plan, Segment, Step, Use
 
 _LEAST_GAIN = 1 / 16
 """Part of the rows that must have nothing to do before they are gathered away."""
@@ -49,11 +52,18 @@ Rounds = Sequence[Sequence[Sequence[Runnable]]]
 
 
 class LoopProgram(NamedTuple):
-    """What one segment runs: sub-layers, who takes part in their rounds, and whether those tick."""
+    """What one segment runs: sub-layers, who takes part in their rounds, whether those tick, and what else it has
+    (`ostinato.plan.Segment`)."""
 
     rounds: Rounds
     rule: HaltingRule
     ticks: bool = True
+    segment: Segment = Segment(())
+
+    @property
+    def acts_between_rounds(self) -> bool:
+        """Whether something other than steps and signals is run in every round."""
+        return self.segment.inject is not None or self.segment.round_norm is not None
 
 
 Program = Sequence[LoopProgram]
@@ -189,7 +199,12 @@ class Stack:
         self, segment: LoopProgram, states_BTD: Tensor, run: Pass, signal: Any
     ) -> tuple[Float[Tensor, "B T D"], HaltingPass]:
         """Run the rounds of one segment; return the states after it, and who took part."""
-        rounds, rule, ticks = segment
+        rounds, rule, ticks, own = segment
+        banks = self.banks
+        inject: Any = None if own.inject is None else banks.injection[own.inject]
+        injected_BTD = states_BTD if inject is None else inject.prepare(states_BTD)
+        if own.start is not None:
+            states_BTD = banks.start[own.start](states_BTD, run.positions)
         B, T, _ = states_BTD.shape
         states_ND = states_BTD.flatten(0, 1)
         halting = rule.start(states_ND, Rows.all(B, T), run, len(rounds))
@@ -203,8 +218,9 @@ class Stack:
                 if run.cache is not None:
                     _fill_caches(rounds[index:], index, run, states_ND, halting.rows, halted)
                 break
-            tick = self.signal.at_round(signal, index) if ticks else None
-            entered_ND = states_ND if tick is None else states_ND + halting.rows.take(tick)
+            entered_ND = states_ND if inject is None else inject(states_ND, halting.rows.take(injected_BTD))
+            if (tick := self.signal.at_round(signal, index) if ticks else None) is not None:
+                entered_ND = entered_ND + halting.rows.take(tick)
             weight_N, visible = halting.enter(index, states_ND, entered_ND)
             here = Round.of(run, index, halting.rows, weight_N, visible, halted)
             left_ND = entered_ND
@@ -214,8 +230,15 @@ class Stack:
                     continue
                 for sub_layer in step:
                     left_ND = sub_layer(left_ND, run, here)
+            if own.round_norm is not None:
+                left_ND = banks.norm[own.round_norm](left_ND)
             states_ND = halting.leave(index, states_ND, left_ND)
-        return halting.output(states_ND), halting
+        states_BTD = halting.output(states_ND)
+        if own.end_map is not None:
+            states_BTD = at_least_float32(banks.end_map[own.end_map](states_BTD))
+        if own.end_norm is not None:
+            states_BTD = banks.norm[own.end_norm](states_BTD)
+        return states_BTD, halting
 
     def program(self, n_rounds: int | None, execution: Execution) -> Program:
         """Return what runs: sub-layers by segment, round and step, and the halting rule of the loop.
@@ -237,7 +260,7 @@ class Stack:
         elif execution.halting_threshold is not None:
             rule = rule.at(execution.halting_threshold)
         return tuple(
-            LoopProgram(own, rule if segment.is_loop else NoHalting(), segment.is_loop)
+            LoopProgram(own, rule if segment.is_loop else NoHalting(), segment.is_loop, segment)
             for segment, own in zip(plan.segments, rounds, strict=True)
         )
 
