@@ -17,7 +17,8 @@ Halting, with R rounds, per stack. The pass counted is one in which every token 
                     (N in the first);
                     the states that left it N D *, unless the next round starts from them as they are;
                     interpolate: per round but the first the output so far N D * and its weight N *
-    both            the states a gate reads N D *, where nothing else saves them as they are
+    exit            per round what is left, the probability and what they make 5 N *, per round but the last a mask N
+    all             the states a gate reads N D *, where nothing else saves them as they are
 
 With stick_breaking a token shows others its expected state, whether it goes on or not. With act a token that goes on
 shows its state as it is. Where steps are recomputed, stick_breaking holds one more N D * a round but the first: the
@@ -51,7 +52,7 @@ from ostinato.budget.sub_layer_activations import (
     saves_its_states,
     use_bytes,
 )
-from ostinato.config.halting import ActConfig, StickBreakingConfig
+from ostinato.config.halting import ActConfig, ExitConfig, StickBreakingConfig
 from ostinato.config.positions import BucketsConfig
 from ostinato.config.sub_layers import AttentionConfig
 
@@ -171,6 +172,13 @@ def _halting(run: TrainingPass, stack: str, firsts: list[PlannedUse | None], loo
                 is_saved = is_saved or (planned is not None and reads_expected_states(planned))
                 saved += states if has_signal or not is_saved else 0
             return saved + ((n_rounds - 1) * states if run.is_recomputed else 0)
+        case ExitConfig():
+            saved = n_rounds * 5 * numbers + (n_rounds - 1) * run.tokens(stack)
+            if loop is None or not loop.saves_states(FLOAT, run.width):
+                kept = (not has_signal and (run.is_recomputed or saves_its_states(run, one)) for one in firsts[1:])
+                saved += states * sum(not is_kept for is_kept in kept)
+            # The last ones are read by the final norm or the output projection, which reads a copy under autocast.
+            return saved + (states if run.is_mixed and not config.norm.has_final else 0)
         case ActConfig() as rule:
             saved = n_rounds * numbers * (3 if rule.scope == "global" else 2)
             saved += run.tokens(stack) * (2 * n_rounds - 1)  # masks

@@ -13,7 +13,7 @@ from ostinato.config.experts import (
     RoutedConfig,
     SparseLayerConfig,
 )
-from ostinato.config.halting import ActConfig, ByLengthConfig, HaltingConfig, StickBreakingConfig
+from ostinato.config.halting import ActConfig, ByLengthConfig, ExitConfig, HaltingConfig, StickBreakingConfig
 from ostinato.config.loops import (
     DecayInjectionConfig,
     InjectionConfig,
@@ -35,6 +35,7 @@ from ostinato.config.sub_layers import AttentionConfig, DenseFeedForwardConfig, 
 from ostinato.nn.act import Act, ActUnit
 from ostinato.nn.attention import Attention
 from ostinato.nn.by_length import ByLength
+from ostinato.nn.exits import Exit
 from ostinato.nn.experts import ExpertAttention, ExpertFeedForward, ExpertMaps, SparseLayer
 from ostinato.nn.feedforward import FeedForward
 from ostinato.nn.halting import HaltingRule, NoHalting
@@ -191,6 +192,9 @@ def build_halting(config: HaltingConfig, d_model: int) -> tuple[nn.Module | None
                 is_global=c.scope == "global",
             )
             return unit, rule
+        case ExitConfig() as c:
+            gate = ActUnit(d_model, c.initial_bias)
+            return gate, Exit("gate", c.threshold, unit=gate, freezes=c.freeze_halted_state)
         case ByLengthConfig() as c:
             return None, ByLength(c.per_token, c.extra)
     return None, NoHalting()

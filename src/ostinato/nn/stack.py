@@ -16,13 +16,15 @@ What a sub-layer is, which weights it has, and whether there is one at all, is t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import nn
 
+from ostinato.errors import ConfigError, Problem
 from ostinato.kernels import drop, summing
 from ostinato.nn.attention import Visibility
 from ostinato.nn.bank import Banks
@@ -31,6 +33,7 @@ from ostinato.nn.cache import Cache
 from ostinato.nn.context import HaltedRows, Pass, Round
 from ostinato.nn.cross_attention import CrossAttention
 from ostinato.nn.execution import DEFAULT_EXECUTION, Execution, RoundsByLength
+from ostinato.nn.exits import OF_STATES, Criterion, Exit
 from ostinato.nn.feedforward import FeedForwardSubLayer
 from ostinato.nn.halting import HaltingPass, HaltingRule, NoHalting
 from ostinato.nn.layers import at_least_float32
@@ -96,6 +99,8 @@ class Stack:
         self.plan, self.banks, self.has_final_norm, self.dropout = plan, banks, has_final_norm, dropout
         self.signal, self.is_causal, self.has_prefix = signal, is_causal, has_prefix
         self.halting: HaltingRule = halting or NoHalting()
+        self.readout: Callable[[Tensor], Tensor] | None = None
+        """From the stack's output to logits, for tokens that stop by what is predicted; None: nothing is."""
         self._own_rounds = self._rounds(plan)
         # A convolution reads its neighbours, halted or not: their rows must stay.
         modules = (banks.ffn[use.weights] for use in plan.uses() if use.kind == "ffn")
@@ -127,7 +132,8 @@ class Stack:
             prefix_lengths_B: first real tokens that see each other in both directions.
             memory_BSD, memory_keep_BS: what cross-attention looks at.
             n_rounds: another number of rounds than the plan's (fully shared plans only).
-            request: captures to return: "input", "output", "residual", "weights", "seconds".
+            request: captures to return: "input", "output", "residual", "weights", "seconds"; "rounds": what the output
+                would be after every round of the loop (stacks without halting, or with exits).
             execution: how to run.
         """
         if positions_BT is None:
@@ -184,16 +190,42 @@ class Stack:
             states_BTD = states_BTD + start
         if self.dropout and self.banks.training:
             states_BTD = drop(states_BTD, self.dropout, run.execution.dropout_draws)
-        trace, cost = None, None
-        for segment in program:
-            states_BTD, halting = self._run(segment, states_BTD, run, signal)
-            if segment.ticks:
-                trace = halting.trace()
-                # A cost is for training; the steps of decoding would pay for it, token by token.
-                cost = halting.aux_loss() if run.cache is None else None
+        loop = next(number for number, segment in enumerate(program) if segment.ticks)
+        for segment in program[:loop]:
+            states_BTD, _ = self._run(segment, states_BTD, run, signal)
+        if isinstance(program[loop].rule, Exit) and self.readout is not None:
+            readout = self.readout
+            run = replace(run, predict=lambda left_BTD: readout(self._after(left_BTD, program[loop:], run, signal)))
+        states_BTD, halting = self._run(program[loop], states_BTD, run, signal)
+        # A cost is for training; the steps of decoding would pay for it, token by token.
+        cost = halting.aux_loss() if run.cache is None else None
+        rounds = tuple(self._after(left_BTD, program[loop:], run, signal) for left_BTD in run.rounds)
+        for segment in program[loop + 1 :]:
+            states_BTD, _ = self._run(segment, states_BTD, run, signal)
         if (norm := self.final_norm) is not None:
             states_BTD = norm(states_BTD)
-        return StackOutput(states_BTD, trace, cost, tuple(run.routings), run.captures)
+        return StackOutput(states_BTD, halting.trace(), cost, tuple(run.routings), run.captures, rounds)
+
+    def _after(
+        self, left_BTD: Float[Tensor, "B T D"], program: Program, run: Pass, signal: Any
+    ) -> Float[Tensor, "B T D"]:
+        """Return what the stack would give if these states were the last to leave its loop; nothing is kept of it.
+
+        Args:
+            program: from the loop on.
+        """
+        states_BTD = self._end(program[0].segment, left_BTD)
+        own = replace(run, captures={}, routings=[], rounds=[], request=())
+        with nullcontext() if run.cache is None else run.cache.trial():
+            for segment in program[1:]:
+                states_BTD, _ = self._run(segment, states_BTD, own, signal)
+        return states_BTD if self.final_norm is None else self.final_norm(states_BTD)
+
+    def _end(self, segment: Segment, states_BTD: Tensor) -> Tensor:
+        """Apply the map and the norm at the end of a segment."""
+        if segment.end_map is not None:
+            states_BTD = at_least_float32(self.banks.end_map[segment.end_map](states_BTD))
+        return states_BTD if segment.end_norm is None else self.banks.norm[segment.end_norm](states_BTD)
 
     def _run(
         self, segment: LoopProgram, states_BTD: Tensor, run: Pass, signal: Any
@@ -210,6 +242,7 @@ class Stack:
         halting = rule.start(states_ND, Rows.all(B, T), run, len(rounds))
         gathers = run.execution.compaction != "never" and rule.freezes and not self._mixes_columns
         halted: tuple[HaltedRows, ...] = ()
+        n_free = 0 if run.execution.gradient_rounds is None else len(rounds) - run.execution.gradient_rounds
         for index, steps in enumerate(rounds):
             active_N = halting.active(index, states_ND)
             if gathers and active_N is not None and _pays(halting, run.execution):
@@ -218,27 +251,25 @@ class Stack:
                 if run.cache is not None:
                     _fill_caches(rounds[index:], index, run, states_ND, halting.rows, halted)
                 break
-            entered_ND = states_ND if inject is None else inject(states_ND, halting.rows.take(injected_BTD))
-            if (tick := self.signal.at_round(signal, index) if ticks else None) is not None:
-                entered_ND = entered_ND + halting.rows.take(tick)
-            weight_N, visible = halting.enter(index, states_ND, entered_ND)
-            here = Round.of(run, index, halting.rows, weight_N, visible, halted)
-            left_ND = entered_ND
-            for step in steps:
-                if run.recomputes:
-                    left_ND = recomputed(step, left_ND, run, here)
-                    continue
-                for sub_layer in step:
-                    left_ND = sub_layer(left_ND, run, here)
-            if own.round_norm is not None:
-                left_ND = banks.norm[own.round_norm](left_ND)
-            states_ND = halting.leave(index, states_ND, left_ND)
-        states_BTD = halting.output(states_ND)
-        if own.end_map is not None:
-            states_BTD = at_least_float32(banks.end_map[own.end_map](states_BTD))
-        if own.end_norm is not None:
-            states_BTD = banks.norm[own.end_norm](states_BTD)
-        return states_BTD, halting
+            with torch.no_grad() if ticks and index < n_free else nullcontext():
+                entered_ND = states_ND if inject is None else inject(states_ND, halting.rows.take(injected_BTD))
+                if (tick := self.signal.at_round(signal, index) if ticks else None) is not None:
+                    entered_ND = entered_ND + halting.rows.take(tick)
+                weight_N, visible = halting.enter(index, states_ND, entered_ND)
+                here = Round.of(run, index, halting.rows, weight_N, visible, halted)
+                left_ND = entered_ND
+                for step in steps:
+                    if run.recomputes:
+                        left_ND = recomputed(step, left_ND, run, here)
+                        continue
+                    for sub_layer in step:
+                        left_ND = sub_layer(left_ND, run, here)
+                if own.round_norm is not None:
+                    left_ND = banks.norm[own.round_norm](left_ND)
+                states_ND = halting.leave(index, states_ND, left_ND)
+            if ticks and "rounds" in run.request:
+                run.rounds.append(halting.output(states_ND))
+        return self._end(own, halting.output(states_ND)), halting
 
     def program(self, n_rounds: int | None, execution: Execution) -> Program:
         """Return what runs: sub-layers by segment, round and step, and the halting rule of the loop.
@@ -257,6 +288,11 @@ class Stack:
         rounds = self._own_rounds if plan is self.plan else self._rounds(plan)
         if not execution.halting:
             rule = NoHalting()
+        elif execution.exit is not None:
+            rule = Exit(cast(Criterion, execution.exit), execution.halting_threshold or 0.0)
+            if self.readout is None and rule.criterion not in OF_STATES:
+                reason = f"the {self.plan.stack} makes no predictions; valid here: {', '.join(OF_STATES[1:])}"
+                raise ConfigError([Problem("exit", execution.exit, reason)])
         elif execution.halting_threshold is not None:
             rule = rule.at(execution.halting_threshold)
         return tuple(

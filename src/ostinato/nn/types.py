@@ -81,6 +81,7 @@ class StackOutput:
         halting: None where no token can halt. depth_cost: mean over real tokens, see the rule's `aux_loss`.
         routings: in the order they happened; none of sub-layers that compiled kernels ran in a cached step.
         captures: what `request` named, by (stack, step, kind, what).
+        rounds: with "rounds" in the request, what `states_BTD` would be if each round of the loop were the last.
     """
 
     states_BTD: Float[Tensor, "B T D"]
@@ -88,3 +89,4 @@ class StackOutput:
     depth_cost: Tensor | None = None
     routings: tuple[Routing, ...] = ()
     captures: dict[CaptureKey, Tensor] = field(default_factory=dict)
+    rounds: tuple[Tensor, ...] = ()
