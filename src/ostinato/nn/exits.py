@@ -161,7 +161,8 @@ class ExitPass(HaltingPass):
         if self._rule.criterion == "cosine":
             return torch.cosine_similarity(states_ND.float(), left_ND.float(), dim=-1)
         change_N = torch.linalg.vector_norm(left_ND - states_ND, dim=-1)
-        return 1.0 - change_N / torch.linalg.vector_norm(left_ND, dim=-1).clamp_min(1e-12)
+        size_N: Tensor = torch.linalg.vector_norm(left_ND, dim=-1).clamp_min(1e-12)
+        return 1.0 - change_N / size_N
 
     def _of_predictions(self, states_ND: Tensor, left_ND: Tensor) -> Tensor:
         """Compare the distributions that are predicted after this round and after the one before."""
@@ -184,7 +185,7 @@ class ExitPass(HaltingPass):
             self._unchanged_N = torch.where(is_same_N, self._unchanged_N + 1.0, 0.0)
             return 1.0 - 1.0 / (1.0 + self._unchanged_N)
         divergence_N = (before_NV.exp() * (before_NV - now_NV)).sum(-1)
-        return torch.exp(-divergence_N)  # type: ignore[no-any-return]
+        return torch.exp(-divergence_N)
 
     def _mean_of_sentences(self, confidence_N: Tensor) -> Tensor:
         """Return for every row the mean over the real tokens of its sentence, all of which run or none."""
