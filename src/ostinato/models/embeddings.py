@@ -12,6 +12,7 @@ from ostinato.config.model import ModelConfig
 from ostinato.errors import ConfigError, Problem
 from ostinato.kernels import PackedMatrix, active_packing
 from ostinato.nn.init import init_embedding
+from ostinato.nn.layers import at_least_float32
 from ostinato.nn.shapes import Bool, Float, Int, Tensor
 
 
@@ -80,10 +81,10 @@ class Embeddings(nn.Module):
         return embedded * math.sqrt(self.config.d_model) if self.config.embedding_scale else embedded
 
     def logits(self, states: Float[Tensor, "*B D"]) -> Float[Tensor, "*B V"]:
-        """Return float32 logits."""
+        """Return logits in float32, of a float64 model in float64."""
         if active_packing.get() is not None:
-            return self._packed_output.product(states, self.output_projection).float()
-        return F.linear(states, self.output_projection).float()
+            return at_least_float32(self._packed_output.product(states, self.output_projection))
+        return at_least_float32(F.linear(states, self.output_projection))
 
     def _matrix(self, n_rows: int) -> nn.Parameter:
         weight_VD = nn.Parameter(torch.empty(n_rows, self.config.d_model))
