@@ -160,9 +160,8 @@ class ExitPass(HaltingPass):
     def _of_states(self, states_ND: Tensor, left_ND: Tensor) -> Tensor:
         if self._rule.criterion == "cosine":
             return torch.cosine_similarity(states_ND.float(), left_ND.float(), dim=-1)
-        change_N = torch.linalg.vector_norm(left_ND - states_ND, dim=-1)
-        size_N: Tensor = torch.linalg.vector_norm(left_ND, dim=-1).clamp_min(1e-12)
-        return 1.0 - change_N / size_N
+        change_N = (left_ND - states_ND).norm(dim=-1)
+        return 1.0 - change_N / left_ND.norm(dim=-1).clamp_min(1e-12)
 
     def _of_predictions(self, states_ND: Tensor, left_ND: Tensor) -> Tensor:
         """Compare the distributions that are predicted after this round and after the one before."""
