@@ -181,7 +181,10 @@ class TokenModel(Embeddings, ABC):
         """
         if execution is None:
             return self._execution
-        if execution.halting_threshold is not None and not self._halting_rules():
+        if execution.exit is not None and not any(stack.can_exit(execution.exit) for stack in self.stacks.values()):
+            reason = "no stack of this model predicts tokens after a round; valid here: change, cosine"
+            raise ConfigError([Problem("exit", execution.exit, reason if self.stacks else "this model has no rounds")])
+        if execution.halting_threshold is not None and execution.exit is None and not self._halting_rules():
             why = " and ".join(f"model.{name}.halting.kind is none" for name in self.stacks) or "it has no rounds"
             reason = f"no token of this model can halt ({why})"
             raise ConfigError([Problem("halting_threshold", execution.halting_threshold, reason)])
@@ -206,7 +209,9 @@ class TokenModel(Embeddings, ABC):
 
     def halting_thresholds(self) -> dict[str, float]:
         """Return the threshold in force of every stack in which tokens halt."""
-        given = self._execution.halting_threshold
+        given, criterion = self._execution.halting_threshold, self._execution.exit
+        if criterion is not None and given is not None:
+            return {name: given for name, stack in self.stacks.items() if stack.can_exit(criterion)}
         return {name: own if given is None else given for name, own in self._halting_rules().items()}
 
     def _halting_rules(self) -> dict[str, float]:

@@ -49,6 +49,8 @@ class Encoder(Transformer):
             n_outputs = config.n_outputs or self.vocabulary_size("n_labels")
             self.head = nn.Linear(config.d_model, n_outputs)
             init_projection(self.head, config.init)
+        if config.head.kind in ("masked", "tagging"):  # the others say nothing of single tokens
+            self.stacks["encoder"].readout = self.logits if self.head is None else self._project
 
     @property
     def mask_id(self) -> int:

@@ -134,6 +134,7 @@ class Seq2Seq(Transformer):
     def __init__(self, config: Seq2SeqConfig, execution: Execution | None = None) -> None:
         super().__init__(config, execution, causal={"decoder"})
         self.make_embeddings("target_vocab_size", "source_vocab_size")
+        self.stacks["decoder"].readout = self.logits
 
     def forward(
         self,
@@ -212,6 +213,7 @@ class LanguageModel(Transformer):
         prefixed = {"decoder"} if config.mask == "prefix" else set()
         super().__init__(config, execution, causal={"decoder"}, prefixed=prefixed)
         self.make_embeddings("vocab_size")
+        self.stacks["decoder"].readout = self.logits
 
     def forward(
         self,

@@ -16,6 +16,10 @@ so that Huginn's ||h - h'|| / ||h|| < 0.03 is a threshold of 0.97, and its five 
 threshold 1 no token stops early, and none does in training with a gate. All but the gate need no training: a model may
 be trained without, and stop early afterwards.
 
+Predictions are those of the whole rest of the stack. Where steps with attention follow the loop, a token's prediction
+after round t is made beside the other tokens' states after round t, in cached decoding beside those that earlier tokens
+stopped with: there a token may stop after another round than in a pass over the whole sentence (so it is with Huginn).
+
 A token that has stopped is frozen, as halted tokens are. With `freezes` false all rounds go on and only the output is
 chosen (as in the public code of Ouro): the plain twin, which saves nothing.
 
@@ -105,7 +109,7 @@ class ExitPass(HaltingPass):
         self._record(self._left, 1.0 - self._total_N)
         if active_N is None or not self._rule.freezes:
             return None, None
-        weight_N = active_N.to(self._zeros_N.dtype)
+        weight_N = active_N.to(self._total_N.dtype)
         return weight_N, (lambda later_ND: where_active(active_N, later_ND, states_ND)) if index else None
 
     def leave(self, index: int, states_ND: Float[Tensor, "N D"], left_ND: Float[Tensor, "N D"]) -> Float[Tensor, "N D"]:
@@ -115,7 +119,7 @@ class ExitPass(HaltingPass):
             confidence_N, weight_N = self._ask_gate(left_ND, is_last)
         else:
             confidence_N = self._confidence(index, states_ND, left_ND, is_last)
-            weight_N = torch.full_like(self._zeros_N, float(is_last))
+            weight_N = torch.full_like(self._total_N, float(is_last))
         if rule.is_sequence:
             confidence_N = self._mean_of_sentences(confidence_N)
         stops_N = confidence_N.detach() >= self._threshold
@@ -146,14 +150,14 @@ class ExitPass(HaltingPass):
     def _confidence(self, index: int, states_ND: Tensor, left_ND: Tensor, is_last: bool) -> Tensor:
         """Return the confidence of every row; 0 after a first round that has nothing to be compared with."""
         criterion = self._rule.criterion
-        found_N = self._zeros_N
+        found_N = torch.zeros_like(self._total_N)
         if not is_last or criterion in OF_STATES:
             found_N = (
                 self._of_states(states_ND, left_ND)
                 if criterion in OF_STATES
                 else self._of_predictions(states_ND, left_ND)
             )
-        found_N = found_N.to(self._zeros_N.dtype).clamp(0.0, 1.0)
+        found_N = found_N.to(self._total_N.dtype).clamp(0.0, 1.0)
         self._record(self._probs, found_N)
         return found_N
 
@@ -161,7 +165,8 @@ class ExitPass(HaltingPass):
         if self._rule.criterion == "cosine":
             return torch.cosine_similarity(states_ND.float(), left_ND.float(), dim=-1)
         change_N = (left_ND - states_ND).norm(dim=-1)
-        return 1.0 - change_N / left_ND.norm(dim=-1).clamp_min(1e-12)
+        near_N: Tensor = 1.0 - change_N / left_ND.norm(dim=-1).clamp_min(1e-12)
+        return near_N
 
     def _of_predictions(self, states_ND: Tensor, left_ND: Tensor) -> Tensor:
         """Compare the distributions that are predicted after this round and after the one before."""
@@ -176,7 +181,7 @@ class ExitPass(HaltingPass):
         if criterion == "certainty":
             return 1.0 - _entropy(now_NV) / highest
         if before_NV is None:
-            return self._zeros_N
+            return torch.zeros_like(self._total_N)
         if criterion == "settled":
             return 1.0 - (_entropy(now_NV) - _entropy(before_NV)).abs() / highest
         if criterion == "stable":

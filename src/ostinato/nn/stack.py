@@ -24,7 +24,6 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import nn
 
-from ostinato.errors import ConfigError, Problem
 from ostinato.kernels import drop, summing
 from ostinato.nn.attention import Visibility
 from ostinato.nn.bank import Banks
@@ -271,6 +270,10 @@ class Stack:
                 run.rounds.append(halting.output(states_ND))
         return self._end(own, halting.output(states_ND)), halting
 
+    def can_exit(self, criterion: str) -> bool:
+        """Return whether tokens of this stack can stop by a criterion: some need predictions."""
+        return criterion in OF_STATES or self.readout is not None
+
     def program(self, n_rounds: int | None, execution: Execution) -> Program:
         """Return what runs: sub-layers by segment, round and step, and the halting rule of the loop.
 
@@ -288,11 +291,8 @@ class Stack:
         rounds = self._own_rounds if plan is self.plan else self._rounds(plan)
         if not execution.halting:
             rule = NoHalting()
-        elif execution.exit is not None:
+        elif execution.exit is not None and self.can_exit(execution.exit):
             rule = Exit(cast(Criterion, execution.exit), execution.halting_threshold or 0.0)
-            if self.readout is None and rule.criterion not in OF_STATES:
-                reason = f"the {self.plan.stack} makes no predictions; valid here: {', '.join(OF_STATES[1:])}"
-                raise ConfigError([Problem("exit", execution.exit, reason)])
         elif execution.halting_threshold is not None:
             rule = rule.at(execution.halting_threshold)
         return tuple(
