@@ -1,4 +1,4 @@
-"""Exits after training: criteria and thresholds, frozen tokens, cached steps, truncated gradients, readouts of rounds."""
+"""Exits after training: criteria, thresholds, frozen tokens, cached steps; truncated gradients; readouts of rounds."""
 
 from __future__ import annotations
 
@@ -96,9 +96,9 @@ def test_a_rounds_output_is_what_the_model_gives_when_it_is_the_last() -> None:
     model = _model()
     rounds = model(IDS, request=["rounds"]).stacks["decoder"].rounds
     assert len(rounds) == 6
-    for number, states_BTD in enumerate(rounds, 1):
+    for number, states in enumerate(rounds, 1):
         expected = model(IDS, n_steps=number).logits_BTV
-        torch.testing.assert_close(model.logits(states_BTD), expected, rtol=0, atol=1e-10)
+        torch.testing.assert_close(model.logits(states()), expected, rtol=0, atol=1e-10)
 
 
 def test_gradients_stop_before_the_last_rounds() -> None:

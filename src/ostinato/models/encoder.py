@@ -88,7 +88,7 @@ class Encoder(Transformer):
             request=request,
             execution=self.checked(execution),
         )
-        return ModelOutput(self._read(encoder.states_BTD, batch), {"encoder": encoder})
+        return ModelOutput(self.read(encoder.states_BTD, batch), {"encoder": encoder})
 
     def encode(self, batch: Batch, *, n_steps: int | None = None, execution: Execution | None = None) -> Cache:
         """Refuse: an encoder-only model writes nothing.
@@ -116,7 +116,7 @@ class Encoder(Transformer):
         states_BTD: Tensor = self.facts(embedded, tokens.ids_BT != self.special_ids.pad, tokens.keep_BT)
         return states_BTD
 
-    def _read(self, states_BTD: Float[Tensor, "B T D"], batch: Batch) -> Float[Tensor, "B L V"]:
+    def read(self, states_BTD: Float[Tensor, "B T D"], batch: Batch) -> Float[Tensor, "B L V"]:
         """Return what the head makes of the states."""
         head = self.config.head
         if head.kind == "classification":

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -198,12 +199,16 @@ class Stack:
         states_BTD, halting = self._run(program[loop], states_BTD, run, signal)
         # A cost is for training; the steps of decoding would pay for it, token by token.
         cost = halting.aux_loss() if run.cache is None else None
-        rounds = tuple(self._after(left_BTD, program[loop:], run, signal) for left_BTD in run.rounds)
+        rounds: list[Callable[[], Tensor]] = [
+            partial(self._after, left_BTD, program[loop:], run, signal) for left_BTD in run.rounds
+        ]
         for segment in program[loop + 1 :]:
             states_BTD, _ = self._run(segment, states_BTD, run, signal)
         if (norm := self.final_norm) is not None:
             states_BTD = norm(states_BTD)
-        return StackOutput(states_BTD, halting.trace(), cost, tuple(run.routings), run.captures, rounds)
+        if rounds:
+            rounds[-1:] = [lambda: states_BTD]
+        return StackOutput(states_BTD, halting.trace(), cost, tuple(run.routings), run.captures, tuple(rounds))
 
     def _after(
         self, left_BTD: Float[Tensor, "B T D"], program: Program, run: Pass, signal: Any
