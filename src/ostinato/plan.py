@@ -228,6 +228,7 @@ def build_plan(
     *,
     segments: Sequence[tuple[int, int | None]] = (),
     extra: tuple[int, Use] | None = None,
+    has_first_norm: bool = True,
 ) -> Plan:
     """Lay the sub-layers of a stack out over its steps, in the order given within each step.
 
@@ -235,6 +236,7 @@ def build_plan(
         segments: of every segment its number of steps, and how often they run; None: once, and no token halts there.
             Empty: one segment, a round for every `steps_per_round` steps.
         extra: a use that runs alone after step number `after` (1-based), in its round.
+        has_first_norm: False: the first sub-layer has no norm of what it reads.
     """
     laid: list[list[tuple[Use, ...]]] = []
     for index in range(n_steps):
@@ -244,10 +246,13 @@ def build_plan(
                 weights = f"{sub.bank}_{sub.sets[index]}"
                 norm = weights if sub.share_norm else f"{stack}_step_{index}"
                 position = {None: None, "stack": stack, "weights": f"{sub.kind}_{weights}"}[sub.position]
-                first, *others = PLACES[sub.placement]
-                norms = {first: f"{sub.kind}_{norm}"} | {place: f"{sub.kind}_{norm}_{place}" for place in others}
+                plain, *named = PLACES[sub.placement]
+                norms = {plain: f"{sub.kind}_{norm}"} | {place: f"{sub.kind}_{norm}_{place}" for place in named}
                 uses.append(Use(sub.kind, weights, position=position, **norms))
         laid.append([tuple(uses)])
+    if not has_first_norm and (group := next((group for group in laid if group[0]), None)) is not None:
+        first, *others = group[0]
+        group[0] = (replace(first, before=None), *others)
     if extra is not None:
         laid[extra[0] - 1].append((extra[1],))
     if not segments:
