@@ -230,7 +230,11 @@ class _Stacks:
     def _where_norms_are(self) -> dict[str, Any]:
         draw = self._draw
         placement, final = draw(st.sampled_from(self._placements)), draw(st.sampled_from([None, None, True, False]))
-        first = "before" not in PLACES[placement] or draw(st.sampled_from([True, True, False]))
+        first = (
+            self._fully_shared
+            or placement not in ("pre", "peri", "sandwich")
+            or draw(st.sampled_from([True, True, False]))
+        )
         return {"placement": placement, "embedding": draw(st.booleans()), "final": final, "first": first}
 
     def pair(self) -> tuple[StackConfig, DecoderConfig]:

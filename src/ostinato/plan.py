@@ -27,7 +27,7 @@ from ostinato.errors import ConfigError, Problem
 Kind = Literal["self_attention", "cross_attention", "ffn"]
 Scheme = Literal["individual", "all", "sequence", "cycle", "cycle_rev", "none"]
 
-Placement = Literal["post", "pre", "peri", "output", "sandwich"]
+Placement = Literal["post", "pre", "peri", "output", "sandwich", "parallel"]
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
 SCHEMES: tuple[Scheme, ...] = get_args(Scheme)
@@ -37,6 +37,7 @@ PLACES: dict[Placement, tuple[str, ...]] = {
     "peri": ("before", "output"),
     "output": ("output",),
     "sandwich": ("before", "after"),
+    "parallel": ("before",),
 }
 """Where every placement has norms: before f, of the output of f, after the sum. The first one has the plain name."""
 
@@ -72,12 +73,14 @@ class Step:
 
     Args:
         segment: number of the segment it is in, 0-based.
+        is_parallel: all sub-layers read the states that enter the step, and their outputs are added up.
     """
 
     index: int
     round: int
     uses: tuple[Use, ...]
     segment: int = 0
+    is_parallel: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,13 +258,15 @@ def build_plan(
         group[0] = (replace(first, before=None), *others)
     if extra is not None:
         laid[extra[0] - 1].append((extra[1],))
+    parallel = any(sub.placement == "parallel" for sub in sub_layers)
     if not segments:
-        steps = [Step(0, i // steps_per_round, uses) for i, group in enumerate(laid) for uses in group]
+        steps = [Step(0, i // steps_per_round, uses, 0, parallel) for i, group in enumerate(laid) for uses in group]
         return _numbered(stack, [Segment(tuple(steps))])
     parts, start = [], 0
     for number, (length, repeats) in enumerate(segments):
         groups = laid[start : start + length]
-        steps = [Step(0, r, uses, number) for r in range(repeats or 1) for group in groups for uses in group]
+        rounds = range(repeats or 1)
+        steps = [Step(0, r, uses, number, parallel) for r in rounds for group in groups for uses in group]
         parts.append(Segment(tuple(steps), is_loop=repeats is not None))
         start += length
     return _numbered(stack, parts)

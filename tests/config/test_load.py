@@ -112,7 +112,7 @@ def test_a_wrong_kind_lists_the_valid_ones_and_does_not_hide_other_problems() ->
         "model.kind is 'seq3seq': must be one of seq2seq, language_model, encoder, "
         "lstm_seq2seq, lstm_language_model; did you mean seq2seq?",
         "model.d_model is 0: must be an integer in [1, 2^31 - 1]",
-        "model.encoder.positions.kind is 'foo': must be one of none, sinusoidal, coordinates",
+        "model.encoder.positions.kind is 'foo': must be one of none, sinusoidal, coordinates, learned",
     ]
 
 

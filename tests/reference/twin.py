@@ -27,7 +27,7 @@ from ostinato.config.positions import (
 from ostinato.config.stack import StackConfig
 from ostinato.config.sub_layers import AttentionConfig, DenseFeedForwardConfig, SeparableConvConfig
 from ostinato.models import LanguageModel, Seq2Seq
-from ostinato.plan import Segment, Use
+from ostinato.plan import Segment, Step, Use
 from reference.equations import (
     ACTIVATIONS,
     bucket,
@@ -148,8 +148,7 @@ class _Twin:
             halting.enter(r, states)
             for step in plan.loop.steps:
                 if step.round == r - 1:
-                    for use in step.uses:
-                        states = self._sub_layer(use, states, memory, halting)
+                    states = self._step(step, states, memory, halting)
             halting.finish(r, states)
         states = self._once(plan.segments[loop + 1 :], halting.output(states), memory)
         if self._config.norm.has_final:
@@ -161,9 +160,20 @@ class _Twin:
         everyone = Whole(len(states))
         for segment in segments:
             for step in segment.steps:
-                for use in step.uses:
-                    states = self._sub_layer(use, states, memory, everyone)
+                states = self._step(step, states, memory, everyone)
         return states
+
+    def _step(self, step: Step, states: States, memory: States | None, halting: Whole) -> States:
+        """Apply the sub-layers of a step, one after the other, or side by side to what enters it."""
+        if self._config.norm.placement != "parallel":
+            for use in step.uses:
+                states = self._sub_layer(use, states, memory, halting)
+            return states
+        total = list(states)
+        for use in step.uses:
+            after = self._sub_layer(use, states, memory, halting)
+            total = [one + (new - old) for one, new, old in zip(total, after, states, strict=True)]
+        return total
 
     def _sub_layer(self, use: Use, states: States, memory: States | None, halting: Whole) -> States:
         """after(x + output(f(before(x)))) for every token that runs, with the norms that its placement has.
@@ -203,6 +213,7 @@ class _Twin:
             "peri": (True, True, False),
             "output": (False, True, False),
             "sandwich": (True, False, True),
+            "parallel": (True, False, False),
         }[self._config.norm.placement]
         if not self._config.norm.first and use == next(self._config.plan(self._name).uses()):
             there = (False, *there[1:])

@@ -56,6 +56,7 @@ from ostinato.budget.sub_layer_activations import (
     copied_weights,
     norm_bytes,
     reads_expected_states,
+    reads_what_enters_the_step,
     saves_its_states,
     use_bytes,
 )
@@ -77,6 +78,10 @@ def activation_parts(run: TrainingPass, n_steps: int | None, vocab_size: int | N
     steps: dict[tuple[str, int], Counter[str]] = {}
     for planned in uses:
         steps.setdefault((planned.stack, planned.step), Counter()).update(use_bytes(run, planned))
+    side_by_side = Counter((one.stack, one.step) for one in uses if reads_what_enters_the_step(one))
+    for (stack, step), n_readers in side_by_side.items():
+        # Their norms save the same states, once.
+        steps[stack, step][f"{stack}.norms"] -= (n_readers - 1) * FLOAT * run.tokens(stack) * config.d_model
     for (stack, _), saved in steps.items():
         if run.is_recomputed:
             parts[f"{stack}.steps"] += FLOAT * run.tokens(stack) * config.d_model
@@ -135,9 +140,11 @@ def _transform_bytes(run: TrainingPass, tokens: int) -> int:
     transform, width = run.config.output.transform, run.config.embedding_width
     if transform is None:
         return 0
-    # What relu gives is what it saves; relu2 squares it; the others save what they read.
-    activated = {"none": 0, "relu2": 2}.get(transform.activation, 1) * run.width * tokens * width
-    saved = run.width * tokens * run.config.d_model + activated
+    saved = run.width * tokens * run.config.d_model
+    # What relu gives is what it saves, and what is read next, as long as that is no copy; others save what they read.
+    is_copied = run.is_mixed if transform.norm is not None else run.config.output.scale_at(run.config.d_model) != 1.0
+    if transform.activation != "none" and (transform.activation != "relu" or is_copied):
+        saved += run.width * tokens * width
     return saved + (0 if transform.norm is None else norm_bytes(transform.norm, tokens, width))
 
 

@@ -311,6 +311,13 @@ def reads_expected_states(planned: PlannedUse) -> bool:
     return isinstance(planned.stack_config.halting, StickBreakingConfig) and mixes and planned.round > 0
 
 
+def reads_what_enters_the_step(planned: PlannedUse) -> bool:
+    """Return True for a use with a norm of the states that enter its step, as other uses of the step may have."""
+    if planned.stack_config.norm.placement != "parallel" or planned.use.before is None:
+        return False
+    return not (isinstance(planned.sub, SeparableConvConfig) and reads_expected_states(planned))
+
+
 def saves_its_states(run: TrainingPass, planned: PlannedUse | None) -> bool:
     """Return True where a use saves the states it starts from, unchanged and in float32."""
     if planned is None:

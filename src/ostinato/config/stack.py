@@ -14,7 +14,7 @@ from ostinato.config.norm import NormalisationConfig
 from ostinato.config.positions import NoRelativeConfig, RelativeConfig, SignalConfig, SinusoidalConfig, WindowConfig
 from ostinato.config.sub_layers import AttentionConfig, DenseFeedForwardConfig, SeparableConvConfig, SubLayerConfig
 from ostinato.errors import Inert, Problem
-from ostinato.plan import PLACES, Kind, Placement, Plan, SubLayerPlan, Use, build_plan
+from ostinato.plan import Kind, Placement, Plan, SubLayerPlan, Use, build_plan
 
 _SPARSE = "_sparse"
 """Ending of the name of a sparse layer's parameter set."""
@@ -29,7 +29,8 @@ class NormConfig(NormalisationConfig):
     """Normalisation around every sub-layer."""
 
     placement: Placement = "post"
-    """post: n(x + f(x)). pre: x + f(n(x)). peri: x + n2(f(n1(x))). output: x + n(f(x)). sandwich: n2(x + f(n1(x)))."""
+    """post: n(x + f(x)). pre: x + f(n(x)). peri: x + n2(f(n1(x))). output: x + n(f(x)). sandwich: n2(x + f(n1(x))).
+    parallel: x + f(n(x)) + g(m(x)), the sub-layers f, g of a step side by side."""
     embedding: bool = False
     """A norm of the embeddings, too, behind what is added to them and before dropout (BERT, BART, ModernBERT)."""
     first: bool = True
@@ -46,9 +47,9 @@ class NormConfig(NormalisationConfig):
     def problems(self, path: str = "") -> Iterator[Problem]:
         """A first norm left out of sub-layers that have none of what they read."""
         yield from super().problems(path)
-        if not self.first and "before" not in PLACES[self.placement]:
-            reason = f"has no effect: {path}placement={self.placement} has no norms of what sub-layers read; remove it"
-            yield Inert(f"{path}first", False, reason)
+        if not self.first and self.placement not in ("pre", "peri", "sandwich"):
+            reason = f"needs {path}placement pre, peri or sandwich, whose sub-layers follow each other behind norms"
+            yield Problem(f"{path}first", False, reason)
 
 
 class SegmentConfig(Config):

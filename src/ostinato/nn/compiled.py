@@ -108,6 +108,8 @@ class CompiledStack:
 
     def _compiled(self, segment: LoopProgram, any_backend: bool) -> LoopProgram:
         """Return what stands for a segment where one column is new."""
+        if not all(isinstance(s, SubLayer) for s in chain.from_iterable(chain.from_iterable(segment.rounds))):
+            return segment  # kernels know sub-layers that follow each other
         rounds = [[s for step in steps for s in step if isinstance(s, SubLayer)] for steps in segment.rounds]
         if isinstance(segment.rule, NoHalting) and not (segment.ticks and self._stack.signal.acts_on_rounds):
             # Nothing happens between rounds: all of them are one call.

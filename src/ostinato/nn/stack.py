@@ -37,7 +37,7 @@ from ostinato.nn.rows import Rows, kept_and_halted
 from ostinato.nn.self_attention import SelfAttention
 from ostinato.nn.separable import SeparableConv, SeparableConvSubLayer
 from ostinato.nn.shapes import Bool, Float, Int, Tensor
-from ostinato.nn.sub_layer import Runnable, SubLayer, recomputed
+from ostinato.nn.sub_layer import Parallel, Runnable, SubLayer, recomputed
 from ostinato.nn.types import StackOutput
 from ostinato.plan import Plan, Step, Use
 
@@ -254,12 +254,14 @@ class Stack:
     def _rounds(self, plan: Plan) -> Sequence[Rounds]:
         """Return the sub-layers of every segment."""
         return tuple(
-            tuple(
-                tuple(tuple(self._sub_layer(step, use) for use in step.uses) for step in steps)
-                for steps in segment.rounds()
-            )
+            tuple(tuple(self._runnables(step) for step in steps) for steps in segment.rounds())
             for segment in plan.segments
         )
+
+    def _runnables(self, step: Step) -> Sequence[Runnable]:
+        """Return what runs at a step, in order."""
+        sub_layers = tuple(self._sub_layer(step, use) for use in step.uses)
+        return (Parallel(sub_layers),) if step.is_parallel else sub_layers
 
     def _sub_layer(self, step: Step, use: Use) -> SubLayer:
         given = (self.plan.stack, step, use, self.banks)
