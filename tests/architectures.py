@@ -303,7 +303,7 @@ def _attentions(draw: st.DrawFn, d_model: int, is_rotary: bool) -> dict[str, Any
     own = {"n_heads": heads, "d_head": d_head, "bias": draw(st.booleans())}
     if draw(st.sampled_from(["dense", "experts"])) == "dense":
         return own | {"kind": "dense"}
-    return own | {"kind": "experts"} | draw(_experts())
+    return own | {"kind": "experts", "sum_bias": not draw(st.integers(0, 3))} | draw(_experts())
 
 
 @st.composite
@@ -314,7 +314,7 @@ def _feed_forwards(draw: st.DrawFn) -> dict[str, Any]:
         kernels = {"kernel_in": draw(st.integers(1, 5)), "kernel_out": draw(st.integers(1, 5))}
         return own | {"kind": kind} | kernels
     own |= {"kind": kind, "activation": draw(st.sampled_from(ACTIVATIONS))}
-    return own if kind == "dense" else own | draw(_experts())
+    return own if kind == "dense" else own | {"sum_bias": not draw(st.integers(0, 3))} | draw(_experts())
 
 
 @st.composite
@@ -439,6 +439,8 @@ def _traits_of_experts(sub: RoutedConfig, where: str) -> set[str]:
         found.add(f"heads of an expert {'one' if sub.n_heads == 1 else 'some'}")
     elif isinstance(sub, ExpertFeedForwardConfig | SparseLayerConfig):
         found |= {f"activation of experts {sub.activation}", f"bias of experts {sub.bias}"}
+    if isinstance(sub, ExpertAttentionConfig | ExpertFeedForwardConfig):
+        found.add(f"bias of the sum {sub.sum_bias}")
     if not sub.has_router:
         return found
     renormalised = f" renormalised {sub.is_renormalised}" if sub.gate.kind == "softmax" else ""
@@ -493,6 +495,7 @@ def all_traits() -> set[str]:
         *(f"heads of an expert {n}" for n in ("one", "some")),
         *(f"activation of experts {a}" for a in ACTIVATIONS),
         *(f"bias of experts {b}" for b in (True, False)),
+        *(f"bias of the sum {b}" for b in (True, False)),
         *(f"gate {g}" for g in ("softmax renormalised True", "softmax renormalised False", "topk_softmax", "sigmoid")),
         *(f"n_sampled {n}" for n in (0, 1)),
         *(f"router {r}" for r in ("linear", "mlp", "hypersphere")),

@@ -11,6 +11,7 @@ import pytest
 
 from ostinato.config.files import write_yaml
 from ostinato.config.sweep import SweepConfig
+from ostinato.errors import ConfigError, Problem
 from ostinato.experiments.sweep.executors import InProcess
 from ostinato.experiments.sweep.measure_checks import measure_problems
 from ostinato.tasks.recipes import load_recipe
@@ -152,6 +153,21 @@ def test_a_dry_run_finds_a_measure_that_names_nothing(run, tmp_path: Path) -> No
     outcome = run("sweep", tmp_path / "mine.yaml", "--store", tmp_path / "store", "--dry-run")
     assert (outcome.code, outcome.err.count("\n")) == (2, 1)
     assert "did you mean exact_match?" in outcome.err
+
+
+def test_a_metric_whose_model_is_not_here_is_found_before_training(run, tmp_path: Path, monkeypatch) -> None:
+    def lacking(name: str) -> None:
+        if name == "spbleu":
+            raise ConfigError([Problem("evaluation.metrics", name, "needs a model")])
+
+    monkeypatch.setattr("ostinato.evaluation.scores.make_metric", lacking)
+    measures = [{"name": "pieces", "kind": "evaluate", "path": "spbleu", "metrics": ["spbleu"]}]
+    write_yaml(SWEEP | {"measures": measures}, tmp_path / "mine.yaml")
+    for more in (["--dry-run"], []):
+        outcome = run("sweep", tmp_path / "mine.yaml", "--store", tmp_path / "store", *more)
+        assert (outcome.code, outcome.err.count("\n")) == (2, 1)
+        assert "measures.pieces.metrics is ['spbleu']: needs a model" in outcome.err
+    assert not list((tmp_path / "store").glob("*/checkpoints"))
 
 
 def test_a_dry_run_finds_what_training_would_refuse(run, tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def test_decoding_with_a_cache_equals_the_full_forward_pass(data: st.DataObject)
             logits_BV = model.step(batch.target.ids_BT[:, start:end], cache, keep)
             real = batch.target.keep_BT[:, end - 1]
             assert_equal(logits_BV[real], full_BTV[real, end - 1], f"columns {start} to {end}")
-            assert logits_BV.dtype == torch.float32
+            assert logits_BV.dtype == full_BTV.dtype == torch.float64
 
 
 @draws(30)

@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, seed
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -39,7 +39,9 @@ from reference.halting import Act, Whole
 from reference.twin import twin, twin_with_depths
 from running import run_as
 
-N_DRAWS = {"seq2seq": 170, "language_model": 90}
+N_DRAWS = {"seq2seq": 85, "language_model": 45}
+"""Models in one series of draws; there are two series, and more where those left something out."""
+MOST_SERIES = 6
 
 Depths = dict[str, list[int]]
 """Rounds that the tokens of each halting stack ran."""
@@ -89,8 +91,11 @@ def test_every_model_equals_its_per_token_twin_in_logits_depths_and_all_gradient
         for name, found in depths.items():
             halted_after[name].update(found)
 
-    for kind, n in N_DRAWS.items():
-        draws(n)(given(st.data(), st.just(kind))(check))()
+    for series in range(MOST_SERIES):
+        for kind, n in N_DRAWS.items():
+            draws(n)(seed(series)(given(st.data(), st.just(kind))(check)))()
+        if n_drawn >= 200 and not all_traits() - covered:
+            break
     assert n_drawn >= 200
     assert all_traits() - covered == set()
     for name in ("encoder", "decoder"):

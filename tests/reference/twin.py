@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from architectures import Sentence
-from ostinato.config.experts import ExpertFeedForwardConfig, RoutedConfig, SparseLayerConfig
+from ostinato.config.experts import ExpertAttentionConfig, ExpertFeedForwardConfig, RoutedConfig, SparseLayerConfig
 from ostinato.config.norm import NormalisationConfig
 from ostinato.config.positions import (
     BucketsConfig,
@@ -230,7 +230,8 @@ class _Twin:
         sub, module = self._config.settings_of(use), self._model.banks.ffn[use.weights]
         if isinstance(sub, ExpertFeedForwardConfig):
             maps, act_name = module.experts, sub.activation
-            return weighted(choose(sub, module, x_D), lambda e: run_maps(maps, e, act_name, x_D))  # type: ignore[arg-type]
+            y_D = weighted(choose(sub, module, x_D), lambda e: run_maps(maps, e, act_name, x_D))  # type: ignore[arg-type]
+            return y_D + module.sum_bias_D if sub.sum_bias else y_D  # type: ignore[operator]
         if isinstance(sub, SparseLayerConfig):
             act_name, eps = sub.activation, self._config.norm.eps
             return weighted(choose(sub, module, x_D), lambda e: run_stack(module, e, act_name, eps, x_D))
@@ -264,10 +265,11 @@ class _Twin:
         module = getattr(self._model.banks, use.kind)[use.weights]
         if not isinstance(sub, RoutedConfig):
             return self._read(read_heads(module, *sizes), use, t, inputs, others)
-        return weighted(
+        y_D = weighted(
             choose(sub, module, inputs[t]),
             lambda e: self._read(read_expert_heads(module, e, *sizes), use, t, inputs, others),
         )
+        return y_D + module.sum_bias_D if isinstance(sub, ExpertAttentionConfig) and sub.sum_bias else y_D
 
     def _read(self, heads: Heads, use: Use, t: int, inputs: States, others: States) -> Tensor:
         """concat over heads of sum_s softmax_s(q_t . k_s / sqrt(d_head) + relation) v_s, then the output projection."""

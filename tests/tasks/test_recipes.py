@@ -92,7 +92,7 @@ def test_every_recipe_takes_separable_convolutions_as_wide_and_as_shared_as_its_
     stacks = load_recipe(name, kinds).model.stacks()
     for stack in given:
         convolved = stacks[stack]
-        own = {"kind", "activation", "kernel_in", "kernel_out", *RoutedConfig.model_fields}
+        own = {"kind", "activation", "kernel_in", "kernel_out", "sum_bias", *RoutedConfig.model_fields}
         assert convolved.ffn.kind == "separable_conv"
         assert convolved.ffn.model_dump(exclude=own) == given[stack].ffn.model_dump(exclude=own)
 

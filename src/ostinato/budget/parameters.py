@@ -34,6 +34,7 @@ from ostinato.budget.sizes import (
     planned_uses,
     router_weights,
     set_weights,
+    sum_bias_size,
     table_size,
     transform_weights,
     vocabulary,
@@ -176,6 +177,8 @@ def _set(planned: PlannedUse, where: str, d_model: int) -> Iterator[_Item]:
         return
     one = set_weights(sub, d_model).size
     yield _Item((kind, weights), part, sub.n_experts * one, sub.top_k * one, sub.top_k * one)
+    if added := sum_bias_size(sub, d_model):
+        yield _whole((f"{kind} sum", weights), part, added)
     yield _whole((f"{kind} router", weights), f"{part}.router", router_weights(sub, d_model).size)
 
 

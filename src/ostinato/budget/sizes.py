@@ -12,6 +12,7 @@ With D = d_model, I = n_heads d_head, F = d_ff, E experts, b = 1 with biases, el
     one expert, sparse layer     n_layers times that and a norm of 2 D
     one expert, attention        2 D I + b (I + D): queries and output
     keys and values              2 D I + 2 b I, shared by all experts of a set
+    bias of the sum              D, where it is asked for
     router   linear              E D
              mlp                 D^2 + D + E D
              hypersphere         d_e D + E d_e + 1, without projection E D + 1 (the 1 is the temperature)
@@ -173,6 +174,12 @@ def set_weights(sub: SubLayerConfig | SparseLayerConfig, d_model: int) -> Weight
 def keys_values_size(attention: AttentionConfig, d_model: int) -> int:
     """Return the parameters that make keys and values, with experts or without."""
     return 2 * inner_width(attention, d_model) * (d_model + (1 if attention.bias else 0))
+
+
+def sum_bias_size(sub: RoutedConfig, d_model: int) -> int:
+    """Return the parameters that are added to the sum over the experts."""
+    has_one = isinstance(sub, ExpertFeedForwardConfig | ExpertAttentionConfig) and sub.sum_bias
+    return d_model if has_one else 0
 
 
 def router_weights(sub: RoutedConfig, d_model: int) -> Weights:

@@ -80,10 +80,12 @@ def with_seeds(sweep: SweepConfig, seeds: str | None) -> SweepConfig:
 
 def _show_plan(sweep: SweepConfig, store: Path, access: Any, json: bool) -> None:
     """Print arms, seeds, keys and budgets, and which runs are there."""
+    from ostinato.experiments.sweep.measure_checks import check_measurable
     from ostinato.experiments.sweep.rows import collect_rows
     from ostinato.experiments.sweep.runs import arm_budgets, check_equal, plan_runs
     from ostinato.training.at_hand import check_trainable
 
+    check_measurable(sweep.measures)
     runs = plan_runs(sweep, store, access)
     for run in {run.arm: run for run in runs}.values():
         check_trainable(run.recipe, access, with_start=run.start is None)

@@ -223,7 +223,8 @@ class SweepSource(Config):
     compared: list[ComparedConfig] = Field(default_factory=list)
     """Measures of several runs together."""
     overrides: list[str] = Field(default_factory=list)
-    """Changes of every arm, after its own: `dotted.key=value`."""
+    """Changes of every arm, after its own: `dotted.key=value`. A setting that one arm sets otherwise than another is
+    refused: untrained arms stay untrained."""
     seeds: list[Count] | None = None
     """None: the sweep's."""
 

@@ -151,6 +151,8 @@ class ExpertFeedForwardConfig(SubLayerConfig, RoutedConfig):
     """Activation of the hidden layer."""
     bias: bool = True
     """Biases in the experts' matrices."""
+    sum_bias: bool = False
+    """A vector added to the sum of the experts' outputs (JetMoE)."""
     dropout: Probability = 0.0
     """Dropout of the experts' hidden layer."""
 
@@ -166,6 +168,8 @@ class ExpertAttentionConfig(AttentionConfig, RoutedConfig):
     """Heads of one expert: a token runs top_k times as many, on these keys and values."""
     bias: bool = False
     """Biases in the four projections."""
+    sum_bias: bool = False
+    """A vector added to the sum of the experts' outputs (JetMoE)."""
 
 
 class SparseLayerConfig(RoutedConfig):

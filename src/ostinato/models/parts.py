@@ -62,7 +62,9 @@ def build_sub_layer(
     match settings:
         case ExpertAttentionConfig() as c:
             sizes = (d_model, c.n_heads, c.head_width(d_model))
-            experts = ExpertAttention(_router(c, d_model), _gate(c), *sizes, bias=c.bias, dropout=c.dropout)
+            experts = ExpertAttention(
+                _router(c, d_model), _gate(c), *sizes, bias=c.bias, dropout=c.dropout, sum_bias=c.sum_bias
+            )
             init_expert_attention(experts, init, c.expert_init, n_steps)
             return experts
         case AttentionConfig() as c:
@@ -78,7 +80,8 @@ def build_sub_layer(
             init_separable_conv(conv, init, n_steps)
             return conv
         case ExpertFeedForwardConfig() as c:
-            return ExpertFeedForward(_router(c, d_model), _gate(c), _maps(c, d_model, init, n_steps))
+            maps = _maps(c, d_model, init, n_steps)
+            return ExpertFeedForward(_router(c, d_model), _gate(c), maps, sum_bias=c.sum_bias)
         case SparseLayerConfig() as c:
             layers = [_maps(c, d_model, init, n_steps) for _ in range(c.n_layers)]
             for maps in layers:

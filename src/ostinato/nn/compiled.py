@@ -508,7 +508,7 @@ def _attention_link(
         queries: _Map = weight[:n], None if bias is None else bias[:n]
         keys_values: _Map = weight[n:], None if bias is None else bias[n:]
         output: _Map = module.out.weight, module.out.bias
-    elif type(module) is ExpertAttention and route is not None:
+    elif type(module) is ExpertAttention and route is not None and module.sum_bias_D is None:
         dense = (module.kv,)
         queries, output = (module.query_EDI, module.query_bias_EI), (module.out_EID, module.out_bias_ED)
         keys_values = module.kv.weight, module.kv.bias
@@ -531,7 +531,9 @@ def _feed_forward_link(
         dense: tuple[nn.Module, ...] = (module.up, module.down)
         up: _Map = module.up.weight, module.up.bias
         down: _Map = module.down.weight, module.down.bias
-    elif type(module) is ExpertFeedForward and route is not None and type(module.experts) is ExpertMaps:
+    elif type(module) is ExpertFeedForward and route is not None and module.sum_bias_D is None:
+        if type(module.experts) is not ExpertMaps:
+            return None
         known, dense = module.experts, ()
         up, down = (known.up_EDF, known.up_bias_EF), (known.down_EFD, known.down_bias_ED)
     else:

@@ -141,16 +141,19 @@ class ExpertFeedForward(Routed):
     """Mixture of feed-forwards: the transition of one step.
 
     Args:
-        router, gate: who goes where. maps: the experts.
+        router, gate: who goes where. maps: the experts. sum_bias: a vector added to the sum over them (JetMoE).
     """
 
-    def __init__(self, router: Router | None, gate: Gate, maps: ExpertMaps) -> None:
-        super().__init__(router, gate, maps.up_EDF.shape[0])
+    def __init__(self, router: Router | None, gate: Gate, maps: ExpertMaps, *, sum_bias: bool = False) -> None:
+        n_experts, _, d_model = maps.down_EFD.shape
+        super().__init__(router, gate, n_experts)
         self.experts = maps
+        self.sum_bias_D = nn.Parameter(torch.zeros(d_model)) if sum_bias else None
 
     def forward(self, x_ND: Float[Tensor, "N D"], decision: Decision, draws: Draws = "auto") -> Float[Tensor, "N D"]:
-        """Map every row by its experts; padding gives 0."""
-        return self.experts(x_ND, decision.to, decision.gates_NK, backend=decision.backend, draws=draws)  # type: ignore[no-any-return]
+        """Map every row by its experts; padding gives 0, or the bias of the sum."""
+        y_ND: Tensor = self.experts(x_ND, decision.to, decision.gates_NK, backend=decision.backend, draws=draws)
+        return y_ND if self.sum_bias_D is None else y_ND + self.sum_bias_D
 
 
 class SparseLayer(Routed):
@@ -195,7 +198,8 @@ class ExpertAttention(MultiHead, Routed):
 
     Args:
         router, gate: who goes where. n_heads, d_head: H, of one expert, and their width.
-        bias: in all projections. dropout: of the attention weights.
+        bias: in all projections. sum_bias: a vector added to the sum over experts (JetMoE). dropout: of the attention
+            weights.
     """
 
     def __init__(
@@ -208,6 +212,7 @@ class ExpertAttention(MultiHead, Routed):
         *,
         bias: bool,
         dropout: float,
+        sum_bias: bool = False,
     ) -> None:
         super().__init__(router, gate, gate.n_experts)
         self.set_sizes(n_heads, d_head, dropout)
@@ -216,6 +221,7 @@ class ExpertAttention(MultiHead, Routed):
         self.out_EID = nn.Parameter(torch.empty(gate.n_experts, self.inner, d_model))
         self.query_bias_EI = nn.Parameter(torch.zeros(gate.n_experts, self.inner)) if bias else None
         self.out_bias_ED = nn.Parameter(torch.zeros(gate.n_experts, d_model)) if bias else None
+        self.sum_bias_D = nn.Parameter(torch.zeros(d_model)) if sum_bias else None
         self.kv = Linear(d_model, 2 * self.inner, bias=bias)
 
     def queries_keys_values(self, x_ND: Float[Tensor, "N D"], decision: Decision) -> tuple[Tensor, Tensor]:
@@ -234,7 +240,7 @@ class ExpertAttention(MultiHead, Routed):
 
     def output(self, x_NI: Float[Tensor, "N I"], decision: Decision) -> Float[Tensor, "N D"]:
         """Return the sum over a row's choices of its experts' outputs, weighted by their gates."""
-        return routed_linear(
+        y_ND = routed_linear(
             x_NI.reshape(-1, self.inner),
             self.out_EID,
             self.out_bias_ED,
@@ -244,3 +250,4 @@ class ExpertAttention(MultiHead, Routed):
             gates_NK=decision.gates_NK,
             backend=decision.backend,
         )
+        return y_ND if self.sum_bias_D is None else y_ND + self.sum_bias_D

@@ -18,10 +18,10 @@ from ostinato.config.measures import TableSelection
 from ostinato.config.sweep import SweepConfig
 from ostinato.errors import ConfigError, DataError
 from ostinato.experiments.claims import files as claims
-from ostinato.experiments.claims.design import check_alike, named_by, source_sweep
+from ostinato.experiments.claims.design import check_alike, first_recipe, named_by, named_part, source_sweep
 from ostinato.experiments.claims.document import document
 from ostinato.experiments.claims.reproduce import Resources, reproduce
-from ostinato.experiments.claims.staleness import state, why_stale
+from ostinato.experiments.claims.staleness import arm_fingerprints, state, why_stale
 from ostinato.experiments.sweep.measures import select
 from ostinato.tasks.recipes import load_recipe
 
@@ -441,9 +441,29 @@ def test_a_comparison_of_each_seed_gives_every_row_its_own_number(tmp_path):
 
 def test_a_claims_own_seeds_and_changes_come_last(tmp_path):
     claim = swept_claim(tmp_path, "two/loss", seeds=[5], overrides=["model.encoder.n_steps=1"])
-    sweep = source_sweep(claim.config.source, {})
-    assert [sweep.seeds_of(arm) for arm in sweep.arms] == [[5], [5]]
-    assert all("model.encoder.n_steps=1" in arm.overrides()[-1] for arm in sweep.arms)
+    source = claim.config.source
+    sweep, _ = named_part(source_sweep(source, {}), source, {("two", "loss")}, ["training.n_updates=0"])
+    (arm,) = sweep.arms
+    assert sweep.seeds_of(arm) == [5]
+    assert arm.overrides()[-2:] == ["model.encoder.n_steps=1", "training.n_updates=0"]
+
+
+def test_a_claims_changes_make_no_untrained_arm_a_trained_one(tmp_path):
+    arms = [*TINY["arms"], {"name": "untrained", "set": {"training": {"n_updates": 0}}}]
+    expect = [DIFFERENCE | {"statistic": {"kind": "difference", "of": "two/loss", "minus": "untrained/loss"}}]
+    source = {"sweep": TINY | {"arms": arms}, "overrides": ["training.n_updates=2"]}
+    claim = swept_claim(tmp_path, "", expect=expect, **source)
+    said = r"source\.overrides is 'training\.n_updates=2': two sets nothing there itself, untrained \{'training"
+    with pytest.raises(ConfigError, match=said):
+        reproduce(claim, Resources(tmp_path / "store"))
+    with pytest.raises(ConfigError, match=said):
+        arm_fingerprints(claim)
+    # An arm that no number names changes nothing; a control's own runs are what it says they are.
+    untrained = {"training.n_updates=0"}
+    named_part(source_sweep(claim.config.source, {}), claim.config.source, {("two", "loss")}, untrained)
+    other = swept_claim(tmp_path, "", expect=expect, sweep=TINY | {"arms": arms}).config.source
+    part, _ = named_part(source_sweep(other, {}), other, {("two", "loss"), ("untrained", "loss")}, untrained)
+    assert {first_recipe(part, arm).training.n_updates for arm in part.arms} == {0}
 
 
 def test_an_analysis_that_does_not_apply_says_why(tmp_path):
@@ -501,6 +521,9 @@ def test_terms_and_inputs_of_swept_claims_exist():
             inputs = dict.fromkeys(claim.config.inputs, __file__)
             sweeps[source.sweep] = source_sweep(source, inputs)
             source_sweep(claims.variant(claim, "gpu").config.source, inputs)
+        for one in (claim, claims.variant(claim, "gpu")):
+            config = one.config
+            named_part(source_sweep(config.source, None), config.source, named_by([*config.expect, *config.controls]))
         sweep = sweeps[source.sweep]
         known = {f"{arm.name}/{measure.name}" for arm in sweep.arms for measure in sweep.measures_of(arm.name)}
         known |= {f"{one.arm}/{one.name}" for one in source.compared}

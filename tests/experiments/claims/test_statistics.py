@@ -10,7 +10,7 @@ from scipy import stats
 
 from ostinato.config.claim import ExpectationConfig
 from ostinato.errors import DataError
-from ostinato.experiments.claims.inference import ALPHA, holm, judge, seeds_needed, verdict
+from ostinato.experiments.claims.inference import ALPHA, holm, is_inside, judge, seeds_needed, verdict
 from ostinato.experiments.claims.statistics import Found, claim_verdict, find
 
 ROWS = [
@@ -210,6 +210,56 @@ def test_the_seeds_that_would_decide_do_so_with_the_power_that_is_promised(n_see
     assert below < 0.8 + error
     assert seeds_needed([1.0, 1.0, 1.0], (0.0, None)) is None
     assert seeds_needed([1.0, 1.001, 0.5], (0.834, None)) is None
+
+
+def numbers(samples: list[np.ndarray], bands: list) -> list[Found]:
+    """The numbers of one claim, each the mean of a sample."""
+    expectations = [
+        ExpectationConfig.model_validate(
+            {"what": str(i), "unit": "", "statistic": {"kind": "mean", "of": f"{i}/s"}, "band": band}
+        )
+        for i, band in enumerate(bands)
+    ]
+    return find(expectations, arms(**{str(i): list(sample) for i, sample in enumerate(samples)}))
+
+
+def decided(n_seeds: int, effects: list[float], bands: list) -> list[float]:
+    """How often each number of a claim gets the verdict that is true, with a spread of 1."""
+    draws = np.random.default_rng(11).normal(size=(N_SIMULATED, n_seeds, len(effects))) + effects
+    count = np.zeros(len(effects))
+    for seeds in draws:
+        judged = [judge(sample, band) for sample, band in zip(seeds.T, bands, strict=True)]
+        corrected = [holm([getattr(one, kind) for one in judged]) for kind in ("p_supported", "p_contradicted")]
+        true = ["supported" if is_inside(*pair) else "contradicted" for pair in zip(effects, bands, strict=True)]
+        count += [verdict(*pair) == said for *pair, said in zip(*corrected, true, strict=True)]
+    return list(count / N_SIMULATED)
+
+
+@pytest.mark.parametrize(
+    ("effects", "bands"),
+    [
+        ([1.0, 1.0, 1.0], [(0.1, None)] * 3),
+        ([3.0, 0.9], [(0.1, None)] * 2),  # one far harder than the other
+        ([0.0, 1.0], [(-0.9, 0.9), (0.1, None)]),
+        ([0.0, 1.0], [(0.9, 2.5), (0.1, None)]),  # one is contradicted
+    ],
+)
+def test_the_seeds_that_would_decide_know_of_the_correction_for_all_numbers_of_a_claim(effects, bands):
+    exact = [effect + np.array([-1.0, 0.0, 1.0]) for effect in effects]  # mean and spread are the true ones
+    needed = [one.seeds_needed for one in numbers(exact, bands)]
+    alone = [seeds_needed(sample, band) for sample, band in zip(exact, bands, strict=True)]
+    assert all(of_all >= of_one for of_all, of_one in zip(needed, alone, strict=True))
+    error = 2 * (0.8 * 0.2 / N_SIMULATED) ** 0.5
+    assert min(decided(max(needed), effects, bands)) >= 0.8 - error
+
+
+def test_three_alike_numbers_need_more_seeds_than_one_to_be_decided_together():
+    sample = np.array([0.0, 1.0, 2.0])
+    (alone,) = numbers([sample], [(0.1, None)])
+    together = numbers([sample] * 3, [(0.1, None)] * 3)
+    # The first of three has a third of alpha; the others wait for it.
+    assert [one.seeds_needed for one in together] == [seeds_needed(sample, (0.1, None), 3)] * 3
+    assert together[0].seeds_needed > alone.seeds_needed
 
 
 def test_the_best_of_several_is_corrected_for_their_number():

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ostinato.config.claim import ClaimConfig, SweepSource
-from ostinato.config.files import shipped_files
+from ostinato.config.files import parse_value, shipped_files
 from ostinato.data.registry import DataAccess
 from ostinato.errors import DataError
 from ostinato.experiments.claims.design import first_recipe, source_sweep
@@ -69,8 +69,13 @@ def untrained(claim: Claim) -> Claim:
     sweep = source_sweep(source, None)
     seeds = [1, 2, 3] if source.seeds is None and any(arm.seeds for arm in sweep.arms) else sweep.seeds[:3]
     writes = all(first_recipe(sweep, arm).model.generates for arm in sweep.arms)
-    changes = [*source.overrides, *FEW, *(SHORT if writes else [])]
-    source = source.model_copy(update={"overrides": changes, "seeds": seeds})
+    # Of every arm itself: as changes of the claim they would be refused where one arm is untrained anyway.
+    split = (text.partition("=") for text in (*FEW, *(SHORT if writes else [])))
+    changes = {key: parse_value(value) for key, _, value in split}
+    arms = [arm.model_copy(update={"set": {**arm.set, **changes}}) for arm in sweep.arms]
+    overrides = [text for text in source.overrides if text.partition("=")[0] not in changes]
+    quick = sweep.model_copy(update={"arms": arms}).model_dump(mode="json")
+    source = source.model_copy(update={"sweep": quick, "overrides": overrides, "seeds": seeds})
     design = None if config.design is None else config.design.model_copy(update={"tuning": None})
     return Claim(config.model_copy(update={"source": source, "design": design}), claim.path)
 

@@ -10,6 +10,7 @@ from tiny_sweeps import LONGER, LOSS, SEEN, SMALL, TIME, Recorder, stamps, tiny
 from ostinato.budget import count_macs
 from ostinato.budget.compare import check_match
 from ostinato.errors import ConfigError
+from ostinato.experiments.sweep import measures
 from ostinato.experiments.sweep.files import arm_recipe, load_sweep, shipped_sweeps
 from ostinato.experiments.sweep.rows import read_sweep, results_folder
 from ostinato.experiments.sweep.runs import arm_budgets, plan_runs
@@ -57,6 +58,18 @@ def test_the_results_file_holds_no_times_and_the_other_one_nothing_else(tmp_path
     assert not {*of_time} & set(found)
     own = {key: row[key] for key in ("sweep", "arm", "seed", "key", *of_time)}
     assert times == own | {"values": {"time": row["training_seconds"]}}
+
+
+def test_what_other_source_measured_is_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sweep = tiny(seeds=[1], arms=[{"name": "base"}], measures=[LONGER])
+    (row,) = run_sweep(sweep, tmp_path)
+    assert run_sweep(sweep, tmp_path) == [row]
+    (note,) = tmp_path.glob("*/measures/*.json")
+    monkeypatch.setattr(measures, "measuring_source", lambda: "another")
+    assert "not measured" in sweep_rows(sweep, tmp_path)[1][0]["why"]
+    assert run_sweep(sweep, tmp_path) == [row]  # trained once: it began when it did
+    assert len(list(tmp_path.glob("*/measures/*.json"))) == 2
+    assert note.is_file()
 
 
 def test_what_is_there_is_told_from_what_is_missing_without_training(tmp_path: Path) -> None:

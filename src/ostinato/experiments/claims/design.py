@@ -15,6 +15,7 @@ from ostinato.config.claim import ComparedConfig, DesignConfig, ExpectationConfi
 from ostinato.config.files import parse_value
 from ostinato.config.load import check_settings
 from ostinato.config.recipe import Recipe
+from ostinato.config.schema import leaves
 from ostinato.config.sweep import ArmConfig, SweepConfig
 from ostinato.errors import ConfigError, Problem
 from ostinato.experiments.claims.statistics import measured_by, terms_of
@@ -30,8 +31,8 @@ _ANOTHER_RUN = "another-arm's-run"
 Rows = list[dict[str, Any]]
 
 
-def source_sweep(source: SweepSource, inputs: Mapping[str, str] | None, overrides: Sequence[str] = ()) -> SweepConfig:
-    """Return the sweep of a claim, with the claim's own changes and then `overrides`.
+def source_sweep(source: SweepSource, inputs: Mapping[str, str] | None) -> SweepConfig:
+    """Return the sweep of a claim with the claim's own seeds; `named_part` makes the claim's changes of its arms.
 
     Args:
         inputs: the user's files; None: where only settings are looked at, "input:NAME" stays as it is.
@@ -41,14 +42,10 @@ def source_sweep(source: SweepSource, inputs: Mapping[str, str] | None, override
     """
     settings = read_sweep_settings(source.sweep) if isinstance(source.sweep, str) else source.sweep
     sweep = check_settings(settings, SweepConfig) if inputs is None else load_sweep(settings, inputs)
-    split = (text.partition("=") for text in (*source.overrides, *overrides))
-    changes = {key: parse_value(value) for key, _, value in split}
-    arms = [
-        arm.model_copy(update={"set": {**arm.set, **changes}} | ({} if source.seeds is None else {"seeds": None}))
-        for arm in sweep.arms
-    ]
-    seeds = sweep.seeds if source.seeds is None else source.seeds
-    return sweep.model_copy(update={"arms": arms, "seeds": seeds})
+    if source.seeds is None:
+        return sweep
+    arms = [arm.model_copy(update={"seeds": None}) for arm in sweep.arms]
+    return sweep.model_copy(update={"arms": arms, "seeds": source.seeds})
 
 
 def named_by(expectations: Iterable[ExpectationConfig]) -> set[tuple[str, str]]:
@@ -59,12 +56,15 @@ def named_by(expectations: Iterable[ExpectationConfig]) -> set[tuple[str, str]]:
 
 
 def named_part(
-    sweep: SweepConfig, source: SweepSource, named: set[tuple[str, str]]
+    sweep: SweepConfig, source: SweepSource, named: set[tuple[str, str]], overrides: Sequence[str] = ()
 ) -> tuple[SweepConfig, list[ComparedConfig]]:
     """Return the arms and measures of a sweep that numbers name, and the comparisons that they name.
 
+    The arms have the claim's changes, `source.overrides`, and then those of `overrides`.
+
     Raises:
-        ConfigError: arms that the sweep does not have.
+        ConfigError: arms that the sweep does not have, or a change of the claim's that some arm has of its own: it
+            would make an untrained arm a trained one.
     """
     compared = [one for one in source.compared if (one.arm, one.name) in named]
     names = dict.fromkeys([*(arm for arm, _ in sorted(named)), *(arm for one in compared for arm in one.others)])
@@ -84,7 +84,40 @@ def named_part(
         if any(own == measure.name or own.startswith(f"{measure.name}.") for _, own in named)
     ]
     arms = [arm for arm in sweep.arms if arm.name in names]
+    _check_changes(arms, source.overrides)
+    split = (text.partition("=") for text in (*source.overrides, *overrides))
+    changes = {key: parse_value(value) for key, _, value in split}
+    arms = [arm.model_copy(update={"set": {**arm.set, **changes}}) for arm in arms]
     return sweep.model_copy(update={"arms": arms, "measures": measures}), compared
+
+
+def _check_changes(arms: Sequence[ArmConfig], overrides: Sequence[str]) -> None:
+    """Refuse changes of settings in which the arms differ by what each sets itself.
+
+    Raises:
+        ConfigError: all of them, with what two arms say.
+    """
+    problems = []
+    for text in overrides:
+        key = text.partition("=")[0].strip()
+        own = {
+            arm.name: {
+                name: value
+                for name, value in leaves(arm.set)
+                if f"{name}.".startswith(f"{key}.") or f"{key}.".startswith(f"{name}.")
+            }
+            for arm in arms
+        }
+        first, said = next(iter(own.items()))
+        for other, others in own.items():
+            if others != said:
+                reason = (
+                    f"{first} sets {said or 'nothing'} there itself, {other} {others or 'nothing'}: one would be lost"
+                )
+                problems.append(Problem("source.overrides", text, reason))
+                break
+    if problems:
+        raise ConfigError(problems)
 
 
 def with_seeds(sweep: SweepConfig, wanted: set[tuple[str, int]]) -> SweepConfig:

@@ -5,13 +5,15 @@ Numbers have units of their own, so each is drawn in multiples of its band's lim
     a band with one limit      0 is no effect, 1 the limit
     a band with two limits     0 is their middle, -1 and 1 are the limits
 
-The part of the axis that agrees with the claim is shaded.
+The part of the axis that agrees with the claim is shaded. Numbers that are stale or of a void claim, from which nothing
+follows, are hollow and grey.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from ostinato.analysis.drawing import COLOURS, FONT, WIDE, new_figure
 from ostinato.config.claim import ExpectationConfig, RatioStatistic
 from ostinato.data.output_files import write_new_text
 from ostinato.experiments.claims.files import Claim, Outcome
+from ostinato.experiments.claims.staleness import state
 
 _ROW = 0.24
 """Inches."""
@@ -27,18 +30,30 @@ _LONGEST = 72
 """Characters of a label."""
 _FARTHEST = 4.0
 """What lies beyond is drawn at the edge, as an arrow."""
+_HOLLOW = "#999999"
 _LOOKS = {"supported": COLOURS[2], "contradicted": COLOURS[4], "inconclusive": COLOURS[0]}
 
 
-def drawn(claims: Sequence[tuple[Claim, Outcome | None]]) -> list[tuple[str, ExpectationConfig, Mapping[str, Any]]]:
-    """Return the numbers that have an interval: the claim's name, the expectation, and what was found."""
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A number that has an interval: its claim's name, its expectation, what was found, and whether it still counts."""
+
+    claim: str
+    expectation: ExpectationConfig
+    number: Mapping[str, Any]
+    counts: bool
+
+
+def drawn(claims: Sequence[tuple[Claim, Outcome | None]]) -> list[Drawn]:
+    """Return the numbers that have an interval, of claims that are still what was run."""
     found = []
     for claim, outcome in claims:
         if outcome is None or outcome.head["registered"] != claim.registered:
             continue
+        counts = state(claim, outcome) not in ("stale", "void")
         for expectation, number in zip(claim.config.expect, outcome.head["numbers"], strict=True):
             if number["low"] is not None:
-                found.append((claim.config.name, expectation, number))
+                found.append(Drawn(claim.config.name, expectation, number, counts))
     return found
 
 
@@ -55,24 +70,30 @@ def draw_forest(claims: Sequence[tuple[Claim, Outcome | None]], path: Path) -> P
         return None
     figure = new_figure(WIDE, 0.7 + _ROW * len(rows))
     axes = figure.add_subplot()
-    for place, (_, expectation, number) in enumerate(reversed(rows)):
+    for place, row in enumerate(reversed(rows)):
+        expectation, number = row.expectation, row.number
         value, low, high = (scaled(number[key], expectation) for key in ("value", "low", "high"))
         left, right = agreeing(expectation)
         axes.fill_betweenx([place - 0.45, place + 0.45], left, right, color="#e8f0e8", linewidth=0)
-        colour = _LOOKS[number["verdict"]]
+        colour = _LOOKS[number["verdict"]] if row.counts else _HOLLOW
         ends = [max(-_FARTHEST, min(_FARTHEST, end)) for end in (low, high)]
         axes.plot(ends, [place, place], color=colour, linewidth=1.4)
         inside = max(-_FARTHEST, min(_FARTHEST, value))
         marker = "o" if inside == value else ">" if value > 0 else "<"
-        axes.plot([inside], [place], marker, color=colour, markersize=4.5)
-    labels = [f"{name}: {e.what}" for name, e, _ in reversed(rows)]
+        axes.plot(
+            [inside], [place], marker, color=colour, markersize=4.5, markerfacecolor=colour if row.counts else "white"
+        )
+    labels = [f"{row.claim}: {row.expectation.what}" for row in reversed(rows)]
     short = [text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..." for text in labels]
     axes.set_yticks(range(len(rows)), short, fontsize=FONT)
     axes.axvline(0, color="black", linewidth=0.6)
     axes.set_xlim(-_FARTHEST - 0.2, _FARTHEST + 0.2)
     axes.set_ylim(-0.6, len(rows) - 0.4)
     axes.tick_params(labelsize=FONT)
-    axes.set_xlabel("effect in multiples of the smallest one of interest; 95 % interval; shaded: agrees", fontsize=FONT)
+    hollow = "" if all(row.counts for row in rows) else "; hollow: stale or void"
+    axes.set_xlabel(
+        f"effect in multiples of the smallest one of interest; 95 % interval; shaded: agrees{hollow}", fontsize=FONT
+    )
     # The same numbers give the same file.
     with matplotlib.rc_context({"svg.hashsalt": path.stem}):
         text = StringIO()

@@ -59,8 +59,8 @@ def judge(sample: Sequence[float], band: Limits, sampling: Sampling = "seeds") -
     x = np.asarray(sample, dtype=np.float64)
     value = float(np.median(x) if sampling == "rounds" else x.mean())
     if sampling == "exact":
-        is_inside = (band[0] is None or value >= band[0]) and (band[1] is None or value <= band[1])
-        return Judged(value, value, value, 0.0 if is_inside else 1.0, 1.0 if is_inside else 0.0)
+        p_supported = 0.0 if is_inside(value, band) else 1.0
+        return Judged(value, value, value, p_supported, 1 - p_supported)
     # One seed, or seeds at a floor or a ceiling, which all give the same number, show no spread to judge by.
     if len(x) < 2 or np.ptp(x) == 0:
         return Judged(value, None, None, 1.0, 1.0)
@@ -114,21 +114,38 @@ def verdict(p_supported: float, p_contradicted: float) -> Verdict:
     return "contradicted" if p_contradicted <= ALPHA else "inconclusive"
 
 
-def seeds_needed(sample: Sequence[float], band: Limits) -> int | None:
+def seeds_needed(sample: Sequence[float], band: Limits, n_tests: int = 1) -> int | None:
     """Return the seeds that would decide with a probability of 80 %, were the sample's mean and spread the true ones.
 
-        power(n) = P(T > t(1 - alpha, n - 1)),   T noncentral t, n - 1 degrees of freedom, sqrt(n) |mean - limit| / sd
+        power(n, limit) = P(T > t(1 - alpha / n_tests, n - 1))
+        T: noncentral t, n - 1 degrees of freedom, noncentrality sqrt(n) |mean - limit| / sd
 
-    with the limit next to the mean, which has to be told from it whichever side of it the mean lies; without correction
-    for other numbers. None where more than 1,000 would be needed, or the sample shows no spread.
+    A mean outside the band is told by the limit next to it, one inside by all of them: 1 - sum(1 - power) is the least
+    probability that all tests succeed. None where more than 1,000 would be needed, or the sample shows no spread.
+
+    Args:
+        n_tests: p values that have to be this many times smaller than alpha: Holm's correction.
     """
     from scipy import stats
 
     x = np.asarray(sample, dtype=np.float64)
     if len(x) < 2 or np.ptp(x) == 0:
         return None
-    distance = min(abs(float(x.mean()) - limit) for limit in band if limit is not None)
+    distances = sorted(abs(float(x.mean()) - limit) for limit in band if limit is not None)
+    if not is_inside(float(x.mean()), band):
+        n_tests *= len(distances)  # either of two limits might have been the one
+        distances = distances[:1]
     n = np.arange(2, MOST_SEEDS + 1)
-    power = stats.nct.sf(stats.t.isf(ALPHA, n - 1), n - 1, np.sqrt(n) * distance / x.std(ddof=1))
-    enough = np.flatnonzero(np.nan_to_num(power, nan=1.0) >= POWER)
+    threshold = stats.t.isf(ALPHA / n_tests, n - 1)
+    missed = np.zeros(len(n))
+    for distance in distances:
+        power = stats.nct.sf(threshold, n - 1, np.sqrt(n) * distance / x.std(ddof=1))
+        missed += 1 - np.nan_to_num(power, nan=1.0)
+    enough = np.flatnonzero(1 - missed >= POWER)
     return int(n[enough[0]]) if len(enough) else None
+
+
+def is_inside(value: float, band: Limits) -> bool:
+    """Return whether a value lies in a band, whose limits belong to it."""
+    low, high = band
+    return (low is None or value >= low) and (high is None or value <= high)

@@ -40,12 +40,12 @@ from ostinato.experiments.claims.design import (
     with_seeds,
 )
 from ostinato.experiments.claims.files import Claim, Outcome, command
-from ostinato.experiments.claims.inference import Sampling
+from ostinato.experiments.claims.inference import Sampling, is_inside
 from ostinato.experiments.claims.staleness import content_of, why_stale
 from ostinato.experiments.claims.statistics import claim_verdict, find
 from ostinato.experiments.sweep.executors import Executor
 from ostinato.experiments.sweep.import_runs import import_runs
-from ostinato.experiments.sweep.measures import analyse, select
+from ostinato.experiments.sweep.measures import analyse, measuring_source, select
 from ostinato.experiments.sweep.run_key import run_versions
 from ostinato.experiments.sweep.runs import PlannedRun, plan_runs
 from ostinato.experiments.sweep.schedule import run_sweep
@@ -53,7 +53,6 @@ from ostinato.experiments.sweep.watch import Watcher
 from ostinato.experiments.timing.latency import Timer
 from ostinato.experiments.timing.workloads import Candidate, Workload
 from ostinato.training.rundir import versions
-from ostinato.version import LEARNING, source_hash
 
 _COMPARED = "compared"
 _SAMPLING: dict[str, Sampling] = {"sweep": "seeds", "timing": "rounds", "count": "exact"}
@@ -117,7 +116,7 @@ def reproduce(claim: Claim, resources: Resources, earlier: Outcome | None = None
     for control in config.controls:
         (number,) = find([control], control_rows.get(control.what, rows), sampling)
         low, high = control.band
-        is_so = (low is None or number.value >= low) and (high is None or number.value <= high)
+        is_so = is_inside(number.value, control.band)
         found = {"what": control.what, "unit": control.unit, "band": [low, high], "value": number.value, "is_so": is_so}
         controls.append(found | {"by_seed": number.by_seed})
     head = {
@@ -161,8 +160,9 @@ class _Trained:
             control: whose own runs these are; None: the claim's.
         """
         source, resources, design = self.source, self.resources, self.design
-        whole = source_sweep(source, resources.inputs, () if control is None else control.overrides)
-        sweep, compared = named_part(whole, source, named_by(expectations))
+        whole = source_sweep(source, resources.inputs)
+        changes = () if control is None else control.overrides
+        sweep, compared = named_part(whole, source, named_by(expectations), changes)
         sweep = sweep.model_copy(update={"name": self.claim.name, "equal": None if design is None else design.equal})
         if design is not None:
             check_alike(sweep, design)
@@ -235,8 +235,7 @@ def _add_comparison(
     for seed, group in groups.items():
         (row,) = (row for row in rows if (row["arm"], row["seed"]) == (measure.arm, seed))
         # What an analysis finds is kept in the store and not computed twice.
-        code = source_hash((*LEARNING, "analysis"))
-        text = json.dumps([settings, [run.key for run in group], code], sort_keys=True)
+        text = json.dumps([settings, [run.key for run in group], measuring_source()], sort_keys=True)
         note = store / _COMPARED / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
         if not note.is_file():
             # The first run of an arm has the arm's name, its further seeds say which they are.

@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import combinations, pairwise
 from statistics import correlation, fmean, linear_regression, median
-from typing import Any
+from typing import Any, NamedTuple
 
 from ostinato.config.claim import (
     BestAtStatistic,
@@ -37,10 +37,28 @@ from ostinato.config.claim import (
     Term,
 )
 from ostinato.errors import DataError
-from ostinato.experiments.claims.inference import Limits, Sampling, Verdict, holm, judge, seeds_needed, verdict
+from ostinato.experiments.claims.inference import (
+    Limits,
+    Sampling,
+    Verdict,
+    holm,
+    is_inside,
+    judge,
+    seeds_needed,
+    verdict,
+)
 
 _Part = tuple[list[float], Limits]
 """A sample, and its band."""
+
+
+class _Least(NamedTuple):
+    """The least supported part of a number, of how many it was chosen as the best, and of how many parts."""
+
+    sample: list[float]
+    band: Limits
+    n_tried: int
+    n_parts: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +69,8 @@ class Found:
         value: the statistic of the terms' means (rounds: medians). by_seed: of every seed that all terms have.
         low, high: 95 % interval; of several parts, of the one that is least supported; None: nothing to judge by.
         p_supported, p_contradicted: corrected for the number of a claim's expectations.
-        seeds_needed: by the power of the least supported part; None: more than 1,000, or not known.
+        seeds_needed: by the power of the least supported part, corrected as the p values are; None: more than 1,000,
+            or not known.
     """
 
     what: str
@@ -82,13 +101,35 @@ def find(
     Raises:
         DataError: a term that no row has, terms without a common seed, or a number that does not exist (ratio over 0).
     """
-    numbers = [_number(one, rows, sampling) for one in expectations]
+    parts = [_number(one, rows, sampling) for one in expectations]
+    numbers = [number for number, _ in parts]
     supported = holm([number.p_supported for number in numbers])
     contradicted = holm([number.p_contradicted for number in numbers])
+    seeds = _seeds_needed(parts) if sampling == "seeds" else [None] * len(parts)
     return [
-        replace(number, p_supported=yes, p_contradicted=no)
-        for number, yes, no in zip(numbers, supported, contradicted, strict=True)
+        replace(number, p_supported=yes, p_contradicted=no, seeds_needed=needed)
+        for number, yes, no, needed in zip(numbers, supported, contradicted, seeds, strict=True)
     ]
+
+
+def _seeds_needed(numbers: Sequence[tuple[Found, _Least]]) -> list[int | None]:
+    """Return for every number the seeds that would decide it, with Holm's correction.
+
+    The k-th smallest p of m is multiplied by m - k + 1, and counts only where all before it do: so a number needs the
+    seeds that its own multiple asks for, and at least those of the numbers before it on its side of the band.
+    """
+    found: list[int | None] = [None] * len(numbers)
+    for inside in (True, False):
+        p = [number.p_supported if inside else number.p_contradicted for number, _ in numbers]
+        most: int | None = 0
+        for place, index in enumerate(sorted(range(len(p)), key=lambda i: p[i])):
+            least = numbers[index][1]
+            if is_inside(fmean(least.sample), least.band) is inside:
+                n_tests = (len(p) - place) * (least.n_tried if inside else least.n_parts)
+                needed = seeds_needed(least.sample, least.band, n_tests)
+                most = None if most is None or needed is None else max(most, needed)
+                found[index] = most
+    return found
 
 
 def claim_verdict(numbers: Sequence[Found]) -> Verdict:
@@ -99,8 +140,8 @@ def claim_verdict(numbers: Sequence[Found]) -> Verdict:
     return "contradicted" if "contradicted" in verdicts else "inconclusive"
 
 
-def _number(expectation: ExpectationConfig, rows: Sequence[dict[str, Any]], sampling: Sampling) -> Found:
-    """Return one number, its p values not yet corrected."""
+def _number(expectation: ExpectationConfig, rows: Sequence[dict[str, Any]], sampling: Sampling) -> tuple[Found, _Least]:
+    """Return one number, its p values not yet corrected, and what its seeds are computed from."""
     statistic, band = expectation.statistic, expectation.band
     terms = terms_of(statistic)
     by_term = [values_of(term, rows) for term in terms]
@@ -122,17 +163,19 @@ def _number(expectation: ExpectationConfig, rows: Sequence[dict[str, Any]], samp
         value = judged[0].value
     else:
         value = _compute(statistic, [middle(column) for column in columns])
-    return Found(
+    n_tried = _n_tried(statistic, band)
+    found = Found(
         expectation.what,
         band,
         value,
         by_seed,
         low,
         high,
-        min(1.0, _n_tried(statistic, band) * judged[least].p_supported),
+        min(1.0, n_tried * judged[least].p_supported),
         min(1.0, len(parts) * min(part.p_contradicted for part in judged)),
-        seeds_needed(*parts[least]) if sampling == "seeds" else None,
+        None,
     )
+    return found, _Least(*parts[least], n_tried, len(parts))
 
 
 def _parts(
@@ -160,8 +203,7 @@ def _parts(
         case BestAtStatistic(at=at, mode=mode):
             sign = 1.0 if mode == "max" else -1.0
             scores = [[sign * value for value in column] for column in columns]
-            low, high = band
-            inside = [(low is None or place >= low) and (high is None or place <= high) for place in at]
+            inside = [is_inside(place, band) for place in at]
             best = max((column for column, is_in in zip(scores, inside, strict=True) if is_in), key=middle)
             others = [column for column, is_in in zip(scores, inside, strict=True) if not is_in]
             return [(_differences(best, other), (0.0, None)) for other in others]
@@ -173,8 +215,7 @@ def _n_tried(statistic: Statistic, band: Limits) -> int:
     """Return of how many the judged one was chosen as the best: of the terms inside the band, for `best_at`."""
     if not isinstance(statistic, BestAtStatistic):
         return 1
-    low, high = band
-    return sum((low is None or at >= low) and (high is None or at <= high) for at in statistic.at)
+    return sum(is_inside(at, band) for at in statistic.at)
 
 
 def _differences(of: Sequence[float], minus: Sequence[float]) -> list[float]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
+from functools import partial
 from typing import Any
 
 from ostinato.analysis.studies import STUDIES
@@ -18,6 +19,7 @@ from ostinato.config.recipe import Recipe
 from ostinato.errors import ConfigError, OstinatoError, Problem
 from ostinato.evaluation.averaging import parse_average
 from ostinato.evaluation.depth import PERCENTILES
+from ostinato.evaluation.scores import check_metrics
 from ostinato.models.build import without_memory
 from ostinato.nn.execution import Execution
 from ostinato.tasks.base import Task
@@ -61,6 +63,24 @@ def measure_problems(measure: Measure, recipe: Recipe) -> Iterator[Problem]:
         tree = _of_a_run(recipe, task) if split is None else _of_a_split(evaluated, recipe, task, split)
         if (lost := _why_no_number(tree, measure.path.split("."), measure.path.count(_ANY) == 1)) is not None:
             yield Problem(f"{where}.path", measure.path, lost)
+
+
+def check_measurable(measures: Sequence[Measure]) -> None:
+    """Refuse metrics of measures whose library or model is not here; rows that are there can be read without them.
+
+    Raises:
+        ConfigError: all of them.
+    """
+    problems = [
+        problem
+        for measure in measures
+        if isinstance(measure, EvaluateMeasure) and measure.metrics
+        for problem in _refused(
+            f"measures.{measure.name}.metrics", measure.metrics, partial(check_metrics, measure.metrics)
+        )
+    ]
+    if problems:
+        raise ConfigError(problems)
 
 
 def _study_problems(measure: AnalysisMeasure, recipe: Recipe) -> Iterator[Problem]:

@@ -2,7 +2,7 @@
 
 `_found` has a case for every kind of measure (`ostinato.config.measures`). Results and budgets are quick: they are read
 from what the run wrote each time. The others are kept in the run's directory, as measures/<key>.json, the key being a
-hash of the measure's settings and this package's version.
+hash of the measure's settings and of the source that measures: other code measures again.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -30,7 +31,7 @@ from ostinato.errors import DataError
 from ostinato.evaluation.loading import load
 from ostinato.experiments.results import pass_lengths, read_results
 from ostinato.tasks.recipes import load_recipe
-from ostinato.version import __version__
+from ostinato.version import LEARNING, __version__, source_hash
 
 _FOLDER = "measures"
 Table = tuple[Sequence[str], Sequence[Sequence[Any]]]
@@ -80,7 +81,7 @@ def take(measure: Measure, run: Path, access: DataAccess | None = None, *, only_
     if isinstance(measure, ResultMeasure | BudgetMeasure):
         return _found(measure, run, access)
     settings = measure.settings()
-    text = json.dumps([settings, __version__], sort_keys=True)
+    text = json.dumps([settings, measuring_source()], sort_keys=True)
     note = run / _FOLDER / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
     if not note.is_file():
         if only_kept:
@@ -90,6 +91,12 @@ def take(measure: Measure, run: Path, access: DataAccess | None = None, *, only_
         write_json(note, {"settings": settings, "version": __version__, "found": found})
     with reading(note, DataError, MADE_AGAIN):
         return read_json_object(note, DataError, MADE_AGAIN)["found"]
+
+
+@cache
+def measuring_source() -> str:
+    """Return the hash of the source of all that decides what a measure finds in a run."""
+    return source_hash((*LEARNING, "analysis"))
 
 
 def _found(measure: Measure, run: Path, access: DataAccess | None) -> Any:

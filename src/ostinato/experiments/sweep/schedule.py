@@ -12,6 +12,7 @@ from ostinato.config.sweep import SweepConfig
 from ostinato.data.registry import DataAccess
 from ostinato.errors import TrainingError
 from ostinato.experiments.sweep.executors import Executor, InProcess, Job
+from ostinato.experiments.sweep.measure_checks import check_measurable
 from ostinato.experiments.sweep.pool import LocalPool
 from ostinato.experiments.sweep.rows import SweepResults, collect_rows
 from ostinato.experiments.sweep.runs import PlannedRun, arm_budgets, check_equal, plan_runs
@@ -66,7 +67,8 @@ def run_sweep(
         Rows (`ostinato.experiments.sweep.rows.sweep_row`) in the order of arms, then seeds.
 
     Raises:
-        ConfigError: budgets that are said to be equal and are not, recipes that cannot be used; before any training.
+        ConfigError: budgets that are said to be equal and are not, recipes or metrics that cannot be used; before any
+            training.
         SweepError: runs have failed; the others are done and written.
     """
     runs = plan_runs(sweep, store, access)
@@ -76,6 +78,8 @@ def run_sweep(
 
     watcher = watcher or Watcher()
     results = SweepResults(sweep, runs, store)
+    if results.missing:
+        check_measurable(sweep.measures)
     own = executor or (InProcess() if workers == 1 else LocalPool(workers))
     # Arms that come to the same recipe share a run, which has the name of the first of them.
     by_key = {run.key: run for run in reversed(runs)}

@@ -1,0 +1,142 @@
+"""What a family of models is to the tests: a recipe, a table of names, reference numbers, and calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from pkgutil import iter_modules
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from ostinato.config.model import ModelConfig
+from ostinato.data.batch import Batch, Tokens
+from ostinato.interop import Table, load_weights
+from ostinato.models import Model, build_model
+from ostinato.tasks.recipes import load_recipe
+
+FIXTURES = Path(__file__).parents[1] / "fixtures" / "families"
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One call of the reference model.
+
+    Args:
+        name: of its logits in the fixture. inputs: prefix of its ids and mask there, "" for the whole ids.
+        call: arguments of the model beside the batch, such as `n_steps`.
+        run: what returns the logits `[B, T, V]` of a model and a batch, where that is more than a call.
+        checks: "numbers" (logits in float32 and float64), "gradients", "cached" (step by step = at once), "rows" (one
+            sentence = all of them). Those of other variants of the same kind are enough for some.
+        float32: tolerance of its float32 logits, absolute; None: the family's.
+    """
+
+    name: str
+    inputs: str = ""
+    call: Mapping[str, Any] = field(default_factory=dict)
+    run: Callable[[Model, Batch], Tensor] | None = None
+    checks: Sequence[str] = ("numbers", "cached", "rows")
+    float32: float | None = None
+
+    def logits(self, model: Model, batch: Batch) -> Tensor:
+        """Return the logits of a batch."""
+        if self.run is not None:
+            return self.run(model, batch)
+        return model(batch, **self.call).logits_BTV  # type: ignore[no-any-return]
+
+
+PLAIN = Variant("plain", checks=("numbers", "gradients", "cached", "rows"))
+LEFT = Variant("left", inputs="left/")
+RIGHT = Variant("right", inputs="right/")
+
+
+@dataclass(frozen=True)
+class Family:
+    """A family of models whose numbers are known from elsewhere.
+
+    Args:
+        fixture: name of its files. recipe: a recipe of the fixture's size. table: names in its weights.
+        settings: dotted overrides of the recipe, where the fixture needs some.
+        oracle: what made the numbers: "class" (a public reference class), or "twin" of the specification.
+        float64, float32, gradients: tolerances: of logits absolute, of gradients relative to their largest number.
+        target_begins: column of `dec_ids`, of models that have a source: the ids of the target.
+    """
+
+    fixture: str
+    recipe: str
+    table: Callable[[Any], Table]
+    variants: Sequence[Variant] = (PLAIN, LEFT, RIGHT)
+    settings: Sequence[str] = ()
+    oracle: str = "class"
+    float64: float = 1e-10
+    float32: float = 1e-5
+    gradients: float = 1e-4
+
+    def config(self) -> ModelConfig:
+        """Return the configuration, vocabulary sizes set to the fixture's, nothing dropped."""
+        n = 64
+        config = load_recipe(self.recipe, ["model.dropout=0.0", *self.settings]).model
+        return config.model_copy(update={key: getattr(config, key) or n for key in config.vocabulary_sizes(n, n)})
+
+    def model(self, dtype: torch.dtype = torch.float64) -> Model:
+        """Return the model with the fixture's weights, in evaluation mode."""
+        config = self.config()
+        model = build_model(config).to(dtype).eval()
+        load_weights(model, self.table(config), self.weights())
+        return model
+
+    def weights(self) -> dict[str, Tensor]:
+        """Return the weights under their names."""
+        start = "weights/"
+        return {name.removeprefix(start): x for name, x in numbers(self.fixture).items() if name.startswith(start)}
+
+    def batch(self, variant: Variant) -> Batch:
+        """Return what a variant reads: a sequence, or a source (the masked side) and a target."""
+        found = numbers(self.fixture)
+        ids = found[f"{variant.inputs}ids"].long()
+        mask = found.get(f"{variant.inputs}mask")
+        read = _tokens(ids, torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool())
+        target_ids = found.get(f"{variant.inputs}dec_ids", found.get("dec_ids"))
+        if target_ids is None:
+            return Batch(read, read.ids_BT, read.keep_BT)
+        target = _tokens(target_ids.long(), torch.ones_like(target_ids, dtype=torch.bool))
+        return Batch(target, target.ids_BT, target.keep_BT, source=read)
+
+    def expected(self, variant: Variant, dtype: str) -> Tensor:
+        """Return the reference logits."""
+        return numbers(self.fixture)[f"{dtype}/{variant.name}/logits"]
+
+    def expected_gradients(self, variant: Variant) -> dict[str, Tensor]:
+        """Return the reference gradients of the sum of squares of all logits, by their names."""
+        start = f"rounded/{variant.name}/grad/"
+        return {name.removeprefix(start): x for name, x in numbers(self.fixture).items() if name.startswith(start)}
+
+    def with_check(self, check: str) -> list[Variant]:
+        """Return the variants that are checked in some way."""
+        return [variant for variant in self.variants if check in variant.checks]
+
+
+@cache
+def numbers(fixture: str) -> dict[str, Tensor]:
+    """Return all tensors of a fixture."""
+    return load_file(FIXTURES / f"{fixture}.safetensors")
+
+
+def _tokens(ids_BT: Tensor, keep_BT: Tensor) -> Tokens:
+    is_left_padded = not bool(keep_BT[:, 0].all())
+    return Tokens(ids_BT, keep_BT, (keep_BT.long().cumsum(1) - 1).clamp_min(0) if is_left_padded else None)
+
+
+def families() -> dict[str, Family]:
+    """Return the families that the modules of the folder `records` list as FAMILIES, by fixture."""
+    found: dict[str, Family] = {}
+    for module in iter_modules([str(Path(__file__).parent / "records")]):
+        for family in import_module(f"records.{module.name}").FAMILIES:
+            assert family.fixture not in found, family.fixture
+            found[family.fixture] = family
+    return dict(sorted(found.items()))

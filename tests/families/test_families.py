@@ -1,0 +1,165 @@
+"""Every family computes what its reference does: the same weights, ids and masks, the same logits and gradients.
+
+At the end a table of families and checks is printed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from family import Family, Variant, families, numbers
+from torch import Tensor
+
+from ostinato.budget import count_parameters
+from ostinato.data.batch import Batch, Tokens
+from ostinato.interop import from_ours, to_ours
+from ostinato.models import Model
+
+FAMILIES = families()
+Note = Callable[[str, object], None]
+
+
+@pytest.fixture
+def family(request: pytest.FixtureRequest, record_property: Note) -> Family:
+    found = FAMILIES[request.param]
+    record_property("family", f"{found.fixture} ({'twin of the specification' if found.oracle == 'twin' else 'class'})")
+    return found
+
+
+def checked(check: str, *, of: str | None = None) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Run a test for every family that has variants with a check, `of`, and show it in the table as `check`."""
+
+    def decorated(test: Callable[..., None]) -> Callable[..., None]:
+        names = [name for name, one in FAMILIES.items() if of is None or one.with_check(of)]
+        return pytest.mark.check(check)(pytest.mark.parametrize("family", names, indirect=True)(test))
+
+    return decorated
+
+
+@pytest.fixture(autouse=True)
+def _note_check(request: pytest.FixtureRequest, record_property: Note) -> None:
+    for mark in request.node.iter_markers("check"):
+        record_property("check", mark.args[0])
+
+
+@checked("names")
+def test_weights_go_to_ours_and_back_unchanged(family: Family) -> None:
+    model, table, theirs = family.model(torch.float32), family.table(family.config()), family.weights()
+    parameters = dict(model.named_parameters())
+    ours = to_ours(table, theirs, {name: p.shape for name, p in parameters.items()})
+    assert all(torch.equal(ours[name], p) for name, p in parameters.items())
+    back = from_ours(table, ours)
+    for name, x in theirs.items():
+        if name not in table.tied:
+            assert torch.equal(back[name], x), name
+    assert back.keys() <= theirs.keys()
+    again = to_ours(table, back)
+    assert all(torch.equal(again[name], x) for name, x in ours.items())
+    assert count_parameters(family.config()).stored == sum(p.numel() for p in parameters.values())
+
+
+@checked("float64", of="numbers")
+def test_logits_in_float64(family: Family) -> None:
+    model = family.model()
+    for variant in family.with_check("numbers"):
+        with torch.no_grad():
+            found = variant.logits(model, family.batch(variant))
+        assert found.dtype == torch.float64
+        assert_close(family, variant, found, family.expected(variant, "float64"), family.float64)
+
+
+@checked("float32", of="numbers")
+def test_logits_in_float32(family: Family) -> None:
+    model = family.model(torch.float32)
+    for variant in family.with_check("numbers"):
+        with torch.no_grad():
+            found = variant.logits(model, family.batch(variant))
+        expected = family.expected(variant, "float32")
+        assert_close(family, variant, found, expected, variant.float32 or family.float32)
+
+
+@checked("gradients", of="gradients")
+def test_gradients_of_the_sum_of_squares_of_all_logits(family: Family) -> None:
+    model, table = family.model(), family.table(family.config())
+    for variant in family.with_check("gradients"):
+        model.zero_grad()
+        (variant.logits(model, family.batch(variant)) ** 2).sum().backward()
+        given = {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in model.named_parameters()}
+        found, expected = from_ours(table, given, shared="sum"), family.expected_gradients(variant)
+        assert expected
+        for name, gradient in expected.items():
+            gap = (found[name] - gradient).abs().max() / gradient.abs().max()
+            assert gap < family.gradients, f"{variant.name}, {name}: {gap}"
+
+
+@checked("cached", of="cached")
+def test_step_by_step_with_a_cache_as_at_once(family: Family) -> None:
+    if not family.config().generates:
+        pytest.skip("writes nothing")
+    for dtype, tolerance in ((torch.float64, family.float64), (torch.float32, family.float32)):
+        model = family.model(dtype)
+        for variant in family.with_check("cached"):
+            batch = family.batch(variant)
+            with torch.no_grad():
+                at_once = variant.logits(model, batch)
+                for first in (1, batch.target.ids_BT.shape[1] // 2):
+                    found = step_by_step(model, batch, variant, first)
+                    real = batch.target.keep_BT[:, first - 1 :]
+                    gap = (found - at_once[:, first - 1 :])[real].abs().max()
+                    assert gap <= 4 * (variant.float32 or tolerance if dtype == torch.float32 else tolerance), gap
+
+
+@checked("rows", of="rows")
+def test_a_sentence_alone_as_among_eight(family: Family) -> None:
+    model = family.model()
+    for variant in family.with_check("rows"):
+        batch = family.batch(variant)
+        n = len(batch.target.ids_BT)
+        with torch.no_grad():
+            among = variant.logits(model, rows_of(batch, [i % n for i in range(8)]))
+            for i in range(n):
+                alone = variant.logits(model, rows_of(batch, [i]))
+                real = batch.target.keep_BT[i]
+                gap = (alone[0] - among[i])[real].abs().max()
+                assert gap <= family.float64, f"{variant.name}: {gap}"
+
+
+def assert_close(family: Family, variant: Variant, found: Tensor, expected: Tensor, tolerance: float) -> None:
+    """Compare logits at real tokens."""
+    batch = family.batch(variant)
+    gap = (found - expected)[batch.target.keep_BT].abs().max()
+    assert gap <= tolerance, f"{variant.name}: largest difference {float(gap):.2e}, allowed {tolerance:.0e}"
+
+
+def step_by_step(model: Model, batch: Batch, variant: Variant, first: int) -> Tensor:
+    """Return the logits after column `first` and every later one, with a cache."""
+    n_steps = variant.call.get("n_steps")
+    cache = model.encode(batch, n_steps=n_steps)  # type: ignore[operator]
+    ids, keep = batch.target.ids_BT, batch.target.keep_BT
+    found = [model.step(ids[:, :first], cache, keep[:, :first])]  # type: ignore[operator]
+    for t in range(first, ids.shape[1]):
+        found.append(model.step(ids[:, t : t + 1], cache, keep[:, t : t + 1]))  # type: ignore[operator]
+    return torch.stack(found, 1)
+
+
+def rows_of(batch: Batch, rows: list[int]) -> Batch:
+    """Return some of the rows, in this order."""
+
+    def chosen(tokens: Tokens) -> Tokens:
+        positions = None if tokens.positions_BT is None else tokens.positions_BT[rows]
+        return Tokens(tokens.ids_BT[rows], tokens.keep_BT[rows], positions)
+
+    target, source = chosen(batch.target), None if batch.source is None else chosen(batch.source)
+    return Batch(target, target.ids_BT, target.keep_BT, source=source)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_fixture_holds_what_its_record_asks_for(name: str) -> None:
+    family, held = FAMILIES[name], numbers(name)
+    for variant in family.variants:
+        assert f"{variant.inputs}ids" in held
+        assert "numbers" not in variant.checks or f"float64/{variant.name}/logits" in held
+    wanted = {key.split("/")[1] for key in held if key.startswith("rounded/") and "/grad/" in key}
+    assert wanted == {variant.name for variant in family.with_check("gradients")}
