@@ -281,8 +281,10 @@ _BUCKETS = BucketsConfig(n_buckets=6, max_distance=5)
 
 
 def _signals() -> st.SearchStrategy[SignalConfig]:
-    drawn = [NoSignalConfig(), SinusoidalConfig(), SinusoidalConfig(layout="halves"), CoordinatesConfig()]
-    return st.sampled_from([*drawn, LearnedConfig(max_length=64), LearnedConfig(max_length=64, offset=2)])
+    sines: list[SignalConfig] = [SinusoidalConfig(), SinusoidalConfig(layout="halves")]
+    learned: list[SignalConfig] = [LearnedConfig(max_length=64), LearnedConfig(max_length=64, offset=2)]
+    kinds = [[NoSignalConfig()], sines, [CoordinatesConfig()], learned]
+    return st.sampled_from(kinds).flatmap(st.sampled_from)
 
 
 @st.composite
