@@ -15,6 +15,7 @@ from ostinato.config.one_wide import FfnVariant, apply_variant, variant_problems
 from ostinato.config.positions import WindowConfig
 from ostinato.config.schema import leaves
 from ostinato.config.stack import DecoderConfig, StackConfig
+from ostinato.config.sub_layers import AttentionConfig
 from ostinato.errors import Problem
 
 
@@ -61,6 +62,8 @@ class _StackedConfig(CommonModelConfig):
                 mine = dict(leaves(sub.model_dump(exclude={"share", "n_unique", "share_norm", "bank"}), f"{kind}."))
                 if sub.share_norm:
                     mine |= {"norm.kind": stack.norm.kind, "norm.eps": stack.norm.eps}
+                if isinstance(sub, AttentionConfig) and sub.qk_norm != "none":
+                    mine["norm.eps"] = stack.norm.eps
                 if kind == "self_attention" and isinstance(stack.relative, WindowConfig):
                     mine["relative.window"] = stack.relative.window
                 other, first = seen.setdefault((kind, bank), (name, mine))

@@ -90,7 +90,7 @@ class Transformer(TokenModel):
                 if name not in self.banks.norm:
                     self.banks.norm[name] = build_norm(stack.norm.kind, config.d_model, stack.norm.eps)
             if use.position is not None and use.position not in self.banks.relative:
-                self.banks.relative[use.position] = build_relation(stack, config.d_model)
+                self.banks.relative[use.position] = build_relation(stack, use, config.d_model)
         if stack.norm.has_final:
             name = f"final_{plan.stack}"
             self.banks.norm[name] = build_norm(stack.norm.kind, config.d_model, stack.norm.eps)
