@@ -107,7 +107,7 @@ class MultiHead(Dropping):
     """C, queries of one token: as many as it has experts."""
     q_norm: nn.Module | None
     k_norm: nn.Module | None
-    output_gate: Linear | None = None
+    output_gate: Linear | None
 
     def set_sizes(
         self,
@@ -131,7 +131,7 @@ class MultiHead(Dropping):
         self.inner, self.kv_inner = n_heads * d_head, self.n_kv_heads * d_head
         self.scale = d_head**-0.5 if scale is None else scale
         self.norm_follows_rotation = qk_norm is not None and qk_norm.follows_rotation
-        self.q_norm = self.k_norm = None
+        self.q_norm = self.k_norm = self.output_gate = None
         if qk_norm is not None:
             self.q_norm, self.k_norm = (nn.RMSNorm(d_head, qk_norm.eps, qk_norm.has_weight) for _ in range(2))
 
@@ -300,7 +300,9 @@ class Attention(MultiHead, nn.Module):
         return self.out(x_NI)  # type: ignore[no-any-return]
 
     def _biased_queries(self, q_NI: Tensor) -> Tensor:
-        return q_NI if self.qk_bias is None else q_NI + self.qk_bias[: self.inner]
+        return q_NI if self.qk_bias is None else q_NI + self.qk_bias[: self.inner].to(q_NI.dtype)
 
     def _biased_keys(self, kv_NJ: Tensor) -> Tensor:
-        return kv_NJ if self.qk_bias is None else kv_NJ + F.pad(self.qk_bias[self.inner :], (0, self.kv_inner))
+        if self.qk_bias is None:
+            return kv_NJ
+        return kv_NJ + F.pad(self.qk_bias[self.inner :], (0, self.kv_inner)).to(kv_NJ.dtype)
