@@ -33,11 +33,14 @@ from ostinato.config.model import (
     SpanHeadConfig,
     TaggingHeadConfig,
 )
+from ostinato.config.norm import NormalisationConfig
+from ostinato.config.output import OutputConfig, TransformConfig
 from ostinato.config.positions import (
     AlibiConfig,
     BucketsConfig,
     ByStepConfig,
     CoordinatesConfig,
+    LearnedConfig,
     LinearScalingConfig,
     Llama3ScalingConfig,
     NoRelativeConfig,
@@ -112,8 +115,13 @@ def any_architecture(
         "d_model": d_model,
         "dropout": 0.0,
         "init": draw(st.sampled_from(["xavier", "normal", "unit_scaling", "torch"])),
-        "embedding_scale": draw(st.booleans()),
+        "embedding_scale": draw(st.sampled_from([True, False, 3.0])),
+        "d_embedding": draw(st.sampled_from([None, None, 4, 6])),
     }
+    if common["d_embedding"] is not None:
+        common["embedding_bias"] = draw(st.booleans())
+    if kind != "encoder":
+        common["output"] = draw(outputs(is_mapped=common["d_embedding"] is not None))
     stack = _Stacks(draw, d_model, fully_shared, halting, placements)
     if kind == "language_model":
         tie = draw(st.sampled_from(["none", "output"]))
@@ -124,9 +132,9 @@ def any_architecture(
     if kind == "encoder":
         return _encoder(draw, stack.draw("encoder"), common)
     encoder, decoder = stack.pair()
-    tie = draw(st.sampled_from(["none", "output", "all"]))
+    tie = draw(st.sampled_from(["none", "output", "input", "all"]))
     target = draw(st.integers(5, 9))
-    source = target if tie == "all" else draw(st.integers(5, 9))
+    source = target if tie in ("input", "all") else draw(st.integers(5, 9))
     return Seq2SeqConfig(
         source_vocab_size=source,
         target_vocab_size=target,
@@ -134,6 +142,26 @@ def any_architecture(
         encoder=encoder,
         decoder=decoder,
         **common,
+    )
+
+
+@st.composite
+def outputs(draw: st.DrawFn, *, is_mapped: bool = False) -> OutputConfig:
+    """Draw how states become logits; `is_mapped`: with a transform."""
+    transform = None
+    if is_mapped or draw(st.integers(0, 3)) == 0:
+        norm = draw(st.one_of(st.none(), _norms()))
+        activation = draw(st.sampled_from(["none", "relu", "relu2", "gelu", "gelu_tanh", "silu"]))
+        transform = TransformConfig(
+            activation=activation,
+            bias=draw(st.booleans()),
+            norm=None if norm is None else NormalisationConfig.model_validate(norm.shape()),
+        )
+    return OutputConfig(
+        transform=transform,
+        scale=draw(st.sampled_from([False, False, True, 0.5])),
+        bias=draw(st.booleans()),
+        soft_cap=draw(st.sampled_from([None, None, 2.0])),
     )
 
 
@@ -148,7 +176,10 @@ HEADS: list[HeadConfig] = [
 
 def _encoder(draw: st.DrawFn, stack: StackConfig, common: dict[str, Any]) -> EncoderConfig:
     head = draw(st.sampled_from(HEADS))
+    if head.kind == "masked":
+        common["output"] = draw(outputs(is_mapped=common["d_embedding"] is not None))
     return EncoderConfig(
+        n_token_types=draw(st.sampled_from([0, 0, 2])),
         vocab_size=draw(st.integers(5, 9)),
         n_labels=draw(st.integers(2, 5)) if head.kind in ("classification", "tagging") else None,
         tie_embeddings=draw(st.sampled_from(["none", "output"])) if head.kind == "masked" else "output",
@@ -190,7 +221,7 @@ class _Stacks:
             "n_steps": n_steps,
             "steps_per_round": steps_per_round,
             "segments": segments,
-            "norm": norm.model_copy(update={"placement": draw(st.sampled_from(self._placements))}),
+            "norm": norm.model_copy(update=self._where_norms_are()),
             "positions": draw(_signals()),
             "relative": relative,
             "self_attention": self._sub("self_attention", n_steps, steps_per_round, shared, relative),
@@ -202,6 +233,16 @@ class _Stacks:
             cross = self._sub("cross_attention", n_steps, steps_per_round, {}, relative)
             return DecoderConfig(cross_attention=cross, **settings)
         return StackConfig(**settings)
+
+    def _where_norms_are(self) -> dict[str, Any]:
+        draw = self._draw
+        placement, final = draw(st.sampled_from(self._placements)), draw(st.sampled_from([None, None, True, False]))
+        first = (
+            self._fully_shared
+            or placement not in ("pre", "peri", "sandwich")
+            or draw(st.sampled_from([True, True, False]))
+        )
+        return {"placement": placement, "embedding": draw(st.booleans()), "final": final, "first": first}
 
     def pair(self) -> tuple[StackConfig, DecoderConfig]:
         """Draw an encoder and a decoder that may serve themselves from the same banks."""
@@ -250,11 +291,19 @@ RELATIVES = ("none", "window", "buckets", "rotary", "alibi", "by_step")
 
 
 def _signals() -> st.SearchStrategy[SignalConfig]:
-    return st.sampled_from([NoSignalConfig(), SinusoidalConfig(), CoordinatesConfig()])
+    sines: list[SignalConfig] = [SinusoidalConfig(), SinusoidalConfig(layout="halves")]
+    learned: list[SignalConfig] = [LearnedConfig(max_length=64), LearnedConfig(max_length=64, offset=2)]
+    kinds = [[NoSignalConfig()], sines, [CoordinatesConfig()], learned]
+    return st.sampled_from(kinds).flatmap(st.sampled_from)
 
 
-def _norms() -> st.SearchStrategy[NormConfig]:
-    return st.sampled_from([NormConfig(kind=kind, eps=eps) for kind in ("layer", "rms") for eps in (1e-5, 1e-3)])
+@st.composite
+def _norms(draw: st.DrawFn) -> NormConfig:
+    """Draw a norm; its placement is drawn elsewhere."""
+    kind, eps = draw(st.sampled_from(["layer", "rms"])), draw(st.sampled_from([1e-5, 1e-3]))
+    few: dict[str, list[dict[str, bool]]] = {"layer": [{"bias": False}], "rms": [{"unit_offset": True}]}
+    settings = draw(st.sampled_from([{}, {}, {"weight": False}, *few[kind]]))
+    return NormConfig(kind=kind, eps=eps, **settings)
 
 
 @st.composite
@@ -381,10 +430,21 @@ def traits(config: Seq2SeqConfig | LanguageModelConfig) -> set[str]:
     """Name what a model is made of, so that a test can see what its draws covered."""
     found = {f"kind {config.kind}", f"tie {config.tie_embeddings}", f"init {config.init}"}
     found.add(f"embedding_scale {config.embedding_scale}")
+    found.add(f"d_embedding {'none' if config.d_embedding is None else f'bias {config.embedding_bias}'}")
+    output = config.output
+    found |= {f"output bias {output.bias}", f"output scale {output.scale}", f"soft cap {output.soft_cap}"}
+    found.add(f"transform {None if output.transform is None else output.transform.activation}")
     if isinstance(config, LanguageModelConfig):
         found |= {f"mask {config.mask}", f"mask {config.mask} relative {config.decoder.relative.kind}"}
     for name, stack in config.stacks().items():
-        found |= {f"norm {stack.norm.kind} {stack.norm.placement}", f"positions {stack.positions.kind}"}
+        norm = stack.norm
+        found |= {f"norm {norm.kind} {norm.placement}", f"positions {stack.positions.kind}"}
+        found |= {f"final norm {norm.has_final} {norm.placement}", f"first norm {norm.first}"}
+        found |= {f"embedding norm {norm.embedding}"}
+        found |= {f"norm {norm.kind} weight {norm.weight}", f"norm {norm.kind} offset {norm.unit_offset}"}
+        found |= {f"norm {norm.kind} bias {norm.has_bias}"}
+        if isinstance(stack.positions, SinusoidalConfig):
+            found.add(f"sinusoids {stack.positions.layout}")
         found |= {f"relative {stack.relative.kind} {name}", f"steps_per_round {stack.steps_per_round}"}
         if stack.segments:
             found.add(f"segments {name}")
@@ -448,9 +508,14 @@ def all_traits() -> set[str]:
     kinds = ("self_attention", "cross_attention", "ffn")
     return all_halting_traits() | {
         *(f"kind {k}" for k in ("seq2seq", "language_model")),
-        *(f"tie {t}" for t in ("none", "output", "all")),
+        *(f"tie {t}" for t in ("none", "output", "input", "all")),
         *(f"init {i}" for i in ("xavier", "normal", "unit_scaling", "torch")),
-        *(f"embedding_scale {s}" for s in (True, False)),
+        *(f"embedding_scale {s}" for s in (True, False, 3.0)),
+        *(f"d_embedding {s}" for s in ("none", "bias True", "bias False")),
+        *(f"output bias {s}" for s in (True, False)),
+        *(f"output scale {s}" for s in (True, False, 0.5)),
+        *(f"soft cap {s}" for s in (None, 2.0)),
+        *(f"transform {s}" for s in (None, "none", "relu", "relu2", "gelu", "gelu_tanh", "silu")),
         *(f"mask {m}" for m in ("causal", "prefix")),
         *(f"mask {m} relative {r}" for m in ("causal", "prefix") for r in RELATIVES),
         *(f"reach {r}" for r in (True, False)),
@@ -462,7 +527,13 @@ def all_traits() -> set[str]:
         *(f"keys {kind} grouped" for kind in ("self_attention", "cross_attention")),
         *(f"scale {s}" for s in (None, 1.0)),
         *(f"norm {n} {p}" for n in ("layer", "rms") for p in PLACES),
-        *(f"positions {p}" for p in ("none", "sinusoidal", "coordinates")),
+        *(f"final norm {f} {p}" for f in (True, False) for p in PLACES),
+        *(f"embedding norm {s}" for s in (True, False)),
+        *(f"first norm {s}" for s in (True, False)),
+        *(f"norm {n} weight {s}" for n in ("layer", "rms") for s in (True, False)),
+        *("norm rms offset True", "norm layer bias True", "norm layer bias False"),
+        *(f"positions {p}" for p in ("none", "sinusoidal", "coordinates", "learned")),
+        *(f"sinusoids {layout}" for layout in ("interleaved", "halves")),
         *(f"relative {r} {s}" for r in RELATIVES for s in ("encoder", "decoder")),
         *(f"steps_per_round {n}" for n in (1, 2)),
         *(f"segments {s}" for s in ("encoder", "decoder")),

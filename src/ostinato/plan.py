@@ -27,7 +27,7 @@ from ostinato.errors import ConfigError, Problem
 Kind = Literal["self_attention", "cross_attention", "ffn"]
 Scheme = Literal["individual", "all", "sequence", "cycle", "cycle_rev", "none"]
 
-Placement = Literal["post", "pre", "peri", "output", "sandwich"]
+Placement = Literal["post", "pre", "peri", "output", "sandwich", "parallel"]
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
 SCHEMES: tuple[Scheme, ...] = get_args(Scheme)
@@ -37,6 +37,7 @@ PLACES: dict[Placement, tuple[str, ...]] = {
     "peri": ("before", "output"),
     "output": ("output",),
     "sandwich": ("before", "after"),
+    "parallel": ("before",),
 }
 """Where every placement has norms: before f, of the output of f, after the sum. The first one has the plain name."""
 
@@ -72,12 +73,14 @@ class Step:
 
     Args:
         segment: number of the segment it is in, 0-based.
+        is_parallel: all sub-layers read the states that enter the step, and their outputs are added up.
     """
 
     index: int
     round: int
     uses: tuple[Use, ...]
     segment: int = 0
+    is_parallel: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +232,7 @@ def build_plan(
     *,
     segments: Sequence[tuple[int, int | None]] = (),
     extra: tuple[int, Use] | None = None,
+    has_first_norm: bool = True,
 ) -> Plan:
     """Lay the sub-layers of a stack out over its steps, in the order given within each step.
 
@@ -236,6 +240,7 @@ def build_plan(
         segments: of every segment its number of steps, and how often they run; None: once, and no token halts there.
             Empty: one segment, a round for every `steps_per_round` steps.
         extra: a use that runs alone after step number `after` (1-based), in its round.
+        has_first_norm: False: the first sub-layer has no norm of what it reads.
     """
     laid: list[list[tuple[Use, ...]]] = []
     for index in range(n_steps):
@@ -245,19 +250,24 @@ def build_plan(
                 weights = f"{sub.bank}_{sub.sets[index]}"
                 norm = weights if sub.share_norm else f"{stack}_step_{index}"
                 position = _table(sub, stack, weights, index)
-                first, *others = PLACES[sub.placement]
-                norms = {first: f"{sub.kind}_{norm}"} | {place: f"{sub.kind}_{norm}_{place}" for place in others}
+                plain, *named = PLACES[sub.placement]
+                norms = {plain: f"{sub.kind}_{norm}"} | {place: f"{sub.kind}_{norm}_{place}" for place in named}
                 uses.append(Use(sub.kind, weights, position=position, **norms))
         laid.append([tuple(uses)])
+    if not has_first_norm and (group := next((group for group in laid if group[0]), None)) is not None:
+        first, *others = group[0]
+        group[0] = (replace(first, before=None), *others)
     if extra is not None:
         laid[extra[0] - 1].append((extra[1],))
+    parallel = any(sub.placement == "parallel" for sub in sub_layers)
     if not segments:
-        steps = [Step(0, i // steps_per_round, uses) for i, group in enumerate(laid) for uses in group]
+        steps = [Step(0, i // steps_per_round, uses, 0, parallel) for i, group in enumerate(laid) for uses in group]
         return _numbered(stack, [Segment(tuple(steps))])
     parts, start = [], 0
     for number, (length, repeats) in enumerate(segments):
         groups = laid[start : start + length]
-        steps = [Step(0, r, uses, number) for r in range(repeats or 1) for group in groups for uses in group]
+        rounds = range(repeats or 1)
+        steps = [Step(0, r, uses, number, parallel) for r in rounds for group in groups for uses in group]
         parts.append(Segment(tuple(steps), is_loop=repeats is not None))
         start += length
     return _numbered(stack, parts)

@@ -88,10 +88,11 @@ def test_an_unknown_key_names_the_nearest_setting(override: str, expected: str) 
         ("model.dropout=1.0", "is 1.0: must be a number in [0.0, 1.0)"),
         ("training.optimizer.lr=fast", "is 'fast': must be a number above 0"),
         ("training.clip_norm=-1", "is -1: must be a number above 0, or null"),
-        ("model.embedding_scale=1", "is 1: must be true or false"),
+        ("model.embedding_scale=wide", "is 'wide': must be true or false, or a number above 0"),
+        ("model.encoder.norm.bias=1", "is 1: must be true or false"),
         ("training.precision=fp16", "is 'fp16': must be one of float32, bfloat16"),
         ("model.encoder.ffn=512", "is 512: must be a group of settings with kind: dense, separable_conv"),
-        ("model.encoder.norm=512", "is 512: must be a group of settings (kind, placement, "),
+        ("model.encoder.norm=512", "is 512: must be a group of settings (kind, eps, "),
         ("evaluation.splits=test", "is 'test': must be a list (text in each place)"),
         ("data.train=7", "is 7: must be text, or a list (text in each place), or null"),
         ("model.encoder.positions=null", "must be a group of settings with kind: none, sinusoidal, coordinates"),
@@ -111,7 +112,7 @@ def test_a_wrong_kind_lists_the_valid_ones_and_does_not_hide_other_problems() ->
         "model.kind is 'seq3seq': must be one of seq2seq, language_model, encoder, "
         "lstm_seq2seq, lstm_language_model; did you mean seq2seq?",
         "model.d_model is 0: must be an integer in [1, 2^31 - 1]",
-        "model.encoder.positions.kind is 'foo': must be one of none, sinusoidal, coordinates",
+        "model.encoder.positions.kind is 'foo': must be one of none, sinusoidal, coordinates, learned",
     ]
 
 

@@ -76,7 +76,7 @@ def _larger(config: Config, dropout: float, inner_dropout: float) -> Config:
         if not isinstance(value, dict):
             return value
         grown = {key: grow(inner) for key, inner in value.items()}
-        grown |= {key: 8 * grown[key] for key in ("d_model", "d_ff", "d_head") if grown.get(key)}
+        grown |= {key: 8 * grown[key] for key in ("d_model", "d_embedding", "d_ff", "d_head") if grown.get(key)}
         return grown | ({"dropout": inner_dropout} if {"share", "n_layers"} & grown.keys() else {})
 
     return type(config).model_validate(grow(config.model_dump()) | {"dropout": dropout})

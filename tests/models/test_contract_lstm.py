@@ -36,7 +36,7 @@ def seq2seq(**settings: Any) -> LstmSeq2SeqConfig:
 def lstms(draw: st.DrawFn) -> Config:
     """Draw any LSTM model the configuration can express."""
     layers, tie = draw(st.integers(1, 3)), draw(st.sampled_from(["none", "output", "all"]))
-    common: dict[str, Any] = {"n_layers": layers, "embedding_scale": draw(st.booleans())}
+    common: dict[str, Any] = {"n_layers": layers, "embedding_scale": draw(st.sampled_from([True, False, 3.0]))}
     if draw(st.integers(0, 3)) == 0:
         tied = "none" if tie == "all" else tie
         return LstmLanguageModelConfig(d_model=8, dropout=0.0, vocab_size=9, tie_embeddings=tied, **common)

@@ -11,13 +11,16 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import Module
 
 from architectures import Sentence
 from ostinato.config.experts import ExpertAttentionConfig, ExpertFeedForwardConfig, RoutedConfig, SparseLayerConfig
+from ostinato.config.norm import NormalisationConfig
 from ostinato.config.positions import (
     AlibiConfig,
     BucketsConfig,
     CoordinatesConfig,
+    LearnedConfig,
     LinearScalingConfig,
     Llama3ScalingConfig,
     RotaryConfig,
@@ -27,7 +30,7 @@ from ostinato.config.positions import (
 from ostinato.config.stack import StackConfig
 from ostinato.config.sub_layers import AttentionConfig, DenseFeedForwardConfig, SeparableConvConfig
 from ostinato.models import LanguageModel, Seq2Seq
-from ostinato.plan import Segment, Use
+from ostinato.plan import Segment, Step, Use
 from reference.equations import (
     ACTIVATIONS,
     alibi_slope,
@@ -72,17 +75,48 @@ def twin_with_depths(model: Model, sentence: Sentence, n_steps: int | None = Non
 
 
 def _embed(model: Model, table_VD: Tensor, ids: Sequence[int]) -> States:
-    scale = math.sqrt(model.config.d_model) if model.config.embedding_scale else 1.0
+    config = model.config
+    scale = {True: math.sqrt(config.d_model), False: 1.0}.get(config.embedding_scale, config.embedding_scale)
     return [table_VD[i] * scale for i in ids]
 
 
 def _logits(model: Model, states: States) -> Tensor:
-    return torch.stack([(model.output_projection * x_D).sum(-1) for x_D in states])
+    """c tanh(z / c) of z = scale * (O transform(x)) + b, or z itself."""
+    output, d_model = model.config.output, model.config.d_model
+    scale = {True: 1 / math.sqrt(d_model), False: 1.0}.get(output.scale, output.scale)
+    found = []
+    for state_D in states:
+        x_D = state_D
+        if output.transform is not None:
+            module = model.output_transform
+            assert module is not None
+            x_D = read_affine(module.dense)(x_D)
+            if output.transform.activation != "none":
+                x_D = ACTIVATIONS[output.transform.activation][0](x_D)
+            if output.transform.norm is not None:
+                x_D = normalise(output.transform.norm, module.norm, x_D)  # type: ignore[arg-type]
+        z_V = (model.output_projection * x_D).sum(-1) * scale
+        if model.output_bias is not None:
+            z_V = z_V + model.output_bias
+        found.append(z_V if output.soft_cap is None else output.soft_cap * torch.tanh(z_V / output.soft_cap))
+    return torch.stack(found)
 
 
-def _table(value: int, d_model: int) -> Tensor:
+def normalise(norm: NormalisationConfig, module: Module, x_D: Tensor) -> Tensor:
+    """Return the norm of a state, with the weight and bias that a module holds."""
+    one, zero = torch.ones_like(x_D), torch.zeros_like(x_D)
+    weight = module.weight if norm.weight else one
+    assert isinstance(weight, Tensor)
+    if norm.kind == "rms":
+        return rms_norm(x_D, one + weight if norm.unit_offset else weight, norm.eps)
+    bias = module.bias if norm.weight and norm.bias else zero
+    return layer_norm(x_D, weight, bias, norm.eps)  # type: ignore[arg-type]
+
+
+def _table(value: int, width: int, layout: str = "interleaved") -> Tensor:
     """Return a sinusoid as models hold it, rounded to float32: a deep stack makes much of the last digits."""
-    return sinusoid(value, d_model).float()
+    found_W = sinusoid(value, width).float()
+    return found_W if layout == "interleaved" else torch.cat([found_W[0::2], found_W[1::2]])
 
 
 class _Twin:
@@ -95,10 +129,18 @@ class _Twin:
     def run(self, states: States, n_steps: int | None, memory: States | None = None) -> tuple[States, Whole]:
         """Apply all rounds of the plan, to the tokens that take part in them."""
         d_model, positions = self._model.config.d_model, self._config.positions
+        banks = self._model.banks
         plan = self._config.plan(self._name)
         plan = plan if n_steps is None else plan.with_rounds(n_steps)
         if isinstance(positions, SinusoidalConfig):
-            states = [x + _table(t, d_model) for t, x in enumerate(states)]
+            states = [x + _table(t, x.numel(), positions.layout) for t, x in enumerate(states)]
+        if isinstance(positions, LearnedConfig):
+            rows: Tensor = banks.positions[self._name].weight  # type: ignore[assignment]
+            states = [x + rows[positions.offset + t] for t, x in enumerate(states)]
+        if self._config.norm.embedding:
+            states = [self._norm(f"embedding_{self._name}", x) for x in states]
+        if self._model.config.d_embedding is not None:
+            states = [read_affine(banks.embedding[self._name])(x) for x in states]  # type: ignore[arg-type]
         loop = next(i for i, segment in enumerate(plan.segments) if segment.is_loop)
         states = self._once(plan.segments[:loop], states, memory)
         halting = start(self._config.halting, lambda: self._model.banks.halting[self._name], states, plan.n_rounds)
@@ -111,11 +153,10 @@ class _Twin:
             halting.enter(r, states)
             for step in plan.loop.steps:
                 if step.round == r - 1:
-                    for use in step.uses:
-                        states = self._sub_layer(use, states, memory, halting)
+                    states = self._step(step, states, memory, halting)
             halting.finish(r, states)
         states = self._once(plan.segments[loop + 1 :], halting.output(states), memory)
-        if self._config.norm.placement != "post":
+        if self._config.norm.has_final:
             states = [self._norm(f"final_{self._name}", x) for x in states]
         return states, halting
 
@@ -124,9 +165,20 @@ class _Twin:
         everyone = Whole(len(states))
         for segment in segments:
             for step in segment.steps:
-                for use in step.uses:
-                    states = self._sub_layer(use, states, memory, everyone)
+                states = self._step(step, states, memory, everyone)
         return states
+
+    def _step(self, step: Step, states: States, memory: States | None, halting: Whole) -> States:
+        """Apply the sub-layers of a step, one after the other, or side by side to what enters it."""
+        if self._config.norm.placement != "parallel":
+            for use in step.uses:
+                states = self._sub_layer(use, states, memory, halting)
+            return states
+        total = list(states)
+        for use in step.uses:
+            after = self._sub_layer(use, states, memory, halting)
+            total = [one + (new - old) for one, new, old in zip(total, after, states, strict=True)]
+        return total
 
     def _sub_layer(self, use: Use, states: States, memory: States | None, halting: Whole) -> States:
         """after(x + output(f(before(x)))) for every token that runs, with the norms that its placement has.
@@ -160,24 +212,24 @@ class _Twin:
         """Return the norms of what f reads, of what it gives, and of the sum; a sparse layer has its own inside."""
         if isinstance(self._config.settings_of(use), SparseLayerConfig):
             return None, None, None
-        first = next(name for name in (use.before, use.output, use.after) if name is not None)
-        return {
-            "post": (None, None, first),
-            "pre": (first, None, None),
-            "peri": (first, f"{first}_output", None),
-            "output": (None, first, None),
-            "sandwich": (first, None, f"{first}_after"),
+        there = {
+            "post": (False, False, True),
+            "pre": (True, False, False),
+            "peri": (True, True, False),
+            "output": (False, True, False),
+            "sandwich": (True, False, True),
+            "parallel": (True, False, False),
         }[self._config.norm.placement]
+        if not self._config.norm.first and use == next(self._config.plan(self._name).uses()):
+            there = (False, *there[1:])
+        names = (use.before, use.output, use.after)
+        assert tuple(name is not None for name in names) == there
+        return names
 
     def _norm(self, name: str | None, x_D: Tensor) -> Tensor:
         if name is None:
             return x_D
-        module, eps = self._model.banks.norm[name], self._config.norm.eps
-        weight = module.weight
-        assert isinstance(weight, Tensor)
-        if self._config.norm.kind == "rms":
-            return rms_norm(x_D, weight, eps)
-        return layer_norm(x_D, weight, module.bias, eps)  # type: ignore[arg-type]
+        return normalise(self._config.norm, self._model.banks.norm[name], x_D)
 
     def _feed_forward(self, use: Use, x_D: Tensor) -> Tensor:
         sub, module = self._config.settings_of(use), self._model.banks.ffn[use.weights]

@@ -39,7 +39,17 @@ from collections import Counter
 from collections.abc import Iterable
 
 from ostinato.budget.recurrent import recurrent_bytes
-from ostinato.budget.sizes import PlannedUse, keys_width, n_choices, n_outputs, planned_uses, plans, vocabulary
+from ostinato.budget.sizes import (
+    PlannedUse,
+    embedding_map_weights,
+    keys_width,
+    n_choices,
+    n_outputs,
+    planned_uses,
+    plans,
+    transform_weights,
+    vocabulary,
+)
 from ostinato.budget.sub_layer_activations import (
     FLOAT,
     ID,
@@ -47,6 +57,7 @@ from ostinato.budget.sub_layer_activations import (
     copied_weights,
     norm_bytes,
     reads_expected_states,
+    reads_what_enters_the_step,
     saves_its_states,
     use_bytes,
 )
@@ -68,6 +79,10 @@ def activation_parts(run: TrainingPass, n_steps: int | None, vocab_size: int | N
     steps: dict[tuple[str, int], Counter[str]] = {}
     for planned in uses:
         steps.setdefault((planned.stack, planned.step), Counter()).update(use_bytes(run, planned))
+    side_by_side = Counter((one.stack, one.step) for one in uses if reads_what_enters_the_step(one))
+    for (stack, step), n_readers in side_by_side.items():
+        # Their norms save the same states, once.
+        steps[stack, step][f"{stack}.norms"] -= (n_readers - 1) * FLOAT * run.tokens(stack) * config.d_model
     for (stack, _), saved in steps.items():
         if run.is_recomputed:
             parts[f"{stack}.steps"] += FLOAT * run.tokens(stack) * config.d_model
@@ -87,26 +102,51 @@ def activation_parts(run: TrainingPass, n_steps: int | None, vocab_size: int | N
 def _ends(run: TrainingPass, n_rows: int) -> Counter[str]:
     """Return what embeddings, final norms, output projection or head, and loss save."""
     config, found = run.config, Counter[str]()
+    width = config.embedding_width
     for name, stack in config.stacks().items():
         words = run.tokens(name) * (config.max_words or 1)
         found["embeddings"] += ID * words
         # The words that masks multiply, and which of them are padding: every fact is taken to be the longest.
-        found["facts"] += 0 if config.max_words is None else words * (FLOAT * config.d_model + 1)
-        found[f"{name}.dropout"] += run.tokens(name) * config.d_model if config.dropout else 0
-        found[f"{name}.norms"] += norm_bytes(run, name) if stack.norm.has_final else 0
+        found["facts"] += 0 if config.max_words is None else words * (FLOAT * width + 1)
+        found[f"{name}.dropout"] += run.tokens(name) * width if config.dropout else 0
+        found[f"{name}.norms"] += (
+            norm_bytes(stack.norm, run.tokens(name), config.d_model) if stack.norm.has_final else 0
+        )
+        found[f"{name}.norms"] += norm_bytes(stack.norm, run.tokens(name), width) if stack.norm.embedding else 0
+        # All sentences have the same positions.
+        found["embeddings"] += ID * run.lengths[name] if stack.positions.kind == "learned" else 0
+        if mapped := embedding_map_weights(config).products:
+            found["embeddings"] += run.width * run.tokens(name) * width
+            found["copies"] += run.copy_of(mapped)
     (*_, last), outputs = config.readers(), n_outputs(config)
     tokens = run.tokens(last)
     if outputs is None:
-        found["output"] = run.width * tokens * config.d_model + FLOAT * tokens * n_rows + ID * tokens
-        found["copies"] = run.copy_of(n_rows * config.d_model)
+        found["output"] = run.width * tokens * width + FLOAT * tokens * n_rows + ID * tokens
+        found["output"] += _transform_bytes(run, tokens)
+        # The cap keeps tanh.
+        found["output"] += 0 if config.output.soft_cap is None else FLOAT * tokens * n_rows
+        found["copies"] += run.copy_of(n_rows * width + transform_weights(config).products)
         return found
     n_read = run.batch if config.reads == "classification" else tokens
     n_labels = 2 * run.batch if config.reads == "span" else n_read
     # A head reads states after dropout of its own, which is torch's and saves numbers.
     read = (run.width + (FLOAT if config.dropout else 0)) * n_read * config.d_model
     found["head"] = read + FLOAT * n_read * outputs + ID * n_labels
-    found["copies"] = run.copy_of(outputs * config.d_model)
+    found["copies"] += run.copy_of(outputs * config.d_model)
     return found
+
+
+def _transform_bytes(run: TrainingPass, tokens: int) -> int:
+    """Return what the transform before the output projection saves: its input, what is activated, and its norm's."""
+    transform, width = run.config.output.transform, run.config.embedding_width
+    if transform is None:
+        return 0
+    saved = run.width * tokens * run.config.d_model
+    # What relu gives is what it saves, and what is read next, as long as that is no copy; others save what they read.
+    is_copied = run.is_mixed if transform.norm is not None else run.config.output.scale_at(run.config.d_model) != 1.0
+    if transform.activation != "none" and (transform.activation != "relu" or is_copied):
+        saved += run.width * tokens * width
+    return saved + (0 if transform.norm is None else norm_bytes(transform.norm, tokens, width))
 
 
 def _shared(run: TrainingPass, uses: Iterable[PlannedUse]) -> Counter[str]:

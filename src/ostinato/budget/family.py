@@ -152,9 +152,9 @@ def matrix_parameters(config: ModelConfig) -> int:
 def _without_biases(config: ModelConfig) -> ModelConfig:
     nested = config.model_dump()
     for stack in config.stacks():
-        for sub in nested[stack].values():
-            if isinstance(sub, dict) and "bias" in sub:
-                sub["bias"] = False
+        for name, group in nested[stack].items():
+            if isinstance(group, dict) and "bias" in group and name != "norm":
+                group["bias"] = False
     return type(config).model_validate(nested)
 
 

@@ -10,7 +10,10 @@ With D = d_model, I = n_heads d_head, F = d_ff, S keys, T queries, V vocabulary 
     cross-attention, per set       2 D J S for keys and values: steps that share a set share them
     feed-forward                   2 D F T, gated 3 D F T
     separable convolution          (D kernel_in + F kernel_out + 2 D F) T
-    output projection              D V T       (of a masked head as if every token were masked: it costs D V a mask)
+    map of embeddings              W D for every token of its stack, of embeddings of width W (d_embedding)
+    transform before the output    D W T
+    output projection              W V T, W = D without d_embedding (of a masked head as if every token were masked: it
+                                   costs W V a mask)
     heads with C labels            tagging D C T, span 2 D T, classification D C
     gates of halting               stick_breaking (R - 1) (D^2 + 2 D) T, act R D T, of a stack of R rounds
 
@@ -77,7 +80,8 @@ class MacCount:
         total: the whole pass.
         by_part: adding up to `total`: ``<stack>.<kind>.projections``, ``.scores`` (scores and values), ``.positions``
             (window scores), ``<stack>.ffn``, ``<stack>.sparse_layer``, ``output``; of routed sub-layers
-            ``<stack>.<kind>.router``; ``head`` of encoder-only models. Parts that cost nothing are left out.
+            ``<stack>.<kind>.router``; ``embeddings``, the map from d_embedding; ``head`` of encoder-only models. Parts
+            that cost nothing are left out.
         per_source_token: the encoder and the cross-attention keys and values, divided by the source length; 0 for
             language models.
         per_target_token: everything else, divided by the target length; without a classification's head, which is

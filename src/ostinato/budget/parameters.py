@@ -4,13 +4,13 @@
     active     what one generated token touches in cached decoding, each parameter once
     executed   the same parameters counted once per use, over all steps of all stacks
 
-A generated token touches its row of the target embedding, every set its stack's plan names, their norms and tables,
-the final norm, and the whole output projection (where that is tied to the embedding, its row is inside). Of
-cross-attention it touches the query and output projections only: keys and values were made of the source, once. The
-encoder is not touched. Of an encoder-only model active is what one token touches: its row of the embedding, its stack,
-and the head, or all of the matrix over the vocabulary where the head is one. Executed parameters count a forward pass
-over one source token and one target token: all uses of both stacks (cross-attention whole), one row of each embedding,
-and the output projection.
+A generated token touches its row of the target embedding and of a table of learned positions, every set its stack's
+plan names, their norms and tables, the final norm, and the whole output projection (where that is tied to the
+embedding, its row is inside). Of cross-attention it touches the query and output projections only: keys and values were
+made of the source, once. The encoder is not touched. Of an encoder-only model active is what one token touches: its row
+of the embedding, its stack, and the head, or all of the matrix over the vocabulary where the head is one. Executed
+parameters count a forward pass over one source token and one target token: all uses of both stacks (cross-attention
+whole), one row of each embedding, and the output projection.
 
 Of E experts a token touches k = top_k at every use, and the whole router. Steps that share a set of experts may choose
 others each time: n uses touch min(E, n k) of them at most, and that is what is counted as active. Executed are k a use.
@@ -27,6 +27,7 @@ from ostinato.budget.recurrent import recurrent_parts
 from ostinato.budget.sizes import (
     PlannedUse,
     common_size,
+    embedding_map_weights,
     gate_weights,
     keys_values_size,
     n_outputs,
@@ -35,10 +36,13 @@ from ostinato.budget.sizes import (
     router_weights,
     set_weights,
     table_size,
+    transform_weights,
     vocabulary,
 )
+from ostinato.config.common import PairModelConfig
 from ostinato.config.experts import RoutedConfig
-from ostinato.config.model import ModelConfig
+from ostinato.config.model import EncoderConfig, ModelConfig
+from ostinato.config.positions import LearnedConfig
 from ostinato.config.sub_layers import AttentionConfig
 
 SHARED = "shared"
@@ -56,7 +60,8 @@ class ParameterCount:
             (``shared.ffn`` for sets of a bank that serves two stacks), ``decoder.sparse_layer`` (its norms included),
             each with its ``.router`` as a part beside it; ``norms``, ``positions``, ``embeddings``, ``output`` where
             the output projection is a matrix of its own, and of an encoder-only model the ``head`` and the masks of
-            ``facts``. Parts without parameters are left out.
+            ``facts``. ``embeddings`` has learned positions, token types and the map from d_embedding, too; ``output``
+            the bias and the transform before it. Parts without parameters are left out.
     """
 
     stored: int
@@ -142,6 +147,8 @@ def _items(config: ModelConfig, n_steps: int | None) -> Iterator[tuple[str, _Ite
     for name, stack in config.stacks().items():
         if stack.norm.has_final:
             yield name, _whole(("final norm", name), "norms", norm_size(stack.norm, d_model))
+        if stack.norm.embedding:
+            yield name, _whole(("embedding norm", name), "norms", norm_size(stack.norm, config.embedding_width))
         if unit := gate_weights(stack.halting, d_model).size:
             yield name, _whole(("halting", name), f"{name}.halting", unit)
     for one in recurrent_parts(config):
@@ -177,22 +184,43 @@ def _set(planned: PlannedUse, where: str, d_model: int) -> Iterator[_Item]:
 
 def _embeddings(config: ModelConfig, vocab_size: int | None) -> tuple[dict[str, int], int, int]:
     """Return what embeddings and output projection store, by part, and how much of it is active and executed."""
-    d_model = config.d_model
-    target = vocabulary(config, "target", vocab_size) * d_model
-    if (outputs := n_outputs(config)) is not None:
-        head = outputs * (d_model + 1)
-        masks = 0 if config.max_words is None else 2 * config.max_words * d_model
+    width, rows = config.embedding_width, vocabulary(config, "target", vocab_size)
+    added, active, executed = _beside_embeddings(config)
+    target, outputs = rows * width, n_outputs(config)
+    if outputs is not None:
+        head = outputs * (config.d_model + 1)
+        masks = 0 if config.max_words is None else 2 * config.max_words * width
         # A position of facts has as many rows as it has tokens, and as many rows of masks.
-        row = d_model * (1 if config.max_words is None else 2 * config.max_words)
-        return {"embeddings": target, "facts": masks, "head": head}, row + head, row + head
+        row = width * (1 if config.max_words is None else 2 * config.max_words)
+        stored = {"embeddings": target + added, "facts": masks, "head": head}
+        return stored, row + head + active, row + head + executed
     source = source_row = 0
-    if config.has_two_sides:
-        rows = vocabulary(config, "source", vocab_size)
-        source, source_row = 0 if config.tie_embeddings == "all" else rows * d_model, d_model
-    has_own_output = config.tie_embeddings == "none"
-    stored = {"embeddings": source + target, "output": target if has_own_output else 0}
+    if isinstance(config, PairModelConfig):
+        of_source = vocabulary(config, "source", vocab_size)
+        source, source_row = 0 if config.has_joint_embedding else of_source * width, width
+    has_own_output = config.tie_embeddings in ("none", "input")
+    others = transform_weights(config).size + (rows if config.output.bias else 0)
+    stored = {"embeddings": source + target + added, "output": others + (target if has_own_output else 0)}
     # Tied to the output projection, a token's row of the embedding is inside.
-    return stored, target + (d_model if has_own_output else 0), source_row + d_model + target
+    active += target + others + (width if has_own_output else 0)
+    return stored, active, source_row + width + target + others + executed
+
+
+def _beside_embeddings(config: ModelConfig) -> tuple[int, int, int]:
+    """Return what stands beside the matrices of embeddings: stored, active and executed.
+
+    Of tables of positions and of token types a token takes one row, of the map to the states' width all.
+    """
+    width, stored, active, executed = config.embedding_width, 0, 0, 0
+    if isinstance(config, EncoderConfig) and config.n_token_types:
+        stored, active, executed = config.n_token_types * width, width, width
+    for name, stack in config.stacks().items():
+        rows = stack.positions.n_rows if isinstance(stack.positions, LearnedConfig) else 0
+        mapped = embedding_map_weights(config).size
+        row = (width if rows else 0) + mapped
+        stored, executed = stored + rows * width + mapped, executed + row
+        active += row if config.side_of(name) == "target" else 0
+    return stored, active, executed
 
 
 def _part_order(config: ModelConfig) -> Iterator[str]:

@@ -8,7 +8,8 @@ for every token that its attention looks at. The tokens it is made for:
     keys and values  of self-attention: tokens that take part, and halted ones, to which others go on attending, once
                      for all later uses of the same weights (in pre-norm stacks: and norm), because their states are
                      frozen
-    of every token   the output projection, heads, the memory's keys and values (once a set), recurrences: halted or not
+    of every token   the map of embeddings, the output projection, heads, the memory's keys and values (once a set),
+                     recurrences: halted or not
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import NamedTuple
 from ostinato.budget.recurrent import recurrent_parts
 from ostinato.budget.sizes import (
     PlannedUse,
+    embedding_map_weights,
     gate_weights,
     inner_width,
     keys_width,
@@ -30,6 +32,7 @@ from ostinato.budget.sizes import (
     plans,
     router_weights,
     set_weights,
+    transform_weights,
     vocabulary,
 )
 from ostinato.config.experts import RoutedConfig
@@ -38,7 +41,7 @@ from ostinato.config.model import ModelConfig
 from ostinato.config.positions import WindowConfig
 from ostinato.config.sub_layers import AttentionConfig
 
-SCORES, WINDOW, ROUTER, HEAD = "scores", "positions", "router", "head"
+SCORES, WINDOW, ROUTER, HEAD, EMBEDDINGS = "scores", "positions", "router", "head", "embeddings"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +113,12 @@ def products(config: ModelConfig, n_steps: int | None, vocab_size: int | None) -
             Product(f"{one.part}.{SCORES}", "target", 0, 0, one.per_source, "source", of_every_token=True),
             Product(f"{one.part}.projections", "source", 0, one.memory, of_every_token=True),
         ]
+    if mapped := embedding_map_weights(config).products:
+        for name in config.stacks():
+            found[name].append(Product(EMBEDDINGS, config.side_of(name), 0, mapped, of_every_token=True))
     last, outputs = list(found)[-1], n_outputs(config)
     if outputs is None:
-        output = config.d_model * vocabulary(config, "target", vocab_size)
+        output = config.embedding_width * vocabulary(config, "target", vocab_size) + transform_weights(config).products
         found[last].append(Product("output", "target", 0, output, of_every_token=True))
     elif config.reads != "classification":
         found[last].append(Product(HEAD, "target", 0, config.d_model * outputs, of_every_token=True))

@@ -41,9 +41,10 @@ from ostinato.config.experts import (
     SparseLayerConfig,
 )
 from ostinato.config.halting import ActConfig, HaltingConfig, StickBreakingConfig
-from ostinato.config.model import EncoderConfig, ModelConfig
+from ostinato.config.model import EncoderConfig, ModelConfig, StackModelConfig
+from ostinato.config.norm import NormalisationConfig
 from ostinato.config.positions import BucketsConfig, OneRelativeConfig, RelativeConfig, WindowConfig
-from ostinato.config.stack import NormConfig, StackConfig
+from ostinato.config.stack import StackConfig
 from ostinato.config.sub_layers import (
     GATED,
     AttentionConfig,
@@ -218,9 +219,25 @@ def router_weights(sub: RoutedConfig, d_model: int) -> Weights:
             return Weights(sub.n_experts * d_model, 1 if isinstance(router, HypersphereRouterConfig) else 0)
 
 
-def norm_size(norm: NormConfig, d_model: int) -> int:
-    """Return the parameters of one norm: weight and bias, or the weight only."""
-    return 2 * d_model if norm.kind == "layer" else d_model
+def norm_size(norm: NormalisationConfig, width: int) -> int:
+    """Return the parameters of one norm: weight and bias, or the weight only, or none."""
+    return width * (norm.weight + norm.has_bias)
+
+
+def embedding_map_weights(config: ModelConfig) -> Weights:
+    """Return the parameters of one stack's map from embeddings to states; none where they are equally wide."""
+    if not isinstance(config, StackModelConfig) or config.d_embedding is None:
+        return Weights(0, 0)
+    return Weights(config.d_embedding * config.d_model, config.d_model if config.embedding_bias else 0)
+
+
+def transform_weights(config: ModelConfig) -> Weights:
+    """Return the parameters of the map, and of its norm, before the output projection; none where there is none."""
+    transform, width = config.output.transform, config.embedding_width
+    if transform is None or not config.has_vocabulary_output:
+        return Weights(0, 0)
+    others = (width if transform.bias else 0) + (0 if transform.norm is None else norm_size(transform.norm, width))
+    return Weights(config.d_model * width, others)
 
 
 def table_size(relative: RelativeConfig, attention: AttentionConfig, d_model: int) -> int:

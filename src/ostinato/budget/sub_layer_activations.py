@@ -70,6 +70,7 @@ from ostinato.config.experts import (
 )
 from ostinato.config.halting import StickBreakingConfig
 from ostinato.config.model import LanguageModelConfig, ModelConfig
+from ostinato.config.norm import NormalisationConfig
 from ostinato.config.positions import AlibiConfig, BucketsConfig, RotaryConfig, WindowConfig
 from ostinato.config.sub_layers import GATED, AttentionConfig, DenseFeedForwardConfig, SeparableConvConfig
 from ostinato.plan import PLACES
@@ -137,7 +138,7 @@ def use_bytes(run: TrainingPass, planned: PlannedUse) -> Counter[str]:
     per_use, per_set = copied_weights(planned, config.d_model)
     found = Counter(
         {
-            f"{stack}.norms": n_norms * norm_bytes(run, stack),
+            f"{stack}.norms": n_norms * norm_bytes(planned.stack_config.norm, run.tokens(stack), config.d_model),
             f"{stack}.dropout": run.tokens(stack) * config.d_model if config.dropout else 0,
             "copies": run.copy_of(per_use + (per_set if run.is_recomputed else 0)),
             planned.part: own,
@@ -148,10 +149,13 @@ def use_bytes(run: TrainingPass, planned: PlannedUse) -> Counter[str]:
     return found
 
 
-def norm_bytes(run: TrainingPass, stack: str) -> int:
-    """Return what one norm of a stack's states saves."""
-    is_layer, d_model = run.config.stacks()[stack].norm.kind == "layer", run.config.d_model
-    return FLOAT * run.tokens(stack) * (d_model + 2 if is_layer else 2 * d_model + 1)
+def norm_bytes(norm: NormalisationConfig, tokens: int, width: int) -> int:
+    """Return what one norm of some tokens' states saves."""
+    if norm.kind == "layer":
+        return FLOAT * tokens * (width + 2)
+    # With a weight what it multiplies; where one is added to that, the sum is no parameter.
+    weighted = tokens * width if norm.weight else 0
+    return FLOAT * (tokens * (width + 1) + weighted + (width if norm.unit_offset else 0))
 
 
 def copied_weights(planned: PlannedUse, d_model: int) -> tuple[int, int]:
@@ -360,11 +364,19 @@ def reads_expected_states(planned: PlannedUse) -> bool:
     return isinstance(planned.stack_config.halting, StickBreakingConfig) and mixes and planned.round > 0
 
 
+def reads_what_enters_the_step(planned: PlannedUse) -> bool:
+    """Return True for a use with a norm of the states that enter its step, as other uses of the step may have."""
+    if planned.stack_config.norm.placement != "parallel" or planned.use.before is None:
+        return False
+    return not (isinstance(planned.sub, SeparableConvConfig) and reads_expected_states(planned))
+
+
 def saves_its_states(run: TrainingPass, planned: PlannedUse | None) -> bool:
     """Return True where a use saves the states it starts from, unchanged and in float32."""
     if planned is None:
         return False
-    if "before" in PLACES[planned.stack_config.norm.placement]:
+    is_normed = planned.use.before is not None or isinstance(planned.sub, SparseLayerConfig)
+    if "before" in PLACES[planned.stack_config.norm.placement] and is_normed:
         # The norm saves them, unless there is none: a convolution reads expected states only.
         return not (isinstance(planned.sub, SeparableConvConfig) and reads_expected_states(planned))
     if isinstance(planned.sub, RoutedConfig) and planned.sub.has_router:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from ostinato.config.base import Config, Probability, Size
+from ostinato.config.base import Config, Positive, Probability, Size
+from ostinato.config.output import OutputConfig
 from ostinato.config.special_ids import SpecialIds
 from ostinato.config.stack import StackConfig
 from ostinato.errors import ConfigError, Problem
@@ -46,8 +48,10 @@ class CommonModelConfig(Config):
     """Dropout of the embeddings and of every sub-layer's output before its residual."""
     init: Init = "xavier"
     """Initialisation of the weights: see `ostinato.nn.init`."""
-    embedding_scale: bool = True
-    """Multiply embeddings by sqrt(d_model) (Vaswani et al. 2017, 3.4)."""
+    embedding_scale: bool | Positive = True
+    """Factor of the embeddings: true for sqrt(d_model) (Vaswani et al. 2017, 3.4), false for 1, or a number."""
+    output: OutputConfig = OutputConfig()
+    """How states become logits over the vocabulary."""
     special_ids: SpecialIds = SpecialIds()
     """Ids of padding, begin and end symbol, for models that are given token ids in Python. Tokenizers of recipes have
     the defaults."""
@@ -57,6 +61,21 @@ class CommonModelConfig(Config):
         sizes = [getattr(self, name) for name in self.vocabulary_sizes(1, 1) if name.endswith("vocab_size")]
         if known := [size for size in sizes if size is not None]:
             yield from self.special_ids.size_problems(f"{path}special_ids.", min(known))
+
+    @property
+    def embedding_width(self) -> int:
+        """Width of the embeddings, and of the output projection's rows."""
+        return self.d_model
+
+    @property
+    def embedding_factor(self) -> float:
+        """What embeddings are multiplied by."""
+        return math.sqrt(self.d_model) if self.embedding_scale is True else float(self.embedding_scale or 1.0)
+
+    @property
+    def has_vocabulary_output(self) -> bool:
+        """Whether the model gives logits over a vocabulary."""
+        return self.reads in ("pair", "sequence", "masked")
 
     @property
     def reads(self) -> Reads:
@@ -125,8 +144,14 @@ class PairModelConfig(CommonModelConfig):
     """Rows of the source embedding; None: from the tokenizer."""
     target_vocab_size: Size | None = None
     """Rows of the target embedding and of the output projection; None: from the tokenizer."""
-    tie_embeddings: Literal["none", "output", "all"] = "output"
-    """output: target embedding = output projection. all: the source embedding too (one joint vocabulary)."""
+    tie_embeddings: Literal["none", "output", "input", "all"] = "output"
+    """output: target embedding = output projection. input: target embedding = source embedding (T5 1.1). all: the three
+    are one. Sides that share an embedding have one joint vocabulary."""
+
+    @property
+    def has_joint_embedding(self) -> bool:
+        """Whether source and target have one embedding."""
+        return self.tie_embeddings in ("input", "all")
 
     @property
     def reads(self) -> Reads:
@@ -140,7 +165,7 @@ class PairModelConfig(CommonModelConfig):
     def problems(self, path: str = "") -> Iterator[Problem]:
         """One matrix for both sides needs one vocabulary size."""
         yield from super().problems(path)
-        if self.tie_embeddings == "all" and self.source_vocab_size != self.target_vocab_size:
+        if self.has_joint_embedding and self.source_vocab_size != self.target_vocab_size:
             reason = (
                 f"needs one joint vocabulary, but source_vocab_size is {self.source_vocab_size} and "
                 f"target_vocab_size is {self.target_vocab_size}"

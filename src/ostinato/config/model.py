@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ostinato.config.base import Config, Size
+from ostinato.config.base import Config, Count, Size, inert
 from ostinato.config.common import CommonModelConfig, PairModelConfig, Reads, SequenceModelConfig
 from ostinato.config.halting import ActConfig
 from ostinato.config.lstm import LstmLanguageModelConfig, LstmSeq2SeqConfig
@@ -16,17 +16,26 @@ from ostinato.config.positions import WindowConfig
 from ostinato.config.schema import leaves
 from ostinato.config.stack import DecoderConfig, StackConfig
 from ostinato.config.sub_layers import AttentionConfig
-from ostinato.errors import Problem
+from ostinato.errors import Inert, Problem
 
 
 class _StackedConfig(CommonModelConfig):
     """What models made of stacks share: the feed-forward variants, and parameter sets that two stacks may share."""
 
+    d_embedding: Size | None = None
+    """Width of the embeddings and of what is added to them; a map leads from it to d_model (ALBERT). null: d_model."""
+    embedding_bias: bool = True
+    """Bias of the map from d_embedding to d_model."""
     ffn_variant: FfnVariant | None = None
     """Feed-forwards shared or removed as One Wide FFN names it: see `ostinato.config.one_wide`."""
     shared_d_ff: Size | Literal["parity"] | None = None
     """Width of the feed-forwards that `ffn_variant` shares; parity: all feed-forwards together stay as wide as they
     were. None: their d_ff as given (one-wide: parity)."""
+
+    @property
+    def embedding_width(self) -> int:
+        """Width of the embeddings, and of the output projection's rows."""
+        return self.d_embedding or self.d_model
 
     def given_stacks(self) -> dict[str, StackConfig]:
         """Return the stacks as configured, before `ffn_variant`, by name, in the order they run."""
@@ -41,8 +50,16 @@ class _StackedConfig(CommonModelConfig):
         """Sizes that do not fit the width, variants the model cannot have, and banks whose users disagree."""
         yield from super().problems(path)
         yield from variant_problems(self.given_stacks(), self.ffn_variant, self.shared_d_ff, path)
+        if self.d_embedding is not None and self.has_vocabulary_output and self.output.transform is None:
+            reason = (
+                f"the output projection is as wide as the embeddings: set {path}output.transform, which leads from "
+                f"{path}d_model = {self.d_model} to it"
+            )
+            yield Problem(f"{path}d_embedding", self.d_embedding, reason)
+        if self.d_embedding is None and not self.embedding_bias:
+            yield Inert(f"{path}embedding_bias", False, f"has no effect without {path}d_embedding: remove it")
         for name, stack in self.stacks().items():
-            yield from stack.size_problems(f"{path}{name}.", self.d_model)
+            yield from stack.size_problems(f"{path}{name}.", self.d_model, self.embedding_width)
             if name == "decoder" and not self.has_two_sides and stack.halting.kind == "length":
                 reason = "needs a source, whose length is known before; valid here: none, act, stick_breaking"
                 yield Problem(f"{path}{name}.halting.kind", "length", reason)
@@ -61,7 +78,7 @@ class _StackedConfig(CommonModelConfig):
                 bank = sub.bank or name
                 mine = dict(leaves(sub.model_dump(exclude={"share", "n_unique", "share_norm", "bank"}), f"{kind}."))
                 if sub.share_norm:
-                    mine |= {"norm.kind": stack.norm.kind, "norm.eps": stack.norm.eps}
+                    mine |= {f"norm.{name}": value for name, value in stack.norm.shape().items()}
                 if isinstance(sub, AttentionConfig) and sub.qk_norm != "none":
                     mine["norm.eps"] = stack.norm.eps
                 if kind == "self_attention" and isinstance(stack.relative, WindowConfig):
@@ -114,7 +131,7 @@ EmbedderConfig = Annotated[TokensConfig | FactsConfig, Field(discriminator="kind
 
 
 class MaskedHeadConfig(Config):
-    """The token that stood where one is masked: logits = states O^T, O the embeddings (`tie_embeddings: output`)."""
+    """The token that stood where one is masked: logits = states O^T, see `output` and `tie_embeddings` of the model."""
 
     kind: Literal["masked"] = "masked"
 
@@ -161,6 +178,9 @@ class EncoderConfig(_StackedConfig):
     """Labels of a classification or tagging head; None: from the training split."""
     tie_embeddings: Literal["none", "output"] = "output"
     """Whether a masked head reads with the embeddings, or with a matrix of its own."""
+    n_token_types: Count = 0
+    """Rows of a table of token types, of which row 0 is added to every embedding where a call gives no types (BERT and
+    ALBERT: 2); 0: there is none."""
     embedder: EmbedderConfig = TokensConfig()
     """facts: a story's facts and its question, with tabs between them, are positions; for a classification head."""
     encoder: StackConfig = StackConfig()
@@ -194,13 +214,20 @@ class EncoderConfig(_StackedConfig):
         if self.tie_embeddings == "none" and self.head.kind != "masked":
             reason = f"has no effect: {path}head.kind={self.head.kind} has no output over the vocabulary"
             yield Problem(f"{path}tie_embeddings", "none", reason)
+        if not self.has_vocabulary_output:
+            reason = f"has no effect: {path}head.kind={self.head.kind} has no output over the vocabulary"
+            yield from inert(self.output, f"{path}output.", reason)
         if isinstance(self.embedder, FactsConfig) and getattr(self.head, "pooling", "first") != "mean":
             reason = f"has no begin symbol and no words: needs {path}head={{kind: classification, pooling: mean}}"
             yield Problem(f"{path}embedder.kind", self.embedder.kind, reason)
+        if isinstance(self.embedder, FactsConfig) and self.n_token_types:
+            yield Problem(f"{path}n_token_types", self.n_token_types, "facts have no token types: needs 0")
         if self.n_labels is not None and self.head.kind in ("masked", "span"):
             yield Problem(f"{path}n_labels", self.n_labels, f"{path}head.kind={self.head.kind} has no labels")
 
 
+StackModelConfig = Seq2SeqConfig | LanguageModelConfig | EncoderConfig
+"""Models that are made of stacks of steps."""
 ModelConfig = Annotated[
     Seq2SeqConfig | LanguageModelConfig | EncoderConfig | LstmSeq2SeqConfig | LstmLanguageModelConfig,
     Field(discriminator="kind"),

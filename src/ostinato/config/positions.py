@@ -23,6 +23,8 @@ class SinusoidalConfig(Config):
     kind: Literal["sinusoidal"] = "sinusoidal"
     random_offset: Count = 0
     """In training every sentence's positions start at a number drawn from 0 .. random_offset."""
+    layout: Literal["interleaved", "halves"] = "interleaved"
+    """interleaved: sine and cosine of a frequency stand side by side. halves: all sines, then all cosines (Marian)."""
 
 
 class CoordinatesConfig(Config):
@@ -31,6 +33,24 @@ class CoordinatesConfig(Config):
     kind: Literal["coordinates"] = "coordinates"
     random_offset: Count = 0
     """In training every sentence's positions start at a number drawn from 0 .. random_offset."""
+
+
+class LearnedConfig(Config):
+    """A learned vector for every position, added once to the embeddings (GPT-2, BERT, BART), positions from 0.
+
+    A sequence of more than max_length tokens is an error, wherever it comes from.
+    """
+
+    kind: Literal["learned"] = "learned"
+    max_length: Size = 512
+    """Positions that have a vector."""
+    offset: Count = 0
+    """Rows of the table before that of position 0 (BART: 2)."""
+
+    @property
+    def n_rows(self) -> int:
+        """Rows of the table."""
+        return self.max_length + self.offset
 
 
 class _Within(Config):
@@ -161,7 +181,9 @@ class ByStepConfig(Config):
             )
 
 
-SignalConfig = Annotated[NoSignalConfig | SinusoidalConfig | CoordinatesConfig, Field(discriminator="kind")]
+SignalConfig = Annotated[
+    NoSignalConfig | SinusoidalConfig | CoordinatesConfig | LearnedConfig, Field(discriminator="kind")
+]
 RelativeConfig = Annotated[
     NoRelativeConfig | WindowConfig | BucketsConfig | RotaryConfig | AlibiConfig | ByStepConfig,
     Field(discriminator="kind"),

@@ -11,6 +11,7 @@ from ostinato.config.base import Config, Count, Size, inert
 from ostinato.config.data import DataConfig
 from ostinato.config.decoding import DecodingConfig
 from ostinato.config.model import ModelConfig, Seq2SeqConfig
+from ostinato.config.positions import LearnedConfig
 from ostinato.config.schema import leaves
 from ostinato.config.special_ids import SpecialIds
 from ostinato.config.training import TrainingConfig
@@ -92,9 +93,9 @@ class Recipe(Config):
         if self.data.target_tokenizer is not None and self.model.joins_pairs:
             reason = "a language model has one vocabulary: remove it and use data.tokenizer"
             yield Problem(f"{path}data.target_tokenizer", self.data.target_tokenizer.kind, reason)
-        elif self.data.target_tokenizer is not None and getattr(self.model, "tie_embeddings", "none") == "all":
+        elif self.data.target_tokenizer is not None and getattr(self.model, "has_joint_embedding", False):
             reason = "needs one joint tokenizer: remove data.target_tokenizer, or use 'output' or 'none'"
-            yield Problem(f"{path}model.tie_embeddings", "all", reason)
+            yield Problem(f"{path}model.tie_embeddings", getattr(self.model, "tie_embeddings", None), reason)
         yield from self.too_few_to_average(self.evaluation.checkpoint, f"{path}evaluation.checkpoint", path)
         if self.model.special_ids != SpecialIds():
             given = self.model.special_ids.model_dump()
@@ -110,6 +111,7 @@ class Recipe(Config):
         if not drops and self.training.dropout_draws != "auto":
             reason = f"has no effect: every dropout of this model is 0 ({path}model.dropout); remove it"
             yield Inert(f"{path}training.dropout_draws", self.training.dropout_draws, reason)
+        yield from self._too_long_for_positions(path)
         stacks = self.model.stacks()
         if not stacks:
             reason = "has no effect: this model is a recurrence over positions, without steps of depth; remove it"
@@ -131,6 +133,26 @@ class Recipe(Config):
             why = "nothing halts in this model" if is_fixed else "no token of this model learns when to halt"
             reason = f"has no effect, because {why}: remove it, or set {rules}"
             yield from _set_in(self.training.halting, f"{path}training.halting.", reason)
+
+    def _too_long_for_positions(self, path: str) -> Iterator[Problem]:
+        """Yield the lengths that have no learned position, as far as settings alone can say."""
+        data, decoding, generates = self.data, self.decoding, self.model.generates
+        text = ("block_length", data.block_length or 0)
+        if data.block_length is None:
+            text = ("max_target_length", data.max_target_length)
+        for name, stack in self.model.stacks().items():
+            if not isinstance(stack.positions, LearnedConfig):
+                continue
+            reads_source = self.model.side_of(name) == "source" or not (generates or self.model.reads == "masked")
+            read, length = ("max_source_length", data.max_source_length) if reads_source else text
+            lengths = {f"{path}data.{read}": length}
+            if generates and self.model.side_of(name) == "target":
+                lengths[f"{path}decoding.max_length"] = decoding.max_length
+            for key, length in lengths.items():
+                if length > stack.positions.max_length:
+                    where = f"{path}model.{name}.positions.max_length"
+                    reason = f"has no position beyond {where} = {stack.positions.max_length}: lower it, or raise that"
+                    yield Problem(key, length, reason)
 
     def too_few_to_average(self, checkpoint: str, key: str, path: str = "") -> Iterator[Problem]:
         """Yield why a mean (best:5) is of more checkpoints than the run keeps, or is sure to have.

@@ -33,8 +33,8 @@ _NAMES_BY_UNIT = {
     "max_source_length max_target_length max_words mean_span min_length random_offset tokens_per_batch window "
     "decoding.top_k task.bucket task.long_min_length task.long_max_length",
     "tokens per source token": "max_length_ratio min_length_ratio",
-    "units": "d_ff d_head d_model d_router shared_d_ff",
-    "rows": "source_vocab_size target_vocab_size vocab_size",
+    "units": "d_embedding d_ff d_head d_model d_router shared_d_ff",
+    "rows": "n_token_types offset source_vocab_size target_vocab_size vocab_size",
     "updates": "evaluate_every log_every n_updates off_updates save_every warmup",
     "steps": "after n_steps steps_per_round",
     "rounds": "repeats",

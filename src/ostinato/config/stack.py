@@ -7,9 +7,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
-from ostinato.config.base import Config, Number, Positive
+from ostinato.config.base import Config, Number
 from ostinato.config.experts import ExpertAttentionConfig, ExpertFeedForwardConfig, RoutedConfig, SparseLayerConfig
 from ostinato.config.halting import HaltingConfig, NoHaltingConfig
+from ostinato.config.norm import NormalisationConfig
 from ostinato.config.positions import (
     ByStepConfig,
     NoRelativeConfig,
@@ -33,21 +34,31 @@ FeedForwardConfig = Annotated[
 ]
 
 
-class NormConfig(Config):
+class NormConfig(NormalisationConfig):
     """Normalisation around every sub-layer."""
 
-    kind: Literal["layer", "rms"] = "layer"
-    """layer: layer normalisation. rms: division by the root mean square, without a mean and a bias."""
     placement: Placement = "post"
-    """post: n(x + f(x)). pre: x + f(n(x)). peri: x + n2(f(n1(x))). output: x + n(f(x)). sandwich: n2(x + f(n1(x))). All
-    but post have a final norm after the last step."""
-    eps: Positive = 1e-5
-    """Added to the variance before its root is taken."""
+    """post: n(x + f(x)). pre: x + f(n(x)). peri: x + n2(f(n1(x))). output: x + n(f(x)). sandwich: n2(x + f(n1(x))).
+    parallel: x + f(n(x)) + g(m(x)), the sub-layers f, g of a step side by side."""
+    embedding: bool = False
+    """A norm of the embeddings, too, behind what is added to them and before dropout (BERT, BART, ModernBERT)."""
+    first: bool = True
+    """Whether the first sub-layer has a norm of what it reads, where the others do (ModernBERT: no, it reads normed
+    embeddings)."""
+    final: bool | None = None
+    """Whether there is a norm after the last step; null: with every placement but post."""
 
     @property
     def has_final(self) -> bool:
         """Whether there is a norm after the last step."""
-        return self.placement != "post"
+        return self.placement != "post" if self.final is None else self.final
+
+    def problems(self, path: str = "") -> Iterator[Problem]:
+        """A first norm left out of sub-layers that have none of what they read."""
+        yield from super().problems(path)
+        if not self.first and self.placement not in ("pre", "peri", "sandwich"):
+            reason = f"needs {path}placement pre, peri or sandwich, whose sub-layers follow each other behind norms"
+            yield Problem(f"{path}first", False, reason)
 
 
 class SegmentConfig(Config):
@@ -110,7 +121,15 @@ class StackConfig(Config):
         ]
         sparse = None if self.sparse_layer is None else (self.sparse_layer.after, Use("ffn", f"{name}{_SPARSE}"))
         segments = [(segment.n_steps, segment.repeats) for segment in self.segments]
-        return build_plan(name, subs, self.n_steps, self.steps_per_round, segments=segments, extra=sparse)
+        return build_plan(
+            name,
+            subs,
+            self.n_steps,
+            self.steps_per_round,
+            segments=segments,
+            extra=sparse,
+            has_first_norm=self.norm.first,
+        )
 
     def _tables(self) -> Literal["stack", "weights"] | tuple[int | None, ...] | None:
         """Return what has a table of relative positions: see `SubLayerPlan.position`."""
@@ -196,8 +215,8 @@ class StackConfig(Config):
             reason = f"has no effect with {path}segments, whose rounds are repeats: remove it"
             yield Inert(f"{path}steps_per_round", self.steps_per_round, reason)
 
-    def size_problems(self, path: str, d_model: int) -> Iterator[Problem]:
-        """Sizes that do not fit the model's width."""
+    def size_problems(self, path: str, d_model: int, embedding_width: int) -> Iterator[Problem]:
+        """Sizes that do not fit the widths of the model's states and embeddings."""
         for kind, sub in self.sub_layers():
             if not isinstance(sub, AttentionConfig) or sub.share == "none":
                 continue
@@ -207,8 +226,11 @@ class StackConfig(Config):
                 yield Problem(f"{path}{kind}.n_heads", sub.n_heads, reason)
             elif kind == "self_attention":
                 yield from self._rotary_problems(f"{path}{kind}.d_head", sub.head_width(d_model))
-        if self.positions.kind != "none" and d_model % 2:
-            yield Problem(f"{path}positions.kind", self.positions.kind, f"needs an even model.d_model, got {d_model}")
+        name, width = "d_model", d_model
+        if self.positions.kind == "sinusoidal" and embedding_width != d_model:
+            name, width = "d_embedding", embedding_width
+        if self.positions.kind in ("sinusoidal", "coordinates") and width % 2:
+            yield Problem(f"{path}positions.kind", self.positions.kind, f"needs an even model.{name}, got {width}")
 
     def _rotary_problems(self, key: str, width: int) -> Iterator[Problem]:
         for relative in self.relatives():

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from ostinato.config.model import ModelConfig
+from ostinato.config.output import TransformConfig
 from ostinato.errors import ConfigError, Problem
-from ostinato.kernels import PackedMatrix, active_packing
-from ostinato.nn.init import init_embedding
-from ostinato.nn.layers import at_least_float32
+from ostinato.kernels import PackedMatrix, activate, active_packing
+from ostinato.models.parts import build_norm_of
+from ostinato.nn.init import init_embedding, init_projection
+from ostinato.nn.layers import Linear, at_least_float32
 from ostinato.nn.shapes import Bool, Float, Int, Tensor
 
 
 class Embeddings(nn.Module):
-    """E_t of the tokens that are predicted, E_s of the source, and the output projection O: logits = states O^T.
+    """E_t of the tokens that are predicted, E_s of the source, and the output projection O: logits = states O^T + b.
 
-    `tie_embeddings`: "none": three matrices. "output": O = E_t. "all": O = E_t = E_s. A tied one is stored once.
+    `tie_embeddings`: "none": three matrices. "output": O = E_t. "input": E_t = E_s. "all": O = E_t = E_s. A tied one is
+    stored once.
 
     Args:
         config: the model's configuration, vocabulary sizes set.
@@ -28,10 +29,13 @@ class Embeddings(nn.Module):
     target_weight: nn.Parameter
     source_weight: nn.Parameter | None
     output_weight: nn.Parameter | None
+    output_bias: nn.Parameter | None
+    output_transform: OutputTransform | None
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
+        self._factor, self._output_factor = config.embedding_factor, config.output.scale_at(config.d_model)
         self._packed_output = PackedMatrix()
 
     def make_embeddings(self, vocabulary: str, source_vocabulary: str | None = None) -> None:
@@ -45,8 +49,11 @@ class Embeddings(nn.Module):
         self.target_weight = self._matrix(n_target)
         if source_vocabulary is not None:
             n_source = self.vocabulary_size(source_vocabulary)
-            self.source_weight = None if tie == "all" else self._matrix(n_source)
-        self.output_weight = self._matrix(n_target) if tie == "none" else None
+            self.source_weight = None if tie in ("input", "all") else self._matrix(n_source)
+        self.output_weight = self._matrix(n_target) if tie in ("none", "input") else None
+        self.output_bias, self.output_transform = None, None
+        if self.config.has_vocabulary_output:
+            self._make_output(n_target)
 
     def vocabulary_size(self, setting: str) -> int:
         """Return a size that must be known by now.
@@ -76,20 +83,61 @@ class Embeddings(nn.Module):
         return self.target_weight if self.output_weight is None else self.output_weight
 
     def embed(self, ids: Int[Tensor, "*B"], weight_VD: Float[Tensor, "V D"]) -> Float[Tensor, "*B D"]:
-        """Return embeddings, scaled by sqrt(d_model) where the configuration says so."""
+        """Return embeddings, scaled as the configuration says."""
         embedded = F.embedding(ids, weight_VD)
-        return embedded * math.sqrt(self.config.d_model) if self.config.embedding_scale else embedded
+        return embedded if self._factor == 1.0 else embedded * self._factor
 
     def logits(self, states: Float[Tensor, "*B D"]) -> Float[Tensor, "*B V"]:
-        """Return logits in float32, of a float64 model in float64."""
+        """Return logits in at least float32.
+
+        z = scale * transform(states) O^T + bias,   with a soft cap c tanh(z / c)
+        """
+        if self.output_transform is not None:
+            states = self.output_transform(states)
+        if self._output_factor != 1.0:
+            states = states * self._output_factor
         if active_packing.get() is not None:
-            return at_least_float32(self._packed_output.product(states, self.output_projection))
-        return at_least_float32(F.linear(states, self.output_projection))
+            logits = self._packed_output.product(states, self.output_projection, self.output_bias)
+        else:
+            logits = F.linear(states, self.output_projection, self.output_bias)
+        logits = at_least_float32(logits)
+        if (cap := self.config.output.soft_cap) is not None:
+            logits = cap * torch.tanh(logits / cap)
+        return logits
+
+    def _make_output(self, n_rows: int) -> None:
+        output, config = self.config.output, self.config
+        if output.bias:
+            self.output_bias = nn.Parameter(torch.zeros(n_rows))
+        if output.transform is not None:
+            self.output_transform = OutputTransform(output.transform, config.d_model, config.embedding_width)
+            init_projection(self.output_transform.dense, config.init)
 
     def _matrix(self, n_rows: int) -> nn.Parameter:
-        weight_VD = nn.Parameter(torch.empty(n_rows, self.config.d_model))
+        weight_VD = nn.Parameter(torch.empty(n_rows, self.config.embedding_width))
         init_embedding(weight_VD, self.config.init)
         return weight_VD
+
+
+class OutputTransform(nn.Module):
+    """What stands between states and the output projection: n(act(W x + b)) (Devlin et al. 2019, masked LM head).
+
+    Args:
+        config: activation, bias and norm n. d_model: D, of the states. width: E, of the output projection's rows.
+    """
+
+    def __init__(self, config: TransformConfig, d_model: int, width: int) -> None:
+        super().__init__()
+        self._activation = config.activation
+        self.dense = Linear(d_model, width, bias=config.bias)
+        self.norm = None if config.norm is None else build_norm_of(config.norm, width)
+
+    def forward(self, states: Float[Tensor, "*B D"]) -> Float[Tensor, "*B E"]:
+        """Return what is projected to the vocabulary."""
+        mapped: Tensor = self.dense(states)
+        if self._activation != "none":
+            mapped = activate(mapped, self._activation)
+        return mapped if self.norm is None else self.norm(at_least_float32(mapped))
 
 
 class FactEmbedder(nn.Module):

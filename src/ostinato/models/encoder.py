@@ -16,7 +16,7 @@ from ostinato.models.output import ModelOutput
 from ostinato.models.transformer import Transformer
 from ostinato.nn.cache import Cache
 from ostinato.nn.execution import Execution
-from ostinato.nn.init import init_projection
+from ostinato.nn.init import init_embedding, init_projection
 from ostinato.nn.shapes import Bool, Float, Int, Tensor
 
 
@@ -24,7 +24,7 @@ class Encoder(Transformer):
     """A bidirectional stack and a head.
 
         states = encoder(E[tokens]),   of a label's place t, a sentence's pooled state p, or all places:
-        masked          logits = states_t O^T, O = E or a matrix of its own
+        masked          logits = states_t O^T + b, O = E or a matrix of its own (`Embeddings.logits`)
         classification  logits = W p + b, p the state of the begin symbol or the mean over real tokens
         tagging         logits = W states_t + b
         span            logits[start, t], logits[end, t] = W states_t + b, over the tokens of the passage
@@ -43,7 +43,11 @@ class Encoder(Transformer):
     def __init__(self, config: EncoderConfig, execution: Execution | None = None) -> None:
         super().__init__(config, execution)
         self.make_embeddings("vocab_size")
-        self.facts = None if config.max_words is None else FactEmbedder(config.max_words, config.d_model)
+        self.type_weight: nn.Parameter | None = None
+        if config.n_token_types:
+            self.type_weight = nn.Parameter(torch.empty(config.n_token_types, config.embedding_width))
+            init_embedding(self.type_weight, config.init)
+        self.facts = None if config.max_words is None else FactEmbedder(config.max_words, config.embedding_width)
         self.head: nn.Linear | None = None
         if config.n_outputs is not None:
             n_outputs = config.n_outputs or self.vocabulary_size("n_labels")
@@ -60,6 +64,7 @@ class Encoder(Transformer):
         batch: Batch | Tensor,
         *,
         keep: Bool[Tensor, "B T"] | None = None,
+        token_types: Int[Tensor, "B T"] | None = None,
         n_steps: int | None = None,
         request: Collection[str] = (),
         execution: Execution | None = None,
@@ -69,17 +74,19 @@ class Encoder(Transformer):
         Args:
             batch: tokens; or token ids, `[B, T]` (heads without passages, facts or places only). keep: real tokens,
                 where ids are given; None: all.
+            token_types: rows of the table of token types; None: row 0 for every token.
             n_steps: rounds to run instead of the plan's own (fully shared plans only).
             request: captures to return with the stack's output, see `ostinato.nn.Stack`.
             execution: how to run; None: as the model does.
 
         Raises:
-            DataError: a span head, and a batch that does not say where the passages begin.
+            DataError: a span head, and a batch that does not say where the passages begin; token types for a model that
+                has none.
         """
         batch = as_batch(batch, keep)
         tokens = batch.target
         encoder = self.stacks["encoder"](
-            self._states(tokens),
+            self._states(tokens, token_types),
             keep_BT=keep_or_none(tokens),
             positions_BT=tokens.positions_BT,
             n_rounds=n_steps,
@@ -106,9 +113,13 @@ class Encoder(Transformer):
         """
         raise DataError(_NO_TEXT)
 
-    def _states(self, tokens: Tokens) -> Float[Tensor, "B T D"]:
-        """Return the embeddings of the positions: of tokens, or of facts made of them."""
+    def _states(self, tokens: Tokens, types_BT: Tensor | None) -> Float[Tensor, "B T E"]:
+        """Return the embeddings of the positions: of tokens with their types, or of facts made of tokens."""
         embedded = self.embed(tokens.ids_BT, self.target_embedding)
+        if self.type_weight is not None:
+            embedded = embedded + (self.type_weight[0] if types_BT is None else self.type_weight[types_BT])
+        elif types_BT is not None:
+            raise DataError("this model has no token types: model.n_token_types is 0")
         if self.facts is None:
             return embedded
         states_BTD: Tensor = self.facts(embedded, tokens.ids_BT != self.special_ids.pad, tokens.keep_BT)

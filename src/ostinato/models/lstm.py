@@ -26,7 +26,7 @@ class LstmSeq2Seq(TokenModel):
         m, s = encoder(E_s[source]),   h = decoder(E_t[target]; first states s),   logits = attention(h, m) O^T
 
     Args:
-        config: with both vocabulary sizes set. `tie_embeddings`: "output": O = E_t; "all": O = E_t = E_s.
+        config: with both vocabulary sizes set. `tie_embeddings`: "output": O = E_t; "input": E_t = E_s; "all": both.
     """
 
     config: LstmSeq2SeqConfig

@@ -16,10 +16,12 @@ from ostinato.config.experts import (
     SparseLayerConfig,
 )
 from ostinato.config.halting import ActConfig, ByLengthConfig, HaltingConfig, StickBreakingConfig
+from ostinato.config.norm import NormalisationConfig
 from ostinato.config.positions import (
     AlibiConfig,
     BucketsConfig,
     CoordinatesConfig,
+    LearnedConfig,
     LinearScalingConfig,
     Llama3ScalingConfig,
     OneRelativeConfig,
@@ -33,19 +35,23 @@ from ostinato.config.stack import StackConfig
 from ostinato.config.sub_layers import AttentionConfig, DenseFeedForwardConfig, SeparableConvConfig, SubLayerConfig
 from ostinato.nn.act import Act, ActUnit
 from ostinato.nn.attention import Attention, QkNorm
+from ostinato.nn.bank import Banks
 from ostinato.nn.by_length import ByLength
 from ostinato.nn.experts import ExpertAttention, ExpertFeedForward, ExpertMaps, SparseLayer
 from ostinato.nn.feedforward import FeedForward
 from ostinato.nn.halting import HaltingRule, NoHalting
 from ostinato.nn.init import (
     init_attention,
+    init_embedding,
     init_expert_attention,
     init_expert_maps,
     init_feed_forward,
+    init_projection,
     init_separable_conv,
     zero_second_maps,
 )
-from ostinato.nn.positions import Coordinates, PositionSignal, Sinusoidal
+from ostinato.nn.layers import Linear, build_norm
+from ostinato.nn.positions import Coordinates, Learned, PositionSignal, Sinusoidal
 from ostinato.nn.relative import (
     Alibi,
     Buckets,
@@ -146,13 +152,37 @@ def _router(c: RoutedConfig, d_model: int) -> Router | None:
             return LinearRouter(d_model, c.n_experts)
 
 
-def build_signal(config: SignalConfig, d_model: int) -> PositionSignal:
-    """Return what a stack adds to its states for positions and rounds."""
-    if isinstance(config, SinusoidalConfig):
-        return Sinusoidal(d_model, config.random_offset)
-    if isinstance(config, CoordinatesConfig):
-        return Coordinates(d_model, config.random_offset)
+def build_norm_of(config: NormalisationConfig, width: int) -> nn.Module:
+    """Return a norm of states that are so wide."""
+    c = config
+    return build_norm(c.kind, width, c.eps, weight=c.weight, bias=c.bias, unit_offset=c.unit_offset)
+
+
+def build_signal(
+    config: SignalConfig, stack: str, banks: Banks, d_model: int, embedding_width: int, init: Init
+) -> PositionSignal:
+    """Return what a stack adds to its embeddings for positions, and to its states for positions and rounds.
+
+    A table of learned positions is put into its bank.
+    """
+    match config:
+        case SinusoidalConfig() as c:
+            return Sinusoidal(embedding_width, c.random_offset, in_halves=c.layout == "halves")
+        case CoordinatesConfig() as c:
+            return Coordinates(d_model, c.random_offset)
+        case LearnedConfig() as c:
+            table = nn.Embedding(c.n_rows, embedding_width)
+            init_embedding(table.weight, init)
+            banks.positions[stack] = table
+            return Learned(table, c.offset, stack)
     return PositionSignal(d_model)
+
+
+def build_embedding_map(embedding_width: int, d_model: int, *, bias: bool, init: Init) -> Linear:
+    """Return the map from embeddings to states."""
+    linear = Linear(embedding_width, d_model, bias=bias)
+    init_projection(linear, init)
+    return linear
 
 
 def build_relation(stack: StackConfig, use: Use, d_model: int) -> RelativePositions:

@@ -7,17 +7,23 @@ from collections.abc import Collection
 import torch
 
 from ostinato.config.experts import RoutedConfig
-from ostinato.config.model import LanguageModelConfig, ModelConfig, Seq2SeqConfig
+from ostinato.config.model import LanguageModelConfig, Seq2SeqConfig, StackModelConfig
 from ostinato.config.stack import StackConfig
 from ostinato.data.batch import Batch, Tokens
 from ostinato.errors import DataError
 from ostinato.models.base import TokenModel, as_batch, keep_or_none, source_of
 from ostinato.models.output import ModelOutput
-from ostinato.models.parts import build_halting, build_relation, build_signal, build_sub_layer
+from ostinato.models.parts import (
+    build_embedding_map,
+    build_halting,
+    build_norm_of,
+    build_relation,
+    build_signal,
+    build_sub_layer,
+)
 from ostinato.nn.cache import Cache
 from ostinato.nn.compiled import compiled_step
 from ostinato.nn.execution import Execution
-from ostinato.nn.layers import build_norm
 from ostinato.nn.shapes import Bool, Float, Int, Tensor
 from ostinato.nn.stack import Stack
 from ostinato.nn.sub_layer import router_name
@@ -35,15 +41,18 @@ class Transformer(TokenModel):
         prefixed: names of those among them that may begin with tokens which see each other in both directions.
     """
 
+    config: StackModelConfig
+
     def __init__(
         self,
-        config: ModelConfig,
+        config: StackModelConfig,
         execution: Execution | None = None,
         *,
         causal: Collection[str] = (),
         prefixed: Collection[str] = (),
     ) -> None:
         super().__init__(config, execution)
+        widths = config.d_model, config.embedding_width
         for name, stack in config.stacks().items():
             plan = stack.plan(name)
             self._fill_banks(plan, stack)
@@ -54,8 +63,10 @@ class Transformer(TokenModel):
                 plan,
                 self.banks,
                 has_final_norm=stack.norm.has_final,
+                has_embedding_norm=stack.norm.embedding,
+                has_embedding_map=config.d_embedding is not None,
                 dropout=config.dropout,
-                signal=build_signal(stack.positions, config.d_model),
+                signal=build_signal(stack.positions, name, self.banks, *widths, config.init),
                 is_causal=name in causal,
                 has_prefix=name in prefixed,
                 halting=halting,
@@ -88,12 +99,16 @@ class Transformer(TokenModel):
                 bank[use.weights] = build_sub_layer(settings, config.d_model, config.init, stack.depth, stack.norm.eps)
             for name in use.norms:
                 if name not in self.banks.norm:
-                    self.banks.norm[name] = build_norm(stack.norm.kind, config.d_model, stack.norm.eps)
+                    self.banks.norm[name] = build_norm_of(stack.norm, config.d_model)
             if use.position is not None and use.position not in self.banks.relative:
                 self.banks.relative[use.position] = build_relation(stack, use, config.d_model)
         if stack.norm.has_final:
-            name = f"final_{plan.stack}"
-            self.banks.norm[name] = build_norm(stack.norm.kind, config.d_model, stack.norm.eps)
+            self.banks.norm[f"final_{plan.stack}"] = build_norm_of(stack.norm, config.d_model)
+        if stack.norm.embedding:
+            self.banks.norm[f"embedding_{plan.stack}"] = build_norm_of(stack.norm, config.embedding_width)
+        if config.d_embedding is not None:
+            made = build_embedding_map(config.d_embedding, config.d_model, bias=config.embedding_bias, init=config.init)
+            self.banks.embedding[plan.stack] = made
 
 
 class Seq2Seq(Transformer):
@@ -102,7 +117,7 @@ class Seq2Seq(Transformer):
         memory = encoder(E_s[source]),   logits = decoder(E_t[target], memory) O^T
 
     Args:
-        config: with both vocabulary sizes set. `tie_embeddings`: "output": O = E_t; "all": O = E_t = E_s.
+        config: with both vocabulary sizes set. `tie_embeddings`: "output": O = E_t; "input": E_t = E_s; "all": both.
     """
 
     config: Seq2SeqConfig

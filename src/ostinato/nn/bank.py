@@ -1,6 +1,7 @@
 """Banks: the parameter sets a plan refers to by name, owned by the model.
 
-One bank per kind of sub-layer, one for norms, one for tables of relative positions, one for halting units (by stack). A
+One bank per kind of sub-layer, one for norms, one for tables of relative positions; by stack one for halting units, for
+tables of learned positions, and for maps from embeddings to states. A
 set may serve many steps and more than one stack; it is one object, so it is counted, optimised and stored once.
 """
 
@@ -20,3 +21,5 @@ class Banks(nn.Module):
         self.norm = nn.ModuleDict()
         self.relative = nn.ModuleDict()
         self.halting = nn.ModuleDict()
+        self.positions = nn.ModuleDict()
+        self.embedding = nn.ModuleDict()

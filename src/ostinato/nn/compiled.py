@@ -46,7 +46,7 @@ from ostinato.nn.execution import DEFAULT_EXECUTION, Execution
 from ostinato.nn.experts import ExpertAttention, ExpertFeedForward, ExpertMaps, Routed
 from ostinato.nn.feedforward import FeedForward, FeedForwardSubLayer
 from ostinato.nn.halting import HaltingPass, HaltingRule, NoHalting, Visible
-from ostinato.nn.layers import Linear
+from ostinato.nn.layers import Linear, OffsetRMSNorm
 from ostinato.nn.relative import RelativePositions
 from ostinato.nn.routing import Gate, HypersphereRouter, LinearRouter, MlpRouter, Router
 from ostinato.nn.rows import Rows
@@ -64,17 +64,17 @@ _CPU = torch.device("cpu")
 """Whatever torch's default is."""
 
 
-def compiled_step(stack: Stack, embedded_BTD: Float[Tensor, "B T D"], cache: Cache) -> StackOutput:
+def compiled_step(stack: Stack, embedded_BTE: Float[Tensor, "B T E"], cache: Cache) -> StackOutput:
     """Run new columns after the cached ones, by compiled kernels where they can. Plain twin: `stack.step`."""
-    packing = None if stack.banks.training else compiled_packing(embedded_BTD)
+    packing = None if stack.banks.training else compiled_packing(embedded_BTE)
     if packing is None:
-        return stack.step(embedded_BTD, cache)
+        return stack.step(embedded_BTE, cache)
     # A prepared call says what it reads before it is made: every thread needs its own.
     key = stack, get_ident()
     if key not in packing.compiled:
         packing.compiled[key] = CompiledStack(stack)
     compiled: CompiledStack = packing.compiled[key]
-    return compiled.step(embedded_BTD, cache)
+    return compiled.step(embedded_BTE, cache)
 
 
 class CompiledStack:
@@ -84,7 +84,7 @@ class CompiledStack:
         self._stack = stack
         self._programs: dict[tuple[Any, ...], tuple[Program, Program]] = {}
 
-    def step(self, embedded_BTD: Float[Tensor, "B T D"], cache: Cache) -> StackOutput:
+    def step(self, embedded_BTE: Float[Tensor, "B T E"], cache: Cache) -> StackOutput:
         """Run T new columns; keys and values are cached where kernels read them, whatever T is."""
         execution = cache.execution or DEFAULT_EXECUTION
         plain, compiled = self._program(cache.n_steps, execution)
@@ -94,7 +94,7 @@ class CompiledStack:
                 for sub_layer in chain.from_iterable(chain.from_iterable(segment.rounds)):
                     if isinstance(sub_layer, SelfAttention) and _can_read(sub_layer):
                         cache.self_kv[sub_layer.step] = KeyValuesInPlace(sub_layer.module, moves)
-        return self._stack.step(embedded_BTD, cache, compiled if embedded_BTD.shape[1] == 1 else plain)
+        return self._stack.step(embedded_BTE, cache, compiled if embedded_BTE.shape[1] == 1 else plain)
 
     def _program(self, n_steps: int | None, execution: Execution) -> tuple[Program, Program]:
         """Return what the stack runs, and what stands for it where one column is new."""
@@ -108,6 +108,8 @@ class CompiledStack:
 
     def _compiled(self, segment: LoopProgram, any_backend: bool) -> LoopProgram:
         """Return what stands for a segment where one column is new."""
+        if not all(isinstance(s, SubLayer) for s in chain.from_iterable(chain.from_iterable(segment.rounds))):
+            return segment  # kernels know sub-layers that follow each other
         rounds = [[s for step in steps for s in step if isinstance(s, SubLayer)] for steps in segment.rounds]
         if isinstance(segment.rule, NoHalting) and not (segment.ticks and self._stack.signal.acts_on_rounds):
             # Nothing happens between rounds: all of them are one call.
@@ -615,4 +617,5 @@ def _norm_of(norm: nn.Module | None) -> NormOf | None:
         return None
     bias_D = norm.bias if isinstance(norm, nn.LayerNorm) else None
     eps = torch.finfo(torch.float32).eps if norm.eps is None else norm.eps
-    return NormOf(isinstance(norm, nn.RMSNorm), norm.weight, bias_D, norm.normalized_shape[0], eps)
+    weight_D = 1.0 + norm.weight if isinstance(norm, OffsetRMSNorm) else norm.weight
+    return NormOf(isinstance(norm, nn.RMSNorm), weight_D, bias_D, norm.normalized_shape[0], eps)

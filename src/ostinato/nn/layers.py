@@ -50,13 +50,41 @@ class Dropping:
         return drop(x, self.dropout, draws) if self.training and self.dropout else x
 
 
-def build_norm(kind: Literal["layer", "rms"], d_model: int, eps: float) -> nn.Module:
+def build_norm(
+    kind: Literal["layer", "rms"],
+    width: int,
+    eps: float,
+    *,
+    weight: bool = True,
+    bias: bool = True,
+    unit_offset: bool = False,
+) -> nn.LayerNorm | nn.RMSNorm:
     """Return a norm over the last dimension, in float32 whatever the autocast type.
 
     layer: (x - mean) / sqrt(var + eps) * weight + bias     Ba et al. 2016
     rms:   x / sqrt(mean(x^2) + eps) * weight               Zhang and Sennrich 2019; T5's "layer norm"
+
+    Args:
+        weight: False: neither weight nor bias. bias: of layer normalisation. unit_offset: of rms, see `OffsetRMSNorm`.
     """
-    return nn.LayerNorm(d_model, eps=eps) if kind == "layer" else nn.RMSNorm(d_model, eps=eps)
+    if kind == "layer":
+        return nn.LayerNorm(width, eps=eps, elementwise_affine=weight, bias=bias)
+    return (OffsetRMSNorm if unit_offset else nn.RMSNorm)(width, eps=eps, elementwise_affine=weight)
+
+
+class OffsetRMSNorm(nn.RMSNorm):
+    """x / sqrt(mean(x^2) + eps) * (1 + weight): a weight of zero, at which it starts, changes nothing (Gemma).
+
+    Weight decay draws the factor to one, where it draws that of a plain norm to zero.
+    """
+
+    def reset_parameters(self) -> None:
+        """Start at zero."""
+        nn.init.zeros_(self.weight)
+
+    def forward(self, x: Float[Tensor, "*N D"]) -> Float[Tensor, "*N D"]:
+        """Return x, normed."""
+        return F.rms_norm(x, self.normalized_shape, 1.0 + self.weight, self.eps)
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[object]:

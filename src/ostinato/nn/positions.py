@@ -1,11 +1,13 @@
-"""Absolute positions: sinusoids added to the states.
+"""Absolute positions: sinusoids or learned vectors added to the states.
 
 For position i and dimension pair j = 0 .. D/2 - 1:
 
     P[i, 2j] = sin(i / 10000^(2j / D))      P[i, 2j + 1] = cos(i / 10000^(2j / D))
 
     sinusoidal   P[i], once, positions from 0                        Vaswani et al. 2017, section 3.5
+                 in halves: the sine of pair j in component j, its cosine in component D/2 + j (Marian)
     coordinates  P[i] + P[t], before every round t, both from 1      Universal Transformers, section 2.1
+    learned      W[i + offset], once, positions from 0               GPT-2, BERT; BART with an offset of 2
 
 Left padding: positions are those of the real tokens, so padding before a sentence changes nothing.
 """
@@ -15,14 +17,16 @@ from __future__ import annotations
 from functools import lru_cache
 
 import torch
+from torch import nn
 
+from ostinato.errors import DataError
 from ostinato.nn.shapes import Bool, Float, Int, Tensor
 
 
-def sinusoids(values: Int[Tensor, "*N"], d_model: int) -> Float[Tensor, "*N D"]:
+def sinusoids(values: Int[Tensor, "*N"], d_model: int, *, in_halves: bool = False) -> Float[Tensor, "*N D"]:
     """Return P for integer positions, in float32."""
     highest = 0 if values.numel() == 0 else int(values.max())
-    return _table(_room(highest + 1), d_model, values.device)[values]
+    return _table(_room(highest + 1), d_model, values.device, in_halves)[values]
 
 
 def positions_from_keep(keep_BT: Bool[Tensor, "B T"]) -> Int[Tensor, "B T"]:
@@ -36,12 +40,13 @@ def _room(n: int) -> int:
 
 
 @lru_cache(maxsize=16)
-def _table(n: int, d_model: int, device: torch.device) -> Tensor:
+def _table(n: int, d_model: int, device: torch.device, in_halves: bool = False) -> Tensor:
     # A table first made while evaluating must also serve training: no inference tensor.
     with torch.inference_mode(False), torch.no_grad():
         pairs = torch.arange(0, d_model, 2, dtype=torch.float64)
         angles = torch.arange(n, dtype=torch.float64)[:, None] / 10_000.0 ** (pairs / d_model)
-        return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1).float().to(device)
+        together = torch.cat if in_halves else torch.stack
+        return together([angles.sin(), angles.cos()], dim=-1).flatten(1).float().to(device)
 
 
 class PositionSignal:
@@ -55,6 +60,8 @@ class PositionSignal:
     first_position = 0
     acts_on_rounds = False
     """Whether something is added before every round."""
+    in_halves = False
+    """Whether sines stand before all cosines."""
 
     def __init__(self, d_model: int, random_offset: int = 0) -> None:
         self.d_model = d_model
@@ -77,11 +84,15 @@ class PositionSignal:
         if training and self.random_offset:
             draws = torch.randint(self.random_offset + 1, (n_sentences, 1), device=positions.device)
             positions = positions + draws
-        return sinusoids(positions, self.d_model)
+        return sinusoids(positions, self.d_model, in_halves=self.in_halves)
 
 
 class Sinusoidal(PositionSignal):
-    """Sinusoids of the position, once."""
+    """Sinusoids of the position, once; the layout is the module's to say."""
+
+    def __init__(self, d_model: int, random_offset: int = 0, *, in_halves: bool = False) -> None:
+        super().__init__(d_model, random_offset)
+        self.in_halves = in_halves
 
     def prepare(self, positions: Int[Tensor, "B T"], *, n_sentences: int, training: bool) -> Tensor | None:
         """Return P[i]."""
@@ -89,6 +100,37 @@ class Sinusoidal(PositionSignal):
 
     def at_start(self, prepared: Tensor | None) -> Tensor | None:
         """Return P[i]."""
+        return prepared
+
+
+class Learned(PositionSignal):
+    """A learned vector of the position, once.
+
+    Args:
+        table: W, `[offset + max_length, D]`, of some bank. offset: rows before that of position 0. stack: whose it is.
+    """
+
+    def __init__(self, table: nn.Embedding, offset: int, stack: str) -> None:
+        super().__init__(table.embedding_dim)
+        self._table, self._offset, self._stack = table, offset, stack
+
+    def prepare(self, positions: Int[Tensor, "B T"], *, n_sentences: int, training: bool) -> Tensor | None:
+        """Return W[i + offset].
+
+        Raises:
+            DataError: a position that has no vector.
+        """
+        n_positions = self._table.num_embeddings - self._offset
+        length = int(positions.max()) + 1 if positions.numel() else 0
+        if length > n_positions:
+            raise DataError(
+                f"a sequence of {length} tokens in the {self._stack}, which has learned positions for {n_positions} "
+                f"(model.{self._stack}.positions.max_length): give it shorter ones, or more positions before training"
+            )
+        return self._table(positions + self._offset if self._offset else positions)  # type: ignore[no-any-return]
+
+    def at_start(self, prepared: Tensor | None) -> Tensor | None:
+        """Return W[i + offset]."""
         return prepared
 
 

@@ -1,6 +1,6 @@
 """The depth loop: the one place where steps run.
 
-    states += position signal given once
+    states += position signal given once; a norm and a map of the embeddings, where there are any
     for every segment, for every round of it:
         stop where every token has halted; gather away the rows of those that have
         states += signal(round)
@@ -31,12 +31,13 @@ from ostinato.nn.cross_attention import CrossAttention
 from ostinato.nn.execution import DEFAULT_EXECUTION, Execution, RoundsByLength
 from ostinato.nn.feedforward import FeedForwardSubLayer
 from ostinato.nn.halting import HaltingPass, HaltingRule, NoHalting
+from ostinato.nn.layers import at_least_float32
 from ostinato.nn.positions import PositionSignal, positions_from_keep
 from ostinato.nn.rows import Rows, kept_and_halted
 from ostinato.nn.self_attention import SelfAttention
 from ostinato.nn.separable import SeparableConv, SeparableConvSubLayer
 from ostinato.nn.shapes import Bool, Float, Int, Tensor
-from ostinato.nn.sub_layer import Runnable, SubLayer, recomputed
+from ostinato.nn.sub_layer import Parallel, Runnable, SubLayer, recomputed
 from ostinato.nn.types import StackOutput
 from ostinato.plan import Plan, Step, Use
 
@@ -66,6 +67,7 @@ class Stack:
     Args:
         plan: what runs at every step. banks: where the weights are.
         has_final_norm: after the last step. dropout: of embeddings and sub-layer outputs.
+        has_embedding_norm: of the embeddings. has_embedding_map: from their width to the states'.
         signal: absolute positions. halting: who takes part in a round.
         is_causal: a token sees no later one. has_prefix: the first ones of a causal stack see each other in both
             directions, as many of them as a pass says; relative positions then know both directions everywhere.
@@ -77,6 +79,8 @@ class Stack:
         banks: Banks,
         *,
         has_final_norm: bool,
+        has_embedding_norm: bool = False,
+        has_embedding_map: bool = False,
         dropout: float,
         signal: PositionSignal,
         is_causal: bool,
@@ -84,6 +88,7 @@ class Stack:
         halting: HaltingRule | None = None,
     ) -> None:
         self.plan, self.banks, self.has_final_norm, self.dropout = plan, banks, has_final_norm, dropout
+        self.has_embedding_norm, self.has_embedding_map = has_embedding_norm, has_embedding_map
         self.signal, self.is_causal, self.has_prefix = signal, is_causal, has_prefix
         self.halting: HaltingRule = halting or NoHalting()
         self._own_rounds = self._rounds(plan)
@@ -98,7 +103,7 @@ class Stack:
 
     def __call__(
         self,
-        embedded_BTD: Float[Tensor, "B T D"],
+        embedded_BTE: Float[Tensor, "B T E"],
         *,
         keep_BT: Bool[Tensor, "B T"] | None = None,
         positions_BT: Int[Tensor, "B T"] | None = None,
@@ -112,7 +117,7 @@ class Stack:
         """Run all steps over whole sentences.
 
         Args:
-            embedded_BTD: embeddings. keep_BT: real tokens; None where all are.
+            embedded_BTE: embeddings. keep_BT: real tokens; None where all are.
             positions_BT: positions in the sentence; None: the column.
             prefix_lengths_B: first real tokens that see each other in both directions.
             memory_BSD, memory_keep_BS: what cross-attention looks at.
@@ -121,7 +126,7 @@ class Stack:
             execution: how to run.
         """
         if positions_BT is None:
-            positions_BT = torch.arange(embedded_BTD.shape[1], device=embedded_BTD.device)[None]
+            positions_BT = torch.arange(embedded_BTE.shape[1], device=embedded_BTE.device)[None]
         learns = self.banks.training and torch.is_grad_enabled()
         run = Pass(
             Visibility(self.is_causal, keep_BT, prefix_BS=_prefix(positions_BT, prefix_lengths_B)),
@@ -136,9 +141,9 @@ class Stack:
         )
         # Gradients of weights are added up in place, but for what is compiled: it makes its own backward pass.
         with summing() if learns and not torch.compiler.is_compiling() else nullcontext():
-            return self._loop(embedded_BTD, run, self.program(n_rounds, execution))
+            return self._loop(embedded_BTE, run, self.program(n_rounds, execution))
 
-    def step(self, embedded_BTD: Float[Tensor, "B T D"], cache: Cache, program: Program | None = None) -> StackOutput:
+    def step(self, embedded_BTE: Float[Tensor, "B T E"], cache: Cache, program: Program | None = None) -> StackOutput:
         """Run all steps over T new columns after the cached ones.
 
         `cache.keep_BS` already covers the new columns; the first ones hold all of `cache.prefix_lengths_B`.
@@ -147,9 +152,9 @@ class Stack:
             program: what runs in place of the stack's own sub-layers and halting rule.
         """
         execution = cache.execution or DEFAULT_EXECUTION
-        start, end = cache.length, cache.length + embedded_BTD.shape[1]
+        start, end = cache.length, cache.length + embedded_BTE.shape[1]
         if cache.keep_BS is None:
-            key_positions = torch.arange(end, device=embedded_BTD.device)[None]
+            key_positions = torch.arange(end, device=embedded_BTE.device)[None]
         else:
             key_positions = positions_from_keep(cache.keep_BS)
         run = Pass(
@@ -163,7 +168,7 @@ class Stack:
             execution,
             cross_kv=cache.cross_kv,
         )
-        output = self._loop(embedded_BTD, run, program or self.program(cache.n_steps, execution))
+        output = self._loop(embedded_BTE, run, program or self.program(cache.n_steps, execution))
         cache.length, cache.prefix_lengths_B = end, None
         return output
 
@@ -172,8 +177,13 @@ class Stack:
         signal = self.signal.prepare(run.positions, n_sentences=B, training=self.banks.training)
         if (start := self.signal.at_start(signal)) is not None:
             states_BTD = states_BTD + start
+        if self.has_embedding_norm:
+            states_BTD = self.banks.norm[f"embedding_{self.plan.stack}"](states_BTD)
         if self.dropout and self.banks.training:
             states_BTD = drop(states_BTD, self.dropout, run.execution.dropout_draws)
+        if self.has_embedding_map:
+            mapped_BTD: Tensor = self.banks.embedding[self.plan.stack](states_BTD)
+            states_BTD = at_least_float32(mapped_BTD)
         trace, cost = None, None
         for segment in program:
             states_BTD, halting = self._run(segment, states_BTD, run, signal)
@@ -244,12 +254,14 @@ class Stack:
     def _rounds(self, plan: Plan) -> Sequence[Rounds]:
         """Return the sub-layers of every segment."""
         return tuple(
-            tuple(
-                tuple(tuple(self._sub_layer(step, use) for use in step.uses) for step in steps)
-                for steps in segment.rounds()
-            )
+            tuple(tuple(self._runnables(step) for step in steps) for steps in segment.rounds())
             for segment in plan.segments
         )
+
+    def _runnables(self, step: Step) -> Sequence[Runnable]:
+        """Return what runs at a step, in order."""
+        sub_layers = tuple(self._sub_layer(step, use) for use in step.uses)
+        return (Parallel(sub_layers),) if step.is_parallel else sub_layers
 
     def _sub_layer(self, step: Step, use: Use) -> SubLayer:
         given = (self.plan.stack, step, use, self.banks)

@@ -9,6 +9,7 @@ before, output and after are norms, of which the plan names some:
     peri       before, output     Ouro
     output     output             OLMo 2
     sandwich   before, after      Huginn
+    parallel   before             GPT-NeoX: all sub-layers of a step read what entered it, see `Parallel`
 
 f is a subclass's: self-attention, cross-attention, feed-forward (dense or of experts), separable convolution.
 """
@@ -80,8 +81,14 @@ class SubLayer(ABC):
         """Return a norm by its name, as it stands in its bank."""
         return None if name is None else self._banks.norm[name]
 
-    def __call__(self, states_ND: Float[Tensor, "N D"], run: Pass, here: Round) -> Float[Tensor, "N D"]:
-        """Return the states after the sub-layer."""
+    def __call__(
+        self, states_ND: Float[Tensor, "N D"], run: Pass, here: Round, sum_ND: Float[Tensor, "N D"] | None = None
+    ) -> Float[Tensor, "N D"]:
+        """Return the states after the sub-layer.
+
+        Args:
+            sum_ND: what the output is added to; None: the states.
+        """
         started = _seconds(states_ND.device) if "seconds" in run.request else 0.0
         module, use, norms = self.module, self.use, self._banks.norm
         read_ND = self.reads(states_ND, here)
@@ -91,10 +98,11 @@ class SubLayer(ABC):
         output_ND = self.transform(module, read_ND, decision, states_ND, run, here)
         if use.output is not None:
             output_ND = norms[use.output](at_least_float32(output_ND))  # states are, under autocast, too
+        onto_ND = states_ND if sum_ND is None else sum_ND
         if self.dropout and self._banks.training:
-            moved_ND = add_dropped(states_ND, output_ND, self.dropout, run.execution.dropout_draws)
+            moved_ND = add_dropped(onto_ND, output_ND, self.dropout, run.execution.dropout_draws)
         else:
-            moved_ND = states_ND + output_ND
+            moved_ND = onto_ND + output_ND
         if use.after is not None:
             moved_ND = norms[use.after](moved_ND)
         if run.request:
@@ -135,6 +143,33 @@ class SubLayer(ABC):
         if routing is not None:
             run.routings.append(routing)
         return decision
+
+
+class Parallel:
+    """The sub-layers of a step side by side: x + sum over them of f(before(x)), x the states that enter the step.
+
+    (Wang and Komatsuzaki 2021, GPT-J; Black et al. 2022, GPT-NeoX-20B, section 2.1.)
+    """
+
+    def __init__(self, sub_layers: Sequence[SubLayer]) -> None:
+        self._sub_layers = sub_layers
+
+    def __call__(self, states_ND: Float[Tensor, "N D"], run: Pass, here: Round) -> Float[Tensor, "N D"]:
+        """Return the states after the step."""
+        sum_ND = states_ND
+        for sub_layer in self._sub_layers:
+            sum_ND = sub_layer(states_ND, run, here, sum_ND)
+        return sum_ND
+
+    def prepare(self, run: Pass) -> None:
+        """See `SubLayer`."""
+        for sub_layer in self._sub_layers:
+            sub_layer.prepare(run)
+
+    def fill_cache(self, states_0D: Tensor, run: Pass, here: Round) -> None:
+        """See `SubLayer`."""
+        for sub_layer in self._sub_layers:
+            sub_layer.fill_cache(states_0D, run, here)
 
 
 def recomputed(step: Sequence[Runnable], states_ND: Tensor, run: Pass, here: Round) -> Tensor:

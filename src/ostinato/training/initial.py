@@ -25,8 +25,8 @@ from ostinato.training.freeze import check_patterns, matches
 from ostinato.training.rundir import RunDirectory
 
 _KEY, _EXCEPT = "training.init_from", "training.init_except"
-_BY_ID = ("source_weight", "target_weight", "output_weight")
-"""Matrices with a row for every id of a vocabulary."""
+_BY_ID = ("source_weight", "target_weight", "output_weight", "output_bias")
+"""Parameters with a row for every id of a vocabulary."""
 
 
 @dataclass(frozen=True, slots=True)

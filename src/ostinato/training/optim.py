@@ -77,11 +77,14 @@ def check_scales(model: nn.Module, scales: Sequence[LearningRateScale]) -> None:
     check_patterns("training.optimizer.lr_scales", [one.pattern for one in scales], names)
 
 
+_EMBEDDINGS = ("source_weight", "target_weight", "type_weight")
+
+
 def _exempt(model: nn.Module) -> set[int]:
     """Return the parameters of two dimensions that do not decay; of experts those that are one vector each."""
     found: set[int] = set()
     if isinstance(model, TokenModel):
-        found |= {id(p) for name, p in model.named_parameters() if name in ("source_weight", "target_weight")}
+        found |= {id(p) for name, p in model.named_parameters() if name in _EMBEDDINGS}
         found |= {id(p) for p in model.banks.relative.parameters()}
     for module in model.modules():
         match module:

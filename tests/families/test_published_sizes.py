@@ -1,0 +1,104 @@
+"""Recipes at published sizes have as many parameters as follow from the published settings: the published totals."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ostinato.budget import count_parameters
+from ostinato.models import build_model
+from ostinato.tasks.recipes import load_recipe
+
+
+def attention(d: int, inner: int, *, bias: bool) -> int:
+    """Four maps."""
+    return 4 * d * inner + (3 * inner + d if bias else 0)
+
+
+def feed_forward(d: int, f: int, *, bias: bool, gated: bool = False) -> int:
+    """Two maps, or three with a gate."""
+    return (3 if gated else 2) * d * f + ((2 if gated else 1) * f + d if bias else 0)
+
+
+def layer(d: int, f: int, n_norms: int = 2, n_attentions: int = 1) -> int:
+    """A layer with biases everywhere and layer norms."""
+    return n_attentions * attention(d, d, bias=True) + feed_forward(d, f, bias=True) + n_norms * 2 * d
+
+
+GPT2 = 50_257 * 768 + 1024 * 768 + 12 * layer(768, 3072) + 2 * 768
+BERT_EMBEDDINGS = (30_522 + 512 + 2) * 768 + 2 * 768
+BERT_HEAD = 768 * 768 + 768 + 2 * 768 + 30_522
+BERT = BERT_EMBEDDINGS + 12 * layer(768, 3072) + BERT_HEAD
+ALBERT_EMBEDDINGS = (30_000 + 512 + 2) * 128 + 2 * 128 + 128 * 768 + 768
+ALBERT = ALBERT_EMBEDDINGS + layer(768, 3072) + 768 * 128 + 128 + 2 * 128 + 30_000
+BART_SIDES = 2 * (1026 * 768 + 2 * 768) + 6 * layer(768, 3072) + 6 * layer(768, 3072, n_norms=3, n_attentions=2)
+BART = 50_265 * 768 + BART_SIDES + 50_265
+MARIAN = 58_101 * 512 + 6 * layer(512, 2048) + 6 * layer(512, 2048, n_norms=3, n_attentions=2) + 58_101
+
+SIZES = {
+    # recipe: (by equations, published; what ours has beside it: buffers of theirs that are parameters of ours)
+    "dense/gpt2-124m": (GPT2, 124_439_808, 0),
+    "dense/bert-base": (BERT, 109_514_298, 0),
+    "dense/albert-base": (ALBERT, 11_221_680, 0),
+    "dense/bart-base": (BART, 139_420_416, 50_265),
+    "dense/marian-opus": (MARIAN, 73_886_208, 58_101),
+}
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_a_recipe_has_the_published_parameters(name: str) -> None:
+    by_equations, published, beside = SIZES[name]
+    config = load_recipe(name).model
+    assert by_equations == published + beside
+    assert count_parameters(config).stored == by_equations
+    with torch.device("meta"):
+        assert sum(p.numel() for p in build_model(config).parameters()) == by_equations
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_the_reference_class_has_as_many(name: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    kinds = {
+        "dense/gpt2-124m": ("GPT2LMHeadModel", {}),
+        "dense/bert-base": ("BertForMaskedLM", {}),
+        "dense/albert-base": (
+            "AlbertForMaskedLM",
+            {"hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072},
+        ),
+        "dense/bart-base": (
+            "BartForConditionalGeneration",
+            {
+                "d_model": 768,
+                "encoder_layers": 6,
+                "decoder_layers": 6,
+                "encoder_ffn_dim": 3072,
+                "decoder_ffn_dim": 3072,
+                "encoder_attention_heads": 12,
+                "decoder_attention_heads": 12,
+            },
+        ),
+        "dense/marian-opus": (
+            "MarianMTModel",
+            {
+                "vocab_size": 58_101,
+                "decoder_vocab_size": 58_101,
+                "d_model": 512,
+                "encoder_layers": 6,
+                "decoder_layers": 6,
+                "encoder_ffn_dim": 2048,
+                "decoder_ffn_dim": 2048,
+                "encoder_attention_heads": 8,
+                "decoder_attention_heads": 8,
+                "pad_token_id": 58_100,
+                "decoder_start_token_id": 58_100,
+            },
+        ),
+    }
+    class_name, settings = kinds[name]
+    kind = getattr(transformers, class_name)
+    with torch.device("meta"):
+        model = kind(kind.config_class(**settings))
+    parameters = {id(p): (key, p.numel()) for key, p in model.named_parameters()}
+    # Marian's sinusoids are stored as parameters that nothing trains.
+    total = sum(n for key, n in parameters.values() if class_name != "MarianMTModel" or "embed_positions" not in key)
+    assert total == SIZES[name][1]
