@@ -6,8 +6,9 @@ from family import LEFT, PLAIN, RIGHT, Family, Variant
 from torch import Tensor
 
 from ostinato.data.batch import Batch
-from ostinato.interop.names.looped import ouro
+from ostinato.interop.names.looped import huginn, ouro
 from ostinato.models import Model
+from ostinato.nn.execution import Execution
 
 
 def rounds(n: int, name: str, *checks: str, float32: float | None = None) -> Variant:
@@ -31,7 +32,35 @@ def exits_at(threshold: float) -> Variant:
     return Variant(f"threshold_{threshold}", run=run, checks=("numbers", "rows"))
 
 
+def learns_from(n: int, last: int, name: str) -> Variant:
+    """Return a call whose gradient goes through the last rounds only."""
+
+    def run(model: Model, batch: Batch) -> Tensor:
+        execution = Execution(gradient_rounds=last)
+        return model(batch, n_steps=n, execution=execution).logits_BTV  # type: ignore[no-any-return]
+
+    return Variant(name, run=run, checks=("gradients",))
+
+
+# The reference starts from zeros, which its configuration cannot say: its call can.
+CORE = "{n_steps: 2, repeats: 4, state: {kind: zeros}, inject: {kind: linear}, end_norm: final}"
+ZEROS = f"model.decoder.segments=[{{n_steps: 1}}, {CORE}, {{n_steps: 1}}]"
+
 FAMILIES = [
+    Family(
+        "huginn",
+        "looped/huginn-toy",
+        huginn,
+        variants=(
+            rounds(1, "rounds_1", float32=5e-5),
+            rounds(2, "rounds_2", float32=5e-5),
+            rounds(4, "rounds_4", float32=2e-4),
+            rounds(8, "rounds_8", float32=2e-3),
+            learns_from(4, 4, "rounds_4_all"),
+            learns_from(4, 2, "rounds_2_2"),
+        ),
+        settings=(ZEROS,),
+    ),
     Family(
         "ouro",
         "looped/ouro-toy",

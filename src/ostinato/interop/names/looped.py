@@ -5,7 +5,7 @@ from __future__ import annotations
 from ostinato.config.model import LanguageModelConfig
 from ostinato.config.sub_layers import DenseFeedForwardConfig
 from ostinato.interop.names.decoders import attention_rules
-from ostinato.interop.weights import Part, Rule, Table, rules_of_layers
+from ostinato.interop.weights import Part, Reshaped, Rule, Table, rules_of_layers
 
 
 def ouro(config: LanguageModelConfig) -> Table:
@@ -31,3 +31,42 @@ def ouro(config: LanguageModelConfig) -> Table:
         Rule("banks.halting.decoder.map.bias", "model.early_exit_gate.bias"),
     ]
     return Table(rules, ignored=("model.layers.*.self_attn.rotary_emb.inv_freq", "model.rotary_emb.inv_freq"))
+
+
+def huginn(config: LanguageModelConfig) -> Table:
+    """Return the names of Huginn (`raven_modeling_minimal`): prelude, core and coda; one map of [state ; input]."""
+    stack, d_model = config.decoder, config.d_model
+    attention, ffn = stack.self_attention, "banks.ffn.decoder_{i}"
+    n_heads, width = attention.n_heads, attention.head_width(d_model)
+    biases = Part("{layer}.attn.qk_bias", (Reshaped((2, 1, n_heads, width), (2 * n_heads * width,)),))
+    of_layer = [
+        Rule("banks.self_attention.decoder_{i}.qkv.weight", "{layer}.attn.Wqkv.weight"),
+        Rule("banks.self_attention.decoder_{i}.qk_bias", biases),
+        Rule("banks.self_attention.decoder_{i}.out.weight", "{layer}.attn.proj.weight"),
+        Rule("banks.norm.self_attention_decoder_{i}.weight", "{layer}.norm_1.weight"),
+        Rule("banks.norm.self_attention_decoder_{i}_after.weight", "{layer}.norm_2.weight"),
+        Rule("banks.norm.ffn_decoder_{i}.weight", "{layer}.norm_3.weight"),
+        Rule("banks.norm.ffn_decoder_{i}_after.weight", "{layer}.norm_4.weight"),
+        Rule(f"{ffn}.up.weight", "{layer}.mlp.fc.weight"),
+        Rule(f"{ffn}.down.weight", "{layer}.mlp.proj.weight"),
+    ]
+    layers = [
+        f"transformer.{part}.{i}"
+        for part, segment in zip(("prelude", "core_block", "coda"), stack.segments, strict=True)
+        for i in range(segment.n_steps)
+    ]
+    rules = [
+        rule.renamed(
+            lambda name, i=i: name.replace("{i}", str(i)), lambda name, layer=layer: name.replace("{layer}", layer)
+        )
+        for i, layer in enumerate(layers)
+        for rule in of_layer
+    ]
+    adapter = "transformer.adapter.weight"
+    rules += [
+        Rule("target_weight", "transformer.wte.weight"),
+        Rule("banks.norm.final_decoder.weight", "transformer.ln_f.weight"),
+        Rule("banks.injection.decoder_1.state.weight", Part(adapter, rows=(0, d_model), dim=1)),
+        Rule("banks.injection.decoder_1.input.weight", Part(adapter, rows=(d_model, 2 * d_model), dim=1)),
+    ]
+    return Table(rules, tied={"lm_head.weight": "transformer.wte.weight"}, ignored=("freqs_cis",))
