@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import partial
+
 from ostinato.config.model import LanguageModelConfig
 from ostinato.config.sub_layers import DenseFeedForwardConfig
 from ostinato.interop.names.decoders import attention_rules
@@ -55,13 +58,10 @@ def huginn(config: LanguageModelConfig) -> Table:
         for part, segment in zip(("prelude", "core_block", "coda"), stack.segments, strict=True)
         for i in range(segment.n_steps)
     ]
-    rules = [
-        rule.renamed(
-            lambda name, i=i: name.replace("{i}", str(i)), lambda name, layer=layer: name.replace("{layer}", layer)
-        )
-        for i, layer in enumerate(layers)
-        for rule in of_layer
-    ]
+    rules: list[Rule] = []
+    for number, layer in enumerate(layers):
+        ours, theirs = {"{i}": str(number)}, {"{layer}": layer}
+        rules += [rule.renamed(partial(_filled, ours), partial(_filled, theirs)) for rule in of_layer]
     adapter = "transformer.adapter.weight"
     rules += [
         Rule("target_weight", "transformer.wte.weight"),
@@ -70,3 +70,9 @@ def huginn(config: LanguageModelConfig) -> Table:
         Rule("banks.injection.decoder_1.input.weight", Part(adapter, rows=(d_model, 2 * d_model), dim=1)),
     ]
     return Table(rules, tied={"lm_head.weight": "transformer.wte.weight"}, ignored=("freqs_cis",))
+
+
+def _filled(places: Mapping[str, str], name: str) -> str:
+    for place, text in places.items():
+        name = name.replace(place, text)
+    return name
