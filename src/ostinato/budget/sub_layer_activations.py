@@ -167,7 +167,8 @@ def copied_weights(planned: PlannedUse, d_model: int) -> tuple[int, int]:
     is_cross = planned.use.kind == "cross_attention"
     match planned.sub:
         case ExpertAttentionConfig() as attention:
-            keys_values = 0 if is_cross else 2 * d_model * keys_width(attention, d_model)
+            is_given = is_cross or planned.borrows_keys
+            keys_values = 0 if is_given else 2 * d_model * keys_width(attention, d_model)
             return attention.n_experts * set_weights(attention, d_model).size, keys_values
         case ExpertFeedForwardConfig() | SparseLayerConfig() as experts:
             norms = 2 * d_model * experts.n_layers if isinstance(experts, SparseLayerConfig) else 0
@@ -177,7 +178,7 @@ def copied_weights(planned: PlannedUse, d_model: int) -> tuple[int, int]:
                 d_model * width for width in (inner_width(attention, d_model), 2 * keys_width(attention, d_model))
             )
             whole = one_map * (2 if attention.output_gate else 1)
-            if is_cross:
+            if is_cross or planned.borrows_keys:
                 return one_map, whole
             # Queries are made of other states than keys and values: all three maps are slices.
             slices = one_map + keys_values
@@ -361,7 +362,8 @@ def _hidden_row(run: TrainingPass, sub: FeedForward) -> int:
 
 def reads_expected_states(planned: PlannedUse) -> bool:
     """Return True for a use that reads expected states of stick-breaking in place of the states themselves."""
-    mixes = planned.use.kind == "self_attention" or isinstance(planned.sub, SeparableConvConfig)
+    makes_keys = planned.use.kind == "self_attention" and not planned.borrows_keys
+    mixes = makes_keys or isinstance(planned.sub, SeparableConvConfig)
     return isinstance(planned.stack_config.halting, StickBreakingConfig) and mixes and planned.round > 0
 
 
