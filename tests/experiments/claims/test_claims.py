@@ -498,7 +498,7 @@ def test_a_claims_changes_make_no_untrained_arm_a_trained_one(tmp_path):
     with pytest.raises(ConfigError, match=said):
         arm_fingerprints(claim)
     # An arm that no number names changes nothing; a control's own runs are what it says they are.
-    untrained = {"training.n_updates=0"}
+    untrained = ["training.n_updates=0"]
     named_part(source_sweep(claim.config.source, {}), claim.config.source, {("two", "loss")}, untrained)
     other = swept_claim(tmp_path, "", expect=expect, sweep=TINY | {"arms": arms}).config.source
     part, _ = named_part(source_sweep(other, {}), other, {("two", "loss"), ("untrained", "loss")}, untrained)
