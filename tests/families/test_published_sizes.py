@@ -70,6 +70,20 @@ SIZES = {
     "dense/jetmoe-8b": (JETMOE, 8_522_237_952, 0),
 }
 
+OURO = 2 * 49_152 * 2048 + 24 * (4 * 2048**2 + 3 * 2048 * 5632 + 4 * 2048) + 2048 + 2048 + 1
+HUGINN_LAYER = 4 * 5280**2 + 2 * 5280 + 3 * 5280 * 17_920 + 4 * 5280
+HUGINN = 65_536 * 5280 + 8 * HUGINN_LAYER + 2 * 5280**2 + 5280
+LOOPED = {"looped/ouro-1.4b": (OURO, 1_434_652_673), "looped/huginn-3.5b": (HUGINN, 3_564_976_800)}
+
+
+@pytest.mark.parametrize("name", LOOPED)
+def test_a_looped_recipe_has_the_parameters_of_the_equations(name: str) -> None:
+    by_equations, known = LOOPED[name]
+    config = load_recipe(name).model
+    assert count_parameters(config).stored == by_equations == known
+    with torch.device("meta"):
+        assert sum(p.numel() for p in build_model(config).parameters()) == known
+
 
 @pytest.mark.parametrize("name", SIZES)
 def test_a_recipe_has_the_published_parameters(name: str) -> None:
