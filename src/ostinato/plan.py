@@ -116,14 +116,15 @@ class SubLayerPlan:
         bank: prefix of the parameter sets' names: the stack's name, or a common one for sets that serve two stacks.
         share_norm: True: norms are shared with the weights. False: every step has norms of its own.
         placement: where norms are, see `PLACES`.
-        position: "stack": one table for the whole stack. "weights": one per parameter set. None: no table.
+        position: "stack": one table for the whole stack. "weights": one per parameter set. A number for every step: a
+            table for each number. None, there or as a step's number: no table.
     """
 
     kind: Kind
     sets: tuple[int | None, ...]
     bank: str
     share_norm: bool = True
-    position: Literal["stack", "weights"] | None = None
+    position: Literal["stack", "weights"] | tuple[int | None, ...] | None = None
     placement: Placement = "post"
 
 
@@ -248,7 +249,7 @@ def build_plan(
             if sub.sets[index] is not None:
                 weights = f"{sub.bank}_{sub.sets[index]}"
                 norm = weights if sub.share_norm else f"{stack}_step_{index}"
-                position = {None: None, "stack": stack, "weights": f"{sub.kind}_{weights}"}[sub.position]
+                position = _table(sub, stack, weights, index)
                 plain, *named = PLACES[sub.placement]
                 norms = {plain: f"{sub.kind}_{norm}"} | {place: f"{sub.kind}_{norm}_{place}" for place in named}
                 uses.append(Use(sub.kind, weights, position=position, **norms))
@@ -270,6 +271,14 @@ def build_plan(
         parts.append(Segment(tuple(steps), is_loop=repeats is not None))
         start += length
     return _numbered(stack, parts)
+
+
+def _table(sub: SubLayerPlan, stack: str, weights: str, step: int) -> str | None:
+    """Return the name of the table of relative positions of one use."""
+    if isinstance(sub.position, tuple):
+        number = sub.position[step]
+        return None if number is None else f"{stack}_{number}"
+    return {None: None, "stack": stack, "weights": f"{sub.kind}_{weights}"}[sub.position]
 
 
 def _numbered(stack: str, segments: Sequence[Segment]) -> Plan:

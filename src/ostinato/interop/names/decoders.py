@@ -36,10 +36,18 @@ def attention_rules(attention: AttentionConfig, d_model: int, theirs: str, ours:
         theirs: before `.q_proj` and the like. ours: the name of the parameter set.
     """
     width = attention.head_width(d_model)
-    sizes = (attention.n_heads * width, attention.n_heads * width, attention.n_heads * width)
+    sizes = (attention.n_heads * width, attention.n_key_heads * width, attention.n_key_heads * width)
     maps = [Part(f"{theirs}.{name}_proj.weight", size=n) for name, n in zip("qkv", sizes, strict=True)]
     bank = f"banks.self_attention.{ours}"
-    return [Rule(f"{bank}.qkv.weight", *maps), Rule(f"{bank}.out.weight", f"{theirs}.o_proj.weight")]
+    rules = [Rule(f"{bank}.qkv.weight", *maps), Rule(f"{bank}.out.weight", f"{theirs}.o_proj.weight")]
+    if attention.bias is not False:
+        biases = [Part(f"{theirs}.{name}_proj.bias", size=n) for name, n in zip("qkv", sizes, strict=True)]
+        rules.append(Rule(f"{bank}.qkv.bias", *biases))
+    if attention.bias is True:
+        rules.append(Rule(f"{bank}.out.bias", f"{theirs}.o_proj.bias"))
+    if attention.qk_norm == "rms":
+        rules += [Rule(f"{bank}.{name}_norm.weight", f"{theirs}.{name}_norm.weight") for name in "qk"]
+    return rules
 
 
 def jetmoe(config: LanguageModelConfig) -> Table:
