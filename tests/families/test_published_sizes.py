@@ -118,15 +118,17 @@ def test_the_reference_class_has_as_many(name: str) -> None:
                 "num_layers": 8,
                 "num_heads": 6,
                 "feed_forward_proj": "gated-gelu",
-                "tie_word_embeddings": False,
             },
         ),
         "dense/modernbert-base": ("ModernBertForMaskedLM", {}),
     }
     class_name, settings = kinds[name]
     kind = getattr(transformers, class_name)
+    config = kind.config_class(**settings)
+    if name == "dense/t5-v1.1-small":
+        config.tie_word_embeddings = False  # its constructor ties them whatever it is given
     with torch.device("meta"):
-        model = kind(kind.config_class(**settings))
+        model = kind(config)
     parameters = {id(p): (key, p.numel()) for key, p in model.named_parameters()}
     # Marian's sinusoids are stored as parameters that nothing trains.
     total = sum(n for key, n in parameters.values() if class_name != "MarianMTModel" or "embed_positions" not in key)
