@@ -517,7 +517,7 @@ def all_traits() -> set[str]:
         *(f"soft cap {s}" for s in (None, 2.0)),
         *(f"transform {s}" for s in (None, "none", "relu", "relu2", "gelu", "gelu_tanh", "silu")),
         *(f"mask {m}" for m in ("causal", "prefix")),
-        *(f"mask {m} relative {r}" for m in ("causal", "prefix") for r in RELATIVES),
+        *(f"mask {m} relative {r}" for m in ("causal", "prefix") for r in ("none", "window", "buckets", "rotary")),
         *(f"reach {r}" for r in (True, False)),
         *(f"rotary {layout}" for layout in LAYOUTS),
         *(f"rotary fraction {f}" for f in (1.0, 0.5)),
