@@ -22,6 +22,19 @@ from ostinato.config.experts import (
     SparseLayerConfig,
 )
 from ostinato.config.halting import HaltingConfig
+from ostinato.config.loops import (
+    AddInjectionConfig,
+    DecayInjectionConfig,
+    InjectionConfig,
+    InputStateConfig,
+    LearnedStateConfig,
+    LinearInjectionConfig,
+    NoInjectionConfig,
+    NoiseStateConfig,
+    SegmentConfig,
+    StateConfig,
+    ZeroStateConfig,
+)
 from ostinato.config.model import (
     ClassificationHeadConfig,
     EncoderConfig,
@@ -52,7 +65,7 @@ from ostinato.config.positions import (
     SinusoidalConfig,
     WindowConfig,
 )
-from ostinato.config.stack import DecoderConfig, NormConfig, SegmentConfig, StackConfig
+from ostinato.config.stack import DecoderConfig, NormConfig, StackConfig
 from ostinato.config.sub_layers import (
     Activation,
     AttentionConfig,
@@ -211,17 +224,19 @@ class _Stacks:
         if not draw(st.integers(0, 3)):
             before, looped, after = draw(st.integers(0, 1)), draw(st.integers(1, 2)), draw(st.integers(0, 1))
             n_steps, steps_per_round = before + looped + after, 1
-            core = SegmentConfig(n_steps=looped, repeats=draw(st.integers(1, 3)))
-            segments = [*[SegmentConfig()] * before, core, *[SegmentConfig()] * after]
+            segments = draw(_segments(before, looped, after))
         relative: RelativeConfig = shared.get("relative") or draw(_relatives(n_steps))
         if isinstance(relative, ByStepConfig) and len(relative.pattern) > n_steps:  # of a longer stack
             relative = relative.settings[relative.pattern[0]]
         norm: NormConfig = shared.get("norm") or draw(_norms())
+        norm = norm.model_copy(update=self._where_norms_are())
+        if not norm.has_final:
+            segments = [s.model_copy(update={"end_norm": "own"}) if s.end_norm == "final" else s for s in segments]
         settings: dict[str, Any] = {
             "n_steps": n_steps,
             "steps_per_round": steps_per_round,
             "segments": segments,
-            "norm": norm.model_copy(update=self._where_norms_are()),
+            "norm": norm,
             "positions": draw(_signals()),
             "relative": relative,
             "self_attention": self._sub("self_attention", n_steps, steps_per_round, shared, relative),
@@ -288,6 +303,26 @@ _LLAMA3 = Llama3ScalingConfig(factor=4.0, original_length=16)
 _REACHES = st.sampled_from([None, None, None, 1, 2])
 QK_NORMS, LAYOUTS = ("none", "rms", "rms_plain"), ("half", "interleaved")
 RELATIVES = ("none", "window", "buckets", "rotary", "alibi", "by_step")
+
+
+@st.composite
+def _segments(draw: st.DrawFn, before: int, looped: int, after: int) -> list[SegmentConfig]:
+    """Draw a prelude and a coda of so many steps, and a core that is repeated."""
+    ends = st.fixed_dictionaries({"end_map": st.booleans(), "end_norm": st.sampled_from(["none", "own", "final"])})
+    inject, state = draw(st.sampled_from(INJECTIONS)), draw(st.sampled_from(STATES))
+    core: dict[str, Any] = {"n_steps": looped, "repeats": draw(st.integers(1, 3)), "inject": inject}
+    core |= {"state": InputStateConfig() if inject.kind == "none" else state, "round_norm": draw(st.booleans())}
+    once = [SegmentConfig(**draw(ends)) for _ in range(before + after)]
+    return [*once[:before], SegmentConfig(**core, **draw(ends)), *once[before:]]
+
+
+INJECTIONS: list[InjectionConfig] = [
+    NoInjectionConfig(),
+    AddInjectionConfig(),
+    LinearInjectionConfig(),
+    DecayInjectionConfig(),
+]
+STATES: list[StateConfig] = [InputStateConfig(), ZeroStateConfig(), LearnedStateConfig(), NoiseStateConfig(std=0.3)]
 
 
 def _signals() -> st.SearchStrategy[SignalConfig]:
@@ -446,8 +481,10 @@ def traits(config: Seq2SeqConfig | LanguageModelConfig) -> set[str]:
         if isinstance(stack.positions, SinusoidalConfig):
             found.add(f"sinusoids {stack.positions.layout}")
         found |= {f"relative {stack.relative.kind} {name}", f"steps_per_round {stack.steps_per_round}"}
-        if stack.segments:
-            found.add(f"segments {name}")
+        for segment in stack.segments:
+            found |= {f"segments {name}", f"end_norm {segment.end_norm}", f"end_map {segment.end_map}"}
+            found |= {f"inject {segment.inject.kind}", f"state {segment.state.kind}"}
+            found |= {f"round_norm {segment.round_norm}"}
         found |= halting_traits(name, stack)
         for one in stack.relatives():
             found.add(f"reach {one.reach is not None}")
@@ -537,6 +574,10 @@ def all_traits() -> set[str]:
         *(f"relative {r} {s}" for r in RELATIVES for s in ("encoder", "decoder")),
         *(f"steps_per_round {n}" for n in (1, 2)),
         *(f"segments {s}" for s in ("encoder", "decoder")),
+        *(f"inject {i.kind}" for i in INJECTIONS),
+        *(f"state {s.kind}" for s in STATES),
+        *(f"{name} {s}" for name in ("round_norm", "end_map") for s in (True, False)),
+        *(f"end_norm {n}" for n in ("none", "own", "final")),
         *(f"share {kind} {scheme}" for kind in kinds for scheme in schemes),
         *(f"share_norm {s}" for s in (True, False)),
         *(f"bias {kind} {b}" for kind in kinds for b in (True, False)),

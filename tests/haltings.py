@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 from hypothesis import strategies as st
 
-from ostinato.config.halting import ActConfig, HaltingConfig, NoHaltingConfig, StickBreakingConfig
+from ostinato.config.halting import ActConfig, ExitConfig, HaltingConfig, NoHaltingConfig, StickBreakingConfig
 from ostinato.config.stack import StackConfig
 from ostinato.models import LanguageModel, Seq2Seq
 from ostinato.nn.act import ActUnit
+from ostinato.nn.exits import Exit
 from ostinato.nn.stick_breaking import StickBreakingUnit
 
 THRESHOLDS = (1.0, 0.99, 0.9, 0.5, 0.0)
@@ -17,7 +18,9 @@ THRESHOLDS = (1.0, 0.99, 0.9, 0.5, 0.0)
 @st.composite
 def haltings(draw: st.DrawFn, *, is_causal: bool) -> HaltingConfig:
     """Draw who goes on. Thresholds are such that tokens halt in every round; `random_model` sees to the gates."""
-    kind = draw(st.sampled_from(["none", "act", "stick_breaking"]))
+    kind = draw(st.sampled_from(["none", "act", "stick_breaking", "exit"]))
+    if kind == "exit":
+        return ExitConfig(threshold=draw(st.sampled_from(THRESHOLDS)), freeze_halted_state=draw(st.booleans()))
     if kind == "act":
         return ActConfig(
             epsilon=draw(st.sampled_from([0.01, 0.3])),
@@ -44,6 +47,8 @@ def halting_traits(name: str, stack: StackConfig) -> set[str]:
         found |= {f"act force {halting.force_remainder_at_max}"}
     if isinstance(halting, StickBreakingConfig):
         found |= {f"stick_breaking threshold {halting.threshold}", f"stick_breaking bias {halting.initial_bias}"}
+    if isinstance(halting, ExitConfig):
+        found |= {f"exit threshold {halting.threshold}", f"exit freeze {halting.freeze_halted_state}"}
     if halting.kind != "none":
         found |= {f"halting beside {stack.norm.placement} {stack.positions.kind}"}
         found |= {f"halting every {stack.steps_per_round} steps"}
@@ -54,11 +59,13 @@ def all_halting_traits() -> set[str]:
     """Name every trait that stacks with these rules are to have."""
     both = (True, False)
     return {
-        *(f"halting {h} {s}" for h in ("none", "act", "stick_breaking") for s in ("encoder", "decoder")),
+        *(f"halting {h} {s}" for h in ("none", "act", "stick_breaking", "exit") for s in ("encoder", "decoder")),
         *(f"halting beside {p} {s}" for p in ("post", "pre") for s in ("none", "sinusoidal", "coordinates")),
         *(f"halting every {n} steps" for n in (1, 2)),
         *(f"act {m} freeze {a}" for m in ("accumulate", "interpolate") for a in both),
         *(f"act force {b}" for b in both),
+        *(f"exit freeze {b}" for b in both),
+        *(f"exit threshold {t}" for t in THRESHOLDS),
         *(f"act {s}" for s in ("token encoder", "token decoder", "global encoder")),
         *(f"stick_breaking threshold {t}" for t in THRESHOLDS),
         *(f"stick_breaking bias {b}" for b in (None, 0.0)),
@@ -73,6 +80,8 @@ def never_halting(model: Seq2Seq | LanguageModel) -> Seq2Seq | LanguageModel:
                 parameter.zero_()
             if isinstance(unit, ActUnit):
                 unit.map.bias.fill_(-1e4)
+                if isinstance(model.stacks[name].halting, Exit):
+                    model.stacks[name].halting.threshold = 1.0
                 continue
             assert isinstance(unit, StickBreakingUnit)
             unit.hidden.bias.fill_(1.0)

@@ -87,13 +87,28 @@ class Step:
 class Segment:
     """Steps of a stack that run together: once, or round after round.
 
+        h = start(e);   every round: h = round_norm(steps(inject(h, e)));   after the last: end_norm(end_map(h))
+
+    with e the states that enter the segment. Each of them is a name in its bank; None: it leaves states as they are.
+
     Args:
         steps: of all rounds. is_loop: its rounds are what the step signal and halting tick in, and what may be another
             number at call time. A stack has one such segment.
+        start, inject, end_map: see `ostinato.nn.loops`. round_norm, end_norm: norms.
     """
 
     steps: tuple[Step, ...]
     is_loop: bool = True
+    start: str | None = None
+    inject: str | None = None
+    round_norm: str | None = None
+    end_map: str | None = None
+    end_norm: str | None = None
+
+    @property
+    def norms(self) -> tuple[str, ...]:
+        """The norms it has beside those of its sub-layers."""
+        return tuple(name for name in (self.round_norm, self.end_norm) if name is not None)
 
     @property
     def n_rounds(self) -> int:
@@ -126,6 +141,24 @@ class SubLayerPlan:
     share_norm: bool = True
     position: Literal["stack", "weights"] | tuple[int | None, ...] | None = None
     placement: Placement = "post"
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentPlan:
+    """How many of a stack's steps a segment has, and what it has beside them, see `Segment`.
+
+    Args:
+        repeats: how often its steps run; None: once, and no token halts there.
+        end_norm: "own": a norm of the segment's. "final": the stack's final norm, at this place, too.
+    """
+
+    n_steps: int
+    repeats: int | None = None
+    has_start: bool = False
+    injects: bool = False
+    has_round_norm: bool = False
+    has_end_map: bool = False
+    end_norm: Literal["none", "own", "final"] = "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,15 +263,14 @@ def build_plan(
     n_steps: int,
     steps_per_round: int = 1,
     *,
-    segments: Sequence[tuple[int, int | None]] = (),
+    segments: Sequence[SegmentPlan] = (),
     extra: tuple[int, Use] | None = None,
     has_first_norm: bool = True,
 ) -> Plan:
     """Lay the sub-layers of a stack out over its steps, in the order given within each step.
 
     Args:
-        segments: of every segment its number of steps, and how often they run; None: once, and no token halts there.
-            Empty: one segment, a round for every `steps_per_round` steps.
+        segments: empty: one segment, a round for every `steps_per_round` steps.
         extra: a use that runs alone after step number `after` (1-based), in its round.
         has_first_norm: False: the first sub-layer has no norm of what it reads.
     """
@@ -264,12 +296,21 @@ def build_plan(
         steps = [Step(0, i // steps_per_round, uses, 0, parallel) for i, group in enumerate(laid) for uses in group]
         return _numbered(stack, [Segment(tuple(steps))])
     parts, start = [], 0
-    for number, (length, repeats) in enumerate(segments):
-        groups = laid[start : start + length]
-        rounds = range(repeats or 1)
-        steps = [Step(0, r, uses, number, parallel) for r in rounds for group in groups for uses in group]
-        parts.append(Segment(tuple(steps), is_loop=repeats is not None))
-        start += length
+    for number, own in enumerate(segments):
+        name, groups = f"{stack}_{number}", laid[start : start + own.n_steps]
+        rounds = range(own.repeats or 1)
+        parts.append(
+            Segment(
+                tuple(Step(0, r, uses, number, parallel) for r in rounds for group in groups for uses in group),
+                is_loop=own.repeats is not None,
+                start=name if own.has_start else None,
+                inject=name if own.injects else None,
+                round_norm=f"round_{name}" if own.has_round_norm else None,
+                end_map=name if own.has_end_map else None,
+                end_norm={"none": None, "own": f"end_{name}", "final": f"final_{stack}"}[own.end_norm],
+            )
+        )
+        start += own.n_steps
     return _numbered(stack, parts)
 
 

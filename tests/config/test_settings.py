@@ -14,7 +14,7 @@ from ostinato.errors import ConfigError
 from ostinato.tasks.recipes import list_recipes, load_recipe
 from ostinato.tasks.registry import TASKS
 
-NO_UNIT = ("share", "seed", "dev_seed", "number", "word_column", "tag_column", "pad", "bos", "eos")
+NO_UNIT = ("share", "pattern", "seed", "dev_seed", "number", "word_column", "tag_column", "pad", "bos", "eos")
 """Settings that may be integers and count nothing."""
 
 
@@ -80,7 +80,7 @@ def test_a_setting_that_kinds_have_with_other_meanings_is_there_for_each() -> No
     (d_model,) = entries("model.d_model")
     assert (d_model.only_with, d_model.default, d_model.unit) == ({}, "512", "units")
     (kind,) = entries("model.encoder.halting.kind")
-    assert (list(kind.kinds), kind.default) == (["none", "length", "act", "stick_breaking"], "none")
+    assert (list(kind.kinds), kind.default) == (["none", "length", "act", "stick_breaking", "exit"], "none")
 
 
 def test_settings_of_lists_and_optional_groups_and_tasks_are_listed() -> None:

@@ -125,6 +125,13 @@ SPARSE: dict[str, Any] = {
 SPARSE_DROPPED: dict[str, Any] = {"self_attention": EXPERTS | {"n_heads": 1, "d_head": 8, "dropout": 0.1}}
 CROSS_EXPERTS: dict[str, Any] = {"cross_attention": EXPERTS | {"n_heads": 2, "d_head": 8, "share": "all"}}
 SPARSE_LAYER: dict[str, Any] = {"sparse_layer": {"after": 2, "n_experts": 4, "top_k": 1, "n_layers": 2, "d_ff": 64}}
+LOOP: dict[str, Any] = {"repeats": 4, "inject": {"kind": "linear"}, "state": {"kind": "zeros"}, "round_norm": True}
+LOOPED: dict[str, Any] = PRE | {"segments": [{"end_norm": "own"}, LOOP, {"end_map": True, "end_norm": "final"}]}
+DECAYING: dict[str, Any] = {"segments": [{}, LOOP | {"inject": {"kind": "decay"}}, {}], "halting": {"kind": "act"}}
+ENTERING: dict[str, Any] = {
+    "segments": [{"n_steps": 2}, LOOP | {"state": {"kind": "input"}}],
+    "halting": {"kind": "stick_breaking"},
+}
 UNIVERSAL: dict[str, Any] = {"self_attention": ALL, "ffn": {"d_ff": 96, "share": "all"}}
 
 MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -141,8 +148,14 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
+LOOPS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "injection, halting": (LOOPED, DECAYING),
+    "injection, other halting": (ENTERING, LOOPED),
+}
+
+
 def _model(name: str) -> Seq2SeqConfig:
-    encoder, decoder = MODELS[name]
+    encoder, decoder = (MODELS | LOOPS)[name]
     return Seq2SeqConfig.model_validate(
         {
             "d_model": 32,
@@ -154,7 +167,7 @@ def _model(name: str) -> Seq2SeqConfig:
     )
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [*MODELS, *LOOPS])
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_activations_of_seq2seq_models_are_what_autograd_keeps(name: str, precision: Any) -> None:
     config = _model(name)
@@ -192,6 +205,13 @@ def test_recomputed_steps_keep_the_states_between_them_and_one_step_at_a_time(na
     without = config.encoder.model_copy(update={"sparse_layer": None})
     sparse = plain - count_bytes(config.model_copy(update={"encoder": without}), 40, 30, batch_size=4).activations
     assert parts["recomputed"] == max(more["encoder"], more["decoder"] - own_set, sparse)
+
+
+def test_a_loop_keeps_as_much_beside_its_steps_where_they_are_recomputed() -> None:
+    config = LanguageModelConfig.model_validate({"d_model": 32, "vocab_size": 9, "decoder": STEPS | LOOPED})
+    parts = count_bytes(config, 40, 30, batch_size=4, checkpoint_activations=True).by_part["activations"]
+    seen = _kept_by_autograd(config, _batch(config, 4, 40, 30), recompute=True)
+    assert sum(parts.values()) - parts["recomputed"] == pytest.approx(seen, rel=0.005)
 
 
 def _with_a_step_more(config: Seq2SeqConfig, side: str) -> Seq2SeqConfig:

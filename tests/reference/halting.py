@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from ostinato.config.halting import ActConfig, HaltingConfig, StickBreakingConfig
+from ostinato.config.halting import ActConfig, ExitConfig, HaltingConfig, StickBreakingConfig
 from reference.equations import gelu, softmax
 from reference.weights import read_affine
 
@@ -164,6 +164,48 @@ class Act(Whole):
         return [n + rest for n, rest in zip(self.updates, self._remainders, strict=True)]
 
 
+class Exit(Whole):
+    """The state after the first round by which p_1 + .. + p_r reach the threshold; the last takes what is left."""
+
+    def __init__(self, config: ExitConfig, unit: nn.Module, first: States, n_rounds: int) -> None:
+        super().__init__(len(first))
+        self._config, self._unit, self._n_rounds = config, unit, n_rounds
+        self._given = [torch.zeros((), dtype=x.dtype) for x in first]
+        self._outputs: dict[int, Tensor] = {}
+        self._next = list(self.runs)
+
+    def begin(self, r: int, states: States) -> bool:
+        """Run those that have not stopped; all, where the others go on."""
+        if len(self._outputs) == len(states):
+            return False
+        self.n_executed = [n + (t not in self._outputs) for t, n in enumerate(self.n_executed)]
+        if self._config.freeze_halted_state:
+            self.runs = [t not in self._outputs for t in range(len(states))]
+        return True
+
+    def finish(self, r: int, states: States) -> None:
+        """Ask the gate."""
+        for t, x_D in enumerate(states):
+            if t in self._outputs:
+                continue
+            rest = 1 - self._given[t]
+            p = 1 / (1 + torch.exp(-read_affine(self._unit.map)(x_D)[0]))  # type: ignore[arg-type]
+            self._given[t] = self._given[t] + rest * p
+            stops = self._config.threshold < 1 and float(self._given[t].detach()) >= self._config.threshold
+            stops = (stops and not self._unit.training) or r == self._n_rounds
+            self.weights[t].append(rest if stops else rest * p)
+            if stops:
+                self._outputs[t] = x_D
+
+    def output(self, states: States) -> States:
+        """Return the states of the rounds after which tokens stopped."""
+        return [self._outputs[t] for t in range(len(states))]
+
+    def costs(self) -> list[Tensor]:
+        """The entropy of the distribution, negative."""
+        return [_total([w * w.log() for w in of_token]) for of_token in self.weights]
+
+
 def start(config: HaltingConfig, unit: Callable[[], nn.Module], first: States, n_rounds: int) -> Whole:
     """Begin a sentence under a rule."""
     match config:
@@ -171,6 +213,8 @@ def start(config: HaltingConfig, unit: Callable[[], nn.Module], first: States, n
             return StickBreaking(c, unit(), first)
         case ActConfig() as c:
             return Act(c, unit(), first, n_rounds)
+        case ExitConfig() as c:
+            return Exit(c, unit(), first, n_rounds)
     return Whole(len(first))
 
 

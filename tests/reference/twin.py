@@ -7,7 +7,8 @@ padding, no packing, no fused attention, no cache. Depth is followed step by ste
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,6 +31,7 @@ from ostinato.config.positions import (
 from ostinato.config.stack import StackConfig
 from ostinato.config.sub_layers import AttentionConfig, DenseFeedForwardConfig, SeparableConvConfig
 from ostinato.models import LanguageModel, Seq2Seq
+from ostinato.nn.loops import DecayInjection, LearnedState, LinearInjection, ZeroState
 from ostinato.plan import Segment, Step, Use
 from reference.equations import (
     ACTIVATIONS,
@@ -143,10 +145,15 @@ class _Twin:
             states = [read_affine(banks.embedding[self._name])(x) for x in states]  # type: ignore[arg-type]
         loop = next(i for i, segment in enumerate(plan.segments) if segment.is_loop)
         states = self._once(plan.segments[:loop], states, memory)
+        entry, states = states, self._start(plan.segments[loop], states)
         halting = start(self._config.halting, lambda: self._model.banks.halting[self._name], states, plan.n_rounds)
         for r in range(1, plan.n_rounds + 1):
             if not halting.begin(r, states):
                 break
+            inject = self._injection(plan.segments[loop])
+            states = [
+                inject(x, e) if halting.runs[t] else x for t, (x, e) in enumerate(zip(states, entry, strict=True))
+            ]
             if isinstance(positions, CoordinatesConfig):
                 tick = _table(r, d_model)
                 states = [x + (_table(t + 1, d_model) + tick) if halting.runs[t] else x for t, x in enumerate(states)]
@@ -154,8 +161,11 @@ class _Twin:
             for step in plan.loop.steps:
                 if step.round == r - 1:
                     states = self._step(step, states, memory, halting)
+            name = plan.segments[loop].round_norm
+            states = [self._norm(name, x) if halting.runs[t] else x for t, x in enumerate(states)]
             halting.finish(r, states)
-        states = self._once(plan.segments[loop + 1 :], halting.output(states), memory)
+        states = self._end(plan.segments[loop], halting.output(states))
+        states = self._once(plan.segments[loop + 1 :], states, memory)
         if self._config.norm.has_final:
             states = [self._norm(f"final_{self._name}", x) for x in states]
         return states, halting
@@ -166,6 +176,7 @@ class _Twin:
         for segment in segments:
             for step in segment.steps:
                 states = self._step(step, states, memory, everyone)
+            states = self._end(segment, states)
         return states
 
     def _step(self, step: Step, states: States, memory: States | None, halting: Whole) -> States:
@@ -179,6 +190,38 @@ class _Twin:
             after = self._sub_layer(use, states, memory, halting)
             total = [one + (new - old) for one, new, old in zip(total, after, states, strict=True)]
         return total
+
+    def _start(self, segment: Segment, states: States) -> States:
+        """What the first round starts from; noise is a function of the position."""
+        if segment.start is None:
+            return states
+        module = self._model.banks.start[segment.start]
+        if isinstance(module, ZeroState):
+            return [torch.zeros_like(x) for x in states]
+        if isinstance(module, LearnedState):
+            return [module.vector_D for _ in states]
+        positions = torch.arange(len(states))[None]
+        return list(module(torch.stack(states)[None], positions)[0])
+
+    def _injection(self, segment: Segment) -> Callable[[Tensor, Tensor], Tensor]:
+        """u of h and e."""
+        if segment.inject is None:
+            return lambda h_D, e_D: h_D
+        module: Any = self._model.banks.injection[segment.inject]
+        if isinstance(module, LinearInjection):
+            joined = torch.cat([module.state.weight, module.input.weight], dim=1)
+            return lambda h_D, e_D: (joined * torch.cat([h_D, e_D])).sum(-1)
+        if isinstance(module, DecayInjection):
+            step_D = torch.log1p(module.step_D.exp())
+            kept_D = torch.exp(-step_D * module.rate_D.exp())
+            return lambda h_D, e_D: kept_D * h_D + step_D * read_affine(module.input)(e_D)
+        return lambda h_D, e_D: h_D + e_D
+
+    def _end(self, segment: Segment, states: States) -> States:
+        """The map and the norm of what leaves a segment."""
+        if segment.end_map is not None:
+            states = [read_affine(self._model.banks.end_map[segment.end_map])(x) for x in states]
+        return [self._norm(segment.end_norm, x) for x in states]
 
     def _sub_layer(self, use: Use, states: States, memory: States | None, halting: Whole) -> States:
         """after(x + output(f(before(x)))) for every token that runs, with the norms that its placement has.
@@ -220,7 +263,9 @@ class _Twin:
             "sandwich": (True, False, True),
             "parallel": (True, False, False),
         }[self._config.norm.placement]
-        if not self._config.norm.first and use == next(self._config.plan(self._name).uses()):
+        uses = self._config.plan(self._name).uses()
+        normed = (one for one in uses if not isinstance(self._config.settings_of(one), SparseLayerConfig))
+        if not self._config.norm.first and use == next(normed):
             there = (False, *there[1:])
         names = (use.before, use.output, use.after)
         assert tuple(name is not None for name in names) == there

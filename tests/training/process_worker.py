@@ -22,7 +22,8 @@ from tiny_runs import tiny_recipe
 from torch import Tensor, nn
 
 from ostinato.errors import TrainingError
-from ostinato.training import train, update
+from ostinato.models import losses
+from ostinato.training import train
 from ostinato.training.processes import Processes
 from ostinato.training.session import Session
 
@@ -72,19 +73,19 @@ def do_runs(folder: Path, processes: Processes) -> None:
 
 def diverge(folder: Path, processes: Processes) -> None:
     """Train; in the second update a loss is NaN, in the last process alone."""
-    original, calls = update.label_smoothed_loss, list[None]()
+    original, calls = losses.label_smoothed_loss, list[None]()
 
     def spoilt(logits: Tensor, *rest: Any) -> Any:
         calls.append(None)
         is_now = len(calls) == 3 and processes.rank == processes.world_size - 1
         return original(logits * float("nan") if is_now else logits, *rest)
 
-    update.label_smoothed_loss = spoilt
+    losses.label_smoothed_loss = spoilt
     try:
         train(tiny_recipe(folder / "data"), folder / "diverged")
     except TrainingError as error:
         (folder / f"diverged-{processes.rank}").write_text(str(error))
-    update.label_smoothed_loss = original
+    losses.label_smoothed_loss = original
 
 
 def fail(folder: Path, processes: Processes) -> None:

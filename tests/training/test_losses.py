@@ -11,7 +11,7 @@ from tiny_runs import tiny_recipe
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from ostinato.data.collate import Row, collate
-from ostinato.models import build_model
+from ostinato.models import build_model, losses
 from ostinato.models.losses import LossSums, count_labels, label_smoothed_loss
 from ostinato.training import update
 from ostinato.training.optim import build_optimizer
@@ -114,7 +114,7 @@ def test_logits_are_gone_when_the_backward_pass_begins(
         sums.loss.register_hook(lambda _: gone.append(logits[-1].expired()))
         return sums
 
-    monkeypatch.setattr(update, "label_smoothed_loss", noted)
+    monkeypatch.setattr(losses, "label_smoothed_loss", noted)
     recipe = tiny_recipe(tmp_path)
     model, config = tiny_model(recipe), recipe.training.model_copy(update={"label_smoothing": smoothing})
     update.Updater(model, build_optimizer(model, config.optimizer), config).accumulate(tiny_batches())

@@ -18,7 +18,7 @@ from ostinato.config.model import Seq2SeqConfig
 from ostinato.errors import CheckpointError, OstinatoError, TrainingError
 from ostinato.evaluation import evaluate
 from ostinato.evaluation.loading import load
-from ostinato.models import Seq2Seq
+from ostinato.models import Seq2Seq, losses
 from ostinato.nn.layers import Linear
 from ostinato.tasks.recipes import load_recipe
 from ostinato.training import Reporter, session, train, update
@@ -170,7 +170,7 @@ def test_a_run_stops_when_patience_runs_out_and_keeps_the_best(tmp_path: Path) -
 def test_a_non_finite_loss_stops_the_run_and_saves_what_was_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = update.label_smoothed_loss
+    original = losses.label_smoothed_loss
     calls: list[Tensor] = []
 
     def poisoned(logits: Tensor, labels: Tensor, counts: Tensor, smoothing: float) -> Any:
@@ -178,7 +178,7 @@ def test_a_non_finite_loss_stops_the_run_and_saves_what_was_there(
         # The second batch of update 5 (two batches each).
         return original(logits * float("nan") if len(calls) == 10 else logits, labels, counts, smoothing)
 
-    monkeypatch.setattr(update, "label_smoothed_loss", poisoned)
+    monkeypatch.setattr(losses, "label_smoothed_loss", poisoned)
     listener = _Listener()
     with pytest.raises(TrainingError) as error:
         train(tiny_recipe(tmp_path), tmp_path / "run", reporter=listener)

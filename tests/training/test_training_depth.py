@@ -102,7 +102,7 @@ def test_an_error_in_a_first_update_leaves_the_rules_on(tmp_path: Path, monkeypa
         assert not updater.model.current_execution.halting
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr(update, "label_smoothed_loss", fail)
+    monkeypatch.setattr(update, "loss_of_rounds", fail)
     with pytest.raises(RuntimeError, match="out of memory"):
         updater.accumulate(tiny_batches(), 1)
     assert updater.model.current_execution.halting

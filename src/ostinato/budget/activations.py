@@ -17,7 +17,8 @@ Halting, with R rounds, per stack. The pass counted is one in which every token 
                     (N in the first);
                     the states that left it N D *, unless the next round starts from them as they are;
                     interpolate: per round but the first the output so far N D * and its weight N *
-    both            the states a gate reads N D *, where nothing else saves them as they are
+    exit            per round what is left, the probability and what they make 5 N *, per round but the last a mask N
+    all             the states a gate reads N D *, where nothing else saves them as they are
 
 With stick_breaking a token shows others its expected state, whether it goes on or not. With act a token that goes on
 shows its state as it is. Where steps are recomputed, stick_breaking holds one more N D * a round but the first: the
@@ -38,6 +39,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
+from ostinato.budget.loops import PlannedSegment, planned_segments
 from ostinato.budget.recurrent import recurrent_bytes
 from ostinato.budget.sizes import (
     PlannedUse,
@@ -61,7 +63,7 @@ from ostinato.budget.sub_layer_activations import (
     saves_its_states,
     use_bytes,
 )
-from ostinato.config.halting import ActConfig, StickBreakingConfig
+from ostinato.config.halting import ActConfig, ExitConfig, StickBreakingConfig
 from ostinato.config.positions import AlibiConfig, BucketsConfig
 from ostinato.config.sub_layers import AttentionConfig
 
@@ -90,9 +92,18 @@ def activation_parts(run: TrainingPass, n_steps: int | None, vocab_size: int | N
             parts.update(saved)
     if run.is_recomputed:
         parts["recomputed"] = max((saved.total() for saved in steps.values()), default=0)
+    loops = {own.stack: own for own in planned_segments(config, n_steps) if own.segment.is_loop}
     for name, plan in plans(config, n_steps).items():
         first = {one.round: one for one in reversed(uses) if one.stack == name and one.is_looped}
-        parts[f"{name}.halting"] += _halting(run, name, [first.get(r) for r in range(plan.n_rounds)])
+        looped = loops.get(name)
+        parts[f"{name}.halting"] += _halting(run, name, [first.get(r) for r in range(plan.n_rounds)], looped)
+    for own in planned_segments(config, n_steps):
+        parts[own.part] += own.saved_of_injection(run.tokens(own.stack), config.d_model, FLOAT, run.width)
+        n_norms = own.n_rounds * (own.segment.round_norm is not None) + (own.segment.end_norm is not None)
+        parts[f"{own.stack}.norms"] += n_norms * norm_bytes(
+            own.stack_config.norm, run.tokens(own.stack), config.d_model
+        )
+        parts["copies"] += run.copy_of(sum(w.products for w in (own.of_input, own.of_rounds, own.end_map)))
     parts.update(_shared(run, uses))
     parts.update(recurrent_bytes(run))
     parts.update(_ends(run, vocabulary(config, "target", vocab_size)))
@@ -203,28 +214,41 @@ def _key_norm_bytes(run: TrainingPass, attention: AttentionConfig, n_keys: int) 
     return FLOAT * n_keys * (numbers + (width if attention.qk_norm == "rms" else 0))
 
 
-def _halting(run: TrainingPass, stack: str, firsts: list[PlannedUse | None]) -> int:
+def _halting(run: TrainingPass, stack: str, firsts: list[PlannedUse | None], loop: PlannedSegment | None) -> int:
     """Return what a stack's gates and mixed states save, and what is held for recomputed steps.
 
     Args:
         firsts: for every round the first use in it, None for a round in which nothing runs.
+        loop: the segment in which tokens halt, of a stack that has some.
     """
     config, numbers = run.config.stacks()[stack], FLOAT * run.tokens(stack)
     states, n_rounds = numbers * run.config.d_model, len(firsts)
     # A gate is asked before the signal of the next round is added to the states it reads.
     has_signal = config.positions.kind == "coordinates"
+    if loop is not None and loop.changes_states:
+        # So it is with what is injected, which may save the states that it changes itself.
+        has_signal = not loop.saves_states(FLOAT, run.width)
     match config.halting:
         case StickBreakingConfig() as rule:
             saved = (n_rounds - 1) * ((3 if rule.dropout else 2) * states + 4 * numbers)
             # What is left is a constant as long as no gate was asked.
             saved += n_rounds * numbers + (states if n_rounds > 1 else 0)
             for planned in firsts[1:]:
+                if loop is not None and loop.saves_states(FLOAT, run.width):
+                    continue
                 if planned is None and not has_signal:
                     continue  # the same states enter the next round, and are counted there
                 is_saved = run.is_recomputed or saves_its_states(run, planned)
                 is_saved = is_saved or (planned is not None and reads_expected_states(planned))
                 saved += states if has_signal or not is_saved else 0
             return saved + ((n_rounds - 1) * states if run.is_recomputed else 0)
+        case ExitConfig():
+            saved = n_rounds * 5 * numbers + (n_rounds - 1) * run.tokens(stack)
+            if loop is None or not loop.saves_states(FLOAT, run.width):
+                kept = (not has_signal and (run.is_recomputed or saves_its_states(run, one)) for one in firsts[1:])
+                saved += states * sum(not is_kept for is_kept in kept)
+            # The last ones are read by the final norm or the output projection, which reads a copy under autocast.
+            return saved + (states if run.is_mixed and not config.norm.has_final else 0)
         case ActConfig() as rule:
             saved = n_rounds * numbers * (3 if rule.scope == "global" else 2)
             saved += run.tokens(stack) * (2 * n_rounds - 1)  # masks

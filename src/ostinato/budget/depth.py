@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ostinato.budget.sizes import plans
-from ostinato.config.halting import ActConfig, ByLengthConfig
+from ostinato.config.halting import ActConfig, ByLengthConfig, ExitConfig
 from ostinato.config.model import ModelConfig
 from ostinato.config.sub_layers import SeparableConvConfig
 from ostinato.errors import ConfigError, Problem
@@ -90,7 +90,7 @@ def expected_depths(
             if halting.kind == "length":
                 reason = f"the source's length decides ({kind}): every token runs {own} of {rounds} rounds"
             problems.append(Problem(f"expected_depth.{name}", expected, reason))
-        freezes = not isinstance(halting, ActConfig) or halting.freeze_halted_state
+        freezes = not isinstance(halting, ActConfig | ExitConfig) or halting.freeze_halted_state
         reads_columns = any(isinstance(stacks[name].settings_of(use), SeparableConvConfig) for use in plan.uses())
         found[name] = ExpectedDepth(float(expected), rounds, halting.kind, freezes and not reads_columns)
     if problems:

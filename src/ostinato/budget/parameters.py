@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ostinato.budget.loops import planned_segments
 from ostinato.budget.recurrent import recurrent_parts
 from ostinato.budget.sizes import (
     PlannedUse,
@@ -144,9 +145,22 @@ def _items(config: ModelConfig, n_steps: int | None) -> Iterator[tuple[str, _Ite
         if planned.use.position is not None and isinstance(planned.sub, AttentionConfig):
             table = table_size(planned.relative, planned.sub, d_model)
             yield planned.stack, _whole(("position", planned.use.position), "positions", table)
+    for own in planned_segments(config, n_steps):
+        name, norm = own.stack, norm_size(own.stack_config.norm, d_model)
+        once = {"start": (own.segment.start, own.start), "input": (own.segment.inject, own.of_input)}
+        for what, (of, weights) in (once | {"end map": (own.segment.end_map, own.end_map)}).items():
+            if weights.size:
+                yield name, _whole((f"loop {what}", of or ""), own.part, weights.size)
+        for _ in range(own.n_rounds):
+            if own.of_rounds.size:
+                yield name, _whole(("loop round", own.segment.inject or ""), own.part, own.of_rounds.size)
+            if own.segment.round_norm is not None:
+                yield name, _whole(("norm", own.segment.round_norm), "norms", norm)
+        if own.segment.end_norm is not None:
+            yield name, _whole(("norm", own.segment.end_norm), "norms", norm)
     for name, stack in config.stacks().items():
         if stack.norm.has_final:
-            yield name, _whole(("final norm", name), "norms", norm_size(stack.norm, d_model))
+            yield name, _whole(("norm", f"final_{name}"), "norms", norm_size(stack.norm, d_model))
         if stack.norm.embedding:
             yield name, _whole(("embedding norm", name), "norms", norm_size(stack.norm, config.embedding_width))
         if unit := gate_weights(stack.halting, d_model).size:
@@ -229,7 +243,7 @@ def _part_order(config: ModelConfig) -> Iterator[str]:
         parts = [*(kind for kind, _ in stack.sub_layers()), "sparse_layer"]
         own = [part for kind in parts for part in (kind, f"{kind}.router")]
         names += own
-        yield from (f"{name}.{part}" for part in (*own, "halting"))
+        yield from (f"{name}.{part}" for part in (*own, "loop", "halting"))
     yield from (f"{SHARED}.{part}" for part in dict.fromkeys(names))
     yield from (one.part for one in recurrent_parts(config))
     yield from ("norms", "positions", "embeddings", "facts", "output", "head")

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ostinato.budget.loops import planned_segments
 from ostinato.budget.recurrent import recurrent_parts
 from ostinato.budget.sizes import (
     PlannedUse,
@@ -97,6 +98,11 @@ def products(config: ModelConfig, n_steps: int | None, vocab_size: int | None) -
         else:
             macs = set_weights(sub, config.d_model).products * (sub.top_k if isinstance(sub, RoutedConfig) else 1)
             own.append(Product(part, side, planned.round, macs))
+    for segment in planned_segments(config, n_steps):
+        side, own = config.side_of(segment.stack), found[segment.stack]
+        for once in (segment.of_input, segment.end_map):
+            own.append(Product(segment.part, side, 0, once.products, of_every_token=True))
+        own += [Product(segment.part, side, index, segment.of_rounds.products) for index in range(segment.n_rounds)]
     for name, plan in plans(config, n_steps).items():
         halting, side = config.stacks()[name].halting, config.side_of(name)
         # Stick-breaking's gate is not asked about the last round.

@@ -18,7 +18,7 @@ With D = d_model, I = n_heads d_head, F = d_ff, E experts, b = 1 with biases, el
     router   linear              E D
              mlp                 D^2 + D + E D
              hypersphere         d_e D + E d_e + 1, without projection E D + 1 (the 1 is the temperature)
-    gate of halting              stick_breaking D^2 + D + 2 D (+ 1 with an initial bias), act D + 1
+    gate of halting              stick_breaking D^2 + D + 2 D (+ 1 with an initial bias), act and exit D + 1
     relative positions           window I (2 W + 1), buckets n_buckets n_heads, a table
 
 The weights of matrices (`Weights.products`) are also the multiply-accumulates of one token. A token uses top_k experts,
@@ -40,7 +40,7 @@ from ostinato.config.experts import (
     RoutedConfig,
     SparseLayerConfig,
 )
-from ostinato.config.halting import ActConfig, HaltingConfig, StickBreakingConfig
+from ostinato.config.halting import ActConfig, ExitConfig, HaltingConfig, StickBreakingConfig
 from ostinato.config.model import EncoderConfig, ModelConfig, StackModelConfig
 from ostinato.config.norm import NormalisationConfig
 from ostinato.config.positions import BucketsConfig, OneRelativeConfig, RelativeConfig, WindowConfig
@@ -283,6 +283,6 @@ def gate_weights(halting: HaltingConfig, d_model: int) -> Weights:
     match halting:
         case StickBreakingConfig() as c:
             return Weights(d_model**2 + 2 * d_model, d_model + (0 if c.initial_bias is None else 1))
-        case ActConfig():
+        case ActConfig() | ExitConfig():
             return Weights(d_model, 1)
     return Weights(0, 0)

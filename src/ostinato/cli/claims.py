@@ -30,6 +30,10 @@ def claims(
         bool,
         typer.Option("--check", help="Check that every claim was committed before its runs, and stayed as it was."),
     ] = False,
+    record_scores: Annotated[
+        bool,
+        typer.Option("--record-scores", help="Write what tiny versions of arms score into outcomes that lack it."),
+    ] = False,
     json: JsonOption = False,
 ) -> None:
     """List the papers' claims and their outcomes.
@@ -63,6 +67,15 @@ def claims(
             print_table(["claim", "registered before its runs"], [[k, v or "yes"] for k, v in problems.items()])
         if any(problems.values()):
             raise typer.Exit(1)
+        return
+    if record_scores:
+        from ostinato.experiments.claims.files import write_outcome
+        from ostinato.experiments.claims.staleness import with_scores
+
+        for claim in list_claims():
+            old = read_outcome(claim, [outcomes]) if paper in (None, claim.config.paper) else None
+            if old is not None and (new := with_scores(claim, old)) is not old:
+                print_line(str(write_outcome(claim, new, outcomes)))
         return
     folders = [outcomes, claims_directory()]
     wanted = [claim for claim in list_claims() if paper in (None, claim.config.paper)]
@@ -137,7 +150,7 @@ def reproduce(
 def _described(claim: Claim, outcome: Outcome | None) -> dict[str, Any]:
     """Return a claim and its outcome as JSON."""
     from ostinato.experiments.claims.files import command
-    from ostinato.experiments.claims.staleness import state, why_stale
+    from ostinato.experiments.claims.staleness import scores_said, state, why_stale
 
     head = outcome.head if outcome else {}
     return {
@@ -148,6 +161,7 @@ def _described(claim: Claim, outcome: Outcome | None) -> dict[str, Any]:
         "verdict": head.get("verdict"),
         "why_stale": why_stale(claim, outcome) if outcome else None,
         "made_with": outcome.made_with if outcome else None,
+        "scores": scores_said(claim, outcome) if outcome else None,
         "date": head.get("date"),
         "command": command(claim),
         "minutes": claim.config.minutes,

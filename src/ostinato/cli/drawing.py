@@ -37,7 +37,7 @@ def draw_recipe(planned: PlannedRecipe) -> None:
     for name, plan in sized.model.plans().items():
         stack = sized.model.stacks()[name]
         print_line(f"\n{name}: {_about(plan, stack)}")
-        for line in (*_halting(stack), *_sizes(stack, planned.model.d_model)):
+        for line in (*_loops(stack), *_halting(stack), *_sizes(stack, planned.model.d_model)):
             print_line(_GAP + line)
         for drawn in drawing(plan, [kind for kind, _ in stack.sub_layers()], readable_width()):
             with naming(STANDARD_OUTPUT):
@@ -76,9 +76,22 @@ def _about(plan: Plan, stack: StackConfig) -> str:
     return f"{steps}{rounds}, {stack.norm.placement}-{norm}, positions {stack.positions.kind}, relative {relative}"
 
 
+def _loops(stack: StackConfig) -> Iterator[str]:
+    """Yield what segments have beside their steps."""
+    for number, segment in enumerate(stack.segments, 1):
+        state, inject = segment.state.kind, segment.inject.kind
+        words = [] if state == "input" else [f"starts from {'a learned vector' if state == 'learned' else state}"]
+        words += [] if inject == "none" else [f"its input enters every round ({inject})"]
+        words += ["a norm after every round"] if segment.round_norm else []
+        words += ["a map at the end"] if segment.end_map else []
+        words += {"none": [], "own": ["a norm at the end"], "final": ["the final norm at the end"]}[segment.end_norm]
+        if words:
+            yield f"segment {number}: {', '.join(words)}"
+
+
 def _halting(stack: StackConfig) -> Iterator[str]:
     """Yield the halting rule and its settings; nothing where tokens do not halt."""
-    from ostinato.config.halting import ActConfig, ByLengthConfig, StickBreakingConfig
+    from ostinato.config.halting import ActConfig, ByLengthConfig, ExitConfig, StickBreakingConfig
 
     match stack.halting:
         case StickBreakingConfig() as rule:
@@ -89,6 +102,9 @@ def _halting(stack: StackConfig) -> Iterator[str]:
             words += [] if rule.freeze_halted_state else ["halted states go on"]
             words += [] if rule.force_remainder_at_max else ["no remainder at the last round"]
             yield f"halting act ({', '.join(words)})"
+        case ExitConfig() as rule:
+            more = "" if rule.freeze_halted_state else ", tokens that stopped go on"
+            yield f"exit by a learned gate (threshold {rule.threshold:g}{more})"
         case ByLengthConfig() as rule:
             yield f"rounds by length (ceil({rule.per_token:g} n {rule.extra:+g}))"
 

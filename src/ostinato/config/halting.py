@@ -81,6 +81,25 @@ class StickBreakingConfig(Config):
     """Routers weigh a token by its remaining probability; true: without passing the gradient on to the gate."""
 
 
+class ExitConfig(Config):
+    """A learned distribution over the rounds after which a token may stop (Ouro): see `ostinato.nn.exits`.
+
+    Training runs all rounds, with `training.round_losses.kind: exit`; afterwards a token's output is the state of the
+    first round by which its probabilities add up to the threshold.
+    """
+
+    kind: Literal["exit"] = "exit"
+    has_gate: ClassVar[bool] = True
+    """Whether a token learns when to halt."""
+    threshold: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """Outside training; may be changed afterwards. 1: the last round. 0: the first."""
+    initial_bias: float = 0.0
+    """Bias of the probability of stopping at the start."""
+    freeze_halted_state: bool = True
+    """A token that has stopped stays as it is. False: it goes on through all rounds, and only its output is chosen, as
+    in the public code of Ouro, which saves nothing."""
+
+
 HaltingConfig = Annotated[
-    NoHaltingConfig | ByLengthConfig | ActConfig | StickBreakingConfig, Field(discriminator="kind")
+    NoHaltingConfig | ByLengthConfig | ActConfig | StickBreakingConfig | ExitConfig, Field(discriminator="kind")
 ]

@@ -10,6 +10,7 @@ from pydantic import Field, field_validator
 from ostinato.config.base import Config, Number
 from ostinato.config.experts import ExpertAttentionConfig, ExpertFeedForwardConfig, RoutedConfig, SparseLayerConfig
 from ostinato.config.halting import HaltingConfig, NoHaltingConfig
+from ostinato.config.loops import SegmentConfig
 from ostinato.config.norm import NormalisationConfig
 from ostinato.config.positions import (
     ByStepConfig,
@@ -61,16 +62,6 @@ class NormConfig(NormalisationConfig):
             yield Problem(f"{path}first", False, reason)
 
 
-class SegmentConfig(Config):
-    """Some of a stack's steps, one after the other: a prelude, a core that is repeated, a coda."""
-
-    n_steps: Number = 1
-    """How many of the stack's steps it has."""
-    repeats: Number | None = None
-    """How often they run: a round each time, in which tokens may halt. None: once, for all tokens. One segment of a
-    stack is repeated; at call time it may run for another number of rounds."""
-
-
 class StackConfig(Config):
     """A stack of steps: self-attention, then feed-forward, at every step where its plan has them."""
 
@@ -120,7 +111,7 @@ class StackConfig(Config):
             for kind, sub in self.sub_layers()
         ]
         sparse = None if self.sparse_layer is None else (self.sparse_layer.after, Use("ffn", f"{name}{_SPARSE}"))
-        segments = [(segment.n_steps, segment.repeats) for segment in self.segments]
+        segments = [segment.plan() for segment in self.segments]
         return build_plan(
             name,
             subs,
@@ -211,6 +202,12 @@ class StackConfig(Config):
             yield Problem(f"{path}segments", f"{n} steps", f"must have {path}n_steps = {self.n_steps} steps in all")
         if (n := sum(segment.repeats is not None for segment in segments)) != 1:
             yield Problem(f"{path}segments", f"{n} with repeats", "one of them must have repeats")
+        for number, segment in enumerate(segments):
+            if segment.end_norm == "final" and not self.norm.has_final:
+                reason = (
+                    f"the stack has no final norm ({path}norm.placement={self.norm.placement}); own: one of its own"
+                )
+                yield Problem(f"{path}segments.{number}.end_norm", "final", reason)
         if self.steps_per_round != 1:
             reason = f"has no effect with {path}segments, whose rounds are repeats: remove it"
             yield Inert(f"{path}steps_per_round", self.steps_per_round, reason)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ostinato.config.base import Config, Count, Positive, Size, inert
+from ostinato.config.base import Config, Count, Number, Positive, Size, inert
 from ostinato.errors import Inert, Problem
 
 Weight = Annotated[float, Field(ge=0)]
@@ -148,6 +149,88 @@ class DepthCostConfig(Config):
         return self.off_updates + self.warmup
 
 
+class PlannedRoundsConfig(Config):
+    """Every update runs as many rounds as the plan has."""
+
+    kind: Literal["plan"] = "plan"
+    last: Size | None = None
+    """Rounds at the end that the gradient goes through (truncated back-propagation); None: all."""
+
+
+class _DrawnRoundsConfig(Config):
+    """What distributions of rounds have in common. The draw depends on the seed of the run and the update only."""
+
+    last: Size | None = None
+    """Rounds at the end that the gradient goes through (truncated back-propagation); None: all."""
+    ramp: Count = 0
+    """First updates, over which the number grows in a line from 1 (Retrofitted Recurrence)."""
+
+    def grown(self, update: int, full: float) -> float:
+        """Return max(1, ceil(full * part)), part = update / ramp at most 1; without a ramp `full` itself."""
+        return full if update >= self.ramp else max(1.0, math.ceil(full * update / self.ramp))
+
+
+class UniformRoundsConfig(_DrawnRoundsConfig):
+    """Any number from `least` to `most`, equally likely."""
+
+    kind: Literal["uniform"] = "uniform"
+    least: Number = 1
+    """Fewest rounds."""
+    most: Number = 8
+    """Most rounds; grows with `ramp`."""
+
+    def problems(self, path: str = "") -> Iterator[Problem]:
+        """An empty range."""
+        if self.most < self.least:
+            yield Problem(f"{path}most", self.most, f"must be at least {path}least = {self.least}")
+
+
+class PoissonRoundsConfig(_DrawnRoundsConfig):
+    """max(1, n), n ~ Poisson(rate) (Parcae)."""
+
+    kind: Literal["poisson"] = "poisson"
+    rate: Positive = 8.0
+    """Mean of the distribution; grows with `ramp`."""
+
+
+class LogNormalPoissonRoundsConfig(_DrawnRoundsConfig):
+    """1 + n, n ~ Poisson(r), r ~ LogNormal(log(rate) - sigma^2 / 2, sigma^2) (Huginn)."""
+
+    kind: Literal["lognormal_poisson"] = "lognormal_poisson"
+    rate: Positive = 32.0
+    """Mean of n; grows with `ramp`."""
+    sigma: Positive = 0.5
+    """Deviation of log r."""
+    most: Number | None = None
+    """Most rounds; None: any number."""
+
+
+RoundsConfig = Annotated[
+    PlannedRoundsConfig | UniformRoundsConfig | PoissonRoundsConfig | LogNormalPoissonRoundsConfig,
+    Field(discriminator="kind"),
+]
+
+
+class RoundLossConfig(Config):
+    """Of which rounds' predictions the loss is, in models whose last stack has rounds.
+
+    last:    of the last round's
+    window:  the mean over the last `n_rounds` rounds (Yang et al. 2023)
+    exit:    sum_t p_t loss_t, p_t the distribution of a learned exit (`halting.kind: exit`; Ouro, stage I); its
+             entropy counts with the weight `training.halting.weight`
+    """
+
+    kind: Literal["last", "window", "exit"] = "last"
+    n_rounds: Size | None = None
+    """window: rounds at the end; None: all."""
+
+    def problems(self, path: str = "") -> Iterator[Problem]:
+        """A number of rounds that nothing reads."""
+        if self.n_rounds is not None and self.kind != "window":
+            reason = f"has no effect with {path}kind={self.kind}: remove it"
+            yield Inert(f"{path}n_rounds", self.n_rounds, reason)
+
+
 class TrainingConfig(Config):
     """One training run."""
 
@@ -164,6 +247,10 @@ class TrainingConfig(Config):
     """Losses that keep experts in use."""
     halting: DepthCostConfig = DepthCostConfig()
     """The cost of depth, and a start at full depth."""
+    rounds: RoundsConfig = PlannedRoundsConfig()
+    """How many rounds an update runs, of stacks whose rounds share their weights."""
+    round_loss: RoundLossConfig = RoundLossConfig()
+    """Of which rounds' predictions the loss is."""
     init_from: str | None = None
     """A run directory: the model starts from the weights of its best checkpoint, and reads text as that run does.
     Parameters that it lacks (gates of a halting rule, say) start as they would without it."""

@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ostinato.config.halting import ActConfig, StickBreakingConfig
+from ostinato.config.halting import ActConfig, ExitConfig, StickBreakingConfig
 from ostinato.data.disk import write_json
 from ostinato.errors import CheckpointError
 from ostinato.models import Model
@@ -96,7 +96,7 @@ def trained_thresholds(model: Model) -> dict[str, float]:
     found: dict[str, float] = {}
     for name, stack in model.config.stacks().items():
         match stack.halting:
-            case StickBreakingConfig(threshold=threshold):
+            case StickBreakingConfig(threshold=threshold) | ExitConfig(threshold=threshold):
                 found[name] = threshold
             case ActConfig(epsilon=epsilon):
                 found[name] = 1.0 - epsilon

@@ -15,12 +15,12 @@ from ostinato.config.decoding import DecodingConfig, with_strategy
 from ostinato.config.load import check_settings
 from ostinato.config.model import ModelConfig
 from ostinato.config.special_ids import SpecialIds
-from ostinato.config.training import BalanceConfig, DepthCostConfig
+from ostinato.config.training import BalanceConfig, DepthCostConfig, RoundLossConfig
 from ostinato.data.batch import Batch, Tokens
 from ostinato.decoding.search import inference, left_padded, real_ids, search
 from ostinato.errors import ConfigError, DataError, Problem
 from ostinato.models.embeddings import Embeddings
-from ostinato.models.losses import add_auxiliary, balance_loss, depth_cost, label_smoothed_loss
+from ostinato.models.losses import add_auxiliary, balance_loss, depth_cost, loss_of_rounds, requested
 from ostinato.models.output import ModelOutput
 from ostinato.nn.bank import Banks
 from ostinato.nn.cache import Cache
@@ -62,6 +62,7 @@ class TokenModel(Embeddings, ABC):
         label_smoothing: float = 0.0,
         balance: BalanceConfig | None = None,
         halting: DepthCostConfig | None = None,
+        round_loss: RoundLossConfig | None = None,
         update: int | None = None,
     ) -> Float[Tensor, ""]:
         """Return what training minimises, for one batch, with its gradient: a number in nats a label.
@@ -73,7 +74,8 @@ class TokenModel(Embeddings, ABC):
 
         Args:
             batch: with labels, see `Batch.from_lists`.
-            label_smoothing, balance, halting: as `training` has them in a recipe; None: no such loss.
+            label_smoothing, balance, halting, round_loss: as `training` has them in a recipe; None: no such loss, and
+                that of the last round.
             update: 1, 2, ..., which decides whether tokens halt and what depth costs (`DepthCostConfig`); None: after
                 all of that.
 
@@ -85,11 +87,16 @@ class TokenModel(Embeddings, ABC):
             raise DataError("no label of this batch counts: its loss would be a mean over nothing")
         update = halting.settled + 1 if update is None else update
         halts = self.current_execution.halting and update > halting.off_updates
+        round_loss = round_loss or RoundLossConfig()
         with self.execution(halting=halts):
-            output: ModelOutput = self(batch)
-        sums = label_smoothed_loss(output.logits_BTV, batch.labels_BT, batch.loss_mask_BT, label_smoothing)
+            output: ModelOutput = self(batch, request=requested(round_loss))
+            sums = loss_of_rounds(self.read, output, batch, round_loss, label_smoothing)
         spread = balance_loss(output.by_router(), balance or BalanceConfig(), self.balance_temperatures())
         return add_auxiliary(sums.loss / n_labels, spread, depth_cost(output), halting.weight_at(update))
+
+    def read(self, states_BTD: Float[Tensor, "B T D"], batch: Batch) -> Float[Tensor, "B L V"]:
+        """Return the logits that the model makes of the output of its last stack."""
+        return self.logits(states_BTD)
 
     @abstractmethod
     def encode(self, batch: Batch, *, n_steps: int | None = None) -> Cache:
@@ -181,7 +188,10 @@ class TokenModel(Embeddings, ABC):
         """
         if execution is None:
             return self._execution
-        if execution.halting_threshold is not None and not self._halting_rules():
+        if execution.exit is not None and not any(stack.can_exit(execution.exit) for stack in self.stacks.values()):
+            reason = "no stack of this model predicts tokens after a round; valid here: change, cosine"
+            raise ConfigError([Problem("exit", execution.exit, reason if self.stacks else "this model has no rounds")])
+        if execution.halting_threshold is not None and execution.exit is None and not self._halting_rules():
             why = " and ".join(f"model.{name}.halting.kind is none" for name in self.stacks) or "it has no rounds"
             reason = f"no token of this model can halt ({why})"
             raise ConfigError([Problem("halting_threshold", execution.halting_threshold, reason)])
@@ -206,7 +216,9 @@ class TokenModel(Embeddings, ABC):
 
     def halting_thresholds(self) -> dict[str, float]:
         """Return the threshold in force of every stack in which tokens halt."""
-        given = self._execution.halting_threshold
+        given, criterion = self._execution.halting_threshold, self._execution.exit
+        if criterion is not None and given is not None:
+            return {name: given for name, stack in self.stacks.items() if stack.can_exit(criterion)}
         return {name: own if given is None else given for name, own in self._halting_rules().items()}
 
     def _halting_rules(self) -> dict[str, float]:

@@ -53,6 +53,8 @@ class Encoder(Transformer):
             n_outputs = config.n_outputs or self.vocabulary_size("n_labels")
             self.head = nn.Linear(config.d_model, n_outputs)
             init_projection(self.head, config.init)
+        if config.head.kind in ("masked", "tagging"):  # the others say nothing of single tokens
+            self.stacks["encoder"].readout = self.logits if self.head is None else self._project
 
     @property
     def mask_id(self) -> int:
@@ -93,7 +95,7 @@ class Encoder(Transformer):
             request=request,
             execution=self.checked(execution),
         )
-        return ModelOutput(self._read(encoder.states_BTD, batch), {"encoder": encoder})
+        return ModelOutput(self.read(encoder.states_BTD, batch), {"encoder": encoder})
 
     def encode(self, batch: Batch, *, n_steps: int | None = None, execution: Execution | None = None) -> Cache:
         """Refuse: an encoder-only model writes nothing.
@@ -125,7 +127,7 @@ class Encoder(Transformer):
         states_BTD: Tensor = self.facts(embedded, tokens.ids_BT != self.special_ids.pad, tokens.keep_BT)
         return states_BTD
 
-    def _read(self, states_BTD: Float[Tensor, "B T D"], batch: Batch) -> Float[Tensor, "B L V"]:
+    def read(self, states_BTD: Float[Tensor, "B T D"], batch: Batch) -> Float[Tensor, "B L V"]:
         """Return what the head makes of the states."""
         head = self.config.head
         if head.kind == "classification":

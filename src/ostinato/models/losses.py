@@ -9,6 +9,9 @@ The smoothing mass eps is spread uniformly over the WHOLE vocabulary, the label 
 label exactly 1 - eps and spread eps over the other V - 1 ids: their eps is ours at eps * V / (V - 1). tensor2tensor
 also subtracts a constant, the entropy of that target, from the loss it reports.
 
+Where rounds count one by one (`training.round_loss`), the loss is the mean over some of them, or their sum weighted by
+the distribution of a learned exit.
+
 Balance losses: one per router, over all the steps and stacks that share it (`ostinato.nn.balance`). The cost of depth:
 the sum of the stacks' means over their real tokens. Where the rows of a batch are spread over processes, both are those
 of all rows.
@@ -22,9 +25,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from ostinato.config.training import BalanceConfig
+from ostinato.config.training import BalanceConfig, RoundLossConfig
 from ostinato.data.batch import Batch
 from ostinato.kernels import IGNORED, cross_entropy_sums
 from ostinato.models.output import ByRouter, ModelOutput
@@ -54,6 +58,45 @@ def label_smoothed_loss(logits_BTV: Tensor, labels_BT: Tensor, counts_BT: Tensor
     labels_BT = labels_BT.masked_fill(~counts_BT, IGNORED)
     logits_NV = logits_BTV.float().flatten(0, 1)
     return LossSums(*cross_entropy_sums(logits_NV, labels_BT.flatten(), smoothing))
+
+
+def requested(config: RoundLossConfig) -> tuple[str, ...]:
+    """Return what a pass must give beside its logits for a loss of rounds."""
+    return () if config.kind == "last" else ("rounds",)
+
+
+def loss_of_rounds(
+    read: Callable[[Tensor, Batch], Tensor],
+    output: ModelOutput,
+    batch: Batch,
+    config: RoundLossConfig,
+    smoothing: float,
+) -> LossSums:
+    """Return the sums of the losses of the rounds that count; the plain one is of the model's output.
+
+    Args:
+        read: from the output of the last stack to logits. output: of a pass with what is `requested`.
+    """
+    last = label_smoothed_loss(output.logits_BTV, batch.labels_BT, batch.loss_mask_BT, smoothing)
+    if config.kind == "last":
+        return last
+    stack = list(output.stacks.values())[-1]
+    if config.kind == "window":
+        rounds = stack.rounds[-(config.n_rounds or len(stack.rounds)) : -1]
+        read_out = (
+            label_smoothed_loss(read(one(), batch), batch.labels_BT, batch.loss_mask_BT, smoothing) for one in rounds
+        )
+        return LossSums(sum((sums.loss for sums in read_out), last.loss) / (1 + len(rounds)), last.nll)
+    assert stack.halting is not None  # checked with the settings: tokens of this stack have an exit
+    weights_BTR = stack.halting.weights_BTR
+    if batch.places_BL is not None:
+        weights_BTR = weights_BTR.gather(1, batch.places_BL[..., None].expand(-1, -1, weights_BTR.shape[-1]))
+    total = torch.zeros_like(last.loss)
+    for one, weight_BT in zip(stack.rounds, weights_BTR.unbind(-1), strict=True):
+        logits_NV = read(one(), batch).float().flatten(0, 1)
+        loss_N = F.cross_entropy(logits_NV, batch.labels_BT.flatten(), reduction="none", label_smoothing=smoothing)
+        total = total + torch.where(batch.loss_mask_BT, loss_N.view_as(weight_BT) * weight_BT, 0.0).sum()
+    return LossSums(total, last.nll)
 
 
 def count_labels(batches: Sequence[Batch]) -> int:

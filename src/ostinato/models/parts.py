@@ -15,7 +15,15 @@ from ostinato.config.experts import (
     RoutedConfig,
     SparseLayerConfig,
 )
-from ostinato.config.halting import ActConfig, ByLengthConfig, HaltingConfig, StickBreakingConfig
+from ostinato.config.halting import ActConfig, ByLengthConfig, ExitConfig, HaltingConfig, StickBreakingConfig
+from ostinato.config.loops import (
+    DecayInjectionConfig,
+    InjectionConfig,
+    LearnedStateConfig,
+    LinearInjectionConfig,
+    NoiseStateConfig,
+    StateConfig,
+)
 from ostinato.config.norm import NormalisationConfig
 from ostinato.config.positions import (
     AlibiConfig,
@@ -37,6 +45,7 @@ from ostinato.nn.act import Act, ActUnit
 from ostinato.nn.attention import Attention, QkNorm
 from ostinato.nn.bank import Banks
 from ostinato.nn.by_length import ByLength
+from ostinato.nn.exits import Exit
 from ostinato.nn.experts import ExpertAttention, ExpertFeedForward, ExpertMaps, SparseLayer
 from ostinato.nn.feedforward import FeedForward
 from ostinato.nn.halting import HaltingRule, NoHalting
@@ -46,11 +55,13 @@ from ostinato.nn.init import (
     init_expert_attention,
     init_expert_maps,
     init_feed_forward,
+    init_linear_injection,
     init_projection,
     init_separable_conv,
     zero_second_maps,
 )
 from ostinato.nn.layers import Linear, build_norm
+from ostinato.nn.loops import DecayInjection, Injection, LearnedState, LinearInjection, NoiseState, ZeroState
 from ostinato.nn.positions import Coordinates, Learned, PositionSignal, Sinusoidal
 from ostinato.nn.relative import (
     Alibi,
@@ -221,6 +232,28 @@ def _scaling(c: ScalingConfig) -> LinearScaling | Llama3Scaling | None:
     return None
 
 
+def build_injection(config: InjectionConfig, d_model: int, init: Init) -> Injection:
+    """Return how what entered a segment enters its rounds, where it does."""
+    match config:
+        case LinearInjectionConfig() as c:
+            linear = LinearInjection(d_model)
+            init_linear_injection(linear, init, c.init)
+            return linear
+        case DecayInjectionConfig():
+            return DecayInjection(d_model)
+    return Injection()
+
+
+def build_state(config: StateConfig, d_model: int) -> nn.Module:
+    """Return what the first round of a segment starts from, where that is not what enters it."""
+    match config:
+        case LearnedStateConfig():
+            return LearnedState(d_model)
+        case NoiseStateConfig() as c:
+            return NoiseState(d_model, c.std, c.seed)
+    return ZeroState()
+
+
 def build_halting(config: HaltingConfig, d_model: int) -> tuple[nn.Module | None, HaltingRule]:
     """Return the gate, where there is one, and the rule."""
     match config:
@@ -238,6 +271,9 @@ def build_halting(config: HaltingConfig, d_model: int) -> tuple[nn.Module | None
                 is_global=c.scope == "global",
             )
             return unit, rule
+        case ExitConfig() as c:
+            gate = ActUnit(d_model, c.initial_bias)
+            return gate, Exit("gate", c.threshold, unit=gate, freezes=c.freeze_halted_state)
         case ByLengthConfig() as c:
             return None, ByLength(c.per_token, c.extra)
     return None, NoHalting()

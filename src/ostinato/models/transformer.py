@@ -7,8 +7,9 @@ from collections.abc import Collection
 import torch
 
 from ostinato.config.experts import RoutedConfig
+from ostinato.config.loops import SegmentConfig
 from ostinato.config.model import LanguageModelConfig, Seq2SeqConfig, StackModelConfig
-from ostinato.config.stack import StackConfig
+from ostinato.config.stack import NormConfig, StackConfig
 from ostinato.data.batch import Batch, Tokens
 from ostinato.errors import DataError
 from ostinato.models.base import TokenModel, as_batch, keep_or_none, source_of
@@ -16,19 +17,23 @@ from ostinato.models.output import ModelOutput
 from ostinato.models.parts import (
     build_embedding_map,
     build_halting,
+    build_injection,
     build_norm_of,
     build_relation,
     build_signal,
+    build_state,
     build_sub_layer,
 )
 from ostinato.nn.cache import Cache
 from ostinato.nn.compiled import compiled_step
 from ostinato.nn.execution import Execution
+from ostinato.nn.init import init_projection
+from ostinato.nn.layers import Linear
 from ostinato.nn.shapes import Bool, Float, Int, Tensor
 from ostinato.nn.stack import Stack
 from ostinato.nn.sub_layer import router_name
 from ostinato.nn.types import StackOutput
-from ostinato.plan import Plan
+from ostinato.plan import Plan, Segment
 
 
 class Transformer(TokenModel):
@@ -102,6 +107,8 @@ class Transformer(TokenModel):
                     self.banks.norm[name] = build_norm_of(stack.norm, config.d_model)
             if use.position is not None and use.position not in self.banks.relative:
                 self.banks.relative[use.position] = build_relation(stack, use, config.d_model)
+        for segment, settings_of_segment in zip(plan.segments, stack.segments, strict=False):
+            self._fill_segment(segment, settings_of_segment, stack.norm)
         if stack.norm.has_final:
             self.banks.norm[f"final_{plan.stack}"] = build_norm_of(stack.norm, config.d_model)
         if stack.norm.embedding:
@@ -109,6 +116,19 @@ class Transformer(TokenModel):
         if config.d_embedding is not None:
             made = build_embedding_map(config.d_embedding, config.d_model, bias=config.embedding_bias, init=config.init)
             self.banks.embedding[plan.stack] = made
+
+    def _fill_segment(self, segment: Segment, settings: SegmentConfig, norm: NormConfig) -> None:
+        """Make what a segment has beside its steps."""
+        d_model, init, banks = self.config.d_model, self.config.init, self.banks
+        if segment.start is not None:
+            banks.start[segment.start] = build_state(settings.state, d_model)
+        if segment.inject is not None:
+            banks.injection[segment.inject] = build_injection(settings.inject, d_model, init)
+        if segment.end_map is not None:
+            banks.end_map[segment.end_map] = end_map = Linear(d_model, d_model, bias=False)
+            init_projection(end_map, init)
+        for name in segment.norms:
+            banks.norm[name] = build_norm_of(norm, d_model)
 
 
 class Seq2Seq(Transformer):
@@ -125,6 +145,7 @@ class Seq2Seq(Transformer):
     def __init__(self, config: Seq2SeqConfig, execution: Execution | None = None) -> None:
         super().__init__(config, execution, causal={"decoder"})
         self.make_embeddings("target_vocab_size", "source_vocab_size")
+        self.stacks["decoder"].readout = self.logits
 
     def forward(
         self,
@@ -203,6 +224,7 @@ class LanguageModel(Transformer):
         prefixed = {"decoder"} if config.mask == "prefix" else set()
         super().__init__(config, execution, causal={"decoder"}, prefixed=prefixed)
         self.make_embeddings("vocab_size")
+        self.stacks["decoder"].readout = self.logits
 
     def forward(
         self,

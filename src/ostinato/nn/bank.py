@@ -1,8 +1,9 @@
 """Banks: the parameter sets a plan refers to by name, owned by the model.
 
 One bank per kind of sub-layer, one for norms, one for tables of relative positions; by stack one for halting units, for
-tables of learned positions, and for maps from embeddings to states. A
-set may serve many steps and more than one stack; it is one object, so it is counted, optimised and stored once.
+tables of learned positions, and for maps from embeddings to states; by stack and segment one each for what loops have
+beside their steps. A set may serve many steps and more than one stack; it is one object, so it is counted, optimised
+and stored once.
 """
 
 from __future__ import annotations
@@ -21,5 +22,8 @@ class Banks(nn.Module):
         self.norm = nn.ModuleDict()
         self.relative = nn.ModuleDict()
         self.halting = nn.ModuleDict()
+        self.start = nn.ModuleDict()
+        self.injection = nn.ModuleDict()
+        self.end_map = nn.ModuleDict()
         self.positions = nn.ModuleDict()
         self.embedding = nn.ModuleDict()

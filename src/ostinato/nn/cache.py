@@ -8,6 +8,9 @@ positions instead (`n_beams` hypotheses stand side by side for every sentence). 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -133,6 +136,16 @@ class Cache:
     n_steps: int | None = None
     execution: Execution | None = None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+    @contextmanager
+    def trial(self) -> Iterator[None]:
+        """Forget the columns that are cached inside: steps that run more than once for the same columns."""
+        lengths = {step: kv.length for step, kv in self.self_kv.items()}
+        windows = {step: (copy(first), copy(second)) for step, (first, second) in self.windows.items()}
+        yield
+        for step, kv in self.self_kv.items():
+            kv.length = lengths.get(step, 0)
+        self.windows = windows
 
     def reorder(self, rows_B: Int[Tensor, "B"]) -> None:
         """Replace hypotheses: new row i continues old row rows_B[i], which must be of the same sentence.

@@ -99,7 +99,7 @@ class CompiledStack:
     def _program(self, n_steps: int | None, execution: Execution) -> tuple[Program, Program]:
         """Return what the stack runs, and what stands for it where one column is new."""
         n_rounds = execution.rounds.get(self._stack.plan.stack) if n_steps is None else n_steps
-        key = n_rounds, execution.halting, execution.halting_threshold, execution.expert_backend
+        key = n_rounds, execution.halting, execution.halting_threshold, execution.exit, execution.expert_backend
         if key not in self._programs:
             plain = self._stack.program(n_steps, execution)
             any_backend = execution.expert_backend == "auto"
@@ -111,7 +111,8 @@ class CompiledStack:
         if not all(isinstance(s, SubLayer) for s in chain.from_iterable(chain.from_iterable(segment.rounds))):
             return segment  # kernels know sub-layers that follow each other
         rounds = [[s for step in steps for s in step if isinstance(s, SubLayer)] for steps in segment.rounds]
-        if isinstance(segment.rule, NoHalting) and not (segment.ticks and self._stack.signal.acts_on_rounds):
+        has_signal = segment.ticks and self._stack.signal.acts_on_rounds
+        if isinstance(segment.rule, NoHalting) and not has_signal and not segment.acts_between_rounds:
             # Nothing happens between rounds: all of them are one call.
             rounds = [[sub_layer for steps in rounds for sub_layer in steps]]
         stretches: Any = [[[_stretch_of(steps, any_backend)]] if steps else [] for steps in rounds]

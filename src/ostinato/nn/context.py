@@ -43,7 +43,8 @@ class Pass:
         cross_kv: keys and values of the memory, `[2, B, H, S, K]`, by parameter set, made once a pass or search.
         biases: of attention, where they depend on positions only, by table.
         halted_keys: places, keys and values `[L, 2 H K]` of the groups of `Round.halted`, by what made them.
-        captures, routings: what is returned beside the states.
+        predict: from states that leave a round to logits, given for rules that stop by what is predicted.
+        captures, routings, rounds: what is returned beside the states.
     """
 
     visibility: Visibility
@@ -59,8 +60,10 @@ class Pass:
     cross_kv: dict[str, Tensor] = field(default_factory=dict)
     biases: dict[str, Tensor | None] = field(default_factory=dict)
     halted_keys: dict[KeysOf, list[tuple[Tensor, Tensor]]] = field(default_factory=dict)
+    predict: Callable[[Tensor], Tensor] | None = None
     captures: dict[CaptureKey, Tensor] = field(default_factory=dict)
     routings: list[Routing] = field(default_factory=list)
+    rounds: list[Tensor] = field(default_factory=list)
 
     @property
     def n_beams(self) -> int:

@@ -10,6 +10,8 @@ from ostinato.errors import ConfigError, Problem
 from ostinato.kernels import Backend, BackendChoice, Draws
 
 Compaction = Literal["auto", "always", "never"]
+CRITERIA_AT_TEST = ("change", "cosine", "agreement", "certainty", "settled", "margin", "stable")
+"""Criteria of `ostinato.nn.exits` that need no training."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +38,11 @@ class Execution:
         halting: False: every token runs every round, and gates are not asked.
         halting_threshold: in [0, 1], in place of every rule's own: a token halts once so much of its mass is given out
             (ACT: 1 - epsilon). 0: after round 1. None: each rule's own.
+        exit: the criterion by which tokens stop (`ostinato.nn.exits`), in place of every rule; with a threshold.
         rounds: rounds of a stack, by its name, in place of the plan's (another number than it has: stacks whose rounds
             share all weights only). By length: in place of the stack's halting rule, too.
+        gradient_rounds: of every loop the last rounds that the gradient goes through (truncated back-propagation).
+            None: all.
         expert_backend: how rows are multiplied by their experts' weights (`ostinato.kernels`); "auto": chosen by trial.
         dropout_draws: where the random numbers of dropout come from; "torch": torch's own dropout.
         recompute: in training keep only the states between steps, and run each step again in the backward pass.
@@ -49,7 +54,9 @@ class Execution:
     compaction: Compaction = "auto"
     halting: bool = True
     halting_threshold: float | None = None
+    exit: str | None = None
     rounds: Mapping[str, int | RoundsByLength] = field(default_factory=dict)
+    gradient_rounds: int | None = None
     expert_backend: BackendChoice = "auto"
     dropout_draws: Draws = "auto"
     recompute: bool = False
@@ -65,6 +72,12 @@ class Execution:
             for name, valid in named.items()
             if getattr(self, name) not in valid
         ]
+        if self.exit is not None and self.exit not in CRITERIA_AT_TEST:
+            problems.append(Problem("exit", self.exit, f"must be one of {', '.join(CRITERIA_AT_TEST)}"))
+        if self.exit is not None and self.halting_threshold is None:
+            problems.append(Problem("exit", self.exit, "needs a halting_threshold"))
+        if self.gradient_rounds is not None and self.gradient_rounds < 1:
+            problems.append(Problem("gradient_rounds", self.gradient_rounds, "must be at least 1"))
         if self.halting_threshold is not None and not 0.0 <= self.halting_threshold <= 1.0:
             problems.append(Problem("halting_threshold", self.halting_threshold, "must lie in [0, 1]"))
         if problems:

@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from ostinato.nn.attention import Attention
 from ostinato.nn.experts import ExpertAttention, ExpertMaps
 from ostinato.nn.feedforward import FeedForward
+from ostinato.nn.loops import LinearInjection
 from ostinato.nn.recurrent import GlobalAttention, Lstm
 from ostinato.nn.separable import SeparableConv
 
@@ -90,6 +91,18 @@ def zero_second_maps(module: ExpertMaps) -> None:
 def init_embedding(weight_VD: Tensor, init: Init) -> None:
     """Initialise an embedding matrix or an untied output projection."""
     nn.init.normal_(weight_VD, std=0.02 if init == "normal" else weight_VD.shape[1] ** -0.5)
+
+
+def init_linear_injection(module: LinearInjection, init: Init, start: Literal["model", "input", "state"]) -> None:
+    """Initialise both maps as halves of one; or one of them as the identity and the other as zero."""
+    if start == "model":
+        for linear in (module.state, module.input):
+            block = linear.weight.detach()
+            _init_map(block, 2 * block.shape[1], block.shape[0], init, 1.0)
+        return
+    kept, silent = (module.input, module.state) if start == "input" else (module.state, module.input)
+    nn.init.eye_(kept.weight)
+    nn.init.zeros_(silent.weight)
 
 
 def init_projection(linear: nn.Linear, init: Init) -> None:

@@ -1,12 +1,14 @@
 """The depth loop: the one place where steps run.
 
     states += position signal given once; a norm and a map of the embeddings, where there are any
-    for every segment, for every round of it:
-        stop where every token has halted; gather away the rows of those that have
-        states += signal(round)
-        for every step of the round, for every sub-layer of the step:
-            states = sub_layer(states)
-        states = what the halting rule makes of those that entered and those that left
+    for every segment:
+        states = what its first round starts from, if not from these
+        for every round of it:
+            stop where every token has halted; gather away the rows of those that have
+            states = inject(states, what entered the segment) + signal(round)
+            for every step of the round, for every sub-layer of the step:
+                states = sub_layer(states)
+            states = what the halting rule makes of those that entered and those that left
     a final norm, unless the norms are after the sums
 
 What a sub-layer is, which weights it has, and whether there is one at all, is the plan's to say.
@@ -14,9 +16,11 @@ What a sub-layer is, which weights it has, and whether there is one at all, is t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
-from typing import Any, NamedTuple
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import nn
@@ -29,6 +33,7 @@ from ostinato.nn.cache import Cache
 from ostinato.nn.context import HaltedRows, Pass, Round
 from ostinato.nn.cross_attention import CrossAttention
 from ostinato.nn.execution import DEFAULT_EXECUTION, Execution, RoundsByLength
+from ostinato.nn.exits import OF_STATES, Criterion, Exit
 from ostinato.nn.feedforward import FeedForwardSubLayer
 from ostinato.nn.halting import HaltingPass, HaltingRule, NoHalting
 from ostinato.nn.layers import at_least_float32
@@ -39,7 +44,7 @@ from ostinato.nn.separable import SeparableConv, SeparableConvSubLayer
 from ostinato.nn.shapes import Bool, Float, Int, Tensor
 from ostinato.nn.sub_layer import Parallel, Runnable, SubLayer, recomputed
 from ostinato.nn.types import StackOutput
-from ostinato.plan import Plan, Step, Use
+from ostinato.plan import Plan, Segment, Step, Use
 
 _LEAST_GAIN = 1 / 16
 """Part of the rows that must have nothing to do before they are gathered away."""
@@ -50,11 +55,18 @@ Rounds = Sequence[Sequence[Sequence[Runnable]]]
 
 
 class LoopProgram(NamedTuple):
-    """What one segment runs: sub-layers, who takes part in their rounds, and whether those tick."""
+    """What one segment runs: sub-layers, who takes part in their rounds, whether those tick, and what else it has
+    (`ostinato.plan.Segment`)."""
 
     rounds: Rounds
     rule: HaltingRule
     ticks: bool = True
+    segment: Segment = Segment(())
+
+    @property
+    def acts_between_rounds(self) -> bool:
+        """Whether something other than steps and signals is run in every round."""
+        return self.segment.inject is not None or self.segment.round_norm is not None
 
 
 Program = Sequence[LoopProgram]
@@ -91,6 +103,8 @@ class Stack:
         self.has_embedding_norm, self.has_embedding_map = has_embedding_norm, has_embedding_map
         self.signal, self.is_causal, self.has_prefix = signal, is_causal, has_prefix
         self.halting: HaltingRule = halting or NoHalting()
+        self.readout: Callable[[Tensor], Tensor] | None = None
+        """From the stack's output to logits, for tokens that stop by what is predicted; None: nothing is."""
         self._own_rounds = self._rounds(plan)
         # A convolution reads its neighbours, halted or not: their rows must stay.
         modules = (banks.ffn[use.weights] for use in plan.uses() if use.kind == "ffn")
@@ -122,7 +136,8 @@ class Stack:
             prefix_lengths_B: first real tokens that see each other in both directions.
             memory_BSD, memory_keep_BS: what cross-attention looks at.
             n_rounds: another number of rounds than the plan's (fully shared plans only).
-            request: captures to return: "input", "output", "residual", "weights", "seconds".
+            request: captures to return: "input", "output", "residual", "weights", "seconds"; "rounds": what the output
+                would be after every round of the loop (stacks without halting, or with exits).
             execution: how to run.
         """
         if positions_BT is None:
@@ -184,27 +199,63 @@ class Stack:
         if self.has_embedding_map:
             mapped_BTD: Tensor = self.banks.embedding[self.plan.stack](states_BTD)
             states_BTD = at_least_float32(mapped_BTD)
-        trace, cost = None, None
-        for segment in program:
-            states_BTD, halting = self._run(segment, states_BTD, run, signal)
-            if segment.ticks:
-                trace = halting.trace()
-                # A cost is for training; the steps of decoding would pay for it, token by token.
-                cost = halting.aux_loss() if run.cache is None else None
+        loop = next(number for number, segment in enumerate(program) if segment.ticks)
+        for segment in program[:loop]:
+            states_BTD, _ = self._run(segment, states_BTD, run, signal)
+        if isinstance(program[loop].rule, Exit) and self.readout is not None:
+            readout = self.readout
+            run = replace(run, predict=lambda left_BTD: readout(self._after(left_BTD, program[loop:], run, signal)))
+        states_BTD, halting = self._run(program[loop], states_BTD, run, signal)
+        # A cost is for training; the steps of decoding would pay for it, token by token.
+        cost = halting.aux_loss() if run.cache is None else None
+        rounds: list[Callable[[], Tensor]] = [
+            partial(self._after, left_BTD, program[loop:], run, signal) for left_BTD in run.rounds
+        ]
+        for segment in program[loop + 1 :]:
+            states_BTD, _ = self._run(segment, states_BTD, run, signal)
         if (norm := self.final_norm) is not None:
             states_BTD = norm(states_BTD)
-        return StackOutput(states_BTD, trace, cost, tuple(run.routings), run.captures)
+        if rounds:
+            rounds[-1:] = [lambda: states_BTD]
+        return StackOutput(states_BTD, halting.trace(), cost, tuple(run.routings), run.captures, tuple(rounds))
+
+    def _after(
+        self, left_BTD: Float[Tensor, "B T D"], program: Program, run: Pass, signal: Any
+    ) -> Float[Tensor, "B T D"]:
+        """Return what the stack would give if these states were the last to leave its loop; nothing is kept of it.
+
+        Args:
+            program: from the loop on.
+        """
+        states_BTD = self._end(program[0].segment, left_BTD)
+        own = replace(run, captures={}, routings=[], rounds=[], request=())
+        with nullcontext() if run.cache is None else run.cache.trial():
+            for segment in program[1:]:
+                states_BTD, _ = self._run(segment, states_BTD, own, signal)
+        return states_BTD if self.final_norm is None else self.final_norm(states_BTD)
+
+    def _end(self, segment: Segment, states_BTD: Tensor) -> Tensor:
+        """Apply the map and the norm at the end of a segment."""
+        if segment.end_map is not None:
+            states_BTD = at_least_float32(self.banks.end_map[segment.end_map](states_BTD))
+        return states_BTD if segment.end_norm is None else self.banks.norm[segment.end_norm](states_BTD)
 
     def _run(
         self, segment: LoopProgram, states_BTD: Tensor, run: Pass, signal: Any
     ) -> tuple[Float[Tensor, "B T D"], HaltingPass]:
         """Run the rounds of one segment; return the states after it, and who took part."""
-        rounds, rule, ticks = segment
+        rounds, rule, ticks, own = segment
+        banks = self.banks
+        inject: Any = None if own.inject is None else banks.injection[own.inject]
+        injected_BTD = states_BTD if inject is None else inject.prepare(states_BTD)
+        if own.start is not None:
+            states_BTD = banks.start[own.start](states_BTD, run.positions)
         B, T, _ = states_BTD.shape
         states_ND = states_BTD.flatten(0, 1)
         halting = rule.start(states_ND, Rows.all(B, T), run, len(rounds))
         gathers = run.execution.compaction != "never" and rule.freezes and not self._mixes_columns
         halted: tuple[HaltedRows, ...] = ()
+        n_free = 0 if run.execution.gradient_rounds is None else len(rounds) - run.execution.gradient_rounds
         for index, steps in enumerate(rounds):
             active_N = halting.active(index, states_ND)
             if gathers and active_N is not None and _pays(halting, run.execution):
@@ -213,19 +264,29 @@ class Stack:
                 if run.cache is not None:
                     _fill_caches(rounds[index:], index, run, states_ND, halting.rows, halted)
                 break
-            tick = self.signal.at_round(signal, index) if ticks else None
-            entered_ND = states_ND if tick is None else states_ND + halting.rows.take(tick)
-            weight_N, visible = halting.enter(index, states_ND, entered_ND)
-            here = Round.of(run, index, halting.rows, weight_N, visible, halted)
-            left_ND = entered_ND
-            for step in steps:
-                if run.recomputes:
-                    left_ND = recomputed(step, left_ND, run, here)
-                    continue
-                for sub_layer in step:
-                    left_ND = sub_layer(left_ND, run, here)
-            states_ND = halting.leave(index, states_ND, left_ND)
-        return halting.output(states_ND), halting
+            with torch.no_grad() if ticks and index < n_free else nullcontext():
+                entered_ND = states_ND if inject is None else inject(states_ND, halting.rows.take(injected_BTD))
+                if (tick := self.signal.at_round(signal, index) if ticks else None) is not None:
+                    entered_ND = entered_ND + halting.rows.take(tick)
+                weight_N, visible = halting.enter(index, states_ND, entered_ND)
+                here = Round.of(run, index, halting.rows, weight_N, visible, halted)
+                left_ND = entered_ND
+                for step in steps:
+                    if run.recomputes:
+                        left_ND = recomputed(step, left_ND, run, here)
+                        continue
+                    for sub_layer in step:
+                        left_ND = sub_layer(left_ND, run, here)
+                if own.round_norm is not None:
+                    left_ND = banks.norm[own.round_norm](left_ND)
+                states_ND = halting.leave(index, states_ND, left_ND)
+            if ticks and "rounds" in run.request:
+                run.rounds.append(halting.output(states_ND))
+        return self._end(own, halting.output(states_ND)), halting
+
+    def can_exit(self, criterion: str) -> bool:
+        """Return whether tokens of this stack can stop by a criterion: some need predictions."""
+        return criterion in OF_STATES or self.readout is not None
 
     def program(self, n_rounds: int | None, execution: Execution) -> Program:
         """Return what runs: sub-layers by segment, round and step, and the halting rule of the loop.
@@ -244,10 +305,12 @@ class Stack:
         rounds = self._own_rounds if plan is self.plan else self._rounds(plan)
         if not execution.halting:
             rule = NoHalting()
+        elif execution.exit is not None and self.can_exit(execution.exit):
+            rule = Exit(cast(Criterion, execution.exit), execution.halting_threshold or 0.0)
         elif execution.halting_threshold is not None:
             rule = rule.at(execution.halting_threshold)
         return tuple(
-            LoopProgram(own, rule if segment.is_loop else NoHalting(), segment.is_loop)
+            LoopProgram(own, rule if segment.is_loop else NoHalting(), segment.is_loop, segment)
             for segment, own in zip(plan.segments, rounds, strict=True)
         )
 

@@ -6,6 +6,7 @@ the keys, D model width, H heads, K head width, F feed-forward width, N rows (B 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -81,6 +82,8 @@ class StackOutput:
         halting: None where no token can halt. depth_cost: mean over real tokens, see the rule's `aux_loss`.
         routings: in the order they happened; none of sub-layers that compiled kernels ran in a cached step.
         captures: what `request` named, by (stack, step, kind, what).
+        rounds: with "rounds" in the request, for each round of the loop what `states_BTD` would be if it were the last;
+            made when it is called.
     """
 
     states_BTD: Float[Tensor, "B T D"]
@@ -88,3 +91,4 @@ class StackOutput:
     depth_cost: Tensor | None = None
     routings: tuple[Routing, ...] = ()
     captures: dict[CaptureKey, Tensor] = field(default_factory=dict)
+    rounds: tuple[Callable[[], Tensor], ...] = ()

@@ -5,13 +5,14 @@ from __future__ import annotations
 import torch
 
 from ostinato.config.recipe import Recipe
-from ostinato.config.training import ExpertBackend
+from ostinato.config.training import ExpertBackend, PlannedRoundsConfig
 from ostinato.errors import ConfigError, Problem
 from ostinato.models.base import TokenModel
 from ostinato.models.build import without_memory
 from ostinato.nn.experts import ExpertAttention, Routed
 from ostinato.training.freeze import freeze
 from ostinato.training.optim import check_scales
+from ostinato.training.rounds import round_problems
 
 
 def check_training(recipe: Recipe, device: torch.device) -> None:
@@ -27,6 +28,8 @@ def check_training(recipe: Recipe, device: torch.device) -> None:
         problems += _backend_problems(model, config.expert_backend, device, lowered)
     if config.compile and (reason := _why_not_compilable(without_memory(recipe.model), device)) is not None:
         problems.append(Problem("training.compile", True, reason))
+    if config.rounds != PlannedRoundsConfig() or config.round_loss.kind != "last":
+        problems += round_problems(without_memory(recipe.model), config.rounds, config.round_loss.kind)
     if problems:
         raise ConfigError(problems)
 

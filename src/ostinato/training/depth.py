@@ -63,10 +63,10 @@ def observe_depth(
         shares: see `depth_cost`; the values of several processes add up to those of all their tokens.
     """
     values, rounds = [], {}
-    for name, stack in model.stacks.items():
+    for name in model.stacks:
         if not model.current_execution.halting or name not in model.banks.halting:
             continue
-        rounds[name] = n_rounds = stack.plan.n_rounds
+        rounds[name] = n_rounds = model.n_rounds()[name]
         found, share = output.stacks.get(name), 1.0 if shares is None else shares[name]
         if found is None or found.depth_cost is None:  # this process has no tokens
             values.append(torch.zeros(n_rounds + 2, device=model.device))

@@ -85,7 +85,7 @@ class Session:
             self._start()
         else:
             self._resume()
-        self.updater = Updater(self.model, self.optimizer, self.config, processes)
+        self.updater = Updater(self.model, self.optimizer, self.config, processes, prepared.recipe.seed)
         if processes.is_main:
             records.cut(self.progress.metrics_bytes, self.progress.metrics_sha256)
         self._last_evaluation = processes.broadcast(records.last_evaluation)

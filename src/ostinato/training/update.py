@@ -17,7 +17,15 @@ from ostinato.budget.out_of_memory import noting_plan
 from ostinato.config.training import TrainingConfig
 from ostinato.data.batch import Batch
 from ostinato.models import Model
-from ostinato.models.losses import LossSums, add_auxiliary, balance_loss, count_labels, depth_cost, label_smoothed_loss
+from ostinato.models.losses import (
+    LossSums,
+    add_auxiliary,
+    balance_loss,
+    count_labels,
+    depth_cost,
+    loss_of_rounds,
+    requested,
+)
 from ostinato.models.output import ModelOutput
 from ostinato.nn.execution import Execution
 from ostinato.training.depth import DepthObservation, observe_depth
@@ -25,6 +33,7 @@ from ostinato.training.gradients import all_reduce_gradients
 from ostinato.training.losses import add_empty_routings, token_shares
 from ostinato.training.optim import learning_rate, set_learning_rate
 from ostinato.training.processes import SINGLE_PROCESS, Processes
+from ostinato.training.rounds import draw_rounds, rounds_of_stacks
 from ostinato.training.routing import RoutingObservation, observe_routing, rounds_of
 
 _Observations = tuple[DepthObservation | None, RoutingObservation | None]
@@ -75,6 +84,7 @@ class Updater:
         model, optimizer: what is updated.
         config: its loss, clipping, precision, and schedule.
         processes: those that do every update together, each with its share of the rows.
+        seed: of the run, from which `config.rounds` draws.
     """
 
     def __init__(
@@ -83,10 +93,12 @@ class Updater:
         optimizer: torch.optim.Optimizer,
         config: TrainingConfig,
         processes: Processes = SINGLE_PROCESS,
+        seed: int = 1,
     ):
+        self.seed = seed
         self.model, self.optimizer, self.config, self.processes = model, optimizer, config, processes
         # Only training passes are compiled: evaluation and decoding have many more shapes.
-        self._run: Callable[[Batch], ModelOutput] = torch.compile(model) if config.compile else model
+        self._run: Callable[..., ModelOutput] = torch.compile(model) if config.compile else model
 
     def accumulate(self, batches: Sequence[Batch], update: int | None = None, *, observed: bool = False) -> Gradient:
         """Add the gradient of the mean loss over the labels of all batches, which may be on any device.
@@ -101,7 +113,9 @@ class Updater:
         update = self.config.n_updates if update is None else update
         sums: list[LossSums] = []
         observations: _Observations = (None, None)
-        with self.model.execution(halting=update > self.config.halting.off_updates):
+        rounds = rounds_of_stacks(self.model, draw_rounds(self.config.rounds, self.seed, update))
+        halts, last = update > self.config.halting.off_updates, self.config.rounds.last
+        with self.model.execution(halting=halts, rounds=rounds, gradient_rounds=last):
             for number, batch in enumerate(batches, 1):
                 is_observed = observed and number == n
                 with self._noting_plan(batch):
@@ -188,11 +202,11 @@ class Updater:
         if not batch.n_sentences:
             zero = torch.zeros((), device=self.model.device)
             return ModelOutput(zero.new_zeros(0, 0, 0)), LossSums(zero, zero)
-        is_float32 = self.config.precision == "float32"
+        config = self.config
+        is_float32 = config.precision == "float32"
         with nullcontext() if is_float32 else torch.autocast(self.model.device.type, dtype=torch.bfloat16):
-            output = self._run(batch)
-        logits_BTV = output.logits_BTV
-        sums = label_smoothed_loss(logits_BTV, batch.labels_BT, batch.loss_mask_BT, self.config.label_smoothing)
+            output = self._run(batch, request=requested(config.round_loss))
+            sums = loss_of_rounds(self.model.read, output, batch, config.round_loss, config.label_smoothing)
         # The logits are not read again: dropping them frees their memory before the backward pass, whose first
         # gradients are as large.
-        return replace(output, logits_BTV=logits_BTV.new_empty(0, 0, 0)), sums
+        return replace(output, logits_BTV=output.logits_BTV.new_empty(0, 0, 0)), sums

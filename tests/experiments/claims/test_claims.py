@@ -21,7 +21,7 @@ from ostinato.experiments.claims import files as claims
 from ostinato.experiments.claims.design import check_alike, first_recipe, named_by, named_part, source_sweep
 from ostinato.experiments.claims.document import document
 from ostinato.experiments.claims.reproduce import Resources, reproduce
-from ostinato.experiments.claims.staleness import arm_fingerprints, state, why_stale
+from ostinato.experiments.claims.staleness import arm_fingerprints, scores_said, state, why_stale, with_scores
 from ostinato.experiments.sweep.measures import select
 from ostinato.tasks.recipes import load_recipe
 
@@ -238,6 +238,45 @@ def test_an_outcome_is_stale_once_an_arm_computes_otherwise_and_not_by_changed_s
     assert why_stale(claim, outcome) is None  # rounding
     numbers[0] *= 1.01
     assert why_stale(claim, outcome) == "two compute otherwise now"
+
+
+def test_scores_that_an_outcome_lacks_may_be_recorded_later_and_are_compared_then(tmp_path):
+    claim = swept_claim(tmp_path, "two/loss", seeds=[1])
+    outcome = reproduce(claim, Resources(tmp_path / "store"))
+    assert scores_said(claim, outcome) == "recorded with its runs"
+    assert with_scores(claim, outcome) is outcome
+    old = claims.Outcome({key: value for key, value in outcome.head.items() if key != "scores"}, outcome.rows)
+    assert (why_stale(claim, old), scores_said(claim, old)) == (None, "not recorded")
+    later = with_scores(claim, old)
+    assert later.head["scores"] == outcome.head["scores"]
+    assert later.head["scores_recorded"]["commit"] == later.head["versions"]["commit"]
+    assert scores_said(claim, later).startswith("recorded later (")
+    # Running it again keeps what it was run with, and adds what it lacks.
+    again = reproduce(claim, Resources(tmp_path / "store"), old)
+    assert (again.head["fingerprints"], again.head["scores"]) == (old.head["fingerprints"], later.head["scores"])
+    assert again.head["scores_recorded"] == later.head["scores_recorded"]
+    later.head["versions"] = later.head["versions"] | {"source": "another"}
+    assert why_stale(claim, later) is None
+    later.head["scores"]["two"]["loss"] *= 1.01
+    assert why_stale(claim, later) == "two (loss) score otherwise now"
+    # Where the losses have moved, today's scores are not those of the runs.
+    old.head["fingerprints"]["two"][0] *= 1.01
+    old.head["versions"] = old.head["versions"] | {"source": "another"}
+    assert with_scores(claim, old) is old
+
+
+def test_the_command_records_scores_in_outcomes_that_lack_them(tmp_path, capsys, monkeypatch):
+    claim = swept_claim(tmp_path, "two/loss", seeds=[1])
+    outcome = reproduce(claim, Resources(tmp_path / "store"))
+    del outcome.head["scores"]
+    claims.write_outcome(claim, outcome, tmp_path / "outcomes")
+    monkeypatch.setattr(claims, "list_claims", lambda: [claim])
+    assert run("claims", "--record-scores", "--outcomes", str(tmp_path / "outcomes")) == 0
+    assert "steps.jsonl" in capsys.readouterr().out
+    written = claims.read_outcome(claim, [tmp_path / "outcomes"])
+    assert scores_said(claim, written).startswith("recorded later (")
+    assert run("claims", "--record-scores", "--outcomes", str(tmp_path / "outcomes")) == 0
+    assert capsys.readouterr().out == ""
 
 
 def test_an_outcome_of_runs_that_earlier_code_trained_is_stale(tmp_path):

@@ -6,7 +6,9 @@ comes from the architecture alone.
 
 from __future__ import annotations
 
+import gzip
 import json
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -77,7 +79,8 @@ def untrained(claim: Claim) -> Claim:
     quick = sweep.model_copy(update={"arms": arms}).model_dump(mode="json")
     source = source.model_copy(update={"sweep": quick, "overrides": overrides, "seeds": seeds})
     design = None if config.design is None else config.design.model_copy(update={"tuning": None})
-    return Claim(config.model_copy(update={"source": source, "design": design}), claim.path)
+    controls = [one for one in config.controls if not one.overrides or UNTRAINED in one.overrides]
+    return Claim(config.model_copy(update={"source": source, "design": design, "controls": controls}), claim.path)
 
 
 def inputs_of(config: ClaimConfig, folder: Path) -> dict[str, str]:
@@ -87,12 +90,17 @@ def inputs_of(config: ClaimConfig, folder: Path) -> dict[str, str]:
         "label": [{"source": f"the {a} {b} of the {c}", "target": a} for a in WORDS for b in WORDS for c in WORDS],
     }
     found = {}
+    if {"text", "held_out", "test"} <= config.inputs.keys():  # a vocabulary of the size that budgets are equal with
+        with gzip.open(SHARED / "brown/train.jsonl.gz", "rt", encoding="utf-8") as file:
+            lines["text"] = [json.loads(line) for line in islice(file, N_REAL)]
     for name in config.inputs:
         kind = "label" if name.startswith(("labelled", "part")) else "text"
         path = folder / f"{name}.jsonl"
-        path.write_text("".join(json.dumps(line) + "\n" for line in lines[kind]))
+        part = lines[kind] if name != "held_out" and name != "test" else lines[kind][:200]
+        path.write_text("".join(json.dumps(line) + "\n" for line in part))
         found[name] = str(path)
     return found
 
 
+N_REAL = 4000
 WORDS = ("old", "house", "river", "song", "green", "stone", "winter", "market")

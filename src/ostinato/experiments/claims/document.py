@@ -16,7 +16,7 @@ from ostinato.experiments.claims.files import (
     read_outcome,
 )
 from ostinato.experiments.claims.forest import drawn
-from ostinato.experiments.claims.staleness import state, why_stale
+from ostinato.experiments.claims.staleness import scores_said, state, why_stale
 from ostinato.experiments.results import markdown
 
 TITLES = {
@@ -154,6 +154,8 @@ def _claim(claim: Claim, outcome: Outcome | None, said: State) -> Iterator[str]:
     if config.limits:
         yield f"{config.limits}\n"
     ran = f"Run on {outcome.head['date']} with ostinato {outcome.made_with}. " if outcome else ""
+    if outcome is not None and (scores := scores_said(claim, outcome)) is not None:
+        ran += f"Scores of tiny versions: {scores}. "
     yield f"{ran}About {config.minutes:g} minutes on two cores: `{command(claim)}`\n"
 
 

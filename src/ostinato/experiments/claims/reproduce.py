@@ -41,7 +41,7 @@ from ostinato.experiments.claims.design import (
 )
 from ostinato.experiments.claims.files import Claim, Outcome, command
 from ostinato.experiments.claims.inference import Sampling, is_inside
-from ostinato.experiments.claims.staleness import content_of, why_stale
+from ostinato.experiments.claims.staleness import content_of, why_stale, with_scores
 from ostinato.experiments.claims.statistics import claim_verdict, find
 from ostinato.experiments.sweep.executors import Executor
 from ostinato.experiments.sweep.import_runs import import_runs
@@ -55,6 +55,7 @@ from ostinato.experiments.timing.workloads import Candidate, Workload
 from ostinato.training.rundir import versions
 
 _COMPARED = "compared"
+_SCORES = ("scores", "scores_recorded")
 _SAMPLING: dict[str, Sampling] = {"sweep": "seeds", "timing": "rounds", "count": "exact"}
 
 
@@ -103,8 +104,11 @@ def reproduce(claim: Claim, resources: Resources, earlier: Outcome | None = None
             rows = trained.rows([*config.expect, *(c for c in config.controls if not c.overrides)])
             control_rows = {c.what: trained.rows([c], c) for c in config.controls if c.overrides}
             chosen = trained.chosen
+            if kept is not None:  # of the code of its runs, which the others were compared with
+                recorded = with_scores(claim, kept).head
+                content |= {key: recorded[key] for key in ("fingerprints", *_SCORES) if key in recorded}
             if trained.is_of_earlier_code(now["source"]):
-                content["fingerprints"] = None
+                content |= dict.fromkeys(("fingerprints", *_SCORES))
             began = min(trained.began, default=began)
         case TimingSource():
             rows = timed_rows(source, resources.on_event)

@@ -1,0 +1,97 @@
+"""What loops have beside their steps (`ostinato.nn.loops`): parameters, products and saved bytes by segment.
+
+With D = d_model, N tokens, R rounds, w bytes of a number that a product reads:
+
+    injection   add       no parameters
+                linear    2 D^2: D^2 MACs a token once, and D^2 a round; saves e and every h, w N D each, of which
+                          the first h is e where the loop starts from its input
+                decay     D^2 + 2 D: D^2 MACs once; saves e w N D, B e and every h N D *, and 4 D * a round
+    start       learned   D
+    end map               D^2:          D^2 once; saves w N D
+    norms                 as others: one a round, one after the last
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ostinato.budget.sizes import Weights, plans
+from ostinato.config.loops import SegmentConfig
+from ostinato.config.model import ModelConfig
+from ostinato.config.stack import StackConfig
+from ostinato.plan import Segment
+
+_NONE = Weights(0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedSegment:
+    """One segment of a stack, with its settings.
+
+    Args:
+        of_input: parameters that read what enters the segment, once a pass. of_rounds: those of every round.
+        start, end_map: the others.
+    """
+
+    stack: str
+    stack_config: StackConfig
+    segment: Segment
+    settings: SegmentConfig
+    of_input: Weights
+    of_rounds: Weights
+    start: Weights
+    end_map: Weights
+
+    @property
+    def part(self) -> str:
+        """What its costs are shown under."""
+        return f"{self.stack}.loop"
+
+    @property
+    def changes_states(self) -> bool:
+        """Whether a round starts from other states than those that left the round before."""
+        return self.settings.inject.kind != "none"
+
+    @property
+    def n_rounds(self) -> int:
+        """How often its steps run."""
+        return self.segment.n_rounds
+
+    def saved_of_injection(self, tokens: int, d_model: int, number: int, width: int) -> int:
+        """Return the bytes that injection and end map save.
+
+        Args:
+            number, width: bytes of a float32 and of what a product reads.
+        """
+        states, read = number * tokens * d_model, width * tokens * d_model
+        found = read if self.settings.end_map else 0
+        if self.settings.inject.kind == "linear":
+            is_twice = self.settings.state.kind == "input" and width == number
+            return found + read * (self.n_rounds + (0 if is_twice else 1))
+        if self.settings.inject.kind == "decay":
+            is_twice = self.settings.state.kind == "input" and width == number
+            of_channels = number * d_model * (4 * self.n_rounds + 1)
+            return found + (0 if is_twice else read) + states * (1 + self.n_rounds) + of_channels
+        return found
+
+    def saves_states(self, number: int, width: int) -> bool:
+        """Return whether injection saves the states that a round starts from, as they are."""
+        kind = self.settings.inject.kind
+        return kind == "decay" or (kind == "linear" and number == width)
+
+
+def planned_segments(config: ModelConfig, n_steps: int | None = None) -> Iterator[PlannedSegment]:
+    """Yield the segments of every stack that is made of some."""
+    stacks, d_model = config.stacks(), config.d_model
+    for name, plan in plans(config, n_steps).items():
+        for segment, settings in zip(plan.segments, stacks[name].segments, strict=False):
+            of_input = of_rounds = _NONE
+            match settings.inject.kind:
+                case "linear":
+                    of_input = of_rounds = Weights(d_model**2, 0)
+                case "decay":
+                    of_input, of_rounds = Weights(d_model**2, 0), Weights(0, 2 * d_model)
+            start = Weights(0, d_model) if settings.state.kind == "learned" else _NONE
+            end_map = Weights(d_model**2, 0) if settings.end_map else _NONE
+            yield PlannedSegment(name, stacks[name], segment, settings, of_input, of_rounds, start, end_map)

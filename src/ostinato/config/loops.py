@@ -1,0 +1,129 @@
+"""Segments of a stack: a prelude, a core that runs round after round, a coda; and what a loop has beside its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from ostinato.config.base import Config, Count, Number, Positive
+from ostinato.errors import Inert, Problem
+from ostinato.plan import SegmentPlan
+
+
+class NoInjectionConfig(Config):
+    """A round starts from the states that left the round before."""
+
+    kind: Literal["none"] = "none"
+
+
+class AddInjectionConfig(Config):
+    """u = h + e (Fan et al. 2024; Yang et al. 2023)."""
+
+    kind: Literal["add"] = "add"
+
+
+class LinearInjectionConfig(Config):
+    """u = W_h h + W_e e, one map of [h; e] without bias (Huginn; iso-depth scaling laws)."""
+
+    kind: Literal["linear"] = "linear"
+    init: Literal["model", "input", "state"] = "model"
+    """model: as other maps. input: W_e = I, W_h = 0: the first round is that of a stack without a loop. state: W_h = I,
+    W_e = 0."""
+
+
+class DecayInjectionConfig(Config):
+    """u = a * h + b * (B e), a = exp(-softplus(d) exp(A)) in (0, 1), b = softplus(d), by channel (Parcae)."""
+
+    kind: Literal["decay"] = "decay"
+
+
+class InputStateConfig(Config):
+    """The loop starts from the states that enter it: h = e."""
+
+    kind: Literal["input"] = "input"
+
+
+class ZeroStateConfig(Config):
+    """h = 0."""
+
+    kind: Literal["zeros"] = "zeros"
+
+
+class LearnedStateConfig(Config):
+    """h is a vector that is learned, the same for every token."""
+
+    kind: Literal["learned"] = "learned"
+
+
+class NoiseStateConfig(Config):
+    """h is drawn from a normal distribution that is cut off at three standard deviations (Huginn, Parcae).
+
+    In training it is drawn anew for every token of every pass. Else a position has the same noise in every sentence and
+    every call, so that results repeat, and do not depend on padding, batch or cache (the public code draws anew).
+    """
+
+    kind: Literal["noise"] = "noise"
+    std: Positive = 0.02
+    """Standard deviation before it is cut off. Huginn: sqrt(2/5), of states that are scaled by sqrt(d_model)."""
+    seed: Count = 0
+    """Of the noise outside training."""
+
+
+InjectionConfig = Annotated[
+    NoInjectionConfig | AddInjectionConfig | LinearInjectionConfig | DecayInjectionConfig, Field(discriminator="kind")
+]
+StateConfig = Annotated[
+    InputStateConfig | ZeroStateConfig | LearnedStateConfig | NoiseStateConfig, Field(discriminator="kind")
+]
+
+
+class SegmentConfig(Config):
+    """Some of a stack's steps, one after the other: a prelude, a core that is repeated, a coda.
+
+    h = state(e);   every round: h = round_norm(steps(inject(h, e)));   after the last: end_norm(end_map(h))
+
+    with e the states that enter the segment (see `ostinato.nn.loops`).
+    """
+
+    n_steps: Number = 1
+    """How many of the stack's steps it has."""
+    repeats: Number | None = None
+    """How often they run: a round each time, in which tokens may halt. None: once, for all tokens. One segment of a
+    stack is repeated; at call time it may run for another number of rounds."""
+    state: StateConfig = InputStateConfig()
+    """What its first round starts from."""
+    inject: InjectionConfig = NoInjectionConfig()
+    """How what entered the segment enters every round of it."""
+    round_norm: bool = False
+    """A norm after every round, of what the next one reads."""
+    end_map: bool = False
+    """A map without bias of what leaves the segment (Parcae)."""
+    end_norm: Literal["none", "own", "final"] = "none"
+    """A norm of what leaves the segment; final: the stack's final norm, which it then has here, too (Huginn)."""
+
+    def plan(self) -> SegmentPlan:
+        """Return how the segment is laid out."""
+        return SegmentPlan(
+            self.n_steps,
+            self.repeats,
+            has_start=self.state.kind != "input",
+            injects=self.inject.kind != "none",
+            has_round_norm=self.round_norm,
+            has_end_map=self.end_map,
+            end_norm=self.end_norm,
+        )
+
+    def problems(self, path: str = "") -> Iterator[Problem]:
+        """Settings of a loop, of steps that run once; and a loop that never reads its input."""
+        if self.repeats is None:
+            for name, unset in (("state", "input"), ("inject", "none")):
+                if (kind := getattr(self, name).kind) != unset:
+                    yield Inert(f"{path}{name}.kind", kind, f"has no effect without {path}repeats: remove it")
+            if self.round_norm:
+                reason = f"the segment runs once ({path}repeats is not set): {path}end_norm=own says the same"
+                yield Problem(f"{path}round_norm", True, reason)
+        elif self.state.kind != "input" and self.inject.kind == "none":
+            reason = f"nothing of what enters the segment would be read: set {path}inject, or {path}state=input"
+            yield Problem(f"{path}state.kind", self.state.kind, reason)

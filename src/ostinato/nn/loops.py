@@ -1,0 +1,136 @@
+"""What a loop has beside its steps: what its first round starts from, and how its input enters every round.
+
+With e the states that enter the segment and h those that left the round before, round t runs its steps on
+
+    none      u = h                                        h = e before the first round, unless something else is said
+    add       u = h + e                                    Fan et al. 2024; Yang et al. 2023
+    linear    u = W_h h + W_e e                            Huginn (Geiping et al. 2025), one map of [h; e] there
+    decay     u = a * h + b * (B e)                        Parcae (Prairie et al. 2026)
+              a = exp(-softplus(d) exp(A)), b = softplus(d), by channel
+
+What is made of e alone (W_e e, b * (B e)) is made once a pass. Huginn's one map is W = [W_h | W_e] side by side.
+
+Before the first round h is e, zeros, a learned vector, or noise.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ostinato.nn.layers import Linear, at_least_float32
+from ostinato.nn.shapes import Float, Int, Tensor
+
+_CUT = 3.0
+"""Standard deviations at which noise is cut off."""
+_START_OF_DECAY = -math.log(math.sqrt(1 / 5))
+"""softplus(d) of a new model, so that a = sqrt(1/5) = 0.447."""
+_POSITIONS_A_TABLE = 256
+
+
+class Injection(nn.Module):
+    """u = h + e; the base of those with weights."""
+
+    def prepare(self, entry_BTD: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
+        """Return what of e is the same in all rounds."""
+        return entry_BTD
+
+    def forward(self, states_ND: Float[Tensor, "N D"], prepared_ND: Float[Tensor, "N D"]) -> Float[Tensor, "N D"]:
+        """Return u, given h and what was prepared of e, row by row."""
+        return states_ND + prepared_ND
+
+
+class LinearInjection(Injection):
+    """u = W_h h + W_e e, without biases."""
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__()
+        self.state = Linear(d_model, d_model, bias=False)
+        self.input = Linear(d_model, d_model, bias=False)
+
+    def prepare(self, entry_BTD: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
+        """Return W_e e."""
+        return at_least_float32(self.input(entry_BTD))
+
+    def forward(self, states_ND: Float[Tensor, "N D"], prepared_ND: Float[Tensor, "N D"]) -> Float[Tensor, "N D"]:
+        """Return W_h h + W_e e."""
+        return at_least_float32(self.state(states_ND)) + prepared_ND
+
+
+class DecayInjection(Injection):
+    """u = a * h + b * (B e); B starts as I, A at 0, and d so that a = 0.447."""
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__()
+        self.rate_D = nn.Parameter(torch.zeros(d_model))
+        self.step_D = nn.Parameter(torch.full((d_model,), math.log(math.expm1(_START_OF_DECAY))))
+        self.input = Linear(d_model, d_model, bias=False)
+        nn.init.eye_(self.input.weight)
+
+    def prepare(self, entry_BTD: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
+        """Return b * (B e)."""
+        return F.softplus(self.step_D) * at_least_float32(self.input(entry_BTD))
+
+    def forward(self, states_ND: Float[Tensor, "N D"], prepared_ND: Float[Tensor, "N D"]) -> Float[Tensor, "N D"]:
+        """Return a * h + b * (B e)."""
+        decay_D = torch.exp(-F.softplus(self.step_D) * torch.exp(self.rate_D))
+        return torch.addcmul(prepared_ND, decay_D, states_ND)
+
+
+class ZeroState(nn.Module):
+    """h = 0."""
+
+    def forward(self, entry_BTD: Float[Tensor, "B T D"], positions: Int[Tensor, "#B T"]) -> Float[Tensor, "B T D"]:
+        """Return h before the first round, given e and the positions of its tokens."""
+        return torch.zeros_like(entry_BTD)
+
+
+class LearnedState(nn.Module):
+    """h is one vector, learned; it starts at N(0, 1 / D)."""
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__()
+        self.vector_D = nn.Parameter(torch.randn(d_model) * d_model**-0.5)
+
+    def forward(self, entry_BTD: Float[Tensor, "B T D"], positions: Int[Tensor, "#B T"]) -> Float[Tensor, "B T D"]:
+        """Return the vector, once a token."""
+        return torch.zeros_like(entry_BTD) + self.vector_D
+
+
+class NoiseState(nn.Module):
+    """h is normal noise cut off at three standard deviations: drawn anew in training, else a function of the position.
+
+    Args:
+        std: its standard deviation before it is cut off. seed: of the noise outside training.
+    """
+
+    def __init__(self, d_model: int, std: float, seed: int) -> None:
+        super().__init__()
+        self.d_model, self.std, self.seed = d_model, std, seed
+
+    def forward(self, entry_BTD: Float[Tensor, "B T D"], positions: Int[Tensor, "#B T"]) -> Float[Tensor, "B T D"]:
+        """Return noise."""
+        if self.training:
+            return nn.init.trunc_normal_(
+                torch.empty_like(entry_BTD), std=self.std, a=-_CUT * self.std, b=_CUT * self.std
+            )
+        # Tables of so many positions each: a longer sentence adds tables, and changes none.
+        highest = int(positions.max()) if positions.numel() else 0
+        tables = [
+            _noise(self.seed + first, self.d_model, positions.device)
+            for first in range(0, highest + 1, _POSITIONS_A_TABLE)
+        ]
+        return (self.std * torch.cat(tables)[positions]).to(entry_BTD.dtype).expand_as(entry_BTD)
+
+
+@lru_cache(maxsize=64)
+def _noise(seed: int, d_model: int, device: torch.device) -> Tensor:
+    # Tables first made while evaluating must also serve training: no inference tensors.
+    with torch.inference_mode(False), torch.no_grad():
+        draws = torch.Generator().manual_seed(seed)
+        table = torch.empty(_POSITIONS_A_TABLE, d_model)
+        return nn.init.trunc_normal_(table, a=-_CUT, b=_CUT, generator=draws).to(device)

@@ -1,0 +1,70 @@
+"""How many rounds an update runs: drawn from the run's seed and the update alone.
+
+Every process of a run draws the same number, a resumed run draws what it would have drawn, and nothing is saved for it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+
+from ostinato.config.training import (
+    LogNormalPoissonRoundsConfig,
+    PoissonRoundsConfig,
+    RoundsConfig,
+    UniformRoundsConfig,
+)
+from ostinato.errors import Problem
+from ostinato.models import Model
+from ostinato.nn.exits import Exit
+from ostinato.nn.halting import NoHalting
+
+_SEED = 514_229
+"""Keeps these draws apart from others that begin with the seed of a run."""
+
+
+def draw_rounds(config: RoundsConfig, seed: int, update: int) -> int | None:
+    """Return the rounds of update 1, 2, ...; None: the plan's."""
+    draws = torch.Generator().manual_seed((_SEED + seed) * 2**31 + update)
+    match config:
+        case UniformRoundsConfig() as c:
+            most = int(c.grown(update, c.most))
+            return int(torch.randint(min(c.least, most), most + 1, (), generator=draws))
+        case PoissonRoundsConfig() as c:
+            return max(1, int(torch.poisson(torch.tensor(float(c.grown(update, c.rate))), generator=draws)))
+        case LogNormalPoissonRoundsConfig() as c:
+            normal = torch.randn((), generator=draws, dtype=torch.float64)
+            rate = math.log(c.grown(update, c.rate)) - c.sigma**2 / 2 + c.sigma * normal
+            drawn = 1 + int(torch.poisson(rate.exp(), generator=draws))
+            return drawn if c.most is None else min(drawn, c.most)
+    return None
+
+
+def rounds_of_stacks(model: Model, n_rounds: int | None) -> Mapping[str, int]:
+    """Return the rounds of every stack whose number of rounds can be changed."""
+    if n_rounds is None:
+        return {}
+    return {name: n_rounds for name, stack in model.stacks.items() if stack.plan.is_fully_shared}
+
+
+def round_problems(model: Model, rounds: RoundsConfig, loss: str) -> list[Problem]:
+    """Return what of `training.rounds` and `training.round_loss` the model cannot do."""
+    found: list[Problem] = []
+    if (rounds.kind != "plan" or rounds.last is not None) and not rounds_of_stacks(model, 1):
+        reason = "no stack of this model has rounds that share all weights"
+        found.append(Problem("training.rounds.kind", rounds.kind, reason))
+    if loss == "last":
+        return found
+    if not model.stacks:
+        return [*found, Problem("training.round_loss.kind", loss, "this model has no rounds")]
+    name, stack = list(model.stacks.items())[-1]
+    has_exit = isinstance(stack.halting, Exit)
+    if loss == "exit" and not has_exit:
+        reason = f"needs a learned exit: model.{name}.halting.kind=exit"
+        found.append(Problem("training.round_loss.kind", loss, reason))
+    if loss == "window" and not (has_exit or isinstance(stack.halting, NoHalting)):
+        reason = f"needs model.{name}.halting.kind none or exit: other rules mix the states of rounds"
+        found.append(Problem("training.round_loss.kind", loss, reason))
+    return found

@@ -1,0 +1,128 @@
+"""Exits after training: criteria, thresholds, frozen tokens, cached steps; truncated gradients; readouts of rounds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from architectures import random_model
+from ostinato.config.model import LanguageModelConfig
+from ostinato.errors import ConfigError
+from ostinato.models import LanguageModel
+from ostinato.nn.execution import CRITERIA_AT_TEST, Execution
+from ostinato.nn.exits import CRITERIA, OF_STATES
+
+CORE = {"repeats": 6, "inject": {"kind": "linear"}, "state": {"kind": "zeros"}}
+
+
+def _model(*, coda: bool = True, **changes: Any) -> LanguageModel:
+    segments: list[dict[str, Any]] = [{}, CORE, {}] if coda else [{}, CORE]
+    stack = {"n_steps": len(segments), "segments": segments, "norm": {"kind": "rms", "placement": "pre"}}
+    stack |= {"self_attention": {"n_heads": 2}, "ffn": {"d_ff": 24}} | changes
+    config = {"d_model": 16, "vocab_size": 11, "dropout": 0.0, "decoder": stack}
+    return random_model(LanguageModelConfig.model_validate(config)).eval()  # type: ignore[return-value]
+
+
+IDS = torch.tensor([[1, 5, 6, 7, 3], [1, 4, 4, 9, 8]])
+
+
+def test_criteria_at_test_are_those_that_need_no_training() -> None:
+    assert set(CRITERIA) - {"gate"} == set(CRITERIA_AT_TEST)
+
+
+@pytest.mark.parametrize("criterion", CRITERIA_AT_TEST)
+def test_threshold_one_runs_all_rounds_and_zero_stops_after_the_first(criterion: str) -> None:
+    model = _model()
+    whole, once = model(IDS).logits_BTV, model(IDS, n_steps=1).logits_BTV
+    never = model(IDS, execution=Execution(exit=criterion, halting_threshold=1.0)).logits_BTV
+    first = model(IDS, execution=Execution(exit=criterion, halting_threshold=0.0))
+    torch.testing.assert_close(never, whole, rtol=0, atol=0)
+    torch.testing.assert_close(first.logits_BTV, once, rtol=0, atol=1e-12)
+    trace = first.stacks["decoder"].halting
+    assert bool((trace.executed_BTR.sum(-1) == 1).all())
+
+
+@pytest.mark.parametrize("coda", [True, False])
+@pytest.mark.parametrize("criterion", CRITERIA_AT_TEST)
+def test_some_tokens_stop_early_alone_as_in_a_batch_and_gathered_as_masked(criterion: str, coda: bool) -> None:
+    model, depths = _model(coda=coda), set[int]()
+    for threshold in (0.02, 0.1, 0.3, 0.5, 0.7, 0.9):
+        execution = Execution(exit=criterion, halting_threshold=threshold, compaction="always")
+        output = model(IDS, execution=execution)
+        masked = Execution(exit=criterion, halting_threshold=threshold, compaction="never")
+        torch.testing.assert_close(output.logits_BTV, model(IDS, execution=masked).logits_BTV, rtol=0, atol=1e-10)
+        for row in (0, 1):
+            alone = model(IDS[row : row + 1], execution=execution).logits_BTV
+            torch.testing.assert_close(output.logits_BTV[row : row + 1], alone, rtol=0, atol=1e-10)
+        executed_BTR = output.stacks["decoder"].halting.executed_BTR
+        depths |= set(executed_BTR.sum(-1).flatten().tolist())
+    assert len(depths) > 1
+
+
+@pytest.mark.parametrize("criterion", CRITERIA_AT_TEST)
+@pytest.mark.parametrize("relative", ["none", "buckets"])
+@pytest.mark.parametrize("coda", [True, False])
+def test_cached_steps_stop_where_the_whole_pass_does(criterion: str, coda: bool, relative: str) -> None:
+    if coda and criterion not in OF_STATES:
+        pytest.skip("predictions of steps after the loop read what earlier tokens stopped with, see the module")
+    model = _model(coda=coda, relative={"kind": relative}).float()
+    for threshold in (0.1, 0.5, 0.9):
+        with torch.inference_mode(), model.execution(exit=criterion, halting_threshold=threshold):
+            whole = model(IDS).logits_BTV
+            cache = model.encode(_batch())
+            steps = torch.stack([model.step(IDS[:, t : t + 1], cache) for t in range(IDS.shape[1])], dim=1)
+        torch.testing.assert_close(steps, whole, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("criterion", [c for c in CRITERIA_AT_TEST if c not in OF_STATES])
+def test_predictions_after_a_coda_leave_nothing_in_the_cache(criterion: str) -> None:
+    # At threshold 1 they are made after every round, and decide nothing.
+    model = _model().float()
+    with torch.inference_mode(), model.execution(exit=criterion, halting_threshold=1.0):
+        cache = model.encode(_batch())
+        steps = torch.stack([model.step(IDS[:, t : t + 1], cache) for t in range(IDS.shape[1])], dim=1)
+        torch.testing.assert_close(steps, model(IDS).logits_BTV, rtol=0, atol=2e-5)
+
+
+def _batch() -> Any:
+    from ostinato.models.base import as_batch
+
+    return as_batch(IDS, None)
+
+
+def test_a_rounds_output_is_what_the_model_gives_when_it_is_the_last() -> None:
+    model = _model()
+    rounds = model(IDS, request=["rounds"]).stacks["decoder"].rounds
+    assert len(rounds) == 6
+    for number, states in enumerate(rounds, 1):
+        expected = model(IDS, n_steps=number).logits_BTV
+        torch.testing.assert_close(model.logits(states()), expected, rtol=0, atol=1e-10)
+
+
+def test_gradients_stop_before_the_last_rounds() -> None:
+    model = _model()
+
+    def gradients(**execution: Any) -> dict[str, torch.Tensor]:
+        model.zero_grad()
+        model(IDS, execution=Execution(**execution)).logits_BTV.square().sum().backward()
+        return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+    full = gradients()
+    for name, found in gradients(gradient_rounds=6).items():
+        torch.testing.assert_close(found, full[name], rtol=0, atol=0)
+    # The plain twin: the first four rounds give a constant state, and two rounds start from it.
+    last_two = gradients(gradient_rounds=2)
+    name = "banks.injection.decoder_1.state.weight"
+    assert not torch.allclose(last_two[name], full[name])
+    for backend in ("never", "always"):
+        for name, found in gradients(gradient_rounds=2, compaction=backend).items():
+            torch.testing.assert_close(found, last_two[name], rtol=0, atol=1e-9)
+
+
+def test_an_exit_needs_a_threshold_and_a_known_criterion() -> None:
+    with pytest.raises(ConfigError, match="needs a halting_threshold"):
+        Execution(exit="change")
+    with pytest.raises(ConfigError, match="must be one of change"):
+        Execution(exit="gate", halting_threshold=0.5)
