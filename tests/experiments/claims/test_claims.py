@@ -498,7 +498,7 @@ def test_a_claims_changes_make_no_untrained_arm_a_trained_one(tmp_path):
     with pytest.raises(ConfigError, match=said):
         arm_fingerprints(claim)
     # An arm that no number names changes nothing; a control's own runs are what it says they are.
-    untrained = {"training.n_updates=0"}
+    untrained = ["training.n_updates=0"]
     named_part(source_sweep(claim.config.source, {}), claim.config.source, {("two", "loss")}, untrained)
     other = swept_claim(tmp_path, "", expect=expect, sweep=TINY | {"arms": arms}).config.source
     part, _ = named_part(source_sweep(other, {}), other, {("two", "loss"), ("untrained", "loss")}, untrained)
@@ -560,9 +560,8 @@ def test_terms_and_inputs_of_swept_claims_exist():
             inputs = dict.fromkeys(claim.config.inputs, __file__)
             sweeps[source.sweep] = source_sweep(source, inputs)
             source_sweep(claims.variant(claim, "gpu").config.source, inputs)
-        for one in (claim, claims.variant(claim, "gpu")):
-            config = one.config
-            named_part(source_sweep(config.source, None), config.source, named_by([*config.expect, *config.controls]))
+        for config in (claim.config, claims.variant(claim, "gpu").config):
+            named_part(sweeps[source.sweep], config.source, named_by([*config.expect, *config.controls]))
         sweep = sweeps[source.sweep]
         known = {f"{arm.name}/{measure.name}" for arm in sweep.arms for measure in sweep.measures_of(arm.name)}
         known |= {f"{one.arm}/{one.name}" for one in source.compared}

@@ -9,12 +9,11 @@ from pathlib import Path
 import pytest
 
 from ostinato.config.claim import ExpectationConfig
-from ostinato.experiments.claims.counts import counted_rows
+from ostinato.experiments.claims import forest
 from ostinato.experiments.claims.document import conclusion
 from ostinato.experiments.claims.files import Outcome, load_claim
-from ostinato.experiments.claims.forest import _HOLLOW, agreeing, draw_forest, drawn, scaled
+from ostinato.experiments.claims.forest import agreeing, draw_forest, drawn, scaled
 from ostinato.experiments.claims.reproduce import Resources, reproduce
-from ostinato.experiments.claims.staleness import settings_hash
 
 COUNTED = "one-wide-ffn/parameters"
 RATIO = {"kind": "ratio", "of": "a/x", "over": "b/x"}
@@ -59,13 +58,12 @@ def found(verdict: str) -> Outcome:
          "verdict": verdict, "seeds_needed": 12}
         for one in claim.config.expect
     ]  # fmt: skip
-    counted = [{"values": row["values"]} for row in counted_rows(claim.config.source, None)]
-    head = {"registered": claim.registered, "settings": settings_hash(claim), "verdict": verdict, "numbers": numbers}
-    return Outcome(head, counted)
+    return Outcome({"registered": claim.registered, "verdict": verdict, "numbers": numbers}, [])
 
 
-def test_the_same_numbers_give_the_same_plot_and_none_without_an_interval(tmp_path):
+def test_the_same_numbers_give_the_same_plot_and_none_without_an_interval(tmp_path, monkeypatch):
     pytest.importorskip("matplotlib")
+    monkeypatch.setattr(forest, "state", lambda claim, outcome: outcome.verdict)
     claim = load_claim(COUNTED)
     first = draw_forest([(claim, found("supported"))], tmp_path / "claims-x.svg")
     assert first is not None
@@ -79,20 +77,14 @@ def test_the_same_numbers_give_the_same_plot_and_none_without_an_interval(tmp_pa
     assert [path.name for path in tmp_path.iterdir()] == ["claims-x.svg"]
 
 
-def test_numbers_that_do_not_count_any_more_are_hollow(tmp_path):
+@pytest.mark.parametrize(("said", "counts"), [("supported", True), ("void", False), ("stale", False)])
+def test_numbers_that_do_not_count_any_more_are_hollow(tmp_path, monkeypatch, said, counts):
     pytest.importorskip("matplotlib")
-    claim = load_claim(COUNTED)
-    outcomes = {"as it is": found("supported"), "void": found("void"), "stale": found("supported")}
-    outcomes["stale"].rows[0]["values"] = {"parameters": 1}
-    assert {said: {one.counts for one in drawn([(claim, it)])} for said, it in outcomes.items()} == {
-        "as it is": {True},
-        "void": {False},
-        "stale": {False},
-    }
-    for said, outcome in outcomes.items():
-        outcome.head["numbers"] = [number | {"verdict": "supported"} for number in outcome.head["numbers"]]
-        text = draw_forest([(claim, outcome)], tmp_path / f"{said}.svg").read_text()
-        assert (_HOLLOW in text) is (said != "as it is")
+    pair = load_claim(COUNTED), found("supported")
+    monkeypatch.setattr(forest, "state", lambda claim, outcome: said)
+    assert {one.counts for one in drawn([pair])} == {counts}
+    text = draw_forest([pair], tmp_path / "claims-x.svg").read_text()
+    assert (forest._HOLLOW in text) is not counts
 
 
 def test_the_conclusion_is_written_from_the_verdicts():

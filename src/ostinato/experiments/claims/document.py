@@ -15,8 +15,8 @@ from ostinato.experiments.claims.files import (
     list_claims,
     read_outcome,
 )
-from ostinato.experiments.claims.forest import drawn
-from ostinato.experiments.claims.staleness import scores_said, state, why_stale
+from ostinato.experiments.claims.forest import with_interval
+from ostinato.experiments.claims.staleness import scores_said, state_of, why_stale
 from ostinato.experiments.results import markdown
 
 TITLES = {
@@ -46,19 +46,28 @@ Pairs = Sequence[tuple[Claim, Outcome | None]]
 def document(paper: str | None = None) -> str:
     """Return the document, of one paper or of all; every outcome is the library's own."""
     by_paper = library_outcomes(paper)
-    states = {name: [state(*pair) for pair in mine] for name, mine in by_paper.items()}
+    # Found once: it computes what arms compute.
+    whys = {
+        name: [None if outcome is None else why_stale(claim, outcome) for claim, outcome in mine]
+        for name, mine in by_paper.items()
+    }
+    states = {
+        name: [state_of(outcome, why) for (_, outcome), why in zip(mine, whys[name], strict=True)]
+        for name, mine in by_paper.items()
+    }
     lines = [[TITLES[name], *(own.count(one) for one in STATES)] for name, own in states.items()]
     parts = [_HEAD, markdown(["paper", *STATES], lines)]
     for name, mine in by_paper.items():
         parts += [f"## {TITLES[name]}\n", conclusion(mine, states[name])]
-        if drawn(mine):
+        if any(with_interval(*pair) for pair in mine):
             parts.append(f"![Every number with its interval](claims-{name}.svg)\n")
         parts.append(
             markdown(
                 SUMMARY, [line for pair, own in zip(mine, states[name], strict=True) for line in _summary(*pair, own)]
             )
         )
-        parts += [part for pair, own in zip(mine, states[name], strict=True) for part in _claim(*pair, own)]
+        told = zip(mine, states[name], whys[name], strict=True)
+        parts += [part for pair, own, why in told for part in _claim(*pair, own, why)]
     return "\n".join(parts)
 
 
@@ -122,9 +131,8 @@ def _summary(claim: Claim, outcome: Outcome | None, said: State) -> Iterator[lis
             yield [*cells, _effect(found), one.unit, band_text(one.band), str(len(found["by_seed"])), verdict]
 
 
-def _claim(claim: Claim, outcome: Outcome | None, said: State) -> Iterator[str]:
+def _claim(claim: Claim, outcome: Outcome | None, said: State, why: str | None) -> Iterator[str]:
     config = claim.config
-    why = None if outcome is None else why_stale(claim, outcome)
     then = "" if outcome is None or why is None else f" ({outcome.verdict}; {why})"
     # Not in the heading: its anchor, which others link to, must not change with the verdict.
     yield f"### {claim.name}\n"

@@ -48,13 +48,18 @@ def drawn(claims: Sequence[tuple[Claim, Outcome | None]]) -> list[Drawn]:
     """Return the numbers that have an interval, of claims that are still what was run."""
     found = []
     for claim, outcome in claims:
-        if outcome is None or outcome.head["registered"] != claim.registered:
-            continue
-        counts = state(claim, outcome) not in ("stale", "void")
-        for expectation, number in zip(claim.config.expect, outcome.head["numbers"], strict=True):
-            if number["low"] is not None:
-                found.append(Drawn(claim.config.name, expectation, number, counts))
+        if numbers := with_interval(claim, outcome):
+            counts = state(claim, outcome) not in ("stale", "void")
+            found += [Drawn(claim.config.name, expectation, number, counts) for expectation, number in numbers]
     return found
+
+
+def with_interval(claim: Claim, outcome: Outcome | None) -> list[tuple[ExpectationConfig, Mapping[str, Any]]]:
+    """Return the numbers of a claim that have an interval, where it is still what was run."""
+    if outcome is None or outcome.head["registered"] != claim.registered:
+        return []
+    pairs = zip(claim.config.expect, outcome.head["numbers"], strict=True)
+    return [(expectation, number) for expectation, number in pairs if number["low"] is not None]
 
 
 def draw_forest(claims: Sequence[tuple[Claim, Outcome | None]], path: Path) -> Path | None:

@@ -42,9 +42,14 @@ _scores: dict[str, Scores | None] = {}
 
 def state(claim: Claim, outcome: Outcome | None) -> State:
     """Return the verdict where an outcome is still of that claim and that code."""
+    return state_of(outcome, None if outcome is None else why_stale(claim, outcome))
+
+
+def state_of(outcome: Outcome | None, why: str | None) -> State:
+    """Return the verdict of an outcome, given why it is stale, where it is."""
     if outcome is None:
         return "not run"
-    return "stale" if why_stale(claim, outcome) else outcome.verdict
+    return "stale" if why else outcome.verdict
 
 
 def why_stale(claim: Claim, outcome: Outcome) -> str | None:
