@@ -49,6 +49,28 @@ T5_GATED = 2 * 32_128 * 512 + t5(512, 384, 1024, 8, 6, gated=True)
 MODERNBERT_LAYER = attention(768, 768, bias=False) + feed_forward(768, 1152, bias=False, gated=True)
 MODERNBERT = 50_368 * 768 + 22 * MODERNBERT_LAYER + (1 + 43 + 1 + 1) * 768 + 768 * 768 + 50_368
 
+
+def grouped(d: int, heads: int, kv_heads: int, width: int) -> int:
+    """Queries and output of all heads, keys and values of some."""
+    return 2 * d * heads * width + 2 * d * kv_heads * width
+
+
+def rms_layers(d: int, n: int, parts: int) -> int:
+    """n layers with two RMS norms each, and one behind them."""
+    return n * (parts + 2 * d) + d
+
+
+LLAMA = 128_256 * 2048 + rms_layers(
+    2048, 16, grouped(2048, 32, 8, 64) + feed_forward(2048, 8192, bias=False, gated=True)
+)
+QWEN3_LAYER = grouped(1024, 16, 8, 128) + 2 * 128 + feed_forward(1024, 3072, bias=False, gated=True)
+QWEN3 = 151_936 * 1024 + rms_layers(1024, 28, QWEN3_LAYER)
+MIXTRAL_EXPERTS = 8 * (feed_forward(4096, 14_336, bias=False, gated=True) + 4096)
+MIXTRAL = 2 * 32_000 * 4096 + rms_layers(4096, 32, grouped(4096, 32, 8, 128) + MIXTRAL_EXPERTS)
+JETMOE_ATTENTION = 2 * 2048 * 2048 + 8 * (2 * 2048 * 2048 + 2048) + 2048
+JETMOE_EXPERTS = 8 * (feed_forward(2048, 5632, bias=False, gated=True) + 2048) + 2048
+JETMOE = 32_000 * 2048 + rms_layers(2048, 24, JETMOE_ATTENTION + JETMOE_EXPERTS)
+
 SIZES = {
     # recipe: (by equations, published; what ours has beside it: buffers of theirs that are parameters of ours)
     "dense/gpt2-124m": (GPT2, 124_439_808, 0),
@@ -59,6 +81,10 @@ SIZES = {
     "dense/t5-small": (T5, 60_506_624, 0),
     "dense/t5-v1.1-small": (T5_GATED, 76_961_152, 0),
     "dense/modernbert-base": (MODERNBERT, 149_655_232, 0),
+    "dense/llama-3.2-1b": (LLAMA, 1_235_814_400, 0),
+    "dense/qwen3-0.6b": (QWEN3, 596_049_920, 0),
+    "dense/mixtral-8x7b": (MIXTRAL, 46_702_792_704, 0),
+    "dense/jetmoe-8b": (JETMOE, 8_522_237_952, 0),
 }
 
 
@@ -121,6 +147,33 @@ def test_the_reference_class_has_as_many(name: str) -> None:
             },
         ),
         "dense/modernbert-base": ("ModernBertForMaskedLM", {}),
+        "dense/llama-3.2-1b": (
+            "LlamaForCausalLM",
+            {
+                "vocab_size": 128_256,
+                "hidden_size": 2048,
+                "intermediate_size": 8192,
+                "num_hidden_layers": 16,
+                "num_attention_heads": 32,
+                "num_key_value_heads": 8,
+                "tie_word_embeddings": True,
+            },
+        ),
+        "dense/qwen3-0.6b": (
+            "Qwen3ForCausalLM",
+            {
+                "vocab_size": 151_936,
+                "hidden_size": 1024,
+                "intermediate_size": 3072,
+                "num_hidden_layers": 28,
+                "num_attention_heads": 16,
+                "num_key_value_heads": 8,
+                "head_dim": 128,
+                "tie_word_embeddings": True,
+            },
+        ),
+        "dense/mixtral-8x7b": ("MixtralForCausalLM", {}),
+        "dense/jetmoe-8b": ("JetMoeForCausalLM", {"num_hidden_layers": 24}),
     }
     class_name, settings = kinds[name]
     kind = getattr(transformers, class_name)
