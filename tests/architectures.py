@@ -225,8 +225,10 @@ class _Stacks:
             before, looped, after = draw(st.integers(0, 1)), draw(st.integers(1, 2)), draw(st.integers(0, 1))
             n_steps, steps_per_round = before + looped + after, 1
             segments = draw(_segments(before, looped, after))
-        relative: RelativeConfig = shared.get("relative") or draw(_relatives(n_steps))
-        if isinstance(relative, ByStepConfig) and len(relative.pattern) > n_steps:  # of a longer stack
+        # Rounds that run the same sets have the same positions at each of their steps.
+        most = steps_per_round if self._fully_shared and not segments else n_steps
+        relative: RelativeConfig = shared.get("relative") or draw(_relatives(most))
+        if isinstance(relative, ByStepConfig) and len(relative.pattern) > most:  # of another stack
             relative = relative.settings[relative.pattern[0]]
         norm: NormConfig = shared.get("norm") or draw(_norms())
         norm = norm.model_copy(update=self._where_norms_are())
