@@ -135,7 +135,8 @@ def _width(sub: SubLayerConfig, d_model: int) -> str:
 
     match sub:
         case AttentionConfig():
-            return f"{sub.n_heads} heads x {sub.head_width(d_model)}"
+            shared = "" if sub.n_key_heads == sub.n_heads else f" on {sub.n_key_heads} of keys and values"
+            return f"{sub.n_heads} heads x {sub.head_width(d_model)}{shared}"
         case SeparableConvConfig():
             return f"{sub.kind} of kernels {sub.kernel_in} and {sub.kernel_out} x {sub.d_ff:,}"
         case DenseFeedForwardConfig() | ExpertFeedForwardConfig():
