@@ -7,7 +7,7 @@ from functools import partial
 
 from ostinato.config.model import LanguageModelConfig
 from ostinato.config.sub_layers import DenseFeedForwardConfig
-from ostinato.interop.names.decoders import attention_rules
+from ostinato.interop.names.parts import attention_rules
 from ostinato.interop.weights import Part, Reshaped, Rule, Table, rules_of_layers
 
 
