@@ -24,14 +24,18 @@ class CrossAttention(SubLayer):
     ) -> Float[Tensor, "N D"]:
         """Return what every row reads in its sentence's memory."""
         x_NI = self.read(module, module.queries(read_ND, decision), run, here)
-        return module.output(module.gated(x_NI, read_ND), decision)  # type: ignore[no-any-return]
+        if module.output_gate is not None:
+            x_NI = module.gated(x_NI, read_ND)
+        return module.output(x_NI, decision)  # type: ignore[no-any-return]
 
     def read(self, attention: Any, q_NI: Tensor, run: Pass, here: Round) -> Float[Tensor, "N I"]:
         """Return what the queries of the rows read, heads and choices side by side."""
         rows, (k, v) = here.rows, self.memory(run).unbind(0)
         q_BAI, G = rows.queries(q_NI), run.n_beams
         B, A, _ = q_BAI.shape
-        q = attention.normed_and_turned(attention.query_heads(q_BAI.view(B // G, G * A, -1)), attention.q_norm, None)
+        q = attention.query_heads(q_BAI.view(B // G, G * A, -1))
+        if attention.q_norm is not None:
+            q = attention.normed_and_turned(q, attention.q_norm, None)
         if "weights" in run.request:
             capture_weights(self, attention.weights(q, k, run.memory_visibility), run, here)
         draws, ranges = run.execution.dropout_draws, None if rows.occupied is None else rows.ranges(k, G)
