@@ -313,6 +313,7 @@ def _segments(draw: st.DrawFn, before: int, looped: int, after: int) -> list[Seg
     ends = st.fixed_dictionaries({"end_map": st.booleans(), "end_norm": st.sampled_from(["none", "own", "final"])})
     inject, state = draw(st.sampled_from(INJECTIONS)), draw(st.sampled_from(STATES))
     core: dict[str, Any] = {"n_steps": looped, "repeats": draw(st.integers(1, 3)), "inject": inject}
+    core |= {"keys": draw(st.sampled_from(["own", "own", "first"]))}
     core |= {"state": InputStateConfig() if inject.kind == "none" else state, "round_norm": draw(st.booleans())}
     once = [SegmentConfig(**draw(ends)) for _ in range(before + after)]
     return [*once[:before], SegmentConfig(**core, **draw(ends)), *once[before:]]
@@ -486,7 +487,7 @@ def traits(config: Seq2SeqConfig | LanguageModelConfig) -> set[str]:
         for segment in stack.segments:
             found |= {f"segments {name}", f"end_norm {segment.end_norm}", f"end_map {segment.end_map}"}
             found |= {f"inject {segment.inject.kind}", f"state {segment.state.kind}"}
-            found |= {f"round_norm {segment.round_norm}"}
+            found |= {f"round_norm {segment.round_norm}", f"keys {segment.keys}"}
         found |= halting_traits(name, stack)
         for one in stack.relatives():
             found.add(f"reach {one.reach is not None}")
@@ -579,6 +580,7 @@ def all_traits() -> set[str]:
         *(f"inject {i.kind}" for i in INJECTIONS),
         *(f"state {s.kind}" for s in STATES),
         *(f"{name} {s}" for name in ("round_norm", "end_map") for s in (True, False)),
+        *(f"keys {k}" for k in ("own", "first")),
         *(f"end_norm {n}" for n in ("none", "own", "final")),
         *(f"share {kind} {scheme}" for kind in kinds for scheme in schemes),
         *(f"share_norm {s}" for s in (True, False)),

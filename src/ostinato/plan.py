@@ -73,6 +73,7 @@ class Step:
 
     Args:
         segment: number of the segment it is in, 0-based.
+        keys: the step whose keys and values its self-attention reads; None: its own.
         is_parallel: all sub-layers read the states that enter the step, and their outputs are added up.
     """
 
@@ -81,6 +82,7 @@ class Step:
     uses: tuple[Use, ...]
     segment: int = 0
     is_parallel: bool = False
+    keys: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +96,13 @@ class Segment:
     Args:
         steps: of all rounds. is_loop: its rounds are what the step signal and halting tick in, and what may be another
             number at call time. A stack has one such segment.
+        shares_keys: later rounds read the keys and values of the first one.
         start, inject, end_map: see `ostinato.nn.loops`. round_norm, end_norm: norms.
     """
 
     steps: tuple[Step, ...]
     is_loop: bool = True
+    shares_keys: bool = False
     start: str | None = None
     inject: str | None = None
     round_norm: str | None = None
@@ -156,6 +160,7 @@ class SegmentPlan:
     repeats: int | None = None
     has_start: bool = False
     injects: bool = False
+    shares_keys: bool = False
     has_round_norm: bool = False
     has_end_map: bool = False
     end_norm: Literal["none", "own", "final"] = "none"
@@ -303,6 +308,7 @@ def build_plan(
             Segment(
                 tuple(Step(0, r, uses, number, parallel) for r in rounds for group in groups for uses in group),
                 is_loop=own.repeats is not None,
+                shares_keys=own.shares_keys,
                 start=name if own.has_start else None,
                 inject=name if own.injects else None,
                 round_norm=f"round_{name}" if own.has_round_norm else None,
@@ -324,8 +330,11 @@ def _table(sub: SubLayerPlan, stack: str, weights: str, step: int) -> str | None
 
 def _numbered(stack: str, segments: Sequence[Segment]) -> Plan:
     """Return a plan of segments, its steps numbered in the order they run."""
-    numbers = count()
-    return Plan(
-        stack,
-        tuple(replace(part, steps=tuple(replace(s, index=next(numbers)) for s in part.steps)) for part in segments),
-    )
+    numbers, parts = count(), []
+    for part in segments:
+        steps = [replace(step, index=next(numbers), keys=None) for step in part.steps]
+        if part.shares_keys:
+            firsts = [step.index for step in steps if not step.round]
+            steps = [replace(s, keys=firsts[i % len(firsts)]) if s.round else s for i, s in enumerate(steps)]
+        parts.append(replace(part, steps=tuple(steps)))
+    return Plan(stack, tuple(parts))

@@ -126,6 +126,7 @@ class _Twin:
 
     def __init__(self, model: Model, name: str, *, is_causal: bool, n_prefix: int | None = None) -> None:
         self._model, self._name, self._is_causal, self._n_prefix = model, name, is_causal, n_prefix
+        self._read_by_others: dict[int, States] = {}
         self._config: StackConfig = model.config.stacks()[name]
 
     def run(self, states: States, n_steps: int | None, memory: States | None = None) -> tuple[States, Whole]:
@@ -181,6 +182,7 @@ class _Twin:
 
     def _step(self, step: Step, states: States, memory: States | None, halting: Whole) -> States:
         """Apply the sub-layers of a step, one after the other, or side by side to what enters it."""
+        self._at = step
         if self._config.norm.placement != "parallel":
             for use in step.uses:
                 states = self._sub_layer(use, states, memory, halting)
@@ -237,6 +239,8 @@ class _Twin:
             others = [n if s is x else self._norm(before, s) for s, x, n in zip(seen, states, inputs, strict=True)]
         running = [t for t, runs in enumerate(halting.runs) if runs]
         if use.kind == "self_attention":
+            others = others if self._at.keys is None else self._read_by_others[self._at.keys]
+            self._read_by_others[self._at.index] = others
             outputs = [self._attend(use, t, inputs, others) for t in running]
         elif use.kind == "cross_attention":
             assert memory is not None

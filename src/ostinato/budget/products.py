@@ -178,13 +178,9 @@ def _attention(
     yield Product(f"{part}.{SCORES}", side, index, 0, per_key=2 * n * inner, seen=seen)
     if is_cross:
         return
-    yield Product(
-        f"{part}.projections",
-        side,
-        index,
-        keys_values,
-        reused=(planned.is_looped, planned.use.weights, planned.use.before),
-    )
+    if not planned.borrows_keys:
+        reused = planned.is_looped, planned.use.weights, planned.use.before
+        yield Product(f"{part}.projections", side, index, keys_values, reused=reused)
     relative = planned.relative
     if isinstance(relative, WindowConfig):
         yield Product(f"{part}.{WINDOW}", side, index, n * inner * (2 * relative.window + 1))

@@ -71,6 +71,8 @@ class PlannedUse:
     use: Use
     sub: SubLayerConfig | SparseLayerConfig
     stack_config: StackConfig
+    borrows_keys: bool = False
+    """Self-attention that reads the keys and values of another step."""
 
     @property
     def relative(self) -> WindowConfig | OneRelativeConfig:
@@ -107,7 +109,10 @@ def planned_uses(config: ModelConfig, n_steps: int | None = None) -> Iterator[Pl
             for step in segment.steps:
                 for use in step.uses:
                     settings = stacks[name].settings_of(use)
-                    yield PlannedUse(name, step.index, step.round, segment.is_loop, use, settings, stacks[name])
+                    borrows = use.kind == "self_attention" and step.keys is not None
+                    yield PlannedUse(
+                        name, step.index, step.round, segment.is_loop, use, settings, stacks[name], borrows
+                    )
 
 
 @dataclass(frozen=True, slots=True)

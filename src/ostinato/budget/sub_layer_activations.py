@@ -167,7 +167,8 @@ def copied_weights(planned: PlannedUse, d_model: int) -> tuple[int, int]:
     is_cross = planned.use.kind == "cross_attention"
     match planned.sub:
         case ExpertAttentionConfig() as attention:
-            keys_values = 0 if is_cross else 2 * d_model * keys_width(attention, d_model)
+            is_given = is_cross or planned.borrows_keys
+            keys_values = 0 if is_given else 2 * d_model * keys_width(attention, d_model)
             return attention.n_experts * set_weights(attention, d_model).size, keys_values
         case ExpertFeedForwardConfig() | SparseLayerConfig() as experts:
             norms = 2 * d_model * experts.n_layers if isinstance(experts, SparseLayerConfig) else 0
@@ -177,7 +178,7 @@ def copied_weights(planned: PlannedUse, d_model: int) -> tuple[int, int]:
                 d_model * width for width in (inner_width(attention, d_model), 2 * keys_width(attention, d_model))
             )
             whole = one_map * (2 if attention.output_gate else 1)
-            if is_cross:
+            if is_cross or planned.borrows_keys:
                 return one_map, whole
             # Queries are made of other states than keys and values: all three maps are slices.
             slices = one_map + keys_values
@@ -234,12 +235,13 @@ def _attention(run: TrainingPass, planned: PlannedUse, attention: AttentionConfi
     if attention.output_gate:  # the gate, what it lets through, and autocast's copy of what it reads
         saved += 2 * width * queries + (width * run.tokens(stack) * d_model if run.is_mixed else 0)
     # Queries, keys and values as tensors: packed, or of two products. Those that something saves are counted once.
-    has_own_queries = is_cross or isinstance(attention, ExpertAttentionConfig) or reads_expected_states(planned)
+    is_given = is_cross or planned.borrows_keys
+    has_own_queries = is_given or isinstance(attention, ExpertAttentionConfig) or reads_expected_states(planned)
     is_packed = not has_own_queries and attention.bias != "qk"
     q = k = v = _Numbers("packed", queries + 2 * keys)
     if not is_packed:
         # Keys and values of the memory are a set's, and counted there.
-        q, k = _Numbers("queries", queries), _Numbers("keys and values", 0 if is_cross else 2 * keys)
+        q, k = _Numbers("queries", queries), _Numbers("keys and values", 0 if is_given else 2 * keys)
         v = k
     kept: dict[str, int] = {}
 
@@ -254,12 +256,12 @@ def _attention(run: TrainingPass, planned: PlannedUse, attention: AttentionConfi
 
     has_norm, norm_is_first = attention.qk_norm != "none", attention.qk_norm_at == "before"
     if has_norm and norm_is_first:
-        q, k = norm(q, queries, "q"), k if is_cross else norm(k, keys, "k")
+        q, k = norm(q, queries, "q"), k if is_given else norm(k, keys, "k")
     if isinstance(relative, RotaryConfig):
-        q, k = _Numbers("turned q", queries), _Numbers("turned k", keys)
+        q, k = _Numbers("turned q", queries), _Numbers("turned k", 0 if planned.borrows_keys else keys)
         kept["angles"] = width * (n + 1) * length * (relative.n_turned(attention.head_width(d_model)) or 0)
     if has_norm and not norm_is_first:
-        q, k = norm(q, queries, "q"), k if is_cross else norm(k, keys, "k")
+        q, k = norm(q, queries, "q"), k if is_given else norm(k, keys, "k")
     match relative:
         case WindowConfig(window=window):
             reach_of_table = 2 * window + 1
@@ -360,7 +362,8 @@ def _hidden_row(run: TrainingPass, sub: FeedForward) -> int:
 
 def reads_expected_states(planned: PlannedUse) -> bool:
     """Return True for a use that reads expected states of stick-breaking in place of the states themselves."""
-    mixes = planned.use.kind == "self_attention" or isinstance(planned.sub, SeparableConvConfig)
+    makes_keys = planned.use.kind == "self_attention" and not planned.borrows_keys
+    mixes = makes_keys or isinstance(planned.sub, SeparableConvConfig)
     return isinstance(planned.stack_config.halting, StickBreakingConfig) and mixes and planned.round > 0
 
 

@@ -157,9 +157,8 @@ class MultiHead(Dropping):
         return x_BHTK
 
     def gated(self, x_NI: Float[Tensor, "N I"], read_ND: Float[Tensor, "N D"]) -> Float[Tensor, "N I"]:
-        """Return what the heads read, times sigmoid(W_G x)."""
-        assert self.output_gate is not None  # not user input: asked for where there is one
-        return x_NI * torch.sigmoid(self.output_gate(read_ND))
+        """Return what the heads read, times sigmoid(W_G x) where there is such a gate."""
+        return x_NI if self.output_gate is None else x_NI * torch.sigmoid(self.output_gate(read_ND))
 
     def query_heads(self, q_BAI: Float[Tensor, "B A I"]) -> Float[Tensor, "B H Q K"]:
         """Return queries by head, Q = A C: the choices of a token are queries side by side."""

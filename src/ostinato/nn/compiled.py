@@ -255,10 +255,11 @@ def _by_kernels(sub_layer: SubLayer) -> SubLayer:
 
 
 def _can_read(sub_layer: SelfAttention) -> bool:
-    """Return whether kernels can read the keys of a self-attention: they know neither positions nor groups of heads."""
+    """Return whether kernels can read the keys of a self-attention: they know no positions, no groups of heads, and
+    no keys that serve other steps."""
     relation = sub_layer.relation
     has_positions = relation is not None and (type(relation) is not RelativePositions or relation.reach is not None)
-    return not has_positions and bool(sub_layer.module.is_read_plainly)
+    return not has_positions and not sub_layer.shares_keys and bool(sub_layer.module.is_read_plainly)
 
 
 def _in_rows(keep_BS: Bool[Tensor, "B S"] | None) -> Bool[Tensor, "B S"] | None:

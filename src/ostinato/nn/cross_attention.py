@@ -24,9 +24,7 @@ class CrossAttention(SubLayer):
     ) -> Float[Tensor, "N D"]:
         """Return what every row reads in its sentence's memory."""
         x_NI = self.read(module, module.queries(read_ND, decision), run, here)
-        if module.output_gate is not None:
-            x_NI = module.gated(x_NI, read_ND)
-        return module.output(x_NI, decision)  # type: ignore[no-any-return]
+        return module.output(module.gated(x_NI, read_ND), decision)  # type: ignore[no-any-return]
 
     def read(self, attention: Any, q_NI: Tensor, run: Pass, here: Round) -> Float[Tensor, "N I"]:
         """Return what the queries of the rows read, heads and choices side by side."""

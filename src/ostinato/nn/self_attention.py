@@ -30,12 +30,23 @@ class SelfAttention(SubLayer):
     """One use of self-attention, dense or of experts.
 
     Args:
-        looks_back_only: no token of the stack ever sees a later one. The others: see `SubLayer`.
+        looks_back_only: no token of the stack ever sees a later one.
+        shares_keys: its keys and values serve other steps, or theirs serve it (`Step.keys`). Others: see `SubLayer`.
     """
 
-    def __init__(self, stack: str, step: Step, use: Use, banks: Banks, *, looks_back_only: bool, **named: Any) -> None:
+    def __init__(
+        self,
+        stack: str,
+        step: Step,
+        use: Use,
+        banks: Banks,
+        *,
+        looks_back_only: bool,
+        shares_keys: bool = False,
+        **named: Any,
+    ) -> None:
         super().__init__(stack, step, use, banks, **named)
-        self.looks_back_only = looks_back_only
+        self.looks_back_only, self.shares_keys, self.borrows_from = looks_back_only, shares_keys, step.keys
         self.keys_of: KeysOf = step.segment, self.use.weights, self.use.before
 
     @property
@@ -48,6 +59,9 @@ class SelfAttention(SubLayer):
         self, module: Any, read_ND: Tensor, decision: Decision | None, states_ND: Tensor, run: Pass, here: Round
     ) -> Float[Tensor, "N D"]:
         """Return what every row reads in its sentence."""
+        if self.borrows_from is not None:
+            x_NI = self.attend(module, module.queries(read_ND, decision), *run.keys[self.borrows_from], run, here)
+            return module.output(module.gated(x_NI, read_ND), decision)  # type: ignore[no-any-return]
         new = self.newly_halted(run, here)
         if here.visible is None and not new:
             q_NI, kv_NJ = module.queries_keys_values(read_ND, decision)
@@ -55,14 +69,20 @@ class SelfAttention(SubLayer):
             visible_ND = states_ND if here.visible is None else here.visible(states_ND)
             q_NI, kv_NJ = module.queries(read_ND, decision), self.keys_values(module, visible_ND, new)
         x_NI = self.read(module, q_NI, self.of_columns(kv_NJ, new, run, here), run, here)
-        if module.output_gate is not None:
-            x_NI = module.gated(x_NI, read_ND)
-        return module.output(x_NI, decision)  # type: ignore[no-any-return]
+        return module.output(module.gated(x_NI, read_ND), decision)  # type: ignore[no-any-return]
 
     def read(self, attention: Any, q_NI: Tensor, kv_MJ: Tensor, run: Pass, here: Round) -> Float[Tensor, "N I"]:
         """Return what the queries of the rows read, heads and choices side by side, given keys of the new columns."""
-        rows, relation, visibility = here.rows, self.relation, here.visibility
         k, v = self.remember(attention, kv_MJ, run, here)
+        if self.shares_keys:  # a step that is run again must leave what it left the first time
+            k, v = run.keys.setdefault(self.step, (k, v))
+        return self.attend(attention, q_NI, k, v, run, here)
+
+    def attend(
+        self, attention: Any, q_NI: Tensor, k: Tensor, v: Tensor, run: Pass, here: Round
+    ) -> Float[Tensor, "N I"]:
+        """Return what the queries of the rows read of keys and values by head, `[B, H, S, K]`."""
+        rows, relation, visibility = here.rows, self.relation, here.visibility
         q, n, bias = attention.query_heads(rows.queries(q_NI)), attention.n_choices, None
         if attention.q_norm is not None or (relation is not None and relation.rotates):
             q = self._entering(attention, q, attention.q_norm, repeat_for_choices(here.positions_BA, n))
@@ -135,6 +155,8 @@ class SelfAttention(SubLayer):
 
     def fill_cache(self, states_0D: Tensor, run: Pass, here: Round) -> None:
         """Cache the new columns of a round in which no row takes part."""
+        if self.borrows_from is not None:
+            return
         attention, new = self.module, self.newly_halted(run, here)
         kv_NJ = self.keys_values(attention, states_0D, new)
         self.remember(attention, self.of_columns(kv_NJ, new, run, here), run, here)
