@@ -69,6 +69,7 @@ class PlannedUse:
     use: Use
     sub: SubLayerConfig | SparseLayerConfig
     stack_config: StackConfig
+    is_after_loop: bool = False
 
     @property
     def name(self) -> str:
@@ -96,11 +97,14 @@ def planned_uses(config: ModelConfig, n_steps: int | None = None) -> Iterator[Pl
     """Yield every use of every stack in the order they run."""
     stacks = config.stacks()
     for name, plan in plans(config, n_steps).items():
-        for segment in plan.segments:
+        loop = plan.segments.index(plan.loop)
+        for number, segment in enumerate(plan.segments):
             for step in segment.steps:
                 for use in step.uses:
-                    settings = stacks[name].settings_of(use)
-                    yield PlannedUse(name, step.index, step.round, segment.is_loop, use, settings, stacks[name])
+                    settings, is_after = stacks[name].settings_of(use), number > loop
+                    yield PlannedUse(
+                        name, step.index, step.round, segment.is_loop, use, settings, stacks[name], is_after
+                    )
 
 
 @dataclass(frozen=True, slots=True)
