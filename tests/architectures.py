@@ -49,10 +49,15 @@ from ostinato.config.model import (
 from ostinato.config.norm import NormalisationConfig
 from ostinato.config.output import OutputConfig, TransformConfig
 from ostinato.config.positions import (
+    AlibiConfig,
     BucketsConfig,
+    ByStepConfig,
     CoordinatesConfig,
     LearnedConfig,
+    LinearScalingConfig,
+    Llama3ScalingConfig,
     NoRelativeConfig,
+    NoScalingConfig,
     NoSignalConfig,
     RelativeConfig,
     RotaryConfig,
@@ -220,7 +225,11 @@ class _Stacks:
             before, looped, after = draw(st.integers(0, 1)), draw(st.integers(1, 2)), draw(st.integers(0, 1))
             n_steps, steps_per_round = before + looped + after, 1
             segments = draw(_segments(before, looped, after))
-        relative: RelativeConfig = shared.get("relative") or draw(_relatives())
+        # Rounds that run the same sets have the same positions at each of their steps.
+        most = steps_per_round if self._fully_shared and not segments else n_steps
+        relative: RelativeConfig = shared.get("relative") or draw(_relatives(most))
+        if isinstance(relative, ByStepConfig) and len(relative.pattern) > most:  # of another stack
+            relative = relative.settings[relative.pattern[0]]
         norm: NormConfig = shared.get("norm") or draw(_norms())
         norm = norm.model_copy(update=self._where_norms_are())
         if not norm.has_final:
@@ -264,9 +273,9 @@ class _Stacks:
                 sub = getattr(encoder, kind).model_copy(update={"bank": bank})
                 encoder = encoder.model_copy(update={kind: sub})
                 shared |= {kind: sub.model_dump(exclude={"share", "n_unique", "share_norm"}), "norm": encoder.norm}
-                if kind == "self_attention" and encoder.relative.kind in ("window", "rotary"):
+                if kind == "self_attention" and (encoder.relative.kind == "window" or encoder.is_rotary):
                     shared["relative"] = encoder.relative
-        if "self_attention" in shared and encoder.relative.kind != "rotary":
+        if "self_attention" in shared and not encoder.is_rotary:
             # An odd head width does not fit rotary positions, and a window's table belongs to the weights.
             shared.setdefault("relative", draw(st.sampled_from([NoRelativeConfig(), _BUCKETS])))
         return encoder, self.draw("decoder_of_pair", shared)
@@ -281,8 +290,7 @@ class _Stacks:
         elif kind == "ffn":
             own = draw(_feed_forwards())
         else:
-            is_rotary = kind == "self_attention" and relative.kind == "rotary"
-            own = draw(_attentions(self._d_model, is_rotary))
+            own = draw(_attentions(self._d_model, relative if kind == "self_attention" else NoRelativeConfig()))
         return (_FEED_FORWARDS if kind == "ffn" else _ATTENTIONS)[own["kind"]](**spread, **own)
 
 
@@ -293,6 +301,10 @@ _FEED_FORWARDS: dict[str, Callable[..., SubLayerConfig]] = {
 }
 _ATTENTIONS: dict[str, Callable[..., SubLayerConfig]] = {"dense": AttentionConfig, "experts": ExpertAttentionConfig}
 _BUCKETS = BucketsConfig(n_buckets=6, max_distance=5)
+_LLAMA3 = Llama3ScalingConfig(factor=4.0, original_length=16)
+_REACHES = st.sampled_from([None, None, None, 1, 2])
+QK_NORMS, LAYOUTS = ("none", "rms", "rms_plain"), ("half", "interleaved")
+RELATIVES = ("none", "window", "buckets", "rotary", "alibi", "by_step")
 
 
 @st.composite
@@ -301,6 +313,7 @@ def _segments(draw: st.DrawFn, before: int, looped: int, after: int) -> list[Seg
     ends = st.fixed_dictionaries({"end_map": st.booleans(), "end_norm": st.sampled_from(["none", "own", "final"])})
     inject, state = draw(st.sampled_from(INJECTIONS)), draw(st.sampled_from(STATES))
     core: dict[str, Any] = {"n_steps": looped, "repeats": draw(st.integers(1, 3)), "inject": inject}
+    core |= {"keys": draw(st.sampled_from(["own", "own", "first"]))}
     core |= {"state": InputStateConfig() if inject.kind == "none" else state, "round_norm": draw(st.booleans())}
     once = [SegmentConfig(**draw(ends)) for _ in range(before + after)]
     return [*once[:before], SegmentConfig(**core, **draw(ends)), *once[before:]]
@@ -332,15 +345,32 @@ def _norms(draw: st.DrawFn) -> NormConfig:
 
 
 @st.composite
-def _attentions(draw: st.DrawFn, d_model: int, is_rotary: bool) -> dict[str, Any]:
-    heads = draw(st.integers(1, 3))
-    widths = [2, 4] if is_rotary else [1, 2, 3, 4]
-    default_fits = d_model % heads == 0 and not (is_rotary and d_model // heads % 2)
+def _attentions(draw: st.DrawFn, d_model: int, relative: RelativeConfig) -> dict[str, Any]:
+    settings = relative.settings if isinstance(relative, ByStepConfig) else [relative]
+    fractions = [one.fraction for one in settings if isinstance(one, RotaryConfig)]
+    is_rotary, is_partly_rotary = bool(fractions), any(fraction < 1 for fraction in fractions)
+    heads = draw(st.integers(1, 4))
+    widths = [4] if is_partly_rotary else [2, 4] if is_rotary else [1, 2, 3, 4]
+    default = d_model // heads
+    default_fits = d_model % heads == 0 and not (is_rotary and default % (4 if is_partly_rotary else 2))
     d_head = draw(st.sampled_from([None, *widths] if default_fits else widths))
     own = {"n_heads": heads, "d_head": d_head, "bias": draw(st.booleans())}
-    if draw(st.sampled_from(["dense", "experts"])) == "dense":
+    kind = draw(st.sampled_from(["dense", "experts"]))
+    if not draw(st.integers(0, 2)):
+        own |= draw(_options_of_attention(heads, is_rotary, kind))
+    if kind == "dense":
         return own | {"kind": "dense"}
     return own | {"kind": "experts", "sum_bias": not draw(st.integers(0, 3))} | draw(_experts())
+
+
+@st.composite
+def _options_of_attention(draw: st.DrawFn, heads: int, is_rotary: bool, kind: str) -> dict[str, Any]:
+    own: dict[str, Any] = {"n_kv_heads": draw(st.sampled_from([n for n in range(1, heads + 1) if heads % n == 0]))}
+    own |= {"scale": draw(st.sampled_from([None, 1.0])), "qk_norm": draw(st.sampled_from(QK_NORMS))}
+    if own["qk_norm"] != "none" and is_rotary:
+        own["qk_norm_at"] = draw(st.sampled_from(["before", "after"]))
+    own["bias"] = draw(st.sampled_from([True, False, "qkv", "qk"] if kind == "dense" else [True, False, "qkv"]))
+    return own | ({"output_gate": draw(st.booleans())} if kind == "dense" else {})
 
 
 @st.composite
@@ -388,14 +418,28 @@ def _sparse_layers(draw: st.DrawFn, n_steps: int) -> SparseLayerConfig | None:
 
 
 @st.composite
-def _relatives(draw: st.DrawFn) -> RelativeConfig:
-    kind = draw(st.sampled_from(["none", "window", "buckets", "rotary"]))
+def _relatives(draw: st.DrawFn, n_steps: int) -> RelativeConfig:
+    kind = draw(st.sampled_from(RELATIVES))
+    if kind == "by_step":
+        settings = draw(st.lists(_one_relative(), min_size=1, max_size=min(2, n_steps)))
+        return ByStepConfig(settings=settings, pattern=draw(st.permutations(range(len(settings)))))
     if kind == "window":
-        return WindowConfig(window=draw(st.integers(1, 3)))
+        return WindowConfig(window=draw(st.integers(1, 3)), reach=draw(_REACHES))
+    return draw(_one_relative(kind))
+
+
+@st.composite
+def _one_relative(draw: st.DrawFn, kind: str | None = None) -> Any:
+    kind = kind or draw(st.sampled_from(["none", "buckets", "rotary", "alibi"]))
+    reach = draw(_REACHES)
     if kind == "buckets":
         n_buckets = draw(st.sampled_from([4, 6, 8]))
-        return BucketsConfig(n_buckets=n_buckets, max_distance=draw(st.integers(n_buckets // 2 + 1, 9)))
-    return NoRelativeConfig() if kind == "none" else RotaryConfig(base=draw(st.sampled_from([10.0, 10_000.0])))
+        return BucketsConfig(n_buckets=n_buckets, max_distance=draw(st.integers(n_buckets // 2 + 1, 9)), reach=reach)
+    if kind == "rotary":
+        scaling = draw(st.sampled_from([NoScalingConfig(), NoScalingConfig(), LinearScalingConfig(), _LLAMA3]))
+        own = {"layout": draw(st.sampled_from(LAYOUTS)), "fraction": draw(st.sampled_from([1.0, 1.0, 0.5]))}
+        return RotaryConfig(base=draw(st.sampled_from([10.0, 10_000.0])), scaling=scaling, reach=reach, **own)
+    return AlibiConfig(reach=reach) if kind == "alibi" else NoRelativeConfig(reach=reach)
 
 
 @st.composite
@@ -443,11 +487,19 @@ def traits(config: Seq2SeqConfig | LanguageModelConfig) -> set[str]:
         for segment in stack.segments:
             found |= {f"segments {name}", f"end_norm {segment.end_norm}", f"end_map {segment.end_map}"}
             found |= {f"inject {segment.inject.kind}", f"state {segment.state.kind}"}
-            found |= {f"round_norm {segment.round_norm}"}
+            found |= {f"round_norm {segment.round_norm}", f"keys {segment.keys}"}
         found |= halting_traits(name, stack)
+        for one in stack.relatives():
+            found.add(f"reach {one.reach is not None}")
+            if isinstance(one, RotaryConfig):
+                found |= {f"rotary {one.layout}", f"rotary fraction {one.fraction}", f"scaling {one.scaling.kind}"}
         for kind, sub in stack.sub_layers():
             scheme = sub.share if isinstance(sub.share, str) else "list with nulls" if None in sub.share else "list"
             found |= {f"share {kind} {scheme}", f"share_norm {sub.share_norm}", f"bias {kind} {sub.bias}"}  # type: ignore[attr-defined]
+            if isinstance(sub, AttentionConfig):
+                found |= {f"qk_norm {sub.qk_norm} {sub.qk_norm_at}", f"output_gate {kind} {sub.output_gate}"}
+                grouped = "grouped" if sub.n_key_heads < sub.n_heads else "each its own"
+                found |= {f"keys {kind} {grouped}", f"scale {sub.scale}"}
             if isinstance(sub, DenseFeedForwardConfig):
                 found.add(f"activation {sub.activation}")
             if isinstance(sub, RoutedConfig) and any(s is not None for s in sub.sets(stack.n_steps)):
@@ -506,6 +558,14 @@ def all_traits() -> set[str]:
         *(f"transform {s}" for s in (None, "none", "relu", "relu2", "gelu", "gelu_tanh", "silu")),
         *(f"mask {m}" for m in ("causal", "prefix")),
         *(f"mask {m} relative {r}" for m in ("causal", "prefix") for r in ("none", "window", "buckets", "rotary")),
+        *(f"reach {r}" for r in (True, False)),
+        *(f"rotary {layout}" for layout in LAYOUTS),
+        *(f"rotary fraction {f}" for f in (1.0, 0.5)),
+        *(f"scaling {s}" for s in ("none", "linear", "llama3")),
+        *(f"qk_norm {n} {at}" for n in ("rms", "rms_plain") for at in ("before", "after")),
+        *(f"output_gate {kind} {g}" for kind in ("self_attention", "cross_attention") for g in (True, False)),
+        *(f"keys {kind} grouped" for kind in ("self_attention", "cross_attention")),
+        *(f"scale {s}" for s in (None, 1.0)),
         *(f"norm {n} {p}" for n in ("layer", "rms") for p in PLACES),
         *(f"final norm {f} {p}" for f in (True, False) for p in PLACES),
         *(f"embedding norm {s}" for s in (True, False)),
@@ -514,16 +574,18 @@ def all_traits() -> set[str]:
         *("norm rms offset True", "norm layer bias True", "norm layer bias False"),
         *(f"positions {p}" for p in ("none", "sinusoidal", "coordinates", "learned")),
         *(f"sinusoids {layout}" for layout in ("interleaved", "halves")),
-        *(f"relative {r} {s}" for r in ("none", "window", "buckets", "rotary") for s in ("encoder", "decoder")),
+        *(f"relative {r} {s}" for r in RELATIVES for s in ("encoder", "decoder")),
         *(f"steps_per_round {n}" for n in (1, 2)),
         *(f"segments {s}" for s in ("encoder", "decoder")),
         *(f"inject {i.kind}" for i in INJECTIONS),
         *(f"state {s.kind}" for s in STATES),
         *(f"{name} {s}" for name in ("round_norm", "end_map") for s in (True, False)),
+        *(f"keys {k}" for k in ("own", "first")),
         *(f"end_norm {n}" for n in ("none", "own", "final")),
         *(f"share {kind} {scheme}" for kind in kinds for scheme in schemes),
         *(f"share_norm {s}" for s in (True, False)),
         *(f"bias {kind} {b}" for kind in kinds for b in (True, False)),
+        *(f"bias {kind} {b}" for kind in kinds[:2] for b in ("qkv", "qk")),
         *(f"activation {a}" for a in ACTIVATIONS),
         *(f"separable_conv {s}" for s in ("encoder", "decoder")),
         *(f"kernel {k}" for k in ("even", "odd")),
@@ -531,7 +593,7 @@ def all_traits() -> set[str]:
         *(f"served from one bank experts of {kind}" for kind in ("self_attention", "ffn")),
         *(f"experts {kind} {s}" for kind in ("self_attention", "ffn", "sparse_layer") for s in ("encoder", "decoder")),
         "experts cross_attention decoder",
-        *(f"relative {r} of experts" for r in ("none", "window", "buckets", "rotary")),
+        *(f"relative {r} of experts" for r in RELATIVES),
         *(f"n_experts {n}" for n in (1, 2, 3, 4)),
         *(f"k {few}" for few in ("one", "some", "all")),
         *(f"expert_init {i}" for i in ("model", "fan_in")),

@@ -73,6 +73,7 @@ class Step:
 
     Args:
         segment: number of the segment it is in, 0-based.
+        keys: the step whose keys and values its self-attention reads; None: its own.
         is_parallel: all sub-layers read the states that enter the step, and their outputs are added up.
     """
 
@@ -81,6 +82,7 @@ class Step:
     uses: tuple[Use, ...]
     segment: int = 0
     is_parallel: bool = False
+    keys: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +96,13 @@ class Segment:
     Args:
         steps: of all rounds. is_loop: its rounds are what the step signal and halting tick in, and what may be another
             number at call time. A stack has one such segment.
+        shares_keys: later rounds read the keys and values of the first one.
         start, inject, end_map: see `ostinato.nn.loops`. round_norm, end_norm: norms.
     """
 
     steps: tuple[Step, ...]
     is_loop: bool = True
+    shares_keys: bool = False
     start: str | None = None
     inject: str | None = None
     round_norm: str | None = None
@@ -131,14 +135,15 @@ class SubLayerPlan:
         bank: prefix of the parameter sets' names: the stack's name, or a common one for sets that serve two stacks.
         share_norm: True: norms are shared with the weights. False: every step has norms of its own.
         placement: where norms are, see `PLACES`.
-        position: "stack": one table for the whole stack. "weights": one per parameter set. None: no table.
+        position: "stack": one table for the whole stack. "weights": one per parameter set. A number for every step: a
+            table for each number. None, there or as a step's number: no table.
     """
 
     kind: Kind
     sets: tuple[int | None, ...]
     bank: str
     share_norm: bool = True
-    position: Literal["stack", "weights"] | None = None
+    position: Literal["stack", "weights"] | tuple[int | None, ...] | None = None
     placement: Placement = "post"
 
 
@@ -155,6 +160,7 @@ class SegmentPlan:
     repeats: int | None = None
     has_start: bool = False
     injects: bool = False
+    shares_keys: bool = False
     has_round_norm: bool = False
     has_end_map: bool = False
     end_norm: Literal["none", "own", "final"] = "none"
@@ -280,7 +286,7 @@ def build_plan(
             if sub.sets[index] is not None:
                 weights = f"{sub.bank}_{sub.sets[index]}"
                 norm = weights if sub.share_norm else f"{stack}_step_{index}"
-                position = {None: None, "stack": stack, "weights": f"{sub.kind}_{weights}"}[sub.position]
+                position = _table(sub, stack, weights, index)
                 plain, *named = PLACES[sub.placement]
                 norms = {plain: f"{sub.kind}_{norm}"} | {place: f"{sub.kind}_{norm}_{place}" for place in named}
                 uses.append(Use(sub.kind, weights, position=position, **norms))
@@ -302,6 +308,7 @@ def build_plan(
             Segment(
                 tuple(Step(0, r, uses, number, parallel) for r in rounds for group in groups for uses in group),
                 is_loop=own.repeats is not None,
+                shares_keys=own.shares_keys,
                 start=name if own.has_start else None,
                 inject=name if own.injects else None,
                 round_norm=f"round_{name}" if own.has_round_norm else None,
@@ -313,10 +320,21 @@ def build_plan(
     return _numbered(stack, parts)
 
 
+def _table(sub: SubLayerPlan, stack: str, weights: str, step: int) -> str | None:
+    """Return the name of the table of relative positions of one use."""
+    if isinstance(sub.position, tuple):
+        number = sub.position[step]
+        return None if number is None else f"{stack}_{number}"
+    return {None: None, "stack": stack, "weights": f"{sub.kind}_{weights}"}[sub.position]
+
+
 def _numbered(stack: str, segments: Sequence[Segment]) -> Plan:
     """Return a plan of segments, its steps numbered in the order they run."""
-    numbers = count()
-    return Plan(
-        stack,
-        tuple(replace(part, steps=tuple(replace(s, index=next(numbers)) for s in part.steps)) for part in segments),
-    )
+    numbers, parts = count(), []
+    for part in segments:
+        steps = [replace(step, index=next(numbers), keys=None) for step in part.steps]
+        if part.shares_keys:
+            firsts = [step.index for step in steps if not step.round]
+            steps = [replace(s, keys=firsts[i % len(firsts)]) if s.round else s for i, s in enumerate(steps)]
+        parts.append(replace(part, steps=tuple(steps)))
+    return Plan(stack, tuple(parts))

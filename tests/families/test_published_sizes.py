@@ -35,6 +35,42 @@ BART_SIDES = 2 * (1026 * 768 + 2 * 768) + 6 * layer(768, 3072) + 6 * layer(768, 
 BART = 50_265 * 768 + BART_SIDES + 50_265
 MARIAN = 58_101 * 512 + 6 * layer(512, 2048) + 6 * layer(512, 2048, n_norms=3, n_attentions=2) + 58_101
 
+
+def t5(d: int, inner: int, f: int, n_steps: int, n_heads: int, *, gated: bool) -> int:
+    """Both stacks: no biases, RMS norms, a table of 32 buckets each."""
+    reader = attention(d, inner, bias=False) + feed_forward(d, f, bias=False, gated=gated) + 2 * d
+    writer = reader + attention(d, inner, bias=False) + d
+    return n_steps * (reader + writer) + 2 * (32 * n_heads + d)
+
+
+T5 = 32_128 * 512 + t5(512, 512, 2048, 6, 8, gated=False)
+T5_GATED = 2 * 32_128 * 512 + t5(512, 384, 1024, 8, 6, gated=True)
+# No biases; a norm of the embeddings, two a layer less the first, a final one, and the head's.
+MODERNBERT_LAYER = attention(768, 768, bias=False) + feed_forward(768, 1152, bias=False, gated=True)
+MODERNBERT = 50_368 * 768 + 22 * MODERNBERT_LAYER + (1 + 43 + 1 + 1) * 768 + 768 * 768 + 50_368
+
+
+def grouped(d: int, heads: int, kv_heads: int, width: int) -> int:
+    """Queries and output of all heads, keys and values of some."""
+    return 2 * d * heads * width + 2 * d * kv_heads * width
+
+
+def rms_layers(d: int, n: int, parts: int) -> int:
+    """n layers with two RMS norms each, and one behind them."""
+    return n * (parts + 2 * d) + d
+
+
+LLAMA = 128_256 * 2048 + rms_layers(
+    2048, 16, grouped(2048, 32, 8, 64) + feed_forward(2048, 8192, bias=False, gated=True)
+)
+QWEN3_LAYER = grouped(1024, 16, 8, 128) + 2 * 128 + feed_forward(1024, 3072, bias=False, gated=True)
+QWEN3 = 151_936 * 1024 + rms_layers(1024, 28, QWEN3_LAYER)
+MIXTRAL_EXPERTS = 8 * (feed_forward(4096, 14_336, bias=False, gated=True) + 4096)
+MIXTRAL = 2 * 32_000 * 4096 + rms_layers(4096, 32, grouped(4096, 32, 8, 128) + MIXTRAL_EXPERTS)
+JETMOE_ATTENTION = 2 * 2048 * 2048 + 8 * (2 * 2048 * 2048 + 2048) + 2048
+JETMOE_EXPERTS = 8 * (feed_forward(2048, 5632, bias=False, gated=True) + 2048) + 2048
+JETMOE = 32_000 * 2048 + rms_layers(2048, 24, JETMOE_ATTENTION + JETMOE_EXPERTS)
+
 SIZES = {
     # recipe: (by equations, published; what ours has beside it: buffers of theirs that are parameters of ours)
     "dense/gpt2-124m": (GPT2, 124_439_808, 0),
@@ -42,7 +78,28 @@ SIZES = {
     "dense/albert-base": (ALBERT, 11_221_680, 0),
     "dense/bart-base": (BART, 139_420_416, 50_265),
     "dense/marian-opus": (MARIAN, 73_886_208, 58_101),
+    "dense/t5-small": (T5, 60_506_624, 0),
+    "dense/t5-v1.1-small": (T5_GATED, 76_961_152, 0),
+    "dense/modernbert-base": (MODERNBERT, 149_655_232, 0),
+    "dense/llama-3.2-1b": (LLAMA, 1_235_814_400, 0),
+    "dense/qwen3-0.6b": (QWEN3, 596_049_920, 0),
+    "dense/mixtral-8x7b": (MIXTRAL, 46_702_792_704, 0),
+    "dense/jetmoe-8b": (JETMOE, 8_522_237_952, 0),
 }
+
+OURO = 2 * 49_152 * 2048 + 24 * (4 * 2048**2 + 3 * 2048 * 5632 + 4 * 2048) + 2048 + 2048 + 1
+HUGINN_LAYER = 4 * 5280**2 + 2 * 5280 + 3 * 5280 * 17_920 + 4 * 5280
+HUGINN = 65_536 * 5280 + 8 * HUGINN_LAYER + 2 * 5280**2 + 5280
+LOOPED = {"looped/ouro-1.4b": (OURO, 1_434_652_673), "looped/huginn-3.5b": (HUGINN, 3_564_976_800)}
+
+
+@pytest.mark.parametrize("name", LOOPED)
+def test_a_looped_recipe_has_the_parameters_of_the_equations(name: str) -> None:
+    by_equations, known = LOOPED[name]
+    config = load_recipe(name).model
+    assert count_parameters(config).stored == by_equations == known
+    with torch.device("meta"):
+        assert sum(p.numel() for p in build_model(config).parameters()) == known
 
 
 @pytest.mark.parametrize("name", SIZES)
@@ -93,12 +150,55 @@ def test_the_reference_class_has_as_many(name: str) -> None:
                 "decoder_start_token_id": 58_100,
             },
         ),
+        "dense/t5-small": ("T5ForConditionalGeneration", {}),
+        "dense/t5-v1.1-small": (
+            "T5ForConditionalGeneration",
+            {
+                "d_ff": 1024,
+                "num_layers": 8,
+                "num_heads": 6,
+                "feed_forward_proj": "gated-gelu",
+            },
+        ),
+        "dense/modernbert-base": ("ModernBertForMaskedLM", {}),
+        "dense/llama-3.2-1b": (
+            "LlamaForCausalLM",
+            {
+                "vocab_size": 128_256,
+                "hidden_size": 2048,
+                "intermediate_size": 8192,
+                "num_hidden_layers": 16,
+                "num_attention_heads": 32,
+                "num_key_value_heads": 8,
+                "tie_word_embeddings": True,
+            },
+        ),
+        "dense/qwen3-0.6b": (
+            "Qwen3ForCausalLM",
+            {
+                "vocab_size": 151_936,
+                "hidden_size": 1024,
+                "intermediate_size": 3072,
+                "num_hidden_layers": 28,
+                "num_attention_heads": 16,
+                "num_key_value_heads": 8,
+                "head_dim": 128,
+                "tie_word_embeddings": True,
+            },
+        ),
+        "dense/mixtral-8x7b": ("MixtralForCausalLM", {}),
+        "dense/jetmoe-8b": ("JetMoeForCausalLM", {"num_hidden_layers": 24}),
     }
     class_name, settings = kinds[name]
     kind = getattr(transformers, class_name)
+    config = kind.config_class(**settings)
+    beside: tuple[str, ...] = ()
+    if name == "dense/marian-opus":
+        beside = ("embed_positions",)  # sinusoids, stored as parameters that nothing trains
+    elif name == "dense/t5-v1.1-small":
+        config.tie_word_embeddings = False  # its constructor ties all of them whatever it is given
+        beside = ("embed_tokens",)  # which then are copies of the one that is stored
     with torch.device("meta"):
-        model = kind(kind.config_class(**settings))
-    parameters = {id(p): (key, p.numel()) for key, p in model.named_parameters()}
-    # Marian's sinusoids are stored as parameters that nothing trains.
-    total = sum(n for key, n in parameters.values() if class_name != "MarianMTModel" or "embed_positions" not in key)
-    assert total == SIZES[name][1]
+        model = kind(config)
+    counted = [p.numel() for key, p in model.named_parameters() if not any(one in key for one in beside)]
+    assert sum(counted) == SIZES[name][1]

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from architectures import BOS, EOS, Sentence, draws, left_padded, random_model, right_padded
+from architectures import BOS, EOS, Sentence, draws, left_padded, outputs, random_model, right_padded
 from contract import assert_all_equal, assert_equal, gradients, real_logits, weights_of
 from ostinato.budget import MacCounter, count_budget, count_bytes, count_macs, expected_depths
 from ostinato.config.decoding import DecodingConfig
@@ -35,12 +35,13 @@ def seq2seq(**settings: Any) -> LstmSeq2SeqConfig:
 @st.composite
 def lstms(draw: st.DrawFn) -> Config:
     """Draw any LSTM model the configuration can express."""
-    layers, tie = draw(st.integers(1, 3)), draw(st.sampled_from(["none", "output", "all"]))
+    layers, tie = draw(st.integers(1, 3)), draw(st.sampled_from(["none", "output", "input", "all"]))
     common: dict[str, Any] = {"n_layers": layers, "embedding_scale": draw(st.sampled_from([True, False, 3.0]))}
+    common["output"] = draw(outputs()).model_dump()
     if draw(st.integers(0, 3)) == 0:
-        tied = "none" if tie == "all" else tie
+        tied = tie if tie in ("none", "output") else "none"
         return LstmLanguageModelConfig(d_model=8, dropout=0.0, vocab_size=9, tie_embeddings=tied, **common)
-    rows = 9 if tie == "all" else 7
+    rows = 9 if tie in ("input", "all") else 7
     both_ways, score = draw(st.booleans()), draw(st.sampled_from(SCORES))
     return seq2seq(source_vocab_size=rows, tie_embeddings=tie, bidirectional=both_ways, attention=score, **common)
 

@@ -106,7 +106,7 @@ def attend(module: Any, x_BTD: Tensor, keep_BT: Tensor | None = None) -> Tensor:
 
 def attend_plainly(config: ExpertAttentionConfig, module: nn.Module, x_TD: Tensor) -> Tensor:
     def read(expert: int, x_D: Tensor) -> Tensor:
-        heads, parts = read_expert_heads(module, expert, H, K), []
+        heads, parts = read_expert_heads(module, expert, H, H, K), []
         for query, key, value in zip(heads.query, heads.key, heads.value, strict=True):
             weights = softmax([(query(x_D) * key(y_D)).sum() / K**0.5 for y_D in x_TD])
             parts.append(sum(w * value(y_D) for w, y_D in zip(weights, x_TD, strict=True)))

@@ -19,6 +19,7 @@ from ostinato.nn.compiled import link_of
 from ostinato.nn.cross_attention import CrossAttention
 from ostinato.nn.experts import ExpertAttention, ExpertFeedForward, ExpertMaps
 from ostinato.nn.feedforward import FeedForwardSubLayer
+from ostinato.nn.layers import build_norm
 from ostinato.nn.routing import Gate, HypersphereRouter, LinearRouter, MlpRouter, Router
 from ostinato.nn.self_attention import SelfAttention
 from ostinato.plan import Kind, Step, Use
@@ -108,6 +109,10 @@ def routes(draw: st.DrawFn, d_model: int) -> tuple[Router, Gate]:
     return router, Gate(kind, k, n_experts, is_renormalised)
 
 
+LAYER_NORMS: list[dict[str, bool]] = [{}, {"bias": False}, {"weight": False}]
+RMS_NORMS: list[dict[str, bool]] = [{}, {"unit_offset": True}, {"weight": False}]
+
+
 def randomised(module: nn.Module, seed: int) -> None:
     make = torch.Generator().manual_seed(seed)
     for name, parameter in module.named_parameters():
@@ -139,7 +144,9 @@ def test_experts_in_a_chain_are_the_modules(data: st.DataObject) -> None:
     attention = ExpertAttention(*of_attention, D, H, K, bias=bias, dropout=0.2)
     activation = draw(st.sampled_from(list(ACTIVATIONS)))
     maps = ExpertMaps(of_maps[1].n_experts, D, F, activation, bias=bias, dropout=0.2)
-    experts, norms = ExpertFeedForward(*of_maps, maps), [nn.LayerNorm(D), nn.RMSNorm(D)]
+    layer, rms = draw(st.sampled_from(LAYER_NORMS)), draw(st.sampled_from(RMS_NORMS))
+    norms = [build_norm("layer", D, 1e-5, **layer), build_norm("rms", D, 1e-5, **rms)]
+    experts = ExpertFeedForward(*of_maps, maps)
     for i, module in enumerate((attention, experts, *norms)):
         randomised(module, seed + i)
     make = torch.Generator().manual_seed(seed)

@@ -25,7 +25,7 @@ def _attention() -> Attention:
 
 def _plain(module: Attention, x_TD: Tensor, y_SD: Tensor, seen: list[list[int]], bias_HTS: Tensor) -> Tensor:
     """Attend from every row of x to the rows of y that it may see."""
-    heads = read_heads(module, H, K)
+    heads = read_heads(module, H, H, K)
     rows = []
     for t, visible in enumerate(seen):
         mixed = []

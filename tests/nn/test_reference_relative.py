@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ostinato.nn.relative import Buckets, RelativeWindow, Rotary
-from reference.equations import bucket, rotate, window_entry
+from ostinato.interop import HalfSplit
+from ostinato.nn.relative import Alibi, Buckets, LinearScaling, Llama3Scaling, RelativeWindow, Rotary
+from reference.equations import alibi_slope, bucket, llama3_frequency, rotate, window_entry
 
 T, S, H, K = 5, 7, 2, 4
 
@@ -64,13 +65,20 @@ def test_a_window_bias_is_the_product_of_the_query_with_its_offset() -> None:
                 torch.testing.assert_close(bias[:, h, t, s], expected)
 
 
-def test_rotations_are_the_papers_and_scores_know_distances_only() -> None:
+def _frequencies(base: float, n_turned: int = K) -> list[float]:
+    return [base ** (-2 * j / n_turned) for j in range(n_turned // 2)]
+
+
+@pytest.mark.parametrize("is_interleaved", [False, True])
+@pytest.mark.parametrize("n_turned", [K, K - 2])
+def test_rotations_are_the_papers_and_scores_know_distances_only(is_interleaved: bool, n_turned: int) -> None:
     torch.manual_seed(0)
-    module = Rotary(K, base=100.0)
+    module = Rotary(K, base=100.0, n_turned=n_turned, is_interleaved=is_interleaved)
     x_BHTK = torch.randn(1, 1, T, K).double()
     turned = module.rotate(x_BHTK, torch.arange(T)[None])
     for t in range(T):
-        torch.testing.assert_close(turned[0, 0, t], rotate(x_BHTK[0, 0, t], t, 100.0))
+        expected = rotate(x_BHTK[0, 0, t], t, _frequencies(100.0, n_turned), is_interleaved=is_interleaved)
+        torch.testing.assert_close(turned[0, 0, t], expected)
     shifted = module.rotate(x_BHTK, torch.arange(T)[None] + 1000)
     torch.testing.assert_close(turned[0, 0] @ turned[0, 0].T, shifted[0, 0] @ shifted[0, 0].T)
     torch.testing.assert_close(turned.norm(dim=-1), x_BHTK.norm(dim=-1))
@@ -79,5 +87,41 @@ def test_rotations_are_the_papers_and_scores_know_distances_only() -> None:
 def test_rotations_keep_their_precision_far_into_a_text() -> None:
     x_BHTK = torch.ones(1, 1, 1, K)
     far = torch.tensor([[1_000_003]])
-    expected = rotate(x_BHTK[0, 0, 0].double(), 1_000_003, 10_000.0)
+    expected = rotate(x_BHTK[0, 0, 0].double(), 1_000_003, _frequencies(10_000.0))
     torch.testing.assert_close(Rotary(K, 10_000.0).rotate(x_BHTK, far)[0, 0, 0].double(), expected, rtol=0, atol=1e-6)
+
+
+def test_rows_in_another_order_turn_interleaved_pairs_into_halves() -> None:
+    q, k = torch.randn(2, 1, 1, T, K, dtype=torch.float64)
+    scores = []
+    for is_interleaved in (True, False):
+        turn = Rotary(K, 50.0, is_interleaved=is_interleaved).rotate
+        rows = [x if is_interleaved else HalfSplit(K).to_ours(x[0, 0].T).T[None, None] for x in (q, k)]
+        turned = [turn(x, torch.arange(T)[None]) for x in rows]
+        scores.append(turned[0] @ turned[1].transpose(-1, -2))
+    torch.testing.assert_close(*scores)
+
+
+def test_scaled_frequencies_are_kept_divided_or_mixed() -> None:
+    frequencies = _frequencies(500.0, 32)
+    given = torch.tensor(frequencies, dtype=torch.float64)
+    torch.testing.assert_close(LinearScaling(4.0)(given), given / 4)
+    scaled = Llama3Scaling(8.0, 1.0, 4.0, 32)(given)
+    expected = [llama3_frequency(f, 8.0, 1.0, 4.0, 32) for f in frequencies]
+    torch.testing.assert_close(scaled, torch.tensor(expected, dtype=torch.float64))
+    kinds = {
+        "kept" if a == b else "divided" if a == b / 8 else "mixed" for a, b in zip(expected, frequencies, strict=True)
+    }
+    assert kinds == {"kept", "divided", "mixed"}
+
+
+def test_penalties_grow_with_the_distance_by_the_slopes_of_the_heads() -> None:
+    # Press et al. 2021: 1/2, 1/4, ..., 1/256 for 8 heads.
+    assert Alibi(8).slopes == tuple(2.0**-h for h in range(1, 9))
+    distances = _distances()
+    for n_heads in (1, 2, 3, 6, 12):
+        bias = Alibi(n_heads).bias(torch.zeros(1, n_heads, T, 1).double(), distances, 1.0, True)
+        assert bias is not None
+        for h in range(n_heads):
+            expected = -alibi_slope(h, n_heads) * distances[:, :].abs().double()
+            torch.testing.assert_close(bias[:, h], expected)

@@ -104,15 +104,38 @@ def coordinate(position: int, step: int, d_model: int) -> Tensor:
     return torch.tensor(numbers, dtype=torch.float64)
 
 
-def rotate(x_K: Tensor, position: int, base: float) -> Tensor:
-    """Turn the pairs (x_j, x_{j + K/2}) by position * base^(-2j/K), as complex numbers (Su et al. 2021, eq. 34)."""
-    half = x_K.numel() // 2
-    turned = [torch.zeros(())] * (2 * half)
-    for j in range(half):
-        angle = position * base ** (-2 * j / (2 * half))
-        turned[j] = x_K[j] * math.cos(angle) - x_K[j + half] * math.sin(angle)
-        turned[j + half] = x_K[j] * math.sin(angle) + x_K[j + half] * math.cos(angle)
+def rotate(x_K: Tensor, position: int, frequencies: Sequence[float], *, is_interleaved: bool = False) -> Tensor:
+    """Turn pairs by position * frequency, as complex numbers (Su et al. 2021, eq. 34); what is left stays.
+
+    Of the first 2 n components, n frequencies, the pairs are (x_j, x_{j + n}), or interleaved (x_{2j}, x_{2j + 1}).
+    """
+    n = len(frequencies)
+    turned = list(x_K)
+    for j, frequency in enumerate(frequencies):
+        real, imaginary = (2 * j, 2 * j + 1) if is_interleaved else (j, j + n)
+        angle = position * frequency
+        turned[real] = x_K[real] * math.cos(angle) - x_K[imaginary] * math.sin(angle)
+        turned[imaginary] = x_K[real] * math.sin(angle) + x_K[imaginary] * math.cos(angle)
     return torch.stack(turned)
+
+
+def llama3_frequency(frequency: float, factor: float, low: float, high: float, length: int) -> float:
+    """Kept where a turn is shorter than length / high, divided where it is longer than length / low, else between."""
+    wavelength = 2 * math.pi / frequency
+    if wavelength < length / high:
+        return frequency
+    if wavelength > length / low:
+        return frequency / factor
+    kept = (length / wavelength - low) / (high - low)
+    return (1 - kept) * frequency / factor + kept * frequency
+
+
+def alibi_slope(head: int, n_heads: int) -> float:
+    """2^(-8 (h + 1) / n) for n heads, a power of two; further heads take every other one of 2n (Press et al. 2021)."""
+    n = 1
+    while 2 * n <= n_heads:
+        n *= 2
+    return 2.0 ** (-8 * (head + 1) / n) if head < n else 2.0 ** (-8 * (2 * (head - n) + 1) / (2 * n))
 
 
 def window_entry(query_position: int, key_position: int, window: int) -> int:

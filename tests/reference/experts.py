@@ -94,13 +94,14 @@ def run_stack(module: nn.Module, expert: int, activation: str, eps: float, x_D: 
     return x_D - entered_D
 
 
-def read_expert_heads(module: nn.Module, expert: int, n_heads: int, d_head: int) -> Heads:
+def read_expert_heads(module: nn.Module, expert: int, n_heads: int, n_kv_heads: int, d_head: int) -> Heads:
     """Return an expert's heads: queries and output of its own, keys and values (packed in that order) of all."""
-    inner = n_heads * d_head
+    inner = n_kv_heads * d_head
     starts = [head * d_head for head in range(n_heads)]
     query = [_expert_map(module.query_EDI, module.query_bias_EI, expert, start, start + d_head) for start in starts]
-    key = [read_affine(module.kv, start, start + d_head) for start in starts]  # type: ignore[arg-type]
-    value = [read_affine(module.kv, inner + start, inner + start + d_head) for start in starts]  # type: ignore[arg-type]
+    shared = [start // d_head // (n_heads // n_kv_heads) * d_head for start in starts]
+    key = [read_affine(module.kv, start, start + d_head) for start in shared]  # type: ignore[arg-type]
+    value = [read_affine(module.kv, inner + start, inner + start + d_head) for start in shared]  # type: ignore[arg-type]
     return Heads(query, key, value, _expert_map(module.out_EID, module.out_bias_ED, expert), d_head)
 
 

@@ -203,7 +203,8 @@ class Exit(Whole):
 
     def costs(self) -> list[Tensor]:
         """The entropy of the distribution, negative."""
-        return [_total([w * w.log() for w in of_token]) for of_token in self.weights]
+        # Of a weight that is zero, w log w is its limit, 0.
+        return [_total([w * w.clamp_min(1e-38).log() for w in of_token]) for of_token in self.weights]
 
 
 def start(config: HaltingConfig, unit: Callable[[], nn.Module], first: States, n_rounds: int) -> Whole:

@@ -18,9 +18,12 @@ from architectures import Sentence
 from ostinato.config.experts import ExpertAttentionConfig, ExpertFeedForwardConfig, RoutedConfig, SparseLayerConfig
 from ostinato.config.norm import NormalisationConfig
 from ostinato.config.positions import (
+    AlibiConfig,
     BucketsConfig,
     CoordinatesConfig,
     LearnedConfig,
+    LinearScalingConfig,
+    Llama3ScalingConfig,
     RotaryConfig,
     SinusoidalConfig,
     WindowConfig,
@@ -32,9 +35,11 @@ from ostinato.nn.loops import DecayInjection, LearnedState, LinearInjection, Zer
 from ostinato.plan import Segment, Step, Use
 from reference.equations import (
     ACTIVATIONS,
+    alibi_slope,
     bucket,
     depth_wise,
     layer_norm,
+    llama3_frequency,
     relu,
     rms_norm,
     rotate,
@@ -121,6 +126,7 @@ class _Twin:
 
     def __init__(self, model: Model, name: str, *, is_causal: bool, n_prefix: int | None = None) -> None:
         self._model, self._name, self._is_causal, self._n_prefix = model, name, is_causal, n_prefix
+        self._read_by_others: dict[int, States] = {}
         self._config: StackConfig = model.config.stacks()[name]
 
     def run(self, states: States, n_steps: int | None, memory: States | None = None) -> tuple[States, Whole]:
@@ -176,6 +182,7 @@ class _Twin:
 
     def _step(self, step: Step, states: States, memory: States | None, halting: Whole) -> States:
         """Apply the sub-layers of a step, one after the other, or side by side to what enters it."""
+        self._at = step
         if self._config.norm.placement != "parallel":
             for use in step.uses:
                 states = self._sub_layer(use, states, memory, halting)
@@ -232,6 +239,8 @@ class _Twin:
             others = [n if s is x else self._norm(before, s) for s, x, n in zip(seen, states, inputs, strict=True)]
         running = [t for t, runs in enumerate(halting.runs) if runs]
         if use.kind == "self_attention":
+            others = others if self._at.keys is None else self._read_by_others[self._at.keys]
+            self._read_by_others[self._at.index] = others
             outputs = [self._attend(use, t, inputs, others) for t in running]
         elif use.kind == "cross_attention":
             assert memory is not None
@@ -306,7 +315,7 @@ class _Twin:
         """What token t reads: with experts the sum over the chosen ones of gate times what their heads read."""
         sub = self._config.settings_of(use)
         assert isinstance(sub, AttentionConfig)
-        sizes = (sub.n_heads, sub.d_head or self._model.config.d_model // sub.n_heads)
+        sizes = (sub.n_heads, sub.n_kv_heads or sub.n_heads, sub.d_head or self._model.config.d_model // sub.n_heads)
         module = getattr(self._model.banks, use.kind)[use.weights]
         if not isinstance(sub, RoutedConfig):
             return self._read(read_heads(module, *sizes), use, t, inputs, others)
@@ -317,32 +326,40 @@ class _Twin:
         return y_D + module.sum_bias_D if isinstance(sub, ExpertAttentionConfig) and sub.sum_bias else y_D
 
     def _read(self, heads: Heads, use: Use, t: int, inputs: States, others: States) -> Tensor:
-        """concat over heads of sum_s softmax_s(q_t . k_s / sqrt(d_head) + relation) v_s, then the output projection."""
+        """concat over heads of sum_s softmax_s(q_t . k_s * scale + relation) v_s, gated, then the output projection."""
         is_self = use.kind == "self_attention"
-        visible = range(self._n_seen(t)) if is_self and self._is_causal else range(len(others))
+        visible = list(range(self._n_seen(t)) if is_self and self._is_causal else range(len(others)))
+        if is_self and (reach := self._config.relative_of(use).reach) is not None:
+            visible = [s for s in visible if abs(s - t) <= reach]
         mixed = []
         for head in range(len(heads.query)):
             q = heads.query[head](inputs[t])
             scores = []
             for s in visible:
                 k = heads.key[head](others[s])
-                scores.append(
-                    self._score(use, head, q, k, t, s) if is_self else (q * k).sum() / math.sqrt(heads.d_head)
-                )
+                scores.append(self._score(use, head, q, k, t, s))
             values = [heads.value[head](others[s]) for s in visible]
             weighted_values = [w * v for w, v in zip(softmax(scores), values, strict=True)]
             mixed.append(sum(weighted_values[1:], weighted_values[0]))
-        return heads.out(torch.cat(mixed))
+        read = torch.cat(mixed)
+        gate = getattr(self._model.banks, use.kind)[use.weights].output_gate
+        return heads.out(read if gate is None else read / (1 + torch.exp(-read_affine(gate)(inputs[t]))))
 
     def _n_seen(self, t: int) -> int:
         """Number of first tokens that token t of a causal stack sees: up to itself; from the prefix, all of that."""
         return self._n_prefix if self._n_prefix is not None and t < self._n_prefix else t + 1
 
     def _score(self, use: Use, head: int, q_K: Tensor, k_K: Tensor, t: int, s: int) -> Tensor:
-        """Score of key s for query t of self-attention, with the stack's relative positions."""
-        relative, scale = self._config.relative, 1 / math.sqrt(q_K.numel())
+        """Score of key s for query t, with the norms of queries and keys, and the relative positions of the use."""
+        sub, relative = self._config.settings_of(use), self._config.relative_of(use)
+        assert isinstance(sub, AttentionConfig)
+        scale = 1 / math.sqrt(q_K.numel()) if sub.scale is None else sub.scale
+        if sub.qk_norm != "none" and sub.qk_norm_at == "before":
+            q_K, k_K = self._normed_heads(use, q_K, k_K)
         if isinstance(relative, RotaryConfig):
-            return (rotate(q_K, t, relative.base) * rotate(k_K, s, relative.base)).sum() * scale
+            q_K, k_K = self._turned(relative, q_K, t), self._turned(relative, k_K, s)
+        if sub.qk_norm != "none" and sub.qk_norm_at == "after":
+            q_K, k_K = self._normed_heads(use, q_K, k_K)
         score = (q_K * k_K).sum() * scale
         if isinstance(relative, WindowConfig):
             table_HKR = self._model.banks.relative[use.position or ""].table_HKR
@@ -353,4 +370,23 @@ class _Twin:
             looks_back_only = self._is_causal and self._n_prefix is None
             row = bucket(t, s, relative.n_buckets, relative.max_distance, looks_back_only)
             return score + table_RH[row, head]  # type: ignore[index]
+        if isinstance(relative, AlibiConfig):
+            return score - alibi_slope(head, sub.n_heads) * abs(s - t)
         return score
+
+    def _normed_heads(self, use: Use, q_K: Tensor, k_K: Tensor) -> tuple[Tensor, Tensor]:
+        module, eps = getattr(self._model.banks, use.kind)[use.weights], self._config.norm.eps
+        ones = torch.ones_like(q_K)
+        weights = (ones if norm.weight is None else norm.weight for norm in (module.q_norm, module.k_norm))
+        q_weight, k_weight = weights
+        return rms_norm(q_K, q_weight, eps), rms_norm(k_K, k_weight, eps)
+
+    def _turned(self, c: RotaryConfig, x_K: Tensor, position: int) -> Tensor:
+        n = round(c.fraction * x_K.numel())
+        frequencies = [c.base ** (-2 * j / n) for j in range(n // 2)]
+        if isinstance(c.scaling, LinearScalingConfig):
+            frequencies = [f / c.scaling.factor for f in frequencies]
+        if isinstance(c.scaling, Llama3ScalingConfig):
+            bands = (c.scaling.factor, c.scaling.low, c.scaling.high, c.scaling.original_length)
+            frequencies = [llama3_frequency(f, *bands) for f in frequencies]
+        return rotate(x_K, position, frequencies, is_interleaved=c.layout == "interleaved")

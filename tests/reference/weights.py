@@ -37,11 +37,19 @@ def read_affine(linear: nn.Module, start: int = 0, end: int | None = None) -> Af
     return Affine(weight[start:end], None if bias is None else bias[start:end])  # type: ignore[index,arg-type]
 
 
-def read_heads(module: nn.Module, n_heads: int, d_head: int) -> Heads:
-    """Take packed projections apart: rows are queries, keys, values; within each, one head after the other."""
-    blocks = []
-    for block in range(3):
-        first = block * n_heads * d_head
-        starts = [first + head * d_head for head in range(n_heads)]
-        blocks.append([read_affine(module.qkv, start, start + d_head) for start in starts])  # type: ignore[arg-type]
+def read_heads(module: nn.Module, n_heads: int, n_kv_heads: int, d_head: int) -> Heads:
+    """Take packed projections apart: rows are queries, keys, values; within each, one head after the other.
+
+    Heads of queries that share a head of keys and values are neighbours. Vectors that are added to queries and keys
+    alone stand in one tensor, queries first.
+    """
+    first = 0
+    blocks: list[list[Affine]] = []
+    for n in (n_heads, n_kv_heads, n_kv_heads):
+        maps = [read_affine(module.qkv, first + h * d_head, first + (h + 1) * d_head) for h in range(n)]  # type: ignore[arg-type]
+        if module.qk_bias is not None and len(blocks) < 2:
+            rows = [slice(first + h * d_head, first + (h + 1) * d_head) for h in range(n)]
+            maps = [Affine(one.W, module.qk_bias[row]) for one, row in zip(maps, rows, strict=True)]  # type: ignore[index]
+        blocks.append([maps[h // (n_heads // n)] for h in range(n_heads)])
+        first += n * d_head
     return Heads(*blocks, out=read_affine(module.out), d_head=d_head)  # type: ignore[arg-type]

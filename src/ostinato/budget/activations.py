@@ -44,7 +44,8 @@ from ostinato.budget.recurrent import recurrent_bytes
 from ostinato.budget.sizes import (
     PlannedUse,
     embedding_map_weights,
-    inner_width,
+    keys_width,
+    n_choices,
     n_outputs,
     planned_uses,
     plans,
@@ -63,7 +64,7 @@ from ostinato.budget.sub_layer_activations import (
     use_bytes,
 )
 from ostinato.config.halting import ActConfig, ExitConfig, StickBreakingConfig
-from ostinato.config.positions import BucketsConfig
+from ostinato.config.positions import AlibiConfig, BucketsConfig
 from ostinato.config.sub_layers import AttentionConfig
 
 
@@ -163,26 +164,54 @@ def _shared(run: TrainingPass, uses: Iterable[PlannedUse]) -> Counter[str]:
     """Return what a pass makes once for all steps that share it; it is saved even where steps are recomputed."""
     d_model, found = run.config.d_model, Counter[str]()
     sets: dict[tuple[str, str], PlannedUse] = {}
+    tables: set[str] = set()
     for planned in uses:
         # In order, so that a set is used whole by its first use if by any.
         sets.setdefault((planned.use.kind, planned.use.weights), planned)
-        if planned.use.position and isinstance(planned.stack_config.relative, BucketsConfig):
-            found[f"{planned.stack}.self_attention"] = ID * run.lengths[planned.stack] ** 2
+        if planned.use.position is not None and planned.use.position not in tables:
+            tables.add(planned.use.position)
+            found[f"{planned.stack}.self_attention"] += _table_bytes(run, planned)
     is_memory_saved = False
     for planned in sets.values():
         if not run.is_recomputed:
             found["copies"] += run.copy_of(copied_weights(planned, d_model)[1])
         if planned.use.kind == "cross_attention" and isinstance(planned.sub, AttentionConfig):
-            inner, memory = inner_width(planned.sub, d_model), run.tokens("encoder")
+            attention, memory = planned.sub, run.tokens("encoder")
+            inner = keys_width(attention, d_model)
             # Where weights are dropped every use saves copies of its own, unless it is recomputed.
-            is_copied = planned.sub.dropout and run.copies_heads(planned.sub) and not run.is_recomputed
+            repeats, lie_in_order = attention.n_key_heads < attention.n_heads, attention.qk_norm != "none"
+            copies = repeats or (run.copies_heads(attention) and not lie_in_order)
+            is_copied = attention.dropout and copies and not run.is_recomputed
             saved = 0 if is_copied else 2 * memory * inner
             # One tensor of states serves all sets, unless autocast copies it for each.
             saved += memory * d_model if run.is_mixed or not is_memory_saved else 0
-            found[f"{planned.stack}.cross_attention"] += run.width * saved
+            found[f"{planned.stack}.cross_attention"] += run.width * saved + _key_norm_bytes(run, attention, memory)
             found["copies"] += run.copy_of(2 * inner * d_model)
             is_memory_saved = True
     return found
+
+
+def _table_bytes(run: TrainingPass, planned: PlannedUse) -> int:
+    """Return what one table of relative positions saves once a pass for all steps that use it."""
+    squared = run.lengths[planned.stack] ** 2
+    match planned.relative:
+        case BucketsConfig():
+            return ID * squared
+        case AlibiConfig(reach=None) if isinstance(planned.sub, AttentionConfig) and not run.is_mixed:
+            # A stack that hides keys makes a mask of it at every step, and so do several queries a token.
+            is_shared = not run.mask(planned.stack) and n_choices(planned.sub) == 1 and not planned.sub.dropout
+            return FLOAT * planned.sub.n_heads * squared if is_shared else 0
+    return 0
+
+
+def _key_norm_bytes(run: TrainingPass, attention: AttentionConfig, n_keys: int) -> int:
+    """Return what the norm of the memory's keys saves: its input, their roots, and what its weights multiply."""
+    if attention.qk_norm == "none":
+        return 0
+    width = keys_width(attention, run.config.d_model)
+    # In float32 the input is packed with the values.
+    numbers = (1 if run.is_mixed else 2) * width + attention.n_key_heads
+    return FLOAT * n_keys * (numbers + (width if attention.qk_norm == "rms" else 0))
 
 
 def _halting(run: TrainingPass, stack: str, firsts: list[PlannedUse | None], loop: PlannedSegment | None) -> int:

@@ -21,6 +21,7 @@ from pydantic import ValidationError
 from ostinato.config.base import DEFER_CHECKS, Config, all_problems
 from ostinato.config.experts import RoutedConfig
 from ostinato.config.model import ModelConfig
+from ostinato.config.positions import RotaryConfig
 from ostinato.config.special_ids import SpecialIds
 from ostinato.config.stack import StackConfig
 from ostinato.config.sub_layers import AttentionConfig
@@ -201,9 +202,8 @@ def _below(node: Config, path: str, d_model: int, stack: StackConfig | None) -> 
             # For the sake of neighbours: whole rounds, even rotary heads.
             if stack is not None and node is stack and name == "n_steps":
                 multiple = math.lcm(multiple, stack.steps_per_round)
-            is_rotary = stack is not None and node is stack.self_attention and stack.relative.kind == "rotary"
-            if is_rotary and name == "d_head":
-                multiple = math.lcm(multiple, 2)
+            if stack is not None and node is stack.self_attention and name == "d_head":
+                multiple = math.lcm(multiple, _head_multiple(stack))
             is_width = isinstance(node, RoutedConfig) and name in ("d_ff", "d_head")
             yield Setting(f"{path}{name}", value, least, multiple, is_width)
 
@@ -220,6 +220,12 @@ def _model_multiple(config: ModelConfig) -> int:
         wanted.append(2 if stack.positions.kind != "none" else 1)
         for kind, sub in stack.sub_layers():
             if isinstance(sub, AttentionConfig) and sub.d_head is None and sub.share != "none":
-                is_rotary = kind == "self_attention" and stack.relative.kind == "rotary"
-                wanted.append(sub.n_heads * (2 if is_rotary else 1))
+                wanted.append(sub.n_heads * (_head_multiple(stack) if kind == "self_attention" else 1))
     return math.lcm(*wanted)
+
+
+def _head_multiple(stack: StackConfig) -> int:
+    """Return what head widths must be a multiple of, so that rotary positions turn pairs of components."""
+    fractions = [Fraction(r.fraction).limit_denominator(1000) for r in stack.relatives() if isinstance(r, RotaryConfig)]
+    # f K is even for K = 2 q / p, f = p / q, and for what that divides.
+    return math.lcm(*(2 * f.denominator // math.gcd(2, f.numerator) for f in fractions))

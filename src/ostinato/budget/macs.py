@@ -3,11 +3,11 @@ sentences whose depths are known (`MacCounter`).
 
 With D = d_model, I = n_heads d_head, F = d_ff, S keys, T queries, V vocabulary rows, per use of a sub-layer:
 
-    self-attention projections     4 D I T
+    self-attention projections     2 D I T + 2 D J T, J = n_kv_heads d_head (I unless given); an output gate D I T
     scores and values              2 I T S       (S = T; causal attention counts as full T^2)
     window positions               I (2 W + 1) T (scores of the queries with the table; gathering is free)
     cross-attention, per use       2 D I T for queries and output, 2 I T S for scores and values
-    cross-attention, per set       2 D I S for keys and values: steps that share a set share them
+    cross-attention, per set       2 D J S for keys and values: steps that share a set share them
     feed-forward                   2 D F T, gated 3 D F T
     separable convolution          (D kernel_in + F kernel_out + 2 D F) T
     map of embeddings              W D for every token of its stack, of embeddings of width W (d_embedding)
@@ -21,10 +21,10 @@ With D = d_model, I = n_heads d_head, F = d_ff, S keys, T queries, V vocabulary 
 
 and of sub-layers with E experts, k = top_k of them a token (Sparse Universal Transformer, section 2.7):
 
-    self-attention projections     (2 k D I + 2 D I) T for queries and output, and for keys and values
+    self-attention projections     (2 k D I + 2 D J) T for queries and output, and for keys and values
     scores and values              2 k I T S
     window positions               k I (2 W + 1) T
-    cross-attention, per use       2 k D I T, 2 k I T S; per set 2 D I S
+    cross-attention, per use       2 k D I T, 2 k I T S; per set 2 D J S
     feed-forward                   2 k D F T, gated 3 k D F T; sparse layer: n_layers times that
     router, per use                linear E D T; mlp (D^2 + E D) T; hypersphere d_e (D + E) T, a part of its own
 
@@ -35,7 +35,7 @@ values that others attend to. Where every round has one use of each kind:
 
     of the first d rounds          queries and output 2 D I, scores and values 2 I S over all S keys, window scores,
                                    feed-forward, experts, routers, cross-attention's 2 D I and 2 I S
-    keys and values                2 D I (d + c), with c the different sets (in pre-norm stacks: with norms) of
+    keys and values                2 D J (d + c), with c the different sets (in pre-norm stacks: with norms) of
                                    self-attention in rounds d + 1 to R: 1 where all rounds share them, R - d where every
                                    round has its own; 0 for d = R
     gates                          stick_breaking min(d, R - 1) (D^2 + 2 D), act d D

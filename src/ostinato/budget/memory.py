@@ -3,14 +3,14 @@
     weights      every stored parameter in float32, also under bfloat16 autocast
     activations  what autograd keeps from a forward pass for the backward pass: `ostinato.budget.activations`
     cache        what decoding holds once every hypothesis has `target_length` tokens, in float32 (decoding does not
-                 autocast), with N sentences, K hypotheses each, S source tokens, I = n_heads d_head:
-                     self-attention, per STEP              2 N K I ceil(target_length / 32) 32    (room is made by 32),
+                 autocast), with N sentences, K hypotheses each, S source tokens, J = n_kv_heads d_head:
+                     self-attention, per STEP              2 N K J ceil(target_length / 32) 32    (room is made by 32),
                                                            twice for K > 1: hypotheses move between two buffers
                      separable convolution, per STEP       N K (D (kernel_in - 1) + F (kernel_out - 1))
-                     cross-attention, per PARAMETER SET    2 N I S    (never per hypothesis)
+                     cross-attention, per PARAMETER SET    2 N J S    (never per hypothesis)
                      encoder output                        N S D     (of an LSTM: where there is attention)
                      LSTM                                  2 N K D a layer; keys of an additive score N S D
-                 experts of an attention share their keys and values: I is one expert's, whatever E and k
+                 experts of an attention share their keys and values: J is one expert's, whatever E and k
 
 Sharing weights over depth saves bytes of weights, and of the cache those of cross-attention; keys and values of
 self-attention and activations are as many as without it.
@@ -30,7 +30,7 @@ from typing import Literal
 
 from ostinato.budget.activations import activation_parts
 from ostinato.budget.parameters import count_parameters
-from ostinato.budget.sizes import inner_width, planned_uses
+from ostinato.budget.sizes import keys_width, planned_uses
 from ostinato.budget.sub_layer_activations import FLOAT, TrainingPass
 from ostinato.config.model import ModelConfig
 from ostinato.config.sub_layers import AttentionConfig, SeparableConvConfig
@@ -123,10 +123,10 @@ def _cache(
         part, weights = f"{planned.stack}.{planned.use.kind}", planned.use.weights
         match planned.sub:
             # Experts share keys and values, so that attention with experts holds as much as without.
-            case AttentionConfig() as attention if planned.use.kind == "self_attention":
-                numbers[part] += buffers * 2 * rows * inner_width(attention, config.d_model) * room
+            case AttentionConfig() as attention if planned.use.kind == "self_attention" and not planned.borrows_keys:
+                numbers[part] += buffers * 2 * rows * keys_width(attention, config.d_model) * room
             case AttentionConfig() as attention if weights not in projected:
-                numbers[part] += 2 * memory * inner_width(attention, config.d_model)
+                numbers[part] += 2 * memory * keys_width(attention, config.d_model)
                 projected.add(weights)
             case SeparableConvConfig() as conv:
                 width = config.d_model * (conv.kernel_in - 1) + conv.d_ff * (conv.kernel_out - 1)

@@ -27,6 +27,7 @@ from ostinato.budget.loops import planned_segments
 from ostinato.budget.recurrent import recurrent_parts
 from ostinato.budget.sizes import (
     PlannedUse,
+    common_size,
     embedding_map_weights,
     gate_weights,
     keys_values_size,
@@ -35,7 +36,6 @@ from ostinato.budget.sizes import (
     planned_uses,
     router_weights,
     set_weights,
-    sum_bias_size,
     table_size,
     transform_weights,
     vocabulary,
@@ -143,7 +143,7 @@ def _items(config: ModelConfig, n_steps: int | None) -> Iterator[tuple[str, _Ite
             norm = norm_size(planned.stack_config.norm, d_model)
             yield planned.stack, _whole(("norm", name), "norms", norm)
         if planned.use.position is not None and isinstance(planned.sub, AttentionConfig):
-            table = table_size(planned.stack_config.relative, planned.sub, d_model)
+            table = table_size(planned.relative, planned.sub, d_model)
             yield planned.stack, _whole(("position", planned.use.position), "positions", table)
     for own in planned_segments(config, n_steps):
         name, norm = own.stack, norm_size(own.stack_config.norm, d_model)
@@ -191,8 +191,8 @@ def _set(planned: PlannedUse, where: str, d_model: int) -> Iterator[_Item]:
         return
     one = set_weights(sub, d_model).size
     yield _Item((kind, weights), part, sub.n_experts * one, sub.top_k * one, sub.top_k * one)
-    if added := sum_bias_size(sub, d_model):
-        yield _whole((f"{kind} sum", weights), part, added)
+    if common := common_size(sub, d_model):
+        yield _whole((f"{kind} common", weights), part, common)
     yield _whole((f"{kind} router", weights), f"{part}.router", router_weights(sub, d_model).size)
 
 

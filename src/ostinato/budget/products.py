@@ -26,6 +26,7 @@ from ostinato.budget.sizes import (
     embedding_map_weights,
     gate_weights,
     inner_width,
+    keys_width,
     n_choices,
     n_outputs,
     planned_uses,
@@ -196,22 +197,20 @@ def _attention(
         projected: the sets that have projected the memory.
     """
     part, side, index, d_model = planned.part, config.side_of(planned.stack), planned.round, config.d_model
+    keys_values = 2 * d_model * keys_width(attention, d_model)
     inner, n, is_cross = inner_width(attention, d_model), n_choices(attention), planned.use.kind == "cross_attention"
     seen = "source" if is_cross else side
     if is_cross and planned.use.weights not in projected:
         projected.add(planned.use.weights)
-        yield Product(f"{part}.projections", "source", index, 2 * d_model * inner, of_every_token=True)
-    yield Product(f"{part}.projections", side, index, 2 * d_model * n * inner)  # queries and output
+        yield Product(f"{part}.projections", "source", index, keys_values, of_every_token=True)
+    maps = 3 if attention.output_gate else 2  # queries and output
+    yield Product(f"{part}.projections", side, index, maps * d_model * n * inner)
     yield Product(f"{part}.{SCORES}", side, index, 0, per_key=2 * n * inner, seen=seen)
     if is_cross:
         return
-    yield Product(
-        f"{part}.projections",
-        side,
-        index,
-        2 * d_model * inner,
-        reused=(planned.is_looped, planned.use.weights, planned.use.before),
-    )
-    relative = planned.stack_config.relative
+    if not planned.borrows_keys:
+        reused = planned.is_looped, planned.use.weights, planned.use.before
+        yield Product(f"{part}.projections", side, index, keys_values, reused=reused)
+    relative = planned.relative
     if isinstance(relative, WindowConfig):
         yield Product(f"{part}.{WINDOW}", side, index, n * inner * (2 * relative.window + 1))

@@ -5,13 +5,15 @@ set is identified by (kind, name) over all stacks of a model, never by its place
 
 With D = d_model, I = n_heads d_head, F = d_ff, E experts, b = 1 with biases, else 0:
 
-    attention                    4 D I + b (3 I + D)
+    attention                    2 D I + 2 D J + b (I + 2 J + D), J = n_kv_heads d_head (I unless given); without the
+                                 output's bias (qkv) or with those of queries and keys only (qk) the fewer; an output
+                                 gate D I; learned norms of queries and keys 2 d_head
     feed-forward                 2 D F + b (F + D),  gated 3 D F + b (2 F + D)
     separable convolution        D kernel_in + F kernel_out + 2 D F + b (F + D)
     one expert, feed-forward     as a feed-forward
     one expert, sparse layer     n_layers times that and a norm of 2 D
     one expert, attention        2 D I + b (I + D): queries and output
-    keys and values              2 D I + 2 b I, shared by all experts of a set
+    keys and values              2 D J + 2 b J, shared by all experts of a set
     bias of the sum              D, where it is asked for
     router   linear              E D
              mlp                 D^2 + D + E D
@@ -41,7 +43,7 @@ from ostinato.config.experts import (
 from ostinato.config.halting import ActConfig, ExitConfig, HaltingConfig, StickBreakingConfig
 from ostinato.config.model import EncoderConfig, ModelConfig, StackModelConfig
 from ostinato.config.norm import NormalisationConfig
-from ostinato.config.positions import BucketsConfig, RelativeConfig, WindowConfig
+from ostinato.config.positions import BucketsConfig, OneRelativeConfig, RelativeConfig, WindowConfig
 from ostinato.config.stack import StackConfig
 from ostinato.config.sub_layers import (
     GATED,
@@ -69,7 +71,15 @@ class PlannedUse:
     use: Use
     sub: SubLayerConfig | SparseLayerConfig
     stack_config: StackConfig
+    borrows_keys: bool = False
+    """Self-attention that reads the keys and values of another step."""
     is_after_loop: bool = False
+    """In a segment that follows the loop."""
+
+    @property
+    def relative(self) -> WindowConfig | OneRelativeConfig:
+        """Relative positions of self-attention."""
+        return self.stack_config.relative_of(self.use)
 
     @property
     def name(self) -> str:
@@ -101,10 +111,10 @@ def planned_uses(config: ModelConfig, n_steps: int | None = None) -> Iterator[Pl
         for number, segment in enumerate(plan.segments):
             for step in segment.steps:
                 for use in step.uses:
-                    settings, is_after = stacks[name].settings_of(use), number > loop
-                    yield PlannedUse(
-                        name, step.index, step.round, segment.is_loop, use, settings, stacks[name], is_after
-                    )
+                    settings, whole = stacks[name].settings_of(use), stacks[name]
+                    borrows = use.kind == "self_attention" and step.keys is not None
+                    place = name, step.index, step.round, segment.is_loop
+                    yield PlannedUse(*place, use, settings, whole, borrows, is_after_loop=number > loop)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +140,13 @@ def n_choices(attention: AttentionConfig) -> int:
 
 
 def inner_width(attention: AttentionConfig, d_model: int) -> int:
-    """Return I = n_heads d_head, the width of queries, keys and values over all heads."""
+    """Return I = n_heads d_head, the width of queries over all heads, and of keys and values without `n_kv_heads`."""
     return attention.n_heads * attention.head_width(d_model)
+
+
+def keys_width(attention: AttentionConfig, d_model: int) -> int:
+    """Return J = n_kv_heads d_head, the width of keys, and of values, over all their heads."""
+    return attention.n_key_heads * attention.head_width(d_model)
 
 
 def hidden_branches(ffn: FeedForward) -> int:
@@ -159,10 +174,15 @@ def set_weights(sub: SubLayerConfig | SparseLayerConfig, d_model: int) -> Weight
     match sub:
         case ExpertAttentionConfig():
             inner = inner_width(sub, d_model)
-            return Weights(2 * d_model * inner, inner + d_model if sub.bias else 0)
+            biases = (inner if sub.bias else 0) + (d_model if sub.bias is True else 0)
+            return Weights(2 * d_model * inner, biases)
         case AttentionConfig():
-            inner = inner_width(sub, d_model)
-            return Weights(4 * d_model * inner, 3 * inner + d_model if sub.bias else 0)
+            inner, keys_values = inner_width(sub, d_model), 2 * keys_width(sub, d_model)
+            # Biases of the queries, and of the output; those of keys and values, and both norms, are in the rest.
+            biases = (inner if sub.bias else 0) + (d_model if sub.bias is True else 0) + qk_norm_size(sub, d_model)
+            biases += keys_values_size(sub, d_model) - d_model * keys_values
+            maps = 3 if sub.output_gate else 2
+            return Weights(d_model * (maps * inner + keys_values), biases)
         case SeparableConvConfig():
             products = d_model * sub.kernel_in + sub.d_ff * sub.kernel_out + 2 * d_model * sub.d_ff
             return Weights(products, sub.d_ff + d_model if sub.bias else 0)
@@ -176,14 +196,21 @@ def set_weights(sub: SubLayerConfig | SparseLayerConfig, d_model: int) -> Weight
 
 
 def keys_values_size(attention: AttentionConfig, d_model: int) -> int:
-    """Return the parameters that make keys and values, with experts or without."""
-    return 2 * inner_width(attention, d_model) * (d_model + (1 if attention.bias else 0))
+    """Return the parameters that make keys and values, with experts or without: maps, biases, the norm of keys."""
+    width = keys_width(attention, d_model)
+    biases = 0 if attention.bias is False else width if attention.bias == "qk" else 2 * width
+    return 2 * width * d_model + biases + qk_norm_size(attention, d_model)
 
 
-def sum_bias_size(sub: RoutedConfig, d_model: int) -> int:
-    """Return the parameters that are added to the sum over the experts."""
-    has_one = isinstance(sub, ExpertFeedForwardConfig | ExpertAttentionConfig) and sub.sum_bias
-    return d_model if has_one else 0
+def qk_norm_size(attention: AttentionConfig, d_model: int) -> int:
+    """Return the parameters of the norm of queries, or of that of keys."""
+    return attention.head_width(d_model) if attention.qk_norm == "rms" else 0
+
+
+def common_size(sub: RoutedConfig, d_model: int) -> int:
+    """Return what all experts share beside router, keys and values: the bias of their sum, the norm of queries."""
+    size = d_model if isinstance(sub, ExpertFeedForwardConfig | ExpertAttentionConfig) and sub.sum_bias else 0
+    return size + (qk_norm_size(sub, d_model) if isinstance(sub, ExpertAttentionConfig) else 0)
 
 
 def router_weights(sub: RoutedConfig, d_model: int) -> Weights:

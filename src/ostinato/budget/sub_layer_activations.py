@@ -49,12 +49,14 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ostinato.budget.sizes import (
     FeedForward,
     PlannedUse,
     hidden_branches,
     inner_width,
+    keys_width,
     n_choices,
     set_weights,
 )
@@ -69,7 +71,7 @@ from ostinato.config.experts import (
 from ostinato.config.halting import StickBreakingConfig
 from ostinato.config.model import LanguageModelConfig, ModelConfig
 from ostinato.config.norm import NormalisationConfig
-from ostinato.config.positions import BucketsConfig, RotaryConfig, WindowConfig
+from ostinato.config.positions import AlibiConfig, BucketsConfig, RotaryConfig, WindowConfig
 from ostinato.config.sub_layers import GATED, AttentionConfig, DenseFeedForwardConfig, SeparableConvConfig
 from ostinato.plan import PLACES
 
@@ -165,17 +167,22 @@ def copied_weights(planned: PlannedUse, d_model: int) -> tuple[int, int]:
     is_cross = planned.use.kind == "cross_attention"
     match planned.sub:
         case ExpertAttentionConfig() as attention:
-            keys_values = 0 if is_cross else 2 * d_model * inner_width(attention, d_model)
+            is_given = is_cross or planned.borrows_keys
+            keys_values = 0 if is_given else 2 * d_model * keys_width(attention, d_model)
             return attention.n_experts * set_weights(attention, d_model).size, keys_values
         case ExpertFeedForwardConfig() | SparseLayerConfig() as experts:
             norms = 2 * d_model * experts.n_layers if isinstance(experts, SparseLayerConfig) else 0
             return experts.n_experts * (set_weights(experts, d_model).size - norms), 0
         case AttentionConfig() as attention:
-            one_map = d_model * inner_width(attention, d_model)
-            if is_cross:
-                return one_map, one_map
+            one_map, keys_values = (
+                d_model * width for width in (inner_width(attention, d_model), 2 * keys_width(attention, d_model))
+            )
+            whole = one_map * (2 if attention.output_gate else 1)
+            if is_cross or planned.borrows_keys:
+                return one_map, whole
             # Queries are made of other states than keys and values: all three maps are slices.
-            return (3 * one_map, one_map) if reads_expected_states(planned) else (0, 4 * one_map)
+            slices = one_map + keys_values
+            return (slices, whole) if reads_expected_states(planned) else (0, slices + whole)
         case DenseFeedForwardConfig() as ffn:
             return 0, set_weights(ffn, d_model).products
         case SeparableConvConfig() as conv:
@@ -209,50 +216,98 @@ def _sub_layer(run: TrainingPass, planned: PlannedUse) -> int:
 def _attention(run: TrainingPass, planned: PlannedUse, attention: AttentionConfig) -> int:
     """Return what attention saves, with experts or without; the decision for experts aside."""
     stack, is_cross, width = planned.stack, planned.use.kind == "cross_attention", run.width
-    relative = None if is_cross else planned.stack_config.relative
+    relative = None if is_cross else planned.relative
     seen = "encoder" if is_cross else stack
     d_model, inner, n_heads = run.config.d_model, inner_width(attention, run.config.d_model), attention.n_heads
     # Numbers over all heads: one query for every token, and with experts for every expert it gets.
     n, length = n_choices(attention), run.lengths[stack]
-    rows = n * run.tokens(stack)
-    queries, keys, weights = rows * inner, run.tokens(seen) * inner, rows * n_heads * run.lengths[seen]
-    # Queries that are a tensor of their own, else packed with keys and values; those of cross-attention are its set's.
-    has_own_queries = is_cross or isinstance(attention, ExpertAttentionConfig) or reads_expected_states(planned)
-    own_queries = queries if has_own_queries else 0
-    packed = 0 if is_cross else 2 * keys + queries - own_queries
-    copies_heads, mask = run.copies_heads(attention), n * run.mask(stack)
+    rows, n_keys = n * run.tokens(stack), run.tokens(seen)
+    queries, keys, weights = rows * inner, n_keys * keys_width(attention, d_model), rows * n_heads * run.lengths[seen]
+    all_keys = n_keys * inner  # of every head of queries
+    is_grouped, copies_heads = attention.n_key_heads < n_heads, run.copies_heads(attention)
+    reach = None if relative is None else relative.reach
+    mask = n * _mask(run, stack, reach)
 
     saved = width * run.tokens(stack) * d_model
     if isinstance(attention, ExpertAttentionConfig):
         # Queries, and keys and values, have each a copy of the states in autocast's type.
         saved = _states_of_experts(run, attention, run.tokens(stack)) + (saved if run.is_mixed and not is_cross else 0)
+    if attention.output_gate:  # the gate, what it lets through, and autocast's copy of what it reads
+        saved += 2 * width * queries + (width * run.tokens(stack) * d_model if run.is_mixed else 0)
+    # Queries, keys and values as tensors: packed, or of two products. Those that something saves are counted once.
+    is_given = is_cross or planned.borrows_keys
+    has_own_queries = is_given or isinstance(attention, ExpertAttentionConfig) or reads_expected_states(planned)
+    is_packed = not has_own_queries and attention.bias != "qk"
+    q = k = v = _Numbers("packed", queries + 2 * keys)
+    if not is_packed:
+        # Keys and values of the memory are a set's, and counted there.
+        q, k = _Numbers("queries", queries), _Numbers("keys and values", 0 if is_given else 2 * keys)
+        v = k
+    kept: dict[str, int] = {}
+
+    def keep(*tensors: _Numbers) -> None:
+        kept.update({one.name: width * one.n for one in tensors})
+
+    def norm(x: _Numbers, n_numbers: int, name: str) -> _Numbers:
+        kept[f"{name} as float32" if run.is_mixed else x.name] = FLOAT * n_numbers if run.is_mixed else width * x.n
+        kept[f"{name}, root"] = FLOAT * n_numbers // attention.head_width(d_model)
+        kept[f"{name} before weights"] = FLOAT * n_numbers if attention.qk_norm == "rms" else 0
+        return _Numbers(f"normed {name}", n_numbers)
+
+    has_norm, norm_is_first = attention.qk_norm != "none", attention.qk_norm_at == "before"
+    if has_norm and norm_is_first:
+        q, k = norm(q, queries, "q"), k if is_given else norm(k, keys, "k")
+    if isinstance(relative, RotaryConfig):
+        q, k = _Numbers("turned q", queries), _Numbers("turned k", 0 if planned.borrows_keys else keys)
+        kept["angles"] = width * (n + 1) * length * (relative.n_turned(attention.head_width(d_model)) or 0)
+    if has_norm and not norm_is_first:
+        q, k = norm(q, queries, "q"), k if is_given else norm(k, keys, "k")
     match relative:
         case WindowConfig(window=window):
-            reach = 2 * window + 1
+            reach_of_table = 2 * window + 1
             tables = run.batch if copies_heads else 1 if run.is_mixed else 0
-            numbers = queries + rows * n_heads * reach + tables * inner * reach
-            saved += width * numbers + n * ID * length**2 + mask
+            kept["window"] = width * (queries + rows * n_heads * reach_of_table + tables * inner * reach_of_table)
+            kept["distances"] = n * ID * length**2 + mask
         case BucketsConfig():
-            saved += mask
-        case RotaryConfig():
-            # Turned queries replace queries of their own, but are saved beside packed ones.
-            turned = keys + (queries - own_queries) + (queries if n_heads > 1 else 0)
-            angles = (n + 1) * length * attention.head_width(d_model)
-            saved += width * ((0 if attention.dropout else turned) + angles)
+            kept["hidden keys"] = mask
 
     if attention.dropout:  # plain products; a mask of the weights
         if copies_heads:
-            inputs = queries + 2 * keys
+            # The memory's keys, once normed, and its values lie in order: they are a set's.
+            copied = 0 if is_cross and has_norm and not is_grouped else 2 * all_keys
+            kept["copies of heads"] = width * (queries + copied)
         else:
-            # Turned queries replace queries of their own; others, and keys, are saved beside the packed ones.
-            inputs = packed + (queries + keys if isinstance(relative, RotaryConfig) else own_queries)
-        return saved + width * (inputs + weights + queries) + weights
+            keep(q, *([_Numbers("repeated", 2 * all_keys)] if is_grouped else [k, v]))
+        return saved + sum(kept.values()) + width * (weights + queries) + weights
     if isinstance(relative, WindowConfig | BucketsConfig):  # plain products in float32; a learned bias
-        values = keys if run.is_mixed or copies_heads else packed
-        return saved + FLOAT * (queries + keys + values + weights) + width * queries
-    # The fused kernel. The order of the columns needs no mask; prefixes and several queries a token do.
-    has_mask = not is_cross and (run.has_prefixes or n > 1)
-    return saved + width * (packed + own_queries + queries + (mask if has_mask else 0)) + FLOAT * rows * n_heads
+        if is_grouped or run.is_mixed or copies_heads:
+            kept["values"] = FLOAT * all_keys
+        else:
+            keep(v)
+        return saved + sum(kept.values()) + FLOAT * (queries + all_keys + weights) + width * queries
+    # The fused kernel. The order of the columns needs no mask; prefixes, several queries a token, and a reach do.
+    keep(q, k, v)
+    if isinstance(relative, AlibiConfig):
+        # In a stack that hides no keys all steps with the same table save one tensor, see `shared_bytes`.
+        is_own = mask or n > 1 or run.is_mixed
+        kept["mask"] = width * n_heads * (mask or n * length**2) if is_own else 0
+    elif not is_cross and (run.has_prefixes or n > 1 or reach is not None):
+        kept["mask"] = width * mask
+    if (has_norm or isinstance(relative, RotaryConfig)) and n_heads > 1:
+        kept["output in the order of queries"] = width * queries
+    return saved + sum(kept.values()) + width * queries + FLOAT * rows * n_heads
+
+
+class _Numbers(NamedTuple):
+    """A tensor: what it is called, and how many numbers it has."""
+
+    name: str
+    n: int
+
+
+def _mask(run: TrainingPass, stack: str, reach: int | None) -> int:
+    """Return the places of the mask of self-attention for one query a token: hidden are later keys, and far ones."""
+    return run.mask(stack) or (run.lengths[stack] ** 2 if reach is not None else 0)
 
 
 def _convolution(run: TrainingPass, stack: str, conv: SeparableConvConfig) -> int:
@@ -307,7 +362,8 @@ def _hidden_row(run: TrainingPass, sub: FeedForward) -> int:
 
 def reads_expected_states(planned: PlannedUse) -> bool:
     """Return True for a use that reads expected states of stick-breaking in place of the states themselves."""
-    mixes = planned.use.kind == "self_attention" or isinstance(planned.sub, SeparableConvConfig)
+    makes_keys = planned.use.kind == "self_attention" and not planned.borrows_keys
+    mixes = makes_keys or isinstance(planned.sub, SeparableConvConfig)
     return isinstance(planned.stack_config.halting, StickBreakingConfig) and mixes and planned.round > 0
 
 

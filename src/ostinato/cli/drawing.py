@@ -82,6 +82,7 @@ def _loops(stack: StackConfig) -> Iterator[str]:
         state, inject = segment.state.kind, segment.inject.kind
         words = [] if state == "input" else [f"starts from {'a learned vector' if state == 'learned' else state}"]
         words += [] if inject == "none" else [f"its input enters every round ({inject})"]
+        words += ["all rounds read the keys and values of the first"] if segment.keys == "first" else []
         words += ["a norm after every round"] if segment.round_norm else []
         words += ["a map at the end"] if segment.end_map else []
         words += {"none": [], "own": ["a norm at the end"], "final": ["the final norm at the end"]}[segment.end_norm]
@@ -134,7 +135,8 @@ def _width(sub: SubLayerConfig, d_model: int) -> str:
 
     match sub:
         case AttentionConfig():
-            return f"{sub.n_heads} heads x {sub.head_width(d_model)}"
+            shared = "" if sub.n_key_heads == sub.n_heads else f" on {sub.n_key_heads} of keys and values"
+            return f"{sub.n_heads} heads x {sub.head_width(d_model)}{shared}"
         case SeparableConvConfig():
             return f"{sub.kind} of kernels {sub.kernel_in} and {sub.kernel_out} x {sub.d_ff:,}"
         case DenseFeedForwardConfig() | ExpertFeedForwardConfig():

@@ -166,10 +166,19 @@ class ExpertAttentionConfig(AttentionConfig, RoutedConfig):
     kind: Literal["experts"] = "experts"  # type: ignore[assignment]
     n_heads: Number = 4
     """Heads of one expert: a token runs top_k times as many, on these keys and values."""
-    bias: bool = False
-    """Biases in the four projections."""
+    bias: bool | Literal["qkv", "qk"] = False
+    """Biases in the four projections, or in some of them."""
     sum_bias: bool = False
     """A vector added to the sum of the experts' outputs (JetMoE)."""
+
+    def problems(self, path: str = "") -> Iterator[Problem]:
+        """What only dense attention has."""
+        yield from super().problems(path)
+        if self.output_gate:
+            yield Problem(f"{path}output_gate", True, f"experts have gates of their own: needs {path}kind=dense")
+        if self.bias == "qk":
+            reason = f"experts have biases everywhere (true), or not in their outputs (qkv): needs {path}kind=dense"
+            yield Problem(f"{path}bias", self.bias, reason)
 
 
 class SparseLayerConfig(RoutedConfig):

@@ -96,6 +96,9 @@ class SegmentConfig(Config):
     """What its first round starts from."""
     inject: InjectionConfig = NoInjectionConfig()
     """How what entered the segment enters every round of it."""
+    keys: Literal["own", "first"] = "own"
+    """Whose keys and values self-attention reads. own: those of the round. first: those of the first round in all of
+    them, which makes them once and caches them once (Mixture-of-Recursions, "recursive sharing")."""
     round_norm: bool = False
     """A norm after every round, of what the next one reads."""
     end_map: bool = False
@@ -110,6 +113,7 @@ class SegmentConfig(Config):
             self.repeats,
             has_start=self.state.kind != "input",
             injects=self.inject.kind != "none",
+            shares_keys=self.keys == "first",
             has_round_norm=self.round_norm,
             has_end_map=self.end_map,
             end_norm=self.end_norm,
@@ -121,6 +125,8 @@ class SegmentConfig(Config):
             for name, unset in (("state", "input"), ("inject", "none")):
                 if (kind := getattr(self, name).kind) != unset:
                     yield Inert(f"{path}{name}.kind", kind, f"has no effect without {path}repeats: remove it")
+            if self.keys != "own":
+                yield Inert(f"{path}keys", self.keys, f"has no effect without {path}repeats: remove it")
             if self.round_norm:
                 reason = f"the segment runs once ({path}repeats is not set): {path}end_norm=own says the same"
                 yield Problem(f"{path}round_norm", True, reason)

@@ -15,6 +15,7 @@ from ostinato.config.one_wide import FfnVariant, apply_variant, variant_problems
 from ostinato.config.positions import WindowConfig
 from ostinato.config.schema import leaves
 from ostinato.config.stack import DecoderConfig, StackConfig
+from ostinato.config.sub_layers import AttentionConfig
 from ostinato.errors import Inert, Problem
 
 
@@ -78,6 +79,8 @@ class _StackedConfig(CommonModelConfig):
                 mine = dict(leaves(sub.model_dump(exclude={"share", "n_unique", "share_norm", "bank"}), f"{kind}."))
                 if sub.share_norm:
                     mine |= {f"norm.{name}": value for name, value in stack.norm.shape().items()}
+                if isinstance(sub, AttentionConfig) and sub.qk_norm != "none":
+                    mine["norm.eps"] = stack.norm.eps
                 if kind == "self_attention" and isinstance(stack.relative, WindowConfig):
                     mine["relative.window"] = stack.relative.window
                 other, first = seen.setdefault((kind, bank), (name, mine))

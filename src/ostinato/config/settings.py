@@ -30,7 +30,8 @@ PLACE = "N"
 
 _NAMES_BY_UNIT = {
     "tokens": "block_length eval_tokens_per_batch kernel_in kernel_out max_answer_length max_distance max_length "
-    "max_source_length max_target_length max_words mean_span min_length random_offset tokens_per_batch window "
+    "max_source_length max_target_length max_words mean_span min_length original_length random_offset reach "
+    "tokens_per_batch window "
     "decoding.top_k task.bucket task.long_min_length task.long_max_length",
     "tokens per source token": "max_length_ratio min_length_ratio",
     "units": "d_embedding d_ff d_head d_model d_router shared_d_ff",
@@ -42,7 +43,7 @@ _NAMES_BY_UNIT = {
     "examples": "max_examples n_eval n_pairs n_train",
     "checkpoints": "keep_best keep_last",
     "parameter sets": "n_unique",
-    "heads": "n_heads",
+    "heads": "n_heads n_kv_heads",
     "labels": "n_labels",
     "layers": "n_layers",
     "buckets": "n_buckets",

@@ -12,7 +12,16 @@ from ostinato.config.experts import ExpertAttentionConfig, ExpertFeedForwardConf
 from ostinato.config.halting import HaltingConfig, NoHaltingConfig
 from ostinato.config.loops import SegmentConfig
 from ostinato.config.norm import NormalisationConfig
-from ostinato.config.positions import NoRelativeConfig, RelativeConfig, SignalConfig, SinusoidalConfig, WindowConfig
+from ostinato.config.positions import (
+    ByStepConfig,
+    NoRelativeConfig,
+    OneRelativeConfig,
+    RelativeConfig,
+    RotaryConfig,
+    SignalConfig,
+    SinusoidalConfig,
+    WindowConfig,
+)
 from ostinato.config.sub_layers import AttentionConfig, DenseFeedForwardConfig, SeparableConvConfig, SubLayerConfig
 from ostinato.errors import Inert, Problem
 from ostinato.plan import Kind, Placement, Plan, SubLayerPlan, Use, build_plan
@@ -89,14 +98,14 @@ class StackConfig(Config):
 
     def plan(self, name: str) -> Plan:
         """Return the plan of this stack, called `name`."""
-        table: Literal["stack", "weights"] = "weights" if isinstance(self.relative, WindowConfig) else "stack"
+        positions = self._tables()
         subs = [
             SubLayerPlan(
                 kind,
                 sub.sets(self.n_steps),
                 bank=sub.bank or name,
                 share_norm=sub.share_norm,
-                position=table if kind == "self_attention" and self.relative.kind != "none" else None,
+                position=positions if kind == "self_attention" else None,
                 placement=self.norm.placement,
             )
             for kind, sub in self.sub_layers()
@@ -112,6 +121,36 @@ class StackConfig(Config):
             extra=sparse,
             has_first_norm=self.norm.first,
         )
+
+    def _tables(self) -> Literal["stack", "weights"] | tuple[int | None, ...] | None:
+        """Return what has a table of relative positions: see `SubLayerPlan.position`."""
+        match self.relative:
+            case ByStepConfig(settings=settings, pattern=pattern):
+                numbers = (pattern[step % len(pattern)] for step in range(self.n_steps))
+                return tuple(None if settings[n] == NoRelativeConfig() else n for n in numbers)
+            case WindowConfig():
+                return "weights"
+            case relative:
+                return None if relative == NoRelativeConfig() else "stack"
+
+    def relatives(self) -> list[WindowConfig | OneRelativeConfig]:
+        """Return the relative positions that some step has."""
+        if isinstance(self.relative, ByStepConfig):
+            return [self.relative.settings[n] for n in sorted(set(self.relative.pattern[: self.n_steps]))]
+        return [self.relative]
+
+    def relative_of(self, use: Use) -> WindowConfig | OneRelativeConfig:
+        """Return the relative positions of a use of this stack's plan."""
+        if use.position is None:
+            return NoRelativeConfig()
+        if isinstance(self.relative, ByStepConfig):
+            return self.relative.settings[int(use.position.rpartition("_")[2])]
+        return self.relative
+
+    @property
+    def is_rotary(self) -> bool:
+        """Whether some step turns queries and keys."""
+        return any(isinstance(relative, RotaryConfig) for relative in self.relatives())
 
     @property
     def depth(self) -> int:
@@ -142,6 +181,13 @@ class StackConfig(Config):
                 yield Problem(f"{path}{kind}.share", sub.share, f"{error} ({path}n_steps is {self.n_steps})")
                 continue
             yield from sub.inert_settings(f"{path}{kind}.", self.n_steps)
+            turns = kind == "self_attention" and self.is_rotary
+            if isinstance(sub, AttentionConfig) and sub.qk_norm_at == "after" and sub.qk_norm != "none" and not turns:
+                reason = f"has no effect without rotary positions ({path}relative) in {kind}: remove it"
+                yield Inert(f"{path}{kind}.qk_norm_at", sub.qk_norm_at, reason)
+        if isinstance(self.relative, ByStepConfig) and len(self.relative.pattern) > self.n_steps:
+            reason = f"has more numbers than {path}n_steps = {self.n_steps}"
+            yield Problem(f"{path}relative.pattern", self.relative.pattern, reason)
         if self.segments:
             yield from self._segment_problems(path)
         if self.n_steps % self.steps_per_round:
@@ -175,14 +221,23 @@ class StackConfig(Config):
                 near = max(h for h in range(1, min(sub.n_heads, d_model) + 1) if d_model % h == 0)
                 reason = f"must divide model.d_model = {d_model} (nearest: {near}), or set {path}{kind}.d_head"
                 yield Problem(f"{path}{kind}.n_heads", sub.n_heads, reason)
-            elif kind == "self_attention" and self.relative.kind == "rotary" and sub.head_width(d_model) % 2:
-                width = sub.head_width(d_model)
-                yield Problem(f"{path}{kind}.d_head", width, "rotary positions need an even head width")
+            elif kind == "self_attention":
+                yield from self._rotary_problems(f"{path}{kind}.d_head", sub.head_width(d_model))
         name, width = "d_model", d_model
         if self.positions.kind == "sinusoidal" and embedding_width != d_model:
             name, width = "d_embedding", embedding_width
         if self.positions.kind in ("sinusoidal", "coordinates") and width % 2:
             yield Problem(f"{path}positions.kind", self.positions.kind, f"needs an even model.{name}, got {width}")
+
+    def _rotary_problems(self, key: str, width: int) -> Iterator[Problem]:
+        for relative in self.relatives():
+            if isinstance(relative, RotaryConfig) and relative.n_turned(width) is None:
+                reason = "rotary positions need an even head width"
+                if relative.fraction < 1:
+                    reason = (
+                        f"rotary positions need an even number of components to turn, not {relative.fraction:g} of it"
+                    )
+                yield Problem(key, width, reason)
 
 
 class DecoderConfig(StackConfig):

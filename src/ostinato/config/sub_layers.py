@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from ostinato.config.base import Config, Number, Probability, Size, inert
+from ostinato.config.base import Config, Number, Positive, Probability, Size, inert
 from ostinato.errors import Inert, Problem
 from ostinato.plan import Scheme, assign
 
@@ -60,16 +60,42 @@ class AttentionConfig(SubLayerConfig):
     kind: Literal["dense"] = "dense"
     n_heads: Number = 8
     """Number of heads."""
+    n_kv_heads: Number | None = None
+    """Heads of keys and values, each read by n_heads / n_kv_heads neighbouring heads of queries (Ainslie et al. 2023);
+    default n_heads."""
     d_head: Size | None = None
     """Width of one head; default d_model / n_heads."""
-    bias: bool = True
-    """Biases in the four projections (fairseq: yes, tensor2tensor and T5: no)."""
+    scale: Positive | None = None
+    """Factor of q k^T; default 1 / sqrt(d_head) (T5: 1)."""
+    qk_norm: Literal["none", "rms", "rms_plain"] = "none"
+    """RMS norm of the queries and keys of every head, with the eps of the stack's norms. rms: with learned weights, one
+    for each component of a head, one set for queries and one for keys (Qwen3). rms_plain: without."""
+    qk_norm_at: Literal["before", "after"] = "before"
+    """Whether rotary positions turn what is normed (before, Qwen3) or are turned first."""
+    bias: bool | Literal["qkv", "qk"] = True
+    """Biases in the four projections (fairseq: yes, tensor2tensor and T5: no), in those of queries, keys and values
+    only, or in those of queries and keys only."""
+    output_gate: bool = False
+    """Multiply what the heads read by sigmoid(W x), x the input of the sub-layer, before the output projection."""
     dropout: Probability = 0.0
     """Dropout of the attention weights."""
 
     def head_width(self, d_model: int) -> int:
         """Return d_head."""
         return self.d_head if self.d_head is not None else d_model // self.n_heads
+
+    @property
+    def n_key_heads(self) -> int:
+        """Heads of keys and values."""
+        return self.n_heads if self.n_kv_heads is None else self.n_kv_heads
+
+    def problems(self, path: str = "") -> Iterator[Problem]:
+        """Heads of keys and values that do not serve equally many heads, and an order of what is not there."""
+        yield from super().problems(path)
+        if self.n_heads % self.n_key_heads:
+            yield Problem(f"{path}n_kv_heads", self.n_kv_heads, f"must divide {path}n_heads = {self.n_heads}")
+        if self.qk_norm == "none" and self.qk_norm_at != "before":
+            yield Inert(f"{path}qk_norm_at", self.qk_norm_at, f"has no effect with {path}qk_norm=none: remove it")
 
 
 class DenseFeedForwardConfig(SubLayerConfig):

@@ -10,6 +10,7 @@ backwards makes theirs of ours: nothing is rounded, and the way there and back g
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -96,12 +97,31 @@ class Reshaped:
 
 
 @dataclass(frozen=True, slots=True)
+class Scaled:
+    """The same numbers times a power of two, which rounds nothing."""
+
+    factor: float
+
+    def __post_init__(self) -> None:
+        if math.frexp(self.factor)[0] != 0.5:
+            raise ValueError(f"{self.factor} is no power of two: the way there and back would not be exact")
+
+    def to_ours(self, theirs: Tensor) -> Tensor:
+        """Multiply by it."""
+        return theirs * self.factor
+
+    def to_theirs(self, ours: Tensor) -> Tensor:
+        """Divide by it."""
+        return ours / self.factor
+
+
+@dataclass(frozen=True, slots=True)
 class Part:
     """What a rule takes of one tensor of theirs.
 
     Args:
         name: theirs. changes: one after the other, from theirs to ours.
-        rows: from the first to before the second, of its first dimension; None: all. The rows that other parts do not
+        rows: from the first to before the second, of its dimension `dim`; None: all. The rows that other parts do not
             take must make up the whole tensor together with these.
         size: of our dimension that this part fills; needed where a rule has several parts.
     """
@@ -110,10 +130,15 @@ class Part:
     changes: tuple[Change, ...] = ()
     rows: tuple[int, int] | None = None
     size: int | None = None
+    dim: int = 0
 
     def to_ours(self, theirs: Tensor) -> Tensor:
         """Return this part as it stands in ours."""
-        x = theirs if self.rows is None else theirs[self.rows[0] : self.rows[1]]
+        x = theirs
+        if self.rows is not None:
+            if theirs.shape[self.dim] < self.rows[1]:
+                raise RuntimeError(f"{self.name} has {theirs.shape[self.dim]} rows, {self.rows[1]} are needed")
+            x = theirs.narrow(self.dim, self.rows[0], self.rows[1] - self.rows[0])
         for change in self.changes:
             x = change.to_ours(x)
         return x
@@ -298,7 +323,7 @@ def _whole(found: Sequence[tuple[Part, Tensor]], shared: Literal["equal", "sum"]
     ranges = sorted(one for one in rows if one is not None)
     if ranges[0][0] != 0 or any(before[1] != after[0] for before, after in pairwise(ranges)):
         raise ValueError(f"rows {ranges} do not make up a whole tensor")
-    return torch.cat([rows[one] for one in ranges]).contiguous()
+    return torch.cat([rows[one] for one in ranges], found[0][0].dim).contiguous()
 
 
 def _shapes(rule: Rule, theirs: Mapping[str, Tensor]) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import nn
 
 from ostinato.config.common import Init
@@ -24,10 +26,15 @@ from ostinato.config.loops import (
 )
 from ostinato.config.norm import NormalisationConfig
 from ostinato.config.positions import (
+    AlibiConfig,
     BucketsConfig,
     CoordinatesConfig,
     LearnedConfig,
+    LinearScalingConfig,
+    Llama3ScalingConfig,
+    OneRelativeConfig,
     RotaryConfig,
+    ScalingConfig,
     SignalConfig,
     SinusoidalConfig,
     WindowConfig,
@@ -35,7 +42,7 @@ from ostinato.config.positions import (
 from ostinato.config.stack import StackConfig
 from ostinato.config.sub_layers import AttentionConfig, DenseFeedForwardConfig, SeparableConvConfig, SubLayerConfig
 from ostinato.nn.act import Act, ActUnit
-from ostinato.nn.attention import Attention
+from ostinato.nn.attention import Attention, QkNorm
 from ostinato.nn.bank import Banks
 from ostinato.nn.by_length import ByLength
 from ostinato.nn.exits import Exit
@@ -56,10 +63,19 @@ from ostinato.nn.init import (
 from ostinato.nn.layers import Linear, build_norm
 from ostinato.nn.loops import DecayInjection, Injection, LearnedState, LinearInjection, NoiseState, ZeroState
 from ostinato.nn.positions import Coordinates, Learned, PositionSignal, Sinusoidal
-from ostinato.nn.relative import Buckets, RelativePositions, RelativeWindow, Rotary
+from ostinato.nn.relative import (
+    Alibi,
+    Buckets,
+    LinearScaling,
+    Llama3Scaling,
+    RelativePositions,
+    RelativeWindow,
+    Rotary,
+)
 from ostinato.nn.routing import Gate, HypersphereRouter, LinearRouter, MlpRouter, Router
 from ostinato.nn.separable import SeparableConv
 from ostinato.nn.stick_breaking import StickBreaking, StickBreakingUnit
+from ostinato.plan import Use
 
 
 def build_sub_layer(
@@ -68,18 +84,19 @@ def build_sub_layer(
     """Return a parameter set; torch's global generator decides the weights.
 
     Args:
-        d_model: width of the states. init: of the model. n_steps: of the stack. eps: of norms inside the set.
+        d_model: width of the states. init: of the model. n_steps: of the stack. eps: of norms inside the set, such as
+            those of queries and keys.
     """
     match settings:
         case ExpertAttentionConfig() as c:
-            sizes = (d_model, c.n_heads, c.head_width(d_model))
-            experts = ExpertAttention(
-                _router(c, d_model), _gate(c), *sizes, bias=c.bias, dropout=c.dropout, sum_bias=c.sum_bias
-            )
+            assert c.bias != "qk"  # the configuration refuses it
+            given = (_router(c, d_model), _gate(c), d_model, c.n_heads, c.head_width(d_model))
+            experts = ExpertAttention(*given, bias=c.bias, sum_bias=c.sum_bias, **_of_attention(c, eps))
             init_expert_attention(experts, init, c.expert_init, n_steps)
             return experts
         case AttentionConfig() as c:
-            attention = Attention(d_model, c.n_heads, c.head_width(d_model), bias=c.bias, dropout=c.dropout)
+            sizes = (d_model, c.n_heads, c.head_width(d_model))
+            attention = Attention(*sizes, bias=c.bias, output_gate=c.output_gate, **_of_attention(c, eps))
             init_attention(attention, init, n_steps)
             return attention
         case DenseFeedForwardConfig() as c:
@@ -99,6 +116,12 @@ def build_sub_layer(
                 zero_second_maps(maps)
             return SparseLayer(_router(c, d_model), _gate(c), layers, d_model, eps)
     raise TypeError(f"no sub-layer is known for {type(settings).__name__}")
+
+
+def _of_attention(c: AttentionConfig, eps: float) -> dict[str, Any]:
+    """Return what attention has with experts or without."""
+    norm = QkNorm(eps, c.qk_norm == "rms", c.qk_norm_at == "after") if c.qk_norm != "none" else None
+    return {"dropout": c.dropout, "n_kv_heads": c.n_kv_heads, "scale": c.scale, "qk_norm": norm}
 
 
 def _maps(c: ExpertFeedForwardConfig | SparseLayerConfig, d_model: int, init: Init, n_steps: int) -> ExpertMaps:
@@ -173,17 +196,40 @@ def build_embedding_map(embedding_width: int, d_model: int, *, bias: bool, init:
     return linear
 
 
-def build_relation(stack: StackConfig, d_model: int) -> RelativePositions:
-    """Return a table of relative positions."""
-    heads, width = stack.self_attention.n_heads, stack.self_attention.head_width(d_model)
-    relative = stack.relative
-    if isinstance(relative, WindowConfig):
-        return RelativeWindow(heads, width, relative.window)
-    if isinstance(relative, BucketsConfig):
-        return Buckets(heads, relative.n_buckets, relative.max_distance)
-    if isinstance(relative, RotaryConfig):
-        return Rotary(width, relative.base)
+def build_relation(stack: StackConfig, use: Use, d_model: int) -> RelativePositions:
+    """Return the relative positions of a use: a table, or rules without parameters."""
+    relative = stack.relative_of(use)
+    relation = _relation(relative, stack.self_attention.n_heads, stack.self_attention.head_width(d_model))
+    relation.reach = relative.reach
+    return relation
+
+
+def _relation(relative: WindowConfig | OneRelativeConfig, heads: int, width: int) -> RelativePositions:
+    match relative:
+        case WindowConfig():
+            return RelativeWindow(heads, width, relative.window)
+        case BucketsConfig():
+            return Buckets(heads, relative.n_buckets, relative.max_distance)
+        case AlibiConfig():
+            return Alibi(heads)
+        case RotaryConfig():
+            return Rotary(
+                width,
+                relative.base,
+                n_turned=relative.n_turned(width),
+                is_interleaved=relative.layout == "interleaved",
+                scaling=_scaling(relative.scaling),
+            )
     return RelativePositions()
+
+
+def _scaling(c: ScalingConfig) -> LinearScaling | Llama3Scaling | None:
+    match c:
+        case LinearScalingConfig():
+            return LinearScaling(c.factor)
+        case Llama3ScalingConfig():
+            return Llama3Scaling(c.factor, c.low, c.high, c.original_length)
+    return None
 
 
 def build_injection(config: InjectionConfig, d_model: int, init: Init) -> Injection:

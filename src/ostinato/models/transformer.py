@@ -106,7 +106,7 @@ class Transformer(TokenModel):
                 if name not in self.banks.norm:
                     self.banks.norm[name] = build_norm_of(stack.norm, config.d_model)
             if use.position is not None and use.position not in self.banks.relative:
-                self.banks.relative[use.position] = build_relation(stack, config.d_model)
+                self.banks.relative[use.position] = build_relation(stack, use, config.d_model)
         for segment, settings_of_segment in zip(plan.segments, stack.segments, strict=False):
             self._fill_segment(segment, settings_of_segment, stack.norm)
         if stack.norm.has_final:

@@ -1,20 +1,25 @@
 """Multi-head attention on `scaled_dot_product_attention`, with packed projections.
 
-attention(q, k, v) = softmax(scale * q k^T + bias + mask) v,   scale = 1 / sqrt(d_head)
+attention(q, k, v) = softmax(scale * q k^T + bias + mask) v,   scale = 1 / sqrt(d_head) if no other is given
 output = concat_h(attention_h) W_O        Vaswani et al. 2017, eq. 1; Universal Transformers, section 2.1
+
+Heads of queries may share those of keys and values, G = H / H_kv each: query head h reads key head h // G (Ainslie et
+al. 2023, grouped queries). q and k may be normed by head (`QkNorm`), and what heads read may be multiplied by
+sigmoid(W_G x) before W_O.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from ostinato.kernels import Draws, attend_dropped, attend_some
-from ostinato.nn.layers import Dropping, Linear
+from ostinato.nn.layers import Dropping, Linear, at_least_float32
 from ostinato.nn.shapes import Bool, Float, Int, Tensor
 
 # Finite, so that a row without any visible key (a padded query) gives numbers and not NaN; beside any real score the
@@ -34,6 +39,7 @@ class Visibility:
             are all the keys. None where there is no prefix, or where it is cached already: what comes after a prefix
             sees it anyway.
         columns_BA: the columns of the queries, where they are not all of them in order.
+        near_BAS: True for keys within a query's reach; None where all are.
     """
 
     is_causal: bool = False
@@ -41,12 +47,13 @@ class Visibility:
     offset: int = 0
     prefix_BS: Bool[Tensor, "B S"] | None = None
     columns_BA: Int[Tensor, "B A"] | None = None
+    near_BAS: Bool[Tensor, "#B A S"] | None = None
 
     @property
     def is_plain_causal(self) -> bool:
         """Whether the order of the columns alone decides."""
         only_order = self.keep_BS is None and self.prefix_BS is None and self.columns_BA is None
-        return self.is_causal and only_order
+        return self.is_causal and only_order and self.near_BAS is None
 
     def allowed(self, n_queries: int, n_keys: int, device: torch.device) -> Tensor | None:
         """Return True where a key is visible, `[B or 1, 1, T or 1, S]`; None where all are."""
@@ -54,6 +61,9 @@ class Visibility:
         if self.keep_BS is not None:
             keep = self.keep_BS[:, None, None, :]
             seen = keep if seen is None else seen & keep
+        if self.near_BAS is not None:
+            near = self.near_BAS[:, None]
+            seen = near if seen is None else seen & near
         return seen
 
     def _in_order(self, n_queries: int, n_keys: int, device: torch.device) -> Tensor | None:
@@ -69,21 +79,86 @@ class Visibility:
         return seen | (in_prefix[:, None, :, None] & self.prefix_BS[:, None, None, :])
 
 
+BiasKind = bool | Literal["qkv", "qk"]
+"""Projections that have biases: all, none, those of queries, keys and values, or those of queries and keys."""
+
+
+class QkNorm(NamedTuple):
+    """An RMS norm of the queries and keys of every head: x / sqrt(mean(x^2) + eps) * weight_K.
+
+    Args:
+        eps: added to the mean. has_weight: learned weights, one set for queries and one for keys.
+        follows_rotation: rotary positions turn queries and keys first.
+    """
+
+    eps: float
+    has_weight: bool = True
+    follows_rotation: bool = False
+
+
 class MultiHead(Dropping):
     """What dense attention and attention of experts have in common.
 
     Projections map rows `[N, D]` to rows: `queries` `[N, C H K]` (C choices of a token, side by side), `keys_values`
-    `[N, 2 H K]`, and back with `output`. `attend` reads the rows of a sentence side by side, split into heads.
+    `[N, 2 H_kv K]`, and back with `output`. `attend` reads the rows of a sentence side by side, split into heads.
     """
 
     n_choices: int = 1
     """C, queries of one token: as many as it has experts."""
+    q_norm: nn.Module | None
+    k_norm: nn.Module | None
+    output_gate: Linear | None
 
-    def set_sizes(self, n_heads: int, d_head: int, dropout: float) -> None:
-        """Note what does not depend on how the projections are made."""
+    def set_sizes(
+        self,
+        n_heads: int,
+        d_head: int,
+        dropout: float,
+        *,
+        n_kv_heads: int | None = None,
+        scale: float | None = None,
+        qk_norm: QkNorm | None = None,
+    ) -> None:
+        """Note what does not depend on how the projections are made, and make the norms of queries and keys.
+
+        Args:
+            n_heads, n_kv_heads: H and H_kv, which divides it; None: H. d_head: K. dropout: of the weights.
+            scale: factor of the scores; None: 1 / sqrt(K).
+        """
         self.n_heads, self.d_head, self.dropout = n_heads, d_head, dropout
-        self.inner = n_heads * d_head
-        self.scale = d_head**-0.5
+        self.n_kv_heads = n_heads if n_kv_heads is None else n_kv_heads
+        self.n_groups = n_heads // self.n_kv_heads
+        self.inner, self.kv_inner = n_heads * d_head, self.n_kv_heads * d_head
+        self.scale = d_head**-0.5 if scale is None else scale
+        self.norm_follows_rotation = qk_norm is not None and qk_norm.follows_rotation
+        self.q_norm = self.k_norm = self.output_gate = None
+        if qk_norm is not None:
+            self.q_norm, self.k_norm = (nn.RMSNorm(d_head, qk_norm.eps, qk_norm.has_weight) for _ in range(2))
+
+    @property
+    def is_read_plainly(self) -> bool:
+        """Whether a head reads keys and values of its own, as they were projected: what compiled kernels know."""
+        return self.n_groups == 1 and self.q_norm is None
+
+    def normed_and_turned(
+        self, x_BHTK: Tensor, norm: nn.Module | None, turn: Callable[[Tensor], Tensor] | None
+    ) -> Float[Tensor, "B H T K"]:
+        """Return queries or keys as they enter the product.
+
+        Args:
+            norm: `q_norm` or `k_norm`. turn: rotation by position; None: there is none.
+        """
+        if norm is not None and not self.norm_follows_rotation:
+            x_BHTK = norm(at_least_float32(x_BHTK)).to(x_BHTK.dtype)
+        if turn is not None:
+            x_BHTK = turn(x_BHTK)
+        if norm is not None and self.norm_follows_rotation:
+            x_BHTK = norm(at_least_float32(x_BHTK)).to(x_BHTK.dtype)
+        return x_BHTK
+
+    def gated(self, x_NI: Float[Tensor, "N I"], read_ND: Float[Tensor, "N D"]) -> Float[Tensor, "N I"]:
+        """Return what the heads read, times sigmoid(W_G x) where there is such a gate."""
+        return x_NI if self.output_gate is None else x_NI * torch.sigmoid(self.output_gate(read_ND))
 
     def query_heads(self, q_BAI: Float[Tensor, "B A I"]) -> Float[Tensor, "B H Q K"]:
         """Return queries by head, Q = A C: the choices of a token are queries side by side."""
@@ -91,15 +166,15 @@ class MultiHead(Dropping):
         return q_BAI.reshape(B, A * self.n_choices, self.n_heads, self.d_head).transpose(1, 2)
 
     def key_value_heads(self, kv_BSI: Float[Tensor, "B S J"]) -> Float[Tensor, "2 B H S K"]:
-        """Return keys and values by head."""
+        """Return keys and values by head, H_kv of them."""
         B, S, _ = kv_BSI.shape
-        return kv_BSI.view(B, S, 2, self.n_heads, self.d_head).permute(2, 0, 3, 1, 4)
+        return kv_BSI.view(B, S, 2, self.n_kv_heads, self.d_head).permute(2, 0, 3, 1, 4)
 
     def attend(
         self,
         q_BHQK: Float[Tensor, "B H Q K"],
-        k_BHSK: Float[Tensor, "B H S K"],
-        v_BHSK: Float[Tensor, "B H S K"],
+        k_BHSK: Float[Tensor, "B G S K"],
+        v_BHSK: Float[Tensor, "B G S K"],
         visibility: Visibility,
         bias: Tensor | None = None,
         *,
@@ -117,22 +192,46 @@ class MultiHead(Dropping):
         Q, S = q_BHQK.shape[2], k_BHSK.shape[2]
         is_plain_causal = visibility.is_plain_causal and bias is None and Q == S and Q > 1 and self.n_choices == 1
         mask = None if is_plain_causal else self._mask(visibility, bias, Q, S, q_BHQK)
-        if self.training and self.dropout:
+        drops, is_grouped = self.training and self.dropout, self.n_groups > 1
+        if is_grouped and (drops or ranges is not None or (bias is not None and bias.requires_grad)):
+            k_BHSK, v_BHSK, is_grouped = self._for_all_heads(k_BHSK), self._for_all_heads(v_BHSK), False
+        if drops:
             given = (q_BHQK, k_BHSK, v_BHSK, mask, self.dropout, self.scale)
             x_BHQK = attend_dropped(*given, is_causal=is_plain_causal, draws=draws)
         elif ranges is not None and not is_plain_causal:
             x_BHQK = attend_some(q_BHQK, k_BHSK, v_BHSK, mask, self.scale, ranges)
+        elif is_grouped and Q == 1 and not self.training:
+            x_BHQK = self._attend_in_groups(q_BHQK, k_BHSK, v_BHSK, mask)
         else:
             x_BHQK = F.scaled_dot_product_attention(
-                q_BHQK, k_BHSK, v_BHSK, attn_mask=mask, is_causal=is_plain_causal, scale=self.scale
+                q_BHQK,
+                k_BHSK,
+                v_BHSK,
+                attn_mask=mask,
+                is_causal=is_plain_causal,
+                scale=self.scale,
+                enable_gqa=is_grouped,
             )
         return x_BHQK.transpose(1, 2).reshape(x_BHQK.shape[0], Q // self.n_choices, self.n_choices * self.inner)
+
+    def _for_all_heads(self, x_BHSK: Tensor) -> Tensor:
+        """Return keys or values of every head of queries."""
+        return x_BHSK if self.n_groups == 1 else x_BHSK.repeat_interleave(self.n_groups, dim=1)
+
+    def _attend_in_groups(self, q_BH1K: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, mask: Tensor | None) -> Tensor:
+        """Return what one query a sentence reads: the heads that share keys are queries side by side."""
+        B, H, _, K = q_BH1K.shape
+        if mask is not None and mask.shape[1] == H:
+            mask = mask.reshape(mask.shape[0], self.n_kv_heads, self.n_groups, -1)
+        q_BHGK = q_BH1K.reshape(B, self.n_kv_heads, self.n_groups, K)
+        x_BHGK = F.scaled_dot_product_attention(q_BHGK, k_BHSK, v_BHSK, attn_mask=mask, scale=self.scale)
+        return x_BHGK.reshape(B, H, 1, K)
 
     def weights(
         self, q_BHQK: Tensor, k_BHSK: Tensor, visibility: Visibility, bias: Tensor | None = None
     ) -> Float[Tensor, "B H Q S"]:
         """Return the attention weights in float32, without dropout; only computed where they are asked for."""
-        scores = self.scale * (q_BHQK.float() @ k_BHSK.float().transpose(-1, -2))
+        scores = self.scale * (q_BHQK.float() @ self._for_all_heads(k_BHSK).float().transpose(-1, -2))
         mask = self._mask(visibility, bias, q_BHQK.shape[2], k_BHSK.shape[2], scores)
         return torch.softmax(scores if mask is None else scores + mask, -1)
 
@@ -156,30 +255,54 @@ class Attention(MultiHead, nn.Module):
 
     Args:
         d_model: width of the states. n_heads, d_head: heads and their width.
-        bias: biases in the four projections. dropout: of the attention weights, in training.
+        bias: which projections have biases. dropout: of the attention weights, in training.
+        n_kv_heads, scale, qk_norm: see `MultiHead.set_sizes`.
+        output_gate: what heads read is multiplied by sigmoid(W_G x).
     """
 
-    def __init__(self, d_model: int, n_heads: int, d_head: int, *, bias: bool, dropout: float) -> None:
+    def __init__(
+        self,
+        d_model: int,
+        n_heads: int,
+        d_head: int,
+        *,
+        bias: BiasKind,
+        dropout: float,
+        n_kv_heads: int | None = None,
+        scale: float | None = None,
+        qk_norm: QkNorm | None = None,
+        output_gate: bool = False,
+    ) -> None:
         super().__init__()
-        self.set_sizes(n_heads, d_head, dropout)
-        # Rows: queries, keys, values. Cross-attention uses the first third on one side, the rest on the other.
-        self.qkv = Linear(d_model, 3 * self.inner, bias=bias)
-        self.out = Linear(self.inner, d_model, bias=bias)
+        self.set_sizes(n_heads, d_head, dropout, n_kv_heads=n_kv_heads, scale=scale, qk_norm=qk_norm)
+        # Rows: queries, keys, values. Cross-attention uses the first ones on one side, the rest on the other.
+        self.qkv = Linear(d_model, self.inner + 2 * self.kv_inner, bias=bias in (True, "qkv"))
+        self.qk_bias = nn.Parameter(torch.zeros(self.inner + self.kv_inner)) if bias == "qk" else None
+        self.output_gate = Linear(d_model, self.inner, bias=False) if output_gate else None
+        self.out = Linear(self.inner, d_model, bias=bias is True)
 
     def queries_keys_values(self, x_ND: Float[Tensor, "N D"], decision: None = None) -> tuple[Tensor, Tensor]:
         """Return queries, and keys and values, of the same rows: one product."""
         # The backward pass of split is one concatenation; that of tensor_split fills two tensors of the whole width.
-        q, kv = self.qkv(x_ND).split((self.inner, 2 * self.inner), dim=-1)
-        return q, kv
+        q, kv = self.qkv(x_ND).split((self.inner, 2 * self.kv_inner), dim=-1)
+        return (q, kv) if self.qk_bias is None else (self._biased_queries(q), self._biased_keys(kv))
 
     def queries(self, x_ND: Float[Tensor, "N D"], decision: None = None) -> Float[Tensor, "N I"]:
         """Return queries."""
-        return self.qkv(x_ND, slice(0, self.inner))  # type: ignore[no-any-return]
+        return self._biased_queries(self.qkv(x_ND, slice(0, self.inner)))
 
     def keys_values(self, x_ND: Float[Tensor, "*N D"]) -> Float[Tensor, "*N J"]:
         """Return keys and values side by side."""
-        return self.qkv(x_ND, slice(self.inner, 3 * self.inner))  # type: ignore[no-any-return]
+        return self._biased_keys(self.qkv(x_ND, slice(self.inner, self.inner + 2 * self.kv_inner)))
 
     def output(self, x_NI: Float[Tensor, "N I"], decision: None = None) -> Float[Tensor, "N D"]:
         """Return the output of all heads."""
         return self.out(x_NI)  # type: ignore[no-any-return]
+
+    def _biased_queries(self, q_NI: Tensor) -> Tensor:
+        return q_NI if self.qk_bias is None else q_NI + self.qk_bias[: self.inner].to(q_NI.dtype)
+
+    def _biased_keys(self, kv_NJ: Tensor) -> Tensor:
+        if self.qk_bias is None:
+            return kv_NJ
+        return kv_NJ + F.pad(self.qk_bias[self.inner :], (0, self.kv_inner)).to(kv_NJ.dtype)

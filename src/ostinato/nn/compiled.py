@@ -246,7 +246,7 @@ def _by_kernels(sub_layer: SubLayer) -> SubLayer:
     kind: type[SubLayer]
     if isinstance(sub_layer, SelfAttention) and _can_read(sub_layer):
         kind = _SelfAttentionInPlace
-    elif isinstance(sub_layer, CrossAttention):
+    elif isinstance(sub_layer, CrossAttention) and sub_layer.module.is_read_plainly:
         kind = _CrossAttentionByKernel
     else:
         return sub_layer
@@ -256,8 +256,11 @@ def _by_kernels(sub_layer: SubLayer) -> SubLayer:
 
 
 def _can_read(sub_layer: SelfAttention) -> bool:
-    """Return whether kernels can read the keys of a self-attention: they know no relative positions."""
-    return sub_layer.relation is None or type(sub_layer.relation) is RelativePositions
+    """Return whether kernels can read the keys of a self-attention: they know no positions, no groups of heads, and
+    no keys that serve other steps."""
+    relation = sub_layer.relation
+    has_positions = relation is not None and (type(relation) is not RelativePositions or relation.reach is not None)
+    return not has_positions and not sub_layer.shares_keys and bool(sub_layer.module.is_read_plainly)
 
 
 def _in_rows(keep_BS: Bool[Tensor, "B S"] | None) -> Bool[Tensor, "B S"] | None:
@@ -504,13 +507,13 @@ def link_of(sub_layer: SubLayer) -> AttentionLink | FeedForwardLink | None:
 def _attention_link(
     module: nn.Module, norm: NormOf | None, route: RouteOf | None, *, is_before: bool, makes_keys: bool
 ) -> AttentionLink | None:
-    if type(module) is Attention:
+    if type(module) is Attention and module.is_read_plainly and module.qk_bias is None and module.output_gate is None:
         dense: tuple[nn.Module, ...] = (module.qkv, module.out)
         weight, bias, n = module.qkv.weight, module.qkv.bias, module.inner
         queries: _Map = weight[:n], None if bias is None else bias[:n]
         keys_values: _Map = weight[n:], None if bias is None else bias[n:]
         output: _Map = module.out.weight, module.out.bias
-    elif type(module) is ExpertAttention and route is not None and module.sum_bias_D is None:
+    elif type(module) is ExpertAttention and module.is_read_plainly and route is not None and module.sum_bias_D is None:
         dense = (module.kv,)
         queries, output = (module.query_EDI, module.query_bias_EI), (module.out_EID, module.out_bias_ED)
         keys_values = module.kv.weight, module.kv.bias

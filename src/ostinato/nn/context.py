@@ -42,6 +42,7 @@ class Pass:
         execution: how to run. recomputes: steps are run again in the backward pass. request: captures to return.
         cross_kv: keys and values of the memory, `[2, B, H, S, K]`, by parameter set, made once a pass or search.
         biases: of attention, where they depend on positions only, by table.
+        keys: keys and values by head of all columns, `[B, H, S, K]` each, by the step that made them for others, too.
         halted_keys: places, keys and values `[L, 2 H K]` of the groups of `Round.halted`, by what made them.
         predict: from states that leave a round to logits, given for rules that stop by what is predicted.
         captures, routings, rounds: what is returned beside the states.
@@ -59,6 +60,7 @@ class Pass:
     request: Collection[str] = ()
     cross_kv: dict[str, Tensor] = field(default_factory=dict)
     biases: dict[str, Tensor | None] = field(default_factory=dict)
+    keys: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
     halted_keys: dict[KeysOf, list[tuple[Tensor, Tensor]]] = field(default_factory=dict)
     predict: Callable[[Tensor], Tensor] | None = None
     captures: dict[CaptureKey, Tensor] = field(default_factory=dict)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from ostinato.nn.context import Pass, Round
 from ostinato.nn.experts import Decision
 from ostinato.nn.shapes import Float, Tensor
@@ -22,14 +24,14 @@ class CrossAttention(SubLayer):
     ) -> Float[Tensor, "N D"]:
         """Return what every row reads in its sentence's memory."""
         x_NI = self.read(module, module.queries(read_ND, decision), run, here)
-        return module.output(x_NI, decision)  # type: ignore[no-any-return]
+        return module.output(module.gated(x_NI, read_ND), decision)  # type: ignore[no-any-return]
 
     def read(self, attention: Any, q_NI: Tensor, run: Pass, here: Round) -> Float[Tensor, "N I"]:
         """Return what the queries of the rows read, heads and choices side by side."""
         rows, (k, v) = here.rows, self.memory(run).unbind(0)
         q_BAI, G = rows.queries(q_NI), run.n_beams
         B, A, _ = q_BAI.shape
-        q = attention.query_heads(q_BAI.view(B // G, G * A, -1))
+        q = attention.normed_and_turned(attention.query_heads(q_BAI.view(B // G, G * A, -1)), attention.q_norm, None)
         if "weights" in run.request:
             capture_weights(self, attention.weights(q, k, run.memory_visibility), run, here)
         draws, ranges = run.execution.dropout_draws, None if rows.occupied is None else rows.ranges(k, G)
@@ -47,6 +49,8 @@ class CrossAttention(SubLayer):
                 raise ValueError(f"the {self.stack} has cross-attention but was given nothing to look at")
             attention = self.module
             made = attention.key_value_heads(attention.keys_values(run.memory_BSD))
+            if attention.k_norm is not None:
+                made = torch.stack([attention.normed_and_turned(made[0], attention.k_norm, None), made[1]])
             # Decoding reads them once a token: every head in one stretch of memory is read faster.
             run.cross_kv[self.use.weights] = made if run.cache is None else made.contiguous()
         return run.cross_kv[self.use.weights]

@@ -11,6 +11,7 @@ on the experts a token gets, not on how many there are.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -29,7 +30,7 @@ from ostinato.kernels import (
     gather,
     routed_linear,
 )
-from ostinato.nn.attention import MultiHead
+from ostinato.nn.attention import MultiHead, QkNorm
 from ostinato.nn.layers import Dropping, Linear
 from ostinato.nn.routing import Gate, Router
 from ostinato.nn.shapes import Float, Tensor
@@ -198,6 +199,7 @@ class ExpertAttention(MultiHead, Routed):
 
     Args:
         router, gate: who goes where. n_heads, d_head: H, of one expert, and their width.
+        n_kv_heads, scale, qk_norm: see `MultiHead.set_sizes`.
         bias: in all projections. sum_bias: a vector added to the sum over experts (JetMoE). dropout: of the attention
             weights.
     """
@@ -210,19 +212,22 @@ class ExpertAttention(MultiHead, Routed):
         n_heads: int,
         d_head: int,
         *,
-        bias: bool,
+        bias: bool | Literal["qkv"],
         dropout: float,
         sum_bias: bool = False,
+        n_kv_heads: int | None = None,
+        scale: float | None = None,
+        qk_norm: QkNorm | None = None,
     ) -> None:
         super().__init__(router, gate, gate.n_experts)
-        self.set_sizes(n_heads, d_head, dropout)
+        self.set_sizes(n_heads, d_head, dropout, n_kv_heads=n_kv_heads, scale=scale, qk_norm=qk_norm)
         self.n_choices = gate.top_k
         self.query_EDI = nn.Parameter(torch.empty(gate.n_experts, d_model, self.inner))
         self.out_EID = nn.Parameter(torch.empty(gate.n_experts, self.inner, d_model))
         self.query_bias_EI = nn.Parameter(torch.zeros(gate.n_experts, self.inner)) if bias else None
-        self.out_bias_ED = nn.Parameter(torch.zeros(gate.n_experts, d_model)) if bias else None
+        self.out_bias_ED = nn.Parameter(torch.zeros(gate.n_experts, d_model)) if bias is True else None
         self.sum_bias_D = nn.Parameter(torch.zeros(d_model)) if sum_bias else None
-        self.kv = Linear(d_model, 2 * self.inner, bias=bias)
+        self.kv = Linear(d_model, 2 * self.kv_inner, bias=bool(bias))
 
     def queries_keys_values(self, x_ND: Float[Tensor, "N D"], decision: Decision) -> tuple[Tensor, Tensor]:
         """Return queries, and keys and values, of the same rows."""

@@ -21,6 +21,7 @@ initialised once.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -38,8 +39,10 @@ ExpertInit = Literal["model", "fan_in"]
 
 
 def init_attention(module: Attention, init: Init, n_steps: int) -> None:
-    """Initialise queries, keys and values as three projections, and the output projection."""
-    _init_linear(module.qkv, 3, init)
+    """Initialise queries, keys and values as three projections, the output projection, and its gate."""
+    _init_linear(module.qkv, (module.inner, module.kv_inner, module.kv_inner), init)
+    if module.output_gate is not None:
+        _init_linear(module.output_gate, 1, init)
     _init_linear(module.out, 1, init, shrink=_shrink(init, n_steps))
 
 
@@ -164,8 +167,10 @@ def _init_map(block: Tensor, fan_in: int, fan_out: int, init: Init, shrink: floa
     nn.init.uniform_(block, -a, a)
 
 
-def _init_linear(linear: nn.Linear, n_blocks: int, init: Init, shrink: float = 1.0) -> None:
-    for block in linear.weight.detach().chunk(n_blocks):
+def _init_linear(linear: nn.Linear, blocks: int | Sequence[int], init: Init, shrink: float = 1.0) -> None:
+    """Initialise projections packed into one: so many of equal height, or of these heights."""
+    heights = [linear.out_features // blocks] * blocks if isinstance(blocks, int) else list(blocks)
+    for block in torch.split(linear.weight.detach(), heights):
         fan_out, fan_in = block.shape
         _init_map(block, fan_in, fan_out, init, shrink)
     if linear.bias is not None:

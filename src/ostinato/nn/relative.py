@@ -7,6 +7,8 @@ parameter set of attention; the plan says which.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -18,12 +20,15 @@ class RelativePositions(nn.Module):
     """A relation between positions; this base knows none.
 
     `needs_bias` says whether `bias` returns something; `depends_on_queries` whether it must be computed anew at every
-    step. `rotate` acts on queries and on new keys before they are cached. In `bias`, `is_causal` says that no query of
-    the stack ever sees a later key; a prefix language model's do.
+    step. `rotate` acts on queries and on new keys before they are cached, where `rotates` says so. In `bias`,
+    `is_causal` says that no query of the stack ever sees a later key; a prefix language model's do. `reach` is how many
+    positions away a key may be to be seen (sliding window attention); None: any number.
     """
 
     needs_bias = False
     depends_on_queries = False
+    rotates = False
+    reach: int | None = None
 
     def rotate(self, x_BHTK: Float[Tensor, "B H T K"], positions_BT: Int[Tensor, "#B T"]) -> Float[Tensor, "B H T K"]:
         """Return queries or keys as they enter the product."""
@@ -97,25 +102,113 @@ class Buckets(RelativePositions):
         return self.table_RH[self.bucket(distance_BTS, is_causal)].permute(0, 3, 1, 2)
 
 
+class Alibi(RelativePositions):
+    """A fixed penalty for distance (Press et al. 2021, section 3, ALiBi).
+
+        bias[h, t, s] = -m_h |s - t|
+
+    With H a power of two, m_h = 2^(-8 h / H), h = 1 .. H. Else as the authors' code does: the slopes of the largest
+    power of two below H, then every other one of twice as many heads.
+    """
+
+    needs_bias = True
+
+    def __init__(self, n_heads: int) -> None:
+        super().__init__()
+        whole = 2 ** int(math.log2(n_heads))
+        between = _slopes(2 * whole)[0::2][: n_heads - whole]
+        self.slopes = (*_slopes(whole), *between)
+
+    def bias(
+        self, q_BHTK: Float[Tensor, "B H T K"], distance_BTS: Int[Tensor, "#B T S"], scale: float, is_causal: bool
+    ) -> Tensor | None:
+        """Return the penalties, in the type of the queries."""
+        slopes_H11 = torch.tensor(self.slopes, dtype=q_BHTK.dtype, device=q_BHTK.device)[:, None, None]
+        return -slopes_H11 * distance_BTS[:, None].abs().to(q_BHTK.dtype)
+
+
+def _slopes(n_heads: int) -> list[float]:
+    return [2.0 ** (-8.0 * h / n_heads) for h in range(1, n_heads + 1)]
+
+
+@dataclass(frozen=True, slots=True)
+class LinearScaling:
+    """Frequencies divided by a factor (Chen et al. 2023)."""
+
+    factor: float
+
+    def __call__(self, frequencies: Tensor) -> Tensor:
+        """Return the scaled frequencies."""
+        return frequencies / self.factor
+
+
+@dataclass(frozen=True, slots=True)
+class Llama3Scaling:
+    """Low frequencies f divided by a factor, high ones kept, those between mixed (Llama 3.1, public code).
+
+        f' = (1 - s) f / factor + s f,   s = clamp((L f / (2 pi) - low) / (high - low), 0, 1)
+
+    L is the original length, and L f / (2 pi) the turns within it.
+    """
+
+    factor: float
+    low: float
+    high: float
+    original_length: int
+
+    def __call__(self, frequencies: Tensor) -> Tensor:
+        """Return the scaled frequencies."""
+        turns = self.original_length * frequencies / (2 * math.pi)
+        kept = ((turns - self.low) / (self.high - self.low)).clamp(0.0, 1.0)
+        return (1 - kept) * frequencies / self.factor + kept * frequencies
+
+
 class Rotary(RelativePositions):
     """Rotations of pairs of dimensions by an angle that grows with the position (Su et al. 2021, eq. 34).
 
-    (x_j, x_{j + K/2}) is turned by i * base^(-2j / K), j = 0 .. K/2 - 1: the scores depend on distances only.
+    Of the first R components of a head, (x_j, x_{j + R/2}), or interleaved (x_{2 j}, x_{2 j + 1}), is turned by
+    i * base^(-2j / R), j = 0 .. R/2 - 1: the scores depend on distances only.
+
+    Args:
+        d_head: K. base: of the frequencies. n_turned: R; None: K. is_interleaved: which pairs.
+        scaling: from frequencies to other ones.
     """
 
-    def __init__(self, d_head: int, base: float) -> None:
+    rotates = True
+
+    def __init__(
+        self,
+        d_head: int,
+        base: float,
+        *,
+        n_turned: int | None = None,
+        is_interleaved: bool = False,
+        scaling: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
         super().__init__()
-        self.base = base
+        self.base, self.is_interleaved, self.scaling = base, is_interleaved, scaling
         self.d_head = d_head
+        self.n_turned = d_head if n_turned is None else n_turned
 
     def rotate(self, x_BHTK: Float[Tensor, "B H T K"], positions_BT: Int[Tensor, "#B T"]) -> Float[Tensor, "B H T K"]:
         """Turn queries or keys."""
-        half = self.d_head // 2
+        R, half = self.n_turned, self.n_turned // 2
         pairs = torch.arange(half, device=x_BHTK.device, dtype=torch.float64)
-        angles = positions_BT[:, None, :, None].double() * self.base ** (-2.0 * pairs / self.d_head)
+        frequencies = self.base ** (-2.0 * pairs / R)
+        if self.scaling is not None:
+            frequencies = self.scaling(frequencies)
+        angles = positions_BT[:, None, :, None].double() * frequencies
         cos, sin = angles.cos().to(x_BHTK.dtype), angles.sin().to(x_BHTK.dtype)
-        first, second = x_BHTK[..., :half], x_BHTK[..., half:]
-        return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+        if self.is_interleaved:
+            first, second = x_BHTK[..., 0:R:2], x_BHTK[..., 1:R:2]
+            pairs_BHTP2 = torch.stack([first * cos - second * sin, second * cos + first * sin], dim=-1)
+            turned = [pairs_BHTP2.flatten(-2)]
+        else:
+            first, second = x_BHTK[..., :half], x_BHTK[..., half:R]
+            turned = [first * cos - second * sin, second * cos + first * sin]
+        if self.d_head > R:
+            turned.append(x_BHTK[..., R:])
+        return turned[0] if len(turned) == 1 else torch.cat(turned, dim=-1)
 
 
 def repeat_for_choices(values: Tensor, n: int) -> Tensor:

@@ -8,6 +8,8 @@ never changes, so that the same weights (and norm before them) make its keys and
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +20,7 @@ from ostinato.nn.context import HaltedRows, KeysOf, Pass, Round
 from ostinato.nn.experts import Decision
 from ostinato.nn.relative import RelativePositions, bias_of_queries, repeat_for_choices
 from ostinato.nn.rows import lay_rows
-from ostinato.nn.shapes import Float, Tensor
+from ostinato.nn.shapes import Bool, Float, Tensor
 from ostinato.nn.sub_layer import SubLayer, capture_weights
 from ostinato.plan import Step, Use
 
@@ -27,12 +29,23 @@ class SelfAttention(SubLayer):
     """One use of self-attention, dense or of experts.
 
     Args:
-        looks_back_only: no token of the stack ever sees a later one. The others: see `SubLayer`.
+        looks_back_only: no token of the stack ever sees a later one.
+        shares_keys: its keys and values serve other steps, or theirs serve it (`Step.keys`). Others: see `SubLayer`.
     """
 
-    def __init__(self, stack: str, step: Step, use: Use, banks: Banks, *, looks_back_only: bool, **named: Any) -> None:
+    def __init__(
+        self,
+        stack: str,
+        step: Step,
+        use: Use,
+        banks: Banks,
+        *,
+        looks_back_only: bool,
+        shares_keys: bool = False,
+        **named: Any,
+    ) -> None:
         super().__init__(stack, step, use, banks, **named)
-        self.looks_back_only = looks_back_only
+        self.looks_back_only, self.shares_keys, self.borrows_from = looks_back_only, shares_keys, step.keys
         self.keys_of: KeysOf = step.segment, self.use.weights, self.use.before
 
     @property
@@ -45,6 +58,9 @@ class SelfAttention(SubLayer):
         self, module: Any, read_ND: Tensor, decision: Decision | None, states_ND: Tensor, run: Pass, here: Round
     ) -> Float[Tensor, "N D"]:
         """Return what every row reads in its sentence."""
+        if self.borrows_from is not None:
+            x_NI = self.attend(module, module.queries(read_ND, decision), *run.keys[self.borrows_from], run, here)
+            return module.output(module.gated(x_NI, read_ND), decision)  # type: ignore[no-any-return]
         new = self.newly_halted(run, here)
         if here.visible is None and not new:
             q_NI, kv_NJ = module.queries_keys_values(read_ND, decision)
@@ -52,26 +68,36 @@ class SelfAttention(SubLayer):
             visible_ND = states_ND if here.visible is None else here.visible(states_ND)
             q_NI, kv_NJ = module.queries(read_ND, decision), self.keys_values(module, visible_ND, new)
         x_NI = self.read(module, q_NI, self.of_columns(kv_NJ, new, run, here), run, here)
-        return module.output(x_NI, decision)  # type: ignore[no-any-return]
+        return module.output(module.gated(x_NI, read_ND), decision)  # type: ignore[no-any-return]
 
     def read(self, attention: Any, q_NI: Tensor, kv_MJ: Tensor, run: Pass, here: Round) -> Float[Tensor, "N I"]:
         """Return what the queries of the rows read, heads and choices side by side, given keys of the new columns."""
-        rows, relation = here.rows, self.relation
         k, v = self.remember(attention, kv_MJ, run, here)
-        q = attention.query_heads(rows.queries(q_NI))
-        bias = None
+        if self.shares_keys:  # a step that is run again must leave what it left the first time
+            k, v = run.keys.setdefault(self.step, (k, v))
+        return self.attend(attention, q_NI, k, v, run, here)
+
+    def attend(
+        self, attention: Any, q_NI: Tensor, k: Tensor, v: Tensor, run: Pass, here: Round
+    ) -> Float[Tensor, "N I"]:
+        """Return what the queries of the rows read of keys and values by head, `[B, H, S, K]`."""
+        rows, relation, visibility = here.rows, self.relation, here.visibility
+        n, bias, turn = attention.n_choices, None, None
+        if relation is not None and relation.rotates:
+            turn = partial(relation.rotate, positions_BT=repeat_for_choices(here.positions_BA, n))
+        q = attention.normed_and_turned(attention.query_heads(rows.queries(q_NI)), attention.q_norm, turn)
         if relation is not None:
-            n = attention.n_choices
-            q = relation.rotate(q, repeat_for_choices(here.positions_BA, n))
             if relation.depends_on_queries:
                 distance_BAS = run.key_positions[:, None, :] - here.positions_BA[:, :, None]
                 bias = relation.bias(q, repeat_for_choices(distance_BAS, n), attention.scale, self.looks_back_only)
             elif relation.needs_bias:
-                bias = bias_of_queries(self._static_bias(relation, run), here.visibility.columns_BA)
+                bias = bias_of_queries(self._static_bias(relation, run), visibility.columns_BA)
+            if relation.reach is not None:
+                visibility = replace(visibility, near_BAS=self._near(relation.reach, run, here))
         if "weights" in run.request:
-            capture_weights(self, attention.weights(q, k, here.visibility, bias), run, here)
+            capture_weights(self, attention.weights(q, k, visibility, bias), run, here)
         draws, ranges = run.execution.dropout_draws, None if rows.occupied is None else rows.ranges(k)
-        return rows.from_queries(attention.attend(q, k, v, here.visibility, bias, ranges=ranges, draws=draws))
+        return rows.from_queries(attention.attend(q, k, v, visibility, bias, ranges=ranges, draws=draws))
 
     def newly_halted(self, run: Pass, here: Round) -> tuple[HaltedRows, ...]:
         """Return the groups of halted rows of which these weights have made no keys and values yet."""
@@ -108,7 +134,10 @@ class SelfAttention(SubLayer):
         """Return keys and values by head of all columns, `[B, H, S, K]`, cached ones first; cache the new ones."""
         kv_2BHTK: Tensor = attention.key_value_heads(kv_MJ.view(here.rows.n_sentences, here.rows.n_columns, -1))
         k, v = kv_2BHTK.unbind(0)
-        rotated = k if self.relation is None else self.relation.rotate(k, run.positions)
+        relation, turn = self.relation, None
+        if relation is not None and relation.rotates:
+            turn = partial(relation.rotate, positions_BT=run.positions)
+        rotated = attention.normed_and_turned(k, attention.k_norm, turn)
         if run.cache is None:
             return rotated, v
         if self.step not in run.cache.self_kv:
@@ -119,6 +148,8 @@ class SelfAttention(SubLayer):
 
     def fill_cache(self, states_0D: Tensor, run: Pass, here: Round) -> None:
         """Cache the new columns of a round in which no row takes part."""
+        if self.borrows_from is not None:
+            return
         attention, new = self.module, self.newly_halted(run, here)
         kv_NJ = self.keys_values(attention, states_0D, new)
         self.remember(attention, self.of_columns(kv_NJ, new, run, here), run, here)
@@ -134,7 +165,11 @@ class SelfAttention(SubLayer):
         assert self.use.position is not None  # not user input: it has a relation
         if self.use.position not in run.biases:
             # In place of queries, of which a token may have several: the bias depends on positions only.
-            like = run.positions[:, None, :, None].float()
+            like = run.positions[:, None, :, None].to(next(self.module.parameters()).dtype)
             distance_BTS = run.key_positions[:, None, :] - run.positions[:, :, None]
             run.biases[self.use.position] = relation.bias(like, distance_BTS, 1.0, self.looks_back_only)
         return run.biases[self.use.position]
+
+    def _near(self, reach: int, run: Pass, here: Round) -> Bool[Tensor, "#B A S"]:
+        """Return which keys are within reach of the queries."""
+        return (run.key_positions[:, None, :] - here.positions_BA[:, :, None]).abs() <= reach

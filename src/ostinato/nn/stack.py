@@ -334,7 +334,12 @@ class Stack:
         given = (self.plan.stack, step, use, self.banks)
         if use.kind == "self_attention":
             # A distance has one meaning, whether its key is in a prefix or not, and in decoding as in training.
-            return SelfAttention(*given, looks_back_only=self.is_causal and not self.has_prefix, dropout=self.dropout)
+            return SelfAttention(
+                *given,
+                looks_back_only=self.is_causal and not self.has_prefix,
+                shares_keys=self.plan.segments[step.segment].shares_keys,
+                dropout=self.dropout,
+            )
         if use.kind == "cross_attention":
             return CrossAttention(*given, dropout=self.dropout)
         if isinstance(self.banks.ffn[use.weights], SeparableConv):

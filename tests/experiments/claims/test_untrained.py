@@ -84,22 +84,32 @@ def untrained(claim: Claim) -> Claim:
 
 
 def inputs_of(config: ClaimConfig, folder: Path) -> dict[str, str]:
-    """Return small files of the kinds that claims ask for: lines of text, or of text with a label."""
-    lines = {
-        "text": [{"text": f"the {a} {b} of the {c}"} for a in WORDS for b in WORDS for c in WORDS],
-        "label": [{"source": f"the {a} {b} of the {c}", "target": a} for a in WORDS for b in WORDS for c in WORDS],
-    }
+    """Return small files of the kinds that claims ask for: lines of text, or of text with a label.
+
+    Texts are real where they are asked for, so that vocabularies have the sizes that budgets and chance follow from.
+    """
+    labelled = [{"source": f"the {a} {b} of the {c}", "target": a} for a in WORDS for b in WORDS for c in WORDS]
     found = {}
-    if {"text", "held_out", "test"} <= config.inputs.keys():  # a vocabulary of the size that budgets are equal with
-        with gzip.open(SHARED / "brown/train.jsonl.gz", "rt", encoding="utf-8") as file:
-            lines["text"] = [json.loads(line) for line in islice(file, N_REAL)]
     for name in config.inputs:
-        kind = "label" if name.startswith(("labelled", "part")) else "text"
+        language = next((one for one in ("english", "german") if name.startswith(one)), None)
+        if name.startswith(("labelled", "part")):
+            lines = labelled
+        elif language is not None:
+            key = {"english": "source", "german": "target"}[language]
+            lines = [{"text": line[key]} for line in real("multi30k_en_de/train.jsonl.gz")]
+        else:
+            lines = real("brown/train.jsonl.gz")
+        # What is evaluated is less.
+        part = lines[:200] if name.endswith(("_dev", "_test")) or name in ("held_out", "test") else lines
         path = folder / f"{name}.jsonl"
-        part = lines[kind] if name != "held_out" and name != "test" else lines[kind][:200]
         path.write_text("".join(json.dumps(line) + "\n" for line in part))
         found[name] = str(path)
     return found
+
+
+def real(name: str) -> list[dict[str, str]]:
+    with gzip.open(SHARED / name, "rt", encoding="utf-8") as file:
+        return [json.loads(line) for line in islice(file, N_REAL)]
 
 
 N_REAL = 4000

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ostinato.config.experts import ExpertAttentionConfig, ExpertFeedForwardConfig
 from ostinato.config.model import LanguageModelConfig
-from ostinato.config.sub_layers import AttentionConfig
+from ostinato.interop.names.parts import attention_rules
 from ostinato.interop.weights import Part, Rule, Table, Transposed, rules_of_layers
 
 
@@ -12,7 +12,9 @@ def llama(config: LanguageModelConfig) -> Table:
     """Return the names of Llama, Mistral, Qwen3 and Mixtral: what a layer has follows from the settings."""
     stack, layer = config.decoder, "model.layers.{i}"
     rules = [
-        *attention_rules(stack.self_attention, config.d_model, f"{layer}.self_attn", "decoder_{i}"),
+        *attention_rules(
+            stack.self_attention, config.d_model, "banks.self_attention.decoder_{i}", f"{layer}.self_attn"
+        ),
         Rule("banks.norm.self_attention_decoder_{i}.weight", f"{layer}.input_layernorm.weight"),
         Rule("banks.norm.ffn_decoder_{i}.weight", f"{layer}.post_attention_layernorm.weight"),
     ]
@@ -27,19 +29,6 @@ def llama(config: LanguageModelConfig) -> Table:
         hidden = [Part(f"{layer}.mlp.{name}_proj.weight", size=stack.ffn.d_ff) for name in ("gate", "up")]
         rules += [Rule(f"{ffn}.up.weight", *hidden), Rule(f"{ffn}.down.weight", f"{layer}.mlp.down_proj.weight")]
     return _with_ends(config, rules, "model.norm.weight")
-
-
-def attention_rules(attention: AttentionConfig, d_model: int, theirs: str, ours: str) -> list[Rule]:
-    """Return the rules of one self-attention with maps of its own for queries, keys and values.
-
-    Args:
-        theirs: before `.q_proj` and the like. ours: the name of the parameter set.
-    """
-    width = attention.head_width(d_model)
-    sizes = (attention.n_heads * width, attention.n_heads * width, attention.n_heads * width)
-    maps = [Part(f"{theirs}.{name}_proj.weight", size=n) for name, n in zip("qkv", sizes, strict=True)]
-    bank = f"banks.self_attention.{ours}"
-    return [Rule(f"{bank}.qkv.weight", *maps), Rule(f"{bank}.out.weight", f"{theirs}.o_proj.weight")]
 
 
 def jetmoe(config: LanguageModelConfig) -> Table:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ostinato.config.model import EncoderConfig
 from ostinato.config.sub_layers import AttentionConfig
-from ostinato.interop.names.parts import attention, both, weights
+from ostinato.interop.names.parts import attention_rules, both, weights
 from ostinato.interop.weights import Rule, Table, rules_of_layers
 
 
@@ -101,4 +101,4 @@ def _embeddings(theirs: str) -> list[Rule]:
 def _attention(config: EncoderConfig, theirs: str, *names: str) -> list[Rule]:
     settings = config.encoder.self_attention
     assert isinstance(settings, AttentionConfig)
-    return attention(settings, config.d_model, "banks.self_attention.encoder_{i}", theirs, names)
+    return attention_rules(settings, config.d_model, "banks.self_attention.encoder_{i}", theirs, names)

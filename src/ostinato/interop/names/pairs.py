@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ostinato.config.model import Seq2SeqConfig
 from ostinato.config.sub_layers import GATED, AttentionConfig, DenseFeedForwardConfig
-from ostinato.interop.names.parts import attention, both, weights
+from ostinato.interop.names.parts import attention_rules, both, weights
 from ostinato.interop.weights import Part, Reshaped, Rule, Table, rules_of_layers
 
 
@@ -18,7 +18,7 @@ def t5(config: Seq2SeqConfig) -> Table:
             of_layer = weights(f"banks.norm.{kind}_{name}_{{i}}", f"{theirs}.layer_norm")
             if isinstance(sub, AttentionConfig):
                 called = f"{theirs}.{'EncDecAttention' if kind == 'cross_attention' else 'SelfAttention'}"
-                of_layer += attention(sub, config.d_model, ours, called, ("q", "k", "v", "o"))
+                of_layer += attention_rules(sub, config.d_model, ours, called, ("q", "k", "v", "o"))
             elif isinstance(sub, DenseFeedForwardConfig):
                 parts = ("wi_0", "wi_1") if sub.activation in GATED else ("wi",)
                 names = [f"{theirs}.DenseReluDense.{part}" for part in parts]
@@ -51,7 +51,10 @@ def bart(config: Seq2SeqConfig) -> Table:
         for kind, sub in stack.sub_layers():
             if isinstance(sub, AttentionConfig):
                 called = f"{layer}.{'encoder_attn' if kind == 'cross_attention' else 'self_attn'}"
-                of_layer += attention(sub, config.d_model, f"banks.{kind}.{name}_{{i}}", called)
+                bank = f"banks.{kind}.{name}_{{i}}"
+                of_layer += attention_rules(
+                    sub, config.d_model, bank, called, ("q_proj", "k_proj", "v_proj", "out_proj")
+                )
                 of_layer += both(f"banks.norm.{kind}_{name}_{{i}}", f"{called}_layer_norm")
         rules += rules_of_layers([(i, i) for i in range(stack.n_steps)], of_layer)
         if stack.norm.embedding:

@@ -29,19 +29,26 @@ def weights(ours: str, *theirs: str, sizes: Sequence[int | None] = (None,)) -> l
     return both(ours, *theirs, sizes=sizes)[:1]
 
 
-def attention(
+def attention_rules(
     config: AttentionConfig,
     d_model: int,
     ours: str,
     theirs: str,
-    names: Sequence[str] = ("q_proj", "k_proj", "v_proj", "out_proj"),
+    names: Sequence[str] = ("q_proj", "k_proj", "v_proj", "o_proj"),
 ) -> list[Rule]:
-    """Return the rules of an attention.
+    """Return the rules of an attention with maps of its own for queries, keys and values.
 
     Args:
         ours: its parameter set, with its bank. theirs: before the names. names: of queries, keys, values and output.
     """
-    made = both if config.bias else weights
-    sizes = [config.n_heads * config.head_width(d_model)] * 3
+    width = config.head_width(d_model)
+    sizes = [heads * width for heads in (config.n_heads, config.n_key_heads, config.n_key_heads)]
     *of_inputs, out = (f"{theirs}.{name}" for name in names)
-    return [*made(f"{ours}.qkv", *of_inputs, sizes=sizes), *made(f"{ours}.out", out)]
+    inputs, output = both if config.bias in (True, "qkv") else weights, both if config.bias is True else weights
+    rules = [*inputs(f"{ours}.qkv", *of_inputs, sizes=sizes), *output(f"{ours}.out", out)]
+    if config.bias == "qk":
+        biases = zip(of_inputs[:2], sizes[:2], strict=True)
+        rules.append(Rule(f"{ours}.qk_bias", *(Part(f"{name}.bias", size=size) for name, size in biases)))
+    if config.qk_norm == "rms":
+        rules += [Rule(f"{ours}.{name}_norm.weight", f"{theirs}.{name}_norm.weight") for name in "qk"]
+    return rules

@@ -1,0 +1,78 @@
+"""Names of looped language models in public weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+
+from ostinato.config.model import LanguageModelConfig
+from ostinato.config.sub_layers import DenseFeedForwardConfig
+from ostinato.interop.names.parts import attention_rules
+from ostinato.interop.weights import Part, Reshaped, Rule, Table, rules_of_layers
+
+
+def ouro(config: LanguageModelConfig) -> Table:
+    """Return the names of Ouro: layers with a norm before and behind every sub-layer, a norm a round, a gate."""
+    stack, layer = config.decoder, "model.layers.{i}"
+    assert isinstance(stack.ffn, DenseFeedForwardConfig)
+    hidden = [Part(f"{layer}.mlp.{name}_proj.weight", size=stack.ffn.d_ff) for name in ("gate", "up")]
+    of_layer = [
+        *attention_rules(stack.self_attention, config.d_model, f"{layer}.self_attn", "decoder_{i}"),
+        Rule("banks.norm.self_attention_decoder_{i}.weight", f"{layer}.input_layernorm.weight"),
+        Rule("banks.norm.self_attention_decoder_{i}_output.weight", f"{layer}.input_layernorm_2.weight"),
+        Rule("banks.norm.ffn_decoder_{i}.weight", f"{layer}.post_attention_layernorm.weight"),
+        Rule("banks.norm.ffn_decoder_{i}_output.weight", f"{layer}.post_attention_layernorm_2.weight"),
+        Rule("banks.ffn.decoder_{i}.up.weight", *hidden),
+        Rule("banks.ffn.decoder_{i}.down.weight", f"{layer}.mlp.down_proj.weight"),
+    ]
+    rules = rules_of_layers([(i, i) for i in range(stack.n_steps)], of_layer)
+    rules += [
+        Rule("target_weight", "model.embed_tokens.weight"),
+        Rule("output_weight", "lm_head.weight"),
+        Rule("banks.norm.round_decoder_0.weight", "model.norm.weight"),
+        Rule("banks.halting.decoder.map.weight", "model.early_exit_gate.weight"),
+        Rule("banks.halting.decoder.map.bias", "model.early_exit_gate.bias"),
+    ]
+    return Table(rules, ignored=("model.layers.*.self_attn.rotary_emb.inv_freq", "model.rotary_emb.inv_freq"))
+
+
+def huginn(config: LanguageModelConfig) -> Table:
+    """Return the names of Huginn (`raven_modeling_minimal`): prelude, core and coda; one map of [state ; input]."""
+    stack, d_model = config.decoder, config.d_model
+    attention, ffn = stack.self_attention, "banks.ffn.decoder_{i}"
+    n_heads, width = attention.n_heads, attention.head_width(d_model)
+    biases = Part("{layer}.attn.qk_bias", (Reshaped((2, 1, n_heads, width), (2 * n_heads * width,)),))
+    of_layer = [
+        Rule("banks.self_attention.decoder_{i}.qkv.weight", "{layer}.attn.Wqkv.weight"),
+        Rule("banks.self_attention.decoder_{i}.qk_bias", biases),
+        Rule("banks.self_attention.decoder_{i}.out.weight", "{layer}.attn.proj.weight"),
+        Rule("banks.norm.self_attention_decoder_{i}.weight", "{layer}.norm_1.weight"),
+        Rule("banks.norm.self_attention_decoder_{i}_after.weight", "{layer}.norm_2.weight"),
+        Rule("banks.norm.ffn_decoder_{i}.weight", "{layer}.norm_3.weight"),
+        Rule("banks.norm.ffn_decoder_{i}_after.weight", "{layer}.norm_4.weight"),
+        Rule(f"{ffn}.up.weight", "{layer}.mlp.fc.weight"),
+        Rule(f"{ffn}.down.weight", "{layer}.mlp.proj.weight"),
+    ]
+    layers = [
+        f"transformer.{part}.{i}"
+        for part, segment in zip(("prelude", "core_block", "coda"), stack.segments, strict=True)
+        for i in range(segment.n_steps)
+    ]
+    rules: list[Rule] = []
+    for number, layer in enumerate(layers):
+        ours, theirs = {"{i}": str(number)}, {"{layer}": layer}
+        rules += [rule.renamed(partial(_filled, ours), partial(_filled, theirs)) for rule in of_layer]
+    adapter = "transformer.adapter.weight"
+    rules += [
+        Rule("target_weight", "transformer.wte.weight"),
+        Rule("banks.norm.final_decoder.weight", "transformer.ln_f.weight"),
+        Rule("banks.injection.decoder_1.state.weight", Part(adapter, rows=(0, d_model), dim=1)),
+        Rule("banks.injection.decoder_1.input.weight", Part(adapter, rows=(d_model, 2 * d_model), dim=1)),
+    ]
+    return Table(rules, tied={"lm_head.weight": "transformer.wte.weight"}, ignored=("freqs_cis",))
+
+
+def _filled(places: Mapping[str, str], name: str) -> str:
+    for place, text in places.items():
+        name = name.replace(place, text)
+    return name

@@ -1,0 +1,78 @@
+"""Looped language models."""
+
+from __future__ import annotations
+
+from family import LEFT, PLAIN, RIGHT, Family, Variant
+from torch import Tensor
+
+from ostinato.data.batch import Batch
+from ostinato.interop.names.looped import huginn, ouro
+from ostinato.models import Model
+from ostinato.nn.execution import Execution
+
+
+def rounds(n: int, name: str, *checks: str, float32: float | None = None) -> Variant:
+    """Return a call with another number of rounds."""
+    return Variant(name, call={"n_steps": n}, checks=("numbers", "cached", "rows", *checks), float32=float32)
+
+
+def exits_at(threshold: float) -> Variant:
+    """Return a call in which tokens stop, their states going on through all rounds, as in the class."""
+
+    def run(model: Model, batch: Batch) -> Tensor:
+        rule = model.stacks["decoder"].halting.at(threshold)
+        rule.freezes = False  # type: ignore[misc]
+        before, model.stacks["decoder"].halting = model.stacks["decoder"].halting, rule
+        try:
+            output = model(batch)
+        finally:
+            model.stacks["decoder"].halting = before
+        return output.logits_BTV  # type: ignore[no-any-return]
+
+    return Variant(f"threshold_{threshold}", run=run, checks=("numbers", "rows"))
+
+
+def learns_from(n: int, last: int, name: str) -> Variant:
+    """Return a call whose gradient goes through the last rounds only."""
+
+    def run(model: Model, batch: Batch) -> Tensor:
+        execution = Execution(gradient_rounds=last)
+        return model(batch, n_steps=n, execution=execution).logits_BTV  # type: ignore[no-any-return]
+
+    return Variant(name, run=run, checks=("gradients",))
+
+
+# The reference starts from zeros, which its configuration cannot say: its call can.
+CORE = "{n_steps: 2, repeats: 4, state: {kind: zeros}, inject: {kind: linear}, end_norm: final}"
+ZEROS = f"model.decoder.segments=[{{n_steps: 1}}, {CORE}, {{n_steps: 1}}]"
+
+FAMILIES = [
+    Family(
+        "huginn",
+        "looped/huginn-toy",
+        huginn,
+        variants=(
+            rounds(1, "rounds_1", float32=5e-5),
+            rounds(2, "rounds_2", float32=5e-5),
+            rounds(4, "rounds_4", float32=2e-4),
+            rounds(8, "rounds_8", float32=2e-3),
+            learns_from(4, 4, "rounds_4_all"),
+            learns_from(4, 2, "rounds_2_2"),
+        ),
+        settings=(ZEROS,),
+    ),
+    Family(
+        "ouro",
+        "looped/ouro-toy",
+        ouro,
+        variants=(
+            PLAIN,
+            LEFT,
+            RIGHT,
+            *(rounds(n, f"round_{n}") for n in (1, 2, 3)),
+            exits_at(0.5),
+            exits_at(0.9),
+        ),
+        float32=5e-5,
+    ),
+]
