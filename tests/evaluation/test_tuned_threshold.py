@@ -45,7 +45,16 @@ def test_a_stored_choice_is_read_back_and_replaced(run: Path) -> None:
     for threshold in (0.5, None):
         tuned = tune(run, threshold)
         assert read_tuned(run) == tuned
-    assert json.loads((run / FILE).read_text(encoding="utf-8"))["format"] == 1
+    assert json.loads((run / FILE).read_text(encoding="utf-8"))["format"] == 2
+
+
+def test_a_choice_of_format_1_is_read(run: Path) -> None:
+    tuned = tune(run, 0.3)
+    content = json.loads((run / FILE).read_text(encoding="utf-8"))
+    old = {key: value for key, value in content.items() if not key.startswith("exit")} | {"format": 1}
+    (run / FILE).write_text(json.dumps(old), encoding="utf-8")
+    assert read_tuned(run) == tuned
+    assert ostinato.load(run, device="cpu").halting_threshold_from == "tuned"
 
 
 def test_a_run_is_loaded_with_the_threshold_that_was_chosen_for_it(run: Path) -> None:
@@ -108,12 +117,21 @@ def test_outputs_kept_with_a_run_are_told_apart_by_threshold(run: Path) -> None:
     ("text", "reason"),
     [
         ("{", "cannot be read"),
-        ('{"format": 2, "threshold": 0.5}', "format 2 is not 1"),
+        ('{"format": 3, "threshold": 0.5}', "format 3 is not 1 or 2"),
         ('{"format": 1, "threshold": 0.5}', "cannot be read: KeyError"),
+        (
+            '{"format": 2, "threshold": 0.5, "checkpoint": "x", "split": "dev", "metric": "bleu", "max_drop": 0.0}',
+            "exit",
+        ),
         ("[]", "cannot be read: TypeError"),
         (
             '{"format": 1, "threshold": 1.5, "checkpoint": "x", "split": "dev", "metric": "bleu", "max_drop": 0.0}',
             r"does not lie in \[0, 1\]",
+        ),
+        (
+            '{"format": 2, "threshold": 0.5, "checkpoint": "x", "split": "dev", "metric": "bleu", "max_drop": 0.0, '
+            '"exit": "gate", "exit_scope": "token"}',
+            "must be one of change",
         ),
     ],
 )

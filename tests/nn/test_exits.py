@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 
 from architectures import random_model
-from ostinato.config.model import LanguageModelConfig
+from ostinato.config.model import EncoderConfig, LanguageModelConfig, Seq2SeqConfig
 from ostinato.errors import ConfigError
-from ostinato.models import LanguageModel
+from ostinato.models import Encoder, LanguageModel
 from ostinato.nn.execution import CRITERIA_AT_TEST, Execution
 from ostinato.nn.exits import CRITERIA, OF_STATES
 
@@ -126,3 +126,77 @@ def test_an_exit_needs_a_threshold_and_a_known_criterion() -> None:
         Execution(exit="change")
     with pytest.raises(ConfigError, match="must be one of change"):
         Execution(exit="gate", halting_threshold=0.5)
+
+
+def _encoder(head: str = "masked", **changes: Any) -> Encoder:
+    stack = {"n_steps": 2, "segments": [{}, CORE], "norm": {"kind": "rms", "placement": "post"}}
+    stack |= {"self_attention": {"n_heads": 2}, "ffn": {"d_ff": 24}} | changes
+    config = {"kind": "encoder", "head": {"kind": head}, "n_labels": 3 if head == "classification" else None}
+    config |= {"d_model": 16, "vocab_size": 11, "dropout": 0.0, "encoder": stack}
+    return random_model(EncoderConfig.model_validate(config)).eval()  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("compaction", ["always", "never"])
+def test_a_sequence_stops_as_a_whole_once_the_mean_confidence_of_its_real_tokens_is_reached(compaction: str) -> None:
+    model = _encoder()
+    keep = torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
+    model.requires_grad_(False)
+    # The plain twin: states after every round of a stack that nothing follows; zeros before the first.
+    after = [model(IDS, keep=keep, n_steps=n).stacks["encoder"].states_BTD for n in range(1, 7)]
+    before = [torch.zeros_like(after[0]), *after[:-1]]
+    seen = set[int]()
+    for threshold in (0.05, 0.2, 0.4, 0.6, 0.8, 0.95):
+        execution = Execution(
+            exit="change", exit_scope="sequence", halting_threshold=threshold, compaction=cast(Any, compaction)
+        )
+        output = model(IDS, keep=keep, execution=execution)
+        executed_BT = output.stacks["encoder"].halting.executed_BTR.sum(-1)
+        for row in (0, 1):
+            real = keep[row]
+            confidences = [
+                float((1 - (h - g)[row, real].norm(dim=-1) / h[row, real].norm(dim=-1)).clamp(0, 1).mean())
+                for g, h in zip(before, after, strict=True)
+            ]
+            expected = next((n for n, found in enumerate(confidences, 1) if found >= threshold), 6)
+            assert set(executed_BT[row, real].tolist()) == {expected}
+            seen.add(expected)
+            alone = model(IDS[row : row + 1, real], execution=execution).logits_BTV
+            torch.testing.assert_close(output.logits_BTV[row : row + 1, real], alone, rtol=0, atol=1e-10)
+    assert len(seen) > 1
+
+
+def test_sequences_of_a_causal_model_are_refused_and_a_scope_needs_a_criterion() -> None:
+    whole: dict[str, Any] = {"exit": "change", "halting_threshold": 0.5, "exit_scope": "sequence"}
+    with pytest.raises(ConfigError, match=r"exit_scope is 'sequence': a token would stop by what comes after it"):
+        _model()(IDS, execution=Execution(**whole))
+    with pytest.raises(ConfigError, match=r"exit_scope is 'sequence': needs an exit"):
+        Execution(exit_scope="sequence")
+
+
+def test_a_head_that_says_nothing_of_single_tokens_has_no_criteria_of_predictions() -> None:
+    model = _encoder("classification")
+    with pytest.raises(ConfigError, match=r"exit is 'margin': no stack .* valid here: change, cosine"):
+        model(IDS, execution=Execution(exit="margin", halting_threshold=0.5))
+    scope = Execution(exit="change", halting_threshold=0.5, exit_scope="sequence")
+    assert model(IDS, execution=scope).logits_BTV.shape == (2, 1, 3)
+
+
+def test_stacks_that_cannot_stop_by_the_criterion_keep_their_own_rule() -> None:
+    attention, ffn = {"n_heads": 2, "share": "all"}, {"d_ff": 24, "share": "all"}
+    stack = {"n_steps": 4, "self_attention": attention, "ffn": ffn, "halting": {"kind": "act", "epsilon": 0.1}}
+    sizes = {"d_model": 16, "source_vocab_size": 11, "target_vocab_size": 11, "dropout": 0.0}
+    stacks = {"encoder": stack, "decoder": stack | {"cross_attention": attention}}
+    model = random_model(Seq2SeqConfig.model_validate(sizes | stacks)).eval()
+    own = model(IDS, IDS).stacks["encoder"]
+    with model.execution(exit="margin", halting_threshold=0.3):
+        assert model.halting_thresholds() == {"encoder": pytest.approx(0.9), "decoder": 0.3}
+        assert model.exits() == {"decoder": True}
+        found = model(IDS, IDS).stacks["encoder"]
+        torch.testing.assert_close(found.states_BTD, own.states_BTD, rtol=0, atol=0)
+        assert torch.equal(found.halting.executed_BTR, own.halting.executed_BTR)
+    with model.execution(exit="change", halting_threshold=0.3, exit_scope="sequence"):
+        assert model.exits() == {"encoder": False}
+        assert model.halting_thresholds() == {"encoder": 0.3, "decoder": pytest.approx(0.9)}
+    with pytest.raises(ConfigError, match="the stack that predicts tokens is causal; valid here with exit_scope"):
+        model(IDS, IDS, execution=Execution(exit="margin", halting_threshold=0.3, exit_scope="sequence"))
+    assert model.exits() == {}

@@ -273,7 +273,7 @@ class Outcomes(Collector):
             self.depths.add({name: sums_BV[i] for name, sums_BV in sums.items()})
         config = captured.model.config
         if rounds == {name: plan.n_rounds for name, plan in config.plans().items()}:
-            self._counter = self._counter or MacCounter(config)
+            self._counter = self._counter or MacCounter(config, exits=captured.model.exits())
             self.macs_N2[places] = sentence_macs(self._counter, config, sums, batch)
 
 

@@ -57,7 +57,8 @@ def _limits(tuning: Tuning) -> tuple[float, float]:
 def _against_threshold(axes: Axes, tuning: Tuning) -> None:
     """Draw the score on the left axis, skipped shares and realised MACs on the right one."""
     swept = {point.threshold: point for point in tuning.points if point.threshold is not None}
-    if len(trained := set(tuning.trained.thresholds.values())) == 1:
+    # Of a criterion the trained model has no threshold.
+    if tuning.exit is None and len(trained := set(tuning.trained.thresholds.values())) == 1:
         swept[trained.pop()] = tuning.trained
     at = sorted(swept)
     points = [swept[threshold] for threshold in at]
@@ -66,7 +67,7 @@ def _against_threshold(axes: Axes, tuning: Tuning) -> None:
     if tuning.chosen.threshold is not None:
         axes.axvline(tuning.chosen.threshold, color=_CHOSEN, linestyle="--", linewidth=1, label="chosen")
     axes.set_ylim(*_limits(tuning))
-    name_axes(axes, "threshold", tuning.metric)
+    name_axes(axes, "threshold" if tuning.exit is None else f"threshold of {tuning.exit}", tuning.metric)
     shares = axes.twinx()
     for i, stack in enumerate(tuning.trained.skipped):
         values = [100 * point.skipped[stack] for point in points]

@@ -6,7 +6,7 @@ because a run's first updates, or one deep batch, must fit as well, and because 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from ostinato.budget.sizes import plans
@@ -60,6 +60,7 @@ def expected_depths(
     *,
     n_steps: int | None = None,
     source_length: int | None = None,
+    exits: Collection[str] = (),
 ) -> dict[str, ExpectedDepth]:
     """Return the depth of every stack: as assumed, as the source's length gives it, otherwise all its rounds.
 
@@ -67,6 +68,7 @@ def expected_depths(
         expected_depth: rounds per token, by stack; where tokens learn to halt (`halting.kind` act or stick_breaking)
             anything from 1 to all rounds. n_steps: rounds at call time.
         source_length: tokens of the source; None: unknown, so that all rounds are taken.
+        exits: stacks whose tokens stop by a criterion in place of their rule (`ostinato.nn.Execution.exit`).
 
     Raises:
         ConfigError: a stack the model does not have, a depth outside [1, rounds], a depth other than that which follows
@@ -79,20 +81,21 @@ def expected_depths(
     for name, plan in plans(config, n_steps).items():
         rounds, halting = plan.n_rounds, stacks[name].halting
         own = rounds
-        if isinstance(halting, ByLengthConfig) and source_length is not None:
+        if isinstance(halting, ByLengthConfig) and source_length is not None and name not in exits:
             own = halting.rounds(source_length, rounds)
         expected = given.get(name, own)
         if not 1 <= expected <= rounds:
             problems.append(Problem(f"expected_depth.{name}", expected, f"must lie in [1, {rounds}], its rounds"))
-        elif not halting.has_gate and expected != own:
-            kind = f"model.{name}.halting.kind is {halting.kind}"
-            reason = f"no token halts ({kind}), so every token runs all {rounds} rounds"
+        elif not halting.has_gate and name not in exits and expected != own:
+            setting = f"model.{name}.halting.kind is {halting.kind}"
+            reason = f"no token halts ({setting}), so every token runs all {rounds} rounds"
             if halting.kind == "length":
-                reason = f"the source's length decides ({kind}): every token runs {own} of {rounds} rounds"
+                reason = f"the source's length decides ({setting}): every token runs {own} of {rounds} rounds"
             problems.append(Problem(f"expected_depth.{name}", expected, reason))
-        freezes = not isinstance(halting, ActConfig | ExitConfig) or halting.freeze_halted_state
+        freezes = name in exits or not isinstance(halting, ActConfig | ExitConfig) or halting.freeze_halted_state
         reads_columns = any(isinstance(stacks[name].settings_of(use), SeparableConvConfig) for use in plan.uses())
-        found[name] = ExpectedDepth(float(expected), rounds, halting.kind, freezes and not reads_columns)
+        kind = "exit" if name in exits else halting.kind
+        found[name] = ExpectedDepth(float(expected), rounds, kind, freezes and not reads_columns)
     if problems:
         raise ConfigError(problems)
     return found

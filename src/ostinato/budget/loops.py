@@ -42,6 +42,12 @@ class PlannedSegment:
     of_rounds: Weights
     start: Weights
     end_map: Weights
+    is_after_loop: bool = False
+
+    @property
+    def is_loop(self) -> bool:
+        """Whether it is the segment whose rounds tick."""
+        return self.segment.is_loop
 
     @property
     def part(self) -> str:
@@ -85,7 +91,8 @@ def planned_segments(config: ModelConfig, n_steps: int | None = None) -> Iterato
     """Yield the segments of every stack that is made of some."""
     stacks, d_model = config.stacks(), config.d_model
     for name, plan in plans(config, n_steps).items():
-        for segment, settings in zip(plan.segments, stacks[name].segments, strict=False):
+        loop = plan.segments.index(plan.loop)
+        for number, (segment, settings) in enumerate(zip(plan.segments, stacks[name].segments, strict=False)):
             of_input = of_rounds = _NONE
             match settings.inject.kind:
                 case "linear":
@@ -94,4 +101,5 @@ def planned_segments(config: ModelConfig, n_steps: int | None = None) -> Iterato
                     of_input, of_rounds = Weights(d_model**2, 0), Weights(0, 2 * d_model)
             start = Weights(0, d_model) if settings.state.kind == "learned" else _NONE
             end_map = Weights(d_model**2, 0) if settings.end_map else _NONE
-            yield PlannedSegment(name, stacks[name], segment, settings, of_input, of_rounds, start, end_map)
+            weights = of_input, of_rounds, start, end_map
+            yield PlannedSegment(name, stacks[name], segment, settings, *weights, is_after_loop=number > loop)

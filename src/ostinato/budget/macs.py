@@ -17,6 +17,7 @@ With D = d_model, I = n_heads d_head, F = d_ff, S keys, T queries, V vocabulary 
     heads with C labels            tagging D C T, span 2 D T, classification D C
     injection                      linear D^2 T, and D^2 T a round; decay D^2 T; a map at the end of a segment D^2 T
     gates of halting               stick_breaking (R - 1) (D^2 + 2 D) T, act and exit R D T, of a stack of R rounds
+    exits after training           in place of gates; by what is predicted: R - 1 times all that follows the loop
 
 and of sub-layers with E experts, k = top_k of them a token (Sparse Universal Transformer, section 2.7):
 
@@ -117,6 +118,7 @@ def count_macs(
     n_steps: int | None = None,
     vocab_size: int | None = None,
     expected_depth: Mapping[str, float] | None = None,
+    exits: Mapping[str, bool] | None = None,
 ) -> MacCount:
     """Return the multiply-accumulates of one forward pass over one sentence.
 
@@ -128,20 +130,21 @@ def count_macs(
         n_steps: rounds at call time, for stacks whose rounds are all shared.
         vocab_size: rows of the vocabulary where the configuration leaves it open.
         expected_depth: rounds a token is expected to take part in, by stack; see `expected_depths`. Default: all.
+        exits: stacks whose tokens stop by a criterion, and whether it needs predictions (`TokenModel.exits`).
 
     Raises:
         ConfigError: a length below 1, a vocabulary size that is neither set nor passed, an `expected_depth` that
             cannot be, or `n_steps` for stacks that cannot change it.
     """
     length = source_length if config.has_two_sides else target_length
-    depths = expected_depths(config, expected_depth, n_steps=n_steps, source_length=length)
+    depths = expected_depths(config, expected_depth, n_steps=n_steps, source_length=length, exits=exits or ())
     context = target_length if context is None else context
     named = {"source_length": source_length} if config.has_two_sides else {}
     named |= {"target_length": target_length, "context": context}
     if problems := [Problem(key, n, "a sentence has at least one token") for key, n in named.items() if n < 1]:
         raise ConfigError(problems)
     source_length = source_length if config.has_two_sides else 0
-    of_stacks = products(config, n_steps, vocab_size)
+    of_stacks = products(config, n_steps, vocab_size, exits)
     costs = _token_costs(of_stacks, depths, source_length, target_length)
     lengths = {"source": source_length, "target": target_length}
     exact: dict[str, Fraction] = {}
@@ -219,11 +222,11 @@ class SentenceMacs(NamedTuple):
     """Multiply-accumulates of one teacher-forced pass over one or more sentences whose depths are known.
 
     Args:
-        full: every token runs all rounds: `count_macs` of the sentence's lengths.
+        full: every token runs all rounds, by the model's own rule: `count_macs` of the sentence's lengths.
         realised: of a pass over the sentence alone: every token costs the rounds it took part in and, once halted, its
             keys and values; rounds in which no token of the sentence takes part do not run. Padding costs nothing.
             A stack whose halted tokens are computed all the same (`ExpectedDepth.skips_halted`) counts all rounds: how
-            long it runs depends on its batch.
+            long it runs depends on its batch. Predictions by which tokens stop are made for all of its tokens.
     """
 
     full: int
@@ -235,16 +238,22 @@ class MacCounter:
 
     Args:
         config: with its vocabulary sizes. n_steps: rounds at call time.
+        exits: stacks whose tokens stop by a criterion, and whether it needs predictions (`TokenModel.exits`).
 
     Raises:
         ConfigError: as `count_macs`.
     """
 
-    def __init__(self, config: ModelConfig, *, n_steps: int | None = None) -> None:
-        self._products = products(config, n_steps, None)
+    def __init__(
+        self, config: ModelConfig, *, n_steps: int | None = None, exits: Mapping[str, bool] | None = None
+    ) -> None:
+        self._full = products(config, n_steps, None)
+        self._exits = exits or {}
+        self._realised = products(config, n_steps, None, self._exits) if self._exits else self._full
         # A recurrence over positions is a stack of one round, in which every token takes part.
-        self._depths = dict.fromkeys(config.recurrences(), ONE_ROUND) | expected_depths(config, n_steps=n_steps)
-        self._sides = {stack: config.side_of(stack) for stack in self._products}
+        depths = expected_depths(config, n_steps=n_steps, exits=self._exits)
+        self._depths = dict.fromkeys(config.recurrences(), ONE_ROUND) | depths
+        self._sides = {stack: config.side_of(stack) for stack in self._full}
         self._once = sentence_macs(config)
         self._of_token = cache(self._count_token)
 
@@ -261,25 +270,27 @@ class MacCounter:
         for stack, found in depths.items():
             n_rounds, own = self._depths[stack].rounds, self._sides[stack]
             everyone = [0] * (n_rounds - 1) + [lengths[own]]
-            whole = self._stack(stack, everyone, source, target)
-            full += whole
-            realised += self._stack(stack, found, source, target) if self._depths[stack].skips_halted else whole
+            full += self._stack(stack, everyone, source, target)
+            counted = found if self._depths[stack].skips_halted else everyone
+            realised += self._stack(stack, counted, source, target, exits=stack in self._exits)
         return SentenceMacs(full, realised)
 
-    def _stack(self, stack: str, found: Sequence[int], source: int, target: int) -> int:
+    def _stack(self, stack: str, found: Sequence[int], source: int, target: int, *, exits: bool = False) -> int:
         """Return what one stack costs, the memory's keys and values included."""
         own, total = self._sides[stack], 0
         counts = {depth: n for depth, n in enumerate(found, 1) if n}
         deepest = max(counts, default=0)
         for depth, n in counts.items():
-            total += n * self._of_token(stack, depth, deepest).get(own, TokenMacs()).at(source, target)
+            total += n * self._of_token(stack, depth, deepest, exits).get(own, TokenMacs()).at(source, target)
         if own != "source":
-            total += source * self._of_token(stack, deepest, deepest).get("source", TokenMacs()).at(source, target)
+            of_memory = self._of_token(stack, deepest, deepest, exits).get("source", TokenMacs())
+            total += source * of_memory.at(source, target)
         return total
 
-    def _count_token(self, stack: str, depth: int, deepest: int) -> dict[str, TokenMacs]:
+    def _count_token(self, stack: str, depth: int, deepest: int, exits: bool) -> dict[str, TokenMacs]:
         """Return what a token of each side costs, all parts together."""
         sums: dict[str, TokenMacs] = {}
-        for (_, side), part in token_macs(self._products[stack], depth, deepest).items():
+        of_stack = (self._realised if exits else self._full)[stack]
+        for (_, side), part in token_macs(of_stack, depth, deepest).items():
             sums[side] = TokenMacs(*(a + b for a, b in zip(sums.get(side, TokenMacs()), part, strict=True)))
         return sums

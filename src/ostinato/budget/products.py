@@ -15,8 +15,8 @@ for every token that its attention looks at. The tokens it is made for:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from ostinato.budget.loops import planned_segments
@@ -43,6 +43,7 @@ from ostinato.config.positions import WindowConfig
 from ostinato.config.sub_layers import AttentionConfig
 
 SCORES, WINDOW, ROUTER, HEAD, EMBEDDINGS = "scores", "positions", "router", "head", "embeddings"
+EXITS = "exits"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,18 +79,25 @@ class TokenMacs(NamedTuple):
         return self.macs + self.per_source * source_length + self.per_target * target_length
 
 
-def products(config: ModelConfig, n_steps: int | None, vocab_size: int | None) -> dict[str, list[Product]]:
+def products(
+    config: ModelConfig, n_steps: int | None, vocab_size: int | None, exits: Mapping[str, bool] | None = None
+) -> dict[str, list[Product]]:
     """Return the products of a pass by stack or recurrence; the output projection is among the last one's.
 
     A head that says one thing of a whole sentence is not made for its tokens: see `sentence_macs`.
+
+    Args:
+        exits: stacks whose tokens stop by a criterion in place of their rule, whose gates are not asked; True: after
+            every round but the last all tokens go through what follows the loop, up to the output, for a prediction.
 
     Raises:
         ConfigError: a vocabulary size that is neither set nor passed, or `n_steps` for stacks that cannot change it.
     """
     found: dict[str, list[Product]] = {name: [] for name in config.readers()}
+    exits, after = exits or {}, {name: list[Product]() for name in found}
     projected: set[str] = set()
     for planned in planned_uses(config, n_steps):
-        part, side, sub, own = planned.part, config.side_of(planned.stack), planned.sub, found[planned.stack]
+        part, side, sub, own = planned.part, config.side_of(planned.stack), planned.sub, list[Product]()
         if isinstance(sub, RoutedConfig):
             macs = router_weights(sub, config.d_model).products
             own.append(Product(f"{part}.{ROUTER}", side, planned.round, macs))
@@ -98,15 +106,27 @@ def products(config: ModelConfig, n_steps: int | None, vocab_size: int | None) -
         else:
             macs = set_weights(sub, config.d_model).products * (sub.top_k if isinstance(sub, RoutedConfig) else 1)
             own.append(Product(part, side, planned.round, macs))
+        found[planned.stack] += own
+        if planned.is_after_loop:
+            # Keys and values of the memory are kept.
+            after[planned.stack] += [product for product in own if product.side == side]
     for segment in planned_segments(config, n_steps):
         side, own = config.side_of(segment.stack), found[segment.stack]
-        for once in (segment.of_input, segment.end_map):
-            own.append(Product(segment.part, side, 0, once.products, of_every_token=True))
-        own += [Product(segment.part, side, index, segment.of_rounds.products) for index in range(segment.n_rounds)]
+        of_input, end_map = (
+            Product(segment.part, side, 0, once.products, of_every_token=True)
+            for once in (segment.of_input, segment.end_map)
+        )
+        of_rounds = [Product(segment.part, side, r, segment.of_rounds.products) for r in range(segment.n_rounds)]
+        own += [of_input, end_map, *of_rounds]
+        if segment.is_loop:
+            after[segment.stack].append(end_map)
+        elif segment.is_after_loop:
+            after[segment.stack] += [of_input, end_map, *of_rounds]
     for name, plan in plans(config, n_steps).items():
         halting, side = config.stacks()[name].halting, config.side_of(name)
         # Stick-breaking's gate is not asked about the last round.
         asked = plan.n_rounds - 1 if isinstance(halting, StickBreakingConfig) else plan.n_rounds
+        asked = 0 if name in exits else asked
         gate = gate_weights(halting, config.d_model).products
         found[name] += [Product(f"{name}.halting", side, index, gate) for index in range(asked)]
     for one in recurrent_parts(config):
@@ -123,11 +143,21 @@ def products(config: ModelConfig, n_steps: int | None, vocab_size: int | None) -
         for name in config.stacks():
             found[name].append(Product(EMBEDDINGS, config.side_of(name), 0, mapped, of_every_token=True))
     last, outputs = list(found)[-1], n_outputs(config)
+    read: list[Product] = []
     if outputs is None:
         output = config.embedding_width * vocabulary(config, "target", vocab_size) + transform_weights(config).products
-        found[last].append(Product("output", "target", 0, output, of_every_token=True))
+        read.append(Product("output", "target", 0, output, of_every_token=True))
     elif config.reads != "classification":
-        found[last].append(Product(HEAD, "target", 0, config.d_model * outputs, of_every_token=True))
+        read.append(Product(HEAD, "target", 0, config.d_model * outputs, of_every_token=True))
+    found[last] += read
+    after[last] += read
+    for name, plan in plans(config, n_steps).items():
+        if exits.get(name):
+            found[name] += [
+                replace(product, part=f"{name}.{EXITS}", round=r, of_every_token=True, reused=None)
+                for r in range(plan.n_rounds - 1)
+                for product in after[name]
+            ]
     return found
 
 

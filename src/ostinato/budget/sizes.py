@@ -73,6 +73,8 @@ class PlannedUse:
     stack_config: StackConfig
     borrows_keys: bool = False
     """Self-attention that reads the keys and values of another step."""
+    is_after_loop: bool = False
+    """In a segment that follows the loop."""
 
     @property
     def relative(self) -> WindowConfig | OneRelativeConfig:
@@ -105,14 +107,14 @@ def planned_uses(config: ModelConfig, n_steps: int | None = None) -> Iterator[Pl
     """Yield every use of every stack in the order they run."""
     stacks = config.stacks()
     for name, plan in plans(config, n_steps).items():
-        for segment in plan.segments:
+        loop = plan.segments.index(plan.loop)
+        for number, segment in enumerate(plan.segments):
             for step in segment.steps:
                 for use in step.uses:
-                    settings = stacks[name].settings_of(use)
+                    settings, whole = stacks[name].settings_of(use), stacks[name]
                     borrows = use.kind == "self_attention" and step.keys is not None
-                    yield PlannedUse(
-                        name, step.index, step.round, segment.is_loop, use, settings, stacks[name], borrows
-                    )
+                    place = name, step.index, step.round, segment.is_loop
+                    yield PlannedUse(*place, use, settings, whole, borrows, is_after_loop=number > loop)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,8 @@ from ostinato.cli.options import (
     BeamOption,
     CheckpointOption,
     DeviceOption,
+    ExitOption,
+    ExitScopeOption,
     HaltingThresholdOption,
     JsonOption,
     NoVerifyOption,
@@ -35,6 +37,8 @@ def evaluate(
     no_verify: NoVerifyOption = False,
     n_steps: StepsOption = None,
     threshold: HaltingThresholdOption = None,
+    exit: ExitOption = None,
+    exit_scope: ExitScopeOption = "token",
     by: Annotated[
         list[str] | None,
         typer.Option(metavar="COLUMN", help="Column to break scores down by, may be repeated; default: the task's."),
@@ -72,6 +76,8 @@ def evaluate(
         verify=not no_verify,
         overrides=run_settings(settings, beam=beam),
         halting_threshold=threshold,
+        exit=exit,
+        exit_scope=exit_scope,
     )
     splits = split or loaded.recipe.evaluation.splits or []
     if not splits:

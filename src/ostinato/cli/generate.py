@@ -16,6 +16,8 @@ from ostinato.cli.options import (
     BeamOption,
     CheckpointOption,
     DeviceOption,
+    ExitOption,
+    ExitScopeOption,
     HaltingThresholdOption,
     NoVerifyOption,
     RunArgument,
@@ -49,6 +51,8 @@ def generate(
     no_verify: NoVerifyOption = False,
     n_steps: StepsOption = None,
     threshold: HaltingThresholdOption = None,
+    exit: ExitOption = None,
+    exit_scope: ExitScopeOption = "token",
     device: DeviceOption = "auto",
     beam: BeamOption = None,
     n_best: Annotated[
@@ -118,9 +122,13 @@ def generate(
         verify=not no_verify,
         overrides=overrides,
         halting_threshold=threshold,
+        exit=exit,
+        exit_scope=exit_scope,
     )
     if loaded.halting_threshold_from == "tuned":
-        print_stderr(f"halting threshold {max(loaded.model.halting_thresholds().values()):g}, {TUNED}")
+        execution = loaded.model.current_execution
+        by = "" if execution.exit is None else f" of {execution.exit}"
+        print_stderr(f"halting threshold{by} {execution.halting_threshold:g}, {TUNED}")
     if line := describe_average(loaded.checkpoint):
         print_stderr(line)
     decoding = _decoding(

@@ -35,6 +35,10 @@ def _halting_threshold(value: str) -> float | str:
         raise typer.BadParameter(reason, param_hint="--halting-threshold") from None
 
 
+def _exit_scope(value: str) -> str:
+    return str(one_of("--exit-scope", value, "token", "sequence"))
+
+
 RecipeArgument = Annotated[
     str, typer.Argument(metavar="RECIPE", help="A recipe's name, a YAML file, or a run directory.")
 ]
@@ -92,8 +96,29 @@ HaltingThresholdOption = Annotated[
         "--halting-threshold",
         parser=_halting_threshold,
         metavar="X|trained",
-        help="Halt tokens once X of their mass is given out (ACT: 1 - epsilon); trained: as in training. Default: what "
+        help="Halt tokens once X of their mass is given out (ACT: 1 - epsilon; with --exit: once their confidence "
+        "reaches X); trained: as in training. Default: what "
         "tune-threshold chose for the checkpoint, if it did, else trained.",
+        rich_help_panel=MODEL,
+    ),
+]
+ExitOption = Annotated[
+    str | None,
+    typer.Option(
+        "--exit",
+        metavar="CRITERION",
+        help="Stop tokens by a criterion that needs no training: change, cosine, agreement, certainty, settled, margin "
+        "or stable.",
+        rich_help_panel=MODEL,
+    ),
+]
+ExitScopeOption = Annotated[
+    Any,
+    typer.Option(
+        "--exit-scope",
+        parser=_exit_scope,
+        metavar="token|sequence",
+        help="With --exit: every token for itself, or all of a sentence together (not in causal stacks).",
         rich_help_panel=MODEL,
     ),
 ]

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 _NOT_SCORES = (
     *("by", "macro", "name", "decoding", "halting", "halting_threshold", "halting_threshold_from"),
+    "exit",
     *("routing", "n_steps", "ranking"),
 )
 _FORCED = ("loss", "token_accuracy")
@@ -97,7 +98,16 @@ def _print_halting(split: str, result: Scores) -> None:
     names = ["rounds", "threshold", "mean depth", "expected depth", *(f"{percent} %" for percent in percents)]
     print_table([f"{split}: stack", *names], rows)
     if (origin := result.get("halting_threshold_from")) is not None:
-        print_line(f"{split}: halting threshold {TUNED if origin == 'tuned' else origin}")
+        print_line(f"{split}: halting threshold {TUNED if origin == 'tuned' else origin}{_by_criterion(result)}")
+
+
+def _by_criterion(result: Scores) -> str:
+    """Say by which criterion tokens stopped, where there was one."""
+    found = result.get("exit")
+    if found is None:
+        return ""
+    who = "sentences" if found["scope"] == "sequence" else "tokens"
+    return f"; {who} of the {' and '.join(found['needs_predictions'])} stop by {found['criterion']}"
 
 
 def _print_routing(split: str, routing: Mapping[str, Scores]) -> None:

@@ -11,6 +11,8 @@ from ostinato.cli.options import (
     BeamOption,
     CheckpointOption,
     DeviceOption,
+    ExitOption,
+    ExitScopeOption,
     JsonOption,
     NoVerifyOption,
     RunArgument,
@@ -33,6 +35,8 @@ def tune_threshold(
         str | None,
         typer.Option(help="Metric that may drop; default: the task's first metric, token_accuracy for texts."),
     ] = None,
+    exit: ExitOption = None,
+    exit_scope: ExitScopeOption = "token",
     checkpoint: CheckpointOption = None,
     no_verify: NoVerifyOption = False,
     beam: BeamOption = None,
@@ -46,7 +50,8 @@ def tune_threshold(
     """Choose how early tokens may halt, without training.
 
     Runs a split at several halting thresholds, and keeps with the run the one of the fewest multiply-accumulates whose
-    score is within --max-drop of that at the trained threshold. `evaluate` and `generate` then use it.
+    score is within --max-drop of that at the trained threshold. `evaluate` and `generate` then use it. With --exit the
+    thresholds are those of a criterion, which any model with rounds may stop by.
     """
     from ostinato.evaluation.loading import load
     from ostinato.experiments.compare import thresholds as logic
@@ -67,6 +72,8 @@ def tune_threshold(
             metric=metric,
             max_examples=max_examples,
             access=access,
+            exit=exit,
+            exit_scope=exit_scope,
             on_point=lambda point: advance(1),
             **({} if beam is None else {"beam": beam}),
         )
@@ -96,7 +103,8 @@ def _print(found: Tuning) -> None:
                 f"{point.seconds:.2f}",
             ]
         )
-    columns = ["threshold", found.metric, *(f"{stack} skipped" for stack in stacks), "MACs", "of full depth", "seconds"]
+    heading = "threshold" if found.exit is None else f"threshold of {found.exit}"
+    columns = [heading, found.metric, *(f"{stack} skipped" for stack in stacks), "MACs", "of full depth", "seconds"]
     print_table(columns, rows, title=f"{found.split}: {found.n:,} examples, {found.checkpoint}", right=True)
     print_line(_verdict(found))
     for path in found.files:
@@ -112,8 +120,9 @@ def _verdict(found: Tuning) -> str:
             f"chosen: the trained threshold; no cheaper one has a {found.metric} within {found.max_drop:g} of its own"
         )
     part = chosen.macs["realised"] / trained.macs["realised"]
+    by = "" if found.exit is None else f" of {found.exit}"
     return (
-        f"chosen: {chosen.threshold:g}, with {found.metric} {chosen.score:.4g} (trained: {trained.score:.4g}) and "
+        f"chosen: {chosen.threshold:g}{by}, with {found.metric} {chosen.score:.4g} (trained: {trained.score:.4g}) and "
         f"{100 * part:.1f} % of the trained threshold's MACs; evaluate and generate use it "
         "(--halting-threshold trained: they do not)"
     )

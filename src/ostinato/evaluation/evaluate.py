@@ -13,10 +13,11 @@ The result holds
     each counting once; failed, with exact match: column -> values with more than 5 % of outputs wrong; depth: stack ->
     rounds a real token took part in, on average, in the teacher-forced passes; where tokens halt, halting: stack ->
     the result of `ostinato.evaluation.depth.describe`, also for every value in `by`, and halting_threshold: stack
-    -> what it was; n_steps, seconds; where the model has routers, routing: router -> how it used its experts in those
-    passes (`RoutingTotals.compute`); and, where something was decoded, n_generated (tokens, end symbols included),
-    n_unfinished (outputs cut at their length limit), decoding_seconds (the search alone) and decoding (the settings);
-    with `contrast`, ranking: what `rank` returns.
+    -> what it was; where they stop by a criterion (`ostinato.nn.exits`), exit: criterion, scope, and by stack whether
+    it needs predictions, whose cost realised macs include; n_steps, seconds; where the model has routers, routing:
+    router -> how it used its experts in those passes (`RoutingTotals.compute`); and, where something was decoded,
+    n_generated (tokens, end symbols included), n_unfinished (outputs cut at their length limit), decoding_seconds (the
+    search alone) and decoding (the settings); with `contrast`, ranking: what `rank` returns.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from ostinato.evaluation.predictions import PredictionWriter, WriteRecord
 from ostinato.evaluation.threshold import TRAINED, TunedThreshold, read_tuned, threshold_origin
 from ostinato.models import Encoder, Model, Writer
 from ostinato.models.checkpoint import load_model
-from ostinato.nn.execution import Execution
+from ostinato.nn.execution import Execution, ExitScope
 from ostinato.system_errors import kind_of
 from ostinato.tasks.recipes import load_recipe
 from ostinato.tasks.registry import build_task, task_config
@@ -39,7 +39,8 @@ class LoadedRun:
 
     Args:
         directory: of the run. checkpoint: the directory the weights came from.
-        tuned: the halting threshold that was chosen for this checkpoint (`ostinato tune-threshold`), where it is used.
+        tuned: the halting threshold, and the criterion where tokens stop by one, that was chosen for this checkpoint
+            (`ostinato tune-threshold`), where it is used.
         verified: its weights are those that were written, see `load`.
     """
 
@@ -216,6 +217,8 @@ def load(
     device: str = "auto",
     overrides: Sequence[str] = (),
     halting_threshold: float | Literal["trained"] | None = None,
+    exit: str | None = None,
+    exit_scope: ExitScope = "token",
     verify: bool = True,
 ) -> LoadedRun:
     """Load a run.
@@ -228,12 +231,14 @@ def load(
         overrides: `dotted.key=value` changes to the run's recipe, for example "decoding.beam=4".
         halting_threshold: None: the one that `ostinato tune-threshold` chose for this checkpoint, where it did, else
             the trained ones; "trained": those in any case; a number: that one, in every stack in which tokens halt.
+        exit, exit_scope: the criterion by which tokens stop, with a number, see `ostinato.nn.Execution`.
         verify: refuse weights that are not those that were written, or not finite, see `ostinato.load_model`.
 
     Raises:
         CheckpointError: not a run's directory, a checkpoint or a choice of threshold that cannot be read.
         ConfigError: a recipe or an override that cannot be used, a device that is not there, a threshold outside
-            [0, 1] or for a model whose tokens do not halt.
+            [0, 1] or for a model whose tokens do not halt, a criterion without a threshold, or by which no token of the
+            model can stop.
     """
     directory = Path(path)
     check_run(directory)
@@ -241,15 +246,15 @@ def load(
     recipe = load_recipe(directory, overrides)
     tokenizers = Tokenizers.load(directory / _TOKENIZERS)
     # With a threshold given, the stored choice is not read: it may be a file that cannot be read.
-    tuned = read_tuned(directory) if halting_threshold is None else None
+    is_given = halting_threshold is not None or exit is not None or exit_scope != "token"
+    tuned = None if is_given else read_tuned(directory)
     if tuned is not None and tuned.checkpoint != where.name:
         tuned = None
-    chosen = halting_threshold if tuned is None else tuned.threshold
-    if isinstance(chosen, str):
-        if chosen != TRAINED:
-            raise ConfigError([Problem("halting_threshold", chosen, f"must be a number in [0, 1], or {TRAINED}")])
-        chosen = None
-    model = load_model(where, resolve_device(device), Execution(halting_threshold=chosen), verify=verify)
+    if tuned is not None:
+        execution = Execution(**tuned.execution)
+    else:
+        execution = Execution(halting_threshold=_number(halting_threshold, exit), exit=exit, exit_scope=exit_scope)
+    model = load_model(where, resolve_device(device), execution, verify=verify)
     return LoadedRun(directory, where, recipe, tokenizers, model, tuned, verify)
 
 
@@ -318,6 +323,16 @@ def resolve_device(name: str) -> torch.device:
         reason = f"cannot be used here ({str(error).splitlines()[0]}); 'auto' and 'cpu' always can"
         raise ConfigError([Problem("device", name, reason)]) from error
     return device
+
+
+def _number(threshold: float | str | None, exit: str | None) -> float | None:
+    """Return a threshold that was given as a number; None for the trained ones."""
+    if isinstance(threshold, str) and threshold != TRAINED:
+        raise ConfigError([Problem("halting_threshold", threshold, f"must be a number in [0, 1], or {TRAINED}")])
+    if isinstance(threshold, str) and exit is not None:
+        reason = f"must be a number in [0, 1]: exit is {exit!r}, for whose criterion there is no trained threshold"
+        raise ConfigError([Problem("halting_threshold", threshold, reason)])
+    return None if isinstance(threshold, str) else threshold
 
 
 def _first_given(*choices: Sequence[str] | None) -> Sequence[str]:

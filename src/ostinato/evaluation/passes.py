@@ -65,7 +65,7 @@ class Passes:
         """Stacks in which tokens may halt."""
         self._rounds = {name: found.rounds for name, found in expected_depths(model.config, n_steps=n_steps).items()}
         self._routing = RoutingTotals()
-        self._counter = MacCounter(model.config, n_steps=n_steps)
+        self._counter = MacCounter(model.config, n_steps=n_steps, exits=model.exits())
         self._decoding_seconds = 0.0
 
     def run(self, batch: Batch) -> list[SentenceResult]:
@@ -114,4 +114,7 @@ class Passes:
             found["routing"] = routed
         if self.halting:
             found["halting_threshold"] = self.model.halting_thresholds()
+        if exits := self.model.exits():
+            execution = self.model.current_execution
+            found["exit"] = {"criterion": execution.exit, "scope": execution.exit_scope, "needs_predictions": exits}
         return found

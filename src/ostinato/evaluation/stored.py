@@ -104,7 +104,7 @@ def run_outputs(
     """
     n = run.recipe.evaluation.max_examples if max_examples is None else max_examples
     task = build_task(run.recipe.task, run.recipe.data, access)
-    settings = {
+    settings: dict[str, Any] = {
         "version": __version__,
         "split": split,
         "examples": fingerprint(take_evenly(task.examples(split), n)),
@@ -116,6 +116,8 @@ def run_outputs(
     }
     if thresholds := run.model.halting_thresholds():  # They may differ from the configuration's.
         settings["halting_threshold"] = thresholds
+    if run.model.exits():
+        settings["exit"] = [run.model.current_execution.exit, run.model.current_execution.exit_scope]
     key = hashlib.sha256(json.dumps(settings, sort_keys=True).encode("utf-8")).hexdigest()[:16]
     note = run.directory / _FOLDER / f"{split}-{key}.json"
     if not fresh and (stored := _read_stored(note)) is not None:

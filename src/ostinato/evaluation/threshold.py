@@ -10,6 +10,9 @@ then halt earlier, which changes their states, so the model is evaluated anew fo
 The choice is the threshold of the fewest realised MACs whose score is at most `max_drop` below that at the trained
 thresholds, in parts of a perfect score: 0.002 is 0.2 points of accuracy in percent, and 0.2 points of BLEU.
 
+Thresholds are those of the rules that the model has, or of a criterion that takes their place, which needs no training
+(`ostinato.nn.exits`); the first point is the model as it was trained in both cases.
+
 The choice is stored in a file in the run's directory, for one checkpoint, because other weights halt after other
 rounds: a run that is loaded at another checkpoint has its trained thresholds.
 """
@@ -19,18 +22,20 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from ostinato.config.halting import ActConfig, ExitConfig, StickBreakingConfig
 from ostinato.data.disk import write_json
-from ostinato.errors import CheckpointError
+from ostinato.errors import CheckpointError, ConfigError
 from ostinato.models import Model
+from ostinato.nn.execution import Execution, ExitScope
 
 FILE, CURVE = "halting-threshold.json", "threshold-curve"
-FORMAT = 1
-"""Of both files."""
+FORMAT = 2
+"""Of both files; those of format 1 know no criteria, and are read."""
+_FORMATS = (1, FORMAT)
 _ROUNDING = 1e-9
 _T = TypeVar("_T")
 
@@ -44,6 +49,7 @@ class TunedThreshold:
 
     Args:
         threshold: of all stacks in which tokens halt; None: their trained ones.
+        exit, exit_scope: the criterion whose threshold it is, see `ostinato.nn.Execution`; None: the model's own rules.
         checkpoint: its name. split, metric, max_drop: the metric of the split fell by at most max_drop.
     """
 
@@ -52,6 +58,15 @@ class TunedThreshold:
     split: str
     metric: str
     max_drop: float
+    exit: str | None = None
+    exit_scope: str = "token"
+
+    @property
+    def execution(self) -> dict[str, Any]:
+        """The choice as fields of an `Execution`; empty where the trained thresholds are the choice."""
+        if self.threshold is None:
+            return {}
+        return {"halting_threshold": self.threshold, "exit": self.exit, "exit_scope": self.exit_scope}
 
 
 def write_tuned(directory: Path, tuned: TunedThreshold) -> Path:
@@ -69,12 +84,19 @@ def read_tuned(directory: Path) -> TunedThreshold | None:
     """
 
     def tuned(content: dict[str, Any]) -> TunedThreshold:
-        found = TunedThreshold(**{field.name: content[field.name] for field in fields(TunedThreshold)})
+        found = TunedThreshold(**_known(TunedThreshold, content))
         if found.threshold is not None and not 0.0 <= found.threshold <= 1.0:
             raise ValueError(f"threshold {found.threshold!r} does not lie in [0, 1]")
+        Execution(**found.execution)
         return found
 
     return _read(directory / FILE, tuned, "choose again")
+
+
+def _known(kind: type[Any], content: dict[str, Any]) -> dict[str, Any]:
+    """Return what a file says of the fields of a kind; those that have come with format 2 may be missing before."""
+    later = () if content["format"] == FORMAT else ("exit", "exit_scope")
+    return {field.name: content[field.name] for field in fields(kind) if field.name not in later}
 
 
 def _read(path: Path, build: Callable[[dict[str, Any]], _T], again: str) -> _T | None:
@@ -83,10 +105,11 @@ def _read(path: Path, build: Callable[[dict[str, Any]], _T], again: str) -> _T |
         return None
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        if content["format"] != FORMAT:
-            raise CheckpointError(f"{path}: format {content['format']!r} is not {FORMAT}, the one this version reads")
+        if content["format"] not in _FORMATS:
+            known = " or ".join(map(str, _FORMATS))
+            raise CheckpointError(f"{path}: format {content['format']!r} is not {known}, which this version reads")
         return build(content)
-    except (OSError, RecursionError, ValueError, KeyError, TypeError) as error:
+    except (OSError, RecursionError, ValueError, KeyError, TypeError, ConfigError) as error:
         advice = f"remove it, or {again} with ostinato tune-threshold"
         raise CheckpointError(f"{path}: cannot be read: {error!r}; {advice}") from error
 
@@ -105,21 +128,13 @@ def trained_thresholds(model: Model) -> dict[str, float]:
 
 def threshold_origin(model: Model, tuned: TunedThreshold | None) -> str:
     """Say where the thresholds in force come from: trained, tuned, or given (by an option, or by a program)."""
-    present = model.halting_thresholds()
-    if _all_equal(present, trained_thresholds(model)):
-        return TRAINED
-    if (
-        tuned is not None
-        and tuned.threshold is not None
-        and _all_equal(present, dict.fromkeys(present, tuned.threshold))
-    ):
-        return "tuned"
-    return "given"
-
-
-def _all_equal(present: dict[str, float], wanted: dict[str, float]) -> bool:
+    present, execution, trained = model.halting_thresholds(), model.current_execution, trained_thresholds(model)
     # Up to rounding: ACT stores 1 - threshold.
-    return all(math.isclose(present[name], wanted[name], abs_tol=1e-12) for name in present)
+    if execution.exit is None and all(math.isclose(present[name], trained[name], abs_tol=1e-12) for name in present):
+        return TRAINED
+    if tuned is not None and tuned.execution:
+        return "tuned" if execution == replace(execution, **tuned.execution) else "given"
+    return "given"
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +163,7 @@ class Tuning:
     Args:
         perfect: the metric's score of perfect outputs. n: examples. points: the trained thresholds first.
         chosen: of the points. files: written into the run's directory.
+        exit, exit_scope: the criterion whose thresholds were measured; None: the model's own rules.
     """
 
     checkpoint: str
@@ -159,6 +175,8 @@ class Tuning:
     points: tuple[Point, ...]
     chosen: Point
     files: tuple[Path, ...] = ()
+    exit: str | None = None
+    exit_scope: str = "token"
 
     @property
     def trained(self) -> Point:
@@ -177,19 +195,30 @@ def sweep(
     thresholds: Sequence[float],
     evaluate: Callable[[], dict[str, Any]],
     on_point: Callable[[Point], None] = lambda point: None,
+    exit: str | None = None,
+    exit_scope: ExitScope = "token",
 ) -> tuple[list[Point], int]:
     """Return the points of a model at its trained thresholds and at others, and the number of examples.
 
     Args:
         metric: of the result. thresholds: each for all stacks in which tokens halt.
         evaluate: measures the model as it is (`ostinato.evaluation.evaluate`). on_point: called with each point.
+        exit, exit_scope: the criterion whose thresholds they are; None: the model's own rules.
+
+    Raises:
+        ConfigError: no token of the model can stop by the criterion.
     """
     points, n = [], 0
+    trained: dict[str, Any] = {"halting_threshold": None, "exit": None, "exit_scope": "token"}
+    by_criterion = trained if exit is None else {"exit": exit, "exit_scope": exit_scope}
+    with model.execution(**by_criterion | {"halting_threshold": None if exit is None else 1.0}):
+        stacks = list(model.halting_thresholds())
     for threshold in (None, *thresholds):
-        with model.execution(halting_threshold=threshold):
-            result = evaluate()
+        changes = trained if threshold is None else by_criterion | {"halting_threshold": threshold}
+        with model.execution(**changes):
+            result, n_rounds = evaluate(), model.n_rounds()
         n = result["n"]
-        points.append(_point(threshold, metric, result))
+        points.append(_point(threshold, metric, result, {name: n_rounds[name] for name in stacks}))
         on_point(points[-1])
     return points, n
 
@@ -215,20 +244,20 @@ def read_curve(directory: Path, checkpoint: str) -> Tuning | None:
 
     def curve(content: dict[str, Any]) -> Tuning:
         points = tuple(Point(**point) for point in content["points"])
-        rest = {field.name for field in fields(Tuning)} - {"points", "chosen", "files"}
-        plain = {name: content[name] for name in rest}
+        content = content | {"files": ()}
+        plain = {key: value for key, value in _known(Tuning, content).items() if key not in ("points", "chosen")}
         return Tuning(points=points, chosen=Point(**content["chosen"]), **plain)
 
     found = _read(directory / f"{CURVE}.json", curve, "measure it again")
     return found if found is not None and found.checkpoint == checkpoint else None
 
 
-def _point(threshold: float | None, metric: str, result: dict[str, Any]) -> Point:
-    skipped = {stack: 1.0 - numbers["mean"] / len(numbers["histogram"]) for stack, numbers in result["halting"].items()}
-    present = result["halting_threshold"]
+def _point(threshold: float | None, metric: str, result: dict[str, Any], n_rounds: dict[str, int]) -> Point:
+    skipped = {stack: 1.0 - result["depth"][stack] / rounds for stack, rounds in n_rounds.items()}
     return Point(
         threshold,
-        present if threshold is None else dict.fromkeys(present, threshold),
+        # A model whose tokens all run all rounds has none.
+        result.get("halting_threshold", {}),
         float(result[metric]),
         skipped,
         result["macs"],

@@ -24,7 +24,8 @@ from ostinato.models.losses import add_auxiliary, balance_loss, depth_cost, loss
 from ostinato.models.output import ModelOutput
 from ostinato.nn.bank import Banks
 from ostinato.nn.cache import Cache
-from ostinato.nn.execution import Execution, RoundsByLength
+from ostinato.nn.execution import CRITERIA_AT_TEST, Execution, RoundsByLength
+from ostinato.nn.exits import OF_STATES
 from ostinato.nn.experts import Routed
 from ostinato.nn.layers import at_least_float32
 from ostinato.nn.shapes import Bool, Float, Int, Tensor
@@ -188,12 +189,13 @@ class TokenModel(Embeddings, ABC):
         """
         if execution is None:
             return self._execution
-        if execution.exit is not None and not any(stack.can_exit(execution.exit) for stack in self.stacks.values()):
-            reason = "no stack of this model predicts tokens after a round; valid here: change, cosine"
-            raise ConfigError([Problem("exit", execution.exit, reason if self.stacks else "this model has no rounds")])
+        if execution.exit is not None and not any(stack.exits(execution) for stack in self.stacks.values()):
+            raise ConfigError([self._why_no_exit(execution)])
         if execution.halting_threshold is not None and execution.exit is None and not self._halting_rules():
             why = " and ".join(f"model.{name}.halting.kind is none" for name in self.stacks) or "it has no rounds"
             reason = f"no token of this model can halt ({why})"
+            if self.stacks:
+                reason += f"; with exit they stop by a criterion: {', '.join(CRITERIA_AT_TEST)}"
             raise ConfigError([Problem("halting_threshold", execution.halting_threshold, reason)])
         for name, n_rounds in execution.rounds.items():
             if name not in self.stacks:
@@ -216,10 +218,33 @@ class TokenModel(Embeddings, ABC):
 
     def halting_thresholds(self) -> dict[str, float]:
         """Return the threshold in force of every stack in which tokens halt."""
-        given, criterion = self._execution.halting_threshold, self._execution.exit
-        if criterion is not None and given is not None:
-            return {name: given for name, stack in self.stacks.items() if stack.can_exit(criterion)}
-        return {name: own if given is None else given for name, own in self._halting_rules().items()}
+        execution, own = self._execution, self._halting_rules()
+        if (given := execution.halting_threshold) is None:
+            return own
+        if execution.exit is None:
+            return dict.fromkeys(own, given)
+        found = {name: given if stack.exits(execution) else own.get(name) for name, stack in self.stacks.items()}
+        return {name: threshold for name, threshold in found.items() if threshold is not None}
+
+    def exits(self) -> dict[str, bool]:
+        """Return the stacks whose tokens stop by a criterion (`Execution.exit`), and whether it needs predictions."""
+        execution = self._execution
+        if not execution.halting:
+            return {}
+        return {name: execution.exit not in OF_STATES for name, stack in self.stacks.items() if stack.exits(execution)}
+
+    def _why_no_exit(self, execution: Execution) -> Problem:
+        """Return why no stack stops by an execution's criterion."""
+        if not self.stacks:
+            return Problem("exit", execution.exit, "this model has no rounds")
+        if all(stack.is_causal for stack in self.stacks.values()) and execution.exit_scope == "sequence":
+            reason = "a token would stop by what comes after it: this model is causal; must be token"
+            return Problem("exit_scope", execution.exit_scope, reason)
+        of_states = ", ".join(criterion for criterion in CRITERIA_AT_TEST if criterion in OF_STATES)
+        reason = f"no stack of this model predicts single tokens after a round; valid here: {of_states}"
+        if any(stack.readout is not None for stack in self.stacks.values()):
+            reason = f"the stack that predicts tokens is causal; valid here with exit_scope sequence: {of_states}"
+        return Problem("exit", execution.exit, reason)
 
     def _halting_rules(self) -> dict[str, float]:
         rules = {name: stack.halting for name, stack in self.stacks.items()}

@@ -99,7 +99,8 @@ class CompiledStack:
     def _program(self, n_steps: int | None, execution: Execution) -> tuple[Program, Program]:
         """Return what the stack runs, and what stands for it where one column is new."""
         n_rounds = execution.rounds.get(self._stack.plan.stack) if n_steps is None else n_steps
-        key = n_rounds, execution.halting, execution.halting_threshold, execution.exit, execution.expert_backend
+        halting = execution.halting, execution.halting_threshold, execution.exit, execution.exit_scope
+        key = n_rounds, *halting, execution.expert_backend
         if key not in self._programs:
             plain = self._stack.program(n_steps, execution)
             any_backend = execution.expert_backend == "auto"

@@ -10,6 +10,7 @@ from ostinato.errors import ConfigError, Problem
 from ostinato.kernels import Backend, BackendChoice, Draws
 
 Compaction = Literal["auto", "always", "never"]
+ExitScope = Literal["token", "sequence"]
 CRITERIA_AT_TEST = ("change", "cosine", "agreement", "certainty", "settled", "margin", "stable")
 """Criteria of `ostinato.nn.exits` that need no training."""
 
@@ -38,7 +39,10 @@ class Execution:
         halting: False: every token runs every round, and gates are not asked.
         halting_threshold: in [0, 1], in place of every rule's own: a token halts once so much of its mass is given out
             (ACT: 1 - epsilon). 0: after round 1. None: each rule's own.
-        exit: the criterion by which tokens stop (`ostinato.nn.exits`), in place of every rule; with a threshold.
+        exit: the criterion by which tokens stop (`ostinato.nn.exits`), in place of the rules of all stacks that can
+            stop by it, whose threshold `halting_threshold` then is; the other stacks keep theirs.
+        exit_scope: "token": every token by its own confidence. "sequence": all tokens of a sentence by their mean one,
+            in stacks whose tokens see each other in both directions.
         rounds: rounds of a stack, by its name, in place of the plan's (another number than it has: stacks whose rounds
             share all weights only). By length: in place of the stack's halting rule, too.
         gradient_rounds: of every loop the last rounds that the gradient goes through (truncated back-propagation).
@@ -55,6 +59,7 @@ class Execution:
     halting: bool = True
     halting_threshold: float | None = None
     exit: str | None = None
+    exit_scope: ExitScope = "token"
     rounds: Mapping[str, int | RoundsByLength] = field(default_factory=dict)
     gradient_rounds: int | None = None
     expert_backend: BackendChoice = "auto"
@@ -66,6 +71,7 @@ class Execution:
             "compaction": get_args(Compaction),
             "expert_backend": ("auto", *get_args(Backend)),
             "dropout_draws": get_args(Draws),
+            "exit_scope": get_args(ExitScope),
         }
         problems = [
             Problem(name, getattr(self, name), f"must be one of {', '.join(valid)}")
@@ -75,7 +81,10 @@ class Execution:
         if self.exit is not None and self.exit not in CRITERIA_AT_TEST:
             problems.append(Problem("exit", self.exit, f"must be one of {', '.join(CRITERIA_AT_TEST)}"))
         if self.exit is not None and self.halting_threshold is None:
-            problems.append(Problem("exit", self.exit, "needs a halting_threshold"))
+            problems.append(Problem("exit", self.exit, "needs a halting_threshold, in [0, 1]"))
+        if self.exit is None and self.exit_scope == "sequence":
+            reason = f"needs an exit: the criterion that decides, one of {', '.join(CRITERIA_AT_TEST)}"
+            problems.append(Problem("exit_scope", self.exit_scope, reason))
         if self.gradient_rounds is not None and self.gradient_rounds < 1:
             problems.append(Problem("gradient_rounds", self.gradient_rounds, "must be at least 1"))
         if self.halting_threshold is not None and not 0.0 <= self.halting_threshold <= 1.0:

@@ -284,9 +284,12 @@ class Stack:
                 run.rounds.append(halting.output(states_ND))
         return self._end(own, halting.output(states_ND)), halting
 
-    def can_exit(self, criterion: str) -> bool:
-        """Return whether tokens of this stack can stop by a criterion: some need predictions."""
-        return criterion in OF_STATES or self.readout is not None
+    def exits(self, execution: Execution) -> bool:
+        """Return whether tokens of this stack stop by the execution's criterion: some need predictions, and the tokens
+        of a causal stack cannot stop by what comes after them."""
+        if execution.exit is None or (execution.exit_scope == "sequence" and self.is_causal):
+            return False
+        return execution.exit in OF_STATES or self.readout is not None
 
     def program(self, n_rounds: int | None, execution: Execution) -> Program:
         """Return what runs: sub-layers by segment, round and step, and the halting rule of the loop.
@@ -305,9 +308,10 @@ class Stack:
         rounds = self._own_rounds if plan is self.plan else self._rounds(plan)
         if not execution.halting:
             rule = NoHalting()
-        elif execution.exit is not None and self.can_exit(execution.exit):
-            rule = Exit(cast(Criterion, execution.exit), execution.halting_threshold or 0.0)
-        elif execution.halting_threshold is not None:
+        elif self.exits(execution):
+            is_sequence = execution.exit_scope == "sequence"
+            rule = Exit(cast(Criterion, execution.exit), execution.halting_threshold or 0.0, is_sequence=is_sequence)
+        elif execution.halting_threshold is not None and execution.exit is None:
             rule = rule.at(execution.halting_threshold)
         return tuple(
             LoopProgram(own, rule if segment.is_loop else NoHalting(), segment.is_loop, segment)

@@ -42,6 +42,7 @@ _NOT_RECORDED = (
     "depth",
     "halting",
     "halting_threshold",
+    "exit",
     "macs",
     "routing",
     "n_steps",

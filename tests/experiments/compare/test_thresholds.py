@@ -79,7 +79,7 @@ def test_curve_and_choice_are_written_into_the_run(run: Path) -> None:
     assert all(path.stat().st_size > 100 for path in found.files)
     data = json.loads((run / "threshold-curve.json").read_text(encoding="utf-8"))
     assert data == json.loads(json.dumps(found.as_dict()))
-    assert (data["format"], data["split"], data["checkpoint"]) == (1, "dev", found.checkpoint)
+    assert (data["format"], data["split"], data["checkpoint"]) == (2, "dev", found.checkpoint)
     assert read_tuned(run) == TunedThreshold(found.chosen.threshold, found.checkpoint, "dev", "token_accuracy", 0.002)
     svg = (run / "threshold-curve.svg").read_text(encoding="utf-8")
     assert "<svg" in svg

@@ -87,7 +87,7 @@ def _parts(subject: Subject, lengths: tuple[int, int], depth: dict[str, float]) 
     counts = [
         count_parameters(config).by_part,
         count_macs(config, *lengths).by_part,
-        count_macs(config, *lengths, expected_depth=realised).by_part,
+        count_macs(config, *lengths, expected_depth=realised, exits=subject.model.exits()).by_part,
     ]
     parts: dict[str, Part] = {}
     for field, by_part in zip(("parameters", "full", "realised"), counts, strict=True):

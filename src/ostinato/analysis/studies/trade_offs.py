@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ostinato.analysis.capture import stream
 from ostinato.analysis.collectors import Outcomes
@@ -97,9 +97,11 @@ def _measure(subject: Subject, on_progress: OnProgress) -> Tuning:
             on_progress(len(examples))
         return result
 
-    points, n = sweep(run.model, _METRIC, _wanted(run.model), measured)
+    execution = run.model.current_execution
+    rule: dict[str, Any] = {"exit": execution.exit, "exit_scope": execution.exit_scope}
+    points, n = sweep(run.model, _METRIC, _wanted(run.model), measured, **rule)
     chosen = choose(points, _MAX_DROP)
-    return Tuning(run.checkpoint.name, subject.split, _METRIC, 1.0, _MAX_DROP, n, tuple(points), chosen)
+    return Tuning(run.checkpoint.name, subject.split, _METRIC, 1.0, _MAX_DROP, n, tuple(points), chosen, **rule)
 
 
 def variable_stacks(model: Model) -> list[str]:

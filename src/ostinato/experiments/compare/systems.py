@@ -132,7 +132,8 @@ class System:
             return None
         depth = {stack: outputs.evaluation["depth"][stack] for stack in outputs.evaluation.get("halting_threshold", {})}
         counted = pass_lengths(self.recipe, lengths)
-        realised = count_macs(self.recipe.model, *counted, expected_depth=depth)
+        exits = outputs.evaluation.get("exit", {}).get("needs_predictions")
+        realised = count_macs(self.recipe.model, *counted, expected_depth=depth, exits=exits)
         return {
             "source_length": lengths[0],
             "target_length": lengths[1],

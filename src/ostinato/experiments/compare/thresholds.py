@@ -25,6 +25,7 @@ from ostinato.evaluation.threshold import (
     write_tuned,
 )
 from ostinato.metrics import METRICS
+from ostinato.nn.execution import CRITERIA_AT_TEST, Execution, ExitScope
 from ostinato.tasks.registry import build_task, task_config
 
 THRESHOLDS = (0.999, 0.99, 0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)
@@ -44,6 +45,8 @@ def tune_threshold(
     max_examples: int | None = None,
     access: DataAccess | None = None,
     on_point: Callable[[Point], None] = lambda point: None,
+    exit: str | None = None,
+    exit_scope: ExitScope = "token",
     **decoding: Any,
 ) -> Tuning:
     """Sweep a run's threshold on a split, choose one and store the choice with the run.
@@ -56,37 +59,44 @@ def tune_threshold(
         thresholds: in [0, 1], in any order; each is for all stacks in which tokens halt. metric: None: the first of the
             run's metrics, or token_accuracy for texts without a source. access: where data files are found.
         on_point: told every point as it is measured. decoding: settings to use instead of the recipe's.
+        exit, exit_scope: the criterion whose thresholds they are, in place of the model's own rules
+            (`ostinato.nn.Execution`); it needs no training.
 
     Raises:
-        ConfigError: no token of the model can halt, no such split or metric, a threshold outside [0, 1], `max_drop`
-            below 0, or a decoding setting that is not possible.
+        ConfigError: no token of the model can halt, or stop by the criterion, no such split or metric, a threshold
+            outside [0, 1], `max_drop` below 0, or a decoding setting that is not possible.
     """
 
     from ostinato.analysis.threshold_figure import figure_of
 
-    wanted = _check(run, thresholds, max_drop)
+    wanted = _check(run, thresholds, max_drop, exit)
+    rule: dict[str, Any] = {"exit": exit, "exit_scope": exit_scope}
+    if exit is not None or exit_scope != "token":
+        run.model.checked(Execution(halting_threshold=1.0, exit=exit, exit_scope=exit_scope))
     metric = _metric(run, metric, access)
     measured = {"metric": metric, "max_examples": max_examples, "access": access, **decoding}
     # The first pass of a process is slower than all others.
     _evaluate(run, split, **(measured | {"max_examples": min(_WARM_UP, max_examples or _WARM_UP)}))
-    points, n = sweep(run.model, metric, wanted, lambda: _evaluate(run, split, **measured), on_point)
+    points, n = sweep(run.model, metric, wanted, lambda: _evaluate(run, split, **measured), on_point, **rule)
     perfect = METRICS[metric].perfect if metric in METRICS else 1.0
     chosen = choose(points, max_drop, perfect)
-    tuning = Tuning(run.checkpoint.name, split, metric, perfect, max_drop, n, tuple(points), chosen)
+    tuning = Tuning(run.checkpoint.name, split, metric, perfect, max_drop, n, tuple(points), chosen, **rule)
     # The choice is written last.
     data = run.directory / f"{CURVE}.json"
     write_json(data, tuning.as_dict())
     figures = save_figure(figure_of(tuning), run.directory / CURVE, overwrite=True) if can_draw() else ()
-    choice = TunedThreshold(chosen.threshold, tuning.checkpoint, split, metric, max_drop)
+    choice = TunedThreshold(chosen.threshold, tuning.checkpoint, split, metric, max_drop, **rule)
     return replace(tuning, files=(write_tuned(run.directory, choice), data, *figures))
 
 
-def _check(run: LoadedRun, thresholds: Sequence[float], max_drop: float) -> list[float]:
+def _check(run: LoadedRun, thresholds: Sequence[float], max_drop: float, exit: str | None) -> list[float]:
     """Return the thresholds to be measured beside the trained ones, from high to low, each once."""
     trained = trained_thresholds(run.model)
-    if not trained:
+    if not trained and exit is None:
         stack = next(iter(run.model.stacks), None)
         reason = f"no token of {run.directory} can halt, so that there is no threshold to choose"
+        if stack is not None:
+            reason += f"; --exit CRITERION stops tokens by {', '.join(CRITERIA_AT_TEST)}, without training"
         key, value = ("model.kind", run.model.config.kind) if stack is None else (f"model.{stack}.halting.kind", "none")
         raise ConfigError([Problem(key, value, reason)])
     problems = [Problem("thresholds", t, "must lie in [0, 1]") for t in thresholds if not 0.0 <= t <= 1.0]
@@ -96,7 +106,7 @@ def _check(run: LoadedRun, thresholds: Sequence[float], max_drop: float) -> list
         problems.append(Problem("max_drop", max_drop, "must be at least 0"))
     if problems:
         raise ConfigError(problems)
-    own = set(trained.values())
+    own = set(trained.values()) if exit is None else set()
     return sorted({float(t) for t in thresholds if own != {float(t)}}, reverse=True)
 
 
