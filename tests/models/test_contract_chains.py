@@ -93,7 +93,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 def test_cached_steps_are_those_of_plain_code(calls: Counter[str], monkeypatch: pytest.MonkeyPatch) -> None:
     seen: Counter[str] = Counter()
-    monkeypatch.setattr("ostinato.nn.compiled._BLOCK", 4)
+    monkeypatch.setattr("ostinato.nn.keys_in_place._BLOCK", 4)
 
     def check(
         rule: st.SearchStrategy[HaltingConfig] | None, placements: tuple[Placement, ...], data: st.DataObject

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ostinato.kernels.native import library
 from ostinato.nn.act import Act, ActUnit
 from ostinato.nn.attention import Visibility
-from ostinato.nn.compiled import compiled_rule
+from ostinato.nn.compiled_halting import compiled_rule
 from ostinato.nn.context import Pass
 from ostinato.nn.halting import HaltingPass, HaltingRule
 from ostinato.nn.layers import Linear

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ostinato.nn.attention import Attention
 from ostinato.nn.cache import KeyValues
-from ostinato.nn.compiled import KeyValuesInPlace, Moves
+from ostinato.nn.keys_in_place import KeyValuesInPlace, Moves
 
 H, K = 2, 3
 

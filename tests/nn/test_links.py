@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from ostinato.kernels import AttentionLink, CachedKeys, Chain, FeedForwardLink
 from ostinato.kernels.native import library
 from ostinato.nn.bank import Banks
-from ostinato.nn.compiled import link_of
 from ostinato.nn.cross_attention import CrossAttention
 from ostinato.nn.experts import ExpertAttention, ExpertFeedForward, ExpertMaps
 from ostinato.nn.feedforward import FeedForwardSubLayer
 from ostinato.nn.layers import build_norm
+from ostinato.nn.links import link_of
 from ostinato.nn.routing import Gate, HypersphereRouter, LinearRouter, MlpRouter, Router
 from ostinato.nn.self_attention import SelfAttention
 from ostinato.plan import Kind, Step, Use

@@ -1,0 +1,113 @@
+"""Keys and values of cached decoding that stay where they were written, and that kernels read."""
+
+from __future__ import annotations
+
+import torch
+
+from ostinato.kernels import (
+    CachedKeys,
+)
+from ostinato.nn.attention import MultiHead
+from ostinato.nn.cache import KeyValues
+from ostinato.nn.shapes import Bool, Float, Int, Tensor
+
+_BLOCK = 32
+_CPU = torch.device("cpu")
+"""Whatever torch's default is."""
+
+
+class Moves:
+    """The last move of hypotheses. All steps of a search share their tables of places, so that each is made once."""
+
+    def __init__(self) -> None:
+        self._rows_B: Tensor | None = None
+        self._length = 0
+        self._made: dict[int, tuple[Tensor | None, Tensor]] = {}
+
+    def after(self, rows_B: Int[Tensor, "B"], kv: KeyValuesInPlace) -> Int[Tensor, "B S"]:
+        """Return the table of places once hypotheses are replaced by those of `rows_B`."""
+        # The same tensor may be given again later: another length is another move.
+        if self._rows_B is not rows_B or self._length != kv.length:
+            self._rows_B, self._length, self._made = rows_B, kv.length, {}
+        before = kv.places_BS
+        if id(before) not in self._made:
+            self._made[id(before)] = before, kv.table().index_select(0, rows_B)
+        return self._made[id(before)][1]
+
+
+class KeyValuesInPlace(KeyValues):
+    """Keys and values of one step that stay where they were written, however hypotheses move.
+
+    Position s of hypothesis b lies in row places[b, s] of a buffer `[2, R, H, room, K]`, beyond the table in row b. To
+    move hypotheses is to move rows of the table: beam search copies neither keys nor values, and the hypotheses of a
+    sentence share those of its prompt. Plain twin: `ostinato.nn.cache.KeyValues`.
+
+    Args:
+        attention: whose they are. moves: of the search.
+    """
+
+    def __init__(self, attention: MultiHead, moves: Moves) -> None:
+        super().__init__()
+        self._attention, self.moves = attention, moves
+        self._kv_2RHSK: Tensor | None = None
+        self.places_BS: Int[Tensor, "B S"] | None = None
+        self._keys: CachedKeys | None = None
+        self._n_hypotheses = 0
+
+    def append(self, kv_2BHTK: Float[Tensor, "2 B H T K"]) -> Float[Tensor, "2 B H S K"]:
+        """Add the keys and values of T new positions; return all of them, in order."""
+        start, end = self.length, self.length + kv_2BHTK.shape[3]
+        buffer = self._kv_2RHSK
+        if buffer is None or buffer.shape[3] < end or self.places_BS is not None:
+            buffer = self._in_order(kv_2BHTK.shape[1], end)
+        buffer[:, :, :, start:end] = kv_2BHTK
+        self.length, self._n_hypotheses = end, kv_2BHTK.shape[1]
+        return buffer[:, :, :, :end]
+
+    def next(
+        self, n_hypotheses: int, keep_BS: Bool[Tensor, "B S"] | None, rows_N: Int[Tensor, "N"] | None
+    ) -> CachedKeys:
+        """Make room for one position more, which the kernel writes; return what it reads.
+
+        Args:
+            n_hypotheses: B. keep_BS: real positions; None: all. rows_N: the hypotheses that have a query; None: all.
+        """
+        buffer = self._kv_2RHSK
+        if buffer is None or buffer.shape[3] <= self.length or buffer.shape[1] < n_hypotheses:
+            buffer = self._in_order(n_hypotheses, self.length + 1)
+        if self._keys is None:
+            self._keys = CachedKeys(buffer, self._attention.scale, self._attention.n_choices)
+        self.length, self._n_hypotheses = self.length + 1, n_hypotheses
+        return self._keys.see(self.length, self.places_BS, keep_BS, rows_N)
+
+    def newest(self) -> Float[Tensor, "2 R H K"]:
+        """Return the last position of the buffer's rows, to be written."""
+        assert self._kv_2RHSK is not None
+        return self._kv_2RHSK[:, :, :, self.length - 1]
+
+    def select(self, rows_B: Int[Tensor, "B"]) -> None:
+        """Keep these hypotheses, in this order."""
+        if self._kv_2RHSK is not None:
+            self.places_BS = self.moves.after(rows_B, self)
+            self._n_hypotheses = rows_B.shape[0]
+
+    def table(self) -> Int[Tensor, "B S"]:
+        """Return the row of every position up to now."""
+        known = self.places_BS
+        n = self.length if known is None else self.length - known.shape[1]
+        own = torch.arange(self._n_hypotheses, dtype=torch.int32, device=_CPU)[:, None].expand(-1, n)
+        return own if known is None else torch.cat([known, own], dim=1)
+
+    def _in_order(self, n_rows: int, length: int) -> Tensor:
+        """Write all positions in order to a new buffer, one row a hypothesis, with room for `length` of them."""
+        room, n_heads = -(-length // _BLOCK) * _BLOCK, self._attention.n_heads
+        # Zeros: positions of padding are never written, and their weights of 0 need numbers to meet.
+        sizes = (2, n_rows, n_heads, room, self._attention.d_head)
+        new = torch.zeros(sizes, dtype=torch.float32, device=_CPU)
+        if self._kv_2RHSK is not None:
+            rows_BHS = self.table().long()[:, None, :]
+            heads_H1 = torch.arange(n_heads, device=_CPU)[:, None]
+            places_S = torch.arange(self.length, device=_CPU)
+            new[:, :, :, : self.length] = self._kv_2RHSK[:, rows_BHS, heads_H1, places_S]
+        self._kv_2RHSK, self.places_BS, self._keys = new, None, None
+        return new
