@@ -247,8 +247,9 @@ def _halting(run: TrainingPass, stack: str, firsts: list[PlannedUse | None], loo
             if loop is None or not loop.saves_states(FLOAT, run.width):
                 kept = (not has_signal and (run.is_recomputed or saves_its_states(run, one)) for one in firsts[1:])
                 saved += states * sum(not is_kept for is_kept in kept)
-            # The last ones are read by the final norm or the output projection, which reads a copy under autocast.
-            return saved + (states if run.is_mixed and not config.norm.has_final else 0)
+            # The last ones are saved by the final norm, or by a projection of all of them, which autocast gives a copy.
+            is_read = config.norm.has_final or (not run.is_mixed and run.config.reads != "classification")
+            return saved + (0 if is_read else states)
         case ActConfig() as rule:
             saved = n_rounds * numbers * (3 if rule.scope == "global" else 2)
             saved += run.tokens(stack) * (2 * n_rounds - 1)  # masks

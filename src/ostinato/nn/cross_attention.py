@@ -31,7 +31,9 @@ class CrossAttention(SubLayer):
         rows, (k, v) = here.rows, self.memory(run).unbind(0)
         q_BAI, G = rows.queries(q_NI), run.n_beams
         B, A, _ = q_BAI.shape
-        q = attention.normed_and_turned(attention.query_heads(q_BAI.view(B // G, G * A, -1)), attention.q_norm, None)
+        q = attention.query_heads(q_BAI.view(B // G, G * A, -1))
+        if attention.q_norm is not None:
+            q = attention.normed_and_turned(q, attention.q_norm, None)
         if "weights" in run.request:
             capture_weights(self, attention.weights(q, k, run.memory_visibility), run, here)
         draws, ranges = run.execution.dropout_draws, None if rows.occupied is None else rows.ranges(k, G)

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import nn
 
 from ostinato.nn.bank import Banks
 from ostinato.nn.cache import KeyValues
@@ -82,10 +83,9 @@ class SelfAttention(SubLayer):
     ) -> Float[Tensor, "N I"]:
         """Return what the queries of the rows read of keys and values by head, `[B, H, S, K]`."""
         rows, relation, visibility = here.rows, self.relation, here.visibility
-        n, bias, turn = attention.n_choices, None, None
-        if relation is not None and relation.rotates:
-            turn = partial(relation.rotate, positions_BT=repeat_for_choices(here.positions_BA, n))
-        q = attention.normed_and_turned(attention.query_heads(rows.queries(q_NI)), attention.q_norm, turn)
+        q, n, bias = attention.query_heads(rows.queries(q_NI)), attention.n_choices, None
+        if attention.q_norm is not None or (relation is not None and relation.rotates):
+            q = self._entering(attention, q, attention.q_norm, repeat_for_choices(here.positions_BA, n))
         if relation is not None:
             if relation.depends_on_queries:
                 distance_BAS = run.key_positions[:, None, :] - here.positions_BA[:, :, None]
@@ -134,10 +134,9 @@ class SelfAttention(SubLayer):
         """Return keys and values by head of all columns, `[B, H, S, K]`, cached ones first; cache the new ones."""
         kv_2BHTK: Tensor = attention.key_value_heads(kv_MJ.view(here.rows.n_sentences, here.rows.n_columns, -1))
         k, v = kv_2BHTK.unbind(0)
-        relation, turn = self.relation, None
-        if relation is not None and relation.rotates:
-            turn = partial(relation.rotate, positions_BT=run.positions)
-        rotated = attention.normed_and_turned(k, attention.k_norm, turn)
+        relation, rotated = self.relation, k
+        if attention.k_norm is not None or (relation is not None and relation.rotates):
+            rotated = self._entering(attention, k, attention.k_norm, run.positions)
         if run.cache is None:
             return rotated, v
         if self.step not in run.cache.self_kv:
@@ -145,6 +144,14 @@ class SelfAttention(SubLayer):
         new_2BHTK = kv_2BHTK if rotated is k else torch.stack([rotated, v])
         k, v = run.cache.self_kv[self.step].append(new_2BHTK).unbind(0)
         return k, v
+
+    def _entering(self, attention: Any, x_BHTK: Tensor, norm: nn.Module | None, positions_BT: Tensor) -> Tensor:
+        """Return queries or keys as they enter the product, normed and turned by their positions."""
+        relation = self.relation
+        turn = None
+        if relation is not None and relation.rotates:
+            turn = partial(relation.rotate, positions_BT=positions_BT)
+        return attention.normed_and_turned(x_BHTK, norm, turn)  # type: ignore[no-any-return]
 
     def fill_cache(self, states_0D: Tensor, run: Pass, here: Round) -> None:
         """Cache the new columns of a round in which no row takes part."""

@@ -17,7 +17,9 @@ def ouro(config: LanguageModelConfig) -> Table:
     assert isinstance(stack.ffn, DenseFeedForwardConfig)
     hidden = [Part(f"{layer}.mlp.{name}_proj.weight", size=stack.ffn.d_ff) for name in ("gate", "up")]
     of_layer = [
-        *attention_rules(stack.self_attention, config.d_model, f"{layer}.self_attn", "decoder_{i}"),
+        *attention_rules(
+            stack.self_attention, config.d_model, "banks.self_attention.decoder_{i}", f"{layer}.self_attn"
+        ),
         Rule("banks.norm.self_attention_decoder_{i}.weight", f"{layer}.input_layernorm.weight"),
         Rule("banks.norm.self_attention_decoder_{i}_output.weight", f"{layer}.input_layernorm_2.weight"),
         Rule("banks.norm.ffn_decoder_{i}.weight", f"{layer}.post_attention_layernorm.weight"),

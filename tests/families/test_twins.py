@@ -1,0 +1,253 @@
+"""Looped models of which no reference class runs here, against plain twins written from the published equations.
+
+A twin reads the model's parameters by name and knows nothing else of the library: no plan, no cache, no fused
+attention. It is in float64, and all of its gradients are compared.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ostinato.data.batch import Batch, Tokens
+from ostinato.models import Model, build_model
+from ostinato.tasks.recipes import load_recipe
+
+Weights = dict[str, Tensor]
+V = 64
+
+
+def rms(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+    x = x / (x.square().mean(-1, keepdim=True) + eps).sqrt()
+    return x if weight is None else weight * x
+
+
+def turned(x_BHTK: Tensor, base: float, *, pairs: bool) -> Tensor:
+    """Rotate component pairs by position: neighbours, or one of each half."""
+    T, K = x_BHTK.shape[2:]
+    angles = torch.arange(T)[:, None] * base ** (-torch.arange(0, K, 2, dtype=x_BHTK.dtype) / K)
+    cos, sin = angles.cos(), angles.sin()
+    a, b = (x_BHTK[..., 0::2], x_BHTK[..., 1::2]) if pairs else (x_BHTK[..., : K // 2], x_BHTK[..., K // 2 :])
+    a, b = a * cos - b * sin, a * sin + b * cos
+    return torch.stack([a, b], -1).flatten(-2) if pairs else torch.cat([a, b], -1)
+
+
+def attend(
+    x: Tensor, w: Weights, i: int, n_heads: int, n_keys: int, change: Callable[[Tensor], Tensor] = lambda x: x
+) -> Tensor:
+    """Causal attention; `change`: what is done to queries and keys."""
+    B, T, _ = x.shape
+    name = f"banks.self_attention.decoder_{i}"
+    out = w[f"{name}.out.weight"]
+    K = out.shape[1] // n_heads
+    qkv = x @ w[f"{name}.qkv.weight"].T
+    if f"{name}.qkv.bias" in w:
+        qkv = qkv + w[f"{name}.qkv.bias"]
+    q, k, v = qkv.split([n_heads * K, n_keys * K, n_keys * K], -1)
+    q, k, v = (y.view(B, T, -1, K).transpose(1, 2) for y in (q, k, v))
+    q, k = change(q), change(k)
+    k, v = (y.repeat_interleave(n_heads // n_keys, 1) for y in (k, v))
+    scores = (q @ k.transpose(-1, -2) / math.sqrt(K)).masked_fill(torch.ones(T, T).triu(1).bool(), -math.inf)
+    read = (scores.softmax(-1) @ v).transpose(1, 2).reshape(B, T, -1) @ out.T
+    return read + w[f"{name}.out.bias"] if f"{name}.out.bias" in w else read
+
+
+def feed(x: Tensor, w: Weights, i: int, kind: str) -> Tensor:
+    up, down = w[f"banks.ffn.decoder_{i}.up.weight"], w[f"banks.ffn.decoder_{i}.down.weight"]
+    if kind == "swiglu":
+        gate, linear = (x @ up.T).chunk(2, -1)
+        return (gate * torch.sigmoid(gate) * linear) @ down.T
+    if kind == "relu2":
+        return (x @ up.T).clamp_min(0).square() @ down.T
+    hidden = F.gelu(x @ up.T + w[f"banks.ffn.decoder_{i}.up.bias"])
+    return hidden @ down.T + w[f"banks.ffn.decoder_{i}.down.bias"]
+
+
+def norm_of(w: Weights, name: str, i: int, eps: float) -> Callable[[Tensor], Tensor]:
+    return lambda x: rms(x, w[f"banks.norm.{name}_decoder_{i}.weight"], eps)
+
+
+def parcae(w: Weights, ids: Tensor, rounds: int) -> Tensor:
+    """e = N_p(P(E)), u = a h + b (B e), h = C(u); N_f(Q(W_C h)), without value embeddings; section 2.4."""
+    eps = 1e-5
+
+    def layer(x: Tensor, i: int) -> Tensor:
+        both = lambda y: rms(turned(y, 50_000.0, pairs=True), None, eps)  # noqa: E731
+        x = x + attend(norm_of(w, "self_attention", i, eps)(x), w, i, 2, 2, both)
+        return x + feed(norm_of(w, "ffn", i, eps)(x), w, i, "relu2")
+
+    x = F.embedding(ids, w["target_weight"])
+    for i in (0, 1):
+        x = layer(x, i)
+    e = rms(x, w["banks.norm.end_decoder_0.weight"], eps)
+    inject = "banks.injection.decoder_1"
+    b = torch.log1p(torch.exp(w[f"{inject}.step_D"]))
+    a = torch.exp(-b * torch.exp(w[f"{inject}.rate_D"]))
+    h = torch.zeros_like(e)
+    for _ in range(rounds):
+        h = a * h + b * (e @ w[f"{inject}.input.weight"].T)
+        for i in (2, 3):
+            h = layer(h, i)
+    h = h @ w["banks.end_map.decoder_1.weight"].T
+    for i in (4, 5):
+        h = layer(h, i)
+    return rms(h, w["banks.norm.final_decoder.weight"], eps) @ w["target_weight"].T
+
+
+def retrofit(w: Weights, ids: Tensor, rounds: int) -> Tensor:
+    """Huginn's scheme with plain pre-norm Llama layers; no norm between rounds or before the coda; section 2.2."""
+    eps = 1e-5
+
+    def layer(x: Tensor, i: int) -> Tensor:
+        turn = lambda y: turned(y, 10_000.0, pairs=False)  # noqa: E731
+        x = x + attend(norm_of(w, "self_attention", i, eps)(x), w, i, 4, 2, turn)
+        return x + feed(norm_of(w, "ffn", i, eps)(x), w, i, "swiglu")
+
+    e = layer(F.embedding(ids, w["target_weight"]), 0)
+    adapter = torch.cat([w[f"banks.injection.decoder_1.{part}.weight"] for part in ("state", "input")], 1)
+    h = torch.zeros_like(e)
+    for _ in range(rounds):
+        h = torch.cat([h, e], -1) @ adapter.T
+        for i in (1, 2):
+            h = layer(h, i)
+    return rms(layer(h, 3), w["banks.norm.final_decoder.weight"], eps) @ w["output_weight"].T
+
+
+def iso_depth(w: Weights, ids: Tensor, rounds: int) -> Tensor:
+    """s_0 = e = P(N(E)), u = W [e ; s], s = N_r(C(u)); 15 tanh(z / 15); section 2.5."""
+    eps = 1e-6
+
+    def layer(x: Tensor, i: int) -> Tensor:
+        both = lambda y: rms(turned(y, 10_000.0, pairs=False), None, eps)  # noqa: E731
+        x = x + attend(norm_of(w, "self_attention", i, eps)(x), w, i, 2, 2, both)
+        return x + feed(norm_of(w, "ffn", i, eps)(x), w, i, "relu2")
+
+    e = layer(rms(F.embedding(ids, w["target_weight"]), w["banks.norm.embedding_decoder.weight"], eps), 0)
+    adapter = torch.cat([w[f"banks.injection.decoder_1.{part}.weight"] for part in ("input", "state")], 1)
+    s = e
+    for _ in range(rounds):
+        s = torch.cat([e, s], -1) @ adapter.T
+        for i in (1, 2):
+            s = layer(s, i)
+        s = rms(s, w["banks.norm.round_decoder_1.weight"], eps)
+    z = rms(layer(s, 3), w["banks.norm.final_decoder.weight"], eps) @ w["output_weight"].T
+    return 15 * torch.tanh(z / 15)
+
+
+def length(w: Weights, ids: Tensor, rounds: int) -> Tensor:
+    """z_{t+1} = f(z_t + e), z_0 = 0, no positions; sections 2.15 and 8."""
+
+    def norm(x: Tensor, name: str) -> Tensor:
+        return F.layer_norm(x, x.shape[-1:], w[f"banks.norm.{name}.weight"], w[f"banks.norm.{name}.bias"], 1e-5)
+
+    e = F.embedding(ids, w["target_weight"])
+    z = torch.zeros_like(e)
+    for _ in range(rounds):
+        z = z + e
+        z = z + attend(norm(z, "self_attention_decoder_0"), w, 0, 4, 4)
+        z = z + feed(norm(z, "ffn_decoder_0"), w, 0, "gelu")
+    return norm(z, "final_decoder") @ w["target_weight"].T
+
+
+ZEROS = "state: {kind: zeros}"
+TWINS: dict[str, tuple[str, str, Callable[[Weights, Tensor, int], Tensor]]] = {
+    # family: recipe, its segments with a state of zeros in place of noise, twin
+    "parcae": (
+        "looped/parcae-toy",
+        "[{n_steps: 2, end_norm: own}, {n_steps: 2, repeats: 8, state: {kind: zeros}, inject: {kind: decay}, "
+        "end_map: true}, {n_steps: 2}]",
+        parcae,
+    ),
+    "retrofit": (
+        "looped/retrofit-toy",
+        "[{n_steps: 1}, {n_steps: 2, repeats: 4, state: {kind: zeros}, inject: {kind: linear}}, {n_steps: 1}]",
+        retrofit,
+    ),
+    "iso-depth": ("looped/iso-depth-toy", "", iso_depth),
+    "length generalisation": ("looped/length-toy", "", length),
+}
+
+
+@pytest.fixture(params=TWINS)
+def named(
+    request: pytest.FixtureRequest, record_property: Any
+) -> tuple[Model, Callable[[Weights, Tensor, int], Tensor]]:
+    """Return a model in float64 with weights that hide nothing, and its twin."""
+    recipe, segments, twin = TWINS[request.param]
+    record_property("family", f"{request.param} (twin of the specification)")
+    record_property("check", request.node.get_closest_marker("check").args[0])
+    settings = [f"model.decoder.segments={segments}"] if segments else []
+    model = build_model(load_recipe(recipe, ["model.dropout=0.0", f"model.vocab_size={V}", *settings]).model)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.double().parameters():
+            parameter.normal_(1.0 if parameter.ndim == 1 else 0.0, 0.2)
+    return model.eval(), twin
+
+
+@pytest.fixture
+def ids() -> Tensor:
+    return torch.randint(3, V, (3, 12), generator=torch.Generator().manual_seed(1))
+
+
+def weights(model: Model) -> Weights:
+    return dict(model.named_parameters())
+
+
+@pytest.mark.check("float64")
+@pytest.mark.parametrize("rounds", [1, 2, 4, 8])
+def test_logits_are_those_of_the_equations(named: Any, ids: Tensor, rounds: int) -> None:
+    model, twin = named
+    expected = twin(weights(model), ids, rounds)
+    torch.testing.assert_close(model(ids, n_steps=rounds).logits_BTV, expected, rtol=0, atol=1e-10)
+    assert float(expected.detach().std()) > 0.1
+
+
+@pytest.mark.check("gradients")
+@pytest.mark.parametrize("rounds", [1, 4])
+def test_all_gradients_are_those_of_the_equations(named: Any, ids: Tensor, rounds: int) -> None:
+    model, twin = named
+    parameters = weights(model)
+    expected = torch.autograd.grad(
+        twin(parameters, ids, rounds).square().sum(), list(parameters.values()), allow_unused=True
+    )
+    model(ids, n_steps=rounds).logits_BTV.square().sum().backward()
+    for (name, parameter), wanted in zip(parameters.items(), expected, strict=True):
+        wanted = torch.zeros_like(parameter) if wanted is None else wanted
+        scale = float(wanted.abs().max()) or 1.0
+        found = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        torch.testing.assert_close(found / scale, wanted / scale, rtol=0, atol=1e-4, msg=lambda m, n=name: f"{n}: {m}")
+
+
+@pytest.mark.check("cached")
+@pytest.mark.parametrize("rounds", [1, 4])
+def test_cached_steps_are_the_equations_of_everything_so_far(named: Any, ids: Tensor, rounds: int) -> None:
+    model, twin = named
+    keep = torch.ones_like(ids, dtype=torch.bool)
+    with torch.no_grad():
+        cache = model.encode(Batch(Tokens(ids, keep), ids, keep), n_steps=rounds)
+        steps = torch.stack([model.step(ids[:, t : t + 1], cache) for t in range(ids.shape[1])], 1)
+        torch.testing.assert_close(steps, twin(weights(model), ids, rounds), rtol=0, atol=1e-10)
+
+
+@pytest.mark.check("rows")
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_and_the_rest_of_the_batch_change_nothing(named: Any, ids: Tensor, side: str) -> None:
+    model, twin = named
+    lengths = (12, 9, 7)
+    keep = torch.stack([torch.arange(12) < n for n in lengths])
+    keep = keep.flip(1) if side == "left" else keep
+    positions = (keep.long().cumsum(1) - 1).clamp_min(0)
+    padded = torch.where(keep, ids, 0)
+    with torch.no_grad():
+        logits = model(Batch(Tokens(padded, keep, positions), padded, keep)).logits_BTV
+        for row, n in enumerate(lengths):
+            alone = twin(weights(model), ids[row : row + 1][keep[row][None]][None], model.n_rounds()["decoder"])
+            torch.testing.assert_close(logits[row][keep[row]], alone[0], rtol=0, atol=1e-10)
+            assert alone.shape[1] == n
