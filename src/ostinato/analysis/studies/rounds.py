@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -24,6 +25,8 @@ TIMES = 4
 """As many rounds as the plan has are run."""
 EXAMPLES = 64
 _MOST_RADII = 12
+_LOGARITHMIC = 100
+"""Largest over smallest value from which a scale is logarithmic."""
 
 
 @dataclass(slots=True)
@@ -180,19 +183,17 @@ def _draw(found: dict[str, list[AfterRound]], trained: dict[str, int], narrow: b
     )
     figure, axes = panels(len(names), narrow, height=2.6)
     for panel, (field, label) in zip(axes, names, strict=True):
+        drawn: list[float] = []
         for i, (stack, points) in enumerate(found.items()):
             known = [(one.round, value) for one in points if (value := getattr(one, field)) is not None]
             if known:
                 line(panel, i, [at for at, _ in known], [value for _, value in known], stack)
+                drawn += [value for _, value in known if math.isfinite(value)]
         for n in sorted(set(trained.values())):
             panel.axvline(n, color="gray", linestyle="--", linewidth=1, label="trained for")
-        if field in ("norm", "change") and all(value > 0 for one in panel.lines for value in _numbers(one.get_ydata())):
+        if drawn and max(drawn) > _LOGARITHMIC * min(drawn) > 0:
             panel.set_yscale("log")
         whole_numbers(panel)
         finish(panel, "round", label)
     common_legend(figure, axes)
     return figure
-
-
-def _numbers(values: object) -> list[float]:
-    return [float(value) for value in values]  # type: ignore[attr-defined]
