@@ -145,3 +145,16 @@ def test_a_model_without_rounds_has_no_exits(run, tmp_path: Path) -> None:
     train(load_recipe("demo/universal", [*TINY, recurrent]), folder)
     outcome = run("evaluate", folder, "--split", "test", *SHORT, "--exit", "change", "--halting-threshold", 0.5)
     assert (outcome.code, "exit is 'change': this model has no rounds" in outcome.err) == (2, True)
+
+
+def test_analyses_of_depth_apply_to_a_run_whose_tokens_stop_by_a_criterion(run, folder: Path, tmp_path: Path) -> None:
+    run("tune-threshold", folder, *CHOOSE, *SHORT)
+    (folder / "threshold-curve.json").unlink()  # it is measured anew
+    only = ["--only", "thresholds", "--only", "depth", "--only", "budget"]
+    outcome = run("analyze", folder, *only, "--max-examples", 6, "--out", tmp_path / "out", "--device", "cpu")
+    assert outcome.code == 0, outcome.err
+    curve = json.loads(next((tmp_path / "out").glob("thresholds-*.json")).read_text(encoding="utf-8"))
+    assert (curve["exit"], curve["points"][0]["threshold"]) == ("change", None)
+    assert curve["points"][-1]["skipped"]["encoder"] > 0
+    depth = json.loads(next((tmp_path / "out").glob("depth-*.json")).read_text(encoding="utf-8"))
+    assert depth["thresholds"] == {"encoder": 0.3, "decoder": 0.3}

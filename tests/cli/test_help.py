@@ -83,7 +83,7 @@ def test_the_options_of_generate_are_in_named_groups() -> None:
     assert found.pop("Arguments") == ["RUN", "FILES"]
     assert found.pop("Options") == ["-h,"]
     assert list(found) == ["Model", "Search", "Sampling", "Input", "Output"]
-    assert sum(map(len, found.values())) == 21
+    assert sum(map(len, found.values())) == 23
     assert found["Sampling"] == ["--sample", "--temperature", "--top-k", "--seed"]
 
 

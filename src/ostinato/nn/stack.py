@@ -137,7 +137,8 @@ class Stack:
             memory_BSD, memory_keep_BS: what cross-attention looks at.
             n_rounds: another number of rounds than the plan's (fully shared plans only).
             request: captures to return: "input", "output", "residual", "weights", "seconds"; "rounds": what the output
-                would be after every round of the loop (stacks without halting, or with exits).
+                would be after every round of the loop (stacks without halting, or with exits), the states that left it,
+                and the map of a round.
             execution: how to run.
         """
         if positions_BT is None:
@@ -205,6 +206,7 @@ class Stack:
         if isinstance(program[loop].rule, Exit) and self.readout is not None:
             readout = self.readout
             run = replace(run, predict=lambda left_BTD: readout(self._after(left_BTD, program[loop:], run, signal)))
+        advance = partial(self._advance, program[loop], states_BTD, run, signal) if "rounds" in run.request else None
         states_BTD, halting = self._run(program[loop], states_BTD, run, signal)
         # A cost is for training; the steps of decoding would pay for it, token by token.
         cost = halting.aux_loss() if run.cache is None else None
@@ -217,7 +219,8 @@ class Stack:
             states_BTD = norm(states_BTD)
         if rounds:
             rounds[-1:] = [lambda: states_BTD]
-        return StackOutput(states_BTD, halting.trace(), cost, tuple(run.routings), run.captures, tuple(rounds))
+        of_rounds = tuple(rounds), tuple(run.rounds), advance
+        return StackOutput(states_BTD, halting.trace(), cost, tuple(run.routings), run.captures, *of_rounds)
 
     def _after(
         self, left_BTD: Float[Tensor, "B T D"], program: Program, run: Pass, signal: Any
@@ -234,6 +237,22 @@ class Stack:
                 states_BTD, _ = self._run(segment, states_BTD, own, signal)
         return states_BTD if self.final_norm is None else self.final_norm(states_BTD)
 
+    def _advance(
+        self,
+        segment: LoopProgram,
+        entry_BTD: Float[Tensor, "B T D"],
+        run: Pass,
+        signal: Any,
+        index: int,
+        left_BTD: Float[Tensor, "B T D"],
+    ) -> Float[Tensor, "B T D"]:
+        """Return what leaves a round of the loop, given what left the one before and what entered the segment."""
+        alone = replace(run, captures={}, routings=[], rounds=[], request=(), halted_keys={}, keys=dict(run.keys))
+        loop = replace(segment.segment, end_map=None, end_norm=None)
+        until = segment._replace(rounds=segment.rounds[: index + 1], rule=NoHalting(), segment=loop)
+        states_BTD, _ = self._run(until, entry_BTD, alone, signal, index, left_BTD)
+        return states_BTD
+
     def _end(self, segment: Segment, states_BTD: Tensor) -> Tensor:
         """Apply the map and the norm at the end of a segment."""
         if segment.end_map is not None:
@@ -241,14 +260,26 @@ class Stack:
         return states_BTD if segment.end_norm is None else self.banks.norm[segment.end_norm](states_BTD)
 
     def _run(
-        self, segment: LoopProgram, states_BTD: Tensor, run: Pass, signal: Any
+        self,
+        segment: LoopProgram,
+        states_BTD: Tensor,
+        run: Pass,
+        signal: Any,
+        first: int = 0,
+        left_BTD: Tensor | None = None,
     ) -> tuple[Float[Tensor, "B T D"], HaltingPass]:
-        """Run the rounds of one segment; return the states after it, and who took part."""
+        """Run the rounds of one segment; return the states after it, and who took part.
+
+        Args:
+            first: the round to begin with, from the states `left_BTD` that left the one before it.
+        """
         rounds, rule, ticks, own = segment
         banks = self.banks
         inject: Any = None if own.inject is None else banks.injection[own.inject]
         injected_BTD = states_BTD if inject is None else inject.prepare(states_BTD)
-        if own.start is not None:
+        if left_BTD is not None:
+            states_BTD = left_BTD
+        elif own.start is not None:
             states_BTD = banks.start[own.start](states_BTD, run.positions)
         B, T, _ = states_BTD.shape
         states_ND = states_BTD.flatten(0, 1)
@@ -256,7 +287,7 @@ class Stack:
         gathers = run.execution.compaction != "never" and rule.freezes and not self._mixes_columns
         halted: tuple[HaltedRows, ...] = ()
         n_free = 0 if run.execution.gradient_rounds is None else len(rounds) - run.execution.gradient_rounds
-        for index, steps in enumerate(rounds):
+        for index, steps in enumerate(rounds[first:], first):
             active_N = halting.active(index, states_ND)
             if gathers and active_N is not None and _pays(halting, run.execution):
                 states_ND, halted = _gather_active(index, active_N, states_ND, halting, halted)

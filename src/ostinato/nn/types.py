@@ -84,6 +84,9 @@ class StackOutput:
         captures: what `request` named, by (stack, step, kind, what).
         rounds: with "rounds" in the request, for each round of the loop what `states_BTD` would be if it were the last;
             made when it is called.
+        left: with "rounds", the states that left each round of the loop.
+        advance: with "rounds", the map of a round of the loop: from its 0-based number and the states that left the
+            round before, of all tokens, to those that leave it, whatever halting says.
     """
 
     states_BTD: Float[Tensor, "B T D"]
@@ -92,3 +95,5 @@ class StackOutput:
     routings: tuple[Routing, ...] = ()
     captures: dict[CaptureKey, Tensor] = field(default_factory=dict)
     rounds: tuple[Callable[[], Tensor], ...] = ()
+    left: tuple[Tensor, ...] = ()
+    advance: Callable[[int, Tensor], Tensor] | None = None

@@ -7,6 +7,7 @@ from ostinato.analysis.studies.depth import DEPTH, HALTING_MAP
 from ostinato.analysis.studies.experts import COLLAPSE, EXPERT_TOKENS, EXPERTS
 from ostinato.analysis.studies.outcomes import CATEGORIES, LEARNING
 from ostinato.analysis.studies.pareto import PARETO
+from ostinato.analysis.studies.rounds import ROUNDS
 from ostinato.analysis.studies.routing_stability import CONSISTENCY, FLUCTUATION, OVER_TIME
 from ostinato.analysis.studies.similarity import BETWEEN_RUNS, SELF_SIMILARITY
 from ostinato.analysis.studies.spectra import SPECTRA
@@ -22,6 +23,7 @@ STUDIES: tuple[Study, ...] = (
     HALTING_MAP,
     THRESHOLDS,
     TEST_DEPTH,
+    ROUNDS,
     ATTENTION,
     ATTENTION_EXAMPLE,
     QUESTION_ATTENTION,
