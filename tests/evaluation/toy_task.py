@@ -79,6 +79,9 @@ class ConstantModel(nn.Module):
         self.special_ids = self.config.special_ids
         self.logits_V = logits_V
 
+    def exits(self) -> dict[str, bool]:
+        return {}
+
     def forward(self, batch: Batch, *, n_steps: int | None = None) -> ModelOutput:
         stacks = {name: StackOutput(torch.zeros(*batch.labels_BT.shape, 1)) for name in self.config.stacks()}
         return ModelOutput(self.logits_V.expand(*batch.labels_BT.shape, -1), stacks)

@@ -216,7 +216,7 @@ def _left_of_tokens(config: Config, stack: str, trace: HaltingTrace | None, roun
 
 # --- experts have no order -------------------------------------------------------------------------------------------
 
-OF_ALL_EXPERTS = ("sum_bias_D", "kv.", "router.hidden.", "router.projection.", "router.tau")
+OF_ALL_EXPERTS = ("sum_bias_D", "kv.", "q_norm.", "k_norm.", "router.hidden.", "router.projection.", "router.tau")
 
 
 @draws(30)
