@@ -30,7 +30,7 @@ from architectures import (
 )
 from contract import assert_all_equal, assert_equal, gradients, real_logits, weights_of
 from ostinato.config.experts import RoutedConfig
-from ostinato.config.halting import ActConfig
+from ostinato.config.halting import ActConfig, ExitConfig
 from ostinato.config.model import LanguageModelConfig, Seq2SeqConfig
 from ostinato.data.batch import Batch
 from ostinato.models import build_model
@@ -99,7 +99,7 @@ def assert_same_choices(found: dict[str, Tensor], expected: dict[str, Tensor], w
 def go_on_with_others(config: Config, stack: str) -> bool:
     """Whether halted tokens of a stack go on being transformed as long as any token of the batch runs."""
     halting = config.stacks()[stack].halting
-    return isinstance(halting, ActConfig) and not halting.freeze_halted_state
+    return isinstance(halting, ActConfig | ExitConfig) and not halting.freeze_halted_state
 
 
 def all_losses(found: list[Routing]) -> dict[str, Tensor]:
