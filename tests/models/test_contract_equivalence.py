@@ -40,7 +40,7 @@ from reference.twin import twin, twin_with_depths
 from running import run_as
 
 N_DRAWS = {"seq2seq": 85, "language_model": 45}
-"""Models in one series of draws. There are two series, and more where those left something out, of which only the models
+"""Models in one series of draws. There are two series, and more where those left something out: of them only the models
 that have it are compared."""
 MOST_SERIES = 8
 
