@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from ostinato.errors import TrainingError
 from ostinato.models import losses
-from ostinato.training import train
+from ostinato.training import train, update
 from ostinato.training.processes import Processes
 from ostinato.training.session import Session
 

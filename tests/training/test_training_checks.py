@@ -72,9 +72,9 @@ def test_training_passes_are_compiled_and_evaluations_are_not(tmp_path: Path, mo
     compiled: list[bool] = []
 
     def compile_(run: Any) -> Any:
-        def counted(*given: Any) -> Any:
+        def counted(*given: Any, **named: Any) -> Any:
             compiled.append(torch.is_grad_enabled())
-            return run(*given)
+            return run(*given, **named)
 
         return counted
 

@@ -108,8 +108,8 @@ def build_sub_layer(
             init_separable_conv(conv, init, n_steps)
             return conv
         case ExpertFeedForwardConfig() as c:
-            maps = _maps(c, d_model, init, n_steps)
-            return ExpertFeedForward(_router(c, d_model), _gate(c), maps, sum_bias=c.sum_bias)
+            router = _router(c, d_model)  # drawn before the experts: a seed's weights stay what they were
+            return ExpertFeedForward(router, _gate(c), _maps(c, d_model, init, n_steps), sum_bias=c.sum_bias)
         case SparseLayerConfig() as c:
             layers = [_maps(c, d_model, init, n_steps) for _ in range(c.n_layers)]
             for maps in layers:
