@@ -143,6 +143,15 @@ def test_the_loss_of_an_exit_is_expected_under_its_distribution_less_its_entropy
     torch.testing.assert_close(found, total / batch.n_labels - 0.3 * entropy, rtol=1e-4, atol=1e-5)
 
 
+def test_while_no_token_halts_the_loss_of_an_exit_is_that_of_the_last_round(tmp_path: Path) -> None:
+    model, batch = updater_of(looped(tmp_path, halting="exit")).model, two_batches()[0]
+    cost, exit_loss = DepthCostConfig(weight=0.3, off_updates=5), RoundLossConfig(kind="exit")
+    found = model.loss(batch, halting=cost, round_loss=exit_loss, update=5)
+    with model.execution(halting=False):
+        torch.testing.assert_close(found, model.loss(batch, halting=cost, update=5), rtol=0, atol=0)
+    assert not torch.equal(found, model.loss(batch, halting=cost, round_loss=exit_loss, update=6))
+
+
 def states_of_rounds(model: Any, batch: Any) -> list[torch.Tensor]:
     """Return what leaves every round, before the final norm: the state that the gate reads."""
     norm, model.stacks["decoder"].has_final_norm = model.stacks["decoder"].has_final_norm, False

@@ -87,7 +87,8 @@ def loss_of_rounds(
             label_smoothed_loss(read(one(), batch), batch.labels_BT, batch.loss_mask_BT, smoothing) for one in rounds
         )
         return LossSums(sum((sums.loss for sums in read_out), last.loss) / (1 + len(rounds)), last.nll)
-    assert stack.halting is not None  # checked with the settings: tokens of this stack have an exit
+    if stack.halting is None:  # gates are not asked in the first updates (`training.halting.off_updates`)
+        return last
     weights_BTR = stack.halting.weights_BTR
     if batch.places_BL is not None:
         weights_BTR = weights_BTR.gather(1, batch.places_BL[..., None].expand(-1, -1, weights_BTR.shape[-1]))

@@ -123,13 +123,6 @@ class ActPass(HaltingPass):
             return weight_N, None
         return weight_N, lambda later_ND: where_active(active_N, later_ND, states_ND)
 
-    def _mean_of_sentences(self, prob_N: Tensor) -> Tensor:
-        """Return for every row the mean over the real tokens of its sentence, all of which run or none."""
-        prob_BT = self.rows.grid(prob_N)
-        real_BT = torch.ones_like(prob_BT) if self._keep_BT is None else self._keep_BT.to(prob_N.dtype)
-        mean_B1 = (prob_BT * real_BT).sum(1, keepdim=True) / real_BT.sum(1, keepdim=True).clamp_min(1)
-        return self.rows.take(mean_B1.expand_as(real_BT))
-
     def leave(self, index: int, states_ND: Float[Tensor, "N D"], left_ND: Float[Tensor, "N D"]) -> Float[Tensor, "N D"]:
         """Mix the round into the output."""
         weight_N1 = self._weight_N[:, None].to(left_ND.dtype)

@@ -191,13 +191,6 @@ class ExitPass(HaltingPass):
         divergence_N = (before_NV.exp() * (before_NV - now_NV)).sum(-1)
         return torch.exp(-divergence_N)
 
-    def _mean_of_sentences(self, confidence_N: Tensor) -> Tensor:
-        """Return for every row the mean over the real tokens of its sentence, all of which run or none."""
-        confidence_BT = self.rows.grid(confidence_N)
-        real_BT = torch.ones_like(confidence_BT) if self._keep_BT is None else self._keep_BT.to(confidence_N.dtype)
-        mean_B1 = (confidence_BT * real_BT).sum(1, keepdim=True) / real_BT.sum(1, keepdim=True).clamp_min(1)
-        return self.rows.take(mean_B1.expand_as(real_BT))
-
     def aux_loss(self) -> Tensor | None:
         """Return -H(p) of a gate's distribution over rounds, as the mean over real tokens; None of other criteria."""
         if self._rule.unit is None or not self._weights:

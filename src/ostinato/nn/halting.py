@@ -162,6 +162,13 @@ class HaltingPass(ABC):
         """Add what the rows did to what is known of all tokens; 0 for the others."""
         values.append(self.rows.grid(value_N))
 
+    def _mean_of_sentences(self, value_N: Tensor) -> Tensor:
+        """Return for every row the mean over the real tokens of its sentence, all of which run or none."""
+        value_BT = self.rows.grid(value_N)
+        real_BT = torch.ones_like(value_BT) if self._keep_BT is None else self._keep_BT.to(value_N.dtype)
+        mean_B1 = (value_BT * real_BT).sum(1, keepdim=True) / real_BT.sum(1, keepdim=True).clamp_min(1)
+        return self.rows.take(mean_B1.expand_as(real_BT))
+
     def _mean(self, cost_BT: Tensor) -> Tensor:
         """Return the mean over real tokens."""
         return (cost_BT if self._keep_BT is None else cost_BT[self._keep_BT]).mean()

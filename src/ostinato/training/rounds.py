@@ -12,6 +12,7 @@ import torch
 
 from ostinato.config.training import (
     LogNormalPoissonRoundsConfig,
+    PlannedRoundsConfig,
     PoissonRoundsConfig,
     RoundsConfig,
     UniformRoundsConfig,
@@ -27,6 +28,8 @@ _SEED = 514_229
 
 def draw_rounds(config: RoundsConfig, seed: int, update: int) -> int | None:
     """Return the rounds of update 1, 2, ...; None: the plan's."""
+    if isinstance(config, PlannedRoundsConfig):
+        return None
     draws = torch.Generator().manual_seed((_SEED + seed) * 2**31 + update)
     match config:
         case UniformRoundsConfig() as c:
@@ -39,7 +42,6 @@ def draw_rounds(config: RoundsConfig, seed: int, update: int) -> int | None:
             rate = math.log(c.grown(update, c.rate)) - c.sigma**2 / 2 + c.sigma * normal
             drawn = 1 + int(torch.poisson(rate.exp(), generator=draws))
             return drawn if c.most is None else min(drawn, c.most)
-    return None
 
 
 def rounds_of_stacks(model: Model, n_rounds: int | None) -> Mapping[str, int]:
