@@ -164,7 +164,7 @@ def states_of_rounds(model: Any, batch: Any) -> list[torch.Tensor]:
 @pytest.mark.parametrize("loss", ["last", "window", "exit"])
 def test_a_run_with_drawn_rounds_is_the_same_resumed(tmp_path: Path, loss: str) -> None:
     settings: dict[str, Any] = {
-        "rounds": {"kind": "lognormal_poisson", "rate": 3.0, "last": 2},
+        "rounds": {"kind": "lognormal_poisson", "rate": 3.0, "gradient_rounds": 2},
         "round_loss": {"kind": loss},
         "n_updates": 6,
         "save_every": 3,

@@ -153,14 +153,14 @@ class PlannedRoundsConfig(Config):
     """Every update runs as many rounds as the plan has."""
 
     kind: Literal["plan"] = "plan"
-    last: Size | None = None
+    gradient_rounds: Size | None = None
     """Rounds at the end that the gradient goes through (truncated back-propagation); None: all."""
 
 
 class _DrawnRoundsConfig(Config):
     """What distributions of rounds have in common. The draw depends on the seed of the run and the update only."""
 
-    last: Size | None = None
+    gradient_rounds: Size | None = None
     """Rounds at the end that the gradient goes through (truncated back-propagation); None: all."""
     ramp: Count = 0
     """First updates, over which the number grows in a line from 1 (Retrofitted Recurrence)."""

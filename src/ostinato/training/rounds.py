@@ -54,7 +54,7 @@ def rounds_of_stacks(model: Model, n_rounds: int | None) -> Mapping[str, int]:
 def round_problems(model: Model, rounds: RoundsConfig, loss: str) -> list[Problem]:
     """Return what of `training.rounds` and `training.round_loss` the model cannot do."""
     found: list[Problem] = []
-    if (rounds.kind != "plan" or rounds.last is not None) and not rounds_of_stacks(model, 1):
+    if (rounds.kind != "plan" or rounds.gradient_rounds is not None) and not rounds_of_stacks(model, 1):
         reason = "no stack of this model has rounds that share all weights"
         found.append(Problem("training.rounds.kind", rounds.kind, reason))
     if loss == "last":

@@ -114,8 +114,8 @@ class Updater:
         sums: list[LossSums] = []
         observations: _Observations = (None, None)
         rounds = rounds_of_stacks(self.model, draw_rounds(self.config.rounds, self.seed, update))
-        halts, last = update > self.config.halting.off_updates, self.config.rounds.last
-        with self.model.execution(halting=halts, rounds=rounds, gradient_rounds=last):
+        halts = update > self.config.halting.off_updates
+        with self.model.execution(halting=halts, rounds=rounds, gradient_rounds=self.config.rounds.gradient_rounds):
             for number, batch in enumerate(batches, 1):
                 is_observed = observed and number == n
                 with self._noting_plan(batch):
