@@ -66,7 +66,9 @@ class DepthFloor(Stack):
                 halted.insert(0, new)
                 attention = own[index][0][0]
                 assert isinstance(attention, SelfAttention), "a step begins with self-attention"
-                new_kv = attention.keys_values(attention.module, new.flatten(0, 1)).view(*new.shape[:2], -1)
+                of_none = Round(index, Rows.all(*new.shape[:2]), None, None, run.positions, run.visibility)
+                new_kv = attention.keys_values(attention.module, new.flatten(0, 1), (), run, of_none)
+                new_kv = new_kv.view(*new.shape[:2], -1)
                 halted_kv = new_kv if halted_kv is None else torch.cat([new_kv, halted_kv], dim)
             if n and (tick := self.signal.at_round(signal, index)) is not None:
                 states = states + tick[:, : states.shape[1]]

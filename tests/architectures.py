@@ -17,6 +17,7 @@ from haltings import all_halting_traits, halting_traits, haltings
 from ostinato.config.experts import (
     ExpertAttentionConfig,
     ExpertFeedForwardConfig,
+    HeadExpertAttentionConfig,
     HypersphereRouterConfig,
     RoutedConfig,
     SparseLayerConfig,
@@ -127,7 +128,7 @@ def any_architecture(
     common: dict[str, Any] = {
         "d_model": d_model,
         "dropout": 0.0,
-        "init": draw(st.sampled_from(["xavier", "normal", "unit_scaling", "torch"])),
+        "init": draw(st.sampled_from(["xavier", "normal", "unit_scaling", "torch", "depth_scaled"])),
         "embedding_scale": draw(st.sampled_from([True, False, 3.0])),
         "d_embedding": draw(st.sampled_from([None, None, 4, 6])),
     }
@@ -290,7 +291,9 @@ class _Stacks:
         elif kind == "ffn":
             own = draw(_feed_forwards())
         else:
-            own = draw(_attentions(self._d_model, relative if kind == "self_attention" else NoRelativeConfig()))
+            is_self = kind == "self_attention"
+            given = self._d_model, relative if is_self else NoRelativeConfig()
+            own = draw(_attentions(*given, has_head_experts=is_self))
         return (_FEED_FORWARDS if kind == "ffn" else _ATTENTIONS)[own["kind"]](**spread, **own)
 
 
@@ -299,7 +302,11 @@ _FEED_FORWARDS: dict[str, Callable[..., SubLayerConfig]] = {
     "separable_conv": SeparableConvConfig,
     "experts": ExpertFeedForwardConfig,
 }
-_ATTENTIONS: dict[str, Callable[..., SubLayerConfig]] = {"dense": AttentionConfig, "experts": ExpertAttentionConfig}
+_ATTENTIONS: dict[str, Callable[..., SubLayerConfig]] = {
+    "dense": AttentionConfig,
+    "experts": ExpertAttentionConfig,
+    "head_experts": HeadExpertAttentionConfig,
+}
 _BUCKETS = BucketsConfig(n_buckets=6, max_distance=5)
 _LLAMA3 = Llama3ScalingConfig(factor=4.0, original_length=16)
 _REACHES = st.sampled_from([None, None, None, 1, 2])
@@ -345,7 +352,9 @@ def _norms(draw: st.DrawFn) -> NormConfig:
 
 
 @st.composite
-def _attentions(draw: st.DrawFn, d_model: int, relative: RelativeConfig) -> dict[str, Any]:
+def _attentions(
+    draw: st.DrawFn, d_model: int, relative: RelativeConfig, *, has_head_experts: bool = True
+) -> dict[str, Any]:
     settings = relative.settings if isinstance(relative, ByStepConfig) else [relative]
     fractions = [one.fraction for one in settings if isinstance(one, RotaryConfig)]
     is_rotary, is_partly_rotary = bool(fractions), any(fraction < 1 for fraction in fractions)
@@ -355,11 +364,13 @@ def _attentions(draw: st.DrawFn, d_model: int, relative: RelativeConfig) -> dict
     default_fits = d_model % heads == 0 and not (is_rotary and default % (4 if is_partly_rotary else 2))
     d_head = draw(st.sampled_from([None, *widths] if default_fits else widths))
     own = {"n_heads": heads, "d_head": d_head, "bias": draw(st.booleans())}
-    kind = draw(st.sampled_from(["dense", "experts"]))
+    kind = draw(st.sampled_from(["dense", "experts", *(["head_experts"] if has_head_experts else [])]))
     if not draw(st.integers(0, 2)):
         own |= draw(_options_of_attention(heads, is_rotary, kind))
     if kind == "dense":
         return own | {"kind": "dense"}
+    if kind == "head_experts":
+        return own | {"kind": kind, "bias": False} | draw(_experts(least=2))
     return own | {"kind": "experts", "sum_bias": not draw(st.integers(0, 3))} | draw(_experts())
 
 
@@ -385,13 +396,13 @@ def _feed_forwards(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @st.composite
-def _experts(draw: st.DrawFn) -> dict[str, Any]:
+def _experts(draw: st.DrawFn, *, least: int = 1) -> dict[str, Any]:
     """Draw how many experts there are, how many a token gets, and who decides.
 
     No ties are drawn: a routing width of 1 would make all cosines 1 or -1 (the configuration refuses it), and float64
     scores of random weights are as good as never within rounding of each other.
     """
-    n_experts = draw(st.integers(1, 4))
+    n_experts = draw(st.integers(least, 4))
     k = draw(st.integers(1, n_experts))
     kinds = ["softmax", "sigmoid"] if k == 1 < n_experts else ["softmax", "topk_softmax", "sigmoid"]
     gate: dict[str, Any] = {"kind": draw(st.sampled_from(kinds)), "n_sampled": draw(st.sampled_from([0, 0, 1]))}
@@ -526,7 +537,9 @@ def traits(config: Seq2SeqConfig | LanguageModelConfig) -> set[str]:
 def _traits_of_experts(sub: RoutedConfig, where: str) -> set[str]:
     few = "all" if sub.top_k == sub.n_experts else "one" if sub.top_k == 1 else "some"
     found = {f"experts {where}", f"n_experts {sub.n_experts}", f"expert_init {sub.expert_init}"}
-    if isinstance(sub, ExpertAttentionConfig):
+    if isinstance(sub, HeadExpertAttentionConfig):
+        found |= {f"experts of heads {where}", f"heads with experts {'grouped' if sub.n_kv_heads else 'alone'}"}
+    elif isinstance(sub, ExpertAttentionConfig):
         found.add(f"heads of an expert {'one' if sub.n_heads == 1 else 'some'}")
     elif isinstance(sub, ExpertFeedForwardConfig | SparseLayerConfig):
         found |= {f"activation of experts {sub.activation}", f"bias of experts {sub.bias}"}
@@ -549,7 +562,7 @@ def all_traits() -> set[str]:
     return all_halting_traits() | {
         *(f"kind {k}" for k in ("seq2seq", "language_model")),
         *(f"tie {t}" for t in ("none", "output", "input", "all")),
-        *(f"init {i}" for i in ("xavier", "normal", "unit_scaling", "torch")),
+        *(f"init {i}" for i in ("xavier", "normal", "unit_scaling", "torch", "depth_scaled")),
         *(f"embedding_scale {s}" for s in (True, False, 3.0)),
         *(f"d_embedding {s}" for s in ("none", "bias True", "bias False")),
         *(f"output bias {s}" for s in (True, False)),
@@ -594,6 +607,8 @@ def all_traits() -> set[str]:
         *(f"experts {kind} {s}" for kind in ("self_attention", "ffn", "sparse_layer") for s in ("encoder", "decoder")),
         "experts cross_attention decoder",
         *(f"relative {r} of experts" for r in RELATIVES),
+        *(f"experts of heads self_attention {s}" for s in ("encoder", "decoder")),
+        *(f"heads with experts {how}" for how in ("grouped", "alone")),
         *(f"n_experts {n}" for n in (1, 2, 3, 4)),
         *(f"k {few}" for few in ("one", "some", "all")),
         *(f"expert_init {i}" for i in ("model", "fan_in")),

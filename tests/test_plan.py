@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ostinato.errors import ConfigError
-from ostinato.plan import SCHEMES, Placement, SubLayerPlan, assign, build_plan
+from ostinato.plan import PLACES, SCHEMES, Placement, SubLayerPlan, assign, build_plan
 
 
 @pytest.mark.parametrize(
@@ -65,6 +65,21 @@ def test_a_placement_says_which_norms_a_use_has(placement: Placement, norms: tup
     (use,) = build_plan("s", [SubLayerPlan("ffn", (0,), "s", placement=placement)], n_steps=1).uses()
     assert (use.before, use.output, use.after) == norms
     assert use.norms == tuple(name for name in norms if name is not None)
+
+
+def test_scores_alone_are_made_of_what_is_normed_and_what_has_none_has_no_norm() -> None:
+    subs = [
+        SubLayerPlan("self_attention", (0, 0), "s", placement="scores", share_norm=False),
+        SubLayerPlan("ffn", (0, 0), "s", placement="scores", has_scores=False),
+    ]
+    attention, ffn, again, _ = build_plan("s", subs, n_steps=2).uses()
+    assert (attention.scores, attention.before, attention.norms) == (
+        "self_attention_s_step_0",
+        None,
+        ("self_attention_s_step_0",),
+    )
+    assert (again.before_keys, ffn.norms) == ("self_attention_s_step_1", ())
+    assert PLACES["scores"] == ("scores",)
 
 
 def test_rounds_hold_several_steps_and_may_be_repeated_only_where_all_of_them_are_alike() -> None:

@@ -27,7 +27,7 @@ from ostinato.errors import ConfigError, Problem
 Kind = Literal["self_attention", "cross_attention", "ffn"]
 Scheme = Literal["individual", "all", "sequence", "cycle", "cycle_rev", "none"]
 
-Placement = Literal["post", "pre", "peri", "output", "sandwich", "parallel"]
+Placement = Literal["post", "pre", "peri", "output", "sandwich", "parallel", "scores"]
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
 SCHEMES: tuple[Scheme, ...] = get_args(Scheme)
@@ -38,8 +38,10 @@ PLACES: dict[Placement, tuple[str, ...]] = {
     "output": ("output",),
     "sandwich": ("before", "after"),
     "parallel": ("before",),
+    "scores": ("scores",),
 }
-"""Where every placement has norms: before f, of the output of f, after the sum. The first one has the plain name."""
+"""Where every placement has norms: before f, of the output of f, after the sum, before scores alone. The first one has
+the plain name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,8 @@ class Use:
         weights: name of the parameter set in that bank.
         before, output, after: names of norms in their bank: of what f reads, of what f gives, of the sum of states and
             output; None where there is none.
+        scores: name of the norm of what scores are made of (queries, keys, and what routers read), while values and
+            experts read what f reads; None: the scores are made of that, too.
         position: name of the table in the bank of relative positions; None where the sub-layer uses none.
     """
 
@@ -60,11 +64,17 @@ class Use:
     output: str | None = None
     after: str | None = None
     position: str | None = None
+    scores: str | None = None
 
     @property
     def norms(self) -> tuple[str, ...]:
         """The norms there are."""
-        return tuple(name for name in (self.before, self.output, self.after) if name is not None)
+        return tuple(name for name in (self.before, self.scores, self.output, self.after) if name is not None)
+
+    @property
+    def before_keys(self) -> str | None:
+        """The norm of what keys are made of."""
+        return self.before if self.scores is None else self.scores
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +144,8 @@ class SubLayerPlan:
         sets: for every step the index of its parameter set, or None where the sub-layer is absent.
         bank: prefix of the parameter sets' names: the stack's name, or a common one for sets that serve two stacks.
         share_norm: True: norms are shared with the weights. False: every step has norms of its own.
-        placement: where norms are, see `PLACES`.
+        placement: where norms are, see `PLACES`. has_scores: it is attention, or chooses between experts; what has none
+            has no norm of them.
         position: "stack": one table for the whole stack. "weights": one per parameter set. A number for every step: a
             table for each number. None, there or as a step's number: no table.
     """
@@ -145,6 +156,7 @@ class SubLayerPlan:
     share_norm: bool = True
     position: Literal["stack", "weights"] | tuple[int | None, ...] | None = None
     placement: Placement = "post"
+    has_scores: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,6 +301,8 @@ def build_plan(
                 position = _table(sub, stack, weights, index)
                 plain, *named = PLACES[sub.placement]
                 norms = {plain: f"{sub.kind}_{norm}"} | {place: f"{sub.kind}_{norm}_{place}" for place in named}
+                if sub.placement == "scores" and not sub.has_scores:
+                    norms = {}
                 uses.append(Use(sub.kind, weights, position=position, **norms))
         laid.append([tuple(uses)])
     if not has_first_norm and (group := next((group for group in laid if group[0]), None)) is not None:

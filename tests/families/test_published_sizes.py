@@ -90,7 +90,21 @@ SIZES = {
 OURO = 2 * 49_152 * 2048 + 24 * (4 * 2048**2 + 3 * 2048 * 5632 + 4 * 2048) + 2048 + 2048 + 1
 HUGINN_LAYER = 4 * 5280**2 + 2 * 5280 + 3 * 5280 * 17_920 + 4 * 5280
 HUGINN = 65_536 * 5280 + 8 * HUGINN_LAYER + 2 * 5280**2 + 5280
-LOOPED = {"looped/ouro-1.4b": (OURO, 1_434_652_673), "looped/huginn-3.5b": (HUGINN, 3_564_976_800)}
+
+
+def moeut(d: int, heads: int, experts: int, of_heads: int, width: int, layers: int) -> int:
+    """Dense queries and keys; experts of values and of outputs in heads, with routers; experts of 128; layer norms."""
+    attention = 2 * d * heads * width + of_heads * 2 * d * heads * width + 2 * heads * of_heads * d
+    return 2 * 8000 * d + 8000 + layers * (attention + experts * (2 * d * 128 + d) + 4 * d) + 2 * d
+
+
+LOOPED = {
+    "looped/ouro-1.4b": (OURO, 1_434_652_673),
+    "looped/huginn-3.5b": (HUGINN, 3_564_976_800),
+    "looped/moeut-44m": (moeut(412, 4, 155, 8, 82, 2), 44_345_792),
+    "looped/moeut-244m": (moeut(1024, 4, 387, 10, 128, 2), 243_326_784),
+    "looped/moeut-1b": (moeut(1536, 6, 565, 12, 128, 4), 1_040_319_296),
+}
 
 
 @pytest.mark.parametrize("name", LOOPED)

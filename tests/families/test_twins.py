@@ -155,6 +155,51 @@ def length(w: Weights, ids: Tensor, rounds: int) -> Tensor:
     return norm(z, "final_decoder") @ w["target_weight"].T
 
 
+def moeut(w: Weights, ids: Tensor, rounds: int) -> Tensor:
+    """y = x + Attn(LN x; x), y + FFN(LN y; y): scores of normed states, values and experts of states; section 2.7."""
+    H, K, top_k = 2, 16, 2
+
+    def norm(x: Tensor, name: str) -> Tensor:
+        return F.layer_norm(x, x.shape[-1:], w[f"banks.norm.{name}.weight"], w[f"banks.norm.{name}.bias"], 1e-5)
+
+    def gates(scores: Tensor, k: int) -> Tensor:
+        """sigmoid of the k largest scores of the last dimension, 0 of the others."""
+        chosen = torch.zeros_like(scores).scatter(-1, scores.topk(k).indices, 1.0)
+        return chosen * torch.sigmoid(scores)
+
+    def turn(x_BHTK: Tensor) -> Tensor:
+        """Half of the head, by half-split pairs inside it."""
+        return torch.cat([turned(x_BHTK[..., : K // 2], 10_000.0, pairs=False), x_BHTK[..., K // 2 :]], -1)
+
+    def switch_head(n: Tensor, x: Tensor, i: int) -> Tensor:
+        name = f"banks.self_attention.decoder_{i}"
+        B, T, D = x.shape
+        q, k = ((n @ y.T).view(B, T, H, K).transpose(1, 2) for y in w[f"{name}.qk.weight"].chunk(2))
+        g_v, g_o = (
+            gates((n @ w[f"{name}.{router}.experts_ED"].T).view(B, T, H, -1), top_k)
+            for router in ("value_router", "router")
+        )
+        v_maps, o_maps = w[f"{name}.value_EDK"].view(H, -1, D, K), w[f"{name}.out_EKD"].view(H, -1, K, D)
+        v = torch.einsum("bthe,hedk,btd->bhtk", g_v, v_maps, x)
+        # Queries and keys are each scaled by K^(-1/4).
+        scores = (turn(q) * K**-0.25) @ (turn(k) * K**-0.25).transpose(-1, -2)
+        read = scores.masked_fill(torch.ones(T, T).triu(1).bool(), -math.inf).softmax(-1) @ v
+        return torch.einsum("bthe,hekd,bhtk->btd", g_o, o_maps, read)
+
+    def sigma_moe(n: Tensor, x: Tensor, i: int) -> Tensor:
+        name = f"banks.ffn.decoder_{i}"
+        g = gates(n @ w[f"{name}.router.experts_ED"].T, 3)
+        hidden = torch.einsum("edf,btd->btef", w[f"{name}.experts.up_EDF"], x).clamp_min(0)
+        return torch.einsum("bte,efd,btef->btd", g, w[f"{name}.experts.down_EFD"], hidden)
+
+    x = F.embedding(ids, w["target_weight"])
+    for _ in range(rounds):
+        for i in (0, 1):
+            x = x + switch_head(norm(x, f"self_attention_decoder_{i}"), x, i)
+            x = x + sigma_moe(norm(x, f"ffn_decoder_{i}"), x, i)
+    return norm(x, "final_decoder") @ w["output_weight"].T + w["output_bias"]
+
+
 ZEROS = "state: {kind: zeros}"
 TWINS: dict[str, tuple[str, str, Callable[[Weights, Tensor, int], Tensor]]] = {
     # family: recipe, its segments with a state of zeros in place of noise, twin
@@ -171,6 +216,7 @@ TWINS: dict[str, tuple[str, str, Callable[[Weights, Tensor, int], Tensor]]] = {
     ),
     "iso-depth": ("looped/iso-depth-toy", "", iso_depth),
     "length generalisation": ("looped/length-toy", "", length),
+    "moeut": ("looped/moeut-toy", "", moeut),
 }
 
 

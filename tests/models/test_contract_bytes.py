@@ -48,17 +48,17 @@ def _kept_by_autograd(config: Config, batch: Batch, precision: str = "float32", 
             kept[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    def route(module: Routed, *args: Any, **named: Any) -> Decision:
+    def decide(module: Routed, *args: Any, **named: Any) -> Decision:
         # Nodes of the graph hold the order of the rows themselves, where hooks do not see it.
         decision = chosen(module, *args, **named)
         held.append(decision.to)
         return decision
 
-    chosen = Routed.route
+    chosen = Routed.decide
     autocast = torch.autocast("cpu", dtype=torch.bfloat16) if precision == "bfloat16" else nullcontext()
     with autocast:
         model(batch)  # kernels are tried once, at their first call
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), patch.object(Routed, "route", route):
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), patch.object(Routed, "decide", decide):
         with autocast:
             logits_BTV = model(batch).logits_BTV
         loss = label_smoothed_loss(logits_BTV, batch.labels_BT, batch.loss_mask_BT, 0.1).loss

@@ -49,8 +49,8 @@ def gelu_tanh(x: Tensor) -> Tensor:
 
 
 def silu(x: Tensor) -> Tensor:
-    """x / (1 + exp(-x))."""
-    return x / (1.0 + torch.exp(-x))
+    """x sigmoid(x): x / (1 + exp(-x)) where that does not overflow."""
+    return x * torch.sigmoid(x)
 
 
 def relu2(x: Tensor) -> Tensor:

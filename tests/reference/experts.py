@@ -23,10 +23,17 @@ def choose(config: RoutedConfig, module: nn.Module, x_D: Tensor) -> Choices:
     """Return the k experts of a token with the largest scores, and their gates."""
     if config.n_experts == 1:
         return [(0, torch.ones((), dtype=x_D.dtype))]
-    scores = [s / _temperature(config, module.router) for s in _scores(config, module.router, x_D)]  # type: ignore[arg-type]
+    return choose_by(config, module.router, x_D)  # type: ignore[arg-type]
+
+
+def choose_by(config: RoutedConfig, router: nn.Module, x_D: Tensor, head: int = 0) -> Choices:
+    """Return the choices of one head of a router; experts are counted from the head's first."""
+    first = head * config.n_experts
+    all_scores = _scores(config, router, x_D)[first : first + config.n_experts]
+    scores = [s / _temperature(config, router) for s in all_scores]
     chosen = sorted(range(config.n_experts), key=lambda e: -float(scores[e].detach()))[: config.top_k]
     if config.gate.kind == "sigmoid":
-        return [(e, 1 / (1 + torch.exp(-scores[e]))) for e in chosen]
+        return [(e, torch.sigmoid(scores[e])) for e in chosen]
     if config.gate.kind == "topk_softmax":
         return list(zip(chosen, softmax([scores[e] for e in chosen]), strict=True))
     probs = softmax(scores)
@@ -103,6 +110,25 @@ def read_expert_heads(module: nn.Module, expert: int, n_heads: int, n_kv_heads: 
     key = [read_affine(module.kv, start, start + d_head) for start in shared]  # type: ignore[arg-type]
     value = [read_affine(module.kv, inner + start, inner + start + d_head) for start in shared]  # type: ignore[arg-type]
     return Heads(query, key, value, _expert_map(module.out_EID, module.out_bias_ED, expert), d_head)
+
+
+def value_of_head(config: RoutedConfig, module: nn.Module, head: int, scored_D: Tensor, x_D: Tensor) -> Tensor:
+    """Return the sum over a head's chosen experts of gate times V x."""
+    maps = module.value_EDK
+    assert isinstance(maps, Tensor)
+    choices = choose_by(config, module.value_router, scored_D, head)  # type: ignore[arg-type]
+    return weighted(choices, lambda e: (maps[head * config.n_experts + e].T * x_D).sum(-1))
+
+
+def output_of_heads(config: RoutedConfig, module: nn.Module, scored_D: Tensor, read: list[Tensor]) -> Tensor:
+    """Return the sum over heads and their chosen experts of gate times O o_h."""
+    maps, parts = module.out_EKD, []
+    assert isinstance(maps, Tensor)
+    for head, o_K in enumerate(read):
+        choices = choose_by(config, module.router, scored_D, head)  # type: ignore[arg-type]
+        table = maps[head * config.n_experts : (head + 1) * config.n_experts]
+        parts.append(weighted(choices, lambda e, table=table, o_K=o_K: (table[e].T * o_K).sum(-1)))  # type: ignore[misc]
+    return sum(parts[1:], parts[0])
 
 
 def _expert_map(weight: object, bias: object, expert: int, start: int = 0, end: int | None = None) -> Affine:

@@ -133,7 +133,7 @@ class Act(Whole):
 
     def enter(self, r: int, states: States) -> None:
         """Give round r its weights."""
-        probs = [1 / (1 + torch.exp(-read_affine(self._unit.map)(x_D)[0])) for x_D in states]  # type: ignore[arg-type]
+        probs = [torch.sigmoid(read_affine(self._unit.map)(x_D)[0]) for x_D in states]  # type: ignore[arg-type]
         if self._config.scope == "global":
             probs = [_total(probs) / len(probs)] * len(probs)
         for t, p in enumerate(probs):
@@ -189,7 +189,7 @@ class Exit(Whole):
             if t in self._outputs:
                 continue
             rest = 1 - self._given[t]
-            p = 1 / (1 + torch.exp(-read_affine(self._unit.map)(x_D)[0]))  # type: ignore[arg-type]
+            p = torch.sigmoid(read_affine(self._unit.map)(x_D)[0])  # type: ignore[arg-type]
             self._given[t] = self._given[t] + rest * p
             stops = self._config.threshold < 1 and float(self._given[t].detach()) >= self._config.threshold
             stops = (stops and not self._unit.training) or r == self._n_rounds

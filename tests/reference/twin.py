@@ -15,7 +15,13 @@ from torch import Tensor
 from torch.nn import Module
 
 from architectures import Sentence
-from ostinato.config.experts import ExpertAttentionConfig, ExpertFeedForwardConfig, RoutedConfig, SparseLayerConfig
+from ostinato.config.experts import (
+    ExpertAttentionConfig,
+    ExpertFeedForwardConfig,
+    HeadExpertAttentionConfig,
+    RoutedConfig,
+    SparseLayerConfig,
+)
 from ostinato.config.norm import NormalisationConfig
 from ostinato.config.positions import (
     AlibiConfig,
@@ -47,7 +53,15 @@ from reference.equations import (
     softmax,
     window_entry,
 )
-from reference.experts import choose, read_expert_heads, run_maps, run_stack, weighted
+from reference.experts import (
+    choose,
+    output_of_heads,
+    read_expert_heads,
+    run_maps,
+    run_stack,
+    value_of_head,
+    weighted,
+)
 from reference.halting import Whole, start
 from reference.weights import Heads, read_affine, read_heads
 
@@ -126,7 +140,7 @@ class _Twin:
 
     def __init__(self, model: Model, name: str, *, is_causal: bool, n_prefix: int | None = None) -> None:
         self._model, self._name, self._is_causal, self._n_prefix = model, name, is_causal, n_prefix
-        self._read_by_others: dict[int, States] = {}
+        self._read_by_others: dict[int, tuple[States, States]] = {}
         self._config: StackConfig = model.config.stacks()[name]
 
     def run(self, states: States, n_steps: int | None, memory: States | None = None) -> tuple[States, Whole]:
@@ -231,34 +245,48 @@ class _Twin:
         What f reads of tokens is what is seen. Attention asks with x; a convolution reads all its columns, also that of
         x, as they are seen.
         """
-        before, after_f, after_sum = self._names_of_norms(use)
+        before, after_f, after_sum, before_scores = self._names_of_norms(use)
         seen = [halting.seen(t, x) for t, x in enumerate(states)]
         inputs, others = states, seen
         if before is not None:
             inputs = [self._norm(before, x) for x in states]
             others = [n if s is x else self._norm(before, s) for s, x, n in zip(seen, states, inputs, strict=True)]
+        scored, keyed = inputs, others  # what queries and routers read, and what keys are made of
+        if before_scores is not None:
+            scored = [self._norm(before_scores, x) for x in inputs]
+            keyed = [
+                n if s is x else self._norm(before_scores, s) for s, x, n in zip(others, inputs, scored, strict=True)
+            ]
         running = [t for t, runs in enumerate(halting.runs) if runs]
         if use.kind == "self_attention":
-            others = others if self._at.keys is None else self._read_by_others[self._at.keys]
-            self._read_by_others[self._at.index] = others
-            outputs = [self._attend(use, t, inputs, others) for t in running]
+            seen_by_all = (keyed, others) if self._at.keys is None else self._read_by_others[self._at.keys]
+            self._read_by_others[self._at.index] = seen_by_all
+            outputs = [self._attend(use, t, scored, *seen_by_all) for t in running]
         elif use.kind == "cross_attention":
             assert memory is not None
-            outputs = [self._attend(use, t, inputs, memory) for t in running]
+            outputs = [self._attend(use, t, scored, memory, memory) for t in running]
         elif isinstance(self._config.settings_of(use), SeparableConvConfig):
             outputs = self._separable(use, others, running)
         else:
-            outputs = [self._feed_forward(use, inputs[t]) for t in running]
+            outputs = [self._feed_forward(use, inputs[t], scored[t]) for t in running]
         new = list(states)
         for t, output in zip(running, outputs, strict=True):
             x = states[t] + (output if after_f is None else self._norm(after_f, output))
             new[t] = x if after_sum is None else self._norm(after_sum, x)
         return new
 
-    def _names_of_norms(self, use: Use) -> tuple[str | None, str | None, str | None]:
-        """Return the norms of what f reads, of what it gives, and of the sum; a sparse layer has its own inside."""
-        if isinstance(self._config.settings_of(use), SparseLayerConfig):
-            return None, None, None
+    def _names_of_norms(self, use: Use) -> tuple[str | None, str | None, str | None, str | None]:
+        """Return the norms of what f reads, of what it gives, of the sum, and of what scores alone are made of.
+
+        A sparse layer has its own inside.
+        """
+        if isinstance(sub := self._config.settings_of(use), SparseLayerConfig):
+            return None, None, None, None
+        if self._config.norm.placement == "scores":
+            assert (use.before, use.output, use.after) == (None, None, None)
+            chooses = isinstance(sub, RoutedConfig) and sub.n_experts > 1
+            assert (use.scores is not None) == (chooses or use.kind != "ffn")
+            return None, None, None, use.scores
         there = {
             "post": (False, False, True),
             "pre": (True, False, False),
@@ -273,18 +301,19 @@ class _Twin:
             there = (False, *there[1:])
         names = (use.before, use.output, use.after)
         assert tuple(name is not None for name in names) == there
-        return names
+        assert use.scores is None
+        return *names, None
 
     def _norm(self, name: str | None, x_D: Tensor) -> Tensor:
         if name is None:
             return x_D
         return normalise(self._config.norm, self._model.banks.norm[name], x_D)
 
-    def _feed_forward(self, use: Use, x_D: Tensor) -> Tensor:
+    def _feed_forward(self, use: Use, x_D: Tensor, scored_D: Tensor) -> Tensor:
         sub, module = self._config.settings_of(use), self._model.banks.ffn[use.weights]
         if isinstance(sub, ExpertFeedForwardConfig):
             maps, act_name = module.experts, sub.activation
-            y_D = weighted(choose(sub, module, x_D), lambda e: run_maps(maps, e, act_name, x_D))  # type: ignore[arg-type]
+            y_D = weighted(choose(sub, module, scored_D), lambda e: run_maps(maps, e, act_name, x_D))  # type: ignore[arg-type]
             return y_D + module.sum_bias_D if sub.sum_bias else y_D  # type: ignore[operator]
         if isinstance(sub, SparseLayerConfig):
             act_name, eps = sub.activation, self._config.norm.eps
@@ -311,39 +340,66 @@ class _Twin:
         hidden = [relu(up(depth_wise(inputs, taps_in, t, self._is_causal))) for t in range(len(inputs))]
         return [down(depth_wise(hidden, taps_out, t, self._is_causal)) for t in running]
 
-    def _attend(self, use: Use, t: int, inputs: States, others: States) -> Tensor:
-        """What token t reads: with experts the sum over the chosen ones of gate times what their heads read."""
+    def _attend(self, use: Use, t: int, inputs: States, keyed: States, others: States) -> Tensor:
+        """What token t reads: with experts the sum over the chosen ones of gate times what their heads read.
+
+        Keys are made of `keyed`, values of `others`.
+        """
         sub = self._config.settings_of(use)
         assert isinstance(sub, AttentionConfig)
         sizes = (sub.n_heads, sub.n_kv_heads or sub.n_heads, sub.d_head or self._model.config.d_model // sub.n_heads)
         module = getattr(self._model.banks, use.kind)[use.weights]
+        if isinstance(sub, HeadExpertAttentionConfig):
+            return self._attend_by_heads(sub, use, t, inputs, keyed, others)
         if not isinstance(sub, RoutedConfig):
-            return self._read(read_heads(module, *sizes), use, t, inputs, others)
+            return self._read(read_heads(module, *sizes), use, t, inputs, keyed, others)
         y_D = weighted(
             choose(sub, module, inputs[t]),
-            lambda e: self._read(read_expert_heads(module, e, *sizes), use, t, inputs, others),
+            lambda e: self._read(read_expert_heads(module, e, *sizes), use, t, inputs, keyed, others),
         )
         return y_D + module.sum_bias_D if isinstance(sub, ExpertAttentionConfig) and sub.sum_bias else y_D
 
-    def _read(self, heads: Heads, use: Use, t: int, inputs: States, others: States) -> Tensor:
-        """concat over heads of sum_s softmax_s(q_t . k_s * scale + relation) v_s, gated, then the output projection."""
+    def _attend_by_heads(
+        self, sub: HeadExpertAttentionConfig, use: Use, t: int, inputs: States, keyed: States, others: States
+    ) -> Tensor:
+        """What token t reads where every head has experts of values and of outputs."""
+        module = self._model.banks.self_attention[use.weights]
+        K, n_groups = sub.head_width(self._model.config.d_model), sub.n_heads // sub.n_key_heads
+        visible, read = self._visible(use, t, len(others)), []
+        for head in range(sub.n_heads):
+            of_keys, first = head // n_groups, sub.n_heads * K
+            query = read_affine(module.qk, head * K, (head + 1) * K)  # type: ignore[arg-type]
+            key = read_affine(module.qk, first + of_keys * K, first + (of_keys + 1) * K)  # type: ignore[arg-type]
+            scores = [self._score(use, head, query(inputs[t]), key(keyed[s]), t, s) for s in visible]
+            values = [value_of_head(sub, module, of_keys, keyed[s], others[s]) for s in visible]
+            parts = [w * v for w, v in zip(softmax(scores), values, strict=True)]
+            read.append(sum(parts[1:], parts[0]))
+        return output_of_heads(sub, module, inputs[t], read)
+
+    def _visible(self, use: Use, t: int, n: int) -> list[int]:
+        """Return which of n tokens token t sees."""
         is_self = use.kind == "self_attention"
-        visible = list(range(self._n_seen(t)) if is_self and self._is_causal else range(len(others)))
+        visible = list(range(self._n_seen(t)) if is_self and self._is_causal else range(n))
         if is_self and (reach := self._config.relative_of(use).reach) is not None:
             visible = [s for s in visible if abs(s - t) <= reach]
+        return visible
+
+    def _read(self, heads: Heads, use: Use, t: int, inputs: States, keyed: States, others: States) -> Tensor:
+        """concat over heads of sum_s softmax_s(q_t . k_s * scale + relation) v_s, gated, then the output projection."""
+        visible = self._visible(use, t, len(others))
         mixed = []
         for head in range(len(heads.query)):
             q = heads.query[head](inputs[t])
             scores = []
             for s in visible:
-                k = heads.key[head](others[s])
+                k = heads.key[head](keyed[s])
                 scores.append(self._score(use, head, q, k, t, s))
             values = [heads.value[head](others[s]) for s in visible]
             weighted_values = [w * v for w, v in zip(softmax(scores), values, strict=True)]
             mixed.append(sum(weighted_values[1:], weighted_values[0]))
         read = torch.cat(mixed)
         gate = getattr(self._model.banks, use.kind)[use.weights].output_gate
-        return heads.out(read if gate is None else read / (1 + torch.exp(-read_affine(gate)(inputs[t]))))
+        return heads.out(read if gate is None else read * torch.sigmoid(read_affine(gate)(inputs[t])))
 
     def _n_seen(self, t: int) -> int:
         """Number of first tokens that token t of a causal stack sees: up to itself; from the prefix, all of that."""

@@ -38,6 +38,7 @@ from ostinato.budget.sizes import (
     set_weights,
     table_size,
     transform_weights,
+    value_router_weights,
     vocabulary,
 )
 from ostinato.config.common import PairModelConfig
@@ -193,7 +194,8 @@ def _set(planned: PlannedUse, where: str, d_model: int) -> Iterator[_Item]:
     yield _Item((kind, weights), part, sub.n_experts * one, sub.top_k * one, sub.top_k * one)
     if common := common_size(sub, d_model):
         yield _whole((f"{kind} common", weights), part, common)
-    yield _whole((f"{kind} router", weights), f"{part}.router", router_weights(sub, d_model).size)
+    routers = router_weights(sub, d_model).size + value_router_weights(sub, d_model).size
+    yield _whole((f"{kind} router", weights), f"{part}.router", routers)
 
 
 def _embeddings(config: ModelConfig, vocab_size: int | None) -> tuple[dict[str, int], int, int]:

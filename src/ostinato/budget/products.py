@@ -34,9 +34,10 @@ from ostinato.budget.sizes import (
     router_weights,
     set_weights,
     transform_weights,
+    value_router_weights,
     vocabulary,
 )
-from ostinato.config.experts import RoutedConfig
+from ostinato.config.experts import HeadExpertAttentionConfig, RoutedConfig
 from ostinato.config.halting import StickBreakingConfig
 from ostinato.config.model import ModelConfig
 from ostinato.config.positions import WindowConfig
@@ -198,19 +199,26 @@ def _attention(
     """
     part, side, index, d_model = planned.part, config.side_of(planned.stack), planned.round, config.d_model
     keys_values = 2 * d_model * keys_width(attention, d_model)
+    outputs = d_model * inner_width(attention, d_model)
+    if isinstance(attention, HeadExpertAttentionConfig):
+        keys_values += (attention.top_k - 1) * d_model * keys_width(attention, d_model)
+        outputs *= attention.top_k
     inner, n, is_cross = inner_width(attention, d_model), n_choices(attention), planned.use.kind == "cross_attention"
     seen = "source" if is_cross else side
     if is_cross and planned.use.weights not in projected:
         projected.add(planned.use.weights)
         yield Product(f"{part}.projections", "source", index, keys_values, of_every_token=True)
-    maps = 3 if attention.output_gate else 2  # queries and output
-    yield Product(f"{part}.projections", side, index, maps * d_model * n * inner)
+    queries = d_model * inner * (2 if attention.output_gate else 1)
+    yield Product(f"{part}.projections", side, index, n * (queries + outputs))
     yield Product(f"{part}.{SCORES}", side, index, 0, per_key=2 * n * inner, seen=seen)
     if is_cross:
         return
     if not planned.borrows_keys:
-        reused = planned.is_looped, planned.use.weights, planned.use.before
+        reused = planned.is_looped, planned.use.weights, planned.use.before_keys
         yield Product(f"{part}.projections", side, index, keys_values, reused=reused)
+        if scores := value_router_weights(attention, d_model).products:
+            of_router = planned.is_looped, f"{planned.use.weights} router", planned.use.before_keys
+            yield Product(f"{part}.{ROUTER}", side, index, scores, reused=of_router)
     relative = planned.relative
     if isinstance(relative, WindowConfig):
         yield Product(f"{part}.{WINDOW}", side, index, n * inner * (2 * relative.window + 1))

@@ -14,6 +14,8 @@ With D = d_model, I = n_heads d_head, F = d_ff, E experts, b = 1 with biases, el
     one expert, sparse layer     n_layers times that and a norm of 2 D
     one expert, attention        2 D I + b (I + D): queries and output
     keys and values              2 D J + 2 b J, shared by all experts of a set
+    experts of heads             D J + D I for the experts of one number in all heads (values and outputs); queries and
+                                 keys D I + D J, shared; routers as below, one of H_kv E and one of H E experts
     bias of the sum              D, where it is asked for
     router   linear              E D
              mlp                 D^2 + D + E D
@@ -35,6 +37,7 @@ from typing import NamedTuple
 from ostinato.config.experts import (
     ExpertAttentionConfig,
     ExpertFeedForwardConfig,
+    HeadExpertAttentionConfig,
     HypersphereRouterConfig,
     MlpRouterConfig,
     RoutedConfig,
@@ -176,6 +179,8 @@ def set_weights(sub: SubLayerConfig | SparseLayerConfig, d_model: int) -> Weight
             inner = inner_width(sub, d_model)
             biases = (inner if sub.bias else 0) + (d_model if sub.bias is True else 0)
             return Weights(2 * d_model * inner, biases)
+        case HeadExpertAttentionConfig():
+            return Weights(d_model * (inner_width(sub, d_model) + keys_width(sub, d_model)), 0)
         case AttentionConfig():
             inner, keys_values = inner_width(sub, d_model), 2 * keys_width(sub, d_model)
             # Biases of the queries, and of the output; those of keys and values, and both norms, are in the rest.
@@ -196,8 +201,13 @@ def set_weights(sub: SubLayerConfig | SparseLayerConfig, d_model: int) -> Weight
 
 
 def keys_values_size(attention: AttentionConfig, d_model: int) -> int:
-    """Return the parameters that make keys and values, with experts or without: maps, biases, the norm of keys."""
+    """Return the parameters that make keys and values, with experts or without: maps, biases, the norm of keys.
+
+    Where values are made by experts, those that make keys.
+    """
     width = keys_width(attention, d_model)
+    if isinstance(attention, HeadExpertAttentionConfig):
+        return width * d_model + qk_norm_size(attention, d_model)
     biases = 0 if attention.bias is False else width if attention.bias == "qk" else 2 * width
     return 2 * width * d_model + biases + qk_norm_size(attention, d_model)
 
@@ -208,22 +218,42 @@ def qk_norm_size(attention: AttentionConfig, d_model: int) -> int:
 
 
 def common_size(sub: RoutedConfig, d_model: int) -> int:
-    """Return what all experts share beside router, keys and values: the bias of their sum, the norm of queries."""
+    """Return what all experts share beside router, keys and values: the bias of their sum, the norm of queries, and
+    queries where they are dense."""
     size = d_model if isinstance(sub, ExpertFeedForwardConfig | ExpertAttentionConfig) and sub.sum_bias else 0
+    if isinstance(sub, HeadExpertAttentionConfig):
+        return d_model * inner_width(sub, d_model) + qk_norm_size(sub, d_model)
     return size + (qk_norm_size(sub, d_model) if isinstance(sub, ExpertAttentionConfig) else 0)
 
 
-def router_weights(sub: RoutedConfig, d_model: int) -> Weights:
-    """Return the parameters of a router; none where there is nothing to choose."""
+def router_weights(sub: RoutedConfig, d_model: int, n_heads: int | None = None) -> Weights:
+    """Return the parameters of a router; none where there is nothing to choose.
+
+    Args:
+        n_heads: that it chooses for, each among experts of its own; None: those that outputs are of.
+    """
     if not sub.has_router:
         return Weights(0, 0)
+    n_experts = sub.n_experts * (choosing_heads(sub) if n_heads is None else n_heads)
     match sub.router:
         case MlpRouterConfig():
-            return Weights(d_model**2 + sub.n_experts * d_model, d_model)
+            return Weights(d_model**2 + n_experts * d_model, d_model)
         case HypersphereRouterConfig(project=True):
-            return Weights(sub.router_width * (d_model + sub.n_experts), 1)
+            return Weights(sub.router_width * (d_model + n_experts), 1)
         case router:
-            return Weights(sub.n_experts * d_model, 1 if isinstance(router, HypersphereRouterConfig) else 0)
+            return Weights(n_experts * d_model, 1 if isinstance(router, HypersphereRouterConfig) else 0)
+
+
+def value_router_weights(sub: SubLayerConfig | SparseLayerConfig, d_model: int) -> Weights:
+    """Return the parameters of the router of values; none where they are made by no experts."""
+    if not isinstance(sub, HeadExpertAttentionConfig):
+        return Weights(0, 0)
+    return router_weights(sub, d_model, sub.n_key_heads)
+
+
+def choosing_heads(sub: RoutedConfig) -> int:
+    """Return the heads that choose among experts of their own for their outputs; 1 where all rows do as a whole."""
+    return sub.n_heads if isinstance(sub, HeadExpertAttentionConfig) else 1
 
 
 def norm_size(norm: NormalisationConfig, width: int) -> int:

@@ -31,6 +31,8 @@ With E experts, M = top_k N rows sorted by expert, and d_e the width of a hypers
                     what a feed-forward saves of M F; outputs M D *
     attention       top_k times the queries, outputs, weights and positions of queries; keys and values as without;
                     for top_k > 1 a causal stack saves its mask with the fused kernel, too, top_k T S
+    experts of      values by choice k N J, outputs by choice k N I in place of the outputs (k > 1), keys and values
+    heads           side by side 2 N J; two decisions, of k N H rows and of k N H_kv
     weights         a bfloat16 copy of all experts' weights and biases
 
 Rows are taken out of the states one expert at a time: neither sorted rows nor an expert's results are saved
@@ -54,6 +56,7 @@ from typing import NamedTuple
 from ostinato.budget.sizes import (
     FeedForward,
     PlannedUse,
+    choosing_heads,
     hidden_branches,
     inner_width,
     keys_width,
@@ -63,6 +66,7 @@ from ostinato.budget.sizes import (
 from ostinato.config.experts import (
     ExpertAttentionConfig,
     ExpertFeedForwardConfig,
+    HeadExpertAttentionConfig,
     HypersphereRouterConfig,
     MlpRouterConfig,
     RoutedConfig,
@@ -130,7 +134,7 @@ def use_bytes(run: TrainingPass, planned: PlannedUse) -> Counter[str]:
     if reads_expected_states(planned):
         states, is_attention = run.tokens(stack) * config.d_model, isinstance(planned.sub, AttentionConfig)
         # Expected states have a norm of their own. A convolution needs none of the states themselves.
-        n_norms += 1 if planned.use.before is not None and is_attention else 0
+        n_norms += 1 if planned.use.before_keys is not None and is_attention else 0
         own += 0 if saves_its_states(run, planned) else FLOAT * states
         # Under autocast experts have a copy of the states for keys and values in any case.
         has_copy = run.is_mixed and isinstance(planned.sub, ExpertAttentionConfig)
@@ -144,8 +148,13 @@ def use_bytes(run: TrainingPass, planned: PlannedUse) -> Counter[str]:
             planned.part: own,
         }
     )
-    if isinstance(planned.sub, RoutedConfig):
-        found[f"{planned.part}.router"] = _decision(run, planned.sub, run.tokens(stack))
+    if isinstance(heads := planned.sub, HeadExpertAttentionConfig) and not planned.borrows_keys:
+        # Both routers read the same states, but for expected ones.
+        shared = 0 if reads_expected_states(planned) else FLOAT * run.tokens(stack) * config.d_model
+        found[f"{planned.part}.router"] += _decision(run, heads, run.tokens(stack), heads.n_key_heads) - shared
+    if isinstance(routed := planned.sub, RoutedConfig):
+        n_heads = choosing_heads(routed)
+        found[f"{planned.part}.router"] += _decision(run, routed, run.tokens(stack), n_heads)
     return found
 
 
@@ -169,10 +178,18 @@ def copied_weights(planned: PlannedUse, d_model: int) -> tuple[int, int]:
         case ExpertAttentionConfig() as attention:
             is_given = is_cross or planned.borrows_keys
             keys_values = 0 if is_given else 2 * d_model * keys_width(attention, d_model)
-            return attention.n_experts * set_weights(attention, d_model).size, keys_values
+            experts = attention.n_experts * set_weights(attention, d_model).size
+            return (experts, keys_values) if planned.use.scores is None else (experts + keys_values, 0)
         case ExpertFeedForwardConfig() | SparseLayerConfig() as experts:
             norms = 2 * d_model * experts.n_layers if isinstance(experts, SparseLayerConfig) else 0
             return experts.n_experts * (set_weights(experts, d_model).size - norms), 0
+        case HeadExpertAttentionConfig() as attention:
+            queries, keys = (width(attention, d_model) * d_model for width in (inner_width, keys_width))
+            if planned.borrows_keys:
+                return attention.n_experts * queries + queries, 0
+            experts = attention.n_experts * (queries + keys)
+            dense = queries + keys
+            return (experts + dense, 0) if reads_expected_states(planned) else (experts, dense)
         case AttentionConfig() as attention:
             one_map, keys_values = (
                 d_model * width for width in (inner_width(attention, d_model), 2 * keys_width(attention, d_model))
@@ -182,7 +199,8 @@ def copied_weights(planned: PlannedUse, d_model: int) -> tuple[int, int]:
                 return one_map, whole
             # Queries are made of other states than keys and values: all three maps are slices.
             slices = one_map + keys_values
-            return (slices, whole) if reads_expected_states(planned) else (0, slices + whole)
+            is_sliced = reads_expected_states(planned) or planned.use.scores is not None
+            return (slices, whole) if is_sliced else (0, slices + whole)
         case DenseFeedForwardConfig() as ffn:
             return 0, set_weights(ffn, d_model).products
         case SeparableConvConfig() as conv:
@@ -232,16 +250,35 @@ def _attention(run: TrainingPass, planned: PlannedUse, attention: AttentionConfi
     if isinstance(attention, ExpertAttentionConfig):
         # Queries, and keys and values, have each a copy of the states in autocast's type.
         saved = _states_of_experts(run, attention, run.tokens(stack)) + (saved if run.is_mixed and not is_cross else 0)
+    has_value_experts = isinstance(attention, HeadExpertAttentionConfig) and not planned.borrows_keys
+    read_by_outputs = queries
+    if isinstance(attention, HeadExpertAttentionConfig):
+        of_values = width * run.tokens(stack) * d_model
+        # In float32 the routers save the states that all of them read.
+        saved = (saved if run.is_mixed else 0) + (of_values if run.is_mixed and has_value_experts else 0)
+        if has_value_experts:  # what experts give, and autocast's copy of their gates
+            saved += width * attention.top_k * keys + (
+                HALF * attention.top_k * attention.n_key_heads * n_keys if run.is_mixed else 0
+            )
+        read_by_outputs = attention.top_k * queries
     if attention.output_gate:  # the gate, what it lets through, and autocast's copy of what it reads
         saved += 2 * width * queries + (width * run.tokens(stack) * d_model if run.is_mixed else 0)
     # Queries, keys and values as tensors: packed, or of two products. Those that something saves are counted once.
     is_given = is_cross or planned.borrows_keys
+    has_own_values = (planned.use.scores is not None or has_value_experts) and not is_given
+    if (
+        has_own_values and run.is_mixed and not has_value_experts
+    ):  # autocast's copy of the states that values are made of
+        saved += width * run.tokens(stack) * d_model
     has_own_queries = is_given or isinstance(attention, ExpertAttentionConfig) or reads_expected_states(planned)
     is_packed = not has_own_queries and attention.bias != "qk"
     q = k = v = _Numbers("packed", queries + 2 * keys)
     if not is_packed:
         # Keys and values of the memory are a set's, and counted there.
         q, k = _Numbers("queries", queries), _Numbers("keys and values", 0 if is_given else 2 * keys)
+        v = k
+    elif has_own_values:  # keys are copied to their values
+        q, k = _Numbers("queries and keys", queries + keys), _Numbers("keys and values", 2 * keys)
         v = k
     kept: dict[str, int] = {}
 
@@ -278,13 +315,13 @@ def _attention(run: TrainingPass, planned: PlannedUse, attention: AttentionConfi
             kept["copies of heads"] = width * (queries + copied)
         else:
             keep(q, *([_Numbers("repeated", 2 * all_keys)] if is_grouped else [k, v]))
-        return saved + sum(kept.values()) + width * (weights + queries) + weights
+        return saved + sum(kept.values()) + width * (weights + read_by_outputs) + weights
     if isinstance(relative, WindowConfig | BucketsConfig):  # plain products in float32; a learned bias
         if is_grouped or run.is_mixed or copies_heads:
             kept["values"] = FLOAT * all_keys
         else:
             keep(v)
-        return saved + sum(kept.values()) + FLOAT * (queries + all_keys + weights) + width * queries
+        return saved + sum(kept.values()) + FLOAT * (queries + all_keys + weights) + width * read_by_outputs
     # The fused kernel. The order of the columns needs no mask; prefixes, several queries a token, and a reach do.
     keep(q, k, v)
     if isinstance(relative, AlibiConfig):
@@ -293,7 +330,9 @@ def _attention(run: TrainingPass, planned: PlannedUse, attention: AttentionConfi
         kept["mask"] = width * n_heads * (mask or n * length**2) if is_own else 0
     elif not is_cross and (run.has_prefixes or n > 1 or reach is not None):
         kept["mask"] = width * mask
-    if (has_norm or isinstance(relative, RotaryConfig)) and n_heads > 1:
+    if read_by_outputs > queries:
+        kept["output of every choice"] = width * read_by_outputs
+    elif (has_norm or isinstance(relative, RotaryConfig)) and n_heads > 1:
         kept["output in the order of queries"] = width * queries
     return saved + sum(kept.values()) + width * queries + FLOAT * rows * n_heads
 
@@ -326,13 +365,13 @@ def _convolution(run: TrainingPass, stack: str, conv: SeparableConvConfig) -> in
     return run.width * (run.batch * per_sentence + taps) + dropped
 
 
-def _decision(run: TrainingPass, sub: RoutedConfig, tokens: int) -> int:
-    """Return what choosing experts saves: router, gate and the order of the rows."""
-    rows = sub.top_k * tokens
-    dispatch = 3 * ID * rows + 4 * sub.n_experts
+def _decision(run: TrainingPass, sub: RoutedConfig, tokens: int, n_heads: int = 1) -> int:
+    """Return what choosing experts saves, for so many heads: router, gate and the order of the rows."""
+    rows, n_experts = n_heads * sub.top_k * tokens, n_heads * sub.n_experts
+    dispatch = 3 * ID * rows + 4 * n_experts
     if not sub.has_router:
         return dispatch + FLOAT * tokens
-    states, n_scores = tokens * run.config.d_model, tokens * sub.n_experts
+    states, n_scores = tokens * run.config.d_model, tokens * n_experts
     numbers, mask = states + n_scores + rows, 0
     match sub.router:
         case MlpRouterConfig(dropout=dropout):
@@ -342,11 +381,11 @@ def _decision(run: TrainingPass, sub: RoutedConfig, tokens: int) -> int:
             width = sub.router_width if router.project else run.config.d_model
             numbers += n_scores if router.learn_temperature else 0
             numbers += tokens * width if router.project else 0
-            numbers += (tokens + sub.n_experts) * (width + 2) if router.normalise else 0
+            numbers += (tokens + n_experts) * (width + 2) if router.normalise else 0
     if sub.gate.kind != "softmax":
         numbers += n_scores
     elif sub.is_renormalised:
-        numbers += rows + tokens
+        numbers += rows + n_heads * tokens
     return dispatch + ID * rows + FLOAT * numbers + mask
 
 
@@ -379,6 +418,8 @@ def saves_its_states(run: TrainingPass, planned: PlannedUse | None) -> bool:
     if planned is None:
         return False
     is_normed = planned.use.before is not None or isinstance(planned.sub, SparseLayerConfig)
+    if planned.use.scores is not None:
+        return True
     if "before" in PLACES[planned.stack_config.norm.placement] and is_normed:
         # The norm saves them, unless there is none: a convolution reads expected states only.
         return not (isinstance(planned.sub, SeparableConvConfig) and reads_expected_states(planned))

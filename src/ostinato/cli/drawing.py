@@ -112,13 +112,13 @@ def _halting(stack: StackConfig) -> Iterator[str]:
 
 def _sizes(stack: StackConfig, d_model: int) -> Iterator[str]:
     """Yield the widths of the sub-layers that exist: dense ones in one line, each one of experts in its own."""
-    from ostinato.config.experts import ExpertAttentionConfig, ExpertFeedForwardConfig
+    from ostinato.config.experts import RoutedConfig
 
     dense: list[str] = []
     routed: list[str] = []
     for kind, sub in stack.sub_layers():
         if any(i is not None for i in sub.sets(stack.n_steps)):
-            has_experts = isinstance(sub, ExpertAttentionConfig | ExpertFeedForwardConfig)
+            has_experts = isinstance(sub, RoutedConfig)
             (routed if has_experts else dense).append(f"{kind} {_experts(sub, _width(sub, d_model))}")
     if dense:
         yield ", ".join(dense)
@@ -146,9 +146,13 @@ def _width(sub: SubLayerConfig, d_model: int) -> str:
 
 def _experts(sub: SubLayerConfig | SparseLayerConfig, width: str) -> str:
     """Return the numbers of chosen and of all experts, the width of one, the router and the gate; else the width."""
-    from ostinato.config.experts import ExpertAttentionConfig, ExpertFeedForwardConfig, SparseLayerConfig
+    from ostinato.config.experts import HeadExpertAttentionConfig, RoutedConfig
 
-    if not isinstance(sub, ExpertAttentionConfig | ExpertFeedForwardConfig | SparseLayerConfig):
+    if isinstance(sub, HeadExpertAttentionConfig):
+        chosen = f"{width}, each {sub.top_k} of {sub.n_experts} experts of values and of outputs"
+    elif isinstance(sub, RoutedConfig):
+        chosen = f"{sub.top_k} of {sub.n_experts} experts of {width}"
+    else:
         return width
     if not sub.has_router:
         return f"1 expert of {width}"
@@ -157,7 +161,7 @@ def _experts(sub: SubLayerConfig | SparseLayerConfig, width: str) -> str:
         router += f" of width {sub.router_width}"
     gate = "renormalised softmax" if sub.gate.kind == "softmax" and sub.is_renormalised else sub.gate.kind
     sampled = f", {sub.gate.n_sampled} drawn" if sub.gate.n_sampled else ""
-    return f"{sub.top_k} of {sub.n_experts} experts of {width} ({router}, {gate} gate{sampled})"
+    return f"{chosen} ({router}, {gate} gate{sampled})"
 
 
 def drawing(plan: Plan, kinds: Sequence[Kind], width: int) -> Iterator[Text]:

@@ -14,7 +14,7 @@ from ostinato.config.stack import StackConfig
 from ostinato.errors import ConfigError, Problem
 from ostinato.plan import Plan
 
-Init = Literal["xavier", "normal", "unit_scaling", "torch"]
+Init = Literal["xavier", "normal", "unit_scaling", "torch", "depth_scaled"]
 Reads = Literal["pair", "sequence", "masked", "classification", "tagging", "span"]
 """pair: a source, and a target to write. sequence: one text, or a pair joined to one. The others: the heads of
 encoder-only models (`ostinato.config.model`)."""

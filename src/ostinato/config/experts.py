@@ -156,6 +156,11 @@ class ExpertFeedForwardConfig(SubLayerConfig, RoutedConfig):
     dropout: Probability = 0.0
     """Dropout of the experts' hidden layer."""
 
+    @property
+    def has_scores(self) -> bool:
+        """Experts are scored where there is a choice."""
+        return self.has_router
+
 
 class ExpertAttentionConfig(AttentionConfig, RoutedConfig):
     """Mixture of multi-head attentions: keys and values are shared, an expert owns queries and outputs.
@@ -179,6 +184,27 @@ class ExpertAttentionConfig(AttentionConfig, RoutedConfig):
         if self.bias == "qk":
             reason = f"experts have biases everywhere (true), or not in their outputs (qkv): needs {path}kind=dense"
             yield Problem(f"{path}bias", self.bias, reason)
+
+
+class HeadExpertAttentionConfig(AttentionConfig, RoutedConfig):
+    """Attention whose heads have experts of values and of outputs; queries and keys are dense (SwitchHead, MoEUT).
+
+    Of every head a token runs top_k of n_experts for its value, and top_k others for its output.
+    """
+
+    kind: Literal["head_experts"] = "head_experts"  # type: ignore[assignment]
+    n_experts: Annotated[int, Field(ge=2)] = 8
+    """E of every head, for values, and as many for outputs."""
+    gate: GateConfig = GateConfig(kind="sigmoid")
+    """How experts are chosen by their scores, and weighted."""
+    bias: Literal[False] = False
+    """There are none."""
+
+    def problems(self, path: str = "") -> Iterator[Problem]:
+        """What only dense attention has."""
+        yield from super().problems(path)
+        if self.output_gate:
+            yield Problem(f"{path}output_gate", True, f"experts have gates of their own: needs {path}kind=dense")
 
 
 class SparseLayerConfig(RoutedConfig):

@@ -8,7 +8,13 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator
 
 from ostinato.config.base import Config, Number
-from ostinato.config.experts import ExpertAttentionConfig, ExpertFeedForwardConfig, RoutedConfig, SparseLayerConfig
+from ostinato.config.experts import (
+    ExpertAttentionConfig,
+    ExpertFeedForwardConfig,
+    HeadExpertAttentionConfig,
+    RoutedConfig,
+    SparseLayerConfig,
+)
 from ostinato.config.halting import HaltingConfig, NoHaltingConfig
 from ostinato.config.loops import SegmentConfig
 from ostinato.config.norm import NormalisationConfig
@@ -30,6 +36,9 @@ _SPARSE = "_sparse"
 """Ending of the name of a sparse layer's parameter set."""
 
 AttentionSubLayer = Annotated[AttentionConfig | ExpertAttentionConfig, Field(discriminator="kind")]
+SelfAttentionSubLayer = Annotated[
+    AttentionConfig | ExpertAttentionConfig | HeadExpertAttentionConfig, Field(discriminator="kind")
+]
 FeedForwardConfig = Annotated[
     DenseFeedForwardConfig | SeparableConvConfig | ExpertFeedForwardConfig, Field(discriminator="kind")
 ]
@@ -40,7 +49,8 @@ class NormConfig(NormalisationConfig):
 
     placement: Placement = "post"
     """post: n(x + f(x)). pre: x + f(n(x)). peri: x + n2(f(n1(x))). output: x + n(f(x)). sandwich: n2(x + f(n1(x))).
-    parallel: x + f(n(x)) + g(m(x)), the sub-layers f, g of a step side by side."""
+    parallel: x + f(n(x)) + g(m(x)), the sub-layers f, g of a step side by side. scores: x + f(x), where queries, keys,
+    gates and routers read n(x), values and experts x (MoEUT); a feed-forward without a router has no norm."""
     embedding: bool = False
     """A norm of the embeddings, too, behind what is added to them and before dropout (BERT, BART, ModernBERT)."""
     first: bool = True
@@ -71,7 +81,7 @@ class StackConfig(Config):
     """Steps between two ticks of the step signal and of halting; with segments, a round is one of the repeats."""
     segments: list[SegmentConfig] = Field(default_factory=list)
     """Empty: one segment that has all steps."""
-    self_attention: AttentionSubLayer = AttentionConfig()
+    self_attention: SelfAttentionSubLayer = AttentionConfig()
     """Self-attention of every step."""
     ffn: FeedForwardConfig = DenseFeedForwardConfig()
     """Feed-forward of every step."""
@@ -107,6 +117,7 @@ class StackConfig(Config):
                 share_norm=sub.share_norm,
                 position=positions if kind == "self_attention" else None,
                 placement=self.norm.placement,
+                has_scores=sub.has_scores,
             )
             for kind, sub in self.sub_layers()
         ]
@@ -181,6 +192,9 @@ class StackConfig(Config):
                 yield Problem(f"{path}{kind}.share", sub.share, f"{error} ({path}n_steps is {self.n_steps})")
                 continue
             yield from sub.inert_settings(f"{path}{kind}.", self.n_steps)
+            if not sub.share_norm and self.norm.placement == "scores" and not sub.has_scores:
+                reason = f"has no effect with {path}norm.placement=scores, where this has no norm: remove it"
+                yield Inert(f"{path}{kind}.share_norm", False, reason)
             turns = kind == "self_attention" and self.is_rotary
             if isinstance(sub, AttentionConfig) and sub.qk_norm_at == "after" and sub.qk_norm != "none" and not turns:
                 reason = f"has no effect without rotary positions ({path}relative) in {kind}: remove it"

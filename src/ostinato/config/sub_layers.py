@@ -49,6 +49,11 @@ class SubLayerConfig(Config):
             reason = f"has no effect, because no two steps share weights ({path}share): remove it"
             yield Inert(f"{path}share_norm", self.share_norm, reason)
 
+    @property
+    def has_scores(self) -> bool:
+        """Whether it compares queries with keys, or chooses between experts."""
+        return False
+
     def sets(self, n_steps: int) -> tuple[int | None, ...]:
         """Return the parameter set of every step."""
         return assign(self.share, n_steps, self.n_unique)
@@ -79,6 +84,11 @@ class AttentionConfig(SubLayerConfig):
     """Multiply what the heads read by sigmoid(W x), x the input of the sub-layer, before the output projection."""
     dropout: Probability = 0.0
     """Dropout of the attention weights."""
+
+    @property
+    def has_scores(self) -> bool:
+        """Queries are compared with keys."""
+        return True
 
     def head_width(self, d_model: int) -> int:
         """Return d_head."""

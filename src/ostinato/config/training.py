@@ -103,6 +103,11 @@ class BalanceConfig(Config):
     """Mean squared logsumexp of the scores (ST-MoE)."""
     importance: Weight = 0.0
     """Squared coefficient of variation of the summed gates: 0 where even (Shazeer et al. 2017)."""
+    sequence_entropy: Weight = 0.0
+    """Less the entropy of the mean over the tokens and steps of a sentence, a mean over sentences: -log E where even
+    (MoEUT)."""
+    attention_factor: Annotated[float, Field(ge=0)] = 1.0
+    """Factor of all of these weights for the routers of attention (MoEUT: 0.1)."""
     token_weights: Literal["remaining", "uniform"] = "remaining"
     """What a token that has not halted counts in these losses, and in the loads of training records. remaining: the
     mass left of it (SUT's code), through which they reach the gates of halting. uniform: 1 (SUT, equation 1)."""
@@ -110,7 +115,11 @@ class BalanceConfig(Config):
     """tau_0 of `hypersphere`, a constant. None: the temperature its router starts from."""
 
     def problems(self, path: str = "") -> Iterator[Problem]:
-        """A temperature of a loss without a weight."""
+        """A temperature of a loss without a weight, a factor of no weights."""
+        names = ("switch", "hypersphere", "mutual_information", "z", "importance", "sequence_entropy")
+        if self.attention_factor != 1.0 and not any(getattr(self, name) for name in names):
+            reason = "has no effect, because no loss has a weight: remove it"
+            yield Inert(f"{path}attention_factor", self.attention_factor, reason)
         if self.temperature is not None and not self.hypersphere:
             reason = f"has no effect, because {path}hypersphere is 0: remove it"
             yield Inert(f"{path}temperature", self.temperature, reason)

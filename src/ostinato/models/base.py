@@ -262,15 +262,15 @@ class TokenModel(Embeddings, ABC):
             for step in stack.plan.steps:
                 for use in step.uses:
                     module = getattr(self.banks, use.kind)[use.weights]
-                    if isinstance(module, Routed) and module.router is not None:
-                        sizes = (module.n_experts, module.gate.top_k)
-                        yield Routing.of_no_rows(router_name(use), stack.plan.stack, step.index, sizes, like)
+                    for one in module.choices() if isinstance(module, Routed) else ():
+                        place = router_name(use, one.name), stack.plan.stack, step.index
+                        yield Routing.of_no_rows(*place, (one.n_experts, one.n_chosen), like, one.n_heads)
 
     def project_routers(self) -> None:
         """Bring what routers hold fixed back to its place; to be called after every update."""
         for module in self.routed():
-            if module.router is not None:
-                module.router.project()
+            for one in module.choices():
+                one.router.project()
 
     def balance_temperatures(self) -> dict[str, float]:
         """Return by router the temperature it started from: the constant tau_0 of X-MoE's balance loss."""
@@ -282,10 +282,10 @@ class TokenModel(Embeddings, ABC):
         for stack in self.stacks.values():
             for use in stack.plan.uses():
                 module = getattr(self.banks, use.kind)[use.weights]
-                if isinstance(module, Routed) and module.router is not None:
-                    temperature = module.router.temperature()
+                for one in module.choices() if isinstance(module, Routed) else ():
+                    temperature = one.router.temperature()
                     if isinstance(temperature, Tensor):
-                        found[router_name(use)] = temperature.detach()
+                        found[router_name(use, one.name)] = temperature.detach()
         return found
 
     @property

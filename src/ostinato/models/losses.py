@@ -36,7 +36,7 @@ from ostinato.nn import balance
 from ostinato.nn.balance import JoinedRoutings, Sum, no_reduction
 from ostinato.nn.types import Routing
 
-BALANCE_LOSSES = ("switch", "hypersphere", "mutual_information", "z", "importance")
+BALANCE_LOSSES = ("switch", "hypersphere", "mutual_information", "z", "importance", "sequence_entropy")
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,9 +147,10 @@ def raw_balance_loss(name: str, routings: Sequence[Routing] | JoinedRoutings, te
     return loss(routings)
 
 
-def balance_weights(config: BalanceConfig) -> dict[str, float]:
-    """Return the weights of the balance losses that have one."""
-    return {name: weight for name in BALANCE_LOSSES if (weight := getattr(config, name))}
+def balance_weights(config: BalanceConfig, router: str = "") -> dict[str, float]:
+    """Return the weights of the balance losses that have one, for a router."""
+    factor = config.attention_factor if "attention" in router.partition(".")[0] else 1.0
+    return {name: factor * weight for name in BALANCE_LOSSES if (weight := getattr(config, name))}
 
 
 def balance_loss(
@@ -161,14 +162,13 @@ def balance_loss(
         temperatures: tau_0 by router, where the configuration names none.
         all_reduce: adds up over the processes what their rows sum to.
     """
-    weights = balance_weights(config)
-    if not weights:
+    if not balance_weights(config):
         return None
     total: Tensor | None = None
     for router, mine in routings.items():
         rows = JoinedRoutings.of(mine, all_reduce, uniform=config.token_weights == "uniform")
         tau_0 = config.temperature or temperatures[router]
-        for name, weight in weights.items():
+        for name, weight in balance_weights(config, router).items():
             loss = weight * raw_balance_loss(name, rows, tau_0)
             total = loss if total is None else total + loss
     return total

@@ -10,6 +10,7 @@ from ostinato.config.common import Init
 from ostinato.config.experts import (
     ExpertAttentionConfig,
     ExpertFeedForwardConfig,
+    HeadExpertAttentionConfig,
     HypersphereRouterConfig,
     MlpRouterConfig,
     RoutedConfig,
@@ -49,14 +50,17 @@ from ostinato.nn.exits import Exit
 from ostinato.nn.experts import ExpertAttention, ExpertFeedForward, ExpertMaps, SparseLayer
 from ostinato.nn.feedforward import FeedForward
 from ostinato.nn.halting import HaltingRule, NoHalting
+from ostinato.nn.head_experts import HeadExpertAttention
 from ostinato.nn.init import (
     init_attention,
     init_embedding,
     init_expert_attention,
     init_expert_maps,
     init_feed_forward,
+    init_head_experts,
     init_linear_injection,
     init_projection,
+    init_router,
     init_separable_conv,
     zero_second_maps,
 )
@@ -90,10 +94,18 @@ def build_sub_layer(
     match settings:
         case ExpertAttentionConfig() as c:
             assert c.bias != "qk"  # the configuration refuses it
-            given = (_router(c, d_model), _gate(c), d_model, c.n_heads, c.head_width(d_model))
+            given = (_router(c, d_model, init, n_steps), _gate(c), d_model, c.n_heads, c.head_width(d_model))
             experts = ExpertAttention(*given, bias=c.bias, sum_bias=c.sum_bias, **_of_attention(c, eps))
             init_expert_attention(experts, init, c.expert_init, n_steps)
             return experts
+        case HeadExpertAttentionConfig() as c:
+            of_outputs, of_values = (
+                _router_of(c, d_model, heads * c.n_experts, init, n_steps) for heads in (c.n_heads, c.n_key_heads)
+            )
+            sizes = (d_model, c.n_heads, c.head_width(d_model))
+            head_experts = HeadExpertAttention(of_outputs, of_values, _gate(c), *sizes, **_of_attention(c, eps))
+            init_head_experts(head_experts, init, c.expert_init, n_steps)
+            return head_experts
         case AttentionConfig() as c:
             sizes = (d_model, c.n_heads, c.head_width(d_model))
             attention = Attention(*sizes, bias=c.bias, output_gate=c.output_gate, **_of_attention(c, eps))
@@ -108,13 +120,15 @@ def build_sub_layer(
             init_separable_conv(conv, init, n_steps)
             return conv
         case ExpertFeedForwardConfig() as c:
-            router = _router(c, d_model)  # drawn before the experts: a seed's weights stay what they were
+            router = _router(
+                c, d_model, init, n_steps
+            )  # drawn before the experts: a seed's weights stay what they were
             return ExpertFeedForward(router, _gate(c), _maps(c, d_model, init, n_steps), sum_bias=c.sum_bias)
         case SparseLayerConfig() as c:
             layers = [_maps(c, d_model, init, n_steps) for _ in range(c.n_layers)]
             for maps in layers:
                 zero_second_maps(maps)
-            return SparseLayer(_router(c, d_model), _gate(c), layers, d_model, eps)
+            return SparseLayer(_router(c, d_model, init, n_steps), _gate(c), layers, d_model, eps)
     raise TypeError(f"no sub-layer is known for {type(settings).__name__}")
 
 
@@ -140,15 +154,19 @@ def _gate(c: RoutedConfig) -> Gate:
     )
 
 
-def _router(c: RoutedConfig, d_model: int) -> Router | None:
+def _router(c: RoutedConfig, d_model: int, init: Init, n_steps: int) -> Router | None:
     """Return the router, None where there is nothing to choose."""
-    if not c.has_router:
-        return None
+    return _router_of(c, d_model, c.n_experts, init, n_steps) if c.has_router else None
+
+
+def _router_of(c: RoutedConfig, d_model: int, n_experts: int, init: Init, n_steps: int) -> Router:
+    """Return a router of so many experts."""
+    router: Router
     match c.router:
         case HypersphereRouterConfig() as r:
-            return HypersphereRouter(
+            router = HypersphereRouter(
                 d_model,
-                c.n_experts,
+                n_experts,
                 c.router_width,
                 temperature=c.temperature,
                 floor=r.floor,
@@ -158,9 +176,11 @@ def _router(c: RoutedConfig, d_model: int) -> Router | None:
                 learns_temperature=r.learn_temperature,
             )
         case MlpRouterConfig() as r:
-            return MlpRouter(d_model, c.n_experts, r.dropout)
+            router = MlpRouter(d_model, n_experts, r.dropout)
         case _:
-            return LinearRouter(d_model, c.n_experts)
+            router = LinearRouter(d_model, n_experts)
+    init_router(router, init, n_steps)
+    return router
 
 
 def build_norm_of(config: NormalisationConfig, width: int) -> nn.Module:

@@ -27,6 +27,7 @@ from ostinato.models.parts import (
 from ostinato.nn.cache import Cache
 from ostinato.nn.compiled import compiled_step
 from ostinato.nn.execution import Execution
+from ostinato.nn.experts import Routed
 from ostinato.nn.init import init_projection
 from ostinato.nn.layers import Linear
 from ostinato.nn.shapes import Bool, Float, Int, Tensor
@@ -99,9 +100,10 @@ class Transformer(TokenModel):
             bank = getattr(self.banks, use.kind)
             if use.weights not in bank:
                 settings = stack.settings_of(use)
-                if isinstance(settings, RoutedConfig):
-                    self._temperatures[router_name(use)] = settings.temperature
-                bank[use.weights] = build_sub_layer(settings, config.d_model, config.init, stack.depth, stack.norm.eps)
+                made = build_sub_layer(settings, config.d_model, config.init, stack.depth, stack.norm.eps)
+                bank[use.weights] = made
+                if isinstance(settings, RoutedConfig) and isinstance(made, Routed):
+                    self._temperatures |= {router_name(use, one.name): settings.temperature for one in made.choices()}
             for name in use.norms:
                 if name not in self.banks.norm:
                     self.banks.norm[name] = build_norm_of(stack.norm, config.d_model)

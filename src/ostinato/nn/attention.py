@@ -105,6 +105,8 @@ class MultiHead(Dropping):
 
     n_choices: int = 1
     """C, queries of one token: as many as it has experts."""
+    has_value_experts: bool = False
+    """Whether a token's values are made by experts that it chooses."""
     q_norm: nn.Module | None
     k_norm: nn.Module | None
     output_gate: Linear | None
@@ -281,8 +283,18 @@ class Attention(MultiHead, nn.Module):
         self.output_gate = Linear(d_model, self.inner, bias=False) if output_gate else None
         self.out = Linear(self.inner, d_model, bias=bias is True)
 
-    def queries_keys_values(self, x_ND: Float[Tensor, "N D"], decision: None = None) -> tuple[Tensor, Tensor]:
-        """Return queries, and keys and values, of the same rows: one product."""
+    def queries_keys_values(
+        self, x_ND: Float[Tensor, "N D"], decision: None = None, valued_ND: Float[Tensor, "N D"] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return queries, and keys and values, of the same rows: one product.
+
+        Args:
+            valued_ND: what values are made of; None: what the others are.
+        """
+        if valued_ND is not None:
+            qk = self.qkv(x_ND, slice(0, self.inner + self.kv_inner))
+            q, k = qk.split((self.inner, self.kv_inner), dim=-1)
+            return self._biased_queries(q), self._biased_keys(torch.cat([k, self._values(valued_ND)], -1))
         # The backward pass of split is one concatenation; that of tensor_split fills two tensors of the whole width.
         q, kv = self.qkv(x_ND).split((self.inner, 2 * self.kv_inner), dim=-1)
         return (q, kv) if self.qk_bias is None else (self._biased_queries(q), self._biased_keys(kv))
@@ -291,9 +303,18 @@ class Attention(MultiHead, nn.Module):
         """Return queries."""
         return self._biased_queries(self.qkv(x_ND, slice(0, self.inner)))
 
-    def keys_values(self, x_ND: Float[Tensor, "*N D"]) -> Float[Tensor, "*N J"]:
-        """Return keys and values side by side."""
+    def keys_values(
+        self, x_ND: Float[Tensor, "*N D"], valued_ND: Float[Tensor, "*N D"] | None = None
+    ) -> Float[Tensor, "*N J"]:
+        """Return keys and values side by side, the values of other states where there are some."""
+        if valued_ND is not None:
+            k = self.qkv(x_ND, slice(self.inner, self.inner + self.kv_inner))
+            return self._biased_keys(torch.cat([k, self._values(valued_ND)], -1))
         return self._biased_keys(self.qkv(x_ND, slice(self.inner, self.inner + 2 * self.kv_inner)))
+
+    def _values(self, x_ND: Tensor) -> Tensor:
+        first = self.inner + self.kv_inner
+        return self.qkv(x_ND, slice(first, first + self.kv_inner))  # type: ignore[no-any-return]
 
     def output(self, x_NI: Float[Tensor, "N I"], decision: None = None) -> Float[Tensor, "N D"]:
         """Return the output of all heads."""

@@ -10,9 +10,13 @@ loss is a mean, so that batch size and padding do not scale it. With E experts:
     mutual_information    sum_x w_x H(p_x) - H(P)                        -log E (sharp)      0
     z                     sum_x w_x logsumexp(s_x)^2                     (log E)^2 (s = 0)
     importance            Var(I) / mean(I)^2                             0                   E - 1
+    sequence_entropy      - mean_b H(P_b)                                -log E              0
 
-P = sum_x w_x p_x: mean probabilities. F: fraction of the chosen places, F1: of the first choices; both without
-gradient. I: summed gates of every expert. H: entropy in nats.
+P = sum_x w_x p_x: mean probabilities; P_b: of the rows of one sentence, over all steps. F: fraction of the chosen
+places, F1: of the first choices; both without gradient. I: summed gates of every expert. H: entropy in nats.
+
+Where every head chooses among experts of its own, E are those of a head, and losses are means over heads, but
+importance, which compares the experts of all heads; sequence_entropy is less by the logarithm of the number of heads.
 
 Every function takes routings, or the `JoinedRoutings` made of them once where several functions read the same ones.
 Where rows are spread over processes, their sums are added up and never their losses: see `JoinedRoutings.of`.
@@ -22,6 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 
@@ -38,8 +43,9 @@ def switch(routings: Sequence[Routing] | JoinedRoutings) -> Tensor:
 def hypersphere(routings: Sequence[Routing] | JoinedRoutings, temperature: float) -> Tensor:
     """Return E sum_e F1_e mean_x softmax_e(s_x / tau_0), tau_0 a constant (X-MoE, section 2.4)."""
     rows = JoinedRoutings.of(routings)
-    probs_NE = torch.softmax(rows.logits_NE / temperature, 1)
-    return rows.n_experts * (rows.mean(probs_NE) * rows.fraction(rows.experts_NK[:, :1])).sum()
+    probs_NE = rows.by_head(torch.softmax(rows.of_heads(rows.logits_NE) / temperature, 2)) / rows.n_heads
+    first_NH = rows.of_heads(rows.experts_NK)[:, :, 0]
+    return rows.n_experts * (rows.mean(probs_NE) * rows.fraction(first_NH)).sum()
 
 
 def mutual_information(routings: Sequence[Routing] | JoinedRoutings) -> Tensor:
@@ -54,7 +60,7 @@ def mutual_information(routings: Sequence[Routing] | JoinedRoutings) -> Tensor:
 def z(routings: Sequence[Routing] | JoinedRoutings) -> Tensor:
     """Return the mean squared logsumexp of the raw scores (Zoph et al. 2022, eq. 5)."""
     rows = JoinedRoutings.of(routings)
-    return rows.mean(torch.logsumexp(rows.logits_NE, 1).square())
+    return rows.mean(torch.logsumexp(rows.of_heads(rows.logits_NE), 2).square().mean(1))
 
 
 def importance(routings: Sequence[Routing] | JoinedRoutings) -> Tensor:
@@ -64,6 +70,21 @@ def importance(routings: Sequence[Routing] | JoinedRoutings) -> Tensor:
     total_E = rows.mean(gates)
     mean = total_E.mean()
     return ((total_E - mean).square().mean() / mean.square().clamp_min(torch.finfo(mean.dtype).tiny)).nan_to_num(0.0)
+
+
+def sequence_entropy(routings: Sequence[Routing] | JoinedRoutings) -> Tensor:
+    """Return - mean_b H(P_b), P_b the mean probabilities over the tokens and steps of a sentence, in [-log E, 0].
+
+    Sentences without rows do not count. (MoEUT, section 2.1: use is to be even within every sequence.)
+    """
+    rows = JoinedRoutings.of(routings)
+    weight_B = rows.weight_N.new_zeros(rows.n_sentences).index_add(0, rows.sentences_N, rows.weight_N)
+    sums_BE = rows.probs_NE.new_zeros(rows.n_sentences, rows.n_experts)
+    sums_BE = sums_BE.index_add(0, rows.sentences_N, rows.weight_N[:, None] * rows.probs_NE)
+    counts_B = weight_B.detach() > 0
+    entropy_B = _entropy(sums_BE / weight_B.clamp_min(torch.finfo(weight_B.dtype).tiny)[:, None])
+    n = rows.all_reduce(counts_B.sum().to(entropy_B.dtype))
+    return -rows.all_reduce(torch.where(counts_B, entropy_B, 0.0).sum()) / n.clamp_min(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +122,7 @@ def no_reduction(values: Tensor) -> Tensor:
 @dataclass(frozen=True, slots=True)
 class JoinedRoutings:
     """The rows of all routings of one router; `total` is the sum of their weights, `all_reduce` adds up over processes.
+    The sentences of one stack after those of another have the numbers `sentences_N`.
 
     A loss is a function of sums over all rows. No part of a sum may depend on another sum: its gradient would be needed
     from the rows of all processes, and each has its own alone.
@@ -112,6 +134,9 @@ class JoinedRoutings:
     gates_NK: Tensor
     weight_N: Tensor
     total: Tensor
+    sentences_N: Tensor
+    n_sentences: int
+    n_heads: int = 1
     all_reduce: Sum = no_reduction
 
     @classmethod
@@ -133,6 +158,11 @@ class JoinedRoutings:
             raise ValueError("a balance loss needs at least one routing")
         weight_N = torch.cat([r.weight_N for r in routings])
         weight_N = (weight_N > 0 if uniform else weight_N).to(routings[0].probs_NE.dtype)
+        sizes: dict[str, int] = {}
+        for r in routings:
+            sizes[r.stack] = max(sizes.get(r.stack, 0), r.shape_BT[0])
+        first = dict(zip(sizes, accumulate(sizes.values(), initial=0), strict=False))
+        sentences_N = torch.cat([first[r.stack] + r.rows_N.div(r.shape_BT[1], rounding_mode="floor") for r in routings])
         # Padding may hold anything, and NaN times 0 is NaN. Overwritten, not left out: an accelerator need not wait.
         ignored_N1 = (weight_N == 0)[:, None]
         return cls(
@@ -142,13 +172,24 @@ class JoinedRoutings:
             torch.cat([r.gates_NK for r in routings]).masked_fill(ignored_N1, 0.0),
             weight_N,
             all_reduce(weight_N.sum()),
+            sentences_N,
+            sum(sizes.values()),
+            routings[0].n_heads,
             all_reduce,
         )
 
     @property
     def n_experts(self) -> int:
-        """Return E."""
+        """Return E, of all heads."""
         return self.probs_NE.shape[1]
+
+    def of_heads(self, values_NE: Tensor) -> Tensor:
+        """Return what experts or choices have by head, `[N, H, ...]`."""
+        return values_NE.view(len(values_NE), self.n_heads, -1)
+
+    def by_head(self, values_NHE: Tensor) -> Tensor:
+        """Return what heads have side by side, `[N, E]`."""
+        return values_NHE.flatten(1)
 
     def mean(self, values: Tensor) -> Tensor:
         """Return the weighted mean over the rows of values `[N]` or `[N, E]`; 0 where no row has any weight."""

@@ -185,7 +185,7 @@ class _SelfAttentionInPlace(SelfAttention):
         keys = cached.next(here.rows.n_sentences, _in_rows(run.cache.keep_BS), here.rows.index_N)
         if here.halted:
             newest_2RHK, new = cached.newest(), self.newly_halted(run, here)
-            made = [self.keys_values(self.module, rows.visible_LD) for rows in new]
+            made = [self.keys_values(self.module, rows.visible_LD[:0], [rows], run, here) for rows in new]
             for places_L, halted_LJ in self.of_halted(new, made, run):
                 newest_2RHK[:, places_L] = halted_LJ.view(-1, 2, *newest_2RHK.shape[2:]).transpose(0, 1)
         return keys

@@ -20,11 +20,18 @@ class CrossAttention(SubLayer):
     """One use of cross-attention, dense or of experts. Args: see `SubLayer`."""
 
     def transform(
-        self, module: Any, read_ND: Tensor, decision: Decision | None, states_ND: Tensor, run: Pass, here: Round
+        self,
+        module: Any,
+        read_ND: Tensor,
+        scored_ND: Tensor,
+        decision: Decision | None,
+        states_ND: Tensor,
+        run: Pass,
+        here: Round,
     ) -> Float[Tensor, "N D"]:
         """Return what every row reads in its sentence's memory."""
-        x_NI = self.read(module, module.queries(read_ND, decision), run, here)
-        return module.output(module.gated(x_NI, read_ND), decision)  # type: ignore[no-any-return]
+        x_NI = self.read(module, module.queries(scored_ND, decision), run, here)
+        return module.output(module.gated(x_NI, scored_ND), decision)  # type: ignore[no-any-return]
 
     def read(self, attention: Any, q_NI: Tensor, run: Pass, here: Round) -> Float[Tensor, "N I"]:
         """Return what the queries of the rows read, heads and choices side by side."""

@@ -10,8 +10,9 @@ on the experts a token gets, not on how many there are.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -33,6 +34,7 @@ from ostinato.kernels import (
 from ostinato.nn.attention import MultiHead, QkNorm
 from ostinato.nn.layers import Dropping, Linear
 from ostinato.nn.routing import Gate, Router
+from ostinato.nn.rows import Rows
 from ostinato.nn.shapes import Float, Tensor
 from ostinato.nn.types import Routing
 
@@ -45,6 +47,7 @@ class Decision:
         to: rows sorted by expert. logits_NE, probs_NE: None where there is one expert, and no router.
         experts_NK, gates_NK, weight_N: see `Routing`.
         backend: what multiplies the rows by their experts' weights, see `ostinato.kernels.choose_backend`.
+        n_heads: see `Routing`.
     """
 
     to: Dispatch
@@ -54,13 +57,35 @@ class Decision:
     logits_NE: Tensor | None = None
     probs_NE: Tensor | None = None
     backend: BackendChoice = "auto"
+    n_heads: int = 1
 
-    def routing(self, router: str, stack: str, step: int, rows_N: Tensor) -> Routing | None:
-        """Return what balance losses and analyses read; None where there was nothing to choose."""
+    def routing(self, router: str, stack: str, step: int, rows: Rows, weight_N: Tensor | None = None) -> Routing | None:
+        """Return what balance losses and analyses read; None where there was nothing to choose.
+
+        Args:
+            rows: the first ones of those that were sent to experts. weight_N: in place of what decided who is.
+        """
         if self.logits_NE is None or self.probs_NE is None:
             return None
-        numbers = (self.logits_NE, self.probs_NE, self.experts_NK, self.gates_NK, self.weight_N, rows_N)
-        return Routing(router, stack, step, *numbers)
+        weight_N = self.weight_N if weight_N is None else weight_N.to(self.weight_N.dtype)
+        n, places_N = len(rows), rows.places(weight_N.device)
+        scores, chosen = (self.logits_NE[:n], self.probs_NE[:n]), (self.experts_NK[:n], self.gates_NK[:n])
+        shape = rows.n_sentences, rows.n_columns
+        return Routing(router, stack, step, *scores, *chosen, weight_N[:n], places_N, shape, self.n_heads)
+
+
+class Choice(NamedTuple):
+    """A router of a parameter set.
+
+    Args:
+        name: ends the name of the router, where a set has several. n_experts, n_chosen, n_heads: see `Routing`.
+    """
+
+    name: str
+    router: Router
+    n_experts: int
+    n_chosen: int
+    n_heads: int = 1
 
 
 class Routed(nn.Module):
@@ -74,6 +99,11 @@ class Routed(nn.Module):
     def __init__(self, router: Router | None, gate: Gate, n_experts: int) -> None:
         super().__init__()
         self.router, self.gate, self.n_experts = router, gate, n_experts
+
+    def choices(self) -> Iterator[Choice]:
+        """Yield the routers there are."""
+        if self.router is not None:
+            yield Choice("", self.router, self.n_experts, self.gate.top_k)
 
     def route(
         self,
@@ -89,16 +119,36 @@ class Routed(nn.Module):
             weight_N: what is left of every token, 0 (or False) for padding and halted ones; None: 1 for all.
             backend: of the products that follow. draws: of a router's dropout, see `ostinato.kernels.dropout`.
         """
+        return self.decide(self.router, x_ND, weight_N, backend=backend, draws=draws)
+
+    def decide(
+        self,
+        router: Router | None,
+        x_ND: Float[Tensor, "N D"],
+        weight_N: Tensor | None,
+        n_heads: int = 1,
+        *,
+        backend: BackendChoice,
+        draws: Draws,
+    ) -> Decision:
+        """Choose experts by a router, every head among its own. Args: see `route`."""
         kept = None if weight_N is None else weight_N.to(torch.promote_types(x_ND.dtype, weight_N.dtype))
         weight_N = x_ND.new_ones(x_ND.shape[0]) if kept is None else kept
-        if self.router is None:
+        if router is None:
             experts_NK = torch.zeros(x_ND.shape[0], 1, dtype=torch.long, device=x_ND.device)
             gates_NK = x_ND.new_ones(x_ND.shape[0], 1)
             return Decision(dispatch(experts_NK, 1, kept), experts_NK, gates_NK, weight_N, backend=backend)
-        logits_NE = self.router(x_ND, draws)
-        choice = self.gate(logits_NE / self.router.temperature(), training=self.training)
-        to = dispatch(choice.experts_NK, self.n_experts, kept)
-        return Decision(to, choice.experts_NK, choice.gates_NK, weight_N, logits_NE, choice.probs_NE, backend)
+        logits_NE = router(x_ND, draws)
+        scores_NE = logits_NE / router.temperature()
+        if n_heads == 1:
+            probs_NE, experts_NK, gates_NK = self.gate(scores_NE, training=self.training)
+        else:
+            by_head = self.gate(scores_NE.reshape(-1, self.gate.n_experts), training=self.training)
+            first_H1 = torch.arange(n_heads, device=x_ND.device)[:, None] * self.gate.n_experts
+            experts_NK = (by_head.experts_NK.view(-1, n_heads, self.gate.top_k) + first_H1).flatten(1)
+            gates_NK, probs_NE = by_head.gates_NK.view_as(experts_NK), by_head.probs_NE.view_as(scores_NE) / n_heads
+        to = dispatch(experts_NK, scores_NE.shape[1], kept)
+        return Decision(to, experts_NK, gates_NK, weight_N, logits_NE, probs_NE, backend, n_heads)
 
 
 class ExpertMaps(Dropping, nn.Module):
@@ -229,9 +279,11 @@ class ExpertAttention(MultiHead, Routed):
         self.sum_bias_D = nn.Parameter(torch.zeros(d_model)) if sum_bias else None
         self.kv = Linear(d_model, 2 * self.kv_inner, bias=bool(bias))
 
-    def queries_keys_values(self, x_ND: Float[Tensor, "N D"], decision: Decision) -> tuple[Tensor, Tensor]:
+    def queries_keys_values(
+        self, x_ND: Float[Tensor, "N D"], decision: Decision, valued_ND: Float[Tensor, "N D"] | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Return queries, and keys and values, of the same rows."""
-        return self.queries(x_ND, decision), self.keys_values(x_ND)
+        return self.queries(x_ND, decision), self.keys_values(x_ND, valued_ND)
 
     def queries(self, x_ND: Float[Tensor, "N D"], decision: Decision) -> Float[Tensor, "N I"]:
         """Return queries of every row's choices, side by side; those of padding are 0."""
@@ -239,9 +291,14 @@ class ExpertAttention(MultiHead, Routed):
         q_SI = routed_linear(x_ND, *maps, decision.to, reads="rows", writes="slots", backend=decision.backend)
         return q_SI.view(x_ND.shape[0], -1)
 
-    def keys_values(self, x_ND: Float[Tensor, "*N D"]) -> Float[Tensor, "*N J"]:
-        """Return keys and values side by side."""
-        return self.kv(x_ND)  # type: ignore[no-any-return]
+    def keys_values(
+        self, x_ND: Float[Tensor, "*N D"], valued_ND: Float[Tensor, "*N D"] | None = None
+    ) -> Float[Tensor, "*N J"]:
+        """Return keys and values side by side, the values of other states where there are some."""
+        if valued_ND is None:
+            return self.kv(x_ND)  # type: ignore[no-any-return]
+        n = self.kv_inner
+        return torch.cat([self.kv(x_ND, slice(0, n)), self.kv(valued_ND, slice(n, 2 * n))], -1)
 
     def output(self, x_NI: Float[Tensor, "N I"], decision: Decision) -> Float[Tensor, "N D"]:
         """Return the sum over a row's choices of its experts' outputs, weighted by their gates."""

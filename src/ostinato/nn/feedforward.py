@@ -53,7 +53,14 @@ class FeedForwardSubLayer(SubLayer):
     """One use of a feed-forward, dense, of experts, or a sparse layer. Args: see `SubLayer`."""
 
     def transform(
-        self, module: Any, read_ND: Tensor, decision: Decision | None, states_ND: Tensor, run: Pass, here: Round
+        self,
+        module: Any,
+        read_ND: Tensor,
+        scored_ND: Tensor,
+        decision: Decision | None,
+        states_ND: Tensor,
+        run: Pass,
+        here: Round,
     ) -> Float[Tensor, "N D"]:
         """Map every row."""
         return module(read_ND, decision, run.execution.dropout_draws)  # type: ignore[no-any-return]

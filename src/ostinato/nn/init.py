@@ -6,6 +6,11 @@
                   sqrt(2 * number of steps)
     unit_scaling  U(-a, a), a = sqrt(3 / fan_in)                              N(0, 1 / d_model)      tensor2tensor
     torch         U(-a, a), a = sqrt(1 / fan_in), biases likewise             N(0, 1 / d_model)      torch.nn.Linear
+    depth_scaled  N(0, 2 / (steps * fan_in)) in steps, elsewhere              N(0, 1 / d_model)      MoEUT
+                  N(0, 1 / fan_in)
+
+Under depth_scaled the second maps of E feed-forward experts have the fan-in of all of them, E d_ff, outputs by experts
+of heads that of all heads, and linear routers rows of equal length sqrt(2 / steps).
 
 Experts are initialised one by one, as if each were a projection of its own; "fan_in" draws all of them from
 U(-1 / fan_in, 1 / fan_in) and their biases from U(-1 / sqrt(fan_out), 1 / sqrt(fan_out)), much smaller (SUT). Routers
@@ -30,25 +35,28 @@ from torch import Tensor, nn
 from ostinato.nn.attention import Attention
 from ostinato.nn.experts import ExpertAttention, ExpertMaps
 from ostinato.nn.feedforward import FeedForward
+from ostinato.nn.head_experts import HeadExpertAttention
 from ostinato.nn.loops import LinearInjection
 from ostinato.nn.recurrent import GlobalAttention, Lstm
+from ostinato.nn.routing import LinearRouter, Router
 from ostinato.nn.separable import SeparableConv
 
-Init = Literal["xavier", "normal", "unit_scaling", "torch"]
+Init = Literal["xavier", "normal", "unit_scaling", "torch", "depth_scaled"]
 ExpertInit = Literal["model", "fan_in"]
 
 
 def init_attention(module: Attention, init: Init, n_steps: int) -> None:
     """Initialise queries, keys and values as three projections, the output projection, and its gate."""
-    _init_linear(module.qkv, (module.inner, module.kv_inner, module.kv_inner), init)
+    scale = _scale(init, n_steps)
+    _init_linear(module.qkv, (module.inner, module.kv_inner, module.kv_inner), init, scale)
     if module.output_gate is not None:
-        _init_linear(module.output_gate, 1, init)
+        _init_linear(module.output_gate, 1, init, scale)
     _init_linear(module.out, 1, init, shrink=_shrink(init, n_steps))
 
 
 def init_feed_forward(module: FeedForward, init: Init, n_steps: int) -> None:
     """Initialise the maps to the hidden layer (two blocks where it is gated) and back."""
-    _init_linear(module.up, 2 if module.is_gated else 1, init)
+    _init_linear(module.up, 2 if module.is_gated else 1, init, _scale(init, n_steps))
     _init_linear(module.down, 1, init, shrink=_shrink(init, n_steps))
 
 
@@ -56,27 +64,39 @@ def init_separable_conv(module: SeparableConv, init: Init, n_steps: int) -> None
     """Initialise the two depth-wise convolutions and the two position-wise maps, each by its own fan-in."""
     for taps_KC in (module.taps_in_KD, module.taps_out_KF):
         kernel = taps_KC.shape[0]
-        if init == "normal":
+        if init in ("normal", "depth_scaled"):
             nn.init.normal_(taps_KC, std=kernel**-0.5)
         else:
             a = math.sqrt((1 if init == "torch" else 3) / kernel)
             nn.init.uniform_(taps_KC, -a, a)
-    _init_linear(module.up, 1, init)
+    _init_linear(module.up, 1, init, _scale(init, n_steps))
     _init_linear(module.down, 1, init, shrink=_shrink(init, n_steps))
 
 
 def init_expert_attention(module: ExpertAttention, init: Init, expert_init: ExpertInit, n_steps: int) -> None:
     """Initialise keys and values as two projections, queries and outputs expert by expert."""
-    _init_linear(module.kv, 2, init)
-    shrink = _shrink(init, n_steps)
-    _init_experts(module.query_EDI, module.query_bias_EI, 1, init, expert_init)
+    scale, shrink = _scale(init, n_steps), _shrink(init, n_steps)
+    _init_linear(module.kv, (module.kv_inner, module.kv_inner), init, scale)
+    _init_experts(module.query_EDI, module.query_bias_EI, 1, init, expert_init, scale)
     _init_experts(module.out_EID, module.out_bias_ED, 1, init, expert_init, shrink)
+
+
+def init_head_experts(module: HeadExpertAttention, init: Init, expert_init: ExpertInit, n_steps: int) -> None:
+    """Initialise queries and keys as two projections, values and outputs expert by expert."""
+    scale, shrink = _scale(init, n_steps), _shrink(init, n_steps)
+    if init == "depth_scaled":
+        shrink /= math.sqrt(module.n_heads)
+    _init_linear(module.qk, (module.inner, module.kv_inner), init, scale)
+    _init_experts(module.value_EDK, None, 1, init, expert_init, scale)
+    _init_experts(module.out_EKD, None, 1, init, expert_init, shrink)
 
 
 def init_expert_maps(module: ExpertMaps, init: Init, expert_init: ExpertInit, n_steps: int) -> None:
     """Initialise both maps of every expert."""
-    shrink = _shrink(init, n_steps)
-    _init_experts(module.up_EDF, module.up_bias_EF, 2 if module.is_gated else 1, init, expert_init)
+    scale, shrink = _scale(init, n_steps), _shrink(init, n_steps)
+    if init == "depth_scaled":
+        shrink /= math.sqrt(len(module.down_EFD))
+    _init_experts(module.up_EDF, module.up_bias_EF, 2 if module.is_gated else 1, init, expert_init, scale)
     _init_experts(module.down_EFD, module.down_bias_ED, 1, init, expert_init, shrink)
 
 
@@ -138,8 +158,22 @@ def init_global_attention(module: GlobalAttention, init: Init) -> None:
         _init_map(module.score_D.detach()[None], module.score_D.shape[0], 1, init, 1.0)
 
 
+@torch.no_grad()
+def init_router(router: Router, init: Init, n_steps: int) -> None:
+    """Give the rows of a linear router equal lengths where the initialisation is scaled by depth."""
+    if init == "depth_scaled" and isinstance(router, LinearRouter):
+        rows_ED = router.experts_ED
+        rows_ED.mul_(_scale(init, n_steps) / rows_ED.norm(dim=1, keepdim=True))
+
+
+def _scale(init: Init, n_steps: int) -> float:
+    """Return the factor of all maps of a step."""
+    return math.sqrt(2 / n_steps) if init == "depth_scaled" else 1.0
+
+
 def _shrink(init: Init, n_steps: int) -> float:
-    return 1.0 / math.sqrt(2 * n_steps) if init == "normal" else 1.0
+    """Return the factor of maps back to the states."""
+    return 1.0 / math.sqrt(2 * n_steps) if init == "normal" else _scale(init, n_steps)
 
 
 def _init_experts(
@@ -159,6 +193,9 @@ def _init_experts(
 def _init_map(block: Tensor, fan_in: int, fan_out: int, init: Init, shrink: float) -> None:
     if init == "normal":
         nn.init.normal_(block, std=0.02 * shrink)
+        return
+    if init == "depth_scaled":
+        nn.init.normal_(block, std=fan_in**-0.5 * shrink)
         return
     if init == "xavier":
         a = math.sqrt(6 / (fan_in + fan_out))

@@ -22,7 +22,7 @@ from ostinato.nn.experts import Decision
 from ostinato.nn.relative import RelativePositions, bias_of_queries, repeat_for_choices
 from ostinato.nn.rows import lay_rows
 from ostinato.nn.shapes import Bool, Float, Tensor
-from ostinato.nn.sub_layer import SubLayer, capture_weights
+from ostinato.nn.sub_layer import SubLayer, capture_weights, router_name
 from ostinato.plan import Step, Use
 
 
@@ -47,7 +47,7 @@ class SelfAttention(SubLayer):
     ) -> None:
         super().__init__(stack, step, use, banks, **named)
         self.looks_back_only, self.shares_keys, self.borrows_from = looks_back_only, shares_keys, step.keys
-        self.keys_of: KeysOf = step.segment, self.use.weights, self.use.before
+        self.keys_of: KeysOf = step.segment, self.use.weights, self.use.before_keys
 
     @property
     def relation(self) -> RelativePositions | None:
@@ -56,20 +56,29 @@ class SelfAttention(SubLayer):
         return None if name is None else self._banks.relative[name]  # type: ignore[return-value]
 
     def transform(
-        self, module: Any, read_ND: Tensor, decision: Decision | None, states_ND: Tensor, run: Pass, here: Round
+        self,
+        module: Any,
+        read_ND: Tensor,
+        scored_ND: Tensor,
+        decision: Decision | None,
+        states_ND: Tensor,
+        run: Pass,
+        here: Round,
     ) -> Float[Tensor, "N D"]:
         """Return what every row reads in its sentence."""
         if self.borrows_from is not None:
-            x_NI = self.attend(module, module.queries(read_ND, decision), *run.keys[self.borrows_from], run, here)
-            return module.output(module.gated(x_NI, read_ND), decision)  # type: ignore[no-any-return]
+            x_NI = self.attend(module, module.queries(scored_ND, decision), *run.keys[self.borrows_from], run, here)
+            return module.output(module.gated(x_NI, scored_ND), decision)  # type: ignore[no-any-return]
         new = self.newly_halted(run, here)
         if here.visible is None and not new:
-            q_NI, kv_NJ = module.queries_keys_values(read_ND, decision)
+            valued_ND = None if scored_ND is read_ND else read_ND
+            to = self.route_values(module, scored_ND, len(scored_ND), run, here)
+            q_NI, kv_NJ = module.queries_keys_values(scored_ND, decision, valued_ND, *to)
         else:
             visible_ND = states_ND if here.visible is None else here.visible(states_ND)
-            q_NI, kv_NJ = module.queries(read_ND, decision), self.keys_values(module, visible_ND, new)
+            q_NI, kv_NJ = module.queries(scored_ND, decision), self.keys_values(module, visible_ND, new, run, here)
         x_NI = self.read(module, q_NI, self.of_columns(kv_NJ, new, run, here), run, here)
-        return module.output(module.gated(x_NI, read_ND), decision)  # type: ignore[no-any-return]
+        return module.output(module.gated(x_NI, scored_ND), decision)  # type: ignore[no-any-return]
 
     def read(self, attention: Any, q_NI: Tensor, kv_MJ: Tensor, run: Pass, here: Round) -> Float[Tensor, "N I"]:
         """Return what the queries of the rows read, heads and choices side by side, given keys of the new columns."""
@@ -103,13 +112,37 @@ class SelfAttention(SubLayer):
         """Return the groups of halted rows of which these weights have made no keys and values yet."""
         return here.halted[len(run.halted_keys.get(self.keys_of, ())) :]
 
-    def keys_values(self, attention: Any, visible_ND: Tensor, new: Sequence[HaltedRows] = ()) -> Float[Tensor, "N J"]:
+    def keys_values(
+        self, attention: Any, visible_ND: Tensor, new: Sequence[HaltedRows], run: Pass, here: Round
+    ) -> Float[Tensor, "N J"]:
         """Return keys and values of rows that look like this, and of newly halted ones behind them: one product."""
+        n = len(visible_ND)
         if new:
             visible_ND = torch.cat([visible_ND, *(rows.visible_LD for rows in new)])
-        if self.use.before is not None:
-            visible_ND = self._banks.norm[self.use.before](visible_ND)
-        return attention.keys_values(visible_ND)  # type: ignore[no-any-return]
+        norm = self.norm(self.use.before_keys)
+        scored_ND = visible_ND if norm is None else norm(visible_ND)
+        to = self.route_values(attention, scored_ND, n, run, here)
+        return attention.keys_values(scored_ND, None if self.use.scores is None else visible_ND, *to)  # type: ignore[no-any-return]
+
+    def route_values(
+        self, attention: Any, scored_ND: Tensor, n: int, run: Pass, here: Round
+    ) -> tuple[()] | tuple[Decision]:
+        """Choose experts of values, where there are any, for all real tokens: others see them after they have halted.
+
+        Args:
+            n: rows of the round, which come first and are recorded; 0: none of them is among these.
+        """
+        if not attention.has_value_experts:
+            return ()
+        keep_N = run.keep_N() if here.rows.index_N is None and n else None
+        backend, draws = run.execution.expert_backend, run.execution.dropout_draws
+        decision: Decision = attention.route_values(scored_ND, keep_N, backend=backend, draws=draws)
+        if n:
+            name = router_name(self.use, "values")
+            routing = decision.routing(name, self.stack, self.step, here.rows, here.weight_N)
+            assert routing is not None  # there is always a choice
+            run.routings.append(routing)
+        return (decision,)
 
     def of_columns(self, kv_NJ: Tensor, new: Sequence[HaltedRows], run: Pass, here: Round) -> Float[Tensor, "M J"]:
         """Return keys and values of all new columns, M = B T; zeros of gathered padding.
@@ -158,7 +191,7 @@ class SelfAttention(SubLayer):
         if self.borrows_from is not None:
             return
         attention, new = self.module, self.newly_halted(run, here)
-        kv_NJ = self.keys_values(attention, states_0D, new)
+        kv_NJ = self.keys_values(attention, states_0D, new, run, here)
         self.remember(attention, self.of_columns(kv_NJ, new, run, here), run, here)
 
     def prepare(self, run: Pass) -> None:

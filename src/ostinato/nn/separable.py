@@ -85,7 +85,14 @@ class SeparableConvSubLayer(SubLayer):
         return states_ND if here.visible is None else here.visible(states_ND)
 
     def transform(
-        self, module: Any, read_ND: Tensor, decision: Decision | None, states_ND: Tensor, run: Pass, here: Round
+        self,
+        module: Any,
+        read_ND: Tensor,
+        scored_ND: Tensor,
+        decision: Decision | None,
+        states_ND: Tensor,
+        run: Pass,
+        here: Round,
     ) -> Float[Tensor, "N D"]:
         """Map every column and its neighbours."""
         windows = None

@@ -2,7 +2,7 @@
 
     states = after(states + dropout(output(f(before(states)))))
 
-before, output and after are norms, of which the plan names some:
+before, output and after are norms, of which the plan names some; queries, keys, gates and routers may read one more:
 
     post       after              Universal Transformers, section 2.1
     pre        before             T5, GPT-2
@@ -10,6 +10,7 @@ before, output and after are norms, of which the plan names some:
     output     output             OLMo 2
     sandwich   before, after      Huginn
     parallel   before             GPT-NeoX: all sub-layers of a step read what entered it, see `Parallel`
+    scores     scores             MoEUT: scores are made of scores(states), values and what experts read of the states
 
 f is a subclass's: self-attention, cross-attention, feed-forward (dense or of experts), separable convolution.
 """
@@ -94,8 +95,9 @@ class SubLayer(ABC):
         read_ND = self.reads(states_ND, here)
         if use.before is not None:
             read_ND = norms[use.before](read_ND)
-        decision = self.route(module, read_ND, run, here) if isinstance(module, Routed) else None
-        output_ND = self.transform(module, read_ND, decision, states_ND, run, here)
+        scored_ND = read_ND if use.scores is None else norms[use.scores](read_ND)
+        decision = self.route(module, scored_ND, run, here) if isinstance(module, Routed) else None
+        output_ND = self.transform(module, read_ND, scored_ND, decision, states_ND, run, here)
         if use.output is not None:
             output_ND = norms[use.output](at_least_float32(output_ND))  # states are, under autocast, too
         onto_ND = states_ND if sum_ND is None else sum_ND
@@ -106,7 +108,7 @@ class SubLayer(ABC):
         if use.after is not None:
             moved_ND = norms[use.after](moved_ND)
         if run.request:
-            for what, value_ND in (("input", read_ND), ("output", output_ND), ("residual", moved_ND)):
+            for what, value_ND in (("input", scored_ND), ("output", output_ND), ("residual", moved_ND)):
                 if what in run.request:
                     run.captures[self.stack, self.step, self.use.kind, what] = here.rows.grid(value_ND)
             if "seconds" in run.request:
@@ -120,12 +122,20 @@ class SubLayer(ABC):
 
     @abstractmethod
     def transform(
-        self, module: Any, read_ND: Tensor, decision: Decision | None, states_ND: Tensor, run: Pass, here: Round
+        self,
+        module: Any,
+        read_ND: Tensor,
+        scored_ND: Tensor,
+        decision: Decision | None,
+        states_ND: Tensor,
+        run: Pass,
+        here: Round,
     ) -> Tensor:
         """Return f of what was read and normed.
 
         Args:
-            module: the parameter set. decision: where every row goes; None where there are no experts.
+            module: the parameter set. scored_ND: what scores are made of. decision: where every row goes; None where
+                there are no experts.
             states_ND: what others' keys are made of.
         """
 
@@ -139,7 +149,7 @@ class SubLayer(ABC):
         """Choose experts for every row, and record what was chosen."""
         backend, draws = run.execution.expert_backend, run.execution.dropout_draws
         decision = module.route(x_ND, here.weight_N, backend=backend, draws=draws)
-        routing = decision.routing(router_name(self.use), self.stack, self.step, here.rows.places(x_ND.device))
+        routing = decision.routing(router_name(self.use), self.stack, self.step, here.rows)
         if routing is not None:
             run.routings.append(routing)
         return decision
@@ -199,9 +209,13 @@ def capture_weights(sub_layer: SubLayer, weights_BHQS: Tensor, run: Pass, here: 
     run.captures[key] = weights_BTHCS.transpose(1, 2).flatten(2, 3)
 
 
-def router_name(use: Use) -> str:
-    """Return the name of the router of a sub-layer with experts: steps that share the sub-layer share it."""
-    return f"{use.kind}.{use.weights}"
+def router_name(use: Use, which: str = "") -> str:
+    """Return the name of a router of a sub-layer with experts: steps that share the sub-layer share it.
+
+    Args:
+        which: of several, see `Choice`.
+    """
+    return f"{use.kind}.{use.weights}" + (f".{which}" if which else "")
 
 
 def _seconds(device: torch.device) -> float:

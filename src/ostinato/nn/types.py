@@ -30,6 +30,9 @@ class Routing:
         experts_NK, gates_NK: chosen experts and their gates.
         weight_N: 0 for padding and halted rows, else the mass that remains (1 without halting).
         rows_N: row -> flattened (sentence, position) index, after halted tokens were gathered away.
+        shape_BT: sentences and positions of the pass.
+        n_heads: that choose among experts of their own, which stand side by side: logits, probabilities and choices of
+            one head after the other. Probabilities add up to 1 over all heads, to 1 / n_heads in each.
     """
 
     router: str
@@ -41,19 +44,24 @@ class Routing:
     gates_NK: Float[Tensor, "N K"]
     weight_N: Float[Tensor, "N"]
     rows_N: Int[Tensor, "N"]
+    shape_BT: tuple[int, int] = (0, 1)
+    n_heads: int = 1
 
     @classmethod
-    def of_no_rows(cls, router: str, stack: str, step: int, sizes: tuple[int, int], like: Tensor) -> Routing:
+    def of_no_rows(
+        cls, router: str, stack: str, step: int, sizes: tuple[int, int], like: Tensor, n_heads: int = 1
+    ) -> Routing:
         """Return what a router decided where it was not asked.
 
         Args:
-            sizes: E and K. like: a tensor of the device and dtype of probabilities.
+            sizes: E and K, of all heads. like: a tensor of the device and dtype of probabilities.
         """
         n_experts, k = sizes
         scores_0E, gates_0K = like.new_empty(0, n_experts), like.new_empty(0, k)
         nothing_0 = torch.empty(0, dtype=torch.long, device=like.device)
         experts_0K = nothing_0.view(0, 1).expand(0, k)
-        return cls(router, stack, step, scores_0E, scores_0E, experts_0K, gates_0K, like.new_empty(0), nothing_0)
+        values = scores_0E, scores_0E, experts_0K, gates_0K, like.new_empty(0), nothing_0
+        return cls(router, stack, step, *values, n_heads=n_heads)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from ostinato.errors import ConfigError, Problem
 from ostinato.models.base import TokenModel
 from ostinato.models.build import without_memory
 from ostinato.nn.experts import ExpertAttention, Routed
+from ostinato.nn.head_experts import HeadExpertAttention
 from ostinato.training.freeze import freeze
 from ostinato.training.optim import check_scales
 from ostinato.training.rounds import round_problems
@@ -88,10 +89,14 @@ def _run(module: Routed, d_model: int, device: torch.device, backend: ExpertBack
     """Send two rows through a parameter set whose weights are uninitialised memory."""
     x_ND = torch.zeros(2, d_model, device=device)
     # The router's weights must be finite, or top-k would choose no valid experts.
-    for parameter in [] if module.router is None else module.router.parameters():
-        parameter.zero_()
+    for one in module.choices():
+        for parameter in one.router.parameters():
+            parameter.zero_()
     decision = module.route(x_ND, backend=backend)
-    if isinstance(module, ExpertAttention):
+    if isinstance(module, HeadExpertAttention):
+        to = module.route_values(x_ND, backend=backend)
+        module.output(module.queries_keys_values(x_ND, decision, None, to)[0], decision)
+    elif isinstance(module, ExpertAttention):
         module.output(module.queries(x_ND, decision), decision)
     else:
         module(x_ND, decision)

@@ -46,12 +46,12 @@ class RoutingObservation:
     Args:
         values_V: float32, of all groups one after the other.
         groups: router, round (None: all of them), experts in all and a token, in the order of the values.
-        weights: of the losses that have one.
+        weights: by router, of the losses that have one.
     """
 
     values_V: Tensor
     groups: list[tuple[str, Round | None, int, int]]
-    weights: dict[str, float]
+    weights: dict[str, dict[str, float]]
 
     def record(self, values: Sequence[float]) -> dict[str, Any]:
         """Return the record of these values, now on the host; routers and rounds that no row reached are left out."""
@@ -60,7 +60,7 @@ class RoutingObservation:
             total, temperature, *rest = islice(left, 2 + len(BALANCE_LOSSES) + 2 + n_experts)
             if not total:
                 continue
-            numbers = _describe(rest, self.weights)
+            numbers = _describe(rest, self.weights[router])
             if where is None:
                 has_one = {} if math.isnan(temperature) else {"temperature": temperature}
                 found[router] = {"k": top_k, **numbers, **has_one, "rounds": []}
@@ -106,7 +106,8 @@ def observe_routing(
             scalars = torch.stack([load.total, temperature, *losses, load.entropy, load.row_entropy])
             groups.append((router, where, n_experts, top_k))
             values.append(torch.cat([scalars, load.fraction_E]).float())
-    return RoutingObservation(torch.cat(values), groups, balance_weights(config)) if values else None
+    weights = {router: balance_weights(config, router) for router in routings}
+    return RoutingObservation(torch.cat(values), groups, weights) if values else None
 
 
 def _describe(values: list[float], weights: dict[str, float]) -> dict[str, Any]:
