@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -29,7 +29,8 @@ from architectures import (
     sentences,
 )
 from contract import assert_all_equal, assert_equal, gradients, real_logits, weights_of
-from ostinato.config.experts import RoutedConfig
+from ostinato.budget.sizes import choosing_heads
+from ostinato.config.experts import HeadExpertAttentionConfig, RoutedConfig
 from ostinato.config.halting import ActConfig, ExitConfig
 from ostinato.config.model import LanguageModelConfig, Seq2SeqConfig
 from ostinato.data.batch import Batch
@@ -46,6 +47,7 @@ LOSSES: dict[str, Callable[[Sequence[Routing]], Tensor]] = {
     "mutual_information": balance.mutual_information,
     "z": balance.z,
     "importance": balance.importance,
+    "sequence_entropy": balance.sequence_entropy,
 }
 Config = Seq2SeqConfig | LanguageModelConfig
 
@@ -131,6 +133,7 @@ def test_padding_changes_no_choice_no_balance_loss_and_no_gradient_of_it(data: s
     model = random_model(config)
     tight = [right_padded([s]) for s in batch]
     alone = [by_sentence(routings(model, one), one) for one in tight]
+    assume(any(alone))  # tokens may halt before the first step that routes them
     expected_losses: dict[str, Tensor] | None = None
     for padded in (right_padded(batch), right_padded(batch, extra, fill), left_padded(batch, extra, fill)):
         found = routings(model, padded)
@@ -193,8 +196,14 @@ def test_every_routed_sub_layer_says_at_every_step_what_it_chose(data: st.DataOb
                 continue  # every token had halted
             for use in step.uses:
                 sub = stack.settings_of(use)
-                if isinstance(sub, RoutedConfig) and sub.has_router:
-                    expected.append((f"{use.kind}.{use.weights}", name, step.index, sub.n_experts, sub.top_k))
+                if not isinstance(sub, RoutedConfig) or not sub.has_router:
+                    continue
+                routers = [("", choosing_heads(sub))]
+                if isinstance(sub, HeadExpertAttentionConfig) and step.keys is None:
+                    routers.append((".values", sub.n_key_heads))
+                for ending, n in routers:
+                    router = f"{use.kind}.{use.weights}{ending}"
+                    expected.append((router, name, step.index, n * sub.n_experts, n * sub.top_k))
                     weights.append(
                         _left_of_tokens(config, name, trace if in_loop else None, step.round, tokens.keep_BT)
                     )
@@ -216,7 +225,15 @@ def _left_of_tokens(config: Config, stack: str, trace: HaltingTrace | None, roun
 
 # --- experts have no order -------------------------------------------------------------------------------------------
 
-OF_ALL_EXPERTS = ("sum_bias_D", "kv.", "q_norm.", "k_norm.", "router.hidden.", "router.projection.", "router.tau")
+OF_ROUTERS = tuple(
+    f"{which}.{part}" for which in ("router", "value_router") for part in ("hidden.", "projection.", "tau")
+)
+OF_ALL_EXPERTS = ("sum_bias_D", "kv.", "qk.", "q_norm.", "k_norm.", *OF_ROUTERS)
+
+
+def of_heads(order: Tensor, n: int) -> Tensor:
+    """Return the order of n experts, of heads that each have theirs in the same order."""
+    return (torch.arange(n // len(order))[:, None] * len(order) + order).flatten()
 
 
 @draws(30)
@@ -228,12 +245,12 @@ def test_permuting_experts_with_their_rows_of_the_router_changes_nothing(data: s
     orders: dict[str, Tensor] = {}
     for prefix, module in permuted.named_modules():
         if isinstance(module, Routed):
-            order = torch.tensor(data.draw(st.permutations(range(module.n_experts))))
+            order = torch.tensor(data.draw(st.permutations(range(module.gate.n_experts))))
             orders[prefix.removeprefix("banks.")] = order
             for name, parameter in module.named_parameters():
                 if not name.startswith(OF_ALL_EXPERTS):
-                    assert parameter.shape[0] == module.n_experts, name
-                    parameter.data = parameter.data[order]
+                    assert parameter.shape[0] % len(order) == 0, name
+                    parameter.data = parameter.data[of_heads(order, len(parameter))]
     plain, other = (real_logits(m, right_padded(batch)) for m in (model, permuted))
     weights = weights_of(batch, plain[0].shape[1])
     for found, wanted in zip(other, plain, strict=True):
@@ -242,11 +259,11 @@ def test_permuting_experts_with_their_rows_of_the_router_changes_nothing(data: s
     for name in expected:
         prefix = next((p for p in orders if name.startswith(f"banks.{p}.")), None)
         if prefix is not None and not name.removeprefix(f"banks.{prefix}.").startswith(OF_ALL_EXPERTS):
-            expected[name] = expected[name][orders[prefix]]
+            expected[name] = expected[name][of_heads(orders[prefix], len(expected[name]))]
     assert_all_equal(gradients(permuted, other, weights), expected)
     for was, now in zip(routings(model, right_padded(batch)), routings(permuted, right_padded(batch)), strict=True):
-        real = was.weight_N > 0
-        assert torch.equal(orders[was.router][now.experts_NK][real], was.experts_NK[real])
+        real, order = was.weight_N > 0, orders[was.router.removesuffix(".values")]
+        assert torch.equal(of_heads(order, was.probs_NE.shape[1])[now.experts_NK][real], was.experts_NK[real])
         assert_all_equal(all_losses([now]), all_losses([was]))
 
 

@@ -20,6 +20,7 @@ LOSSES: dict[str, Callable[[Sequence[Routing] | balance.JoinedRoutings], torch.T
     "mutual_information": balance.mutual_information,
     "z": balance.z,
     "importance": balance.importance,
+    "sequence_entropy": balance.sequence_entropy,
 }
 
 
@@ -27,7 +28,8 @@ def routing(logits: torch.Tensor, k: int = 1, weight: torch.Tensor | None = None
     choice = Gate("softmax", k, logits.shape[1])(logits)
     n = logits.shape[0]
     weight = torch.ones(n, dtype=logits.dtype) if weight is None else weight
-    return Routing("router", "encoder", step, logits, *choice[:1], choice[1], choice[2], weight, torch.arange(n))
+    numbers = logits, *choice[:1], choice[1], choice[2], weight
+    return Routing("router", "encoder", step, *numbers, torch.arange(n), shape_BT=(1, n))
 
 
 def sharp(experts: list[int], height: float = 60.0) -> torch.Tensor:
@@ -45,6 +47,7 @@ CONSTANTS = {
     "hypersphere": (1.0, float(E)),
     "mutual_information": (-math.log(E), 0.0),
     "importance": (0.0, E - 1.0),
+    "sequence_entropy": (-math.log(E), 0.0),
 }
 
 
@@ -89,6 +92,7 @@ def test_padding_changes_no_loss_and_no_gradient_whatever_it_holds(name: str) ->
         torch.cat([routing(logits, k=2).gates_NK, garbage[:, :2]]),
         torch.tensor([1.0] * 5 + [0.0] * 3, dtype=torch.float64),
         torch.arange(8),
+        shape_BT=(1, 8),
     )
     found = LOSSES[name]([padded])
     torch.testing.assert_close(found, loss)
@@ -142,7 +146,7 @@ def test_losses_are_float32_under_autocast(name: str) -> None:
     torch.testing.assert_close(*(torch.autograd.grad(loss, logits)[0] for loss in (cast, plain)), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("name", ["switch", "hypersphere", "mutual_information", "importance"])
+@pytest.mark.parametrize("name", ["switch", "hypersphere", "mutual_information", "importance", "sequence_entropy"])
 def test_descending_a_loss_evens_out_the_use_of_experts(name: str) -> None:
     """The sign: a router that prefers one expert for all rows, trained by the loss alone."""
     torch.manual_seed(0)
@@ -161,6 +165,52 @@ def test_descending_a_loss_evens_out_the_use_of_experts(name: str) -> None:
     assert entropies[-1] > 0.9 * math.log(E)
     if name == "mutual_information":
         assert loss.item() < -0.85 * math.log(E)
+
+
+def test_use_is_even_within_every_sentence_over_all_steps_and_sentences_of_other_stacks_are_others() -> None:
+    first, second, third = (torch.softmax(random_logits(6, seed=s).detach(), 1) for s in (0, 1, 2))
+
+    def of(probs: torch.Tensor, stack: str, step: int, rows: list[int]) -> Routing:
+        experts, weight = torch.zeros(len(rows), 1, dtype=torch.long), torch.ones(len(rows), dtype=torch.float64)
+        numbers = probs.log(), probs, experts, probs[:, :1], weight
+        return Routing("router", stack, step, *numbers, torch.tensor(rows), shape_BT=(3, 4))
+
+    # Sentences of four columns: of the first six rows four belong to one, two to the next; the last one has none.
+    found = balance.sequence_entropy(
+        [
+            of(first, "encoder", 0, [0, 1, 2, 3, 4, 5]),
+            of(second[:2], "encoder", 1, [1, 4]),
+            of(third, "decoder", 0, [*range(6)]),
+        ]
+    )
+    sentences = [
+        torch.cat([first[:4], second[:1]]),
+        torch.cat([first[4:], second[1:2]]),
+        third[:4],
+        third[4:],
+    ]
+    entropies = [-(p.mean(0) * p.mean(0).log()).sum() for p in sentences]
+    torch.testing.assert_close(found, -torch.stack(entropies).mean())
+
+
+@pytest.mark.parametrize("name", ["switch", "hypersphere", "mutual_information", "z"])
+def test_losses_of_heads_that_choose_by_themselves_are_means_over_heads(name: str) -> None:
+    heads = [routing(random_logits(5, seed=s).detach(), k=2) for s in (0, 1)]
+    together = Routing(
+        *("router", "encoder", 0),
+        torch.cat([one.logits_NE for one in heads], 1),
+        torch.cat([one.probs_NE for one in heads], 1) / 2,
+        torch.cat([one.experts_NK + E * h for h, one in enumerate(heads)], 1),
+        torch.cat([one.gates_NK for one in heads], 1),
+        heads[0].weight_N,
+        heads[0].rows_N,
+        heads[0].shape_BT,
+        n_heads=2,
+    )
+    expected = torch.stack([LOSSES[name]([one]) for one in heads]).mean()
+    torch.testing.assert_close(LOSSES[name]([together]), expected)
+    entropy = balance.sequence_entropy([together]) + math.log(2)
+    torch.testing.assert_close(entropy, torch.stack([balance.sequence_entropy([one]) for one in heads]).mean())
 
 
 def test_permuting_experts_changes_no_loss() -> None:

@@ -11,6 +11,7 @@ from routed_models import tiny_batches, tiny_model
 from tiny_runs import BALANCE, HALTING, tiny_recipe
 from torch import Tensor
 
+from ostinato.config.experts import HeadExpertAttentionConfig
 from ostinato.config.recipe import Recipe
 from ostinato.config.training import BalanceConfig, DepthCostConfig
 from ostinato.data.batch import Batch
@@ -23,6 +24,7 @@ from running import run_as
 N_UPDATES = 2
 NO_BALANCE = dict.fromkeys(BALANCE, 0.0)
 ALL_BALANCE = {"switch": 0.5, "hypersphere": 0.5, "mutual_information": 0.5, "z": 0.1, "importance": 0.5}
+ALL_BALANCE |= {"sequence_entropy": 0.5, "attention_factor": 0.5}
 Case = tuple[Recipe, list[Batch]]
 
 
@@ -59,6 +61,16 @@ def _everything(folder: Path, **settings: Any) -> Recipe:
     return _recipe(folder, experts=True, halting=True, balance=ALL_BALANCE, **settings)
 
 
+def _of_heads(folder: Path) -> Recipe:
+    recipe = _recipe(folder, halting=True, balance=ALL_BALANCE)
+    attention = HeadExpertAttentionConfig(n_heads=2, n_experts=3, share="all")
+    stacks = {
+        name: stack.model_copy(update={"n_steps": 2, "self_attention": attention})
+        for name, stack in recipe.model.stacks().items()
+    }
+    return recipe.model_copy(update={"model": recipe.model.model_copy(update=stacks)})
+
+
 FIRST, SECOND = tiny_batches()
 LONELY = FIRST.rows(slice(1, 2))
 """One row: a second process has none."""
@@ -71,6 +83,8 @@ def _balanced(name: str) -> Callable[[Path], Case]:
 CASES: dict[str, Callable[[Path], Case]] = {
     "universal": lambda folder: (_universal(folder), [FIRST]),
     **{f"experts, {name}": _balanced(name) for name in BALANCE},
+    "experts, sequence_entropy": _balanced("sequence_entropy"),
+    "experts of heads": lambda folder: (_of_heads(folder), [SECOND, LONELY]),
     "halting": lambda folder: (_recipe(folder, halting=True, compaction="always"), [FIRST]),
     "not halting yet": lambda folder: (_recipe(folder, halting=True, off_updates=N_UPDATES), [FIRST]),
     "everything": lambda folder: (_everything(folder), [FIRST, SECOND, LONELY]),
