@@ -26,7 +26,7 @@ from ostinato.nn.bank import Banks
 from ostinato.nn.cache import Cache
 from ostinato.nn.execution import CRITERIA_AT_TEST, Execution, RoundsByLength
 from ostinato.nn.exits import OF_STATES
-from ostinato.nn.experts import Routed
+from ostinato.nn.experts import Choice, Routed
 from ostinato.nn.layers import at_least_float32
 from ostinato.nn.shapes import Bool, Float, Int, Tensor
 from ostinato.nn.stack import Stack
@@ -278,14 +278,18 @@ class TokenModel(Embeddings, ABC):
 
     def router_temperatures(self) -> dict[str, Tensor]:
         """Return by router the temperature that it divides scores by now, of routers that have one."""
-        found: dict[str, Tensor] = {}
+        temperatures = {name: one.router.temperature() for name, one in self.routers().items()}
+        return {name: found.detach() for name, found in temperatures.items() if isinstance(found, Tensor)}
+
+    def routers(self) -> dict[str, Choice]:
+        """Return the routers by name, in the order they first run."""
+        found: dict[str, Choice] = {}
         for stack in self.stacks.values():
             for use in stack.plan.uses():
                 module = getattr(self.banks, use.kind)[use.weights]
-                for one in module.choices() if isinstance(module, Routed) else ():
-                    temperature = one.router.temperature()
-                    if isinstance(temperature, Tensor):
-                        found[router_name(use, one.name)] = temperature.detach()
+                found |= (
+                    {router_name(use, one.name): one for one in module.choices()} if isinstance(module, Routed) else {}
+                )
         return found
 
     @property

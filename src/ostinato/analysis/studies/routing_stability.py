@@ -94,15 +94,7 @@ def _draw(rows: list[list[object]], narrow: bool) -> Figure:
 
 def _common_routers(subjects: Sequence[Subject]) -> set[str]:
     """Return the routers that all models have, with as many experts."""
-    routers = [
-        {
-            (f"{kind}.{name}", module.n_experts)
-            for kind in ("self_attention", "cross_attention", "ffn")
-            for name, module in getattr(subject.model.banks, kind).items()
-            if getattr(module, "router", None) is not None
-        }
-        for subject in subjects
-    ]
+    routers = [{(name, one.n_experts) for name, one in subject.model.routers().items()} for subject in subjects]
     return {name for name, _ in set.intersection(*routers)}
 
 

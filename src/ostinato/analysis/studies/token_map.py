@@ -82,10 +82,8 @@ TOKEN_MAP = Study(
 def _spaces(model: Model, router: str, states_ND: np.ndarray) -> list[tuple[str, np.ndarray]]:
     """Return the states by the name of their space, and, where the router projects them, the projected states, too."""
     found = [("hidden", states_ND)]
-    kind, name = router.split(".", 1)
-    module = getattr(model.banks, kind)[name].router
     with torch.no_grad():
-        projected = module.projected(torch.from_numpy(states_ND).to(model.device))
+        projected = model.routers()[router].router.projected(torch.from_numpy(states_ND).to(model.device))
     if projected is not None:
         found.append(("projected", projected.float().cpu().numpy()))
     return found
