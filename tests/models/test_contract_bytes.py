@@ -125,6 +125,11 @@ SPARSE: dict[str, Any] = {
 SPARSE_DROPPED: dict[str, Any] = {"self_attention": EXPERTS | {"n_heads": 1, "d_head": 8, "dropout": 0.1}}
 CROSS_EXPERTS: dict[str, Any] = {"cross_attention": EXPERTS | {"n_heads": 2, "d_head": 8, "share": "all"}}
 SPARSE_LAYER: dict[str, Any] = {"sparse_layer": {"after": 2, "n_experts": 4, "top_k": 1, "n_layers": 2, "d_ff": 64}}
+SCORES: dict[str, Any] = {"norm": {"placement": "scores"}}
+HALTING: dict[str, Any] = {"halting": {"kind": "stick_breaking"}}
+OF_HEADS = {"kind": "head_experts", "n_heads": 4, "n_kv_heads": 2, "d_head": 8, "n_experts": 6, "top_k": 3}
+HEADS: dict[str, Any] = {"self_attention": OF_HEADS}
+HEADS_DROPPED: dict[str, Any] = {"self_attention": OF_HEADS | {"top_k": 1, "dropout": 0.1, "share": "all"}}
 LOOP: dict[str, Any] = {"repeats": 4, "inject": {"kind": "linear"}, "state": {"kind": "zeros"}, "round_norm": True}
 LOOPED: dict[str, Any] = PRE | {"segments": [{"end_norm": "own"}, LOOP, {"end_map": True, "end_norm": "final"}]}
 DECAYING: dict[str, Any] = {"segments": [{}, LOOP | {"inject": {"kind": "decay"}}, {}], "halting": {"kind": "act"}}
@@ -144,6 +149,9 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "no feed-forward": (STEPS, {"ffn": {"share": "none"}}),
     "experts": (SPARSE | WINDOW, SPARSE | CROSS_EXPERTS),
     "rotary experts, dropped weights": (ROTARY | SPARSE_DROPPED, ROTARY | SPARSE_DROPPED),
+    "norms of scores": (SCORES, SCORES | WINDOW | {"norm": {"kind": "rms", "placement": "scores"}}),
+    "experts of heads": (HEADS | WINDOW, HEADS | ROTARY),
+    "experts of heads, norms of scores": (SCORES | HEADS | ROTARY, SCORES | HEADS_DROPPED | {"ffn": SPARSE["ffn"]}),
     "sparse layer": (SPARSE_LAYER | {"ffn": {"d_ff": 96, "share": "all"}}, {}),
 }
 
@@ -151,6 +159,8 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 LOOPS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "injection, halting": (LOOPED, DECAYING),
     "injection, other halting": (ENTERING, LOOPED),
+    "halting, norms of scores": (SCORES | HALTING, SCORES | HEADS | HALTING),
+    "halting, experts of heads": (HEADS | HALTING, HEADS | ROTARY | HALTING),
 }
 
 

@@ -149,8 +149,9 @@ def use_bytes(run: TrainingPass, planned: PlannedUse) -> Counter[str]:
         }
     )
     if isinstance(heads := planned.sub, HeadExpertAttentionConfig) and not planned.borrows_keys:
-        # Both routers read the same states, but for expected ones.
-        shared = 0 if reads_expected_states(planned) else FLOAT * run.tokens(stack) * config.d_model
+        # Both routers read the same states; that of values reads expected ones, of which keys are made, too.
+        is_alone = reads_expected_states(planned) and run.is_mixed
+        shared = 0 if is_alone else FLOAT * run.tokens(stack) * config.d_model
         found[f"{planned.part}.router"] += _decision(run, heads, run.tokens(stack), heads.n_key_heads) - shared
     if isinstance(routed := planned.sub, RoutedConfig):
         n_heads = choosing_heads(routed)
