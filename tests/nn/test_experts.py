@@ -16,6 +16,7 @@ from ostinato.nn.attention import Attention, Visibility
 from ostinato.nn.experts import ExpertAttention, ExpertFeedForward, Routed, SparseLayer
 from ostinato.nn.feedforward import FeedForward
 from ostinato.nn.init import Init
+from ostinato.nn.rows import Rows
 from reference.equations import softmax
 from reference.experts import choose, read_expert_heads, run_maps, run_stack, weighted
 from reference.grids import by_head, put_out
@@ -89,7 +90,7 @@ def test_experts_equal_their_plain_twin_in_outputs_and_gradients(router: str, ga
         expected = torch.stack([plain(config, module, x_D) for x_D in x_BTD[KEEP]])
         assert_same(module, x_BTD, found[KEEP], expected)
         assert float(found[~KEEP].detach().abs().max()) == 0.0
-        routing = decision.routing("ffn.here_0", "here", 3, torch.arange(x_BTD.shape[0] * x_BTD.shape[1]))
+        routing = decision.routing("ffn.here_0", "here", 3, Rows.all(*x_BTD.shape[:2]))
         assert (routing.router, routing.stack, routing.step) == ("ffn.here_0", "here", 3)
         for row in routing.rows_N[routing.weight_N > 0].tolist():
             wanted = choose(config, module, x_BTD.flatten(0, 1)[row])
@@ -148,7 +149,7 @@ def test_one_expert_is_the_dense_feed_forward_and_has_no_router(activation: Any)
     x_BTD = states()
     x_ND = x_BTD.flatten(0, 1)
     decision = one.route(x_ND)
-    assert decision.routing("ffn.here_0", "here", 0, torch.arange(len(x_ND))) is None
+    assert decision.routing("ffn.here_0", "here", 0, Rows.all(1, len(x_ND))) is None
     found, expected = one(x_ND, decision), dense(x_ND)
     torch.testing.assert_close(found, expected)
     weights = torch.randn_like(expected)

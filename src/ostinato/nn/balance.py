@@ -185,7 +185,7 @@ class JoinedRoutings:
 
     def of_heads(self, values_NE: Tensor) -> Tensor:
         """Return what experts or choices have by head, `[N, H, ...]`."""
-        return values_NE.view(len(values_NE), self.n_heads, -1)
+        return values_NE.view(len(values_NE), self.n_heads, values_NE.shape[1] // self.n_heads)
 
     def by_head(self, values_NHE: Tensor) -> Tensor:
         """Return what heads have side by side, `[N, E]`."""

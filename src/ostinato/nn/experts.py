@@ -143,9 +143,11 @@ class Routed(nn.Module):
         if n_heads == 1:
             probs_NE, experts_NK, gates_NK = self.gate(scores_NE, training=self.training)
         else:
-            by_head = self.gate(scores_NE.reshape(-1, self.gate.n_experts), training=self.training)
+            n_choices = len(scores_NE) * n_heads
+            by_head = self.gate(scores_NE.reshape(n_choices, self.gate.n_experts), training=self.training)
             first_H1 = torch.arange(n_heads, device=x_ND.device)[:, None] * self.gate.n_experts
-            experts_NK = (by_head.experts_NK.view(-1, n_heads, self.gate.top_k) + first_H1).flatten(1)
+            experts_NHk = by_head.experts_NK.view(len(scores_NE), n_heads, self.gate.top_k)
+            experts_NK = (experts_NHk + first_H1).flatten(1)
             gates_NK, probs_NE = by_head.gates_NK.view_as(experts_NK), by_head.probs_NE.view_as(scores_NE) / n_heads
         to = dispatch(experts_NK, scores_NE.shape[1], kept)
         return Decision(to, experts_NK, gates_NK, weight_N, logits_NE, probs_NE, backend, n_heads)

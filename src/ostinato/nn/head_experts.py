@@ -109,7 +109,7 @@ class HeadExpertAttention(MultiHead, Routed):
         N, k = x_NI.shape[0], self.gate.top_k
         heads_NHkK = x_NI.view(N, self.n_heads, 1, self.d_head).expand(-1, -1, k, -1)
         return routed_linear(
-            heads_NHkK.reshape(-1, self.d_head),
+            heads_NHkK.reshape(N * self.n_heads * k, self.d_head),
             self.out_EKD,
             None,
             decision.to,
