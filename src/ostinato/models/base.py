@@ -237,6 +237,8 @@ class TokenModel(Embeddings, ABC):
         """Return why no stack stops by an execution's criterion."""
         if not self.stacks:
             return Problem("exit", execution.exit, "this model has no rounds")
+        if all(stack.plan.loop.phases for stack in self.stacks.values()):
+            return Problem("exit", execution.exit, "no token of this model stops: its loops have several states")
         if all(stack.is_causal for stack in self.stacks.values()) and execution.exit_scope == "sequence":
             reason = "a token would stop by what comes after it: this model is causal; must be token"
             return Problem("exit_scope", execution.exit_scope, reason)

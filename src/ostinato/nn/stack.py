@@ -8,6 +8,7 @@
             states = inject(states, what entered the segment) + signal(round)
             for every step of the round, for every sub-layer of the step:
                 states = sub_layer(states)
+            (a loop of several states: so for one after the other, plus what its steps read of the others)
             states = what the halting rule makes of those that entered and those that left
     a final norm, unless the norms are after the sums
 
@@ -37,12 +38,13 @@ from ostinato.nn.exits import OF_STATES, Criterion, Exit
 from ostinato.nn.feedforward import FeedForwardSubLayer
 from ostinato.nn.halting import HaltingPass, HaltingRule, NoHalting
 from ostinato.nn.layers import at_least_float32
+from ostinato.nn.loops import run_round, state_that_leaves
 from ostinato.nn.positions import PositionSignal, positions_from_keep
 from ostinato.nn.rows import Rows, kept_and_halted
 from ostinato.nn.self_attention import SelfAttention
 from ostinato.nn.separable import SeparableConv, SeparableConvSubLayer
 from ostinato.nn.shapes import Bool, Float, Int, Tensor
-from ostinato.nn.sub_layer import Parallel, Runnable, SubLayer, recomputed
+from ostinato.nn.sub_layer import Parallel, Runnable, SubLayer
 from ostinato.nn.types import StackOutput
 from ostinato.plan import Plan, Segment, Step, Use
 
@@ -66,7 +68,8 @@ class LoopProgram(NamedTuple):
     @property
     def acts_between_rounds(self) -> bool:
         """Whether something other than steps and signals is run in every round."""
-        return self.segment.inject is not None or self.segment.round_norm is not None
+        own = self.segment
+        return own.inject is not None or own.round_norm is not None or bool(own.phases)
 
 
 Program = Sequence[LoopProgram]
@@ -248,37 +251,44 @@ class Stack:
     ) -> Float[Tensor, "B T D"]:
         """Return what leaves a round of the loop, given what left the one before and what entered the segment."""
         alone = replace(run, captures={}, routings=[], rounds=[], request=(), halted_keys={}, keys=dict(run.keys))
-        loop = replace(segment.segment, end_map=None, end_norm=None)
-        until = segment._replace(rounds=segment.rounds[: index + 1], rule=NoHalting(), segment=loop)
-        states_BTD, _ = self._run(until, entry_BTD, alone, signal, index, left_BTD)
+        until = segment._replace(rounds=segment.rounds[: index + 1], rule=NoHalting())
+        states_BTD, _ = self._run_rounds(until, entry_BTD, alone, signal, index, left_BTD)
         return states_BTD
 
     def _end(self, segment: Segment, states_BTD: Tensor) -> Tensor:
-        """Apply the map and the norm at the end of a segment."""
+        """Apply the map and the norm at the end of a segment, to the state that leaves it."""
+        states_BTD = state_that_leaves(segment, states_BTD)
         if segment.end_map is not None:
             states_BTD = at_least_float32(self.banks.end_map[segment.end_map](states_BTD))
         return states_BTD if segment.end_norm is None else self.banks.norm[segment.end_norm](states_BTD)
 
     def _run(
+        self, segment: LoopProgram, states_BTD: Tensor, run: Pass, signal: Any
+    ) -> tuple[Float[Tensor, "B T D"], HaltingPass]:
+        """Run one segment; return the states after it, and who took part."""
+        left_BTE, halting = self._run_rounds(segment, states_BTD, run, signal)
+        return self._end(segment.segment, left_BTE), halting
+
+    def _run_rounds(
         self,
         segment: LoopProgram,
         states_BTD: Tensor,
         run: Pass,
         signal: Any,
         first: int = 0,
-        left_BTD: Tensor | None = None,
-    ) -> tuple[Float[Tensor, "B T D"], HaltingPass]:
-        """Run the rounds of one segment; return the states after it, and who took part.
+        left_BTE: Tensor | None = None,
+    ) -> tuple[Float[Tensor, "B T E"], HaltingPass]:
+        """Run the rounds of one segment; return the states that left the last one, and who took part.
 
         Args:
-            first: the round to begin with, from the states `left_BTD` that left the one before it.
+            first: the round to begin with, from the states `left_BTE` that left the one before it.
         """
         rounds, rule, ticks, own = segment
         banks = self.banks
         inject: Any = None if own.inject is None else banks.injection[own.inject]
         injected_BTD = states_BTD if inject is None else inject.prepare(states_BTD)
-        if left_BTD is not None:
-            states_BTD = left_BTD
+        if left_BTE is not None:
+            states_BTD = left_BTE
         elif own.start is not None:
             states_BTD = banks.start[own.start](states_BTD, run.positions)
         B, T, _ = states_BTD.shape
@@ -293,7 +303,8 @@ class Stack:
                 states_ND, halted = _gather_active(index, active_N, states_ND, halting, halted)
             if not halting.n_active and (gathers or run.cache is None):
                 if run.cache is not None:
-                    _fill_caches(rounds[index:], index, run, states_ND, halting.rows, halted)
+                    one_0D = states_ND.chunk(own.n_states, dim=-1)[0]
+                    _fill_caches(rounds[index:], index, run, one_0D, halting.rows, halted)
                 break
             with torch.no_grad() if ticks and index < n_free else nullcontext():
                 entered_ND = states_ND if inject is None else inject(states_ND, halting.rows.take(injected_BTD))
@@ -301,24 +312,18 @@ class Stack:
                     entered_ND = entered_ND + halting.rows.take(tick)
                 weight_N, visible = halting.enter(index, states_ND, entered_ND)
                 here = Round.of(run, index, halting.rows, weight_N, visible, halted)
-                left_ND = entered_ND
-                for step in steps:
-                    if run.recomputes:
-                        left_ND = recomputed(step, left_ND, run, here)
-                        continue
-                    for sub_layer in step:
-                        left_ND = sub_layer(left_ND, run, here)
+                left_ND = run_round(own, steps, entered_ND, run, here, banks.norm)
                 if own.round_norm is not None:
                     left_ND = banks.norm[own.round_norm](left_ND)
                 states_ND = halting.leave(index, states_ND, left_ND)
             if ticks and "rounds" in run.request:
                 run.rounds.append(halting.output(states_ND))
-        return self._end(own, halting.output(states_ND)), halting
+        return halting.output(states_ND), halting
 
     def exits(self, execution: Execution) -> bool:
         """Return whether tokens of this stack stop by the execution's criterion: some need predictions, and the tokens
-        of a causal stack cannot stop by what comes after them."""
-        if execution.exit is None or (execution.exit_scope == "sequence" and self.is_causal):
+        of a causal stack cannot stop by what comes after them, nor single ones in a loop of several states."""
+        if execution.exit is None or (execution.exit_scope == "sequence" and self.is_causal) or self.plan.loop.phases:
             return False
         return execution.exit in OF_STATES or self.readout is not None
 
