@@ -226,14 +226,14 @@ class Stack:
         return StackOutput(states_BTD, halting.trace(), cost, tuple(run.routings), run.captures, *of_rounds)
 
     def _after(
-        self, left_BTD: Float[Tensor, "B T D"], program: Program, run: Pass, signal: Any
+        self, left_BTE: Float[Tensor, "B T E"], program: Program, run: Pass, signal: Any
     ) -> Float[Tensor, "B T D"]:
         """Return what the stack would give if these states were the last to leave its loop; nothing is kept of it.
 
         Args:
             program: from the loop on.
         """
-        states_BTD = self._end(program[0].segment, left_BTD)
+        states_BTD = self._end(program[0].segment, left_BTE)
         own = replace(run, captures={}, routings=[], rounds=[], request=())
         with nullcontext() if run.cache is None else run.cache.trial():
             for segment in program[1:]:
@@ -247,13 +247,13 @@ class Stack:
         run: Pass,
         signal: Any,
         index: int,
-        left_BTD: Float[Tensor, "B T D"],
-    ) -> Float[Tensor, "B T D"]:
+        left_BTE: Float[Tensor, "B T E"],
+    ) -> Float[Tensor, "B T E"]:
         """Return what leaves a round of the loop, given what left the one before and what entered the segment."""
         alone = replace(run, captures={}, routings=[], rounds=[], request=(), halted_keys={}, keys=dict(run.keys))
         until = segment._replace(rounds=segment.rounds[: index + 1], rule=NoHalting())
-        states_BTD, _ = self._run_rounds(until, entry_BTD, alone, signal, index, left_BTD)
-        return states_BTD
+        left_BTE, _ = self._run_rounds(until, entry_BTD, alone, signal, index, left_BTE)
+        return left_BTE
 
     def _end(self, segment: Segment, states_BTD: Tensor) -> Tensor:
         """Apply the map and the norm at the end of a segment, to the state that leaves it."""
