@@ -29,11 +29,11 @@ from torch import nn
 from ostinato.kernels import drop, summing
 from ostinato.nn.attention import Visibility
 from ostinato.nn.bank import Banks
-from ostinato.nn.by_length import ByLength
+from ostinato.nn.by_length import ByLength, BySentence
 from ostinato.nn.cache import Cache
 from ostinato.nn.context import HaltedRows, Pass, Round
 from ostinato.nn.cross_attention import CrossAttention
-from ostinato.nn.execution import DEFAULT_EXECUTION, Execution, RoundsByLength
+from ostinato.nn.execution import DEFAULT_EXECUTION, Execution, RoundsByLength, RoundsBySentence
 from ostinato.nn.exits import OF_STATES, Criterion, Exit
 from ostinato.nn.feedforward import FeedForwardSubLayer
 from ostinato.nn.halting import HaltingPass, HaltingRule, NoHalting
@@ -327,6 +327,16 @@ class Stack:
             return False
         return execution.exit in OF_STATES or self.readout is not None
 
+    def why_not_by_sentence(self) -> str | None:
+        """Return why sentences of a batch cannot have rounds of their own (`RoundsBySentence`); None: they can."""
+        if not isinstance(self.halting, NoHalting):
+            return f"the tokens of the {self.plan.stack} halt by a rule of their own"
+        if self.signal.acts_on_rounds:
+            return f"the signal of the {self.plan.stack} tells rounds apart, and sentences with fewer begin later"
+        if self.plan.loop.shares_keys:
+            return f"the rounds of the {self.plan.stack} read keys of the first, in which some sentences wait"
+        return None
+
     def program(self, n_rounds: int | None, execution: Execution) -> Program:
         """Return what runs: sub-layers by segment, round and step, and the halting rule of the loop.
 
@@ -340,9 +350,14 @@ class Stack:
         rule = self.halting
         if isinstance(asked, RoundsByLength):
             rule, asked = ByLength(asked.per_token, asked.extra), asked.most
+        sentences = asked if isinstance(asked, RoundsBySentence) else None
+        if isinstance(asked, RoundsBySentence):
+            asked = asked.most
         plan = self.plan if asked is None else self.plan.with_rounds(asked)
         rounds = self._own_rounds if plan is self.plan else self._rounds(plan)
-        if not execution.halting:
+        if sentences is not None:
+            rule = BySentence(sentences.rounds)
+        elif not execution.halting:
             rule = NoHalting()
         elif self.exits(execution):
             is_sequence = execution.exit_scope == "sequence"
