@@ -239,7 +239,7 @@ class _Stacks:
         signal = draw(_signals())
         halting = draw(haltings(is_causal=name != "encoder") if self._halting is None else self._halting)
         if any(segment.states for segment in segments):
-            halting = halting if halting.kind == "by_length" else NoHaltingConfig()
+            halting = halting if halting.kind == "length" else NoHaltingConfig()
             signal = NoSignalConfig() if signal.kind == "coordinates" else signal
         settings: dict[str, Any] = {
             "n_steps": n_steps,

@@ -18,7 +18,7 @@ from architectures import (
 )
 from contract import assert_all_equal, assert_equal, gradients, weights_of
 from ostinato.config.halting import NoHaltingConfig
-from ostinato.config.model import LanguageModelConfig
+from ostinato.config.model import LanguageModelConfig, Seq2SeqConfig
 from ostinato.errors import ConfigError
 from ostinato.models import build_model
 from ostinato.nn import RoundsBySentence
@@ -89,3 +89,23 @@ def test_every_sentence_needs_a_number() -> None:
         pytest.raises(ValueError, match="rounds are given for 2 sentences, and there are 3"),
     ):
         model(torch.full((3, 3), 4))
+
+
+def test_what_all_rounds_share_keeps_its_gradient_where_the_first_have_none() -> None:
+    """Keys of the memory and biases of positions: by hand, the last round starts from what the others left."""
+    segments = [{"repeats": 3, "state": {"kind": "zeros"}, "inject": {"kind": "add"}}]
+    sub_layers = {"self_attention": {"n_heads": 2}, "cross_attention": {"n_heads": 2}, "ffn": {"d_ff": 8}}
+    decoder = {"n_steps": 1, "segments": segments, "relative": {"kind": "buckets", "n_buckets": 4}} | sub_layers
+    encoder = {"n_steps": 1, "self_attention": {"n_heads": 2}, "ffn": {"d_ff": 8}}
+    sizes = {"source_vocab_size": 9, "target_vocab_size": 9, "d_model": 8, "dropout": 0.0}
+    model = random_model(Seq2SeqConfig.model_validate(sizes | {"encoder": encoder, "decoder": decoder}))
+    source, target = torch.randint(4, 9, (2, 6)), torch.randint(4, 9, (2, 5))
+    weights = [torch.randn(2, 5, 9, dtype=torch.float64)]
+    with model.execution(gradient_rounds=1):
+        found = gradients(model, [model(source, target).logits_BTV], weights)
+    with torch.no_grad(), model.execution(rounds={"decoder": 2}):
+        left = model(source, target, request=("rounds",)).stacks["decoder"].left[-1]
+    model.banks.start["decoder_0"].forward = lambda entry, positions: left
+    with model.execution(rounds={"decoder": 1}):
+        assert_all_equal(found, gradients(model, [model(source, target).logits_BTV], weights))
+    assert float(found["source_weight"].abs().max()) > 0

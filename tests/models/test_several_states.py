@@ -45,7 +45,7 @@ def config(
         ({"segment": {"round_norm": True}}, "round_norm is True: has no place beside states, each of which says it"),
         ({"segment": {"inject": {"kind": "add"}}}, "inject.kind is 'add': has no place beside states"),
         ({"segment": {"state": {"kind": "zeros"}}}, "state.kind is 'zeros': has no place beside states"),
-        ({"halting": {"kind": "act"}}, "halting.kind is 'act': only whole sentences can stop in a loop of several"),
+        ({"halting": {"kind": "act"}}, "stops whole sentences only: must be none or length"),
         ({"positions": {"kind": "coordinates"}}, "positions.kind is 'coordinates': are added to one state"),
     ],
 )

@@ -209,8 +209,8 @@ class StackConfig(Config):
                 )
                 yield Problem(f"{path}segments.{number}.end_norm", "final", reason)
         if any(segment.states for segment in segments):
-            if self.halting.kind not in ("none", "by_length"):
-                reason = f"only whole sentences can stop in a loop of several states ({path}segments): none, by_length"
+            if self.halting.kind not in ("none", "length"):
+                reason = f"a loop of several states ({path}segments) stops whole sentences only: must be none or length"
                 yield Problem(f"{path}halting.kind", self.halting.kind, reason)
             if self.positions.kind == "coordinates":
                 reason = f"are added to one state in every round, and the loop has several ({path}segments)"

@@ -92,7 +92,7 @@ class SentencesPass(HaltingPass):
         return self.active_N
 
     def enter(
-        self, index: int, states_ND: Float[Tensor, "N D"], entered_ND: Float[Tensor, "N D"]
+        self, index: int, states_ND: Float[Tensor, "N D"], entered_ND: Float[Tensor, "N E"]
     ) -> tuple[Tensor | None, Visible]:
         """Tokens that have ended show the state that left their last round, which is all of their output."""
         active_N, runs_N = self.active_N, self._runs_N()

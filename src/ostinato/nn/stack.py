@@ -21,6 +21,7 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -297,6 +298,9 @@ class Stack:
         gathers = run.execution.compaction != "never" and rule.freezes and not self._mixes_columns
         halted: tuple[HaltedRows, ...] = ()
         n_free = 0 if run.execution.gradient_rounds is None else len(rounds) - run.execution.gradient_rounds
+        if ticks and n_free > 0:
+            for sub_layer in chain.from_iterable(rounds[-1]):
+                sub_layer.prepare(run)  # what all rounds share keeps its gradient
         for index, steps in enumerate(rounds[first:], first):
             active_N = halting.active(index, states_ND)
             if gathers and active_N is not None and _pays(halting, run.execution):
