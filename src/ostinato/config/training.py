@@ -154,6 +154,7 @@ class PlannedRoundsConfig(Config):
 
     kind: Literal["plan"] = "plan"
     per: ClassVar[Literal["update"]] = "update"
+    """What has a number of its own: nothing else is drawn."""
     gradient_rounds: Size | None = None
     """Rounds at the end that the gradient goes through (truncated back-propagation); None: all."""
 
