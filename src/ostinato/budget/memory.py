@@ -123,7 +123,9 @@ def _cache(
         part, weights = f"{planned.stack}.{planned.use.kind}", planned.use.weights
         match planned.sub:
             # Experts share keys and values, so that attention with experts holds as much as without.
-            case AttentionConfig() as attention if planned.use.kind == "self_attention" and not planned.borrows_keys:
+            case AttentionConfig() if planned.borrows_keys:
+                continue
+            case AttentionConfig() as attention if planned.use.kind == "self_attention":
                 numbers[part] += buffers * 2 * rows * keys_width(attention, config.d_model) * room
             case AttentionConfig() as attention if weights not in projected:
                 numbers[part] += 2 * memory * keys_width(attention, config.d_model)
