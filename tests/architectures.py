@@ -24,13 +24,17 @@ from ostinato.config.experts import (
 from ostinato.config.halting import HaltingConfig
 from ostinato.config.loops import (
     AddInjectionConfig,
+    ByRoundModulationConfig,
+    ByTimeModulationConfig,
     DecayInjectionConfig,
     InjectionConfig,
     InputStateConfig,
     LearnedStateConfig,
     LinearInjectionConfig,
+    ModulationConfig,
     NoInjectionConfig,
     NoiseStateConfig,
+    NoModulationConfig,
     SegmentConfig,
     StateConfig,
     ZeroStateConfig,
@@ -246,6 +250,8 @@ class _Stacks:
             "sparse_layer": None if self._fully_shared else draw(_sparse_layers(n_steps)),
             "halting": draw(haltings(is_causal=name != "encoder") if self._halting is None else self._halting),
         }
+        if settings["sparse_layer"] or any(settings[kind].kind != "dense" for kind in ("self_attention", "ffn")):
+            settings["segments"] = [one.model_copy(update={"delta_rank": 0}) for one in segments]
         if name == "decoder_of_pair":
             cross = self._sub("cross_attention", n_steps, steps_per_round, {}, relative)
             return DecoderConfig(cross_attention=cross, **settings)
@@ -315,6 +321,8 @@ def _segments(draw: st.DrawFn, before: int, looped: int, after: int) -> list[Seg
     core: dict[str, Any] = {"n_steps": looped, "repeats": draw(st.integers(1, 3)), "inject": inject}
     core |= {"keys": draw(st.sampled_from(["own", "own", "first"]))}
     core |= {"state": InputStateConfig() if inject.kind == "none" else state, "round_norm": draw(st.booleans())}
+    core |= {"norms": draw(st.sampled_from(NORMS)), "vectors": draw(st.booleans())}
+    core |= {"delta_rank": draw(st.sampled_from([0, 1, 2])), "modulation": draw(st.sampled_from(MODULATIONS))}
     once = [SegmentConfig(**draw(ends)) for _ in range(before + after)]
     return [*once[:before], SegmentConfig(**core, **draw(ends)), *once[before:]]
 
@@ -325,6 +333,8 @@ INJECTIONS: list[InjectionConfig] = [
     LinearInjectionConfig(),
     DecayInjectionConfig(),
 ]
+NORMS = ("shared", "by_round")
+MODULATIONS: list[ModulationConfig] = [NoModulationConfig(), ByRoundModulationConfig(), ByTimeModulationConfig()]
 STATES: list[StateConfig] = [InputStateConfig(), ZeroStateConfig(), LearnedStateConfig(), NoiseStateConfig(std=0.3)]
 
 
@@ -488,6 +498,8 @@ def traits(config: Seq2SeqConfig | LanguageModelConfig) -> set[str]:
             found |= {f"segments {name}", f"end_norm {segment.end_norm}", f"end_map {segment.end_map}"}
             found |= {f"inject {segment.inject.kind}", f"state {segment.state.kind}"}
             found |= {f"round_norm {segment.round_norm}", f"keys {segment.keys}"}
+            found |= {f"norms {segment.norms}", f"vectors {segment.vectors}", f"delta {segment.delta_rank > 0}"}
+            found |= {f"modulation {segment.modulation.kind}"}
         found |= halting_traits(name, stack)
         for one in stack.relatives():
             found.add(f"reach {one.reach is not None}")
@@ -581,6 +593,9 @@ def all_traits() -> set[str]:
         *(f"state {s.kind}" for s in STATES),
         *(f"{name} {s}" for name in ("round_norm", "end_map") for s in (True, False)),
         *(f"keys {k}" for k in ("own", "first")),
+        *(f"norms {n}" for n in NORMS),
+        *(f"{name} {s}" for name in ("vectors", "delta") for s in (True, False)),
+        *(f"modulation {m.kind}" for m in MODULATIONS),
         *(f"end_norm {n}" for n in ("none", "own", "final")),
         *(f"share {kind} {scheme}" for kind in kinds for scheme in schemes),
         *(f"share_norm {s}" for s in (True, False)),
@@ -615,7 +630,8 @@ def random_model(config: ModelConfig, seed: int = 0) -> Model:
     """Build a float64 model in evaluation mode whose every parameter is random: no zero table, no unit norm.
 
     Temperatures stay above their floor, so that gates are neither all 0 and 1 nor without a gradient. Halting units are
-    far from constant, and from each other, so that tokens halt in every round.
+    far from constant, and from each other, so that tokens halt in every round. Gates made of times stay near those that
+    are learned: they are made of 256 sinusoids.
     """
     torch.manual_seed(seed)
     model = build_model(config).double().eval()
@@ -628,6 +644,8 @@ def random_model(config: ModelConfig, seed: int = 0) -> Model:
                 parameter.abs_().add_(0.2)
             if ".halting." in name:
                 parameter.mul_(3.0 if parameter.ndim > 1 else 5.0)
+            if "banks.time." in name and parameter.ndim > 1:
+                parameter.mul_(0.2)
     return model
 
 

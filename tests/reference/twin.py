@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -33,6 +34,7 @@ from ostinato.config.sub_layers import AttentionConfig, DenseFeedForwardConfig, 
 from ostinato.models import LanguageModel, Seq2Seq
 from ostinato.nn.loops import DecayInjection, LearnedState, LinearInjection, ZeroState
 from ostinato.plan import Segment, Step, Use
+from reference.by_round import gate_and_scale, time_of, with_added
 from reference.equations import (
     ACTIVATIONS,
     alibi_slope,
@@ -126,7 +128,8 @@ class _Twin:
 
     def __init__(self, model: Model, name: str, *, is_causal: bool, n_prefix: int | None = None) -> None:
         self._model, self._name, self._is_causal, self._n_prefix = model, name, is_causal, n_prefix
-        self._read_by_others: dict[int, States] = {}
+        self._read_by_others: dict[int, tuple[States, Use]] = {}
+        self._time: Tensor | None = None
         self._config: StackConfig = model.config.stacks()[name]
 
     def run(self, states: States, n_steps: int | None, memory: States | None = None) -> tuple[States, Whole]:
@@ -158,6 +161,12 @@ class _Twin:
             if isinstance(positions, CoordinatesConfig):
                 tick = _table(r, d_model)
                 states = [x + (_table(t + 1, d_model) + tick) if halting.runs[t] else x for t, x in enumerate(states)]
+            if plan.loop.vectors is not None:
+                table: Tensor = banks.vectors[plan.loop.vectors].table_RD  # type: ignore[assignment]
+                own_D = table[min(r, len(table)) - 1]
+                states = [x + own_D if halting.runs[t] else x for t, x in enumerate(states)]
+            if plan.loop.time is not None:
+                self._time = time_of(banks.time[plan.loop.time], (r - 1) / plan.n_rounds, 1 / plan.n_rounds)
             halting.enter(r, states)
             for step in plan.loop.steps:
                 if step.round == r - 1:
@@ -170,6 +179,23 @@ class _Twin:
         if self._config.norm.has_final:
             states = [self._norm(f"final_{self._name}", x) for x in states]
         return states, halting
+
+    def _weights(self, use: Use) -> Any:
+        """Return the parameter set of a use; where its round adds to it, its maps W + B A."""
+        module: Any = getattr(self._model.banks, use.kind)[use.weights]
+        if use.delta is None:
+            return module
+        sub = self._config.settings_of(use)
+        if isinstance(sub, AttentionConfig):
+            width, n_keys = sub.d_head or self._model.config.d_model // sub.n_heads, sub.n_kv_heads or sub.n_heads
+            heights = {"qkv": [sub.n_heads * width, n_keys * width, n_keys * width]}
+            heights |= {"out": [self._model.config.d_model]}
+            heights |= {"output_gate": [sub.n_heads * width]} if sub.output_gate else {}
+        else:
+            assert isinstance(sub, DenseFeedForwardConfig)
+            n = 2 if ACTIVATIONS[sub.activation][1] else 1
+            heights = {"up": [sub.d_ff] * n, "down": [self._model.config.d_model]}
+        return with_added(module, self._model.banks.delta[use.delta], heights)
 
     def _once(self, segments: Sequence[Segment], states: States, memory: States | None) -> States:
         """Apply the steps of segments in which no token halts."""
@@ -237,10 +263,17 @@ class _Twin:
         if before is not None:
             inputs = [self._norm(before, x) for x in states]
             others = [n if s is x else self._norm(before, s) for s, x, n in zip(seen, states, inputs, strict=True)]
+        gate: Tensor | float = 1.0
+        if use.modulation is not None:
+            gate, scale_D = gate_and_scale(self._model.banks.modulation[use.modulation], self._time)
+            inputs, others = [x * (1 + scale_D) for x in inputs], [x * (1 + scale_D) for x in others]
         running = [t for t, runs in enumerate(halting.runs) if runs]
         if use.kind == "self_attention":
-            others = others if self._at.keys is None else self._read_by_others[self._at.keys]
-            self._read_by_others[self._at.index] = others
+            if self._at.keys is not None:
+                others, self._makes_keys = self._read_by_others[self._at.keys]
+            else:
+                self._makes_keys = use
+            self._read_by_others[self._at.index] = others, self._makes_keys
             outputs = [self._attend(use, t, inputs, others) for t in running]
         elif use.kind == "cross_attention":
             assert memory is not None
@@ -251,7 +284,7 @@ class _Twin:
             outputs = [self._feed_forward(use, inputs[t]) for t in running]
         new = list(states)
         for t, output in zip(running, outputs, strict=True):
-            x = states[t] + (output if after_f is None else self._norm(after_f, output))
+            x = states[t] + gate * (output if after_f is None else self._norm(after_f, output))
             new[t] = x if after_sum is None else self._norm(after_sum, x)
         return new
 
@@ -267,13 +300,26 @@ class _Twin:
             "sandwich": (True, False, True),
             "parallel": (True, False, False),
         }[self._config.norm.placement]
-        uses = self._config.plan(self._name).uses()
-        normed = (one for one in uses if not isinstance(self._config.settings_of(one), SparseLayerConfig))
-        if not self._config.norm.first and use == next(normed):
+        if not self._config.norm.first and self._is_first(use):
             there = (False, *there[1:])
         names = (use.before, use.output, use.after)
         assert tuple(name is not None for name in names) == there
         return names
+
+    def _is_first(self, use: Use) -> bool:
+        """Whether it is the first sub-layer of the stack with norms, or a repeat of it in a later round."""
+        plan, at = self._config.plan(self._name), self._at
+        first = next(
+            (step, one)
+            for step in plan.steps
+            for one in step.uses
+            if not isinstance(self._config.settings_of(one), SparseLayerConfig)
+        )
+        n = len(next(plan.segments[at.segment].rounds()))
+        place = (at.index - plan.segments[at.segment].steps[0].index) % n
+        is_repeated = at.round == 0 or plan.segments[at.segment].is_repeated
+        is_same_step = is_repeated and (at.segment, place) == (first[0].segment, first[0].index)
+        return is_same_step and (use.kind, use.weights) == (first[1].kind, first[1].weights)
 
     def _norm(self, name: str | None, x_D: Tensor) -> Tensor:
         if name is None:
@@ -281,7 +327,7 @@ class _Twin:
         return normalise(self._config.norm, self._model.banks.norm[name], x_D)
 
     def _feed_forward(self, use: Use, x_D: Tensor) -> Tensor:
-        sub, module = self._config.settings_of(use), self._model.banks.ffn[use.weights]
+        sub, module = self._config.settings_of(use), self._weights(use)
         if isinstance(sub, ExpertFeedForwardConfig):
             maps, act_name = module.experts, sub.activation
             y_D = weighted(choose(sub, module, x_D), lambda e: run_maps(maps, e, act_name, x_D))  # type: ignore[arg-type]
@@ -316,9 +362,13 @@ class _Twin:
         sub = self._config.settings_of(use)
         assert isinstance(sub, AttentionConfig)
         sizes = (sub.n_heads, sub.n_kv_heads or sub.n_heads, sub.d_head or self._model.config.d_model // sub.n_heads)
-        module = getattr(self._model.banks, use.kind)[use.weights]
+        module = self._weights(use)
         if not isinstance(sub, RoutedConfig):
-            return self._read(read_heads(module, *sizes), use, t, inputs, others)
+            heads = read_heads(module, *sizes)
+            if use.kind == "self_attention":
+                made = read_heads(self._weights(self._makes_keys), *sizes)
+                heads = replace(heads, key=made.key, value=made.value)
+            return self._read(heads, use, t, inputs, others)
         y_D = weighted(
             choose(sub, module, inputs[t]),
             lambda e: self._read(read_expert_heads(module, e, *sizes), use, t, inputs, others),
@@ -342,7 +392,7 @@ class _Twin:
             weighted_values = [w * v for w, v in zip(softmax(scores), values, strict=True)]
             mixed.append(sum(weighted_values[1:], weighted_values[0]))
         read = torch.cat(mixed)
-        gate = getattr(self._model.banks, use.kind)[use.weights].output_gate
+        gate = self._weights(use).output_gate
         return heads.out(read if gate is None else read / (1 + torch.exp(-read_affine(gate)(inputs[t]))))
 
     def _n_seen(self, t: int) -> int:

@@ -64,6 +64,11 @@ class PlannedSegment:
         """How often its steps run."""
         return self.segment.n_rounds
 
+    @property
+    def n_vectors(self) -> int:
+        """Rounds that have a vector of their own."""
+        return self.settings.repeats or 1
+
     def saved_of_injection(self, tokens: int, d_model: int, number: int, width: int) -> int:
         """Return the bytes that injection and end map save.
 

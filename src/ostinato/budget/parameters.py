@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ostinato.budget.by_round import delta_size, modulation_size, time_size
 from ostinato.budget.loops import planned_segments
 from ostinato.budget.recurrent import recurrent_parts
 from ostinato.budget.sizes import (
@@ -142,6 +143,11 @@ def _items(config: ModelConfig, n_steps: int | None) -> Iterator[tuple[str, _Ite
         for name in planned.use.norms:
             norm = norm_size(planned.stack_config.norm, d_model)
             yield planned.stack, _whole(("norm", name), "norms", norm)
+        if delta := delta_size(planned, d_model):
+            yield planned.stack, _whole(("delta", planned.use.delta or ""), f"{planned.stack}.deltas", delta)
+        if modulation := modulation_size(planned, d_model):
+            by = "modulation", planned.use.modulation or ""
+            yield planned.stack, _whole(by, f"{planned.stack}.modulation", modulation)
         if planned.use.position is not None and isinstance(planned.sub, AttentionConfig):
             table = table_size(planned.relative, planned.sub, d_model)
             yield planned.stack, _whole(("position", planned.use.position), "positions", table)
@@ -151,7 +157,12 @@ def _items(config: ModelConfig, n_steps: int | None) -> Iterator[tuple[str, _Ite
         for what, (of, weights) in (once | {"end map": (own.segment.end_map, own.end_map)}).items():
             if weights.size:
                 yield name, _whole((f"loop {what}", of or ""), own.part, weights.size)
-        for _ in range(own.n_rounds):
+        if own.segment.time is not None:
+            yield name, _whole(("time", own.segment.time), f"{name}.modulation", time_size(d_model))
+        for r in range(own.n_rounds):
+            if own.segment.vectors is not None:
+                vector = f"{own.segment.vectors} {min(r, own.n_vectors - 1)}"
+                yield name, _whole(("vector", vector), own.part, d_model)
             if own.of_rounds.size:
                 yield name, _whole(("loop round", own.segment.inject or ""), own.part, own.of_rounds.size)
             if own.segment.round_norm is not None:
@@ -243,7 +254,7 @@ def _part_order(config: ModelConfig) -> Iterator[str]:
         parts = [*(kind for kind, _ in stack.sub_layers()), "sparse_layer"]
         own = [part for kind in parts for part in (kind, f"{kind}.router")]
         names += own
-        yield from (f"{name}.{part}" for part in (*own, "loop", "halting"))
+        yield from (f"{name}.{part}" for part in (*own, "loop", "deltas", "modulation", "halting"))
     yield from (f"{SHARED}.{part}" for part in dict.fromkeys(names))
     yield from (one.part for one in recurrent_parts(config))
     yield from ("norms", "positions", "embeddings", "facts", "output", "head")

@@ -79,6 +79,33 @@ StateConfig = Annotated[
 ]
 
 
+class NoModulationConfig(Config):
+    """x + f(norm(x))."""
+
+    kind: Literal["none"] = "none"
+
+
+class ByRoundModulationConfig(Config):
+    """g and s are learned vectors of every round, which start at 1 and 0 (as FiLM's, Perez et al. 2017)."""
+
+    kind: Literal["by_round"] = "by_round"
+
+
+class ByTimeModulationConfig(Config):
+    """(g, s) = W SiLU(c) + b, c = F_1(tau) + F_2(d) with the length d of the round's step and the sum tau of those
+    before it; F: sinusoids, two maps (LoopFormer).
+
+    A call says the lengths (`Execution.paths`); else R rounds have 1 / R each.
+    """
+
+    kind: Literal["by_time"] = "by_time"
+
+
+ModulationConfig = Annotated[
+    NoModulationConfig | ByRoundModulationConfig | ByTimeModulationConfig, Field(discriminator="kind")
+]
+
+
 class SegmentConfig(Config):
     """Some of a stack's steps, one after the other: a prelude, a core that is repeated, a coda.
 
@@ -99,6 +126,16 @@ class SegmentConfig(Config):
     keys: Literal["own", "first"] = "own"
     """Whose keys and values self-attention reads. own: those of the round. first: those of the first round in all of
     them, which makes them once and caches them once (Mixture-of-Recursions, "recursive sharing")."""
+    norms: Literal["shared", "by_round"] = "shared"
+    """Whether the rounds share the norms of sub-layers. A call for more rounds has the last one's in those."""
+    vectors: bool = False
+    """Whether every round has a learned vector that is added to all states before it (CoTFormer's depth embedding);
+    they start at 0. Rounds beyond `repeats` have the last one."""
+    delta_rank: Count = 0
+    """Rank of what every round adds to the maps of dense self-attention and feed-forward: W + B A, B from 0 (Relaxed
+    Recursive Transformers). 0: nothing. Rounds beyond `repeats` have the last one's."""
+    modulation: ModulationConfig = NoModulationConfig()
+    """A scale s of what every sub-layer reads, and a gate g of its output: x + g f(norm(x) (1 + s))."""
     round_norm: bool = False
     """A norm after every round, of what the next one reads."""
     end_map: bool = False
@@ -117,16 +154,21 @@ class SegmentConfig(Config):
             has_round_norm=self.round_norm,
             has_end_map=self.end_map,
             end_norm=self.end_norm,
+            norms_by_round=self.norms == "by_round",
+            has_vectors=self.vectors,
+            deltas=("self_attention", "ffn") if self.delta_rank else (),
+            modulation=None if self.modulation.kind == "none" else self.modulation.kind,
         )
 
     def problems(self, path: str = "") -> Iterator[Problem]:
         """Settings of a loop, of steps that run once; and a loop that never reads its input."""
         if self.repeats is None:
-            for name, unset in (("state", "input"), ("inject", "none")):
+            for name, unset in (("state", "input"), ("inject", "none"), ("modulation", "none")):
                 if (kind := getattr(self, name).kind) != unset:
                     yield Inert(f"{path}{name}.kind", kind, f"has no effect without {path}repeats: remove it")
-            if self.keys != "own":
-                yield Inert(f"{path}keys", self.keys, f"has no effect without {path}repeats: remove it")
+            for name, plain in (("keys", "own"), ("norms", "shared"), ("vectors", False), ("delta_rank", 0)):
+                if (value := getattr(self, name)) != plain:
+                    yield Inert(f"{path}{name}", value, f"has no effect without {path}repeats: remove it")
             if self.round_norm:
                 reason = f"the segment runs once ({path}repeats is not set): {path}end_norm=own says the same"
                 yield Problem(f"{path}round_norm", True, reason)

@@ -208,6 +208,14 @@ class StackConfig(Config):
                     f"the stack has no final norm ({path}norm.placement={self.norm.placement}); own: one of its own"
                 )
                 yield Problem(f"{path}segments.{number}.end_norm", "final", reason)
+            for kind, sub in self.sub_layers():
+                has_delta = segment.delta_rank and kind != "cross_attention" and sub.share != "none"
+                if has_delta and getattr(sub, "kind", "") != "dense":
+                    reason = f"is added to dense maps; {path}{kind}.kind is {getattr(sub, 'kind', '')}"
+                    yield Problem(f"{path}segments.{number}.delta_rank", segment.delta_rank, reason)
+            if segment.delta_rank and self.sparse_layer is not None:
+                reason = f"is added to dense maps: leave out {path}sparse_layer"
+                yield Problem(f"{path}segments.{number}.delta_rank", segment.delta_rank, reason)
         if self.steps_per_round != 1:
             reason = f"has no effect with {path}segments, whose rounds are repeats: remove it"
             yield Inert(f"{path}steps_per_round", self.steps_per_round, reason)

@@ -197,10 +197,14 @@ class TokenModel(Embeddings, ABC):
             if self.stacks:
                 reason += f"; with exit they stop by a criterion: {', '.join(CRITERIA_AT_TEST)}"
             raise ConfigError([Problem("halting_threshold", execution.halting_threshold, reason)])
-        for name, n_rounds in execution.rounds.items():
+        for name in (*execution.rounds, *execution.paths):
+            n_rounds = execution.rounds_of(name)
             if name not in self.stacks:
                 reason = f"this model has no such stack; its stacks are: {', '.join(self.stacks) or 'none'}"
-                raise ConfigError([Problem("rounds", name, reason)])
+                raise ConfigError([Problem("paths" if name in execution.paths else "rounds", name, reason)])
+            if name in execution.paths and self.stacks[name].plan.loop.time is None:
+                reason = f"needs modulation by time: model.{name}.segments.N.modulation.kind=by_time"
+                raise ConfigError([Problem(f"paths.{name}", execution.paths[name], reason)])
             if isinstance(n_rounds, RoundsByLength) and "encoder" not in self.stacks:
                 reason = "a language model has no source, whose length is known before"
                 raise ConfigError([Problem(f"rounds.{name}", n_rounds, reason)])
@@ -213,7 +217,7 @@ class TokenModel(Embeddings, ABC):
         given = {
             name: asked.most if isinstance(asked, RoundsByLength) else asked
             for name, asked in self._execution.rounds.items()
-        }
+        } | {name: len(path) for name, path in self._execution.paths.items()}
         return {name: given.get(name) or stack.plan.n_rounds for name, stack in self.stacks.items()}
 
     def halting_thresholds(self) -> dict[str, float]:
