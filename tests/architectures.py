@@ -236,6 +236,8 @@ class _Stacks:
             relative = relative.settings[relative.pattern[0]]
         norm: NormConfig = shared.get("norm") or draw(_norms())
         norm = norm.model_copy(update=self._where_norms_are())
+        if norm.has_final and not norm.weight:
+            norm = norm.model_copy(update={"final_weight": self._draw(st.booleans())})
         if not norm.has_final:
             segments = [s.model_copy(update={"end_norm": "own"}) if s.end_norm == "final" else s for s in segments]
         settings: dict[str, Any] = {
@@ -488,7 +490,7 @@ def traits(config: Seq2SeqConfig | LanguageModelConfig) -> set[str]:
         norm = stack.norm
         found |= {f"norm {norm.kind} {norm.placement}", f"positions {stack.positions.kind}"}
         found |= {f"final norm {norm.has_final} {norm.placement}", f"first norm {norm.first}"}
-        found |= {f"embedding norm {norm.embedding}"}
+        found |= {f"embedding norm {norm.embedding}", f"final weight {norm.final_weight}"}
         found |= {f"norm {norm.kind} weight {norm.weight}", f"norm {norm.kind} offset {norm.unit_offset}"}
         found |= {f"norm {norm.kind} bias {norm.has_bias}"}
         if isinstance(stack.positions, SinusoidalConfig):
@@ -582,6 +584,7 @@ def all_traits() -> set[str]:
         *(f"final norm {f} {p}" for f in (True, False) for p in PLACES),
         *(f"embedding norm {s}" for s in (True, False)),
         *(f"first norm {s}" for s in (True, False)),
+        *(f"final weight {s}" for s in (True, False)),
         *(f"norm {n} weight {s}" for n in ("layer", "rms") for s in (True, False)),
         *("norm rms offset True", "norm layer bias True", "norm layer bias False"),
         *(f"positions {p}" for p in ("none", "sinusoidal", "coordinates", "learned")),

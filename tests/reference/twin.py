@@ -324,7 +324,8 @@ class _Twin:
     def _norm(self, name: str | None, x_D: Tensor) -> Tensor:
         if name is None:
             return x_D
-        return normalise(self._config.norm, self._model.banks.norm[name], x_D)
+        norm = self._config.norm.of_final if name == f"final_{self._name}" else self._config.norm
+        return normalise(norm, self._model.banks.norm[name], x_D)
 
     def _feed_forward(self, use: Use, x_D: Tensor) -> Tensor:
         sub, module = self._config.settings_of(use), self._weights(use)

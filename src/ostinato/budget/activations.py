@@ -102,10 +102,10 @@ def activation_parts(run: TrainingPass, n_steps: int | None, vocab_size: int | N
         parts[own.part] += own.saved_of_injection(run.tokens(own.stack), config.d_model, FLOAT, run.width)
         if own.segment.time is not None:
             parts[f"{own.stack}.modulation"] += time_bytes(config.d_model, own.n_rounds)
-        n_norms = own.n_rounds * (own.segment.round_norm is not None) + (own.segment.end_norm is not None)
-        parts[f"{own.stack}.norms"] += n_norms * norm_bytes(
-            own.stack_config.norm, run.tokens(own.stack), config.d_model
-        )
+        tokens, has_end = run.tokens(own.stack), own.segment.end_norm is not None
+        round_norms = own.n_rounds * (own.segment.round_norm is not None)
+        parts[f"{own.stack}.norms"] += round_norms * norm_bytes(own.stack_config.norm, tokens, config.d_model)
+        parts[f"{own.stack}.norms"] += has_end * norm_bytes(own.end_norm, tokens, config.d_model)
         parts["copies"] += run.copy_of(sum(w.products for w in (own.of_input, own.of_rounds, own.end_map)))
     parts.update(_shared(run, uses))
     parts.update(recurrent_bytes(run))
@@ -124,7 +124,7 @@ def _ends(run: TrainingPass, n_rows: int) -> Counter[str]:
         found["facts"] += 0 if config.max_words is None else words * (FLOAT * width + 1)
         found[f"{name}.dropout"] += run.tokens(name) * width if config.dropout else 0
         found[f"{name}.norms"] += (
-            norm_bytes(stack.norm, run.tokens(name), config.d_model) if stack.norm.has_final else 0
+            norm_bytes(stack.norm.of_final, run.tokens(name), config.d_model) if stack.norm.has_final else 0
         )
         found[f"{name}.norms"] += norm_bytes(stack.norm, run.tokens(name), width) if stack.norm.embedding else 0
         # All sentences have the same positions.

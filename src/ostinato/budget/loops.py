@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from ostinato.budget.sizes import Weights, plans
 from ostinato.config.loops import SegmentConfig
 from ostinato.config.model import ModelConfig
+from ostinato.config.norm import NormalisationConfig
 from ostinato.config.stack import StackConfig
 from ostinato.plan import Segment
 
@@ -63,6 +64,11 @@ class PlannedSegment:
     def n_rounds(self) -> int:
         """How often its steps run."""
         return self.segment.n_rounds
+
+    @property
+    def end_norm(self) -> NormalisationConfig:
+        """What the norm at its end computes: the stack's final norm, or one like the others."""
+        return self.stack_config.norm.of_final if self.settings.end_norm == "final" else self.stack_config.norm
 
     @property
     def n_vectors(self) -> int:

@@ -168,10 +168,10 @@ def _items(config: ModelConfig, n_steps: int | None) -> Iterator[tuple[str, _Ite
             if own.segment.round_norm is not None:
                 yield name, _whole(("norm", own.segment.round_norm), "norms", norm)
         if own.segment.end_norm is not None:
-            yield name, _whole(("norm", own.segment.end_norm), "norms", norm)
+            yield name, _whole(("norm", own.segment.end_norm), "norms", norm_size(own.end_norm, d_model))
     for name, stack in config.stacks().items():
         if stack.norm.has_final:
-            yield name, _whole(("norm", f"final_{name}"), "norms", norm_size(stack.norm, d_model))
+            yield name, _whole(("norm", f"final_{name}"), "norms", norm_size(stack.norm.of_final, d_model))
         if stack.norm.embedding:
             yield name, _whole(("embedding norm", name), "norms", norm_size(stack.norm, config.embedding_width))
         if unit := gate_weights(stack.halting, d_model).size:

@@ -49,6 +49,14 @@ class NormConfig(NormalisationConfig):
     final: bool | None = None
     """Whether there is a norm after the last step; null: with every placement but post."""
 
+    final_weight: bool = False
+    """Learned weights (and bias) of the final norm where `weight` leaves them out of the others (LoopFormer)."""
+
+    @property
+    def of_final(self) -> NormalisationConfig:
+        """What the norm after the last step computes."""
+        return self.model_copy(update={"weight": True}) if self.final_weight else self
+
     @property
     def has_final(self) -> bool:
         """Whether there is a norm after the last step."""
@@ -60,6 +68,11 @@ class NormConfig(NormalisationConfig):
         if not self.first and self.placement not in ("pre", "peri", "sandwich"):
             reason = f"needs {path}placement pre, peri or sandwich, whose sub-layers follow each other behind norms"
             yield Problem(f"{path}first", False, reason)
+        if self.final_weight and (self.weight or not self.has_final):
+            reason = (
+                f"has no effect: {'all norms have weights' if self.weight else 'there is no final norm'}; remove it"
+            )
+            yield Inert(f"{path}final_weight", True, reason)
 
 
 class StackConfig(Config):

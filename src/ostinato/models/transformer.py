@@ -116,7 +116,7 @@ class Transformer(TokenModel):
             self._fill_segment(segment, settings_of_segment, stack.norm)
             self._fill_rounds(segment, settings_of_segment)
         if stack.norm.has_final:
-            self.banks.norm[f"final_{plan.stack}"] = build_norm_of(stack.norm, config.d_model)
+            self.banks.norm[f"final_{plan.stack}"] = build_norm_of(stack.norm.of_final, config.d_model)
         if stack.norm.embedding:
             self.banks.norm[f"embedding_{plan.stack}"] = build_norm_of(stack.norm, config.embedding_width)
         if config.d_embedding is not None:
