@@ -252,7 +252,9 @@ class _Stacks:
             "sparse_layer": None if self._fully_shared else draw(_sparse_layers(n_steps)),
             "halting": draw(haltings(is_causal=name != "encoder") if self._halting is None else self._halting),
         }
-        if settings["sparse_layer"] or any(settings[kind].kind != "dense" for kind in ("self_attention", "ffn")):
+        if settings["sparse_layer"] or all(
+            settings[kind].kind != "dense" or settings[kind].share == "none" for kind in ("self_attention", "ffn")
+        ):
             settings["segments"] = [one.model_copy(update={"delta_rank": 0}) for one in segments]
         if name == "decoder_of_pair":
             cross = self._sub("cross_attention", n_steps, steps_per_round, {}, relative)

@@ -123,9 +123,13 @@ def test_a_segment_that_runs_once_has_nothing_by_round(own: dict[str, Any]) -> N
         check_settings(given["decoder"], type(LanguageModelConfig().decoder))
 
 
-@pytest.mark.parametrize("stack", [{"ffn": {"kind": "experts"}}, {"sparse_layer": {"after": 1}}], ids=str)
+@pytest.mark.parametrize(
+    "stack",
+    [{"ffn": {"kind": "experts"}, "self_attention": {"kind": "experts"}}, {"sparse_layer": {"after": 1}}],
+    ids=str,
+)
 def test_deltas_are_added_to_dense_maps(stack: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=r"segments.0.delta_rank is 3: is added to dense maps"):
+    with pytest.raises(ConfigError, match=r"segments.0.delta_rank is 3: is added to the maps of dense self_attention"):
         LanguageModelConfig.model_validate(settings(stack=stack, delta_rank=3))
 
 
@@ -134,6 +138,6 @@ def test_a_final_norm_may_have_weights_where_the_others_have_none() -> None:
     model = build_model(LanguageModelConfig.model_validate(settings(stack={"norm": norm})))
     assert [name for name, _ in model.banks.norm.named_parameters()] == ["final_decoder.weight"]
     for idle in ({"kind": "rms", "placement": "pre"}, {"weight": False, "placement": "post"}):
+        given = settings(stack={"norm": {**idle, "final_weight": True}})
         with pytest.raises(ConfigError, match=r"norm.final_weight is True: has no effect"):
-            given = settings(stack={"norm": {**idle, "final_weight": True}})
             check_settings(given["decoder"], type(LanguageModelConfig().decoder))

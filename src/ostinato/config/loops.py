@@ -9,7 +9,7 @@ from pydantic import Field
 
 from ostinato.config.base import Config, Count, Number, Positive
 from ostinato.errors import Inert, Problem
-from ostinato.plan import SegmentPlan
+from ostinato.plan import Kind, SegmentPlan
 
 
 class NoInjectionConfig(Config):
@@ -143,8 +143,8 @@ class SegmentConfig(Config):
     end_norm: Literal["none", "own", "final"] = "none"
     """A norm of what leaves the segment; final: the stack's final norm, which it then has here, too (Huginn)."""
 
-    def plan(self) -> SegmentPlan:
-        """Return how the segment is laid out."""
+    def plan(self, dense: tuple[Kind, ...]) -> SegmentPlan:
+        """Return how the segment is laid out; `dense`: the kinds of sub-layer that `delta_rank` means."""
         return SegmentPlan(
             self.n_steps,
             self.repeats,
@@ -156,7 +156,7 @@ class SegmentConfig(Config):
             end_norm=self.end_norm,
             norms_by_round=self.norms == "by_round",
             has_vectors=self.vectors,
-            deltas=("self_attention", "ffn") if self.delta_rank else (),
+            deltas=dense if self.delta_rank else (),
             modulation=None if self.modulation.kind == "none" else self.modulation.kind,
         )
 

@@ -124,7 +124,7 @@ class StackConfig(Config):
             for kind, sub in self.sub_layers()
         ]
         sparse = None if self.sparse_layer is None else (self.sparse_layer.after, Use("ffn", f"{name}{_SPARSE}"))
-        segments = [segment.plan() for segment in self.segments]
+        segments = [segment.plan(self._dense_kinds()) for segment in self.segments]
         return build_plan(
             name,
             subs,
@@ -134,6 +134,11 @@ class StackConfig(Config):
             extra=sparse,
             has_first_norm=self.norm.first,
         )
+
+    def _dense_kinds(self) -> tuple[Kind, ...]:
+        """Return the kinds of sub-layer to whose maps a round may add something."""
+        kinds = ((kind, sub) for kind, sub in self.sub_layers() if kind != "cross_attention" and sub.share != "none")
+        return tuple(kind for kind, sub in kinds if getattr(sub, "kind", "") == "dense")
 
     def _tables(self) -> Literal["stack", "weights"] | tuple[int | None, ...] | None:
         """Return what has a table of relative positions: see `SubLayerPlan.position`."""
@@ -221,13 +226,9 @@ class StackConfig(Config):
                     f"the stack has no final norm ({path}norm.placement={self.norm.placement}); own: one of its own"
                 )
                 yield Problem(f"{path}segments.{number}.end_norm", "final", reason)
-            for kind, sub in self.sub_layers():
-                has_delta = segment.delta_rank and kind != "cross_attention" and sub.share != "none"
-                if has_delta and getattr(sub, "kind", "") != "dense":
-                    reason = f"is added to dense maps; {path}{kind}.kind is {getattr(sub, 'kind', '')}"
-                    yield Problem(f"{path}segments.{number}.delta_rank", segment.delta_rank, reason)
-            if segment.delta_rank and self.sparse_layer is not None:
-                reason = f"is added to dense maps: leave out {path}sparse_layer"
+            if segment.delta_rank and (self.sparse_layer is not None or not self._dense_kinds()):
+                reason = f"is added to the maps of dense {path}self_attention and {path}ffn: "
+                reason += f"leave out {path}sparse_layer" if self.sparse_layer is not None else "there are none"
                 yield Problem(f"{path}segments.{number}.delta_rank", segment.delta_rank, reason)
         if self.steps_per_round != 1:
             reason = f"has no effect with {path}segments, whose rounds are repeats: remove it"

@@ -33,9 +33,9 @@ def to_recursive(donor: Model, model: Model, shared: Literal["average", "first"]
         ConfigError: stacks of different depth, or different sub-layers at a step.
     """
     copied = dict(model.named_parameters())
-    for name, theirs in donor.named_parameters():
-        if name in copied and copied[name].shape == theirs.shape:
-            copied[name].copy_(theirs)
+    for name, parameter in donor.named_parameters():
+        if name in copied and copied[name].shape == parameter.shape:
+            copied[name].copy_(parameter)
     for name, stack in model.stacks.items():
         pairs = list(_pairs(donor.stacks[name].plan, stack.plan))
         norms: dict[str, list[Tensor]] = {}
