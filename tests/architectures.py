@@ -21,8 +21,9 @@ from ostinato.config.experts import (
     RoutedConfig,
     SparseLayerConfig,
 )
-from ostinato.config.halting import HaltingConfig
+from ostinato.config.halting import HaltingConfig, NoHaltingConfig
 from ostinato.config.loops import (
+    INPUT,
     AddInjectionConfig,
     ByRoundModulationConfig,
     ByTimeModulationConfig,
@@ -31,6 +32,7 @@ from ostinato.config.loops import (
     InputStateConfig,
     LearnedStateConfig,
     LinearInjectionConfig,
+    LoopStateConfig,
     ModulationConfig,
     NoInjectionConfig,
     NoiseStateConfig,
@@ -227,8 +229,8 @@ class _Stacks:
         n_steps, segments = n_rounds * steps_per_round, list[SegmentConfig]()
         if not draw(st.integers(0, 3)):
             before, looped, after = draw(st.integers(0, 1)), draw(st.integers(1, 2)), draw(st.integers(0, 1))
-            n_steps, steps_per_round = before + looped + after, 1
             segments = draw(_segments(before, looped, after))
+            n_steps, steps_per_round = sum(segment.n_steps for segment in segments), 1
         # Rounds that run the same sets have the same positions at each of their steps.
         most = steps_per_round if self._fully_shared and not segments else n_steps
         relative: RelativeConfig = shared.get("relative") or draw(_relatives(most))
@@ -240,17 +242,22 @@ class _Stacks:
             norm = norm.model_copy(update={"final_weight": self._draw(st.booleans())})
         if not norm.has_final:
             segments = [s.model_copy(update={"end_norm": "own"}) if s.end_norm == "final" else s for s in segments]
+        signal = draw(_signals())
+        halting = draw(haltings(is_causal=name != "encoder") if self._halting is None else self._halting)
+        if any(segment.states for segment in segments):
+            halting = halting if halting.kind == "length" else NoHaltingConfig()
+            signal = NoSignalConfig() if signal.kind == "coordinates" else signal
         settings: dict[str, Any] = {
             "n_steps": n_steps,
             "steps_per_round": steps_per_round,
             "segments": segments,
             "norm": norm,
-            "positions": draw(_signals()),
+            "positions": signal,
             "relative": relative,
             "self_attention": self._sub("self_attention", n_steps, steps_per_round, shared, relative),
             "ffn": self._sub("ffn", n_steps, steps_per_round, shared, relative),
             "sparse_layer": None if self._fully_shared else draw(_sparse_layers(n_steps)),
-            "halting": draw(haltings(is_causal=name != "encoder") if self._halting is None else self._halting),
+            "halting": halting,
         }
         if settings["sparse_layer"] or all(
             settings[kind].kind != "dense" or settings[kind].share == "none" for kind in ("self_attention", "ffn")
@@ -322,13 +329,33 @@ def _segments(draw: st.DrawFn, before: int, looped: int, after: int) -> list[Seg
     """Draw a prelude and a coda of so many steps, and a core that is repeated."""
     ends = st.fixed_dictionaries({"end_map": st.booleans(), "end_norm": st.sampled_from(["none", "own", "final"])})
     inject, state = draw(st.sampled_from(INJECTIONS)), draw(st.sampled_from(STATES))
-    core: dict[str, Any] = {"n_steps": looped, "repeats": draw(st.integers(1, 3)), "inject": inject}
+    core: dict[str, Any] = {"n_steps": looped, "repeats": draw(st.integers(1, 3))}
     core |= {"keys": draw(st.sampled_from(["own", "own", "first"]))}
-    core |= {"state": InputStateConfig() if inject.kind == "none" else state, "round_norm": draw(st.booleans())}
-    core |= {"norms": draw(st.sampled_from(NORMS)), "vectors": draw(st.booleans())}
-    core |= {"delta_rank": draw(st.sampled_from([0, 1, 2])), "modulation": draw(st.sampled_from(MODULATIONS))}
+    if draw(st.integers(0, 2)):
+        core |= {"state": InputStateConfig() if inject.kind == "none" else state, "round_norm": draw(st.booleans())}
+        core |= {"norms": draw(st.sampled_from(NORMS)), "vectors": draw(st.booleans())}
+        core |= {"delta_rank": draw(st.sampled_from([0, 1, 2])), "modulation": draw(st.sampled_from(MODULATIONS))}
+        core |= {"inject": inject}
+    else:
+        states = draw(_states())
+        core |= {"n_steps": sum(one.n_steps for one in states), "states": states}
     once = [SegmentConfig(**draw(ends)) for _ in range(before + after)]
     return [*once[:before], SegmentConfig(**core, **draw(ends)), *once[before:]]
+
+
+@st.composite
+def _states(draw: st.DrawFn) -> list[LoopStateConfig]:
+    """Draw two or three states of a loop, of which one reads what entered it."""
+    names = ["low", "high", "other"][: draw(st.integers(2, 3))]
+    drawn = []
+    for name in names:
+        others = [*(other for other in names if other != name), INPUT]
+        adds = draw(st.lists(st.sampled_from(others), min_size=1, unique=True))
+        sizes = {"n_steps": draw(st.integers(1, 2)), "repeats": draw(st.integers(1, 2))}
+        # The last one starts from the input, so that something reads it.
+        start = InputStateConfig() if name == names[-1] else draw(st.sampled_from(STATES))
+        drawn.append(LoopStateConfig(name=name, state=start, adds=adds, norm=draw(st.booleans()), **sizes))
+    return drawn
 
 
 INJECTIONS: list[InjectionConfig] = [
@@ -504,6 +531,9 @@ def traits(config: Seq2SeqConfig | LanguageModelConfig) -> set[str]:
             found |= {f"round_norm {segment.round_norm}", f"keys {segment.keys}"}
             found |= {f"norms {segment.norms}", f"vectors {segment.vectors}", f"delta {segment.delta_rank > 0}"}
             found |= {f"modulation {segment.modulation.kind}"}
+            for one in segment.states:
+                found |= {f"one of {len(segment.states)} states", f"norm of a state {one.norm}"}
+                found |= {f"state adds {'input' if other == INPUT else 'another'}" for other in one.adds}
         found |= halting_traits(name, stack)
         for one in stack.relatives():
             found.add(f"reach {one.reach is not None}")
@@ -602,6 +632,9 @@ def all_traits() -> set[str]:
         *(f"{name} {s}" for name in ("vectors", "delta") for s in (True, False)),
         *(f"modulation {m.kind}" for m in MODULATIONS),
         *(f"end_norm {n}" for n in ("none", "own", "final")),
+        *(f"one of {n} states" for n in (2, 3)),
+        *(f"norm of a state {s}" for s in (True, False)),
+        *(f"state adds {s}" for s in ("input", "another")),
         *(f"share {kind} {scheme}" for kind in kinds for scheme in schemes),
         *(f"share_norm {s}" for s in (True, False)),
         *(f"bias {kind} {b}" for kind in kinds for b in (True, False)),

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import count, groupby, product
+from itertools import count, groupby, islice, product
 from typing import Literal, get_args
 
 from ostinato.errors import ConfigError, Problem
@@ -40,6 +40,9 @@ PLACES: dict[Placement, tuple[str, ...]] = {
     "parallel": ("before",),
 }
 """Where every placement has norms: before f, of the output of f, after the sum. The first one has the plain name."""
+
+_Group = list[tuple["Use", ...]]
+"""The uses of one step that is laid out, and those of a step that was put behind it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +93,30 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
+class Phase:
+    """A part of every round of a loop with several states: some of its steps, which change one of the states.
+
+        z_s = norm(steps(z_s + the sum of what it adds))
+
+    Args:
+        n_steps: of the round's steps, those that come next. state: s, 0-based.
+        adds: other states; the number of states stands for what entered the segment. norm: its name; None: none.
+    """
+
+    n_steps: int
+    state: int
+    adds: tuple[int, ...]
+    norm: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Segment:
     """Steps of a stack that run together: once, or round after round.
 
         h = start(e);   every round: h = round_norm(steps(inject(h, e)));   after the last: end_norm(end_map(h))
 
     with e the states that enter the segment. Each of them is a name in its bank; None: it leaves states as they are.
+    With phases h is several states side by side; the one that the last phase changes leaves the segment.
 
     Args:
         steps: of all rounds. is_loop: its rounds are what the step signal and halting tick in, and what may be another
@@ -103,6 +124,7 @@ class Segment:
         is_repeated: all rounds have the same weights, and may have norms, deltas and modulations of their own.
         shares_keys: later rounds read the keys and values of the first one.
         start, inject, vectors, time, end_map: see `ostinato.nn.loops`. round_norm, end_norm: norms.
+        phases: of every round; empty: one state, which all steps of a round change.
     """
 
     steps: tuple[Step, ...]
@@ -116,11 +138,24 @@ class Segment:
     round_norm: str | None = None
     end_map: str | None = None
     end_norm: str | None = None
+    phases: tuple[Phase, ...] = ()
 
     @property
     def norms(self) -> tuple[str, ...]:
         """The norms it has beside those of its sub-layers."""
-        return tuple(name for name in (self.round_norm, self.end_norm) if name is not None)
+        names = (*(phase.norm for phase in self.phases), self.round_norm, self.end_norm)
+        return tuple(dict.fromkeys(name for name in names if name is not None))
+
+    @property
+    def n_states(self) -> int:
+        """States that its rounds change."""
+        return len({phase.state for phase in self.phases}) or 1
+
+    @property
+    def tells_rounds_apart(self) -> bool:
+        """Whether rounds have norms, deltas, modulations or vectors of their own."""
+        rounds = [[step.uses for step in steps] for steps in self.rounds()]
+        return any(name is not None for name in (self.vectors, self.time)) or any(own != rounds[0] for own in rounds)
 
     @property
     def n_rounds(self) -> int:
@@ -156,6 +191,17 @@ class SubLayerPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class PhasePlan:
+    """How many steps change a state, how often in a round, which states are added before (see `Phase`), and whether
+    there is a norm behind them."""
+
+    n_steps: int
+    repeats: int
+    adds: tuple[int, ...]
+    has_norm: bool
+
+
+@dataclass(frozen=True, slots=True)
 class SegmentPlan:
     """How many of a stack's steps a segment has, and what it has beside them, see `Segment`.
 
@@ -166,6 +212,7 @@ class SegmentPlan:
         deltas: kinds of sub-layer to whose maps every round adds something of its own.
         modulation: "by_round": every round has a scale and a gate of its own for every sub-layer. "by_time": they are
             made of the times of the round, by the same weights in all rounds.
+        states: what changes each of them, where it has several.
     """
 
     n_steps: int
@@ -180,6 +227,7 @@ class SegmentPlan:
     has_vectors: bool = False
     deltas: tuple[Kind, ...] = ()
     modulation: Literal["by_round", "by_time"] | None = None
+    states: tuple[PhasePlan, ...] = ()
 
     def use(self, use: Use, place: str, r: int) -> Use:
         """Return a use as round r has it, at a place in the stack: the weights are those of all rounds."""
@@ -311,7 +359,7 @@ def build_plan(
         extra: a use that runs alone after step number `after` (1-based), in its round.
         has_first_norm: False: the first sub-layer has no norm of what it reads.
     """
-    laid: list[list[tuple[Use, ...]]] = []
+    laid: list[_Group] = []
     for index in range(n_steps):
         uses = []
         for sub in sub_layers:
@@ -334,9 +382,11 @@ def build_plan(
         return _numbered(stack, [Segment(tuple(steps))])
     parts, start = [], 0
     for number, own in enumerate(segments):
-        name, steps = f"{stack}_{number}", list[Step]()
-        for r, index in product(range(own.repeats or 1), range(start, start + own.n_steps)):
-            for j, run in enumerate(laid[index]):
+        name, groups = f"{stack}_{number}", laid[start : start + own.n_steps]
+        phases, groups = _phases(name, own.states, groups) if own.states else ((), groups)
+        steps = list[Step]()
+        for r, (index, runs) in product(range(own.repeats or 1), list(enumerate(groups, start))):
+            for j, run in enumerate(runs):
                 place = f"{stack}_step_{index}" + ("_extra" if j else "")
                 steps.append(Step(0, r, tuple(own.use(use, place, r) for use in run), number, parallel))
         parts.append(
@@ -352,10 +402,23 @@ def build_plan(
                 round_norm=f"round_{name}" if own.has_round_norm else None,
                 end_map=name if own.has_end_map else None,
                 end_norm={"none": None, "own": f"end_{name}", "final": f"final_{stack}"}[own.end_norm],
+                phases=phases,
             )
         )
         start += own.n_steps
     return _numbered(stack, parts)
+
+
+def _phases(name: str, states: Sequence[PhasePlan], groups: Sequence[_Group]) -> tuple[tuple[Phase, ...], list[_Group]]:
+    """Return the phases of a round, and the groups of uses of all of them in the order they run."""
+    phases, repeated, rest = list[Phase](), list[_Group](), iter(groups)
+    for state, own in enumerate(states):
+        groups_of_state = list(islice(rest, own.n_steps))
+        norm = f"state_{name}_{state}" if own.has_norm else None
+        n_steps = sum(len(group) for group in groups_of_state)
+        phases += [Phase(n_steps, state, own.adds, norm)] * own.repeats
+        repeated += groups_of_state * own.repeats
+    return tuple(phases), repeated
 
 
 def _table(sub: SubLayerPlan, stack: str, weights: str, step: int) -> str | None:

@@ -96,18 +96,27 @@ LOOPFORMER = (50_257 + 1024) * 2048 + 3 * (4 * 2048**2 + 2 * 2048 * 5120) + LOOP
 # Gemma 2B's layers are 110,104,576 weights each; rank 512 on seven maps, twice.
 RELAXED_DELTAS = 512 * (2048 + 2048 + 2 * (2048 + 256) + 2048 + 2048 + 3 * (2048 + 16_384))
 RELAXED = 256_000 * 2048 + 9 * (grouped(2048, 8, 1, 256) + 3 * 2048 * 16_384) + 18 * (RELAXED_DELTAS + 4096) + 2048
+HRM_TEXT_LAYER = 5 * 1536**2 + 3 * 1536 * 4096
+HRM_TEXT = 2 * 65_536 * 1536 + 32 * HRM_TEXT_LAYER + 1536
+HRM_LAYER = 4 * 512**2 + 3 * 512 * 1536
+# Of Sudoku: 11 symbols read and written, the map that writes them with a bias, and two states that stay as drawn.
+OF_PUZZLES = 2 * 11 * 512 + 11 + 2 * 512
 LOOPED = {
     "looped/ouro-1.4b": (OURO, 1_434_652_673),
     "looped/huginn-3.5b": (HUGINN, 3_564_976_800),
     "looped/loopformer-3x8": (LOOPFORMER, 278_073_344),
     "looped/relaxed-recursive-2b": (RELAXED, 2_142_840_832),
+    "looped/hrm-text-1b": (HRM_TEXT, 1_182_795_264),
+    "looped/trm-7m": (2 * HRM_LAYER + OF_PUZZLES, 6_828_043),
+    "looped/hrm-27m": (8 * HRM_LAYER + OF_PUZZLES, 27_275_275),
 }
 
 
 @pytest.mark.parametrize("name", LOOPED)
 def test_a_looped_recipe_has_the_parameters_of_the_equations(name: str) -> None:
     by_equations, known = LOOPED[name]
-    config = load_recipe(name).model
+    of_puzzles = ["model.vocab_size=11", "model.n_labels=11"] if name in ("looped/trm-7m", "looped/hrm-27m") else []
+    config = load_recipe(name, of_puzzles).model
     assert count_parameters(config).stored == by_equations == known
     with torch.device("meta"):
         assert sum(p.numel() for p in build_model(config).parameters()) == known

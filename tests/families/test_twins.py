@@ -39,11 +39,17 @@ def turned(x_BHTK: Tensor, base: float, *, pairs: bool) -> Tensor:
 
 
 def attend(
-    x: Tensor, w: Weights, i: int, n_heads: int, n_keys: int, change: Callable[[Tensor], Tensor] = lambda x: x
+    x: Tensor,
+    w: Weights,
+    i: int,
+    n_heads: int,
+    n_keys: int,
+    change: Callable[[Tensor], Tensor] = lambda x: x,
+    stack: str = "decoder",
 ) -> Tensor:
-    """Causal attention; `change`: what is done to queries and keys."""
+    """Attention, of decoders causal; `change`: what is done to queries and keys."""
     B, T, _ = x.shape
-    name = f"banks.self_attention.decoder_{i}"
+    name = f"banks.self_attention.{stack}_{i}"
     out = w[f"{name}.out.weight"]
     K = out.shape[1] // n_heads
     qkv = x @ w[f"{name}.qkv.weight"].T
@@ -53,13 +59,18 @@ def attend(
     q, k, v = (y.view(B, T, -1, K).transpose(1, 2) for y in (q, k, v))
     q, k = change(q), change(k)
     k, v = (y.repeat_interleave(n_heads // n_keys, 1) for y in (k, v))
-    scores = (q @ k.transpose(-1, -2) / math.sqrt(K)).masked_fill(torch.ones(T, T).triu(1).bool(), -math.inf)
-    read = (scores.softmax(-1) @ v).transpose(1, 2).reshape(B, T, -1) @ out.T
+    scores = q @ k.transpose(-1, -2) / math.sqrt(K)
+    if stack == "decoder":
+        scores = scores.masked_fill(torch.ones(T, T).triu(1).bool(), -math.inf)
+    read = (scores.softmax(-1) @ v).transpose(1, 2).reshape(B, T, -1)
+    if f"{name}.output_gate.weight" in w:
+        read = read * torch.sigmoid(x @ w[f"{name}.output_gate.weight"].T)
+    read = read @ out.T
     return read + w[f"{name}.out.bias"] if f"{name}.out.bias" in w else read
 
 
-def feed(x: Tensor, w: Weights, i: int, kind: str) -> Tensor:
-    up, down = w[f"banks.ffn.decoder_{i}.up.weight"], w[f"banks.ffn.decoder_{i}.down.weight"]
+def feed(x: Tensor, w: Weights, i: int, kind: str, stack: str = "decoder") -> Tensor:
+    up, down = w[f"banks.ffn.{stack}_{i}.up.weight"], w[f"banks.ffn.{stack}_{i}.down.weight"]
     if kind == "swiglu":
         gate, linear = (x @ up.T).chunk(2, -1)
         return (gate * torch.sigmoid(gate) * linear) @ down.T
@@ -192,6 +203,42 @@ def relaxed(w: Weights, ids: Tensor, rounds: int) -> Tensor:
     return rms(h, 1 + w["banks.norm.final_decoder.weight"], eps) @ w["target_weight"].T
 
 
+def hrm_text(w: Weights, ids: Tensor, rounds: int) -> Tensor:
+    """z_H = 50 E: three times z_L = F(z_L + z_H), then z_H = G(z_H + z_L), a norm behind each; section 2.14."""
+
+    def stack(x: Tensor, layers: tuple[int, ...]) -> Tensor:
+        turn = lambda y: turned(y, 10_000.0, pairs=False)  # noqa: E731
+        for i in layers:
+            x = x + attend(rms(x, None, 1e-6), w, i, 4, 4, turn)
+            x = x + feed(rms(x, None, 1e-6), w, i, "swiglu")
+        return rms(x, None, 1e-6)
+
+    high = 50 * F.embedding(ids, w["target_weight"])
+    low = w["banks.start.decoder_0.0.vector_D"].expand_as(high)
+    for _ in range(rounds):
+        for _ in range(3):
+            low = stack(low + high, (0, 1))
+        high = stack(high + low, (2, 3))
+    return high @ w["output_weight"].T
+
+
+def hrm(w: Weights, ids: Tensor, rounds: int) -> Tensor:
+    """Twice z_L = F(z_L + z_H + x), then z_H = G(z_H + z_L), one layer each, norms behind the sums; section 2.12."""
+
+    def layer(x: Tensor, i: int) -> Tensor:
+        turn = lambda y: turned(y, 10_000.0, pairs=False)  # noqa: E731
+        x = rms(x + attend(x, w, i, 2, 2, turn, "encoder"), None, 1e-5)
+        return rms(x + feed(x, w, i, "swiglu", "encoder"), None, 1e-5)
+
+    x = math.sqrt(32) * F.embedding(ids, w["target_weight"])
+    low, high = (w[f"banks.start.encoder_0.{i}.vector_D"].expand_as(x) for i in (0, 1))
+    for _ in range(rounds):
+        for _ in range(2):
+            low = layer(low + high + x, 0)
+        high = layer(high + low, 1)
+    return high @ w["head.weight"].T + w["head.bias"]
+
+
 ZEROS = "state: {kind: zeros}"
 TWINS: dict[str, tuple[str, str, Callable[[Weights, Tensor, int], Tensor]]] = {
     # family: recipe, its segments with a state of zeros in place of noise, twin
@@ -209,6 +256,8 @@ TWINS: dict[str, tuple[str, str, Callable[[Weights, Tensor, int], Tensor]]] = {
     "iso-depth": ("looped/iso-depth-toy", "", iso_depth),
     "relaxed recursive": ("looped/relaxed-recursive-toy", "", relaxed),
     "length generalisation": ("looped/length-toy", "", length),
+    "hrm-text, more rounds": ("looped/hrm-text-toy", "", hrm_text),
+    "hrm": ("looped/hrm-toy", "", hrm),
 }
 
 
@@ -221,6 +270,7 @@ def named(
     record_property("family", f"{request.param} (twin of the specification)")
     record_property("check", request.node.get_closest_marker("check").args[0])
     settings = [f"model.decoder.segments={segments}"] if segments else []
+    settings += [f"model.n_labels={V}"] if recipe == "looped/hrm-toy" else []
     model = build_model(load_recipe(recipe, ["model.dropout=0.0", f"model.vocab_size={V}", *settings]).model)
     torch.manual_seed(0)
     with torch.no_grad():
@@ -267,6 +317,8 @@ def test_all_gradients_are_those_of_the_equations(named: Any, ids: Tensor, round
 @pytest.mark.parametrize("rounds", [1, 4])
 def test_cached_steps_are_the_equations_of_everything_so_far(named: Any, ids: Tensor, rounds: int) -> None:
     model, twin = named
+    if not model.config.generates:
+        pytest.skip("writes nothing")
     keep = torch.ones_like(ids, dtype=torch.bool)
     with torch.no_grad():
         cache = model.encode(Batch(Tokens(ids, keep), ids, keep), n_steps=rounds)
@@ -285,7 +337,8 @@ def test_padding_and_the_rest_of_the_batch_change_nothing(named: Any, ids: Tenso
     padded = torch.where(keep, ids, 0)
     with torch.no_grad():
         logits = model(Batch(Tokens(padded, keep, positions), padded, keep)).logits_BTV
+        (planned,) = model.n_rounds().values()
         for row, n in enumerate(lengths):
-            alone = twin(weights(model), ids[row : row + 1][keep[row][None]][None], model.n_rounds()["decoder"])
+            alone = twin(weights(model), ids[row : row + 1][keep[row][None]][None], planned)
             torch.testing.assert_close(logits[row][keep[row]], alone[0], rtol=0, atol=1e-10)
             assert alone.shape[1] == n

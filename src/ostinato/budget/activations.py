@@ -102,10 +102,8 @@ def activation_parts(run: TrainingPass, n_steps: int | None, vocab_size: int | N
         parts[own.part] += own.saved_of_injection(run.tokens(own.stack), config.d_model, FLOAT, run.width)
         if own.segment.time is not None:
             parts[f"{own.stack}.modulation"] += time_bytes(config.d_model, own.n_rounds)
-        tokens, has_end = run.tokens(own.stack), own.segment.end_norm is not None
-        round_norms = own.n_rounds * (own.segment.round_norm is not None)
-        parts[f"{own.stack}.norms"] += round_norms * norm_bytes(own.stack_config.norm, tokens, config.d_model)
-        parts[f"{own.stack}.norms"] += has_end * norm_bytes(own.end_norm, tokens, config.d_model)
+        for name in own.norms:
+            parts[f"{own.stack}.norms"] += norm_bytes(own.norm_of(name), run.tokens(own.stack), config.d_model)
         parts["copies"] += run.copy_of(sum(w.products for w in (own.of_input, own.of_rounds, own.end_map)))
     parts.update(_shared(run, uses))
     parts.update(recurrent_bytes(run))

@@ -29,6 +29,18 @@ class RoundsByLength:
 
 
 @dataclass(frozen=True, slots=True)
+class RoundsBySentence:
+    """Rounds of every sentence of a batch, in its order: all end together, those with fewer begin later."""
+
+    rounds: tuple[int, ...]
+
+    @property
+    def most(self) -> int:
+        """Those of the sentence that has most."""
+        return max(self.rounds)
+
+
+@dataclass(frozen=True, slots=True)
 class Execution:
     """How a model runs: nothing here is learned or stored with it.
 
@@ -44,7 +56,7 @@ class Execution:
         exit_scope: "token": every token by its own confidence. "sequence": all tokens of a sentence by their mean one,
             in stacks whose tokens see each other in both directions.
         rounds: rounds of a stack, by its name, in place of the plan's (another number than it has: stacks whose rounds
-            share all weights only). By length: in place of the stack's halting rule, too.
+            share all weights only). By length or by sentence: in place of the stack's halting rule, too.
         paths: of a stack, by its name, the lengths of the steps that its rounds take together from 0 to 1, and so their
             number in place of the plan's; read by modulations by time (`ostinato.nn.by_round`). Else R rounds have
             1 / R each.
@@ -63,7 +75,7 @@ class Execution:
     halting_threshold: float | None = None
     exit: str | None = None
     exit_scope: ExitScope = "token"
-    rounds: Mapping[str, int | RoundsByLength] = field(default_factory=dict)
+    rounds: Mapping[str, int | RoundsByLength | RoundsBySentence] = field(default_factory=dict)
     paths: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     gradient_rounds: int | None = None
     expert_backend: BackendChoice = "auto"
@@ -101,7 +113,7 @@ class Execution:
         if problems:
             raise ConfigError(problems)
 
-    def rounds_of(self, stack: str) -> int | RoundsByLength | None:
+    def rounds_of(self, stack: str) -> int | RoundsByLength | RoundsBySentence | None:
         """Return the rounds of a stack; None: the plan's."""
         return len(self.paths[stack]) if stack in self.paths else self.rounds.get(stack)
 
