@@ -110,8 +110,9 @@ def count_parameters(
     stored: dict[tuple[str, str], _Item] = {}
     touched: dict[tuple[str, str], int] = {}
     executed = 0
-    for name, item in _items(config, n_steps):
+    for _, item in _items(config, None):  # rounds may have some of their own, which are there whether they run or not
         stored.setdefault(item.key, item)
+    for name, item in _items(config, n_steps):
         executed += item.executed
         if config.side_of(name) == "target":
             touched[item.key] = min(item.size, touched.get(item.key, 0) + item.touched)
