@@ -15,7 +15,7 @@ from tiny_runs import last_checkpoint, tiny_recipe
 
 from ostinato.config.load import check_recipe
 from ostinato.config.recipe import Recipe
-from ostinato.config.training import ConsistencyConfig
+from ostinato.config.training import ConsistencyConfig, TrainingConfig
 from ostinato.errors import ConfigError
 from ostinato.models.losses import label_smoothed_loss
 from ostinato.nn.execution import Execution
@@ -87,6 +87,12 @@ def test_a_run_is_the_same_resumed(tmp_path: Path) -> None:
         load_file(last_checkpoint(tmp_path / name) / "model.safetensors") for name in ("whole", "stopped")
     )
     assert all(torch.equal(x, stopped[name]) for name, x in whole.items())
+
+
+def test_sentences_with_rounds_of_their_own_have_no_second_pass() -> None:
+    settings = {"rounds": {"kind": "poisson", "per": "sentence"}, "consistency": {"states": 0.1}}
+    with pytest.raises(ConfigError, match=r"needs rounds that are the same for all sentences: rounds.per=update"):
+        TrainingConfig.model_validate(settings)
 
 
 def test_a_model_without_rounds_to_leave_out_is_refused(tmp_path: Path) -> None:

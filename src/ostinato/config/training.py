@@ -347,6 +347,9 @@ class TrainingConfig(Config):
 
     def problems(self, path: str = "") -> Iterator[Problem]:
         """Settings of a start from a run need one, those of what trains something frozen, and gates to be asked."""
+        if self.consistency.is_there and self.rounds.per == "sentence":
+            reason = f"needs rounds that are the same for all sentences: {path}rounds.per=update"
+            yield Problem(f"{path}consistency", "set", reason)
         if self.freeze_except and not self.freeze:
             yield Problem(f"{path}freeze_except", self.freeze_except, f"needs {path}freeze, of which it is a part")
         if self.round_loss.kind == "improvement":
