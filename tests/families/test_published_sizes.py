@@ -90,6 +90,12 @@ SIZES = {
 OURO = 2 * 49_152 * 2048 + 24 * (4 * 2048**2 + 3 * 2048 * 5632 + 4 * 2048) + 2048 + 2048 + 1
 HUGINN_LAYER = 4 * 5280**2 + 2 * 5280 + 3 * 5280 * 17_920 + 4 * 5280
 HUGINN = 65_536 * 5280 + 8 * HUGINN_LAYER + 2 * 5280**2 + 5280
+# Sizes of which no total is published: gates and scales of 6 sub-layers, and two functions of a number.
+LOOPFORMER_TIME = 6 * (2 * 2048**2 + 2 * 2048) + 2 * (256 * 2048 + 2048**2 + 2 * 2048)
+LOOPFORMER = (50_257 + 1024) * 2048 + 3 * (4 * 2048**2 + 2 * 2048 * 5120) + LOOPFORMER_TIME + 2048
+# Gemma 2B's layers are 110,104,576 weights each; rank 512 on seven maps, twice.
+RELAXED_DELTAS = 512 * (2048 + 2048 + 2 * (2048 + 256) + 2048 + 2048 + 3 * (2048 + 16_384))
+RELAXED = 256_000 * 2048 + 9 * (grouped(2048, 8, 1, 256) + 3 * 2048 * 16_384) + 18 * (RELAXED_DELTAS + 4096) + 2048
 HRM_TEXT_LAYER = 5 * 1536**2 + 3 * 1536 * 4096
 HRM_TEXT = 2 * 65_536 * 1536 + 32 * HRM_TEXT_LAYER + 1536
 HRM_LAYER = 4 * 512**2 + 3 * 512 * 1536
@@ -106,6 +112,8 @@ def moeut(d: int, heads: int, experts: int, of_heads: int, width: int, layers: i
 LOOPED = {
     "looped/ouro-1.4b": (OURO, 1_434_652_673),
     "looped/huginn-3.5b": (HUGINN, 3_564_976_800),
+    "looped/loopformer-3x8": (LOOPFORMER, 278_073_344),
+    "looped/relaxed-recursive-2b": (RELAXED, 2_142_840_832),
     "looped/hrm-text-1b": (HRM_TEXT, 1_182_795_264),
     "looped/trm-7m": (2 * HRM_LAYER + OF_PUZZLES, 6_828_043),
     "looped/hrm-27m": (8 * HRM_LAYER + OF_PUZZLES, 27_275_275),

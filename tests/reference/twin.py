@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -41,6 +42,7 @@ from ostinato.config.sub_layers import AttentionConfig, DenseFeedForwardConfig, 
 from ostinato.models import LanguageModel, Seq2Seq
 from ostinato.nn.loops import DecayInjection, InputState, LearnedState, LinearInjection, ZeroState
 from ostinato.plan import Plan, Segment, Step, Use
+from reference.by_round import gate_and_scale, time_of, with_added
 from reference.equations import (
     ACTIVATIONS,
     alibi_slope,
@@ -142,7 +144,8 @@ class _Twin:
 
     def __init__(self, model: Model, name: str, *, is_causal: bool, n_prefix: int | None = None) -> None:
         self._model, self._name, self._is_causal, self._n_prefix = model, name, is_causal, n_prefix
-        self._read_by_others: dict[int, tuple[States, States]] = {}
+        self._read_by_others: dict[int, tuple[States, States, Use]] = {}
+        self._time: Tensor | None = None
         self._config: StackConfig = model.config.stacks()[name]
 
     def run(self, states: States, n_steps: int | None, memory: States | None = None) -> tuple[States, Whole]:
@@ -178,6 +181,12 @@ class _Twin:
             if isinstance(positions, CoordinatesConfig):
                 tick = _table(r, d_model)
                 states = [x + (_table(t + 1, d_model) + tick) if halting.runs[t] else x for t, x in enumerate(states)]
+            if plan.loop.vectors is not None:
+                table: Tensor = banks.vectors[plan.loop.vectors].table_RD  # type: ignore[assignment]
+                own_D = table[min(r, len(table)) - 1]
+                states = [x + own_D if halting.runs[t] else x for t, x in enumerate(states)]
+            if plan.loop.time is not None:
+                self._time = time_of(banks.time[plan.loop.time], (r - 1) / plan.n_rounds, 1 / plan.n_rounds)
             halting.enter(r, states)
             for step in plan.loop.steps:
                 if step.round == r - 1:
@@ -222,6 +231,23 @@ class _Twin:
         first = before + sum(one.n_steps for one in states[:state])
         n = states[state].n_steps
         return n + (sparse is not None and first < sparse.after <= first + n)
+
+    def _weights(self, use: Use) -> Any:
+        """Return the parameter set of a use; where its round adds to it, its maps W + B A."""
+        module: Any = getattr(self._model.banks, use.kind)[use.weights]
+        if use.delta is None:
+            return module
+        sub = self._config.settings_of(use)
+        if isinstance(sub, AttentionConfig):
+            width, n_keys = sub.d_head or self._model.config.d_model // sub.n_heads, sub.n_kv_heads or sub.n_heads
+            heights = {"qkv": [sub.n_heads * width, n_keys * width, n_keys * width]}
+            heights |= {"out": [self._model.config.d_model]}
+            heights |= {"output_gate": [sub.n_heads * width]} if sub.output_gate else {}
+        else:
+            assert isinstance(sub, DenseFeedForwardConfig)
+            n = 2 if ACTIVATIONS[sub.activation][1] else 1
+            heights = {"up": [sub.d_ff] * n, "down": [self._model.config.d_model]}
+        return with_added(module, self._model.banks.delta[use.delta], heights)
 
     def _once(self, segments: Sequence[Segment], states: States, memory: States | None) -> States:
         """Apply the steps of segments in which no token halts."""
@@ -293,6 +319,10 @@ class _Twin:
         if before is not None:
             inputs = [self._norm(before, x) for x in states]
             others = [n if s is x else self._norm(before, s) for s, x, n in zip(seen, states, inputs, strict=True)]
+        gate: Tensor | float = 1.0
+        if use.modulation is not None:
+            gate, scale_D = gate_and_scale(self._model.banks.modulation[use.modulation], self._time)
+            inputs, others = [x * (1 + scale_D) for x in inputs], [x * (1 + scale_D) for x in others]
         scored, keyed = inputs, others  # what queries and routers read, and what keys are made of
         if before_scores is not None:
             scored = [self._norm(before_scores, x) for x in inputs]
@@ -301,9 +331,12 @@ class _Twin:
             ]
         running = [t for t, runs in enumerate(halting.runs) if runs]
         if use.kind == "self_attention":
-            seen_by_all = (keyed, others) if self._at.keys is None else self._read_by_others[self._at.keys]
-            self._read_by_others[self._at.index] = seen_by_all
-            outputs = [self._attend(use, t, scored, *seen_by_all) for t in running]
+            if self._at.keys is not None:
+                keyed, others, self._makes_keys = self._read_by_others[self._at.keys]
+            else:
+                self._makes_keys = use
+            self._read_by_others[self._at.index] = keyed, others, self._makes_keys
+            outputs = [self._attend(use, t, scored, keyed, others) for t in running]
         elif use.kind == "cross_attention":
             assert memory is not None
             outputs = [self._attend(use, t, scored, memory, memory) for t in running]
@@ -313,7 +346,7 @@ class _Twin:
             outputs = [self._feed_forward(use, inputs[t], scored[t]) for t in running]
         new = list(states)
         for t, output in zip(running, outputs, strict=True):
-            x = states[t] + (output if after_f is None else self._norm(after_f, output))
+            x = states[t] + gate * (output if after_f is None else self._norm(after_f, output))
             new[t] = x if after_sum is None else self._norm(after_sum, x)
         return new
 
@@ -337,22 +370,36 @@ class _Twin:
             "sandwich": (True, False, True),
             "parallel": (True, False, False),
         }[self._config.norm.placement]
-        uses = self._config.plan(self._name).uses()
-        normed = (one for one in uses if not isinstance(self._config.settings_of(one), SparseLayerConfig))
-        if not self._config.norm.first and use == next(normed):
+        if not self._config.norm.first and self._is_first(use):
             there = (False, *there[1:])
         names = (use.before, use.output, use.after)
         assert tuple(name is not None for name in names) == there
         assert use.scores is None
         return *names, None
 
+    def _is_first(self, use: Use) -> bool:
+        """Whether it is the first sub-layer of the stack with norms, or a repeat of it in a later round."""
+        plan, at = self._config.plan(self._name), self._at
+        first = next(
+            (step, one)
+            for step in plan.steps
+            for one in step.uses
+            if not isinstance(self._config.settings_of(one), SparseLayerConfig)
+        )
+        n = len(next(plan.segments[at.segment].rounds()))
+        place = (at.index - plan.segments[at.segment].steps[0].index) % n
+        is_repeated = at.round == 0 or plan.segments[at.segment].is_repeated
+        is_same_step = is_repeated and (at.segment, place) == (first[0].segment, first[0].index)
+        return is_same_step and (use.kind, use.weights) == (first[1].kind, first[1].weights)
+
     def _norm(self, name: str | None, x_D: Tensor) -> Tensor:
         if name is None:
             return x_D
-        return normalise(self._config.norm, self._model.banks.norm[name], x_D)
+        norm = self._config.norm.of_final if name == f"final_{self._name}" else self._config.norm
+        return normalise(norm, self._model.banks.norm[name], x_D)
 
     def _feed_forward(self, use: Use, x_D: Tensor, scored_D: Tensor) -> Tensor:
-        sub, module = self._config.settings_of(use), self._model.banks.ffn[use.weights]
+        sub, module = self._config.settings_of(use), self._weights(use)
         if isinstance(sub, ExpertFeedForwardConfig):
             maps, act_name = module.experts, sub.activation
             y_D = weighted(choose(sub, module, scored_D), lambda e: run_maps(maps, e, act_name, x_D))  # type: ignore[arg-type]
@@ -390,11 +437,15 @@ class _Twin:
         sub = self._config.settings_of(use)
         assert isinstance(sub, AttentionConfig)
         sizes = (sub.n_heads, sub.n_kv_heads or sub.n_heads, sub.d_head or self._model.config.d_model // sub.n_heads)
-        module = getattr(self._model.banks, use.kind)[use.weights]
+        module = self._weights(use)
         if isinstance(sub, HeadExpertAttentionConfig):
             return self._attend_by_heads(sub, use, t, inputs, keyed, others)
         if not isinstance(sub, RoutedConfig):
-            return self._read(read_heads(module, *sizes), use, t, inputs, keyed, others)
+            heads = read_heads(module, *sizes)
+            if use.kind == "self_attention":
+                made = read_heads(self._weights(self._makes_keys), *sizes)
+                heads = replace(heads, key=made.key, value=made.value)
+            return self._read(heads, use, t, inputs, keyed, others)
         y_D = weighted(
             choose(sub, module, inputs[t]),
             lambda e: self._read(read_expert_heads(module, e, *sizes), use, t, inputs, keyed, others),
@@ -440,7 +491,7 @@ class _Twin:
             weighted_values = [w * v for w, v in zip(softmax(scores), values, strict=True)]
             mixed.append(sum(weighted_values[1:], weighted_values[0]))
         read = torch.cat(mixed)
-        gate = getattr(self._model.banks, use.kind)[use.weights].output_gate
+        gate = self._weights(use).output_gate
         return heads.out(read if gate is None else read * torch.sigmoid(read_affine(gate)(inputs[t])))
 
     def _n_seen(self, t: int) -> int:

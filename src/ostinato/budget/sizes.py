@@ -78,6 +78,10 @@ class PlannedUse:
     """Self-attention that reads the keys and values of another step."""
     is_after_loop: bool = False
     """In a segment that follows the loop."""
+    delta_rank: int = 0
+    """Of what its round adds to its maps."""
+    is_timed: bool = False
+    """Whether its modulation is made of the time of the round."""
 
     @property
     def relative(self) -> WindowConfig | OneRelativeConfig:
@@ -112,12 +116,14 @@ def planned_uses(config: ModelConfig, n_steps: int | None = None) -> Iterator[Pl
     for name, plan in plans(config, n_steps).items():
         loop = plan.segments.index(plan.loop)
         for number, segment in enumerate(plan.segments):
+            rank = stacks[name].segments[number].delta_rank if stacks[name].segments else 0
             for step in segment.steps:
                 for use in step.uses:
                     settings, whole = stacks[name].settings_of(use), stacks[name]
                     borrows = use.kind == "self_attention" and step.keys is not None
                     place = name, step.index, step.round, segment.is_loop
-                    yield PlannedUse(*place, use, settings, whole, borrows, is_after_loop=number > loop)
+                    own = number > loop, rank if use.delta else 0, segment.time is not None
+                    yield PlannedUse(*place, use, settings, whole, borrows, *own)
 
 
 @dataclass(frozen=True, slots=True)

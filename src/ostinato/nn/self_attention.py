@@ -47,7 +47,12 @@ class SelfAttention(SubLayer):
     ) -> None:
         super().__init__(stack, step, use, banks, **named)
         self.looks_back_only, self.shares_keys, self.borrows_from = looks_back_only, shares_keys, step.keys
-        self.keys_of: KeysOf = step.segment, self.use.weights, self.use.before_keys
+        self._segment = step.segment
+
+    def keys_of(self, here: Round) -> KeysOf:
+        """Return what makes keys and values in a round."""
+        use, by_time = self.use, here.time_D is not None and self.use.modulation is not None
+        return self._segment, use.weights, use.before_keys, use.delta, use.modulation, here.index if by_time else None
 
     @property
     def relation(self) -> RelativePositions | None:
@@ -110,7 +115,7 @@ class SelfAttention(SubLayer):
 
     def newly_halted(self, run: Pass, here: Round) -> tuple[HaltedRows, ...]:
         """Return the groups of halted rows of which these weights have made no keys and values yet."""
-        return here.halted[len(run.halted_keys.get(self.keys_of, ())) :]
+        return here.halted[len(run.halted_keys.get(self.keys_of(here), ())) :]
 
     def keys_values(
         self, attention: Any, visible_ND: Tensor, new: Sequence[HaltedRows], run: Pass, here: Round
@@ -119,10 +124,11 @@ class SelfAttention(SubLayer):
         n = len(visible_ND)
         if new:
             visible_ND = torch.cat([visible_ND, *(rows.visible_LD for rows in new)])
-        norm = self.norm(self.use.before_keys)
-        scored_ND = visible_ND if norm is None else norm(visible_ND)
+        read_ND = self.prepared(visible_ND, self.modulation(here))
+        norm = self.norm(self.use.scores)
+        scored_ND = read_ND if norm is None else norm(read_ND)
         to = self.route_values(attention, scored_ND, n, run, here)
-        return attention.keys_values(scored_ND, None if self.use.scores is None else visible_ND, *to)  # type: ignore[no-any-return]
+        return attention.keys_values(scored_ND, None if norm is None else read_ND, *to)  # type: ignore[no-any-return]
 
     def route_values(
         self, attention: Any, scored_ND: Tensor, n: int, run: Pass, here: Round
@@ -154,13 +160,16 @@ class SelfAttention(SubLayer):
             return kv_NJ
         sizes = [len(here.rows), *(len(rows.places_L) for rows in new)]
         kv_here_NJ, *made = torch.split(kv_NJ, sizes) if new else (kv_NJ,)
-        return lay_rows([(here.rows.index_N, kv_here_NJ), *self.of_halted(new, made, run)], here.rows.n_tokens)
+        return lay_rows([(here.rows.index_N, kv_here_NJ), *self.of_halted(new, made, run, here)], here.rows.n_tokens)
 
-    def of_halted(self, new: Sequence[HaltedRows], made: Sequence[Tensor], run: Pass) -> list[tuple[Tensor, Tensor]]:
+    def of_halted(
+        self, new: Sequence[HaltedRows], made: Sequence[Tensor], run: Pass, here: Round
+    ) -> list[tuple[Tensor, Tensor]]:
         """Return places, keys and values of all rows that were gathered away, a pair a group; `made`: of the new."""
-        known = [*run.halted_keys.get(self.keys_of, ()), *zip((rows.places_L for rows in new), made, strict=True)]
+        key = self.keys_of(here)
+        known = [*run.halted_keys.get(key, ()), *zip((rows.places_L for rows in new), made, strict=True)]
         if not run.recomputes:  # a step that is run again must find what it found the first time
-            run.halted_keys[self.keys_of] = known
+            run.halted_keys[key] = known
         return known
 
     def remember(self, attention: Any, kv_MJ: Tensor, run: Pass, here: Round) -> tuple[Tensor, Tensor]:
