@@ -196,7 +196,12 @@ def test_never_halting_is_fixed_depth(data: st.DataObject) -> None:
 @draws(20)
 @given(st.data())
 def test_at_threshold_0_a_model_is_that_of_one_round(data: st.DataObject) -> None:
-    config = data.draw(any_architecture(fully_shared=True).filter(lambda c: all(map(halts, c.stacks().values()))))
+    def is_wanted(config: Seq2SeqConfig | LanguageModelConfig) -> bool:
+        # A first round of several takes a shorter step than one that is the only one.
+        timed = any(s.modulation.kind == "by_time" for one in config.stacks().values() for s in one.segments)
+        return not timed and all(map(halts, config.stacks().values()))
+
+    config = data.draw(any_architecture(fully_shared=True).filter(is_wanted))
     batch = right_padded(data.draw(sentences(config)))
     model = random_model(config)
     run_as(model, halting_threshold=0.0)
