@@ -123,9 +123,7 @@ def _cache(
         part, weights = f"{planned.stack}.{planned.use.kind}", planned.use.weights
         match planned.sub:
             # Experts share keys and values, so that attention with experts holds as much as without.
-            case AttentionConfig() if planned.borrows_keys:
-                continue
-            case AttentionConfig() as attention if planned.use.kind == "self_attention":
+            case AttentionConfig() as attention if planned.use.kind == "self_attention" and not planned.borrows_keys:
                 numbers[part] += buffers * 2 * rows * keys_width(attention, config.d_model) * room
             case AttentionConfig() as attention if planned.use.kind == "cross_attention" and weights not in projected:
                 numbers[part] += 2 * memory * keys_width(attention, config.d_model)
