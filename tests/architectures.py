@@ -313,7 +313,7 @@ def _segments(draw: st.DrawFn, before: int, looped: int, after: int) -> list[Seg
     ends = st.fixed_dictionaries({"end_map": st.booleans(), "end_norm": st.sampled_from(["none", "own", "final"])})
     inject, state = draw(st.sampled_from(INJECTIONS)), draw(st.sampled_from(STATES))
     core: dict[str, Any] = {"n_steps": looped, "repeats": draw(st.integers(1, 3)), "inject": inject}
-    core |= {"keys": draw(st.sampled_from(["own", "own", "first"]))}
+    core |= {"keys": draw(st.sampled_from(["own", "own", "first", "all"]))}
     core |= {"state": InputStateConfig() if inject.kind == "none" else state, "round_norm": draw(st.booleans())}
     once = [SegmentConfig(**draw(ends)) for _ in range(before + after)]
     return [*once[:before], SegmentConfig(**core, **draw(ends)), *once[before:]]
@@ -580,7 +580,7 @@ def all_traits() -> set[str]:
         *(f"inject {i.kind}" for i in INJECTIONS),
         *(f"state {s.kind}" for s in STATES),
         *(f"{name} {s}" for name in ("round_norm", "end_map") for s in (True, False)),
-        *(f"keys {k}" for k in ("own", "first")),
+        *(f"keys {k}" for k in ("own", "first", "all")),
         *(f"end_norm {n}" for n in ("none", "own", "final")),
         *(f"share {kind} {scheme}" for kind in kinds for scheme in schemes),
         *(f"share_norm {s}" for s in (True, False)),

@@ -132,6 +132,7 @@ ENTERING: dict[str, Any] = {
     "segments": [{"n_steps": 2}, LOOP | {"state": {"kind": "input"}}],
     "halting": {"kind": "stick_breaking"},
 }
+ALL_KEYS: dict[str, Any] = {"segments": [{"repeats": 3, "n_steps": 2, "keys": "all"}, {}]}
 UNIVERSAL: dict[str, Any] = {"self_attention": ALL, "ffn": {"d_ff": 96, "share": "all"}}
 
 MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -151,6 +152,10 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 LOOPS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "injection, halting": (LOOPED, DECAYING),
     "injection, other halting": (ENTERING, LOOPED),
+    "keys of all rounds": (ALL_KEYS | WINDOW, ALL_KEYS),
+    "keys of all rounds, rotary": (ALL_KEYS, ALL_KEYS | ROTARY | PRE),
+    "keys of all rounds, experts": (ALL_KEYS | DROPPED, ALL_KEYS | SPARSE),
+    "keys of all rounds, alibi": (ALL_KEYS | {"relative": {"kind": "alibi"}}, ALL_KEYS | DROPPED | WINDOW),
 }
 
 

@@ -239,8 +239,9 @@ class _Twin:
             others = [n if s is x else self._norm(before, s) for s, x, n in zip(seen, states, inputs, strict=True)]
         running = [t for t, runs in enumerate(halting.runs) if runs]
         if use.kind == "self_attention":
-            others = others if self._at.keys is None else self._read_by_others[self._at.keys]
             self._read_by_others[self._at.index] = others
+            if self._at.keys:
+                others = [x for step in self._at.keys for x in self._read_by_others[step]]
             outputs = [self._attend(use, t, inputs, others) for t in running]
         elif use.kind == "cross_attention":
             assert memory is not None
@@ -328,16 +329,18 @@ class _Twin:
     def _read(self, heads: Heads, use: Use, t: int, inputs: States, others: States) -> Tensor:
         """concat over heads of sum_s softmax_s(q_t . k_s * scale + relation) v_s, gated, then the output projection."""
         is_self = use.kind == "self_attention"
-        visible = list(range(self._n_seen(t)) if is_self and self._is_causal else range(len(others)))
+        # Of self-attention each set of keys that is read has all columns.
+        T = len(others) // (len(self._at.keys) or 1) if is_self else len(others)
+        visible = [s for s in range(len(others)) if not (is_self and self._is_causal) or s % T < self._n_seen(t)]
         if is_self and (reach := self._config.relative_of(use).reach) is not None:
-            visible = [s for s in visible if abs(s - t) <= reach]
+            visible = [s for s in visible if abs(s % T - t) <= reach]
         mixed = []
         for head in range(len(heads.query)):
             q = heads.query[head](inputs[t])
             scores = []
             for s in visible:
                 k = heads.key[head](others[s])
-                scores.append(self._score(use, head, q, k, t, s))
+                scores.append(self._score(use, head, q, k, t, s % T))
             values = [heads.value[head](others[s]) for s in visible]
             weighted_values = [w * v for w, v in zip(softmax(scores), values, strict=True)]
             mixed.append(sum(weighted_values[1:], weighted_values[0]))

@@ -205,7 +205,7 @@ def _attention(
         yield Product(f"{part}.projections", "source", index, keys_values, of_every_token=True)
     maps = 3 if attention.output_gate else 2  # queries and output
     yield Product(f"{part}.projections", side, index, maps * d_model * n * inner)
-    yield Product(f"{part}.{SCORES}", side, index, 0, per_key=2 * n * inner, seen=seen)
+    yield Product(f"{part}.{SCORES}", side, index, 0, per_key=2 * n * inner * planned.n_key_sets, seen=seen)
     if is_cross:
         return
     if not planned.borrows_keys:

@@ -72,7 +72,9 @@ class PlannedUse:
     sub: SubLayerConfig | SparseLayerConfig
     stack_config: StackConfig
     borrows_keys: bool = False
-    """Self-attention that reads the keys and values of another step."""
+    """Self-attention that reads the keys and values of another step, and makes none."""
+    n_key_sets: int = 1
+    """How many steps' keys and values self-attention reads, side by side."""
     is_after_loop: bool = False
     """In a segment that follows the loop."""
 
@@ -112,9 +114,10 @@ def planned_uses(config: ModelConfig, n_steps: int | None = None) -> Iterator[Pl
             for step in segment.steps:
                 for use in step.uses:
                     settings, whole = stacks[name].settings_of(use), stacks[name]
-                    borrows = use.kind == "self_attention" and step.keys is not None
+                    is_self = use.kind == "self_attention"
+                    borrows, n_sets = is_self and not step.makes_keys, len(step.keys) or 1 if is_self else 1
                     place = name, step.index, step.round, segment.is_loop
-                    yield PlannedUse(*place, use, settings, whole, borrows, is_after_loop=number > loop)
+                    yield PlannedUse(*place, use, settings, whole, borrows, n_sets, is_after_loop=number > loop)
 
 
 @dataclass(frozen=True, slots=True)

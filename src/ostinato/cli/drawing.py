@@ -24,6 +24,10 @@ _COLOURS = ("cyan", "yellow", "green", "magenta", "blue", "red", "bright_cyan", 
 _ABSENT = "-"
 _SPARSE = "S"
 _GAP = "  "
+_WHOSE_KEYS = {
+    "first": "all rounds read the keys and values of the first",
+    "all": "a round reads the keys and values of all rounds up to it",
+}
 
 
 def draw_recipe(planned: PlannedRecipe) -> None:
@@ -82,7 +86,7 @@ def _loops(stack: StackConfig) -> Iterator[str]:
         state, inject = segment.state.kind, segment.inject.kind
         words = [] if state == "input" else [f"starts from {'a learned vector' if state == 'learned' else state}"]
         words += [] if inject == "none" else [f"its input enters every round ({inject})"]
-        words += ["all rounds read the keys and values of the first"] if segment.keys == "first" else []
+        words += [_WHOSE_KEYS[segment.keys]] if segment.keys in _WHOSE_KEYS else []
         words += ["a norm after every round"] if segment.round_norm else []
         words += ["a map at the end"] if segment.end_map else []
         words += {"none": [], "own": ["a norm at the end"], "final": ["the final norm at the end"]}[segment.end_norm]

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from ostinato.config.base import Config, Count, Number, Positive
 from ostinato.errors import Inert, Problem
-from ostinato.plan import SegmentPlan
+from ostinato.plan import Keys, SegmentPlan
 
 
 class NoInjectionConfig(Config):
@@ -96,9 +96,10 @@ class SegmentConfig(Config):
     """What its first round starts from."""
     inject: InjectionConfig = NoInjectionConfig()
     """How what entered the segment enters every round of it."""
-    keys: Literal["own", "first"] = "own"
+    keys: Keys = "own"
     """Whose keys and values self-attention reads. own: those of the round. first: those of the first round in all of
-    them, which makes them once and caches them once (Mixture-of-Recursions, "recursive sharing")."""
+    them, which makes them once and caches them once (Mixture-of-Recursions, "recursive sharing"). all: those of the
+    same step in this round and all before it, side by side (CoTFormer)."""
     round_norm: bool = False
     """A norm after every round, of what the next one reads."""
     end_map: bool = False
@@ -113,7 +114,7 @@ class SegmentConfig(Config):
             self.repeats,
             has_start=self.state.kind != "input",
             injects=self.inject.kind != "none",
-            shares_keys=self.keys == "first",
+            keys=self.keys,
             has_round_norm=self.round_norm,
             has_end_map=self.end_map,
             end_norm=self.end_norm,

@@ -40,6 +40,7 @@ class Visibility:
             sees it anyway.
         columns_BA: the columns of the queries, where they are not all of them in order.
         near_BAS: True for keys within a query's reach; None where all are.
+        n_sets: sets of keys that stand side by side, each of all columns.
     """
 
     is_causal: bool = False
@@ -48,23 +49,24 @@ class Visibility:
     prefix_BS: Bool[Tensor, "B S"] | None = None
     columns_BA: Int[Tensor, "B A"] | None = None
     near_BAS: Bool[Tensor, "#B A S"] | None = None
+    n_sets: int = 1
 
     @property
     def is_plain_causal(self) -> bool:
         """Whether the order of the columns alone decides."""
         only_order = self.keep_BS is None and self.prefix_BS is None and self.columns_BA is None
-        return self.is_causal and only_order and self.near_BAS is None
+        return self.is_causal and only_order and self.near_BAS is None and self.n_sets == 1
 
     def allowed(self, n_queries: int, n_keys: int, device: torch.device) -> Tensor | None:
         """Return True where a key is visible, `[B or 1, 1, T or 1, S]`; None where all are."""
-        seen = self._in_order(n_queries, n_keys, device) if self.is_causal else None
+        seen = self._in_order(n_queries, n_keys // self.n_sets, device) if self.is_causal else None
         if self.keep_BS is not None:
             keep = self.keep_BS[:, None, None, :]
             seen = keep if seen is None else seen & keep
         if self.near_BAS is not None:
             near = self.near_BAS[:, None]
             seen = near if seen is None else seen & near
-        return seen
+        return seen if seen is None or self.n_sets == 1 else seen.repeat(1, 1, 1, self.n_sets)
 
     def _in_order(self, n_queries: int, n_keys: int, device: torch.device) -> Tensor | None:
         """Return which keys a query of a causal stack sees, padding aside; None: all."""

@@ -33,7 +33,7 @@ def can_read(sub_layer: SelfAttention) -> bool:
     no keys that serve other steps."""
     relation = sub_layer.relation
     has_positions = relation is not None and (type(relation) is not RelativePositions or relation.reach is not None)
-    return not has_positions and not sub_layer.shares_keys and bool(sub_layer.module.is_read_plainly)
+    return not has_positions and not sub_layer.keys_from and bool(sub_layer.module.is_read_plainly)
 
 
 _Map = tuple[Tensor, Tensor | None]

@@ -31,7 +31,7 @@ class SelfAttention(SubLayer):
 
     Args:
         looks_back_only: no token of the stack ever sees a later one.
-        shares_keys: its keys and values serve other steps, or theirs serve it (`Step.keys`). Others: see `SubLayer`.
+        Others: see `SubLayer`.
     """
 
     def __init__(
@@ -42,11 +42,10 @@ class SelfAttention(SubLayer):
         banks: Banks,
         *,
         looks_back_only: bool,
-        shares_keys: bool = False,
         **named: Any,
     ) -> None:
         super().__init__(stack, step, use, banks, **named)
-        self.looks_back_only, self.shares_keys, self.borrows_from = looks_back_only, shares_keys, step.keys
+        self.looks_back_only, self.keys_from, self.makes_keys = looks_back_only, step.keys, step.makes_keys
         self.keys_of: KeysOf = step.segment, self.use.weights, self.use.before
 
     @property
@@ -59,8 +58,8 @@ class SelfAttention(SubLayer):
         self, module: Any, read_ND: Tensor, decision: Decision | None, states_ND: Tensor, run: Pass, here: Round
     ) -> Float[Tensor, "N D"]:
         """Return what every row reads in its sentence."""
-        if self.borrows_from is not None:
-            x_NI = self.attend(module, module.queries(read_ND, decision), *run.keys[self.borrows_from], run, here)
+        if not self.makes_keys:
+            x_NI = self.attend(module, module.queries(read_ND, decision), *self.shared_keys(run), run, here)
             return module.output(module.gated(x_NI, read_ND), decision)  # type: ignore[no-any-return]
         new = self.newly_halted(run, here)
         if here.visible is None and not new:
@@ -74,15 +73,23 @@ class SelfAttention(SubLayer):
     def read(self, attention: Any, q_NI: Tensor, kv_MJ: Tensor, run: Pass, here: Round) -> Float[Tensor, "N I"]:
         """Return what the queries of the rows read, heads and choices side by side, given keys of the new columns."""
         k, v = self.remember(attention, kv_MJ, run, here)
-        if self.shares_keys:  # a step that is run again must leave what it left the first time
-            k, v = run.keys.setdefault(self.step, (k, v))
+        if self.keys_from:  # a step that is run again must leave what it left the first time
+            run.keys.setdefault(self.step, (k, v))
+            k, v = self.shared_keys(run)
         return self.attend(attention, q_NI, k, v, run, here)
+
+    def shared_keys(self, run: Pass) -> tuple[Tensor, Tensor]:
+        """Return keys and values by head of all steps whose keys it reads, side by side."""
+        if len(self.keys_from) == 1:
+            return run.keys[self.keys_from[0]]
+        keys, values = zip(*(run.keys[step] for step in self.keys_from), strict=True)
+        return torch.cat(keys, dim=2), torch.cat(values, dim=2)
 
     def attend(
         self, attention: Any, q_NI: Tensor, k: Tensor, v: Tensor, run: Pass, here: Round
     ) -> Float[Tensor, "N I"]:
-        """Return what the queries of the rows read of keys and values by head, `[B, H, S, K]`."""
-        rows, relation, visibility = here.rows, self.relation, here.visibility
+        """Return what the queries of the rows read of keys and values by head, `[B, H, S, K]`, or of several sets."""
+        rows, relation, visibility, n_sets = here.rows, self.relation, here.visibility, len(self.keys_from) or 1
         q, n, bias = attention.query_heads(rows.queries(q_NI)), attention.n_choices, None
         if attention.q_norm is not None or (relation is not None and relation.rotates):
             q = self._entering(attention, q, attention.q_norm, repeat_for_choices(here.positions_BA, n))
@@ -94,8 +101,12 @@ class SelfAttention(SubLayer):
                 bias = bias_of_queries(self._static_bias(relation, run), visibility.columns_BA)
             if relation.reach is not None:
                 visibility = replace(visibility, near_BAS=self._near(relation.reach, run, here))
+        if n_sets > 1:
+            visibility = replace(visibility, n_sets=n_sets)
+            bias = None if bias is None else bias.repeat(1, 1, 1, n_sets)
         if "weights" in run.request:
-            capture_weights(self, attention.weights(q, k, visibility, bias), run, here)
+            weights_BHQS = attention.weights(q, k, visibility, bias).unflatten(-1, (n_sets, -1)).sum(-2)
+            capture_weights(self, weights_BHQS, run, here)
         draws, ranges = run.execution.dropout_draws, None if rows.occupied is None else rows.ranges(k)
         return rows.from_queries(attention.attend(q, k, v, visibility, bias, ranges=ranges, draws=draws))
 
@@ -155,7 +166,7 @@ class SelfAttention(SubLayer):
 
     def fill_cache(self, states_0D: Tensor, run: Pass, here: Round) -> None:
         """Cache the new columns of a round in which no row takes part."""
-        if self.borrows_from is not None:
+        if not self.makes_keys:
             return
         attention, new = self.module, self.newly_halted(run, here)
         kv_NJ = self.keys_values(attention, states_0D, new)

@@ -368,7 +368,6 @@ class Stack:
             return SelfAttention(
                 *given,
                 looks_back_only=self.is_causal and not self.has_prefix,
-                shares_keys=self.plan.segments[step.segment].shares_keys,
                 dropout=self.dropout,
             )
         if use.kind == "cross_attention":
