@@ -234,6 +234,10 @@ class _Stacks:
         norm = norm.model_copy(update=self._where_norms_are())
         if not norm.has_final:
             segments = [s.model_copy(update={"end_norm": "own"}) if s.end_norm == "final" else s for s in segments]
+        ffn = self._sub("ffn", n_steps, steps_per_round, shared, relative)
+        n_rounds = next((s.repeats for s in segments if s.repeats), n_steps // steps_per_round)
+        can_select = not isinstance(ffn, SeparableConvConfig)
+        rules = haltings(is_causal=name != "encoder", n_rounds=n_rounds, can_select=can_select)
         settings: dict[str, Any] = {
             "n_steps": n_steps,
             "steps_per_round": steps_per_round,
@@ -242,9 +246,9 @@ class _Stacks:
             "positions": draw(_signals()),
             "relative": relative,
             "self_attention": self._sub("self_attention", n_steps, steps_per_round, shared, relative),
-            "ffn": self._sub("ffn", n_steps, steps_per_round, shared, relative),
+            "ffn": ffn,
             "sparse_layer": None if self._fully_shared else draw(_sparse_layers(n_steps)),
-            "halting": draw(haltings(is_causal=name != "encoder") if self._halting is None else self._halting),
+            "halting": draw(rules if self._halting is None else self._halting),
         }
         if name == "decoder_of_pair":
             cross = self._sub("cross_attention", n_steps, steps_per_round, {}, relative)

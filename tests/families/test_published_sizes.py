@@ -90,7 +90,12 @@ SIZES = {
 OURO = 2 * 49_152 * 2048 + 24 * (4 * 2048**2 + 3 * 2048 * 5632 + 4 * 2048) + 2048 + 2048 + 1
 HUGINN_LAYER = 4 * 5280**2 + 2 * 5280 + 3 * 5280 * 17_920 + 4 * 5280
 HUGINN = 65_536 * 5280 + 8 * HUGINN_LAYER + 2 * 5280**2 + 5280
-LOOPED = {"looped/ouro-1.4b": (OURO, 1_434_652_673), "looped/huginn-3.5b": (HUGINN, 3_564_976_800)}
+COTFORMER = 50_257 * 768 + 24 * layer(768, 3072) + 2 * 768
+LOOPED = {
+    "looped/ouro-1.4b": (OURO, 1_434_652_673),
+    "looped/huginn-3.5b": (HUGINN, 3_564_976_800),
+    "looped/cotformer": (COTFORMER, 208_707_840),
+}
 
 
 @pytest.mark.parametrize("name", LOOPED)

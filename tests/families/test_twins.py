@@ -39,9 +39,20 @@ def turned(x_BHTK: Tensor, base: float, *, pairs: bool) -> Tensor:
 
 
 def attend(
-    x: Tensor, w: Weights, i: int, n_heads: int, n_keys: int, change: Callable[[Tensor], Tensor] = lambda x: x
+    x: Tensor,
+    w: Weights,
+    i: int,
+    n_heads: int,
+    n_keys: int,
+    change: Callable[[Tensor], Tensor] = lambda x: x,
+    earlier: list[tuple[Tensor, Tensor]] | None = None,
 ) -> Tensor:
-    """Causal attention; `change`: what is done to queries and keys."""
+    """Causal attention.
+
+    Args:
+        change: what is done to queries and keys. earlier: keys and values of earlier rounds, which it sees, too, and
+            adds its own to.
+    """
     B, T, _ = x.shape
     name = f"banks.self_attention.decoder_{i}"
     out = w[f"{name}.out.weight"]
@@ -53,7 +64,12 @@ def attend(
     q, k, v = (y.view(B, T, -1, K).transpose(1, 2) for y in (q, k, v))
     q, k = change(q), change(k)
     k, v = (y.repeat_interleave(n_heads // n_keys, 1) for y in (k, v))
-    scores = (q @ k.transpose(-1, -2) / math.sqrt(K)).masked_fill(torch.ones(T, T).triu(1).bool(), -math.inf)
+    later = torch.ones(T, T).triu(1).bool()
+    if earlier is not None:
+        earlier.append((k, v))
+        k, v = (torch.cat(sets, 2) for sets in zip(*earlier, strict=True))
+        later = later.repeat(1, len(earlier))
+    scores = (q @ k.transpose(-1, -2) / math.sqrt(K)).masked_fill(later, -math.inf)
     read = (scores.softmax(-1) @ v).transpose(1, 2).reshape(B, T, -1) @ out.T
     return read + w[f"{name}.out.bias"] if f"{name}.out.bias" in w else read
 
@@ -155,7 +171,25 @@ def length(w: Weights, ids: Tensor, rounds: int) -> Tensor:
     return norm(z, "final_decoder") @ w["target_weight"].T
 
 
-ZEROS = "state: {kind: zeros}"
+def cotformer(w: Weights, ids: Tensor, rounds: int) -> Tensor:
+    """In repeat r a layer sees the keys and values of the same layer in repeats 1..r, turned alike; section 2.11."""
+
+    def norm(x: Tensor, name: str) -> Tensor:
+        return F.layer_norm(x, x.shape[-1:], w[f"banks.norm.{name}.weight"], w[f"banks.norm.{name}.bias"], 1e-5)
+
+    def layer(x: Tensor, i: int, earlier: list[tuple[Tensor, Tensor]]) -> Tensor:
+        turn = lambda y: turned(y, 10_000.0, pairs=False)  # noqa: E731
+        x = x + attend(norm(x, f"self_attention_decoder_{i}"), w, i, 4, 4, turn, earlier)
+        return x + feed(norm(x, f"ffn_decoder_{i}"), w, i, "gelu")
+
+    h = layer(F.embedding(ids, w["target_weight"]), 0, [])
+    kept: dict[int, list[tuple[Tensor, Tensor]]] = {1: [], 2: []}
+    for _ in range(rounds):
+        for i in kept:
+            h = layer(h, i, kept[i])
+    return norm(layer(h, 3, []), "final_decoder") @ w["target_weight"].T
+
+
 TWINS: dict[str, tuple[str, str, Callable[[Weights, Tensor, int], Tensor]]] = {
     # family: recipe, its segments with a state of zeros in place of noise, twin
     "parcae": (
@@ -171,6 +205,7 @@ TWINS: dict[str, tuple[str, str, Callable[[Weights, Tensor, int], Tensor]]] = {
     ),
     "iso-depth": ("looped/iso-depth-toy", "", iso_depth),
     "length generalisation": ("looped/length-toy", "", length),
+    "cotformer": ("looped/cotformer-toy", "", cotformer),
 }
 
 

@@ -133,6 +133,8 @@ ENTERING: dict[str, Any] = {
     "halting": {"kind": "stick_breaking"},
 }
 ALL_KEYS: dict[str, Any] = {"segments": [{"repeats": 3, "n_steps": 2, "keys": "all"}, {}]}
+CHOSEN: dict[str, Any] = {"segments": [{}, LOOP, {}], "halting": {"kind": "select"}}
+SKIPPED: dict[str, Any] = {"halting": {"kind": "select", "capacities": [None, 0.5], "mix": "interpolate"}}
 UNIVERSAL: dict[str, Any] = {"self_attention": ALL, "ffn": {"d_ff": 96, "share": "all"}}
 
 MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -152,6 +154,8 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 LOOPS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "injection, halting": (LOOPED, DECAYING),
     "injection, other halting": (ENTERING, LOOPED),
+    "chosen tokens": (CHOSEN, CHOSEN | ALL_KEYS | {"norm": {"placement": "post"}}),
+    "chosen tokens in every other round": (SKIPPED | {"positions": {"kind": "coordinates"}}, SKIPPED | PRE),
     "keys of all rounds": (ALL_KEYS | WINDOW, ALL_KEYS),
     "keys of all rounds, rotary": (ALL_KEYS, ALL_KEYS | ROTARY | PRE),
     "keys of all rounds, experts": (ALL_KEYS | DROPPED, ALL_KEYS | SPARSE),

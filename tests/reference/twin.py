@@ -126,7 +126,7 @@ class _Twin:
 
     def __init__(self, model: Model, name: str, *, is_causal: bool, n_prefix: int | None = None) -> None:
         self._model, self._name, self._is_causal, self._n_prefix = model, name, is_causal, n_prefix
-        self._read_by_others: dict[int, States] = {}
+        self._read_by_others: dict[int, list[Tensor | None]] = {}
         self._config: StackConfig = model.config.stacks()[name]
 
     def run(self, states: States, n_steps: int | None, memory: States | None = None) -> tuple[States, Whole]:
@@ -239,10 +239,12 @@ class _Twin:
             others = [n if s is x else self._norm(before, s) for s, x, n in zip(seen, states, inputs, strict=True)]
         running = [t for t, runs in enumerate(halting.runs) if runs]
         if use.kind == "self_attention":
-            self._read_by_others[self._at.index] = others
+            hidden = [halting.hides and not runs for runs in halting.runs]
+            columns = [None if is_hidden else x for is_hidden, x in zip(hidden, others, strict=True)]
+            self._read_by_others[self._at.index] = columns
             if self._at.keys:
-                others = [x for step in self._at.keys for x in self._read_by_others[step]]
-            outputs = [self._attend(use, t, inputs, others) for t in running]
+                columns = [x for step in self._at.keys for x in self._read_by_others[step]]
+            outputs = [self._attend(use, t, inputs, columns) for t in running]
         elif use.kind == "cross_attention":
             assert memory is not None
             outputs = [self._attend(use, t, inputs, memory) for t in running]
@@ -312,7 +314,7 @@ class _Twin:
         hidden = [relu(up(depth_wise(inputs, taps_in, t, self._is_causal))) for t in range(len(inputs))]
         return [down(depth_wise(hidden, taps_out, t, self._is_causal)) for t in running]
 
-    def _attend(self, use: Use, t: int, inputs: States, others: States) -> Tensor:
+    def _attend(self, use: Use, t: int, inputs: States, others: Sequence[Tensor | None]) -> Tensor:
         """What token t reads: with experts the sum over the chosen ones of gate times what their heads read."""
         sub = self._config.settings_of(use)
         assert isinstance(sub, AttentionConfig)
@@ -326,12 +328,13 @@ class _Twin:
         )
         return y_D + module.sum_bias_D if isinstance(sub, ExpertAttentionConfig) and sub.sum_bias else y_D
 
-    def _read(self, heads: Heads, use: Use, t: int, inputs: States, others: States) -> Tensor:
+    def _read(self, heads: Heads, use: Use, t: int, inputs: States, others: Sequence[Tensor | None]) -> Tensor:
         """concat over heads of sum_s softmax_s(q_t . k_s * scale + relation) v_s, gated, then the output projection."""
         is_self = use.kind == "self_attention"
         # Of self-attention each set of keys that is read has all columns.
         T = len(others) // (len(self._at.keys) or 1) if is_self else len(others)
-        visible = [s for s in range(len(others)) if not (is_self and self._is_causal) or s % T < self._n_seen(t)]
+        shown = {s: x for s, x in enumerate(others) if x is not None}
+        visible = [s for s in shown if not (is_self and self._is_causal) or s % T < self._n_seen(t)]
         if is_self and (reach := self._config.relative_of(use).reach) is not None:
             visible = [s for s in visible if abs(s % T - t) <= reach]
         mixed = []
@@ -339,9 +342,9 @@ class _Twin:
             q = heads.query[head](inputs[t])
             scores = []
             for s in visible:
-                k = heads.key[head](others[s])
+                k = heads.key[head](shown[s])
                 scores.append(self._score(use, head, q, k, t, s % T))
-            values = [heads.value[head](others[s]) for s in visible]
+            values = [heads.value[head](shown[s]) for s in visible]
             weighted_values = [w * v for w, v in zip(softmax(scores), values, strict=True)]
             mixed.append(sum(weighted_values[1:], weighted_values[0]))
         read = torch.cat(mixed)

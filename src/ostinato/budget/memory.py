@@ -10,6 +10,8 @@
                      cross-attention, per PARAMETER SET    2 N J S    (never per hypothesis)
                      encoder output                        N S D     (of an LSTM: where there is attention)
                      LSTM                                  2 N K D a layer; keys of an additive score N S D
+                     who took part in a round              N K target_length bytes, of rounds that may leave some out
+                                                           where a router chooses
                  experts of an attention share their keys and values: J is one expert's, whatever E and k
 
 Sharing weights over depth saves bytes of weights, and of the cache those of cross-attention; keys and values of
@@ -30,8 +32,9 @@ from typing import Literal
 
 from ostinato.budget.activations import activation_parts
 from ostinato.budget.parameters import count_parameters
-from ostinato.budget.sizes import keys_width, planned_uses
+from ostinato.budget.sizes import keys_width, planned_uses, plans
 from ostinato.budget.sub_layer_activations import FLOAT, TrainingPass
+from ostinato.config.halting import SelectConfig
 from ostinato.config.model import ModelConfig
 from ostinato.config.sub_layers import AttentionConfig, SeparableConvConfig
 from ostinato.errors import ConfigError, Problem
@@ -131,4 +134,9 @@ def _cache(
             case SeparableConvConfig() as conv:
                 width = config.d_model * (conv.kernel_in - 1) + conv.d_ff * (conv.kernel_out - 1)
                 numbers[part] += rows * width
-    return {part: FLOAT * n for part, n in numbers.items() if n}
+    parts = {part: FLOAT * n for part, n in numbers.items() if n}
+    if (plan := plans(config, n_steps).get("decoder")) is not None:
+        halting = config.stacks()["decoder"].halting
+        if isinstance(halting, SelectConfig) and (n_rounds := sum(halting.may_lack(plan.n_rounds))):
+            parts["decoder.halting"] = rows * lengths["decoder"] * n_rounds
+    return parts

@@ -37,7 +37,7 @@ from ostinato.budget.sizes import (
     vocabulary,
 )
 from ostinato.config.experts import RoutedConfig
-from ostinato.config.halting import StickBreakingConfig
+from ostinato.config.halting import SelectConfig, StickBreakingConfig
 from ostinato.config.model import ModelConfig
 from ostinato.config.positions import WindowConfig
 from ostinato.config.sub_layers import AttentionConfig
@@ -123,12 +123,16 @@ def products(
         elif segment.is_after_loop:
             after[segment.stack] += [of_input, end_map, *of_rounds]
     for name, plan in plans(config, n_steps).items():
-        halting, side = config.stacks()[name].halting, config.side_of(name)
-        # Stick-breaking's gate is not asked about the last round.
-        asked = plan.n_rounds - 1 if isinstance(halting, StickBreakingConfig) else plan.n_rounds
-        asked = 0 if name in exits else asked
-        gate = gate_weights(halting, config.d_model).products
-        found[name] += [Product(f"{name}.halting", side, index, gate) for index in range(asked)]
+        halting, side, asked = config.stacks()[name].halting, config.side_of(name), list(range(plan.n_rounds))
+        gate = gate_weights(halting, config.d_model, plan.n_rounds).products
+        if isinstance(halting, StickBreakingConfig):
+            asked = asked[:-1]  # its gate is not asked about the last round
+        if isinstance(halting, SelectConfig):
+            # A router is asked about those that took part in the round before.
+            routed = [r for r, one in enumerate(halting.capacities_of(plan.n_rounds)) if one is not None]
+            gate, asked = config.d_model, [max(r - 1, 0) for r in routed]
+        if name not in exits:
+            found[name] += [Product(f"{name}.halting", side, index, gate) for index in asked]
     for one in recurrent_parts(config):
         own, side = found[one.reader], config.side_of(one.reader)
         if not one.per_source:
@@ -209,7 +213,9 @@ def _attention(
     if is_cross:
         return
     if not planned.borrows_keys:
-        reused = planned.is_looped, planned.use.weights, planned.use.before
+        # Whom a router leaves out is not seen either.
+        hides = isinstance(planned.stack_config.halting, SelectConfig)
+        reused = None if hides else (planned.is_looped, planned.use.weights, planned.use.before)
         yield Product(f"{part}.projections", side, index, keys_values, reused=reused)
     relative = planned.relative
     if isinstance(relative, WindowConfig):

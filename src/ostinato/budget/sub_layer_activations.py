@@ -15,6 +15,7 @@ bfloat16 autocast, where what is marked * stays at 4), per use:
                     A causal stack that adds a bias saves its mask, T S; with prefixes every sentence's, B T S
     keys: all       round r puts r sets of keys and values side by side, 2 r N I, and weights and masks are r times as
                     many; a causal stack saves its mask
+    chosen tokens   where a router may have left some out of a round, every sentence's mask, B T S
     cross-attention queries and output 2 N I, log-sum-exp; per SET keys and values 2 B S I
     feed-forward    relu N F, others 2 N F, gated 4 N F; dropout of all but relu: N F bytes more
     convolution     the two padded inputs and outputs: B (T + K_in - 1) D, N D, B (T + K_out - 1) F, N F, and relu N F;
@@ -230,7 +231,7 @@ def _attention(run: TrainingPass, planned: PlannedUse, attention: AttentionConfi
     all_keys = n_keys * inner * n_sets  # of every head of queries
     is_grouped, copies_heads = attention.n_key_heads < n_heads, run.copies_heads(attention)
     reach = None if relative is None else relative.reach
-    mask = n * _mask(run, stack, reach) * n_sets
+    mask = n * n_sets * (run.batch * length**2 if planned.sees_some else _mask(run, stack, reach))
 
     saved = width * run.tokens(stack) * d_model
     if isinstance(attention, ExpertAttentionConfig):
@@ -298,7 +299,7 @@ def _attention(run: TrainingPass, planned: PlannedUse, attention: AttentionConfi
         # In a stack that hides no keys all steps with the same table save one tensor, see `shared_bytes`.
         is_own = mask or n > 1 or n_sets > 1 or run.is_mixed
         kept["mask"] = width * n_heads * (mask or n * n_sets * length**2) if is_own else 0
-    elif not is_cross and (run.has_prefixes or n > 1 or n_sets > 1 or reach is not None):
+    elif not is_cross and (run.has_prefixes or n > 1 or n_sets > 1 or reach is not None or planned.sees_some):
         kept["mask"] = width * mask
     if (has_norm or isinstance(relative, RotaryConfig)) and n_heads > 1:
         kept["output in the order of queries"] = width * queries

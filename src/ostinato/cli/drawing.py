@@ -41,7 +41,7 @@ def draw_recipe(planned: PlannedRecipe) -> None:
     for name, plan in sized.model.plans().items():
         stack = sized.model.stacks()[name]
         print_line(f"\n{name}: {_about(plan, stack)}")
-        for line in (*_loops(stack), *_halting(stack), *_sizes(stack, planned.model.d_model)):
+        for line in (*_loops(stack), *_halting(stack, plan.n_rounds), *_sizes(stack, planned.model.d_model)):
             print_line(_GAP + line)
         for drawn in drawing(plan, [kind for kind, _ in stack.sub_layers()], readable_width()):
             with naming(STANDARD_OUTPUT):
@@ -94,9 +94,9 @@ def _loops(stack: StackConfig) -> Iterator[str]:
             yield f"segment {number}: {', '.join(words)}"
 
 
-def _halting(stack: StackConfig) -> Iterator[str]:
+def _halting(stack: StackConfig, n_rounds: int) -> Iterator[str]:
     """Yield the halting rule and its settings; nothing where tokens do not halt."""
-    from ostinato.config.halting import ActConfig, ByLengthConfig, ExitConfig, StickBreakingConfig
+    from ostinato.config.halting import ActConfig, ByLengthConfig, ExitConfig, SelectConfig, StickBreakingConfig
 
     match stack.halting:
         case StickBreakingConfig() as rule:
@@ -110,6 +110,10 @@ def _halting(stack: StackConfig) -> Iterator[str]:
         case ExitConfig() as rule:
             more = "" if rule.freeze_halted_state else ", tokens that stopped go on"
             yield f"exit by a learned gate (threshold {rule.threshold:g}{more})"
+        case SelectConfig() as rule:
+            shares = ("all" if one is None else f"{one:.3g}" for one in rule.capacities_of(n_rounds))
+            among = "those chosen before" if rule.among == "chosen" else "all"
+            yield f"a router chooses among {among}: {', '.join(shares)} of the tokens (threshold {rule.threshold:g})"
         case ByLengthConfig() as rule:
             yield f"rounds by length (ceil({rule.per_token:g} n {rule.extra:+g}))"
 

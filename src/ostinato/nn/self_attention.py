@@ -17,7 +17,7 @@ from torch import nn
 
 from ostinato.nn.bank import Banks
 from ostinato.nn.cache import KeyValues
-from ostinato.nn.context import HaltedRows, KeysOf, Pass, Round
+from ostinato.nn.context import HaltedRows, Keys, KeysOf, Pass, Round
 from ostinato.nn.experts import Decision
 from ostinato.nn.relative import RelativePositions, bias_of_queries, repeat_for_choices
 from ostinato.nn.rows import lay_rows
@@ -31,6 +31,7 @@ class SelfAttention(SubLayer):
 
     Args:
         looks_back_only: no token of the stack ever sees a later one.
+        sees_some: in some rounds it sees only the tokens that take part in them.
         Others: see `SubLayer`.
     """
 
@@ -42,10 +43,12 @@ class SelfAttention(SubLayer):
         banks: Banks,
         *,
         looks_back_only: bool,
+        sees_some: bool = False,
         **named: Any,
     ) -> None:
         super().__init__(stack, step, use, banks, **named)
-        self.looks_back_only, self.keys_from, self.makes_keys = looks_back_only, step.keys, step.makes_keys
+        self.looks_back_only, self.sees_some = looks_back_only, sees_some
+        self.keys_from, self.makes_keys = step.keys, step.makes_keys
         self.keys_of: KeysOf = step.segment, self.use.weights, self.use.before
 
     @property
@@ -59,7 +62,7 @@ class SelfAttention(SubLayer):
     ) -> Float[Tensor, "N D"]:
         """Return what every row reads in its sentence."""
         if not self.makes_keys:
-            x_NI = self.attend(module, module.queries(read_ND, decision), *self.shared_keys(run), run, here)
+            x_NI = self.attend(module, module.queries(read_ND, decision), self.shared_keys(run), run, here)
             return module.output(module.gated(x_NI, read_ND), decision)  # type: ignore[no-any-return]
         new = self.newly_halted(run, here)
         if here.visible is None and not new:
@@ -72,24 +75,28 @@ class SelfAttention(SubLayer):
 
     def read(self, attention: Any, q_NI: Tensor, kv_MJ: Tensor, run: Pass, here: Round) -> Float[Tensor, "N I"]:
         """Return what the queries of the rows read, heads and choices side by side, given keys of the new columns."""
-        k, v = self.remember(attention, kv_MJ, run, here)
+        keys = Keys(*self.remember(attention, kv_MJ, run, here), here.visibility.keep_BS)
         if self.keys_from:  # a step that is run again must leave what it left the first time
-            run.keys.setdefault(self.step, (k, v))
-            k, v = self.shared_keys(run)
-        return self.attend(attention, q_NI, k, v, run, here)
+            run.keys.setdefault(self.step, keys)
+            keys = self.shared_keys(run)
+        return self.attend(attention, q_NI, keys, run, here)
 
-    def shared_keys(self, run: Pass) -> tuple[Tensor, Tensor]:
-        """Return keys and values by head of all steps whose keys it reads, side by side."""
-        if len(self.keys_from) == 1:
-            return run.keys[self.keys_from[0]]
-        keys, values = zip(*(run.keys[step] for step in self.keys_from), strict=True)
-        return torch.cat(keys, dim=2), torch.cat(values, dim=2)
+    def shared_keys(self, run: Pass) -> Keys:
+        """Return the keys and values of all steps whose keys it reads, side by side."""
+        sets = [run.keys[step] for step in self.keys_from]
+        if len(sets) == 1:
+            return sets[0]
+        keeps, keep_BM = [one.keep_BM for one in sets], None
+        if known := [keep_BM for keep_BM in keeps if keep_BM is not None]:
+            keep_BM = torch.cat([torch.ones_like(known[0]) if one is None else one for one in keeps], dim=1)
+        k_BHMK, v_BHMK = (torch.cat(parts, dim=2) for parts in zip(*(one[:2] for one in sets), strict=True))
+        return Keys(k_BHMK, v_BHMK, keep_BM, len(sets))
 
-    def attend(
-        self, attention: Any, q_NI: Tensor, k: Tensor, v: Tensor, run: Pass, here: Round
-    ) -> Float[Tensor, "N I"]:
-        """Return what the queries of the rows read of keys and values by head, `[B, H, S, K]`, or of several sets."""
-        rows, relation, visibility, n_sets = here.rows, self.relation, here.visibility, len(self.keys_from) or 1
+    def attend(self, attention: Any, q_NI: Tensor, keys: Keys, run: Pass, here: Round) -> Float[Tensor, "N I"]:
+        """Return what the queries of the rows read of keys and values."""
+        k, v, keep_BM, n_sets = keys
+        rows, relation = here.rows, self.relation
+        visibility = replace(here.visibility, keep_BS=keep_BM, n_sets=n_sets)
         q, n, bias = attention.query_heads(rows.queries(q_NI)), attention.n_choices, None
         if attention.q_norm is not None or (relation is not None and relation.rotates):
             q = self._entering(attention, q, attention.q_norm, repeat_for_choices(here.positions_BA, n))
@@ -101,9 +108,8 @@ class SelfAttention(SubLayer):
                 bias = bias_of_queries(self._static_bias(relation, run), visibility.columns_BA)
             if relation.reach is not None:
                 visibility = replace(visibility, near_BAS=self._near(relation.reach, run, here))
-        if n_sets > 1:
-            visibility = replace(visibility, n_sets=n_sets)
-            bias = None if bias is None else bias.repeat(1, 1, 1, n_sets)
+        if bias is not None and n_sets > 1:
+            bias = bias.repeat(1, 1, 1, n_sets)
         if "weights" in run.request:
             weights_BHQS = attention.weights(q, k, visibility, bias).unflatten(-1, (n_sets, -1)).sum(-2)
             capture_weights(self, weights_BHQS, run, here)

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import nn
 
+from ostinato.errors import ConfigError, Problem
 from ostinato.kernels import drop, summing
 from ostinato.nn.attention import Visibility
 from ostinato.nn.bank import Banks
@@ -39,6 +40,7 @@ from ostinato.nn.halting import HaltingPass, HaltingRule, NoHalting
 from ostinato.nn.layers import at_least_float32
 from ostinato.nn.positions import PositionSignal, positions_from_keep
 from ostinato.nn.rows import Rows, kept_and_halted
+from ostinato.nn.select import Select
 from ostinato.nn.self_attention import SelfAttention
 from ostinato.nn.separable import SeparableConv, SeparableConvSubLayer
 from ostinato.nn.shapes import Bool, Float, Int, Tensor
@@ -291,7 +293,7 @@ class Stack:
             active_N = halting.active(index, states_ND)
             if gathers and active_N is not None and _pays(halting, run.execution):
                 states_ND, halted = _gather_active(index, active_N, states_ND, halting, halted)
-            if not halting.n_active and (gathers or run.cache is None):
+            if halting.is_over and (gathers or run.cache is None):
                 if run.cache is not None:
                     _fill_caches(rounds[index:], index, run, states_ND, halting.rows, halted)
                 break
@@ -300,7 +302,7 @@ class Stack:
                 if (tick := self.signal.at_round(signal, index) if ticks else None) is not None:
                     entered_ND = entered_ND + halting.rows.take(tick)
                 weight_N, visible = halting.enter(index, states_ND, entered_ND)
-                here = Round.of(run, index, halting.rows, weight_N, visible, halted)
+                here = Round.of(run, index, halting.rows, weight_N, visible, halted, halting.seen_BS)
                 left_ND = entered_ND
                 for step in steps:
                     if run.recomputes:
@@ -320,6 +322,8 @@ class Stack:
         of a causal stack cannot stop by what comes after them."""
         if execution.exit is None or (execution.exit_scope == "sequence" and self.is_causal):
             return False
+        if isinstance(self.halting, Select):  # its routers weigh what rounds add: another rule would be another model
+            return False
         return execution.exit in OF_STATES or self.readout is not None
 
     def program(self, n_rounds: int | None, execution: Execution) -> Program:
@@ -334,11 +338,14 @@ class Stack:
         asked = execution.rounds.get(self.plan.stack) if n_rounds is None else n_rounds
         rule = self.halting
         if isinstance(asked, RoundsByLength):
+            if isinstance(rule, Select):
+                reason = "a router chooses the tokens of every round of this stack; must be a number"
+                raise ConfigError([Problem(f"rounds.{self.plan.stack}", asked, reason)])
             rule, asked = ByLength(asked.per_token, asked.extra), asked.most
         plan = self.plan if asked is None else self.plan.with_rounds(asked)
         rounds = self._own_rounds if plan is self.plan else self._rounds(plan)
         if not execution.halting:
-            rule = NoHalting()
+            rule = rule.whole() if isinstance(rule, Select) else NoHalting()
         elif self.exits(execution):
             is_sequence = execution.exit_scope == "sequence"
             rule = Exit(cast(Criterion, execution.exit), execution.halting_threshold or 0.0, is_sequence=is_sequence)
@@ -368,6 +375,7 @@ class Stack:
             return SelfAttention(
                 *given,
                 looks_back_only=self.is_causal and not self.has_prefix,
+                sees_some=isinstance(self.halting, Select),
                 dropout=self.dropout,
             )
         if use.kind == "cross_attention":
@@ -392,7 +400,7 @@ def _gather_active(
     visible_LD = halting.narrow(kept_M, halted_L, states_ND)
     places_L = halted_L if rows.index_N is None else rows.index_N[halted_L]
     # Before the first round it is padding, at which no token looks.
-    new = (HaltedRows(places_L, visible_LD),) if index else ()
+    new = (HaltedRows(places_L, visible_LD),) if index and not halting.hides else ()
     return states_ND.index_select(0, kept_M), halted + new
 
 
