@@ -133,6 +133,37 @@ def test_a_nearest_value_that_is_far_off_is_said_to_be(run) -> None:
     assert "not within" not in run(*words, "--tolerance", "0.5").out
 
 
+def test_a_model_for_every_budget_of_a_looped_one_in_one_table(run) -> None:
+    words = ["solve", "lm/transformer", "looped/novels", "model.vocab_size=4096", "--target-length", 64]
+    call = [*words, "--free", "n_steps", "--match", "parameters,macs,cache"]
+    reference, *models = json.loads(run(*call, "--json").out)["models"]
+    assert reference["match"] is None
+    assert [model["match"] for model in models] == ["parameters", "macs", "cache"]
+    for model in models:
+        settings = [f"{key}={value}" for key, value in model["values"].items()]
+        planned = run("plan", "lm/transformer", "model.vocab_size=4096", *settings, "--target-length", 64, "--json").out
+        budget = json.loads(planned)[0]
+        assert model["parameters"] == budget["parameters"]["stored"]
+        assert model["macs"] == budget["macs"]["total"]
+        assert model["cache"] == budget["bytes"]["cache"]
+    text = run(*call).out
+    assert "looped/novels (reference)" in text
+    assert f"{models[1]['macs'] / reference['macs']:.3g} x" in text
+
+
+def test_a_budget_that_nothing_meets_leaves_the_other_models_standing(run) -> None:
+    words = ["solve", "lm/transformer", "looped/huginn-toy", "model.vocab_size=4096", "--match", "parameters,macs"]
+    text = run(*words, "--free", "n_steps").out
+    assert "lm/transformer, equal macs" in text
+    assert "equal parameters: even the smallest value, 1, costs" in text
+
+
+def test_several_matches_write_no_recipe(run, tmp_path: Path) -> None:
+    words = ["solve", "lm/universal", "lm/transformer", "--match", "parameters,macs"]
+    assert "several matches need a reference" in run(*words, "--write", tmp_path / "a.yaml").err
+    assert "several matches need a reference" in run("solve", "lm/universal", "--target", 5, *words[3:]).err
+
+
 def test_the_help_names_everything_that_can_be_matched(run) -> None:
     text = " ".join(run("solve", "--help").out.split())
     assert all(match in text for match in MATCHES)

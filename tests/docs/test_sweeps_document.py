@@ -15,8 +15,10 @@ DOCUMENT = ROOT / "docs" / "sweeps.md"
 
 
 def test_the_example_is_a_sound_sweep(tmp_path: Path) -> None:
-    (text,) = blocks(DOCUMENT, "yaml")
+    text, exits = blocks(DOCUMENT, "yaml")
     (tmp_path / "mine.yaml").write_text(text, encoding="utf-8")
+    (tmp_path / "exits.yaml").write_text(exits, encoding="utf-8")
+    assert len(load_sweep(tmp_path / "exits.yaml").measures) == 3
     sweep = load_sweep(tmp_path / "mine.yaml")
     assert sweep.arms[1].overrides() == [
         *('model.encoder.ffn.share="all"', "model.encoder.ffn.d_ff=512"),

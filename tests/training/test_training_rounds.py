@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from test_training_depth import gradients
-from tiny_runs import tiny_recipe, weights
+from tiny_runs import last_checkpoint, tiny_recipe, weights
 
 from architectures import Sentence, right_padded
 from ostinato.config.load import check_recipe
@@ -20,15 +22,16 @@ from ostinato.config.training import (
     PlannedRoundsConfig,
     PoissonRoundsConfig,
     RoundLossConfig,
+    TrainingConfig,
     UniformRoundsConfig,
 )
 from ostinato.data.batch import Batch
-from ostinato.errors import ConfigError
+from ostinato.errors import ConfigError, Inert
 from ostinato.models import LanguageModel
-from ostinato.models.losses import label_smoothed_loss
+from ostinato.models.losses import label_smoothed_loss, loss_of_rounds
 from ostinato.training import Reporter, train
 from ostinato.training.optim import build_optimizer
-from ostinato.training.rounds import draw_rounds
+from ostinato.training.rounds import draw_round_of_loss, draw_rounds
 from ostinato.training.update import Updater
 
 LOOP: dict[str, Any] = {
@@ -143,6 +146,77 @@ def test_the_loss_of_an_exit_is_expected_under_its_distribution_less_its_entropy
     torch.testing.assert_close(found, total / batch.n_labels - 0.3 * entropy, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("draw", [0.0, 0.49, 0.51, 0.999])
+def test_the_loss_of_a_drawn_round_is_a_mean_of_the_last_and_another(tmp_path: Path, draw: float) -> None:
+    model, batch = updater_of(looped(tmp_path)).model, two_batches()[0]
+    config = RoundLossConfig(kind="drawn", weight=0.3)
+    found = loss_of_rounds(model.read, model(batch, request=["rounds"]), batch, config, 0.1, draw)
+    losses = [
+        label_smoothed_loss(model(batch, n_steps=r).logits_BTV, batch.labels_BT, batch.loss_mask_BT, 0.1)
+        for r in (1, 2, 3)
+    ]
+    expected = 0.7 * losses[2].loss + 0.3 * losses[int(2 * draw)].loss
+    torch.testing.assert_close(found.loss, expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(found.nll, losses[2].nll, rtol=1e-5, atol=1e-6)
+    one = loss_of_rounds(model.read, model(batch, n_steps=1, request=["rounds"]), batch, config, 0.1, draw)
+    torch.testing.assert_close(one.loss, losses[0].loss, rtol=1e-5, atol=1e-6)
+
+
+def test_the_drawn_round_depends_on_seed_and_update_only_and_any_of_them_is_drawn_alike(tmp_path: Path) -> None:
+    config, n = RoundLossConfig(kind="drawn"), 3000
+    drawn = [draw_round_of_loss(config, 1, update) for update in range(1, n + 1)]
+    assert drawn == [draw_round_of_loss(config, 1, update) for update in range(1, n + 1)]
+    assert drawn != [draw_round_of_loss(config, 2, update) for update in range(1, n + 1)]
+    assert 0 <= min(drawn) < 0.01
+    assert 0.99 < max(drawn) < 1
+    assert sum(drawn) / n == pytest.approx(0.5, abs=4 * (1 / 12 / n) ** 0.5)
+    assert draw_round_of_loss(RoundLossConfig(), 1, 1) == 0.0
+    # An update has the loss that its draw says, the same for all of its batches.
+    updater, batches = updater_of(looped(tmp_path), round_loss=config), two_batches()
+    found = updater.accumulate(batches, 7)
+    for loss, batch in zip(found.losses, batches, strict=True):
+        output = updater.model(batch, request=["rounds"])
+        own = loss_of_rounds(updater.model.read, output, batch, config, updater.config.label_smoothing, drawn[6])
+        assert loss == pytest.approx(own.loss.item(), rel=1e-5)
+
+
+def test_the_loss_of_a_gate_compares_what_it_says_with_what_rounds_gain(tmp_path: Path) -> None:
+    model, batch = updater_of(looped(tmp_path, halting="exit")).model, two_batches()[0]
+    model.banks.halting.train()
+    config = RoundLossConfig(kind="improvement", slope=20.0, margin=0.01)
+    found = model.loss(batch, label_smoothing=0.1, round_loss=config)
+    nlls = []
+    for r in (1, 2, 3):
+        logs = torch.log_softmax(model(batch, n_steps=r).logits_BTV, -1)
+        nlls.append(-logs.gather(-1, batch.labels_BT[..., None])[..., 0].detach())
+    total = torch.zeros(())
+    for t in (1, 2):
+        gain = (nlls[t - 1] - nlls[t]).clamp_min(0)
+        goes_on = torch.sigmoid(20.0 * (gain - 0.01))
+        stops = torch.sigmoid(model.banks.halting["decoder"].map(states_of_rounds(model, batch)[t]))[..., 0]
+        entropy = torch.nn.functional.binary_cross_entropy(1 - stops, goes_on, reduction="none")
+        total = total + entropy[batch.loss_mask_BT].sum()
+    assert any(bool((one > two).any()) for one, two in pairwise(nlls)), "some round gains"
+    torch.testing.assert_close(found, total / 2 / batch.n_labels, rtol=1e-4, atol=1e-6)
+
+
+def test_a_gate_is_trained_alone_on_a_model_that_stays_as_it_is(tmp_path: Path) -> None:
+    quick = {"n_updates": 4, "save_every": 4, "evaluate_every": 4}
+    train(looped(tmp_path / "data", halting="exit", round_loss={"kind": "exit"}, **quick), tmp_path / "first")
+    settings = quick | {
+        "init_from": str(tmp_path / "first"),
+        "init_checkpoint": "last",
+        "freeze": ["*"],
+        "freeze_except": ["banks.halting.*"],
+        "round_loss": {"kind": "improvement"},
+        "label_smoothing": 0.0,
+    }
+    train(looped(tmp_path / "data", halting="exit", **settings), tmp_path / "second")
+    before, after = (load_file(last_checkpoint(tmp_path / name) / "model.safetensors") for name in ("first", "second"))
+    changed = {name for name, weight in before.items() if not torch.equal(weight, after[name])}
+    assert changed == {"banks.halting.decoder.map.weight", "banks.halting.decoder.map.bias"}
+
+
 def test_while_no_token_halts_the_loss_of_an_exit_is_that_of_the_last_round(tmp_path: Path) -> None:
     model, batch = updater_of(looped(tmp_path, halting="exit")).model, two_batches()[0]
     cost, exit_loss = DepthCostConfig(weight=0.3, off_updates=5), RoundLossConfig(kind="exit")
@@ -161,7 +235,7 @@ def states_of_rounds(model: Any, batch: Any) -> list[torch.Tensor]:
         model.stacks["decoder"].has_final_norm = norm
 
 
-@pytest.mark.parametrize("loss", ["last", "window", "exit"])
+@pytest.mark.parametrize("loss", ["last", "window", "exit", "drawn", "improvement"])
 def test_a_run_with_drawn_rounds_is_the_same_resumed(tmp_path: Path, loss: str) -> None:
     settings: dict[str, Any] = {
         "rounds": {"kind": "lognormal_poisson", "rate": 3.0, "gradient_rounds": 2},
@@ -171,7 +245,9 @@ def test_a_run_with_drawn_rounds_is_the_same_resumed(tmp_path: Path, loss: str) 
         "log_every": 1,
         "evaluate_every": 6,
     }
-    halting = "exit" if loss == "exit" else "none"
+    halting = "exit" if loss in ("exit", "improvement") else "none"
+    if loss == "improvement":
+        settings["label_smoothing"] = 0.0
     recipe = looped(tmp_path / "data", halting=halting, **settings)
     train(recipe, tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
@@ -193,11 +269,46 @@ class StopAt(Reporter):
             raise KeyboardInterrupt
 
 
+@pytest.mark.parametrize("loss", ["drawn", "improvement"])
+def test_losses_of_several_rounds_need_several(tmp_path: Path, loss: str) -> None:
+    recipe = looped(tmp_path / "data", halting="exit", round_loss={"kind": loss}, label_smoothing=0.0)
+    stored = recipe.model_dump(mode="json")
+    stored["model"]["decoder"]["segments"][0]["repeats"] = 1
+    with pytest.raises(ConfigError, match="needs more than one round, and the decoder has one"):
+        train(check_recipe(stored), tmp_path / "run")
+
+
+def test_a_gate_that_learns_alone_is_asked_from_the_first_update() -> None:
+    settings = {"round_loss": {"kind": "improvement"}, "halting": {"off_updates": 3}, "label_smoothing": 0.1}
+    config = TrainingConfig.model_validate(settings, context={"defer_checks": True})
+    first, second = config.problems("training.")
+    assert (first.key, second.key) == ("training.halting.off_updates", "training.label_smoothing")
+    assert "only the gate learns, which would not be asked" in first.reason
+    assert isinstance(second, Inert)
+
+
+@pytest.mark.parametrize(
+    ("setting", "kind"), [("weight", "last"), ("slope", "drawn"), ("margin", "exit"), ("n_rounds", "drawn")]
+)
+def test_settings_of_other_losses_of_rounds_are_told_to_have_no_effect(tmp_path: Path, setting: str, kind: str) -> None:
+    given = {"kind": kind, setting: 3 if setting == "n_rounds" else 0.3}
+    (problem,) = RoundLossConfig.model_validate(given).problems("training.round_loss.")
+    assert isinstance(problem, Inert)
+    assert (problem.key, problem.reason) == (
+        f"training.round_loss.{setting}",
+        f"has no effect with training.round_loss.kind={kind}: remove it",
+    )
+
+
 @pytest.mark.parametrize(
     ("halting", "training", "reason"),
     [
         ("none", {"round_loss": {"kind": "exit"}}, "needs a learned exit"),
+        ("none", {"round_loss": {"kind": "improvement"}, "label_smoothing": 0.0}, "needs a learned exit"),
         ("act", {"round_loss": {"kind": "window"}}, "other rules mix the states"),
+        ("act", {"round_loss": {"kind": "drawn"}}, "other rules mix the states"),
+        ("exit", {"freeze_except": ["*"]}, "training.freeze_except is .*: needs training.freeze"),
+        ("exit", {"freeze": ["*"], "freeze_except": ["*.halt.*"]}, "matches no parameter of the model"),
     ],
 )
 def test_losses_that_a_model_cannot_have_are_refused(

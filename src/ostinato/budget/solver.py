@@ -76,8 +76,8 @@ def stored_parameters(config: ModelConfig) -> int:
 def counts(source_length: int, target_length: int, batch_size: int = 1, beam: int = 1) -> dict[str, Measure]:
     """Return what can be matched by counting, by name.
 
-    parameters, macs, bytes: as `Budget.figure`, for sentences of these lengths. active: parameters that one generated
-    token touches. macs_per_generated_token: one token of cached decoding at the end of such a sentence.
+    parameters, macs, bytes, cache: as `Budget.figure`, for sentences of these lengths. active: parameters that one
+    generated token touches. macs_per_generated_token: one token of cached decoding at the end of such a sentence.
     """
     assumed = Assumptions(source_length, target_length, batch_size, beam)
     return {
@@ -86,6 +86,7 @@ def counts(source_length: int, target_length: int, batch_size: int = 1, beam: in
         "macs": lambda config: count_macs(config, source_length, target_length).total,
         "macs_per_generated_token": lambda config: count_macs(config, source_length, target_length).per_generated_token,
         "bytes": lambda config: count_budget(config, assumed).figure("bytes"),
+        "cache": lambda config: count_budget(config, assumed).figure("cache"),
     }
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,13 +19,14 @@ from ostinato.cli.options import (
     one_of,
     split_settings,
 )
-from ostinato.cli.output import number, print_json, print_line, print_table
+from ostinato.cli.output import number, print_json, print_line, print_table, print_wide
 
 if TYPE_CHECKING:
     from ostinato.budget.solver import Solution
     from ostinato.config.model import ModelConfig
+    from ostinato.experiments.compare.matched_models import Wanted
 
-_MATCHES = ("parameters", "active", "macs", "macs_per_generated_token", "bytes", "latency")
+_MATCHES = ("parameters", "active", "macs", "macs_per_generated_token", "bytes", "cache", "latency")
 
 
 def solve(
@@ -42,7 +45,13 @@ def solve(
             "ratio), or any integer setting of the model by the end of its path (decoder.ffn.d_ff)."
         ),
     ] = "d_ff",
-    match: Annotated[str, typer.Option(help=f"What is to be equal: {', '.join(_MATCHES)}.")] = "parameters",
+    match: Annotated[
+        str,
+        typer.Option(
+            help=f"What is to be equal: {', '.join(_MATCHES)}. Several, with commas between them: a model for each of "
+            "them, side by side with the reference."
+        ),
+    ] = "parameters",
     target: Annotated[float | None, typer.Option(min=0, help="A number to match, in place of a reference.")] = None,
     rounding: Annotated[str, typer.Option(help="nearest, or down: never more than the reference.")] = "nearest",
     source_length: Annotated[int, typer.Option(min=1, help="Source tokens, for MACs, bytes and latency.")] = 32,
@@ -86,9 +95,10 @@ def solve(
 
     goal = sized(names[-1], []) if target is None else target
     reference = None if isinstance(goal, float) else goal
+    matches = [one_of("--match", name.strip(), *_MATCHES) for name in match.split(",")]
     wanted = Wanted(
         free=free,
-        match=one_of("--match", match, *_MATCHES),
+        match=matches[0],
         source_length=source_length,
         target_length=target_length,
         rounding=one_of("--rounding", rounding, "nearest", "down"),
@@ -98,6 +108,15 @@ def solve(
         threads=threads,
         tolerance=tolerance,
     )
+    if len(matches) > 1:
+        if reference is None or write is not None:
+            raise typer.BadParameter("several matches need a reference, and write no recipe", param_hint="--match")
+        rows = _side_by_side(sized(names[0], overrides), reference, [replace(wanted, match=one) for one in matches])
+        if json:
+            print_json({"recipe": names[0], "reference": names[-1], "free": free, "models": rows})
+        else:
+            _print_side_by_side(names, rows)
+        return
     found = match_model(sized(names[0], overrides), goal, wanted)
     if write is not None:
         goal_option = [] if target is None else ["--target", f"{target:g}"]
@@ -116,6 +135,40 @@ def solve(
     _print(names, found, match, reference, tolerance)
     if write is not None:
         print_line(f"wrote {write}")
+
+
+def _side_by_side(model: ModelConfig, reference: ModelConfig, wanted: Sequence[Wanted]) -> list[dict[str, Any]]:
+    """Return what the reference costs, and for everything that is to be matched the solved model and what it costs;
+    `reason` where there is none."""
+    from ostinato.budget.solver import OutOfReach
+    from ostinato.experiments.compare.matched_models import match_model
+
+    costs = {one.match: one.cost() for one in wanted}
+    rows: list[dict[str, Any]] = [{"match": None} | {name: cost(reference) for name, cost in costs.items()}]
+    for one in wanted:
+        # What was measured of the reference is what is matched and shown: it is not measured again.
+        try:
+            found = match_model(model, rows[0][one.match], one)
+        except OutOfReach as error:
+            rows.append({"match": one.match, "reason": "; ".join(problem.reason for problem in error.problems)})
+            continue
+        own = {name: cost(found.config) for name, cost in costs.items() if name != one.match}
+        values = {f"model.{key}": value for key, value in found.values.items()}
+        rows.append({"match": one.match, "values": values, one.match: found.achieved} | own)
+    return rows
+
+
+def _print_side_by_side(names: list[str], rows: list[dict[str, Any]]) -> None:
+    matches = [name for name in rows[0] if name != "match"]
+    lines = [[f"{names[-1]} (reference)", "", *(number(rows[0][name]) for name in matches)]]
+    for row in rows[1:]:
+        values = " ".join(f"{key}={value}" for key, value in row.get("values", {}).items())
+        shares = (f"{number(row[name])} ({row[name] / rows[0][name]:.3g} x)" if name in row else "" for name in matches)
+        lines.append([f"{names[0]}, equal {row['match']}", values, *shares])
+    print_wide(["model", "solved", *("latency, s" if name == "latency" else name for name in matches)], lines)
+    for row in rows:
+        if "reason" in row:
+            print_line(f"equal {row['match']}: {row['reason']}")
 
 
 def _as_dict(

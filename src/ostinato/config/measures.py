@@ -94,6 +94,10 @@ class EvaluateMeasure(Measure):
     """Rounds of depth, for models whose rounds share all weights; None: the trained number."""
     halting_threshold: float | None = None
     """None: as in training, whatever `ostinato tune-threshold` chose for the run."""
+    exit: str | None = None
+    """Criterion by which tokens stop at the halting_threshold, in place of the model's own rules (docs/halting.md)."""
+    exit_scope: Literal["token", "sequence"] = "token"
+    """token: every token by its own confidence. sequence: all tokens of a sentence by their mean one."""
     max_examples: Size | None = None
     """Spread evenly over the split; None: what the recipe says."""
     set: dict[str, Any] = Field(default_factory=dict)

@@ -218,17 +218,30 @@ class RoundLossConfig(Config):
     window:  the mean over the last `n_rounds` rounds (Yang et al. 2023)
     exit:    sum_t p_t loss_t, p_t the distribution of a learned exit (`halting.kind: exit`; Ouro, stage I); its
              entropy counts with the weight `training.halting.weight`
+    drawn:   (1 - weight) loss of the last round + weight loss of another one, any of those before it alike, drawn from
+             the seed and the update only
+    improvement: of the gate of a learned exit alone (Ouro, stage II), for a model whose other parameters are frozen:
+             binary cross entropy of 1 - l_t, the gate's probability of going on, with the target
+             sigmoid(slope (max(0, loss_{t-1} - loss_t) - margin)), the mean over the rounds t = 2, 3, ...
     """
 
-    kind: Literal["last", "window", "exit"] = "last"
+    kind: Literal["last", "window", "exit", "drawn", "improvement"] = "last"
     n_rounds: Size | None = None
     """window: rounds at the end; None: all."""
+    weight: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    """drawn: of the round that is drawn; the last one has the rest."""
+    slope: Positive = 50.0
+    """improvement: how sharply the target tells a round that is worth its cost from one that is not."""
+    margin: Annotated[float, Field(ge=0)] = 0.005
+    """improvement: nats by which a round must lower a token's loss to be worth its cost."""
 
     def problems(self, path: str = "") -> Iterator[Problem]:
-        """A number of rounds that nothing reads."""
-        if self.n_rounds is not None and self.kind != "window":
-            reason = f"has no effect with {path}kind={self.kind}: remove it"
-            yield Inert(f"{path}n_rounds", self.n_rounds, reason)
+        """Settings of other kinds."""
+        of_kinds = {"n_rounds": "window", "weight": "drawn", "slope": "improvement", "margin": "improvement"}
+        for name, kind in of_kinds.items():
+            value = getattr(self, name)
+            if kind != self.kind and value != type(self).model_fields[name].default:
+                yield Inert(f"{path}{name}", value, f"has no effect with {path}kind={self.kind}: remove it")
 
 
 class TrainingConfig(Config):
@@ -266,6 +279,9 @@ class TrainingConfig(Config):
     """Parameters that do not train, by patterns of their names. `*.router.*`, `*.experts.*` and `*.norm_*` keep
     routers, experts of feed-forwards and the norms of a sparse layer's experts as they are (`*.query_*` and `*.out_*`
     the experts of attention), while balance losses still reach the states below."""
+    freeze_except: list[str] = Field(default_factory=list)
+    """Parameters that train although `freeze` names them, by patterns of their names: to freeze `*` and except
+    `*.halting.*` trains gates alone."""
     expert_backend: ExpertBackend = "auto"
     """How rows are multiplied by their experts' weights; auto: the best one that works on the device."""
     compaction: Literal["auto", "always", "never"] = "auto"
@@ -303,7 +319,18 @@ class TrainingConfig(Config):
     """CPU threads; None: torch's choice."""
 
     def problems(self, path: str = "") -> Iterator[Problem]:
-        """Settings of a start from a run need one."""
+        """Settings of a start from a run need one, those of what trains something frozen, and gates to be asked."""
+        if self.freeze_except and not self.freeze:
+            yield Problem(f"{path}freeze_except", self.freeze_except, f"needs {path}freeze, of which it is a part")
+        if self.round_loss.kind == "improvement":
+            if self.halting.off_updates:
+                reason = (
+                    f"with {path}round_loss.kind=improvement only the gate learns, which would not be asked: remove it"
+                )
+                yield Problem(f"{path}halting.off_updates", self.halting.off_updates, reason)
+            if self.label_smoothing:
+                reason = f"has no effect with {path}round_loss.kind=improvement: remove it"
+                yield Inert(f"{path}label_smoothing", self.label_smoothing, reason)
         if self.init_from is None:
             for name in ("init_except", "extend_vocabulary", "init_checkpoint"):
                 value = getattr(self, name)

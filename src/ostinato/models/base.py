@@ -76,7 +76,7 @@ class TokenModel(Embeddings, ABC):
         Args:
             batch: with labels, see `Batch.from_lists`.
             label_smoothing, balance, halting, round_loss: as `training` has them in a recipe; None: no such loss, and
-                that of the last round.
+                that of the last round. A round that is drawn is drawn from torch's global generator.
             update: 1, 2, ..., which decides whether tokens halt and what depth costs (`DepthCostConfig`); None: after
                 all of that.
 
@@ -91,7 +91,8 @@ class TokenModel(Embeddings, ABC):
         round_loss = round_loss or RoundLossConfig()
         with self.execution(halting=halts):
             output: ModelOutput = self(batch, request=requested(round_loss))
-            sums = loss_of_rounds(self.read, output, batch, round_loss, label_smoothing)
+            draw = float(torch.rand(())) if round_loss.kind == "drawn" else 0.0
+            sums = loss_of_rounds(self.read, output, batch, round_loss, label_smoothing, draw)
         spread = balance_loss(output.by_router(), balance or BalanceConfig(), self.balance_temperatures())
         return add_auxiliary(sums.loss / n_labels, spread, depth_cost(output), halting.weight_at(update))
 

@@ -10,7 +10,7 @@ label exactly 1 - eps and spread eps over the other V - 1 ids: their eps is ours
 also subtracts a constant, the entropy of that target, from the loss it reports.
 
 Where rounds count one by one (`training.round_loss`), the loss is the mean over some of them, or their sum weighted by
-the distribution of a learned exit.
+the distribution of a learned exit, or that of the exit's gate, which learns by how much rounds lower the loss.
 
 Balance losses: one per router, over all the steps and stacks that share it (`ostinato.nn.balance`). The cost of depth:
 the sum of the stacks' means over their real tokens. Where the rows of a batch are spread over processes, both are those
@@ -71,11 +71,13 @@ def loss_of_rounds(
     batch: Batch,
     config: RoundLossConfig,
     smoothing: float,
+    draw: float = 0.0,
 ) -> LossSums:
     """Return the sums of the losses of the rounds that count; the plain one is of the model's output.
 
     Args:
         read: from the output of the last stack to logits. output: of a pass with what is `requested`.
+        draw: in [0, 1), which round is drawn, for the loss that draws one.
     """
     last = label_smoothed_loss(output.logits_BTV, batch.labels_BT, batch.loss_mask_BT, smoothing)
     if config.kind == "last":
@@ -87,17 +89,46 @@ def loss_of_rounds(
             label_smoothed_loss(read(one(), batch), batch.labels_BT, batch.loss_mask_BT, smoothing) for one in rounds
         )
         return LossSums(sum((sums.loss for sums in read_out), last.loss) / (1 + len(rounds)), last.nll)
+    if config.kind == "drawn":
+        if len(stack.rounds) == 1:  # there is no other one
+            return last
+        one = stack.rounds[int(draw * (len(stack.rounds) - 1))]
+        drawn = label_smoothed_loss(read(one(), batch), batch.labels_BT, batch.loss_mask_BT, smoothing)
+        return LossSums((1 - config.weight) * last.loss + config.weight * drawn.loss, last.nll)
     if stack.halting is None:  # gates are not asked in the first updates (`training.halting.off_updates`)
         return last
-    weights_BTR = stack.halting.weights_BTR
-    if batch.places_BL is not None:
-        weights_BTR = weights_BTR.gather(1, batch.places_BL[..., None].expand(-1, -1, weights_BTR.shape[-1]))
-    total = torch.zeros_like(last.loss)
-    for one, weight_BT in zip(stack.rounds, weights_BTR.unbind(-1), strict=True):
+
+    def losses_BT(one: Callable[[], Tensor], smoothing: float) -> Tensor:
         logits_NV = read(one(), batch).float().flatten(0, 1)
         loss_N = F.cross_entropy(logits_NV, batch.labels_BT.flatten(), reduction="none", label_smoothing=smoothing)
-        total = total + torch.where(batch.loss_mask_BT, loss_N.view_as(weight_BT) * weight_BT, 0.0).sum()
+        return loss_N.view_as(batch.labels_BT)
+
+    total = torch.zeros_like(last.loss)
+    if config.kind == "exit":
+        weights_BTR = _of_labels(stack.halting.weights_BTR, batch)
+        for one, weight_BT in zip(stack.rounds, weights_BTR.unbind(-1), strict=True):
+            total = total + torch.where(batch.loss_mask_BT, losses_BT(one, smoothing) * weight_BT, 0.0).sum()
+        return LossSums(total, last.nll)
+    probs_BTR = _of_labels(stack.halting.probs_BTR, batch)
+    with torch.no_grad():
+        losses_RBT = torch.stack([losses_BT(one, 0.0) for one in stack.rounds])
+        gains_BTR = (losses_RBT[:-1] - losses_RBT[1:]).clamp_min(0).movedim(0, -1)
+        goes_on_BTR = torch.sigmoid(config.slope * (gains_BTR - config.margin))
+    stops_BTR = probs_BTR[..., 1:]
+    entropy_BTR = -(goes_on_BTR * _log(1 - stops_BTR) + (1 - goes_on_BTR) * _log(stops_BTR))
+    total = torch.where(batch.loss_mask_BT[..., None], entropy_BTR, 0.0).sum() / max(len(stack.rounds) - 1, 1)
     return LossSums(total, last.nll)
+
+
+def _of_labels(values_BTR: Tensor, batch: Batch) -> Tensor:
+    """Return the values of the tokens that have labels."""
+    if batch.places_BL is None:
+        return values_BTR
+    return values_BTR.gather(1, batch.places_BL[..., None].expand(-1, -1, values_BTR.shape[-1]))
+
+
+def _log(probs: Tensor) -> Tensor:
+    return probs.clamp_min(torch.finfo(probs.dtype).tiny).log()
 
 
 def count_labels(batches: Sequence[Batch]) -> int:

@@ -35,12 +35,13 @@ def check_training(recipe: Recipe, device: torch.device) -> None:
 
 
 def pattern_problems(recipe: Recipe) -> list[Problem]:
-    """Return the patterns of `training.freeze` and `training.optimizer.lr_scales` that match no parameter."""
+    """Return the patterns of what is frozen, and of `training.optimizer.lr_scales`, that match no parameter."""
     patterns, scales = recipe.training.freeze, recipe.training.optimizer.lr_scales
+    but = recipe.training.freeze_except
     if not patterns and not scales:
         return []
     model, problems = without_memory(recipe.model), list[Problem]()
-    for check in (lambda: freeze(model, patterns), lambda: check_scales(model, scales)):
+    for check in (lambda: freeze(model, patterns, but), lambda: check_scales(model, scales)):
         try:
             check()
         except ConfigError as error:

@@ -10,11 +10,14 @@ from torch import nn
 
 from ostinato.errors import ConfigError, Problem
 
-_KEY = "training.freeze"
+_KEY, _EXCEPT = "training.freeze", "training.freeze_except"
 
 
-def freeze(model: nn.Module, patterns: Sequence[str]) -> list[str]:
+def freeze(model: nn.Module, patterns: Sequence[str], but: Sequence[str] = ()) -> list[str]:
     """Freeze the parameters whose name matches a pattern (`*` stands for anything), and return their names.
+
+    Args:
+        but: patterns of those that train nevertheless.
 
     Gradients still flow through them: the balance loss of a frozen router reaches the states below it.
 
@@ -22,10 +25,11 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> list[str]:
         ConfigError: every pattern that matches nothing; or nothing is left to train.
     """
     names = [name for name, _ in model.named_parameters()]
-    check_patterns(
-        _KEY, patterns, names, lambda pattern: f" of the model; others do: {', '.join(_similar(pattern, names))}"
-    )
-    frozen = [name for name in names if matches(name, patterns)]
+    for key, given in ((_KEY, patterns), (_EXCEPT, but)):
+        check_patterns(
+            key, given, names, lambda pattern: f" of the model; others do: {', '.join(_similar(pattern, names))}"
+        )
+    frozen = [name for name in names if matches(name, patterns) and not matches(name, but)]
     for name in frozen:
         model.get_parameter(name).requires_grad_(False)
     if not any(parameter.requires_grad for parameter in model.parameters()):

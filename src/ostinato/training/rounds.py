@@ -1,4 +1,4 @@
-"""How many rounds an update runs: drawn from the run's seed and the update alone.
+"""How many rounds an update runs, and of which one its loss is: drawn from the run's seed and the update alone.
 
 Every process of a run draws the same number, a resumed run draws what it would have drawn, and nothing is saved for it.
 """
@@ -14,6 +14,7 @@ from ostinato.config.training import (
     LogNormalPoissonRoundsConfig,
     PlannedRoundsConfig,
     PoissonRoundsConfig,
+    RoundLossConfig,
     RoundsConfig,
     UniformRoundsConfig,
 )
@@ -22,15 +23,15 @@ from ostinato.models import Model
 from ostinato.nn.exits import Exit
 from ostinato.nn.halting import NoHalting
 
-_SEED = 514_229
-"""Keeps these draws apart from others that begin with the seed of a run."""
+_SEED, _SEED_OF_LOSS = 514_229, 317_811
+"""Keep these draws apart from each other, and from others that begin with the seed of a run."""
 
 
 def draw_rounds(config: RoundsConfig, seed: int, update: int) -> int | None:
     """Return the rounds of update 1, 2, ...; None: the plan's."""
     if isinstance(config, PlannedRoundsConfig):
         return None
-    draws = torch.Generator().manual_seed((_SEED + seed) * 2**31 + update)
+    draws = _generator(_SEED + seed, update)
     match config:
         case UniformRoundsConfig() as c:
             most = int(c.grown(update, c.most))
@@ -42,6 +43,17 @@ def draw_rounds(config: RoundsConfig, seed: int, update: int) -> int | None:
             rate = math.log(c.grown(update, c.rate)) - c.sigma**2 / 2 + c.sigma * normal
             drawn = 1 + int(torch.poisson(rate.exp(), generator=draws))
             return drawn if c.most is None else min(drawn, c.most)
+
+
+def draw_round_of_loss(config: RoundLossConfig, seed: int, update: int) -> float:
+    """Return a number in [0, 1) that says which round the loss of update 1, 2, ... draws, whatever their number is."""
+    if config.kind != "drawn":
+        return 0.0
+    return float(torch.rand((), generator=_generator(_SEED_OF_LOSS + seed, update), dtype=torch.float64))
+
+
+def _generator(seed: int, update: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed * 2**31 + update)
 
 
 def rounds_of_stacks(model: Model, n_rounds: int | None) -> Mapping[str, int]:
@@ -63,10 +75,16 @@ def round_problems(model: Model, rounds: RoundsConfig, loss: str) -> list[Proble
         return [*found, Problem("training.round_loss.kind", loss, "this model has no rounds")]
     name, stack = list(model.stacks.items())[-1]
     has_exit = isinstance(stack.halting, Exit)
-    if loss == "exit" and not has_exit:
+    if loss in ("exit", "improvement") and not has_exit:
         reason = f"needs a learned exit: model.{name}.halting.kind=exit"
         found.append(Problem("training.round_loss.kind", loss, reason))
-    if loss == "window" and not (has_exit or isinstance(stack.halting, NoHalting)):
+    if loss in ("exit", "improvement") and model.config.reads in ("classification", "span"):
+        reason = f"a label of a model for {model.config.reads} is of no single token, and exits are by token"
+        found.append(Problem("training.round_loss.kind", loss, reason))
+    if loss in ("window", "drawn") and not (has_exit or isinstance(stack.halting, NoHalting)):
         reason = f"needs model.{name}.halting.kind none or exit: other rules mix the states of rounds"
+        found.append(Problem("training.round_loss.kind", loss, reason))
+    if loss in ("drawn", "improvement") and stack.plan.n_rounds == 1 and rounds.kind == "plan":
+        reason = f"needs more than one round, and the {name} has one"
         found.append(Problem("training.round_loss.kind", loss, reason))
     return found

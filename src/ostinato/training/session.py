@@ -130,7 +130,7 @@ class Session:
 
     def _new_optimizer(self) -> torch.optim.Optimizer:
         """Freeze what is not to be trained, and return an optimiser of the rest."""
-        freeze(self.model, self.config.freeze)
+        freeze(self.model, self.config.freeze, self.config.freeze_except)
         return build_optimizer(self.model, self.config.optimizer)
 
     @property

@@ -33,7 +33,7 @@ from ostinato.training.gradients import all_reduce_gradients
 from ostinato.training.losses import add_empty_routings, token_shares
 from ostinato.training.optim import learning_rate, set_learning_rate
 from ostinato.training.processes import SINGLE_PROCESS, Processes
-from ostinato.training.rounds import draw_rounds, rounds_of_stacks
+from ostinato.training.rounds import draw_round_of_loss, draw_rounds, rounds_of_stacks
 from ostinato.training.routing import RoutingObservation, observe_routing, rounds_of
 
 _Observations = tuple[DepthObservation | None, RoutingObservation | None]
@@ -84,7 +84,7 @@ class Updater:
         model, optimizer: what is updated.
         config: its loss, clipping, precision, and schedule.
         processes: those that do every update together, each with its share of the rows.
-        seed: of the run, from which `config.rounds` draws.
+        seed: of the run, from which `config.rounds` and `config.round_loss` draw.
     """
 
     def __init__(
@@ -176,7 +176,7 @@ class Updater:
         shard = processes.shard(whole)
         shares = token_shares(shard, whole, model) if processes.is_distributed else None
         batch = shard.to(model.device)
-        output, sums = self._forward(batch)
+        output, sums = self._forward(batch, update)
         loss = sums.loss / n_labels
         routings, temperatures = output.by_router(), model.balance_temperatures()
         if processes.is_distributed:
@@ -197,7 +197,7 @@ class Updater:
         )
         return sums, (observe_depth(model, output, batch, weight, shares), routing)
 
-    def _forward(self, batch: Batch) -> tuple[ModelOutput, LossSums]:
+    def _forward(self, batch: Batch, update: int) -> tuple[ModelOutput, LossSums]:
         """Return the model's output for a batch, and the losses; for a batch without rows an empty output and zeros."""
         if not batch.n_sentences:
             zero = torch.zeros((), device=self.model.device)
@@ -206,7 +206,8 @@ class Updater:
         is_float32 = config.precision == "float32"
         with nullcontext() if is_float32 else torch.autocast(self.model.device.type, dtype=torch.bfloat16):
             output = self._run(batch, request=requested(config.round_loss))
-            sums = loss_of_rounds(self.model.read, output, batch, config.round_loss, config.label_smoothing)
+            draw = draw_round_of_loss(config.round_loss, self.seed, update)
+            sums = loss_of_rounds(self.model.read, output, batch, config.round_loss, config.label_smoothing, draw)
         # The logits are not read again: dropping them frees their memory before the backward pass, whose first
         # gradients are as large.
         return replace(output, logits_BTV=output.logits_BTV.new_empty(0, 0, 0)), sums

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tiny_sweeps import LONGER, LOSS, SEEN, SMALL, TIME, Recorder, stamps, tiny
@@ -82,6 +83,29 @@ def test_what_is_there_is_told_from_what_is_missing_without_training(tmp_path: P
     # What a new measure reads from the results is there; what has to be evaluated anew is not.
     assert sweep_rows(tiny(seeds=[1], measures=[SEEN]), tmp_path)[0][0]["values"].keys() == {"seen"}
     assert sweep_rows(tiny(seeds=[1], measures=[LONGER]), tmp_path)[1][0]["why"] == "not measured: longer"
+
+
+def test_a_run_is_scored_as_it_stops_by_every_criterion(tmp_path: Path) -> None:
+    def measured(name: str, path: str, **given: Any) -> dict[str, Any]:
+        return {"name": name, "kind": "evaluate", "split": "test", "path": path, "metrics": [], **given}
+
+    margin = {"exit": "margin", "halting_threshold": 0.0}
+    together = {"exit": "change", "exit_scope": "sequence", "halting_threshold": 0.0}
+    measures = [
+        *(measured(f"loss at {n}", "loss", n_steps=n) for n in (1, 3)),
+        *(measured(f"macs at {n}", "macs.realised", n_steps=n) for n in (1, 3)),
+        measured("margin", "halting.decoder.mean", **margin),
+        measured("cost", "macs.realised", **margin),
+        measured("sentences", "halting.encoder.mean", **together),
+        measured("never", "loss", exit="cosine", halting_threshold=1.0, n_steps=3),
+    ]
+    deep = [*SMALL, "model.encoder.n_steps=3", "model.decoder.n_steps=3"]
+    changes = {"recipe": "demo/universal", "overrides": deep, "arms": [{"name": "a"}], "measures": measures}
+    values = run_sweep(tiny(seeds=[1], **changes), tmp_path)[0]["values"]
+    assert values["margin"] == values["sentences"] == 1.0, "the confidence of round 1 is at least 0"
+    assert values["never"] == pytest.approx(values["loss at 3"], rel=1e-6)
+    assert values["loss at 1"] != values["loss at 3"]
+    assert values["cost"] > values["macs at 1"], "the encoder runs all its rounds, and the decoder is read out"
 
 
 def test_an_arm_starts_from_the_finished_run_of_the_arm_it_comes_after(tmp_path: Path) -> None:

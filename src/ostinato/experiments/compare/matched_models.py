@@ -10,7 +10,7 @@ from ostinato.budget.solver import Rounding, Solution, counts, solve, solve_meas
 from ostinato.config.model import ModelConfig
 from ostinato.errors import ConfigError, Problem
 
-Match = Literal["parameters", "active", "macs", "macs_per_generated_token", "bytes", "latency"]
+Match = Literal["parameters", "active", "macs", "macs_per_generated_token", "bytes", "cache", "latency"]
 MATCHES: tuple[Match, ...] = get_args(Match)
 
 

@@ -7,7 +7,8 @@ columns to the first example's; an analysis to its own.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from difflib import get_close_matches
 from functools import partial
 from typing import Any
@@ -15,12 +16,13 @@ from typing import Any
 from ostinato.analysis.studies import STUDIES
 from ostinato.budget.sizes import chosen_experts, plans
 from ostinato.config.measures import AnalysisMeasure, EvaluateMeasure, Measure, ResultMeasure
+from ostinato.config.model import ModelConfig
 from ostinato.config.recipe import Recipe
 from ostinato.errors import ConfigError, OstinatoError, Problem
 from ostinato.evaluation.averaging import parse_average
 from ostinato.evaluation.depth import PERCENTILES
 from ostinato.evaluation.scores import check_metrics
-from ostinato.models.build import without_memory
+from ostinato.models.build import Model, without_memory
 from ostinato.nn.execution import Execution
 from ostinato.tasks.base import Task
 from ostinato.tasks.checks import FORCED_METRICS, metric_problems
@@ -105,9 +107,10 @@ def _evaluation_problems(measure: EvaluateMeasure, recipe: Recipe, task: Task) -
         if problem.key == "evaluation.metrics":
             yield Problem(f"{where}metrics", problem.value, problem.reason)
     yield from _refused(f"{where}n_steps", measure.n_steps, lambda: plans(model, measure.n_steps))
-    if (threshold := measure.halting_threshold) is not None:
-        key = f"{where}halting_threshold"
-        yield from _refused(key, threshold, lambda: without_memory(model, Execution(halting_threshold=threshold)))
+    try:
+        _as_measured(model, measure)
+    except ConfigError as error:
+        yield from (replace(problem, key=f"{where}{problem.key}") for problem in error.problems)
     key, checkpoint = f"{where}checkpoint", measure.checkpoint
     if problems := list(_refused(key, checkpoint, lambda: parse_average(checkpoint))):
         yield from problems
@@ -117,6 +120,16 @@ def _evaluation_problems(measure: EvaluateMeasure, recipe: Recipe, task: Task) -
         yield Problem(key, checkpoint, "must be best, last, a mean (best:5, last:5), or a name such as update-000500")
     if (by := measure.by) is not None:
         yield from _refused(f"{where}by", by, lambda: check_by(recipe, measure.split, by))
+
+
+def _as_measured(model: ModelConfig, measure: EvaluateMeasure) -> Model:
+    """Return the model, without its weights, as a measure runs it.
+
+    Raises:
+        ConfigError: a threshold or a criterion that the model cannot follow.
+    """
+    execution = Execution(halting_threshold=measure.halting_threshold, exit=measure.exit, exit_scope=measure.exit_scope)
+    return without_memory(model, execution)
 
 
 def _refused(key: str, value: object, check: Callable[[], object]) -> Iterator[Problem]:
@@ -149,13 +162,15 @@ def _of_a_split(measure: EvaluateMeasure | None, recipe: Recipe, task: Task, spl
     scores: Tree = dict.fromkeys((*metrics, *FORCED_METRICS))
     depth: Tree = {"mean": None, "expected": None, "percentiles": dict.fromkeys(map(str, PERCENTILES))}
     group = {**scores, **dict.fromkeys(_COUNTS), "macs": {"full": None, "realised": None}}
-    group |= _if_any("halting", {name: depth for name, stack in stacks.items() if stack.halting.kind != "none"})
+    stopped = _stopped(measure, recipe)
+    halting = [*stopped, *(name for name, stack in stacks.items() if stack.halting.kind != "none")]
+    group |= _if_any("halting", dict.fromkeys(halting, depth))
     found = {**group, "seconds": None, **_if_any("depth", dict.fromkeys(stacks))}
     found |= _if_any("by", {column: {_ANY: group} for column in columns})
     found |= _if_any("macro", dict.fromkeys(columns, scores))
     found |= _if_any("failed", dict.fromkeys(columns if "exact_match" in metrics else ()))
     gates = [name for name, stack in stacks.items() if stack.halting.has_gate]
-    found |= _if_any("halting_threshold", dict.fromkeys(gates))
+    found |= _if_any("halting_threshold", dict.fromkeys([*gates, *stopped]))
     if chosen_experts(recipe.model):
         found["routing"] = {_ANY: dict.fromkeys(_OF_A_ROUTER)}
     if metrics and recipe.model.generates:
@@ -168,6 +183,16 @@ def _of_a_split(measure: EvaluateMeasure | None, recipe: Recipe, task: Task, spl
         by = {column: {_ANY: right} for column in columns}
         found["ranking"] = {**right, "by": by, "macro": {column: {"accuracy": None} for column in columns}}
     return found
+
+
+def _stopped(measure: EvaluateMeasure | None, recipe: Recipe) -> Iterable[str]:
+    """Return the stacks whose tokens stop by a measure's criterion; none where it is refused."""
+    if measure is None or measure.exit is None:
+        return ()
+    try:
+        return _as_measured(recipe.model, measure).exits()
+    except ConfigError:
+        return ()
 
 
 def _numbers(settings: Mapping[str, Any]) -> Tree:

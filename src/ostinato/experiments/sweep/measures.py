@@ -121,6 +121,8 @@ def _found(measure: Measure, run: Path, access: DataAccess | None) -> Any:
                 device=load_recipe(run).training.device,
                 overrides=measure.overrides(),
                 halting_threshold=threshold,  # type: ignore[arg-type]
+                exit=measure.exit,
+                exit_scope=measure.exit_scope,
             )
             given = measure.model_dump(include={"metrics", "by", "n_steps", "max_examples"})
             return loaded.evaluate(measure.split, access=access, **given)
