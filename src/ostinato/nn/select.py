@@ -133,8 +133,8 @@ class SelectPass(HaltingPass):
         rule, capacity, candidates_N = self._rule, self._capacities[index], self._candidates_N
         if capacity is None:
             self._gate_N = None
-            self._record(self._probs, torch.ones_like(self._zeros_N))
             self._set_active(candidates_N)
+            self._record(self._probs, self._runs_N().to(self._zeros_N.dtype))
             return self.active_N
         number = sum(one is not None for one in self._capacities[:index])
         scores_N = rule.routers(number, states_ND)
