@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from hypothesis import strategies as st
 
@@ -13,6 +15,7 @@ from ostinato.config.halting import (
     SelectConfig,
     StickBreakingConfig,
 )
+from ostinato.config.model import LanguageModelConfig, Seq2SeqConfig
 from ostinato.config.stack import StackConfig
 from ostinato.models import LanguageModel, Seq2Seq
 from ostinato.nn.act import ActUnit
@@ -100,6 +103,14 @@ def all_halting_traits() -> set[str]:
         *(f"stick_breaking threshold {t}" for t in THRESHOLDS),
         *(f"stick_breaking bias {b}" for b in (None, 0.0)),
     }
+
+
+def selects(
+    config: Seq2SeqConfig | LanguageModelConfig, which: Callable[[SelectConfig], object] = lambda rule: True
+) -> bool:
+    """Whether a router chooses the tokens of some stack, whose gates weigh what rounds add even if all take part."""
+    rules = (stack.halting for stack in config.stacks().values())
+    return any(isinstance(rule, SelectConfig) and bool(which(rule)) for rule in rules)
 
 
 def never_halting(model: Seq2Seq | LanguageModel) -> Seq2Seq | LanguageModel:

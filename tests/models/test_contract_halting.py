@@ -28,7 +28,7 @@ from architectures import (
     sentences,
 )
 from contract import assert_all_equal, assert_equal, gradients, gradients_with_costs, real_logits, weights_of
-from haltings import never_halting
+from haltings import never_halting, selects
 from ostinato.config.halting import ActConfig, HaltingConfig, NoHaltingConfig, SelectConfig, StickBreakingConfig
 from ostinato.config.model import LanguageModelConfig, Seq2SeqConfig
 from ostinato.config.stack import StackConfig
@@ -46,12 +46,6 @@ LISTING = ActConfig(mix="interpolate", freeze_halted_state=False, force_remainde
 def halts(stack: StackConfig) -> bool:
     """Whether tokens of a stack can halt."""
     return stack.halting.kind != "none"
-
-
-def selects(config: Config, which: Callable[[SelectConfig], object] = lambda rule: True) -> bool:
-    """Whether a router chooses the tokens of some stack, whose gates weigh what rounds add even if all take part."""
-    rules = (stack.halting for stack in config.stacks().values())
-    return any(isinstance(rule, SelectConfig) and bool(which(rule)) for rule in rules)
 
 
 def any_halting(**options: Any) -> st.SearchStrategy[Config]:

@@ -128,7 +128,7 @@ def _cache(
             # Experts share keys and values, so that attention with experts holds as much as without.
             case AttentionConfig() as attention if planned.use.kind == "self_attention" and not planned.borrows_keys:
                 numbers[part] += buffers * 2 * rows * keys_width(attention, config.d_model) * room
-            case AttentionConfig() as attention if weights not in projected:
+            case AttentionConfig() as attention if planned.use.kind == "cross_attention" and weights not in projected:
                 numbers[part] += 2 * memory * keys_width(attention, config.d_model)
                 projected.add(weights)
             case SeparableConvConfig() as conv:

@@ -231,7 +231,11 @@ def _attention(run: TrainingPass, planned: PlannedUse, attention: AttentionConfi
     all_keys = n_keys * inner * n_sets  # of every head of queries
     is_grouped, copies_heads = attention.n_key_heads < n_heads, run.copies_heads(attention)
     reach = None if relative is None else relative.reach
-    mask = n * n_sets * (run.batch * length**2 if planned.sees_some else _mask(run, stack, reach))
+    places = n * n_sets * _mask(run, stack, reach)
+    mask = places
+    if planned.sees_some:  # of every sentence; where each of its queries sees the same keys, one row for all
+        places = n * n_sets * run.batch * length**2
+        mask = places if mask else n_sets * run.batch * length
 
     saved = width * run.tokens(stack) * d_model
     if isinstance(attention, ExpertAttentionConfig):
@@ -298,7 +302,7 @@ def _attention(run: TrainingPass, planned: PlannedUse, attention: AttentionConfi
     if isinstance(relative, AlibiConfig):
         # In a stack that hides no keys all steps with the same table save one tensor, see `shared_bytes`.
         is_own = mask or n > 1 or n_sets > 1 or run.is_mixed
-        kept["mask"] = width * n_heads * (mask or n * n_sets * length**2) if is_own else 0
+        kept["mask"] = width * n_heads * (places or n * n_sets * length**2) if is_own else 0
     elif not is_cross and (run.has_prefixes or n > 1 or n_sets > 1 or reach is not None or planned.sees_some):
         kept["mask"] = width * mask
     if (has_norm or isinstance(relative, RotaryConfig)) and n_heads > 1:
