@@ -178,8 +178,9 @@ def test_a_chain_is_its_sub_layers_one_after_the_other(data: st.DataObject) -> N
 
 @pytest.fixture
 def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Forget the library, and give it an empty cache folder."""
+    """Forget the library, and give it an empty cache folder; what is compiled into it is not optimised, to save time."""
     monkeypatch.setenv("OSTINATO_CACHE", str(tmp_path))
+    monkeypatch.setattr(build, "_OPTIONS", ("-O0", *build._OPTIONS[1:]))
     monkeypatch.delenv("OSTINATO_NATIVE", raising=False)
     build._loaded.cache_clear()
     yield tmp_path  # type: ignore[misc]

@@ -9,11 +9,12 @@ Recipes, sweeps and claims that come with the library are YAML files in folders 
 
 from __future__ import annotations
 
+import copy
 import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
-from functools import cache
+from functools import cache, lru_cache
 from importlib import resources
 from pathlib import Path
 from typing import Any, cast
@@ -24,7 +25,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel
 
 from ostinato.config.renamed import with_new_names
-from ostinato.config.schema import Settings, are_alike, child, is_open, keeps_on_change, slot_of
+from ostinato.config.schema import Settings, are_alike, child, is_open, keeps_on_change, slots_of
 from ostinato.errors import ConfigError, Problem
 from ostinato.system_errors import kind_of
 
@@ -65,19 +66,25 @@ def read_yaml(path: Path) -> Settings:
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
     try:
-        check_size(text)
-        loaded = OmegaConf.create(text)
+        data = _parsed(text)
     except yaml.MarkedYAMLError as error:
         where = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
         raise ConfigError(f"{path}{where}: is not valid YAML: {_yaml_reason(error)}") from error
     except _NOT_YAML as error:
         raise ConfigError(f"{path}: is not valid YAML: {_one_line(error)}") from error
-    except AssertionError:  # OmegaConf's word for a single number
-        loaded = OmegaConf.create([])
-    data = OmegaConf.to_container(loaded, resolve=False)
     if not isinstance(data, dict):
         raise ConfigError(f"{path}: must hold settings as 'key: value' lines")
     return cast(Settings, map_texts(data))
+
+
+@lru_cache(maxsize=256)
+def _parsed(text: str) -> Any:
+    """Return what YAML text holds. It is kept, because recipes share their bases: the caller changes a copy."""
+    check_size(text)
+    try:
+        return OmegaConf.to_container(OmegaConf.create(text), resolve=False)
+    except AssertionError:  # OmegaConf's word for a single number
+        return None
 
 
 def map_data_paths(settings: Settings, change: Callable[[str, str], str], prefix: str = "") -> Settings:
@@ -289,7 +296,7 @@ def merge(base: Settings, new: Settings, node: type[BaseModel] | None) -> Settin
         elif node is None or key not in node.model_fields:
             merged[key] = merge(old, value, None)
         else:
-            slot = slot_of(node.model_fields[key])
+            slot = slots_of(node)[key]
             before, after = child(slot, old), child(slot, value)
             kind = old.get("kind", slot.default_kind)
             if before and not are_alike(before, old, value):
@@ -314,6 +321,8 @@ def resolve_references(settings: Settings) -> Settings:
         ConfigError: a reference to nothing, or to what holds references itself, or anything else in `${...}`.
     """
     texts = dict(_texts(settings))
+    if not any("${" in text for text in texts.values()):
+        return copy.deepcopy(settings)
     holders = [key for key, text in texts.items() if _REFERENCE.search(text)]
     for key, text in texts.items():
         if "${" in _ESCAPED.sub("", _REFERENCE.sub("", text)):

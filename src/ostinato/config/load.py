@@ -31,7 +31,17 @@ from ostinato.config.files import (
 )
 from ostinato.config.recipe import Recipe
 from ostinato.config.renamed import renamed_in
-from ostinato.config.schema import PathTuple, Settings, Slot, describe, dotted, leaves, map_groups, slot_of, suggestions
+from ostinato.config.schema import (
+    PathTuple,
+    Settings,
+    Slot,
+    describe,
+    dotted,
+    leaves,
+    map_groups,
+    slots_of,
+    suggestions,
+)
 from ostinato.errors import ConfigError, Inert, Problem
 
 C = TypeVar("C", bound=Config)
@@ -149,7 +159,7 @@ def _with_kinds(group: Settings, node: type[BaseModel]) -> Settings:
     """Spell out the default kind of every group inside a group that names none."""
     filled = dict(group)
     for key, value in group.items():
-        slot = slot_of(node.model_fields[key]) if key in node.model_fields and isinstance(value, dict) else None
+        slot = slots_of(node).get(key) if isinstance(value, dict) else None
         if slot is not None and slot.is_union and slot.default_kind is not None:
             filled[key] = {"kind": slot.default_kind} | value
     return filled
@@ -276,10 +286,9 @@ def _locate(loc: tuple[int | str, ...], root: type[BaseModel]) -> tuple[PathTupl
     while rest:
         key = rest.pop(0)
         path = (*path, key)
-        info = node.model_fields.get(str(key))
-        if info is None:
+        slot = slots_of(node).get(str(key))
+        if slot is None:
             return path, None, node
-        slot = slot_of(info)
         if slot.nodes and rest and isinstance(rest[0], int):
             path = (*path, rest.pop(0))
         if slot.is_union and rest and rest[0] in slot.nodes:

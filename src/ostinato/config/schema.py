@@ -6,6 +6,7 @@ import types
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import cache
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
@@ -39,8 +40,13 @@ class Slot:
         return getattr(self.default, "kind", None)
 
 
-def slot_of(field: FieldInfo) -> Slot:
-    """Return what a field may hold."""
+@cache
+def slots_of(node: type[BaseModel]) -> dict[str, Slot]:
+    """Return what every field of a configuration may hold. It is worked out once: a recipe asks hundreds of times."""
+    return {name: _slot_of(field) for name, field in node.model_fields.items()}
+
+
+def _slot_of(field: FieldInfo) -> Slot:
     held, held_in = field.annotation, [field]
     if get_origin(held) is list:
         (held,) = get_args(held)
@@ -100,9 +106,9 @@ def map_groups(
         inner = child(slot, value) if isinstance(value, dict) else None
         return value if inner is None else map_groups(value, inner, change)
 
-    fields = node.model_fields
+    slots = slots_of(node)
     changed = change(settings, node)
-    return {key: below(value, slot_of(fields[key])) if key in fields else value for key, value in changed.items()}
+    return {key: below(value, slots[key]) if key in slots else value for key, value in changed.items()}
 
 
 def leaves(settings: Settings, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -116,8 +122,7 @@ def leaves(settings: Settings, path: str = "") -> Iterator[tuple[str, Any]]:
 
 def fields_below(node: type[BaseModel], path: PathTuple = ()) -> Iterator[PathTuple]:
     """Yield the path of every setting below a configuration; of several kinds the default's."""
-    for name, field in node.model_fields.items():
-        slot = slot_of(field)
+    for name, slot in slots_of(node).items():
         yield (*path, name)
         inner = slot.nodes.get(slot.default_kind or "") if slot.is_union else slot.nodes.get("")
         if inner is not None and get_origin(slot.annotation) is not list:

@@ -20,7 +20,7 @@ from typing import get_args, get_origin
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from ostinato.config.schema import Slot, describe, slot_of
+from ostinato.config.schema import Slot, describe, slots_of
 from ostinato.errors import ConfigError, Problem
 
 OpenKinds = Mapping[str, Mapping[str, type[BaseModel]]]
@@ -137,8 +137,8 @@ def _walk(
     for base in reversed(node.__mro__):
         if issubclass(base, BaseModel):
             texts |= _texts_of_module(base.__module__).get(base.__name__, {})
-    for name, field in node.model_fields.items():
-        key, slot = path + name, slot_of(field)
+    for name, slot in slots_of(node).items():
+        key, field = path + name, node.model_fields[name]
         value = slot.default if defaults is None else getattr(defaults, name)
         text = field.description or texts.get(name, "")
         nodes = open_kinds.get(key, slot.nodes)

@@ -16,6 +16,8 @@ from copy import deepcopy
 from datetime import UTC, datetime
 from typing import Any
 
+from pydantic import BaseModel
+
 from ostinato.config.claim import CountSource, SweepSource, TimingSource
 from ostinato.config.measures import EvaluateMeasure
 from ostinato.config.recipe import Recipe
@@ -35,6 +37,8 @@ _TIMED = (
     *("evaluation/timing.py", "experiments/timing"),
 )
 """The parts of the package that a timing measures."""
+_LATER = {"exit": None, "exit_scope": "token"}
+"""Settings of measures, at their defaults, that came when there were outcomes already."""
 _fingerprints: dict[str, list[float]] = {}
 _scores: dict[str, Scores | None] = {}
 """Of this process, by settings: claims share arms."""
@@ -140,8 +144,14 @@ def measures_hash(claim: Claim) -> str | None:
         return None
     named = named_by([*claim.config.expect, *claim.config.controls])
     sweep, compared = named_part(source_sweep(source, None), source, named)
-    content = [one.model_dump(mode="json", exclude={"arms"}) for one in (*sweep.measures, *compared)]
+    content = [_stated(one) for one in (*sweep.measures, *compared)]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _stated(measure: BaseModel) -> dict[str, Any]:
+    """Return the settings of a measure, or of a measure of several runs; of those in `_LATER` the ones that are set."""
+    settings = measure.model_dump(mode="json", exclude={"arms"})
+    return {name: value for name, value in settings.items() if _LATER.get(name, ...) != value}
 
 
 def arm_fingerprints(claim: Claim) -> dict[str, list[float]]:
