@@ -17,7 +17,9 @@ from test_twins import V, Weights, feed, rms, weights
 from torch import Tensor
 
 from ostinato.data.batch import Batch, Tokens
+from ostinato.errors import ConfigError
 from ostinato.models import Model, build_model
+from ostinato.nn.execution import Execution
 from ostinato.tasks.recipes import load_recipe
 
 Kept = list[tuple[Tensor, Tensor, Tensor]]
@@ -287,6 +289,29 @@ def test_a_lower_threshold_leaves_more_tokens_out(ids: Tensor) -> None:
     assert depths[-1] == 3
     with torch.no_grad(), model.execution(halting=False):
         torch.testing.assert_close(model(ids).logits_BTV, at_threshold(model, ids, 1.0), rtol=0, atol=1e-12)
+
+
+def test_what_a_router_that_chooses_tokens_does_not_go_with_is_refused(ids: Tensor) -> None:
+    model = model_of("mixture of recursions", "evaluation")
+    with pytest.raises(ConfigError, match="routers choose the tokens of every round"):
+        model(ids, execution=Execution(exit="change", halting_threshold=0.9))
+    for settings, reason in (
+        ("halting={kind: select, capacities: [0.5]}", "the first round takes all tokens"),
+        ("halting={kind: select, capacities: [null, null]}", "no round has a router"),
+        ("halting={kind: select, capacities: [1.0, 0.5, 0.4, 0.3]}", "more numbers than the stack has rounds, 3"),
+        ("ffn={kind: separable_conv}", "reads its neighbours"),
+    ):
+        with pytest.raises(ConfigError, match=reason):
+            load_recipe("looped/mor-toy", [f"model.decoder.{settings}"])
+
+
+def test_more_rounds_than_routers_have_the_last_one(ids: Tensor) -> None:
+    model = model_of("mixture of recursions", "evaluation")
+    before = model(ids, n_steps=5).logits_BTV
+    with torch.no_grad():
+        model.banks.halting["decoder"].weight_RD[2].mul_(-1)
+    assert float((model(ids, n_steps=5).logits_BTV - before).detach().abs().max()) > 1e-3
+    assert model.banks.halting["decoder"].weight_RD.shape == (3, 32)
 
 
 def at_threshold(model: Model, ids: Tensor, threshold: float) -> Tensor:

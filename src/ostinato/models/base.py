@@ -28,6 +28,7 @@ from ostinato.nn.execution import CRITERIA_AT_TEST, Execution, RoundsByLength
 from ostinato.nn.exits import OF_STATES
 from ostinato.nn.experts import Routed
 from ostinato.nn.layers import at_least_float32
+from ostinato.nn.select import Select
 from ostinato.nn.shapes import Bool, Float, Int, Tensor
 from ostinato.nn.stack import Stack
 from ostinato.nn.sub_layer import router_name
@@ -238,6 +239,9 @@ class TokenModel(Embeddings, ABC):
         """Return why no stack stops by an execution's criterion."""
         if not self.stacks:
             return Problem("exit", execution.exit, "this model has no rounds")
+        if all(isinstance(stack.halting, Select) for stack in self.stacks.values()):
+            reason = "routers choose the tokens of every round, and are part of what this model computes"
+            return Problem("exit", execution.exit, reason)
         if all(stack.is_causal for stack in self.stacks.values()) and execution.exit_scope == "sequence":
             reason = "a token would stop by what comes after it: this model is causal; must be token"
             return Problem("exit_scope", execution.exit_scope, reason)

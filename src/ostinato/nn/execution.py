@@ -36,7 +36,8 @@ class Execution:
         compaction: when rows of halted tokens and padding are gathered away before a round. "auto": where few enough
             take part for it to pay. "always": wherever one takes no part. "never": all are computed, and the results of
             the others thrown away (the plain twin).
-        halting: False: every token runs every round, and gates are not asked.
+        halting: False: every token runs every round, and gates are not asked, but for routers that choose tokens, which
+            weigh what rounds add.
         halting_threshold: in [0, 1], in place of every rule's own: a token halts once so much of its mass is given out
             (ACT: 1 - epsilon). 0: after round 1. None: each rule's own.
         exit: the criterion by which tokens stop (`ostinato.nn.exits`), in place of the rules of all stacks that can

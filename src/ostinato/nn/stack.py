@@ -251,7 +251,7 @@ class Stack:
         """Return what leaves a round of the loop, given what left the one before and what entered the segment."""
         alone = replace(run, captures={}, routings=[], rounds=[], request=(), halted_keys={}, keys=dict(run.keys))
         loop = replace(segment.segment, end_map=None, end_norm=None)
-        until = segment._replace(rounds=segment.rounds[: index + 1], rule=NoHalting(), segment=loop)
+        until = segment._replace(rounds=segment.rounds[: index + 1], rule=_whole(segment.rule), segment=loop)
         states_BTD, _ = self._run(until, entry_BTD, alone, signal, index, left_BTD)
         return states_BTD
 
@@ -345,7 +345,7 @@ class Stack:
         plan = self.plan if asked is None else self.plan.with_rounds(asked)
         rounds = self._own_rounds if plan is self.plan else self._rounds(plan)
         if not execution.halting:
-            rule = rule.whole() if isinstance(rule, Select) else NoHalting()
+            rule = _whole(rule)
         elif self.exits(execution):
             is_sequence = execution.exit_scope == "sequence"
             rule = Exit(cast(Criterion, execution.exit), execution.halting_threshold or 0.0, is_sequence=is_sequence)
@@ -383,6 +383,11 @@ class Stack:
         if isinstance(self.banks.ffn[use.weights], SeparableConv):
             return SeparableConvSubLayer(*given, is_causal=self.is_causal, dropout=self.dropout)
         return FeedForwardSubLayer(*given, dropout=self.dropout)
+
+
+def _whole(rule: HaltingRule) -> HaltingRule:
+    """Return the rule by which every token runs every round: routers go on weighing what rounds add."""
+    return rule.whole() if isinstance(rule, Select) else NoHalting()
 
 
 def _pays(halting: HaltingPass, execution: Execution) -> bool:
