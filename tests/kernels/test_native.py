@@ -178,7 +178,7 @@ def test_a_chain_is_its_sub_layers_one_after_the_other(data: st.DataObject) -> N
 
 @pytest.fixture
 def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Forget the library, and give it an empty cache folder; what is compiled into it is not optimised, to save time."""
+    """Forget the library, and give it an empty cache folder, into which little is optimised: that is faster."""
     monkeypatch.setenv("OSTINATO_CACHE", str(tmp_path))
     monkeypatch.setattr(build, "_OPTIONS", ("-O0", *build._OPTIONS[1:]))
     monkeypatch.delenv("OSTINATO_NATIVE", raising=False)

@@ -21,6 +21,7 @@ SMALL = {
     "learning_to_execute": ["n_train=20", "n_eval=5"],
     "listops": ["version=small", "n_train=20", "n_eval=5"],
     "logical_inference": ["origin=generated", "n_pairs=2000"],
+    "parity": ["n_train=20", "n_eval=5"],
     "passivization": ["origin=generated", "n_train=20"],
     "pcfg_set": ["origin=generated", "n_train=20"],
     "relay": ["n_train=20", "n_eval=5"],

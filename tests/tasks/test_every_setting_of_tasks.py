@@ -33,6 +33,7 @@ FEW: dict[str, Settings] = {
     "learning_to_execute": {"n_train": 20, "n_eval": 20},
     "listops": {"version": "small", "n_train": 20, "n_eval": 20},
     "logical_inference": {"n_pairs": 1000},
+    "parity": {"n_train": 20, "n_eval": 20},
     "passivization": {"n_train": 20},
     "pcfg_set": {"n_train": 20},
     "relay": {"n_train": 20, "n_eval": 20},
@@ -60,6 +61,7 @@ VALUES: dict[str, list[Any]] = {
     "family": ["control", "all"],
     "max_length": [4],
     "long_min_length": [60],
+    "long_lengths": [[50]],
     "languages": [{"train": "xx"}],
     "train_languages": [["en"]],
     "skipped_labels": [["A"]],
@@ -118,6 +120,7 @@ OF_TRAIN: dict[str, tuple[str, Any]] = {
     "cogs": ("train_file", "train_100"),
     "learning_to_execute": ("n_train", 9),
     "listops": ("n_train", 9),
+    "parity": ("n_train", 9),
     "relay": ("n_train", 9),
 }
 BENCHMARKS = sorted(kind for kind in TASKS if not TASKS[kind].config_type(kind=kind).reads_own_files)
@@ -184,7 +187,7 @@ def outcome(task: Settings, data: Settings, nowhere: Path) -> Any:
 
 
 CASES = [(kind, settings) for kind in VARIANTS for settings in VARIANTS[kind]]
-CASES += [("classification", {}), ("relay", {}), ("listops", {})]
+CASES += [("classification", {}), ("parity", {}), ("relay", {}), ("listops", {})]
 
 
 @pytest.mark.parametrize(("kind", "settings"), CASES, ids=lambda case: case if isinstance(case, str) else str(case))

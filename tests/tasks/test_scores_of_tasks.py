@@ -44,6 +44,7 @@ CASES: dict[str, list[tuple[list[tuple[str, str]], dict[str, float]]]] = {
     ],
     "listops": [([("9", "9"), ("0", "1"), ("3", "3")], {"exact_match": 2 / 3})],
     "logical_inference": [([("<", "<"), ("#", "="), ("v", "v"), ("^", "|")], {"exact_match": 1 / 2})],
+    "parity": [([("1 1 0 1", "1 1 0 1"), ("0 1", "0 0")], {"tag_accuracy": 5 / 6})],
     "passivization": [
         (
             [("the yak was seen", "the yak was seen"), ("the newt saw", "the newt was seen"), ("a b", "a c")],

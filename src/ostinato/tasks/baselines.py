@@ -68,7 +68,7 @@ def trivial_scores(
     """
     rows = list(take_evenly(task.examples(split), max_examples))
     names = task.metrics if metrics is None else metrics
-    answers = {"tagging": _tags, "span_extraction": _spans, "lambada": _words}.get(task.name, _targets)
+    answers = {"tagging": _tags, "parity": _tags, "span_extraction": _spans, "lambada": _words}.get(task.name, _targets)
     scores: Scores = {}
     for baseline, outputs in answers(task.examples(task.splits()[0]), rows).items():
         accumulators = [make_metric(name) for name in names]

@@ -34,6 +34,7 @@ _CLASSES = {
     "listops": "ListOpsTask",
     "logical_inference": "LogicalInferenceTask",
     "mcwq": "McwqTask",
+    "parity": "ParityTask",
     "passivization": "PassivizationTask",
     "pcfg_set": "PcfgSetTask",
     "relay": "RelayTask",
