@@ -380,10 +380,9 @@ def reads_expected_states(planned: PlannedUse) -> bool:
 
 
 def reads_what_enters_the_step(planned: PlannedUse) -> bool:
-    """Return True for a use with a norm of the states that enter its step, as other uses of the step may have."""
-    if planned.stack_config.norm.placement != "parallel" or planned.use.before is None:
-        return False
-    return not (isinstance(planned.sub, SeparableConvConfig) and reads_expected_states(planned))
+    """Return True for a use that saves the states that enter its step, as other uses of the step do: for a norm, or,
+    under stick-breaking, for the expected states that a convolution reads."""
+    return planned.stack_config.norm.placement == "parallel" and planned.use.before is not None
 
 
 def saves_its_states(run: TrainingPass, planned: PlannedUse | None) -> bool:
