@@ -48,6 +48,10 @@ class Execution:
             share all weights only). By length: in place of the stack's halting rule, too.
         gradient_rounds: of every loop the last rounds that the gradient goes through (truncated back-propagation).
             None: all.
+        cached_rounds: in cached decoding, of how many rounds of a loop keys and values are kept: round r writes where
+            round r mod that many does, so that a token sees of the tokens of earlier steps what the last of those
+            rounds left. 1: all rounds read the last one's (Ouro, at decoding). An approximation, unless it is as many
+            as the loop has; the tokens of one step, such as a prompt, see each other as in a whole pass. None: all.
         expert_backend: how rows are multiplied by their experts' weights (`ostinato.kernels`); "auto": chosen by trial.
         dropout_draws: where the random numbers of dropout come from; "torch": torch's own dropout.
         recompute: in training keep only the states between steps, and run each step again in the backward pass.
@@ -63,6 +67,7 @@ class Execution:
     exit_scope: ExitScope = "token"
     rounds: Mapping[str, int | RoundsByLength] = field(default_factory=dict)
     gradient_rounds: int | None = None
+    cached_rounds: int | None = None
     expert_backend: BackendChoice = "auto"
     dropout_draws: Draws = "auto"
     recompute: bool = False
@@ -86,8 +91,9 @@ class Execution:
         if self.exit is None and self.exit_scope == "sequence":
             reason = f"needs an exit: the criterion that decides, one of {', '.join(CRITERIA_AT_TEST)}"
             problems.append(Problem("exit_scope", self.exit_scope, reason))
-        if self.gradient_rounds is not None and self.gradient_rounds < 1:
-            problems.append(Problem("gradient_rounds", self.gradient_rounds, "must be at least 1"))
+        for name in ("gradient_rounds", "cached_rounds"):
+            if (n := getattr(self, name)) is not None and n < 1:
+                problems.append(Problem(name, n, "must be at least 1"))
         if self.halting_threshold is not None and not 0.0 <= self.halting_threshold <= 1.0:
             problems.append(Problem("halting_threshold", self.halting_threshold, "must lie in [0, 1]"))
         if problems:

@@ -32,6 +32,7 @@ class SelfAttention(SubLayer):
     Args:
         looks_back_only: no token of the stack ever sees a later one.
         sees_some: in some rounds it sees only the tokens that take part in them.
+        rounds: the numbers that this step has in all rounds of its loop up to its own; None: its own only.
         Others: see `SubLayer`.
     """
 
@@ -44,11 +45,13 @@ class SelfAttention(SubLayer):
         *,
         looks_back_only: bool,
         sees_some: bool = False,
+        rounds: Sequence[int] | None = None,
         **named: Any,
     ) -> None:
         super().__init__(stack, step, use, banks, **named)
         self.looks_back_only, self.sees_some = looks_back_only, sees_some
         self.keys_from, self.makes_keys = step.keys, step.makes_keys
+        self.rounds = rounds or (step.index,)
         self.keys_of: KeysOf = step.segment, self.use.weights, self.use.before
 
     @property
@@ -156,10 +159,15 @@ class SelfAttention(SubLayer):
             rotated = self._entering(attention, k, attention.k_norm, run.positions)
         if run.cache is None:
             return rotated, v
-        if self.step not in run.cache.self_kv:
-            run.cache.self_kv[self.step] = KeyValues()
+        n_kept, round_index = run.execution.cached_rounds, len(self.rounds) - 1
+        slot = self.rounds[round_index if n_kept is None else round_index % n_kept]
+        if slot not in run.cache.self_kv:
+            run.cache.self_kv[slot] = KeyValues()
+        cached = run.cache.self_kv[slot]
+        if n_kept is not None:
+            cached.length = run.cache.length  # an earlier round of this pass may have been here
         new_2BHTK = kv_2BHTK if rotated is k else torch.stack([rotated, v])
-        k, v = run.cache.self_kv[self.step].append(new_2BHTK).unbind(0)
+        k, v = cached.append(new_2BHTK).unbind(0)
         return k, v
 
     def _entering(self, attention: Any, x_BHTK: Tensor, norm: nn.Module | None, positions_BT: Tensor) -> Tensor:

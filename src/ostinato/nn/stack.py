@@ -371,11 +371,14 @@ class Stack:
     def _sub_layer(self, step: Step, use: Use) -> SubLayer:
         given = (self.plan.stack, step, use, self.banks)
         if use.kind == "self_attention":
+            first = sum(not one.round for one in self.plan.segments[step.segment].steps)
+            rounds = range(step.index - step.round * first, step.index + 1, first)
             # A distance has one meaning, whether its key is in a prefix or not, and in decoding as in training.
             return SelfAttention(
                 *given,
                 looks_back_only=self.is_causal and not self.has_prefix,
                 sees_some=isinstance(self.halting, Select),
+                rounds=rounds if self.plan.is_fully_shared else None,
                 dropout=self.dropout,
             )
         if use.kind == "cross_attention":
