@@ -45,8 +45,8 @@ def logits_of_steps(model: Model, batch: Batch, n_beams: int, keep: list[int], p
     for step in range(10):  # more than two blocks of positions
         ids_B1 = torch.randint(2, 5, (n_sentences * n_beams, 1), generator=make)
         keep_B1 = torch.rand(ids_B1.shape, generator=make) < 0.5 if pads and step == 2 else None
-        made_B1V = model.step(ids_B1, cache, keep_B1)
-        logits.append(made_B1V if keep_B1 is None else made_B1V.masked_fill(~keep_B1[..., None], 0.0))
+        made_BV = model.step(ids_B1, cache, keep_B1)
+        logits.append(made_BV if keep_B1 is None else made_BV.masked_fill(~keep_B1, 0.0))
         moves_BG = torch.randint(n_beams, (n_sentences, n_beams), generator=make)
         cache.reorder((torch.arange(n_sentences)[:, None] * n_beams + moves_BG).flatten())
         if step == 3 and keep:
