@@ -21,14 +21,16 @@ from ostinato.config.experts import (
     RoutedConfig,
     SparseLayerConfig,
 )
-from ostinato.config.halting import HaltingConfig
+from ostinato.config.halting import HaltingConfig, NoHaltingConfig
 from ostinato.config.loops import (
+    INPUT,
     AddInjectionConfig,
     DecayInjectionConfig,
     InjectionConfig,
     InputStateConfig,
     LearnedStateConfig,
     LinearInjectionConfig,
+    LoopStateConfig,
     NoInjectionConfig,
     NoiseStateConfig,
     SegmentConfig,
@@ -223,8 +225,8 @@ class _Stacks:
         n_steps, segments = n_rounds * steps_per_round, list[SegmentConfig]()
         if not draw(st.integers(0, 3)):
             before, looped, after = draw(st.integers(0, 1)), draw(st.integers(1, 2)), draw(st.integers(0, 1))
-            n_steps, steps_per_round = before + looped + after, 1
             segments = draw(_segments(before, looped, after))
+            n_steps, steps_per_round = sum(segment.n_steps for segment in segments), 1
         # Rounds that run the same sets have the same positions at each of their steps.
         most = steps_per_round if self._fully_shared and not segments else n_steps
         relative: RelativeConfig = shared.get("relative") or draw(_relatives(most))
@@ -238,17 +240,22 @@ class _Stacks:
         n_rounds = next((s.repeats for s in segments if s.repeats), n_steps // steps_per_round)
         can_select = not isinstance(ffn, SeparableConvConfig)
         rules = haltings(is_causal=name != "encoder", n_rounds=n_rounds, can_select=can_select)
+        signal = draw(_signals())
+        halting = draw(rules if self._halting is None else self._halting)
+        if any(segment.states for segment in segments):
+            halting = halting if halting.kind == "length" else NoHaltingConfig()
+            signal = NoSignalConfig() if signal.kind == "coordinates" else signal
         settings: dict[str, Any] = {
             "n_steps": n_steps,
             "steps_per_round": steps_per_round,
             "segments": segments,
             "norm": norm,
-            "positions": draw(_signals()),
+            "positions": signal,
             "relative": relative,
             "self_attention": self._sub("self_attention", n_steps, steps_per_round, shared, relative),
             "ffn": ffn,
             "sparse_layer": None if self._fully_shared else draw(_sparse_layers(n_steps)),
-            "halting": draw(rules if self._halting is None else self._halting),
+            "halting": halting,
         }
         if name == "decoder_of_pair":
             cross = self._sub("cross_attention", n_steps, steps_per_round, {}, relative)
@@ -316,11 +323,31 @@ def _segments(draw: st.DrawFn, before: int, looped: int, after: int) -> list[Seg
     """Draw a prelude and a coda of so many steps, and a core that is repeated."""
     ends = st.fixed_dictionaries({"end_map": st.booleans(), "end_norm": st.sampled_from(["none", "own", "final"])})
     inject, state = draw(st.sampled_from(INJECTIONS)), draw(st.sampled_from(STATES))
-    core: dict[str, Any] = {"n_steps": looped, "repeats": draw(st.integers(1, 3)), "inject": inject}
+    core: dict[str, Any] = {"n_steps": looped, "repeats": draw(st.integers(1, 3))}
     core |= {"keys": draw(st.sampled_from(["own", "own", "first", "all"]))}
-    core |= {"state": InputStateConfig() if inject.kind == "none" else state, "round_norm": draw(st.booleans())}
+    if draw(st.integers(0, 2)):
+        core |= {"state": InputStateConfig() if inject.kind == "none" else state, "round_norm": draw(st.booleans())}
+        core |= {"inject": inject}
+    else:
+        states = draw(_states())
+        core |= {"n_steps": sum(one.n_steps for one in states), "states": states}
     once = [SegmentConfig(**draw(ends)) for _ in range(before + after)]
     return [*once[:before], SegmentConfig(**core, **draw(ends)), *once[before:]]
+
+
+@st.composite
+def _states(draw: st.DrawFn) -> list[LoopStateConfig]:
+    """Draw two or three states of a loop, of which one reads what entered it."""
+    names = ["low", "high", "other"][: draw(st.integers(2, 3))]
+    drawn = []
+    for name in names:
+        others = [*(other for other in names if other != name), INPUT]
+        adds = draw(st.lists(st.sampled_from(others), min_size=1, unique=True))
+        sizes = {"n_steps": draw(st.integers(1, 2)), "repeats": draw(st.integers(1, 2))}
+        # The last one starts from the input, so that something reads it.
+        start = InputStateConfig() if name == names[-1] else draw(st.sampled_from(STATES))
+        drawn.append(LoopStateConfig(name=name, state=start, adds=adds, norm=draw(st.booleans()), **sizes))
+    return drawn
 
 
 INJECTIONS: list[InjectionConfig] = [
@@ -492,6 +519,9 @@ def traits(config: Seq2SeqConfig | LanguageModelConfig) -> set[str]:
             found |= {f"segments {name}", f"end_norm {segment.end_norm}", f"end_map {segment.end_map}"}
             found |= {f"inject {segment.inject.kind}", f"state {segment.state.kind}"}
             found |= {f"round_norm {segment.round_norm}", f"keys {segment.keys}"}
+            for one in segment.states:
+                found |= {f"one of {len(segment.states)} states", f"norm of a state {one.norm}"}
+                found |= {f"state adds {'input' if other == INPUT else 'another'}" for other in one.adds}
         found |= halting_traits(name, stack)
         for one in stack.relatives():
             found.add(f"reach {one.reach is not None}")
@@ -586,6 +616,9 @@ def all_traits() -> set[str]:
         *(f"{name} {s}" for name in ("round_norm", "end_map") for s in (True, False)),
         *(f"keys {k}" for k in ("own", "first", "all")),
         *(f"end_norm {n}" for n in ("none", "own", "final")),
+        *(f"one of {n} states" for n in (2, 3)),
+        *(f"norm of a state {s}" for s in (True, False)),
+        *(f"state adds {s}" for s in ("input", "another")),
         *(f"share {kind} {scheme}" for kind in kinds for scheme in schemes),
         *(f"share_norm {s}" for s in (True, False)),
         *(f"bias {kind} {b}" for kind in kinds for b in (True, False)),

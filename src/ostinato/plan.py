@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import count, groupby
+from itertools import count, groupby, islice
 from typing import Literal, get_args
 
 from ostinato.errors import ConfigError, Problem
@@ -41,6 +41,9 @@ PLACES: dict[Placement, tuple[str, ...]] = {
     "parallel": ("before",),
 }
 """Where every placement has norms: before f, of the output of f, after the sum. The first one has the plain name."""
+
+_Group = list[tuple["Use", ...]]
+"""The uses of one step that is laid out, and those of a step that was put behind it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,18 +96,37 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
+class Phase:
+    """A part of every round of a loop with several states: some of its steps, which change one of the states.
+
+        z_s = norm(steps(z_s + the sum of what it adds))
+
+    Args:
+        n_steps: of the round's steps, those that come next. state: s, 0-based.
+        adds: other states; the number of states stands for what entered the segment. norm: its name; None: none.
+    """
+
+    n_steps: int
+    state: int
+    adds: tuple[int, ...]
+    norm: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Segment:
     """Steps of a stack that run together: once, or round after round.
 
         h = start(e);   every round: h = round_norm(steps(inject(h, e)));   after the last: end_norm(end_map(h))
 
     with e the states that enter the segment. Each of them is a name in its bank; None: it leaves states as they are.
+    With phases h is several states side by side; the one that the last phase changes leaves the segment.
 
     Args:
         steps: of all rounds. is_loop: its rounds are what the step signal and halting tick in, and what may be another
             number at call time. A stack has one such segment.
         keys: whose keys and values a round reads: its own, those of the first round, or those of all rounds up to it.
         start, inject, end_map: see `ostinato.nn.loops`. round_norm, end_norm: norms.
+        phases: of every round; empty: one state, which all steps of a round change.
     """
 
     steps: tuple[Step, ...]
@@ -115,11 +137,18 @@ class Segment:
     round_norm: str | None = None
     end_map: str | None = None
     end_norm: str | None = None
+    phases: tuple[Phase, ...] = ()
 
     @property
     def norms(self) -> tuple[str, ...]:
         """The norms it has beside those of its sub-layers."""
-        return tuple(name for name in (self.round_norm, self.end_norm) if name is not None)
+        names = (*(phase.norm for phase in self.phases), self.round_norm, self.end_norm)
+        return tuple(dict.fromkeys(name for name in names if name is not None))
+
+    @property
+    def n_states(self) -> int:
+        """States that its rounds change."""
+        return len({phase.state for phase in self.phases}) or 1
 
     @property
     def n_rounds(self) -> int:
@@ -155,12 +184,24 @@ class SubLayerPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class PhasePlan:
+    """How many steps change a state, how often in a round, which states are added before (see `Phase`), and whether
+    there is a norm behind them."""
+
+    n_steps: int
+    repeats: int
+    adds: tuple[int, ...]
+    has_norm: bool
+
+
+@dataclass(frozen=True, slots=True)
 class SegmentPlan:
     """How many of a stack's steps a segment has, and what it has beside them, see `Segment`.
 
     Args:
         repeats: how often its steps run; None: once, and no token halts there.
         end_norm: "own": a norm of the segment's. "final": the stack's final norm, at this place, too.
+        states: what changes each of them, where it has several.
     """
 
     n_steps: int
@@ -171,6 +212,7 @@ class SegmentPlan:
     has_round_norm: bool = False
     has_end_map: bool = False
     end_norm: Literal["none", "own", "final"] = "none"
+    states: tuple[PhasePlan, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,7 +328,7 @@ def build_plan(
         extra: a use that runs alone after step number `after` (1-based), in its round.
         has_first_norm: False: the first sub-layer has no norm of what it reads.
     """
-    laid: list[list[tuple[Use, ...]]] = []
+    laid: list[_Group] = []
     for index in range(n_steps):
         uses = []
         for sub in sub_layers:
@@ -310,6 +352,7 @@ def build_plan(
     parts, start = [], 0
     for number, own in enumerate(segments):
         name, groups = f"{stack}_{number}", laid[start : start + own.n_steps]
+        phases, groups = _phases(name, own.states, groups) if own.states else ((), groups)
         rounds = range(own.repeats or 1)
         parts.append(
             Segment(
@@ -321,10 +364,23 @@ def build_plan(
                 round_norm=f"round_{name}" if own.has_round_norm else None,
                 end_map=name if own.has_end_map else None,
                 end_norm={"none": None, "own": f"end_{name}", "final": f"final_{stack}"}[own.end_norm],
+                phases=phases,
             )
         )
         start += own.n_steps
     return _numbered(stack, parts)
+
+
+def _phases(name: str, states: Sequence[PhasePlan], groups: Sequence[_Group]) -> tuple[tuple[Phase, ...], list[_Group]]:
+    """Return the phases of a round, and the groups of uses of all of them in the order they run."""
+    phases, repeated, rest = list[Phase](), list[_Group](), iter(groups)
+    for state, own in enumerate(states):
+        groups_of_state = list(islice(rest, own.n_steps))
+        norm = f"state_{name}_{state}" if own.has_norm else None
+        n_steps = sum(len(group) for group in groups_of_state)
+        phases += [Phase(n_steps, state, own.adds, norm)] * own.repeats
+        repeated += groups_of_state * own.repeats
+    return tuple(phases), repeated
 
 
 def _table(sub: SubLayerPlan, stack: str, weights: str, step: int) -> str | None:

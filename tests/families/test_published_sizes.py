@@ -95,18 +95,27 @@ COTFORMER = 50_257 * 768 + 24 * layer(768, 3072) + 2 * 768
 MOR_LAYER = grouped(960, 15, 5, 64) + feed_forward(960, 2560, bias=False, gated=True)
 SMOLLM = 49_152 * 960 + rms_layers(960, 32, MOR_LAYER)
 MOR = SMOLLM - 20 * (MOR_LAYER + 2 * 960) + 3 * 960
+HRM_TEXT_LAYER = 5 * 1536**2 + 3 * 1536 * 4096
+HRM_TEXT = 2 * 65_536 * 1536 + 32 * HRM_TEXT_LAYER + 1536
+HRM_LAYER = 4 * 512**2 + 3 * 512 * 1536
+# Of Sudoku: 11 symbols read and written, the map that writes them with a bias, and two states that stay as drawn.
+OF_PUZZLES = 2 * 11 * 512 + 11 + 2 * 512
 LOOPED = {
     "looped/ouro-1.4b": (OURO, 1_434_652_673),
     "looped/huginn-3.5b": (HUGINN, 3_564_976_800),
     "looped/cotformer": (COTFORMER, 208_707_840),
     "looped/mor-360m": (MOR, 165_177_600),
+    "looped/hrm-text-1b": (HRM_TEXT, 1_182_795_264),
+    "looped/trm-7m": (2 * HRM_LAYER + OF_PUZZLES, 6_828_043),
+    "looped/hrm-27m": (8 * HRM_LAYER + OF_PUZZLES, 27_275_275),
 }
 
 
 @pytest.mark.parametrize("name", LOOPED)
 def test_a_looped_recipe_has_the_parameters_of_the_equations(name: str) -> None:
     by_equations, known = LOOPED[name]
-    config = load_recipe(name).model
+    of_puzzles = ["model.vocab_size=11", "model.n_labels=11"] if name in ("looped/trm-7m", "looped/hrm-27m") else []
+    config = load_recipe(name, of_puzzles).model
     assert count_parameters(config).stored == by_equations == known
     with torch.device("meta"):
         assert sum(p.numel() for p in build_model(config).parameters()) == known

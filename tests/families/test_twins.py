@@ -45,16 +45,17 @@ def attend(
     n_heads: int,
     n_keys: int,
     change: Callable[[Tensor], Tensor] = lambda x: x,
+    stack: str = "decoder",
     earlier: list[tuple[Tensor, Tensor]] | None = None,
 ) -> Tensor:
-    """Causal attention.
+    """Attention, of decoders causal.
 
     Args:
         change: what is done to queries and keys. earlier: keys and values of earlier rounds, which it sees, too, and
             adds its own to.
     """
     B, T, _ = x.shape
-    name = f"banks.self_attention.decoder_{i}"
+    name = f"banks.self_attention.{stack}_{i}"
     out = w[f"{name}.out.weight"]
     K = out.shape[1] // n_heads
     qkv = x @ w[f"{name}.qkv.weight"].T
@@ -69,13 +70,18 @@ def attend(
         earlier.append((k, v))
         k, v = (torch.cat(sets, 2) for sets in zip(*earlier, strict=True))
         later = later.repeat(1, len(earlier))
-    scores = (q @ k.transpose(-1, -2) / math.sqrt(K)).masked_fill(later, -math.inf)
-    read = (scores.softmax(-1) @ v).transpose(1, 2).reshape(B, T, -1) @ out.T
+    scores = q @ k.transpose(-1, -2) / math.sqrt(K)
+    if stack == "decoder":
+        scores = scores.masked_fill(later, -math.inf)
+    read = (scores.softmax(-1) @ v).transpose(1, 2).reshape(B, T, -1)
+    if f"{name}.output_gate.weight" in w:
+        read = read * torch.sigmoid(x @ w[f"{name}.output_gate.weight"].T)
+    read = read @ out.T
     return read + w[f"{name}.out.bias"] if f"{name}.out.bias" in w else read
 
 
-def feed(x: Tensor, w: Weights, i: int, kind: str) -> Tensor:
-    up, down = w[f"banks.ffn.decoder_{i}.up.weight"], w[f"banks.ffn.decoder_{i}.down.weight"]
+def feed(x: Tensor, w: Weights, i: int, kind: str, stack: str = "decoder") -> Tensor:
+    up, down = w[f"banks.ffn.{stack}_{i}.up.weight"], w[f"banks.ffn.{stack}_{i}.down.weight"]
     if kind == "swiglu":
         gate, linear = (x @ up.T).chunk(2, -1)
         return (gate * torch.sigmoid(gate) * linear) @ down.T
@@ -179,7 +185,7 @@ def cotformer(w: Weights, ids: Tensor, rounds: int) -> Tensor:
 
     def layer(x: Tensor, i: int, earlier: list[tuple[Tensor, Tensor]]) -> Tensor:
         turn = lambda y: turned(y, 10_000.0, pairs=False)  # noqa: E731
-        x = x + attend(norm(x, f"self_attention_decoder_{i}"), w, i, 4, 4, turn, earlier)
+        x = x + attend(norm(x, f"self_attention_decoder_{i}"), w, i, 4, 4, turn, earlier=earlier)
         return x + feed(norm(x, f"ffn_decoder_{i}"), w, i, "gelu")
 
     h = layer(F.embedding(ids, w["target_weight"]), 0, [])
@@ -190,6 +196,43 @@ def cotformer(w: Weights, ids: Tensor, rounds: int) -> Tensor:
     return norm(layer(h, 3, []), "final_decoder") @ w["target_weight"].T
 
 
+def hrm_text(w: Weights, ids: Tensor, rounds: int) -> Tensor:
+    """z_H = 50 E: three times z_L = F(z_L + z_H), then z_H = G(z_H + z_L), a norm behind each; section 2.14."""
+
+    def stack(x: Tensor, layers: tuple[int, ...]) -> Tensor:
+        turn = lambda y: turned(y, 10_000.0, pairs=False)  # noqa: E731
+        for i in layers:
+            x = x + attend(rms(x, None, 1e-6), w, i, 4, 4, turn)
+            x = x + feed(rms(x, None, 1e-6), w, i, "swiglu")
+        return rms(x, None, 1e-6)
+
+    high = 50 * F.embedding(ids, w["target_weight"])
+    low = w["banks.start.decoder_0.0.vector_D"].expand_as(high)
+    for _ in range(rounds):
+        for _ in range(3):
+            low = stack(low + high, (0, 1))
+        high = stack(high + low, (2, 3))
+    return high @ w["output_weight"].T
+
+
+def hrm(w: Weights, ids: Tensor, rounds: int) -> Tensor:
+    """Twice z_L = F(z_L + z_H + x), then z_H = G(z_H + z_L), one layer each, norms behind the sums; section 2.12."""
+
+    def layer(x: Tensor, i: int) -> Tensor:
+        turn = lambda y: turned(y, 10_000.0, pairs=False)  # noqa: E731
+        x = rms(x + attend(x, w, i, 2, 2, turn, "encoder"), None, 1e-5)
+        return rms(x + feed(x, w, i, "swiglu", "encoder"), None, 1e-5)
+
+    x = math.sqrt(32) * F.embedding(ids, w["target_weight"])
+    low, high = (w[f"banks.start.encoder_0.{i}.vector_D"].expand_as(x) for i in (0, 1))
+    for _ in range(rounds):
+        for _ in range(2):
+            low = layer(low + high + x, 0)
+        high = layer(high + low, 1)
+    return high @ w["head.weight"].T + w["head.bias"]
+
+
+ZEROS = "state: {kind: zeros}"
 TWINS: dict[str, tuple[str, str, Callable[[Weights, Tensor, int], Tensor]]] = {
     # family: recipe, its segments with a state of zeros in place of noise, twin
     "parcae": (
@@ -206,6 +249,8 @@ TWINS: dict[str, tuple[str, str, Callable[[Weights, Tensor, int], Tensor]]] = {
     "iso-depth": ("looped/iso-depth-toy", "", iso_depth),
     "length generalisation": ("looped/length-toy", "", length),
     "cotformer": ("looped/cotformer-toy", "", cotformer),
+    "hrm-text, more rounds": ("looped/hrm-text-toy", "", hrm_text),
+    "hrm": ("looped/hrm-toy", "", hrm),
 }
 
 
@@ -218,6 +263,7 @@ def named(
     record_property("family", f"{request.param} (twin of the specification)")
     record_property("check", request.node.get_closest_marker("check").args[0])
     settings = [f"model.decoder.segments={segments}"] if segments else []
+    settings += [f"model.n_labels={V}"] if recipe == "looped/hrm-toy" else []
     model = build_model(load_recipe(recipe, ["model.dropout=0.0", f"model.vocab_size={V}", *settings]).model)
     torch.manual_seed(0)
     with torch.no_grad():
@@ -264,6 +310,8 @@ def test_all_gradients_are_those_of_the_equations(named: Any, ids: Tensor, round
 @pytest.mark.parametrize("rounds", [1, 4])
 def test_cached_steps_are_the_equations_of_everything_so_far(named: Any, ids: Tensor, rounds: int) -> None:
     model, twin = named
+    if not model.config.generates:
+        pytest.skip("writes nothing")
     keep = torch.ones_like(ids, dtype=torch.bool)
     with torch.no_grad():
         cache = model.encode(Batch(Tokens(ids, keep), ids, keep), n_steps=rounds)
@@ -282,7 +330,8 @@ def test_padding_and_the_rest_of_the_batch_change_nothing(named: Any, ids: Tenso
     padded = torch.where(keep, ids, 0)
     with torch.no_grad():
         logits = model(Batch(Tokens(padded, keep, positions), padded, keep)).logits_BTV
+        (planned,) = model.n_rounds().values()
         for row, n in enumerate(lengths):
-            alone = twin(weights(model), ids[row : row + 1][keep[row][None]][None], model.n_rounds()["decoder"])
+            alone = twin(weights(model), ids[row : row + 1][keep[row][None]][None], planned)
             torch.testing.assert_close(logits[row][keep[row]], alone[0], rtol=0, atol=1e-10)
             assert alone.shape[1] == n

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch.nn import Module
 
 from architectures import Sentence
 from ostinato.config.experts import ExpertAttentionConfig, ExpertFeedForwardConfig, RoutedConfig, SparseLayerConfig
+from ostinato.config.loops import INPUT
 from ostinato.config.norm import NormalisationConfig
 from ostinato.config.positions import (
     AlibiConfig,
@@ -31,8 +33,8 @@ from ostinato.config.positions import (
 from ostinato.config.stack import StackConfig
 from ostinato.config.sub_layers import AttentionConfig, DenseFeedForwardConfig, SeparableConvConfig
 from ostinato.models import LanguageModel, Seq2Seq
-from ostinato.nn.loops import DecayInjection, LearnedState, LinearInjection, ZeroState
-from ostinato.plan import Segment, Step, Use
+from ostinato.nn.loops import DecayInjection, InputState, LearnedState, LinearInjection, ZeroState
+from ostinato.plan import Plan, Segment, Step, Use
 from reference.equations import (
     ACTIVATIONS,
     alibi_slope,
@@ -146,6 +148,10 @@ class _Twin:
             states = [read_affine(banks.embedding[self._name])(x) for x in states]  # type: ignore[arg-type]
         loop = next(i for i, segment in enumerate(plan.segments) if segment.is_loop)
         states = self._once(plan.segments[:loop], states, memory)
+        if plan.loop.phases:
+            everyone = Whole(len(states))
+            states = self._several_states(plan, states, memory, everyone)
+            return self._finish(plan.segments[loop + 1 :], states, memory), everyone
         entry, states = states, self._start(plan.segments[loop], states)
         halting = start(self._config.halting, lambda: self._model.banks.halting[self._name], states, plan.n_rounds)
         for r in range(1, plan.n_rounds + 1):
@@ -166,10 +172,42 @@ class _Twin:
             states = [self._norm(name, x) if halting.runs[t] else x for t, x in enumerate(states)]
             halting.finish(r, states)
         states = self._end(plan.segments[loop], halting.output(states))
-        states = self._once(plan.segments[loop + 1 :], states, memory)
+        return self._finish(plan.segments[loop + 1 :], states, memory), halting
+
+    def _finish(self, segments: Sequence[Segment], states: States, memory: States | None) -> States:
+        """What follows the loop, and the final norm."""
+        states = self._once(segments, states, memory)
         if self._config.norm.has_final:
             states = [self._norm(f"final_{self._name}", x) for x in states]
-        return states, halting
+        return states
+
+    def _several_states(self, plan: Plan, entry: States, memory: States | None, everyone: Whole) -> States:
+        """Follow the settings of a loop of several states, by name; no token stops."""
+        number = plan.segments.index(plan.loop)
+        settings, starts = self._config.segments[number].states, self._model.banks.start[f"{self._name}_{number}"]
+        named = {one.name: self._begin(starts[i], entry) for i, one in enumerate(settings)}  # type: ignore[index]
+        for r in range(1, plan.n_rounds + 1):
+            everyone.begin(r, entry)
+            steps = iter(step for step in plan.loop.steps if step.round == r - 1)
+            for i, one in enumerate(settings):
+                for _ in range(one.repeats):
+                    read = [entry if other == INPUT else named[other] for other in one.adds]
+                    states = [sum(others, own) for own, *others in zip(named[one.name], *read, strict=True)]
+                    for step in islice(steps, self._n_steps_of(number, i)):
+                        states = self._step(step, states, memory, everyone)
+                    norm = f"state_{self._name}_{number}_{i}" if one.norm else None
+                    named[one.name] = [self._norm(norm, x) for x in states]
+            assert next(steps, None) is None
+        return self._end(plan.loop, named[settings[-1].name])
+
+    def _n_steps_of(self, number: int, state: int) -> int:
+        """Steps that change a state once, with a sparse layer that stands behind one of them."""
+        segments, sparse = self._config.segments, self._config.sparse_layer
+        before = sum(one.n_steps for one in segments[:number])
+        states = segments[number].states
+        first = before + sum(one.n_steps for one in states[:state])
+        n = states[state].n_steps
+        return n + (sparse is not None and first < sparse.after <= first + n)
 
     def _once(self, segments: Sequence[Segment], states: States, memory: States | None) -> States:
         """Apply the steps of segments in which no token halts."""
@@ -197,7 +235,11 @@ class _Twin:
         """What the first round starts from; noise is a function of the position."""
         if segment.start is None:
             return states
-        module = self._model.banks.start[segment.start]
+        return self._begin(self._model.banks.start[segment.start], states)
+
+    def _begin(self, module: Module, states: States) -> States:
+        if isinstance(module, InputState):
+            return states
         if isinstance(module, ZeroState):
             return [torch.zeros_like(x) for x in states]
         if isinstance(module, LearnedState):

@@ -30,7 +30,9 @@ from ostinato.errors import ConfigError, Inert
 from ostinato.models import LanguageModel
 from ostinato.models.losses import label_smoothed_loss, loss_of_rounds
 from ostinato.training import Reporter, train
+from ostinato.training.checks import check_training
 from ostinato.training.optim import build_optimizer
+from ostinato.training.processes import Processes
 from ostinato.training.rounds import draw_round_of_loss, draw_rounds
 from ostinato.training.update import Updater
 
@@ -107,6 +109,49 @@ def test_an_update_runs_what_was_drawn_and_the_model_its_plan_afterwards(tmp_pat
     for name, grad in gradients(updater.model).items():
         torch.testing.assert_close(drawn[name], grad / total, rtol=1e-4, atol=1e-6)
     assert updater.model.n_rounds() == {"decoder": 3}
+
+
+def test_draws_by_sentence_are_those_of_its_place_in_the_update() -> None:
+    config = PoissonRoundsConfig(rate=8.0, per="sentence")
+    drawn = draw_rounds(config, 1, 7, 4000)
+    assert isinstance(drawn, tuple)
+    assert draw_rounds(config, 1, 7, 100) == drawn[:100]
+    assert draw_rounds(config, 1, 8, 100) != drawn[:100] != draw_rounds(config, 2, 7, 100)
+    found = torch.tensor(drawn, dtype=torch.float64)
+    assert abs(float(found.mean()) - 8.0 - math.exp(-8.0)) < 4 * float(found.std()) / 4000**0.5
+    assert drawn[0] == draw_rounds(PoissonRoundsConfig(rate=8.0), 1, 7)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_an_update_runs_every_sentence_for_its_own_rounds_whatever_process_has_it(
+    tmp_path: Path, world_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Processes one after the other: what they add up to is what single sentences do."""
+    recipe, batches = looped(tmp_path), two_batches()
+    config = UniformRoundsConfig(least=1, most=6, per="sentence", gradient_rounds=2)
+    drawn = draw_rounds(config, 1, 3, 5)
+    assert isinstance(drawn, tuple)
+    assert len(set(drawn)) > 2
+    found: dict[str, torch.Tensor] = {}
+    # Gradients are summed here, not by messages.
+    monkeypatch.setattr("ostinato.training.update.all_reduce_gradients", lambda parameters, numbers_V: numbers_V)
+    monkeypatch.setattr(Processes, "with_all_reduced", lambda self, compute: compute(lambda x: x))
+    for rank in range(world_size):
+        updater = updater_of(recipe, rounds=config)
+        updater.processes = Processes(rank, world_size)
+        updater.accumulate(batches, 3)
+        for name, gradient in gradients(updater.model).items():
+            found[name] = found.get(name, torch.zeros(())) + gradient
+    updater = updater_of(recipe)
+    rows = [(batch, row) for batch in batches for row in range(batch.n_sentences)]
+    for (batch, row), n in zip(rows, drawn, strict=True):
+        alone = batch.rows(slice(row, row + 1))
+        with updater.model.execution(rounds={"decoder": n}, gradient_rounds=2):
+            (updater.model.loss(alone, label_smoothing=0.1) * alone.n_labels).backward()
+    total = sum(batch.n_labels for batch in batches)
+    assert updater.config.label_smoothing == 0.1
+    for name, gradient in gradients(updater.model).items():
+        torch.testing.assert_close(found[name], gradient / total, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("n", [1, 2, None])
@@ -324,3 +369,28 @@ def test_rounds_are_drawn_of_loops_only(tmp_path: Path) -> None:
     stored["model"]["encoder"]["n_steps"] = stored["model"]["decoder"]["n_steps"] = 2
     with pytest.raises(ConfigError, match="no stack of this model has rounds that share all weights"):
         train(check_recipe(stored), tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"halting": {"kind": "act"}}, "the tokens of the decoder halt by a rule of their own: must be update"),
+        ({"positions": {"kind": "coordinates"}}, "the signal of the decoder tells rounds apart"),
+        ({"ffn": {"kind": "experts", "n_experts": 2}}, "of each of which routers keep records: must be update"),
+    ],
+)
+def test_rounds_by_sentence_need_rounds_that_are_alike(tmp_path: Path, changes: dict[str, Any], expected: str) -> None:
+    stored = looped(tmp_path, rounds={"kind": "poisson", "per": "sentence"}).model_dump(mode="json")
+    stored["model"]["decoder"] |= changes
+    with pytest.raises(ConfigError) as caught:
+        check_training(check_recipe(stored), torch.device("cpu"))
+    assert "training.rounds.per is 'sentence'" in str(caught.value)
+    assert expected in str(caught.value)
+
+
+def test_rounds_by_sentence_are_neither_compiled_nor_read_one_by_one(tmp_path: Path) -> None:
+    settings = {"rounds": {"kind": "poisson", "per": "sentence"}, "round_loss": {"kind": "window"}, "compile": True}
+    with pytest.raises(ConfigError) as caught:
+        check_training(looped(tmp_path, **settings), torch.device("cpu"))
+    assert "training.round_loss.kind=window reads them: must be update" in str(caught.value)
+    assert "cannot be compiled" in str(caught.value)

@@ -101,10 +101,8 @@ def activation_parts(run: TrainingPass, n_steps: int | None, vocab_size: int | N
         parts[f"{name}.halting"] += _halting(run, name, [first.get(r) for r in range(plan.n_rounds)], looped)
     for own in planned_segments(config, n_steps):
         parts[own.part] += own.saved_of_injection(run.tokens(own.stack), config.d_model, FLOAT, run.width)
-        n_norms = own.n_rounds * (own.segment.round_norm is not None) + (own.segment.end_norm is not None)
-        parts[f"{own.stack}.norms"] += n_norms * norm_bytes(
-            own.stack_config.norm, run.tokens(own.stack), config.d_model
-        )
+        of_norm = norm_bytes(own.stack_config.norm, run.tokens(own.stack), config.d_model)
+        parts[f"{own.stack}.norms"] += len(own.norms) * of_norm
         parts["copies"] += run.copy_of(sum(w.products for w in (own.of_input, own.of_rounds, own.end_map)))
     parts.update(_shared(run, uses))
     parts.update(recurrent_bytes(run))

@@ -6,9 +6,10 @@ With D = d_model, N tokens, R rounds, w bytes of a number that a product reads:
                 linear    2 D^2: D^2 MACs a token once, and D^2 a round; saves e and every h, w N D each, of which
                           the first h is e where the loop starts from its input
                 decay     D^2 + 2 D: D^2 MACs once; saves e w N D, B e and every h N D *, and 4 D * a round
-    start       learned   D
+    start       learned   D, of every state that is
     end map               D^2:          D^2 once; saves w N D
-    norms                 as others: one a round, one after the last
+    norms                 as others: one a round, or every time that one of several states was changed; one after the
+                          last
 """
 
 from __future__ import annotations
@@ -64,6 +65,12 @@ class PlannedSegment:
         """How often its steps run."""
         return self.segment.n_rounds
 
+    @property
+    def norms(self) -> tuple[str, ...]:
+        """The norms that are made beside those of sub-layers, each as often as it is made."""
+        of_round = (*(phase.norm for phase in self.segment.phases), self.segment.round_norm)
+        return tuple(name for name in (*(of_round * self.n_rounds), self.segment.end_norm) if name is not None)
+
     def saved_of_injection(self, tokens: int, d_model: int, number: int, width: int) -> int:
         """Return the bytes that injection and end map save.
 
@@ -99,7 +106,8 @@ def planned_segments(config: ModelConfig, n_steps: int | None = None) -> Iterato
                     of_input = of_rounds = Weights(d_model**2, 0)
                 case "decay":
                     of_input, of_rounds = Weights(d_model**2, 0), Weights(0, 2 * d_model)
-            start = Weights(0, d_model) if settings.state.kind == "learned" else _NONE
+            states = [one.state for one in settings.states] or [settings.state]
+            start = Weights(0, d_model * sum(state.kind == "learned" for state in states))
             end_map = Weights(d_model**2, 0) if settings.end_map else _NONE
             weights = of_input, of_rounds, start, end_map
             yield PlannedSegment(name, stacks[name], segment, settings, *weights, is_after_loop=number > loop)

@@ -154,10 +154,8 @@ def _items(config: ModelConfig, n_steps: int | None) -> Iterator[tuple[str, _Ite
         for _ in range(own.n_rounds):
             if own.of_rounds.size:
                 yield name, _whole(("loop round", own.segment.inject or ""), own.part, own.of_rounds.size)
-            if own.segment.round_norm is not None:
-                yield name, _whole(("norm", own.segment.round_norm), "norms", norm)
-        if own.segment.end_norm is not None:
-            yield name, _whole(("norm", own.segment.end_norm), "norms", norm)
+        for norm_name in own.norms:
+            yield name, _whole(("norm", norm_name), "norms", norm)
     for name, stack in config.stacks().items():
         if stack.norm.has_final:
             yield name, _whole(("norm", f"final_{name}"), "norms", norm_size(stack.norm, d_model))

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from ostinato.config.experts import SparseLayerConfig
+    from ostinato.config.loops import SegmentConfig
     from ostinato.config.stack import StackConfig
     from ostinato.config.sub_layers import SubLayerConfig
     from ostinato.experiments.compare.plans import PlannedRecipe
@@ -75,9 +76,15 @@ def _about(plan: Plan, stack: StackConfig) -> str:
         relative += " (one table)" if len(tables) == 1 else f" ({len(tables)} tables)"
     steps = "1 step" if len(plan.steps) == 1 else f"{len(plan.steps)} steps"
     if stack.segments:
-        parts = (f"{one.n_steps} x {one.repeats}" if one.repeats else str(one.n_steps) for one in stack.segments)
-        steps += f" ({' + '.join(parts)})"
+        steps += f" ({' + '.join(_segment(one) for one in stack.segments)})"
     return f"{steps}{rounds}, {stack.norm.placement}-{norm}, positions {stack.positions.kind}, relative {relative}"
+
+
+def _segment(segment: SegmentConfig) -> str:
+    """Return how many steps a segment has and how often they run: "(16 x 3 + 16) x 2" where states are changed so."""
+    times = [f"{one.n_steps} x {one.repeats}" if one.repeats > 1 else str(one.n_steps) for one in segment.states]
+    steps = f"({' + '.join(times)})" if times else str(segment.n_steps)
+    return f"{steps} x {segment.repeats}" if segment.repeats else steps
 
 
 def _loops(stack: StackConfig) -> Iterator[str]:
@@ -92,6 +99,11 @@ def _loops(stack: StackConfig) -> Iterator[str]:
         words += {"none": [], "own": ["a norm at the end"], "final": ["the final norm at the end"]}[segment.end_norm]
         if words:
             yield f"segment {number}: {', '.join(words)}"
+        for one in segment.states:
+            start = {"input": "its input", "learned": "a learned vector"}.get(one.state.kind, one.state.kind)
+            words = [f"starts from {start}", f"adds {' and '.join(one.adds)}"]
+            words += ["a norm behind its steps"] if one.norm else []
+            yield f"segment {number}, state {one.name}: {', '.join(words)}"
 
 
 def _halting(stack: StackConfig, n_rounds: int) -> Iterator[str]:

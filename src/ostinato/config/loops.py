@@ -9,7 +9,7 @@ from pydantic import Field
 
 from ostinato.config.base import Config, Count, Number, Positive
 from ostinato.errors import Inert, Problem
-from ostinato.plan import Keys, SegmentPlan
+from ostinato.plan import Keys, PhasePlan, SegmentPlan
 
 
 class NoInjectionConfig(Config):
@@ -52,9 +52,14 @@ class ZeroStateConfig(Config):
 
 
 class LearnedStateConfig(Config):
-    """h is a vector that is learned, the same for every token."""
+    """h is a vector that is learned, the same for every token.
+
+    `training.freeze=["banks.start.*"]` keeps it as it was drawn (HRM, TRM).
+    """
 
     kind: Literal["learned"] = "learned"
+    std: Annotated[float, Field(ge=0)] | None = None
+    """Standard deviation that it is drawn with; null: 1 / sqrt(d_model)."""
 
 
 class NoiseStateConfig(Config):
@@ -77,6 +82,32 @@ InjectionConfig = Annotated[
 StateConfig = Annotated[
     InputStateConfig | ZeroStateConfig | LearnedStateConfig | NoiseStateConfig, Field(discriminator="kind")
 ]
+
+
+INPUT = "input"
+"""Stands among the names of states for what entered the segment."""
+
+
+class LoopStateConfig(Config):
+    """One of several states of a loop, and the steps that change it (HRM, TRM).
+
+    z = state(e) before the first round; in every round, `repeats` times: z = norm(steps(z + the sum of what it adds))
+
+    with e the states that enter the segment.
+    """
+
+    name: str = Field(min_length=1)
+    """What other states call it."""
+    n_steps: Number = 1
+    """How many of the segment's steps change it."""
+    repeats: Number = 1
+    """How often they do in every round."""
+    state: StateConfig = InputStateConfig()
+    """What it is before the first round."""
+    adds: list[str] = Field(min_length=1)
+    """Names of other states that are added to it before its steps; input: what entered the segment."""
+    norm: bool = False
+    """A norm behind its steps, every time they have run."""
 
 
 class SegmentConfig(Config):
@@ -106,23 +137,43 @@ class SegmentConfig(Config):
     """A map without bias of what leaves the segment (Parcae)."""
     end_norm: Literal["none", "own", "final"] = "none"
     """A norm of what leaves the segment; final: the stack's final norm, which it then has here, too (Huginn)."""
+    states: list[LoopStateConfig] = Field(default_factory=list)
+    """Several states in place of one: every round changes one after the other. The last one leaves the segment."""
+
+    @property
+    def steps_of_round(self) -> int:
+        """Steps that run in every round."""
+        return sum(state.n_steps * state.repeats for state in self.states) or self.n_steps
 
     def plan(self) -> SegmentPlan:
         """Return how the segment is laid out."""
+        places = {name: place for place, name in enumerate([*(one.name for one in self.states), INPUT])}
         return SegmentPlan(
             self.n_steps,
             self.repeats,
-            has_start=self.state.kind != "input",
-            injects=self.inject.kind != "none",
+            has_start=self.state.kind != "input" or bool(self.states),
+            injects=self.inject.kind != "none" or self._reads_input,
             keys=self.keys,
             has_round_norm=self.round_norm,
             has_end_map=self.end_map,
             end_norm=self.end_norm,
+            states=tuple(
+                PhasePlan(
+                    one.n_steps, one.repeats, tuple(places.get(name, len(self.states)) for name in one.adds), one.norm
+                )
+                for one in self.states
+            ),
         )
 
+    @property
+    def _reads_input(self) -> bool:
+        return any(INPUT in one.adds for one in self.states)
+
     def problems(self, path: str = "") -> Iterator[Problem]:
-        """Settings of a loop, of steps that run once; and a loop that never reads its input."""
-        if self.repeats is None:
+        """Settings of a loop, of steps that run once; a loop that never reads its input; and states that do not fit."""
+        if self.states:
+            yield from self._state_problems(path)
+        elif self.repeats is None:
             for name, unset in (("state", "input"), ("inject", "none")):
                 if (kind := getattr(self, name).kind) != unset:
                     yield Inert(f"{path}{name}.kind", kind, f"has no effect without {path}repeats: remove it")
@@ -134,3 +185,36 @@ class SegmentConfig(Config):
         elif self.state.kind != "input" and self.inject.kind == "none":
             reason = f"nothing of what enters the segment would be read: set {path}inject, or {path}state=input"
             yield Problem(f"{path}state.kind", self.state.kind, reason)
+
+    def _state_problems(self, path: str) -> Iterator[Problem]:
+        states, names = self.states, [one.name for one in self.states]
+        if self.repeats is None:
+            reason = f"the segment runs once: set {path}repeats to the number of its rounds"
+            yield Problem(f"{path}states", f"{len(states)} states", reason)
+        if len(states) == 1:
+            reason = f"one state is what a segment has without {path}states: remove it"
+            yield Problem(f"{path}states", "1 state", reason)
+        if (n := sum(one.n_steps for one in states)) != self.n_steps:
+            yield Problem(f"{path}states", f"{n} steps", f"must have {path}n_steps = {self.n_steps} steps in all")
+        if len({*names, INPUT}) <= len(names):
+            reason = f"every state needs a name of its own, which is not {INPUT}"
+            yield Problem(f"{path}states", ", ".join(names), reason)
+        for place, one in enumerate(states):
+            others = [name for name in (*names, INPUT) if name != one.name]
+            if unknown := [name for name in one.adds if name not in others]:
+                reason = f"must be among {', '.join(others)}"
+                yield Problem(f"{path}states.{place}.adds", ", ".join(unknown), reason)
+            elif len(set(one.adds)) < len(one.adds):
+                yield Problem(f"{path}states.{place}.adds", ", ".join(one.adds), "must name every state once")
+        if not self._reads_input and not any(one.state.kind == "input" for one in states):
+            reason = f"nothing of what enters the segment would be read: let a state add {INPUT}, or start from it"
+            yield Problem(f"{path}states", ", ".join(names), reason)
+        for name, value, unset in (
+            ("state", self.state.kind, "input"),
+            ("inject", self.inject.kind, "none"),
+            ("round_norm", self.round_norm, False),
+        ):
+            if value != unset:
+                key = name if name == "round_norm" else f"{name}.kind"
+                reason = f"has no place beside {path}states, each of which says it for itself: remove it"
+                yield Problem(f"{path}{key}", value, reason)

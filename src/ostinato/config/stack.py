@@ -157,7 +157,7 @@ class StackConfig(Config):
         """Steps that run, those of a repeated segment as often as they do; a sparse layer is none."""
         if not self.segments:
             return self.n_steps
-        return sum(segment.n_steps * (segment.repeats or 1) for segment in self.segments)
+        return sum(segment.steps_of_round * (segment.repeats or 1) for segment in self.segments)
 
     @property
     def has_router(self) -> bool:
@@ -210,6 +210,13 @@ class StackConfig(Config):
                     f"the stack has no final norm ({path}norm.placement={self.norm.placement}); own: one of its own"
                 )
                 yield Problem(f"{path}segments.{number}.end_norm", "final", reason)
+        if any(segment.states for segment in segments):
+            if self.halting.kind not in ("none", "length"):
+                reason = f"a loop of several states ({path}segments) stops whole sentences only: must be none or length"
+                yield Problem(f"{path}halting.kind", self.halting.kind, reason)
+            if self.positions.kind == "coordinates":
+                reason = f"are added to one state in every round, and the loop has several ({path}segments)"
+                yield Problem(f"{path}positions.kind", self.positions.kind, reason)
         if self.steps_per_round != 1:
             reason = f"has no effect with {path}segments, whose rounds are repeats: remove it"
             yield Inert(f"{path}steps_per_round", self.steps_per_round, reason)

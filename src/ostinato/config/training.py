@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -153,13 +153,19 @@ class PlannedRoundsConfig(Config):
     """Every update runs as many rounds as the plan has."""
 
     kind: Literal["plan"] = "plan"
+    per: ClassVar[Literal["update"]] = "update"
+    """What has a number of its own: nothing else is drawn."""
     gradient_rounds: Size | None = None
     """Rounds at the end that the gradient goes through (truncated back-propagation); None: all."""
 
 
 class _DrawnRoundsConfig(Config):
-    """What distributions of rounds have in common. The draw depends on the seed of the run and the update only."""
+    """What distributions of rounds have in common. The draw depends on the seed of the run and the update only, and on
+    the row of the update's batches where every sentence has its own."""
 
+    per: Literal["update", "sentence"] = "update"
+    """What has a number of its own: the update, or every sentence. All sentences of a batch then end together, those
+    with fewer rounds begin later (Parcae)."""
     gradient_rounds: Size | None = None
     """Rounds at the end that the gradient goes through (truncated back-propagation); None: all."""
     ramp: Count = 0

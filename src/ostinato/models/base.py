@@ -24,7 +24,7 @@ from ostinato.models.losses import add_auxiliary, balance_loss, depth_cost, loss
 from ostinato.models.output import ModelOutput
 from ostinato.nn.bank import Banks
 from ostinato.nn.cache import Cache
-from ostinato.nn.execution import CRITERIA_AT_TEST, Execution, RoundsByLength
+from ostinato.nn.execution import CRITERIA_AT_TEST, Execution, RoundsByLength, RoundsBySentence
 from ostinato.nn.exits import OF_STATES
 from ostinato.nn.experts import Routed
 from ostinato.nn.layers import at_least_float32
@@ -208,15 +208,16 @@ class TokenModel(Embeddings, ABC):
             if isinstance(n_rounds, RoundsByLength) and "encoder" not in self.stacks:
                 reason = "a language model has no source, whose length is known before"
                 raise ConfigError([Problem(f"rounds.{name}", n_rounds, reason)])
-            if (most := n_rounds.most if isinstance(n_rounds, RoundsByLength) else n_rounds) is not None:
+            if isinstance(n_rounds, RoundsBySentence) and (not_so := self.stacks[name].why_not_by_sentence()):
+                raise ConfigError([Problem(f"rounds.{name}", "by sentence", not_so)])
+            if (most := n_rounds if isinstance(n_rounds, int) else n_rounds.most) is not None:
                 self.stacks[name].plan.with_rounds(most)
         return execution
 
     def n_rounds(self) -> dict[str, int]:
         """Return how many rounds every stack runs at most where a call does not say otherwise."""
         given = {
-            name: asked.most if isinstance(asked, RoundsByLength) else asked
-            for name, asked in self._execution.rounds.items()
+            name: asked if isinstance(asked, int) else asked.most for name, asked in self._execution.rounds.items()
         }
         return {name: given.get(name) or stack.plan.n_rounds for name, stack in self.stacks.items()}
 
@@ -257,6 +258,8 @@ class TokenModel(Embeddings, ABC):
         if all(isinstance(stack.halting, Select) for stack in self.stacks.values()):
             reason = "routers choose the tokens of every round, and are part of what this model computes"
             return Problem("exit", execution.exit, reason)
+        if all(stack.plan.loop.phases for stack in self.stacks.values()):
+            return Problem("exit", execution.exit, "no token of this model stops: its loops have several states")
         if all(stack.is_causal for stack in self.stacks.values()) and execution.exit_scope == "sequence":
             reason = "a token would stop by what comes after it: this model is causal; must be token"
             return Problem("exit_scope", execution.exit_scope, reason)

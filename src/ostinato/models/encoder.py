@@ -17,6 +17,7 @@ from ostinato.models.transformer import Transformer
 from ostinato.nn.cache import Cache
 from ostinato.nn.execution import Execution
 from ostinato.nn.init import init_embedding, init_projection
+from ostinato.nn.layers import at_least_float32
 from ostinato.nn.shapes import Bool, Float, Int, Tensor
 
 
@@ -143,7 +144,7 @@ class Encoder(Transformer):
     def _project(self, states: Float[Tensor, "*B D"]) -> Float[Tensor, "*B V"]:
         assert self.head is not None  # not user input: heads that come here have a projection
         projected: Tensor = self.head(nn.functional.dropout(states, self.config.dropout, self.training))
-        return projected.float()
+        return at_least_float32(projected)
 
 
 _NO_TEXT = (

@@ -25,10 +25,11 @@ from ostinato.config.halting import (
 )
 from ostinato.config.loops import (
     DecayInjectionConfig,
-    InjectionConfig,
+    InputStateConfig,
     LearnedStateConfig,
     LinearInjectionConfig,
     NoiseStateConfig,
+    SegmentConfig,
     StateConfig,
 )
 from ostinato.config.norm import NormalisationConfig
@@ -68,7 +69,17 @@ from ostinato.nn.init import (
     zero_second_maps,
 )
 from ostinato.nn.layers import Linear, build_norm
-from ostinato.nn.loops import DecayInjection, Injection, LearnedState, LinearInjection, NoiseState, ZeroState
+from ostinato.nn.loops import (
+    BesideInjection,
+    DecayInjection,
+    Injection,
+    InputState,
+    LearnedState,
+    LinearInjection,
+    NoiseState,
+    SeveralStates,
+    ZeroState,
+)
 from ostinato.nn.positions import Coordinates, Learned, PositionSignal, Sinusoidal
 from ostinato.nn.relative import (
     Alibi,
@@ -240,9 +251,11 @@ def _scaling(c: ScalingConfig) -> LinearScaling | Llama3Scaling | None:
     return None
 
 
-def build_injection(config: InjectionConfig, d_model: int, init: Init) -> Injection:
+def build_injection(settings: SegmentConfig, d_model: int, init: Init) -> Injection:
     """Return how what entered a segment enters its rounds, where it does."""
-    match config:
+    if settings.states:
+        return BesideInjection()
+    match settings.inject:
         case LinearInjectionConfig() as c:
             linear = LinearInjection(d_model)
             init_linear_injection(linear, init, c.init)
@@ -252,11 +265,19 @@ def build_injection(config: InjectionConfig, d_model: int, init: Init) -> Inject
     return Injection()
 
 
-def build_state(config: StateConfig, d_model: int) -> nn.Module:
+def build_start(settings: SegmentConfig, d_model: int) -> nn.Module:
     """Return what the first round of a segment starts from, where that is not what enters it."""
+    if settings.states:
+        return SeveralStates(_build_state(one.state, d_model) for one in settings.states)
+    return _build_state(settings.state, d_model)
+
+
+def _build_state(config: StateConfig, d_model: int) -> nn.Module:
     match config:
-        case LearnedStateConfig():
-            return LearnedState(d_model)
+        case InputStateConfig():
+            return InputState()
+        case LearnedStateConfig() as c:
+            return LearnedState(d_model, c.std)
         case NoiseStateConfig() as c:
             return NoiseState(d_model, c.std, c.seed)
     return ZeroState()

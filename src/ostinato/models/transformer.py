@@ -21,7 +21,7 @@ from ostinato.models.parts import (
     build_norm_of,
     build_relation,
     build_signal,
-    build_state,
+    build_start,
     build_sub_layer,
 )
 from ostinato.nn.cache import Cache
@@ -121,9 +121,9 @@ class Transformer(TokenModel):
         """Make what a segment has beside its steps."""
         d_model, init, banks = self.config.d_model, self.config.init, self.banks
         if segment.start is not None:
-            banks.start[segment.start] = build_state(settings.state, d_model)
+            banks.start[segment.start] = build_start(settings, d_model)
         if segment.inject is not None:
-            banks.injection[segment.inject] = build_injection(settings.inject, d_model, init)
+            banks.injection[segment.inject] = build_injection(settings, d_model, init)
         if segment.end_map is not None:
             banks.end_map[segment.end_map] = end_map = Linear(d_model, d_model, bias=False)
             init_projection(end_map, init)

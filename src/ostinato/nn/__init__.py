@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ostinato.nn.bank import Banks
     from ostinato.nn.by_length import ByLength
     from ostinato.nn.cache import Cache
-    from ostinato.nn.execution import Execution, RoundsByLength
+    from ostinato.nn.execution import Execution, RoundsByLength, RoundsBySentence
     from ostinato.nn.experts import ExpertAttention, ExpertFeedForward, ExpertMaps, SparseLayer
     from ostinato.nn.feedforward import FeedForward
     from ostinato.nn.layers import Linear
@@ -31,7 +31,7 @@ _HOMES = {
     "attention": ("Attention", "Visibility"),
     "bank": ("Banks",),
     "cache": ("Cache",),
-    "execution": ("Execution", "RoundsByLength"),
+    "execution": ("Execution", "RoundsByLength", "RoundsBySentence"),
     "experts": ("ExpertAttention", "ExpertFeedForward", "ExpertMaps", "SparseLayer"),
     "feedforward": ("FeedForward",),
     "layers": ("Linear",),
@@ -67,6 +67,7 @@ __all__ = [
     "RelativeWindow",
     "Rotary",
     "RoundsByLength",
+    "RoundsBySentence",
     "SeparableConv",
     "SparseLayer",
     "Stack",

@@ -1,14 +1,21 @@
-"""Rounds by length: longer sources get more of them (Universal Transformers, appendix on computational power).
+"""Rounds by sentence: all tokens of a sentence run T of them.
+
+By length: longer sources get more rounds (Universal Transformers, appendix on computational power).
 
     T(n) = min(R, max(1, ceil(a n + b)))        n: real tokens of the source, R: rounds of the stack
 
 A decoder's sentence has the rounds that its source's length gives. Nothing is learned: whoever has had its rounds stays
 as it is, and that is what others see of it.
+
+As given: T is a number for every sentence, R the largest (Prairie et al. 2026, Parcae, in training; masked updates in
+its public code). A sentence waits in the first R - T rounds, as it started. So all end together, and the last k rounds
+of a pass, through which a gradient goes, are the last k of every sentence, or all that it has.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 
@@ -35,31 +42,61 @@ class ByLength:
         """Return this rule: it has no threshold."""
         return self
 
-    def start(self, states_ND: Float[Tensor, "N D"], rows: Rows, run: Pass, n_rounds: int) -> ByLengthPass:
+    def start(self, states_ND: Float[Tensor, "N D"], rows: Rows, run: Pass, n_rounds: int) -> SentencesPass:
         """Begin a pass."""
         lengths_B = run.source_lengths(rows.n_sentences)
         rounds_B = (self.per_token * lengths_B.double() + self.extra).ceil().long().clamp(1, n_rounds)
-        return ByLengthPass(states_ND, rows, run, rounds_B.repeat_interleave(rows.n_columns))
+        return SentencesPass(states_ND, rows, run, torch.zeros_like(rounds_B), rounds_B)
 
 
-class ByLengthPass(HaltingPass):
-    """One pass: `rounds_N` is T of every row; that of padding does not count."""
+class BySentence:
+    """The rule of one stack whose sentences have the rounds that are given, at least 1.
 
-    def __init__(self, states_ND: Tensor, rows: Rows, run: Pass, rounds_N: Tensor) -> None:
+    All rows are computed in every round: what was gathered away while it waited would not come back.
+    """
+
+    threshold = math.inf
+    freezes = False
+
+    def __init__(self, rounds: Sequence[int]) -> None:
+        self.rounds = rounds
+
+    def at(self, threshold: float) -> BySentence:
+        """Return this rule: it has no threshold."""
+        return self
+
+    def start(self, states_ND: Float[Tensor, "N D"], rows: Rows, run: Pass, n_rounds: int) -> SentencesPass:
+        """Begin a pass.
+
+        Raises:
+            ValueError: another number of sentences.
+        """
+        if len(self.rounds) != rows.n_sentences:
+            raise ValueError(f"rounds are given for {len(self.rounds)} sentences, and there are {rows.n_sentences}")
+        rounds_B = torch.tensor(self.rounds, device=states_ND.device)
+        return SentencesPass(states_ND, rows, run, n_rounds - rounds_B, torch.full_like(rounds_B, n_rounds))
+
+
+class SentencesPass(HaltingPass):
+    """One pass: rows run from round `first_B` of their sentence to before `end_B`; those of padding in none."""
+
+    def __init__(self, states_ND: Tensor, rows: Rows, run: Pass, first_B: Tensor, end_B: Tensor) -> None:
         super().__init__(states_ND, rows, run)
-        self._rounds_N = rounds_N if self._keep_N is None else torch.where(self._keep_N, rounds_N, 0)
+        self._first_N, end_N = (x_B.repeat_interleave(rows.n_columns) for x_B in (first_B, end_B))
+        self._end_N = end_N if self._keep_N is None else torch.where(self._keep_N, end_N, 0)
+        self._learns = torch.is_grad_enabled()
 
     def active(self, index: int, states_ND: Float[Tensor, "N D"]) -> Bool[Tensor, "N"] | None:
-        """Those whose T is not reached."""
-        self._set_active(self._rounds_N > index)
+        """Those that have begun and not ended."""
+        self._set_active((self._first_N <= index) & (index < self._end_N))
         return self.active_N
 
     def enter(
-        self, index: int, states_ND: Float[Tensor, "N D"], entered_ND: Float[Tensor, "N D"]
+        self, index: int, states_ND: Float[Tensor, "N D"], entered_ND: Float[Tensor, "N E"]
     ) -> tuple[Tensor | None, Visible]:
-        """Halted tokens show the state that left their last round, which is all of their output."""
+        """Tokens that have ended show the state that left their last round, which is all of their output."""
         active_N, runs_N = self.active_N, self._runs_N()
-        last_N = (self._rounds_N == index + 1).to(self._zeros_N.dtype)
+        last_N = (self._end_N == index + 1).to(self._zeros_N.dtype)
         self._record(self._probs, last_N)
         self._record(self._weights, last_N)
         self._record(self._left, runs_N.to(self._zeros_N.dtype))
@@ -69,8 +106,9 @@ class ByLengthPass(HaltingPass):
         return active_N.to(states_ND.dtype), lambda later_ND: where_active(active_N, later_ND, states_ND)
 
     def leave(self, index: int, states_ND: Float[Tensor, "N D"], left_ND: Float[Tensor, "N D"]) -> Float[Tensor, "N D"]:
-        """Halted tokens keep their states."""
-        return where_active(self.active_N, left_ND, states_ND)
+        """Others keep their states; those that wait keep the way of their gradient, also where rounds have none."""
+        with torch.set_grad_enabled(self._learns):
+            return where_active(self.active_N, left_ND, states_ND)
 
     def aux_loss(self) -> None:
         """Depth costs nothing: there is nothing to learn."""
@@ -82,4 +120,4 @@ class ByLengthPass(HaltingPass):
         return states_ND, states_ND
 
     def _keep_rows(self, kept_M: Tensor) -> None:
-        self._rounds_N = self._rounds_N[kept_M]
+        self._first_N, self._end_N = self._first_N[kept_M], self._end_N[kept_M]

@@ -96,7 +96,12 @@ class CompiledStack:
         """Return what stands for a segment where one column is new."""
         if not all(isinstance(s, SubLayer) for s in chain.from_iterable(chain.from_iterable(segment.rounds))):
             return segment  # kernels know sub-layers that follow each other
-        rounds = [[s for step in steps for s in step if isinstance(s, SubLayer)] for steps in segment.rounds]
+        by_step = [[[s for s in step if isinstance(s, SubLayer)] for step in steps] for steps in segment.rounds]
+        if segment.segment.phases:
+            # Between steps one state may follow another: every step is a call.
+            calls: Any = [[[_stretch_of(s, any_backend)] if s else [] for s in steps] for steps in by_step]
+            return segment._replace(rounds=calls)
+        rounds = [[s for step in steps for s in step] for steps in by_step]
         has_signal = segment.ticks and self._stack.signal.acts_on_rounds
         if isinstance(segment.rule, NoHalting) and not has_signal and not segment.acts_between_rounds:
             # Nothing happens between rounds: all of them are one call.

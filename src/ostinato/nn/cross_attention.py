@@ -38,7 +38,7 @@ class CrossAttention(SubLayer):
             capture_weights(self, attention.weights(q, k, run.memory_visibility), run, here)
         draws, ranges = run.execution.dropout_draws, None if rows.occupied is None else rows.ranges(k, G)
         x = attention.attend(q, k, v, run.memory_visibility, ranges=ranges, draws=draws)
-        return rows.from_queries(x.view(B, A, -1))
+        return rows.from_queries(x.reshape(B, A, -1))
 
     def memory(self, run: Pass) -> Float[Tensor, "2 B H S K"]:
         """Return keys and values of the memory.

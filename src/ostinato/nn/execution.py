@@ -29,6 +29,18 @@ class RoundsByLength:
 
 
 @dataclass(frozen=True, slots=True)
+class RoundsBySentence:
+    """Rounds of every sentence of a batch, in its order: all end together, those with fewer begin later."""
+
+    rounds: tuple[int, ...]
+
+    @property
+    def most(self) -> int:
+        """Those of the sentence that has most."""
+        return max(self.rounds)
+
+
+@dataclass(frozen=True, slots=True)
 class Execution:
     """How a model runs: nothing here is learned or stored with it.
 
@@ -45,7 +57,7 @@ class Execution:
         exit_scope: "token": every token by its own confidence. "sequence": all tokens of a sentence by their mean one,
             in stacks whose tokens see each other in both directions.
         rounds: rounds of a stack, by its name, in place of the plan's (another number than it has: stacks whose rounds
-            share all weights only). By length: in place of the stack's halting rule, too.
+            share all weights only). By length or by sentence: in place of the stack's halting rule, too.
         gradient_rounds: of every loop the last rounds that the gradient goes through (truncated back-propagation).
             None: all.
         cached_rounds: in cached decoding, of how many rounds of a loop keys and values are kept: round r writes where
@@ -65,7 +77,7 @@ class Execution:
     halting_threshold: float | None = None
     exit: str | None = None
     exit_scope: ExitScope = "token"
-    rounds: Mapping[str, int | RoundsByLength] = field(default_factory=dict)
+    rounds: Mapping[str, int | RoundsByLength | RoundsBySentence] = field(default_factory=dict)
     gradient_rounds: int | None = None
     cached_rounds: int | None = None
     expert_backend: BackendChoice = "auto"

@@ -7,23 +7,35 @@ With e the states that enter the segment and h those that left the round before,
     linear    u = W_h h + W_e e                            Huginn (Geiping et al. 2025), one map of [h; e] there
     decay     u = a * h + b * (B e)                        Parcae (Prairie et al. 2026)
               a = exp(-softplus(d) exp(A)), b = softplus(d), by channel
+    beside    u = [h ; e]                                  loops of several states, which `run_round` tells apart
 
 What is made of e alone (W_e e, b * (B e)) is made once a pass. Huginn's one map is W = [W_h | W_e] side by side.
 
-Before the first round h is e, zeros, a learned vector, or noise.
+Before the first round h is e, zeros, a learned vector, or noise. A loop of several states z_1 ... z_S has all of them
+side by side in h = [z_1 ; ... ; z_S], each with a start of its own. A round changes one after the other, in phases:
+
+    z_s = norm(steps(z_s + the sum of what the phase adds))        added are other states, or e
+
+HRM-Text: z_1 = 0, z_2 = e; three phases z_1 = norm(F(z_1 + z_2)), then one z_2 = norm(G(z_2 + z_1)). HRM (Wang et al.
+2025, 2506.21734) and TRM (Jolicoeur-Martineau 2025, 2510.04871) add e to z_1, too; in TRM F is G.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from ostinato.nn.context import Pass, Round
 from ostinato.nn.layers import Linear, at_least_float32
 from ostinato.nn.shapes import Float, Int, Tensor
+from ostinato.nn.sub_layer import Runnable, run_steps
+from ostinato.plan import Segment
 
 _CUT = 3.0
 """Standard deviations at which noise is cut off."""
@@ -81,6 +93,58 @@ class DecayInjection(Injection):
         return torch.addcmul(prepared_ND, decay_D, states_ND)
 
 
+class BesideInjection(Injection):
+    """u = [h ; e]: what phases add of e, they find behind the states."""
+
+    def forward(self, states_NE: Float[Tensor, "N E"], prepared_ND: Float[Tensor, "N D"]) -> Float[Tensor, "N J"]:
+        """Return states and input side by side."""
+        return torch.cat([states_NE, prepared_ND], dim=-1)
+
+
+def run_round(
+    segment: Segment,
+    steps: Sequence[Sequence[Runnable]],
+    states_NE: Float[Tensor, "N E"],
+    run: Pass,
+    here: Round,
+    norms: nn.ModuleDict,
+) -> Float[Tensor, "N F"]:
+    """Return the states after the steps of a round: one state, or several side by side, one after the other.
+
+    Args:
+        states_NE: after injection; of several states, with what entered the segment behind them where it is added.
+    """
+    if not segment.phases:
+        return run_steps(steps, states_NE, run, here)
+    # Only whole sentences stop in such a loop, and no token that goes on sees theirs.
+    here = replace(here, visible=None, halted=())
+    n, first = segment.n_states, 0
+    states = list(states_NE.chunk(n if segment.inject is None else n + 1, dim=-1))
+    for phase in segment.phases:
+        state_ND = states[phase.state]
+        for other in phase.adds:
+            state_ND = state_ND + states[other]
+        state_ND = run_steps(steps[first : first + phase.n_steps], state_ND, run, here)
+        states[phase.state] = state_ND if phase.norm is None else norms[phase.norm](state_ND)
+        first += phase.n_steps
+    return torch.cat(states[:n], dim=-1)
+
+
+def state_that_leaves(segment: Segment, states: Float[Tensor, "*B E"]) -> Float[Tensor, "*B D"]:
+    """Return, of several states side by side, the one that the last phase changes."""
+    if not segment.phases:
+        return states
+    return states.chunk(segment.n_states, dim=-1)[segment.phases[-1].state].contiguous()
+
+
+class InputState(nn.Module):
+    """h = e, for one of several states."""
+
+    def forward(self, entry_BTD: Float[Tensor, "B T D"], positions: Int[Tensor, "#B T"]) -> Float[Tensor, "B T D"]:
+        """Return what entered the segment."""
+        return entry_BTD
+
+
 class ZeroState(nn.Module):
     """h = 0."""
 
@@ -90,11 +154,11 @@ class ZeroState(nn.Module):
 
 
 class LearnedState(nn.Module):
-    """h is one vector, learned; it starts at N(0, 1 / D)."""
+    """h is one vector, learned; it starts at N(0, std^2), or N(0, 1 / D)."""
 
-    def __init__(self, d_model: int) -> None:
+    def __init__(self, d_model: int, std: float | None = None) -> None:
         super().__init__()
-        self.vector_D = nn.Parameter(torch.randn(d_model) * d_model**-0.5)
+        self.vector_D = nn.Parameter(torch.randn(d_model) * (d_model**-0.5 if std is None else std))
 
     def forward(self, entry_BTD: Float[Tensor, "B T D"], positions: Int[Tensor, "#B T"]) -> Float[Tensor, "B T D"]:
         """Return the vector, once a token."""
@@ -125,6 +189,14 @@ class NoiseState(nn.Module):
             for first in range(0, highest + 1, _POSITIONS_A_TABLE)
         ]
         return (self.std * torch.cat(tables)[positions]).to(entry_BTD.dtype).expand_as(entry_BTD)
+
+
+class SeveralStates(nn.ModuleList):
+    """The starts of several states side by side."""
+
+    def forward(self, entry_BTD: Float[Tensor, "B T D"], positions: Int[Tensor, "#B T"]) -> Float[Tensor, "B T E"]:
+        """Return what all of them are before the first round."""
+        return torch.cat([start(entry_BTD, positions) for start in self], dim=-1)
 
 
 @lru_cache(maxsize=64)

@@ -8,6 +8,7 @@
             states = inject(states, what entered the segment) + signal(round)
             for every step of the round, for every sub-layer of the step:
                 states = sub_layer(states)
+            (a loop of several states: so for one after the other, plus what its steps read of the others)
             states = what the halting rule makes of those that entered and those that left
     a final norm, unless the norms are after the sums
 
@@ -20,6 +21,7 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -29,22 +31,23 @@ from ostinato.errors import ConfigError, Problem
 from ostinato.kernels import drop, summing
 from ostinato.nn.attention import Visibility
 from ostinato.nn.bank import Banks
-from ostinato.nn.by_length import ByLength
+from ostinato.nn.by_length import ByLength, BySentence
 from ostinato.nn.cache import Cache
 from ostinato.nn.context import HaltedRows, Pass, Round
 from ostinato.nn.cross_attention import CrossAttention
-from ostinato.nn.execution import DEFAULT_EXECUTION, Execution, RoundsByLength
+from ostinato.nn.execution import DEFAULT_EXECUTION, Execution, RoundsByLength, RoundsBySentence
 from ostinato.nn.exits import OF_STATES, Criterion, Exit
 from ostinato.nn.feedforward import FeedForwardSubLayer
 from ostinato.nn.halting import HaltingPass, HaltingRule, NoHalting
 from ostinato.nn.layers import at_least_float32
+from ostinato.nn.loops import run_round, state_that_leaves
 from ostinato.nn.positions import PositionSignal, positions_from_keep
 from ostinato.nn.rows import Rows, kept_and_halted
 from ostinato.nn.select import Select
 from ostinato.nn.self_attention import SelfAttention
 from ostinato.nn.separable import SeparableConv, SeparableConvSubLayer
 from ostinato.nn.shapes import Bool, Float, Int, Tensor
-from ostinato.nn.sub_layer import Parallel, Runnable, SubLayer, recomputed
+from ostinato.nn.sub_layer import Parallel, Runnable, SubLayer
 from ostinato.nn.types import StackOutput
 from ostinato.plan import Plan, Segment, Step, Use
 
@@ -68,7 +71,8 @@ class LoopProgram(NamedTuple):
     @property
     def acts_between_rounds(self) -> bool:
         """Whether something other than steps and signals is run in every round."""
-        return self.segment.inject is not None or self.segment.round_norm is not None
+        own = self.segment
+        return own.inject is not None or own.round_norm is not None or bool(own.phases)
 
 
 Program = Sequence[LoopProgram]
@@ -225,14 +229,14 @@ class Stack:
         return StackOutput(states_BTD, halting.trace(), cost, tuple(run.routings), run.captures, *of_rounds)
 
     def _after(
-        self, left_BTD: Float[Tensor, "B T D"], program: Program, run: Pass, signal: Any
+        self, left_BTE: Float[Tensor, "B T E"], program: Program, run: Pass, signal: Any
     ) -> Float[Tensor, "B T D"]:
         """Return what the stack would give if these states were the last to leave its loop; nothing is kept of it.
 
         Args:
             program: from the loop on.
         """
-        states_BTD = self._end(program[0].segment, left_BTD)
+        states_BTD = self._end(program[0].segment, left_BTE)
         own = replace(run, captures={}, routings=[], rounds=[], request=())
         with nullcontext() if run.cache is None else run.cache.trial():
             for segment in program[1:]:
@@ -246,41 +250,48 @@ class Stack:
         run: Pass,
         signal: Any,
         index: int,
-        left_BTD: Float[Tensor, "B T D"],
-    ) -> Float[Tensor, "B T D"]:
+        left_BTE: Float[Tensor, "B T E"],
+    ) -> Float[Tensor, "B T E"]:
         """Return what leaves a round of the loop, given what left the one before and what entered the segment."""
         alone = replace(run, captures={}, routings=[], rounds=[], request=(), halted_keys={}, keys=dict(run.keys))
-        loop = replace(segment.segment, end_map=None, end_norm=None)
-        until = segment._replace(rounds=segment.rounds[: index + 1], rule=_whole(segment.rule), segment=loop)
-        states_BTD, _ = self._run(until, entry_BTD, alone, signal, index, left_BTD)
-        return states_BTD
+        until = segment._replace(rounds=segment.rounds[: index + 1], rule=_whole(segment.rule))
+        left_BTE, _ = self._run_rounds(until, entry_BTD, alone, signal, index, left_BTE)
+        return left_BTE
 
     def _end(self, segment: Segment, states_BTD: Tensor) -> Tensor:
-        """Apply the map and the norm at the end of a segment."""
+        """Apply the map and the norm at the end of a segment, to the state that leaves it."""
+        states_BTD = state_that_leaves(segment, states_BTD)
         if segment.end_map is not None:
             states_BTD = at_least_float32(self.banks.end_map[segment.end_map](states_BTD))
         return states_BTD if segment.end_norm is None else self.banks.norm[segment.end_norm](states_BTD)
 
     def _run(
+        self, segment: LoopProgram, states_BTD: Tensor, run: Pass, signal: Any
+    ) -> tuple[Float[Tensor, "B T D"], HaltingPass]:
+        """Run one segment; return the states after it, and who took part."""
+        left_BTE, halting = self._run_rounds(segment, states_BTD, run, signal)
+        return self._end(segment.segment, left_BTE), halting
+
+    def _run_rounds(
         self,
         segment: LoopProgram,
         states_BTD: Tensor,
         run: Pass,
         signal: Any,
         first: int = 0,
-        left_BTD: Tensor | None = None,
-    ) -> tuple[Float[Tensor, "B T D"], HaltingPass]:
-        """Run the rounds of one segment; return the states after it, and who took part.
+        left_BTE: Tensor | None = None,
+    ) -> tuple[Float[Tensor, "B T E"], HaltingPass]:
+        """Run the rounds of one segment; return the states that left the last one, and who took part.
 
         Args:
-            first: the round to begin with, from the states `left_BTD` that left the one before it.
+            first: the round to begin with, from the states `left_BTE` that left the one before it.
         """
         rounds, rule, ticks, own = segment
         banks = self.banks
         inject: Any = None if own.inject is None else banks.injection[own.inject]
         injected_BTD = states_BTD if inject is None else inject.prepare(states_BTD)
-        if left_BTD is not None:
-            states_BTD = left_BTD
+        if left_BTE is not None:
+            states_BTD = left_BTE
         elif own.start is not None:
             states_BTD = banks.start[own.start](states_BTD, run.positions)
         B, T, _ = states_BTD.shape
@@ -289,13 +300,17 @@ class Stack:
         gathers = run.execution.compaction != "never" and rule.freezes and not self._mixes_columns
         halted: tuple[HaltedRows, ...] = ()
         n_free = 0 if run.execution.gradient_rounds is None else len(rounds) - run.execution.gradient_rounds
+        if ticks and n_free > 0:
+            for sub_layer in chain.from_iterable(rounds[-1]):
+                sub_layer.prepare(run)  # what all rounds share keeps its gradient
         for index, steps in enumerate(rounds[first:], first):
             active_N = halting.active(index, states_ND)
             if gathers and active_N is not None and _pays(halting, run.execution):
                 states_ND, halted = _gather_active(index, active_N, states_ND, halting, halted)
             if halting.is_over and (gathers or run.cache is None):
                 if run.cache is not None:
-                    _fill_caches(rounds[index:], index, run, states_ND, halting.rows, halted)
+                    one_0D = states_ND.chunk(own.n_states, dim=-1)[0]
+                    _fill_caches(rounds[index:], index, run, one_0D, halting.rows, halted)
                 break
             with torch.no_grad() if ticks and index < n_free else nullcontext():
                 entered_ND = states_ND if inject is None else inject(states_ND, halting.rows.take(injected_BTD))
@@ -303,28 +318,32 @@ class Stack:
                     entered_ND = entered_ND + halting.rows.take(tick)
                 weight_N, visible = halting.enter(index, states_ND, entered_ND)
                 here = Round.of(run, index, halting.rows, weight_N, visible, halted, halting.seen_BS)
-                left_ND = entered_ND
-                for step in steps:
-                    if run.recomputes:
-                        left_ND = recomputed(step, left_ND, run, here)
-                        continue
-                    for sub_layer in step:
-                        left_ND = sub_layer(left_ND, run, here)
+                left_ND = run_round(own, steps, entered_ND, run, here, banks.norm)
                 if own.round_norm is not None:
                     left_ND = banks.norm[own.round_norm](left_ND)
                 states_ND = halting.leave(index, states_ND, left_ND)
             if ticks and "rounds" in run.request:
                 run.rounds.append(halting.output(states_ND))
-        return self._end(own, halting.output(states_ND)), halting
+        return halting.output(states_ND), halting
 
     def exits(self, execution: Execution) -> bool:
         """Return whether tokens of this stack stop by the execution's criterion: some need predictions, and the tokens
-        of a causal stack cannot stop by what comes after them."""
-        if execution.exit is None or (execution.exit_scope == "sequence" and self.is_causal):
+        of a causal stack cannot stop by what comes after them, nor single ones in a loop of several states."""
+        if execution.exit is None or (execution.exit_scope == "sequence" and self.is_causal) or self.plan.loop.phases:
             return False
         if isinstance(self.halting, Select):  # its routers weigh what rounds add: another rule would be another model
             return False
         return execution.exit in OF_STATES or self.readout is not None
+
+    def why_not_by_sentence(self) -> str | None:
+        """Return why sentences of a batch cannot have rounds of their own (`RoundsBySentence`); None: they can."""
+        if not isinstance(self.halting, NoHalting):
+            return f"the tokens of the {self.plan.stack} halt by a rule of their own"
+        if self.signal.acts_on_rounds:
+            return f"the signal of the {self.plan.stack} tells rounds apart, and sentences with fewer begin later"
+        if self.plan.loop.keys != "own":
+            return f"the rounds of the {self.plan.stack} read keys of earlier ones, in which some sentences wait"
+        return None
 
     def program(self, n_rounds: int | None, execution: Execution) -> Program:
         """Return what runs: sub-layers by segment, round and step, and the halting rule of the loop.
@@ -342,9 +361,14 @@ class Stack:
                 reason = "a router chooses the tokens of every round of this stack; must be a number"
                 raise ConfigError([Problem(f"rounds.{self.plan.stack}", asked, reason)])
             rule, asked = ByLength(asked.per_token, asked.extra), asked.most
+        sentences = asked if isinstance(asked, RoundsBySentence) else None
+        if isinstance(asked, RoundsBySentence):
+            asked = asked.most
         plan = self.plan if asked is None else self.plan.with_rounds(asked)
         rounds = self._own_rounds if plan is self.plan else self._rounds(plan)
-        if not execution.halting:
+        if sentences is not None:
+            rule = BySentence(sentences.rounds)
+        elif not execution.halting:
             rule = _whole(rule)
         elif self.exits(execution):
             is_sequence = execution.exit_scope == "sequence"

@@ -172,6 +172,17 @@ class Parallel:
             sub_layer.fill_cache(states_0D, run, here)
 
 
+def run_steps(steps: Sequence[Sequence[Runnable]], states_ND: Tensor, run: Pass, here: Round) -> Tensor:
+    """Return the states after some steps, run one after the other."""
+    for step in steps:
+        if run.recomputes:
+            states_ND = recomputed(step, states_ND, run, here)
+            continue
+        for sub_layer in step:
+            states_ND = sub_layer(states_ND, run, here)
+    return states_ND
+
+
 def recomputed(step: Sequence[Runnable], states_ND: Tensor, run: Pass, here: Round) -> Tensor:
     """Run a step whose inner results are not kept: the backward pass runs it again."""
     for sub_layer in step:

@@ -26,6 +26,9 @@ def check_training(recipe: Recipe, device: torch.device) -> None:
     if config.expert_backend != "auto":
         model, lowered = without_memory(recipe.model), config.precision == "bfloat16"
         problems += _backend_problems(model, config.expert_backend, device, lowered)
+    if config.compile and config.rounds.per == "sentence":
+        why = "passes whose sentences have rounds of their own (training.rounds.per) cannot be compiled"
+        problems.append(Problem("training.compile", True, why))
     if config.compile and (reason := _why_not_compilable(without_memory(recipe.model), device)) is not None:
         problems.append(Problem("training.compile", True, reason))
     if config.rounds != PlannedRoundsConfig() or config.round_loss.kind != "last":

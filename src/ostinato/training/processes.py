@@ -14,7 +14,7 @@ import atexit
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -92,7 +92,15 @@ class Processes:
 
     def shard(self, batch: Batch) -> Batch:
         """Return this process's rows of a batch, every `world_size`-th of them; there may be none."""
-        return batch.rows(slice(self.rank, None, self.world_size)) if self.is_distributed else batch
+        return batch.rows(self._rows) if self.is_distributed else batch
+
+    def share(self, of_rows: Sequence[T]) -> Sequence[T]:
+        """Return what belongs to this process's rows, of what every row of a batch has."""
+        return of_rows[self._rows]
+
+    @property
+    def _rows(self) -> slice:
+        return slice(self.rank, None, self.world_size)
 
     def with_all_reduced(self, compute: Callable[[Sum], T]) -> T:
         """Return `compute(all_reduce)`, a function of sums over all processes; every process has to call this.

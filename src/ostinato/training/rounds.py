@@ -1,4 +1,5 @@
-"""How many rounds an update runs, and of which one its loss is: drawn from the run's seed and the update alone.
+"""How many rounds an update runs, or its sentences do, and of which one its loss is: drawn from the run's seed, the
+update and the place of a sentence in it alone.
 
 Every process of a run draws the same number, a resumed run draws what it would have drawn, and nothing is saved for it.
 """
@@ -20,6 +21,7 @@ from ostinato.config.training import (
 )
 from ostinato.errors import Problem
 from ostinato.models import Model
+from ostinato.nn.execution import RoundsBySentence
 from ostinato.nn.exits import Exit
 from ostinato.nn.halting import NoHalting
 
@@ -27,11 +29,25 @@ _SEED, _SEED_OF_LOSS = 514_229, 317_811
 """Keep these draws apart from each other, and from others that begin with the seed of a run."""
 
 
-def draw_rounds(config: RoundsConfig, seed: int, update: int) -> int | None:
-    """Return the rounds of update 1, 2, ...; None: the plan's."""
+Drawn = int | tuple[int, ...] | None
+"""Rounds of an update, of every sentence of it, or None: the plan's."""
+
+
+def draw_rounds(config: RoundsConfig, seed: int, update: int, n_sentences: int = 0) -> Drawn:
+    """Return the rounds of update 1, 2, ..., or of each of its sentences, all batches one after the other."""
     if isinstance(config, PlannedRoundsConfig):
         return None
     draws = _generator(_SEED + seed, update)
+    if config.per == "sentence":
+        return tuple(_draw(config, update, draws) for _ in range(n_sentences))
+    return _draw(config, update, draws)
+
+
+def _draw(
+    config: UniformRoundsConfig | PoissonRoundsConfig | LogNormalPoissonRoundsConfig,
+    update: int,
+    draws: torch.Generator,
+) -> int:
     match config:
         case UniformRoundsConfig() as c:
             most = int(c.grown(update, c.most))
@@ -56,11 +72,12 @@ def _generator(seed: int, update: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed * 2**31 + update)
 
 
-def rounds_of_stacks(model: Model, n_rounds: int | None) -> Mapping[str, int]:
-    """Return the rounds of every stack whose number of rounds can be changed."""
-    if n_rounds is None:
+def rounds_of_stacks(model: Model, drawn: Drawn) -> Mapping[str, int | RoundsBySentence]:
+    """Return the rounds of every stack whose number of rounds can be changed; none where there is no sentence."""
+    if drawn is None or drawn == ():
         return {}
-    return {name: n_rounds for name, stack in model.stacks.items() if stack.plan.is_fully_shared}
+    rounds = RoundsBySentence(drawn) if isinstance(drawn, tuple) else drawn
+    return {name: rounds for name, stack in model.stacks.items() if stack.plan.is_fully_shared}
 
 
 def round_problems(model: Model, rounds: RoundsConfig, loss: str) -> list[Problem]:
@@ -69,6 +86,8 @@ def round_problems(model: Model, rounds: RoundsConfig, loss: str) -> list[Proble
     if (rounds.kind != "plan" or rounds.gradient_rounds is not None) and not rounds_of_stacks(model, 1):
         reason = "no stack of this model has rounds that share all weights"
         found.append(Problem("training.rounds.kind", rounds.kind, reason))
+    if rounds.per == "sentence":
+        found += _problems_of_sentences(model, loss)
     if loss == "last":
         return found
     if not model.stacks:
@@ -88,3 +107,13 @@ def round_problems(model: Model, rounds: RoundsConfig, loss: str) -> list[Proble
         reason = f"needs more than one round, and the {name} has one"
         found.append(Problem("training.round_loss.kind", loss, reason))
     return found
+
+
+def _problems_of_sentences(model: Model, loss: str) -> list[Problem]:
+    """Return why sentences cannot have rounds of their own."""
+    whys = [stack.why_not_by_sentence() for stack in model.stacks.values() if stack.plan.is_fully_shared]
+    if any(True for _ in model.routed()):
+        whys.append("processes would have other numbers of rounds, of each of which routers keep records")
+    if loss != "last":
+        whys.append(f"sentences wait in some rounds, and training.round_loss.kind={loss} reads them")
+    return [Problem("training.rounds.per", "sentence", f"{why}: must be update") for why in whys if why is not None]

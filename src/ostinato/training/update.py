@@ -113,14 +113,20 @@ class Updater:
         update = self.config.n_updates if update is None else update
         sums: list[LossSums] = []
         observations: _Observations = (None, None)
-        rounds = rounds_of_stacks(self.model, draw_rounds(self.config.rounds, self.seed, update))
-        halts = update > self.config.halting.off_updates
-        with self.model.execution(halting=halts, rounds=rounds, gradient_rounds=self.config.rounds.gradient_rounds):
-            for number, batch in enumerate(batches, 1):
-                is_observed = observed and number == n
-                with self._noting_plan(batch):
-                    found, observations = self._backward(batch, n_labels, update, is_observed)
-                sums.append(found)
+        drawn = draw_rounds(self.config.rounds, self.seed, update, sum(batch.n_sentences for batch in batches))
+        halts, first = update > self.config.halting.off_updates, 0
+        for number, batch in enumerate(batches, 1):
+            own = drawn
+            if isinstance(drawn, tuple):
+                own = tuple(self.processes.share(drawn[first : first + batch.n_sentences]))
+                first += batch.n_sentences
+            rounds, gradient_rounds = rounds_of_stacks(self.model, own), self.config.rounds.gradient_rounds
+            with (
+                self.model.execution(halting=halts, rounds=rounds, gradient_rounds=gradient_rounds),
+                self._noting_plan(batch),
+            ):
+                found, observations = self._backward(batch, n_labels, update, observed and number == n)
+            sums.append(found)
         depth, routing = observations
         numbers_V = torch.stack([*(s.loss.detach().float() for s in sums), *(s.nll.float() for s in sums)])
         if depth is not None:

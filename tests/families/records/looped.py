@@ -6,7 +6,7 @@ from family import LEFT, PLAIN, RIGHT, Family, Variant
 from torch import Tensor
 
 from ostinato.data.batch import Batch
-from ostinato.interop.names.looped import huginn, ouro
+from ostinato.interop.names.looped import hrm_text, huginn, ouro, trm
 from ostinato.models import Model
 from ostinato.nn.execution import Execution
 
@@ -74,5 +74,36 @@ FAMILIES = [
             exits_at(0.9),
         ),
         float32=5e-5,
+    ),
+    Family(
+        "hrm-text",
+        "looped/hrm-text-toy",
+        hrm_text,
+        variants=(
+            Variant("plain"),
+            LEFT,
+            RIGHT,
+            # As published the gradient of a round goes through some of its low phases only, which no setting says.
+            Variant("full_gradient", checks=("gradients",)),
+        ),
+    ),
+    Family(
+        "trm",
+        "looped/trm-toy",
+        trm,
+        variants=(
+            Variant("segment_1"),
+            # The second pass goes on from the states of the first: twice as many rounds.
+            rounds(6, "segment_2", float32=1.6e-4),
+            learns_from(3, 1, "segment_1"),
+        ),
+        # Theirs has no bias, as a masked head has none.
+        settings=(
+            "model.head.kind=masked",
+            "model.tie_embeddings=none",
+            "task={kind: files, model_kind: language_model}",
+            "training.selection={metric: loss, mode: min}",
+        ),
+        float32=2.4e-5,
     ),
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
-from ostinato.config.model import LanguageModelConfig
+from ostinato.config.model import EncoderConfig, LanguageModelConfig
 from ostinato.config.sub_layers import DenseFeedForwardConfig
 from ostinato.interop.names.parts import attention_rules
 from ostinato.interop.weights import Part, Reshaped, Rule, Table, rules_of_layers
@@ -72,6 +72,53 @@ def huginn(config: LanguageModelConfig) -> Table:
         Rule("banks.injection.decoder_1.input.weight", Part(adapter, rows=(d_model, 2 * d_model), dim=1)),
     ]
     return Table(rules, tied={"lm_head.weight": "transformer.wte.weight"}, ignored=("freqs_cis",))
+
+
+def hrm_text(config: LanguageModelConfig) -> Table:
+    """Return the names of HRM-Text: two stacks of layers without parameters in their norms, and a first low state."""
+    stack, (low, high) = config.decoder, config.decoder.segments[0].states
+    assert isinstance(stack.ffn, DenseFeedForwardConfig)
+    layer, ours = "model.{i}", "banks.self_attention.decoder_{i}"
+    hidden = [Part(f"{layer}.mlp.{name}_proj.weight", size=stack.ffn.d_ff) for name in ("gate", "up")]
+    of_layer = [
+        *attention_rules(stack.self_attention, config.d_model, ours, f"{layer}.self_attn"),
+        Rule(f"{ours}.output_gate.weight", f"{layer}.self_attn.gate_proj.weight"),
+        Rule("banks.ffn.decoder_{i}.up.weight", *hidden),
+        Rule("banks.ffn.decoder_{i}.down.weight", f"{layer}.mlp.down_proj.weight"),
+    ]
+    theirs = [
+        *(f"L_module.layers.{i}" for i in range(low.n_steps)),
+        *(f"H_module.layers.{i}" for i in range(high.n_steps)),
+    ]
+    rules = rules_of_layers(zip(theirs, range(stack.n_steps), strict=True), of_layer)
+    rules += [
+        Rule("target_weight", "model.embed_tokens.weight"),
+        Rule("output_weight", "lm_head.weight"),
+        Rule("banks.start.decoder_0.0.vector_D", "model.z_L_init"),
+    ]
+    return Table(rules, ignored=("model.rotary_emb.inv_freq",))
+
+
+def trm(config: EncoderConfig) -> Table:
+    """Return the names of TRM: the layers that change both states, and what these are first; without its Q-head.
+
+    The output projection is the matrix of a masked head, or the map of a tagging head, whose bias theirs has not.
+    """
+    stack, layer = config.encoder, "inner.L_level.layers.{i}"
+    of_layer = [
+        Rule("banks.self_attention.encoder_{i}.qkv.weight", f"{layer}.self_attn.qkv_proj.weight"),
+        Rule("banks.self_attention.encoder_{i}.out.weight", f"{layer}.self_attn.o_proj.weight"),
+        Rule("banks.ffn.encoder_{i}.up.weight", f"{layer}.mlp.gate_up_proj.weight"),
+        Rule("banks.ffn.encoder_{i}.down.weight", f"{layer}.mlp.down_proj.weight"),
+    ]
+    rules = rules_of_layers([(i, i) for i in range(stack.segments[0].states[0].n_steps)], of_layer)
+    rules += [
+        Rule("target_weight", "inner.embed_tokens.embedding_weight"),
+        Rule("output_weight" if config.head.kind == "masked" else "head.weight", "inner.lm_head.weight"),
+        Rule("banks.start.encoder_0.0.vector_D", "inner.L_init"),
+        Rule("banks.start.encoder_0.1.vector_D", "inner.H_init"),
+    ]
+    return Table(rules, ignored=("inner.q_head.*",))
 
 
 def _filled(places: Mapping[str, str], name: str) -> str:
