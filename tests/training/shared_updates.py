@@ -12,7 +12,7 @@ from tiny_runs import BALANCE, HALTING, tiny_recipe
 from torch import Tensor
 
 from ostinato.config.recipe import Recipe
-from ostinato.config.training import BalanceConfig, DepthCostConfig
+from ostinato.config.training import BalanceConfig, DepthCostConfig, UniformRoundsConfig
 from ostinato.data.batch import Batch
 from ostinato.models import Seq2Seq
 from ostinato.training.optim import build_optimizer
@@ -55,6 +55,22 @@ def _universal(folder: Path) -> Recipe:
     return recipe.model_copy(update={"model": recipe.model.model_copy(update=stacks)})
 
 
+def _by_sentence(folder: Path) -> Recipe:
+    """Sentences have rounds of their own, in the first of which some have no gradient."""
+    recipe = _recipe(folder)
+    settings = recipe.model.model_dump(mode="json")
+    for name in recipe.model.stacks():
+        shared = {
+            kind: sub | {"share": "all"}
+            for kind, sub in settings[name].items()
+            if isinstance(sub, dict) and "share" in sub
+        }
+        settings[name] |= shared | {"n_steps": 2, "positions": {"kind": "sinusoidal"}}
+    rounds = UniformRoundsConfig(least=1, most=5, per="sentence", gradient_rounds=2)
+    training = recipe.training.model_copy(update={"rounds": rounds})
+    return recipe.model_copy(update={"model": type(recipe.model).model_validate(settings), "training": training})
+
+
 def _everything(folder: Path, **settings: Any) -> Recipe:
     return _recipe(folder, experts=True, halting=True, balance=ALL_BALANCE, **settings)
 
@@ -70,6 +86,7 @@ def _balanced(name: str) -> Callable[[Path], Case]:
 
 CASES: dict[str, Callable[[Path], Case]] = {
     "universal": lambda folder: (_universal(folder), [FIRST]),
+    "rounds by sentence": lambda folder: (_by_sentence(folder), [FIRST, SECOND, LONELY]),
     **{f"experts, {name}": _balanced(name) for name in BALANCE},
     "halting": lambda folder: (_recipe(folder, halting=True, compaction="always"), [FIRST]),
     "not halting yet": lambda folder: (_recipe(folder, halting=True, off_updates=N_UPDATES), [FIRST]),

@@ -21,7 +21,7 @@ from tiny_runs import add_experts, add_halting, write_letters
 from ostinato.config.base import Config
 from ostinato.config.load import load_recipe_config
 from ostinato.config.recipe import Recipe
-from ostinato.config.schema import Settings, slot_of
+from ostinato.config.schema import Settings, slots_of
 from ostinato.data.tokenizer import EOS_ID
 from ostinato.errors import OstinatoError
 from ostinato.evaluation.loading import load
@@ -175,8 +175,8 @@ def candidates(key: str, annotation: Any, value: Any) -> Iterator[Any]:
 
 def changes(config: Config, path: str = "") -> Iterator[tuple[str, Any]]:
     """Yield every leaf of a recipe with another value; of groups of several kinds also each other kind."""
-    for name, field in type(config).model_fields.items():
-        key, value, slot = f"{path}{name}", getattr(config, name), slot_of(field)
+    for name, slot in slots_of(type(config)).items():
+        key, value = f"{path}{name}", getattr(config, name)
         if key.startswith((*OPERATIONAL, *BY_DATA)) or name in UNREACHED or key in UNREACHED:
             continue
         if isinstance(value, Config):

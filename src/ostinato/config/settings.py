@@ -32,7 +32,7 @@ _NAMES_BY_UNIT = {
     "tokens": "block_length eval_tokens_per_batch kernel_in kernel_out max_answer_length max_distance max_length "
     "max_source_length max_target_length max_words mean_span min_length original_length random_offset reach "
     "tokens_per_batch window "
-    "decoding.top_k task.bucket task.long_min_length task.long_max_length",
+    "decoding.top_k task.bucket task.long_lengths task.long_min_length task.long_max_length",
     "tokens per source token": "max_length_ratio min_length_ratio",
     "units": "d_embedding d_ff d_head d_model d_router shared_d_ff",
     "rows": "n_token_types offset source_vocab_size target_vocab_size vocab_size",
