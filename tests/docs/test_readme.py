@@ -128,6 +128,7 @@ def is_of_a_report(command: Command) -> bool:
     return any(word.startswith((*names, *(f"runs/{name}" for name in names))) for word in command.arguments)
 
 
+@pytest.mark.slow
 def test_the_tour_of_the_command_line_runs_from_top_to_bottom(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
