@@ -211,7 +211,9 @@ def test_every_routed_sub_layer_says_at_every_step_what_it_chose(data: st.DataOb
 def _left_of_tokens(config: Config, stack: str, trace: HaltingTrace | None, round_: int, keep_BT: Tensor) -> Tensor:
     if trace is None or go_on_with_others(config, stack):
         return keep_BT.double()
-    return trace.remaining_BTR[..., round_] * trace.executed_BTR[..., round_]
+    # An exit gives the state that a token leaves with, whole.
+    left_BTR = 1.0 if isinstance(config.stacks()[stack].halting, ExitConfig) else trace.remaining_BTR
+    return (left_BTR * trace.executed_BTR)[..., round_].double()
 
 
 # --- experts have no order -------------------------------------------------------------------------------------------

@@ -54,8 +54,11 @@ def any_halting(**options: Any) -> st.SearchStrategy[Config]:
 
 
 def with_halting(config: Config, change: Callable[[HaltingConfig], HaltingConfig]) -> Config:
-    """Return a model with other rules."""
-    stacks = {name: s.model_copy(update={"halting": change(s.halting)}) for name, s in config.stacks().items()}
+    """Return a model with other rules; tokens halt in loops of one state."""
+    stacks = {}
+    for name, stack in config.stacks().items():
+        segments = [segment.model_copy(update={"states": []}) for segment in stack.segments]
+        stacks[name] = stack.model_copy(update={"halting": change(stack.halting), "segments": segments})
     return config.model_copy(update=stacks)
 
 
