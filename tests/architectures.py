@@ -25,14 +25,18 @@ from ostinato.config.halting import HaltingConfig, NoHaltingConfig
 from ostinato.config.loops import (
     INPUT,
     AddInjectionConfig,
+    ByRoundModulationConfig,
+    ByTimeModulationConfig,
     DecayInjectionConfig,
     InjectionConfig,
     InputStateConfig,
     LearnedStateConfig,
     LinearInjectionConfig,
     LoopStateConfig,
+    ModulationConfig,
     NoInjectionConfig,
     NoiseStateConfig,
+    NoModulationConfig,
     SegmentConfig,
     StateConfig,
     ZeroStateConfig,
@@ -234,6 +238,8 @@ class _Stacks:
             relative = relative.settings[relative.pattern[0]]
         norm: NormConfig = shared.get("norm") or draw(_norms())
         norm = norm.model_copy(update=self._where_norms_are())
+        if norm.has_final and not norm.weight:
+            norm = norm.model_copy(update={"final_weight": self._draw(st.booleans())})
         if not norm.has_final:
             segments = [s.model_copy(update={"end_norm": "own"}) if s.end_norm == "final" else s for s in segments]
         ffn = self._sub("ffn", n_steps, steps_per_round, shared, relative)
@@ -257,6 +263,10 @@ class _Stacks:
             "sparse_layer": None if self._fully_shared else draw(_sparse_layers(n_steps)),
             "halting": halting,
         }
+        if settings["sparse_layer"] or all(
+            settings[kind].kind != "dense" or settings[kind].share == "none" for kind in ("self_attention", "ffn")
+        ):
+            settings["segments"] = [one.model_copy(update={"delta_rank": 0}) for one in segments]
         if name == "decoder_of_pair":
             cross = self._sub("cross_attention", n_steps, steps_per_round, {}, relative)
             return DecoderConfig(cross_attention=cross, **settings)
@@ -327,6 +337,8 @@ def _segments(draw: st.DrawFn, before: int, looped: int, after: int) -> list[Seg
     core |= {"keys": draw(st.sampled_from(["own", "own", "first", "all"]))}
     if draw(st.integers(0, 2)):
         core |= {"state": InputStateConfig() if inject.kind == "none" else state, "round_norm": draw(st.booleans())}
+        core |= {"norms": draw(st.sampled_from(NORMS)), "vectors": draw(st.booleans())}
+        core |= {"delta_rank": draw(st.sampled_from([0, 1, 2])), "modulation": draw(st.sampled_from(MODULATIONS))}
         core |= {"inject": inject}
     else:
         states = draw(_states())
@@ -356,6 +368,8 @@ INJECTIONS: list[InjectionConfig] = [
     LinearInjectionConfig(),
     DecayInjectionConfig(),
 ]
+NORMS = ("shared", "by_round")
+MODULATIONS: list[ModulationConfig] = [NoModulationConfig(), ByRoundModulationConfig(), ByTimeModulationConfig()]
 STATES: list[StateConfig] = [InputStateConfig(), ZeroStateConfig(), LearnedStateConfig(), NoiseStateConfig(std=0.3)]
 
 
@@ -509,7 +523,7 @@ def traits(config: Seq2SeqConfig | LanguageModelConfig) -> set[str]:
         norm = stack.norm
         found |= {f"norm {norm.kind} {norm.placement}", f"positions {stack.positions.kind}"}
         found |= {f"final norm {norm.has_final} {norm.placement}", f"first norm {norm.first}"}
-        found |= {f"embedding norm {norm.embedding}"}
+        found |= {f"embedding norm {norm.embedding}", f"final weight {norm.final_weight}"}
         found |= {f"norm {norm.kind} weight {norm.weight}", f"norm {norm.kind} offset {norm.unit_offset}"}
         found |= {f"norm {norm.kind} bias {norm.has_bias}"}
         if isinstance(stack.positions, SinusoidalConfig):
@@ -519,6 +533,8 @@ def traits(config: Seq2SeqConfig | LanguageModelConfig) -> set[str]:
             found |= {f"segments {name}", f"end_norm {segment.end_norm}", f"end_map {segment.end_map}"}
             found |= {f"inject {segment.inject.kind}", f"state {segment.state.kind}"}
             found |= {f"round_norm {segment.round_norm}", f"keys {segment.keys}"}
+            found |= {f"norms {segment.norms}", f"vectors {segment.vectors}", f"delta {segment.delta_rank > 0}"}
+            found |= {f"modulation {segment.modulation.kind}"}
             for one in segment.states:
                 found |= {f"one of {len(segment.states)} states", f"norm of a state {one.norm}"}
                 found |= {f"state adds {'input' if other == INPUT else 'another'}" for other in one.adds}
@@ -604,6 +620,7 @@ def all_traits() -> set[str]:
         *(f"final norm {f} {p}" for f in (True, False) for p in PLACES),
         *(f"embedding norm {s}" for s in (True, False)),
         *(f"first norm {s}" for s in (True, False)),
+        *(f"final weight {s}" for s in (True, False)),
         *(f"norm {n} weight {s}" for n in ("layer", "rms") for s in (True, False)),
         *("norm rms offset True", "norm layer bias True", "norm layer bias False"),
         *(f"positions {p}" for p in ("none", "sinusoidal", "coordinates", "learned")),
@@ -615,6 +632,9 @@ def all_traits() -> set[str]:
         *(f"state {s.kind}" for s in STATES),
         *(f"{name} {s}" for name in ("round_norm", "end_map") for s in (True, False)),
         *(f"keys {k}" for k in ("own", "first", "all")),
+        *(f"norms {n}" for n in NORMS),
+        *(f"{name} {s}" for name in ("vectors", "delta") for s in (True, False)),
+        *(f"modulation {m.kind}" for m in MODULATIONS),
         *(f"end_norm {n}" for n in ("none", "own", "final")),
         *(f"one of {n} states" for n in (2, 3)),
         *(f"norm of a state {s}" for s in (True, False)),
@@ -652,7 +672,8 @@ def random_model(config: ModelConfig, seed: int = 0) -> Model:
     """Build a float64 model in evaluation mode whose every parameter is random: no zero table, no unit norm.
 
     Temperatures stay above their floor, so that gates are neither all 0 and 1 nor without a gradient. Halting units are
-    far from constant, and from each other, so that tokens halt in every round.
+    far from constant, and from each other, so that tokens halt in every round. Gates made of times stay near those that
+    are learned: they are made of 256 sinusoids.
     """
     torch.manual_seed(seed)
     model = build_model(config).double().eval()
@@ -665,6 +686,8 @@ def random_model(config: ModelConfig, seed: int = 0) -> Model:
                 parameter.abs_().add_(0.2)
             if ".halting." in name:
                 parameter.mul_(3.0 if parameter.ndim > 1 else 5.0)
+            if "banks.time." in name and parameter.ndim > 1:
+                parameter.mul_(0.2)
     return model
 
 

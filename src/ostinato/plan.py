@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import count, groupby, islice
+from itertools import count, groupby, islice, product
 from typing import Literal, get_args
 
 from ostinato.errors import ConfigError, Problem
@@ -56,6 +56,8 @@ class Use:
         before, output, after: names of norms in their bank: of what f reads, of what f gives, of the sum of states and
             output; None where there is none.
         position: name of the table in the bank of relative positions; None where the sub-layer uses none.
+        delta: name of what is added to its maps in their bank; None: they are the weights alone.
+        modulation: name of what gives a scale of what f reads and a gate of its output, in their bank; None: neither.
     """
 
     kind: Kind
@@ -64,6 +66,8 @@ class Use:
     output: str | None = None
     after: str | None = None
     position: str | None = None
+    delta: str | None = None
+    modulation: str | None = None
 
     @property
     def norms(self) -> tuple[str, ...]:
@@ -124,16 +128,20 @@ class Segment:
     Args:
         steps: of all rounds. is_loop: its rounds are what the step signal and halting tick in, and what may be another
             number at call time. A stack has one such segment.
+        is_repeated: all rounds have the same weights, and may have norms, deltas and modulations of their own.
         keys: whose keys and values a round reads: its own, those of the first round, or those of all rounds up to it.
-        start, inject, end_map: see `ostinato.nn.loops`. round_norm, end_norm: norms.
+        start, inject, vectors, time, end_map: see `ostinato.nn.loops`. round_norm, end_norm: norms.
         phases: of every round; empty: one state, which all steps of a round change.
     """
 
     steps: tuple[Step, ...]
     is_loop: bool = True
+    is_repeated: bool = False
     keys: Keys = "own"
     start: str | None = None
     inject: str | None = None
+    vectors: str | None = None
+    time: str | None = None
     round_norm: str | None = None
     end_map: str | None = None
     end_norm: str | None = None
@@ -149,6 +157,12 @@ class Segment:
     def n_states(self) -> int:
         """States that its rounds change."""
         return len({phase.state for phase in self.phases}) or 1
+
+    @property
+    def tells_rounds_apart(self) -> bool:
+        """Whether rounds have norms, deltas, modulations or vectors of their own."""
+        rounds = [[step.uses for step in steps] for steps in self.rounds()]
+        return any(name is not None for name in (self.vectors, self.time)) or any(own != rounds[0] for own in rounds)
 
     @property
     def n_rounds(self) -> int:
@@ -201,6 +215,10 @@ class SegmentPlan:
     Args:
         repeats: how often its steps run; None: once, and no token halts there.
         end_norm: "own": a norm of the segment's. "final": the stack's final norm, at this place, too.
+        norms_by_round: every round has norms of its own, of all sub-layers.
+        deltas: kinds of sub-layer to whose maps every round adds something of its own.
+        modulation: "by_round": every round has a scale and a gate of its own for every sub-layer. "by_time": they are
+            made of the times of the round, by the same weights in all rounds.
         states: what changes each of them, where it has several.
     """
 
@@ -212,7 +230,24 @@ class SegmentPlan:
     has_round_norm: bool = False
     has_end_map: bool = False
     end_norm: Literal["none", "own", "final"] = "none"
+    norms_by_round: bool = False
+    has_vectors: bool = False
+    deltas: tuple[Kind, ...] = ()
+    modulation: Literal["by_round", "by_time"] | None = None
     states: tuple[PhasePlan, ...] = ()
+
+    def use(self, use: Use, place: str, r: int) -> Use:
+        """Return a use as round r has it, at a place in the stack: the weights are those of all rounds."""
+        own, later = f"{use.kind}_{place}_round_{r}", f"_round_{r}" if self.norms_by_round else ""
+        before, output, after = (None if n is None else n + later for n in (use.before, use.output, use.after))
+        return replace(
+            use,
+            before=before,
+            output=output,
+            after=after,
+            delta=own if use.kind in self.deltas else None,
+            modulation={None: None, "by_round": own, "by_time": f"{use.kind}_{place}"}[self.modulation],
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,12 +283,15 @@ class Plan:
 
     @property
     def is_fully_shared(self) -> bool:
-        """True where all rounds run the same parameter sets, so that their number may change at call time."""
+        """True where all rounds run the same parameter sets, so that their number may change at call time.
+
+        They may have norms, deltas and modulations of their own: see `with_rounds`.
+        """
         rounds = [tuple(step.uses for step in steps) for steps in self.loop.rounds()]
-        return all(uses == rounds[0] for uses in rounds)
+        return self.loop.is_repeated or all(uses == rounds[0] for uses in rounds)
 
     def with_rounds(self, n_rounds: int) -> Plan:
-        """Return the plan with another number of rounds.
+        """Return the plan with another number of rounds: the first ones, or these and the last one again and again.
 
         Raises:
             ConfigError: fewer than one round, or a plan whose rounds differ.
@@ -268,8 +306,8 @@ class Plan:
                 "all share their weights and norms can run for another number"
             )
             raise ConfigError([Problem("n_steps", n_rounds, reason)])
-        first = next(self.loop.rounds())
-        looped = tuple(replace(step, round=r) for r in range(n_rounds) for step in first)
+        rounds = list(self.loop.rounds())
+        looped = tuple(replace(step, round=r) for r in range(n_rounds) for step in rounds[min(r, len(rounds) - 1)])
         parts = [replace(part, steps=looped) if part.is_loop else part for part in self.segments]
         return _numbered(self.stack, parts)
 
@@ -353,14 +391,21 @@ def build_plan(
     for number, own in enumerate(segments):
         name, groups = f"{stack}_{number}", laid[start : start + own.n_steps]
         phases, groups = _phases(name, own.states, groups) if own.states else ((), groups)
-        rounds = range(own.repeats or 1)
+        steps = list[Step]()
+        for r, (index, runs) in product(range(own.repeats or 1), list(enumerate(groups, start))):
+            for j, run in enumerate(runs):
+                place = f"{stack}_step_{index}" + ("_extra" if j else "")
+                steps.append(Step(0, r, tuple(own.use(use, place, r) for use in run), number, parallel))
         parts.append(
             Segment(
-                tuple(Step(0, r, uses, number, parallel) for r in rounds for group in groups for uses in group),
+                tuple(steps),
                 is_loop=own.repeats is not None,
+                is_repeated=own.repeats is not None,
                 keys=own.keys,
                 start=name if own.has_start else None,
                 inject=name if own.injects else None,
+                vectors=name if own.has_vectors else None,
+                time=name if own.modulation == "by_time" else None,
                 round_norm=f"round_{name}" if own.has_round_norm else None,
                 end_map=name if own.has_end_map else None,
                 end_norm={"none": None, "own": f"end_{name}", "final": f"final_{stack}"}[own.end_norm],

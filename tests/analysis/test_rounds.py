@@ -80,6 +80,8 @@ def test_norm_change_and_cosine_are_means_over_real_tokens() -> None:
         {"state": {"kind": "input"}},
         {"inject": {"kind": "linear"}, "end_map": True},
         {"inject": {"kind": "linear"}, "keys": "first"},
+        {"inject": {"kind": "add"}, "modulation": {"kind": "by_time"}, "vectors": True},
+        {"inject": {"kind": "add"}, "delta_rank": 2, "norms": "by_round", "modulation": {"kind": "by_round"}},
         {"inject": {"kind": "decay"}, "state": {"kind": "learned"}, "round_norm": True, "end_norm": "own"},
     ],
 )

@@ -140,8 +140,7 @@ def assert_close(family: Family, variant: Variant, found: Tensor, expected: Tens
 
 def step_by_step(model: Model, batch: Batch, variant: Variant, first: int) -> Tensor:
     """Return the logits after column `first` and every later one, with a cache."""
-    n_steps = variant.call.get("n_steps")
-    cache = model.encode(batch, n_steps=n_steps)  # type: ignore[operator]
+    cache = model.encode(batch, **variant.call)  # type: ignore[operator]
     ids, keep = batch.target.ids_BT, batch.target.keep_BT
     found = [model.step(ids[:, :first], cache, keep[:, :first])]  # type: ignore[operator]
     for t in range(first, ids.shape[1]):

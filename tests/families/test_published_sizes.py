@@ -95,6 +95,12 @@ COTFORMER = 50_257 * 768 + 24 * layer(768, 3072) + 2 * 768
 MOR_LAYER = grouped(960, 15, 5, 64) + feed_forward(960, 2560, bias=False, gated=True)
 SMOLLM = 49_152 * 960 + rms_layers(960, 32, MOR_LAYER)
 MOR = SMOLLM - 20 * (MOR_LAYER + 2 * 960) + 3 * 960
+# Sizes of which no total is published: gates and scales of 6 sub-layers, and two functions of a number.
+LOOPFORMER_TIME = 6 * (2 * 2048**2 + 2 * 2048) + 2 * (256 * 2048 + 2048**2 + 2 * 2048)
+LOOPFORMER = (50_257 + 1024) * 2048 + 3 * (4 * 2048**2 + 2 * 2048 * 5120) + LOOPFORMER_TIME + 2048
+# Gemma 2B's layers are 110,104,576 weights each; rank 512 on seven maps, twice.
+RELAXED_DELTAS = 512 * (2048 + 2048 + 2 * (2048 + 256) + 2048 + 2048 + 3 * (2048 + 16_384))
+RELAXED = 256_000 * 2048 + 9 * (grouped(2048, 8, 1, 256) + 3 * 2048 * 16_384) + 18 * (RELAXED_DELTAS + 4096) + 2048
 HRM_TEXT_LAYER = 5 * 1536**2 + 3 * 1536 * 4096
 HRM_TEXT = 2 * 65_536 * 1536 + 32 * HRM_TEXT_LAYER + 1536
 HRM_LAYER = 4 * 512**2 + 3 * 512 * 1536
@@ -105,6 +111,8 @@ LOOPED = {
     "looped/huginn-3.5b": (HUGINN, 3_564_976_800),
     "looped/cotformer": (COTFORMER, 208_707_840),
     "looped/mor-360m": (MOR, 165_177_600),
+    "looped/loopformer-3x8": (LOOPFORMER, 278_073_344),
+    "looped/relaxed-recursive-2b": (RELAXED, 2_142_840_832),
     "looped/hrm-text-1b": (HRM_TEXT, 1_182_795_264),
     "looped/trm-7m": (2 * HRM_LAYER + OF_PUZZLES, 6_828_043),
     "looped/hrm-27m": (8 * HRM_LAYER + OF_PUZZLES, 27_275_275),

@@ -196,6 +196,43 @@ def cotformer(w: Weights, ids: Tensor, rounds: int) -> Tensor:
     return norm(layer(h, 3, []), "final_decoder") @ w["target_weight"].T
 
 
+def relaxed(w: Weights, ids: Tensor, rounds: int) -> Tensor:
+    """W_l = W'_{l mod c} + B_l A_l on all seven matrices, norms by layer; rounds beyond the last have its own ones;
+    section 2.10."""
+    eps, d, H, K = 1e-6, 32, 4, 16
+
+    def added(name: str, delta: str, heights: list[int]) -> Tensor:
+        whole, parts, first = w[f"{name}.weight"], [], 0
+        a, b = w[f"{delta}.a.weight"], w[f"{delta}.b_FR"]
+        for i, height in enumerate(heights):
+            parts.append(b[first : first + height] @ a[4 * i : 4 * (i + 1)])
+            first += height
+        return whole + torch.cat(parts)
+
+    def layer(x: Tensor, i: int, r: int) -> Tensor:
+        attention, ffn = f"banks.self_attention.decoder_{i}", f"banks.ffn.decoder_{i}"
+        own = {
+            f"{name}.{part}.weight": added(f"{name}.{part}", f"banks.delta.{kind}_decoder_step_{i}_round_{r}.{part}", n)
+            for kind, name, part, n in (
+                ("self_attention", attention, "qkv", [H * K, K, K]),
+                ("self_attention", attention, "out", [d]),
+                ("ffn", ffn, "up", [64, 64]),
+                ("ffn", ffn, "down", [d]),
+            )
+        }
+        norms = [1 + w[f"banks.norm.{kind}_decoder_{i}_round_{r}.weight"] for kind in ("self_attention", "ffn")]
+        turn = lambda y: turned(y, 10_000.0, pairs=False)  # noqa: E731
+        x = x + attend(rms(x, norms[0], eps), {**w, **own}, i, H, 1, turn)
+        gate, linear = (rms(x, norms[1], eps) @ own[f"{ffn}.up.weight"].T).chunk(2, -1)
+        return x + (F.gelu(gate, approximate="tanh") * linear) @ own[f"{ffn}.down.weight"].T
+
+    h = F.embedding(ids, w["target_weight"]) * math.sqrt(d)
+    for r in range(rounds):
+        for i in (0, 1):
+            h = layer(h, i, min(r, 2))
+    return rms(h, 1 + w["banks.norm.final_decoder.weight"], eps) @ w["target_weight"].T
+
+
 def hrm_text(w: Weights, ids: Tensor, rounds: int) -> Tensor:
     """z_H = 50 E: three times z_L = F(z_L + z_H), then z_H = G(z_H + z_L), a norm behind each; section 2.14."""
 
@@ -247,6 +284,7 @@ TWINS: dict[str, tuple[str, str, Callable[[Weights, Tensor, int], Tensor]]] = {
         retrofit,
     ),
     "iso-depth": ("looped/iso-depth-toy", "", iso_depth),
+    "relaxed recursive": ("looped/relaxed-recursive-toy", "", relaxed),
     "length generalisation": ("looped/length-toy", "", length),
     "cotformer": ("looped/cotformer-toy", "", cotformer),
     "hrm-text, more rounds": ("looped/hrm-text-toy", "", hrm_text),

@@ -35,6 +35,7 @@ from ostinato.config.sub_layers import AttentionConfig, DenseFeedForwardConfig, 
 from ostinato.models import LanguageModel, Seq2Seq
 from ostinato.nn.loops import DecayInjection, InputState, LearnedState, LinearInjection, ZeroState
 from ostinato.plan import Plan, Segment, Step, Use
+from reference.by_round import gate_and_scale, time_of, with_added
 from reference.equations import (
     ACTIVATIONS,
     alibi_slope,
@@ -128,7 +129,9 @@ class _Twin:
 
     def __init__(self, model: Model, name: str, *, is_causal: bool, n_prefix: int | None = None) -> None:
         self._model, self._name, self._is_causal, self._n_prefix = model, name, is_causal, n_prefix
-        self._read_by_others: dict[int, list[Tensor | None]] = {}
+        self._read_by_others: dict[int, tuple[list[Tensor | None], Use]] = {}
+        self._made_by: list[Use] = []
+        self._time: Tensor | None = None
         self._config: StackConfig = model.config.stacks()[name]
 
     def run(self, states: States, n_steps: int | None, memory: States | None = None) -> tuple[States, Whole]:
@@ -164,6 +167,12 @@ class _Twin:
             if isinstance(positions, CoordinatesConfig):
                 tick = _table(r, d_model)
                 states = [x + (_table(t + 1, d_model) + tick) if halting.runs[t] else x for t, x in enumerate(states)]
+            if plan.loop.vectors is not None:
+                table: Tensor = banks.vectors[plan.loop.vectors].table_RD  # type: ignore[assignment]
+                own_D = table[min(r, len(table)) - 1]
+                states = [x + own_D if halting.runs[t] else x for t, x in enumerate(states)]
+            if plan.loop.time is not None:
+                self._time = time_of(banks.time[plan.loop.time], (r - 1) / plan.n_rounds, 1 / plan.n_rounds)
             halting.enter(r, states)
             for step in plan.loop.steps:
                 if step.round == r - 1:
@@ -208,6 +217,23 @@ class _Twin:
         first = before + sum(one.n_steps for one in states[:state])
         n = states[state].n_steps
         return n + (sparse is not None and first < sparse.after <= first + n)
+
+    def _weights(self, use: Use) -> Any:
+        """Return the parameter set of a use; where its round adds to it, its maps W + B A."""
+        module: Any = getattr(self._model.banks, use.kind)[use.weights]
+        if use.delta is None:
+            return module
+        sub = self._config.settings_of(use)
+        if isinstance(sub, AttentionConfig):
+            width, n_keys = sub.d_head or self._model.config.d_model // sub.n_heads, sub.n_kv_heads or sub.n_heads
+            heights = {"qkv": [sub.n_heads * width, n_keys * width, n_keys * width]}
+            heights |= {"out": [self._model.config.d_model]}
+            heights |= {"output_gate": [sub.n_heads * width]} if sub.output_gate else {}
+        else:
+            assert isinstance(sub, DenseFeedForwardConfig)
+            n = 2 if ACTIVATIONS[sub.activation][1] else 1
+            heights = {"up": [sub.d_ff] * n, "down": [self._model.config.d_model]}
+        return with_added(module, self._model.banks.delta[use.delta], heights)
 
     def _once(self, segments: Sequence[Segment], states: States, memory: States | None) -> States:
         """Apply the steps of segments in which no token halts."""
@@ -279,13 +305,17 @@ class _Twin:
         if before is not None:
             inputs = [self._norm(before, x) for x in states]
             others = [n if s is x else self._norm(before, s) for s, x, n in zip(seen, states, inputs, strict=True)]
+        gate: Tensor | float = 1.0
+        if use.modulation is not None:
+            gate, scale_D = gate_and_scale(self._model.banks.modulation[use.modulation], self._time)
+            inputs, others = [x * (1 + scale_D) for x in inputs], [x * (1 + scale_D) for x in others]
         running = [t for t, runs in enumerate(halting.runs) if runs]
         if use.kind == "self_attention":
             hidden = [halting.hides and not runs for runs in halting.runs]
             columns = [None if is_hidden else x for is_hidden, x in zip(hidden, others, strict=True)]
-            self._read_by_others[self._at.index] = columns
-            if self._at.keys:
-                columns = [x for step in self._at.keys for x in self._read_by_others[step]]
+            self._read_by_others[self._at.index] = columns, use
+            sets = [self._read_by_others[step] for step in self._at.keys or (self._at.index,)]
+            columns, self._made_by = [x for one, _ in sets for x in one], [made_by for _, made_by in sets]
             outputs = [self._attend(use, t, inputs, columns) for t in running]
         elif use.kind == "cross_attention":
             assert memory is not None
@@ -296,7 +326,7 @@ class _Twin:
             outputs = [self._feed_forward(use, inputs[t]) for t in running]
         new = list(states)
         for t, output in zip(running, outputs, strict=True):
-            x = states[t] + (output if after_f is None else self._norm(after_f, output))
+            x = states[t] + gate * (output if after_f is None else self._norm(after_f, output))
             new[t] = x if after_sum is None else self._norm(after_sum, x)
         return new
 
@@ -312,21 +342,35 @@ class _Twin:
             "sandwich": (True, False, True),
             "parallel": (True, False, False),
         }[self._config.norm.placement]
-        uses = self._config.plan(self._name).uses()
-        normed = (one for one in uses if not isinstance(self._config.settings_of(one), SparseLayerConfig))
-        if not self._config.norm.first and use == next(normed):
+        if not self._config.norm.first and self._is_first(use):
             there = (False, *there[1:])
         names = (use.before, use.output, use.after)
         assert tuple(name is not None for name in names) == there
         return names
 
+    def _is_first(self, use: Use) -> bool:
+        """Whether it is the first sub-layer of the stack with norms, or a repeat of it in a later round."""
+        plan, at = self._config.plan(self._name), self._at
+        first = next(
+            (step, one)
+            for step in plan.steps
+            for one in step.uses
+            if not isinstance(self._config.settings_of(one), SparseLayerConfig)
+        )
+        n = len(next(plan.segments[at.segment].rounds()))
+        place = (at.index - plan.segments[at.segment].steps[0].index) % n
+        is_repeated = at.round == 0 or plan.segments[at.segment].is_repeated
+        is_same_step = is_repeated and (at.segment, place) == (first[0].segment, first[0].index)
+        return is_same_step and (use.kind, use.weights) == (first[1].kind, first[1].weights)
+
     def _norm(self, name: str | None, x_D: Tensor) -> Tensor:
         if name is None:
             return x_D
-        return normalise(self._config.norm, self._model.banks.norm[name], x_D)
+        norm = self._config.norm.of_final if name == f"final_{self._name}" else self._config.norm
+        return normalise(norm, self._model.banks.norm[name], x_D)
 
     def _feed_forward(self, use: Use, x_D: Tensor) -> Tensor:
-        sub, module = self._config.settings_of(use), self._model.banks.ffn[use.weights]
+        sub, module = self._config.settings_of(use), self._weights(use)
         if isinstance(sub, ExpertFeedForwardConfig):
             maps, act_name = module.experts, sub.activation
             y_D = weighted(choose(sub, module, x_D), lambda e: run_maps(maps, e, act_name, x_D))  # type: ignore[arg-type]
@@ -361,21 +405,38 @@ class _Twin:
         sub = self._config.settings_of(use)
         assert isinstance(sub, AttentionConfig)
         sizes = (sub.n_heads, sub.n_kv_heads or sub.n_heads, sub.d_head or self._model.config.d_model // sub.n_heads)
-        module = getattr(self._model.banks, use.kind)[use.weights]
+        module = self._weights(use)
         if not isinstance(sub, RoutedConfig):
-            return self._read(read_heads(module, *sizes), use, t, inputs, others)
+            heads = read_heads(module, *sizes)
+            made_by = self._made_by if use.kind == "self_attention" else [use]
+            return self._read(
+                heads, use, t, inputs, others, [read_heads(self._weights(one), *sizes) for one in made_by]
+            )
         y_D = weighted(
             choose(sub, module, inputs[t]),
             lambda e: self._read(read_expert_heads(module, e, *sizes), use, t, inputs, others),
         )
         return y_D + module.sum_bias_D if isinstance(sub, ExpertAttentionConfig) and sub.sum_bias else y_D
 
-    def _read(self, heads: Heads, use: Use, t: int, inputs: States, others: Sequence[Tensor | None]) -> Tensor:
-        """concat over heads of sum_s softmax_s(q_t . k_s * scale + relation) v_s, gated, then the output projection."""
+    def _read(
+        self,
+        heads: Heads,
+        use: Use,
+        t: int,
+        inputs: States,
+        others: Sequence[Tensor | None],
+        makers: Sequence[Heads] | None = None,
+    ) -> Tensor:
+        """concat over heads of sum_s softmax_s(q_t . k_s * scale + relation) v_s, gated, then the output projection.
+
+        Args:
+            makers: of every set of keys that is read what makes them; None: `heads` of all.
+        """
         is_self = use.kind == "self_attention"
         # Of self-attention each set of keys that is read has all columns.
         T = len(others) // (len(self._at.keys) or 1) if is_self else len(others)
         shown = {s: x for s, x in enumerate(others) if x is not None}
+        of = {s: heads if makers is None else makers[s // T] for s in shown}
         visible = [s for s in shown if not (is_self and self._is_causal) or s % T < self._n_seen(t)]
         if is_self and (reach := self._config.relative_of(use).reach) is not None:
             visible = [s for s in visible if abs(s % T - t) <= reach]
@@ -384,13 +445,13 @@ class _Twin:
             q = heads.query[head](inputs[t])
             scores = []
             for s in visible:
-                k = heads.key[head](shown[s])
+                k = of[s].key[head](shown[s])
                 scores.append(self._score(use, head, q, k, t, s % T))
-            values = [heads.value[head](shown[s]) for s in visible]
+            values = [of[s].value[head](shown[s]) for s in visible]
             weighted_values = [w * v for w, v in zip(softmax(scores), values, strict=True)]
             mixed.append(sum(weighted_values[1:], weighted_values[0]))
         read = torch.cat(mixed)
-        gate = getattr(self._model.banks, use.kind)[use.weights].output_gate
+        gate = self._weights(use).output_gate
         return heads.out(read if gate is None else read / (1 + torch.exp(-read_affine(gate)(inputs[t]))))
 
     def _n_seen(self, t: int) -> int:

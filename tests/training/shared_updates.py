@@ -11,6 +11,7 @@ from routed_models import tiny_batches, tiny_model
 from tiny_runs import BALANCE, HALTING, tiny_recipe
 from torch import Tensor
 
+from ostinato.config.loops import SegmentConfig
 from ostinato.config.recipe import Recipe
 from ostinato.config.training import BalanceConfig, DepthCostConfig, UniformRoundsConfig
 from ostinato.data.batch import Batch
@@ -55,6 +56,14 @@ def _universal(folder: Path) -> Recipe:
     return recipe.model_copy(update={"model": recipe.model.model_copy(update=stacks)})
 
 
+def _consistent(folder: Path) -> Recipe:
+    """Two loops, each with a second pass of fewer rounds."""
+    recipe = _recipe(folder, consistency={"loss": 0.5, "states": 0.5})
+    loop = {"n_steps": 1, "segments": [SegmentConfig(repeats=4, vectors=True)]}
+    stacks = {name: stack.model_copy(update=loop) for name, stack in recipe.model.stacks().items()}
+    return recipe.model_copy(update={"model": recipe.model.model_copy(update=stacks)})
+
+
 def _by_sentence(folder: Path) -> Recipe:
     """Sentences have rounds of their own, in the first of which some have no gradient."""
     recipe = _recipe(folder)
@@ -92,6 +101,7 @@ CASES: dict[str, Callable[[Path], Case]] = {
     "not halting yet": lambda folder: (_recipe(folder, halting=True, off_updates=N_UPDATES), [FIRST]),
     "everything": lambda folder: (_everything(folder), [FIRST, SECOND, LONELY]),
     "recomputed": lambda folder: (_everything(folder, checkpoint_activations=True), [FIRST, SECOND, LONELY]),
+    "consistent": lambda folder: (_consistent(folder), [FIRST, LONELY]),
     "one row": lambda folder: (_everything(folder), [LONELY]),
 }
 

@@ -41,6 +41,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
+from ostinato.budget.by_round import time_bytes
 from ostinato.budget.loops import PlannedSegment, planned_segments
 from ostinato.budget.recurrent import recurrent_bytes
 from ostinato.budget.sizes import (
@@ -101,8 +102,10 @@ def activation_parts(run: TrainingPass, n_steps: int | None, vocab_size: int | N
         parts[f"{name}.halting"] += _halting(run, name, [first.get(r) for r in range(plan.n_rounds)], looped)
     for own in planned_segments(config, n_steps):
         parts[own.part] += own.saved_of_injection(run.tokens(own.stack), config.d_model, FLOAT, run.width)
-        of_norm = norm_bytes(own.stack_config.norm, run.tokens(own.stack), config.d_model)
-        parts[f"{own.stack}.norms"] += len(own.norms) * of_norm
+        if own.segment.time is not None:
+            parts[f"{own.stack}.modulation"] += time_bytes(config.d_model, own.n_rounds)
+        for name in own.norms:
+            parts[f"{own.stack}.norms"] += norm_bytes(own.norm_of(name), run.tokens(own.stack), config.d_model)
         parts["copies"] += run.copy_of(sum(w.products for w in (own.of_input, own.of_rounds, own.end_map)))
     parts.update(_shared(run, uses))
     parts.update(recurrent_bytes(run))
@@ -121,7 +124,7 @@ def _ends(run: TrainingPass, n_rows: int) -> Counter[str]:
         found["facts"] += 0 if config.max_words is None else words * (FLOAT * width + 1)
         found[f"{name}.dropout"] += run.tokens(name) * width if config.dropout else 0
         found[f"{name}.norms"] += (
-            norm_bytes(stack.norm, run.tokens(name), config.d_model) if stack.norm.has_final else 0
+            norm_bytes(stack.norm.of_final, run.tokens(name), config.d_model) if stack.norm.has_final else 0
         )
         found[f"{name}.norms"] += norm_bytes(stack.norm, run.tokens(name), width) if stack.norm.embedding else 0
         # All sentences have the same positions.
@@ -224,7 +227,7 @@ def _halting(run: TrainingPass, stack: str, firsts: list[PlannedUse | None], loo
     config, numbers = run.config.stacks()[stack], FLOAT * run.tokens(stack)
     states, n_rounds = numbers * run.config.d_model, len(firsts)
     # A gate is asked before the signal of the next round is added to the states it reads.
-    has_signal = config.positions.kind == "coordinates"
+    has_signal = config.positions.kind == "coordinates" or (loop is not None and loop.segment.vectors is not None)
     if loop is not None and loop.changes_states:
         # So it is with what is injected, which may save the states that it changes itself.
         has_signal = not loop.saves_states(FLOAT, run.width)

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from ostinato.budget.sizes import Weights, plans
 from ostinato.config.loops import SegmentConfig
 from ostinato.config.model import ModelConfig
+from ostinato.config.norm import NormalisationConfig
 from ostinato.config.stack import StackConfig
 from ostinato.plan import Segment
 
@@ -70,6 +71,16 @@ class PlannedSegment:
         """The norms that are made beside those of sub-layers, each as often as it is made."""
         of_round = (*(phase.norm for phase in self.segment.phases), self.segment.round_norm)
         return tuple(name for name in (*(of_round * self.n_rounds), self.segment.end_norm) if name is not None)
+
+    def norm_of(self, name: str) -> NormalisationConfig:
+        """Return what one of them computes: the stack's final norm, or one like the others."""
+        is_final = self.settings.end_norm == "final" and name == self.segment.end_norm
+        return self.stack_config.norm.of_final if is_final else self.stack_config.norm
+
+    @property
+    def n_vectors(self) -> int:
+        """Rounds that have a vector of their own."""
+        return self.settings.repeats or 1
 
     def saved_of_injection(self, tokens: int, d_model: int, number: int, width: int) -> int:
         """Return the bytes that injection and end map save.

@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ostinato.budget.by_round import delta_size, modulation_size, time_size
 from ostinato.budget.loops import planned_segments
 from ostinato.budget.recurrent import recurrent_parts
 from ostinato.budget.sizes import (
@@ -109,8 +110,9 @@ def count_parameters(
     stored: dict[tuple[str, str], _Item] = {}
     touched: dict[tuple[str, str], int] = {}
     executed = 0
-    for name, item in _items(config, n_steps):
+    for _, item in _items(config, None):  # rounds may have some of their own, which are there whether they run or not
         stored.setdefault(item.key, item)
+    for name, item in _items(config, n_steps):
         executed += item.executed
         if config.side_of(name) == "target":
             touched[item.key] = min(item.size, touched.get(item.key, 0) + item.touched)
@@ -142,6 +144,11 @@ def _items(config: ModelConfig, n_steps: int | None) -> Iterator[tuple[str, _Ite
         for name in planned.use.norms:
             norm = norm_size(planned.stack_config.norm, d_model)
             yield planned.stack, _whole(("norm", name), "norms", norm)
+        if delta := delta_size(planned, d_model):
+            yield planned.stack, _whole(("delta", planned.use.delta or ""), f"{planned.stack}.deltas", delta)
+        if modulation := modulation_size(planned, d_model):
+            by = "modulation", planned.use.modulation or ""
+            yield planned.stack, _whole(by, f"{planned.stack}.modulation", modulation)
         if planned.use.position is not None and isinstance(planned.sub, AttentionConfig):
             table = table_size(planned.relative, planned.sub, d_model)
             yield planned.stack, _whole(("position", planned.use.position), "positions", table)
@@ -151,14 +158,19 @@ def _items(config: ModelConfig, n_steps: int | None) -> Iterator[tuple[str, _Ite
         for what, (of, weights) in (once | {"end map": (own.segment.end_map, own.end_map)}).items():
             if weights.size:
                 yield name, _whole((f"loop {what}", of or ""), own.part, weights.size)
-        for _ in range(own.n_rounds):
+        if own.segment.time is not None:
+            yield name, _whole(("time", own.segment.time), f"{name}.modulation", time_size(d_model))
+        for r in range(own.n_rounds):
+            if own.segment.vectors is not None:
+                vector = f"{own.segment.vectors} {min(r, own.n_vectors - 1)}"
+                yield name, _whole(("vector", vector), own.part, d_model)
             if own.of_rounds.size:
                 yield name, _whole(("loop round", own.segment.inject or ""), own.part, own.of_rounds.size)
         for norm_name in own.norms:
-            yield name, _whole(("norm", norm_name), "norms", norm)
+            yield name, _whole(("norm", norm_name), "norms", norm_size(own.norm_of(norm_name), d_model))
     for name, stack in config.stacks().items():
         if stack.norm.has_final:
-            yield name, _whole(("norm", f"final_{name}"), "norms", norm_size(stack.norm, d_model))
+            yield name, _whole(("norm", f"final_{name}"), "norms", norm_size(stack.norm.of_final, d_model))
         if stack.norm.embedding:
             yield name, _whole(("embedding norm", name), "norms", norm_size(stack.norm, config.embedding_width))
         if unit := gate_weights(stack.halting, d_model, stack.plan(name).n_rounds).size:
@@ -241,7 +253,7 @@ def _part_order(config: ModelConfig) -> Iterator[str]:
         parts = [*(kind for kind, _ in stack.sub_layers()), "sparse_layer"]
         own = [part for kind in parts for part in (kind, f"{kind}.router")]
         names += own
-        yield from (f"{name}.{part}" for part in (*own, "loop", "halting"))
+        yield from (f"{name}.{part}" for part in (*own, "loop", "deltas", "modulation", "halting"))
     yield from (f"{SHARED}.{part}" for part in dict.fromkeys(names))
     yield from (one.part for one in recurrent_parts(config))
     yield from ("norms", "positions", "embeddings", "facts", "output", "head")

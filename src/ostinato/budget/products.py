@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from ostinato.budget.by_round import delta_size
 from ostinato.budget.loops import planned_segments
 from ostinato.budget.recurrent import recurrent_parts
 from ostinato.budget.sizes import (
@@ -43,7 +44,11 @@ from ostinato.config.positions import WindowConfig
 from ostinato.config.sub_layers import AttentionConfig
 
 SCORES, WINDOW, ROUTER, HEAD, EMBEDDINGS = "scores", "positions", "router", "head", "embeddings"
-EXITS = "exits"
+EXITS, DELTAS = "exits", "deltas"
+
+
+Reused = tuple[bool, str, str | None, str | None, str | None, int | None]
+"""See `Product`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +59,8 @@ class Product:
         part: what they are shown under. side: whose tokens it is made for. round: 0-based, of its stack.
         macs: whatever is seen. per_key: for every token of the side `seen` besides.
         of_every_token: made for halted tokens, too.
-        reused: of keys and values the weights (and norm) they are made with; made once for a halted token.
+        reused: of keys and values what they are made with: whether in the loop, weights, norm, delta, modulation, and
+            the round where its time changes that; made once for a halted token.
     """
 
     part: str
@@ -64,7 +70,7 @@ class Product:
     per_key: int = 0
     seen: str = "target"
     of_every_token: bool = False
-    reused: tuple[bool, str, str | None] | None = None
+    reused: Reused | None = None
 
 
 class TokenMacs(NamedTuple):
@@ -106,6 +112,8 @@ def products(
         else:
             macs = set_weights(sub, config.d_model).products * (sub.top_k if isinstance(sub, RoutedConfig) else 1)
             own.append(Product(part, side, planned.round, macs))
+            if delta := delta_size(planned, config.d_model):
+                own.append(Product(f"{planned.stack}.{DELTAS}", side, planned.round, delta))
         found[planned.stack] += own
         if planned.is_after_loop:
             # Keys and values of the memory are kept.
@@ -178,7 +186,7 @@ def token_macs(of_stack: Iterable[Product], depth: int, deepest: int) -> dict[tu
         depth: rounds the token takes part in. deepest: rounds that run, because some token takes part in them.
     """
     sums: dict[tuple[str, str], Counter[str]] = {}
-    reused: set[tuple[bool, str, str | None]] = set()
+    reused: set[Reused] = set()
     for product in of_stack:
         if product.round >= deepest:
             continue
@@ -213,10 +221,16 @@ def _attention(
     if is_cross:
         return
     if not planned.borrows_keys:
+        use, index_of_time = planned.use, index if planned.is_timed else None
+        made_by = planned.is_looped, use.weights, use.before, use.delta, use.modulation, index_of_time
         # Whom a router leaves out is not seen either.
-        hides = isinstance(planned.stack_config.halting, SelectConfig)
-        reused = None if hides else (planned.is_looped, planned.use.weights, planned.use.before)
+        reused = None if isinstance(planned.stack_config.halting, SelectConfig) else made_by
         yield Product(f"{part}.projections", side, index, keys_values, reused=reused)
+        if delta := delta_size(planned, d_model, of_keys=True):
+            added = None if reused is None else (reused[0], f"{use.weights} and what is added", *reused[2:])
+            yield Product(f"{planned.stack}.{DELTAS}", side, index, delta, reused=added)
+    if delta := delta_size(planned, d_model, of_keys=False):
+        yield Product(f"{planned.stack}.{DELTAS}", side, index, delta)
     relative = planned.relative
     if isinstance(relative, WindowConfig):
         yield Product(f"{part}.{WINDOW}", side, index, n * inner * (2 * relative.window + 1))

@@ -79,6 +79,10 @@ class PlannedUse:
     """Self-attention in which some tokens may be hidden, because a router left them out of a round."""
     is_after_loop: bool = False
     """In a segment that follows the loop."""
+    delta_rank: int = 0
+    """Of what its round adds to its maps."""
+    is_timed: bool = False
+    """Whether its modulation is made of the time of the round."""
 
     @property
     def relative(self) -> WindowConfig | OneRelativeConfig:
@@ -113,11 +117,13 @@ def planned_uses(config: ModelConfig, n_steps: int | None = None) -> Iterator[Pl
     for name, plan in plans(config, n_steps).items():
         loop = plan.segments.index(plan.loop)
         for number, segment in enumerate(plan.segments):
+            rank = stacks[name].segments[number].delta_rank if stacks[name].segments else 0
             for step in segment.steps:
                 for use in step.uses:
                     settings, whole = stacks[name].settings_of(use), stacks[name]
                     place = name, step.index, step.round, segment.is_loop
                     planned = PlannedUse(*place, use, settings, whole, is_after_loop=number > loop)
+                    planned = replace(planned, delta_rank=rank if use.delta else 0, is_timed=segment.time is not None)
                     yield _reading(planned, plan, step) if use.kind == "self_attention" else planned
 
 

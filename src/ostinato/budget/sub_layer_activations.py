@@ -54,6 +54,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ostinato.budget.by_round import delta_bytes, delta_size, modulation_bytes
 from ostinato.budget.sizes import (
     FeedForward,
     PlannedUse,
@@ -139,12 +140,16 @@ def use_bytes(run: TrainingPass, planned: PlannedUse) -> Counter[str]:
         has_copy = run.is_mixed and isinstance(planned.sub, ExpertAttentionConfig)
         own += run.width * states if is_attention and not has_copy else 0
     per_use, per_set = copied_weights(planned, config.d_model)
+    tokens, is_twice = run.tokens(stack), reads_expected_states(planned) and isinstance(planned.sub, AttentionConfig)
     found = Counter(
         {
             f"{stack}.norms": n_norms * norm_bytes(planned.stack_config.norm, run.tokens(stack), config.d_model),
             f"{stack}.dropout": run.tokens(stack) * config.d_model if config.dropout else 0,
             "copies": run.copy_of(per_use + (per_set if run.is_recomputed else 0)),
             planned.part: own,
+            f"{stack}.modulation": modulation_bytes(planned, tokens, config.d_model, reads_twice=is_twice),
+            f"{stack}.deltas": delta_bytes(planned, tokens, config.d_model, run.width, reads_twice=is_twice)
+            + run.copy_of(delta_size(planned, config.d_model)),
         }
     )
     if isinstance(planned.sub, RoutedConfig):
@@ -390,6 +395,8 @@ def saves_its_states(run: TrainingPass, planned: PlannedUse | None) -> bool:
     if planned is None:
         return False
     is_normed = planned.use.before is not None or isinstance(planned.sub, SparseLayerConfig)
+    if planned.use.modulation is not None and planned.use.before is None:
+        return not (isinstance(planned.sub, SeparableConvConfig) and reads_expected_states(planned))
     if "before" in PLACES[planned.stack_config.norm.placement] and is_normed:
         # The norm saves them, unless there is none: a convolution reads expected states only.
         return not (isinstance(planned.sub, SeparableConvConfig) and reads_expected_states(planned))

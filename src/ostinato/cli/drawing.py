@@ -94,6 +94,11 @@ def _loops(stack: StackConfig) -> Iterator[str]:
         words = [] if state == "input" else [f"starts from {'a learned vector' if state == 'learned' else state}"]
         words += [] if inject == "none" else [f"its input enters every round ({inject})"]
         words += [_WHOSE_KEYS[segment.keys]] if segment.keys in _WHOSE_KEYS else []
+        words += ["norms of every round"] if segment.norms == "by_round" else []
+        words += ["a vector for every round"] if segment.vectors else []
+        words += [f"maps of every round changed by rank {segment.delta_rank}"] if segment.delta_rank else []
+        modulated = {"none": [], "by_round": ["of every round"], "by_time": ["made of the times of a round"]}
+        words += [f"gates and scales {how}" for how in modulated[segment.modulation.kind]]
         words += ["a norm after every round"] if segment.round_norm else []
         words += ["a map at the end"] if segment.end_map else []
         words += {"none": [], "own": ["a norm at the end"], "final": ["the final norm at the end"]}[segment.end_norm]

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from ostinato.config.base import Config, Count, Number, Positive
 from ostinato.errors import Inert, Problem
-from ostinato.plan import Keys, PhasePlan, SegmentPlan
+from ostinato.plan import Keys, Kind, PhasePlan, SegmentPlan
 
 
 class NoInjectionConfig(Config):
@@ -84,6 +84,33 @@ StateConfig = Annotated[
 ]
 
 
+class NoModulationConfig(Config):
+    """x + f(norm(x))."""
+
+    kind: Literal["none"] = "none"
+
+
+class ByRoundModulationConfig(Config):
+    """g and s are learned vectors of every round, which start at 1 and 0 (as FiLM's, Perez et al. 2017)."""
+
+    kind: Literal["by_round"] = "by_round"
+
+
+class ByTimeModulationConfig(Config):
+    """(g, s) = W SiLU(c) + b, c = F_1(tau) + F_2(d) with the length d of the round's step and the sum tau of those
+    before it; F: sinusoids, two maps (LoopFormer).
+
+    A call says the lengths (`Execution.paths`); else R rounds have 1 / R each.
+    """
+
+    kind: Literal["by_time"] = "by_time"
+
+
+ModulationConfig = Annotated[
+    NoModulationConfig | ByRoundModulationConfig | ByTimeModulationConfig, Field(discriminator="kind")
+]
+
+
 INPUT = "input"
 """Stands among the names of states for what entered the segment."""
 
@@ -131,6 +158,16 @@ class SegmentConfig(Config):
     """Whose keys and values self-attention reads. own: those of the round. first: those of the first round in all of
     them, which makes them once and caches them once (Mixture-of-Recursions, "recursive sharing"). all: those of the
     same step in this round and all before it, side by side (CoTFormer)."""
+    norms: Literal["shared", "by_round"] = "shared"
+    """Whether the rounds share the norms of sub-layers. A call for more rounds has the last one's in those."""
+    vectors: bool = False
+    """Whether every round has a learned vector that is added to all states before it (CoTFormer's depth embedding);
+    they start at 0. Rounds beyond `repeats` have the last one."""
+    delta_rank: Count = 0
+    """Rank of what every round adds to the maps of dense self-attention and feed-forward: W + B A, B from 0 (Relaxed
+    Recursive Transformers). 0: nothing. Rounds beyond `repeats` have the last one's."""
+    modulation: ModulationConfig = NoModulationConfig()
+    """A scale s of what every sub-layer reads, and a gate g of its output: x + g f(norm(x) (1 + s))."""
     round_norm: bool = False
     """A norm after every round, of what the next one reads."""
     end_map: bool = False
@@ -145,8 +182,8 @@ class SegmentConfig(Config):
         """Steps that run in every round."""
         return sum(state.n_steps * state.repeats for state in self.states) or self.n_steps
 
-    def plan(self) -> SegmentPlan:
-        """Return how the segment is laid out."""
+    def plan(self, dense: tuple[Kind, ...]) -> SegmentPlan:
+        """Return how the segment is laid out; `dense`: the kinds of sub-layer that `delta_rank` means."""
         places = {name: place for place, name in enumerate([*(one.name for one in self.states), INPUT])}
         return SegmentPlan(
             self.n_steps,
@@ -157,6 +194,10 @@ class SegmentConfig(Config):
             has_round_norm=self.round_norm,
             has_end_map=self.end_map,
             end_norm=self.end_norm,
+            norms_by_round=self.norms == "by_round",
+            has_vectors=self.vectors,
+            deltas=dense if self.delta_rank else (),
+            modulation=None if self.modulation.kind == "none" else self.modulation.kind,
             states=tuple(
                 PhasePlan(
                     one.n_steps, one.repeats, tuple(places.get(name, len(self.states)) for name in one.adds), one.norm
@@ -174,11 +215,12 @@ class SegmentConfig(Config):
         if self.states:
             yield from self._state_problems(path)
         elif self.repeats is None:
-            for name, unset in (("state", "input"), ("inject", "none")):
+            for name, unset in (("state", "input"), ("inject", "none"), ("modulation", "none")):
                 if (kind := getattr(self, name).kind) != unset:
                     yield Inert(f"{path}{name}.kind", kind, f"has no effect without {path}repeats: remove it")
-            if self.keys != "own":
-                yield Inert(f"{path}keys", self.keys, f"has no effect without {path}repeats: remove it")
+            for name, plain in (("keys", "own"), ("norms", "shared"), ("vectors", False), ("delta_rank", 0)):
+                if (value := getattr(self, name)) != plain:
+                    yield Inert(f"{path}{name}", value, f"has no effect without {path}repeats: remove it")
             if self.round_norm:
                 reason = f"the segment runs once ({path}repeats is not set): {path}end_norm=own says the same"
                 yield Problem(f"{path}round_norm", True, reason)
@@ -209,6 +251,14 @@ class SegmentConfig(Config):
         if not self._reads_input and not any(one.state.kind == "input" for one in states):
             reason = f"nothing of what enters the segment would be read: let a state add {INPUT}, or start from it"
             yield Problem(f"{path}states", ", ".join(names), reason)
+        for name, plain in (("norms", "shared"), ("vectors", False), ("delta_rank", 0)):
+            if (value := getattr(self, name)) != plain:
+                yield Problem(
+                    f"{path}{name}", value, f"rounds of several states ({path}states) have nothing of their own"
+                )
+        if self.modulation.kind != "none":
+            reason = f"rounds of several states ({path}states) have nothing of their own"
+            yield Problem(f"{path}modulation.kind", self.modulation.kind, reason)
         for name, value, unset in (
             ("state", self.state.kind, "input"),
             ("inject", self.inject.kind, "none"),

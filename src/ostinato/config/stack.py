@@ -49,6 +49,14 @@ class NormConfig(NormalisationConfig):
     final: bool | None = None
     """Whether there is a norm after the last step; null: with every placement but post."""
 
+    final_weight: bool = False
+    """Learned weights (and bias) of the final norm where `weight` leaves them out of the others (LoopFormer)."""
+
+    @property
+    def of_final(self) -> NormalisationConfig:
+        """What the norm after the last step computes."""
+        return self.model_copy(update={"weight": True}) if self.final_weight else self
+
     @property
     def has_final(self) -> bool:
         """Whether there is a norm after the last step."""
@@ -60,6 +68,11 @@ class NormConfig(NormalisationConfig):
         if not self.first and self.placement not in ("pre", "peri", "sandwich"):
             reason = f"needs {path}placement pre, peri or sandwich, whose sub-layers follow each other behind norms"
             yield Problem(f"{path}first", False, reason)
+        if self.final_weight and (self.weight or not self.has_final):
+            reason = (
+                f"has no effect: {'all norms have weights' if self.weight else 'there is no final norm'}; remove it"
+            )
+            yield Inert(f"{path}final_weight", True, reason)
 
 
 class StackConfig(Config):
@@ -111,7 +124,7 @@ class StackConfig(Config):
             for kind, sub in self.sub_layers()
         ]
         sparse = None if self.sparse_layer is None else (self.sparse_layer.after, Use("ffn", f"{name}{_SPARSE}"))
-        segments = [segment.plan() for segment in self.segments]
+        segments = [segment.plan(self._dense_kinds()) for segment in self.segments]
         return build_plan(
             name,
             subs,
@@ -121,6 +134,11 @@ class StackConfig(Config):
             extra=sparse,
             has_first_norm=self.norm.first,
         )
+
+    def _dense_kinds(self) -> tuple[Kind, ...]:
+        """Return the kinds of sub-layer to whose maps a round may add something."""
+        kinds = ((kind, sub) for kind, sub in self.sub_layers() if kind != "cross_attention" and sub.share != "none")
+        return tuple(kind for kind, sub in kinds if getattr(sub, "kind", "") == "dense")
 
     def _tables(self) -> Literal["stack", "weights"] | tuple[int | None, ...] | None:
         """Return what has a table of relative positions: see `SubLayerPlan.position`."""
@@ -210,6 +228,10 @@ class StackConfig(Config):
                     f"the stack has no final norm ({path}norm.placement={self.norm.placement}); own: one of its own"
                 )
                 yield Problem(f"{path}segments.{number}.end_norm", "final", reason)
+            if segment.delta_rank and (self.sparse_layer is not None or not self._dense_kinds()):
+                reason = f"is added to the maps of dense {path}self_attention and {path}ffn: "
+                reason += f"leave out {path}sparse_layer" if self.sparse_layer is not None else "there are none"
+                yield Problem(f"{path}segments.{number}.delta_rank", segment.delta_rank, reason)
         if any(segment.states for segment in segments):
             if self.halting.kind not in ("none", "length"):
                 reason = f"a loop of several states ({path}segments) stops whole sentences only: must be none or length"

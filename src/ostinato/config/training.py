@@ -250,6 +250,25 @@ class RoundLossConfig(Config):
                 yield Inert(f"{path}{name}", value, f"has no effect with {path}kind={self.kind}: remove it")
 
 
+class ConsistencyConfig(Config):
+    """A second pass of every batch with fewer rounds, whose predictions count, too, and whose states are drawn to those
+    of the first (LoopFormer): loss + a loss' + b mean((stop(x) - x')^2), x what leaves the last stack.
+
+    Of R rounds the second pass runs M, any of 1 .. R - 1, drawn from the seed and the update only; with modulation by
+    time along a drawn path of M steps that are multiples of 1 / R. What has one round only has no second pass.
+    """
+
+    loss: Annotated[float, Field(ge=0)] = 0.0
+    """a: of the loss of the second pass (LoopFormer: 0.1)."""
+    states: Annotated[float, Field(ge=0)] = 0.0
+    """b: of the mean squared difference of the states of real tokens (LoopFormer: 0.1)."""
+
+    @property
+    def is_there(self) -> bool:
+        """Whether there is a second pass."""
+        return self.loss > 0 or self.states > 0
+
+
 class TrainingConfig(Config):
     """One training run."""
 
@@ -270,6 +289,8 @@ class TrainingConfig(Config):
     """How many rounds an update runs, of stacks whose rounds share their weights."""
     round_loss: RoundLossConfig = RoundLossConfig()
     """Of which rounds' predictions the loss is."""
+    consistency: ConsistencyConfig = ConsistencyConfig()
+    """A second pass with fewer rounds."""
     init_from: str | None = None
     """A run directory: the model starts from the weights of its best checkpoint, and reads text as that run does.
     Parameters that it lacks (gates of a halting rule, say) start as they would without it."""
@@ -326,6 +347,9 @@ class TrainingConfig(Config):
 
     def problems(self, path: str = "") -> Iterator[Problem]:
         """Settings of a start from a run need one, those of what trains something frozen, and gates to be asked."""
+        if self.consistency.is_there and self.rounds.per == "sentence":
+            reason = f"needs rounds that are the same for all sentences: {path}rounds.per=update"
+            yield Problem(f"{path}consistency", "set", reason)
         if self.freeze_except and not self.freeze:
             yield Problem(f"{path}freeze_except", self.freeze_except, f"needs {path}freeze, of which it is a part")
         if self.round_loss.kind == "improvement":

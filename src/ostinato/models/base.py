@@ -201,16 +201,20 @@ class TokenModel(Embeddings, ABC):
             raise ConfigError([Problem("halting_threshold", execution.halting_threshold, reason)])
         if execution.cached_rounds is not None:
             self._check_cached_rounds(execution.cached_rounds)
-        for name, n_rounds in execution.rounds.items():
+        for name in (*execution.rounds, *execution.paths):
+            n_rounds = execution.rounds_of(name)
             if name not in self.stacks:
                 reason = f"this model has no such stack; its stacks are: {', '.join(self.stacks) or 'none'}"
-                raise ConfigError([Problem("rounds", name, reason)])
+                raise ConfigError([Problem("paths" if name in execution.paths else "rounds", name, reason)])
+            if name in execution.paths and self.stacks[name].plan.loop.time is None:
+                reason = f"needs modulation by time: model.{name}.segments.N.modulation.kind=by_time"
+                raise ConfigError([Problem(f"paths.{name}", execution.paths[name], reason)])
             if isinstance(n_rounds, RoundsByLength) and "encoder" not in self.stacks:
                 reason = "a language model has no source, whose length is known before"
                 raise ConfigError([Problem(f"rounds.{name}", n_rounds, reason)])
             if isinstance(n_rounds, RoundsBySentence) and (not_so := self.stacks[name].why_not_by_sentence()):
                 raise ConfigError([Problem(f"rounds.{name}", "by sentence", not_so)])
-            if (most := n_rounds if isinstance(n_rounds, int) else n_rounds.most) is not None:
+            if (most := n_rounds if n_rounds is None or isinstance(n_rounds, int) else n_rounds.most) is not None:
                 self.stacks[name].plan.with_rounds(most)
         return execution
 
@@ -218,7 +222,7 @@ class TokenModel(Embeddings, ABC):
         """Return how many rounds every stack runs at most where a call does not say otherwise."""
         given = {
             name: asked if isinstance(asked, int) else asked.most for name, asked in self._execution.rounds.items()
-        }
+        } | {name: len(path) for name, path in self._execution.paths.items()}
         return {name: given.get(name) or stack.plan.n_rounds for name, stack in self.stacks.items()}
 
     def halting_thresholds(self) -> dict[str, float]:

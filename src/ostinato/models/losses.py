@@ -120,6 +120,12 @@ def loss_of_rounds(
     return LossSums(total, last.nll)
 
 
+def states_apart(first: ModelOutput, second: ModelOutput, keep_BT: Tensor) -> Tensor:
+    """Return the mean over real tokens and components of (stop(x) - x')^2, x what leaves the last stack."""
+    x_BTD, other_BTD = (list(output.stacks.values())[-1].states_BTD for output in (first, second))
+    return (x_BTD.detach() - other_BTD)[keep_BT].square().mean()
+
+
 def _of_labels(values_BTR: Tensor, batch: Batch) -> Tensor:
     """Return the values of the tokens that have labels."""
     if batch.places_BL is None:

@@ -24,10 +24,12 @@ from ostinato.config.halting import (
     StickBreakingConfig,
 )
 from ostinato.config.loops import (
+    ByTimeModulationConfig,
     DecayInjectionConfig,
     InputStateConfig,
     LearnedStateConfig,
     LinearInjectionConfig,
+    ModulationConfig,
     NoiseStateConfig,
     SegmentConfig,
     StateConfig,
@@ -53,12 +55,14 @@ from ostinato.nn.act import Act, ActUnit
 from ostinato.nn.attention import Attention, QkNorm
 from ostinato.nn.bank import Banks
 from ostinato.nn.by_length import ByLength
+from ostinato.nn.by_round import Deltas, Modulation, RoundTime, TimeModulation
 from ostinato.nn.exits import Exit
 from ostinato.nn.experts import ExpertAttention, ExpertFeedForward, ExpertMaps, SparseLayer
 from ostinato.nn.feedforward import FeedForward
 from ostinato.nn.halting import HaltingRule, NoHalting
 from ostinato.nn.init import (
     init_attention,
+    init_deltas,
     init_embedding,
     init_expert_attention,
     init_expert_maps,
@@ -66,6 +70,7 @@ from ostinato.nn.init import (
     init_linear_injection,
     init_projection,
     init_separable_conv,
+    init_time,
     zero_second_maps,
 )
 from ostinato.nn.layers import Linear, build_norm
@@ -281,6 +286,30 @@ def _build_state(config: StateConfig, d_model: int) -> nn.Module:
         case NoiseStateConfig() as c:
             return NoiseState(d_model, c.std, c.seed)
     return ZeroState()
+
+
+def build_deltas(module: Attention | FeedForward, rank: int, init: Init) -> Deltas:
+    """Return what a round adds to the maps of a parameter set."""
+    blocks = module.blocks
+    deltas = Deltas(blocks, {name: getattr(module, name).in_features for name in blocks}, rank)
+    init_deltas(deltas, init)
+    return deltas
+
+
+def build_modulation(config: ModulationConfig, d_model: int, init: Init) -> nn.Module:
+    """Return what gives gate and scale of a use."""
+    if isinstance(config, ByTimeModulationConfig):
+        by_time = TimeModulation(d_model)
+        init_time(by_time, init)
+        return by_time
+    return Modulation(d_model)
+
+
+def build_time(d_model: int, init: Init) -> RoundTime:
+    """Return what modulations by time are made of."""
+    time = RoundTime(d_model)
+    init_time(time, init)
+    return time
 
 
 def build_halting(config: HaltingConfig, d_model: int, n_rounds: int) -> tuple[nn.Module | None, HaltingRule]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Any
 
 import torch
 
@@ -15,15 +16,19 @@ from ostinato.errors import DataError
 from ostinato.models.base import TokenModel, as_batch, keep_or_none, source_of
 from ostinato.models.output import ModelOutput
 from ostinato.models.parts import (
+    build_deltas,
     build_embedding_map,
     build_halting,
     build_injection,
+    build_modulation,
     build_norm_of,
     build_relation,
     build_signal,
     build_start,
     build_sub_layer,
+    build_time,
 )
+from ostinato.nn.by_round import RoundVectors
 from ostinato.nn.cache import Cache
 from ostinato.nn.compiled import compiled_step
 from ostinato.nn.execution import Execution
@@ -109,8 +114,9 @@ class Transformer(TokenModel):
                 self.banks.relative[use.position] = build_relation(stack, use, config.d_model)
         for segment, settings_of_segment in zip(plan.segments, stack.segments, strict=False):
             self._fill_segment(segment, settings_of_segment, stack.norm)
+            self._fill_rounds(segment, settings_of_segment)
         if stack.norm.has_final:
-            self.banks.norm[f"final_{plan.stack}"] = build_norm_of(stack.norm, config.d_model)
+            self.banks.norm[f"final_{plan.stack}"] = build_norm_of(stack.norm.of_final, config.d_model)
         if stack.norm.embedding:
             self.banks.norm[f"embedding_{plan.stack}"] = build_norm_of(stack.norm, config.embedding_width)
         if config.d_embedding is not None:
@@ -129,6 +135,20 @@ class Transformer(TokenModel):
             init_projection(end_map, init)
         for name in segment.norms:
             banks.norm[name] = build_norm_of(norm, d_model)
+
+    def _fill_rounds(self, segment: Segment, settings: SegmentConfig) -> None:
+        """Make what rounds have of their own beside their norms."""
+        d_model, init, banks = self.config.d_model, self.config.init, self.banks
+        if segment.vectors is not None:
+            banks.vectors[segment.vectors] = RoundVectors(segment.n_rounds, d_model)
+        if segment.time is not None:
+            banks.time[segment.time] = build_time(d_model, init)
+        for use in (use for step in segment.steps for use in step.uses):
+            if use.delta is not None:
+                module: Any = getattr(banks, use.kind)[use.weights]
+                banks.delta[use.delta] = build_deltas(module, settings.delta_rank, init)
+            if use.modulation is not None and use.modulation not in banks.modulation:
+                banks.modulation[use.modulation] = build_modulation(settings.modulation, d_model, init)
 
 
 class Seq2Seq(Transformer):

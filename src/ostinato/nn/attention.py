@@ -285,6 +285,13 @@ class Attention(MultiHead, nn.Module):
         self.output_gate = Linear(d_model, self.inner, bias=False) if output_gate else None
         self.out = Linear(self.inner, d_model, bias=bias is True)
 
+    @property
+    def blocks(self) -> dict[str, Sequence[int]]:
+        """Outputs of every map, by what is made of the same ones: queries, keys, values; output; gate."""
+        own: dict[str, Sequence[int]] = {"qkv": (self.inner, self.kv_inner, self.kv_inner)}
+        own |= {} if self.output_gate is None else {"output_gate": (self.inner,)}
+        return own | {"out": (self.out.out_features,)}
+
     def queries_keys_values(self, x_ND: Float[Tensor, "N D"], decision: None = None) -> tuple[Tensor, Tensor]:
         """Return queries, and keys and values, of the same rows: one product."""
         # The backward pass of split is one concatenation; that of tensor_split fills two tensors of the whole width.

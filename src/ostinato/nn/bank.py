@@ -2,8 +2,8 @@
 
 One bank per kind of sub-layer, one for norms, one for tables of relative positions; by stack one for halting units, for
 tables of learned positions, and for maps from embeddings to states; by stack and segment one each for what loops have
-beside their steps. A set may serve many steps and more than one stack; it is one object, so it is counted, optimised
-and stored once.
+beside their steps, and one each for what rounds have of their own (`ostinato.nn.by_round`). A set may serve many steps
+and more than one stack; it is one object, so it is counted, optimised and stored once.
 """
 
 from __future__ import annotations
@@ -27,3 +27,7 @@ class Banks(nn.Module):
         self.end_map = nn.ModuleDict()
         self.positions = nn.ModuleDict()
         self.embedding = nn.ModuleDict()
+        self.delta = nn.ModuleDict()
+        self.modulation = nn.ModuleDict()
+        self.vectors = nn.ModuleDict()
+        self.time = nn.ModuleDict()

@@ -83,9 +83,9 @@ class CompiledStack:
 
     def _program(self, n_steps: int | None, execution: Execution) -> tuple[Program, Program]:
         """Return what the stack runs, and what stands for it where one column is new."""
-        n_rounds = execution.rounds.get(self._stack.plan.stack) if n_steps is None else n_steps
+        n_rounds = execution.rounds_of(self._stack.plan.stack) if n_steps is None else n_steps
         halting = execution.halting, execution.halting_threshold, execution.exit, execution.exit_scope
-        key = n_rounds, *halting, execution.expert_backend
+        key = n_rounds, *halting, execution.expert_backend, execution.paths.get(self._stack.plan.stack)
         if key not in self._programs:
             plain = self._stack.program(n_steps, execution)
             any_backend = execution.expert_backend == "auto"
@@ -191,8 +191,8 @@ class _SelfAttentionInPlace(SelfAttention):
         keys = cached.next(here.rows.n_sentences, _in_rows(run.cache.keep_BS), here.rows.index_N)
         if here.halted:
             newest_2RHK, new = cached.newest(), self.newly_halted(run, here)
-            made = [self.keys_values(self.module, rows.visible_LD) for rows in new]
-            for places_L, halted_LJ in self.of_halted(new, made, run):
+            made = [self.keys_values(self.module, rows.visible_LD, here) for rows in new]
+            for places_L, halted_LJ in self.of_halted(new, made, run, here):
                 newest_2RHK[:, places_L] = halted_LJ.view(-1, 2, *newest_2RHK.shape[2:]).transpose(0, 1)
         return keys
 

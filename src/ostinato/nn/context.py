@@ -15,8 +15,9 @@ from ostinato.nn.rows import Rows
 from ostinato.nn.shapes import Bool, Int, Tensor
 from ostinato.nn.types import CaptureKey, Routing
 
-KeysOf = tuple[int, str, str | None]
-"""What makes keys and values of a state: the segment, the weights, and the norm where one stands before them."""
+KeysOf = tuple[int, str, str | None, str | None, str | None, int | None]
+"""What makes keys and values of a state: the segment and the weights; the norm, the delta and the modulation where
+there are some; the round, where its time changes the modulation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +114,7 @@ class Round:
             None: all show their present states.
         positions_BA, visibility: of the rows as queries.
         halted: all rows that were gathered away so far, a group for every round before which there were any.
+        time_D: what modulations of the round are made of (`ostinato.nn.by_round.RoundTime`); None: there is no such.
     """
 
     index: int
@@ -122,6 +124,7 @@ class Round:
     positions_BA: Int[Tensor, "#B A"]
     visibility: Visibility
     halted: tuple[HaltedRows, ...] = ()
+    time_D: Tensor | None = None
 
     @classmethod
     def of(
@@ -133,6 +136,7 @@ class Round:
         visible: Callable[[Tensor], Tensor] | None,
         halted: tuple[HaltedRows, ...],
         seen_BS: Bool[Tensor, "B S"] | None = None,
+        time_D: Tensor | None = None,
     ) -> Round:
         """Return a round of a pass, given the rows that are left in it, and the columns that are seen in it."""
         if weight_N is None and rows.index_N is None and run.keep_BT is not None:
@@ -140,6 +144,7 @@ class Round:
         columns_BA = None if rows.index_N is None else rows.columns()
         visibility = run.visibility if seen_BS is None else replace(run.visibility, keep_BS=seen_BS)
         if columns_BA is None:
-            return cls(index, rows, weight_N, visible, run.positions, visibility, halted)
+            return cls(index, rows, weight_N, visible, run.positions, visibility, halted, time_D)
         positions_BA = run.positions.expand(rows.n_sentences, -1).gather(1, columns_BA)
-        return cls(index, rows, weight_N, visible, positions_BA, replace(visibility, columns_BA=columns_BA), halted)
+        visibility = replace(visibility, columns_BA=columns_BA)
+        return cls(index, rows, weight_N, visible, positions_BA, visibility, halted, time_D)

@@ -58,6 +58,9 @@ class Execution:
             in stacks whose tokens see each other in both directions.
         rounds: rounds of a stack, by its name, in place of the plan's (another number than it has: stacks whose rounds
             share all weights only). By length or by sentence: in place of the stack's halting rule, too.
+        paths: of a stack, by its name, the lengths of the steps that its rounds take together from 0 to 1, and so their
+            number in place of the plan's; read by modulations by time (`ostinato.nn.by_round`). Else R rounds have
+            1 / R each.
         gradient_rounds: of every loop the last rounds that the gradient goes through (truncated back-propagation).
             None: all.
         cached_rounds: in cached decoding, of how many rounds of a loop keys and values are kept: round r writes where
@@ -78,6 +81,7 @@ class Execution:
     exit: str | None = None
     exit_scope: ExitScope = "token"
     rounds: Mapping[str, int | RoundsByLength | RoundsBySentence] = field(default_factory=dict)
+    paths: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     gradient_rounds: int | None = None
     cached_rounds: int | None = None
     expert_backend: BackendChoice = "auto"
@@ -103,6 +107,11 @@ class Execution:
         if self.exit is None and self.exit_scope == "sequence":
             reason = f"needs an exit: the criterion that decides, one of {', '.join(CRITERIA_AT_TEST)}"
             problems.append(Problem("exit_scope", self.exit_scope, reason))
+        for name, path in self.paths.items():
+            if not path or min(path) <= 0 or abs(sum(path) - 1) > 1e-6:
+                problems.append(Problem(f"paths.{name}", path, "must be positive numbers whose sum is 1"))
+            if name in self.rounds and self.rounds[name] != len(path):
+                problems.append(Problem(f"rounds.{name}", self.rounds[name], f"paths.{name} has {len(path)} rounds"))
         for name in ("gradient_rounds", "cached_rounds"):
             if (n := getattr(self, name)) is not None and n < 1:
                 problems.append(Problem(name, n, "must be at least 1"))
@@ -110,6 +119,10 @@ class Execution:
             problems.append(Problem("halting_threshold", self.halting_threshold, "must lie in [0, 1]"))
         if problems:
             raise ConfigError(problems)
+
+    def rounds_of(self, stack: str) -> int | RoundsByLength | RoundsBySentence | None:
+        """Return the rounds of a stack; None: the plan's."""
+        return len(self.paths[stack]) if stack in self.paths else self.rounds.get(stack)
 
 
 DEFAULT_EXECUTION = Execution()

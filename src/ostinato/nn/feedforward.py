@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
@@ -32,6 +33,12 @@ class FeedForward(Dropping, nn.Module):
         # The gate's rows stand before the linear branch's: one matmul for both.
         self.up = Linear(d_model, 2 * d_ff if self.is_gated else d_ff, bias=bias)
         self.down = Linear(d_ff, d_model, bias=bias)
+
+    @property
+    def blocks(self) -> dict[str, Sequence[int]]:
+        """Outputs of every map: of gate and linear branch, and back to the states."""
+        d_ff = self.down.in_features
+        return {"up": (d_ff, d_ff) if self.is_gated else (d_ff,), "down": (self.down.out_features,)}
 
     def forward(
         self, x_BTD: Float[Tensor, "*B D"], decision: None = None, draws: Draws = "auto"

@@ -13,7 +13,8 @@ have their own initialisation. Depth-wise convolutions, whose outputs have one i
 kernel; under "normal" their deviation is 1 / sqrt(kernel), since 0.02 is made for hundreds of inputs and would all but
 silence three or five.
 Biases are zero except under "torch", and 1 in an LSTM's forget gates. Norms start at one and zero, tables of relative
-positions at zero. Packed
+positions at zero. What rounds have of
+their own is such that a new model is the one that shares all, but for gates made of times. Packed
 projections are initialised block by block, as if they stood apart. A parameter set shared by many steps is
 initialised once.
 """
@@ -28,6 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from ostinato.nn.attention import Attention
+from ostinato.nn.by_round import Deltas, LowRank, RoundTime, TimeModulation
 from ostinato.nn.experts import ExpertAttention, ExpertMaps
 from ostinato.nn.feedforward import FeedForward
 from ostinato.nn.loops import LinearInjection
@@ -103,6 +105,21 @@ def init_linear_injection(module: LinearInjection, init: Init, start: Literal["m
     kept, silent = (module.input, module.state) if start == "input" else (module.state, module.input)
     nn.init.eye_(kept.weight)
     nn.init.zeros_(silent.weight)
+
+
+def init_deltas(deltas: Deltas, init: Init) -> None:
+    """Initialise every A as a projection of its own; B stays 0."""
+    for delta in deltas.values():
+        assert isinstance(delta, LowRank)
+        _init_linear(delta.a, delta.a.out_features // delta.rank, init)
+
+
+def init_time(module: TimeModulation | RoundTime, init: Init) -> None:
+    """Initialise the maps that make gates and scales of a round's time."""
+    for linear in module.modules():
+        if isinstance(linear, nn.Linear):
+            # Gate and scale are projections of their own.
+            _init_linear(linear, 2 if isinstance(module, TimeModulation) else 1, init)
 
 
 def init_projection(linear: nn.Linear, init: Init) -> None:

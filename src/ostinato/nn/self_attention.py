@@ -52,7 +52,12 @@ class SelfAttention(SubLayer):
         self.looks_back_only, self.sees_some = looks_back_only, sees_some
         self.keys_from, self.makes_keys = step.keys, step.makes_keys
         self.rounds = rounds or (step.index,)
-        self.keys_of: KeysOf = step.segment, self.use.weights, self.use.before
+        self._segment = step.segment
+
+    def keys_of(self, here: Round) -> KeysOf:
+        """Return what makes keys and values in a round."""
+        use, by_time = self.use, here.time_D is not None and self.use.modulation is not None
+        return self._segment, use.weights, use.before, use.delta, use.modulation, here.index if by_time else None
 
     @property
     def relation(self) -> RelativePositions | None:
@@ -72,7 +77,7 @@ class SelfAttention(SubLayer):
             q_NI, kv_NJ = module.queries_keys_values(read_ND, decision)
         else:
             visible_ND = states_ND if here.visible is None else here.visible(states_ND)
-            q_NI, kv_NJ = module.queries(read_ND, decision), self.keys_values(module, visible_ND, new)
+            q_NI, kv_NJ = module.queries(read_ND, decision), self.keys_values(module, visible_ND, here, new)
         x_NI = self.read(module, q_NI, self.of_columns(kv_NJ, new, run, here), run, here)
         return module.output(module.gated(x_NI, read_ND), decision)  # type: ignore[no-any-return]
 
@@ -121,15 +126,15 @@ class SelfAttention(SubLayer):
 
     def newly_halted(self, run: Pass, here: Round) -> tuple[HaltedRows, ...]:
         """Return the groups of halted rows of which these weights have made no keys and values yet."""
-        return here.halted[len(run.halted_keys.get(self.keys_of, ())) :]
+        return here.halted[len(run.halted_keys.get(self.keys_of(here), ())) :]
 
-    def keys_values(self, attention: Any, visible_ND: Tensor, new: Sequence[HaltedRows] = ()) -> Float[Tensor, "N J"]:
+    def keys_values(
+        self, attention: Any, visible_ND: Tensor, here: Round, new: Sequence[HaltedRows] = ()
+    ) -> Float[Tensor, "N J"]:
         """Return keys and values of rows that look like this, and of newly halted ones behind them: one product."""
         if new:
             visible_ND = torch.cat([visible_ND, *(rows.visible_LD for rows in new)])
-        if self.use.before is not None:
-            visible_ND = self._banks.norm[self.use.before](visible_ND)
-        return attention.keys_values(visible_ND)  # type: ignore[no-any-return]
+        return attention.keys_values(self.prepared(visible_ND, self.modulation(here)))  # type: ignore[no-any-return]
 
     def of_columns(self, kv_NJ: Tensor, new: Sequence[HaltedRows], run: Pass, here: Round) -> Float[Tensor, "M J"]:
         """Return keys and values of all new columns, M = B T; zeros of gathered padding.
@@ -141,13 +146,16 @@ class SelfAttention(SubLayer):
             return kv_NJ
         sizes = [len(here.rows), *(len(rows.places_L) for rows in new)]
         kv_here_NJ, *made = torch.split(kv_NJ, sizes) if new else (kv_NJ,)
-        return lay_rows([(here.rows.index_N, kv_here_NJ), *self.of_halted(new, made, run)], here.rows.n_tokens)
+        return lay_rows([(here.rows.index_N, kv_here_NJ), *self.of_halted(new, made, run, here)], here.rows.n_tokens)
 
-    def of_halted(self, new: Sequence[HaltedRows], made: Sequence[Tensor], run: Pass) -> list[tuple[Tensor, Tensor]]:
+    def of_halted(
+        self, new: Sequence[HaltedRows], made: Sequence[Tensor], run: Pass, here: Round
+    ) -> list[tuple[Tensor, Tensor]]:
         """Return places, keys and values of all rows that were gathered away, a pair a group; `made`: of the new."""
-        known = [*run.halted_keys.get(self.keys_of, ()), *zip((rows.places_L for rows in new), made, strict=True)]
+        key = self.keys_of(here)
+        known = [*run.halted_keys.get(key, ()), *zip((rows.places_L for rows in new), made, strict=True)]
         if not run.recomputes:  # a step that is run again must find what it found the first time
-            run.halted_keys[self.keys_of] = known
+            run.halted_keys[key] = known
         return known
 
     def remember(self, attention: Any, kv_MJ: Tensor, run: Pass, here: Round) -> tuple[Tensor, Tensor]:
@@ -183,7 +191,7 @@ class SelfAttention(SubLayer):
         if not self.makes_keys:
             return
         attention, new = self.module, self.newly_halted(run, here)
-        kv_NJ = self.keys_values(attention, states_0D, new)
+        kv_NJ = self.keys_values(attention, states_0D, here, new)
         self.remember(attention, self.of_columns(kv_NJ, new, run, here), run, here)
 
     def prepare(self, run: Pass) -> None:

@@ -5,7 +5,7 @@
         states = what its first round starts from, if not from these
         for every round of it:
             stop where every token has halted; gather away the rows of those that have
-            states = inject(states, what entered the segment) + signal(round)
+            states = inject(states, what entered the segment) + signal(round) + the round's vector
             for every step of the round, for every sub-layer of the step:
                 states = sub_layer(states)
             (a loop of several states: so for one after the other, plus what its steps read of the others)
@@ -61,18 +61,20 @@ Rounds = Sequence[Sequence[Sequence[Runnable]]]
 
 class LoopProgram(NamedTuple):
     """What one segment runs: sub-layers, who takes part in their rounds, whether those tick, and what else it has
-    (`ostinato.plan.Segment`)."""
+    (`ostinato.plan.Segment`). `path`: the lengths of its rounds' steps, where something is made of them."""
 
     rounds: Rounds
     rule: HaltingRule
     ticks: bool = True
     segment: Segment = Segment(())
+    path: Sequence[float] = ()
 
     @property
     def acts_between_rounds(self) -> bool:
         """Whether something other than steps and signals is run in every round."""
         own = self.segment
-        return own.inject is not None or own.round_norm is not None or bool(own.phases)
+        between = (own.inject, own.vectors, own.time, own.round_norm)
+        return any(name is not None for name in between) or bool(own.phases)
 
 
 Program = Sequence[LoopProgram]
@@ -286,8 +288,10 @@ class Stack:
         Args:
             first: the round to begin with, from the states `left_BTE` that left the one before it.
         """
-        rounds, rule, ticks, own = segment
+        rounds, rule, ticks, own, path = segment
         banks = self.banks
+        clock: Any = None if own.time is None else banks.time[own.time]
+        times = [None if clock is None else clock(sum(path[:r], 0.0), path[r]) for r in range(len(rounds))]
         inject: Any = None if own.inject is None else banks.injection[own.inject]
         injected_BTD = states_BTD if inject is None else inject.prepare(states_BTD)
         if left_BTE is not None:
@@ -310,14 +314,18 @@ class Stack:
             if halting.is_over and (gathers or run.cache is None):
                 if run.cache is not None:
                     one_0D = states_ND.chunk(own.n_states, dim=-1)[0]
-                    _fill_caches(rounds[index:], index, run, one_0D, halting.rows, halted)
+                    _fill_caches(rounds[index:], times[index:], index, run, one_0D, halting.rows, halted)
                 break
             with torch.no_grad() if ticks and index < n_free else nullcontext():
                 entered_ND = states_ND if inject is None else inject(states_ND, halting.rows.take(injected_BTD))
                 if (tick := self.signal.at_round(signal, index) if ticks else None) is not None:
                     entered_ND = entered_ND + halting.rows.take(tick)
+                if own.vectors is not None:
+                    entered_ND = entered_ND + banks.vectors[own.vectors].of_round(index)  # type: ignore[operator]
                 weight_N, visible = halting.enter(index, states_ND, entered_ND)
-                here = Round.of(run, index, halting.rows, weight_N, visible, halted, halting.seen_BS)
+                here = Round.of(
+                    run, index, halting.rows, weight_N, visible, halted, time_D=times[index], seen_BS=halting.seen_BS
+                )
                 left_ND = run_round(own, steps, entered_ND, run, here, banks.norm)
                 if own.round_norm is not None:
                     left_ND = banks.norm[own.round_norm](left_ND)
@@ -341,6 +349,10 @@ class Stack:
             return f"the tokens of the {self.plan.stack} halt by a rule of their own"
         if self.signal.acts_on_rounds:
             return f"the signal of the {self.plan.stack} tells rounds apart, and sentences with fewer begin later"
+        if self.plan.loop.tells_rounds_apart:
+            return (
+                f"the rounds of the {self.plan.stack} have something of their own, and sentences with fewer begin later"
+            )
         if self.plan.loop.keys != "own":
             return f"the rounds of the {self.plan.stack} read keys of earlier ones, in which some sentences wait"
         return None
@@ -354,7 +366,7 @@ class Stack:
         Raises:
             ConfigError: another number than the plan's, of rounds that differ.
         """
-        asked = execution.rounds.get(self.plan.stack) if n_rounds is None else n_rounds
+        asked = execution.rounds_of(self.plan.stack) if n_rounds is None else n_rounds
         rule = self.halting
         if isinstance(asked, RoundsByLength):
             if isinstance(rule, Select):
@@ -375,8 +387,12 @@ class Stack:
             rule = Exit(cast(Criterion, execution.exit), execution.halting_threshold or 0.0, is_sequence=is_sequence)
         elif execution.halting_threshold is not None and execution.exit is None:
             rule = rule.at(execution.halting_threshold)
+        path = execution.paths.get(self.plan.stack) or (1 / plan.n_rounds,) * plan.n_rounds
+        if len(path) != plan.n_rounds:
+            reason = f"a path of {len(path)} steps was given for the {self.plan.stack}"
+            raise ConfigError([Problem("n_steps", n_rounds, reason)])
         return tuple(
-            LoopProgram(own, rule if segment.is_loop else NoHalting(), segment.is_loop, segment)
+            LoopProgram(own, rule if segment.is_loop else NoHalting(), segment.is_loop, segment, path)
             for segment, own in zip(plan.segments, rounds, strict=True)
         )
 
@@ -438,6 +454,7 @@ def _gather_active(
 
 def _fill_caches(
     rounds: Rounds,
+    times: Sequence[Tensor | None],
     first: int,
     run: Pass,
     states_0D: Tensor,
@@ -445,8 +462,8 @@ def _fill_caches(
     halted: tuple[HaltedRows, ...],
 ) -> None:
     """Fill the caches of rounds in which no token takes part: later ones may go deeper, and look back at them."""
-    for index, steps in enumerate(rounds, first):
-        here = Round.of(run, index, rows, None, None, halted)
+    for index, (steps, time_D) in enumerate(zip(rounds, times, strict=True), first):
+        here = Round.of(run, index, rows, None, None, halted, time_D)
         for step in steps:
             for sub_layer in step:
                 sub_layer.fill_cache(states_0D, run, here)

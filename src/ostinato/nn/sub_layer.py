@@ -1,8 +1,9 @@
 """A sub-layer of a plan: what every one of them has around its function f.
 
-    states = after(states + dropout(output(f(before(states)))))
+    states = after(states + dropout(g * output(f(before(states) * (1 + s)))))
 
-before, output and after are norms, of which the plan names some:
+A gate g and a scale s are there where the plan names a modulation (`ostinato.nn.by_round`). before, output and after
+are norms, of which the plan names some:
 
     post       after              Universal Transformers, section 2.1
     pre        before             T5, GPT-2
@@ -33,6 +34,9 @@ from ostinato.nn.experts import Decision, Routed
 from ostinato.nn.layers import at_least_float32
 from ostinato.nn.shapes import Float, Tensor
 from ostinato.plan import Step, Use
+
+GateAndScale = tuple[Tensor, Tensor]
+"""g and s, `[D]` each."""
 
 
 @runtime_checkable
@@ -74,12 +78,24 @@ class SubLayer(ABC):
 
     @property
     def module(self) -> Any:
-        """The parameter set, as it stands in its bank: one that was replaced is used."""
-        return self._bank[self.use.weights]
+        """The parameter set, as it stands in its bank: one that was replaced is used. What the use adds is added."""
+        found = self._bank[self.use.weights]
+        return found if self.use.delta is None else self._banks.delta[self.use.delta].added_to(found)  # type: ignore[operator]
 
     def norm(self, name: str | None) -> nn.Module | None:
         """Return a norm by its name, as it stands in its bank."""
         return None if name is None else self._banks.norm[name]
+
+    def modulation(self, here: Round) -> GateAndScale | None:
+        """Return the gate and the scale of a round; None where the use has none."""
+        name = self.use.modulation
+        return None if name is None else self._banks.modulation[name].of_time(here.time_D)  # type: ignore[operator]
+
+    def prepared(self, states_ND: Float[Tensor, "N D"], modulation: GateAndScale | None) -> Float[Tensor, "N D"]:
+        """Return states as f reads them: normed and scaled."""
+        if self.use.before is not None:
+            states_ND = self._banks.norm[self.use.before](states_ND)
+        return states_ND if modulation is None else states_ND * (1 + modulation[1])
 
     def __call__(
         self, states_ND: Float[Tensor, "N D"], run: Pass, here: Round, sum_ND: Float[Tensor, "N D"] | None = None
@@ -91,13 +107,14 @@ class SubLayer(ABC):
         """
         started = _seconds(states_ND.device) if "seconds" in run.request else 0.0
         module, use, norms = self.module, self.use, self._banks.norm
-        read_ND = self.reads(states_ND, here)
-        if use.before is not None:
-            read_ND = norms[use.before](read_ND)
+        modulation = self.modulation(here)
+        read_ND = self.prepared(self.reads(states_ND, here), modulation)
         decision = self.route(module, read_ND, run, here) if isinstance(module, Routed) else None
         output_ND = self.transform(module, read_ND, decision, states_ND, run, here)
         if use.output is not None:
             output_ND = norms[use.output](at_least_float32(output_ND))  # states are, under autocast, too
+        if modulation is not None:
+            output_ND = at_least_float32(output_ND) * modulation[0]
         onto_ND = states_ND if sum_ND is None else sum_ND
         if self.dropout and self._banks.training:
             moved_ND = add_dropped(onto_ND, output_ND, self.dropout, run.execution.dropout_draws)

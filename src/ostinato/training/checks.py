@@ -31,8 +31,9 @@ def check_training(recipe: Recipe, device: torch.device) -> None:
         problems.append(Problem("training.compile", True, why))
     if config.compile and (reason := _why_not_compilable(without_memory(recipe.model), device)) is not None:
         problems.append(Problem("training.compile", True, reason))
-    if config.rounds != PlannedRoundsConfig() or config.round_loss.kind != "last":
-        problems += round_problems(without_memory(recipe.model), config.rounds, config.round_loss.kind)
+    if config.rounds != PlannedRoundsConfig() or config.round_loss.kind != "last" or config.consistency.is_there:
+        model = without_memory(recipe.model)
+        problems += round_problems(model, config.rounds, config.round_loss.kind, config.consistency)
     if problems:
         raise ConfigError(problems)
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 
 from ostinato.config.training import (
+    ConsistencyConfig,
     LogNormalPoissonRoundsConfig,
     PlannedRoundsConfig,
     PoissonRoundsConfig,
@@ -25,7 +27,7 @@ from ostinato.nn.execution import RoundsBySentence
 from ostinato.nn.exits import Exit
 from ostinato.nn.halting import NoHalting
 
-_SEED, _SEED_OF_LOSS = 514_229, 317_811
+_SEED, _SEED_OF_LOSS, _SEED_OF_SHORTER = 514_229, 317_811, 196_418
 """Keep these draws apart from each other, and from others that begin with the seed of a run."""
 
 
@@ -68,6 +70,35 @@ def draw_round_of_loss(config: RoundLossConfig, seed: int, update: int) -> float
     return float(torch.rand((), generator=_generator(_SEED_OF_LOSS + seed, update), dtype=torch.float64))
 
 
+def draw_shorter(model: Model, rounds: Mapping[str, int], seed: int, update: int) -> dict[str, tuple[float, ...]]:
+    """Return the paths of a shorter pass in update 1, 2, ..., for stacks that can run fewer rounds than they do.
+
+    Of R rounds M in 1 .. R - 1 are left, whose steps are multiples of 1 / R: drawn from the first to the last but one,
+    any that leave room for the others, and the last one is the rest (LoopFormer).
+
+    Args:
+        rounds: of every stack.
+    """
+    draws, paths = _generator(_SEED_OF_SHORTER + seed, update), dict[str, tuple[float, ...]]()
+    share = float(torch.rand((), generator=draws, dtype=torch.float64))
+    for name in rounds_of_stacks(model, 1):
+        if (whole := rounds[name]) == 1:
+            continue
+        left, steps = whole, list[int]()
+        for others in reversed(range(1 + int(share * (whole - 1)))):
+            steps.append(int(torch.randint(1, left - others + 1, (), generator=draws)) if others else left)
+            left -= steps[-1]
+        paths[name] = tuple(step / whole for step in steps)
+    return paths
+
+
+def shorter_execution(model: Model, paths: Mapping[str, tuple[float, ...]]) -> dict[str, Any]:
+    """Return what changes in how a model runs when it takes such paths, or as many rounds where nothing reads them."""
+    timed = {name: path for name, path in paths.items() if model.stacks[name].plan.loop.time is not None}
+    given = {name: n for name, n in model.current_execution.rounds.items() if name not in timed}
+    return {"rounds": given | {name: len(paths[name]) for name in paths if name not in timed}, "paths": timed}
+
+
 def _generator(seed: int, update: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed * 2**31 + update)
 
@@ -80,9 +111,13 @@ def rounds_of_stacks(model: Model, drawn: Drawn) -> Mapping[str, int | RoundsByS
     return {name: rounds for name, stack in model.stacks.items() if stack.plan.is_fully_shared}
 
 
-def round_problems(model: Model, rounds: RoundsConfig, loss: str) -> list[Problem]:
-    """Return what of `training.rounds` and `training.round_loss` the model cannot do."""
+def round_problems(model: Model, rounds: RoundsConfig, loss: str, consistency: ConsistencyConfig) -> list[Problem]:
+    """Return what of `training.rounds`, `training.round_loss` and `training.consistency` the model cannot do."""
     found: list[Problem] = []
+    for name in ("loss", "states"):
+        if (weight := getattr(consistency, name)) and not rounds_of_stacks(model, 1):
+            reason = "no stack of this model has rounds that share all weights"
+            found.append(Problem(f"training.consistency.{name}", weight, reason))
     if (rounds.kind != "plan" or rounds.gradient_rounds is not None) and not rounds_of_stacks(model, 1):
         reason = "no stack of this model has rounds that share all weights"
         found.append(Problem("training.rounds.kind", rounds.kind, reason))

@@ -23,8 +23,10 @@ from ostinato.models.losses import (
     balance_loss,
     count_labels,
     depth_cost,
+    label_smoothed_loss,
     loss_of_rounds,
     requested,
+    states_apart,
 )
 from ostinato.models.output import ModelOutput
 from ostinato.nn.execution import Execution
@@ -33,7 +35,13 @@ from ostinato.training.gradients import all_reduce_gradients
 from ostinato.training.losses import add_empty_routings, token_shares
 from ostinato.training.optim import learning_rate, set_learning_rate
 from ostinato.training.processes import SINGLE_PROCESS, Processes
-from ostinato.training.rounds import draw_round_of_loss, draw_rounds, rounds_of_stacks
+from ostinato.training.rounds import (
+    draw_round_of_loss,
+    draw_rounds,
+    draw_shorter,
+    rounds_of_stacks,
+    shorter_execution,
+)
 from ostinato.training.routing import RoutingObservation, observe_routing, rounds_of
 
 _Observations = tuple[DepthObservation | None, RoutingObservation | None]
@@ -84,7 +92,7 @@ class Updater:
         model, optimizer: what is updated.
         config: its loss, clipping, precision, and schedule.
         processes: those that do every update together, each with its share of the rows.
-        seed: of the run, from which `config.rounds` and `config.round_loss` draw.
+        seed: of the run, from which `config.rounds`, `config.round_loss` and `config.consistency` draw.
     """
 
     def __init__(
@@ -182,7 +190,7 @@ class Updater:
         shard = processes.shard(whole)
         shares = token_shares(shard, whole, model) if processes.is_distributed else None
         batch = shard.to(model.device)
-        output, sums = self._forward(batch, update)
+        output, sums, apart = self._forward(batch, update)
         loss = sums.loss / n_labels
         routings, temperatures = output.by_router(), model.balance_temperatures()
         if processes.is_distributed:
@@ -193,6 +201,9 @@ class Updater:
             lambda all_reduce: balance_loss(routings, config.balance, temperatures, all_reduce)
         )
         loss = add_auxiliary(loss, balance, depth_cost(output, shares) if weight else None, weight, label_share)
+        if apart is not None and batch.n_sentences:
+            share = 1.0 if shares is None else shares[list(model.stacks)[-1]]
+            loss = loss + apart * (config.consistency.states * label_share * share)
         if loss.requires_grad:  # not where this process has no rows
             loss.backward()  # type: ignore[no-untyped-call]
         if not observed:
@@ -203,17 +214,36 @@ class Updater:
         )
         return sums, (observe_depth(model, output, batch, weight, shares), routing)
 
-    def _forward(self, batch: Batch, update: int) -> tuple[ModelOutput, LossSums]:
-        """Return the model's output for a batch, and the losses; for a batch without rows an empty output and zeros."""
+    def _forward(self, batch: Batch, update: int) -> tuple[ModelOutput, LossSums, Tensor | None]:
+        """Return the model's output for a batch, and the losses; for a batch without rows an empty output and zeros.
+
+        Returns:
+            Also how far the states of a second pass are from those of the first; None without one.
+        """
         if not batch.n_sentences:
             zero = torch.zeros((), device=self.model.device)
-            return ModelOutput(zero.new_zeros(0, 0, 0)), LossSums(zero, zero)
+            return ModelOutput(zero.new_zeros(0, 0, 0)), LossSums(zero, zero), None
         config = self.config
         is_float32 = config.precision == "float32"
         with nullcontext() if is_float32 else torch.autocast(self.model.device.type, dtype=torch.bfloat16):
             output = self._run(batch, request=requested(config.round_loss))
             draw = draw_round_of_loss(config.round_loss, self.seed, update)
             sums = loss_of_rounds(self.model.read, output, batch, config.round_loss, config.label_smoothing, draw)
+            sums, apart = self._with_shorter(batch, update, output, sums)
         # The logits are not read again: dropping them frees their memory before the backward pass, whose first
         # gradients are as large.
-        return replace(output, logits_BTV=output.logits_BTV.new_empty(0, 0, 0)), sums
+        return replace(output, logits_BTV=output.logits_BTV.new_empty(0, 0, 0)), sums, apart
+
+    def _with_shorter(
+        self, batch: Batch, update: int, output: ModelOutput, sums: LossSums
+    ) -> tuple[LossSums, Tensor | None]:
+        """Return the losses with those of a pass through fewer rounds, and how far apart the states of both are."""
+        config, model = self.config, self.model
+        paths = draw_shorter(model, model.n_rounds(), self.seed, update) if config.consistency.is_there else {}
+        if not paths:
+            return sums, None
+        with model.execution(**shorter_execution(model, paths)):
+            shorter = self._run(batch)
+        own = label_smoothed_loss(shorter.logits_BTV, batch.labels_BT, batch.loss_mask_BT, config.label_smoothing)
+        apart = states_apart(output, shorter, batch.target.keep_BT)
+        return LossSums(sums.loss + config.consistency.loss * own.loss, sums.nll), apart

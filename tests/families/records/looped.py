@@ -6,7 +6,7 @@ from family import LEFT, PLAIN, RIGHT, Family, Variant
 from torch import Tensor
 
 from ostinato.data.batch import Batch
-from ostinato.interop.names.looped import hrm_text, huginn, ouro, trm
+from ostinato.interop.names.looped import hrm_text, huginn, loopformer, ouro, trm
 from ostinato.models import Model
 from ostinato.nn.execution import Execution
 
@@ -42,6 +42,12 @@ def learns_from(n: int, last: int, name: str) -> Variant:
     return Variant(name, run=run, checks=("gradients",))
 
 
+def along(name: str, *path: float) -> Variant:
+    """Return a call whose rounds take steps of these lengths."""
+    checks = ("numbers", "cached", "rows", *(["gradients"] if len(set(path)) > 1 else []))
+    return Variant(name, call={"execution": Execution(paths={"decoder": path})}, checks=checks, float32=3e-4)
+
+
 # The reference starts from zeros, which its configuration cannot say: its call can.
 CORE = "{n_steps: 2, repeats: 4, state: {kind: zeros}, inject: {kind: linear}, end_norm: final}"
 ZEROS = f"model.decoder.segments=[{{n_steps: 1}}, {CORE}, {{n_steps: 1}}]"
@@ -60,6 +66,18 @@ FAMILIES = [
             learns_from(4, 2, "rounds_2_2"),
         ),
         settings=(ZEROS,),
+    ),
+    Family(
+        "loopformer",
+        "looped/loopformer-toy",
+        loopformer,
+        variants=(
+            along("path_8_equal", *(8 * [1 / 8])),
+            along("path_4_equal", *(4 * [1 / 4])),
+            along("path_quarter_quarter_half", 1 / 4, 1 / 4, 1 / 2),
+        ),
+        # The class leaves eps to torch, which takes that of the numbers' type: in float64 another than the recipe's.
+        settings=("model.decoder.norm.eps=2.220446049250313e-16",),
     ),
     Family(
         "ouro",

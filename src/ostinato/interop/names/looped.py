@@ -7,7 +7,7 @@ from functools import partial
 
 from ostinato.config.model import EncoderConfig, LanguageModelConfig
 from ostinato.config.sub_layers import DenseFeedForwardConfig
-from ostinato.interop.names.parts import attention_rules
+from ostinato.interop.names.parts import attention_rules, both
 from ostinato.interop.weights import Part, Reshaped, Rule, Table, rules_of_layers
 
 
@@ -72,6 +72,35 @@ def huginn(config: LanguageModelConfig) -> Table:
         Rule("banks.injection.decoder_1.input.weight", Part(adapter, rows=(d_model, 2 * d_model), dim=1)),
     ]
     return Table(rules, tied={"lm_head.weight": "transformer.wte.weight"}, ignored=("freqs_cis",))
+
+
+def loopformer(config: LanguageModelConfig) -> Table:
+    """Return the names of LoopFormer: layers whose gates and scales are made of a round's times; no norm has weights
+    but the final one."""
+    d_model, layer, turns = config.d_model, "transformer.h.blocks.{i}", ("map.weight", "map.bias")
+    of_layer = [
+        Rule("banks.self_attention.decoder_{i}.qkv.weight", f"{layer}.attn.c_attn.weight"),
+        Rule("banks.self_attention.decoder_{i}.out.weight", f"{layer}.attn.c_proj.weight"),
+        Rule("banks.ffn.decoder_{i}.up.weight", f"{layer}.mlp.c_fc.weight"),
+        Rule("banks.ffn.decoder_{i}.down.weight", f"{layer}.mlp.c_proj.weight"),
+    ]
+    for kind, first in (("self_attention", 0), ("ffn", d_model)):
+        for ours in turns:
+            # Theirs are gates of attention and feed-forward, then both scales.
+            theirs = f"{layer}.adaLN_modulation.1.{ours.removeprefix('map.')}"
+            rows = [(start, start + d_model) for start in (first, first + 2 * d_model)]
+            parts = [Part(theirs, rows=one, size=d_model) for one in rows]
+            of_layer.append(Rule(f"banks.modulation.{kind}_decoder_step_{{i}}.{ours}", *parts))
+    rules = rules_of_layers([(i, i) for i in range(config.decoder.n_steps)], of_layer)
+    for ours, theirs in (("before", "time_embedder"), ("step", "dt_embedder")):
+        for number, place in ((0, 0), (1, 2)):
+            rules += both(f"banks.time.decoder_0.{ours}.{number}", f"{theirs}.mlp.{place}")
+    rules += [
+        Rule("target_weight", "transformer.wte.weight"),
+        Rule("banks.positions.decoder.weight", "transformer.wpe.weight"),
+        Rule("banks.norm.final_decoder.weight", "transformer.norm_f.weight"),
+    ]
+    return Table(rules, tied={"lm_head.weight": "transformer.wte.weight"})
 
 
 def hrm_text(config: LanguageModelConfig) -> Table:

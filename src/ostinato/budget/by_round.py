@@ -1,0 +1,110 @@
+"""What rounds have of their own (`ostinato.nn.by_round`): parameters, products and saved bytes.
+
+With D = d_model, I and J the widths of queries and of keys, F = d_ff, N tokens, r the rank, w bytes of a number that a
+product reads (* float32 whatever the precision), per use:
+
+    delta        attention      r (3 D + I + 2 J) + r (I + D), with an output gate r (D + I) more
+                 feed-forward   r (D + F) for each map to the hidden layer, r (F + D) back
+                 as many MACs a token; saves A x, w r N for each of these maps, and under autocast a second copy of what
+                 the first maps read w N D, and one of A and B
+    modulation   2 D by round; by time 2 D^2 + 2 D for all rounds; saves what is scaled and what is gated N D * each,
+                 and of expected states what is scaled N D *
+    vectors      D a round
+    time         2 (256 D + D^2 + 2 D), for all rounds
+
+What is made of the number of a round alone (W SiLU(c) + b, F(t)) costs the same in every pass, however many tokens it
+has, and less than one token: it is not among the MACs.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from ostinato.config.sub_layers import GATED, AttentionConfig, DenseFeedForwardConfig
+
+if TYPE_CHECKING:
+    from ostinato.budget.sizes import PlannedUse
+
+_N_SINUSOIDS = 256
+_FLOAT = 4
+
+
+class DeltaMap(NamedTuple):
+    """A x of one map, and B of it.
+
+    Args:
+        reads, gives: widths. reads_states: of what the sub-layer reads. makes_keys: keys, or values.
+    """
+
+    reads: int
+    gives: int
+    reads_states: bool
+    makes_keys: bool = False
+
+    @property
+    def size(self) -> int:
+        """Parameters, and products of a token, by rank."""
+        return self.reads + self.gives
+
+
+def delta_maps(planned: PlannedUse, d_model: int) -> list[DeltaMap]:
+    """Return the maps to which a use adds something of low rank."""
+    if planned.use.delta is None:
+        return []
+    match planned.sub:
+        case AttentionConfig() as attention:
+            inner, keys = (n * attention.head_width(d_model) for n in (attention.n_heads, attention.n_key_heads))
+            made = [DeltaMap(d_model, keys, True, True)] * 2
+            gate = [DeltaMap(d_model, inner, True)] if attention.output_gate else []
+            return [DeltaMap(d_model, inner, True), *made, *gate, DeltaMap(inner, d_model, False)]
+        case DenseFeedForwardConfig() as ffn:
+            up = DeltaMap(d_model, ffn.d_ff, True)
+            return [up] * (2 if ffn.activation in GATED else 1) + [DeltaMap(ffn.d_ff, d_model, False)]
+    raise TypeError(f"no deltas are known for {type(planned.sub).__name__}")
+
+
+def delta_size(planned: PlannedUse, d_model: int, *, of_keys: bool | None = None) -> int:
+    """Return the parameters of a delta, and its products of a token: all, or those that make keys and values or not."""
+    maps = delta_maps(planned, d_model)
+    return planned.delta_rank * sum(one.size for one in maps if of_keys is None or one.makes_keys == of_keys)
+
+
+def modulation_size(planned: PlannedUse, d_model: int) -> int:
+    """Return the parameters of a modulation; those by time are the same in all rounds."""
+    if planned.use.modulation is None:
+        return 0
+    return 2 * d_model * (d_model + 1 if planned.is_timed else 1)
+
+
+def time_size(d_model: int) -> int:
+    """Return the parameters of what modulations by time are made of."""
+    return 2 * (_N_SINUSOIDS * d_model + d_model**2 + 2 * d_model)
+
+
+def delta_bytes(planned: PlannedUse, tokens: int, d_model: int, width: int, *, reads_twice: bool) -> int:
+    """Return what a delta saves.
+
+    Args:
+        width: bytes of a number that a product reads. reads_twice: keys are made of other states than queries.
+    """
+    maps = [one for one in delta_maps(planned, d_model) if not (one.makes_keys and planned.borrows_keys)]
+    saved = width * tokens * planned.delta_rank * len(maps)
+    if width == _FLOAT or not maps:
+        return saved
+    # Autocast copies what is read for every product: queries, keys and values are one, or two; a gate is another.
+    n_products = 1 + (reads_twice and planned.use.kind == "self_attention" and not planned.borrows_keys)
+    n_products += isinstance(planned.sub, AttentionConfig) and planned.sub.output_gate
+    return saved + width * tokens * d_model * n_products
+
+
+def modulation_bytes(planned: PlannedUse, tokens: int, d_model: int, *, reads_twice: bool) -> int:
+    """Return what a modulation saves: what is scaled, what is gated, and vectors."""
+    if planned.use.modulation is None:
+        return 0
+    n_vectors = (2 if reads_twice else 1) * (4 if planned.is_timed else 1)
+    return _FLOAT * d_model * (tokens * (3 if reads_twice else 2) + n_vectors)
+
+
+def time_bytes(d_model: int, n_rounds: int) -> int:
+    """Return what the times of all rounds save."""
+    return _FLOAT * n_rounds * (2 * (_N_SINUSOIDS + 2 * d_model) + d_model)

@@ -1,0 +1,97 @@
+"""A dense model as one of repeated steps: with full rank the same, with rank 0 its shared weights, nearer with more."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from ostinato.config.model import LanguageModelConfig
+from ostinato.errors import ConfigError
+from ostinato.interop import to_recursive
+from ostinato.models import Model, build_model
+
+N_STEPS, ROUNDS, WIDTH = 6, 3, 24
+IDS = torch.randint(3, 30, (2, 9), generator=torch.Generator().manual_seed(1))
+
+
+def language_model(seed: int, **decoder: Any) -> Model:
+    """Return a model in float64 with random weights."""
+    stack = {
+        "self_attention": {"n_heads": 4, "n_kv_heads": 2, "bias": False, "output_gate": True},
+        "ffn": {"d_ff": 40, "activation": "swiglu", "bias": False},
+        "norm": {"kind": "rms", "placement": "pre"},
+        "positions": {"kind": "none"},
+        "relative": {"kind": "rotary"},
+        **decoder,
+    }
+    settings = {"vocab_size": 30, "d_model": WIDTH, "dropout": 0.0, "decoder": stack}
+    model = build_model(LanguageModelConfig.model_validate(settings)).double().eval()
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(1.0 if parameter.ndim == 1 else 0.0, 0.3)
+    return model
+
+
+def recursive(rank: int, **segment: Any) -> Model:
+    segments = [{"n_steps": N_STEPS // ROUNDS, "repeats": ROUNDS, "delta_rank": rank, "norms": "by_round", **segment}]
+    return language_model(2, n_steps=N_STEPS // ROUNDS, segments=segments)
+
+
+def logits(model: Model) -> Tensor:
+    with torch.no_grad():
+        return model(IDS).logits_BTV  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("shared", ["average", "first"])
+def test_full_rank_is_the_donor(shared: Any) -> None:
+    donor, model = language_model(1, n_steps=N_STEPS), recursive(WIDTH)
+    to_recursive(donor, model, shared)
+    torch.testing.assert_close(logits(model), logits(donor), rtol=0, atol=1e-10)
+    torch.testing.assert_close(model.double()(IDS, n_steps=2).logits_BTV, recursive_of(donor, 2), rtol=0, atol=1e-10)
+
+
+def recursive_of(donor: Model, rounds: int) -> Tensor:
+    """Return what the donor's first steps give."""
+    shorter = language_model(3, n_steps=rounds * N_STEPS // ROUNDS)
+    shorter.load_state_dict({name: x for name, x in donor.state_dict().items() if name in shorter.state_dict()})
+    return logits(shorter)
+
+
+def test_rank_0_shares_the_mean_of_the_weights() -> None:
+    donor, model = language_model(1, n_steps=N_STEPS), recursive(0)
+    to_recursive(donor, model)
+    theirs = [donor.get_parameter(f"banks.ffn.decoder_{i}.up.weight") for i in (1, 3, 5)]
+    torch.testing.assert_close(model.get_parameter("banks.ffn.decoder_1.up.weight"), torch.stack(theirs).mean(0))
+    given = {name: x.mean() * torch.ones_like(x) if "norm" in name else x for name, x in donor.state_dict().items()}
+    assert not torch.allclose(logits(model), logits(donor))
+    alike = language_model(4, n_steps=N_STEPS)
+    for name, x in given.items():  # every step with the mean weights of those that share them
+        kind, _, rest = name.partition("decoder_")
+        number, dot, part = rest.partition(".")
+        if kind in ("banks.ffn.", "banks.self_attention.") and dot:
+            sets = [donor.state_dict()[f"{kind}decoder_{i}.{part}"] for i in range(int(number) % 2, N_STEPS, 2)]
+            x = torch.stack(sets).mean(0)
+        alike.state_dict()[name].copy_(x if "norm" not in name else donor.state_dict()[name])
+    torch.testing.assert_close(logits(model), logits(alike), rtol=0, atol=1e-10)
+
+
+def test_more_rank_comes_nearer_to_every_map() -> None:
+    donor, gaps = language_model(1, n_steps=N_STEPS), []
+    for rank in (0, 4, 12):
+        model = recursive(rank)
+        to_recursive(donor, model)
+        whole = model.get_parameter("banks.self_attention.decoder_0.out.weight")
+        if rank:
+            own = "banks.delta.self_attention_decoder_step_0_round_2.out"
+            whole = whole + model.get_parameter(f"{own}.b_FR") @ model.get_parameter(f"{own}.a.weight")
+        gaps.append(float((donor.get_parameter("banks.self_attention.decoder_4.out.weight") - whole).norm().detach()))
+    assert gaps[0] > gaps[1] > gaps[2] > 0
+
+
+def test_another_depth_is_refused() -> None:
+    with pytest.raises(ConfigError, match="its donor has 5 steps: both need the same sub-layers at every step"):
+        to_recursive(language_model(1, n_steps=5), recursive(2))
