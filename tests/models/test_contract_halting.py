@@ -197,8 +197,13 @@ def test_never_halting_is_fixed_depth(data: st.DataObject) -> None:
 @draws(20)
 @given(st.data())
 def test_at_threshold_0_a_model_is_that_of_one_round(data: st.DataObject) -> None:
-    shared = any_architecture(fully_shared=True).filter(lambda c: all(map(halts, c.stacks().values())))
-    config = data.draw(shared.filter(lambda c: not selects(c, lambda rule: rule.capacities or rule.among == "all")))
+    def is_wanted(config: Seq2SeqConfig | LanguageModelConfig) -> bool:
+        # A first round of several takes a shorter step than one that is the only one.
+        timed = any(s.modulation.kind == "by_time" for one in config.stacks().values() for s in one.segments)
+        return not timed and all(map(halts, config.stacks().values()))
+
+    wanted = any_architecture(fully_shared=True).filter(is_wanted)
+    config = data.draw(wanted.filter(lambda c: not selects(c, lambda rule: rule.capacities or rule.among == "all")))
     batch = right_padded(data.draw(sentences(config)))
     model = random_model(config)
     run_as(model, halting_threshold=0.0)

@@ -139,7 +139,7 @@ def _cache(
                 if planned.borrows_keys or not is_kept:
                     continue
                 numbers[part] += buffers * 2 * rows * keys_width(attention, config.d_model) * room
-            case AttentionConfig() as attention if weights not in projected:
+            case AttentionConfig() as attention if planned.use.kind == "cross_attention" and weights not in projected:
                 numbers[part] += 2 * memory * keys_width(attention, config.d_model)
                 projected.add(weights)
             case SeparableConvConfig() as conv:
