@@ -243,8 +243,12 @@ class _Stacks:
             norm = norm.model_copy(update={"final_weight": self._draw(st.booleans())})
         if not norm.has_final:
             segments = [s.model_copy(update={"end_norm": "own"}) if s.end_norm == "final" else s for s in segments]
+        ffn = self._sub("ffn", n_steps, steps_per_round, shared, relative)
+        n_rounds = next((s.repeats for s in segments if s.repeats), n_steps // steps_per_round)
+        can_select = not isinstance(ffn, SeparableConvConfig)
+        rules = haltings(is_causal=name != "encoder", n_rounds=n_rounds, can_select=can_select)
         signal = draw(_signals())
-        halting = draw(haltings(is_causal=name != "encoder") if self._halting is None else self._halting)
+        halting = draw(rules if self._halting is None else self._halting)
         if any(segment.states for segment in segments):
             halting = halting if halting.kind == "length" else NoHaltingConfig()
             signal = NoSignalConfig() if signal.kind == "coordinates" else signal
@@ -256,7 +260,7 @@ class _Stacks:
             "positions": signal,
             "relative": relative,
             "self_attention": self._sub("self_attention", n_steps, steps_per_round, shared, relative),
-            "ffn": self._sub("ffn", n_steps, steps_per_round, shared, relative),
+            "ffn": ffn,
             "sparse_layer": None if self._fully_shared else draw(_sparse_layers(n_steps)),
             "halting": halting,
         }
@@ -341,7 +345,7 @@ def _segments(draw: st.DrawFn, before: int, looped: int, after: int) -> list[Seg
     ends = st.fixed_dictionaries({"end_map": st.booleans(), "end_norm": st.sampled_from(["none", "own", "final"])})
     inject, state = draw(st.sampled_from(INJECTIONS)), draw(st.sampled_from(STATES))
     core: dict[str, Any] = {"n_steps": looped, "repeats": draw(st.integers(1, 3))}
-    core |= {"keys": draw(st.sampled_from(["own", "own", "first"]))}
+    core |= {"keys": draw(st.sampled_from(["own", "own", "first", "all"]))}
     if draw(st.integers(0, 2)):
         core |= {"state": InputStateConfig() if inject.kind == "none" else state, "round_norm": draw(st.booleans())}
         core |= {"norms": draw(st.sampled_from(NORMS)), "vectors": draw(st.booleans())}
@@ -644,7 +648,7 @@ def all_traits() -> set[str]:
         *(f"inject {i.kind}" for i in INJECTIONS),
         *(f"state {s.kind}" for s in STATES),
         *(f"{name} {s}" for name in ("round_norm", "end_map") for s in (True, False)),
-        *(f"keys {k}" for k in ("own", "first")),
+        *(f"keys {k}" for k in ("own", "first", "all")),
         *(f"norms {n}" for n in NORMS),
         *(f"{name} {s}" for name in ("vectors", "delta") for s in (True, False)),
         *(f"modulation {m.kind}" for m in MODULATIONS),

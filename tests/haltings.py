@@ -2,23 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from hypothesis import strategies as st
 
-from ostinato.config.halting import ActConfig, ExitConfig, HaltingConfig, NoHaltingConfig, StickBreakingConfig
+from ostinato.config.halting import (
+    ActConfig,
+    ExitConfig,
+    HaltingConfig,
+    NoHaltingConfig,
+    SelectConfig,
+    StickBreakingConfig,
+)
+from ostinato.config.model import LanguageModelConfig, Seq2SeqConfig
 from ostinato.config.stack import StackConfig
 from ostinato.models import LanguageModel, Seq2Seq
 from ostinato.nn.act import ActUnit
 from ostinato.nn.exits import Exit
+from ostinato.nn.select import Select
 from ostinato.nn.stick_breaking import StickBreakingUnit
 
 THRESHOLDS = (1.0, 0.99, 0.9, 0.5, 0.0)
 
 
 @st.composite
-def haltings(draw: st.DrawFn, *, is_causal: bool) -> HaltingConfig:
-    """Draw who goes on. Thresholds are such that tokens halt in every round; `random_model` sees to the gates."""
-    kind = draw(st.sampled_from(["none", "act", "stick_breaking", "exit"]))
+def haltings(draw: st.DrawFn, *, is_causal: bool, n_rounds: int = 1, can_select: bool = False) -> HaltingConfig:
+    """Draw who goes on. Thresholds are such that tokens halt in every round; `random_model` sees to the gates.
+
+    Args:
+        n_rounds: of the plan. can_select: no sub-layer reads tokens that take no part.
+    """
+    kind = draw(st.sampled_from(["none", "act", "stick_breaking", "exit", *(["select"] if can_select else [])]))
+    if kind == "select":
+        return SelectConfig(
+            capacities=draw(st.sampled_from([None, [1.0], *([[None, 0.5]] if n_rounds > 1 else [])])),
+            among=draw(st.sampled_from(["chosen", "chosen", "all"])),
+            threshold=draw(st.sampled_from(THRESHOLDS)),
+            gate=draw(st.sampled_from(["sigmoid", "score"])),
+            scale=draw(st.sampled_from([1.0, 0.3])),
+            mix=draw(st.sampled_from(["add", "interpolate"])),
+        )
     if kind == "exit":
         return ExitConfig(threshold=draw(st.sampled_from(THRESHOLDS)), freeze_halted_state=draw(st.booleans()))
     if kind == "act":
@@ -47,6 +71,10 @@ def halting_traits(name: str, stack: StackConfig) -> set[str]:
         found |= {f"act force {halting.force_remainder_at_max}"}
     if isinstance(halting, StickBreakingConfig):
         found |= {f"stick_breaking threshold {halting.threshold}", f"stick_breaking bias {halting.initial_bias}"}
+    if isinstance(halting, SelectConfig):
+        found |= {f"select {halting.among} {halting.mix}", f"select {halting.gate} {halting.scale}"}
+        found |= {f"select capacities {halting.capacities}", f"select threshold {halting.threshold}"}
+        found |= {f"select keys {segment.keys}" for segment in stack.segments if segment.repeats}
     if isinstance(halting, ExitConfig):
         found |= {f"exit threshold {halting.threshold}", f"exit freeze {halting.freeze_halted_state}"}
     if halting.kind != "none":
@@ -65,6 +93,11 @@ def all_halting_traits() -> set[str]:
         *(f"act {m} freeze {a}" for m in ("accumulate", "interpolate") for a in both),
         *(f"act force {b}" for b in both),
         *(f"exit freeze {b}" for b in both),
+        *(f"halting select {s}" for s in ("encoder", "decoder")),
+        *(f"select {a} {m}" for a in ("chosen", "all") for m in ("add", "interpolate")),
+        *(f"select {g} {s}" for g in ("sigmoid", "score") for s in (1.0, 0.3)),
+        *(f"select capacities {c}" for c in (None, [1.0], [None, 0.5])),
+        *(f"select threshold {t}" for t in THRESHOLDS),
         *(f"exit threshold {t}" for t in THRESHOLDS),
         *(f"act {s}" for s in ("token encoder", "token decoder", "global encoder")),
         *(f"stick_breaking threshold {t}" for t in THRESHOLDS),
@@ -72,10 +105,21 @@ def all_halting_traits() -> set[str]:
     }
 
 
+def selects(
+    config: Seq2SeqConfig | LanguageModelConfig, which: Callable[[SelectConfig], object] = lambda rule: True
+) -> bool:
+    """Whether a router chooses the tokens of some stack, whose gates weigh what rounds add even if all take part."""
+    rules = (stack.halting for stack in config.stacks().values())
+    return any(isinstance(rule, SelectConfig) and bool(which(rule)) for rule in rules)
+
+
 def never_halting(model: Seq2Seq | LanguageModel) -> Seq2Seq | LanguageModel:
     """Return the model with gates that stay shut: every token runs every round."""
     with torch.no_grad():
         for name, unit in model.banks.halting.items():
+            if isinstance(rule := model.stacks[name].halting, Select):
+                model.stacks[name].halting = rule.whole()
+                continue
             for parameter in unit.parameters():
                 parameter.zero_()
             if isinstance(unit, ActUnit):

@@ -27,6 +27,7 @@ from ostinato.errors import ConfigError, Problem
 Kind = Literal["self_attention", "cross_attention", "ffn"]
 Scheme = Literal["individual", "all", "sequence", "cycle", "cycle_rev", "none"]
 
+Keys = Literal["own", "first", "all"]
 Placement = Literal["post", "pre", "peri", "output", "sandwich", "parallel", "scores"]
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -90,7 +91,8 @@ class Step:
 
     Args:
         segment: number of the segment it is in, 0-based.
-        keys: the step whose keys and values its self-attention reads; None: its own.
+        keys: the steps whose keys and values its self-attention reads, side by side; empty: its own, which it then
+            makes for nobody else.
         is_parallel: all sub-layers read the states that enter the step, and their outputs are added up.
     """
 
@@ -99,7 +101,12 @@ class Step:
     uses: tuple[Use, ...]
     segment: int = 0
     is_parallel: bool = False
-    keys: int | None = None
+    keys: tuple[int, ...] = ()
+
+    @property
+    def makes_keys(self) -> bool:
+        """Whether its self-attention makes keys and values."""
+        return not self.keys or self.index in self.keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +139,7 @@ class Segment:
         steps: of all rounds. is_loop: its rounds are what the step signal and halting tick in, and what may be another
             number at call time. A stack has one such segment.
         is_repeated: all rounds have the same weights, and may have norms, deltas and modulations of their own.
-        shares_keys: later rounds read the keys and values of the first one.
+        keys: whose keys and values a round reads: its own, those of the first round, or those of all rounds up to it.
         start, inject, vectors, time, end_map: see `ostinato.nn.loops`. round_norm, end_norm: norms.
         phases: of every round; empty: one state, which all steps of a round change.
     """
@@ -140,7 +147,7 @@ class Segment:
     steps: tuple[Step, ...]
     is_loop: bool = True
     is_repeated: bool = False
-    shares_keys: bool = False
+    keys: Keys = "own"
     start: str | None = None
     inject: str | None = None
     vectors: str | None = None
@@ -231,7 +238,7 @@ class SegmentPlan:
     repeats: int | None = None
     has_start: bool = False
     injects: bool = False
-    shares_keys: bool = False
+    keys: Keys = "own"
     has_round_norm: bool = False
     has_end_map: bool = False
     end_norm: Literal["none", "own", "final"] = "none"
@@ -410,7 +417,7 @@ def build_plan(
                 tuple(steps),
                 is_loop=own.repeats is not None,
                 is_repeated=own.repeats is not None,
-                shares_keys=own.shares_keys,
+                keys=own.keys,
                 start=name if own.has_start else None,
                 inject=name if own.injects else None,
                 vectors=name if own.has_vectors else None,
@@ -449,9 +456,13 @@ def _numbered(stack: str, segments: Sequence[Segment]) -> Plan:
     """Return a plan of segments, its steps numbered in the order they run."""
     numbers, parts = count(), []
     for part in segments:
-        steps = [replace(step, index=next(numbers), keys=None) for step in part.steps]
-        if part.shares_keys:
-            firsts = [step.index for step in steps if not step.round]
-            steps = [replace(s, keys=firsts[i % len(firsts)]) if s.round else s for i, s in enumerate(steps)]
+        steps = [replace(step, index=next(numbers), keys=()) for step in part.steps]
+        if part.keys != "own":
+            n_steps = sum(not step.round for step in steps)
+            same = [tuple(s.index for s in steps[i % n_steps : i + 1 : n_steps]) for i in range(len(steps))]
+            steps = [
+                replace(step, keys=rounds if part.keys == "all" else rounds[:1])
+                for step, rounds in zip(steps, same, strict=True)
+            ]
         parts.append(replace(part, steps=tuple(steps)))
     return Plan(stack, tuple(parts))

@@ -90,6 +90,11 @@ SIZES = {
 OURO = 2 * 49_152 * 2048 + 24 * (4 * 2048**2 + 3 * 2048 * 5632 + 4 * 2048) + 2048 + 2048 + 1
 HUGINN_LAYER = 4 * 5280**2 + 2 * 5280 + 3 * 5280 * 17_920 + 4 * 5280
 HUGINN = 65_536 * 5280 + 8 * HUGINN_LAYER + 2 * 5280**2 + 5280
+COTFORMER = 50_257 * 768 + 24 * layer(768, 3072) + 2 * 768
+# SmolLM-360M has 32 such layers; a router for each of three rounds.
+MOR_LAYER = grouped(960, 15, 5, 64) + feed_forward(960, 2560, bias=False, gated=True)
+SMOLLM = 49_152 * 960 + rms_layers(960, 32, MOR_LAYER)
+MOR = SMOLLM - 20 * (MOR_LAYER + 2 * 960) + 3 * 960
 # Sizes of which no total is published: gates and scales of 6 sub-layers, and two functions of a number.
 LOOPFORMER_TIME = 6 * (2 * 2048**2 + 2 * 2048) + 2 * (256 * 2048 + 2048**2 + 2 * 2048)
 LOOPFORMER = (50_257 + 1024) * 2048 + 3 * (4 * 2048**2 + 2 * 2048 * 5120) + LOOPFORMER_TIME + 2048
@@ -112,6 +117,8 @@ def moeut(d: int, heads: int, experts: int, of_heads: int, width: int, layers: i
 LOOPED = {
     "looped/ouro-1.4b": (OURO, 1_434_652_673),
     "looped/huginn-3.5b": (HUGINN, 3_564_976_800),
+    "looped/cotformer": (COTFORMER, 208_707_840),
+    "looped/mor-360m": (MOR, 165_177_600),
     "looped/loopformer-3x8": (LOOPFORMER, 278_073_344),
     "looped/relaxed-recursive-2b": (RELAXED, 2_142_840_832),
     "looped/hrm-text-1b": (HRM_TEXT, 1_182_795_264),

@@ -46,8 +46,14 @@ def attend(
     n_keys: int,
     change: Callable[[Tensor], Tensor] = lambda x: x,
     stack: str = "decoder",
+    earlier: list[tuple[Tensor, Tensor]] | None = None,
 ) -> Tensor:
-    """Attention, of decoders causal; `change`: what is done to queries and keys."""
+    """Attention, of decoders causal.
+
+    Args:
+        change: what is done to queries and keys. earlier: keys and values of earlier rounds, which it sees, too, and
+            adds its own to.
+    """
     B, T, _ = x.shape
     name = f"banks.self_attention.{stack}_{i}"
     out = w[f"{name}.out.weight"]
@@ -59,9 +65,14 @@ def attend(
     q, k, v = (y.view(B, T, -1, K).transpose(1, 2) for y in (q, k, v))
     q, k = change(q), change(k)
     k, v = (y.repeat_interleave(n_heads // n_keys, 1) for y in (k, v))
+    later = torch.ones(T, T).triu(1).bool()
+    if earlier is not None:
+        earlier.append((k, v))
+        k, v = (torch.cat(sets, 2) for sets in zip(*earlier, strict=True))
+        later = later.repeat(1, len(earlier))
     scores = q @ k.transpose(-1, -2) / math.sqrt(K)
     if stack == "decoder":
-        scores = scores.masked_fill(torch.ones(T, T).triu(1).bool(), -math.inf)
+        scores = scores.masked_fill(later, -math.inf)
     read = (scores.softmax(-1) @ v).transpose(1, 2).reshape(B, T, -1)
     if f"{name}.output_gate.weight" in w:
         read = read * torch.sigmoid(x @ w[f"{name}.output_gate.weight"].T)
@@ -166,49 +177,23 @@ def length(w: Weights, ids: Tensor, rounds: int) -> Tensor:
     return norm(z, "final_decoder") @ w["target_weight"].T
 
 
-def moeut(w: Weights, ids: Tensor, rounds: int) -> Tensor:
-    """y = x + Attn(LN x; x), y + FFN(LN y; y): scores of normed states, values and experts of states; section 2.7."""
-    H, K, top_k = 2, 16, 2
+def cotformer(w: Weights, ids: Tensor, rounds: int) -> Tensor:
+    """In repeat r a layer sees the keys and values of the same layer in repeats 1..r, turned alike; section 2.11."""
 
     def norm(x: Tensor, name: str) -> Tensor:
         return F.layer_norm(x, x.shape[-1:], w[f"banks.norm.{name}.weight"], w[f"banks.norm.{name}.bias"], 1e-5)
 
-    def gates(scores: Tensor, k: int) -> Tensor:
-        """sigmoid of the k largest scores of the last dimension, 0 of the others."""
-        chosen = torch.zeros_like(scores).scatter(-1, scores.topk(k).indices, 1.0)
-        return chosen * torch.sigmoid(scores)
+    def layer(x: Tensor, i: int, earlier: list[tuple[Tensor, Tensor]]) -> Tensor:
+        turn = lambda y: turned(y, 10_000.0, pairs=False)  # noqa: E731
+        x = x + attend(norm(x, f"self_attention_decoder_{i}"), w, i, 4, 4, turn, earlier=earlier)
+        return x + feed(norm(x, f"ffn_decoder_{i}"), w, i, "gelu")
 
-    def turn(x_BHTK: Tensor) -> Tensor:
-        """Half of the head, by half-split pairs inside it."""
-        return torch.cat([turned(x_BHTK[..., : K // 2], 10_000.0, pairs=False), x_BHTK[..., K // 2 :]], -1)
-
-    def switch_head(n: Tensor, x: Tensor, i: int) -> Tensor:
-        name = f"banks.self_attention.decoder_{i}"
-        B, T, D = x.shape
-        q, k = ((n @ y.T).view(B, T, H, K).transpose(1, 2) for y in w[f"{name}.qk.weight"].chunk(2))
-        g_v, g_o = (
-            gates((n @ w[f"{name}.{router}.experts_ED"].T).view(B, T, H, -1), top_k)
-            for router in ("value_router", "router")
-        )
-        v_maps, o_maps = w[f"{name}.value_EDK"].view(H, -1, D, K), w[f"{name}.out_EKD"].view(H, -1, K, D)
-        v = torch.einsum("bthe,hedk,btd->bhtk", g_v, v_maps, x)
-        # Queries and keys are each scaled by K^(-1/4).
-        scores = (turn(q) * K**-0.25) @ (turn(k) * K**-0.25).transpose(-1, -2)
-        read = scores.masked_fill(torch.ones(T, T).triu(1).bool(), -math.inf).softmax(-1) @ v
-        return torch.einsum("bthe,hekd,bhtk->btd", g_o, o_maps, read)
-
-    def sigma_moe(n: Tensor, x: Tensor, i: int) -> Tensor:
-        name = f"banks.ffn.decoder_{i}"
-        g = gates(n @ w[f"{name}.router.experts_ED"].T, 3)
-        hidden = torch.einsum("edf,btd->btef", w[f"{name}.experts.up_EDF"], x).clamp_min(0)
-        return torch.einsum("bte,efd,btef->btd", g, w[f"{name}.experts.down_EFD"], hidden)
-
-    x = F.embedding(ids, w["target_weight"])
+    h = layer(F.embedding(ids, w["target_weight"]), 0, [])
+    kept: dict[int, list[tuple[Tensor, Tensor]]] = {1: [], 2: []}
     for _ in range(rounds):
-        for i in (0, 1):
-            x = x + switch_head(norm(x, f"self_attention_decoder_{i}"), x, i)
-            x = x + sigma_moe(norm(x, f"ffn_decoder_{i}"), x, i)
-    return norm(x, "final_decoder") @ w["output_weight"].T + w["output_bias"]
+        for i in kept:
+            h = layer(h, i, kept[i])
+    return norm(layer(h, 3, []), "final_decoder") @ w["target_weight"].T
 
 
 def relaxed(w: Weights, ids: Tensor, rounds: int) -> Tensor:
@@ -284,6 +269,51 @@ def hrm(w: Weights, ids: Tensor, rounds: int) -> Tensor:
     return high @ w["head.weight"].T + w["head.bias"]
 
 
+def moeut(w: Weights, ids: Tensor, rounds: int) -> Tensor:
+    """y = x + Attn(LN x; x), y + FFN(LN y; y): scores of normed states, values and experts of states; section 2.7."""
+    H, K, top_k = 2, 16, 2
+
+    def norm(x: Tensor, name: str) -> Tensor:
+        return F.layer_norm(x, x.shape[-1:], w[f"banks.norm.{name}.weight"], w[f"banks.norm.{name}.bias"], 1e-5)
+
+    def gates(scores: Tensor, k: int) -> Tensor:
+        """sigmoid of the k largest scores of the last dimension, 0 of the others."""
+        chosen = torch.zeros_like(scores).scatter(-1, scores.topk(k).indices, 1.0)
+        return chosen * torch.sigmoid(scores)
+
+    def turn(x_BHTK: Tensor) -> Tensor:
+        """Half of the head, by half-split pairs inside it."""
+        return torch.cat([turned(x_BHTK[..., : K // 2], 10_000.0, pairs=False), x_BHTK[..., K // 2 :]], -1)
+
+    def switch_head(n: Tensor, x: Tensor, i: int) -> Tensor:
+        name = f"banks.self_attention.decoder_{i}"
+        B, T, D = x.shape
+        q, k = ((n @ y.T).view(B, T, H, K).transpose(1, 2) for y in w[f"{name}.qk.weight"].chunk(2))
+        g_v, g_o = (
+            gates((n @ w[f"{name}.{router}.experts_ED"].T).view(B, T, H, -1), top_k)
+            for router in ("value_router", "router")
+        )
+        v_maps, o_maps = w[f"{name}.value_EDK"].view(H, -1, D, K), w[f"{name}.out_EKD"].view(H, -1, K, D)
+        v = torch.einsum("bthe,hedk,btd->bhtk", g_v, v_maps, x)
+        # Queries and keys are each scaled by K^(-1/4).
+        scores = (turn(q) * K**-0.25) @ (turn(k) * K**-0.25).transpose(-1, -2)
+        read = scores.masked_fill(torch.ones(T, T).triu(1).bool(), -math.inf).softmax(-1) @ v
+        return torch.einsum("bthe,hekd,bhtk->btd", g_o, o_maps, read)
+
+    def sigma_moe(n: Tensor, x: Tensor, i: int) -> Tensor:
+        name = f"banks.ffn.decoder_{i}"
+        g = gates(n @ w[f"{name}.router.experts_ED"].T, 3)
+        hidden = torch.einsum("edf,btd->btef", w[f"{name}.experts.up_EDF"], x).clamp_min(0)
+        return torch.einsum("bte,efd,btef->btd", g, w[f"{name}.experts.down_EFD"], hidden)
+
+    x = F.embedding(ids, w["target_weight"])
+    for _ in range(rounds):
+        for i in (0, 1):
+            x = x + switch_head(norm(x, f"self_attention_decoder_{i}"), x, i)
+            x = x + sigma_moe(norm(x, f"ffn_decoder_{i}"), x, i)
+    return norm(x, "final_decoder") @ w["output_weight"].T + w["output_bias"]
+
+
 ZEROS = "state: {kind: zeros}"
 TWINS: dict[str, tuple[str, str, Callable[[Weights, Tensor, int], Tensor]]] = {
     # family: recipe, its segments with a state of zeros in place of noise, twin
@@ -302,6 +332,7 @@ TWINS: dict[str, tuple[str, str, Callable[[Weights, Tensor, int], Tensor]]] = {
     "relaxed recursive": ("looped/relaxed-recursive-toy", "", relaxed),
     "length generalisation": ("looped/length-toy", "", length),
     "moeut": ("looped/moeut-toy", "", moeut),
+    "cotformer": ("looped/cotformer-toy", "", cotformer),
     "hrm-text, more rounds": ("looped/hrm-text-toy", "", hrm_text),
     "hrm": ("looped/hrm-toy", "", hrm),
 }

@@ -137,6 +137,9 @@ ENTERING: dict[str, Any] = {
     "segments": [{"n_steps": 2}, LOOP | {"state": {"kind": "input"}}],
     "halting": {"kind": "stick_breaking"},
 }
+ALL_KEYS: dict[str, Any] = {"segments": [{"repeats": 3, "n_steps": 2, "keys": "all"}, {}]}
+CHOSEN: dict[str, Any] = {"segments": [{}, LOOP, {}], "halting": {"kind": "select"}}
+SKIPPED: dict[str, Any] = {"halting": {"kind": "select", "capacities": [None, 0.5], "mix": "interpolate"}}
 UNIVERSAL: dict[str, Any] = {"self_attention": ALL, "ffn": {"d_ff": 96, "share": "all"}}
 
 MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -161,6 +164,12 @@ LOOPS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "injection, other halting": (ENTERING, LOOPED),
     "halting, norms of scores": (SCORES | HALTING, SCORES | HEADS | HALTING),
     "halting, experts of heads": (HEADS | HALTING, HEADS | ROTARY | HALTING),
+    "chosen tokens": (CHOSEN, CHOSEN | ALL_KEYS | {"norm": {"placement": "post"}}),
+    "chosen tokens in every other round": (SKIPPED | {"positions": {"kind": "coordinates"}}, SKIPPED | PRE),
+    "keys of all rounds": (ALL_KEYS | WINDOW, ALL_KEYS),
+    "keys of all rounds, rotary": (ALL_KEYS, ALL_KEYS | ROTARY | PRE),
+    "keys of all rounds, experts": (ALL_KEYS | DROPPED, ALL_KEYS | SPARSE),
+    "keys of all rounds, alibi": (ALL_KEYS | {"relative": {"kind": "alibi"}}, ALL_KEYS | DROPPED | WINDOW),
 }
 
 

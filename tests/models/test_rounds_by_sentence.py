@@ -77,7 +77,7 @@ def config_of(**stack: object) -> LanguageModelConfig:
     [
         ({"positions": {"kind": "coordinates"}}, "the signal of the decoder tells rounds apart"),
         ({"halting": {"kind": "act"}}, "the tokens of the decoder halt by a rule of their own"),
-        ({"n_steps": 1, "segments": [{"repeats": 2, "keys": "first"}]}, "read keys of the first, in which some"),
+        ({"n_steps": 1, "segments": [{"repeats": 2, "keys": "first"}]}, "read keys of earlier ones, in which some"),
     ],
 )
 def test_rounds_that_are_not_alike_are_refused(stack: dict[str, object], expected: str) -> None:

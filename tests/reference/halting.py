@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from ostinato.config.halting import ActConfig, ExitConfig, HaltingConfig, StickBreakingConfig
+from ostinato.config.halting import ActConfig, ExitConfig, HaltingConfig, SelectConfig, StickBreakingConfig
 from reference.equations import gelu, softmax
 from reference.weights import read_affine
 
@@ -20,6 +20,9 @@ States = list[Tensor]
 
 class Whole:
     """Every token runs every round."""
+
+    hides = False
+    """Those that take no part in a round are not seen in it."""
 
     def __init__(self, n_tokens: int) -> None:
         self.runs = [True] * n_tokens
@@ -207,9 +210,70 @@ class Exit(Whole):
         return [_total([w * w.clamp_min(1e-38).log() for w in of_token]) for of_token in self.weights]
 
 
+class Select(Whole):
+    """h + g C(h), or h + g (C(h) - h), for those that a router chooses; the others take no part and are not seen."""
+
+    hides = True
+
+    def __init__(self, config: SelectConfig, unit: nn.Module, first: States, n_rounds: int) -> None:
+        super().__init__(len(first))
+        self._config, self._unit = config, unit
+        shares = config.capacities or [(n_rounds - r) / n_rounds for r in range(n_rounds)]
+        self._capacities = [shares[r % len(shares)] for r in range(n_rounds)]
+        self._costs = [torch.zeros((), dtype=x.dtype) for x in first]
+        self._before = first
+
+    def begin(self, r: int, states: States) -> bool:
+        """Choose among those chosen before, or among all."""
+        everyone = [True] * len(states)
+        among = self.runs if self._config.among == "chosen" else everyone
+        capacity, self._gates, self._before = self._capacities[r - 1], [], states
+        self.runs = list(among)
+        if capacity is not None:
+            weights = self._unit.weight_RD
+            assert isinstance(weights, Tensor)
+            number = min(sum(one is not None for one in self._capacities[: r - 1]), len(weights) - 1)
+            scores = [(weights[number] * x_D).sum() for x_D in states]
+            probs = [1 / (1 + torch.exp(-s)) for s in scores]
+            self._gates = [
+                self._config.scale * (p if self._config.gate == "sigmoid" else s)
+                for p, s in zip(probs, scores, strict=True)
+            ]
+            if capacity < 1:
+                self.runs = self._choose(scores, probs, among, capacity)
+                for t, s in enumerate(scores):
+                    if among[t]:
+                        self._costs[t] = self._costs[t] + torch.log1p(torch.exp(-s if self.runs[t] else s))
+        goes_on = super().begin(r, states)
+        return goes_on or self._config.among == "all"
+
+    def _choose(self, scores: list[Tensor], probs: list[Tensor], among: list[bool], capacity: float) -> list[bool]:
+        if self._unit.training:
+            n = max(1, int(capacity * len(scores) + 1e-6))
+            best = sorted((t for t in range(len(scores)) if among[t]), key=lambda t: -float(scores[t].detach()))[:n]
+            return [t in best for t in range(len(scores))]
+        threshold = self._config.threshold
+        return [among[t] and threshold > 0 and 1 - float(p.detach()) <= threshold for t, p in enumerate(probs)]
+
+    def finish(self, r: int, states: States) -> None:
+        """Weigh what the round made of those that took part."""
+        for t, runs in enumerate(self.runs):
+            if runs and self._gates:
+                h_D, made_D = self._before[t], states[t]
+                states[t] = h_D + self._gates[t] * (made_D if self._config.mix == "add" else made_D - h_D)
+            one = torch.ones((), dtype=states[t].dtype)
+            self.weights[t] = [0 * w for w in self.weights[t]] + [one] if runs else [*self.weights[t], 0 * one]
+
+    def costs(self) -> list[Tensor]:
+        """How badly the scores alone tell who is chosen."""
+        return self._costs
+
+
 def start(config: HaltingConfig, unit: Callable[[], nn.Module], first: States, n_rounds: int) -> Whole:
     """Begin a sentence under a rule."""
     match config:
+        case SelectConfig() as c:
+            return Select(c, unit(), first, n_rounds)
         case StickBreakingConfig() as c:
             return StickBreaking(c, unit(), first)
         case ActConfig() as c:

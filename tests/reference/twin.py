@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -70,6 +69,8 @@ from reference.halting import Whole, start
 from reference.weights import Heads, read_affine, read_heads
 
 States = list[Tensor]
+Column = tuple[Tensor, Tensor] | None
+"""What a column's key and its value are made of; None where it is hidden."""
 Model = Seq2Seq | LanguageModel
 Depths = dict[str, Whole]
 """What tokens did, by stack."""
@@ -144,7 +145,8 @@ class _Twin:
 
     def __init__(self, model: Model, name: str, *, is_causal: bool, n_prefix: int | None = None) -> None:
         self._model, self._name, self._is_causal, self._n_prefix = model, name, is_causal, n_prefix
-        self._read_by_others: dict[int, tuple[States, States, Use]] = {}
+        self._read_by_others: dict[int, tuple[list[Column], Use]] = {}
+        self._made_by: list[Use] = []
         self._time: Tensor | None = None
         self._config: StackConfig = model.config.stacks()[name]
 
@@ -331,15 +333,16 @@ class _Twin:
             ]
         running = [t for t, runs in enumerate(halting.runs) if runs]
         if use.kind == "self_attention":
-            if self._at.keys is not None:
-                keyed, others, self._makes_keys = self._read_by_others[self._at.keys]
-            else:
-                self._makes_keys = use
-            self._read_by_others[self._at.index] = keyed, others, self._makes_keys
-            outputs = [self._attend(use, t, scored, keyed, others) for t in running]
+            hidden = [halting.hides and not runs for runs in halting.runs]
+            pairs = zip(hidden, keyed, others, strict=True)
+            columns: list[Column] = [None if is_hidden else (k, v) for is_hidden, k, v in pairs]
+            self._read_by_others[self._at.index] = columns, use
+            sets = [self._read_by_others[step] for step in self._at.keys or (self._at.index,)]
+            columns, self._made_by = [x for one, _ in sets for x in one], [made_by for _, made_by in sets]
+            outputs = [self._attend(use, t, scored, columns) for t in running]
         elif use.kind == "cross_attention":
             assert memory is not None
-            outputs = [self._attend(use, t, scored, memory, memory) for t in running]
+            outputs = [self._attend(use, t, scored, [(x, x) for x in memory]) for t in running]
         elif isinstance(self._config.settings_of(use), SeparableConvConfig):
             outputs = self._separable(use, others, running)
         else:
@@ -429,65 +432,83 @@ class _Twin:
         hidden = [relu(up(depth_wise(inputs, taps_in, t, self._is_causal))) for t in range(len(inputs))]
         return [down(depth_wise(hidden, taps_out, t, self._is_causal)) for t in running]
 
-    def _attend(self, use: Use, t: int, inputs: States, keyed: States, others: States) -> Tensor:
-        """What token t reads: with experts the sum over the chosen ones of gate times what their heads read.
-
-        Keys are made of `keyed`, values of `others`.
-        """
+    def _attend(self, use: Use, t: int, inputs: States, others: Sequence[Column]) -> Tensor:
+        """What token t reads: with experts the sum over the chosen ones of gate times what their heads read."""
         sub = self._config.settings_of(use)
         assert isinstance(sub, AttentionConfig)
         sizes = (sub.n_heads, sub.n_kv_heads or sub.n_heads, sub.d_head or self._model.config.d_model // sub.n_heads)
         module = self._weights(use)
         if isinstance(sub, HeadExpertAttentionConfig):
-            return self._attend_by_heads(sub, use, t, inputs, keyed, others)
+            return self._attend_by_heads(sub, use, t, inputs, others)
         if not isinstance(sub, RoutedConfig):
             heads = read_heads(module, *sizes)
-            if use.kind == "self_attention":
-                made = read_heads(self._weights(self._makes_keys), *sizes)
-                heads = replace(heads, key=made.key, value=made.value)
-            return self._read(heads, use, t, inputs, keyed, others)
+            made_by = self._made_by if use.kind == "self_attention" else [use]
+            return self._read(
+                heads, use, t, inputs, others, [read_heads(self._weights(one), *sizes) for one in made_by]
+            )
         y_D = weighted(
             choose(sub, module, inputs[t]),
-            lambda e: self._read(read_expert_heads(module, e, *sizes), use, t, inputs, keyed, others),
+            lambda e: self._read(read_expert_heads(module, e, *sizes), use, t, inputs, others),
         )
         return y_D + module.sum_bias_D if isinstance(sub, ExpertAttentionConfig) and sub.sum_bias else y_D
 
     def _attend_by_heads(
-        self, sub: HeadExpertAttentionConfig, use: Use, t: int, inputs: States, keyed: States, others: States
+        self, sub: HeadExpertAttentionConfig, use: Use, t: int, inputs: States, others: Sequence[Column]
     ) -> Tensor:
         """What token t reads where every head has experts of values and of outputs."""
-        module = self._model.banks.self_attention[use.weights]
+        module = self._weights(use)
         K, n_groups = sub.head_width(self._model.config.d_model), sub.n_heads // sub.n_key_heads
-        visible, read = self._visible(use, t, len(others)), []
+        shown, T = self._shown(use, t, others)
+        makers = [self._weights(one) for one in self._made_by]
+        read = []
         for head in range(sub.n_heads):
             of_keys, first = head // n_groups, sub.n_heads * K
-            query = read_affine(module.qk, head * K, (head + 1) * K)  # type: ignore[arg-type]
-            key = read_affine(module.qk, first + of_keys * K, first + (of_keys + 1) * K)  # type: ignore[arg-type]
-            scores = [self._score(use, head, query(inputs[t]), key(keyed[s]), t, s) for s in visible]
-            values = [value_of_head(sub, module, of_keys, keyed[s], others[s]) for s in visible]
+            query = read_affine(module.qk, head * K, (head + 1) * K)
+            scores, values = [], []
+            for s, (keyed, valued) in shown.items():
+                maker = makers[s // T]
+                key = read_affine(maker.qk, first + of_keys * K, first + (of_keys + 1) * K)
+                scores.append(self._score(use, head, query(inputs[t]), key(keyed), t, s % T))
+                values.append(value_of_head(sub, maker, of_keys, keyed, valued))
             parts = [w * v for w, v in zip(softmax(scores), values, strict=True)]
             read.append(sum(parts[1:], parts[0]))
         return output_of_heads(sub, module, inputs[t], read)
 
-    def _visible(self, use: Use, t: int, n: int) -> list[int]:
-        """Return which of n tokens token t sees."""
+    def _shown(self, use: Use, t: int, others: Sequence[Column]) -> tuple[dict[int, tuple[Tensor, Tensor]], int]:
+        """Return the columns that token t sees by their place in all sets of keys that are read, and a set's number."""
         is_self = use.kind == "self_attention"
-        visible = list(range(self._n_seen(t)) if is_self and self._is_causal else range(n))
+        # Of self-attention each set of keys that is read has all columns.
+        T = len(others) // (len(self._at.keys) or 1) if is_self else len(others)
+        shown = {s: x for s, x in enumerate(others) if x is not None}
+        visible = [s for s in shown if not (is_self and self._is_causal) or s % T < self._n_seen(t)]
         if is_self and (reach := self._config.relative_of(use).reach) is not None:
-            visible = [s for s in visible if abs(s - t) <= reach]
-        return visible
+            visible = [s for s in visible if abs(s % T - t) <= reach]
+        return {s: shown[s] for s in visible}, T
 
-    def _read(self, heads: Heads, use: Use, t: int, inputs: States, keyed: States, others: States) -> Tensor:
-        """concat over heads of sum_s softmax_s(q_t . k_s * scale + relation) v_s, gated, then the output projection."""
-        visible = self._visible(use, t, len(others))
+    def _read(
+        self,
+        heads: Heads,
+        use: Use,
+        t: int,
+        inputs: States,
+        others: Sequence[Column],
+        makers: Sequence[Heads] | None = None,
+    ) -> Tensor:
+        """concat over heads of sum_s softmax_s(q_t . k_s * scale + relation) v_s, gated, then the output projection.
+
+        Args:
+            makers: of every set of keys that is read what makes them; None: `heads` of all.
+        """
+        shown, T = self._shown(use, t, others)
+        of = {s: heads if makers is None else makers[s // T] for s in shown}
         mixed = []
         for head in range(len(heads.query)):
             q = heads.query[head](inputs[t])
             scores = []
-            for s in visible:
-                k = heads.key[head](keyed[s])
-                scores.append(self._score(use, head, q, k, t, s))
-            values = [heads.value[head](others[s]) for s in visible]
+            for s, (keyed, _) in shown.items():
+                k = of[s].key[head](keyed)
+                scores.append(self._score(use, head, q, k, t, s % T))
+            values = [of[s].value[head](valued) for s, (_, valued) in shown.items()]
             weighted_values = [w * v for w, v in zip(softmax(scores), values, strict=True)]
             mixed.append(sum(weighted_values[1:], weighted_values[0]))
         read = torch.cat(mixed)

@@ -88,6 +88,8 @@ def test_the_act_recipe_names_the_rounds_of_the_authors_code_and_takes_them() ->
 @pytest.mark.parametrize("name", NAMES)
 def test_every_recipe_takes_separable_convolutions_as_wide_and_as_shared_as_its_feed_forwards(name: str) -> None:
     given = {name: stack for name, stack in load_recipe(name).model.stacks().items() if stack.ffn.share != "none"}
+    # Where a router chooses tokens, a convolution has no neighbours to read, and is refused.
+    given = {name: stack for name, stack in given.items() if stack.halting.kind != "select"}
     kinds = [f"model.{stack}.ffn.kind=separable_conv" for stack in given]
     stacks = load_recipe(name, kinds).model.stacks()
     for stack in given:

@@ -18,6 +18,8 @@ Halting, with R rounds, per stack. The pass counted is one in which every token 
                     the states that left it N D *, unless the next round starts from them as they are;
                     interpolate: per round but the first the output so far N D * and its weight N *
     exit            per round what is left, the probability and what they make 5 N *, per round but the last a mask N
+    select          per round with a router what it makes N D *, the probability and the gate 2 N *; N * more where it
+                    may leave some out
     all             the states a gate reads N D *, where nothing else saves them as they are
 
 With stick_breaking a token shows others its expected state, whether it goes on or not. With act a token that goes on
@@ -64,7 +66,7 @@ from ostinato.budget.sub_layer_activations import (
     saves_its_states,
     use_bytes,
 )
-from ostinato.config.halting import ActConfig, ExitConfig, StickBreakingConfig
+from ostinato.config.halting import ActConfig, ExitConfig, SelectConfig, StickBreakingConfig
 from ostinato.config.positions import AlibiConfig, BucketsConfig
 from ostinato.config.sub_layers import AttentionConfig
 
@@ -251,6 +253,19 @@ def _halting(run: TrainingPass, stack: str, firsts: list[PlannedUse | None], loo
             # The last ones are saved by the final norm, or by a projection of all of them, which autocast gives a copy.
             is_read = config.norm.has_final or (not run.is_mixed and run.config.reads != "classification")
             return saved + (0 if is_read else states)
+        case SelectConfig() as rule:
+            saved = 0
+            for planned, capacity in zip(firsts, rule.capacities_of(n_rounds), strict=True):
+                if capacity is None:
+                    continue
+                saved += states + (2 if capacity == 1 else 3) * numbers
+                if loop is not None and loop.saves_states(FLOAT, run.width):
+                    continue
+                if planned is None and rule.mix == "add" and not has_signal:
+                    continue  # the round leaves them as they are
+                is_saved = planned is not None and (run.is_recomputed or saves_its_states(run, planned))
+                saved += states if has_signal or not is_saved else 0
+            return saved
         case ActConfig() as rule:
             saved = n_rounds * numbers * (3 if rule.scope == "global" else 2)
             saved += run.tokens(stack) * (2 * n_rounds - 1)  # masks

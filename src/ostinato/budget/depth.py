@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from ostinato.budget.sizes import plans
-from ostinato.config.halting import ActConfig, ByLengthConfig, ExitConfig
+from ostinato.config.halting import ActConfig, ByLengthConfig, ExitConfig, SelectConfig
 from ostinato.config.model import ModelConfig
 from ostinato.config.sub_layers import SeparableConvConfig
 from ostinato.errors import ConfigError, Problem
@@ -25,7 +25,8 @@ class ExpectedDepth:
         halting: kind of its halting rule; with "none" both numbers are the same.
         skips_halted: a halted token is gathered away and costs only what others see of it. False: it is computed until
             its whole batch is through, so that all rounds are counted; because its state goes on changing (ACT that
-            does not freeze), or because a separable convolution reads its column.
+            does not freeze), because a separable convolution reads its column, or because it may take part again (a
+            router that chooses among all).
     """
 
     expected: float
@@ -92,7 +93,13 @@ def expected_depths(
             if halting.kind == "length":
                 reason = f"the source's length decides ({setting}): every token runs {own} of {rounds} rounds"
             problems.append(Problem(f"expected_depth.{name}", expected, reason))
-        freezes = name in exits or not isinstance(halting, ActConfig | ExitConfig) or halting.freeze_halted_state
+        match halting:
+            case ActConfig() | ExitConfig():
+                freezes = name in exits or halting.freeze_halted_state
+            case SelectConfig():
+                freezes = halting.among == "chosen"
+            case _:
+                freezes = True
         reads_columns = any(isinstance(stacks[name].settings_of(use), SeparableConvConfig) for use in plan.uses())
         kind = "exit" if name in exits else halting.kind
         found[name] = ExpectedDepth(float(expected), rounds, kind, freezes and not reads_columns)

@@ -5,6 +5,7 @@ With D = d_model, I = n_heads d_head, F = d_ff, S keys, T queries, V vocabulary 
 
     self-attention projections     2 D I T + 2 D J T, J = n_kv_heads d_head (I unless given); an output gate D I T
     scores and values              2 I T S       (S = T; causal attention counts as full T^2)
+                                   in a segment with keys: all, round r reads r sets of keys: 2 r I T S
     window positions               I (2 W + 1) T (scores of the queries with the table; gathering is free)
     cross-attention, per use       2 D I T for queries and output, 2 I T S for scores and values
     cross-attention, per set       2 D J S for keys and values: steps that share a set share them
@@ -17,7 +18,8 @@ With D = d_model, I = n_heads d_head, F = d_ff, S keys, T queries, V vocabulary 
     heads with C labels            tagging D C T, span 2 D T, classification D C
     low-rank deltas                rank times the widths of what every map reads and gives, T (`budget.by_round`)
     injection                      linear D^2 T, and D^2 T a round; decay D^2 T; a map at the end of a segment D^2 T
-    gates of halting               stick_breaking (R - 1) (D^2 + 2 D) T, act and exit R D T, of a stack of R rounds
+    gates of halting               stick_breaking (R - 1) (D^2 + 2 D) T, act and exit R D T, of a stack of R rounds;
+                                   select D T for every round with a router
     exits after training           in place of gates; by what is predicted: R - 1 times all that follows the loop
 
 and of sub-layers with E experts, k = top_k of them a token (Sparse Universal Transformer, section 2.7):
@@ -38,15 +40,16 @@ values that others attend to. Where every round has one use of each kind:
                                    feed-forward, experts, routers, cross-attention's 2 D I and 2 I S
     keys and values                2 D J (d + c), with c the different sets (in pre-norm stacks: with norms) of
                                    self-attention in rounds d + 1 to R: 1 where all rounds share them, R - d where every
-                                   round has its own; 0 for d = R
-    gates                          stick_breaking min(d, R - 1) (D^2 + 2 D), act d D
+                                   round has its own; 0 for d = R, and where a router chooses, because it hides whom
+                                   it leaves out
+    gates                          stick_breaking min(d, R - 1) (D^2 + 2 D), act d D, select min(d + 1, R) D
     once, whatever d is            output projection; the memory's keys and values, once a set
 
 and for a d between two whole numbers what lies between their costs, linearly. An expected depth is taken for every
 token's, and some token is taken to run all R rounds: where all rounds share their weights that is an upper limit for
-every distribution of depths with this mean, because no cost grows faster the deeper a token is. Two kinds of stacks
+every distribution of depths with this mean, because no cost grows faster the deeper a token is. Three kinds of stacks
 compute halted tokens all the same, so that d = R whatever is assumed: ACT with freeze_halted_state: false, which goes
-on changing them, and stacks with separable convolutions, which read their columns.
+on changing them, stacks with separable convolutions, which read their columns, and a router that chooses among all.
 
 An LSTM has no rounds; its products are in `ostinato.budget.recurrent`.
 

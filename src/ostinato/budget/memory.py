@@ -5,11 +5,14 @@
     cache        what decoding holds once every hypothesis has `target_length` tokens, in float32 (decoding does not
                  autocast), with N sentences, K hypotheses each, S source tokens, J = n_kv_heads d_head:
                      self-attention, per STEP              2 N K J ceil(target_length / 32) 32    (room is made by 32),
-                                                           twice for K > 1: hypotheses move between two buffers
+                                                           twice for K > 1: hypotheses move between two buffers;
+                                                           of a loop only `cached_rounds`, where that is given
                      separable convolution, per STEP       N K (D (kernel_in - 1) + F (kernel_out - 1))
                      cross-attention, per PARAMETER SET    2 N J S    (never per hypothesis)
                      encoder output                        N S D     (of an LSTM: where there is attention)
                      LSTM                                  2 N K D a layer; keys of an additive score N S D
+                     who took part in a round              N K target_length bytes, of rounds that may leave some out
+                                                           where a router chooses
                  experts of an attention share their keys and values: J is one expert's, whatever E and k
 
 Sharing weights over depth saves bytes of weights, and of the cache those of cross-attention; keys and values of
@@ -30,8 +33,9 @@ from typing import Literal
 
 from ostinato.budget.activations import activation_parts
 from ostinato.budget.parameters import count_parameters
-from ostinato.budget.sizes import keys_width, planned_uses
+from ostinato.budget.sizes import keys_width, planned_uses, plans
 from ostinato.budget.sub_layer_activations import FLOAT, TrainingPass
+from ostinato.config.halting import SelectConfig
 from ostinato.config.model import ModelConfig
 from ostinato.config.sub_layers import AttentionConfig, SeparableConvConfig
 from ostinato.errors import ConfigError, Problem
@@ -68,6 +72,7 @@ def count_bytes(
     n_steps: int | None = None,
     vocab_size: int | None = None,
     checkpoint_activations: bool = False,
+    cached_rounds: int | None = None,
 ) -> ByteCount:
     """Return the bytes of weights, activations and cache.
 
@@ -81,6 +86,7 @@ def count_bytes(
         n_steps: rounds at call time, for stacks whose rounds are all shared.
         vocab_size: rows of every vocabulary that the configuration leaves open.
         checkpoint_activations: as `training.checkpoint_activations`.
+        cached_rounds: rounds of a loop whose keys and values decoding keeps (`ostinato.nn.Execution`); None: all.
 
     Raises:
         ConfigError: a length, batch size or beam below 1, a vocabulary size that is neither set nor passed, or
@@ -98,13 +104,18 @@ def count_bytes(
     by_part = {
         "weights": {part: FLOAT * n for part, n in stored.items()},
         "activations": activation_parts(run, n_steps, vocab_size),
-        "cache": _cache(config, lengths, batch_size, beam, n_steps) if config.generates else {},
+        "cache": _cache(config, lengths, batch_size, beam, n_steps, cached_rounds) if config.generates else {},
     }
     return ByteCount(**{kind: sum(parts.values()) for kind, parts in by_part.items()}, by_part=by_part)
 
 
 def _cache(
-    config: ModelConfig, lengths: dict[str, int], n_sentences: int, beam: int, n_steps: int | None
+    config: ModelConfig,
+    lengths: dict[str, int],
+    n_sentences: int,
+    beam: int,
+    n_steps: int | None,
+    cached_rounds: int | None,
 ) -> dict[str, int]:
     """Return the bytes of a decoding cache by part: ``<stack>.<kind>`` and ``memory`` (the encoder's output)."""
     rows, numbers = n_sentences * beam, Counter[str]()
@@ -120,10 +131,13 @@ def _cache(
     for planned in planned_uses(config, n_steps):
         if planned.stack != "decoder":
             continue
+        is_kept = cached_rounds is None or not planned.is_looped or planned.round < cached_rounds
         part, weights = f"{planned.stack}.{planned.use.kind}", planned.use.weights
         match planned.sub:
             # Experts share keys and values, so that attention with experts holds as much as without.
-            case AttentionConfig() as attention if planned.use.kind == "self_attention" and not planned.borrows_keys:
+            case AttentionConfig() as attention if planned.use.kind == "self_attention":
+                if planned.borrows_keys or not is_kept:
+                    continue
                 numbers[part] += buffers * 2 * rows * keys_width(attention, config.d_model) * room
             case AttentionConfig() as attention if planned.use.kind == "cross_attention" and weights not in projected:
                 numbers[part] += 2 * memory * keys_width(attention, config.d_model)
@@ -131,4 +145,9 @@ def _cache(
             case SeparableConvConfig() as conv:
                 width = config.d_model * (conv.kernel_in - 1) + conv.d_ff * (conv.kernel_out - 1)
                 numbers[part] += rows * width
-    return {part: FLOAT * n for part, n in numbers.items() if n}
+    parts = {part: FLOAT * n for part, n in numbers.items() if n}
+    if (plan := plans(config, n_steps).get("decoder")) is not None:
+        halting = config.stacks()["decoder"].halting
+        if isinstance(halting, SelectConfig) and (n_rounds := sum(halting.may_lack(plan.n_rounds))):
+            parts["decoder.halting"] = rows * lengths["decoder"] * n_rounds
+    return parts

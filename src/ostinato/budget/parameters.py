@@ -174,7 +174,7 @@ def _items(config: ModelConfig, n_steps: int | None) -> Iterator[tuple[str, _Ite
             yield name, _whole(("norm", f"final_{name}"), "norms", norm_size(stack.norm.of_final, d_model))
         if stack.norm.embedding:
             yield name, _whole(("embedding norm", name), "norms", norm_size(stack.norm, config.embedding_width))
-        if unit := gate_weights(stack.halting, d_model).size:
+        if unit := gate_weights(stack.halting, d_model, stack.plan(name).n_rounds).size:
             yield name, _whole(("halting", name), f"{name}.halting", unit)
     for one in recurrent_parts(config):
         yield one.reader, _Item(("recurrence", one.part), one.part, one.size, one.size, one.touched)

@@ -39,7 +39,7 @@ from ostinato.budget.sizes import (
     vocabulary,
 )
 from ostinato.config.experts import HeadExpertAttentionConfig, RoutedConfig
-from ostinato.config.halting import StickBreakingConfig
+from ostinato.config.halting import SelectConfig, StickBreakingConfig
 from ostinato.config.model import ModelConfig
 from ostinato.config.positions import WindowConfig
 from ostinato.config.sub_layers import AttentionConfig
@@ -132,12 +132,16 @@ def products(
         elif segment.is_after_loop:
             after[segment.stack] += [of_input, end_map, *of_rounds]
     for name, plan in plans(config, n_steps).items():
-        halting, side = config.stacks()[name].halting, config.side_of(name)
-        # Stick-breaking's gate is not asked about the last round.
-        asked = plan.n_rounds - 1 if isinstance(halting, StickBreakingConfig) else plan.n_rounds
-        asked = 0 if name in exits else asked
-        gate = gate_weights(halting, config.d_model).products
-        found[name] += [Product(f"{name}.halting", side, index, gate) for index in range(asked)]
+        halting, side, asked = config.stacks()[name].halting, config.side_of(name), list(range(plan.n_rounds))
+        gate = gate_weights(halting, config.d_model, plan.n_rounds).products
+        if isinstance(halting, StickBreakingConfig):
+            asked = asked[:-1]  # its gate is not asked about the last round
+        if isinstance(halting, SelectConfig):
+            # A router is asked about those that took part in the round before.
+            routed = [r for r, one in enumerate(halting.capacities_of(plan.n_rounds)) if one is not None]
+            gate, asked = config.d_model, [max(r - 1, 0) for r in routed]
+        if name not in exits:
+            found[name] += [Product(f"{name}.halting", side, index, gate) for index in asked]
     for one in recurrent_parts(config):
         own, side = found[one.reader], config.side_of(one.reader)
         if not one.per_source:
@@ -218,18 +222,20 @@ def _attention(
         yield Product(f"{part}.projections", "source", index, keys_values, of_every_token=True)
     queries = d_model * inner * (2 if attention.output_gate else 1)
     yield Product(f"{part}.projections", side, index, n * (queries + outputs))
-    yield Product(f"{part}.{SCORES}", side, index, 0, per_key=2 * n * inner, seen=seen)
+    yield Product(f"{part}.{SCORES}", side, index, 0, per_key=2 * n * inner * planned.n_key_sets, seen=seen)
     if is_cross:
         return
     if not planned.borrows_keys:
         use, index_of_time = planned.use, index if planned.is_timed else None
-        reused = planned.is_looped, use.weights, use.before_keys, use.delta, use.modulation, index_of_time
+        made_by = planned.is_looped, use.weights, use.before_keys, use.delta, use.modulation, index_of_time
+        # Whom a router leaves out is not seen either.
+        reused = None if isinstance(planned.stack_config.halting, SelectConfig) else made_by
         yield Product(f"{part}.projections", side, index, keys_values, reused=reused)
         if scores := value_router_weights(attention, d_model).products:
-            of_router = reused[0], f"{use.weights} router", *reused[2:]
+            of_router = None if reused is None else (reused[0], f"{use.weights} router", *reused[2:])
             yield Product(f"{part}.{ROUTER}", side, index, scores, reused=of_router)
         if delta := delta_size(planned, d_model, of_keys=True):
-            added = reused[0], f"{use.weights} and what is added", *reused[2:]
+            added = None if reused is None else (reused[0], f"{use.weights} and what is added", *reused[2:])
             yield Product(f"{planned.stack}.{DELTAS}", side, index, delta, reused=added)
     if delta := delta_size(planned, d_model, of_keys=False):
         yield Product(f"{planned.stack}.{DELTAS}", side, index, delta)

@@ -31,7 +31,7 @@ router. Sparse Universal Transformer, sections 2.2 and 2.3; X-MoE, section 2.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from ostinato.config.experts import (
@@ -43,7 +43,7 @@ from ostinato.config.experts import (
     RoutedConfig,
     SparseLayerConfig,
 )
-from ostinato.config.halting import ActConfig, ExitConfig, HaltingConfig, StickBreakingConfig
+from ostinato.config.halting import ActConfig, ExitConfig, HaltingConfig, SelectConfig, StickBreakingConfig
 from ostinato.config.model import EncoderConfig, ModelConfig, StackModelConfig
 from ostinato.config.norm import NormalisationConfig
 from ostinato.config.positions import BucketsConfig, OneRelativeConfig, RelativeConfig, WindowConfig
@@ -56,7 +56,7 @@ from ostinato.config.sub_layers import (
     SubLayerConfig,
 )
 from ostinato.errors import ConfigError, Problem
-from ostinato.plan import Plan, Use
+from ostinato.plan import Plan, Step, Use
 
 FeedForward = DenseFeedForwardConfig | ExpertFeedForwardConfig | SparseLayerConfig
 """What has the maps of a feed-forward, once or once an expert."""
@@ -75,7 +75,11 @@ class PlannedUse:
     sub: SubLayerConfig | SparseLayerConfig
     stack_config: StackConfig
     borrows_keys: bool = False
-    """Self-attention that reads the keys and values of another step."""
+    """Self-attention that reads the keys and values of another step, and makes none."""
+    n_key_sets: int = 1
+    """How many steps' keys and values self-attention reads, side by side."""
+    sees_some: bool = False
+    """Self-attention in which some tokens may be hidden, because a router left them out of a round."""
     is_after_loop: bool = False
     """In a segment that follows the loop."""
     delta_rank: int = 0
@@ -120,10 +124,19 @@ def planned_uses(config: ModelConfig, n_steps: int | None = None) -> Iterator[Pl
             for step in segment.steps:
                 for use in step.uses:
                     settings, whole = stacks[name].settings_of(use), stacks[name]
-                    borrows = use.kind == "self_attention" and step.keys is not None
                     place = name, step.index, step.round, segment.is_loop
-                    own = number > loop, rank if use.delta else 0, segment.time is not None
-                    yield PlannedUse(*place, use, settings, whole, borrows, *own)
+                    planned = PlannedUse(*place, use, settings, whole, is_after_loop=number > loop)
+                    planned = replace(planned, delta_rank=rank if use.delta else 0, is_timed=segment.time is not None)
+                    yield _reading(planned, plan, step) if use.kind == "self_attention" else planned
+
+
+def _reading(planned: PlannedUse, plan: Plan, step: Step) -> PlannedUse:
+    """Return a use of self-attention with whose keys and values it reads."""
+    halting, sees_some = planned.stack_config.halting, False
+    if isinstance(halting, SelectConfig) and planned.is_looped:
+        may_lack, rounds = halting.may_lack(plan.n_rounds), {one.index: one.round for one in plan.steps}
+        sees_some = any(may_lack[rounds[index]] for index in step.keys or (step.index,))
+    return replace(planned, borrows_keys=not step.makes_keys, n_key_sets=len(step.keys) or 1, sees_some=sees_some)
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,9 +334,15 @@ def n_outputs(config: ModelConfig) -> int | None:
     return found
 
 
-def gate_weights(halting: HaltingConfig, d_model: int) -> Weights:
-    """Return the parameters of a stack's gate; none without halting. It is asked about one token at a time."""
+def gate_weights(halting: HaltingConfig, d_model: int, n_rounds: int) -> Weights:
+    """Return the parameters of a stack's gate; none without halting. It is asked about one token at a time.
+
+    Args:
+        n_rounds: of the stack's plan, some of which have a router of their own.
+    """
     match halting:
+        case SelectConfig() as c:
+            return Weights(c.n_routers(n_rounds) * d_model, 0)
         case StickBreakingConfig() as c:
             return Weights(d_model**2 + 2 * d_model, d_model + (0 if c.initial_bias is None else 1))
         case ActConfig() | ExitConfig():

@@ -13,6 +13,9 @@ bfloat16 autocast, where what is marked * stays at 4), per use:
     positions       window: scaled queries N I, table B I (2 W + 1), scores N H (2 W + 1), distances 8 T S.
                     rotary: turned q and k and a second output 3 N I. buckets: distances 8 T S once a stack.
                     A causal stack that adds a bias saves its mask, T S; with prefixes every sentence's, B T S
+    keys: all       round r puts r sets of keys and values side by side, 2 r N I, and weights and masks are r times as
+                    many; a causal stack saves its mask
+    chosen tokens   where a router may have left some out of a round, every sentence's mask, B T S
     cross-attention queries and output 2 N I, log-sum-exp; per SET keys and values 2 B S I
     feed-forward    relu N F, others 2 N F, gated 4 N F; dropout of all but relu: N F bytes more
     convolution     the two padded inputs and outputs: B (T + K_in - 1) D, N D, B (T + K_out - 1) F, N F, and relu N F;
@@ -246,11 +249,17 @@ def _attention(run: TrainingPass, planned: PlannedUse, attention: AttentionConfi
     # Numbers over all heads: one query for every token, and with experts for every expert it gets.
     n, length = n_choices(attention), run.lengths[stack]
     rows, n_keys = n * run.tokens(stack), run.tokens(seen)
-    queries, keys, weights = rows * inner, n_keys * keys_width(attention, d_model), rows * n_heads * run.lengths[seen]
-    all_keys = n_keys * inner  # of every head of queries
+    n_sets = planned.n_key_sets
+    queries, keys = rows * inner, n_keys * keys_width(attention, d_model)
+    weights = rows * n_heads * run.lengths[seen] * n_sets
+    all_keys = n_keys * inner * n_sets  # of every head of queries
     is_grouped, copies_heads = attention.n_key_heads < n_heads, run.copies_heads(attention)
     reach = None if relative is None else relative.reach
-    mask = n * _mask(run, stack, reach)
+    places = n * n_sets * _mask(run, stack, reach)
+    mask = places
+    if planned.sees_some:  # of every sentence; where each of its queries sees the same keys, one row for all
+        places = n * n_sets * run.batch * length**2
+        mask = places if mask else n_sets * run.batch * length
 
     saved = width * run.tokens(stack) * d_model
     if isinstance(attention, ExpertAttentionConfig):
@@ -305,6 +314,8 @@ def _attention(run: TrainingPass, planned: PlannedUse, attention: AttentionConfi
         kept["angles"] = width * (n + 1) * length * (relative.n_turned(attention.head_width(d_model)) or 0)
     if has_norm and not norm_is_first:
         q, k = norm(q, queries, "q"), k if is_given else norm(k, keys, "k")
+    if n_sets > 1:  # those of several rounds, side by side
+        k, v = _Numbers("sets of keys", n_sets * keys), _Numbers("sets of values", n_sets * keys)
     match relative:
         case WindowConfig(window=window):
             reach_of_table = 2 * window + 1
@@ -328,13 +339,14 @@ def _attention(run: TrainingPass, planned: PlannedUse, attention: AttentionConfi
         else:
             keep(v)
         return saved + sum(kept.values()) + FLOAT * (queries + all_keys + weights) + width * read_by_outputs
-    # The fused kernel. The order of the columns needs no mask; prefixes, several queries a token, and a reach do.
+    # The fused kernel. The order of the columns needs no mask; prefixes, several queries a token or sets of keys, and a
+    # reach do.
     keep(q, k, v)
     if isinstance(relative, AlibiConfig):
         # In a stack that hides no keys all steps with the same table save one tensor, see `shared_bytes`.
-        is_own = mask or n > 1 or run.is_mixed
-        kept["mask"] = width * n_heads * (mask or n * length**2) if is_own else 0
-    elif not is_cross and (run.has_prefixes or n > 1 or reach is not None):
+        is_own = mask or n > 1 or n_sets > 1 or run.is_mixed
+        kept["mask"] = width * n_heads * (places or n * n_sets * length**2) if is_own else 0
+    elif not is_cross and (run.has_prefixes or n > 1 or n_sets > 1 or reach is not None or planned.sees_some):
         kept["mask"] = width * mask
     if read_by_outputs > queries:
         kept["output of every choice"] = width * read_by_outputs
@@ -413,10 +425,9 @@ def reads_expected_states(planned: PlannedUse) -> bool:
 
 
 def reads_what_enters_the_step(planned: PlannedUse) -> bool:
-    """Return True for a use with a norm of the states that enter its step, as other uses of the step may have."""
-    if planned.stack_config.norm.placement != "parallel" or planned.use.before is None:
-        return False
-    return not (isinstance(planned.sub, SeparableConvConfig) and reads_expected_states(planned))
+    """Return True for a use that saves the states that enter its step, as other uses of the step do: for a norm, or,
+    under stick-breaking, for the expected states that a convolution reads."""
+    return planned.stack_config.norm.placement == "parallel" and planned.use.before is not None
 
 
 def saves_its_states(run: TrainingPass, planned: PlannedUse | None) -> bool:

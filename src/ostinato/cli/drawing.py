@@ -25,6 +25,10 @@ _COLOURS = ("cyan", "yellow", "green", "magenta", "blue", "red", "bright_cyan", 
 _ABSENT = "-"
 _SPARSE = "S"
 _GAP = "  "
+_WHOSE_KEYS = {
+    "first": "all rounds read the keys and values of the first",
+    "all": "a round reads the keys and values of all rounds up to it",
+}
 
 
 def draw_recipe(planned: PlannedRecipe) -> None:
@@ -38,7 +42,7 @@ def draw_recipe(planned: PlannedRecipe) -> None:
     for name, plan in sized.model.plans().items():
         stack = sized.model.stacks()[name]
         print_line(f"\n{name}: {_about(plan, stack)}")
-        for line in (*_loops(stack), *_halting(stack), *_sizes(stack, planned.model.d_model)):
+        for line in (*_loops(stack), *_halting(stack, plan.n_rounds), *_sizes(stack, planned.model.d_model)):
             print_line(_GAP + line)
         for drawn in drawing(plan, [kind for kind, _ in stack.sub_layers()], readable_width()):
             with naming(STANDARD_OUTPUT):
@@ -89,7 +93,7 @@ def _loops(stack: StackConfig) -> Iterator[str]:
         state, inject = segment.state.kind, segment.inject.kind
         words = [] if state == "input" else [f"starts from {'a learned vector' if state == 'learned' else state}"]
         words += [] if inject == "none" else [f"its input enters every round ({inject})"]
-        words += ["all rounds read the keys and values of the first"] if segment.keys == "first" else []
+        words += [_WHOSE_KEYS[segment.keys]] if segment.keys in _WHOSE_KEYS else []
         words += ["norms of every round"] if segment.norms == "by_round" else []
         words += ["a vector for every round"] if segment.vectors else []
         words += [f"maps of every round changed by rank {segment.delta_rank}"] if segment.delta_rank else []
@@ -107,9 +111,9 @@ def _loops(stack: StackConfig) -> Iterator[str]:
             yield f"segment {number}, state {one.name}: {', '.join(words)}"
 
 
-def _halting(stack: StackConfig) -> Iterator[str]:
+def _halting(stack: StackConfig, n_rounds: int) -> Iterator[str]:
     """Yield the halting rule and its settings; nothing where tokens do not halt."""
-    from ostinato.config.halting import ActConfig, ByLengthConfig, ExitConfig, StickBreakingConfig
+    from ostinato.config.halting import ActConfig, ByLengthConfig, ExitConfig, SelectConfig, StickBreakingConfig
 
     match stack.halting:
         case StickBreakingConfig() as rule:
@@ -123,6 +127,10 @@ def _halting(stack: StackConfig) -> Iterator[str]:
         case ExitConfig() as rule:
             more = "" if rule.freeze_halted_state else ", tokens that stopped go on"
             yield f"exit by a learned gate (threshold {rule.threshold:g}{more})"
+        case SelectConfig() as rule:
+            shares = ("all" if one is None else f"{one:.3g}" for one in rule.capacities_of(n_rounds))
+            among = "those chosen before" if rule.among == "chosen" else "all"
+            yield f"a router chooses among {among}: {', '.join(shares)} of the tokens (threshold {rule.threshold:g})"
         case ByLengthConfig() as rule:
             yield f"rounds by length (ceil({rule.per_token:g} n {rule.extra:+g}))"
 

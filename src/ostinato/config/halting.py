@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from itertools import accumulate
+from operator import or_
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from ostinato.config.base import Config, Probability
+from ostinato.config.base import Config, Positive, Probability
+from ostinato.errors import Problem
 
 
 class NoHaltingConfig(Config):
@@ -100,6 +104,57 @@ class ExitConfig(Config):
     in the public code of Ouro, which saves nothing."""
 
 
+class SelectConfig(Config):
+    """A router chooses the tokens of every round, those with the highest scores s (Mixture-of-Recursions,
+    Mixture-of-Depths): see `ostinato.nn.select`. The others stay as they are, and are not seen in the round.
+    """
+
+    kind: Literal["select"] = "select"
+    has_gate: ClassVar[bool] = True
+    """Whether a token learns when to halt."""
+    capacities: list[Annotated[float, Field(gt=0, le=1)] | None] | None = None
+    """Share of a sentence's tokens that a round takes in training, round by round, repeated where there are more. An
+    entry null: a round without a router, which takes all. null: R/R, (R - 1)/R .. 1/R of R rounds."""
+    among: Literal["chosen", "all"] = "chosen"
+    """chosen: a round chooses among those chosen before. all: anew among all tokens, so that none is left out for good,
+    and no computation is saved."""
+    threshold: Annotated[float, Field(ge=0, le=1)] = 0.5
+    """Outside training a token takes part where 1 - sigmoid(s) is at most this; may be changed afterwards."""
+    gate: Literal["sigmoid", "score"] = "sigmoid"
+    """g: sigmoid(s), or s."""
+    scale: Positive = 1.0
+    """What g is multiplied by (Mixture-of-Recursions: 0.1)."""
+    mix: Literal["add", "interpolate"] = "add"
+    """Of the states h and what the round makes of them, C(h). add: h + g C(h). interpolate: (1 - g) h + g C(h)."""
+
+    def capacities_of(self, n_rounds: int) -> list[float | None]:
+        """Return the capacities of so many rounds."""
+        if self.capacities is None:
+            return [(n_rounds - r) / n_rounds for r in range(n_rounds)]
+        return [self.capacities[r % len(self.capacities)] for r in range(n_rounds)]
+
+    def n_routers(self, n_rounds: int) -> int:
+        """Return how many rounds of a plan have a router."""
+        return sum(capacity is not None for capacity in self.capacities_of(n_rounds))
+
+    def may_lack(self, n_rounds: int) -> list[bool]:
+        """Return of every round whether some token may take no part in it."""
+        leaves_out = [capacity is not None and capacity < 1 for capacity in self.capacities_of(n_rounds)]
+        return leaves_out if self.among == "all" else list(accumulate(leaves_out, or_))
+
+    def problems(self, path: str = "") -> Iterator[Problem]:
+        """Capacities by which a token may take part in no round, or in all."""
+        if self.capacities is None:
+            return
+        if not self.capacities or self.capacities[0] not in (None, 1.0):
+            reason = "the first round takes all tokens: must begin with null or 1.0"
+            yield Problem(f"{path}capacities", self.capacities, reason)
+        elif all(one is None for one in self.capacities):
+            reason = "no round has a router: must be numbers in (0, 1], for some of them; or kind none"
+            yield Problem(f"{path}capacities", self.capacities, reason)
+
+
 HaltingConfig = Annotated[
-    NoHaltingConfig | ByLengthConfig | ActConfig | StickBreakingConfig | ExitConfig, Field(discriminator="kind")
+    NoHaltingConfig | ByLengthConfig | ActConfig | StickBreakingConfig | ExitConfig | SelectConfig,
+    Field(discriminator="kind"),
 ]

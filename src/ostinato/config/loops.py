@@ -9,7 +9,7 @@ from pydantic import Field
 
 from ostinato.config.base import Config, Count, Number, Positive
 from ostinato.errors import Inert, Problem
-from ostinato.plan import Kind, PhasePlan, SegmentPlan
+from ostinato.plan import Keys, Kind, PhasePlan, SegmentPlan
 
 
 class NoInjectionConfig(Config):
@@ -154,9 +154,10 @@ class SegmentConfig(Config):
     """What its first round starts from."""
     inject: InjectionConfig = NoInjectionConfig()
     """How what entered the segment enters every round of it."""
-    keys: Literal["own", "first"] = "own"
+    keys: Keys = "own"
     """Whose keys and values self-attention reads. own: those of the round. first: those of the first round in all of
-    them, which makes them once and caches them once (Mixture-of-Recursions, "recursive sharing")."""
+    them, which makes them once and caches them once (Mixture-of-Recursions, "recursive sharing"). all: those of the
+    same step in this round and all before it, side by side (CoTFormer)."""
     norms: Literal["shared", "by_round"] = "shared"
     """Whether the rounds share the norms of sub-layers. A call for more rounds has the last one's in those."""
     vectors: bool = False
@@ -189,7 +190,7 @@ class SegmentConfig(Config):
             self.repeats,
             has_start=self.state.kind != "input" or bool(self.states),
             injects=self.inject.kind != "none" or self._reads_input,
-            shares_keys=self.keys == "first",
+            keys=self.keys,
             has_round_norm=self.round_norm,
             has_end_map=self.end_map,
             end_norm=self.end_norm,

@@ -54,7 +54,7 @@ _NAMES_BY_UNIT = {
     "hypotheses": "beam",
     "outputs": "n_best",
     "probability": "dropout",
-    "share": "dev_fraction final_fraction keep label_smoothing random rate",
+    "share": "capacities dev_fraction final_fraction keep label_smoothing random rate",
     "digits": "task.stage_length",
     "levels": "max_nesting stage_nesting",
     "facts": "max_facts",

@@ -26,7 +26,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ostinato.config.halting import ActConfig, ExitConfig, StickBreakingConfig
+from ostinato.config.halting import ActConfig, ExitConfig, SelectConfig, StickBreakingConfig
 from ostinato.data.disk import write_json
 from ostinato.errors import CheckpointError, ConfigError
 from ostinato.models import Model
@@ -119,7 +119,11 @@ def trained_thresholds(model: Model) -> dict[str, float]:
     found: dict[str, float] = {}
     for name, stack in model.config.stacks().items():
         match stack.halting:
-            case StickBreakingConfig(threshold=threshold) | ExitConfig(threshold=threshold):
+            case (
+                StickBreakingConfig(threshold=threshold)
+                | ExitConfig(threshold=threshold)
+                | SelectConfig(threshold=threshold)
+            ):
                 found[name] = threshold
             case ActConfig(epsilon=epsilon):
                 found[name] = 1.0 - epsilon

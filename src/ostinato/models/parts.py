@@ -16,7 +16,14 @@ from ostinato.config.experts import (
     RoutedConfig,
     SparseLayerConfig,
 )
-from ostinato.config.halting import ActConfig, ByLengthConfig, ExitConfig, HaltingConfig, StickBreakingConfig
+from ostinato.config.halting import (
+    ActConfig,
+    ByLengthConfig,
+    ExitConfig,
+    HaltingConfig,
+    SelectConfig,
+    StickBreakingConfig,
+)
 from ostinato.config.loops import (
     ByTimeModulationConfig,
     DecayInjectionConfig,
@@ -93,6 +100,7 @@ from ostinato.nn.relative import (
     Rotary,
 )
 from ostinato.nn.routing import Gate, HypersphereRouter, LinearRouter, MlpRouter, Router
+from ostinato.nn.select import Routers, Select
 from ostinato.nn.separable import SeparableConv
 from ostinato.nn.stick_breaking import StickBreaking, StickBreakingUnit
 from ostinato.plan import Use
@@ -324,8 +332,8 @@ def build_time(d_model: int, init: Init) -> RoundTime:
     return time
 
 
-def build_halting(config: HaltingConfig, d_model: int) -> tuple[nn.Module | None, HaltingRule]:
-    """Return the gate, where there is one, and the rule."""
+def build_halting(config: HaltingConfig, d_model: int, n_rounds: int) -> tuple[nn.Module | None, HaltingRule]:
+    """Return the gate, where there is one, and the rule of a stack whose plan has so many rounds."""
     match config:
         case StickBreakingConfig() as c:
             stick = StickBreakingUnit(d_model, dropout=c.dropout, initial_bias=c.initial_bias)
@@ -344,6 +352,18 @@ def build_halting(config: HaltingConfig, d_model: int) -> tuple[nn.Module | None
         case ExitConfig() as c:
             gate = ActUnit(d_model, c.initial_bias)
             return gate, Exit("gate", c.threshold, unit=gate, freezes=c.freeze_halted_state)
+        case SelectConfig() as c:
+            routers = Routers(d_model, c.n_routers(n_rounds))
+            select = Select(
+                routers,
+                c.threshold,
+                capacities=c.capacities,
+                gate=c.gate,
+                mix=c.mix,
+                scale=c.scale,
+                freezes=c.among == "chosen",
+            )
+            return routers, select
         case ByLengthConfig() as c:
             return None, ByLength(c.per_token, c.extra)
     return None, NoHalting()

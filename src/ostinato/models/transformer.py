@@ -67,7 +67,7 @@ class Transformer(TokenModel):
         for name, stack in config.stacks().items():
             plan = stack.plan(name)
             self._fill_banks(plan, stack)
-            gate, halting = build_halting(stack.halting, config.d_model)
+            gate, halting = build_halting(stack.halting, config.d_model, plan.n_rounds)
             if gate is not None:
                 self.banks.halting[name] = gate
             self.stacks[name] = Stack(

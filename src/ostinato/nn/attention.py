@@ -33,37 +33,41 @@ class Visibility:
 
     Args:
         is_causal: query t sees keys up to its own column, `offset` + t.
-        keep_BS: True for real keys; None where all are.
+        keep_BS: True for keys that are seen, of all sets of keys; None where all are.
         offset: columns before the first query (cached ones).
         prefix_BS: True for keys of the prefix, which see each other in both directions; given only where the queries
             are all the keys. None where there is no prefix, or where it is cached already: what comes after a prefix
             sees it anyway.
         columns_BA: the columns of the queries, where they are not all of them in order.
         near_BAS: True for keys within a query's reach; None where all are.
+        n_sets: sets of keys that stand side by side, each of all columns.
     """
 
     is_causal: bool = False
-    keep_BS: Bool[Tensor, "B S"] | None = None
+    keep_BS: Bool[Tensor, "B M"] | None = None
     offset: int = 0
     prefix_BS: Bool[Tensor, "B S"] | None = None
     columns_BA: Int[Tensor, "B A"] | None = None
     near_BAS: Bool[Tensor, "#B A S"] | None = None
+    n_sets: int = 1
 
     @property
     def is_plain_causal(self) -> bool:
         """Whether the order of the columns alone decides."""
         only_order = self.keep_BS is None and self.prefix_BS is None and self.columns_BA is None
-        return self.is_causal and only_order and self.near_BAS is None
+        return self.is_causal and only_order and self.near_BAS is None and self.n_sets == 1
 
     def allowed(self, n_queries: int, n_keys: int, device: torch.device) -> Tensor | None:
         """Return True where a key is visible, `[B or 1, 1, T or 1, S]`; None where all are."""
-        seen = self._in_order(n_queries, n_keys, device) if self.is_causal else None
-        if self.keep_BS is not None:
-            keep = self.keep_BS[:, None, None, :]
-            seen = keep if seen is None else seen & keep
+        seen = self._in_order(n_queries, n_keys // self.n_sets, device) if self.is_causal else None
         if self.near_BAS is not None:
             near = self.near_BAS[:, None]
             seen = near if seen is None else seen & near
+        if seen is not None and self.n_sets > 1:
+            seen = seen.repeat(1, 1, 1, self.n_sets)
+        if self.keep_BS is not None:
+            keep = self.keep_BS[:, None, None, :]
+            seen = keep if seen is None else seen & keep
         return seen
 
     def _in_order(self, n_queries: int, n_keys: int, device: torch.device) -> Tensor | None:

@@ -116,6 +116,7 @@ class Cache:
         memory_BSD, memory_keep_BS: encoder output and its keep mask (None where all are real), one row a sentence.
         self_kv: by step index. cross_kv: by name of the parameter set, one sentence each in the second dimension.
         prepared: what a search has prepared from `cross_kv`, by name of the parameter set.
+        took_part: by round who took part in it, of stacks in which a router chooses.
         windows: of the two convolutions, by step index. recurrent: of LSTMs, by name of the recurrence.
         n_steps: rounds asked for at call time; None for the plan's own. execution: how the search runs; None: as the
             model does.
@@ -131,6 +132,7 @@ class Cache:
     self_kv: dict[int, KeyValues] = field(default_factory=dict)
     cross_kv: dict[str, Tensor] = field(default_factory=dict)
     prepared: dict[str, Any] = field(default_factory=dict)
+    took_part: dict[int, Bool[Tensor, "B S"]] = field(default_factory=dict)
     windows: dict[int, tuple[ColumnWindow, ColumnWindow]] = field(default_factory=dict)
     recurrent: dict[str, RecurrentState] = field(default_factory=dict)
     n_steps: int | None = None
@@ -159,6 +161,7 @@ class Cache:
                 window.select(rows_B)
         for state in self.recurrent.values():
             state.select(rows_B)
+        self.took_part = {index: seen_BS.index_select(0, rows_B) for index, seen_BS in self.took_part.items()}
         if self.keep_BS is not None:
             self.keep_BS = self.keep_BS.index_select(0, rows_B)
         if self.prefix_lengths_B is not None:

@@ -50,7 +50,8 @@ _TIMES_OF_EXPERTS = 8
 
 def compiled_step(stack: Stack, embedded_BTE: Float[Tensor, "B T E"], cache: Cache) -> StackOutput:
     """Run new columns after the cached ones, by compiled kernels where they can. Plain twin: `stack.step`."""
-    packing = None if stack.banks.training else compiled_packing(embedded_BTE)
+    keeps_all = (cache.execution or DEFAULT_EXECUTION).cached_rounds is None
+    packing = compiled_packing(embedded_BTE) if keeps_all and not stack.banks.training else None
     if packing is None:
         return stack.step(embedded_BTE, cache)
     # A prepared call says what it reads before it is made: every thread needs its own.

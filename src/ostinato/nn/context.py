@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import torch
 
@@ -31,6 +32,19 @@ class HaltedRows:
     visible_LD: Tensor
 
 
+class Keys(NamedTuple):
+    """Keys and values by head of all columns of one step, or of several, side by side: M = n_sets S.
+
+    Args:
+        keep_BM: those that are seen; None: all are.
+    """
+
+    k_BHMK: Tensor
+    v_BHMK: Tensor
+    keep_BM: Bool[Tensor, "B M"] | None
+    n_sets: int = 1
+
+
 @dataclass(frozen=True, slots=True)
 class Pass:
     """What one pass through a stack knows; made anew for every call.
@@ -43,7 +57,7 @@ class Pass:
         execution: how to run. recomputes: steps are run again in the backward pass. request: captures to return.
         cross_kv: keys and values of the memory, `[2, B, H, S, K]`, by parameter set, made once a pass or search.
         biases: of attention, where they depend on positions only, by table.
-        keys: keys and values by head of all columns, `[B, H, S, K]` each, by the step that made them for others, too.
+        keys: keys and values by head of all columns, by the step that made them for others, too.
         halted_keys: places, keys and values `[L, 2 H K]` of the groups of `Round.halted`, by what made them.
         predict: from states that leave a round to logits, given for rules that stop by what is predicted.
         captures, routings, rounds: what is returned beside the states.
@@ -61,7 +75,7 @@ class Pass:
     request: Collection[str] = ()
     cross_kv: dict[str, Tensor] = field(default_factory=dict)
     biases: dict[str, Tensor | None] = field(default_factory=dict)
-    keys: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    keys: dict[int, Keys] = field(default_factory=dict)
     halted_keys: dict[KeysOf, list[tuple[Tensor, Tensor]]] = field(default_factory=dict)
     predict: Callable[[Tensor], Tensor] | None = None
     captures: dict[CaptureKey, Tensor] = field(default_factory=dict)
@@ -121,14 +135,16 @@ class Round:
         weight_N: Tensor | None,
         visible: Callable[[Tensor], Tensor] | None,
         halted: tuple[HaltedRows, ...],
+        seen_BS: Bool[Tensor, "B S"] | None = None,
         time_D: Tensor | None = None,
     ) -> Round:
-        """Return a round of a pass, given the rows that are left in it."""
+        """Return a round of a pass, given the rows that are left in it, and the columns that are seen in it."""
         if weight_N is None and rows.index_N is None and run.keep_BT is not None:
             weight_N = run.keep_BT.flatten()
         columns_BA = None if rows.index_N is None else rows.columns()
+        visibility = run.visibility if seen_BS is None else replace(run.visibility, keep_BS=seen_BS)
         if columns_BA is None:
-            return cls(index, rows, weight_N, visible, run.positions, run.visibility, halted, time_D)
+            return cls(index, rows, weight_N, visible, run.positions, visibility, halted, time_D)
         positions_BA = run.positions.expand(rows.n_sentences, -1).gather(1, columns_BA)
-        visibility = replace(run.visibility, columns_BA=columns_BA)
+        visibility = replace(visibility, columns_BA=columns_BA)
         return cls(index, rows, weight_N, visible, positions_BA, visibility, halted, time_D)

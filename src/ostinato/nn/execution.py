@@ -48,7 +48,8 @@ class Execution:
         compaction: when rows of halted tokens and padding are gathered away before a round. "auto": where few enough
             take part for it to pay. "always": wherever one takes no part. "never": all are computed, and the results of
             the others thrown away (the plain twin).
-        halting: False: every token runs every round, and gates are not asked.
+        halting: False: every token runs every round, and gates are not asked, but for routers that choose tokens, which
+            weigh what rounds add.
         halting_threshold: in [0, 1], in place of every rule's own: a token halts once so much of its mass is given out
             (ACT: 1 - epsilon). 0: after round 1. None: each rule's own.
         exit: the criterion by which tokens stop (`ostinato.nn.exits`), in place of the rules of all stacks that can
@@ -62,6 +63,10 @@ class Execution:
             1 / R each.
         gradient_rounds: of every loop the last rounds that the gradient goes through (truncated back-propagation).
             None: all.
+        cached_rounds: in cached decoding, of how many rounds of a loop keys and values are kept: round r writes where
+            round r mod that many does, so that a token sees of the tokens of earlier steps what the last of those
+            rounds left. 1: all rounds read the last one's (Ouro, at decoding). An approximation, unless it is as many
+            as the loop has; the tokens of one step, such as a prompt, see each other as in a whole pass. None: all.
         expert_backend: how rows are multiplied by their experts' weights (`ostinato.kernels`); "auto": chosen by trial.
         dropout_draws: where the random numbers of dropout come from; "torch": torch's own dropout.
         recompute: in training keep only the states between steps, and run each step again in the backward pass.
@@ -78,6 +83,7 @@ class Execution:
     rounds: Mapping[str, int | RoundsByLength | RoundsBySentence] = field(default_factory=dict)
     paths: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     gradient_rounds: int | None = None
+    cached_rounds: int | None = None
     expert_backend: BackendChoice = "auto"
     dropout_draws: Draws = "auto"
     recompute: bool = False
@@ -106,8 +112,9 @@ class Execution:
                 problems.append(Problem(f"paths.{name}", path, "must be positive numbers whose sum is 1"))
             if name in self.rounds and self.rounds[name] != len(path):
                 problems.append(Problem(f"rounds.{name}", self.rounds[name], f"paths.{name} has {len(path)} rounds"))
-        if self.gradient_rounds is not None and self.gradient_rounds < 1:
-            problems.append(Problem("gradient_rounds", self.gradient_rounds, "must be at least 1"))
+        for name in ("gradient_rounds", "cached_rounds"):
+            if (n := getattr(self, name)) is not None and n < 1:
+                problems.append(Problem(name, n, "must be at least 1"))
         if self.halting_threshold is not None and not 0.0 <= self.halting_threshold <= 1.0:
             problems.append(Problem("halting_threshold", self.halting_threshold, "must lie in [0, 1]"))
         if problems:

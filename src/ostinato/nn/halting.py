@@ -60,7 +60,12 @@ class HaltingPass(ABC):
     Attributes:
         rows: the tokens that states and all else `[N, ...]` are of.
         active_N: those that take part in the round; None: all. n_active: their number.
+        hides: those that take no part are not seen by others. seen_BS: the columns that are seen in the round, cached
+            ones first; None: all real tokens.
     """
+
+    hides = False
+    seen_BS: Bool[Tensor, "B S"] | None = None
 
     def __init__(self, states_ND: Float[Tensor, "N D"], rows: Rows, run: Pass) -> None:
         self.rows = rows
@@ -73,6 +78,11 @@ class HaltingPass(ABC):
         self._left: list[Tensor] = []
         self._weights: list[Tensor] = []
         self._executed: list[Tensor] = []
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no token takes part in this round and all later ones."""
+        return not self.n_active
 
     def active(self, index: int, states_ND: Float[Tensor, "N D"]) -> Bool[Tensor, "N"] | None:
         """Return who takes part in the 0-based round `index`, given the states it starts from; None: all rows."""

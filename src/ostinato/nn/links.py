@@ -30,10 +30,14 @@ from ostinato.nn.sub_layer import SubLayer
 
 def can_read(sub_layer: SelfAttention) -> bool:
     """Return whether kernels can read the keys of a self-attention: they know no positions, no groups of heads, and
-    no keys that serve other steps."""
+    no keys that serve other steps or are seen in some rounds only."""
     relation = sub_layer.relation
     has_positions = relation is not None and (type(relation) is not RelativePositions or relation.reach is not None)
-    return not has_positions and not sub_layer.shares_keys and bool(sub_layer.module.is_read_plainly)
+    return (
+        not has_positions
+        and not (sub_layer.keys_from or sub_layer.sees_some)
+        and bool(sub_layer.module.is_read_plainly)
+    )
 
 
 _Map = tuple[Tensor, Tensor | None]

@@ -17,7 +17,7 @@ from torch import nn
 
 from ostinato.nn.bank import Banks
 from ostinato.nn.cache import KeyValues
-from ostinato.nn.context import HaltedRows, KeysOf, Pass, Round
+from ostinato.nn.context import HaltedRows, Keys, KeysOf, Pass, Round
 from ostinato.nn.experts import Decision
 from ostinato.nn.relative import RelativePositions, bias_of_queries, repeat_for_choices
 from ostinato.nn.rows import lay_rows
@@ -31,7 +31,9 @@ class SelfAttention(SubLayer):
 
     Args:
         looks_back_only: no token of the stack ever sees a later one.
-        shares_keys: its keys and values serve other steps, or theirs serve it (`Step.keys`). Others: see `SubLayer`.
+        sees_some: in some rounds it sees only the tokens that take part in them.
+        rounds: the numbers that this step has in all rounds of its loop up to its own; None: its own only.
+        Others: see `SubLayer`.
     """
 
     def __init__(
@@ -42,11 +44,14 @@ class SelfAttention(SubLayer):
         banks: Banks,
         *,
         looks_back_only: bool,
-        shares_keys: bool = False,
+        sees_some: bool = False,
+        rounds: Sequence[int] | None = None,
         **named: Any,
     ) -> None:
         super().__init__(stack, step, use, banks, **named)
-        self.looks_back_only, self.shares_keys, self.borrows_from = looks_back_only, shares_keys, step.keys
+        self.looks_back_only, self.sees_some = looks_back_only, sees_some
+        self.keys_from, self.makes_keys = step.keys, step.makes_keys
+        self.rounds = rounds or (step.index,)
         self._segment = step.segment
 
     def keys_of(self, here: Round) -> KeysOf:
@@ -71,8 +76,8 @@ class SelfAttention(SubLayer):
         here: Round,
     ) -> Float[Tensor, "N D"]:
         """Return what every row reads in its sentence."""
-        if self.borrows_from is not None:
-            x_NI = self.attend(module, module.queries(scored_ND, decision), *run.keys[self.borrows_from], run, here)
+        if not self.makes_keys:
+            x_NI = self.attend(module, module.queries(scored_ND, decision), self.shared_keys(run), run, here)
             return module.output(module.gated(x_NI, scored_ND), decision)  # type: ignore[no-any-return]
         new = self.newly_halted(run, here)
         if here.visible is None and not new:
@@ -87,16 +92,28 @@ class SelfAttention(SubLayer):
 
     def read(self, attention: Any, q_NI: Tensor, kv_MJ: Tensor, run: Pass, here: Round) -> Float[Tensor, "N I"]:
         """Return what the queries of the rows read, heads and choices side by side, given keys of the new columns."""
-        k, v = self.remember(attention, kv_MJ, run, here)
-        if self.shares_keys:  # a step that is run again must leave what it left the first time
-            k, v = run.keys.setdefault(self.step, (k, v))
-        return self.attend(attention, q_NI, k, v, run, here)
+        keys = Keys(*self.remember(attention, kv_MJ, run, here), here.visibility.keep_BS)
+        if self.keys_from:  # a step that is run again must leave what it left the first time
+            run.keys.setdefault(self.step, keys)
+            keys = self.shared_keys(run)
+        return self.attend(attention, q_NI, keys, run, here)
 
-    def attend(
-        self, attention: Any, q_NI: Tensor, k: Tensor, v: Tensor, run: Pass, here: Round
-    ) -> Float[Tensor, "N I"]:
-        """Return what the queries of the rows read of keys and values by head, `[B, H, S, K]`."""
-        rows, relation, visibility = here.rows, self.relation, here.visibility
+    def shared_keys(self, run: Pass) -> Keys:
+        """Return the keys and values of all steps whose keys it reads, side by side."""
+        sets = [run.keys[step] for step in self.keys_from]
+        if len(sets) == 1:
+            return sets[0]
+        keeps, keep_BM = [one.keep_BM for one in sets], None
+        if known := [keep_BM for keep_BM in keeps if keep_BM is not None]:
+            keep_BM = torch.cat([torch.ones_like(known[0]) if one is None else one for one in keeps], dim=1)
+        k_BHMK, v_BHMK = (torch.cat(parts, dim=2) for parts in zip(*(one[:2] for one in sets), strict=True))
+        return Keys(k_BHMK, v_BHMK, keep_BM, len(sets))
+
+    def attend(self, attention: Any, q_NI: Tensor, keys: Keys, run: Pass, here: Round) -> Float[Tensor, "N I"]:
+        """Return what the queries of the rows read of keys and values."""
+        k, v, keep_BM, n_sets = keys
+        rows, relation = here.rows, self.relation
+        visibility = replace(here.visibility, keep_BS=keep_BM, n_sets=n_sets)
         q, n, bias = attention.query_heads(rows.queries(q_NI)), attention.n_choices, None
         if attention.q_norm is not None or (relation is not None and relation.rotates):
             q = self._entering(attention, q, attention.q_norm, repeat_for_choices(here.positions_BA, n))
@@ -108,8 +125,11 @@ class SelfAttention(SubLayer):
                 bias = bias_of_queries(self._static_bias(relation, run), visibility.columns_BA)
             if relation.reach is not None:
                 visibility = replace(visibility, near_BAS=self._near(relation.reach, run, here))
+        if bias is not None and n_sets > 1:
+            bias = bias.repeat(1, 1, 1, n_sets)
         if "weights" in run.request:
-            capture_weights(self, attention.weights(q, k, visibility, bias), run, here)
+            weights_BHQS = attention.weights(q, k, visibility, bias).unflatten(-1, (n_sets, -1)).sum(-2)
+            capture_weights(self, weights_BHQS, run, here)
         draws, ranges = run.execution.dropout_draws, None if rows.occupied is None else rows.ranges(k)
         return rows.from_queries(attention.attend(q, k, v, visibility, bias, ranges=ranges, draws=draws))
 
@@ -181,10 +201,15 @@ class SelfAttention(SubLayer):
             rotated = self._entering(attention, k, attention.k_norm, run.positions)
         if run.cache is None:
             return rotated, v
-        if self.step not in run.cache.self_kv:
-            run.cache.self_kv[self.step] = KeyValues()
+        n_kept, round_index = run.execution.cached_rounds, len(self.rounds) - 1
+        slot = self.rounds[round_index if n_kept is None else round_index % n_kept]
+        if slot not in run.cache.self_kv:
+            run.cache.self_kv[slot] = KeyValues()
+        cached = run.cache.self_kv[slot]
+        if n_kept is not None:
+            cached.length = run.cache.length  # an earlier round of this pass may have been here
         new_2BHTK = kv_2BHTK if rotated is k else torch.stack([rotated, v])
-        k, v = run.cache.self_kv[self.step].append(new_2BHTK).unbind(0)
+        k, v = cached.append(new_2BHTK).unbind(0)
         return k, v
 
     def _entering(self, attention: Any, x_BHTK: Tensor, norm: nn.Module | None, positions_BT: Tensor) -> Tensor:
@@ -197,7 +222,7 @@ class SelfAttention(SubLayer):
 
     def fill_cache(self, states_0D: Tensor, run: Pass, here: Round) -> None:
         """Cache the new columns of a round in which no row takes part."""
-        if self.borrows_from is not None:
+        if not self.makes_keys:
             return
         attention, new = self.module, self.newly_halted(run, here)
         kv_NJ = self.keys_values(attention, states_0D, new, run, here)

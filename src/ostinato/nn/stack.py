@@ -43,6 +43,7 @@ from ostinato.nn.layers import at_least_float32
 from ostinato.nn.loops import run_round, state_that_leaves
 from ostinato.nn.positions import PositionSignal, positions_from_keep
 from ostinato.nn.rows import Rows, kept_and_halted
+from ostinato.nn.select import Select
 from ostinato.nn.self_attention import SelfAttention
 from ostinato.nn.separable import SeparableConv, SeparableConvSubLayer
 from ostinato.nn.shapes import Bool, Float, Int, Tensor
@@ -255,7 +256,7 @@ class Stack:
     ) -> Float[Tensor, "B T E"]:
         """Return what leaves a round of the loop, given what left the one before and what entered the segment."""
         alone = replace(run, captures={}, routings=[], rounds=[], request=(), halted_keys={}, keys=dict(run.keys))
-        until = segment._replace(rounds=segment.rounds[: index + 1], rule=NoHalting())
+        until = segment._replace(rounds=segment.rounds[: index + 1], rule=_whole(segment.rule))
         left_BTE, _ = self._run_rounds(until, entry_BTD, alone, signal, index, left_BTE)
         return left_BTE
 
@@ -310,7 +311,7 @@ class Stack:
             active_N = halting.active(index, states_ND)
             if gathers and active_N is not None and _pays(halting, run.execution):
                 states_ND, halted = _gather_active(index, active_N, states_ND, halting, halted)
-            if not halting.n_active and (gathers or run.cache is None):
+            if halting.is_over and (gathers or run.cache is None):
                 if run.cache is not None:
                     one_0D = states_ND.chunk(own.n_states, dim=-1)[0]
                     _fill_caches(rounds[index:], times[index:], index, run, one_0D, halting.rows, halted)
@@ -322,7 +323,9 @@ class Stack:
                 if own.vectors is not None:
                     entered_ND = entered_ND + banks.vectors[own.vectors].of_round(index)  # type: ignore[operator]
                 weight_N, visible = halting.enter(index, states_ND, entered_ND)
-                here = Round.of(run, index, halting.rows, weight_N, visible, halted, times[index])
+                here = Round.of(
+                    run, index, halting.rows, weight_N, visible, halted, time_D=times[index], seen_BS=halting.seen_BS
+                )
                 left_ND = run_round(own, steps, entered_ND, run, here, banks.norm)
                 if own.round_norm is not None:
                     left_ND = banks.norm[own.round_norm](left_ND)
@@ -336,6 +339,8 @@ class Stack:
         of a causal stack cannot stop by what comes after them, nor single ones in a loop of several states."""
         if execution.exit is None or (execution.exit_scope == "sequence" and self.is_causal) or self.plan.loop.phases:
             return False
+        if isinstance(self.halting, Select):  # its routers weigh what rounds add: another rule would be another model
+            return False
         return execution.exit in OF_STATES or self.readout is not None
 
     def why_not_by_sentence(self) -> str | None:
@@ -348,8 +353,8 @@ class Stack:
             return (
                 f"the rounds of the {self.plan.stack} have something of their own, and sentences with fewer begin later"
             )
-        if self.plan.loop.shares_keys:
-            return f"the rounds of the {self.plan.stack} read keys of the first, in which some sentences wait"
+        if self.plan.loop.keys != "own":
+            return f"the rounds of the {self.plan.stack} read keys of earlier ones, in which some sentences wait"
         return None
 
     def program(self, n_rounds: int | None, execution: Execution) -> Program:
@@ -364,6 +369,9 @@ class Stack:
         asked = execution.rounds_of(self.plan.stack) if n_rounds is None else n_rounds
         rule = self.halting
         if isinstance(asked, RoundsByLength):
+            if isinstance(rule, Select):
+                reason = "a router chooses the tokens of every round of this stack; must be a number"
+                raise ConfigError([Problem(f"rounds.{self.plan.stack}", asked, reason)])
             rule, asked = ByLength(asked.per_token, asked.extra), asked.most
         sentences = asked if isinstance(asked, RoundsBySentence) else None
         if isinstance(asked, RoundsBySentence):
@@ -373,7 +381,7 @@ class Stack:
         if sentences is not None:
             rule = BySentence(sentences.rounds)
         elif not execution.halting:
-            rule = NoHalting()
+            rule = _whole(rule)
         elif self.exits(execution):
             is_sequence = execution.exit_scope == "sequence"
             rule = Exit(cast(Criterion, execution.exit), execution.halting_threshold or 0.0, is_sequence=is_sequence)
@@ -403,11 +411,14 @@ class Stack:
     def _sub_layer(self, step: Step, use: Use) -> SubLayer:
         given = (self.plan.stack, step, use, self.banks)
         if use.kind == "self_attention":
+            first = sum(not one.round for one in self.plan.segments[step.segment].steps)
+            rounds = range(step.index - step.round * first, step.index + 1, first)
             # A distance has one meaning, whether its key is in a prefix or not, and in decoding as in training.
             return SelfAttention(
                 *given,
                 looks_back_only=self.is_causal and not self.has_prefix,
-                shares_keys=self.plan.segments[step.segment].shares_keys,
+                sees_some=isinstance(self.halting, Select),
+                rounds=rounds if self.plan.is_fully_shared else None,
                 dropout=self.dropout,
             )
         if use.kind == "cross_attention":
@@ -415,6 +426,11 @@ class Stack:
         if isinstance(self.banks.ffn[use.weights], SeparableConv):
             return SeparableConvSubLayer(*given, is_causal=self.is_causal, dropout=self.dropout)
         return FeedForwardSubLayer(*given, dropout=self.dropout)
+
+
+def _whole(rule: HaltingRule) -> HaltingRule:
+    """Return the rule by which every token runs every round: routers go on weighing what rounds add."""
+    return rule.whole() if isinstance(rule, Select) else NoHalting()
 
 
 def _pays(halting: HaltingPass, execution: Execution) -> bool:
@@ -432,7 +448,7 @@ def _gather_active(
     visible_LD = halting.narrow(kept_M, halted_L, states_ND)
     places_L = halted_L if rows.index_N is None else rows.index_N[halted_L]
     # Before the first round it is padding, at which no token looks.
-    new = (HaltedRows(places_L, visible_LD),) if index else ()
+    new = (HaltedRows(places_L, visible_LD),) if index and not halting.hides else ()
     return states_ND.index_select(0, kept_M), halted + new
 
 

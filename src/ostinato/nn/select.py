@@ -1,0 +1,227 @@
+"""Choosing tokens by a router: in every round those with the highest scores take part, the others stay as they are.
+
+    s = w_r h                             h: the states that round r starts from; w_r: one vector a round with a router
+    chosen:  in training the k = max(1, floor(capacity_r T)) tokens of a sentence with the highest s, T its real tokens;
+             outside training those with 1 - sigmoid(s) <= threshold, which no later token has a say in
+    g = scale sigmoid(s), or scale s
+    add:          h <- h + g C(h)                    C: the round, its own residual included
+    interpolate:  h <- (1 - g) h + g C(h)            C(h) = h + f(h) gives h + g f(h)
+
+Mixture-of-Recursions, expert choice (Bae et al. 2025, section 2.2): add, scale 0.1, chosen among those chosen before,
+capacities R/R, (R - 1)/R .. 1/R. Mixture-of-Depths (Raposo et al. 2024): interpolate with s itself, chosen among all
+tokens anew. CoTFormer, adaptive (Mohtashami et al. 2023): interpolate with sigmoid(s), and `keys: all`.
+
+Attention of a round is among the tokens that take part in it: no other token of the round is seen ("recursion-wise"
+keys). A segment may read the keys of its first round, or of all rounds so far, with who took part in those.
+
+The highest scores of a sentence are known only once all of it is: in training a token's choice depends on later
+tokens. The cost teaches the scores to tell alone who is chosen: the mean over real tokens of the sum over rounds of
+BCE(sigmoid(s), chosen), in rounds that leave somebody out, of the tokens that they choose from.
+
+Where rounds choose among those chosen before, the others are gathered away as halted tokens are. Where they choose
+anew, rows come back, and every round computes all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import copy
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ostinato.nn.context import Pass
+from ostinato.nn.halting import HaltingPass, where_active
+from ostinato.nn.layers import at_least_float32, without_autocast
+from ostinato.nn.rows import Rows
+from ostinato.nn.shapes import Bool, Float, Tensor
+from ostinato.nn.types import HaltingTrace
+
+Gate = Literal["sigmoid", "score"]
+Mix = Literal["add", "interpolate"]
+_NEARLY = 1e-6
+"""What a share of the tokens may lack of a whole one by rounding."""
+
+
+class Routers(nn.Module):
+    """s = w_r x, one vector for every round with a router; more rounds than that have the last one's."""
+
+    def __init__(self, d_model: int, n_routers: int) -> None:
+        super().__init__()
+        self.weight_RD = nn.Parameter(torch.empty(n_routers, d_model))
+        nn.init.normal_(self.weight_RD, std=d_model**-0.5)
+
+    def forward(self, number: int, states_ND: Float[Tensor, "*N D"]) -> Float[Tensor, "*N"]:
+        """Return scores in float32 also under autocast, of the router of that 0-based number."""
+        row = min(number, self.weight_RD.shape[0] - 1)
+        with without_autocast(states_ND.device):
+            return F.linear(at_least_float32(states_ND), self.weight_RD[row : row + 1]).squeeze(-1)
+
+
+class Select:
+    """The rule of one stack.
+
+    Args:
+        routers: the scores. capacities: of the rounds, repeated where there are more; None: R/R .. 1/R of R rounds.
+            None in place of one: a round without a router, of all whom it could choose from.
+        threshold: see the module; 0: none takes part, 1: all do. gate, mix, scale: see the module.
+        freezes: rounds choose among those chosen before.
+    """
+
+    def __init__(
+        self,
+        routers: Routers,
+        threshold: float,
+        *,
+        capacities: Sequence[float | None] | None = None,
+        gate: Gate = "sigmoid",
+        mix: Mix = "add",
+        scale: float = 1.0,
+        freezes: bool = True,
+    ) -> None:
+        self.routers, self.threshold, self.capacities = routers, threshold, capacities
+        self.gate, self.mix, self.scale, self.freezes = gate, mix, scale, freezes
+        self.leaves_out = True
+
+    def at(self, threshold: float) -> Select:
+        """Return the same rule at another threshold."""
+        found = copy(self)
+        found.threshold = threshold
+        return found
+
+    def whole(self) -> Select:
+        """Return the rule that leaves nobody out: what rounds add is still weighed by the routers."""
+        found = copy(self)
+        found.leaves_out = False
+        return found
+
+    def capacities_of(self, n_rounds: int) -> list[float | None]:
+        """Return the capacities of so many rounds."""
+        if self.capacities is None:
+            return [(n_rounds - r) / n_rounds for r in range(n_rounds)]
+        return [self.capacities[r % len(self.capacities)] for r in range(n_rounds)]
+
+    def start(self, states_ND: Float[Tensor, "N D"], rows: Rows, run: Pass, n_rounds: int) -> SelectPass:
+        """Begin a pass."""
+        return SelectPass(self, states_ND, rows, run, self.capacities_of(n_rounds))
+
+
+class SelectPass(HaltingPass):
+    """One pass: `candidates` are those a round chooses from, `gate` is g of the round, None where it has no router."""
+
+    hides = True
+
+    def __init__(
+        self, rule: Select, states_ND: Tensor, rows: Rows, run: Pass, capacities: Sequence[float | None]
+    ) -> None:
+        super().__init__(states_ND, rows, run)
+        self._rule, self._run, self._capacities = rule, run, capacities
+        self._candidates_N = self._keep_N
+        self._gate_N: Tensor | None = None
+        self._cost_BT = rows.grid(self._zeros_N)
+        self._learns = rule.routers.training
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no token takes part any more: where rounds choose anew, none is left out for good."""
+        return self._rule.freezes and super().is_over
+
+    def active(self, index: int, states_ND: Float[Tensor, "N D"]) -> Bool[Tensor, "N"] | None:
+        """Ask the round's router."""
+        rule, capacity, candidates_N = self._rule, self._capacities[index], self._candidates_N
+        if capacity is None:
+            self._gate_N = None
+            self._set_active(candidates_N)
+            self._record(self._probs, self._runs_N().to(self._zeros_N.dtype))
+            return self.active_N
+        number = sum(one is not None for one in self._capacities[:index])
+        scores_N = rule.routers(number, states_ND)
+        prob_N = torch.sigmoid(scores_N)
+        self._record(self._probs, prob_N)
+        self._gate_N = rule.scale * (prob_N if rule.gate == "sigmoid" else scores_N)
+        chosen_N = candidates_N
+        if capacity < 1.0:
+            if rule.leaves_out:
+                chosen_N = self._chosen(scores_N, prob_N, capacity)
+            cost_N = F.softplus(scores_N if chosen_N is None else torch.where(chosen_N, -scores_N, scores_N))
+            self._cost_BT = self._cost_BT + self.rows.grid(where_active(candidates_N, cost_N, 0.0))
+        self._set_active(chosen_N)
+        if rule.freezes:
+            self._candidates_N = self.active_N
+        return self.active_N
+
+    def _chosen(self, scores_N: Tensor, prob_N: Tensor, capacity: float) -> Bool[Tensor, "N"]:
+        """Return who is chosen: the highest scores of a sentence, or, outside training, all that are high enough."""
+        candidates_N, threshold = self._candidates_N, self._rule.threshold
+        if not self._learns:
+            is_high_N = 1.0 - prob_N.detach() <= threshold if threshold else torch.zeros_like(prob_N, dtype=torch.bool)
+            return is_high_N if candidates_N is None else is_high_N & candidates_N
+        found_N = where_active(candidates_N, scores_N.detach(), -torch.inf)
+        places = self.rows.places(found_N.device)
+        found_BT = found_N.new_full((self.rows.n_tokens,), -torch.inf).index_copy(0, places, found_N)
+        found_BT = found_BT.view(self.rows.n_sentences, self.rows.n_columns)
+        ranks_BT = found_BT.sort(dim=1, descending=True, stable=True).indices.argsort(dim=1)
+        n_real = found_BT.shape[1] if self._keep_BT is None else self._keep_BT.sum(1, keepdim=True)
+        n_chosen = torch.as_tensor(capacity * n_real + _NEARLY, device=found_BT.device).floor().clamp_min(1)
+        return self.rows.take((ranks_BT < n_chosen) & found_BT.isfinite())
+
+    def enter(self, index: int, states_ND: Tensor, entered_ND: Tensor) -> tuple[Tensor | None, None]:
+        """Tokens that take no part are seen by none."""
+        runs_N = self._runs_N()
+        self._record(self._executed, runs_N)
+        self._record(self._left, runs_N.to(self._zeros_N.dtype))
+        self.seen_BS = self._columns_of(index, runs_N)
+        return None if self.active_N is None else runs_N.to(self._zeros_N.dtype), None
+
+    def _columns_of(self, index: int, runs_N: Tensor) -> Bool[Tensor, "B S"] | None:
+        """Return who took part in the round, cached columns first; None where it can leave nobody out."""
+        first = 0 if self._rule.freezes else index
+        if not any(one is not None and one < 1.0 for one in self._capacities[first : index + 1]):
+            return None
+        cache, runs_BT = self._run.cache, self.rows.grid(runs_N)
+        if cache is None:
+            return runs_BT
+        # Rounds that did not run, because all were left out before, lack the columns of those steps.
+        seen_BS = runs_BT.new_zeros(runs_BT.shape[0], cache.length + runs_BT.shape[1])
+        if (before_BS := cache.took_part.get(index)) is not None:
+            seen_BS[:, : before_BS.shape[1]] = before_BS
+        seen_BS[:, cache.length :] = runs_BT
+        cache.took_part[index] = seen_BS
+        return seen_BS
+
+    def leave(self, index: int, states_ND: Float[Tensor, "N D"], left_ND: Float[Tensor, "N D"]) -> Float[Tensor, "N D"]:
+        """Weigh what the round makes of those that take part; the others keep their states."""
+        if self._gate_N is not None:
+            gate_N1 = self._gate_N[:, None].to(left_ND.dtype)
+            made_ND = left_ND if self._rule.mix == "add" else left_ND - states_ND
+            left_ND = torch.addcmul(states_ND, gate_N1, made_ND)
+        return where_active(self.active_N, left_ND, states_ND)
+
+    def trace(self) -> HaltingTrace | None:
+        """Return what every token did; its last round is all of its output."""
+        if not self._executed:
+            return None
+        executed_BTR = torch.stack(self._executed, -1)
+        rounds_R = torch.arange(1, executed_BTR.shape[-1] + 1, device=executed_BTR.device)
+        last_BT1 = (executed_BTR * rounds_R).amax(-1, keepdim=True)
+        weights_BTR = ((rounds_R == last_BT1) & executed_BTR).to(self._zeros_N.dtype)
+        n = executed_BTR.shape[-1]  # a router may have been asked about a round that then ran for nobody
+        probs_BTR, left_BTR = torch.stack(self._probs[:n], -1), torch.stack(self._left, -1)
+        return HaltingTrace(probs_BTR, left_BTR, executed_BTR, weights_BTR)
+
+    def aux_loss(self) -> Tensor:
+        """Return the mean over real tokens of how badly the scores alone tell who is chosen."""
+        return self._mean(self._cost_BT)
+
+    def _final(self, states_ND: Tensor) -> Tensor:
+        return states_ND
+
+    def _halted(self, states_ND: Tensor) -> tuple[Tensor, Tensor]:
+        return states_ND, states_ND
+
+    def _keep_rows(self, kept_M: Tensor) -> None:
+        # Called when the round has chosen: those that are kept are those that were.
+        self._candidates_N = None
+        self._gate_N = None if self._gate_N is None else self._gate_N[kept_M]
