@@ -111,6 +111,19 @@ def test_an_update_runs_what_was_drawn_and_the_model_its_plan_afterwards(tmp_pat
     assert updater.model.n_rounds() == {"decoder": 3}
 
 
+@pytest.mark.parametrize("drawn", [1, 5])
+def test_what_routers_did_is_noted_by_the_rounds_that_ran(tmp_path: Path, drawn: int) -> None:
+    stored = looped(tmp_path).model_dump(mode="json")
+    experts = {"kind": "experts", "share": "all", "n_experts": 2, "top_k": 1, "d_ff": 8}
+    segments = [{"n_steps": 1}, *LOOP["segments"], {"n_steps": 1}]
+    stored["model"]["decoder"] |= {"n_steps": 3, "segments": segments, "ffn": experts}
+    updater = updater_of(check_recipe(stored), rounds=UniformRoundsConfig(least=drawn, most=drawn))
+    found = updater.accumulate(two_batches()[:1], 1, observed=True).routing
+    assert found is not None
+    (router,) = found.values()
+    assert [one["round"] for one in router["rounds"]] == list(range(drawn))
+
+
 def test_draws_by_sentence_are_those_of_its_place_in_the_update() -> None:
     config = PoissonRoundsConfig(rate=8.0, per="sentence")
     drawn = draw_rounds(config, 1, 7, 4000)

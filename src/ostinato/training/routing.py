@@ -70,8 +70,10 @@ class RoutingObservation:
 
 
 def rounds_of(model: TokenModel) -> Rounds:
-    """Return the 0-based round of every (stack, step) of a model that runs its plans as they are."""
-    return {(name, step.index): step.round for name, stack in model.stacks.items() for step in stack.plan.steps}
+    """Return the 0-based round of every (stack, step) of a model that runs as many rounds as it does now."""
+    n_rounds = model.n_rounds()
+    plans = {name: stack.plan.with_rounds(n_rounds[name]) for name, stack in model.stacks.items()}
+    return {(name, step.index): step.round for name, plan in plans.items() for step in plan.steps}
 
 
 @torch.no_grad()
