@@ -463,7 +463,7 @@ def _fill_caches(
 ) -> None:
     """Fill the caches of rounds in which no token takes part: later ones may go deeper, and look back at them."""
     for index, (steps, time_D) in enumerate(zip(rounds, times, strict=True), first):
-        here = Round.of(run, index, rows, None, None, halted, time_D)
+        here = Round.of(run, index, rows, None, None, halted, time_D=time_D)
         for step in steps:
             for sub_layer in step:
                 sub_layer.fill_cache(states_0D, run, here)
