@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ostinato.nn.by_length import ByLengthPass
+from ostinato.nn.by_length import SentencesPass
 from ostinato.nn.context import Pass
 from ostinato.nn.halting import Visible, where_active
 from ostinato.nn.rows import Rows
@@ -128,17 +128,22 @@ class ForcedDepths:
         return ForcedPass(states_ND, rows, run, depths_N)
 
 
-class ForcedPass(ByLengthPass):
-    """One pass, in which no round is counted: a rule's own work is no part of what is measured."""
+class ForcedPass(SentencesPass):
+    """One pass, in which no round is counted: a rule's own work is no part of what is measured.
+
+    Args:
+        depths_N: rounds of every row, of the same sentence or not.
+    """
 
     def __init__(self, states_ND: Tensor, rows: Rows, run: Pass, depths_N: Tensor) -> None:
-        super().__init__(states_ND, rows, run, depths_N)
-        self._known = self._rounds_N.tolist()
+        super().__init__(states_ND, rows, run, *torch.zeros(2, rows.n_sentences, dtype=torch.long))
+        self._end_N = depths_N if self._keep_N is None else torch.where(self._keep_N, depths_N, 0)
+        self._known = self._end_N.tolist()
 
     def active(self, index: int, states_ND: Tensor) -> Tensor | None:
         """Those who have rounds to go."""
         n = sum(depth > index for depth in self._known)
-        self._set_active(None if n == len(self._known) else self._rounds_N > index, n)
+        self._set_active(None if n == len(self._known) else self._end_N > index, n)
         return self.active_N
 
     def enter(self, index: int, states_ND: Tensor, entered_ND: Tensor) -> tuple[Tensor | None, Visible]:
@@ -150,4 +155,4 @@ class ForcedPass(ByLengthPass):
 
     def _keep_rows(self, kept_M: Tensor) -> None:
         super()._keep_rows(kept_M)
-        self._known = self._rounds_N.tolist()
+        self._known = self._end_N.tolist()

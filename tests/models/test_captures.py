@@ -89,7 +89,8 @@ def test_without_dropout_the_residual_is_the_running_state_plus_the_output(confi
                     torch.testing.assert_close(residual[ran_BT], expected[ran_BT])
                     if use.kind != "ffn" or not isinstance(model.banks.ffn[use.weights], SeparableConv):
                         # Convolutions read what is visible, which under a halting rule is another state.
-                        seen = before if use.before is None else model.banks.norm[use.before](before)
+                        read = use.before or use.scores
+                        seen = before if read is None else model.banks.norm[read](before)
                         torch.testing.assert_close(stack.captures[*key, "input"][ran_BT], seen[ran_BT])
                 before = residual
 

@@ -20,6 +20,7 @@ from architectures import BOS, EOS, HEADS, Sentence, any_architecture, draws, le
 from contract import assert_all_equal, assert_equal, gradients
 from haltings import never_halting
 from ostinato.budget import MacCounter, count_bytes, count_macs, count_parameters
+from ostinato.budget.sizes import choosing_heads
 from ostinato.config.experts import RoutedConfig
 from ostinato.config.model import EncoderConfig
 from ostinato.data.batch import Batch
@@ -137,7 +138,7 @@ def _sums_by_gates(config: EncoderConfig, n_tokens: int) -> float:
     for use in plan.uses():
         settings = config.stacks()["encoder"].settings_of(use)
         if isinstance(settings, RoutedConfig):
-            k = settings.top_k
+            k = settings.top_k * choosing_heads(settings)
             to = dispatch(torch.arange(k).expand(n_tokens, k), k)
             with torch.no_grad(), FlopCounterMode(display=False) as counter:
                 combine(torch.ones(n_tokens * k, config.d_model), torch.ones(n_tokens, k), to)
@@ -191,14 +192,14 @@ def _kept_by_autograd(config: EncoderConfig, batch: Batch) -> int:
             kept[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    def route(module: Routed, *args: Any, **named: Any) -> Decision:
+    def decide(module: Routed, *args: Any, **named: Any) -> Decision:
         decision = chosen(module, *args, **named)
         held.append(decision.to)
         return decision
 
-    chosen = Routed.route
+    chosen = Routed.decide
     model(batch)
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), patch.object(Routed, "route", route):
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), patch.object(Routed, "decide", decide):
         loss = label_smoothed_loss(model(batch).logits_BTV, batch.labels_BT, batch.loss_mask_BT, 0.0).loss
     assert loss.requires_grad
     for to in held:
