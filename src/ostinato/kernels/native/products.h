@@ -39,8 +39,7 @@ INLINE float activated(float x, int activation) {
 }
 
 /* The first block of a column asks for the rows of W that a later column reads. */
-INLINE void block(int n_rows, int n_out, int is_first, const float *x, const Matrix *m, int64_t f, float *y, int64_t width,
-                  int activation) {
+INLINE void block(int n_rows, int n_out, int is_first, const float *x, const Matrix *m, int64_t f, float *y, int64_t width) {
     const int64_t D = m->n_in;
     const float *w = m->weight + f * D;
     vec sums[MOST_TALL][WIDE];
@@ -68,17 +67,27 @@ INLINE void block(int n_rows, int n_out, int is_first, const float *x, const Mat
             float sum = sum_lanes(sums[n][i]);
             for (int64_t rest = d; rest < D; rest++) sum += x[n * D + rest] * w[i * D + rest];
             if (m->bias) sum += m->bias[f + i];
-            y[n * width + f + i] = activated(sum, activation);
+            y[n * width + f + i] = sum;
         }
 }
 
 /* All rows of x, `tall` of them at a time, and what is left one by one. */
-INLINE void column(int tall, int n_out, int64_t n_rows, const float *x, const Matrix *m, int64_t f, float *y, int64_t width,
-                   int activation) {
+INLINE void column(int tall, int n_out, int64_t n_rows, const float *x, const Matrix *m, int64_t f, float *y,
+                   int64_t width) {
     int64_t n = 0;
-    if (n_rows >= tall) block(tall, n_out, 1, x, m, f, y, width, activation), n = tall;
-    for (; n + tall <= n_rows; n += tall) block(tall, n_out, 0, x + n * m->n_in, m, f, y + n * width, width, activation);
-    for (; n < n_rows; n++) block(1, n_out, !n, x + n * m->n_in, m, f, y + n * width, width, activation);
+    if (n_rows >= tall) block(tall, n_out, 1, x, m, f, y, width), n = tall;
+    for (; n + tall <= n_rows; n += tall) block(tall, n_out, 0, x + n * m->n_in, m, f, y + n * width, width);
+    for (; n < n_rows; n++) block(1, n_out, !n, x + n * m->n_in, m, f, y + n * width, width);
+}
+
+/* Numbers `first` to before `last` of all rows, in place. */
+static __attribute__((noinline)) void activate(float *y, int64_t n_rows, int64_t first, int64_t last, int64_t width,
+                                               int activation) {
+    for (int64_t n = 0; n < n_rows; n++)
+        if (activation == RELU) /* a loop of its own, which is done by vectors */
+            for (int64_t f = first; f < last; f++) y[n * width + f] = y[n * width + f] > 0 ? y[n * width + f] : 0;
+        else
+            for (int64_t f = first; f < last; f++) y[n * width + f] = activated(y[n * width + f], activation);
 }
 
 /* Outputs `first` to before `last` of all rows, into rows of `width` numbers. */
@@ -87,13 +96,15 @@ static void product(const float *x, int64_t n_rows, const Matrix *m, int64_t fir
     int64_t f = first;
     if (n_rows > TALL && n_rows <= MOST_TALL) /* the hypotheses of one sentence: all rows in one block */
         for (; f + NARROW <= last; f += NARROW) {
-            if (n_rows == 3) column(3, NARROW, 3, x, m, f, y, width, activation);
-            if (n_rows == 4) column(4, NARROW, 4, x, m, f, y, width, activation);
-            if (n_rows == 5) column(5, NARROW, 5, x, m, f, y, width, activation);
-            if (n_rows == 6) column(6, NARROW, 6, x, m, f, y, width, activation);
+            if (n_rows == 3) column(3, NARROW, 3, x, m, f, y, width);
+            if (n_rows == 4) column(4, NARROW, 4, x, m, f, y, width);
+            if (n_rows == 5) column(5, NARROW, 5, x, m, f, y, width);
+            if (n_rows == 6) column(6, NARROW, 6, x, m, f, y, width);
         }
-    for (; f + WIDE <= last; f += WIDE) column(TALL, WIDE, n_rows, x, m, f, y, width, activation);
-    for (; f < last; f++) column(TALL, 1, n_rows, x, m, f, y, width, activation);
+    for (; f + WIDE <= last; f += WIDE) column(TALL, WIDE, n_rows, x, m, f, y, width);
+    for (; f < last; f++) column(TALL, 1, n_rows, x, m, f, y, width);
+    /* Apart: calls among the sums would take their registers away. */
+    if (activation != NO_ACTIVATION) activate(y, n_rows, first, last, width, activation);
 }
 
 /* The part of n things that a thread does, in whole blocks. */

@@ -170,11 +170,10 @@ static void hidden_layer(const FeedForward *m, const float *x, const Chosen *cho
             product(x, n, &m->up, columns.first, columns.last, before, U, is_gated ? NO_ACTIVATION : (int)m->activation);
     }
     if (!is_gated && !chosen) return;
+    activate(before, n * k, mine.first, mine.last, U, (int)m->activation);
+    if (!is_gated) return;
     for (int64_t row = 0; row < n * k; row++)
-        for (int64_t i = mine.first; i < mine.last; i++) {
-            const float value = before[row * U + i];
-            work[row * F + i] = activated(value, (int)m->activation) * (is_gated ? before[row * U + F + i] : 1.0f);
-        }
+        for (int64_t i = mine.first; i < mine.last; i++) work[row * F + i] = before[row * U + i] * before[row * U + F + i];
 }
 
 /* One feed-forward sub-layer of n rows, f of x, by one of the threads. */
