@@ -23,14 +23,14 @@ RULES = [
 
 def halting_run(folder: Path) -> Path:
     """Train a run on reversed digits: ACT in the encoder, stick-breaking in the decoder."""
-    train(load_recipe("demo/universal", [*TINY, *DEEP, *RULES]), folder)
+    train(load_recipe("digits/universal", [*TINY, *DEEP, *RULES]), folder)
     draw_gates(folder)
     return folder
 
 
 def plain_run(folder: Path) -> Path:
     """Train one in which no token halts."""
-    train(load_recipe("demo/universal", TINY), folder)
+    train(load_recipe("digits/universal", TINY), folder)
     return folder
 
 

@@ -25,7 +25,7 @@ KEEP = ["training.keep_last=3", "training.save_every=1", "training.n_updates=3",
 
 def sparse_run(folder: Path, seed: int) -> Path:
     """Train a run in which tokens halt in both stacks and the encoder has experts."""
-    train(load_recipe("demo/universal", [*TINY, *DEEP, *RULES, *EXPERTS, *KEEP, *SHALLOW, f"seed={seed}"]), folder)
+    train(load_recipe("digits/universal", [*TINY, *DEEP, *RULES, *EXPERTS, *KEEP, *SHALLOW, f"seed={seed}"]), folder)
     draw_gates(folder)
     return folder
 

@@ -60,7 +60,9 @@ def test_curves_begin_before_training_and_hold_what_single_checkpoints_hold(give
 
 def test_a_run_that_learns_nothing_stays_where_its_seed_put_it(tmp_path: Path) -> None:
     train(
-        load_recipe("demo/universal", [*TINY, FFN + "{kind: hypersphere}}", *STILL, "training.log_every=1", "seed=5"]),
+        load_recipe(
+            "digits/universal", [*TINY, FFN + "{kind: hypersphere}}", *STILL, "training.log_every=1", "seed=5"]
+        ),
         tmp_path / "still",
     )
     (subject,) = logic.subjects([load(tmp_path / "still", device="cpu")], None, N)

@@ -124,7 +124,7 @@ def test_radii_are_measured_at_a_dozen_rounds_with_the_trained_number() -> None:
 @pytest.fixture(scope="module")
 def looped(tmp_path_factory: pytest.TempPathFactory) -> Subject:
     folder: Path = tmp_path_factory.mktemp("looped") / "run"
-    train(load_recipe("demo/universal", TINY), folder)
+    train(load_recipe("digits/universal", TINY), folder)
     return logic.subjects([load(folder, device="cpu")], None, 10)[0]
 
 
@@ -152,7 +152,7 @@ def test_losses_by_round_are_those_of_models_that_run_so_many(looped: Subject) -
 
 
 def test_it_does_not_apply_where_rounds_differ(tmp_path: Path) -> None:
-    train(load_recipe("demo/transformer", TINY), tmp_path / "run")
+    train(load_recipe("digits/transformer", TINY), tmp_path / "run")
     given = logic.subjects([load(tmp_path / "run", device="cpu")], None, 4)
     surveyed = logic.survey(given, only=["rounds"])
     assert surveyed.found == []

@@ -125,7 +125,7 @@ def test_the_time_of_a_study_is_shared_by_the_workloads_that_are_left(script: Ca
     studies = script("speed_studies")
     # A real clock: with no time at all every workload still gets its fewest rounds, and nothing more.
     work = tuple(Workload("forward", b, 3, 4) for b in (1, 2))
-    variants = (studies.Variant("a", "demo/transformer"), studies.Variant("b", "demo/universal"))
+    variants = (studies.Variant("a", "digits/transformer"), studies.Variant("b", "digits/universal"))
     none = studies.SpeedStudy("s", (studies.Group("g", variants, work),), 30, Effort(rounds=9, least=2, seconds=0.0))
     assert [r["n"] for r in none.run(Timer("cpu"))] == [2, 2, 2, 2]
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from ostinato.cli.train import default_directory
-from ostinato.config.sweep import SweepConfig
 
 UPSTREAM = Path(__file__).parents[3] / "shared" / "data" / "upstream"
 
@@ -236,31 +235,6 @@ def test_a_run_that_fails_before_it_writes_leaves_no_directory(run, tmp_path: Pa
 def test_a_run_is_resumed_where_it_is(tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_text("seed: 1\n", encoding="utf-8")
     assert default_directory(str(tmp_path), "anything", resume=True) == tmp_path
-
-
-def test_the_demonstration_prints_every_seed_and_the_spread(
-    run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("matplotlib")
-    described = {"sweep": "demo", "arm": "transformer", "recipe": "demo/transformer", "checkpoint": "best of dev loss"}
-    sizes = {"parameters": 1000, "macs": 2_000_000, "macs_lengths": [10, 10], "seconds": 3.0}
-    rows = [
-        {**described, **sizes, "seed": seed, "values": {"longer": accuracy}} for seed, accuracy in ((1, 0.2), (2, 0.4))
-    ]
-    asked: list[str] = []
-
-    def run_sweep(sweep: SweepConfig, store: Path, watcher: object) -> list[dict[str, object]]:
-        asked.append(sweep.name)
-        return rows
-
-    monkeypatch.setattr("ostinato.experiments.sweep.schedule.run_sweep", run_sweep)
-    (tmp_path / "sweeps" / "demo").mkdir(parents=True)
-    text = " ".join(run("demo", "--run-dir", tmp_path).out.split())
-    assert asked == ["demo"]
-    assert "transformer 1 0.2 3" in text
-    assert "transformer 2 1,000 2 best of dev loss 0.3 ± 0.1414" in text
-    assert text.endswith("demo.png, demo.svg")
-    assert [row["seed"] for row in json.loads(run("demo", "--run-dir", tmp_path, "--json").out)] == [1, 2]
 
 
 def test_table_shows_measured_speeds_and_refuses_to_mix_them_with_runs(run, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ TINY = ["task.n_train=40", "task.n_eval=8", "training.n_updates=2", "training.n_
 
 
 def test_runs_are_compared_shown_written_and_shown_again(run, tmp_path: Path) -> None:
-    for name, recipe in (("base", "demo/transformer"), ("other", "demo/universal")):
+    for name, recipe in (("base", "digits/transformer"), ("other", "digits/universal")):
         settings = [*TINY, "decoding.max_length=6", "--run-dir", tmp_path / name]
         assert run("train", recipe, *settings).code == 0
     base, other, rows = tmp_path / "base", tmp_path / "other", tmp_path / "rows.jsonl"

@@ -14,7 +14,7 @@ import pytest
 from ostinato.tasks.recipes import load_recipe
 
 TINY = [
-    *("demo/transformer", "task.n_train=60", "task.n_eval=8", "training.n_updates=6", "training.device=cpu"),
+    *("digits/transformer", "task.n_train=60", "task.n_eval=8", "training.n_updates=6", "training.device=cpu"),
     *("training.n_threads=1", "training.log_every=1", "training.save_every=1", "model.d_model=16"),
     *("decoding.max_length=4", "decoding.max_length_ratio=0"),
 ]

@@ -23,7 +23,7 @@ CHOOSE = ["--exit", "change", "--thresholds", "0.3,0.6", "--metric", "token_accu
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("looped") / "run"
-    train(load_recipe("demo/universal", [*TINY, *DEEP]), folder)
+    train(load_recipe("digits/universal", [*TINY, *DEEP]), folder)
     return folder
 
 
@@ -142,7 +142,7 @@ def test_tuning_without_halting_names_the_criteria(run, folder: Path) -> None:
 def test_a_model_without_rounds_has_no_exits(run, tmp_path: Path) -> None:
     recurrent = "model={kind: lstm_seq2seq, d_model: 8}"
     folder = tmp_path / "lstm"
-    train(load_recipe("demo/universal", [*TINY, recurrent]), folder)
+    train(load_recipe("digits/universal", [*TINY, recurrent]), folder)
     outcome = run("evaluate", folder, "--split", "test", *SHORT, "--exit", "change", "--halting-threshold", 0.5)
     assert (outcome.code, "exit is 'change': this model has no rounds" in outcome.err) == (2, True)
 

@@ -26,7 +26,7 @@ ACCELERATE = ["accelerate.commands.launch", "--multi_gpu", "--num_processes", "2
 
 def _launch(launcher: list[str], *arguments: str) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    command = [sys.executable, "-m", *launcher, "-m", "ostinato", "train", "demo/universal", *TINY, *arguments]
+    command = [sys.executable, "-m", *launcher, "-m", "ostinato", "train", "digits/universal", *TINY, *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=400, env=environment)
 
 

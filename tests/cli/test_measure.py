@@ -18,7 +18,9 @@ TIMED = ["--measure", "--rounds", "2", "--threads", "1", "--device", "cpu"]
 
 
 def test_a_plan_is_measured_recipe_beside_recipe(run) -> None:
-    outcome = run("plan", "demo/transformer", "demo/universal", *TINY, *TIMED, "--batch-sizes", "2", "--beams", "1,3")
+    outcome = run(
+        "plan", "digits/transformer", "digits/universal", *TINY, *TIMED, "--batch-sizes", "2", "--beams", "1,3"
+    )
     assert outcome.code == 0
     rows = [" ".join(line.split()) for line in outcome.out.splitlines()]
     assert "measured transformer universal" in rows
@@ -31,7 +33,7 @@ def test_a_plan_is_measured_recipe_beside_recipe(run) -> None:
 
 
 def test_measurements_are_in_the_json_with_their_environment(run) -> None:
-    outcome = run("plan", "demo/transformer", "demo/transformer", *TINY, *TIMED, "--beams", "2", "--json")
+    outcome = run("plan", "digits/transformer", "digits/transformer", *TINY, *TIMED, "--beams", "2", "--json")
     first, second = json.loads(outcome.out)
     for plan in (first, second):
         assert plan["measured"]["environment"]["threads"] == 1
@@ -39,15 +41,15 @@ def test_measurements_are_in_the_json_with_their_environment(run) -> None:
         assert [row["n"] for row in plan["measured"]["workloads"]] == [2, 2, 2]
         assert plan["measured"]["workloads"][0]["workload"]["beam"] == 2
         assert plan["measured"]["workloads"][0]["parameters"] == plan["parameters"]["stored"]
-    assert second["measured"]["workloads"][0]["speed"]["baseline"] == "demo/transformer"
-    assert "measured" not in json.loads(run("plan", "demo/transformer", "--json").out)[0]
+    assert second["measured"]["workloads"][0]["speed"]["baseline"] == "digits/transformer"
+    assert "measured" not in json.loads(run("plan", "digits/transformer", "--json").out)[0]
 
 
 def test_lists_that_are_none_are_refused(run) -> None:
-    outcome = run("plan", "demo/transformer", "--measure", "--batch-sizes", "1,x")
+    outcome = run("plan", "digits/transformer", "--measure", "--batch-sizes", "1,x")
     assert outcome.code == 2
     assert "'1,x' is no list of positive numbers such as 1,64" in " ".join(outcome.err.split())
-    assert run("plan", "demo/transformer", "--measure", "--beams", "0").code == 2
+    assert run("plan", "digits/transformer", "--measure", "--beams", "0").code == 2
 
 
 def test_options_of_timing_without_timing_are_wrong_use(run) -> None:
@@ -58,8 +60,8 @@ def test_options_of_timing_without_timing_are_wrong_use(run) -> None:
 
 def test_what_was_measured_is_kept_as_rows_that_a_table_shows(run, tmp_path: Path) -> None:
     lines = tmp_path / "speed.jsonl"
-    assert run("plan", "demo/transformer", *TINY, *TIMED, "--beams", "1", "--jsonl", lines).code == 0
+    assert run("plan", "digits/transformer", *TINY, *TIMED, "--beams", "1", "--jsonl", lines).code == 0
     rows = [json.loads(line) for line in lines.read_text(encoding="utf-8").splitlines()]
     assert [row["workload"]["kind"] for row in rows] == ["decoding", "forward", "update"]
     assert all(row["environment"]["torch"] for row in rows)
-    assert "| demo/transformer |" in run("table", lines, "--markdown").out
+    assert "| digits/transformer |" in run("table", lines, "--markdown").out

@@ -17,7 +17,7 @@ from ostinato.experiments.sweep.measure_checks import measure_problems
 from ostinato.tasks.recipes import load_recipe
 
 SWEEP = {
-    "recipe": "demo/transformer",
+    "recipe": "digits/transformer",
     "overrides": [
         *("task.n_train=60", "task.n_eval=12", "training.device=cpu", "training.n_updates=2", "decoding.max_length=4"),
         *("model.d_model=16", "model.encoder.n_steps=1", "model.decoder.n_steps=1"),
@@ -191,7 +191,7 @@ def test_whatever_is_found_may_be_named(run, tmp_path: Path) -> None:
     tiny = ["task.n_train=60", "task.n_eval=8", "training.n_updates=2", "training.device=cpu", "model.d_model=16"]
     halting = ["model.encoder.self_attention.share=all", "model.encoder.ffn={d_ff: 16, share: all, kind: experts}"]
     halting += ["model.encoder.ffn.n_experts=3", "model.encoder.halting={kind: stick_breaking}"]
-    assert run("train", "demo/transformer", *tiny, *halting, "--run-dir", tmp_path / "run").code == 0
+    assert run("train", "digits/transformer", *tiny, *halting, "--run-dir", tmp_path / "run").code == 0
     results = json.loads((tmp_path / "run" / "results.json").read_text())
     found = json.loads(run("evaluate", tmp_path / "run", "--split", "test", "--json").out)["test"]
     recipe = load_recipe(tmp_path / "run")

@@ -78,7 +78,7 @@ def test_what_cannot_be_used_is_one_line_before_anything_is_written(
     (folder / "broken.py").write_text("class X(\n", encoding="utf-8")
     with (folder / "mine.py").open("a", encoding="utf-8") as file:
         file.write("\n\nclass Unfinished(Task):\n    config: SortingConfig\n")
-    assert call("train", "demo/transformer", setting, "--run-dir", "runs/none") == 2
+    assert call("train", "digits/transformer", setting, "--run-dir", "runs/none") == 2
     err = capsys.readouterr().err
     assert message in err
     assert err.count("\n") == 1

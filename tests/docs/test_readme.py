@@ -117,9 +117,9 @@ def evaluations(run: Path) -> list[dict[str, Any]]:
     return [record for record in records if record["kind"] == "evaluation"]
 
 
-def is_of_the_demo(command: Command) -> bool:
-    """Return whether a command needs the six trainings of the demonstration, which `make demo` runs too."""
-    return "demo" in command.arguments and "--dry-run" not in command.arguments
+def is_of_the_sweep(command: Command) -> bool:
+    """Return whether a command needs the six trainings of the sweep `digits`."""
+    return "digits" in command.arguments and "--dry-run" not in command.arguments
 
 
 def is_of_a_report(command: Command) -> bool:
@@ -132,7 +132,7 @@ def is_of_a_report(command: Command) -> bool:
 def test_the_tour_of_the_command_line_runs_from_top_to_bottom(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    chosen = [command for command in commands(README) if not (is_of_a_report(command) or is_of_the_demo(command))]
+    chosen = [command for command in commands(README) if not (is_of_a_report(command) or is_of_the_sweep(command))]
     assert len(run(chosen, monkeypatch, capsys)) >= 15
     trained = {path.parent.name for path in (folder / "runs").glob("*/results.json")}
     assert trained == {"scan-length-universal", "deeper", "deeper-again", "mine", "lm-universal"}
@@ -143,10 +143,10 @@ def test_the_tour_of_the_command_line_runs_from_top_to_bottom(
 
 
 @pytest.mark.slow
-def test_the_demonstration_is_swept_shown_and_drawn(
+def test_a_sweep_is_run_shown_and_drawn(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ran = run([command for command in commands(README) if is_of_the_demo(command)], monkeypatch, capsys)
+    ran = run([command for command in commands(README) if is_of_the_sweep(command)], monkeypatch, capsys)
     assert [arguments[0] for arguments, _ in ran] == ["sweep", "table", "plot"]
 
 

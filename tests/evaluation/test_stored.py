@@ -22,7 +22,7 @@ TINY = ["task.n_train=40", "task.n_eval=8", "training.n_updates=2", "training.n_
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("stored") / "run"
-    train(load_recipe("demo/transformer", [*TINY, "training.device=cpu"]), folder)
+    train(load_recipe("digits/transformer", [*TINY, "training.device=cpu"]), folder)
     return folder
 
 

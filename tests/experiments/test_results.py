@@ -30,7 +30,7 @@ TINY = ["task.n_train=40", "task.n_eval=8", "training.n_updates=2", "training.n_
 
 
 def test_a_finished_run_becomes_a_row_with_its_scores_task_and_macs(tmp_path: Path) -> None:
-    results = train(load_recipe("demo/transformer", TINY), tmp_path / "run")
+    results = train(load_recipe("digits/transformer", TINY), tmp_path / "run")
     row = run_row(tmp_path / "run", (7, 9))
     resolved = load_recipe(str(tmp_path / "run" / "recipe.yaml"))
     assert row["splits"] == results["splits"]
@@ -66,7 +66,7 @@ def test_a_damaged_line_of_a_file_of_rows_is_named(tmp_path: Path, line: str) ->
 
 
 def test_results_that_lack_what_tables_read_are_named_with_the_key(tmp_path: Path) -> None:
-    train(load_recipe("demo/transformer", TINY), tmp_path)
+    train(load_recipe("digits/transformer", TINY), tmp_path)
     path = tmp_path / "results.json"
     whole = json.loads(path.read_text(encoding="utf-8"))
     for key in ("name", "seed", "parameters", "seconds"):
@@ -100,7 +100,7 @@ def test_rows_of_a_file_that_lack_what_tables_read_are_named(row: dict[str, Any]
 
 @pytest.mark.parametrize("damage", [{"python": [3]}, {"python": [3, [1, 2], None]}, {"numpy": ["x", [1], 2, 3, 4]}, []])
 def test_damaged_random_states_are_named_when_a_run_is_resumed(tmp_path: Path, damage: object) -> None:
-    train(load_recipe("demo/transformer", TINY), tmp_path)
+    train(load_recipe("digits/transformer", TINY), tmp_path)
     (path,) = tmp_path.glob("checkpoints/update-*/state.json")
     content = json.loads(path.read_text(encoding="utf-8"))
     content["random"] = content["random"] | damage if isinstance(damage, dict) else damage
@@ -113,7 +113,7 @@ def test_damaged_random_states_are_named_when_a_run_is_resumed(tmp_path: Path, d
 
 
 def test_files_of_a_run_have_the_permissions_that_the_umask_gives(tmp_path: Path) -> None:
-    train(load_recipe("demo/transformer", TINY), tmp_path / "run")
+    train(load_recipe("digits/transformer", TINY), tmp_path / "run")
     plain = tmp_path / "plain"
     plain.touch()
     modes = {path.name: path.stat().st_mode for path in (tmp_path / "run").rglob("*") if path.is_file()}
@@ -134,12 +134,12 @@ def test_a_record_of_metrics_that_is_nested_too_deeply_is_named(tmp_path: Path) 
 
 def test_a_decoder_only_model_of_pairs_is_counted_for_both_sides_in_one_sequence(tmp_path: Path) -> None:
     sizes = ["model.d_model=16", "model.decoder.self_attention.n_heads=2", "decoding.max_length=6"]
-    recipe = load_recipe("demo/transformer", [*TINY, "model.kind=language_model", *sizes])
+    recipe = load_recipe("digits/transformer", [*TINY, "model.kind=language_model", *sizes])
     train(recipe, tmp_path / "run")
     macs = run_row(tmp_path / "run", (7, 9))["macs"]
     model = load_recipe(str(tmp_path / "run" / "recipe.yaml")).model
     assert macs == {"source_length": 7, "target_length": 9, "total": count_macs(model, 7, 16).total}
-    assert pass_lengths(load_recipe("demo/transformer"), (7, 9)) == (7, 9)
+    assert pass_lengths(load_recipe("digits/transformer"), (7, 9)) == (7, 9)
 
 
 def test_a_language_model_of_texts_is_counted_for_the_target_alone() -> None:

@@ -74,7 +74,7 @@ def test_a_process_that_knows_only_how_many_there_are_is_told_what_is_missing(
     # Whoever is not the first says who it is, and nothing else.
     monkeypatch.setenv("RANK", "1")
     with pytest.raises(SystemExit) as ended:
-        main(["train", "demo/universal", "--run-dir", "never-written"])
+        main(["train", "digits/universal", "--run-dir", "never-written"])
     assert ended.value.code == 2
     out, err = capsys.readouterr()
     assert out == ""

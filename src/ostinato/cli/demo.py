@@ -1,53 +1,85 @@
-"""`ostinato demo`: a comparison of two models, in minutes."""
+"""`ostinato demo`: a task on which depth by repetition wins, in minutes."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ostinato.cli.options import JsonOption
 from ostinato.cli.output import console, print_json, print_line, print_table
 
-_SWEEP = "demo"
-_TITLE = "Reversing digits: lengths 1-10 in training, 11-13 beyond"
+if TYPE_CHECKING:
+    from ostinato.experiments.demonstration import Cost
 
 
 def demo(
     run_dir: Annotated[Path, typer.Option(help="Where to write; finished runs there are kept.")] = Path("runs/demo"),
+    workers: Annotated[int, typer.Option(min=1, help="Runs at once, each in a process of its own.")] = 2,
     json: JsonOption = False,
 ) -> None:
-    """Compare two models of equal size in a few minutes.
+    """See where repeating a block wins, in minutes.
 
-    A Transformer and a Universal Transformer, on data like that of their training and beyond it, three seeds each: the
-    sweep `demo`, with its table and its figure.
+    Running parity, trained on up to 8 bits and asked for more: one block that is repeated, the same block with fixed
+    rounds, and Transformers of equal parameters and of equal multiply-accumulates: the sweep `parity` with one seed,
+    beside the committed results of three. Then what it saves that every sequence stops by itself.
     """
-    from ostinato.experiments.sweep.figure import draw_sweep
+    from ostinato.experiments import demonstration
     from ostinato.experiments.sweep.files import load_sweep
+    from ostinato.experiments.sweep.pool import LocalPool
     from ostinato.experiments.sweep.rows import results_folder
+    from ostinato.experiments.sweep.runs import plan_runs
     from ostinato.experiments.sweep.schedule import run_sweep
     from ostinato.experiments.sweep.watch import make_watcher
 
-    sweep = load_sweep(_SWEEP)
-    rows = run_sweep(sweep, run_dir, watcher=make_watcher(None if json else console(), print_line))
+    sweep = load_sweep(demonstration.SWEEP).model_copy(update={"seeds": [demonstration.SEED]})
+    watcher = make_watcher(None if json else console(), print_line)
+    rows = run_sweep(sweep, run_dir, executor=LocalPool(workers), watcher=watcher)
+    committed = demonstration.committed_rows()
     folder = results_folder(sweep, run_dir)
-    draw_sweep(rows, folder / _SWEEP, title=_TITLE, overwrite=True)
+    looped = next(run.directory for run in plan_runs(sweep, run_dir) if run.arm == demonstration.LOOPED)
+    row = next(row for row in rows if row["arm"] == demonstration.LOOPED)
+    found = demonstration.costs(sweep, row, looped)
     if json:
-        print_json(rows)
+        print_json({"here": rows, "committed": committed, "costs": [asdict(one) for one in found]})
         return
-    _print_rows(rows)
-    print_line(f"written to {folder}: {', '.join(sorted(path.name for path in folder.iterdir() if path.is_file()))}")
-
-
-def _print_rows(rows: list[dict[str, Any]]) -> None:
-    """Print every run, then mean and spread over the seeds of each arm."""
-    from ostinato.experiments.sweep.summary import number_text, summarise, summary_table
-
-    titles = list(rows[0]["values"])
-    cells = [
-        [row["arm"], row["seed"], *(number_text(row["values"][title]) for title in titles), round(row["seconds"])]
-        for row in rows
+    at = demonstration.lengths(rows)
+    sizes = {row["arm"]: row["parameters"] for row in rows}
+    lines = [
+        [
+            line.name,
+            sizes[line.arm],
+            *(
+                demonstration.cell(demonstration.values(rows, line, bits), demonstration.values(committed, line, bits))
+                for bits in at
+            ),
+        ]
+        for line in demonstration.LINES
     ]
-    print_table(["arm", "seed", *titles, "seconds"], cells, right=True)
-    print_table(*summary_table(summarise(rows)), title="mean ± standard deviation over seeds", right=True)
+    n = len({row["seed"] for row in committed})
+    beside = f" (mean ± standard deviation of {n} seeds)" if committed else ""
+    title = f"all tags right, %: here, seed {demonstration.SEED}{beside}; trained on 1 to 8 bits"
+    print_table(["arm", "parameters", *(f"{bits} bits" for bits in at)], lines, title=title, right=True)
+    print_line(_saving(found))
+    files = demonstration.draw(rows, committed, found, folder / demonstration.SWEEP)
+    print_line(f"wrote {', '.join(map(str, files))}, results.jsonl and timings.jsonl beside them")
+    print_line("next:")
+    print_line(f"  ostinato evaluate {looped} --split long --n-steps 96")
+    print_line(f"  ostinato analyze {looped} --only rounds --split long")
+    print_line("  ostinato train parity/looped task.max_length=6 --run-dir runs/six-bits")
+
+
+def _saving(found: list[Cost]) -> str:
+    """Say what stopping by itself costs, at the cheapest threshold within a point of the best number of rounds."""
+    best = max((one for one in found if not one.is_own), key=lambda one: (one.accuracy, -one.macs))
+    own = [one for one in found if one.is_own and one.accuracy >= best.accuracy - 0.01]
+    if not own:
+        return f"lengths 10 to 24 together: no threshold is within a point of {best.rule}, {100 * best.accuracy:.1f} %"
+    least = min(own, key=lambda one: one.macs)
+    return (
+        f"lengths 10 to 24 together: {100 * best.accuracy:.1f} % right with {best.rule}, {best.macs / 1e6:.1f} M MACs "
+        f"and {1e3 * best.seconds:.2f} ms a sequence; {100 * least.accuracy:.1f} % where each stops by itself "
+        f"(threshold {least.rule.rpartition(' ')[2]}), {least.macs / 1e6:.1f} M MACs and {1e3 * least.seconds:.2f} ms"
+    )

@@ -323,7 +323,7 @@ def test_arms_that_differ_in_more_than_the_design_says_are_refused_before_any_tr
 
 
 def sweep_of(*arms: dict) -> SweepConfig:
-    return SweepConfig.model_validate({"name": "s", "recipe": "demo/universal", "arms": list(arms)})
+    return SweepConfig.model_validate({"name": "s", "recipe": "digits/universal", "arms": list(arms)})
 
 
 def test_an_untrained_arm_hides_no_difference_between_trained_ones():
@@ -403,7 +403,7 @@ def test_an_unknown_name_gets_the_nearest_ones():
 
 TINY = {
     "name": "tiny",
-    "recipe": "demo/universal",
+    "recipe": "digits/universal",
     "overrides": [
         "task.n_train=60", "task.n_eval=24", "training.n_updates=4", "training.evaluate_every=4", "model.d_model=16",
         "training.save_every=4", "evaluation.splits=[test]", "training.selection.max_examples=8",
@@ -578,7 +578,7 @@ TIMING = {
     "n_threads": 1,
     "device": "cpu",
     "arms": [
-        {"name": name, "recipe": "demo/universal", "overrides": [f"model.decoder.n_steps={n_steps}"]}
+        {"name": name, "recipe": "digits/universal", "overrides": [f"model.decoder.n_steps={n_steps}"]}
         for name, n_steps in (("a", 1), ("b", 24))
     ],
     "work": [{"name": "pass", "kind": "forward", "batch_size": 1, "source_length": 4, "target_length": 4}],

@@ -8,7 +8,7 @@ import torch
 from ostinato.experiments.claims.fingerprint import fingerprint, is_alike
 from ostinato.tasks.recipes import load_recipe
 
-NAMES = ["algorithmic/reverse-universal", "relay/act", "x-moe/small/x-moe", "demo/transformer"]
+NAMES = ["algorithmic/reverse-universal", "relay/act", "x-moe/small/x-moe", "digits/transformer"]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -29,8 +29,8 @@ def test_a_fingerprint_does_not_depend_on_what_ran_before(name: str) -> None:
 def test_what_an_arm_computes_shows_and_its_seed_does_not(change: str) -> None:
     small = ["model.d_model=32", "training.optimizer.lr=1e-3", "training.schedule.warmup=0"]
     old, new = (
-        fingerprint(load_recipe("demo/transformer", small)),
-        fingerprint(load_recipe("demo/transformer", [*small, change])),
+        fingerprint(load_recipe("digits/transformer", small)),
+        fingerprint(load_recipe("digits/transformer", [*small, change])),
     )
     assert is_alike(old, new) is change.startswith("seed")
 

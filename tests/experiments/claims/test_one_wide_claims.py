@@ -15,7 +15,7 @@ OWN = [claims.load_claim(name) for name in shipped_files("claims") if name.start
 SWEPT = [claim for claim in OWN if isinstance(claim.config.source, SweepSource)]
 TINY = {
     "name": "tiny",
-    "recipe": "demo/transformer",
+    "recipe": "digits/transformer",
     "overrides": [
         *("task.n_train=60", "task.n_eval=24", "training.n_updates=4", "training.evaluate_every=4"),
         *("training.save_every=4", "training.selection.max_examples=8", "evaluation.splits=[test]"),

@@ -154,7 +154,7 @@ def test_a_measure_or_an_arm_of_its_sweep_that_changed_after_the_runs_is_refused
     path = repository.folder / "sweep.yaml"
     loss = {"name": "loss", "kind": "result", "split": "dev", "path": "loss"}
     arms = [{"name": "one"}, {"name": "two", "set": {"model.d_model": 32}}, {"name": "three"}]
-    sweep = {"recipe": "demo/universal", "seeds": [1, 2], "arms": arms, "measures": [loss]}
+    sweep = {"recipe": "digits/universal", "seeds": [1, 2], "arms": arms, "measures": [loss]}
     number = {
         "what": "loss",
         "unit": "nats",

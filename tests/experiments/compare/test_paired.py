@@ -27,9 +27,9 @@ WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight"]
 def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Three runs on the same test sentences, the last of them on fewer."""
     folder = tmp_path_factory.mktemp("runs")
-    train(load_recipe("demo/transformer", SHORT), folder / "base")
-    train(load_recipe("demo/universal", [*SHORT, "seed=2", "training.n_threads=2"]), folder / "other")
-    train(load_recipe("demo/transformer", [*SHORT, "task.n_eval=7"]), folder / "fewer")
+    train(load_recipe("digits/transformer", SHORT), folder / "base")
+    train(load_recipe("digits/universal", [*SHORT, "seed=2", "training.n_threads=2"]), folder / "other")
+    train(load_recipe("digits/transformer", [*SHORT, "task.n_eval=7"]), folder / "fewer")
     return [folder / name for name in ("base", "other", "fewer")]
 
 
@@ -46,7 +46,7 @@ def predictions(path: Path, share_right: float, n: int = 60, seed: int = 0, refe
 
 def test_a_decoder_only_model_costs_a_pass_over_source_and_target(tmp_path: Path) -> None:
     sizes = ["model.d_model=16", "model.decoder.self_attention.n_heads=2"]
-    train(load_recipe("demo/transformer", [*SHORT, "model.kind=language_model", *sizes]), tmp_path / "lm")
+    train(load_recipe("digits/transformer", [*SHORT, "model.kind=language_model", *sizes]), tmp_path / "lm")
     (row,) = compare([tmp_path / "lm"], Choices(splits=["test"], lengths=(7, 9), device="cpu"))
     macs = count_macs(load_recipe(tmp_path / "lm").model, 7, 16)
     assert row["macs"] == {
@@ -78,14 +78,14 @@ def test_a_run_whose_rounds_follow_from_the_length_costs_those_of_the_counted_le
     rounds = [
         f"model.{stack}.{key}" for stack in ("encoder", "decoder") for key in ("n_steps=5", "halting={kind: length}")
     ]
-    train(load_recipe("demo/universal", [*SHORT, *rounds]), tmp_path / "run")
+    train(load_recipe("digits/universal", [*SHORT, *rounds]), tmp_path / "run")
     (row,) = compare([tmp_path / "run"], Choices(splits=["test"], lengths=(3, 9), device="cpu"))
     assert row["macs"]["total"] == count_macs(load_recipe(tmp_path / "run").model, 3, 9).total
     assert row["macs"]["depth"] == {}
 
 
 def test_a_split_that_is_named_twice_is_compared_once(tmp_path: Path) -> None:
-    train(load_recipe("demo/transformer", SHORT), tmp_path / "run")
+    train(load_recipe("digits/transformer", SHORT), tmp_path / "run")
     (row,) = compare([tmp_path / "run"], Choices(splits=["test", "test"], device="cpu"))
     assert row["split"] == "test"
 

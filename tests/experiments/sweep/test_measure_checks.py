@@ -15,7 +15,7 @@ from ostinato.experiments.sweep.files import load_sweep, shipped_sweeps
 def sweep_of(*measures: dict[str, Any]) -> dict[str, Any]:
     named = [{"name": f"m{i}", **measure} for i, measure in enumerate(measures)]
     arms = [{"name": "a"}, {"name": "b", "set": {"training.label_smoothing": 0.2}}]
-    return {"name": "x", "recipe": "demo/transformer", "seeds": [1], "arms": arms, "measures": named}
+    return {"name": "x", "recipe": "digits/transformer", "seeds": [1], "arms": arms, "measures": named}
 
 
 RESULT = {"kind": "result", "split": "test"}

@@ -23,7 +23,7 @@ from ostinato.training import train
 HASHES = {"train": "a", "dev": "b", "test": "c"}
 
 
-def key(*overrides: str, recipe: str = "demo/transformer", **changes: Any) -> str:
+def key(*overrides: str, recipe: str = "digits/transformer", **changes: Any) -> str:
     return run_key(load_recipe(recipe, overrides), HASHES, **changes)
 
 
@@ -57,7 +57,7 @@ class _Later(TrainingConfig):
 
 
 def test_a_setting_that_is_added_later_leaves_keys_as_they_are_while_it_is_at_its_default() -> None:
-    recipe = load_recipe("demo/transformer")
+    recipe = load_recipe("digits/transformer")
 
     def later(**changes: Any) -> dict[str, Any]:
         training = _Later(**recipe.training.model_dump() | changes)
@@ -95,7 +95,7 @@ def test_a_directory_that_holds_another_run_than_its_name_says_is_refused(tmp_pa
 
 
 def test_version_data_and_the_start_are_in_the_key() -> None:
-    recipe = load_recipe("demo/transformer")
+    recipe = load_recipe("digits/transformer")
     found = [key(), key(version="0"), key(start="k"), run_key(recipe, HASHES | {"dev": "z"})]
     assert len(set(found)) == 4
     assert len(found[0]) == 64
@@ -162,7 +162,7 @@ def test_a_run_says_the_key_it_was_planned_with_also_where_it_starts_from_anothe
 
 def test_a_finished_run_is_taken_into_a_store_instead_of_being_trained_again(tmp_path: Path) -> None:
     sweep, store = tiny(seeds=[1]), tmp_path / "store"
-    train(load_recipe("demo/transformer", [*SMALL, "name=mine", "training.n_threads=1"]), tmp_path / "mine")
+    train(load_recipe("digits/transformer", [*SMALL, "name=mine", "training.n_threads=1"]), tmp_path / "mine")
     (taken,) = import_runs([tmp_path / "mine"], plan_runs(sweep, store))
     assert taken.name == "base, seed 1"
     assert (taken.directory / "recipe.yaml").read_bytes() == (tmp_path / "mine" / "recipe.yaml").read_bytes()
@@ -203,7 +203,7 @@ def test_of_a_folder_of_runs_those_of_the_sweep_are_taken(tmp_path: Path) -> Non
 
 def test_a_run_that_is_not_of_the_sweep_is_refused_with_its_differences(tmp_path: Path) -> None:
     run = tmp_path / "mine"
-    train(load_recipe("demo/transformer", [*SMALL, "seed=9", "training.optimizer.lr=0.5"]), run)
+    train(load_recipe("digits/transformer", [*SMALL, "seed=9", "training.optimizer.lr=0.5"]), run)
     planned = plan_runs(tiny(seeds=[1]), tmp_path / "store")
     line = "of base, seed 1 it differs in: training.optimizer.lr is 0.5 there and 0.003 in the sweep; seed is 9 there"
     with pytest.raises(ConfigError, match=line):

@@ -100,7 +100,7 @@ def test_a_run_is_scored_as_it_stops_by_every_criterion(tmp_path: Path) -> None:
         measured("never", "loss", exit="cosine", halting_threshold=1.0, n_steps=3),
     ]
     deep = [*SMALL, "model.encoder.n_steps=3", "model.decoder.n_steps=3"]
-    changes = {"recipe": "demo/universal", "overrides": deep, "arms": [{"name": "a"}], "measures": measures}
+    changes = {"recipe": "digits/universal", "overrides": deep, "arms": [{"name": "a"}], "measures": measures}
     values = run_sweep(tiny(seeds=[1], **changes), tmp_path)[0]["values"]
     assert values["margin"] == values["sentences"] == 1.0, "the confidence of round 1 is at least 0"
     assert values["never"] == pytest.approx(values["loss at 3"], rel=1e-6)
@@ -212,14 +212,14 @@ def test_a_run_that_was_started_under_another_name_goes_on(tmp_path: Path) -> No
 def test_problems_of_all_arms_are_reported_together_before_any_is_planned() -> None:
     arms = [
         {"name": "a", "set": {"model.encoder.n_stps": 2}},
-        {"name": "b", "recipe": "demo/transfomer"},
+        {"name": "b", "recipe": "digits/transfomer"},
         {"name": "c", "set": {"training.n_updates": -1}},
     ]
     with pytest.raises(ConfigError) as error:
         tiny(arms=arms, measures=[LOSS | {"split": "tset"}])
     lines = str(error.value).splitlines()
     assert lines[0].startswith("arms.a: model.encoder.n_stps is 2: no such setting; did you mean n_steps?")
-    assert lines[1].startswith("arms.b: recipe is 'demo/transfomer': no recipe")
+    assert lines[1].startswith("arms.b: recipe is 'digits/transfomer': no recipe")
     assert lines[2].startswith("arms.c: training.n_updates is -1: must be an integer in [0, 2^31 - 1]")
 
 
@@ -229,14 +229,16 @@ def test_a_split_that_no_run_is_evaluated_on_is_found_when_the_file_is_read() ->
 
 
 def test_a_sweep_in_a_file_names_itself_and_finds_recipes_beside_it(tmp_path: Path) -> None:
-    (tmp_path / "mine.yaml").write_text("base: demo/transformer\nseed: 5\n")
-    (tmp_path / "my-sweep.yaml").write_text("recipe: mine.yaml\narms: [{name: a}, {name: b, recipe: demo/universal}]\n")
+    (tmp_path / "mine.yaml").write_text("base: digits/transformer\nseed: 5\n")
+    (tmp_path / "my-sweep.yaml").write_text(
+        "recipe: mine.yaml\narms: [{name: a}, {name: b, recipe: digits/universal}]\n"
+    )
     sweep = load_sweep(tmp_path / "my-sweep.yaml")
     assert sweep.name == "my-sweep"
     assert sweep.recipe == str(tmp_path / "mine.yaml")
-    assert sweep.arms[1].recipe == "demo/universal"
-    with pytest.raises(ConfigError, match="no sweep or file of that name; did you mean demo"):
-        load_sweep("dmo")
+    assert sweep.arms[1].recipe == "digits/universal"
+    with pytest.raises(ConfigError, match="no sweep or file of that name; did you mean digits"):
+        load_sweep("digts")
 
 
 def test_files_of_examples_are_found_from_the_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,8 +262,8 @@ def test_files_of_examples_are_found_from_the_sweep(tmp_path: Path, monkeypatch:
     assert nested.tokenizer.path == "mine/b.jsonl"
 
 
-def test_the_demonstration_compares_arms_that_differ_in_depth_sharing_only() -> None:
-    sweep = load_sweep("demo")
+def test_reversing_digits_compares_arms_that_differ_in_depth_sharing_only() -> None:
+    sweep = load_sweep("digits")
     first, second = (arm_recipe(sweep, arm, 1) for arm in sweep.arms)
     assert (first.task, first.training, first.data) == (second.task, second.training, second.data)
     assert set(second.model.plans()["encoder"].row("ffn")) == {"encoder_0"}

@@ -27,7 +27,7 @@ def settings(**changes: Any) -> dict[str, Any]:
     """Return the settings of a sweep of two arms and two seeds."""
     return {
         "name": "tiny",
-        "recipe": "demo/transformer",
+        "recipe": "digits/transformer",
         "overrides": SMALL,
         "seeds": [1, 2],
         "arms": [{"name": "base"}, {"name": "slow", "set": {"training.optimizer.lr": 1e-4}}],

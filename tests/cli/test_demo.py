@@ -1,0 +1,36 @@
+"""`ostinato demo` with runs that are made up: what it prints and writes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from demonstration_rows import rows_of, some_costs
+from ostinato.experiments import demonstration as demo
+
+
+def test_the_command_prints_one_table_what_stopping_saves_and_what_to_try_next(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("matplotlib")
+    asked: list[list[int]] = []
+
+    def trained(sweep: Any, store: Path, **_: Any) -> list[dict[str, Any]]:
+        asked.append(sweep.seeds)
+        (store / "sweeps" / sweep.name).mkdir(parents=True, exist_ok=True)
+        return rows_of(1)
+
+    monkeypatch.setattr("ostinato.experiments.sweep.schedule.run_sweep", trained)
+    monkeypatch.setattr(demo, "committed_rows", lambda: [*rows_of(1), *rows_of(2, 0.6)])
+    monkeypatch.setattr(demo, "costs", lambda *_: some_costs())
+    text = " ".join(run("demo", "--run-dir", tmp_path).out.split())
+    assert asked == [[demo.SEED]]
+    assert "looped, a round a bit 1,000 50.0 (55.0 ± 7.1)" in text
+    assert "90.0 % right with 48 rounds, 2.0 M MACs and 2.00 ms a sequence" in text
+    assert "89.5 % where each stops by itself (threshold 0.9999), 4.0 M MACs and 4.00 ms" in text
+    assert "ostinato evaluate " in text
+    found = json.loads(run("demo", "--run-dir", tmp_path, "--json").out)
+    assert [len(found[part]) for part in ("here", "committed", "costs")] == [4, 8, 4]
