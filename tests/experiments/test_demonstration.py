@@ -26,7 +26,6 @@ def test_the_arms_have_equal_updates_and_data_and_the_budgets_that_they_say() ->
         assert (other.task, other.data, other.evaluation) == (looped.task, looped.data, looped.evaluation)
         same = {"n_updates", "schedule", "round_loss", "evaluate_every"}
         assert other.training.model_dump(include=same) == looped.training.model_dump(include=same)
-        assert other.model.dropout == looped.model.dropout
     models = [one.model.model_copy(update={"vocab_size": 6, "n_labels": 2}) for one in (looped, fixed, small, deep)]
     parameters = [count_budget(model).figure("parameters") for model in models[:3]]
     assert parameters == pytest.approx([parameters[0]] * 3, rel=0.01)
