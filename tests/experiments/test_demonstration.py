@@ -36,6 +36,14 @@ def test_the_arms_have_equal_updates_and_data_and_the_budgets_that_they_say() ->
     assert stars <= measured
 
 
+def test_the_committed_rows_are_those_of_the_sweep() -> None:
+    rows, sweep = demo.committed_rows(), load_sweep(demo.SWEEP)
+    assert [(row["arm"], row["seed"]) for row in rows] == [(arm.name, n) for arm in sweep.arms for n in sweep.seeds]
+    for line in demo.LINES:
+        for bits in demo.lengths(rows):
+            assert len(demo.values(rows, line, bits)) == 3
+
+
 def test_a_cell_gives_this_run_beside_the_committed_seeds() -> None:
     assert demo.cell([0.5], []) == "50.0"
     assert demo.cell([0.5], [0.4, 0.6]) == "50.0 (50.0 ± 14.1)"
