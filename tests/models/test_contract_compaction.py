@@ -182,7 +182,8 @@ def test_every_depth_occurs_and_each_is_gathered_away(halting: HaltingConfig) ->
 
 @pytest.mark.parametrize("halting", [StickBreakingConfig(threshold=0.9), ActConfig()])
 def test_keys_and_values_of_a_halted_token_are_made_once_more_and_never_again(halting: HaltingConfig) -> None:
-    """With weights of its own every later step needs keys and values of its own, of halted tokens too."""
+    """With weights of its own every later step needs keys and values of its own, of halted tokens too; of a sentence
+    without any token left nobody reads them."""
     batch = text()
     for share in ("all", "individual"):
         model = model_of(halting, self_attention={"n_heads": 2, "share": share})
@@ -193,10 +194,16 @@ def test_keys_and_values_of_a_halted_token_are_made_once_more_and_never_again(ha
         trace = model(batch).stacks["decoder"].halting
         assert trace is not None
         executed = trace.executed_BTR.sum((0, 1)).tolist()
+        depth_BT, R = trace.executed_BTR.sum(-1), len(executed)
+        goes_on_BR = trace.executed_BTR.any(1)
+        # Tokens that halted before round r in a sentence that went on.
+        looked_at = [
+            sum(int((depth_BT[b] == r).sum()) for b in range(len(depth_BT)) if goes_on_BR[b, r]) for r in range(1, R)
+        ]
         if share == "all":
-            assert rows == [executed[0], *executed[:-1]]
+            assert rows == [executed[0], *(n + new for n, new in zip(executed[1:], looked_at, strict=True))]
         else:
-            assert rows == [executed[0]] * len(executed)
+            assert rows == [executed[0], *(n + sum(looked_at[:i]) for i, n in enumerate(executed[1:], 1))]
 
 
 def _count_keys_values(attention: nn.Module, rows: list[int]) -> None:

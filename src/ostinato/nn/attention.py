@@ -11,7 +11,7 @@ sigmoid(W_G x) before W_O.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import torch
@@ -69,6 +69,15 @@ class Visibility:
             keep = self.keep_BS[:, None, None, :]
             seen = keep if seen is None else seen & keep
         return seen
+
+    def of_sentences(self, part: Callable[[Tensor], Tensor]) -> Visibility:
+        """Return what queries of some sentences see; `columns_BA` and `near_BAS` are of these already.
+
+        Args:
+            part: what some sentences have of something that all have.
+        """
+        keep_BS, prefix_BS = (None if x is None else part(x) for x in (self.keep_BS, self.prefix_BS))
+        return replace(self, keep_BS=keep_BS, prefix_BS=prefix_BS)
 
     def _in_order(self, n_queries: int, n_keys: int, device: torch.device) -> Tensor | None:
         """Return which keys a query of a causal stack sees, padding aside; None: all."""

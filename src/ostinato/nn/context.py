@@ -145,6 +145,6 @@ class Round:
         visibility = run.visibility if seen_BS is None else replace(run.visibility, keep_BS=seen_BS)
         if columns_BA is None:
             return cls(index, rows, weight_N, visible, run.positions, visibility, halted, time_D)
-        positions_BA = run.positions.expand(rows.n_sentences, -1).gather(1, columns_BA)
+        positions_BA = rows.of_sentences(run.positions.expand(rows.n_sentences, -1)).gather(1, columns_BA)
         visibility = replace(visibility, columns_BA=columns_BA)
         return cls(index, rows, weight_N, visible, positions_BA, visibility, halted, time_D)

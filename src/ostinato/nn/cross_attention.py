@@ -6,6 +6,7 @@ copied per beam: the hypotheses of a sentence are queries side by side.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -35,16 +36,21 @@ class CrossAttention(SubLayer):
 
     def read(self, attention: Any, q_NI: Tensor, run: Pass, here: Round) -> Float[Tensor, "N I"]:
         """Return what the queries of the rows read, heads and choices side by side."""
-        rows, (k, v) = here.rows, self.memory(run).unbind(0)
-        q_BAI, G = rows.queries(q_NI), run.n_beams
+        G, (k, v), visibility = run.n_beams, self.memory(run).unbind(0), run.memory_visibility
+        # Hypotheses share their sentence's memory: each has a place there, also where it has no query.
+        rows = here.rows if G == 1 else here.rows.for_all_sentences()
+        if rows.sentences_U is not None:
+            k, v = rows.of_sentences(k), rows.of_sentences(v)
+            visibility = visibility.of_sentences(rows.of_sentences)
+        q_BAI = rows.queries(q_NI)
         B, A, _ = q_BAI.shape
         q = attention.query_heads(q_BAI.view(B // G, G * A, -1))
         if attention.q_norm is not None:
             q = attention.normed_and_turned(q, attention.q_norm, None)
         if "weights" in run.request:
-            capture_weights(self, attention.weights(q, k, run.memory_visibility), run, here)
+            capture_weights(self, attention.weights(q, k, visibility), run, replace(here, rows=rows))
         draws, ranges = run.execution.dropout_draws, None if rows.occupied is None else rows.ranges(k, G)
-        x = attention.attend(q, k, v, run.memory_visibility, ranges=ranges, draws=draws)
+        x = attention.attend(q, k, v, visibility, ranges=ranges, draws=draws)
         return rows.from_queries(x.reshape(B, A, -1))
 
     def memory(self, run: Pass) -> Float[Tensor, "2 B H S K"]:

@@ -26,9 +26,10 @@ class Rows:
     Args:
         n_sentences, n_columns: B and T.
         index_N: place b T + t of every row; None: all tokens.
-        slots_N: place b A + a of every row among the queries; None: they lie side by side already.
+        slots_N: place u A + a of every row among the queries; None: they lie side by side already.
         n_queries: A.
-        occupied: the sentences that have a row, in order; None: all have, or it is not known.
+        sentences_U: the sentences that have a row, where others have none: attention is for these alone. None: for all.
+        occupied: of one column, the sentences that have a row, in order; None: all have, or it is not known.
     """
 
     n_sentences: int
@@ -36,6 +37,7 @@ class Rows:
     index_N: Int[Tensor, "N"] | None = None
     slots_N: Int[Tensor, "N"] | None = None
     n_queries: int = 0
+    sentences_U: Int[Tensor, "U"] | None = None
     occupied: tuple[int, ...] | None = None
 
     @classmethod
@@ -50,15 +52,37 @@ class Rows:
         n = index_M.shape[0]
         if T == 1:  # one query a sentence, also where it has none: decoding
             occupied = tuple(index_M.tolist()) if n < B and index_M.device.type == "cpu" else None
-            return Rows(B, T, index_M, None if n == B else index_M, 1, occupied)
-        sentence_M = index_M.div(T, rounding_mode="floor")
-        counts_B = torch.bincount(sentence_M, minlength=B)
-        most = int(counts_B.max()) if n else 0
-        if n == B * most:
-            return Rows(B, T, index_M, None, most)
+            return Rows(B, T, index_M, None if n == B else index_M, 1, occupied=occupied)
+        counts_B = torch.bincount(index_M.div(T, rounding_mode="floor"), minlength=B)
+        sentences_U = counts_B.nonzero()[:, 0] if n else counts_B
+        return Rows._side_by_side(B, T, index_M, counts_B, None if len(sentences_U) == B else sentences_U)
+
+    @classmethod
+    def _side_by_side(
+        cls,
+        B: int,
+        T: int,
+        index_M: Int[Tensor, "M"],
+        counts_B: Int[Tensor, "B"],
+        sentences_U: Int[Tensor, "U"] | None,
+    ) -> Rows:
+        """Return rows with places among the queries of some sentences, each with as many as the longest has."""
+        n, most = index_M.shape[0], int(counts_B.max()) if len(index_M) else 0
+        counts_U = counts_B if sentences_U is None else counts_B[sentences_U]
+        if n == len(counts_U) * most:
+            return cls(B, T, index_M, None, most, sentences_U)
         # First slot of a sentence, less the rows before it.
-        shift_B = torch.arange(B, device=index_M.device) * most - (counts_B.cumsum(0) - counts_B)
-        return Rows(B, T, index_M, torch.arange(n, device=index_M.device) + shift_B[sentence_M], most)
+        U = torch.arange(len(counts_U), device=index_M.device)
+        shift_M = (U * most - (counts_U.cumsum(0) - counts_U)).repeat_interleave(counts_U)
+        return cls(B, T, index_M, torch.arange(n, device=index_M.device) + shift_M, most, sentences_U)
+
+    def for_all_sentences(self) -> Rows:
+        """Return the same rows with places among the queries of all sentences."""
+        if self.sentences_U is None or self.index_N is None:
+            return self
+        B, T = self.n_sentences, self.n_columns
+        counts_B = torch.bincount(self.index_N.div(T, rounding_mode="floor"), minlength=B)
+        return Rows._side_by_side(B, T, self.index_N, counts_B, None)
 
     @property
     def n_tokens(self) -> int:
@@ -82,9 +106,15 @@ class Rows:
         return put_rows(x_N, self.index_N, self.n_tokens).view(self.n_sentences, self.n_columns, *x_N.shape[1:])
 
     def queries(self, x_N: Tensor) -> Tensor:
-        """Return rows as queries of their sentences, `[B, A, ...]`."""
-        B, A = self.n_sentences, self.n_queries
-        return put_rows(x_N, self.slots_N, B * A).view(B, A, *x_N.shape[1:])
+        """Return rows as queries of the sentences that attention is for, `[U, A, ...]`."""
+        U, A = self.n_sentences if self.sentences_U is None else len(self.sentences_U), self.n_queries
+        return put_rows(x_N, self.slots_N, U * A).view(U, A, *x_N.shape[1:])
+
+    def of_sentences(self, x: Tensor) -> Tensor:
+        """Return what the sentences that attention is for have of `[B, ...]`; what all share, `[1, ...]`, as it is."""
+        if self.sentences_U is None or (x.shape[0] == 1 < self.n_sentences):
+            return x
+        return x.index_select(0, self.sentences_U)
 
     def from_queries(self, x_BA: Tensor) -> Tensor:
         """Return what the queries of a sentence gave as rows: the inverse of `queries`."""
@@ -112,7 +142,7 @@ class Rows:
         """Return b T + t of every row."""
         return torch.arange(self.n_tokens, device=device) if self.index_N is None else self.index_N
 
-    def columns(self) -> Int[Tensor, "B A"] | None:
+    def columns(self) -> Int[Tensor, "U A"] | None:
         """Return the column of every query, 0 behind the last; None where they are the columns themselves."""
         return None if self.index_N is None or self.n_columns == 1 else self.queries(self.index_N % self.n_columns)
 

@@ -111,18 +111,19 @@ class SelfAttention(SubLayer):
 
     def attend(self, attention: Any, q_NI: Tensor, keys: Keys, run: Pass, here: Round) -> Float[Tensor, "N I"]:
         """Return what the queries of the rows read of keys and values."""
-        k, v, keep_BM, n_sets = keys
-        rows, relation = here.rows, self.relation
-        visibility = replace(here.visibility, keep_BS=keep_BM, n_sets=n_sets)
+        rows, relation, n_sets = here.rows, self.relation, keys.n_sets
+        k, v = rows.of_sentences(keys.k_BHMK), rows.of_sentences(keys.v_BHMK)
+        visibility = replace(here.visibility, keep_BS=keys.keep_BM, n_sets=n_sets).of_sentences(rows.of_sentences)
         q, n, bias = attention.query_heads(rows.queries(q_NI)), attention.n_choices, None
         if attention.q_norm is not None or (relation is not None and relation.rotates):
             q = self._entering(attention, q, attention.q_norm, repeat_for_choices(here.positions_BA, n))
         if relation is not None:
             if relation.depends_on_queries:
-                distance_BAS = run.key_positions[:, None, :] - here.positions_BA[:, :, None]
+                distance_BAS = rows.of_sentences(run.key_positions)[:, None, :] - here.positions_BA[:, :, None]
                 bias = relation.bias(q, repeat_for_choices(distance_BAS, n), attention.scale, self.looks_back_only)
             elif relation.needs_bias:
-                bias = bias_of_queries(self._static_bias(relation, run), visibility.columns_BA)
+                bias = self._static_bias(relation, run)
+                bias = bias_of_queries(None if bias is None else rows.of_sentences(bias), visibility.columns_BA)
             if relation.reach is not None:
                 visibility = replace(visibility, near_BAS=self._near(relation.reach, run, here))
         if bias is not None and n_sets > 1:
@@ -246,4 +247,5 @@ class SelfAttention(SubLayer):
 
     def _near(self, reach: int, run: Pass, here: Round) -> Bool[Tensor, "#B A S"]:
         """Return which keys are within reach of the queries."""
-        return (run.key_positions[:, None, :] - here.positions_BA[:, :, None]).abs() <= reach
+        key_positions = here.rows.of_sentences(run.key_positions)
+        return (key_positions[:, None, :] - here.positions_BA[:, :, None]).abs() <= reach

@@ -310,7 +310,7 @@ class Stack:
         for index, steps in enumerate(rounds[first:], first):
             active_N = halting.active(index, states_ND)
             if gathers and active_N is not None and _pays(halting, run.execution):
-                states_ND, halted = _gather_active(index, active_N, states_ND, halting, halted)
+                states_ND, halted = _gather_active(index, active_N, states_ND, halting, halted, run)
             if halting.is_over and (gathers or run.cache is None):
                 if run.cache is not None:
                     one_0D = states_ND.chunk(own.n_states, dim=-1)[0]
@@ -440,15 +440,27 @@ def _pays(halting: HaltingPass, execution: Execution) -> bool:
 
 
 def _gather_active(
-    index: int, active_N: Tensor, states_ND: Tensor, halting: HaltingPass, halted: tuple[HaltedRows, ...]
+    index: int,
+    active_N: Tensor,
+    states_ND: Tensor,
+    halting: HaltingPass,
+    halted: tuple[HaltedRows, ...],
+    run: Pass,
 ) -> tuple[Tensor, tuple[HaltedRows, ...]]:
-    """Gather away the rows that take no part in a round; return the states of the others, and all that are away."""
+    """Gather away the rows that take no part in a round; return the states of the others, and all that are away and may
+    still be looked at."""
     kept_M, halted_L = kept_and_halted(active_N)
     rows = halting.rows
     visible_LD = halting.narrow(kept_M, halted_L, states_ND)
     places_L = halted_L if rows.index_N is None else rows.index_N[halted_L]
     # Before the first round it is padding, at which no token looks.
-    new = (HaltedRows(places_L, visible_LD),) if index and not halting.hides else ()
+    if not index or halting.hides:
+        return states_ND.index_select(0, kept_M), halted
+    if run.cache is None and (sentences_U := halting.rows.sentences_U) is not None:
+        # Of a sentence that is done no token looks any more; where there is a cache, later columns do.
+        looked_L = torch.isin(places_L.div(rows.n_columns, rounding_mode="floor"), sentences_U)
+        places_L, visible_LD = places_L[looked_L], visible_LD[looked_L]
+    new = (HaltedRows(places_L, visible_LD),) if len(places_L) else ()
     return states_ND.index_select(0, kept_M), halted + new
 
 
