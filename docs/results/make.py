@@ -1,0 +1,343 @@
+"""Write the result pages and their index anew: each from a page of settings and the rows it names.
+
+    python docs/results/make.py
+    python docs/results/make.py --check
+
+pages/NAME.yaml gives NAME.md, its settings those of `Page`; README.md is the index. Every number of a table is computed
+from the rows, and texts name numbers of the rows instead of holding them: {cell[GROUP][COLUMN]} is a cell of the table,
+{number[TITLE]} one of `numbers`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import importlib
+import sys
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any, Literal
+
+from pydantic import Field
+
+from ostinato.config.base import Config
+from ostinato.config.files import read_yaml
+from ostinato.config.load import check_settings
+from ostinato.errors import ConfigError, DataError, OstinatoError, Problem
+from ostinato.experiments.results import markdown, read_rows
+from ostinato.experiments.sweep.measures import look_up
+from ostinato.experiments.sweep.summary import number_text, seed_difference
+
+FOLDER = Path(__file__).parent
+INDEX = "README.md"
+OTHER_ROWS = "other-rows.yaml"
+"""Says which document shows the rows that no page does."""
+_WIDTH = 120
+Row = dict[str, Any]
+Unit = Literal["number", "percent", "millions", "billions", "ms", "minutes", "text"]
+_UNITS = {
+    "number": (1.0, ""),
+    "percent": (100.0, " %"),
+    "millions": (1e-6, " M"),
+    "billions": (1e-9, " G"),
+    "ms": (1e3, " ms"),
+    "minutes": (1 / 60, " min"),
+}
+"""What a number is multiplied by, and what stands behind it."""
+
+
+class Column(Config):
+    """What a column of the table, or a number of the text, is made of.
+
+    Of several rows: mean ± standard deviation, or the median of ratios.
+    """
+
+    title: str
+    """Its heading; of a number its name in texts."""
+    path: str
+    """Dotted path into a row. Where no row of a group has it, the cell is empty."""
+    where: dict[str, Any] = Field(default_factory=dict)
+    """Only rows that have this value, or one of these, at each dotted path; `file` is the name of a row's file."""
+    unit: Unit = "number"
+    """What it is shown as."""
+    digits: int | None = None
+    """Digits behind the point; None: four in all."""
+    interval: bool = False
+    """The path leads to {value, low, high}, and all three are shown."""
+    minus: dict[str, Any] | None = None
+    """As `where`: the rows whose number is subtracted, seed by seed. The interval is that of a sweep's differences."""
+    ratio_to: dict[str, Any] | None = None
+    """As `where`: the timings of the same group that this one is divided by, round by round."""
+
+
+class Published(Config):
+    """A number of a paper beside ours."""
+
+    what: str
+    published: str
+    ours: str
+    differs: str
+
+
+class Page(Config):
+    """One question."""
+
+    question: str
+    answer: str
+    """One sentence."""
+    setting: str
+    """What was compared, and how."""
+    rows: list[str]
+    """Files of JSON lines, in the folder of the pages."""
+    where: dict[str, Any] = Field(default_factory=dict)
+    """The rows of the table; see `Column.where`. Numbers choose among all rows."""
+    group: dict[str, str]
+    """What a line of the table is called: headings, and the dotted paths of what stands below them."""
+    names: dict[str, str] = Field(default_factory=dict)
+    """How to show a value of `group`; values with one name are one line."""
+    columns: list[Column]
+    numbers: list[Column] = Field(default_factory=list)
+    note: str = ""
+    """Said below the table."""
+    figure: str | None = None
+    published: list[Published] = Field(default_factory=list)
+    surprises: list[str] = Field(default_factory=list)
+    cut: list[str]
+    """What was not run, and what it would cost."""
+    commands: list[str]
+
+
+def entry(row: Row, path: str) -> Any:
+    """Return what stands at a dotted path; None where there is nothing."""
+    found: Any = row
+    for part in path.split("."):
+        found = found.get(part) if isinstance(found, dict) else None
+    return found
+
+
+def chosen(rows: Iterable[Row], where: Mapping[str, Any]) -> list[Row]:
+    """Return the rows that have the wanted value, or one of several, at every path."""
+    wanted = {path: value if isinstance(value, list) else [value] for path, value in where.items()}
+    return [row for row in rows if all(entry(row, path) in values for path, values in wanted.items())]
+
+
+def numbers_at(rows: Iterable[Row], path: str) -> list[float]:
+    """Return the numbers of the rows that have one."""
+    found = []
+    for row in rows:
+        try:
+            found.append(float(look_up(row, path)))  # type: ignore[arg-type]
+        except LookupError:
+            continue
+    return found
+
+
+def shown(value: float, column: Column, *, signed: bool = False) -> str:
+    """Return a number in a column's unit, without the unit."""
+    scaled = value * _UNITS[column.unit][0]
+    if column.digits is None:
+        return number_text(scaled, signed=signed)
+    return f"{scaled:{'+' if signed else ''},.{column.digits}f}"
+
+
+def cell(column: Column, rows: Sequence[Row]) -> str:
+    """Return what a column says of some rows; empty where none has it."""
+    mine = chosen(rows, column.where)
+    if column.unit == "text":
+        return ", ".join(dict.fromkeys(str(found) for row in mine if (found := entry(row, column.path)) is not None))
+    unit = _UNITS[column.unit][1]
+    if column.ratio_to is not None:
+        return _ratio(mine, chosen(rows, column.ratio_to))
+    if column.minus is not None:
+        return _difference(column, mine, chosen(rows, column.minus))
+    if column.interval:
+        parts = [numbers_at(mine, f"{column.path}.{part}") for part in ("value", "low", "high")]
+        if not any(parts):
+            return ""
+        value, low, high = (shown(part, column) for (part,) in parts)
+        return f"{value} [{low}, {high}]{unit}"
+    if not (found := numbers_at(mine, column.path)):
+        return ""
+    spread = f" ± {shown(stdev(found), column)}" if len(found) > 1 and len(set(found)) > 1 else ""
+    return f"{shown(mean(found), column)}{spread}{unit}"
+
+
+def _difference(column: Column, mine: Sequence[Row], theirs: Sequence[Row]) -> str:
+    """Return the mean over seeds of the differences, with the sweep's interval where there are several."""
+    by_seed = {row["seed"]: look_up(row, column.path) for row in theirs}
+    pairs = [look_up(row, column.path) - by_seed[row["seed"]] for row in mine if row["seed"] in by_seed]
+    found = seed_difference(pairs)
+    unit = " points" if column.unit == "percent" else _UNITS[column.unit][1]
+    low, high = (shown(found[end], column, signed=True) for end in ("low", "high"))
+    interval = f" [{low}, {high}]" if found["n"] > 1 else ""
+    return f"{shown(found['value'], column, signed=True)}{interval}{unit}"
+
+
+def _ratio(mine: Sequence[Row], theirs: Sequence[Row]) -> str:
+    """Return seconds / seconds of the same rounds, by the benchmarks' own rule; of several runs their median."""
+    tables = importlib.import_module("layer_tables")
+    found = []
+    for file in dict.fromkeys(row["file"] for row in mine):
+        own, reference = ([row for row in rows if row["file"] == file] for rows in (mine, theirs))
+        if len(own) != len(reference):
+            raise DataError(f"{file}: {len(own)} timings beside {len(reference)} of the reference: no ratio")
+        found += [tables.times(*pair) for pair in zip(own, reference, strict=True)]
+    return str(tables.over_runs(found) or "")
+
+
+def groups_of(page: Page, rows: Iterable[Row]) -> dict[tuple[str, ...], list[Row]]:
+    """Return the rows of every line of the table, in their order, by what the line is called."""
+    found: dict[tuple[str, ...], list[Row]] = {}
+    for row in rows:
+        values = [entry(row, path) for path in page.group.values()]
+        if None in values:
+            raise DataError(f"{row['file']}: a row without {' or '.join(page.group.values())}: choose rows by `where`")
+        found.setdefault(tuple(page.names.get(str(value), str(value)) for value in values), []).append(row)
+    return found
+
+
+def read_page_rows(page: Page) -> list[Row]:
+    """Return the rows of all files, each with its file."""
+    return [row | {"file": name} for name in page.rows for row in read_rows(FOLDER / name)]
+
+
+class Made:
+    """A page with its numbers.
+
+    Raises:
+        ConfigError: the settings cannot be used, or a text names a number that is not there.
+        DataError: rows that cannot be read, or do not have what the table wants.
+    """
+
+    def __init__(self, source: Path) -> None:
+        self.source, self.name = source, source.stem
+        self.page = check_settings(read_yaml(source), Page)
+        rows = read_page_rows(self.page)
+        groups = groups_of(self.page, chosen(rows, self.page.where))
+        columns = self.page.columns
+        self.lines = {label: [cell(column, group) for column in columns] for label, group in groups.items()}
+        titles = [column.title for column in columns]
+        self.values = {
+            "cell": {", ".join(label): dict(zip(titles, cells, strict=True)) for label, cells in self.lines.items()},
+            "number": {column.title: cell(column, rows) for column in self.page.numbers},
+        }
+        self._check_all_found()
+
+    def _check_all_found(self) -> None:
+        empty = [
+            *(c for i, c in enumerate(self.page.columns) if not any(cells[i] for cells in self.lines.values())),
+            *(c for c in self.page.numbers if not self.values["number"][c.title]),
+        ]
+        if empty:
+            reason = "no row has it, among those that are chosen"
+            raise ConfigError([Problem(f"{self.source}: path of '{c.title}'", c.path, reason) for c in empty])
+
+    def text(self, text: str) -> str:
+        """Return a text with its numbers."""
+        try:
+            filled = text.format_map(self.values)
+        except (LookupError, ValueError) as error:
+            raise ConfigError([Problem(f"{self.source}: a text", text, f"there is no {error}")]) from error
+        return " ".join(filled.split())
+
+    @property
+    def answer(self) -> str:
+        return self.text(self.page.answer)
+
+    def document(self) -> str:
+        """Return the page."""
+        return "\n\n".join(self._parts()) + "\n"
+
+    def _parts(self) -> Iterator[str]:
+        page = self.page
+        yield f"# {page.question}"
+        yield wrapped(f"**{self.answer}**")
+        yield wrapped(self.text(page.setting))
+        yield self._table()
+        if page.note:
+            yield wrapped(self.text(page.note))
+        if page.figure:
+            yield f"![{page.question}]({page.figure})"
+        if page.published:
+            yield "## Published numbers"
+            lines = [[self.text(part) for part in (p.what, p.published, p.ours, p.differs)] for p in page.published]
+            yield markdown(["what", "published", "ours", "what differs"], lines).rstrip()
+        for title, points in (("What surprised", page.surprises), ("What was cut", page.cut)):
+            if points:
+                yield f"## {title}"
+                yield "\n".join(wrapped(self.text(point), "- ") for point in points)
+        yield "## Commands"
+        yield "```sh\n" + "\n".join(page.commands) + "\n```"
+        files = ", ".join(f"[{name}]({name})" for name in page.rows)
+        yield wrapped(f"Rows: {files}. Made from [pages/{self.name}.yaml](pages/{self.name}.yaml) by `make.py`.")
+
+    def _table(self) -> str:
+        titles = [*self.page.group, *(column.title for column in self.page.columns)]
+        return markdown(titles, [[*label, *cells] for label, cells in self.lines.items()]).rstrip()
+
+
+def wrapped(text: str, bullet: str = "") -> str:
+    """Return a paragraph, or a point of a list, in lines of the documents' width."""
+    return textwrap.fill(
+        text, _WIDTH, initial_indent=bullet, subsequent_indent=" " * len(bullet), break_long_words=False,
+        break_on_hyphens=False,
+    )  # fmt: skip
+
+
+def index(pages: Sequence[Made], others: Mapping[str, str]) -> str:
+    """Return the index: every question with its answer."""
+    lines = [[f"[{made.page.question}]({made.name}.md)", made.answer] for made in pages]
+    parts = [
+        "# Results",
+        wrapped(
+            "Every question with its answer; behind it a page with figure, table, published numbers, what was cut and the "
+            "commands. The numbers are computed from JSON lines in this folder by `python docs/results/make.py`; a test "
+            "runs it with `--check`. Absolute seconds are of two shared x86 cores, one thread a run, with other work "
+            "beside it: they say what order of time to expect, no more. What the papers claim, with verdicts, is in "
+            "[claims.md](claims.md)."
+        ),
+        markdown(["question", "answer"], lines).rstrip(),
+        "Rows that other documents show:",
+        "\n".join(wrapped(f"[{file}]({file}): {where}", "- ") for file, where in others.items()),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def documents() -> dict[Path, str]:
+    """Return what every file has to hold."""
+    pages = [Made(source) for source in sorted((FOLDER / "pages").glob("*.yaml"))]
+    found = {FOLDER / f"{made.name}.md": made.document() for made in pages}
+    others = {str(file): str(where) for file, where in read_yaml(FOLDER / OTHER_ROWS).items()}
+    return {**found, FOLDER / INDEX: index(pages, others)}
+
+
+def differences(wanted: Mapping[Path, str]) -> list[str]:
+    """Return the lines by which the files differ from what they have to hold."""
+    found: list[str] = []
+    for path, text in wanted.items():
+        old = path.read_text(encoding="utf-8") if path.is_file() else ""
+        found += difflib.unified_diff(old.splitlines(), text.splitlines(), str(path), f"{path}, made", lineterm="", n=0)
+    return found
+
+
+def main(given: Sequence[str] | None = None, write: Callable[[str], object] = sys.stderr.write) -> None:
+    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options.add_argument("--check", action="store_true", help="write nothing; fail where a page is not up to date")
+    args = options.parse_args(given)
+    sys.path.append(str(FOLDER.parents[1] / "benchmarks"))
+    try:
+        wanted = documents()
+    except OstinatoError as error:
+        raise SystemExit(str(error)) from error
+    if not args.check:
+        for path, text in wanted.items():
+            path.write_text(text, encoding="utf-8")
+    elif found := differences(wanted):
+        write("\n".join(found) + "\n")
+        raise SystemExit("pages are not what their rows say: run python docs/results/make.py")
+
+
+if __name__ == "__main__":
+    main()
