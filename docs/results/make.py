@@ -5,7 +5,7 @@
 
 pages/NAME.yaml gives NAME.md, its settings those of `Page`; README.md is the index. Every number of a table is computed
 from the rows, and texts name numbers of the rows instead of holding them: {cell[GROUP][COLUMN]} is a cell of the table,
-{number[TITLE]} one of `numbers`.
+{number[TITLE]} one of `numbers`. A title of digits alone cannot be named so.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from statistics import mean, stdev
 from typing import Any, Literal
 
 from pydantic import Field
+from scipy.stats import binomtest
 
 from ostinato.config.base import Config
 from ostinato.config.files import read_yaml
@@ -29,14 +30,20 @@ from ostinato.errors import ConfigError, DataError, OstinatoError, Problem
 from ostinato.experiments.results import markdown, read_rows
 from ostinato.experiments.sweep.measures import look_up
 from ostinato.experiments.sweep.summary import number_text, seed_difference
+from ostinato.metrics.bootstrap import LEVEL
 
 FOLDER = Path(__file__).parent
 INDEX = "README.md"
 OTHER_ROWS = "other-rows.yaml"
 """Says which document shows the rows that no page does."""
 _WIDTH = 120
+_ABOUT = """Every question with its answer; behind it a page with figure, table, published numbers, what was cut and the
+commands. The numbers are computed from the JSON lines in this folder by `python docs/results/make.py`; a test runs it
+with `--check`. ± is the standard deviation over seeds, brackets are intervals. Absolute times are of two shared x86
+cores, one thread a run, with other work beside it: they say what order of time to expect, no more. What the papers
+claim, with verdicts, is in [claims.md](claims.md)."""
 Row = dict[str, Any]
-Unit = Literal["number", "percent", "millions", "billions", "ms", "minutes", "text"]
+Unit = Literal["number", "percent", "millions", "billions", "ms", "minutes", "MiB", "text"]
 _UNITS = {
     "number": (1.0, ""),
     "percent": (100.0, " %"),
@@ -44,6 +51,7 @@ _UNITS = {
     "billions": (1e-9, " G"),
     "ms": (1e3, " ms"),
     "minutes": (1 / 60, " min"),
+    "MiB": (2**-20, " MiB"),
 }
 """What a number is multiplied by, and what stands behind it."""
 
@@ -64,8 +72,14 @@ class Column(Config):
     """What it is shown as."""
     digits: int | None = None
     """Digits behind the point; None: four in all."""
+    signed: bool = False
+    """Whether a plus stands before what is above 0."""
     interval: bool = False
-    """The path leads to {value, low, high}, and all three are shown."""
+    """The path leads to {value, low, high}, and all three are shown; of `ratio_to` its spread is."""
+    per: str | None = None
+    """Dotted path to the number of the same row that this one is divided by."""
+    of: str | None = None
+    """Dotted path to the number of examples a share is of: its 95 % interval over examples is shown (Wilson 1927)."""
     minus: dict[str, Any] | None = None
     """As `where`: the rows whose number is subtracted, seed by seed. The interval is that of a sweep's differences."""
     ratio_to: dict[str, Any] | None = None
@@ -136,7 +150,7 @@ def numbers_at(rows: Iterable[Row], path: str) -> list[float]:
 
 def shown(value: float, column: Column, *, signed: bool = False) -> str:
     """Return a number in a column's unit, without the unit."""
-    scaled = value * _UNITS[column.unit][0]
+    scaled, signed = value * _UNITS[column.unit][0], signed or column.signed
     if column.digits is None:
         return number_text(scaled, signed=signed)
     return f"{scaled:{'+' if signed else ''},.{column.digits}f}"
@@ -149,19 +163,31 @@ def cell(column: Column, rows: Sequence[Row]) -> str:
         return ", ".join(dict.fromkeys(str(found) for row in mine if (found := entry(row, column.path)) is not None))
     unit = _UNITS[column.unit][1]
     if column.ratio_to is not None:
-        return _ratio(mine, chosen(rows, column.ratio_to))
+        return _ratio(column, mine, chosen(rows, column.ratio_to))
     if column.minus is not None:
         return _difference(column, mine, chosen(rows, column.minus))
-    if column.interval:
-        parts = [numbers_at(mine, f"{column.path}.{part}") for part in ("value", "low", "high")]
-        if not any(parts):
-            return ""
-        value, low, high = (shown(part, column) for (part,) in parts)
-        return f"{value} [{low}, {high}]{unit}"
-    if not (found := numbers_at(mine, column.path)):
+    paths = [f"{column.path}.{part}" for part in ("value", "low", "high")] if column.interval else [column.path]
+    if not (found := numbers_at(mine, paths[0])):
         return ""
-    spread = f" ± {shown(stdev(found), column)}" if len(found) > 1 and len(set(found)) > 1 else ""
+    ends: list[float] = []
+    if column.interval:
+        ends = [mean(numbers_at(mine, path)) for path in paths[1:]]
+    elif column.of is not None:
+        ends = share_interval(found[0], numbers_at(mine, column.of)[0])
+    if ends:
+        if len(found) > 1:
+            raise DataError(f"{mine[0]['file']}: {len(found)} rows where one interval of '{column.title}' is wanted")
+        low, high = (shown(end, column) for end in ends)
+        return f"{shown(found[0], column)} [{low}, {high}]{unit}"
+    if column.per is not None:
+        found = [number / whole for number, whole in zip(found, numbers_at(mine, column.per), strict=True)]
+    spread = f" ± {shown(stdev(found), column)}" if len(set(found)) > 1 else ""
     return f"{shown(mean(found), column)}{spread}{unit}"
+
+
+def share_interval(share: float, n: float) -> list[float]:
+    """Return the ends of Wilson's 95 % interval of a share of n examples."""
+    return list(binomtest(round(share * n), round(n)).proportion_ci(LEVEL, method="wilson"))
 
 
 def _difference(column: Column, mine: Sequence[Row], theirs: Sequence[Row]) -> str:
@@ -175,7 +201,7 @@ def _difference(column: Column, mine: Sequence[Row], theirs: Sequence[Row]) -> s
     return f"{shown(found['value'], column, signed=True)}{interval}{unit}"
 
 
-def _ratio(mine: Sequence[Row], theirs: Sequence[Row]) -> str:
+def _ratio(column: Column, mine: Sequence[Row], theirs: Sequence[Row]) -> str:
     """Return seconds / seconds of the same rounds, by the benchmarks' own rule; of several runs their median."""
     tables = importlib.import_module("layer_tables")
     found = []
@@ -183,8 +209,11 @@ def _ratio(mine: Sequence[Row], theirs: Sequence[Row]) -> str:
         own, reference = ([row for row in rows if row["file"] == file] for rows in (mine, theirs))
         if len(own) != len(reference):
             raise DataError(f"{file}: {len(own)} timings beside {len(reference)} of the reference: no ratio")
-        found += [tables.times(*pair) for pair in zip(own, reference, strict=True)]
-    return str(tables.over_runs(found) or "")
+        found += [tables.times(*pair, with_spread=column.interval) for pair in zip(own, reference, strict=True)]
+    if (one := tables.over_runs(found)) is None:
+        return ""
+    text = str(one).replace("*", r"\*")  # which marks few rounds, and is no emphasis
+    return f"{text} [{one.low:.2f}, {one.high:.2f}]" if column.interval else text
 
 
 def groups_of(page: Page, rows: Iterable[Row]) -> dict[tuple[str, ...], list[Row]]:
@@ -220,7 +249,10 @@ class Made:
         self.lines = {label: [cell(column, group) for column in columns] for label, group in groups.items()}
         titles = [column.title for column in columns]
         self.values = {
-            "cell": {", ".join(label): dict(zip(titles, cells, strict=True)) for label, cells in self.lines.items()},
+            "cell": {
+                ", ".join(label): {title: text for title, text in zip(titles, cells, strict=True) if text}
+                for label, cells in self.lines.items()
+            },
             "number": {column.title: cell(column, rows) for column in self.page.numbers},
         }
         self._check_all_found()
@@ -244,6 +276,7 @@ class Made:
 
     @property
     def answer(self) -> str:
+        """The answer with its numbers."""
         return self.text(self.page.answer)
 
     def document(self) -> str:
@@ -280,10 +313,8 @@ class Made:
 
 def wrapped(text: str, bullet: str = "") -> str:
     """Return a paragraph, or a point of a list, in lines of the documents' width."""
-    return textwrap.fill(
-        text, _WIDTH, initial_indent=bullet, subsequent_indent=" " * len(bullet), break_long_words=False,
-        break_on_hyphens=False,
-    )  # fmt: skip
+    layout = textwrap.TextWrapper(_WIDTH, bullet, " " * len(bullet), break_long_words=False, break_on_hyphens=False)
+    return layout.fill(text)
 
 
 def index(pages: Sequence[Made], others: Mapping[str, str]) -> str:
@@ -291,15 +322,9 @@ def index(pages: Sequence[Made], others: Mapping[str, str]) -> str:
     lines = [[f"[{made.page.question}]({made.name}.md)", made.answer] for made in pages]
     parts = [
         "# Results",
-        wrapped(
-            "Every question with its answer; behind it a page with figure, table, published numbers, what was cut and the "
-            "commands. The numbers are computed from JSON lines in this folder by `python docs/results/make.py`; a test "
-            "runs it with `--check`. Absolute seconds are of two shared x86 cores, one thread a run, with other work "
-            "beside it: they say what order of time to expect, no more. What the papers claim, with verdicts, is in "
-            "[claims.md](claims.md)."
-        ),
+        wrapped(_ABOUT),
         markdown(["question", "answer"], lines).rstrip(),
-        "Rows that other documents show:",
+        "## Rows of other documents",
         "\n".join(wrapped(f"[{file}]({file}): {where}", "- ") for file, where in others.items()),
     ]
     return "\n\n".join(parts) + "\n"
@@ -323,6 +348,7 @@ def differences(wanted: Mapping[Path, str]) -> list[str]:
 
 
 def main(given: Sequence[str] | None = None, write: Callable[[str], object] = sys.stderr.write) -> None:
+    """Write the pages, or say what differs and end with 1."""
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--check", action="store_true", help="write nothing; fail where a page is not up to date")
     args = options.parse_args(given)
