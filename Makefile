@@ -8,7 +8,7 @@ PYTEST ?=
 # of a test that runs models; by `make test-all` those of every layer.
 SHAPES := ostinato.nn,ostinato.models,ostinato.decoding
 
-.PHONY: demo test test-all check format clean
+.PHONY: demo test test-all check format docs clean
 
 $(VENV)/demo: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -34,6 +34,10 @@ test: check
 
 test-all: check
 	$(BIN)/python -m pytest -n 2 -m "slow or not slow" --jaxtyping-packages=$(SHAPES),beartype.beartype $(PYTEST)
+
+docs: $(VENV)/dev
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[docs]"
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 format: $(VENV)/dev
 	$(BIN)/ruff format .

@@ -72,7 +72,7 @@ def groups(text: str) -> dict[str, list[str]]:
 def test_the_overview_lists_every_command_in_its_group() -> None:
     overview = python("-m", "ostinato", "--help").stdout
     found = groups(overview.partition("Start with")[0])
-    assert found.pop("Options") == ["--version", "--debug", "-h,"]
+    assert found.pop("Options") == ["--version", "--debug", "--install-completion", "--show-completion", "-h,"]
     assert found == GROUPS
     assert "..." not in overview.partition("Run:")[2]
     assert not {"average", "transfer", "match"} & set(overview.split())

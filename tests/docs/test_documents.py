@@ -93,8 +93,8 @@ def test_every_target_of_make_exists() -> None:
     assert all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in asked)
 
 
-def test_the_map_of_the_readme_names_every_part_of_the_package() -> None:
-    text = README.read_text(encoding="utf-8")
+def test_the_map_names_every_part_of_the_package() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     # Python leaves compiled modules beside the parts.
     inside = [path for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"]
     folders = [path for path in inside if any(path.glob("*[a-z].*"))]

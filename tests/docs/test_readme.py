@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from documents import README, Command, blocks, commands
+from documents import README, ROOT, Command, blocks, commands
 
 from ostinato.analysis.studies import STUDIES
 from ostinato.cli import main
@@ -22,6 +22,7 @@ TINY = [
     "decoding.max_length_ratio=0",
     "evaluation.max_examples=4",
 ]
+TOUR = ROOT / "docs" / "commands.md"
 UPSTREAM = Path(__file__).parents[3] / "shared" / "data" / "upstream"
 
 
@@ -128,11 +129,20 @@ def is_of_a_report(command: Command) -> bool:
     return any(word.startswith((*names, *(f"runs/{name}" for name in names))) for word in command.arguments)
 
 
+def test_the_readme_is_short_and_its_shell_lines_run(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert len(README.read_text(encoding="utf-8").splitlines()) <= 150
+    chosen = [command for command in commands(README) if command.arguments[0] not in ("doctor", "demo")]
+    ran = [arguments[0] for arguments, _ in run(chosen, monkeypatch, capsys)]
+    assert ran == ["train", "plan", "solve", "evaluate", "analyze"]
+
+
 @pytest.mark.slow
 def test_the_tour_of_the_command_line_runs_from_top_to_bottom(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    chosen = [command for command in commands(README) if not (is_of_a_report(command) or is_of_the_sweep(command))]
+    chosen = [command for command in commands(TOUR) if not (is_of_a_report(command) or is_of_the_sweep(command))]
     assert len(run(chosen, monkeypatch, capsys)) >= 15
     trained = {path.parent.name for path in (folder / "runs").glob("*/results.json")}
     assert trained == {"scan-length-universal", "deeper", "deeper-again", "mine", "lm-universal"}
@@ -146,7 +156,7 @@ def test_the_tour_of_the_command_line_runs_from_top_to_bottom(
 def test_a_sweep_is_run_shown_and_drawn(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ran = run([command for command in commands(README) if is_of_the_sweep(command)], monkeypatch, capsys)
+    ran = run([command for command in commands(TOUR) if is_of_the_sweep(command)], monkeypatch, capsys)
     assert [arguments[0] for arguments, _ in ran] == ["sweep", "table", "plot"]
 
 
@@ -155,7 +165,7 @@ def test_the_three_reports_are_made_and_every_analysis_applies_to_the_first(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("ostinato.analysis.studies.token_map.can_umap", lambda: False)  # compiling it takes a minute
-    ran = run([command for command in commands(README) if is_of_a_report(command)], monkeypatch, capsys)
+    ran = run([command for command in commands(TOUR) if is_of_a_report(command)], monkeypatch, capsys)
     outputs = {arguments[1]: out for arguments, out in ran if arguments[0] == "analyze"}
     wanted = ["passivization-universal-sparse-halting", "one-wide-ffn-multi30k-baseline", "x-moe-small-x-moe"]
     assert list(outputs) == [f"runs/{name}" for name in wanted if "multi30k" not in name or UPSTREAM.is_dir()]

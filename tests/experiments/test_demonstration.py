@@ -26,7 +26,6 @@ def test_the_arms_have_equal_updates_and_data_and_the_budgets_that_they_say() ->
         assert (other.task, other.data, other.evaluation) == (looped.task, looped.data, looped.evaluation)
         same = {"n_updates", "schedule", "round_loss", "evaluate_every"}
         assert other.training.model_dump(include=same) == looped.training.model_dump(include=same)
-        assert other.model.dropout == looped.model.dropout
     models = [one.model.model_copy(update={"vocab_size": 6, "n_labels": 2}) for one in (looped, fixed, small, deep)]
     parameters = [count_budget(model).figure("parameters") for model in models[:3]]
     assert parameters == pytest.approx([parameters[0]] * 3, rel=0.01)
@@ -35,6 +34,14 @@ def test_the_arms_have_equal_updates_and_data_and_the_budgets_that_they_say() ->
     measured = {measure.name for measure in sweep.measures}
     stars = {line.measure(n).replace(f".{n}", "") for line in demo.LINES for n in (12, 16, 24, 32)}
     assert stars <= measured
+
+
+def test_the_committed_rows_are_those_of_the_sweep() -> None:
+    rows, sweep = demo.committed_rows(), load_sweep(demo.SWEEP)
+    assert [(row["arm"], row["seed"]) for row in rows] == [(arm.name, n) for arm in sweep.arms for n in sweep.seeds]
+    for line in demo.LINES:
+        for bits in demo.lengths(rows):
+            assert len(demo.values(rows, line, bits)) == 3
 
 
 def test_a_cell_gives_this_run_beside_the_committed_seeds() -> None:

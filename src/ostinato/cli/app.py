@@ -77,7 +77,6 @@ app = typer.Typer(
     help="Transformers that spend parameters and compute unevenly over depth.",
     epilog="Start with: ostinato recipes; ostinato train algorithmic/copy-universal",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ostinato.cli.completion import claim_names
 from ostinato.cli.options import STORE, AccessOption, InputOption, JsonOption, StoreOption, read_inputs
 from ostinato.cli.output import check_output_file, console, print_json, print_line, print_stderr, print_table
 
@@ -97,7 +98,9 @@ def claims(
 
 
 def reproduce(
-    claim: Annotated[str, typer.Argument(metavar="CLAIM", help="A claim's name, or a claim file.")],
+    claim: Annotated[
+        str, typer.Argument(metavar="CLAIM", help="A claim's name, or a claim file.", autocompletion=claim_names)
+    ],
     variant: Annotated[str | None, typer.Option(help="gpu: sized for an hour of a large GPU.")] = None,
     given: InputOption = None,
     store: StoreOption = STORE,

@@ -8,6 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
+from ostinato.cli.completion import recipe_names, setting_keys
+
 MODEL, SEARCH = "Model", "Search"
 """Groups of options in `--help`."""
 STORE = Path("runs/store")
@@ -40,10 +42,14 @@ def _exit_scope(value: str) -> str:
 
 
 RecipeArgument = Annotated[
-    str, typer.Argument(metavar="RECIPE", help="A recipe's name, a YAML file, or a run directory.")
+    str,
+    typer.Argument(
+        metavar="RECIPE", help="A recipe's name, a YAML file, or a run directory.", autocompletion=recipe_names
+    ),
 ]
 OverridesArgument = Annotated[
-    list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings to change: dotted.key=value.")
+    list[str] | None,
+    typer.Argument(metavar="KEY=VALUE", help="Settings to change: dotted.key=value.", autocompletion=setting_keys),
 ]
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory, for example runs/x.")]
 OverwriteOption = Annotated[

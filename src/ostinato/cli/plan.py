@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from ostinato.cli.completion import recipe_names_and_setting_keys
 from ostinato.cli.drawing import draw_recipe
 from ostinato.cli.options import (
     AccessOption,
@@ -48,6 +49,7 @@ def plan(
         typer.Argument(
             metavar="RECIPE [KEY=VALUE]",
             help="Recipes to compare (names, YAML files, run directories), and settings to change in all of them.",
+            autocompletion=recipe_names_and_setting_keys,
         ),
     ],
     source_vocab: SourceVocabOption = None,

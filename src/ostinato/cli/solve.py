@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ostinato.cli.completion import recipe_names_and_setting_keys
 from ostinato.cli.options import (
     AccessOption,
     DeviceOption,
@@ -36,6 +37,7 @@ def solve(
             metavar="RECIPE [REFERENCE] [KEY=VALUE]",
             help="The recipe, the one it should cost as much as (default: the recipe itself, without the settings "
             "given here), and settings to change in the recipe.",
+            autocompletion=recipe_names_and_setting_keys,
         ),
     ],
     free: Annotated[

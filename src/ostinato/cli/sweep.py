@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ostinato.cli.completion import sweep_names
 from ostinato.cli.options import STORE, AccessOption, InputOption, JsonOption, StoreOption, read_inputs
 from ostinato.cli.output import console, print_json, print_line, print_table
 
@@ -15,7 +16,9 @@ if TYPE_CHECKING:
 
 
 def sweep(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="A sweep's name, or a YAML file.")],
+    file: Annotated[
+        str, typer.Argument(metavar="FILE", help="A sweep's name, or a YAML file.", autocompletion=sweep_names)
+    ],
     store: StoreOption = STORE,
     workers: Annotated[int, typer.Option(min=1, help="Runs at once, each in a process of its own.")] = 1,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads of a run whose recipe names none.")] = 1,

@@ -161,9 +161,8 @@ def draw(here: Sequence[Row], committed: Sequence[Row], found: Sequence[Cost], p
     _draw_lengths(far, here, committed)
     for axes, name, unit in ((by_macs, "macs", 1e6), (by_time, "seconds", 1e-3)):
         _draw_costs(axes, found, [getattr(one, name) / unit for one in found])
-    mixed = "Lengths 10 to 24 together: stopping early costs less"
-    finish(by_macs, "million multiply-accumulates a sequence", "all tags right, %", mixed)
-    finish(by_time, "milliseconds a sequence, on this machine", "", "... also in measured time")
+    finish(by_macs, "million multiply-accumulates a sequence", "all tags right, %", "Lengths 10 to 24 together: cost")
+    finish(by_time, "milliseconds a sequence, on this machine", "", "The same in measured time")
     figure.suptitle("Running parity, trained on 1 to 8 bits: a block that is repeated carries on, others do not")
     common_legend(figure, [far])
     return save_figure(figure, path, overwrite=True)
@@ -186,7 +185,7 @@ def _draw_lengths(axes: Axes, here: Sequence[Row], committed: Sequence[Row]) -> 
     axes.set_xticks(at)
     n = len({row["seed"] for row in committed})
     beside = f"; lines: mean and range of {n} seeds" if committed else ""
-    finish(axes, "bits of the input", "all tags right, %", f"Longer than in training (crosses: this run{beside})")
+    finish(axes, f"bits of the input (crosses: this run{beside})", "all tags right, %", "Longer than in training")
 
 
 def _draw_costs(axes: Axes, found: Sequence[Cost], at: Sequence[float]) -> None:

@@ -1,0 +1,48 @@
+"""What a shell may complete: names of recipes, sweeps and claims, and keys of settings.
+
+`ostinato --install-completion` teaches it to the shell. Nothing is read before a shell asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+def recipe_names(incomplete: str) -> list[str]:
+    """Return the names of recipes that begin so."""
+    return _shipped("recipes", incomplete)
+
+
+def sweep_names(incomplete: str) -> list[str]:
+    """Return the names of sweeps that begin so."""
+    return _shipped("sweeps", incomplete)
+
+
+def claim_names(incomplete: str) -> list[str]:
+    """Return the names of claims that begin so."""
+    return _shipped("claims", incomplete)
+
+
+def setting_keys(incomplete: str) -> list[str]:
+    """Return the keys of settings that begin so, each with the `=` behind it."""
+    from ostinato.config.recipe import Recipe
+    from ostinato.config.settings import list_settings
+    from ostinato.tasks.registry import TASKS
+
+    found = list_settings(Recipe, {"task": {kind: task.config_type for kind, task in TASKS.items()}})
+    return _beginning((f"{setting.key}=" for setting in found), incomplete)
+
+
+def recipe_names_and_setting_keys(incomplete: str) -> list[str]:
+    """Return both, for commands that take several recipes with settings."""
+    return [*recipe_names(incomplete), *setting_keys(incomplete)]
+
+
+def _shipped(kind: str, incomplete: str) -> list[str]:
+    from ostinato.config.files import shipped_files
+
+    return _beginning(shipped_files(kind), incomplete)
+
+
+def _beginning(names: Iterable[str], incomplete: str) -> list[str]:
+    return [name for name in dict.fromkeys(names) if name.startswith(incomplete)]
