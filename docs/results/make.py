@@ -2,6 +2,7 @@
 
     python docs/results/make.py
     python docs/results/make.py --check
+    python docs/results/make.py --figures
 
 pages/NAME.yaml gives NAME.md, its settings those of `Page`; README.md is the index. Every number of a table is computed
 from the rows, and texts name numbers of the rows instead of holding them: {cell[GROUP][COLUMN]} is a cell of the table,
@@ -17,12 +18,13 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean, median, stdev
 from typing import Any, Literal
 
 from pydantic import Field
 from scipy.stats import binomtest
 
+from ostinato.analysis.drawing import COLOURS, FONT, WIDE, new_figure
 from ostinato.config.base import Config
 from ostinato.config.files import read_yaml
 from ostinato.config.load import check_settings
@@ -116,6 +118,13 @@ class Page(Config):
     note: str = ""
     """Said below the table."""
     figure: str | None = None
+    """A file that is there; None: what `--figures` draws."""
+    drawn: list[str] = Field(default_factory=list)
+    """Titles of the columns that are drawn on one axis, where no file is named."""
+    drawn_label: str = ""
+    """What the axis shows; empty: the first column."""
+    drawn_where: dict[str, Any] = Field(default_factory=dict)
+    """The lines of the table that are drawn; see `Column.where`."""
     published: list[Published] = Field(default_factory=list)
     surprises: list[str] = Field(default_factory=list)
     cut: list[str]
@@ -163,30 +172,42 @@ def cell(column: Column, rows: Sequence[Row]) -> str:
         return ", ".join(dict.fromkeys(str(found) for row in mine if (found := entry(row, column.path)) is not None))
     unit = _UNITS[column.unit][1]
     if column.ratio_to is not None:
-        return _ratio(column, mine, chosen(rows, column.ratio_to))
+        return _ratio(column, rows)
     if column.minus is not None:
         return _difference(column, mine, chosen(rows, column.minus))
-    paths = [f"{column.path}.{part}" for part in ("value", "low", "high")] if column.interval else [column.path]
-    if not (found := numbers_at(mine, paths[0])):
+    if not (found := values_of(column, rows)):
         return ""
-    ends: list[float] = []
-    if column.interval:
-        ends = [mean(numbers_at(mine, path)) for path in paths[1:]]
-    elif column.of is not None:
-        ends = share_interval(found[0], numbers_at(mine, column.of)[0])
-    if ends:
+    if ends := ends_of(column, rows):
         if len(found) > 1:
             raise DataError(f"{mine[0]['file']}: {len(found)} rows where one interval of '{column.title}' is wanted")
         low, high = (shown(end, column) for end in ends)
         return f"{shown(found[0], column)} [{low}, {high}]{unit}"
-    if column.per is not None:
-        found = [number / whole for number, whole in zip(found, numbers_at(mine, column.per), strict=True)]
     spread = f" ± {shown(stdev(found), column)}" if len(set(found)) > 1 else ""
     return f"{shown(mean(found), column)}{spread}{unit}"
 
 
-def share_interval(share: float, n: float) -> list[float]:
-    """Return the ends of Wilson's 95 % interval of a share of n examples."""
+def values_of(column: Column, rows: Sequence[Row]) -> list[float]:
+    """Return a column's number in each of the rows, and of timings in each run."""
+    if column.ratio_to is not None:
+        return [one.value for one in ratios(column, rows)]
+    mine = chosen(rows, column.where)
+    found = numbers_at(mine, f"{column.path}.value" if column.interval else column.path)
+    if column.per is not None:
+        found = [number / whole for number, whole in zip(found, numbers_at(mine, column.per), strict=True)]
+    return found
+
+
+def ends_of(column: Column, rows: Sequence[Row]) -> list[float]:
+    """Return the ends of a number's interval: those of the first row, Wilson's of a share, a ratio's; else none."""
+    mine = chosen(rows, column.where)
+    if column.ratio_to is not None:
+        one = over_runs(column, rows) if column.interval else None
+        return [] if one is None else [one.low, one.high]
+    if column.interval:
+        return [end for name in ("low", "high") for end in numbers_at(mine, f"{column.path}.{name}")[:1]]
+    if column.of is None:
+        return []
+    share, n = values_of(column, rows)[0], numbers_at(mine, column.of)[0]
     return list(binomtest(round(share * n), round(n)).proportion_ci(LEVEL, method="wilson"))
 
 
@@ -201,16 +222,27 @@ def _difference(column: Column, mine: Sequence[Row], theirs: Sequence[Row]) -> s
     return f"{shown(found['value'], column, signed=True)}{interval}{unit}"
 
 
-def _ratio(column: Column, mine: Sequence[Row], theirs: Sequence[Row]) -> str:
-    """Return seconds / seconds of the same rounds, by the benchmarks' own rule; of several runs their median."""
+def ratios(column: Column, rows: Sequence[Row]) -> list[Any]:
+    """Return seconds / seconds of the same rounds of every run, by the benchmarks' own rule."""
     tables = importlib.import_module("layer_tables")
-    found = []
+    mine, theirs = chosen(rows, column.where), chosen(rows, column.ratio_to or {})
+    found: list[Any] = []
     for file in dict.fromkeys(row["file"] for row in mine):
         own, reference = ([row for row in rows if row["file"] == file] for rows in (mine, theirs))
         if len(own) != len(reference):
             raise DataError(f"{file}: {len(own)} timings beside {len(reference)} of the reference: no ratio")
         found += [tables.times(*pair, with_spread=column.interval) for pair in zip(own, reference, strict=True)]
-    if (one := tables.over_runs(found)) is None:
+    return found
+
+
+def over_runs(column: Column, rows: Sequence[Row]) -> Any:
+    """Return the ratio of all runs, by the benchmarks' own rule; None where there is none."""
+    return importlib.import_module("layer_tables").over_runs(ratios(column, rows))
+
+
+def _ratio(column: Column, rows: Sequence[Row]) -> str:
+    """Return the ratio of timings, of several runs their median, with its spread where it is wanted."""
+    if (one := over_runs(column, rows)) is None:
         return ""
     text = str(one).replace("*", r"\*")  # which marks few rounds, and is no emphasis
     return f"{text} [{one.low:.2f}, {one.high:.2f}]" if column.interval else text
@@ -243,7 +275,7 @@ class Made:
     def __init__(self, source: Path) -> None:
         self.source, self.name = source, source.stem
         self.page = check_settings(read_yaml(source), Page)
-        rows = read_page_rows(self.page)
+        self.rows = rows = read_page_rows(self.page)
         groups = groups_of(self.page, chosen(rows, self.page.where))
         columns = self.page.columns
         self.lines = {label: [cell(column, group) for column in columns] for label, group in groups.items()}
@@ -291,8 +323,8 @@ class Made:
         yield self._table()
         if page.note:
             yield wrapped(self.text(page.note))
-        if page.figure:
-            yield f"![{page.question}]({page.figure})"
+        if page.figure or page.drawn:
+            yield f"![{page.question}]({page.figure or f'{self.name}.svg'})"
         if page.published:
             yield "## Published numbers"
             lines = [[self.text(part) for part in (p.what, p.published, p.ours, p.differs)] for p in page.published]
@@ -330,9 +362,51 @@ def index(pages: Sequence[Made], others: Mapping[str, str]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def documents() -> dict[Path, str]:
+def draw(made: Made) -> None:
+    """Write the figure of a page: a point for every seed or run, a bar for the mean (of ratios the median), intervals.
+
+    Raises:
+        ConfigError: matplotlib is not installed.
+    """
+    page, height = made.page, 0.26
+    columns = [column for column in page.columns if column.title in page.drawn]
+    groups = groups_of(page, chosen(made.rows, {**page.where, **page.drawn_where}))
+    figure = new_figure(WIDE, 1.0 + height * len(groups) * max(1.0, len(columns) / 2))
+    axes = figure.add_subplot()
+    for place, rows in enumerate(groups.values()):
+        for turn, (column, colour) in enumerate(zip(columns, COLOURS, strict=False)):
+            scale, level = _UNITS[column.unit][0], place + (turn - (len(columns) - 1) / 2) * 0.7 / len(columns)
+            if not (found := [scale * value for value in values_of(column, rows)]):
+                continue
+            ends = [scale * end for end in ends_of(column, rows)]
+            middle = mean(found) if column.ratio_to is None else median(found)
+            axes.plot(ends, [level] * len(ends), color=colour, linewidth=1.4)
+            axes.plot(found, [level] * len(found), "o", color=colour, markersize=4.5, alpha=0.6)
+            axes.plot([middle], [level], "|", color=colour, markersize=11, markeredgewidth=2)
+    axes.set_yticks(range(len(groups)), [", ".join(label) for label in groups], fontsize=FONT)
+    axes.set_ylim(len(groups) - 0.4, -0.6)
+    axes.set_ylabel(", ".join(page.group), fontsize=FONT)
+    axes.tick_params(labelsize=FONT)
+    unit = _UNITS[columns[0].unit][1].strip()
+    axes.set_xlabel(page.drawn_label or (columns[0].title + (f" ({unit})" if unit else "")), fontsize=FONT)
+    axes.spines[["top", "right"]].set_visible(False)
+    if len(columns) > 1:
+        handles = [
+            axes.plot([], [], "o", color=c, label=one.title)[0] for one, c in zip(columns, COLOURS, strict=False)
+        ]
+        figure.legend(handles=handles, loc="outside upper center", ncols=4, fontsize=FONT, frameon=False)
+    # The same numbers give the same file.
+    with importlib.import_module("matplotlib").rc_context({"svg.hashsalt": made.name}):
+        figure.savefig(FOLDER / f"{made.name}.svg", metadata={"Date": None})
+
+
+def pages() -> list[Made]:
+    """Return the pages in the order of their names."""
+    return [Made(source) for source in sorted((FOLDER / "pages").glob("*.yaml"))]
+
+
+def documents(pages: Sequence[Made]) -> dict[Path, str]:
     """Return what every file has to hold."""
-    pages = [Made(source) for source in sorted((FOLDER / "pages").glob("*.yaml"))]
     found = {FOLDER / f"{made.name}.md": made.document() for made in pages}
     others = {str(file): str(where) for file, where in read_yaml(FOLDER / OTHER_ROWS).items()}
     return {**found, FOLDER / INDEX: index(pages, others)}
@@ -351,17 +425,22 @@ def main(given: Sequence[str] | None = None, write: Callable[[str], object] = sy
     """Write the pages, or say what differs and end with 1."""
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--check", action="store_true", help="write nothing; fail where a page is not up to date")
+    options.add_argument("--figures", action="store_true", help="draw the figures, too (matplotlib)")
     args = options.parse_args(given)
     sys.path.append(str(FOLDER.parents[1] / "benchmarks"))
     try:
-        wanted = documents()
+        found = pages()
+        wanted = documents(found)
     except OstinatoError as error:
         raise SystemExit(str(error)) from error
     if not args.check:
         for path, text in wanted.items():
             path.write_text(text, encoding="utf-8")
-    elif found := differences(wanted):
-        write("\n".join(found) + "\n")
+        for made in found if args.figures else ():
+            if made.page.drawn:
+                draw(made)
+    elif lines := differences(wanted):
+        write("\n".join(lines) + "\n")
         raise SystemExit("pages are not what their rows say: run python docs/results/make.py")
 
 

@@ -97,6 +97,12 @@ def test_there_is_a_page_for_every_question_and_none_is_long() -> None:
     assert max(lengths.values()) <= 120, lengths
 
 
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+def test_every_page_has_one_figure_that_is_there(path: Path) -> None:
+    (figure,) = re.findall(r"^!\[.+\]\((.+)\)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    assert (FOLDER / figure).is_file()
+
+
 def test_every_file_of_rows_is_shown_by_a_page_or_by_the_document_that_is_named() -> None:
     shown = [name for source in SOURCES for name in yaml.safe_load(source.read_text(encoding="utf-8"))["rows"]]
     others = yaml.safe_load((FOLDER / "other-rows.yaml").read_text(encoding="utf-8"))
@@ -176,6 +182,20 @@ def test_a_page_that_cannot_be_made_says_why(
     assert "\n" not in str(caught.value)
     with pytest.raises(SystemExit, match=re.escape(message)):
         make.main([])
+
+
+def test_a_figure_has_a_point_for_every_seed(make: ModuleType, folder: Path) -> None:
+    pytest.importorskip("matplotlib")
+    source = written(folder, drawn=["right"], drawn_label="right (%)")
+    make.main(["--figures"])
+    drawn = (folder / "mine.svg").read_text(encoding="utf-8")
+    points = {
+        re.sub(r'y="[^"]+"', "", use) for use in re.findall(r'<use [^>]*x="[^"]+" [^>]*fill-opacity: 0.6[^>]*>', drawn)
+    }
+    assert len(points) == len(ROWS)
+    assert f"![{PAGE['question']}](mine.svg)" in (folder / "mine.md").read_text(encoding="utf-8")
+    make.draw(make.Made(source))
+    assert (folder / "mine.svg").read_text(encoding="utf-8") == drawn, "the same numbers give the same file"
 
 
 def test_the_check_says_what_differs_and_writes_nothing(make: ModuleType, folder: Path) -> None:
