@@ -13,13 +13,15 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import hashlib
 import importlib
+import json
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import mean, median, stdev
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from pydantic import Field
 from scipy.stats import binomtest
@@ -39,6 +41,8 @@ INDEX = "README.md"
 OTHER_ROWS = "other-rows.yaml"
 """Says which document shows the rows that no page does."""
 _WIDTH = 120
+_LINE = 0.26
+"""Inches that a line of the table takes in a figure."""
 _ABOUT = """Every question with its answer; behind it a page with figure, table, published numbers, what was cut and the
 commands. The numbers are computed from the JSON lines in this folder by `python docs/results/make.py`; a test runs it
 with `--check`. ± is the standard deviation over seeds, brackets are intervals. Absolute times are of two shared x86
@@ -297,6 +301,8 @@ class Made:
         if empty:
             reason = "no row has it, among those that are chosen"
             raise ConfigError([Problem(f"{self.source}: path of '{c.title}'", c.path, reason) for c in empty])
+        if unknown := {*self.page.drawn} - {column.title for column in self.page.columns}:
+            raise ConfigError([Problem(f"{self.source}: drawn", ", ".join(unknown), "no column has this title")])
 
     def text(self, text: str) -> str:
         """Return a text with its numbers."""
@@ -362,33 +368,63 @@ def index(pages: Sequence[Made], others: Mapping[str, str]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+class Drawn(NamedTuple):
+    """A line of the table in a figure: its label, and of every column the numbers and the ends of an interval."""
+
+    label: str
+    columns: list[tuple[list[float], list[float]]]
+
+
+def drawn_columns(page: Page) -> list[Column]:
+    """Return the columns that are drawn."""
+    return [column for column in page.columns if column.title in page.drawn]
+
+
+def drawn_lines(made: Made) -> list[Drawn]:
+    """Return what the figure of a page shows, in the units of its columns."""
+    groups = groups_of(made.page, chosen(made.rows, {**made.page.where, **made.page.drawn_where}))
+    found = []
+    for label, rows in groups.items():
+        numbers = []
+        for column in drawn_columns(made.page):
+            scale = _UNITS[column.unit][0]
+            values = values_of(column, rows)
+            ends = ends_of(column, rows) if values else []
+            numbers.append(([scale * value for value in values], [scale * end for end in ends]))
+        found.append(Drawn(", ".join(label), numbers))
+    return found
+
+
+def figure_mark(lines: Sequence[Drawn]) -> str:
+    """Return what a figure keeps of its numbers, by which an old figure is known."""
+    rounded = [(line.label, [[f"{x:.6g}" for x in (*found, *ends)] for found, ends in line.columns]) for line in lines]
+    return f"numbers {hashlib.sha256(json.dumps(rounded).encode()).hexdigest()}"
+
+
 def draw(made: Made) -> None:
     """Write the figure of a page: a point for every seed or run, a bar for the mean (of ratios the median), intervals.
 
     Raises:
         ConfigError: matplotlib is not installed.
     """
-    page, height = made.page, 0.26
-    columns = [column for column in page.columns if column.title in page.drawn]
-    groups = groups_of(page, chosen(made.rows, {**page.where, **page.drawn_where}))
-    figure = new_figure(WIDE, 1.0 + height * len(groups) * max(1.0, len(columns) / 2))
+    page, lines, columns = made.page, drawn_lines(made), drawn_columns(made.page)
+    figure = new_figure(WIDE, 1.0 + _LINE * len(lines) * max(1.0, len(columns) / 2))
     axes = figure.add_subplot()
-    for place, rows in enumerate(groups.values()):
-        for turn, (column, colour) in enumerate(zip(columns, COLOURS, strict=False)):
-            scale, level = _UNITS[column.unit][0], place + (turn - (len(columns) - 1) / 2) * 0.7 / len(columns)
-            if not (found := [scale * value for value in values_of(column, rows)]):
+    for place, line in enumerate(lines):
+        for turn, (column, (found, ends)) in enumerate(zip(columns, line.columns, strict=True)):
+            if not found:
                 continue
-            ends = [scale * end for end in ends_of(column, rows)]
+            colour, level = COLOURS[turn], place + (turn - (len(columns) - 1) / 2) * 0.7 / len(columns)
             middle = mean(found) if column.ratio_to is None else median(found)
             axes.plot(ends, [level] * len(ends), color=colour, linewidth=1.4)
             axes.plot(found, [level] * len(found), "o", color=colour, markersize=4.5, alpha=0.6)
             axes.plot([middle], [level], "|", color=colour, markersize=11, markeredgewidth=2)
-    axes.set_yticks(range(len(groups)), [", ".join(label) for label in groups], fontsize=FONT)
-    axes.set_ylim(len(groups) - 0.4, -0.6)
+    axes.set_yticks(range(len(lines)), [line.label for line in lines], fontsize=FONT)
+    axes.set_ylim(len(lines) - 0.4, -0.6)
     axes.set_ylabel(", ".join(page.group), fontsize=FONT)
     axes.tick_params(labelsize=FONT)
     unit = _UNITS[columns[0].unit][1].strip()
-    axes.set_xlabel(page.drawn_label or (columns[0].title + (f" ({unit})" if unit else "")), fontsize=FONT)
+    axes.set_xlabel(page.drawn_label or f"{columns[0].title}{f' ({unit})' if unit else ''}", fontsize=FONT)
     axes.spines[["top", "right"]].set_visible(False)
     if len(columns) > 1:
         handles = [
@@ -397,7 +433,12 @@ def draw(made: Made) -> None:
         figure.legend(handles=handles, loc="outside upper center", ncols=4, fontsize=FONT, frameon=False)
     # The same numbers give the same file.
     with importlib.import_module("matplotlib").rc_context({"svg.hashsalt": made.name}):
-        figure.savefig(FOLDER / f"{made.name}.svg", metadata={"Date": None})
+        figure.savefig(figure_of(made), metadata={"Date": None, "Description": figure_mark(lines)})
+
+
+def figure_of(made: Made) -> Path:
+    """Return the file of a figure that is drawn."""
+    return FOLDER / f"{made.name}.svg"
 
 
 def pages() -> list[Made]:
@@ -412,13 +453,26 @@ def documents(pages: Sequence[Made]) -> dict[Path, str]:
     return {**found, FOLDER / INDEX: index(pages, others)}
 
 
-def differences(wanted: Mapping[Path, str]) -> list[str]:
-    """Return the lines by which the files differ from what they have to hold."""
+def differences(pages: Sequence[Made]) -> list[str]:
+    """Return the lines by which the files differ from what they have to hold, and the figures that are old."""
     found: list[str] = []
-    for path, text in wanted.items():
+    for path, text in documents(pages).items():
         old = path.read_text(encoding="utf-8") if path.is_file() else ""
         found += difflib.unified_diff(old.splitlines(), text.splitlines(), str(path), f"{path}, made", lineterm="", n=0)
+    for made in (made for made in pages if made.page.drawn):
+        file = figure_of(made)
+        if not file.is_file() or figure_mark(drawn_lines(made)) not in file.read_text(encoding="utf-8"):
+            found.append(f"{file}: shows other numbers, or is not there: --figures draws it")
     return found
+
+
+def write_all(pages: Sequence[Made], *, figures: bool) -> None:
+    """Write every page and the index, and the figures where they are wanted."""
+    for path, text in documents(pages).items():
+        path.write_text(text, encoding="utf-8")
+    for made in pages if figures else ():
+        if made.page.drawn:
+            draw(made)
 
 
 def main(given: Sequence[str] | None = None, write: Callable[[str], object] = sys.stderr.write) -> None:
@@ -430,18 +484,13 @@ def main(given: Sequence[str] | None = None, write: Callable[[str], object] = sy
     sys.path.append(str(FOLDER.parents[1] / "benchmarks"))
     try:
         found = pages()
-        wanted = documents(found)
+        if not args.check:
+            write_all(found, figures=args.figures)
+        elif lines := differences(found):
+            write("\n".join(lines) + "\n")
+            raise SystemExit("pages are not what their rows say: run python docs/results/make.py")
     except OstinatoError as error:
         raise SystemExit(str(error)) from error
-    if not args.check:
-        for path, text in wanted.items():
-            path.write_text(text, encoding="utf-8")
-        for made in found if args.figures else ():
-            if made.page.drawn:
-                draw(made)
-    elif lines := differences(wanted):
-        write("\n".join(lines) + "\n")
-        raise SystemExit("pages are not what their rows say: run python docs/results/make.py")
 
 
 if __name__ == "__main__":

@@ -171,6 +171,7 @@ def test_timings_are_compared_round_by_round_and_over_files(make: ModuleType, fo
         ({"columns": [{"title": "right", "path": "right", "unit": "miles"}]}, "columns.0.unit is 'miles'"),
         ({"columns": [{"title": "right", "path": "parts", "interval": True}]}, "2 rows where one interval of 'right'"),
         ({"group": {"arm": "part"}}, "a row without part"),
+        ({"drawn": ["left"]}, "drawn is 'left': no column has this title"),
         ({"rows": ["row.jsonl"]}, "row.jsonl: no such file; the nearest name there is rows.jsonl"),
     ],
 )
@@ -196,6 +197,13 @@ def test_a_figure_has_a_point_for_every_seed(make: ModuleType, folder: Path) -> 
     assert f"![{PAGE['question']}](mine.svg)" in (folder / "mine.md").read_text(encoding="utf-8")
     make.draw(make.Made(source))
     assert (folder / "mine.svg").read_text(encoding="utf-8") == drawn, "the same numbers give the same file"
+    make.main(["--check"])
+    rows = (folder / "rows.jsonl").read_text(encoding="utf-8").replace("0.9", "0.7000001")
+    (folder / "rows.jsonl").write_text(rows, encoding="utf-8")
+    make.main([])
+    with pytest.raises(SystemExit):
+        make.main(["--check"], (said := []).append)
+    assert said == [f"{folder / 'mine.svg'}: shows other numbers, or is not there: --figures draws it\n"]
 
 
 def test_the_check_says_what_differs_and_writes_nothing(make: ModuleType, folder: Path) -> None:
