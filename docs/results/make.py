@@ -6,7 +6,8 @@
 
 pages/NAME.yaml gives NAME.md, its settings those of `Page`; README.md is the index. Every number of a table is computed
 from the rows, and texts name numbers of the rows instead of holding them: {cell[GROUP][COLUMN]} is a cell of the table,
-{number[TITLE]} one of `numbers`. A title of digits alone cannot be named so.
+{number[TITLE]} one of `numbers`. A title of digits alone cannot be named so. With --figures it also draws;
+`columns` says what becomes of rows.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from statistics import mean, median, stdev
-from typing import Any, Literal, NamedTuple
+from statistics import mean, median
+from typing import Any, NamedTuple
 
+from columns import UNITS, Column, Row, cell, chosen, ends_of, entry, values_of
 from pydantic import Field
-from scipy.stats import binomtest
 
 from ostinato.analysis.drawing import COLOURS, FONT, WIDE, new_figure
 from ostinato.config.base import Config
@@ -32,9 +33,6 @@ from ostinato.config.files import read_yaml
 from ostinato.config.load import check_settings
 from ostinato.errors import ConfigError, DataError, OstinatoError, Problem
 from ostinato.experiments.results import markdown, read_rows
-from ostinato.experiments.sweep.measures import look_up
-from ostinato.experiments.sweep.summary import number_text, seed_difference
-from ostinato.metrics.bootstrap import LEVEL
 
 FOLDER = Path(__file__).parent
 INDEX = "README.md"
@@ -48,48 +46,6 @@ commands. The numbers are computed from the JSON lines in this folder by `python
 with `--check`. ± is the standard deviation over seeds, brackets are intervals. Absolute times are of two shared x86
 cores, one thread a run, with other work beside it: they say what order of time to expect, no more. What the papers
 claim, with verdicts, is in [claims.md](claims.md)."""
-Row = dict[str, Any]
-Unit = Literal["number", "percent", "millions", "billions", "ms", "minutes", "MiB", "text"]
-_UNITS = {
-    "number": (1.0, ""),
-    "percent": (100.0, " %"),
-    "millions": (1e-6, " M"),
-    "billions": (1e-9, " G"),
-    "ms": (1e3, " ms"),
-    "minutes": (1 / 60, " min"),
-    "MiB": (2**-20, " MiB"),
-}
-"""What a number is multiplied by, and what stands behind it."""
-
-
-class Column(Config):
-    """What a column of the table, or a number of the text, is made of.
-
-    Of several rows: mean ± standard deviation, or the median of ratios.
-    """
-
-    title: str
-    """Its heading; of a number its name in texts."""
-    path: str
-    """Dotted path into a row. Where no row of a group has it, the cell is empty."""
-    where: dict[str, Any] = Field(default_factory=dict)
-    """Only rows that have this value, or one of these, at each dotted path; `file` is the name of a row's file."""
-    unit: Unit = "number"
-    """What it is shown as."""
-    digits: int | None = None
-    """Digits behind the point; None: four in all."""
-    signed: bool = False
-    """Whether a plus stands before what is above 0."""
-    interval: bool = False
-    """The path leads to {value, low, high}, and all three are shown; of `ratio_to` its spread is."""
-    per: str | None = None
-    """Dotted path to the number of the same row that this one is divided by."""
-    of: str | None = None
-    """Dotted path to the number of examples a share is of: its 95 % interval over examples is shown (Wilson 1927)."""
-    minus: dict[str, Any] | None = None
-    """As `where`: the rows whose number is subtracted, seed by seed. The interval is that of a sweep's differences."""
-    ratio_to: dict[str, Any] | None = None
-    """As `where`: the timings of the same group that this one is divided by, round by round."""
 
 
 class Published(Config):
@@ -110,7 +66,7 @@ class Page(Config):
     setting: str
     """What was compared, and how."""
     rows: list[str]
-    """Files of JSON lines, in the folder of the pages."""
+    """Files of JSON lines, in the folder of this script."""
     where: dict[str, Any] = Field(default_factory=dict)
     """The rows of the table; see `Column.where`. Numbers choose among all rows."""
     group: dict[str, str]
@@ -134,122 +90,6 @@ class Page(Config):
     cut: list[str]
     """What was not run, and what it would cost."""
     commands: list[str]
-
-
-def entry(row: Row, path: str) -> Any:
-    """Return what stands at a dotted path; None where there is nothing."""
-    found: Any = row
-    for part in path.split("."):
-        found = found.get(part) if isinstance(found, dict) else None
-    return found
-
-
-def chosen(rows: Iterable[Row], where: Mapping[str, Any]) -> list[Row]:
-    """Return the rows that have the wanted value, or one of several, at every path."""
-    wanted = {path: value if isinstance(value, list) else [value] for path, value in where.items()}
-    return [row for row in rows if all(entry(row, path) in values for path, values in wanted.items())]
-
-
-def numbers_at(rows: Iterable[Row], path: str) -> list[float]:
-    """Return the numbers of the rows that have one."""
-    found = []
-    for row in rows:
-        try:
-            found.append(float(look_up(row, path)))  # type: ignore[arg-type]
-        except LookupError:
-            continue
-    return found
-
-
-def shown(value: float, column: Column, *, signed: bool = False) -> str:
-    """Return a number in a column's unit, without the unit."""
-    scaled, signed = value * _UNITS[column.unit][0], signed or column.signed
-    if column.digits is None:
-        return number_text(scaled, signed=signed)
-    return f"{scaled:{'+' if signed else ''},.{column.digits}f}"
-
-
-def cell(column: Column, rows: Sequence[Row]) -> str:
-    """Return what a column says of some rows; empty where none has it."""
-    mine = chosen(rows, column.where)
-    if column.unit == "text":
-        return ", ".join(dict.fromkeys(str(found) for row in mine if (found := entry(row, column.path)) is not None))
-    unit = _UNITS[column.unit][1]
-    if column.ratio_to is not None:
-        return _ratio(column, rows)
-    if column.minus is not None:
-        return _difference(column, mine, chosen(rows, column.minus))
-    if not (found := values_of(column, rows)):
-        return ""
-    if ends := ends_of(column, rows):
-        if len(found) > 1:
-            raise DataError(f"{mine[0]['file']}: {len(found)} rows where one interval of '{column.title}' is wanted")
-        low, high = (shown(end, column) for end in ends)
-        return f"{shown(found[0], column)} [{low}, {high}]{unit}"
-    spread = f" ± {shown(stdev(found), column)}" if len(set(found)) > 1 else ""
-    return f"{shown(mean(found), column)}{spread}{unit}"
-
-
-def values_of(column: Column, rows: Sequence[Row]) -> list[float]:
-    """Return a column's number in each of the rows, and of timings in each run."""
-    if column.ratio_to is not None:
-        return [one.value for one in ratios(column, rows)]
-    mine = chosen(rows, column.where)
-    found = numbers_at(mine, f"{column.path}.value" if column.interval else column.path)
-    if column.per is not None:
-        found = [number / whole for number, whole in zip(found, numbers_at(mine, column.per), strict=True)]
-    return found
-
-
-def ends_of(column: Column, rows: Sequence[Row]) -> list[float]:
-    """Return the ends of a number's interval: those of the first row, Wilson's of a share, a ratio's; else none."""
-    mine = chosen(rows, column.where)
-    if column.ratio_to is not None:
-        one = over_runs(column, rows) if column.interval else None
-        return [] if one is None else [one.low, one.high]
-    if column.interval:
-        return [end for name in ("low", "high") for end in numbers_at(mine, f"{column.path}.{name}")[:1]]
-    if column.of is None:
-        return []
-    share, n = values_of(column, rows)[0], numbers_at(mine, column.of)[0]
-    return list(binomtest(round(share * n), round(n)).proportion_ci(LEVEL, method="wilson"))
-
-
-def _difference(column: Column, mine: Sequence[Row], theirs: Sequence[Row]) -> str:
-    """Return the mean over seeds of the differences, with the sweep's interval where there are several."""
-    by_seed = {row["seed"]: look_up(row, column.path) for row in theirs}
-    pairs = [look_up(row, column.path) - by_seed[row["seed"]] for row in mine if row["seed"] in by_seed]
-    found = seed_difference(pairs)
-    unit = " points" if column.unit == "percent" else _UNITS[column.unit][1]
-    low, high = (shown(found[end], column, signed=True) for end in ("low", "high"))
-    interval = f" [{low}, {high}]" if found["n"] > 1 else ""
-    return f"{shown(found['value'], column, signed=True)}{interval}{unit}"
-
-
-def ratios(column: Column, rows: Sequence[Row]) -> list[Any]:
-    """Return seconds / seconds of the same rounds of every run, by the benchmarks' own rule."""
-    tables = importlib.import_module("layer_tables")
-    mine, theirs = chosen(rows, column.where), chosen(rows, column.ratio_to or {})
-    found: list[Any] = []
-    for file in dict.fromkeys(row["file"] for row in mine):
-        own, reference = ([row for row in rows if row["file"] == file] for rows in (mine, theirs))
-        if len(own) != len(reference):
-            raise DataError(f"{file}: {len(own)} timings beside {len(reference)} of the reference: no ratio")
-        found += [tables.times(*pair, with_spread=column.interval) for pair in zip(own, reference, strict=True)]
-    return found
-
-
-def over_runs(column: Column, rows: Sequence[Row]) -> Any:
-    """Return the ratio of all runs, by the benchmarks' own rule; None where there is none."""
-    return importlib.import_module("layer_tables").over_runs(ratios(column, rows))
-
-
-def _ratio(column: Column, rows: Sequence[Row]) -> str:
-    """Return the ratio of timings, of several runs their median, with its spread where it is wanted."""
-    if (one := over_runs(column, rows)) is None:
-        return ""
-    text = str(one).replace("*", r"\*")  # which marks few rounds, and is no emphasis
-    return f"{text} [{one.low:.2f}, {one.high:.2f}]" if column.interval else text
 
 
 def groups_of(page: Page, rows: Iterable[Row]) -> dict[tuple[str, ...], list[Row]]:
@@ -284,7 +124,7 @@ class Made:
         columns = self.page.columns
         self.lines = {label: [cell(column, group) for column in columns] for label, group in groups.items()}
         titles = [column.title for column in columns]
-        self.values = {
+        self.values: dict[str, Any] = {
             "cell": {
                 ", ".join(label): {title: text for title, text in zip(titles, cells, strict=True) if text}
                 for label, cells in self.lines.items()
@@ -357,7 +197,7 @@ def wrapped(text: str, bullet: str = "") -> str:
 
 def index(pages: Sequence[Made], others: Mapping[str, str]) -> str:
     """Return the index: every question with its answer."""
-    lines = [[f"[{made.page.question}]({made.name}.md)", made.answer] for made in pages]
+    lines: list[list[object]] = [[f"[{made.page.question}]({made.name}.md)", made.answer] for made in pages]
     parts = [
         "# Results",
         wrapped(_ABOUT),
@@ -387,7 +227,7 @@ def drawn_lines(made: Made) -> list[Drawn]:
     for label, rows in groups.items():
         numbers = []
         for column in drawn_columns(made.page):
-            scale = _UNITS[column.unit][0]
+            scale = UNITS[column.unit][0]
             values = values_of(column, rows)
             ends = ends_of(column, rows) if values else []
             numbers.append(([scale * value for value in values], [scale * end for end in ends]))
@@ -423,7 +263,7 @@ def draw(made: Made) -> None:
     axes.set_ylim(len(lines) - 0.4, -0.6)
     axes.set_ylabel(", ".join(page.group), fontsize=FONT)
     axes.tick_params(labelsize=FONT)
-    unit = _UNITS[columns[0].unit][1].strip()
+    unit = UNITS[columns[0].unit][1].strip()
     axes.set_xlabel(page.drawn_label or f"{columns[0].title}{f' ({unit})' if unit else ''}", fontsize=FONT)
     axes.spines[["top", "right"]].set_visible(False)
     if len(columns) > 1:
