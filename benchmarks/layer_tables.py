@@ -44,14 +44,21 @@ class Times:
         return f"{self.low:.2f}-{self.high:.2f}"
 
 
-def times(row: Row, reference: Row) -> Times:
-    """Return own / reference seconds over the rounds in which neither was disturbed, over all if those are < 3."""
+def times(row: Row, reference: Row, *, with_spread: bool = True) -> Times:
+    """Return own / reference seconds over the rounds in which neither was disturbed, over all if those are < 3.
+
+    Without the spread, whose bootstrap takes milliseconds, low and high are the value.
+    """
     disturbed = zip(row["is_disturbed"], reference["is_disturbed"], strict=True)
     calm = [place for place, (mine, theirs) in enumerate(disturbed) if not mine and not theirs]
     rounds = calm if len(calm) >= 3 else range(len(row["seconds"]))
+    is_firm = len(calm) >= _FEWEST
+    if not with_spread:
+        value = median(row["seconds"][r] / reference["seconds"][r] for r in rounds)
+        return Times(value, value, value, is_firm)
     # A speed is the inverse of a time: the reference's speed against ours is our time against the reference's.
     found = speed_ratio([reference["seconds"][r] for r in rounds], [row["seconds"][r] for r in rounds])
-    return Times(found.value, found.low, found.high, len(calm) >= _FEWEST)
+    return Times(found.value, found.low, found.high, is_firm)
 
 
 def over_runs(found: Sequence[Times]) -> Times | None:
