@@ -1,7 +1,7 @@
 """Hooks of the documentation site (`make docs`): the home page, the reference pages, links that leave these pages.
 
-The home page is README.md. Settings and commands are written from the code, so that they cannot fall behind it. Pages link to
-files of the repository, which the site does not have: there only their names are left.
+The home page is README.md. Settings and commands are written from the code, so that they cannot fall behind it. Pages
+link to files of the repository, which the site does not have: there only their names are left.
 """
 
 from __future__ import annotations
