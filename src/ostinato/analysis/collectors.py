@@ -235,7 +235,7 @@ class Outcomes(Collector):
         n: examples. Memory: 48 n bytes.
 
     Attributes: nll_N in nats, right_N and labels_N: labels; lengths_N: real tokens of the source (of the target where
-    there is none); targets_N: of the target; macs_N2: at the full depth of the rounds that the stacks run, and realised.
+    there is none); targets_N: of the target; macs_N2: at the full depth of the rounds that stacks run, and realised.
     depths: of all tokens.
     """
 

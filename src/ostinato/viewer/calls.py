@@ -1,4 +1,4 @@
-"""One model call at a time for every run: requests wait for their turn, have a time limit, and end with their client."""
+"""One model call at a time for every run: requests wait for their turn, have a time limit, end with their client."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class TimeLimitError(OstinatoError):
     """A request took longer than it may."""
 
 
-class ClientGone(Exception):  # noqa: N818 - nothing has gone wrong
+class ClientGone(Exception):
     """Nobody waits for the answer any more."""
 
 
@@ -54,7 +54,9 @@ class Call:
         if self._gone.is_set():
             raise ClientGone
         if self._began is not None and time.monotonic() - self._began > self._seconds:
-            raise TimeLimitError(f"this took longer than {self._seconds:g} s: shorter texts or fewer examples take less")
+            raise TimeLimitError(
+                f"this took longer than {self._seconds:g} s: shorter texts or fewer examples take less"
+            )
 
 
 class Calls:

@@ -1,4 +1,4 @@
-"""What a run is, as the page shows it: its model, what may be changed of it, and its plan with the cost of every cell."""
+"""What a run is, as the page shows it: its model, what may be changed of it, and its plan with what cells cost."""
 
 from __future__ import annotations
 

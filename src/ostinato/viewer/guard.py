@@ -49,6 +49,8 @@ class Guard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
         if scope["type"] != "http":  # there are no web sockets here
             return
 
@@ -95,7 +97,9 @@ class Guard:
         """Return whether a Host header names this machine; its port may be one that leads here."""
         name = host.strip().lower()
         if name.startswith("["):
-            name, _, port = name[1:].partition("]")
+            name, end, port = name[1:].partition("]")
+            if not end or (port and not port.startswith(":")):
+                return False
             port = port.removeprefix(":")
         else:
             name, _, port = name.partition(":")

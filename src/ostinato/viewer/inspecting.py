@@ -160,6 +160,8 @@ def _read(opened: OpenRun, sentence: Sentence, call: Call) -> _Read:
 
 def _request(model: Model) -> frozenset[str]:
     """Return the captures that predictions by round are made of."""
+    if not model.stacks:
+        return frozenset()
     own_rules = set(model.halting_thresholds()) - set(model.exits())
     return frozenset({"residual"} if own_rules else {"rounds"})
 

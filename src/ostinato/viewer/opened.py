@@ -56,7 +56,9 @@ class OpenRun:
         """
         known = self.examples(ref.split)
         if ref.index >= len(known):
-            raise ConfigError([Problem("example.index", ref.index, f"must be below {len(known)}, those that are shown")])
+            raise ConfigError(
+                [Problem("example.index", ref.index, f"must be below {len(known)}, those that are shown")]
+            )
         return known[ref.index]
 
     def execution(self, depth: Depth) -> dict[str, object]:

@@ -1,0 +1,48 @@
+"""Small runs of every kind of model behind the application, opened once."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("starlette", reason="the page needs the extra [view]: pip install 'ostinato[view]'")
+
+from opened_runs import KINDS, OLD_RUNS
+from starlette.testclient import TestClient
+
+from ostinato.evaluation.loading import load
+from ostinato.viewer.opened import OpenRun, open_runs
+from ostinato.viewer.schema import Limits
+from ostinato.viewer.server import view_app
+
+
+@pytest.fixture(scope="session")
+def run_folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Copies of runs whose texts are found from any folder."""
+    root = tmp_path_factory.mktemp("view")
+    found = []
+    for name in KINDS:
+        copy = Path(shutil.copytree(OLD_RUNS / "trained" / name, root / name))
+        recipe = copy / "recipe.yaml"
+        text = recipe.read_text(encoding="utf-8")
+        recipe.write_text(text.replace(": texts/", f": {OLD_RUNS}/texts/"), encoding="utf-8")
+        found.append(copy)
+    return found
+
+
+@pytest.fixture(scope="session")
+def opened(run_folders: list[Path]) -> Iterator[dict[str, OpenRun]]:
+    found = open_runs([load(path, device="cpu") for path in run_folders], Limits(examples=20, known=20, tokens=64))
+    yield found
+    for one in found.values():
+        one.close()
+
+
+@pytest.fixture(scope="session")
+def client(opened: dict[str, OpenRun]) -> Iterator[TestClient]:
+    limits = next(iter(opened.values())).limits
+    with TestClient(view_app(opened, limits), base_url="http://127.0.0.1:8765", raise_server_exceptions=False) as made:
+        yield made
