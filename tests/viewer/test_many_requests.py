@@ -102,18 +102,27 @@ def test_a_thousand_requests_of_all_kinds_are_answered_or_refused_in_a_line(
     check_fuzzed(client, 1000, caplog)
 
 
+def test_eight_clients_at_once_get_the_answers_that_one_gets(client: TestClient) -> None:
+    check_clients(client, 8)
+
+
+@pytest.mark.slow
 def test_fifty_clients_at_once_get_the_answers_that_one_gets(client: TestClient) -> None:
+    check_clients(client, 50)
+
+
+def check_clients(client: TestClient, n: int) -> None:
     asked = [{"run": "dense", "text": "1 2 3"}, {"run": "sparse", "text": "3 2", "threshold": 0.5}]
     asked = [one | {"max_length": 3} for one in asked]
     expected = [client.post("/api/inspect", json=one).json() for one in asked]
-    barrier = threading.Barrier(50, timeout=30)
+    barrier = threading.Barrier(n, timeout=30)
 
     def ask(number: int) -> Any:
         barrier.wait()
         return client.post("/api/inspect", json=asked[number % 2]).json()
 
-    with ThreadPoolExecutor(50) as pool:
-        answers = list(pool.map(ask, range(50)))
+    with ThreadPoolExecutor(n) as pool:
+        answers = list(pool.map(ask, range(n)))
     for number, answer in enumerate(answers):
         for part in ("stacks", "predictions", "thresholds", "source"):
             assert answer[part] == expected[number % 2][part]

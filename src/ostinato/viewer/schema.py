@@ -347,3 +347,62 @@ def one_line(error: ValidationError) -> ConfigError:
         return Problem(key, found.get("input"), found["msg"])
 
     return ConfigError([problem(found) for found in error.errors(include_url=False)[:5]])
+
+
+class MetricsQuery(_Request):
+    """What a page has of a run's logs: bytes of each that it has read."""
+
+    model_config = ConfigDict(strict=False)
+    run: Name
+    metrics: Annotated[int, Field(ge=0)] = 0
+    timings: Annotated[int, Field(ge=0)] = 0
+
+
+class WatchedRun(_Answer):
+    """How far a run is; left: seconds, None where that is not known; age: seconds since its log has grown."""
+
+    name: str
+    state: Literal["waiting", "begun", "finished"]
+    update: int
+    n_updates: int | None
+    left: float | None
+    age: float | None
+
+
+class Watched(_Answer):
+    """The runs that are watched."""
+
+    version: str
+    runs: list[WatchedRun]
+
+
+class TrainingPoint(_Answer):
+    """What a training record holds; load: by router the share of each expert; depth: by stack tokens by rounds."""
+
+    update: int
+    loss: float | None
+    lr: float | None
+    grad_norm: float | None
+    load: dict[str, list[float]]
+    depth: dict[str, list[float]]
+
+
+class EvaluationPoint(_Answer):
+    """What an evaluation found, by the names of scores."""
+
+    update: int
+    split: str
+    scores: dict[str, float]
+
+
+class Metrics(_Answer):
+    """What was added to a run's logs; again: the run was resumed, forget all before. more: ask again at once."""
+
+    run: WatchedRun
+    again: bool
+    more: bool
+    metrics: int
+    timings: int
+    training: list[TrainingPoint]
+    evaluations: list[EvaluationPoint]
+    speeds: dict[int, float]

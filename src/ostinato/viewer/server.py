@@ -24,6 +24,7 @@ from ostinato.version import __version__
 from ostinato.viewer import schema
 from ostinato.viewer.calls import BusyError, Call, Calls, ClientGone, TimeLimitError
 from ostinato.viewer.guard import Guard, guarded
+from ostinato.viewer.live import Watch
 from ostinato.viewer.opened import OpenRun
 from ostinato.viewer.schema import Failure, Limits, one_line
 
@@ -82,9 +83,27 @@ def view_app(opened: Mapping[str, OpenRun], limits: Limits, host: str = "127.0.0
         Route("/api/attention", single(schema.AttentionRequest, attention), methods=["POST"]),
         Route("/api/generate", stream(schema.Sentence, generate), methods=["POST"]),
         Route("/api/curve", stream(schema.CurveRequest, draw_curve), methods=["POST"]),
-        Route("/api/schema", _fixed(api_schema())),
+        Route("/api/schema", _fixed(api_schema(ENDPOINTS, schema.Runs))),
     ]
     return guarded(_application(routes, "view.html"), host, body=limits.body)
+
+
+def watch_app(watch: Watch, limits: Limits, host: str = "127.0.0.1") -> Guard:
+    """Return the application that shows runs as they are trained."""
+
+    async def runs(request: Request) -> Response:
+        return _raw(await asyncio.to_thread(lambda: _json(watch.runs())))
+
+    async def metrics(request: Request) -> Response:
+        query = _checked(schema.MetricsQuery, dict(request.query_params))
+        return _raw(await asyncio.to_thread(lambda: _json(watch.metrics(query))))
+
+    routes = [
+        Route("/api/runs", runs),
+        Route("/api/metrics", metrics),
+        Route("/api/schema", _fixed(api_schema(WATCH_ENDPOINTS, schema.Watched))),
+    ]
+    return guarded(_application(routes, "watch.html"), host, body=limits.body)
 
 
 def _application(routes: list[Route], first: str) -> Starlette:
@@ -109,7 +128,8 @@ def page_files() -> dict[str, bytes]:
     return {one.name: one.read_bytes() for one in folder.iterdir() if one.name.rpartition(".")[2] in _TYPES}
 
 
-ENDPOINTS: tuple[tuple[str, str, type[BaseModel], tuple[type[BaseModel], ...], str], ...] = (
+Endpoints = tuple[tuple[str, str, type[BaseModel], tuple[type[BaseModel], ...], str], ...]
+ENDPOINTS: Endpoints = (
     ("get", "/api/examples", schema.ExamplesQuery, (schema.Examples,), "Examples of a split, with their answers."),
     ("post", "/api/inspect", schema.Sentence, (schema.Inspection,), "What a model does with one sentence."),
     ("post", "/api/attention", schema.AttentionRequest, (schema.Attention,), "Attention weights of one sub-layer."),
@@ -118,11 +138,19 @@ ENDPOINTS: tuple[tuple[str, str, type[BaseModel], tuple[type[BaseModel], ...], s
 )
 """Method, path, what is asked, what is answered (several: a stream of lines, one JSON object each), and what it is."""
 
+WATCH_ENDPOINTS: Endpoints = (
+    ("get", "/api/metrics", schema.MetricsQuery, (schema.Metrics,), "What was added to a run's logs."),
+)
 
-def api_schema() -> bytes:
-    """Return the description of the API in OpenAPI 3.1."""
-    used: list[type[BaseModel]] = [schema.Runs, schema.Failure]
-    for _, _, asked, answers, _ in ENDPOINTS:
+
+def api_schema(endpoints: Endpoints, runs: type[BaseModel]) -> bytes:
+    """Return the description of an API in OpenAPI 3.1.
+
+    Args:
+        runs: what `/api/runs` answers.
+    """
+    used: list[type[BaseModel]] = [runs, schema.Failure]
+    for _, _, asked, answers, _ in endpoints:
         used += [asked, *answers]
     _, found = models_json_schema(
         [(one, "validation") for one in dict.fromkeys(used)], ref_template="#/components/schemas/{model}"
@@ -138,9 +166,9 @@ def api_schema() -> bytes:
         return {"200": {"description": "The answer.", "content": content(kinds)}, "default": failed}
 
     paths: dict[str, Any] = {
-        "/api/runs": {"get": {"summary": "The runs that are shown.", "responses": answers_of((schema.Runs,))}}
+        "/api/runs": {"get": {"summary": "The runs that are shown.", "responses": answers_of((runs,))}}
     }
-    for method, path, asked, answers, summary in ENDPOINTS:
+    for method, path, asked, answers, summary in endpoints:
         operation: dict[str, Any] = {"summary": summary, "responses": answers_of(answers)}
         if method == "post":
             operation["requestBody"] = {"required": True, "content": content((asked,))}

@@ -19,7 +19,7 @@ const shown = (value) => (Math.abs(value) >= 1e4 || (value !== 0 && Math.abs(val
   ? value.toExponential(1) : `${Number(value.toPrecision(4))}`);
 
 // series: [{ name, points: [[x, y]], here: [x, y] or undefined, number }]
-export function chart(label, xName, yName, series, { points = false } = {}) {
+export function chart(label, xName, yName, series, { points = false, legend = false } = {}) {
   const all = series.flatMap((one) => [...one.points, ...(one.here ? [one.here] : [])])
     .filter(([x, y]) => Number.isFinite(x) && Number.isFinite(y));
   const made = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": label, width: WIDTH, height: HEIGHT });
@@ -47,6 +47,14 @@ export function chart(label, xName, yName, series, { points = false } = {}) {
   made.append(
     svg("line", { class: "axis", x1: EDGE.left, x2: WIDTH - EDGE.right, y1: HEIGHT - EDGE.bottom, y2: HEIGHT - EDGE.bottom }),
     text((EDGE.left + WIDTH) / 2, HEIGHT - 6, xName, "middle"), text(4, EDGE.top + 2, yName, "start"));
+  if (series.length > 1 && legend) {
+    series.forEach((one, i) => {
+      const y = EDGE.top + 4 + 16 * i;
+      const colour = lineColour(one.number ?? i);
+      made.append(text(WIDTH - EDGE.right - 24, y + 4, one.name, "end"),
+        svg("line", { x1: WIDTH - EDGE.right - 18, x2: WIDTH - EDGE.right, y1: y, y2: y, stroke: colour, "stroke-width": 3 }));
+    });
+  }
   series.forEach((one, i) => {
     const colour = lineColour(one.number ?? i);
     const kept = one.points.filter(([x, y]) => Number.isFinite(x) && Number.isFinite(y)).map(([x, y]) => at(x, y));

@@ -168,7 +168,7 @@ export function curve(byRun, along) {
     el("th", { scope: "row" }, name), el("td", {}, `${point.setting}${point.here ? " (here)" : ""}`), el("td", {}, percent(point.token_accuracy)),
     el("td", {}, percent(point.sequence_accuracy)), el("td", {}, compact(point.macs)), el("td", {}, percent(point.macs / point.macs_full)))));
   return [
-    chart(`Accuracy against cost by ${along}`, "million multiply-accumulates of an example", "labels right, %", series, { points: true }),
+    chart(`Accuracy against cost by ${along}`, "million multiply-accumulates of an example", "labels right, %", series, { points: true, legend: true }),
     el("details", {}, el("summary", {}, "Numbers"), scrolled("Numbers of the curve", table("Teacher-forced.",
       ["run", along, "labels right", "all right", "MACs", "of full depth"], rows))),
   ];
