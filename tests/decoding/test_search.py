@@ -260,7 +260,9 @@ def test_searching_leaves_the_global_generator_alone() -> None:
 @pytest.mark.parametrize("beam", [1, 3])
 def test_every_step_is_told_with_the_leading_hypothesis_of_every_sentence_and_may_end_the_search(beam: int) -> None:
     model, seen = TableModel(6, 3), list[dict[int, list[int]]]()
-    config = DecodingConfig(strategy="beam" if beam > 1 else "greedy", beam=beam, max_length=6, length_penalty=NO_PENALTY)
+    config = DecodingConfig(
+        strategy="beam" if beam > 1 else "greedy", beam=beam, max_length=6, length_penalty=NO_PENALTY
+    )
     batch = sources(random_sources(4))
     found = search_n_best(model, batch, config, on_step=lambda ids: seen.append(dict(ids)))
     assert found == search_n_best(model, batch, config)

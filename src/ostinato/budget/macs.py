@@ -248,9 +248,7 @@ class MacCounter:
         ConfigError: as `count_macs`.
     """
 
-    def __init__(
-        self, config: ModelConfig, *, n_steps: Rounds = None, exits: Mapping[str, bool] | None = None
-    ) -> None:
+    def __init__(self, config: ModelConfig, *, n_steps: Rounds = None, exits: Mapping[str, bool] | None = None) -> None:
         self._full = products(config, n_steps, None)
         self._exits = exits or {}
         self._realised = products(config, n_steps, None, self._exits) if self._exits else self._full

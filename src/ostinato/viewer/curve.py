@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from ostinato.analysis.capture import CapturedBatch, Collector, stream
 from ostinato.analysis.collectors import Outcomes
@@ -65,7 +66,7 @@ def draw_curve(opened: OpenRun, request: CurveRequest, call: Call, emit: Callabl
 
 
 def _point(
-    opened: OpenRun, changes: dict[str, object], examples: list[Example], setting: float, call: Call, *, is_here: bool
+    opened: OpenRun, changes: dict[str, Any], examples: list[Example], setting: float, call: Call, *, is_here: bool
 ) -> Point:
     outcomes = Outcomes(len(examples))
     with opened.run.model.execution(**changes):

@@ -58,7 +58,7 @@ class Guard:
             if message["type"] == "http.response.start":
                 own = {name for name, _ in message["headers"]}
                 added = [(k.encode(), v.encode()) for k, v in HEADERS.items() if k.encode() not in own]
-                message = message | {"headers": [*message["headers"], *added]}
+                message = {**message, "headers": [*message["headers"], *added]}
             await send(message)
 
         refused = self._refusal(scope)

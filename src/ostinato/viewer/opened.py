@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import islice
+from typing import Any
 
 from ostinato.analysis.studies.base import Subject
 from ostinato.config.decoding import DecodingConfig
@@ -61,7 +62,7 @@ class OpenRun:
             )
         return known[ref.index]
 
-    def execution(self, depth: Depth) -> dict[str, object]:
+    def execution(self, depth: Depth) -> dict[str, Any]:
         """Return the changes of the model's execution that a request asks for.
 
         Raises:
@@ -72,7 +73,7 @@ class OpenRun:
             most = self.limits.rounds * plans.get(name, n)
             if n > most:
                 raise ConfigError([Problem(f"rounds.{name}", n, f"must be at most {most}")])
-        changes: dict[str, object] = {}
+        changes: dict[str, Any] = {}
         if depth.rounds:
             changes["rounds"] = depth.rounds
         if depth.threshold is not None:

@@ -272,10 +272,11 @@ async def _gone(request: Request) -> None:
 async def _answered(request: Request, calls: Calls, work: Callable[[Call], BaseModel]) -> Response:
     """Return what work gives when its turn has come; a client that goes away ends it."""
     call, future = calls.submit(lambda call: _json(work(call)))
-    answer = asyncio.wrap_future(future)
+    answer: asyncio.Future[Any] = asyncio.wrap_future(future)
     gone = asyncio.create_task(_gone(request))
     try:
-        await asyncio.wait({answer, gone}, return_when=asyncio.FIRST_COMPLETED)
+        both: set[asyncio.Future[Any]] = {answer, gone}
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
         if not answer.done():
             return _failure("the client has gone", _GONE)
         return _raw(answer.result())
