@@ -5,23 +5,21 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-pytest.importorskip("starlette", reason="the page needs the extra [view]: pip install 'ostinato[view]'")
+if TYPE_CHECKING:
+    from starlette.testclient import TestClient
 
-from opened_runs import KINDS, OLD_RUNS
-from starlette.testclient import TestClient
-
-from ostinato.evaluation.loading import load
-from ostinato.viewer.opened import OpenRun, open_runs
-from ostinato.viewer.schema import Limits
-from ostinato.viewer.server import view_app
+    from ostinato.viewer.opened import OpenRun
 
 
 @pytest.fixture(scope="session")
 def run_folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Copies of runs whose texts are found from any folder."""
+    from opened_runs import KINDS, OLD_RUNS
+
     root = tmp_path_factory.mktemp("view")
     found = []
     for name in KINDS:
@@ -35,6 +33,10 @@ def run_folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 @pytest.fixture(scope="session")
 def opened(run_folders: list[Path]) -> Iterator[dict[str, OpenRun]]:
+    from ostinato.evaluation.loading import load
+    from ostinato.viewer.opened import open_runs
+    from ostinato.viewer.schema import Limits
+
     found = open_runs([load(path, device="cpu") for path in run_folders], Limits(examples=20, known=20, tokens=64))
     yield found
     for one in found.values():
@@ -43,6 +45,10 @@ def opened(run_folders: list[Path]) -> Iterator[dict[str, OpenRun]]:
 
 @pytest.fixture(scope="session")
 def client(opened: dict[str, OpenRun]) -> Iterator[TestClient]:
-    limits = next(iter(opened.values())).limits
-    with TestClient(view_app(opened, limits), base_url="http://127.0.0.1:8765", raise_server_exceptions=False) as made:
+    from starlette.testclient import TestClient
+
+    from ostinato.viewer.server import view_app
+
+    app = view_app(opened, next(iter(opened.values())).limits)
+    with TestClient(app, base_url="http://127.0.0.1:8765", raise_server_exceptions=False) as made:
         yield made

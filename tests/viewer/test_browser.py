@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import uvicorn
 from opened_runs import OLD_RUNS
 
 from ostinato.data.example import Example
@@ -38,6 +37,8 @@ EVIL = "<img src=x onerror=\"document.title='broken'\"><script>document.title='b
 
 
 def serving(app: Any) -> Iterator[str]:
+    import uvicorn
+
     with listen("127.0.0.1", 0) as bound:
         server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, daemon=True)

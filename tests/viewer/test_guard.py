@@ -4,12 +4,11 @@ import re
 from typing import Any
 
 import pytest
+from opened_runs import PLAIN
 from starlette.testclient import TestClient
 
 from ostinato.viewer.guard import HEADERS, guarded
 from ostinato.viewer.server import page_files
-
-ASKED = {"run": "dense", "text": "1 2"}
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1:8765", "localhost", "LOCALHOST:9000", "[::1]:8765", "127.0.0.1"])
@@ -29,14 +28,14 @@ def test_other_names_that_lead_here_are_refused(client: TestClient, host: str) -
 
 @pytest.mark.parametrize("origin", ["http://evil.example", "null", "https://127.0.0.1:8765", "http://127.0.0.1:1"])
 def test_requests_that_another_site_sends_are_refused(client: TestClient, origin: str) -> None:
-    answer = client.post("/api/inspect", json=ASKED, headers={"origin": origin})
+    answer = client.post("/api/inspect", json=PLAIN, headers={"origin": origin})
     assert answer.status_code == 403
     assert "(Origin)" in answer.json()["error"]
 
 
 def test_the_page_itself_is_answered(client: TestClient) -> None:
     own = {"origin": "http://127.0.0.1:8765", "sec-fetch-site": "same-origin"}
-    assert client.post("/api/inspect", json=ASKED, headers=own).status_code == 200
+    assert client.post("/api/inspect", json=PLAIN, headers=own).status_code == 200
     for site in ("cross-site", "same-site"):
         assert client.get("/api/runs", headers={"sec-fetch-site": site}).status_code == 403
         assert client.get("/", headers={"sec-fetch-site": site}).status_code == 200
@@ -58,7 +57,7 @@ def test_requests_must_be_json_of_a_limited_size(client: TestClient) -> None:
 
 def test_every_answer_tells_browsers_what_it_may_do(client: TestClient) -> None:
     answers = [client.get("/"), client.get("/nothing"), client.get("/", headers={"host": "x"})]
-    answers.append(client.post("/api/inspect", json=ASKED))
+    answers.append(client.post("/api/inspect", json=PLAIN))
     for answer in answers:
         for name, value in HEADERS.items():
             assert answer.headers[name] == value

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from opened_runs import PLAIN
 from starlette.testclient import TestClient
 
 from ostinato.viewer.opened import OpenRun
@@ -38,7 +39,7 @@ FIELDS = (
 )
 PATHS = ("inspect", "generate", "attention", "curve")
 SOUND: list[dict[str, Any]] = [
-    {"run": "dense", "text": "1 2 3", "max_length": 4},
+    PLAIN,
     {"run": "sparse", "text": "1 2", "max_length": 4, "threshold": 0.5},
     {"run": "classification", "example": {"split": "test", "index": 0}},
     {"run": "sparse", "example": {"split": "test", "index": 1}, "reads": "answer"},
@@ -68,8 +69,7 @@ def fuzzed(generator: random.Random) -> tuple[str, str, dict[str, Any]]:
 
 def check_fuzzed(client: TestClient, n: int, caplog: pytest.LogCaptureFixture) -> None:
     generator, found = random.Random(29), Counter[int]()
-    plain = {"run": "dense", "text": "1 2 3", "max_length": 4}
-    before = client.post("/api/inspect", json=plain).json()
+    before = client.post("/api/inspect", json=PLAIN).json()
     with caplog.at_level(logging.ERROR):
         for _ in range(n):
             method, path, arguments = fuzzed(generator)
@@ -84,7 +84,7 @@ def check_fuzzed(client: TestClient, n: int, caplog: pytest.LogCaptureFixture) -
                     assert "went wrong" not in content["error"], (path, arguments)
     assert not caplog.records
     assert min(found[200], found[400]) > n / 20, found
-    after = client.post("/api/inspect", json=plain).json()
+    after = client.post("/api/inspect", json=PLAIN).json()
     assert after | {"cost": None, "output": None} == before | {"cost": None, "output": None}
     assert after["output"]["ids"] == before["output"]["ids"]
 

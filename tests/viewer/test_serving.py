@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import uvicorn
+from opened_runs import PLAIN
 
 from ostinato.cli import main
 from ostinato.errors import ConfigError
@@ -28,6 +28,8 @@ from ostinato.viewer.server import view_app
 @contextmanager
 def served(app: Any) -> Iterator[int]:
     """Serve an application in a thread, and give its port."""
+    import uvicorn
+
     with listen("127.0.0.1", 0) as bound:
         server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, daemon=True)
@@ -60,7 +62,7 @@ def test_a_client_that_goes_away_ends_its_work(
     monkeypatch.setattr(writing, "generate", endless)
     with served(view_app(opened, Limits())) as port:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
-        body = json.dumps({"run": "dense", "text": "1"})
+        body = json.dumps(PLAIN)
         connection.request("POST", path, body, {"content-type": "application/json"})
         assert begun.wait(10)
         assert not ended.is_set()
