@@ -26,7 +26,7 @@ def watch(
     given: InputOption = None,
     access: AccessOption = None,
 ) -> None:
-    """Follow runs on a web page of this machine while they are trained.
+    """Follow runs on a web page as they are trained.
 
     Draws loss, learning rate, norm of the gradient, tokens a second, load of experts and depth of tokens, several runs
     over each other, from what the runs write into their directories. Nothing leaves the machine. Ctrl-C ends it.

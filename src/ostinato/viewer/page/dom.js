@@ -68,15 +68,19 @@ export function lineColour(number) {
   return `hsl(${hue.toFixed(0)} 65% ${document.documentElement.dataset.theme === "dark" ? 65 : 38}%)`;
 }
 
-export function scrolled(label, ...children) {
-  return el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": label }, ...children);
+// A table that scrolls for itself, its caption above it.
+export function scrolled(label, [caption, made]) {
+  const whole = document.createDocumentFragment();
+  if (caption) whole.append(el("p", { class: "quiet small" }, caption));
+  made.setAttribute("aria-label", caption || label);
+  whole.append(el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": label }, made));
+  return whole;
 }
 
 export function table(caption, heads, rows) {
-  return el("table", {},
-    el("caption", {}, caption),
+  return [caption, el("table", {},
     el("thead", {}, el("tr", {}, heads.map((head) => el("th", { scope: "col" }, head)))),
-    el("tbody", {}, rows));
+    el("tbody", {}, rows))];
 }
 
 export function compact(n) {

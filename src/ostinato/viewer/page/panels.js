@@ -55,7 +55,7 @@ export function depth(found) {
       }), el("td", {}, token.rounds), el("td", {}, token.depth.toFixed(1))));
     const heads = ["token", ...Array.from({ length: n }, (_, r) => r + 1), "rounds", "depth"];
     return [el("h3", {}, stack.name), scrolled(`Depth of the ${stack.name}`, table(
-      "By round: probability to halt; the darker, the more had not halted before. Depth: where the output comes from.", heads, rows))];
+      "By round: probability to halt; the stronger the colour, the more had not halted before. Depth: where the output comes from.", heads, rows))];
   });
 }
 
@@ -87,7 +87,7 @@ export function predictions(found) {
       }));
   });
   return [scrolled("Predictions by round", table(
-    "The most probable prediction after every round; the darker, the more probable. Point at one for the next best.",
+    "The most probable prediction after every round; the stronger the colour, the more probable. Point at one for the next best.",
     ["at", "what comes", ...rounds], rows))];
 }
 
