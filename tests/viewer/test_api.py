@@ -159,8 +159,14 @@ def test_attention_is_the_captured_one_and_sums_to_one(client: TestClient, opene
             assert len(head) == len(found["queries"])
             for row in head:
                 assert row is None or (len(row) == len(found["keys"]) and sum(row) == pytest.approx(1, abs=1e-2))
-    wrong = asked | {"stack": "encoder", "step": 99, "kind": "self_attention"}
-    assert str(SubLayerKey("encoder", 0, "self_attention")) in error_of(client, "attention", wrong)
+    for stack, step in (("encoder", 99), ("x", 0)):
+        wrong = asked | {"stack": stack, "step": step, "kind": "self_attention"}
+        assert str(SubLayerKey("encoder", 0, "self_attention")) in error_of(client, "attention", wrong)
+    deeper = asked | {"rounds": {"encoder": 6}, "threshold": 1.0}
+    deeper |= {"stack": "encoder", "step": 5, "kind": "self_attention"}
+    assert len(post(client, "attention", deeper)["weights"][0]) == len(
+        post(client, "inspect", asked)["stacks"][0]["tokens"]
+    )
 
 
 def test_more_rounds_change_the_pass_and_not_what_full_depth_costs(client: TestClient, opened: Opened) -> None:

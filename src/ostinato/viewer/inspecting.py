@@ -114,6 +114,7 @@ def attention(opened: OpenRun, request: AttentionRequest, call: Call) -> Attenti
         batch = batch_of(opened, read.row)
         captured = CapturedBatch(model, batch, model(batch, request=seen.request))
         seen.add(captured)
+        loop = _loop(captured, request.stack)
     key = SubLayerKey(request.stack, request.step, request.kind)
     weights = {own: found for stack in seen.stacks.values() for own, found in stack.weights.items()}
     if key not in weights:
@@ -121,8 +122,7 @@ def attention(opened: OpenRun, request: AttentionRequest, call: Call) -> Attenti
         raise ConfigError([Problem("step", f"{key.stack} {key.step} {key.kind}", reason)])
     over = _looked_at(key)
     executed = seen.stacks[request.stack].executed_TR
-    place = next(one for one in _attention_places(captured, request.stack) if one.step == request.step)
-    ran = None if executed is None or not _in_loop(captured, key) else executed[:, place.round]
+    ran = None if executed is None or request.step not in loop else executed[:, loop[request.step]]
     rows = [
         [None if ran is not None and not ran[t] else [round(w, _DIGITS) for w in row] for t, row in enumerate(head)]
         for head in weights[key].tolist()
@@ -360,9 +360,11 @@ def _looked_at(key: SubLayerKey) -> str:
     return "encoder" if key.kind == "cross_attention" else key.stack
 
 
-def _in_loop(captured: CapturedBatch, key: SubLayerKey) -> bool:
-    segments = _plan(captured, key.stack).segments
-    return any(segment.is_loop and any(step.index == key.step for step in segment.steps) for segment in segments)
+def _loop(captured: CapturedBatch, stack: str) -> dict[int, int]:
+    """Return the rounds of the steps in which tokens may halt; none of a stack that there is not."""
+    if stack not in captured.model.stacks:
+        return {}
+    return {step.index: step.round for step in _plan(captured, stack).loop.steps}
 
 
 def _cost(captured: CapturedBatch, call: Call) -> Cost:
