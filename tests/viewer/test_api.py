@@ -3,6 +3,8 @@ from __future__ import annotations
 import json
 import math
 import re
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,11 +15,13 @@ from starlette.testclient import TestClient
 from ostinato.analysis.capture import batches
 from ostinato.analysis.collectors import SubLayerKey
 from ostinato.decoding import inference
+from ostinato.evaluation.loading import load
 from ostinato.evaluation.scores import score_sentences
 from ostinato.nn.execution import CRITERIA_AT_TEST
 from ostinato.viewer import schema
-from ostinato.viewer.opened import OpenRun
-from ostinato.viewer.server import ENDPOINTS
+from ostinato.viewer.opened import OpenRun, open_runs
+from ostinato.viewer.schema import Limits
+from ostinato.viewer.server import ENDPOINTS, view_app
 
 Opened = dict[str, OpenRun]
 
@@ -208,6 +212,20 @@ def test_examples_come_with_answers_and_metadata(client: TestClient, opened: Ope
     ]
     assert found.total == len(known)
     assert client.get("/api/examples", params=query | {"offset": 10**9}).json()["examples"] == []
+
+
+def test_a_run_whose_data_is_elsewhere_reads_ones_own_text(run_folders: list[Path], tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(next(path for path in run_folders if path.name == "language-model"), tmp_path / "run"))
+    recipe = copy / "recipe.yaml"
+    recipe.write_text(recipe.read_text(encoding="utf-8").replace("/texts/", "/nowhere/"), encoding="utf-8")
+    limits = Limits()
+    opened = open_runs([load(copy, device="cpu")], limits)
+    with TestClient(view_app(opened, limits), base_url="http://127.0.0.1") as client:
+        assert client.get("/api/runs").json()["runs"][0]["splits"] == []
+        post(client, "inspect", {"run": "run", "text": "the cat", "max_length": 3})
+        asked = {"run": "run", "example": {"split": "dev", "index": 0}}
+        assert "examples cannot be read here" in error_of(client, "inspect", asked)
+    opened["run"].close()
 
 
 WRONG: list[tuple[str, dict[str, Any], str]] = [

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from opened_runs import OLD_RUNS
+from opened_runs import KINDS, OLD_RUNS
 
 from ostinato.data.example import Example
 from ostinato.viewer.live import watched
@@ -123,6 +123,14 @@ def test_an_example_is_shown_with_all_its_panels(page: Any, address: str, opened
     n_tokens = len(str(example.source).split()) + 1
     assert page.locator("#depth table").first.locator("tbody tr").count() == n_tokens
     assert "done in" in text_of(page, "#status")
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_every_kind_of_model_is_shown(page: Any, address: str, name: str) -> None:
+    opened_page(page, address, f"run={name}")
+    assert "done in" in text_of(page, "#status")
+    assert page.locator("#predictions tbody tr").count() >= 1
+    assert page.locator("#cost tbody tr").count() == 2
 
 
 def test_ones_own_text_is_read_and_bad_text_is_a_line(page: Any, address: str) -> None:

@@ -10,8 +10,9 @@ from ostinato.analysis.studies.base import Subject
 from ostinato.config.decoding import DecodingConfig
 from ostinato.data.example import Example
 from ostinato.data.registry import DataAccess
-from ostinato.errors import ConfigError, Problem
+from ostinato.errors import ConfigError, DataError, Problem
 from ostinato.evaluation.loading import LoadedRun
+from ostinato.tasks.base import Task
 from ostinato.tasks.registry import build_task
 from ostinato.viewer.calls import Calls
 from ostinato.viewer.schema import Depth, ExampleRef, Limits, Sentence
@@ -28,12 +29,19 @@ class OpenRun:
         self.name, self.run, self.limits = name, run, limits
         self.calls = Calls(limits.seconds, limits.waiting)
         self.subject = Subject(name, run, [])
-        self._task = build_task(run.recipe.task, run.recipe.data, (access or DataAccess.default()).offline())
         self._examples: dict[str, list[Example]] = {}
+        self._task: Task | None = None
+        self._why_none = ""
+        try:
+            self._task = build_task(run.recipe.task, run.recipe.data, (access or DataAccess.default()).offline())
+        except (ConfigError, DataError) as error:  # a run may be looked into where its data is not
+            self._why_none = f"this run's examples cannot be read here: {error}"
 
     @property
     def splits(self) -> list[str]:
-        """The splits of its task, those that it is scored on first."""
+        """The splits of its task, those that it is scored on first; none where its data is not here."""
+        if self._task is None:
+            return []
         named = self.run.recipe.evaluation.splits or []
         return list(dict.fromkeys([*named, *self._task.splits()]))
 
@@ -43,6 +51,8 @@ class OpenRun:
         Raises:
             ConfigError: no such split. DataError: its data cannot be read here.
         """
+        if self._task is None:
+            raise DataError(self._why_none)
         if split not in self._task.splits():
             raise ConfigError([Problem("split", split, f"must be one of {', '.join(self._task.splits())}")])
         if split not in self._examples:

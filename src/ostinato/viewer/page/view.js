@@ -235,12 +235,17 @@ function runChoices() {
   $("run-1").replaceChildren(...["", ...names].map((name) => option(name, state.runs[1] ?? "")));
   $("run-1").parentElement.classList.toggle("hidden", names.length < 2);
   const splits = info(state.runs[0]).splits;
-  if (!splits.includes(state.split)) state.split = splits[0];
+  if (!splits.includes(state.split)) state.split = splits[0] ?? null;
+  for (const part of [$("split").parentElement, document.querySelector(".pager"), $("curve")]) part.classList.toggle("hidden", !splits.length);
   $("split").replaceChildren(...splits.map((name) => option(name, state.split)));
   $("text-label").textContent = info(state.runs[0]).prompts ? "Text, which the model continues or reads" : "Text, which the model reads";
 }
 
 async function showExample(index) {
+  if (state.split === null) {
+    $("about").textContent = "The examples of this run are not on this machine: type a text.";
+    return;
+  }
   const page = await get("/api/examples", { run: state.runs[0], split: state.split, offset: Math.max(0, index), limit: 1 });
   seen.total = page.total;
   $("index").max = page.total;
