@@ -24,7 +24,7 @@ def test_the_program_asks_the_api(capsys: pytest.CaptureFixture[str]) -> None:
     from ostinato.viewer.server import view_app
 
     (code,) = blocks(DOCUMENT, "python")
-    opened = open_runs([load(RUN, device="cpu")], Limits())
+    opened = open_runs({"sparse": load(RUN, device="cpu")}, Limits())
     with listen("127.0.0.1", 0) as bound:
         server = uvicorn.Server(uvicorn.Config(view_app(opened, Limits()), log_level="warning", lifespan="off"))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, daemon=True)

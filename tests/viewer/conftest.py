@@ -37,7 +37,9 @@ def opened(run_folders: list[Path]) -> Iterator[dict[str, OpenRun]]:
     from ostinato.viewer.opened import open_runs
     from ostinato.viewer.schema import Limits
 
-    found = open_runs([load(path, device="cpu") for path in run_folders], Limits(examples=20, known=20, tokens=64))
+    found = open_runs(
+        {path.name: load(path, device="cpu") for path in run_folders}, Limits(examples=20, known=20, tokens=64)
+    )
     yield found
     for one in found.values():
         one.close()

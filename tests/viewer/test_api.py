@@ -219,7 +219,7 @@ def test_a_run_whose_data_is_elsewhere_reads_ones_own_text(run_folders: list[Pat
     recipe = copy / "recipe.yaml"
     recipe.write_text(recipe.read_text(encoding="utf-8").replace("/texts/", "/nowhere/"), encoding="utf-8")
     limits = Limits()
-    opened = open_runs([load(copy, device="cpu")], limits)
+    opened = open_runs({"run": load(copy, device="cpu")}, limits)
     with TestClient(view_app(opened, limits), base_url="http://127.0.0.1") as client:
         assert client.get("/api/runs").json()["runs"][0]["splits"] == []
         post(client, "inspect", {"run": "run", "text": "the cat", "max_length": 3})

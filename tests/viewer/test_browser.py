@@ -19,7 +19,8 @@ import pytest
 from opened_runs import KINDS, OLD_RUNS
 
 from ostinato.data.example import Example
-from ostinato.viewer.live import watched
+from ostinato.viewer.chosen import ChosenRun
+from ostinato.viewer.live import Watch
 from ostinato.viewer.opened import OpenRun
 from ostinato.viewer.schema import Limits
 from ostinato.viewer.serve import listen
@@ -58,7 +59,7 @@ def address(opened: dict[str, OpenRun]) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def watch_address() -> Iterator[str]:
     runs = [OLD_RUNS / "trained" / name for name in ("sparse", "dense")]
-    yield from serving(watch_app(watched(runs, {}), Limits()))
+    yield from serving(watch_app(Watch([ChosenRun(run.name, run) for run in runs]), Limits()))
 
 
 @pytest.fixture(scope="module")

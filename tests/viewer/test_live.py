@@ -9,7 +9,8 @@ from opened_runs import OLD_RUNS
 from starlette.testclient import TestClient
 
 from ostinato.viewer import live, schema
-from ostinato.viewer.live import WatchedRunFiles, read_lines, watched
+from ostinato.viewer.chosen import ChosenRun
+from ostinato.viewer.live import Watch, WatchedRunFiles, read_lines
 from ostinato.viewer.schema import Limits, MetricsQuery
 from ostinato.viewer.server import watch_app
 
@@ -116,15 +117,8 @@ def test_the_time_left_is_that_of_the_updates_to_come_at_the_speed_of_the_last(t
     assert found.speeds == {10: 100.0, 20: 100.0, 30: 100.0}
 
 
-def test_runs_and_sweeps_are_watched_under_names_of_their_own(tmp_path: Path) -> None:
-    sweep = {"s": [("arm, seed 1", tmp_path / "a", 5), ("arm, seed 2", tmp_path / "b", 5)]}
-    found = watched([SPARSE, tmp_path / "sparse"], sweep).runs()
-    assert [run.name for run in found.runs] == ["sparse", "sparse-2", "arm, seed 1", "arm, seed 2"]
-    assert [run.n_updates for run in found.runs][2:] == [5, 5]
-
-
 def test_the_page_and_its_api_answer(tmp_path: Path) -> None:
-    with TestClient(watch_app(watched([SPARSE], {}), Limits()), base_url="http://127.0.0.1") as client:
+    with TestClient(watch_app(Watch([ChosenRun("sparse", SPARSE)]), Limits()), base_url="http://127.0.0.1") as client:
         assert "ostinato watch" in client.get("/").text
         schema.Watched.model_validate(client.get("/api/runs").json())
         schema.Metrics.model_validate(client.get("/api/metrics", params={"run": "sparse"}).json())

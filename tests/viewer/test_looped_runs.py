@@ -27,7 +27,7 @@ def test_looped_models_are_looked_into_at_every_setting(recipe: str, tmp_path: P
     data = [f"data.{split}={tmp_path / 'text.txt'}" for split in ("train", "dev")]
     small = ["training.n_updates=2", "training.n_threads=1", "data.tokens_per_batch=256", "training.device=cpu"]
     train(load_recipe(recipe, [*data, *small]), tmp_path / "run")
-    opened = open_runs([load(tmp_path / "run", device="cpu")], Limits())["run"]
+    opened = open_runs({"run": load(tmp_path / "run", device="cpu")}, Limits())["run"]
     info, call = describe_run(opened), Call(60)
     depths: list[dict[str, object]] = [{}]
     for stack in info.stacks:

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from ostinato.cli.options import AccessOption, CheckpointOption, DeviceOption, NoVerifyOption
+from ostinato.cli.options import (
+    STORE,
+    AccessOption,
+    CheckpointOption,
+    DeviceOption,
+    InputOption,
+    NoVerifyOption,
+    StoreOption,
+    read_inputs,
+)
 from ostinato.cli.output import print_line
 
 HostOption = Annotated[
@@ -19,7 +27,12 @@ BrowserOption = Annotated[bool, typer.Option("--no-browser", help="Open no brows
 
 def view(
     runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN", help="Run directories; two of them can stand side by side.")
+        list[str],
+        typer.Argument(
+            metavar="RUN|SWEEP",
+            help="Run directories, and sweeps by name or file, whose finished runs are taken; two runs can stand side "
+            "by side.",
+        ),
     ],
     host: HostOption = "127.0.0.1",
     port: PortOption = 8765,
@@ -27,6 +40,8 @@ def view(
     checkpoint: CheckpointOption = None,
     no_verify: NoVerifyOption = False,
     device: DeviceOption = "auto",
+    store: StoreOption = STORE,
+    given: InputOption = None,
     access: AccessOption = None,
 ) -> None:
     """Look inside runs on a web page of this machine.
@@ -40,15 +55,20 @@ def view(
     from ostinato.viewer.serve import address_of, check_installed, listen, open_browser, serve
 
     check_installed()
-    for path in runs:
-        check_run(path)
+    from ostinato.viewer.chosen import choose_runs
+
+    chosen = choose_runs(runs, store, access, read_inputs(given), finished=True)
+    for one in chosen:
+        check_run(one.directory)
     bound = listen(host, port)
     with bound:
         from ostinato.viewer.opened import open_runs
         from ostinato.viewer.schema import Limits
         from ostinato.viewer.server import view_app
 
-        loaded = [load(run, checkpoint=checkpoint, device=device, verify=not no_verify) for run in runs]
+        loaded = {
+            one.name: load(one.directory, checkpoint=checkpoint, device=device, verify=not no_verify) for one in chosen
+        }
         limits = Limits()
         opened = open_runs(loaded, limits, access)
         address = address_of(bound, host)
@@ -59,7 +79,7 @@ def view(
                 open_browser(address)
 
         # With as many threads as it was trained with: more are slower for small models, above all beside other work.
-        with cpu_threads(loaded[0].recipe.training.n_threads):
+        with cpu_threads(loaded[chosen[0].name].recipe.training.n_threads):
             serve(view_app(opened, limits, host), bound, started)
-        for one in opened.values():
-            one.close()
+        for run in opened.values():
+            run.close()

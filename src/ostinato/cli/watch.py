@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -34,30 +33,19 @@ def watch(
     from ostinato.viewer.serve import address_of, check_installed, listen, open_browser, serve
 
     check_installed()
-    from ostinato.experiments.sweep.files import load_sweep
-    from ostinato.experiments.sweep.rows import is_sweep
-    from ostinato.experiments.sweep.runs import plan_runs
-    from ostinato.viewer.live import watched
+    from ostinato.viewer.chosen import choose_runs
+    from ostinato.viewer.live import Watch
     from ostinato.viewer.schema import Limits
     from ostinato.viewer.server import watch_app
 
-    inputs = read_inputs(given)
-    sweeps = {
-        name: [
-            (run.name, run.directory, run.recipe.training.n_updates)
-            for run in plan_runs(load_sweep(name, inputs), store, access)
-        ]
-        for name in runs
-        if is_sweep(Path(name))
-    }
-    chosen = watched([Path(name) for name in runs if name not in sweeps], sweeps)
+    chosen = choose_runs(runs, store, access, read_inputs(given))
     bound = listen(host, port)
     with bound:
         address = address_of(bound, host)
 
         def started() -> None:
-            print_line(f"watching {', '.join(run.name for run in chosen.runs().runs)} at {address} (Ctrl-C ends it)")
+            print_line(f"watching {', '.join(run.name for run in chosen)} at {address} (Ctrl-C ends it)")
             if not no_browser:
                 open_browser(address)
 
-        serve(watch_app(chosen, Limits(), host), bound, started)
+        serve(watch_app(Watch(chosen), Limits(), host), bound, started)

@@ -13,6 +13,7 @@ from ostinato.errors import ConfigError, OstinatoError, Problem
 from ostinato.tasks.recipes import load_recipe
 from ostinato.training.records import METRICS, TIMINGS
 from ostinato.version import __version__
+from ostinato.viewer.chosen import ChosenRun
 from ostinato.viewer.schema import EvaluationPoint, Metrics, MetricsQuery, TrainingPoint, Watched, WatchedRun
 
 MOST = 2**20
@@ -168,8 +169,8 @@ def _evaluation(record: Mapping[str, Any]) -> EvaluationPoint:
 class Watch:
     """The runs that one page watches."""
 
-    def __init__(self, runs: Sequence[WatchedRunFiles]) -> None:
-        self._runs = {run.name: run for run in runs}
+    def __init__(self, runs: Sequence[ChosenRun]) -> None:
+        self._runs = {run.name: WatchedRunFiles(run.name, run.directory, run.n_updates) for run in runs}
 
     def runs(self) -> Watched:
         """Return how far all of them are."""
@@ -184,28 +185,3 @@ class Watch:
         if query.run not in self._runs:
             raise ConfigError([Problem("run", query.run, f"must be one of {', '.join(self._runs)}")])
         return self._runs[query.run].metrics(query)
-
-
-def watched(paths: Sequence[Path], sweeps: Mapping[str, Sequence[tuple[str, Path, int]]]) -> Watch:
-    """Return a watch of runs, under names that are unlike each other.
-
-    Args:
-        paths: of runs. sweeps: by name, of every run its name, directory and number of updates.
-    """
-    found: list[WatchedRunFiles] = []
-    taken: set[str] = set()
-
-    def add(stem: str, directory: Path, n_updates: int | None = None) -> None:
-        name, number = stem, 1
-        while name in taken:
-            number += 1
-            name = f"{stem}-{number}"
-        taken.add(name)
-        found.append(WatchedRunFiles(name, directory, n_updates))
-
-    for path in paths:
-        add(path.resolve().name, path)
-    for runs in sweeps.values():
-        for name, directory, n_updates in runs:
-            add(name, directory, n_updates)
-    return Watch(found)

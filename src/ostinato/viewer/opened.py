@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from itertools import islice
 from typing import Any
 
@@ -114,14 +114,6 @@ class OpenRun:
         self.calls.close()
 
 
-def open_runs(runs: Sequence[LoadedRun], limits: Limits, access: DataAccess | None = None) -> dict[str, OpenRun]:
-    """Return runs under names that are unlike each other."""
-    found: dict[str, OpenRun] = {}
-    for run in runs:
-        name = stem = run.directory.resolve().name
-        number = 1
-        while name in found:
-            number += 1
-            name = f"{stem}-{number}"
-        found[name] = OpenRun(name, run, limits, access)
-    return found
+def open_runs(runs: Mapping[str, LoadedRun], limits: Limits, access: DataAccess | None = None) -> dict[str, OpenRun]:
+    """Return runs by the names that they have on the page."""
+    return {name: OpenRun(name, run, limits, access) for name, run in runs.items()}
