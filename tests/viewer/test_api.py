@@ -202,6 +202,16 @@ def test_a_curve_has_the_point_where_one_stands_and_the_numbers_of_an_evaluation
     assert two["token_accuracy"] == pytest.approx(result["token_accuracy"])
 
 
+def test_whether_an_output_is_right_is_said_where_an_answer_is_known(client: TestClient, opened: Opened) -> None:
+    found = post(client, "inspect", example_of(opened["classification"]))
+    assert found["right"] == (found["output"]["text"] == found["answer"])
+    pair = post(client, "inspect", example_of(opened["dense"]))
+    assert pair["right"] == (pair["output"]["text"].split() == pair["answer"].split())
+    text = post(client, "inspect", example_of(opened["language-model"]) | {"max_length": 3})
+    assert (text["right"], text["answer"]) == (None, None)
+    assert post(client, "inspect", {"run": "dense", "text": "1 2"})["right"] is None
+
+
 def test_examples_come_with_answers_and_metadata(client: TestClient, opened: Opened) -> None:
     run = opened["dense"]
     query: dict[str, str | int] = {"run": "dense", "split": run.splits[0], "offset": 1, "limit": 2}

@@ -178,6 +178,19 @@ def test_two_runs_stand_side_by_side(page: Any, address: str) -> None:
     assert page.locator("#output .pair > div").count() == 1
 
 
+def test_a_run_of_other_examples_reads_the_same_sentence(
+    page: Any, address: str, opened: dict[str, OpenRun], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = opened["one-wide"].examples("test")
+    monkeypatch.setitem(opened["one-wide"]._examples, "test", own[::-1])
+    opened_page(page, address, "run=dense&run=one-wide&split=test&index=0&reads=answer")
+    columns = [page.locator(f"#surprise [data-run={name}]") for name in ("dense", "one-wide")]
+    assert page.input_value("#text") == opened["dense"].examples("test")[0].source
+    assert columns[0].locator("tbody tr").count() > 0
+    assert "Answer" in page.locator("#output [data-run=dense]").inner_text()
+    assert "Answer" not in page.locator("#output [data-run=one-wide]").inner_text()
+
+
 def test_a_token_shows_where_it_looks(page: Any, address: str) -> None:
     opened_page(page, address, "run=dense&split=test&index=0")
     tokens, looked = page.locator("#attention .chips").first, page.locator("#attention .chips").nth(1)

@@ -84,6 +84,13 @@ def test_an_address_that_cannot_be_listened_at_is_told_in_a_line() -> None:
             listen(host, 0)
 
 
+def test_a_server_that_is_open_to_others_says_so() -> None:
+    assert serve.told("serving", ["a", "b"], "http://127.0.0.1:1/", "127.0.0.1").endswith(
+        "serving a, b at http://127.0.0.1:1/ (Ctrl-C ends it)"
+    )
+    assert "all who can reach 0.0.0.0 can use it" in serve.told("serving", ["a"], "http://127.0.0.1:1/", "0.0.0.0")
+
+
 def last_line(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
     with pytest.raises(SystemExit) as caught:
         main(arguments)

@@ -52,7 +52,7 @@ def view(
     """
     from ostinato.evaluation.loading import check_run, load
     from ostinato.training.threads import cpu_threads
-    from ostinato.viewer.serve import address_of, check_installed, listen, open_browser, serve
+    from ostinato.viewer.serve import address_of, check_installed, listen, open_browser, serve, told
 
     check_installed()
     from ostinato.viewer.chosen import choose_runs
@@ -74,7 +74,7 @@ def view(
         address = address_of(bound, host)
 
         def started() -> None:
-            print_line(f"serving {', '.join(opened)} at {address} (Ctrl-C ends it)")
+            print_line(told("serving", list(opened), address, host))
             if not no_browser:
                 open_browser(address)
 

@@ -30,7 +30,7 @@ def watch(
     Draws loss, learning rate, norm of the gradient, tokens a second, load of experts and depth of tokens, several runs
     over each other, from what the runs write into their directories. Nothing leaves the machine. Ctrl-C ends it.
     """
-    from ostinato.viewer.serve import address_of, check_installed, listen, open_browser, serve
+    from ostinato.viewer.serve import address_of, check_installed, listen, open_browser, serve, told
 
     check_installed()
     from ostinato.viewer.chosen import choose_runs
@@ -44,7 +44,7 @@ def watch(
         address = address_of(bound, host)
 
         def started() -> None:
-            print_line(f"watching {', '.join(run.name for run in chosen)} at {address} (Ctrl-C ends it)")
+            print_line(told("watching", [run.name for run in chosen], address, host))
             if not no_browser:
                 open_browser(address)
 

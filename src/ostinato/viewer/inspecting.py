@@ -88,13 +88,12 @@ def inspect(opened: OpenRun, sentence: Sentence, call: Call) -> Inspection:
         stacks = [_stack(opened, captured, name) for name in output.stacks]
         written_ = read.output or _of_head(opened, read.found, captured)
         cost = _cost(captured, call)
-        answer = read.found.answer
         return Inspection(
             run=opened.name,
             source=read.found.example.source,
-            answer=answer,
+            answer=read.found.answer,
             output=written_,
-            right=None if written_ is None or answer is None else written_.text.split() == answer.split(),
+            right=None if written_ is None else read.found.is_right(written_.text),
             thresholds=model.halting_thresholds(),
             stacks=stacks,
             predictions=predictions,

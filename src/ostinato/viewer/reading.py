@@ -30,8 +30,14 @@ class Given:
 
     @property
     def answer(self) -> str | None:
-        """The right output, where it is known."""
-        return self.example.target if self.knows_answer else None
+        """The right output, where it is known; a text by itself has none."""
+        return self.example.target if self.knows_answer and self.example.source is not None else None
+
+    def is_right(self, output: str) -> bool | None:
+        """Return whether an output has the words of the answer; None where that is not known, or texts go on behind."""
+        if self.answer is None or self.example.continues:
+            return None
+        return output.split() == self.answer.split()
 
 
 def given(opened: OpenRun, sentence: Sentence) -> Given:

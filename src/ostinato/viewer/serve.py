@@ -6,11 +6,12 @@ import errno
 import socket
 import threading
 import webbrowser
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from ostinato.errors import ConfigError, Problem
+from ostinato.viewer.guard import LOCAL
 
 if TYPE_CHECKING:
     from ostinato.viewer.guard import Guard
@@ -92,6 +93,12 @@ def serve(app: Guard, bound: socket.socket, on_start: Callable[[], object]) -> N
     )
     with bound, suppress(KeyboardInterrupt):
         Server(config).run(sockets=[bound])
+
+
+def told(what: str, names: Sequence[str], address: str, host: str) -> str:
+    """Return what is said once requests are answered."""
+    open_to = "" if host in LOCAL else f"; all who can reach {host} can use it"
+    return f"{what} {', '.join(names)} at {address} (Ctrl-C ends it{open_to})"
 
 
 def open_browser(address: str) -> None:

@@ -12,7 +12,7 @@ const PANELS = [
   ["surprise", "Surprise by token"], ["attention", "Attention"], ["experts", "Experts"], ["curve", "Accuracy against cost"],
   ["plan", "Plan"],
 ];
-const seen = { runs: {}, found: {}, streamed: {}, attention: {}, curve: {}, query: 0, example: null, total: 0 };
+const seen = { runs: {}, found: {}, streamed: {}, attention: {}, curve: {}, query: 0, total: 0, textFor: new Set() };
 const info = (name) => seen.runs[name];
 const chosen = () => state.runs.map(info);
 
@@ -43,9 +43,10 @@ function depthOf(run) {
 function sentenceOf(run) {
   const asked = depthOf(run);
   if (state.text !== null) asked.text = state.text;
+  else if (seen.textFor.has(run.name)) asked.text = $("text").value;
   else asked.example = { split: state.split, index: state.index };
   if (run.generates) {
-    asked.reads = state.reads;
+    asked.reads = asked.text !== undefined && !run.prompts ? "output" : state.reads;
     if (state.temperature > 0) Object.assign(asked, { temperature: state.temperature, seed: state.seed });
     else asked.beam = state.beam;
   }
@@ -57,7 +58,7 @@ function sentenceOf(run) {
 async function runOne(run) {
   const asked = sentenceOf(run);
   seen.streamed[run.name] = null;
-  if (run.generates && state.reads === "output") {
+  if (asked.reads === "output") {
     await stream("/api/generate", asked, `sentence ${run.name}`, (line) => {
       if (line.kind === "output") asked.output_ids = line.output.ids;
       seen.streamed[run.name] = line.kind === "output" ? { text: line.output.text, written: line.output } : { text: line.text };
@@ -101,7 +102,7 @@ async function look(run) {
   if (place) {
     const asked = { ...sentenceOf(run), stack: place.stack, step: place.step, kind: place.kind };
     const ids = seen.found[run.name].output?.ids;
-    if (run.generates && state.reads === "output") asked.output_ids = ids;
+    if (asked.reads === "output") asked.output_ids = ids;
     seen.attention[run.name] = { place, rounds: own.length, names: [...new Set(known.map((one) => one.name))], found: await post("/api/attention", asked, `attention ${run.name}`) };
   }
   render("attention");
@@ -253,10 +254,26 @@ async function showExample(index) {
   if (!example) return;
   state.text = null;
   state.index = example.index;
+  seen.textFor = new Set(await otherRuns(example));
   $("index").value = example.index + 1;
   $("text").value = example.source ?? example.target;
   const columns = Object.entries(example.columns).map(([name, value]) => `${name}: ${typeof value === "object" ? JSON.stringify(value) : value}`);
   $("about").textContent = [`Example ${example.index + 1} of ${page.total} of ${page.split}.`, example.source === null ? "" : `Answer: ${example.target}`, ...columns].filter(Boolean).join("  ·  ");
+}
+
+// Runs whose example of that number is another one, or which have none: they read the text of this one.
+async function otherRuns(example) {
+  const found = [];
+  for (const name of state.runs.slice(1)) {
+    try {
+      const page = await get("/api/examples", { run: name, split: state.split, offset: example.index, limit: 1 });
+      const own = page.examples[0];
+      if (own?.source !== example.source || own?.target !== example.target) found.push(name);
+    } catch {
+      found.push(name);
+    }
+  }
+  return found;
 }
 
 async function pick(index) {
