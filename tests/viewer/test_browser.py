@@ -323,6 +323,15 @@ def test_everything_is_reached_by_the_keyboard(page: Any, address: str) -> None:
     }
     assert wanted <= reached
     assert "scroll" in reached
+    page.locator("#predictions .scroll").focus()
+    for key, told in (("ArrowRight", "round 1: "), ("ArrowRight", "round 2: "), ("ArrowDown", "round 2: ")):
+        before = text_of(page, "#predictions .told")
+        page.keyboard.press(key)
+        after = text_of(page, "#predictions .told")
+        assert after.startswith(told)
+        assert after != before
+    page.locator("#depth td").nth(1).click()
+    assert "round 2" in page.locator("#depth .told").first.inner_text()
     page.focus("#next")
     page.keyboard.press("Enter")
     finished(page, 2)

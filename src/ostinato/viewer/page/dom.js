@@ -73,8 +73,40 @@ export function scrolled(label, [caption, made]) {
   const whole = document.createDocumentFragment();
   if (caption) whole.append(el("p", { class: "quiet small" }, caption));
   made.setAttribute("aria-label", caption || label);
-  whole.append(el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": label }, made));
+  const region = el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": label }, made);
+  whole.append(region);
+  if (made.querySelector("td[title]")) whole.append(toldBy(region));
   return whole;
+}
+
+const ARROWS = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
+
+// What a cell says to those who point at it is said to those who press it, or move to it by arrow keys, too.
+function toldBy(region) {
+  const told = el("p", { class: "quiet small told", "aria-live": "polite" });
+  let current = null;
+  const show = (cell) => {
+    if (!cell?.title) return;
+    current?.classList.remove("current");
+    current = cell;
+    cell.classList.add("current");
+    cell.scrollIntoView({ block: "nearest", inline: "nearest" });
+    told.textContent = cell.title;
+  };
+  region.addEventListener("click", (event) => show(event.target.closest("td[title]")));
+  region.addEventListener("keydown", (event) => {
+    if (!(event.key in ARROWS)) return;
+    event.preventDefault();
+    if (!current) {
+      show(region.querySelector("td[title]"));
+      return;
+    }
+    const [down, right] = ARROWS[event.key];
+    const rows = [...current.closest("tbody").rows];
+    const row = rows[rows.indexOf(current.parentElement) + down];
+    show(row?.cells[current.cellIndex + right]);
+  });
+  return told;
 }
 
 export function table(caption, heads, rows) {

@@ -87,7 +87,7 @@ export function predictions(found) {
       }));
   });
   return [scrolled("Predictions by round", table(
-    "The most probable prediction after every round; the stronger the colour, the more probable. Point at one for the next best.",
+    "The most probable prediction after every round; the stronger the colour, the more probable. Point at one, press it or move to it by arrow keys for the next best.",
     ["at", "what comes", ...rounds], rows))];
 }
 
@@ -107,7 +107,8 @@ export function attention(found, head, query, onQuery) {
   const show = (q) => {
     const row = weights[q];
     chips.replaceChildren(...found.keys.map((key, k) => {
-      const chip = el("span", { class: "chip", title: row ? percent(row[k]) : "took no part" }, key);
+      const share = row && row[k] >= 0.05 ? el("small", {}, ` ${Math.round(100 * row[k])} %`) : null;
+      const chip = el("span", { class: "chip", title: row ? percent(row[k]) : "took no part" }, key, share);
       return heat(chip, row ? row[k] : 0);
     }));
   };
