@@ -163,6 +163,7 @@ def take_pictures(runs: list[Path], folder: Path) -> None:
                 page.goto(f"http://127.0.0.1:{port}/")
                 page.wait_for_selector("body[data-done], body[data-asked]", state="attached", timeout=60_000)
                 if command == "view":
+                    page.wait_for_timeout(500)  # the layout is still
                     page.click("#draw-curve")
                     page.wait_for_selector("body[data-curves]", state="attached", timeout=60_000)
                 page.wait_for_timeout(1000)
