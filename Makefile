@@ -33,6 +33,7 @@ test: check
 	$(BIN)/python -m pytest -n 2 $(PYTEST)
 
 test-all: check
+	@command -v chromium > /dev/null || echo "tests in a browser are left out: apt-get install chromium; $(BIN)/pip install -e '.[browser]'"
 	$(BIN)/python -m pytest -n 2 -m "slow or not slow" --jaxtyping-packages=$(SHAPES),beartype.beartype $(PYTEST)
 
 docs: $(VENV)/dev

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from ostinato.budget import count_macs
+from ostinato.budget import MacCounter, count_macs
+from ostinato.budget.products import products, use_products
 from ostinato.config.model import LanguageModelConfig, Seq2SeqConfig
 from ostinato.errors import ConfigError
 
@@ -116,3 +117,21 @@ def test_impossible_questions_are_refused_with_the_value() -> None:
     with pytest.raises(ConfigError, match=r"model\.target_vocab_size is None"):
         count_macs(Seq2SeqConfig(), 4, 4)
     assert count_macs(Seq2SeqConfig(), 4, 4, vocab_size=10).by_part["output"] == 4 * 512 * 10
+
+
+def test_rounds_by_stack_cost_what_models_of_so_many_steps_cost() -> None:
+    config = _stacks("all")
+    deeper = config.model_copy(update={"encoder": config.encoder.model_copy(update={"n_steps": 7})})
+    assert products(config, {"encoder": 7}, None) == products(deeper, None, None)
+    assert products(config, {"encoder": 7, "decoder": 7}, None) == products(config, 7, None)
+    depths = {"encoder": [0, 0, 0, 0, 0, 0, 4], "decoder": [0, 0, 5]}
+    assert MacCounter(config, n_steps={"encoder": 7}).count(depths) == MacCounter(deeper).count(depths)
+    with pytest.raises(ConfigError, match="different parameter sets"):
+        products(_stacks("individual"), {"decoder": 4}, None)
+
+
+def test_the_products_of_uses_are_those_of_the_pass_without_its_output() -> None:
+    config = _stacks("individual")
+    of_uses = [product for _, own in use_products(config) for product in own]
+    of_pass = [product for own in products(config, None, None).values() for product in own]
+    assert [product for product in of_pass if product.part != "output" and "halting" not in product.part] == of_uses

@@ -9,7 +9,7 @@ from ostinato import __version__
 
 GROUPS = {
     "Run": ["demo", "train", "generate"],
-    "Look inside": ["evaluate", "analyze", "tune-threshold"],
+    "Look inside": ["evaluate", "analyze", "tune-threshold", "view", "watch"],
     "Compare": ["compare", "table", "plot"],
     "Count": ["plan", "family", "solve"],
     "Laboratory": ["sweep", "claims", "reproduce"],

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from table_model import TableModel, pad, plain_beams, sources
 
 from ostinato.config.decoding import DecodingConfig, LengthPenaltyConfig
-from ostinato.decoding import Hypothesis, length_penalty, search
+from ostinato.decoding import Hypothesis, length_penalty, search, search_n_best
 from ostinato.errors import DataError
 
 BOS, EOS = 1, 2
@@ -255,3 +255,28 @@ def test_searching_leaves_the_global_generator_alone() -> None:
     before = torch.get_rng_state()
     search(TableModel(8), sources([[3]]), DecodingConfig(strategy="sample", seed=3))
     assert torch.equal(before, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("beam", [1, 3])
+def test_every_step_is_told_with_the_leading_hypothesis_of_every_sentence_and_may_end_the_search(beam: int) -> None:
+    model, seen = TableModel(6, 3), list[dict[int, list[int]]]()
+    config = DecodingConfig(
+        strategy="beam" if beam > 1 else "greedy", beam=beam, max_length=6, length_penalty=NO_PENALTY
+    )
+    batch = sources(random_sources(4))
+    found = search_n_best(model, batch, config, on_step=lambda ids: seen.append(dict(ids)))
+    assert found == search_n_best(model, batch, config)
+    assert set(seen[0]) == {0, 1, 2, 3}
+    assert all(len(ids) == number for number, step in enumerate(seen, 1) for ids in step.values())
+    if beam == 1:
+        last = {row: ids for step in seen for row, ids in step.items()}
+        for row, (best,) in enumerate(found):
+            assert last[row][: best.n_tokens] == best.ids + [EOS] * best.finished
+    else:
+        assert all(step[row][:1] != [EOS] for step in seen for row in step)
+
+    def stop(ids: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        search_n_best(model, batch, config, on_step=stop)

@@ -235,8 +235,8 @@ class Outcomes(Collector):
         n: examples. Memory: 48 n bytes.
 
     Attributes: nll_N in nats, right_N and labels_N: labels; lengths_N: real tokens of the source (of the target where
-    there is none); targets_N: of the target; macs_N2: at full depth, and realised; zeros where the stacks run another
-    number of rounds than their configuration says. depths: of all tokens.
+    there is none); targets_N: of the target; macs_N2: at the full depth of the rounds that stacks run, and realised.
+    depths: of all tokens.
     """
 
     def __init__(self, n: int) -> None:
@@ -272,9 +272,8 @@ class Outcomes(Collector):
         for i in range(batch.n_sentences):
             self.depths.add({name: sums_BV[i] for name, sums_BV in sums.items()})
         config = captured.model.config
-        if rounds == {name: plan.n_rounds for name, plan in config.plans().items()}:
-            self._counter = self._counter or MacCounter(config, exits=captured.model.exits())
-            self.macs_N2[places] = sentence_macs(self._counter, config, sums, batch)
+        self._counter = self._counter or MacCounter(config, n_steps=rounds, exits=captured.model.exits())
+        self.macs_N2[places] = sentence_macs(self._counter, config, sums, batch)
 
 
 class RouterStep(NamedTuple):

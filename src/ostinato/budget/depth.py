@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from ostinato.budget.sizes import plans
+from ostinato.budget.sizes import Rounds, plans
 from ostinato.config.halting import ActConfig, ByLengthConfig, ExitConfig, SelectConfig
 from ostinato.config.model import ModelConfig
 from ostinato.config.sub_layers import SeparableConvConfig
@@ -59,7 +59,7 @@ def expected_depths(
     config: ModelConfig,
     expected_depth: Mapping[str, float] | None = None,
     *,
-    n_steps: int | None = None,
+    n_steps: Rounds = None,
     source_length: int | None = None,
     exits: Collection[str] = (),
 ) -> dict[str, ExpectedDepth]:
@@ -67,7 +67,7 @@ def expected_depths(
 
     Args:
         expected_depth: rounds per token, by stack; where tokens learn to halt (`halting.kind` act or stick_breaking)
-            anything from 1 to all rounds. n_steps: rounds at call time.
+            anything from 1 to all rounds. n_steps: rounds at call time, of all stacks or by name.
         source_length: tokens of the source; None: unknown, so that all rounds are taken.
         exits: stacks whose tokens stop by a criterion in place of their rule (`ostinato.nn.Execution.exit`).
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ostinato.budget.sizes import Weights, plans
+from ostinato.budget.sizes import Rounds, Weights, plans
 from ostinato.config.loops import SegmentConfig
 from ostinato.config.model import ModelConfig
 from ostinato.config.norm import NormalisationConfig
@@ -105,7 +105,7 @@ class PlannedSegment:
         return kind == "decay" or (kind == "linear" and number == width)
 
 
-def planned_segments(config: ModelConfig, n_steps: int | None = None) -> Iterator[PlannedSegment]:
+def planned_segments(config: ModelConfig, n_steps: Rounds = None) -> Iterator[PlannedSegment]:
     """Yield the segments of every stack that is made of some."""
     stacks, d_model = config.stacks(), config.d_model
     for name, plan in plans(config, n_steps).items():

@@ -71,7 +71,7 @@ from typing import NamedTuple
 from ostinato.budget.depth import ONE_ROUND, ExpectedDepth, expected_depths
 from ostinato.budget.parameters import count_parameters
 from ostinato.budget.products import HEAD, SCORES, WINDOW, Product, TokenMacs, products, sentence_macs, token_macs
-from ostinato.budget.sizes import planned_uses
+from ostinato.budget.sizes import Rounds, planned_uses
 from ostinato.config.experts import ExpertAttentionConfig
 from ostinato.config.model import ModelConfig
 from ostinato.config.sub_layers import AttentionConfig
@@ -241,16 +241,14 @@ class MacCounter:
     """Counts sentences of one model; the costs of a token are added up once for every depth.
 
     Args:
-        config: with its vocabulary sizes. n_steps: rounds at call time.
+        config: with its vocabulary sizes. n_steps: rounds at call time, of all stacks or by name.
         exits: stacks whose tokens stop by a criterion, and whether it needs predictions (`TokenModel.exits`).
 
     Raises:
         ConfigError: as `count_macs`.
     """
 
-    def __init__(
-        self, config: ModelConfig, *, n_steps: int | None = None, exits: Mapping[str, bool] | None = None
-    ) -> None:
+    def __init__(self, config: ModelConfig, *, n_steps: Rounds = None, exits: Mapping[str, bool] | None = None) -> None:
         self._full = products(config, n_steps, None)
         self._exits = exits or {}
         self._realised = products(config, n_steps, None, self._exits) if self._exits else self._full

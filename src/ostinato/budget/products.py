@@ -24,6 +24,7 @@ from ostinato.budget.loops import planned_segments
 from ostinato.budget.recurrent import recurrent_parts
 from ostinato.budget.sizes import (
     PlannedUse,
+    Rounds,
     embedding_map_weights,
     gate_weights,
     inner_width,
@@ -86,8 +87,26 @@ class TokenMacs(NamedTuple):
         return self.macs + self.per_source * source_length + self.per_target * target_length
 
 
+def use_products(config: ModelConfig, n_steps: Rounds = None) -> Iterator[tuple[PlannedUse, list[Product]]]:
+    """Yield every use of a sub-layer in the order they run, with its products."""
+    projected: set[str] = set()
+    for planned in planned_uses(config, n_steps):
+        part, side, sub, own = planned.part, config.side_of(planned.stack), planned.sub, list[Product]()
+        if isinstance(sub, RoutedConfig):
+            macs = router_weights(sub, config.d_model).products
+            own.append(Product(f"{part}.{ROUTER}", side, planned.round, macs))
+        if isinstance(sub, AttentionConfig):
+            own += _attention(planned, sub, config, projected)
+        else:
+            macs = set_weights(sub, config.d_model).products * (sub.top_k if isinstance(sub, RoutedConfig) else 1)
+            own.append(Product(part, side, planned.round, macs))
+            if delta := delta_size(planned, config.d_model):
+                own.append(Product(f"{planned.stack}.{DELTAS}", side, planned.round, delta))
+        yield planned, own
+
+
 def products(
-    config: ModelConfig, n_steps: int | None, vocab_size: int | None, exits: Mapping[str, bool] | None = None
+    config: ModelConfig, n_steps: Rounds, vocab_size: int | None, exits: Mapping[str, bool] | None = None
 ) -> dict[str, list[Product]]:
     """Return the products of a pass by stack or recurrence; the output projection is among the last one's.
 
@@ -102,19 +121,8 @@ def products(
     """
     found: dict[str, list[Product]] = {name: [] for name in config.readers()}
     exits, after = exits or {}, {name: list[Product]() for name in found}
-    projected: set[str] = set()
-    for planned in planned_uses(config, n_steps):
-        part, side, sub, own = planned.part, config.side_of(planned.stack), planned.sub, list[Product]()
-        if isinstance(sub, RoutedConfig):
-            macs = router_weights(sub, config.d_model).products
-            own.append(Product(f"{part}.{ROUTER}", side, planned.round, macs))
-        if isinstance(sub, AttentionConfig):
-            own += _attention(planned, sub, config, projected)
-        else:
-            macs = set_weights(sub, config.d_model).products * (sub.top_k if isinstance(sub, RoutedConfig) else 1)
-            own.append(Product(part, side, planned.round, macs))
-            if delta := delta_size(planned, config.d_model):
-                own.append(Product(f"{planned.stack}.{DELTAS}", side, planned.round, delta))
+    for planned, own in use_products(config, n_steps):
+        side = config.side_of(planned.stack)
         found[planned.stack] += own
         if planned.is_after_loop:
             # Keys and values of the memory are kept.

@@ -30,7 +30,7 @@ router. Sparse Universal Transformer, sections 2.2 and 2.3; X-MoE, section 2.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -103,18 +103,24 @@ class PlannedUse:
         return f"{self.stack}.{self.name}"
 
 
-def plans(config: ModelConfig, n_steps: int | None) -> dict[str, Plan]:
+Rounds = int | Mapping[str, int] | None
+"""Rounds at call time: of every stack, or by the names of some; None: the plans' own."""
+
+
+def plans(config: ModelConfig, n_steps: Rounds) -> dict[str, Plan]:
     """Return the plan of every stack, run for `n_steps` rounds where that is given.
 
     Raises:
         ConfigError: `n_steps` for a stack whose rounds differ, or for a model that has none.
     """
-    config.check_rounds(n_steps)
     own = config.plans()
+    if isinstance(n_steps, Mapping):
+        return {name: plan.with_rounds(n_steps.get(name, plan.n_rounds)) for name, plan in own.items()}
+    config.check_rounds(n_steps)
     return own if n_steps is None else {name: plan.with_rounds(n_steps) for name, plan in own.items()}
 
 
-def planned_uses(config: ModelConfig, n_steps: int | None = None) -> Iterator[PlannedUse]:
+def planned_uses(config: ModelConfig, n_steps: Rounds = None) -> Iterator[PlannedUse]:
     """Yield every use of every stack in the order they run."""
     stacks = config.stacks()
     for name, plan in plans(config, n_steps).items():

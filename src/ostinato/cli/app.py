@@ -33,6 +33,8 @@ from ostinato.cli.sweep import sweep
 from ostinato.cli.table import table
 from ostinato.cli.train import train
 from ostinato.cli.tune_threshold import tune_threshold
+from ostinato.cli.view import view
+from ostinato.cli.watch import watch
 from ostinato.errors import OstinatoError
 from ostinato.version import __version__
 
@@ -49,6 +51,8 @@ _COMMANDS = (
     (_LOOK, evaluate, "ostinato evaluate runs/x --split gen --by category --beam 4"),
     (_LOOK, analyze, "ostinato analyze runs/x runs/x-seed-2 --only similarity --out analysis"),
     (_LOOK, tune_threshold, "ostinato tune-threshold runs/x --split dev --max-drop 0.002"),
+    (_LOOK, view, "ostinato view runs/x runs/x-seed-2"),
+    (_LOOK, watch, "ostinato watch runs/x demo"),
     (_COMPARE, compare, "ostinato compare runs/baseline runs/one-wide --split test"),
     (_COMPARE, table, "ostinato table runs/scan-* --jsonl docs/results/scan.jsonl"),
     (_COMPARE, plot, "ostinato plot digits --x macs --y longer"),

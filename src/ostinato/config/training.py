@@ -278,6 +278,9 @@ class ConsistencyConfig(Config):
         return self.loss > 0 or self.states > 0
 
 
+LoggerName = Literal["tensorboard", "trackio", "wandb"]
+
+
 class TrainingConfig(Config):
     """One training run."""
 
@@ -353,6 +356,9 @@ class TrainingConfig(Config):
     """auto: a GPU if there is one; else a name such as cpu, cuda or cuda:1."""
     n_threads: Size | None = None
     """CPU threads; None: torch's choice."""
+    loggers: list[LoggerName] = Field(default_factory=list)
+    """Programs that are told the numbers of a run beside its own logs: tensorboard (files in the run's directory),
+    trackio (its store on this machine), wandb (a service; sends them there). Each has to be installed."""
 
     def problems(self, path: str = "") -> Iterator[Problem]:
         """Settings of a start from a run need one, those of what trains something frozen, and gates to be asked."""

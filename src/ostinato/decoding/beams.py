@@ -132,6 +132,18 @@ class Beams:
         self._mark_stopped(ends_SN)
         return (torch.arange(S, device=parents_SK.device)[:, None] * K + parents_SK).flatten()
 
+    def leading(self) -> dict[int, list[int]]:
+        """Return the ids of every sentence's best live hypothesis, by the sentence's row in the first batch."""
+        steps = torch.cat(self._steps_LS2K).tolist()
+        found = {}
+        for i, sentence in enumerate(self._rows):
+            ids, slot = [], 0
+            for ids_K, parents_K in (step[i] for step in reversed(steps)):
+                ids.append(ids_K[slot])
+                slot = parents_K[slot]
+            found[sentence] = ids[::-1]
+        return found
+
     def results(self, stopped: list[int]) -> Iterator[tuple[int, list[Hypothesis]]]:
         """Yield the outputs of sentences, best first, each with the sentence's row in the first batch.
 

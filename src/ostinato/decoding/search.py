@@ -25,7 +25,7 @@ Letters: S sentences still in the batch, K hypotheses of each, N proposals of ea
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import floor
 from typing import Protocol, runtime_checkable
@@ -45,6 +45,11 @@ from ostinato.nn.cache import Cache
 # Stopped sentences are removed from the batch when they are at least this part of it: removing copies the cache of the
 # others, so that doing it for every single sentence would cost more than it saves.
 _REMOVED_AT = 1 / 8
+
+
+OnStep = Callable[[Mapping[int, list[int]]], object]
+"""Called after every step of a search with the ids so far of every sentence's best live hypothesis, the end symbol
+included, by the sentence's row in the first batch. What finishes may be another one."""
 
 
 @runtime_checkable
@@ -110,6 +115,7 @@ def search_n_best(
     config: DecodingConfig,
     prefix: Tokens | None = None,
     n_steps: int | None = None,
+    on_step: OnStep | None = None,
 ) -> list[list[Hypothesis]]:
     """Search the `config.n_best` best outputs for every sentence of a batch, best first, in the batch's order.
 
@@ -122,6 +128,7 @@ def search_n_best(
         prefix: target tokens that are given, padded on the left, begin symbol first: a language model's prompt, or a
             translation's beginning. None: the begin symbol alone. Limits and scores count only what is generated.
         n_steps: rounds to run instead of the plans' own (fully shared plans only).
+        on_step: see `OnStep`; an error that it raises ends the search.
 
     Sampling draws from one stream a sentence, seeded with `config.seed` and its row number `batch.indices` (its place
     in the batch where there is none).
@@ -149,6 +156,8 @@ def search_n_best(
     while True:
         log_p_RV = beams.mask_early_ends(next_log_probs(logits_RV, special_ids))
         rows_R = beams.advance(propose(log_p_RV, beams.log_prob_SK, beams.length))
+        if on_step is not None:
+            on_step(beams.leading())
         stopped = beams.stopped_S.tolist()
         n_stopped = sum(stopped)
         is_over = n_stopped == len(stopped)

@@ -24,6 +24,7 @@ FREE_TO_CHANGE = (
     "training.expert_backend",
     "training.compaction",
     "training.keep_",  # last and best
+    "training.loggers",
 )
 """Beginnings of the keys of settings that may differ where a run is resumed."""
 

@@ -19,6 +19,7 @@ from ostinato.kernels import keep_freed_memory
 from ostinato.models import load_model
 from ostinato.training.checkpoint import Checkpoints
 from ostinato.training.checks import check_training
+from ostinato.training.loggers import check_loggers, with_loggers
 from ostinato.training.prepare import Prepared, prepare
 from ostinato.training.processes import Processes
 from ostinato.training.records import Records
@@ -64,7 +65,9 @@ def train(
         TrainingError: a loss or gradient that is not finite; other processes that have ended.
     """
     processes = Processes.from_environment()
+    check_loggers(recipe.training.loggers)
     reporter = reporter if reporter and processes.is_main else Reporter()
+    reporter = with_loggers(reporter, recipe.training.loggers if processes.is_main else ())
     device = processes.device(recipe.training.device)
     check_training(recipe, device)
     keep_freed_memory()

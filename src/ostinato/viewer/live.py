@@ -1,0 +1,187 @@
+"""Runs as they are trained, read from their logs: only what was added since is read, and never written to."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ostinato.errors import ConfigError, OstinatoError, Problem
+from ostinato.tasks.recipes import load_recipe
+from ostinato.training.records import METRICS, TIMINGS
+from ostinato.version import __version__
+from ostinato.viewer.chosen import ChosenRun
+from ostinato.viewer.schema import EvaluationPoint, Metrics, MetricsQuery, TrainingPoint, Watched, WatchedRun
+
+MOST = 2**20
+"""Bytes of a log that one answer is made of."""
+_TAIL = 65_536
+_RECENT = 20
+"""Last timings from which the time left is taken."""
+
+
+class WatchedRunFiles:
+    """The files of a run, which may not be there yet.
+
+    Args:
+        n_updates: of its recipe, where that is known before it begins.
+    """
+
+    def __init__(self, name: str, directory: Path, n_updates: int | None = None) -> None:
+        self.name, self.directory, self._n_updates = name, directory, n_updates
+
+    def summary(self) -> WatchedRun:
+        """Return how far the run is."""
+        log = self.directory / METRICS
+        n_updates = self.n_updates()
+        finished = (self.directory / "results.json").is_file()
+        try:
+            age = max(0.0, time.time() - log.stat().st_mtime)
+        except OSError:
+            begun = (self.directory / "recipe.yaml").is_file()
+            state: Any = "finished" if finished else "begun" if begun else "waiting"
+            return WatchedRun(name=self.name, state=state, update=0, n_updates=n_updates, left=None, age=None)
+        update, seconds = self._speed()
+        left = None if finished or seconds is None or n_updates is None else max(0, n_updates - update) * seconds
+        state = "finished" if finished else "begun"
+        return WatchedRun(name=self.name, state=state, update=update, n_updates=n_updates, left=left, age=age)
+
+    def n_updates(self) -> int | None:
+        """Return how many updates the run is to have; a run that is resumed may have more than it began with."""
+        if (self.directory / "recipe.yaml").is_file():
+            try:
+                return load_recipe(self.directory).training.n_updates
+            except OstinatoError:
+                return self._n_updates
+        return self._n_updates
+
+    def _speed(self) -> tuple[int, float | None]:
+        """Return the last update that was logged, and the seconds that one takes now."""
+        path = self.directory / TIMINGS
+        size = path.stat().st_size if path.is_file() else 0
+        start = max(0, size - _TAIL)
+        lines, _, _ = read_lines(path, start)
+        if start and lines:
+            lines = lines[1:]  # it may begin in the middle
+        last = deque((r for r in lines if r.get("kind") == "training"), maxlen=_RECENT)
+        if not last:
+            return 0, None
+        updates, seconds = [int(r["update"]) for r in last], [float(r["seconds"]) for r in last]
+        # The first of them says when its own updates ended only.
+        done, spent = updates[-1] - updates[0], sum(seconds[1:])
+        if done <= 0:
+            done, spent = updates[-1], seconds[-1]
+        return updates[-1], spent / done if done else None
+
+    def metrics(self, query: MetricsQuery) -> Metrics:
+        """Return what was added to the logs."""
+        records, metrics, is_cut = read_lines(self.directory / METRICS, query.metrics)
+        timings, timed, is_new = read_lines(self.directory / TIMINGS, query.timings)
+        size = _size(self.directory / METRICS)
+        more = metrics < size and bool(records)
+        training = [_training(r) for r in records if r.get("kind") == "training"]
+        return Metrics(
+            run=self.summary(),
+            again=is_cut or is_new,
+            more=more,
+            metrics=metrics,
+            timings=timed,
+            training=training,
+            evaluations=[_evaluation(r) for r in records if r.get("kind") == "evaluation"],
+            speeds={
+                int(r["update"]): float(r["labels_per_second"])
+                for r in timings
+                if r.get("kind") == "training" and isinstance(r.get("labels_per_second"), int | float)
+            },
+        )
+
+
+def read_lines(path: Path, start: int) -> tuple[list[dict[str, Any]], int, bool]:
+    """Return the whole lines of a log from a byte on, where the next one begins, and whether the log was cut back.
+
+    A log that is shorter than what was read is read from its beginning. Lines that are no JSON objects are left out: a
+    log may be damaged, and what it holds else is shown all the same.
+    """
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            is_cut = start > size
+            start = 0 if is_cut else start
+            file.seek(start)
+            content = file.read(MOST)
+            while b"\n" not in content and (part := file.read(MOST)):
+                content += part
+    except OSError:
+        return [], 0, start > 0
+    whole = content[: content.rfind(b"\n") + 1]
+    found = []
+    for line in whole.splitlines():
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(record, dict) and isinstance(record.get("update", 0), int):
+            found.append(record)
+    return found, start + len(whole), is_cut
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else 0
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _numbers(values: Any) -> list[float]:
+    found = [_number(value) for value in values] if isinstance(values, list) else []
+    return [value for value in found if value is not None]
+
+
+def _groups(record: Mapping[str, Any], name: str, part: str) -> dict[str, list[float]]:
+    groups = record.get(name)
+    if not isinstance(groups, dict):
+        return {}
+    return {key: _numbers(own[part]) for key, own in groups.items() if isinstance(own, dict) and part in own}
+
+
+def _training(record: Mapping[str, Any]) -> TrainingPoint:
+    return TrainingPoint(
+        update=record["update"],
+        loss=_number(record.get("nll")),
+        lr=_number(record.get("lr")),
+        grad_norm=_number(record.get("grad_norm")),
+        load=_groups(record, "routing", "load"),
+        depth=_groups(record, "depth", "histogram"),
+    )
+
+
+def _evaluation(record: Mapping[str, Any]) -> EvaluationPoint:
+    scores = record.get("scores")
+    known = scores.items() if isinstance(scores, dict) else ()
+    numbers = {name: number for name, value in known if (number := _number(value)) is not None}
+    return EvaluationPoint(update=record["update"], split=str(record.get("split", "")), scores=numbers)
+
+
+class Watch:
+    """The runs that one page watches."""
+
+    def __init__(self, runs: Sequence[ChosenRun]) -> None:
+        self._runs = {run.name: WatchedRunFiles(run.name, run.directory, run.n_updates) for run in runs}
+
+    def runs(self) -> Watched:
+        """Return how far all of them are."""
+        return Watched(version=__version__, runs=[run.summary() for run in self._runs.values()])
+
+    def metrics(self, query: MetricsQuery) -> Metrics:
+        """Return what was added to the logs of one of them.
+
+        Raises:
+            ConfigError: there is none of that name.
+        """
+        if query.run not in self._runs:
+            raise ConfigError([Problem("run", query.run, f"must be one of {', '.join(self._runs)}")])
+        return self._runs[query.run].metrics(query)

@@ -1,0 +1,119 @@
+"""The runs that a page shows: by name, with their examples and their queues."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import islice
+from typing import Any
+
+from ostinato.analysis.studies.base import Subject
+from ostinato.config.decoding import DecodingConfig
+from ostinato.data.example import Example
+from ostinato.data.registry import DataAccess
+from ostinato.errors import ConfigError, DataError, Problem
+from ostinato.evaluation.loading import LoadedRun
+from ostinato.tasks.base import Task
+from ostinato.tasks.registry import build_task
+from ostinato.viewer.calls import Calls
+from ostinato.viewer.schema import Depth, ExampleRef, Limits, Sentence
+
+
+class OpenRun:
+    """A loaded run under its name on the page.
+
+    Args:
+        access: where data files are found; nothing is downloaded.
+    """
+
+    def __init__(self, name: str, run: LoadedRun, limits: Limits, access: DataAccess | None = None) -> None:
+        self.name, self.run, self.limits = name, run, limits
+        self.calls = Calls(limits.seconds, limits.waiting)
+        self.subject = Subject(name, run, [])
+        self._examples: dict[str, list[Example]] = {}
+        self._task: Task | None = None
+        self._why_none = ""
+        try:
+            self._task = build_task(run.recipe.task, run.recipe.data, (access or DataAccess.default()).offline())
+        except (ConfigError, DataError) as error:  # a run may be looked into where its data is not
+            self._why_none = f"this run's examples cannot be read here: {error}"
+
+    @property
+    def splits(self) -> list[str]:
+        """The splits of its task, those that it is scored on first; none where its data is not here."""
+        if self._task is None:
+            return []
+        named = self.run.recipe.evaluation.splits or []
+        return list(dict.fromkeys([*named, *self._task.splits()]))
+
+    def examples(self, split: str) -> list[Example]:
+        """Return the first examples of a split, which stay in memory.
+
+        Raises:
+            ConfigError: no such split. DataError: its data cannot be read here.
+        """
+        if self._task is None:
+            raise DataError(self._why_none)
+        if split not in self._task.splits():
+            raise ConfigError([Problem("split", split, f"must be one of {', '.join(self._task.splits())}")])
+        if split not in self._examples:
+            self._examples[split] = list(islice(self._task.examples(split), self.limits.known))
+        return self._examples[split]
+
+    def example(self, ref: ExampleRef) -> Example:
+        """Return an example.
+
+        Raises:
+            ConfigError: there is none of that number. DataError: its data cannot be read here.
+        """
+        known = self.examples(ref.split)
+        if ref.index >= len(known):
+            raise ConfigError(
+                [Problem("example.index", ref.index, f"must be below {len(known)}, those that are shown")]
+            )
+        return known[ref.index]
+
+    def execution(self, depth: Depth) -> dict[str, Any]:
+        """Return the changes of the model's execution that a request asks for.
+
+        Raises:
+            ConfigError: more rounds than a request may ask for.
+        """
+        plans = {name: stack.plan.n_rounds for name, stack in self.run.model.stacks.items()}
+        for name, n in depth.rounds.items():
+            most = self.limits.rounds * plans.get(name, n)
+            if n > most:
+                raise ConfigError([Problem(f"rounds.{name}", n, f"must be at most {most}")])
+        changes: dict[str, Any] = {}
+        if depth.rounds:
+            changes["rounds"] = depth.rounds
+        if depth.threshold is not None:
+            changes["halting_threshold"] = depth.threshold
+        if depth.exit is not None or depth.exit_scope != "token":
+            changes |= {"exit": depth.exit, "exit_scope": depth.exit_scope}
+        return changes
+
+    def decoding(self, sentence: Sentence) -> DecodingConfig:
+        """Return how a sentence's output is searched for: the run's own way, with what the request says.
+
+        Raises:
+            ConfigError: a combination that is not possible.
+        """
+        chosen: dict[str, object] = {"n_best": 1}
+        if sentence.temperature is not None:
+            if (sentence.beam or 1) > 1:
+                raise ConfigError([Problem("temperature", sentence.temperature, "draws one output: beam must be 1")])
+            chosen |= {"strategy": "sample", "temperature": sentence.temperature, "seed": sentence.seed}
+        elif sentence.beam is not None:
+            chosen["beam"] = sentence.beam
+        own = self.run.decoding(**chosen)
+        most = min(sentence.max_length or own.max_length, self.limits.generated)
+        return own.model_copy(update={"max_length": most, "max_length_ratio": 0.0})
+
+    def close(self) -> None:
+        """End its queue."""
+        self.calls.close()
+
+
+def open_runs(runs: Mapping[str, LoadedRun], limits: Limits, access: DataAccess | None = None) -> dict[str, OpenRun]:
+    """Return runs by the names that they have on the page."""
+    return {name: OpenRun(name, run, limits, access) for name, run in runs.items()}

@@ -1,0 +1,74 @@
+// A panel as a picture: what stands on the page is painted again, box by box and line by line, so that nothing is loaded.
+
+import { themed } from "./dom.js";
+
+function isSeen(colour) {
+  return colour && colour !== "transparent" && !/, 0\)$/.test(colour);
+}
+
+function pictureOf(drawing) {
+  const copy = drawing.cloneNode(true);
+  const own = [drawing, ...drawing.querySelectorAll("*")];
+  [copy, ...copy.querySelectorAll("*")].forEach((part, i) => {
+    const style = getComputedStyle(own[i]);
+    for (const name of ["fill", "stroke", "stroke-width", "font-size", "font-family"]) part.setAttribute(name, style.getPropertyValue(name));
+  });
+  const box = drawing.getBoundingClientRect();
+  copy.setAttribute("width", box.width);
+  copy.setAttribute("height", box.height);
+  const image = new Image();
+  image.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(new XMLSerializer().serializeToString(copy))}`;
+  return image.decode().then(() => [image, box]);
+}
+
+export async function paint(panel) {
+  const frame = panel.getBoundingClientRect();
+  const canvas = document.createElement("canvas");
+  const scale = Math.min(2, 8000 / Math.max(frame.width, frame.height));
+  canvas.width = Math.ceil(frame.width * scale);
+  canvas.height = Math.ceil(frame.height * scale);
+  const pen = canvas.getContext("2d");
+  pen.scale(scale, scale);
+  pen.translate(-frame.left, -frame.top);
+  pen.fillStyle = themed("panel");
+  pen.fillRect(frame.left, frame.top, frame.width, frame.height);
+  for (const part of panel.querySelectorAll("*")) {
+    const style = getComputedStyle(part);
+    if (part.closest("svg, .tools") || style.display === "none") continue;
+    const box = part.getBoundingClientRect();
+    if (isSeen(style.backgroundColor)) {
+      pen.fillStyle = style.backgroundColor;
+      pen.fillRect(box.left, box.top, box.width, box.height);
+    }
+  }
+  const walker = document.createTreeWalker(panel, NodeFilter.SHOW_TEXT);
+  const range = document.createRange();
+  while (walker.nextNode()) {
+    const text = walker.currentNode;
+    if (!text.data.trim() || text.parentElement.closest("svg, .tools, option, .hidden")) continue;
+    const style = getComputedStyle(text.parentElement);
+    range.selectNodeContents(text);
+    const box = range.getClientRects()[0];
+    if (!box) continue;
+    pen.fillStyle = style.color;
+    pen.font = `${style.fontWeight} ${style.fontSize} ${style.fontFamily}`;
+    pen.textBaseline = "middle";
+    pen.fillText(text.data.trim(), box.left, box.top + box.height / 2);
+  }
+  for (const [image, box] of await Promise.all([...panel.querySelectorAll("svg")].map(pictureOf))) {
+    pen.drawImage(image, box.left, box.top, box.width, box.height);
+  }
+  return new Promise((resolve) => canvas.toBlob(resolve, "image/png"));
+}
+
+export async function save(panel, name) {
+  const link = document.createElement("a");
+  const blob = await paint(panel);
+  const reader = new FileReader();
+  reader.onload = () => {
+    link.href = reader.result;
+    link.download = `${name}.png`;
+    link.click();
+  };
+  reader.readAsDataURL(blob);
+}

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import yaml
+
+from ostinato.cli import main
+from ostinato.errors import ConfigError
+from ostinato.tasks.recipes import load_recipe
+from ostinato.training import Reporter, train
+
+TINY = [
+    *("task.n_train=60", "task.n_eval=8", "task.max_length=5", "task.long_max_length=6", "model.d_model=16"),
+    *("model.encoder.ffn={kind: experts, n_experts: 3, top_k: 1, d_ff: 8, share: all}", "model.decoder.ffn.d_ff=8"),
+    *("training.n_updates=4", "training.log_every=2", "training.evaluate_every=4", "training.device=cpu"),
+    *("training.n_threads=1", "data.tokens_per_batch=256", "decoding.max_length=6", "decoding.max_length_ratio=0"),
+]
+
+
+class Recorder(Reporter):
+    def __init__(self) -> None:
+        self.updates: list[dict[str, Any]] = []
+
+    def on_update(self, record: dict[str, Any]) -> None:
+        self.updates.append(record)
+
+
+def fake_tracker(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
+    """Put a module in wandb's place, and return the list of its calls."""
+    calls: list[tuple[str, Any]] = []
+    module = ModuleType("wandb")
+    module.__spec__ = pytest.__spec__  # as of a module that is installed
+    module.init = lambda **given: calls.append(("init", given))  # type: ignore[attr-defined]
+    module.log = lambda numbers, step: calls.append(("log", (step, numbers)))  # type: ignore[attr-defined]
+    module.finish = lambda: calls.append(("finish", None))  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    return calls
+
+
+def metrics(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def test_a_tracker_is_told_what_the_runs_own_log_holds_and_changes_nothing_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls, reporter = fake_tracker(monkeypatch), Recorder()
+    recipe = load_recipe("demo/universal", [*TINY, "training.loggers=[wandb]"])
+    train(recipe, tmp_path / "run", reporter=reporter)
+    assert [name for name, _ in calls] == ["init", "log", "log", "log", "finish"]
+    given = calls[0][1]
+    assert (given["project"], given["name"]) == ("ostinato", "run")
+    assert given["config"]["training"]["n_updates"] == 4
+    first, second, evaluated = metrics(tmp_path / "run")
+    for record, (_, (step, numbers)) in zip((first, second), calls[1:3], strict=True):
+        assert step == record["update"]
+        assert {name: numbers[f"train/{name}"] for name in ("loss", "lr", "grad_norm")} == {
+            name: record[name] for name in ("loss", "lr", "grad_norm")
+        }
+        for router, own in record["routing"].items():
+            assert [numbers[f"experts/{router}/load/{i}"] for i in range(3)] == own["load"]
+    assert calls[3][1] == (4, {f"dev/{name}": value for name, value in evaluated["scores"].items()})
+    assert [record["update"] for record in reporter.updates] == [2, 4]
+    train(load_recipe("demo/universal", TINY), tmp_path / "plain")
+    assert metrics(tmp_path / "plain") == [first, second, evaluated]
+    assert yaml.safe_load((tmp_path / "plain" / "recipe.yaml").read_text(encoding="utf-8"))["training"]["loggers"] == []
+
+
+def test_a_logger_that_is_not_installed_is_a_line_before_anything_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ostinato.training.loggers.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"training\.loggers is .* not installed: pip install trackio wandb"):
+        train(load_recipe("demo/universal", [*TINY, "training.loggers=[trackio, wandb]"]), tmp_path / "run")
+    with pytest.raises(SystemExit) as caught:
+        main(["train", "demo/universal", *TINY, "training.loggers=[wandb]", "--run-dir", str(tmp_path / "run")])
+    assert caught.value.code == 2
+    assert "pip install wandb" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_tensorboard_reads_the_files_of_a_run_and_of_its_resumption(tmp_path: Path) -> None:
+    events = pytest.importorskip(
+        "tensorboard.backend.event_processing.event_accumulator", reason="tensorboard is not installed"
+    )
+    given = [*TINY, "training.loggers=[tensorboard]"]
+    train(load_recipe("demo/universal", given), tmp_path / "run")
+    train(load_recipe("demo/universal", [*given, "training.n_updates=6"]), tmp_path / "run", resume=True)
+    found = events.EventAccumulator(str(tmp_path / "run" / "tensorboard"))
+    found.Reload()
+    logged = {record["update"]: record["loss"] for record in metrics(tmp_path / "run") if record["kind"] == "training"}
+    assert {event.step: event.value for event in found.Scalars("train/loss")} == pytest.approx(logged)
+    assert list(logged) == [2, 4, 6]
+    assert {"dev/loss", "train/lr", "train/labels_per_second"} <= set(found.Tags()["scalars"])

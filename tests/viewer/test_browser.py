@@ -1,0 +1,352 @@
+"""The page in a real browser: Debian's chromium, driven by playwright.
+
+Where a test fails, pytest on Python 3.11 needs --tb=native to say so: playwright's greenlets confuse its parser.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from opened_runs import KINDS, OLD_RUNS
+
+from ostinato.data.example import Example
+from ostinato.viewer.chosen import ChosenRun
+from ostinato.viewer.live import Watch
+from ostinato.viewer.opened import OpenRun
+from ostinato.viewer.schema import Limits
+from ostinato.viewer.serve import listen
+from ostinato.viewer.server import view_app, watch_app
+
+CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
+HOW = "needs a browser: apt-get install chromium, and pip install playwright"
+if CHROMIUM is None:
+    pytest.skip(HOW, allow_module_level=True)
+sync_api = pytest.importorskip("playwright.sync_api", reason=HOW)
+
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+EVIL = "<img src=x onerror=\"document.title='broken'\"><script>document.title='broken'</script>"
+
+
+def serving(app: Any) -> Iterator[str]:
+    import uvicorn
+
+    with listen("127.0.0.1", 0) as bound:
+        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, daemon=True)
+        thread.start()
+        while not server.started:
+            time.sleep(0.01)
+        yield f"http://127.0.0.1:{bound.getsockname()[1]}/"
+        server.should_exit = True
+        thread.join(10)
+
+
+@pytest.fixture(scope="module")
+def address(opened: dict[str, OpenRun]) -> Iterator[str]:
+    yield from serving(view_app(opened, Limits(examples=20)))
+
+
+@pytest.fixture(scope="module")
+def watch_address() -> Iterator[str]:
+    runs = [OLD_RUNS / "trained" / name for name in ("sparse", "dense")]
+    yield from serving(watch_app(Watch([ChosenRun(run.name, run) for run in runs]), Limits()))
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with sync_api.sync_playwright() as driver:
+        found = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield found
+        found.close()
+
+
+@pytest.fixture
+def page(browser: Any) -> Iterator[Any]:
+    """A page; what it logs, fails at, or asks of other machines makes the test fail."""
+    context = browser.new_context(viewport={"width": 1280, "height": 900}, color_scheme="light")
+    context.grant_permissions(["clipboard-read", "clipboard-write"])
+    found, wrong = context.new_page(), list[str]()
+    found.on("pageerror", lambda error: wrong.append(f"error: {error}"))
+    found.on("console", lambda message: wrong.append(message.text) if message.type in ("error", "warning") else None)
+    found.on(
+        "request",
+        lambda request: (
+            wrong.append(request.url) if not request.url.startswith(("http://127.0.0.1", "data:")) else None
+        ),
+    )
+    yield found
+    context.close()
+    assert wrong == []
+
+
+def opened_page(page: Any, address: str, fragment: str = "") -> Any:
+    """Open an address afresh and wait until everything is there."""
+    page.goto("about:blank")
+    page.goto(address + (f"#{fragment}" if fragment else ""))
+    return finished(page, 1)
+
+
+def finished(page: Any, times: int) -> Any:
+    until = time.monotonic() + 30
+    while (
+        int(page.evaluate("document.body.dataset.done ?? 0")) < times
+    ):  # functions are strings, which it evaluates not
+        assert time.monotonic() < until, page.inner_text("#status")
+        page.wait_for_timeout(20)
+    page.wait_for_timeout(300)  # attention comes last
+    return page
+
+
+def text_of(page: Any, selector: str) -> str:
+    return str(page.inner_text(selector))
+
+
+def test_an_example_is_shown_with_all_its_panels(page: Any, address: str, opened: dict[str, OpenRun]) -> None:
+    opened_page(page, address, "run=sparse&split=test&index=1")
+    example = opened["sparse"].examples("test")[1]
+    assert page.input_value("#text") == example.source
+    assert example.target in text_of(page, "#about")
+    (expected,) = opened["sparse"].run.generate([str(example.source)])
+    assert text_of(page, "[data-output]") == expected
+    for panel in ("cost", "depth", "predictions", "surprise", "attention", "experts", "plan"):
+        assert page.locator(f"#{panel} table").count() >= 1, panel
+        assert page.locator(f"#{panel}").is_visible()
+    n_tokens = len(str(example.source).split()) + 1
+    assert page.locator("#depth table").first.locator("tbody tr").count() == n_tokens
+    assert "done in" in text_of(page, "#status")
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_every_kind_of_model_is_shown(page: Any, address: str, name: str) -> None:
+    opened_page(page, address, f"run={name}")
+    assert "done in" in text_of(page, "#status")
+    assert page.locator("#predictions tbody tr").count() >= 1
+    assert page.locator("#cost tbody tr").count() == 2
+
+
+def test_ones_own_text_is_read_and_bad_text_is_a_line(page: Any, address: str) -> None:
+    opened_page(page, address, "run=dense")
+    page.fill("#text", "3 1 4")
+    page.press("#text", "Enter")
+    finished(page, 2)
+    assert page.locator("#predictions tbody tr").count() >= 1
+    assert "text=3+1+4" in page.url
+    page.fill("#text", "3 1 zebra")
+    page.click("button[type=submit]")
+    page.wait_for_selector("#status.bad")
+    assert "'zebra' is not among" in text_of(page, "#status")
+    page.locator("#status").evaluate("e => e.textContent")
+
+
+def test_sliders_act_at_once_and_stand_in_the_address(page: Any, address: str) -> None:
+    opened_page(page, address, "run=sparse&split=test&index=0")
+    before = text_of(page, "#cost")
+    page.locator("#rounds-encoder").fill("6")
+    finished(page, 2)
+    assert "rounds.encoder=6" in page.url
+    assert page.locator("#depth table").first.locator("thead th").count() == 6 + 3
+    page.select_option("#stop", "threshold")
+    finished(page, 3)
+    page.locator("#threshold").fill("0.3")
+    finished(page, 4)
+    assert text_of(page, "#cost") != before
+    depth, address_now = text_of(page, "#depth"), page.url
+    opened_page(page, address_now)
+    assert text_of(page, "#depth") == depth
+    assert page.input_value("#threshold") == "0.3"
+    assert page.input_value("#rounds-encoder") == "6"
+
+
+def test_two_runs_stand_side_by_side(page: Any, address: str) -> None:
+    opened_page(page, address, "run=sparse&run=dense&split=test&index=0")
+    for panel in ("output", "cost", "predictions", "plan"):
+        assert page.locator(f"#{panel} .pair.two > div").count() == 2
+    boxes = [page.locator(f"#output [data-run={name}]").bounding_box() for name in ("sparse", "dense")]
+    assert boxes[0]["y"] == boxes[1]["y"]
+    assert boxes[0]["x"] < boxes[1]["x"]
+    page.select_option("#run-1", "")
+    assert page.locator("#output .pair > div").count() == 1
+
+
+def test_a_run_of_other_examples_reads_the_same_sentence(
+    page: Any, address: str, opened: dict[str, OpenRun], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = opened["one-wide"].examples("test")
+    monkeypatch.setitem(opened["one-wide"]._examples, "test", own[::-1])
+    opened_page(page, address, "run=dense&run=one-wide&split=test&index=0&reads=answer")
+    columns = [page.locator(f"#surprise [data-run={name}]") for name in ("dense", "one-wide")]
+    assert page.input_value("#text") == opened["dense"].examples("test")[0].source
+    assert columns[0].locator("tbody tr").count() > 0
+    assert "Answer" in page.locator("#output [data-run=dense]").inner_text()
+    assert "Answer" not in page.locator("#output [data-run=one-wide]").inner_text()
+
+
+def test_a_token_shows_where_it_looks(page: Any, address: str) -> None:
+    opened_page(page, address, "run=dense&split=test&index=0")
+    tokens, looked = page.locator("#attention .chips").first, page.locator("#attention .chips").nth(1)
+    looks = []
+    for number in (0, 1):
+        tokens.locator("button").nth(number).focus()
+        looks.append(looked.locator(".chip").evaluate_all("all => all.map(e => e.title)"))
+    assert looks[0] != looks[1]
+    for look in looks:
+        assert sum(float(share.rstrip(" %")) for share in look) == pytest.approx(100, abs=1)
+
+
+def test_the_curve_is_drawn_with_the_point_where_one_stands(page: Any, address: str) -> None:
+    opened_page(page, address, "run=sparse&split=test&index=0&along=threshold&n=4")
+    page.click("#draw-curve")
+    page.wait_for_selector("body[data-curves='1']", timeout=30_000)
+    assert page.locator("#curve circle.here").count() == 1
+    assert page.locator("#curve circle").count() == 9
+    assert page.locator("#curve svg").get_attribute("role") == "img"
+    page.click("#curve summary")
+    assert page.locator("#curve tbody tr").count() == 9
+
+
+def test_what_is_seen_is_copied_as_json_and_saved_as_a_picture(page: Any, address: str) -> None:
+    opened_page(page, address, "run=sparse&split=test&index=0")
+    page.click("[aria-label='Copy Rounds by token as JSON']")
+    copied = json.loads(page.evaluate("navigator.clipboard.readText()"))
+    assert copied["data"]["sparse"]["stacks"][0]["name"] == "encoder"
+    assert copied["address"] == page.url
+    for panel in ("Rounds by token", "Plan"):
+        with page.expect_download() as caught:
+            page.click(f"[aria-label='Save {panel} as PNG']")
+        content = Path(caught.value.path()).read_bytes()
+        assert content[:8] == b"\x89PNG\r\n\x1a\n"
+        assert len(content) > 3000
+    colours = page.evaluate(
+        """async (source) => {
+            const image = new Image();
+            image.src = source;
+            await image.decode();
+            const canvas = document.createElement("canvas");
+            [canvas.width, canvas.height] = [image.width, image.height];
+            const pen = canvas.getContext("2d");
+            pen.drawImage(image, 0, 0);
+            return new Set(new Uint32Array(pen.getImageData(0, 0, image.width, image.height).data.buffer)).size;
+        }""",
+        f"data:image/png;base64,{base64.b64encode(content).decode()}",
+    )
+    assert colours > 20  # cells of several colours, with letters on them
+
+
+def test_text_of_data_is_never_read_as_html(
+    page: Any, address: str, opened: dict[str, OpenRun], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    example = Example("1 2", EVIL, {EVIL: EVIL})
+    run = opened["dense"]
+    run.examples("test")
+    monkeypatch.setitem(run._examples, "test", [example])
+    page.goto("about:blank")
+    page.goto(f"{address}#run=dense&split=test&index=0&text={EVIL}")
+    page.wait_for_selector("#status.bad")
+    assert page.input_value("#text") == EVIL
+    page.goto("about:blank")
+    page.goto(f"{address}#run=dense&split=test&index=0")
+    finished(page, 1)
+    assert EVIL in text_of(page, "#about")
+    assert EVIL in text_of(page, "#output")
+    assert page.title() == "ostinato view"
+    assert page.locator("main img").count() == 0
+
+
+CONTRAST = """() => {
+    const parse = (c) => (c.match(/[\\d.]+/g) || []).map(Number);
+    const linear = (x) => x <= 0.03928 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4;
+    const light = ([r, g, b]) => 0.2126 * linear(r / 255) + 0.7152 * linear(g / 255) + 0.0722 * linear(b / 255);
+    const wrong = [];
+    const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+    while (walker.nextNode()) {
+        const own = walker.currentNode.parentElement, text = walker.currentNode.data;
+        if (!text.trim() || own.closest("script, noscript, svg") || !own.checkVisibility()) continue;
+        let back = own;
+        while (back && parse(getComputedStyle(back).backgroundColor)[3] === 0) back = back.parentElement;
+        const a = light(parse(getComputedStyle(own).color));
+        const b = light(parse(getComputedStyle(back ?? document.body).backgroundColor));
+        const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+        if (ratio < 4.5) wrong.push([text, ratio, own.className]);
+    }
+    return wrong;
+}"""
+"""Texts whose contrast is below that of WCAG's level AA."""
+NAMELESS = """() => [...document.querySelectorAll("button, input, select, textarea, [tabindex], [role]")]
+    .filter((e) => e.role !== "status")
+    .filter((e) => e.checkVisibility() && !e.getAttribute("aria-label") && !e.labels?.length)
+    .filter((e) => e.tagName !== "BUTTON" || !e.innerText.trim())
+    .map((e) => e.outerHTML.slice(0, 120))"""
+"""What a screen reader has no name for."""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [375, 1280])
+def test_the_page_is_legible_at_both_widths_in_both_themes(browser: Any, address: str, scheme: Any, width: int) -> None:
+    context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)
+    page = context.new_page()
+    opened_page(page, address, "run=sparse&run=dense&split=test&index=0")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert page.evaluate("document.documentElement.dataset.theme") == scheme
+    assert page.evaluate(CONTRAST) == []
+    assert page.evaluate(NAMELESS) == []
+    context.close()
+
+
+def test_everything_is_reached_by_the_keyboard(page: Any, address: str) -> None:
+    opened_page(page, address, "run=sparse&split=test&index=0")
+    page.evaluate("document.activeElement.blur()")
+    reached = set()
+    for _ in range(80):
+        page.keyboard.press("Tab")
+        reached.add(page.evaluate("document.activeElement.id || document.activeElement.className"))
+    wanted = {
+        "run-0",
+        "split",
+        "index",
+        "text",
+        "rounds-encoder",
+        "stop",
+        "beam",
+        "temperature",
+        "attention-head",
+        "draw-curve",
+    }
+    assert wanted <= reached
+    assert "scroll" in reached
+    page.locator("#predictions .scroll").focus()
+    for key, told in (("ArrowRight", "round 1: "), ("ArrowRight", "round 2: "), ("ArrowDown", "round 2: ")):
+        before = text_of(page, "#predictions .told")
+        page.keyboard.press(key)
+        after = text_of(page, "#predictions .told")
+        assert after.startswith(told)
+        assert after != before
+    page.locator("#depth td").nth(1).click()
+    assert "round 2" in page.locator("#depth .told").first.inner_text()
+    page.focus("#next")
+    page.keyboard.press("Enter")
+    finished(page, 2)
+    assert "index=1" in page.url
+
+
+def test_runs_are_watched_over_each_other(page: Any, watch_address: str) -> None:
+    page.goto(watch_address)
+    page.wait_for_selector("body[data-asked='2']", timeout=20_000)
+    assert page.locator("#runs tbody tr").count() == 2
+    for panel in ("loss", "lr", "norm", "speed"):
+        assert page.locator(f"#{panel} polyline").count() == 2
+    assert page.locator("#load table").count() == 1
+    assert page.locator("#depth table").count() == 1
+    page.click("[aria-label='show dense']")
+    assert page.locator("#loss polyline").count() == 1
+    assert page.evaluate(CONTRAST) == []
+    assert page.evaluate(NAMELESS) == []
