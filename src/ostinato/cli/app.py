@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from ostinato.cli import data
+from ostinato.cli import data, importing
 from ostinato.cli.analyze import analyze
 from ostinato.cli.claims import claims, reproduce
 from ostinato.cli.compare import compare
@@ -41,6 +41,7 @@ _WRONG_USE = 2
 _DEBUG = "--debug"
 _RUN, _LOOK, _COMPARE = "Run", "Look inside", "Compare"
 _COUNT, _LABORATORY, _DATA = "Count", "Laboratory", "Data and settings"
+_EXCHANGE = "Exchange"
 
 _COMMANDS = (
     (_RUN, demo, "ostinato demo --run-dir runs/demo"),
@@ -103,6 +104,7 @@ def _options(
 for _group, _command, _example in _COMMANDS:
     app.command(cls=GroupedCommand, epilog=f"Example: {_example}", rich_help_panel=_group)(_command)
 app.add_typer(data.app, name="data", rich_help_panel=_DATA)
+app.add_typer(importing.app, name="import", rich_help_panel=_EXCHANGE)
 
 
 @contextmanager
