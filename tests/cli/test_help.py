@@ -14,7 +14,7 @@ GROUPS = {
     "Count": ["plan", "family", "solve"],
     "Laboratory": ["sweep", "claims", "reproduce"],
     "Data and settings": ["recipes", "settings", "doctor", "data"],
-    "Exchange": ["import"],
+    "Exchange": ["import", "export"],
 }
 COMMANDS = [name for names in GROUPS.values() for name in names]
 
@@ -52,6 +52,7 @@ def test_every_help_shows_an_example_and_imports_nothing_heavy() -> None:
             "data show",
             "data baselines",
             "import hf",
+            "export hf",
         ]
     ]
     split = [[*name.split(), flag] for name, flag in calls]

@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from ostinato.cli import data, importing
+from ostinato.cli import data, exporting, importing
 from ostinato.cli.analyze import analyze
 from ostinato.cli.claims import claims, reproduce
 from ostinato.cli.compare import compare
@@ -105,6 +105,7 @@ for _group, _command, _example in _COMMANDS:
     app.command(cls=GroupedCommand, epilog=f"Example: {_example}", rich_help_panel=_group)(_command)
 app.add_typer(data.app, name="data", rich_help_panel=_DATA)
 app.add_typer(importing.app, name="import", rich_help_panel=_EXCHANGE)
+app.add_typer(exporting.app, name="export", rich_help_panel=_EXCHANGE)
 
 
 @contextmanager

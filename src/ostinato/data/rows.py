@@ -178,7 +178,7 @@ def _pack(
         if not isinstance(row, LabelledRow):
             raise DataError("data.block_length packs texts: these examples have a source")
         columns = {} if column is None or column not in row.columns else {column: row.columns[column]}
-        packer = packers.setdefault(str(columns), _Packer(length, bos, labels_all, columns))
+        packer = packers.setdefault(str(columns), _Packer(length, labels_all, columns, bos))
         for block in packer.add(row):
             yield replace(block, index=index)
             index += 1
@@ -194,12 +194,12 @@ class _Packer:
     A block's size is that of the texts that end in it, so that sizes add up to those of all texts.
 
     Args:
-        length: columns of a block. bos: the begin symbol.
+        length: columns of a block.
         labels_all: every token is a label, as in language models; the block's last token is a label only.
-        columns: metadata of every block.
+        columns: metadata of every block. bos: the begin symbol.
     """
 
-    def __init__(self, length: int, bos: int, labels_all: bool, columns: dict[str, object]) -> None:
+    def __init__(self, length: int, labels_all: bool, columns: dict[str, object], bos: int) -> None:
         self._n_new, self._labels_all, self._columns = length if labels_all else length - 1, labels_all, columns
         self._bos = bos
         self.held: list[int] = []

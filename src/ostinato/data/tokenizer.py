@@ -230,6 +230,32 @@ class SubwordTokenizer(Tokenizer):
             raise _unknown_symbol(text[start:end], f"{self._n_pieces} pieces")
         return [UNK_ID if piece == self._unknown else N_SPECIAL + piece for piece in pieces]
 
+    def moved_up(self, first: Sequence[str]) -> dict[str, Any]:
+        """Return the model as JSON with our ids: `first` are the symbols that have those before its own.
+
+        Raises:
+            ValueError: the model has such a piece, which would then have two ids.
+        """
+        content: dict[str, Any] = json.loads(self._model.to_str())
+        model, shift = content["model"], len(first)
+        if taken := [text for text in first if self._model.token_to_id(text) is not None]:
+            raise ValueError(f"it has pieces {taken}, which are special symbols")
+        if isinstance(model["vocab"], list):  # unigram: pieces with scores, in the order of their ids
+            worst = min((score for _, score in model["vocab"]), default=0.0)
+            model["vocab"] = [[text, worst] for text in first] + model["vocab"]
+            model["unk_id"] = None if model["unk_id"] is None else model["unk_id"] + shift
+        else:
+            numbered = {piece: i + shift for piece, i in model["vocab"].items()}
+            model["vocab"] = {text: i for i, text in enumerate(first)} | numbered
+        for added in content["added_tokens"]:
+            added["id"] += shift
+        content["post_processor"] = None
+        if self._leading_space:
+            content["normalizer"] = {"type": "Prepend", "prepend": " "}
+            strip = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
+            content["decoder"] = {"type": "Sequence", "decoders": [content["decoder"], strip]}
+        return content
+
     def spans(self, text: str) -> list[tuple[int, int]]:
         """Return the characters of every piece; see `Tokenizer.spans`."""
         found = []
@@ -300,7 +326,7 @@ class KeptTokenizer(Tokenizer):
         if too_large := sorted(i for i in named if i >= self.vocab_size):
             raise ValueError(f"special ids {too_large} are not below its {self.vocab_size} ids")
         added = {int(one["id"]) for one in settings.get("added_tokens") or () if one["special"]}
-        self.special_tokens = frozenset(added | named | ({self._unknown} - {None}))
+        self.special_tokens = frozenset(added | named | (set() if self._unknown is None else {self._unknown}))
 
     @property
     def special_texts(self) -> dict[int, str]:
