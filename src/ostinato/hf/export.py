@@ -97,7 +97,8 @@ def wrapped(run: LoadedRun) -> OstinatoPreTrainedModel:
     made.model.load_state_dict(run.model.state_dict())
     if given.generates:
         made.generation_config = generation_config(run.decoding(), run.model.special_ids)
-    return made.eval()
+    made.eval()
+    return made
 
 
 def generation_config(decoding: DecodingConfig, special: SpecialIds) -> GenerationConfig:
