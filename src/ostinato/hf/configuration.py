@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import TypeAdapter, ValidationError
 from transformers import PreTrainedConfig
@@ -23,7 +23,7 @@ class OstinatoConfig(PreTrainedConfig):
     """
 
     model_type = "ostinato"
-    keys_to_ignore_at_inference = ("past_key_values",)
+    keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values"]
 
     model: dict[str, Any] | None = None
     balance: dict[str, Any] | None = None
