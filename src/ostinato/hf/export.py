@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
+from safetensors.torch import save_file
 from tokenizers import decoders, models, pre_tokenizers, processors
 from transformers import GenerationConfig, PreTrainedTokenizerFast
 
@@ -22,7 +23,7 @@ from ostinato.config.decoding import DecodingConfig
 from ostinato.config.load import recipe_text
 from ostinato.config.model import EncoderConfig
 from ostinato.config.special_ids import SpecialIds
-from ostinato.data.disk import new_folder, write_text
+from ostinato.data.disk import new_folder, write_json, write_text
 from ostinato.data.tokenizer import KeptTokenizer, LabelTokenizer, SubwordTokenizer, SymbolTokenizer, Tokenizer
 from ostinato.errors import CheckpointError
 from ostinato.evaluation.loading import LoadedRun
@@ -36,6 +37,7 @@ from ostinato.hf.modeling import (
     OstinatoForTokenClassification,
     OstinatoPreTrainedModel,
 )
+from ostinato.interop.unrolled import as_plain
 from ostinato.training.rundir import RunDirectory
 
 _CLASSES: dict[str, tuple[type[OstinatoPreTrainedModel], str]] = {
@@ -58,8 +60,7 @@ def export_run(run: LoadedRun, folder: str | Path) -> Path:
         CheckpointError: the folder is there; a model or a tokenizer that cannot be written so.
     """
     folder = Path(folder)
-    if folder.exists():
-        raise CheckpointError(f"{folder}: is there already, and nothing is overwritten: name a new folder")
+    _check_new(folder)
     model = wrapped(run)
     tokenizer = fast_tokenizer(run)
     with new_folder(folder) as target:
@@ -213,3 +214,32 @@ def _code(kind: type[OstinatoPreTrainedModel]) -> str:
         "class OstinatoConfig(_Config):\n    pass\n\n\n"
         f"class {kind.__name__}(_Model):\n    config_class = OstinatoConfig\n"
     )
+
+
+def export_plain(run: LoadedRun, folder: str | Path, name: str) -> Path:
+    """Write a run as a plain model of another architecture, its shared weights repeated (`ostinato.interop.unrolled`).
+
+    What serves that architecture serves the folder; it needs no code of ours.
+
+    Args:
+        name: llama, qwen3, gpt2 or marian.
+
+    Raises:
+        ConfigError: that architecture computes something else; every setting that differs.
+        CheckpointError: the folder is there, or a tokenizer that cannot be written so.
+    """
+    folder = Path(folder)
+    _check_new(folder)
+    given, tensors = as_plain(run.model, name)
+    tokenizer = fast_tokenizer(run)
+    with new_folder(folder) as target:
+        write_json(target / "config.json", given)
+        save_file({key: x.contiguous() for key, x in tensors.items()}, target / "model.safetensors", {"format": "pt"})
+        tokenizer.save_pretrained(target)
+        generation_config(run.decoding(), run.model.special_ids).save_pretrained(target)
+    return folder
+
+
+def _check_new(folder: Path) -> None:
+    if folder.exists():
+        raise CheckpointError(f"{folder}: is there already, and nothing is overwritten: name a new folder")
