@@ -82,8 +82,9 @@ def _problems(name: str, stack: StackConfig, plan: Plan) -> Iterator[Problem]:
 def _individual(stack: StackConfig, n_steps: int) -> StackConfig:
     """Return a stack of so many steps, each with parameter sets of its own."""
     own = {"share": "individual", "n_unique": None, "bank": None, "share_norm": True}
-    subs = {kind: sub.model_copy(update=own) for kind, sub in stack.sub_layers()}
-    return stack.model_copy(update={"n_steps": n_steps, "steps_per_round": 1, "segments": [], **subs})
+    update: dict[str, Any] = {"n_steps": n_steps, "steps_per_round": 1, "segments": []}
+    update |= {str(kind): sub.model_copy(update=own) for kind, sub in stack.sub_layers()}
+    return stack.model_copy(update=update)
 
 
 def _renamed(old: Plan, new: Plan) -> Iterator[tuple[str, str]]:
