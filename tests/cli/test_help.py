@@ -14,7 +14,7 @@ GROUPS = {
     "Count": ["plan", "family", "solve"],
     "Laboratory": ["sweep", "claims", "reproduce"],
     "Data and settings": ["recipes", "settings", "doctor", "data"],
-    "Exchange": ["import", "export"],
+    "Exchange": ["convert", "import", "export"],
 }
 COMMANDS = [name for names in GROUPS.values() for name in names]
 

@@ -17,6 +17,7 @@ from ostinato.cli import data, exporting, importing
 from ostinato.cli.analyze import analyze
 from ostinato.cli.claims import claims, reproduce
 from ostinato.cli.compare import compare
+from ostinato.cli.convert import convert
 from ostinato.cli.demo import demo
 from ostinato.cli.doctor import doctor
 from ostinato.cli.evaluate import evaluate
@@ -59,6 +60,7 @@ _COMMANDS = (
     (_LABORATORY, sweep, "ostinato sweep demo --workers 2"),
     (_LABORATORY, claims, "ostinato claims --paper x-moe"),
     (_LABORATORY, reproduce, "ostinato reproduce one-wide-ffn/decoding-speed"),
+    (_EXCHANGE, convert, "ostinato convert runs/dense model.decoder.ffn.share=all --run-dir runs/shared"),
     (_DATA, recipes, "ostinato recipes"),
     (_DATA, settings, "ostinato settings model.encoder.ffn"),
     (_DATA, doctor, "ostinato doctor"),
