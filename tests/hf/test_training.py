@@ -41,7 +41,7 @@ def trainer_of(model: Any, folder: Path, **settings: Any) -> Trainer:
     return kinds[0](model=model, args=arguments, train_dataset=data, eval_dataset=data, data_collator=collate)
 
 
-@pytest.mark.parametrize("name", ["experts", "pairs"])
+@pytest.mark.parametrize("name", ["experts", pytest.param("pairs", marks=pytest.mark.slow)])
 def test_trainer_learns_and_what_it_saves_is_the_same_model(name: str, tmp_path: Path) -> None:
     model = wrapped(runs.make_run(name, tmp_path / "run"))
     trainer = trainer_of(model, tmp_path / "out", max_steps=24, gradient_accumulation_steps=2)
@@ -54,6 +54,7 @@ def test_trainer_learns_and_what_it_saves_is_the_same_model(name: str, tmp_path:
     assert abs(trainer_of(again, tmp_path / "again").evaluate()["eval_loss"] - after) < 1e-5
 
 
+@pytest.mark.slow
 def test_a_resumed_training_is_the_one_that_was_not_interrupted(tmp_path: Path) -> None:
     run = runs.make_run("halting", tmp_path / "run")
     whole = wrapped(run)

@@ -97,7 +97,7 @@ def _pairs(donor: Plan, plan: Plan) -> Iterator[tuple[Use, Use]]:
 
 def _chosen(sets: dict[tuple[str, str], list[tuple[Use, Use]]], kind: str, weights: str, shared: Shared) -> str | None:
     """Return which of the donor's sets is taken; None: the mean of all that are replaced."""
-    served = [theirs.weights for theirs, _ in sets[kind, weights]]
+    served: list[str] = [theirs.weights for theirs, _ in sets[kind, weights]]
     if shared == "average":
         return None
     if shared != "stepwise" or len(served) == 1:
@@ -105,7 +105,7 @@ def _chosen(sets: dict[tuple[str, str], list[tuple[Use, Use]]], kind: str, weigh
     looped = [name for one, name in sets if one == kind and len(sets[kind, name]) > 1]
     # The donor's sets in the order of their steps: round after round.
     rounds = zip(*([theirs.weights for theirs, _ in sets[kind, name]] for name in looped), strict=False)
-    donors = [name for one in rounds for name in one]
+    donors: list[str] = [name for one in rounds for name in one]
     place = looped.index(weights) * (len(donors) - 1) / max(len(looped) - 1, 1)
     return donors[round(place)]
 
