@@ -69,6 +69,19 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("Qwen2ForCausalLM", _LLAMA),
     "qwen3": ("Qwen3ForCausalLM", {**_LLAMA, "head_dim": 8, "tie_word_embeddings": True}),
     "mixtral": ("MixtralForCausalLM", {**_LLAMA, "num_local_experts": 4, "num_experts_per_tok": 2}),
+    "jetmoe": (
+        "JetMoeForCausalLM",
+        {
+            **{key: value for key, value in _LLAMA.items() if key != "num_attention_heads"},
+            "kv_channels": 8,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+        },
+    ),
+    "modernbert": (
+        "ModernBertForMaskedLM",
+        {**_IDS, **_BERT, "num_hidden_layers": 4, "local_attention": 6, "cls_token_id": 1, "sep_token_id": 2},
+    ),
     "bert": ("BertForMaskedLM", _BERT),
     "albert": ("AlbertForMaskedLM", {**_BERT, "num_hidden_layers": 4, "embedding_size": 8, "num_hidden_groups": 2}),
     "t5": ("T5ForConditionalGeneration", _T5),

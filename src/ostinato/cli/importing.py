@@ -29,10 +29,11 @@ def import_hf(
         Path | None, typer.Option(metavar="FILE", help="A tokenizer.json; default: that of the model's folder.")
     ] = None,
 ) -> None:
-    """Make a run of a Hugging Face model: GPT-2, Llama, Qwen, Mixtral, BERT, ALBERT, T5, Marian, BART.
+    """Make a run of a Hugging Face model.
 
-    Weights are read from safetensors only, and the tokenizer is kept as it is. Commands that read runs read the new
-    one; training.init_from=RUN fine-tunes it.
+    Read are GPT-2, Llama, Mistral, Qwen2, Qwen3, Mixtral, JetMoE, BERT, ModernBERT, ALBERT, T5, Marian and BART; from
+    safetensors only. The tokenizer is kept as it is. Commands that read runs read the new one;
+    training.init_from=RUN fine-tunes it.
     """
     from ostinato.training.imported import import_run
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ostinato.errors import CheckpointError
-from ostinato.interop.names.decoders import llama
-from ostinato.interop.names.encoders import albert, bert
+from ostinato.interop.names.decoders import jetmoe, llama
+from ostinato.interop.names.encoders import albert, bert, modernbert
 from ostinato.interop.names.gpt2 import gpt2
 from ostinato.interop.names.pairs import bart, t5
 from ostinato.interop.weights import Table
@@ -170,6 +170,61 @@ def _mixtral(given: Given) -> Settings:
     }
 
 
+def _jetmoe(given: Given) -> Settings:
+    _only(given, "activation_function", "silu")
+    experts = {"n_experts": given["num_local_experts"], "top_k": given["num_experts_per_tok"]}
+    found: Settings = {
+        "model.vocab_size": given["vocab_size"],
+        "model.d_model": given["hidden_size"],
+        "model.tie_embeddings": "output" if _tied(given) else "none",
+        "model.decoder.n_steps": given["num_hidden_layers"],
+        "model.decoder.norm.eps": given["rms_norm_eps"],
+        "model.decoder.self_attention.n_heads": given["num_key_value_heads"],
+        "model.decoder.self_attention.d_head": given["kv_channels"],
+        "model.decoder.ffn.d_ff": given["intermediate_size"],
+        **_rotary(given),
+        "data.max_target_length": given["max_position_embeddings"],
+    }
+    for kind in ("self_attention", "ffn"):
+        found |= {f"model.decoder.{kind}.{key}": value for key, value in experts.items()}
+    return found
+
+
+def _modernbert(given: Given) -> Settings:
+    for key in ("attention_bias", "mlp_bias", "norm_bias", "classifier_bias"):
+        _only(given, key, False)
+    _only(given, "decoder_bias", True)
+    _only(given, "tie_word_embeddings", True)
+    n_steps, rope = given["num_hidden_layers"], given.get("rope_parameters") or {}
+    every = given.get("global_attn_every_n_layers", 3)
+    whole, local = "full_attention", "sliding_attention"
+    kinds = given.get("layer_types") or [local if i % every else whole for i in range(n_steps)]
+    bases = {
+        whole: rope.get(whole, {}).get("rope_theta", given.get("global_rope_theta", 160_000.0)),
+        local: rope.get(local, {}).get("rope_theta", given.get("local_rope_theta", 10_000.0)),
+    }
+    reach = {whole: None, local: given["local_attention"] // 2}
+    used = [kind for kind in (whole, local) if kind in kinds]
+    relative = {
+        "kind": "by_step",
+        "settings": [{"kind": "rotary", "base": bases[kind], "reach": reach[kind]} for kind in used],
+        "pattern": [used.index(kind) for kind in kinds],
+    }
+    return {
+        "model.vocab_size": given["vocab_size"],
+        "model.d_model": given["hidden_size"],
+        "model.output.transform.activation": _activation(given, "classifier_activation"),
+        "model.output.transform.norm.eps": given["norm_eps"],
+        "model.encoder.n_steps": n_steps,
+        "model.encoder.norm.eps": given["norm_eps"],
+        "model.encoder.self_attention.n_heads": given["num_attention_heads"],
+        "model.encoder.ffn.d_ff": given["intermediate_size"],
+        "model.encoder.ffn.activation": _gated(given, "hidden_activation"),
+        "model.encoder.relative": relative,
+        "data.block_length": min(given["max_position_embeddings"], 1024),
+    }
+
+
 def _bert(given: Given) -> Settings:
     _only(given, "position_embedding_type", "absolute")
     _only(given, "tie_word_embeddings", True)
@@ -291,6 +346,8 @@ ARCHITECTURES = {
     "Qwen2ForCausalLM": Architecture("dense/llama-3.2-1b", _qwen2, llama),
     "Qwen3ForCausalLM": Architecture("dense/qwen3-0.6b", _dense_llama, llama),
     "MixtralForCausalLM": Architecture("dense/mixtral-8x7b", _mixtral, llama),
+    "JetMoeForCausalLM": Architecture("dense/jetmoe-8b", _jetmoe, jetmoe),
+    "ModernBertForMaskedLM": Architecture("dense/modernbert-base", _modernbert, modernbert),
     "BertForMaskedLM": _BERT,
     "BertForPreTraining": _BERT,
     "AlbertForMaskedLM": _ALBERT,
