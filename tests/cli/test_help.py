@@ -14,6 +14,7 @@ GROUPS = {
     "Count": ["plan", "family", "solve"],
     "Laboratory": ["sweep", "claims", "reproduce"],
     "Data and settings": ["recipes", "settings", "doctor", "data"],
+    "Exchange": ["convert", "import", "export"],
 }
 COMMANDS = [name for names in GROUPS.values() for name in names]
 
@@ -50,6 +51,8 @@ def test_every_help_shows_an_example_and_imports_nothing_heavy() -> None:
             "data fetch",
             "data show",
             "data baselines",
+            "import hf",
+            "export hf",
         ]
     ]
     split = [[*name.split(), flag] for name, flag in calls]

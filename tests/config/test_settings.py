@@ -14,7 +14,7 @@ from ostinato.errors import ConfigError
 from ostinato.tasks.recipes import list_recipes, load_recipe
 from ostinato.tasks.registry import TASKS
 
-NO_UNIT = ("share", "pattern", "seed", "dev_seed", "number", "word_column", "tag_column", "pad", "bos", "eos")
+NO_UNIT = ("share", "pattern", "seed", "dev_seed", "number", "word_column", "tag_column", "pad", "bos", "eos", "mask")
 """Settings that may be integers and count nothing."""
 
 

@@ -308,7 +308,7 @@ def test_a_long_text_is_cut_in_one_pass() -> None:
             super().extend(other)
             return self
 
-    packer = ostinato.data.rows._Packer(64, True, {})
+    packer = ostinato.data.rows._Packer(64, True, {}, BOS_ID)
     packer.held = Counted()
     ids = list(range(5, 100_005))
     blocks = list(packer.add(LabelledRow([BOS_ID, *ids], [*ids, EOS_ID])))

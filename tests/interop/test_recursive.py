@@ -95,3 +95,53 @@ def test_more_rank_comes_nearer_to_every_map() -> None:
 def test_another_depth_is_refused() -> None:
     with pytest.raises(ConfigError, match="its donor has 5 steps: both need the same sub-layers at every step"):
         to_recursive(language_model(1, n_steps=5), recursive(2))
+
+
+@pytest.mark.parametrize(("shared", "steps"), [("first", [0, 1]), ("last", [4, 5]), ("stepwise", [0, 5])])
+def test_what_is_shared_may_be_one_of_the_steps(shared: Any, steps: list[int]) -> None:
+    donor, model = language_model(1, n_steps=N_STEPS), recursive(0)
+    to_recursive(donor, model, shared)
+    for number, step in enumerate(steps):
+        for name in ("self_attention.decoder_{}.out.weight", "ffn.decoder_{}.up.weight"):
+            theirs = donor.get_parameter(f"banks.{name.format(step)}")
+            assert torch.equal(model.get_parameter(f"banks.{name.format(number)}"), theirs)
+
+
+def test_one_wide_feed_forward_gives_the_mean_of_those_it_replaces() -> None:
+    donor = language_model(1, n_steps=3)
+    wide = language_model(2, n_steps=3, ffn={"d_ff": 120, "activation": "swiglu", "bias": False, "share": "all"})
+    to_recursive(donor, wide)
+    x = torch.randn(4, WIDTH, dtype=torch.float64)
+    each = [donor.banks.ffn[f"decoder_{i}"](x) for i in range(3)]
+    torch.testing.assert_close(wide.banks.ffn["decoder_0"](x), torch.stack(each).mean(0), rtol=0, atol=1e-12)
+
+
+def experts(seed: int) -> Model:
+    ffn = {"kind": "experts", "d_ff": 40, "n_experts": 4, "top_k": 2, "activation": "swiglu", "bias": False}
+    return language_model(seed, n_steps=3, ffn={**ffn, "gate": {"kind": "topk_softmax"}})
+
+
+def test_experts_without_noise_compute_what_they_are_copies_of() -> None:
+    donor, model = language_model(1, n_steps=3), experts(2)
+    to_recursive(donor, model)
+    torch.testing.assert_close(logits(model), logits(donor), rtol=0, atol=1e-10)
+    to_recursive(donor, model, noise=0.1)
+    gap = float((logits(model) - logits(donor)).abs().max())
+    assert gap > 1e-4
+    first = model.get_parameter("banks.ffn.decoder_0.experts.up_EDF")
+    spread = float(
+        (first[0] - first[1]).detach().std() / donor.get_parameter("banks.ffn.decoder_0.up.weight").std().detach()
+    )
+    assert spread == pytest.approx(0.1 * 2**0.5, rel=0.1)
+
+
+def test_sub_layers_that_are_left_out_are_not_taken_and_new_ones_are_refused() -> None:
+    donor = language_model(1, n_steps=3)
+    bare = language_model(2, n_steps=3, ffn={"share": "none"})
+    to_recursive(donor, bare)
+    mine = bare.get_parameter("banks.self_attention.decoder_2.out.weight")
+    assert torch.equal(mine, donor.get_parameter("banks.self_attention.decoder_2.out.weight"))
+    with pytest.raises(ConfigError, match="both need the same sub-layers at every step"):
+        to_recursive(bare, donor)
+    with pytest.raises(ConfigError, match=r"model\.decoder\.ffn is 'decoder_0': cannot be made of the donor's"):
+        to_recursive(donor, language_model(2, n_steps=3, ffn={"d_ff": 50, "activation": "swiglu", "bias": False}))

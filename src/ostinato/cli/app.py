@@ -13,10 +13,11 @@ from typing import Annotated
 
 import typer
 
-from ostinato.cli import data
+from ostinato.cli import data, exporting, importing
 from ostinato.cli.analyze import analyze
 from ostinato.cli.claims import claims, reproduce
 from ostinato.cli.compare import compare
+from ostinato.cli.convert import convert
 from ostinato.cli.demo import demo
 from ostinato.cli.doctor import doctor
 from ostinato.cli.evaluate import evaluate
@@ -43,6 +44,7 @@ _WRONG_USE = 2
 _DEBUG = "--debug"
 _RUN, _LOOK, _COMPARE = "Run", "Look inside", "Compare"
 _COUNT, _LABORATORY, _DATA = "Count", "Laboratory", "Data and settings"
+_EXCHANGE = "Exchange"
 
 _COMMANDS = (
     (_RUN, demo, "ostinato demo --run-dir runs/demo"),
@@ -62,6 +64,7 @@ _COMMANDS = (
     (_LABORATORY, sweep, "ostinato sweep digits --workers 2"),
     (_LABORATORY, claims, "ostinato claims --paper x-moe"),
     (_LABORATORY, reproduce, "ostinato reproduce one-wide-ffn/decoding-speed"),
+    (_EXCHANGE, convert, "ostinato convert runs/dense model.decoder.ffn.share=all --run-dir runs/shared"),
     (_DATA, recipes, "ostinato recipes"),
     (_DATA, settings, "ostinato settings model.encoder.ffn"),
     (_DATA, doctor, "ostinato doctor"),
@@ -106,6 +109,8 @@ def _options(
 for _group, _command, _example in _COMMANDS:
     app.command(cls=GroupedCommand, epilog=f"Example: {_example}", rich_help_panel=_group)(_command)
 app.add_typer(data.app, name="data", rich_help_panel=_DATA)
+app.add_typer(importing.app, name="import", rich_help_panel=_EXCHANGE)
+app.add_typer(exporting.app, name="export", rich_help_panel=_EXCHANGE)
 
 
 @contextmanager

@@ -27,15 +27,16 @@ class TokenizerConfig(Config):
     """Kinds that mean the same by their other settings: a derived recipe that names another kind keeps those of a kind
     that is alike."""
 
-    kind: Literal["words", "characters", "bpe", "unigram", "file"] = "words"
-    """words: split at white space, lossless for task symbols. bpe, unigram: trained on the training split."""
+    kind: Literal["words", "characters", "bpe", "unigram", "file", "hf"] = "words"
+    """words: split at white space, lossless for task symbols. bpe, unigram: trained on the training split. file: an
+    existing tokenizer.json, whose ids are moved up by four. hf: one whose ids are kept, special symbols included."""
     vocab_size: Annotated[int, Field(ge=8)] | None = None
     """Rows, the 4 special symbols included. bpe, unigram: how many to train; None: 8000. words, characters: at most so
     many, the most frequent ones, of those that occur equally often the first by code points; None: all."""
     min_count: Size = 1
     """words, characters: rarer ones become the unknown token."""
     path: str | None = None
-    """file: an existing tokenizer.json."""
+    """file: an existing tokenizer.json. hf: one, or the folder that holds it."""
 
     @property
     def n_trained(self) -> int:
@@ -44,13 +45,14 @@ class TokenizerConfig(Config):
 
     def problems(self, path: str = "") -> Iterator[Problem]:
         """A file needs a path, and only a file has one; byte pieces need room for every byte."""
-        if (self.kind == "file") != (self.path is not None):
-            yield Problem(f"{path}path", self.path, f"is needed with {path}kind=file, and only there")
+        if (self.kind in ("file", "hf")) != (self.path is not None):
+            yield Problem(f"{path}path", self.path, f"is needed with {path}kind=file and {path}kind=hf, and only there")
         if self.kind in ("bpe", "unigram") and self.n_trained < _LEAST_BYTE_VOCABULARY:
             reason = f"{self.kind} keeps all 256 bytes and 4 special symbols: use at least {_LEAST_BYTE_VOCABULARY}"
             yield Problem(f"{path}vocab_size", self.vocab_size, reason)
-        if self.kind == "file" and self.vocab_size is not None:
-            yield Inert(f"{path}vocab_size", self.vocab_size, f"has no effect with {path}kind=file, which has its own")
+        if self.kind in ("file", "hf") and self.vocab_size is not None:
+            reason = f"has no effect with {path}kind={self.kind}, which has its own"
+            yield Inert(f"{path}vocab_size", self.vocab_size, reason)
         if self.kind not in ("words", "characters") and self.min_count > 1:
             reason = f"has no effect with {path}kind={self.kind}, which counts no symbols: remove it"
             yield Inert(f"{path}min_count", self.min_count, reason)

@@ -206,7 +206,7 @@ class EncoderConfig(_StackedConfig):
     def vocabulary_sizes(self, source: int, target: int) -> dict[str, int]:
         """Return the rows of the embedding, and for heads that choose a label how many there are."""
         labels = {"n_labels": target} if self.head.kind in ("classification", "tagging") else {}
-        return {"vocab_size": source + 1} | labels
+        return {"vocab_size": source + (self.special_ids.mask is None)} | labels
 
     def problems(self, path: str = "") -> Iterator[Problem]:
         """Settings that belong to another head."""

@@ -97,10 +97,15 @@ class Recipe(Config):
             reason = "needs one joint tokenizer: remove data.target_tokenizer, or use 'output' or 'none'"
             yield Problem(f"{path}model.tie_embeddings", getattr(self.model, "tie_embeddings", None), reason)
         yield from self.too_few_to_average(self.evaluation.checkpoint, f"{path}evaluation.checkpoint", path)
-        if self.model.special_ids != SpecialIds():
+        keeps = {one.kind == "hf" for one in (self.data.tokenizer, self.data.target_tokenizer) if one is not None}
+        if self.model.special_ids != SpecialIds() and keeps != {True}:
             given = self.model.special_ids.model_dump()
             reason = "a recipe's text is read by tokenizers whose ids are 0, 1 and 2: remove it (others: in Python)"
             yield Problem(f"{path}model.special_ids", given, reason)
+        if len(keeps) == 2:
+            kind = self.data.target_tokenizer.kind if self.data.target_tokenizer is not None else None
+            reason = "one tokenizer keeps its ids (hf), the other does not: source and target have the same special ids"
+            yield Problem(f"{path}data.target_tokenizer.kind", kind, reason)
         if not self.model.generates:
             reason = f"has no effect: a model with {path}model.head.kind={self.model.reads} writes no text; remove it"
             yield from inert(self.decoding, f"{path}decoding.", reason)

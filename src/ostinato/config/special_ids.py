@@ -1,4 +1,4 @@
-"""Which token ids stand for padding, the begin symbol and the end symbol."""
+"""Which token ids stand for padding, the begin symbol, the end symbol and the mask symbol."""
 
 from __future__ import annotations
 
@@ -21,9 +21,11 @@ class SpecialIds(Config):
     """The begin symbol, before every target; never generated, unless it is the end symbol."""
     eos: Count = 2
     """The end symbol, after every source and every target."""
+    mask: Count | None = None
+    """The symbol of a masked token, of encoder-only models; null: the row after those of the tokenizer."""
 
     def size_problems(self, path: str, vocab_size: int | None) -> Iterator[Problem]:
         """Ids that an embedding of so many rows does not have."""
         for name, value in self:
-            if vocab_size is not None and value >= vocab_size:
+            if vocab_size is not None and value is not None and value >= vocab_size:
                 yield Problem(f"{path}{name}", value, f"must be below the size of the vocabulary, {vocab_size}")

@@ -11,12 +11,15 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from ostinato.config.special_ids import SpecialIds
 from ostinato.data.batch import Batch, TextSize, Tokens
 from ostinato.data.tokenizer import PAD_ID
 from ostinato.errors import DataError
 
 IGNORED_LABEL = -1
 """A label that does not count in any loss or score."""
+
+_SPECIAL = SpecialIds()
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +31,7 @@ class Row:
         index: 0-based number of the example in its split.
         is_joined: source and target are one sequence.
         size: words and bytes of a text that was not truncated; None otherwise.
+        special_ids: the tokenizer's; those of a batch are the same.
     """
 
     source_ids: list[int] | None
@@ -36,6 +40,7 @@ class Row:
     index: int = 0
     is_joined: bool = False
     size: TextSize | None = None
+    special_ids: SpecialIds = _SPECIAL
 
     @property
     def length(self) -> int:
@@ -110,7 +115,8 @@ def _collate_plain(rows: Sequence[Row]) -> Batch:
     if n_joined and n_joined != len(rows):
         raise DataError(f"{n_joined} of {len(rows)} rows are one sequence: a batch needs all or none")
     targets = [row.target_ids for row in rows]
-    return Batch.from_lists(targets, sources or None, joins_pairs=n_joined > 0)
+    special = rows[0].special_ids
+    return Batch.from_lists(targets, sources or None, joins_pairs=n_joined > 0, special_ids=special)
 
 
 def _collate_labelled(rows: Sequence[LabelledRow]) -> Batch:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ostinato.data.batch import TextSize
 from ostinato.data.collate import IGNORED_LABEL, LabelledRow
 from ostinato.data.example import NOT_IN_PASSAGE
-from ostinato.data.tokenizer import BOS_ID, EOS_ID, LabelTokenizer, Tokenizer, Tokenizers
+from ostinato.data.tokenizer import LabelTokenizer, Tokenizer, Tokenizers
 from ostinato.errors import DataError
 
 if TYPE_CHECKING:
@@ -74,7 +74,8 @@ def classification_row(example: Example, tokenizers: Tokenizers, data: DataConfi
             return None
         while sum(map(len, texts)) > room:
             max(texts, key=len).pop()
-    ids = [BOS_ID, *(i for text in texts for i in (*text, EOS_ID))]
+    special = tokenizers.source.special_ids
+    ids = [special.bos, *(i for text in texts for i in (*text, special.eos))]
     return LabelledRow(ids, tokenizers.target.encode(example.target), columns=example.columns, index=index)
 
 
@@ -96,7 +97,9 @@ def tagging_row(example: Example, tokenizers: Tokenizers, data: DataConfig, inde
             return None
         ids = ids[:room]
         places = [place for place in places if place <= room]
-    return LabelledRow([BOS_ID, *ids, EOS_ID], labels[: len(places)], places, columns=example.columns, index=index)
+    special = tokenizers.source.special_ids
+    framed = [special.bos, *ids, special.eos]
+    return LabelledRow(framed, labels[: len(places)], places, columns=example.columns, index=index)
 
 
 class Passage(NamedTuple):
@@ -120,7 +123,8 @@ def passage_of(example: Example, tokenizer: Tokenizer, data: DataConfig) -> tupl
     parts = source_of(example).split(_TAB)
     if len(parts) != 2:
         raise DataError("a question, one tab and a passage are needed")
-    question = [BOS_ID, *tokenizer.encode(parts[0], unknown=data.unknown), EOS_ID]
+    special = tokenizer.special_ids
+    question = [special.bos, *tokenizer.encode(parts[0], unknown=data.unknown), special.eos]
     ids = [*question, *tokenizer.encode(parts[1], unknown=data.unknown)]
     return ids, Passage(len(question), parts[1], tokenizer.spans(parts[1]))
 
@@ -148,7 +152,8 @@ def span_row(example: Example, tokenizers: Tokenizers, data: DataConfig, index: 
             raise DataError(f"data.max_source_length = {data.max_source_length} leaves no room for the passage")
     if labels[1] >= len(ids):  # The end of the answer was truncated.
         labels = [IGNORED_LABEL, IGNORED_LABEL]
-    return LabelledRow([*ids, EOS_ID], labels, n_prefix=passage.n_before, columns=example.columns, index=index)
+    ids.append(tokenizers.source.special_ids.eos)
+    return LabelledRow(ids, labels, n_prefix=passage.n_before, columns=example.columns, index=index)
 
 
 def _answer_columns(example: Example, passage: Passage) -> list[int]:
@@ -186,7 +191,8 @@ def continuation_row(example: Example, tokenizers: Tokenizers, data: DataConfig,
         )
     labels = [IGNORED_LABEL] * first + ids[first:]
     size = TextSize(len(example.target.split()), len(example.target.encode()))
-    return LabelledRow([BOS_ID, *ids[:-1]], labels, columns=example.columns, index=index, size=size)
+    begun = [tokenizers.target.special_ids.bos, *ids[:-1]]
+    return LabelledRow(begun, labels, columns=example.columns, index=index, size=size)
 
 
 def first_tokens(text: str, tokenizer: Tokenizer) -> Iterator[int]:

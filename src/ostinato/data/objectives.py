@@ -13,7 +13,7 @@ In training the random numbers depend on the run's seed, the epoch and the row; 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial
 
@@ -22,7 +22,7 @@ import numpy as np
 from ostinato.config.data import DataConfig, MaskingConfig
 from ostinato.config.model import LanguageModelConfig, ModelConfig
 from ostinato.data.collate import IGNORED_LABEL, LabelledRow
-from ostinato.data.tokenizer import N_SPECIAL, Tokenizers
+from ostinato.data.tokenizer import SPECIAL_TOKENS, Tokenizers
 
 Objective = Callable[[LabelledRow, np.random.Generator], LabelledRow]
 _LONGEST_SPAN = 10
@@ -31,20 +31,37 @@ _LONGEST_SPAN = 10
 def objective_of(config: ModelConfig, data: DataConfig, tokenizers: Tokenizers) -> Objective | None:
     """Return the function that masks texts for a model's training; None where it reads them as they are."""
     if config.reads == "masked":
-        return partial(mask_tokens, masking=data.masking, n_ids=tokenizers.source.vocab_size)
+        source = tokenizers.source
+        return partial(
+            mask_tokens,
+            masking=data.masking,
+            n_ids=source.vocab_size,
+            mask_id=source.special_ids.mask,
+            special=source.special_tokens,
+        )
     if isinstance(config, LanguageModelConfig) and config.mask == "prefix":
         return split_prefix
     return None
 
 
-def mask_tokens(row: LabelledRow, generator: np.random.Generator, *, masking: MaskingConfig, n_ids: int) -> LabelledRow:
+def mask_tokens(
+    row: LabelledRow,
+    generator: np.random.Generator,
+    *,
+    masking: MaskingConfig,
+    n_ids: int,
+    mask_id: int | None = None,
+    special: Collection[int] = SPECIAL_TOKENS,
+) -> LabelledRow:
     """Return a row with some tokens masked, and those as its labels.
 
     Args:
-        n_ids: of the tokenizer; the mask symbol's id is the next one.
+        n_ids: of the tokenizer. mask_id: the mask symbol's; None: the one after the tokenizer's.
+        special: ids that are never masked or drawn.
     """
     ids = np.array(row.ids)
-    (maskable,) = np.nonzero(ids >= N_SPECIAL)
+    special_ids = np.fromiter(special, dtype=np.int64)
+    (maskable,) = np.nonzero(~np.isin(ids, special_ids))
     if not len(maskable):
         return replace(row, labels=[IGNORED_LABEL], places=[0])
     wanted = max(1, round(masking.rate * len(maskable)))
@@ -53,9 +70,10 @@ def mask_tokens(row: LabelledRow, generator: np.random.Generator, *, masking: Ma
     labels = ids[chosen].tolist()
     # One uniform number a span decides for all its tokens: kept, masked, or replaced by random tokens.
     uniform = np.repeat(generator.random(len(spans)), [len(span) for span in spans])
-    drawn = generator.integers(N_SPECIAL, n_ids, size=len(chosen))
+    ordinary = np.setdiff1d(np.arange(n_ids), special_ids)
+    drawn = ordinary[generator.integers(len(ordinary), size=len(chosen))]
     kept, random = uniform < masking.keep, uniform >= 1.0 - masking.random
-    ids[chosen] = np.where(kept, ids[chosen], np.where(random, drawn, n_ids))
+    ids[chosen] = np.where(kept, ids[chosen], np.where(random, drawn, n_ids if mask_id is None else mask_id))
     return replace(row, ids=ids.tolist(), labels=labels, places=chosen.tolist())
 
 

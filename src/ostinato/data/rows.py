@@ -14,7 +14,7 @@ from ostinato.data.batch import TextSize
 from ostinato.data.collate import AnyRow, LabelledRow, Row
 from ostinato.data.labelled import classification_row, continuation_row, facts_row, span_row, tagging_row
 from ostinato.data.objectives import objective_of
-from ostinato.data.tokenizer import BOS_ID, EOS_ID, Tokenizer, Tokenizers
+from ostinato.data.tokenizer import Tokenizer, Tokenizers
 from ostinato.errors import DataError
 
 if TYPE_CHECKING:
@@ -75,7 +75,8 @@ def encode_rows(
     if objective is not None or data.block_length is not None:
         rows = _as_labelled(rows, is_masked=config.reads == "masked")
     if data.block_length is not None:
-        rows = _pack(rows, data, data.block_length, labels_all=config.reads != "masked")
+        bos = tokenizers.target.special_ids.bos
+        rows = _pack(rows, data, data.block_length, bos, labels_all=config.reads != "masked")
     for row in rows:
         if training or objective is None or not isinstance(row, LabelledRow):
             yield row
@@ -123,7 +124,8 @@ def encode_examples(
             is_whole = not training and example.source is None and len(target) == len(ids)
             size = TextSize.of(example.target) if is_whole else None
             is_joined = joins_pairs and source is not None
-            yield Row(source, target, example.columns, index, is_joined=is_joined, size=size)
+            special = tokenizers.target.special_ids
+            yield Row(source, target, example.columns, index, is_joined=is_joined, size=size, special_ids=special)
 
 
 def _encode(tokenizer: Tokenizer, text: str, data: DataConfig, where: str) -> list[int]:
@@ -157,15 +159,17 @@ def _as_labelled(rows: Iterable[AnyRow], *, is_masked: bool) -> Iterator[AnyRow]
         if isinstance(row, LabelledRow) or row.source_ids is not None:
             yield row
             continue
-        ids, columns = row.target_ids, row.columns
+        ids, columns, special = row.target_ids, row.columns, row.special_ids
         if is_masked:
-            yield LabelledRow([BOS_ID, *ids, EOS_ID], [], columns=columns, index=row.index)
+            yield LabelledRow([special.bos, *ids, special.eos], [], columns=columns, index=row.index)
         else:
-            labels = [*ids, EOS_ID]
-            yield LabelledRow([BOS_ID, *ids], labels, columns=columns, index=row.index, size=row.size)
+            labels = [*ids, special.eos]
+            yield LabelledRow([special.bos, *ids], labels, columns=columns, index=row.index, size=row.size)
 
 
-def _pack(rows: Iterable[AnyRow], data: DataConfig, length: int, *, labels_all: bool) -> Iterator[LabelledRow]:
+def _pack(
+    rows: Iterable[AnyRow], data: DataConfig, length: int, bos: int, *, labels_all: bool
+) -> Iterator[LabelledRow]:
     """Cut texts into blocks; of a mixture those of every data set by themselves."""
     column = None if data.mixture is None else data.mixture.column
     packers: dict[str, _Packer] = {}
@@ -174,7 +178,7 @@ def _pack(rows: Iterable[AnyRow], data: DataConfig, length: int, *, labels_all: 
         if not isinstance(row, LabelledRow):
             raise DataError("data.block_length packs texts: these examples have a source")
         columns = {} if column is None or column not in row.columns else {column: row.columns[column]}
-        packer = packers.setdefault(str(columns), _Packer(length, labels_all, columns))
+        packer = packers.setdefault(str(columns), _Packer(length, labels_all, columns, bos))
         for block in packer.add(row):
             yield replace(block, index=index)
             index += 1
@@ -192,11 +196,12 @@ class _Packer:
     Args:
         length: columns of a block.
         labels_all: every token is a label, as in language models; the block's last token is a label only.
-        columns: metadata of every block.
+        columns: metadata of every block. bos: the begin symbol.
     """
 
-    def __init__(self, length: int, labels_all: bool, columns: dict[str, object]) -> None:
+    def __init__(self, length: int, labels_all: bool, columns: dict[str, object], bos: int) -> None:
         self._n_new, self._labels_all, self._columns = length if labels_all else length - 1, labels_all, columns
+        self._bos = bos
         self.held: list[int] = []
         """Tokens that are in no block yet."""
         self.size: TextSize | None = TextSize(0, 0)
@@ -222,5 +227,5 @@ class _Packer:
     def block(self, new: list[int], size: TextSize | None) -> LabelledRow:
         """Return a block of these tokens."""
         if self._labels_all:
-            return LabelledRow([BOS_ID, *new[:-1]], new, columns=self._columns, size=size)
-        return LabelledRow([BOS_ID, *new], [], columns=self._columns)
+            return LabelledRow([self._bos, *new[:-1]], new, columns=self._columns, size=size)
+        return LabelledRow([self._bos, *new], [], columns=self._columns)

@@ -7,6 +7,7 @@ contains the word ``<pad>`` or ``<eos>`` therefore gets an ordinary id for it, a
 - characters: every character, spaces included; ``decode(encode(x)) == x``.
 - bpe, unigram: pieces of UTF-8 bytes, so that no text is unknown; ``decode(encode(x)) == x``.
 - file: an existing ``tokenizer.json``, whose own ids are moved up by four; as lossless as that file is.
+- hf: an existing ``tokenizer.json`` with its own ids and special symbols; see `KeptTokenizer`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import json
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 _SPECIAL = SpecialIds()
 PAD_ID, BOS_ID, EOS_ID, UNK_ID = _SPECIAL.pad, _SPECIAL.bos, _SPECIAL.eos, 3
 N_SPECIAL = 4
+SPECIAL_TOKENS = frozenset(range(N_SPECIAL))
 UNKNOWN_TEXT = "\N{DOUBLE QUESTION MARK}"
 """The text of an unknown token: a sign that hardly occurs in any corpus, so that no reference equals it."""
 
@@ -51,6 +53,15 @@ class Tokenizer(ABC):
     kind: str
     vocab_size: int
     """Rows of an embedding table, the special symbols included; of labels their number."""
+    special_ids: SpecialIds = _SPECIAL
+    """Ids of padding, begin, end and mask symbol."""
+    special_tokens: frozenset[int] = SPECIAL_TOKENS
+    """All ids that stand for no text."""
+
+    @property
+    def special_texts(self) -> dict[int, str]:
+        """How special symbols are shown, by their ids."""
+        return {PAD_ID: "<pad>", BOS_ID: "<bos>", EOS_ID: "<eos>", UNK_ID: "<unk>"}
 
     @staticmethod
     def train(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
@@ -61,6 +72,8 @@ class Tokenizer(ABC):
         """
         if config.kind == "file":
             return _read_existing(Path(str(config.path)))
+        if config.kind == "hf":
+            return read_kept(Path(str(config.path)))
         if config.kind in ("words", "characters"):
             return SymbolTokenizer.count(config.kind, texts, config.min_count, config.vocab_size)
         model = train_subwords(config.kind, texts, config.n_trained - N_SPECIAL)
@@ -80,7 +93,8 @@ class Tokenizer(ABC):
         Raises:
             DataError: an id is outside the vocabulary.
         """
-        kept = [int(i) for i in ids if i not in (PAD_ID, BOS_ID, EOS_ID)]
+        special = self.special_ids
+        kept = [int(i) for i in ids if i not in (special.pad, special.bos, special.eos)]
         for i in kept:
             if not 0 <= i < self.vocab_size:
                 raise DataError(f"token id {i} is outside the vocabulary of {self.vocab_size} ids")
@@ -216,12 +230,37 @@ class SubwordTokenizer(Tokenizer):
             raise _unknown_symbol(text[start:end], f"{self._n_pieces} pieces")
         return [UNK_ID if piece == self._unknown else N_SPECIAL + piece for piece in pieces]
 
+    def moved_up(self, first: Sequence[str]) -> dict[str, Any]:
+        """Return the model as JSON with our ids: `first` are the symbols that have those before its own.
+
+        Raises:
+            ValueError: the model has such a piece, which would then have two ids.
+        """
+        content: dict[str, Any] = json.loads(self._model.to_str())
+        model, shift = content["model"], len(first)
+        if taken := [text for text in first if self._model.token_to_id(text) is not None]:
+            raise ValueError(f"it has pieces {taken}, which are special symbols")
+        if isinstance(model["vocab"], list):  # unigram: pieces with scores, in the order of their ids
+            worst = min((score for _, score in model["vocab"]), default=0.0)
+            model["vocab"] = [[text, worst] for text in first] + model["vocab"]
+            model["unk_id"] = None if model["unk_id"] is None else model["unk_id"] + shift
+        else:
+            numbered = {piece: i + shift for piece, i in model["vocab"].items()}
+            model["vocab"] = {text: i for i, text in enumerate(first)} | numbered
+        for added in content["added_tokens"]:
+            added["id"] += shift
+        content["post_processor"] = None
+        if self._leading_space:
+            content["normalizer"] = {"type": "Prepend", "prepend": " "}
+            strip = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
+            content["decoder"] = {"type": "Sequence", "decoders": [content["decoder"], strip]}
+        return content
+
     def spans(self, text: str) -> list[tuple[int, int]]:
         """Return the characters of every piece; see `Tokenizer.spans`."""
         found = []
         for start, end in self._characters(self._tokenize(text)):
-            piece = text[start:end]
-            found.append((end - len(piece.lstrip()), start + len(piece.rstrip())) if piece.strip() else (end, end))
+            found.append(_without_space(text, start, end))
         return found
 
     def _tokenize(self, text: str) -> tokenizers.Encoding:
@@ -245,6 +284,96 @@ class SubwordTokenizer(Tokenizer):
 
     def _content(self) -> dict[str, Any]:
         return {"leading_space": self._leading_space, "model": json.loads(self._model.to_str())}
+
+
+class KeptTokenizer(Tokenizer):
+    """A model of the `tokenizers` library as it is: its own ids, special symbols and post-processing.
+
+    What its post-processing puts around a text belongs to the text, but for the begin symbol before it and the end
+    symbol behind it, which rows of ids have anyway. Special symbols in a text are plain text, and are left out of what
+    `decode` returns.
+
+    Args:
+        content: the JSON text of the model. special_ids: which of its ids begin, end, pad and mask.
+        vocab_size: rows of the embedding it is for; None: its greatest id and one.
+
+    Raises:
+        ValueError: the JSON is no such model, or has no special symbols of these ids.
+    """
+
+    kind = "hf"
+
+    def __init__(self, content: str, special_ids: SpecialIds, vocab_size: int | None = None) -> None:
+        try:
+            self._model = tokenizers.Tokenizer.from_str(content)
+        except Exception as error:  # the library raises nothing narrower
+            raise ValueError(str(error)) from error
+        self._model.encode_special_tokens = True
+        self._model.no_padding()
+        self._model.no_truncation()
+        settings = json.loads(content)
+        model = settings["model"]
+        unknown = model.get("unk_token")
+        self._unknown: int | None = model.get("unk_id")
+        if self._unknown is None and unknown is not None:
+            self._unknown = self._model.token_to_id(unknown)
+        n_ids = max(self._model.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        self.vocab_size = n_ids if vocab_size is None else vocab_size
+        if n_ids > self.vocab_size:
+            raise ValueError(f"it has {n_ids} ids, and the embedding {self.vocab_size} rows")
+        self.special_ids = special_ids
+        named = {i for _, i in special_ids if i is not None}
+        if too_large := sorted(i for i in named if i >= self.vocab_size):
+            raise ValueError(f"special ids {too_large} are not below its {self.vocab_size} ids")
+        added = {int(one["id"]) for one in settings.get("added_tokens") or () if one["special"]}
+        self.special_tokens = frozenset(added | named | (set() if self._unknown is None else {self._unknown}))
+
+    @property
+    def special_texts(self) -> dict[int, str]:
+        """How special symbols are shown, by their ids."""
+        return {i: self._model.id_to_token(i) or "<pad>" for i in self.special_tokens}
+
+    def to_json(self) -> str:
+        """Return the text of its tokenizer.json."""
+        return str(self._model.to_str(pretty=True))
+
+    def encode(self, text: str, *, unknown: Unknown = "error") -> list[int]:
+        """Return the ids of a text; see `Tokenizer.encode`."""
+        pieces = self._pieces(text)
+        ids = [piece for piece, _ in pieces]
+        if unknown == "error" and self._unknown is not None and self._unknown in ids:
+            start, end = pieces[ids.index(self._unknown)][1]
+            raise _unknown_symbol(text[start:end], f"{self.vocab_size} pieces")
+        return ids
+
+    def spans(self, text: str) -> list[tuple[int, int]]:
+        """Return the characters of every piece; see `Tokenizer.spans`."""
+        return [_without_space(text, start, end) for _, (start, end) in self._pieces(text)]
+
+    def _pieces(self, text: str) -> list[tuple[int, tuple[int, int]]]:
+        """Return ids and characters, without the begin and end symbol that post-processing adds."""
+        try:
+            found = self._model.encode(text)
+        except Exception as error:  # half of a surrogate pair, or an unknown symbol where there is no unknown token
+            raise DataError(f"cannot tokenize {text!r}: {error}") from error
+        pieces, added = list(zip(found.ids, found.offsets, strict=True)), found.special_tokens_mask
+        first = int(bool(pieces) and bool(added[0]) and pieces[0][0] == self.special_ids.bos)
+        last = len(pieces) - int(len(pieces) > first and bool(added[-1]) and pieces[-1][0] == self.special_ids.eos)
+        return pieces[first:last]
+
+    def _text(self, ids: Sequence[int]) -> str:
+        parts = []
+        for is_unknown, group in groupby(ids, key=lambda i: i == self._unknown):
+            pieces = list(group)
+            parts.append(UNKNOWN_TEXT if is_unknown else self._model.decode(pieces))
+        return "".join(parts)
+
+    def _content(self) -> dict[str, Any]:
+        return {
+            "special_ids": self.special_ids.model_dump(),
+            "vocab_size": self.vocab_size,
+            "model": json.loads(self._model.to_str()),
+        }
 
 
 class LabelTokenizer(Tokenizer):
@@ -293,6 +422,11 @@ class LabelTokenizer(Tokenizer):
 
     def _content(self) -> dict[str, Any]:
         return {"labels": self.labels}
+
+
+def _without_space(text: str, start: int, end: int) -> tuple[int, int]:
+    piece = text[start:end]
+    return (end - len(piece.lstrip()), start + len(piece.rstrip())) if piece.strip() else (end, end)
 
 
 def _by_frequency(counts: Counter[str]) -> list[str]:
@@ -412,9 +546,59 @@ def _from_content(content: dict[str, Any], path: Path) -> Tokenizer:
             return SymbolTokenizer(kind, symbols)
         if kind in ("classification", "tagging"):
             return LabelTokenizer(kind, content["labels"])
+        if kind == KeptTokenizer.kind:
+            special = SpecialIds.model_validate(content["special_ids"])
+            return KeptTokenizer(json.dumps(content["model"]), special, int(content["vocab_size"]))
         return SubwordTokenizer(str(kind), json.dumps(content["model"]), bool(content["leading_space"]))
     except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path}: the tokenizer is damaged: {error!r}") from error
+
+
+_ROLES = {"pad": ("pad",), "bos": ("cls", "bos", "eos"), "eos": ("sep", "eos"), "mask": ("mask",)}
+"""By our special symbol the names that tokenizer_config.json may have for it, the first that is there."""
+
+
+def read_kept(path: Path, given: Mapping[str, int] | None = None, vocab_size: int | None = None) -> Tokenizer:
+    """Read a tokenizer.json, or that of a folder, as a tokenizer that keeps its ids.
+
+    Special symbols are those of the tokenizer_config.json beside it.
+
+    Args:
+        given: ids of special symbols where that file does not count. vocab_size: see `KeptTokenizer`.
+
+    Raises:
+        DataError: there is no such file, or it names no end symbol.
+    """
+    file = path / "tokenizer.json" if path.is_dir() else path
+    if not file.is_file():
+        raise DataError(
+            f"{path}: holds no tokenizer.json: a tokenizer that transformers can convert is written so by "
+            "its save_pretrained"
+        )
+    content = read_json_object(file, DataError)
+    if content.get("format") == _FORMAT:
+        return _from_content(content, file)
+    found = dict(given or {})
+    beside = file.with_name("tokenizer_config.json")
+    texts = read_json_object(beside, DataError) if beside.is_file() else {}
+    try:
+        model = tokenizers.Tokenizer.from_str(json.dumps(content))
+        for name, roles in _ROLES.items():
+            symbols = (texts.get(f"{role}_token") for role in roles)
+            ids = (model.token_to_id(_symbol(symbol)) for symbol in symbols if symbol is not None)
+            if name not in found and (known := next((i for i in ids if i is not None), None)) is not None:
+                found[name] = known
+        if "eos" not in found:
+            raise ValueError(f"no end symbol: {beside.name} beside it names none")
+        special = SpecialIds(**{"bos": found["eos"], "pad": found["eos"], **found})
+        return KeptTokenizer(json.dumps(content), special, vocab_size)
+    except Exception as error:  # the library raises nothing narrower
+        raise DataError(f"{file}: cannot be read as a tokenizer: {error}") from error
+
+
+def _symbol(given: object) -> str:
+    """Return a special symbol's text, which older files write as an object."""
+    return str(given["content"]) if isinstance(given, dict) else str(given)
 
 
 def _read_existing(path: Path) -> Tokenizer:

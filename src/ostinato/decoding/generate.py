@@ -15,7 +15,7 @@ from ostinato.config.decoding import DecodingConfig
 from ostinato.data.batching import evaluation_batches
 from ostinato.data.collate import Row
 from ostinato.data.inputs import Input
-from ostinato.data.tokenizer import BOS_ID, PAD_ID, Tokenizer, Tokenizers
+from ostinato.data.tokenizer import Tokenizer, Tokenizers
 from ostinato.decoding.beams import Hypothesis
 from ostinato.decoding.search import Decodable, Evaluable, inference, left_padded, search_n_best
 from ostinato.errors import DataError
@@ -142,6 +142,7 @@ class _Generator:
     ) -> None:
         self.model, self.tokenizers, self.data, self.config = model, tokenizers, data, config
         self.as_prompts, self.n_steps = as_prompts, n_steps
+        self.special_ids = model.special_ids
 
     def row(self, text: str | Input, index: int) -> Row:
         """Encode one input.
@@ -158,9 +159,10 @@ class _Generator:
                     raise DataError(
                         "a language model's input is itself the beginning of its output: leave out the prefix"
                     )
-                return Row(None, self._target(given.text), {}, index)
+                return Row(None, self._target(given.text), {}, index, special_ids=self.special_ids)
             source = self._encode(given.text, self.tokenizers.source, "source", self.data.max_source_length)
-            return Row(source, self._target(given.prefix), {}, index, is_joined=self.model.config.joins_pairs)
+            target, is_joined = self._target(given.prefix), self.model.config.joins_pairs
+            return Row(source, target, {}, index, is_joined=is_joined, special_ids=self.special_ids)
         except DataError as error:
             raise DataError(f"{given.where or f'input line {index + 1}'}: {error}") from error
 
@@ -184,10 +186,10 @@ class _Generator:
         budget = max(1, self.data.eval_tokens_per_batch // self.config.beam)
         with inference(self.model, packs_weights=self.config.pack_weights):
             for batch in evaluation_batches(rows, budget, window=max(1, len(rows))):
-                prefixes = [[BOS_ID, *given[index]] for index in batch.indices]
-                prefix = (
-                    left_padded(prefixes, PAD_ID, self.model.device) if any(len(ids) > 1 for ids in prefixes) else None
-                )
+                prefixes = [[self.special_ids.bos, *given[index]] for index in batch.indices]
+                prefix = None
+                if any(len(ids) > 1 for ids in prefixes):
+                    prefix = left_padded(prefixes, self.special_ids.pad, self.model.device)
                 lists = search_n_best(self.model, batch.to(self.model.device), self.config, prefix, self.n_steps)
                 for index, hypotheses in zip(batch.indices, lists, strict=True):
                     shown = [] if self.as_prompts else given[index]

@@ -1,10 +1,14 @@
-"""A model of L steps as one whose c steps run L / c times: shared weights, and what every round adds to them.
+"""A model of L steps as one that shares weights over them: a loop, one wide feed-forward, experts.
 
     W_l ~ W' + B_l A_l,   W' = the mean of the W_l that one shared step replaces, or one of them
     B_l = U_r S_r,  A_l = V_r^T   of U S V^T = W_l - W', the r largest singular values
 
 (Bae et al. 2024, Relaxed Recursive Transformers.) With full rank and norms by round it is the model it was made of;
 with rank 0 the shared weights alone are left. Biases and norms of queries and keys have no delta: their mean is taken.
+
+A feed-forward as wide as the n that it replaces together (One Wide FFN) gets all their hidden units, and gives the mean
+of their outputs. Experts get copies of a feed-forward with noise (Komatsuzaki et al. 2023, Sparse Upcycling): without
+noise, and with gates that sum to one, they compute what it does; their routers begin as in any new model.
 """
 
 from __future__ import annotations
@@ -18,20 +22,29 @@ from torch import Tensor
 from ostinato.errors import ConfigError, Problem
 from ostinato.models import Model
 from ostinato.nn.by_round import LowRank
+from ostinato.nn.experts import Routed
 from ostinato.plan import Plan, Step, Use
+
+Shared = Literal["average", "first", "last", "stepwise"]
+"""What W' is: the mean; the weights of the first or of the last step that it serves; or, of c sets that serve L steps,
+those of the steps 0, (L - 1) / (c - 1), 2 (L - 1) / (c - 1), ..., L - 1, rounded."""
 
 
 @torch.no_grad()
-def to_recursive(donor: Model, model: Model, shared: Literal["average", "first"] = "average") -> None:
-    """Give a model of repeated steps the weights that come nearest to those of a model that has every step once.
+def to_recursive(donor: Model, model: Model, shared: Shared = "average", *, noise: float = 0.0, seed: int = 0) -> None:
+    """Give a model of shared steps the weights that come nearest to those of a model that has every step once.
+
+    Sub-layers that the model does not have are left out.
 
     Args:
-        donor: of as many steps, in the same order. model: of the same sizes; dense sub-layers.
-        shared: what W' is: the mean, or the weights of the first round.
+        donor: of as many steps, in the same order; dense. model: of the same widths.
+        shared: what W' is.
+        noise: of copies of a feed-forward as experts, in standard deviations of each of its tensors. seed: of it.
 
     Raises:
-        ConfigError: stacks of different depth, or different sub-layers at a step.
+        ConfigError: stacks of different depth, a sub-layer that the donor does not have, or one of another shape.
     """
+    generator = torch.Generator().manual_seed(seed)
     copied = dict(model.named_parameters())
     for name, parameter in donor.named_parameters():
         if name in copied and copied[name].shape == parameter.shape:
@@ -46,11 +59,24 @@ def to_recursive(donor: Model, model: Model, shared: Literal["average", "first"]
                 for part, parameter in donor.banks.norm[their_norm].named_parameters():
                     norms.setdefault(f"{our_norm}.{part}", []).append(parameter)
         for (kind, weights), served in sets.items():
+            module = getattr(model.banks, kind)[weights]
             sources = [getattr(donor.banks, kind)[theirs.weights] for theirs, _ in served]
-            _share(sources, getattr(model.banks, kind)[weights], shared)
+            chosen = _chosen(sets, kind, weights, shared)
+            one = None if chosen is None else getattr(donor.banks, kind)[chosen]
+            try:
+                if isinstance(module, Routed):
+                    _copy_to_experts(_common(sources, one), module, noise, generator)
+                elif kind == "ffn" and module.blocks["up"] != sources[0].blocks["up"]:
+                    _widen(sources, module)
+                else:
+                    for part, x in _common(sources, one).items():
+                        module.get_parameter(part).copy_(x)
+            except (AttributeError, RuntimeError) as error:
+                reason = f"cannot be made of the donor's: {str(error).splitlines()[0]}"
+                raise ConfigError([Problem(f"model.{name}.{kind}", weights, reason)]) from error
             for source, (_, ours) in zip(sources, served, strict=True):
                 if ours.delta is not None:
-                    _add(source, getattr(model.banks, kind)[weights], model.banks.delta[ours.delta])
+                    _add(source, module, model.banks.delta[ours.delta])
         for path, found in norms.items():
             model.banks.norm.get_parameter(path).copy_(torch.stack(found).mean(0))
 
@@ -58,21 +84,63 @@ def to_recursive(donor: Model, model: Model, shared: Literal["average", "first"]
 def _pairs(donor: Plan, plan: Plan) -> Iterator[tuple[Use, Use]]:
     """Yield the uses of both plans, step by step."""
 
-    def kinds(steps: tuple[Step, ...]) -> list[list[str]]:
-        return [[use.kind for use in step.uses] for step in steps]
+    def uses(step: Step) -> dict[str, Use]:
+        return {use.kind: use for use in step.uses}
 
-    if kinds(donor.steps) != kinds(plan.steps):
+    steps = list(zip(donor.steps, plan.steps, strict=False))
+    if len(donor.steps) != len(plan.steps) or any(uses(ours).keys() - uses(theirs).keys() for theirs, ours in steps):
         reason = f"its donor has {len(donor.steps)} steps: both need the same sub-layers at every step"
         raise ConfigError([Problem(f"model.{plan.stack}.n_steps", len(plan.steps), reason)])
-    for theirs, ours in zip(donor.steps, plan.steps, strict=True):
-        yield from zip(theirs.uses, ours.uses, strict=True)
+    for theirs, ours in steps:
+        yield from ((uses(theirs)[kind], use) for kind, use in uses(ours).items())
 
 
-def _share(sources: list[Any], module: Any, shared: Literal["average", "first"]) -> None:
-    for name, parameter in module.named_parameters():
-        found = [source.get_parameter(name) for source in sources]
-        is_map = name.removesuffix(".weight") in module.blocks
-        parameter.copy_(found[0] if shared == "first" and is_map else torch.stack(found).mean(0))
+def _chosen(sets: dict[tuple[str, str], list[tuple[Use, Use]]], kind: str, weights: str, shared: Shared) -> str | None:
+    """Return which of the donor's sets is taken; None: the mean of all that are replaced."""
+    served: list[str] = [theirs.weights for theirs, _ in sets[kind, weights]]
+    if shared == "average":
+        return None
+    if shared != "stepwise" or len(served) == 1:
+        return served[-1 if shared == "last" else 0]
+    looped = [name for one, name in sets if one == kind and len(sets[kind, name]) > 1]
+    # The donor's sets in the order of their steps: round after round.
+    rounds = zip(*([theirs.weights for theirs, _ in sets[kind, name]] for name in looped), strict=False)
+    donors: list[str] = [name for one in rounds for name in one]
+    place = looped.index(weights) * (len(donors) - 1) / max(len(looped) - 1, 1)
+    return donors[round(place)]
+
+
+def _common(sources: list[Any], one: Any | None) -> dict[str, Tensor]:
+    """Return what steps share: every tensor's mean, or one set's maps and the mean of all else."""
+    found = {}
+    for name, _ in sources[0].named_parameters():
+        mean = torch.stack([source.get_parameter(name) for source in sources]).mean(0)
+        is_map = name.removesuffix(".weight") in sources[0].blocks
+        found[name] = one.get_parameter(name) if one is not None and is_map else mean
+    return found
+
+
+def _copy_to_experts(common: dict[str, Tensor], module: Any, noise: float, generator: torch.Generator) -> None:
+    """Give every expert a copy with noise of its own."""
+    names = {"up_EDF": "up.weight", "down_EFD": "down.weight", "up_bias_EF": "up.bias", "down_bias_ED": "down.bias"}
+    for name, parameter in module.experts.named_parameters():
+        x = common[names[name]]
+        x = x.T if x.ndim == 2 else x
+        copies = x.expand(parameter.shape)
+        drawn = torch.randn(parameter.shape, generator=generator) if noise else torch.zeros(parameter.shape)
+        spread = float(x.std()) if x.numel() > 1 else 0.0
+        parameter.copy_(copies + noise * spread * drawn)
+
+
+def _widen(sources: list[Any], module: Any) -> None:
+    """Put the hidden units of all sets side by side: the output is the mean of theirs."""
+    n_parts = len(module.blocks["up"])
+    for part in ("weight", "bias") if module.up.bias is not None else ("weight",):
+        blocks = [getattr(source.up, part).chunk(n_parts) for source in sources]
+        getattr(module.up, part).copy_(torch.cat([block[i] for i in range(n_parts) for block in blocks]))
+    module.down.weight.copy_(torch.cat([source.down.weight for source in sources], dim=1) / len(sources))
+    if module.down.bias is not None:
+        module.down.bias.copy_(torch.stack([source.down.bias for source in sources]).mean(0))
 
 
 def _add(source: Any, module: Any, deltas: Any) -> None:

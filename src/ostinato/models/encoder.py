@@ -59,8 +59,8 @@ class Encoder(Transformer):
 
     @property
     def mask_id(self) -> int:
-        """The id of the mask symbol: the embedding's last row."""
-        return self.target_weight.shape[0] - 1
+        """The id of the mask symbol: the embedding's last row, where `special_ids` names no other."""
+        return self.target_weight.shape[0] - 1 if self.special_ids.mask is None else self.special_ids.mask
 
     def forward(
         self,

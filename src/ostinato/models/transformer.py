@@ -92,11 +92,16 @@ class Transformer(TokenModel):
             ids_BT: ids, one row a hypothesis. keep_BT: real tokens among them; None where all are.
             cache: as `encode` returned it, which also fixed how the search runs (`Execution`).
         """
+        return self.logits(self.extend(ids_BT, cache, keep_BT)[:, -1])
+
+    def extend(
+        self, ids_BT: Int[Tensor, "B T"], cache: Cache, keep_BT: Bool[Tensor, "B T"] | None = None
+    ) -> Float[Tensor, "B T D"]:
+        """Add T target columns to the cache and return their states, of which `logits` makes logits; see `step`."""
         _extend_keep(cache, ids_BT, keep_BT)
         if cache.execution is None:
             cache.execution = self.current_execution
-        output = compiled_step(self.stacks["decoder"], self.embed(ids_BT, self.target_embedding), cache)
-        return self.logits(output.states_BTD[:, -1])
+        return compiled_step(self.stacks["decoder"], self.embed(ids_BT, self.target_embedding), cache).states_BTD
 
     def _fill_banks(self, plan: Plan, stack: StackConfig) -> None:
         """Make every parameter set the plan names that is not there yet (another stack may have made it)."""
@@ -191,7 +196,7 @@ class Seq2Seq(Transformer):
         """
         batch, execution = as_batch(batch, keep, target, target_keep), self.checked(execution)
         source = source_of(batch)
-        encoder = self._encode(source, n_steps, request, execution)
+        encoder = self.encoded(source, n_steps, request, execution)
         target_tokens = batch.target
         decoder = self.stacks["decoder"](
             self.embed(target_tokens.ids_BT, self.target_embedding),
@@ -208,7 +213,7 @@ class Seq2Seq(Transformer):
     def encode(self, batch: Batch, *, n_steps: int | None = None, execution: Execution | None = None) -> Cache:
         """Run the encoder and return the cache that decoding starts from."""
         source, execution = source_of(batch), self.checked(execution)
-        memory_BSD = self._encode(source, n_steps, (), execution).states_BTD
+        memory_BSD = self.encoded(source, n_steps, (), execution).states_BTD
         return Cache(
             memory_BSD=memory_BSD,
             memory_keep_BS=keep_or_none(source),
@@ -217,9 +222,10 @@ class Seq2Seq(Transformer):
             device=source.ids_BT.device,
         )
 
-    def _encode(
+    def encoded(
         self, source: Tokens, n_steps: int | None, request: Collection[str], execution: Execution
     ) -> StackOutput:
+        """Return what the encoder makes of the sources; arguments as of `forward`."""
         return self.stacks["encoder"](
             self.embed(source.ids_BT, self.source_embedding),
             keep_BT=keep_or_none(source),

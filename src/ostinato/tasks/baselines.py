@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from ostinato.data.collate import IGNORED_LABEL, AnyRow, LabelledRow
 from ostinato.data.example import Example, take_evenly
 from ostinato.data.rows import encode_rows
-from ostinato.data.tokenizer import EOS_ID, Tokenizers
+from ostinato.data.tokenizer import Tokenizers
 from ostinato.metrics import make_metric
 from ostinato.tasks.base import Task
 
@@ -95,7 +95,7 @@ def frequency_scores(recipe: Recipe, task: Task, split: str) -> Scores:
     encoder = tokenizers.target if recipe.model.generates else tokenizers.source
     counts: Counter[int] = Counter()
     for example in examples:
-        counts.update([*encoder.encode(example.target, unknown=recipe.data.unknown), EOS_ID])
+        counts.update([*encoder.encode(example.target, unknown=recipe.data.unknown), encoder.special_ids.eos])
     chosen = take_evenly(task.examples(split), recipe.evaluation.max_examples)
     rows = list(encode_rows(chosen, tokenizers, recipe.data, recipe.model, training=False, name=split))
     labels = [_counted_labels(row) for row in rows]
@@ -115,7 +115,7 @@ def frequency_scores(recipe: Recipe, task: Task, split: str) -> Scores:
 def _counted_labels(row: AnyRow) -> list[int]:
     if isinstance(row, LabelledRow):
         return [label for label in row.labels if label != IGNORED_LABEL]
-    return [*row.target_ids, EOS_ID]
+    return [*row.target_ids, row.special_ids.eos]
 
 
 def _targets(training: Iterable[Example], rows: Sequence[Example]) -> dict[str, list[str]]:

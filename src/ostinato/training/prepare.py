@@ -9,6 +9,7 @@ from typing import Any
 
 from ostinato.config.files import map_texts
 from ostinato.config.recipe import Recipe
+from ostinato.config.special_ids import SpecialIds
 from ostinato.data.batching import TrainingBatches
 from ostinato.data.disk import new_folder
 from ostinato.data.example import Example, take_evenly
@@ -171,7 +172,12 @@ def with_splits(recipe: Recipe, task: Task) -> Recipe:
 
 def _with_vocabulary(recipe: Recipe, tokenizers: Tokenizers) -> Recipe:
     """Return the recipe with the vocabulary sizes the tokenizers have; a ConfigError where it names other ones."""
-    sizes = recipe.model.vocabulary_sizes(tokenizers.source.vocab_size, tokenizers.target.vocab_size)
+    special = tokenizers.source.special_ids
+    if recipe.model.special_ids not in (SpecialIds(), special):
+        given_ids = recipe.model.special_ids.model_dump()
+        raise ConfigError([Problem("model.special_ids", given_ids, f"the tokenizer has {special.model_dump()}")])
+    model = recipe.model.model_copy(update={"special_ids": special})
+    sizes = model.vocabulary_sizes(tokenizers.source.vocab_size, tokenizers.target.vocab_size)
     given = {key: getattr(recipe.model, key) for key in sizes}
     problems = [
         Problem(f"model.{key}", given[key], f"the data gives {size}; set it to null to take that")
@@ -180,7 +186,7 @@ def _with_vocabulary(recipe: Recipe, tokenizers: Tokenizers) -> Recipe:
     ]
     if problems:
         raise ConfigError(problems)
-    return recipe.model_copy(update={"model": recipe.model.model_copy(update=sizes)})
+    return recipe.model_copy(update={"model": model.model_copy(update=sizes)})
 
 
 def _absolute_paths(recipe: Recipe) -> Recipe:

@@ -20,7 +20,7 @@ from ostinato.analysis.collectors import (
 )
 from ostinato.data.disk import read_json_object
 from ostinato.data.example import Example, fingerprint
-from ostinato.data.tokenizer import BOS_ID, EOS_ID, PAD_ID, UNK_ID, Tokenizer
+from ostinato.data.tokenizer import Tokenizer
 from ostinato.evaluation.loading import LoadedRun
 from ostinato.models import Seq2Seq
 from ostinato.models.build import Model, build_model
@@ -28,7 +28,6 @@ from ostinato.models.build import Model, build_model
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_SPECIAL = {PAD_ID: "<pad>", BOS_ID: "<bos>", EOS_ID: "<eos>", UNK_ID: "<unk>"}
 MARKS = "supporting"
 """Column of the places of a source, from 0, that an answer rests on: words, or facts where a place is a fact."""
 OnProgress = Callable[[int], None] | None
@@ -64,10 +63,11 @@ class Subject:
     def text(self, stack: str, token: int | list[int]) -> str:
         """Return a token as text for figures and tables; of a fact its tokens."""
         if isinstance(token, list):
-            return " ".join(self.text(stack, one) for one in token if one != PAD_ID)
-        if token >= self.tokenizer(stack).vocab_size:
+            return " ".join(self.text(stack, one) for one in token if one != self.model.special_ids.pad)
+        tokenizer = self.tokenizer(stack)
+        if token >= tokenizer.vocab_size:
             return "<mask>"
-        return _SPECIAL.get(token) or self.tokenizer(stack).decode([token]).strip() or "\N{OPEN BOX}"
+        return tokenizer.special_texts.get(token) or tokenizer.decode([token]).strip() or "\N{OPEN BOX}"
 
     def n_ids(self, stack: str) -> int:
         """Return how many ids a stack may read: the rows of its embedding, including the mask symbol's."""

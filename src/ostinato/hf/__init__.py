@@ -1,0 +1,55 @@
+"""The Hugging Face library's view of our models: importing this package registers them with its Auto classes.
+
+    import ostinato.hf
+    model = AutoModelForCausalLM.from_pretrained(FOLDER)        FOLDER: what `ostinato export hf RUN FOLDER` wrote
+
+`configuration` says what config.json holds, `modeling` wraps models and heads, `cache` is what decoding keeps, `export`
+writes folders. It needs the extra `hf`.
+"""
+
+from __future__ import annotations
+
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoModelForQuestionAnswering,
+    AutoModelForSeq2SeqLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+)
+
+from ostinato.hf.cache import DepthCache
+from ostinato.hf.configuration import OstinatoConfig
+from ostinato.hf.modeling import (
+    OstinatoForCausalLM,
+    OstinatoForMaskedLM,
+    OstinatoForQuestionAnswering,
+    OstinatoForSeq2SeqLM,
+    OstinatoForSequenceClassification,
+    OstinatoForTokenClassification,
+    OstinatoPreTrainedModel,
+)
+
+__all__ = [
+    "DepthCache",
+    "OstinatoConfig",
+    "OstinatoForCausalLM",
+    "OstinatoForMaskedLM",
+    "OstinatoForQuestionAnswering",
+    "OstinatoForSeq2SeqLM",
+    "OstinatoForSequenceClassification",
+    "OstinatoForTokenClassification",
+    "OstinatoPreTrainedModel",
+]
+
+AutoConfig.register(OstinatoConfig.model_type, OstinatoConfig, exist_ok=True)
+for _auto, _model in (
+    (AutoModelForCausalLM, OstinatoForCausalLM),
+    (AutoModelForSeq2SeqLM, OstinatoForSeq2SeqLM),
+    (AutoModelForMaskedLM, OstinatoForMaskedLM),
+    (AutoModelForSequenceClassification, OstinatoForSequenceClassification),
+    (AutoModelForTokenClassification, OstinatoForTokenClassification),
+    (AutoModelForQuestionAnswering, OstinatoForQuestionAnswering),
+):
+    _auto.register(OstinatoConfig, _model, exist_ok=True)

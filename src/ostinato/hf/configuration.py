@@ -1,0 +1,72 @@
+"""What config.json of an exported model holds: our configuration, and what the Hugging Face library asks for."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from pydantic import TypeAdapter, ValidationError
+from transformers import PreTrainedConfig
+
+from ostinato.config.model import EncoderConfig, LanguageModelConfig, ModelConfig, Seq2SeqConfig
+from ostinato.config.training import BalanceConfig, DepthCostConfig
+from ostinato.errors import CheckpointError
+
+Exported = LanguageModelConfig | Seq2SeqConfig | EncoderConfig
+
+
+class OstinatoConfig(PreTrainedConfig):
+    """Configuration of a model of ours.
+
+    Args:
+        model: what `ostinato.config.model` says of it, as plain values, vocabulary sizes set.
+        balance, halting: weights of the auxiliary losses, as `training` of a recipe has them; None: no such loss.
+    """
+
+    model_type = "ostinato"
+    keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values"]
+
+    model: dict[str, Any] | None = None
+    balance: dict[str, Any] | None = None
+    halting: dict[str, Any] | None = None
+    vocab_size: int | None = None
+    hidden_size: int | None = None
+    num_hidden_layers: int | None = None
+    use_cache: bool = False
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        """Fill in what follows from the model."""
+        if self.model is not None:
+            given = self.settings()
+            self.hidden_size = given.d_model
+            self.num_hidden_layers = sum(len(list(plan.steps)) for plan in given.plans().values())
+            self.is_encoder_decoder = given.kind == "seq2seq"
+            self.vocab_size = given.target_vocab_size if isinstance(given, Seq2SeqConfig) else given.vocab_size
+            special = given.special_ids
+            self.pad_token_id, self.bos_token_id, self.eos_token_id = special.pad, special.bos, special.eos
+            self.decoder_start_token_id = special.bos if self.is_encoder_decoder else None
+            n_labels = given.n_labels if isinstance(given, EncoderConfig) else None
+            if n_labels is not None and self.id2label is None:
+                kwargs.setdefault("num_labels", n_labels)
+        # A matrix with two tasks is one parameter with one name: there is nothing to tie.
+        self.tie_word_embeddings = False
+        super().__post_init__(**kwargs)
+
+    def settings(self) -> Exported:
+        """Return the configuration of the model.
+
+        Raises:
+            CheckpointError: there is none, or it is not one of stacks.
+        """
+        if self.model is None:
+            raise CheckpointError("config.json: has no model: it is not what ostinato export hf writes")
+        try:
+            found = TypeAdapter[Any](ModelConfig).validate_python(self.model)
+        except ValidationError as error:
+            raise CheckpointError(f"config.json: model: {' '.join(str(error).split())}") from error
+        if not isinstance(found, LanguageModelConfig | Seq2SeqConfig | EncoderConfig):
+            raise CheckpointError(f"config.json: model.kind is {found.kind!r}: recurrences are not exported")
+        return found
+
+    def losses(self) -> tuple[BalanceConfig, DepthCostConfig]:
+        """Return the weights of the auxiliary losses."""
+        return BalanceConfig.model_validate(self.balance or {}), DepthCostConfig.model_validate(self.halting or {})

@@ -1,0 +1,360 @@
+"""What models of the Hugging Face library are: of every architecture a recipe, what its config.json changes, and names.
+
+An architecture is the name that stands under `architectures` in a config.json. Its recipe (`ostinato/recipes/dense`)
+says what such a model computes; the functions here return what the sizes and options of a config.json set in it, as
+dotted settings. An option that no setting stands for is refused by its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ostinato.errors import CheckpointError
+from ostinato.interop.names.decoders import jetmoe, llama
+from ostinato.interop.names.encoders import albert, bert, modernbert
+from ostinato.interop.names.gpt2 import gpt2
+from ostinato.interop.names.pairs import bart, t5
+from ostinato.interop.weights import Table
+
+Given = Mapping[str, Any]
+"""The content of a config.json."""
+Settings = dict[str, Any]
+"""Dotted settings of a recipe."""
+
+_ACTIVATIONS = {
+    "relu": "relu",
+    "relu2": "relu2",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "silu": "silu",
+    "swish": "silu",
+}
+_GATED = {"silu": "swiglu", "gelu": "geglu", "gelu_tanh": "geglu_tanh"}
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """How a model becomes one of ours.
+
+    Args:
+        recipe: what it computes. settings: from config.json to settings of the recipe. table: its parameters' names.
+        prefix: what names of its body begin with, which files of the body alone leave out.
+    """
+
+    recipe: str
+    settings: Callable[[Given], Settings]
+    table: Callable[[Any], Table]
+    prefix: str = ""
+
+
+def _activation(given: Given, key: str) -> str:
+    name = given.get(key)
+    if name not in _ACTIVATIONS:
+        raise _unsupported(key, name, f"one of {', '.join(_ACTIVATIONS)}")
+    return _ACTIVATIONS[name]
+
+
+def _gated(given: Given, key: str) -> str:
+    name = _activation(given, key)
+    if name not in _GATED:
+        raise _unsupported(key, given[key], "silu or gelu, with a gate")
+    return _GATED[name]
+
+
+def _unsupported(key: str, value: object, valid: str) -> CheckpointError:
+    return CheckpointError(f"config.json: {key} is {value!r}, which is not read: must be {valid}")
+
+
+def _only(given: Given, key: str, *valid: object) -> None:
+    """Refuse other values of an option than those that the recipe stands for; the first one is the default."""
+    if given.get(key, valid[0]) not in valid:
+        raise _unsupported(key, given[key], " or ".join(map(repr, valid)))
+
+
+def _tied(given: Given, default: bool = True) -> bool:
+    return bool(given.get("tie_word_embeddings", default))
+
+
+def _learned(stack: str, length: int) -> Settings:
+    """Return what goes with learned positions: no text is longer."""
+    return {f"model.{stack}.positions.max_length": length}
+
+
+def _gpt2(given: Given) -> Settings:
+    _only(given, "scale_attn_weights", True)
+    _only(given, "scale_attn_by_inverse_layer_idx", False)
+    _only(given, "tie_word_embeddings", True)
+    width, length = given["n_embd"], given["n_positions"]
+    return {
+        "model.vocab_size": given["vocab_size"],
+        "model.d_model": width,
+        "model.dropout": given.get("resid_pdrop", 0.1),
+        "model.decoder.n_steps": given["n_layer"],
+        "model.decoder.norm.eps": given.get("layer_norm_epsilon", 1e-5),
+        "model.decoder.self_attention.n_heads": given["n_head"],
+        "model.decoder.self_attention.dropout": given.get("attn_pdrop", 0.1),
+        "model.decoder.ffn.d_ff": given.get("n_inner") or 4 * width,
+        "model.decoder.ffn.activation": _activation(given, "activation_function"),
+        **_learned("decoder", length),
+        "data.max_target_length": length,
+        "decoding.max_length": min(100, max(1, length // 2)),
+    }
+
+
+def _rotary(given: Given) -> Settings:
+    """Return rotary positions, as newer files have them (rope_parameters) and as older ones do."""
+    rope = given.get("rope_parameters") or given.get("rope_scaling") or {}
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    base = rope.get("rope_theta", given.get("rope_theta", 10_000.0))
+    relative: Settings = {"kind": "rotary", "base": base, "fraction": given.get("partial_rotary_factor") or 1.0}
+    match kind:
+        case "default":
+            relative["scaling"] = {"kind": "none"}
+        case "linear":
+            relative["scaling"] = {"kind": "linear", "factor": rope["factor"]}
+        case "llama3":
+            relative["scaling"] = {
+                "kind": "llama3",
+                "factor": rope["factor"],
+                "low": rope["low_freq_factor"],
+                "high": rope["high_freq_factor"],
+                "original_length": rope["original_max_position_embeddings"],
+            }
+        case _:
+            raise _unsupported("rope_type", kind, "default, linear or llama3")
+    if given.get("sliding_window") and given.get("use_sliding_window", True):
+        if len(set(given.get("layer_types") or ["sliding_attention"])) != 1:
+            raise _unsupported("layer_types", given["layer_types"], "the same for all layers")
+        relative["reach"] = given["sliding_window"] - 1
+    return {"model.decoder.relative": relative}
+
+
+def _llama(given: Given) -> Settings:
+    heads = given["num_attention_heads"]
+    bias = bool(given.get("attention_bias", False))
+    _only(given, "mlp_bias", False)
+    return {
+        "model.vocab_size": given["vocab_size"],
+        "model.d_model": given["hidden_size"],
+        "model.tie_embeddings": "output" if _tied(given, default=False) else "none",
+        "model.decoder.n_steps": given["num_hidden_layers"],
+        "model.decoder.norm.eps": given["rms_norm_eps"],
+        "model.decoder.self_attention.n_heads": heads,
+        "model.decoder.self_attention.n_kv_heads": given.get("num_key_value_heads") or heads,
+        "model.decoder.self_attention.d_head": given.get("head_dim") or given["hidden_size"] // heads,
+        "model.decoder.self_attention.bias": bias,
+        "model.decoder.self_attention.dropout": given.get("attention_dropout", 0.0),
+        "model.decoder.ffn.d_ff": given["intermediate_size"],
+        **_rotary(given),
+        "data.max_target_length": given["max_position_embeddings"],
+    }
+
+
+def _dense_llama(given: Given) -> Settings:
+    return {**_llama(given), "model.decoder.ffn.activation": _gated(given, "hidden_act")}
+
+
+def _qwen2(given: Given) -> Settings:
+    return {**_dense_llama(given), "model.decoder.self_attention.bias": "qkv"}
+
+
+def _mixtral(given: Given) -> Settings:
+    _only(given, "hidden_act", "silu")
+    return {
+        **_llama(given),
+        "model.decoder.ffn.n_experts": given["num_local_experts"],
+        "model.decoder.ffn.top_k": given["num_experts_per_tok"],
+    }
+
+
+def _jetmoe(given: Given) -> Settings:
+    _only(given, "activation_function", "silu")
+    experts = {"n_experts": given["num_local_experts"], "top_k": given["num_experts_per_tok"]}
+    found: Settings = {
+        "model.vocab_size": given["vocab_size"],
+        "model.d_model": given["hidden_size"],
+        "model.tie_embeddings": "output" if _tied(given) else "none",
+        "model.decoder.n_steps": given["num_hidden_layers"],
+        "model.decoder.norm.eps": given["rms_norm_eps"],
+        "model.decoder.self_attention.n_heads": given["num_key_value_heads"],
+        "model.decoder.self_attention.d_head": given["kv_channels"],
+        "model.decoder.ffn.d_ff": given["intermediate_size"],
+        **_rotary(given),
+        "data.max_target_length": given["max_position_embeddings"],
+    }
+    for kind in ("self_attention", "ffn"):
+        found |= {f"model.decoder.{kind}.{key}": value for key, value in experts.items()}
+    return found
+
+
+def _modernbert(given: Given) -> Settings:
+    for key in ("attention_bias", "mlp_bias", "norm_bias", "classifier_bias"):
+        _only(given, key, False)
+    _only(given, "decoder_bias", True)
+    _only(given, "tie_word_embeddings", True)
+    n_steps, rope = given["num_hidden_layers"], given.get("rope_parameters") or {}
+    every = given.get("global_attn_every_n_layers", 3)
+    whole, local = "full_attention", "sliding_attention"
+    kinds = given.get("layer_types") or [local if i % every else whole for i in range(n_steps)]
+    bases = {
+        whole: rope.get(whole, {}).get("rope_theta", given.get("global_rope_theta", 160_000.0)),
+        local: rope.get(local, {}).get("rope_theta", given.get("local_rope_theta", 10_000.0)),
+    }
+    reach = {whole: None, local: given["local_attention"] // 2}
+    used = [kind for kind in (whole, local) if kind in kinds]
+    relative = {
+        "kind": "by_step",
+        "settings": [{"kind": "rotary", "base": bases[kind], "reach": reach[kind]} for kind in used],
+        "pattern": [used.index(kind) for kind in kinds],
+    }
+    return {
+        "model.vocab_size": given["vocab_size"],
+        "model.d_model": given["hidden_size"],
+        "model.output.transform.activation": _activation(given, "classifier_activation"),
+        "model.output.transform.norm.eps": given["norm_eps"],
+        "model.encoder.n_steps": n_steps,
+        "model.encoder.norm.eps": given["norm_eps"],
+        "model.encoder.self_attention.n_heads": given["num_attention_heads"],
+        "model.encoder.ffn.d_ff": given["intermediate_size"],
+        "model.encoder.ffn.activation": _gated(given, "hidden_activation"),
+        "model.encoder.relative": relative,
+        "data.block_length": min(given["max_position_embeddings"], 1024),
+    }
+
+
+def _bert(given: Given) -> Settings:
+    _only(given, "position_embedding_type", "absolute")
+    _only(given, "tie_word_embeddings", True)
+    activation, length = _activation(given, "hidden_act"), given["max_position_embeddings"]
+    return {
+        "model.vocab_size": given["vocab_size"],
+        "model.d_model": given["hidden_size"],
+        "model.dropout": given.get("hidden_dropout_prob", 0.1),
+        "model.n_token_types": given["type_vocab_size"],
+        "model.output.transform.activation": activation,
+        "model.output.transform.norm.eps": given["layer_norm_eps"],
+        "model.encoder.n_steps": given["num_hidden_layers"],
+        "model.encoder.norm.eps": given["layer_norm_eps"],
+        "model.encoder.self_attention.n_heads": given["num_attention_heads"],
+        "model.encoder.self_attention.dropout": given.get("attention_probs_dropout_prob", 0.1),
+        "model.encoder.ffn.d_ff": given["intermediate_size"],
+        "model.encoder.ffn.activation": activation,
+        **_learned("encoder", length),
+        "data.block_length": length,
+    }
+
+
+def _albert(given: Given) -> Settings:
+    _only(given, "inner_group_num", 1)
+    groups = given.get("num_hidden_groups", 1)
+    sharing: Settings = {}
+    for kind in ("self_attention", "ffn"):
+        sharing[f"model.encoder.{kind}.share"] = "all" if groups == 1 else "sequence"
+        if groups > 1:
+            sharing[f"model.encoder.{kind}.n_unique"] = groups
+    return {**_bert(given), "model.d_embedding": given["embedding_size"], **sharing}
+
+
+def _t5(given: Given) -> Settings:
+    found: Settings = {
+        "model.source_vocab_size": given["vocab_size"],
+        "model.target_vocab_size": given["vocab_size"],
+        "model.d_model": given["d_model"],
+        "model.dropout": given.get("dropout_rate", 0.1),
+        "model.tie_embeddings": "all" if _tied(given) else "input",
+        "model.output.scale": bool(given.get("scale_decoder_outputs", _tied(given))),
+    }
+    gate, _, name = str(given.get("feed_forward_proj", "relu")).rpartition("-")
+    # Files of T5 1.1 say gated-gelu, and mean the approximation by tanh.
+    known = {"relu": "relu", "gelu": "gelu", "silu": "silu"}
+    gated = {"gelu": "geglu_tanh", "silu": "swiglu"}
+    if name not in (gated if gate else known):
+        raise _unsupported("feed_forward_proj", given.get("feed_forward_proj"), "relu, gelu, silu or gated-gelu")
+    layers = {"encoder": given["num_layers"], "decoder": given.get("num_decoder_layers") or given["num_layers"]}
+    for stack, n_steps in layers.items():
+        start = f"model.{stack}"
+        for kind in _attentions(stack):
+            found[f"{start}.{kind}.n_heads"] = given["num_heads"]
+            found[f"{start}.{kind}.d_head"] = given["d_kv"]
+            found[f"{start}.{kind}.dropout"] = given.get("dropout_rate", 0.1)
+        found |= {
+            f"{start}.n_steps": n_steps,
+            f"{start}.norm.eps": given["layer_norm_epsilon"],
+            f"{start}.ffn.d_ff": given["d_ff"],
+            f"{start}.ffn.activation": gated[name] if gate else known[name],
+            f"{start}.ffn.dropout": given.get("dropout_rate", 0.1),
+            f"{start}.relative.n_buckets": given["relative_attention_num_buckets"],
+            f"{start}.relative.max_distance": given.get("relative_attention_max_distance", 128),
+        }
+    return found
+
+
+def _attentions(stack: str) -> tuple[str, ...]:
+    return ("self_attention", "cross_attention") if stack == "decoder" else ("self_attention",)
+
+
+def _marian(given: Given) -> Settings:
+    _only(given, "share_encoder_decoder_embeddings", True)
+    _only(given, "tie_word_embeddings", True)
+    _only(given, "decoder_vocab_size", given["vocab_size"], None)
+    found: Settings = {
+        "model.source_vocab_size": given["vocab_size"],
+        "model.target_vocab_size": given["vocab_size"],
+        "model.d_model": given["d_model"],
+        "model.dropout": given.get("dropout", 0.1),
+        "model.embedding_scale": bool(given.get("scale_embedding", False)),
+    }
+    for stack in ("encoder", "decoder"):
+        start = f"model.{stack}"
+        for kind in _attentions(stack):
+            found[f"{start}.{kind}.n_heads"] = given[f"{stack}_attention_heads"]
+            found[f"{start}.{kind}.dropout"] = given.get("attention_dropout", 0.0)
+        found |= {
+            f"{start}.n_steps": given[f"{stack}_layers"],
+            f"{start}.ffn.d_ff": given[f"{stack}_ffn_dim"],
+            f"{start}.ffn.activation": _activation(given, "activation_function"),
+            f"{start}.ffn.dropout": given.get("activation_dropout", 0.0),
+        }
+    return found
+
+
+def _bart(given: Given) -> Settings:
+    length = given["max_position_embeddings"]
+    return {
+        **_marian(given),
+        **_learned("encoder", length),
+        **_learned("decoder", length),
+        "data.max_source_length": length,
+        "data.max_target_length": length,
+        "decoding.max_length": length,
+        "decoding.max_length_ratio": 0.0,
+    }
+
+
+_GPT2 = Architecture("dense/gpt2-124m", _gpt2, gpt2, "transformer.")
+_LLAMA = Architecture("dense/llama-3.2-1b", _dense_llama, llama)
+_BERT = Architecture("dense/bert-base", _bert, bert)
+_ALBERT = Architecture("dense/albert-base", _albert, albert)
+_T5 = Architecture("dense/t5-small", _t5, t5)
+ARCHITECTURES = {
+    "GPT2LMHeadModel": _GPT2,
+    "LlamaForCausalLM": _LLAMA,
+    "MistralForCausalLM": _LLAMA,
+    "Qwen2ForCausalLM": Architecture("dense/llama-3.2-1b", _qwen2, llama),
+    "Qwen3ForCausalLM": Architecture("dense/qwen3-0.6b", _dense_llama, llama),
+    "MixtralForCausalLM": Architecture("dense/mixtral-8x7b", _mixtral, llama),
+    "JetMoeForCausalLM": Architecture("dense/jetmoe-8b", _jetmoe, jetmoe),
+    "ModernBertForMaskedLM": Architecture("dense/modernbert-base", _modernbert, modernbert),
+    "BertForMaskedLM": _BERT,
+    "BertForPreTraining": _BERT,
+    "AlbertForMaskedLM": _ALBERT,
+    "AlbertForPreTraining": _ALBERT,
+    "T5ForConditionalGeneration": _T5,
+    "T5WithLMHeadModel": _T5,
+    "MarianMTModel": Architecture("dense/marian-opus", _marian, bart),
+    "BartForConditionalGeneration": Architecture("dense/bart-base", _bart, bart),
+}
+"""By the name in config.json."""

@@ -1,0 +1,171 @@
+"""A folder of the Hugging Face library as a model of ours: config.json, safetensors and tokenizer.json.
+
+Read are JSON and safetensors, and nothing is ever unpickled. Weights become float32.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from ostinato.config.recipe import Recipe
+from ostinato.data.disk import read_json_object
+from ostinato.data.tokenizer import Tokenizers, read_kept
+from ostinato.errors import CheckpointError, ConfigError
+from ostinato.interop.architectures import ARCHITECTURES, Architecture
+from ostinato.interop.weights import load_weights
+from ostinato.models import Model, build_model
+from ostinato.tasks.recipes import load_recipe
+
+_CONFIG, _WEIGHTS, _INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+_PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "model.pt", "model.pth", "tf_model.h5", "model.ckpt")
+_EXPERT = re.compile(r"(.*)\.block_sparse_moe\.experts\.(\d+)\.w([123])\.weight")
+
+
+@dataclass(frozen=True, slots=True)
+class Pretrained:
+    """What a folder holds: a recipe of its sizes, the model in evaluation mode, and its tokenizer, kept as it is."""
+
+    recipe: Recipe
+    model: Model
+    tokenizers: Tokenizers
+
+
+def read_pretrained(folder: str | Path, tokenizer: str | Path | None = None) -> Pretrained:
+    """Read a model and its tokenizer.
+
+    Args:
+        tokenizer: a tokenizer.json, or a folder that holds one; None: the model's folder.
+
+    Raises:
+        CheckpointError: no such model, one of an architecture or with options that are not known, weights that lack,
+            that are not known, of other shapes, pickled or damaged. DataError: no tokenizer that can be read.
+        ConfigError: sizes that do not fit each other.
+    """
+    folder = Path(folder)
+    given = read_config(folder)
+    known = architecture_of(given, folder)
+    read = read_kept(Path(tokenizer or folder), special_ids(given), given.get("vocab_size"))
+    try:
+        settings = known.settings(given)
+    except KeyError as error:
+        raise CheckpointError(f"{folder / _CONFIG}: has no {error.args[0]}") from error
+    settings |= {"name": folder.resolve().name, "description": f"{folder.resolve().name}, imported"}
+    settings |= {"data.tokenizer": {"kind": "hf", "path": str(Path(tokenizer or folder).absolute())}}
+    settings |= {f"model.special_ids.{key}": value for key, value in read.special_ids}
+    try:
+        recipe = load_recipe(known.recipe, [f"{key}={json.dumps(value)}" for key, value in settings.items()])
+    except ConfigError as error:
+        raise ConfigError(f"{folder / _CONFIG}: {error!s}") from error
+    model = build_model(recipe.model).eval()
+    try:
+        load_weights(model, known.table(recipe.model), _canonical(read_weights(folder), known))
+    except CheckpointError as error:
+        raise CheckpointError(_in_one_line(folder, str(error))) from error
+    return Pretrained(recipe, model, Tokenizers(read, read))
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Return what config.json holds.
+
+    Raises:
+        CheckpointError: there is no such folder, no such file in it, or it is damaged.
+    """
+    if not (folder / _CONFIG).is_file():
+        reason = f"holds no {_CONFIG}" if folder.is_dir() else "there is no such folder"
+        raise CheckpointError(f"{folder}: is no model of the Hugging Face library: {reason}")
+    return read_json_object(folder / _CONFIG)
+
+
+def architecture_of(given: Mapping[str, Any], folder: Path) -> Architecture:
+    """Return how the model of a config.json becomes ours.
+
+    Raises:
+        CheckpointError: it is not known; those that are, are named.
+    """
+    names = given.get("architectures") or [None]
+    if names[0] not in ARCHITECTURES:
+        raise CheckpointError(
+            f"{folder / _CONFIG}: its architecture is {names[0]!r}, which is not read: {', '.join(ARCHITECTURES)} are"
+        )
+    return ARCHITECTURES[names[0]]
+
+
+def special_ids(given: Mapping[str, Any]) -> dict[str, int]:
+    """Return the special ids that config.json names: a target begins with decoder_start_token_id where there is one."""
+    begin = given.get("decoder_start_token_id")
+    if begin is None:
+        # T5 and its relatives begin with the padding, which older files do not say.
+        begin = given.get("pad_token_id") if given.get("is_encoder_decoder") else given.get("bos_token_id")
+    found = {"pad": given.get("pad_token_id"), "bos": begin, "eos": given.get("eos_token_id")}
+    first = {name: value[0] if isinstance(value, list) else value for name, value in found.items()}
+    return {name: value for name, value in first.items() if value is not None}
+
+
+def read_weights(folder: Path) -> dict[str, Tensor]:
+    """Return the tensors of a folder by their names, from one file or from several that an index names.
+
+    Raises:
+        CheckpointError: there are none, they are pickled, a file is missing or damaged.
+    """
+    if (folder / _WEIGHTS).is_file():
+        names = [_WEIGHTS]
+    elif (folder / _INDEX).is_file():
+        names = sorted({str(name) for name in dict(read_json_object(folder / _INDEX).get("weight_map", {})).values()})
+    elif pickled := [name for name in _PICKLES if (folder / name).exists()]:
+        raise CheckpointError(
+            f"{folder / pickled[0]}: no pickled weights are ever read: save them as safetensors, with transformers "
+            "model.save_pretrained(FOLDER)"
+        )
+    else:
+        raise CheckpointError(f"{folder}: holds no weights ({_WEIGHTS})")
+    found: dict[str, Tensor] = {}
+    for name in names:
+        if Path(name).name != name:
+            raise CheckpointError(f"{folder / _INDEX}: names {name!r}, which is no file beside it")
+        try:
+            found |= load_file(folder / name)
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(f"{folder / name}: cannot be read as weights: {error}") from error
+    return found
+
+
+def _canonical(weights: Mapping[str, Tensor], known: Architecture) -> dict[str, Tensor]:
+    """Return the tensors in float32 under the names that the tables have: one tensor for all experts of a layer."""
+    plain: dict[str, Tensor] = {}
+    experts: dict[str, dict[tuple[int, int], Tensor]] = {}
+    is_body = known.prefix and not any(name.startswith(known.prefix) for name in weights)
+    for name, x in weights.items():
+        x = x.float() if x.is_floating_point() else x
+        if found := _EXPERT.fullmatch(name):
+            experts.setdefault(found[1], {})[int(found[2]), int(found[3])] = x
+        else:
+            name = f"{known.prefix}{name}" if is_body else name
+            plain[name.replace(".block_sparse_moe.gate.", ".mlp.gate.")] = x
+    for layer, of_layer in experts.items():
+        numbers = sorted({number for number, _ in of_layer})
+        lacks = [
+            f"{layer}.block_sparse_moe.experts.{n}.w{m}" for n in numbers for m in (1, 2, 3) if (n, m) not in of_layer
+        ]
+        if lacks:
+            raise CheckpointError("\n".join(f"{name}.weight is missing" for name in lacks))
+        gate_up = [torch.cat([of_layer[n, 1], of_layer[n, 3]]) for n in numbers]
+        plain[f"{layer}.mlp.experts.gate_up_proj"] = torch.stack(gate_up)
+        plain[f"{layer}.mlp.experts.down_proj"] = torch.stack([of_layer[n, 2] for n in numbers])
+    return plain
+
+
+def _in_one_line(folder: Path, problems: str) -> str:
+    """Return what is wrong with the weights of a folder, in one line."""
+    lines = problems.split("\n")
+    shown = "; ".join(lines[:3]) + (f"; and {len(lines) - 3} more" if len(lines) > 3 else "")
+    return shown if shown.startswith(str(folder)) else f"{folder}: its weights do not fit its {_CONFIG}: {shown}"

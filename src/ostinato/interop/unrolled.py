@@ -1,0 +1,232 @@
+"""A model whose steps share weights as one whose every step has its own, and that one under another library's names.
+
+    step i of the new model has a copy of what step i of the old one runs: weights, norms
+
+The two compute the same. Not so written are models in whose rounds something else happens (halting, input that enters
+every round, vectors or deltas of a round, coordinates): what that is, is named.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import Tensor
+
+from ostinato.config.model import LanguageModelConfig, Seq2SeqConfig, StackModelConfig
+from ostinato.config.positions import NoScalingConfig, RotaryConfig
+from ostinato.config.schema import leaves
+from ostinato.config.stack import StackConfig
+from ostinato.config.sub_layers import AttentionConfig, DenseFeedForwardConfig
+from ostinato.errors import ConfigError, Problem
+from ostinato.interop.architectures import ARCHITECTURES
+from ostinato.interop.weights import from_ours
+from ostinato.models import Model
+from ostinato.plan import Plan
+from ostinato.tasks.recipes import load_recipe
+
+_OF_SEGMENTS = ("start", "inject", "vectors", "time", "round_norm", "end_map", "end_norm")
+_IGNORED = ("dropout", "init", "special_ids", "description")
+Written = tuple[dict[str, Any], dict[str, Tensor]]
+"""The content of a config.json, and tensors by their names."""
+
+
+def unroll(model: Model) -> tuple[StackModelConfig, dict[str, Tensor]]:
+    """Return the configuration and the parameters of a model with a parameter set of its own for every executed step.
+
+    Raises:
+        ConfigError: a recurrence, or rounds in which more happens than their steps: every setting.
+    """
+    config = model.config
+    if not isinstance(config, Seq2SeqConfig | LanguageModelConfig):
+        reason = "only encoder-decoder and language models made of stacks are unrolled"
+        raise ConfigError([Problem("model.kind", config.kind, reason)])
+    given = config.stacks()
+    if problems := [one for name, stack in given.items() for one in _problems(name, stack, stack.plan(name))]:
+        raise ConfigError(problems)
+    stacks = {name: _individual(stack, len(stack.plan(name).steps)) for name, stack in given.items()}
+    new = config.model_copy(update={**stacks, "ffn_variant": None, "shared_d_ff": None})
+    ours = {name: x.detach() for name, x in model.named_parameters()}
+    copied: dict[str, Tensor] = {}
+    taken: set[str] = set()
+    for name, stack in stacks.items():
+        for old_name, new_name in _renamed(given[name].plan(name), stack.plan(name)):
+            for key, x in ours.items():
+                if key.startswith(f"{old_name}."):
+                    copied[f"{new_name}.{key.removeprefix(f'{old_name}.')}"] = x.clone()
+                    taken.add(key)
+    return new, {key: x.clone() for key, x in ours.items() if key not in taken} | copied
+
+
+def _problems(name: str, stack: StackConfig, plan: Plan) -> Iterator[Problem]:
+    path = f"model.{name}."
+    if stack.halting.kind != "none":
+        yield Problem(f"{path}halting.kind", stack.halting.kind, "a plain model has no halting: must be none")
+    if stack.positions.kind == "coordinates":
+        yield Problem(f"{path}positions.kind", "coordinates", "are added in every round, which a plain model does not")
+    for number, segment in enumerate(plan.segments):
+        has = [one for one in _OF_SEGMENTS if getattr(segment, one) is not None]
+        has += ["states"] * bool(segment.phases) + ["keys"] * (segment.keys != "own")
+        has += ["delta_rank"] * any(use.delta is not None for step in segment.steps for use in step.uses)
+        has += ["modulation"] * any(use.modulation is not None for step in segment.steps for use in step.uses)
+        for one in has:
+            yield Problem(f"{path}segments.{number}", one, "a plain model has nothing like it")
+    kinds = [kind for kind, _ in stack.sub_layers()]
+    for step in plan.steps:
+        if [use.kind for use in step.uses] != kinds:
+            found = ", ".join(use.kind for use in step.uses)
+            yield Problem(f"{path}step {step.index}", found, f"a plain layer has {', '.join(kinds)}")
+
+
+def _individual(stack: StackConfig, n_steps: int) -> StackConfig:
+    """Return a stack of so many steps, each with parameter sets of its own."""
+    own = {"share": "individual", "n_unique": None, "bank": None, "share_norm": True}
+    update: dict[str, Any] = {"n_steps": n_steps, "steps_per_round": 1, "segments": []}
+    update |= {str(kind): sub.model_copy(update=own) for kind, sub in stack.sub_layers()}
+    return stack.model_copy(update=update)
+
+
+def _renamed(old: Plan, new: Plan) -> Iterator[tuple[str, str]]:
+    """Yield what every parameter set is called before and after."""
+    for before, after in zip(old.steps, new.steps, strict=True):
+        for one, other in zip(before.uses, after.uses, strict=True):
+            yield f"banks.{one.kind}.{one.weights}", f"banks.{other.kind}.{other.weights}"
+            yield from ((f"banks.norm.{a}", f"banks.norm.{b}") for a, b in zip(one.norms, other.norms, strict=True))
+            if one.position is not None and one.position != other.position:
+                yield f"banks.relative.{one.position}", f"banks.relative.{other.position}"
+
+
+def as_plain(model: Model, name: str) -> Written:
+    """Return a model as a plain one of another library: unrolled, under that library's names.
+
+    Args:
+        name: one of `PLAIN`: llama, qwen3, gpt2, marian.
+
+    Raises:
+        ConfigError: the library's model computes something else; every setting that differs.
+    """
+    if name not in PLAIN:
+        raise ConfigError([Problem("as", name, f"must be one of {', '.join(PLAIN)}")])
+    config, ours = unroll(model)
+    if isinstance(config, LanguageModelConfig) and config.embedding_factor != 1.0:
+        # Scaled embeddings are other embeddings; the output projection is then a matrix of its own.
+        ours.setdefault("output_weight", ours["target_weight"].clone())
+        ours["target_weight"] = ours["target_weight"] * config.embedding_factor
+        config = config.model_copy(update={"embedding_scale": False, "tie_embeddings": "none"})
+    architecture, settings_of = PLAIN[name]
+    given: dict[str, Any] = {"architectures": [architecture], **settings_of(config)}
+    special = config.special_ids
+    given |= {"pad_token_id": special.pad, "bos_token_id": special.bos, "eos_token_id": special.eos}
+    known = ARCHITECTURES[architecture]
+    settings = {key: value for key, value in known.settings(given).items() if key.startswith("model.")}
+    lengths = {"data.max_target_length": 1, "decoding.max_length": 1} if "n_positions" in given else {}
+    expected = load_recipe(known.recipe, [f"{key}={json.dumps(value)}" for key, value in (settings | lengths).items()])
+    if problems := list(_differences(config, expected.model, architecture)):
+        raise ConfigError(problems)
+    return given, from_ours(known.table(expected.model), ours)
+
+
+def _differences(config: StackModelConfig, expected: Any, architecture: str) -> Iterator[Problem]:
+    mine, theirs = dict(_normal(config)), dict(_normal(expected))
+    for key in sorted(mine.keys() | theirs.keys()):
+        if mine.get(key) != theirs.get(key) and not any(part in _IGNORED for part in key.split(".")):
+            yield Problem(f"model.{key}", mine.get(key), f"{architecture} has {theirs.get(key)!r}")
+
+
+def _normal(config: Any) -> Iterator[tuple[str, object]]:
+    """Yield settings with what follows from others filled in."""
+    filled: dict[str, object] = {}
+    for name, stack in config.stacks().items():
+        for kind, sub in stack.sub_layers():
+            if isinstance(sub, AttentionConfig):
+                filled[f"{name}.{kind}.n_kv_heads"] = sub.n_key_heads
+                filled[f"{name}.{kind}.d_head"] = sub.head_width(config.d_model)
+        filled[f"{name}.norm.final"] = stack.norm.has_final
+    for key, value in leaves(config.model_dump()):
+        yield key, filled.get(key, value)
+    yield "embedding_scale", config.embedding_factor
+
+
+def _dense(stack: StackConfig) -> tuple[AttentionConfig, DenseFeedForwardConfig]:
+    if not isinstance(stack.self_attention, AttentionConfig) or not isinstance(stack.ffn, DenseFeedForwardConfig):
+        raise ConfigError("only models with dense attention and dense feed-forwards are unrolled, not those of experts")
+    return stack.self_attention, stack.ffn
+
+
+def _llama(config: Any) -> dict[str, Any]:
+    stack = config.decoder
+    attention, ffn = _dense(stack)
+    rotary = stack.relative if isinstance(stack.relative, RotaryConfig) else RotaryConfig()
+    if rotary.scaling != NoScalingConfig():
+        raise ConfigError([Problem("model.decoder.relative.scaling", rotary.scaling.kind, "must be none")])
+    return {
+        "model_type": "llama",
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.d_model,
+        "intermediate_size": ffn.d_ff,
+        "num_hidden_layers": stack.n_steps,
+        "num_attention_heads": attention.n_heads,
+        "num_key_value_heads": attention.n_key_heads,
+        "head_dim": attention.head_width(config.d_model),
+        "hidden_act": "silu",
+        "rms_norm_eps": stack.norm.eps,
+        "rope_theta": rotary.base,
+        "rope_parameters": {"rope_type": "default", "rope_theta": rotary.base},
+        "max_position_embeddings": 2048,
+        "attention_bias": attention.bias is True,
+        "mlp_bias": False,
+        "tie_word_embeddings": config.tie_embeddings == "output",
+    }
+
+
+def _qwen3(config: Any) -> dict[str, Any]:
+    return {**_llama(config), "model_type": "qwen3", "use_sliding_window": False}
+
+
+def _gpt2(config: Any) -> dict[str, Any]:
+    stack = config.decoder
+    attention, ffn = _dense(stack)
+    return {
+        "model_type": "gpt2",
+        "vocab_size": config.vocab_size,
+        "n_embd": config.d_model,
+        "n_layer": stack.n_steps,
+        "n_head": attention.n_heads,
+        "n_positions": getattr(stack.positions, "max_length", 1),
+        "n_inner": ffn.d_ff,
+        "activation_function": {"gelu": "gelu", "relu": "relu", "silu": "silu"}.get(ffn.activation, "gelu_new"),
+        "layer_norm_epsilon": stack.norm.eps,
+        "tie_word_embeddings": True,
+    }
+
+
+def _marian(config: Any) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "model_type": "marian",
+        "vocab_size": config.target_vocab_size,
+        "d_model": config.d_model,
+        "scale_embedding": config.embedding_factor != 1.0,
+        "activation_function": config.encoder.ffn.activation,
+        "max_position_embeddings": 1024,
+        "is_encoder_decoder": True,
+        "decoder_start_token_id": config.special_ids.bos,
+        "forced_eos_token_id": None,
+    }
+    for name, stack in config.stacks().items():
+        attention, ffn = _dense(stack)
+        found |= {
+            f"{name}_layers": stack.n_steps,
+            f"{name}_attention_heads": attention.n_heads,
+            f"{name}_ffn_dim": ffn.d_ff,
+        }
+    return found
+
+
+PLAIN: dict[str, tuple[str, Callable[[Any], dict[str, Any]]]] = {
+    "llama": ("LlamaForCausalLM", _llama),
+    "qwen3": ("Qwen3ForCausalLM", _qwen3),
+    "gpt2": ("GPT2LMHeadModel", _gpt2),
+    "marian": ("MarianMTModel", _marian),
+}
+"""By name: the architecture, and what its config.json says of a model of ours."""

@@ -1,0 +1,48 @@
+"""A run made of another one whose steps all have weights of their own: shared over depth, one wide set, experts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from ostinato.errors import CheckpointError
+from ostinato.evaluation.loading import LoadedRun
+from ostinato.interop.pretrained import Pretrained
+from ostinato.interop.recursive import Shared, to_recursive
+from ostinato.models import build_model
+from ostinato.tasks.recipes import load_recipe
+from ostinato.training.imported import write_run
+from ostinato.training.rundir import RunDirectory
+
+
+def convert_run(
+    run: LoadedRun, overrides: Sequence[str], run_dir: str | Path, shared: Shared = "average", noise: float = 0.0
+) -> Pretrained:
+    """Write a run directory with the model that the overrides make of a run's, and the weights nearest to its own.
+
+    `training.init_from` of the new run's folder trains it on.
+
+    Args:
+        overrides: `dotted.key=value` changes to the run's recipe, of the model above all.
+        shared, noise: see `ostinato.interop.to_recursive`; the recipe's seed is that of the noise and of new routers.
+
+    Raises:
+        CheckpointError: the run directory holds something already.
+        ConfigError: settings that are not valid, or a model that cannot be made of the run's.
+    """
+    target = RunDirectory(Path(run_dir))
+    if target.path.is_dir() and any(target.path.iterdir()):
+        raise CheckpointError(
+            f"{target.path}: holds something already, and nothing is overwritten: name another folder"
+        )
+    target.open(resume=False)
+    recipe = load_recipe(run.directory, overrides)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(recipe.seed)
+        model = build_model(recipe.model).eval()
+    to_recursive(run.model, model, shared, noise=noise, seed=recipe.seed)
+    found = Pretrained(recipe, model, run.tokenizers)
+    write_run(found, target, run.checkpoint)
+    return found

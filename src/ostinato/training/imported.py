@@ -1,0 +1,79 @@
+"""A run made of a model of the Hugging Face library: as if it had been trained here, with no update done.
+
+    recipe.yaml, versions.json, data.json, tokenizers/joint.json     as every run has them
+    checkpoints/update-000000/, last.json, best.json                  the weights
+
+Then what reads runs reads it: plan, evaluate (data.dev=...), generate, analyze, training.init_from.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from ostinato.data.disk import new_folder, sha256_of, write_json
+from ostinato.errors import CheckpointError
+from ostinato.interop.pretrained import Pretrained, read_pretrained
+from ostinato.models import save_model
+from ostinato.training.rundir import RunDirectory
+
+_REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
+_READ = ("*.json", "*.safetensors")
+
+
+def import_run(source: str, run_dir: str | Path, tokenizer: str | Path | None = None) -> Pretrained:
+    """Write a run directory with the model and the tokenizer of a folder, and return what was read.
+
+    Args:
+        source: a folder; or owner/name of a hub, of which JSON and safetensors files are fetched where the cache of
+            huggingface_hub has them not.
+        tokenizer: a tokenizer.json, or a folder that holds one; None: that of the model.
+
+    Raises:
+        CheckpointError, DataError, ConfigError: as `ostinato.interop.pretrained.read_pretrained`; the run directory
+            holds something already.
+    """
+    folder, run = _folder_of(source), RunDirectory(Path(run_dir))
+    if run.path.is_dir() and any(run.path.iterdir()):
+        raise CheckpointError(f"{run.path}: holds something already, and nothing is overwritten: name another folder")
+    run.open(resume=False)
+    found = read_pretrained(folder, tokenizer)
+    write_run(found, run, folder)
+    return found
+
+
+def write_run(found: Pretrained, run: RunDirectory, source: Path) -> None:
+    """Write a model with its recipe and tokenizers as a run without updates.
+
+    Args:
+        source: the folder it was read from; data.json names its files.
+    """
+    run.claim()
+    try:
+        with new_folder(run.tokenizers) as folder:
+            found.tokenizers.save(folder)
+        name = "update-000000"
+        with new_folder(run.checkpoints / name) as folder:
+            save_model(found.model, folder)
+        for role in ("last", "best"):
+            write_json(run.checkpoints / f"{role}.json", {"directory": name, "update": 0})
+        files = [{"path": str(file.absolute()), "sha256": sha256_of(file)} for file in _files(source)]
+        run.describe(found.recipe, {"task": found.recipe.task.settings(), "splits": {}, "files": files})
+    finally:
+        run.close()
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(file for pattern in _READ for file in folder.glob(pattern) if file.is_file())
+
+
+def _folder_of(source: str) -> Path:
+    if Path(source).exists() or not _REPOSITORY.fullmatch(source):
+        return Path(source)
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(source, allow_patterns=list(_READ)))
+    except Exception as error:  # of its own, of the network, of the operating system
+        reason = str(error).strip().split("\n")[0]
+        raise CheckpointError(f"{source}: there is no such folder, and no hub gives it: {reason}") from error

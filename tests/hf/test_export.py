@@ -1,0 +1,291 @@
+"""An exported run is the same model in transformers: its logits, its outputs, its tokens."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("transformers", reason="needs the extra hf")
+
+import runs
+import transformers
+from safetensors.torch import load_file, save_file
+
+import ostinato.hf
+from ostinato.data.batch import Batch, Tokens
+from ostinato.errors import CheckpointError
+from ostinato.evaluation.loading import LoadedRun
+from ostinato.hf.export import export_run, wrapped
+
+LANGUAGE_MODELS = ["language-model", "looped", "halting", "experts"]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Return runs with their exported folders, each made once."""
+    found: dict[str, tuple[LoadedRun, Path]] = {}
+
+    def get(name: str) -> tuple[LoadedRun, Path]:
+        if name not in found:
+            folder = tmp_path_factory.mktemp(name)
+            run = runs.make_run(name, folder / "run")
+            found[name] = run, export_run(run, folder / "out")
+        return found[name]
+
+    return get
+
+
+def auto(run: LoadedRun) -> Any:
+    name = {"pair": "Seq2SeqLM", "sequence": "CausalLM", "masked": "MaskedLM"}[run.model.config.reads]
+    return getattr(transformers, f"AutoModelFor{name}")
+
+
+def ids_of(run: LoadedRun, n: int = 3, length: int = 7) -> Tensor:
+    size = min(run.tokenizers.source.vocab_size, run.tokenizers.target.vocab_size)
+    return torch.randint(4, size, (n, length), generator=torch.Generator().manual_seed(2))
+
+
+def padded(ids: Tensor, side: str) -> tuple[Tensor, Tensor]:
+    """Return ids of which row i has i columns of padding on a side, and their mask."""
+    T = ids.shape[1]
+    mask = torch.stack([torch.arange(T) >= i for i in range(len(ids))])
+    mask = mask if side == "left" else mask.flip(1)
+    return ids.masked_fill(~mask, 0), mask
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("name", runs.RUNS)
+def test_logits_are_ours(made: Any, name: str, side: str) -> None:
+    run, folder = made(name)
+    model = auto(run).from_pretrained(folder)
+    ids, mask = padded(ids_of(run), side)
+    alone = ids_of(run, 3, 5)
+    more = {"decoder_input_ids": alone} if model.config.is_encoder_decoder else {}
+    with torch.no_grad():
+        found = model(input_ids=ids, attention_mask=mask, **more).logits
+        for row in range(3):  # every sentence alone, without padding
+            one = ids[row : row + 1, mask[row]]
+            target = (alone[row : row + 1],) if more else ()
+            expected = run.model(one, *target).logits_BTV
+            got = found[row : row + 1] if more else found[row : row + 1, mask[row]]
+            torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", LANGUAGE_MODELS)
+def test_greedy_outputs_are_ours_with_padding_on_the_left_and_with_a_cache(made: Any, name: str) -> None:
+    run, folder = made(name)
+    model = auto(run).from_pretrained(folder)
+    ids, mask = padded(ids_of(run, 5, 6), "left")
+    ids = torch.where(mask & (mask.cumsum(1) == 1), 1, ids)  # prompts begin with the begin symbol
+    expected = run.model.generate(ids, mask, max_length=9)
+    for use_cache in (True, False):
+        out = model.generate(
+            ids, attention_mask=mask, max_new_tokens=9, do_sample=False, top_k=None, use_cache=use_cache
+        )
+        assert [cut(row[6:].tolist()) for row in out] == expected
+
+
+def cut(ids: list[int], eos: int = 2) -> list[int]:
+    """Return ids before the end symbol."""
+    return ids[: ids.index(eos)] if eos in ids else ids
+
+
+@pytest.mark.parametrize("beam", [1, 5])
+def test_outputs_of_sentences_are_ours_for_greedy_and_beam(made: Any, beam: int) -> None:
+    run, folder = made("pairs")
+    model = auto(run).from_pretrained(folder)
+    generator = torch.Generator().manual_seed(4)
+    lengths = torch.randint(2, 9, (200,), generator=generator)
+    sources = [torch.randint(4, 20, (int(n),), generator=generator).tolist() for n in lengths]
+    tokens = Tokens.from_lists([[*source, 2] for source in sources])
+    found = model.generate(
+        tokens.ids_BT, attention_mask=tokens.keep_BT, max_new_tokens=40, num_beams=beam,
+        early_stopping="never" if beam > 1 else None, length_penalty=0.2 if beam > 1 else None,
+    )  # fmt: skip
+    penalty = {"kind": "exponent", "alpha": 0.2}
+    search = {"beam": beam, "length_penalty": penalty} if beam > 1 else {}
+    expected = run.model.generate(Batch.from_lists([[]] * len(sources), sources), max_length=40, **search)
+    written = [cut(row[1:].tolist()) for row in found]
+    # At the limit transformers lets outputs without an end compete with those that ended.
+    ended = [i for i, row in enumerate(written) if beam == 1 or len(row) < 40]
+    assert len(ended) >= 150
+    assert [written[i] for i in ended] == [expected[i] for i in ended]
+    assert len({tuple(row) for row in expected}) > 10
+
+
+def test_a_beam_search_of_a_language_model_is_ours(made: Any) -> None:
+    run, folder = made("halting")
+    model = auto(run).from_pretrained(folder)
+    ids = torch.cat([torch.ones(6, 1, dtype=torch.long), ids_of(run, 6, 3)], dim=1)
+    out = model.generate(ids, max_new_tokens=8, do_sample=False, num_beams=4, length_penalty=0.0,
+                         early_stopping="never", top_k=None)  # fmt: skip
+    expected = run.model.generate(ids, max_length=8, beam=4, length_penalty={"kind": "none"})
+    assert [cut(row[4:].tolist()) for row in out] == expected
+
+
+def test_rounds_and_thresholds_are_arguments_of_generation(made: Any) -> None:
+    run, folder = made("halting")
+    model = auto(run).from_pretrained(folder)
+    ids = torch.cat([torch.ones(5, 1, dtype=torch.long), ids_of(run, 5, 3)], dim=1)
+    outputs = []
+    for n_steps, threshold in ((None, None), (1, None), (None, 0.3)):
+        with run.model.execution(halting_threshold=threshold):
+            expected = run.model.generate(ids, max_length=9, n_steps=n_steps)
+        found = model.generate(
+            ids, max_new_tokens=9, do_sample=False, top_k=None, n_steps=n_steps, halting_threshold=threshold
+        )
+        assert [cut(row[4:].tolist()) for row in found] == expected
+        outputs.append(expected)
+    assert outputs[0] != outputs[1]
+    assert outputs[0] != outputs[2]
+
+
+def test_one_slot_of_the_cache_is_one_executed_attention(made: Any) -> None:
+    run, folder = made("looped")
+    model = auto(run).from_pretrained(folder)
+    ids = ids_of(run)
+    with torch.no_grad():
+        first = model(ids[:, :4], use_cache=True)
+        second = model(ids[:, 4:], past_key_values=first.past_key_values)
+        whole = model(ids, output_hidden_states=True, output_attentions=True)
+    assert len(first.past_key_values) == 4  # rounds of one parameter set
+    assert first.past_key_values.get_seq_length() == 7
+    torch.testing.assert_close(second.logits, whole.logits[:, 4:], rtol=0, atol=1e-6)
+    assert len(whole.hidden_states) == len(whole.attentions) == 4
+    torch.testing.assert_close(whole.attentions[3].sum(-1), torch.ones(3, 2, 7), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["experts", "pairs", "masked"])
+def test_a_saved_and_reloaded_model_is_the_same(made: Any, name: str, tmp_path: Path) -> None:
+    run, folder = made(name)
+    model = auto(run).from_pretrained(folder)
+    model.save_pretrained(tmp_path)
+    again = auto(run).from_pretrained(tmp_path)
+    mine, theirs = model.state_dict(), again.state_dict()
+    assert mine.keys() == theirs.keys()
+    assert all(torch.equal(mine[key], theirs[key]) for key in mine)
+    assert again.config.model == run.model.config.model_dump(mode="json")
+
+
+def test_losses_are_those_of_training(made: Any) -> None:
+    for name in ("experts", "halting", "pairs"):
+        run, _ = made(name)
+        model = wrapped(run)
+        ids = ids_of(run, 4, 6)
+        training = run.recipe.training
+        if run.model.config.has_two_sides:
+            batch = Batch.from_lists(ids.tolist(), ids.tolist())
+            found = model(input_ids=batch.source.ids_BT, labels=batch.labels_BT).loss  # type: ignore[union-attr]
+        else:
+            begun = torch.cat([torch.ones(4, 1, dtype=torch.long), ids], dim=1)
+            batch = Batch(Tokens(begun[:, :-1], torch.ones_like(ids).bool()), ids, torch.ones_like(ids).bool())
+            labels = begun.clone()
+            found = model(input_ids=begun[:, :-1], labels=begun[:, :-1]).loss
+            batch = Batch(batch.target, torch.roll(labels[:, :-1], -1, 1),
+                          torch.ones_like(ids).bool() & (torch.arange(6) < 5))  # fmt: skip
+        expected = run.model.loss(batch, balance=training.balance, halting=training.halting)
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+
+
+def test_a_classifier_starts_from_a_masked_model_with_a_new_head(made: Any, tmp_path: Path) -> None:
+    run, folder = made("masked")
+    for kind, shape in (("SequenceClassification", (3, 5)), ("TokenClassification", (3, 7, 5))):
+        model = getattr(transformers, f"AutoModelFor{kind}").from_pretrained(folder, num_labels=5)
+        ids, mask = padded(ids_of(run), "right")
+        labels = torch.zeros(shape[:-1], dtype=torch.long)
+        output = model(ids, attention_mask=mask, labels=labels)
+        assert output.logits.shape == shape
+        assert bool(output.logits.isfinite().all())
+        assert torch.equal(model.model.target_weight, run.model.target_weight)
+        output.loss.backward()
+        assert float(model.model.head.weight.grad.abs().sum()) > 0
+        model.save_pretrained(tmp_path / kind)
+        again = getattr(transformers, f"AutoModelFor{kind}").from_pretrained(tmp_path / kind)
+        torch.testing.assert_close(again(ids, attention_mask=mask).logits, output.logits, rtol=0, atol=1e-6)
+    spans = transformers.AutoModelForQuestionAnswering.from_pretrained(folder)(ids, attention_mask=mask)
+    assert spans.start_logits.shape == spans.end_logits.shape == (3, 7)
+
+
+TOKENIZERS = ["{kind: words}", "{kind: characters}", "{kind: bpe, vocab_size: 300}", "{kind: unigram, vocab_size: 290}"]
+
+
+@pytest.mark.parametrize("tokenizer", TOKENIZERS)
+def test_the_fast_tokenizer_has_our_ids(tokenizer: str, tmp_path: Path) -> None:
+    run = runs.make_run("language-model", tmp_path / "run", f"data.tokenizer={tokenizer}")
+    export_run(run, tmp_path / "out")
+    fast = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    for text in [*runs.TEXTS, "a the man", "the  old"]:
+        ids = run.tokenizers.target.encode(text)
+        assert fast(text)["input_ids"] == [1, *ids]
+        assert fast.decode(ids) == run.tokenizers.target.decode(ids)
+    assert (fast.pad_token_id, fast.bos_token_id, fast.eos_token_id, fast.unk_token_id) == (0, 1, 2, 3)
+    assert len(fast) == run.tokenizers.target.vocab_size
+
+
+def test_sources_end_with_the_end_symbol_and_masks_have_an_id(made: Any) -> None:
+    run, folder = made("pairs")
+    text = runs.TEXTS[0]
+    fast = transformers.AutoTokenizer.from_pretrained(folder)
+    assert fast(text)["input_ids"] == [*run.tokenizers.source.encode(text), 2]
+    run, folder = made("masked")
+    fast = transformers.AutoTokenizer.from_pretrained(folder)
+    assert fast(f"a {fast.mask_token} u")["input_ids"][2] == run.model.mask_id
+    assert fast("a", "u")["input_ids"] == [
+        1,
+        *run.tokenizers.source.encode("a"),
+        2,
+        *run.tokenizers.source.encode("u"),
+        2,
+    ]
+
+
+def test_pipelines_work(made: Any) -> None:
+    run, folder = made("language-model")
+    pipeline = transformers.pipeline("text-generation", model=str(folder), device="cpu")
+    text = runs.TEXTS[0][:12]
+    found = pipeline(text, max_new_tokens=6, do_sample=False, top_k=None, return_full_text=False)[0]["generated_text"]
+    expected = run.generate([text], strategy="greedy", max_length=6)[0]
+    assert found.strip() == expected.strip()
+
+
+def test_the_code_beside_the_weights_imports_ours(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, folder = made("looped")
+    source = (folder / "modeling_ostinato.py").read_text()
+    space: dict[str, Any] = {"__name__": "modeling_ostinato"}
+    exec(compile(source, "modeling_ostinato.py", "exec"), space)
+    assert issubclass(space["OstinatoForCausalLM"], ostinato.hf.OstinatoForCausalLM)
+    assert json.loads((folder / "config.json").read_text())["auto_map"]["AutoModelForCausalLM"] in (
+        "modeling_ostinato.OstinatoForCausalLM"
+    )
+    monkeypatch.setitem(sys.modules, "ostinato.hf", None)
+    with pytest.raises(ImportError, match="this model needs ostinato: pip install"):
+        exec(compile(source, "modeling_ostinato.py", "exec"), {"__name__": "again"})
+
+
+def test_the_model_card_has_the_recipe(made: Any) -> None:
+    run, folder = made("halting")
+    card = (folder / "README.md").read_text()
+    assert "AutoModelForCausalLM.from_pretrained" in card
+    assert f"{run.model.n_parameters():,} parameters" in card
+    assert "kind: act" in card
+
+
+def test_what_cannot_be_exported_or_read_is_refused(made: Any, tmp_path: Path) -> None:
+    run, folder = made("looped")
+    with pytest.raises(CheckpointError, match="is there already, and nothing is overwritten"):
+        export_run(run, folder)
+    other = tmp_path / "other"
+    auto(run).from_pretrained(folder).save_pretrained(other)
+    weights = load_file(other / "model.safetensors")
+    changed = {name: x for name, x in weights.items() if "target_weight" not in name} | {"model.more": torch.ones(2)}
+    save_file(changed, other / "model.safetensors", {"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"target_weight is missing; model\.more is not known"):
+        auto(run).from_pretrained(other)
+    with pytest.raises(CheckpointError, match=r"is for models of the kind seq2seq: .* has language_model"):
+        transformers.AutoModelForSeq2SeqLM.from_pretrained(folder)

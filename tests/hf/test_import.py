@@ -1,0 +1,173 @@
+"""Models of the transformers library become runs with the same logits; what cannot be read is said in one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+pytest.importorskip("transformers", reason="needs the extra hf")
+
+import tiny
+
+import ostinato
+from ostinato.config.special_ids import SpecialIds
+from ostinato.errors import CheckpointError, ConfigError, DataError, OstinatoError
+from ostinato.interop.pretrained import read_pretrained
+from ostinato.training.imported import import_run
+
+IDS = torch.randint(5, 50, (3, 11), generator=torch.Generator().manual_seed(3))
+
+
+def their_logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    more = {"decoder_input_ids": ids.flip(1)} if model.config.is_encoder_decoder else {}
+    with torch.no_grad():
+        return model(input_ids=ids, **more).logits  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("name", tiny.MODELS)
+def test_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+    theirs = tiny.save(name, tmp_path)
+    ours = read_pretrained(tmp_path).model
+    target = (IDS.flip(1),) if ours.config.has_two_sides else ()
+    with torch.no_grad():
+        found = ours(IDS, *target).logits_BTV
+    expected = their_logits(theirs, IDS)
+    assert float(expected.abs().max()) > 0.5
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("llama")
+    tiny.save("llama", folder)
+    return folder
+
+
+@pytest.fixture
+def damaged(llama: Path, tmp_path: Path) -> Path:
+    """Return a copy to be damaged."""
+    for file in llama.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    return tmp_path
+
+
+def test_a_run_has_the_tokenizer_as_it_is_and_writes_what_transformers_does(llama: Path, tmp_path: Path) -> None:
+    import transformers
+
+    import_run(str(llama), tmp_path / "run")
+    run = ostinato.load(tmp_path / "run")
+    assert run.model.special_ids == SpecialIds(pad=0, bos=1, eos=2, mask=4)
+    # Post-processing puts both symbols around it; rows have them anyway.
+    assert run.tokenizers.target.encode("w7 w11 w30") == [7, 11, 30]
+    assert run.tokenizers.target.decode([1, 7, 11, 2, 0]) == "w7 w11"
+    assert run.tokenizers.target.spans("w7 w11") == [(0, 2), (3, 6)]
+    with pytest.raises(DataError, match="'w99' is not among"):
+        run.tokenizers.target.encode("w7 w99")
+    theirs = transformers.LlamaForCausalLM.from_pretrained(llama).eval()
+    prompt = torch.tensor([[1, 7, 11, 30]])
+    written = theirs.generate(prompt, max_new_tokens=9, do_sample=False)[0, 4:].tolist()
+    found = run.generate(["w7 w11 w30"], strategy="greedy", max_length=9)[0]
+    assert found == run.tokenizers.target.decode(written)
+
+
+def test_an_imported_run_is_evaluated_and_fine_tuned(tmp_path: Path) -> None:
+    tiny.save("bert", tmp_path / "bert")
+    import_run(str(tmp_path / "bert"), tmp_path / "run")
+    text = tmp_path / "text.txt"
+    text.write_text("w7 w11 w30 w8 w9\nw20 w21 w22\n" * 4, encoding="utf-8")
+    files = [f"data.train={text}", f"data.dev={text}"]
+    before = ostinato.load(tmp_path / "run", overrides=files)
+    assert before.model.mask_id == 4  # type: ignore[union-attr]
+    perplexity = before.evaluate("dev")["perplexity"]
+    recipe = ostinato.load_recipe(
+        tmp_path / "run",
+        [*files, f"training.init_from={tmp_path / 'run'}", "training.n_updates=30", "training.optimizer.lr=0.01",
+         "training.schedule.warmup=1", "training.evaluate_every=30", "training.save_every=30"],
+    )  # fmt: skip
+    ostinato.train(recipe, tmp_path / "tuned")
+    assert ostinato.load(tmp_path / "tuned").evaluate("dev")["perplexity"] < 0.8 * perplexity
+
+
+def test_weights_in_several_files_and_half_precision_are_read(damaged: Path) -> None:
+    whole = load_file(damaged / "model.safetensors")
+    (damaged / "model.safetensors").unlink()
+    names = {name: f"part-{number % 2}.safetensors" for number, name in enumerate(whole)}
+    for part in set(names.values()):
+        save_file({name: x.bfloat16() for name, x in whole.items() if names[name] == part}, damaged / part)
+    (damaged / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+    found = read_pretrained(damaged).model.get_parameter("target_weight")
+    assert torch.equal(found, whole["model.embed_tokens.weight"].bfloat16().float())
+
+
+def change_config(folder: Path, **changes: Any) -> None:
+    given = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**given, **changes}))
+
+
+def change_weights(folder: Path, **changes: torch.Tensor | None) -> None:
+    weights = load_file(folder / "model.safetensors") | {name.replace("__", "."): x for name, x in changes.items()}
+    save_file({name: x for name, x in weights.items() if x is not None}, folder / "model.safetensors")
+
+
+def truncate(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+def pickle(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+
+
+@pytest.mark.parametrize(
+    ("damage", "line"),
+    [
+        (lambda f: (f / "config.json").unlink(), "is no model of the Hugging Face library: holds no config.json"),
+        (lambda f: (f / "config.json").write_text("{"), "is damaged: no JSON"),
+        (lambda f: change_config(f, architectures=["PhiForCausalLM"]), "'PhiForCausalLM', which is not read: GPT2"),
+        (lambda f: change_config(f, architectures=None), "its architecture is None"),
+        (lambda f: change_config(f, rope_parameters={"rope_type": "yarn"}), "rope_type is 'yarn', which is not read"),
+        (lambda f: change_config(f, hidden_act="tanh"), "hidden_act is 'tanh', which is not read"),
+        (lambda f: change_config(f, num_key_value_heads=3), "n_kv_heads is 3: must divide"),
+        (lambda f: change_config(f, num_hidden_layers=3), "model.layers.2.input_layernorm.weight is missing"),
+        (lambda f: change_config(f, intermediate_size=25), "mlp.down_proj.weight [16, 24] would make [16, 24]"),
+        (lambda f: change_weights(f, model__norm__weight=None), "model.norm.weight is missing"),
+        (lambda f: change_weights(f, model__more=torch.ones(2)), "model.more is not known"),
+        (truncate, "model.safetensors: cannot be read as weights"),
+        (pickle, "pytorch_model.bin: no pickled weights are ever read: save them as safetensors"),
+        (lambda f: (f / "model.safetensors").unlink(), "holds no weights (model.safetensors)"),
+        (lambda f: (f / "tokenizer.json").unlink(), "holds no tokenizer.json"),
+        (lambda f: (f / "tokenizer.json").write_text('{"model": 3}'), "cannot be read as a tokenizer"),
+        (lambda f: change_config(f, vocab_size=40), "it has 50 ids, and the embedding 40 rows"),
+        (lambda f: change_config(f, bos_token_id=77), "special ids [77] are not below"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_read_is_said_in_one_line(damaged: Path, damage: Any, line: str, tmp_path: Path) -> None:
+    damage(damaged)
+    run = tmp_path / "new-run"
+    with pytest.raises(OstinatoError) as caught:
+        import_run(str(damaged), run)
+    assert line in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert isinstance(caught.value, CheckpointError | ConfigError | DataError)
+    assert not run.exists()
+
+
+def test_nothing_is_overwritten(llama: Path, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(CheckpointError, match="holds something already, and nothing is overwritten"):
+        import_run(str(llama), tmp_path)
+    with pytest.raises(CheckpointError, match="there is no such folder"):
+        import_run(str(tmp_path / "nowhere"), tmp_path / "run")
+    assert [file.name for file in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_experts_must_have_all_their_maps(tmp_path: Path) -> None:
+    tiny.save("mixtral", tmp_path)
+    change_weights(tmp_path, **{"model.layers.0.block_sparse_moe.experts.1.w2.weight": None})
+    with pytest.raises(CheckpointError, match=r"experts\.1\.w2\.weight is missing"):
+        read_pretrained(tmp_path)

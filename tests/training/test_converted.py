@@ -1,0 +1,60 @@
+"""Runs that are made of a dense run: their sizes, their files, and training that goes on from them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tiny_runs import tiny_recipe
+
+import ostinato
+from ostinato.cli import main
+from ostinato.config.load import check_recipe
+from ostinato.training import train
+from ostinato.training.converted import convert_run
+
+WAYS = {
+    "shared": ["model.encoder.ffn.share=all", "model.encoder.self_attention.share=all"],
+    "wide": ["model.encoder.ffn.share=all", "model.encoder.ffn.d_ff=48"],
+    "experts": ["model.encoder.ffn={kind: experts, n_experts: 3, top_k: 2, d_ff: 16, gate: {kind: topk_softmax}}"],
+    "loop": ["model.encoder={n_steps: 2, segments: [{n_steps: 1}, {n_steps: 1, repeats: 2, delta_rank: 2}]}"],
+}
+
+
+@pytest.fixture(scope="module")
+def dense(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a trained run whose encoder has three steps."""
+    folder = tmp_path_factory.mktemp("dense")
+    content = tiny_recipe(folder / "data").model_dump(mode="json")
+    content["model"]["encoder"] |= {"n_steps": 3, "ffn": content["model"]["encoder"]["ffn"] | {"d_ff": 16}}
+    content["training"] |= {"n_updates": 60, "evaluate_every": 60, "save_every": 60}
+    train(check_recipe(content), folder / "run")
+    return folder / "run"
+
+
+@pytest.mark.parametrize("way", [pytest.param(way, marks=[pytest.mark.slow] * (way != "shared")) for way in WAYS])
+def test_a_converted_run_is_trained_on(way: str, dense: Path, tmp_path: Path) -> None:
+    run = ostinato.load(dense)
+    found = convert_run(run, WAYS[way], tmp_path / "new", noise=0.1)
+    assert found.model.n_parameters() != run.model.n_parameters()
+    converted = ostinato.load(tmp_path / "new")
+    before = converted.evaluate("dev")["loss"]
+    assert before != run.evaluate("dev")["loss"]
+    settings = [f"training.init_from={tmp_path / 'new'}", "training.n_updates=40", "training.evaluate_every=40"]
+    train(ostinato.load_recipe(tmp_path / "new", settings), tmp_path / "healed")
+    assert ostinato.load(tmp_path / "healed").evaluate("dev")["loss"] < before
+
+
+def test_the_command_writes_it_once(dense: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["convert", str(dense), *WAYS["shared"], "--shared", "last", "--run-dir", str(tmp_path / "new")]
+    for code, words in ((0, "parameters became"), (2, "holds something already, and nothing is overwritten")):
+        with pytest.raises(SystemExit) as end:
+            main(command)
+        assert (end.value.code or 0) == code
+        written = capsys.readouterr()
+        assert words in written.out + written.err
+    with pytest.raises(SystemExit) as end:
+        main([*command[:-2], "model.encoder.n_steps=2", "--run-dir", str(tmp_path / "other")])
+    assert end.value.code == 2
+    assert "its donor has 3 steps" in capsys.readouterr().err
+    assert not (tmp_path / "other").exists()
